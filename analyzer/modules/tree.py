@@ -1,0 +1,113 @@
+"""The central type: a tree of modules, each with its parameters, saved tensors, workspace and collectives.
+
+Formulas build it once for each kind of pipeline chunk; every report folds over it. Symbols in formulas follow
+the papers: s sequence (local to a context-parallel rank), b micro-batch, h hidden, a heads, g key/value groups,
+d elements of a head, f feed-forward width, V padded vocabulary, t tensor-parallel size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+from analyzer.units import dtype_bytes, round_up
+
+Sharding = Literal["tensor", "replicated", "expert"]
+Phase = Literal["forward", "backward", "recompute", "gradient", "parameter"]
+
+BLOCK = 512
+"""PyTorch's caching allocator hands out multiples of this (kMinBlockSize in c10/cuda/CUDACachingAllocator.cpp)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """A weight as one rank holds it."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Local shape, after tensor-parallel sharding."""
+    dtype: str
+    sharding: Sharding = "replicated"
+    full_shape: tuple[int, ...] = ()
+    """Shape without parallelism; empty where it equals `shape`."""
+    shared_embedding: bool = False
+    """Tied word embedding with pp > 1: its gradient is all-reduced over the embedding group, in a bucket of its own."""
+    sequence_parallel: bool = False
+    """Its gradient is summed over tensor-parallel ranks once per step (norm weights, row biases under SP; q/k norms always)."""
+
+    @property
+    def numel(self) -> int:
+        """Elements on one rank."""
+        return prod(self.shape)
+
+    @property
+    def full_numel(self) -> int:
+        """Elements without parallelism."""
+        return prod(self.full_shape or self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tensor:
+    """An activation or a temporary. `formula` says how its size comes about, in bytes."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    formula: str = ""
+    shares: str = ""
+    """Name of the tensor whose storage this is: then it costs nothing here."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that the allocator hands out for it: whole blocks, 0 where the storage is another tensor's."""
+        return 0 if self.shares else round_up(dtype_bytes(self.dtype, prod(self.shape)), BLOCK)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """A message that a module issues once for each microbatch (phases forward, backward, recompute) or iteration."""
+
+    kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "recv", "broadcast"]
+    group: str
+    """Key of the JSON report's `groups`: tp, pp, dp, dp_cp, cp, ep, etp, edp, tp_ep, embd, pos_embd, mp."""
+    shape: tuple[int, ...]
+    """Of the full tensor for all_gather and reduce_scatter, else of the message."""
+    dtype: str
+    phase: Phase
+    count: int = 1
+    """Calls in a row with this shape."""
+
+    @property
+    def message_bytes(self) -> int:
+        """Payload of one call on one rank: the whole tensor, also where a rank contributes a part."""
+        return dtype_bytes(self.dtype, prod(self.shape))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Module:
+    """One node. Its own tensors come beside those of its children; nothing is counted twice."""
+
+    name: str
+    parameters: tuple[Parameter, ...] = ()
+    saved: tuple[Tensor, ...] = ()
+    """Kept from its forward until its backward."""
+    forward_workspace: tuple[Tensor, ...] = ()
+    """Alive together at the worst instant of its forward, beyond everything saved up to and including itself."""
+    backward_workspace: tuple[Tensor, ...] = ()
+    """Alive together at the worst instant of its backward, beyond everything saved up to and including itself."""
+    collectives: tuple[Collective, ...] = ()
+    children: tuple[Module, ...] = ()
+    """In order of execution."""
+    recomputed: bool = False
+    """The children's saved tensors are dropped after forward and made again in backward; `saved` holds what stays."""
+    source: str = ""
+    """The module of megatron-core or Transformer Engine whose behaviour this is."""
+
+    def walk(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """Every node with its dotted path, parents first."""
+        path = f"{prefix}.{self.name}" if prefix else self.name
+        yield path, self
+        for child in self.children:
+            yield from child.walk(path)

@@ -1,0 +1,152 @@
+"""What the analysis found: plain frozen records that reports print and nothing computes from.
+
+All sizes are bytes and all ranks are global. `report/as_json.py` gives these records the names of the JSON contract.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from analyzer.modules.tree import Module
+from analyzer.specs import Launch
+
+RankRanges = tuple[tuple[int, int], ...]
+"""Inclusive [first, last] ranges of global ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """The part of the model that a pipeline rank holds as one virtual stage."""
+
+    virtual_stage: int
+    layers: tuple[int, ...]
+    """Global layer numbers, from 1."""
+    pre_process: bool
+    """Holds the embedding."""
+    post_process: bool
+    """Holds the final norm, the output layer and the loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPart:
+    """A share of the peak with its name."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankMemory:
+    """Memory of a rank over an iteration. `*_bytes` as in the JSON contract of the design."""
+
+    parameters_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    runtime_bytes: int
+    allocated_bytes: int
+    activations_bytes: int
+    transient_bytes: int
+    peak_allocated_first_iteration_bytes: int
+    peak_allocated_bytes: int
+    peak_at: str
+    peak_reserved_bytes: int
+    device_bytes: int
+    runtime_parts: tuple[MemoryPart, ...] = ()
+    """What runtime_bytes is made of."""
+    transient_parts: tuple[MemoryPart, ...] = ()
+    """What is alive at the peak beside states and saved activations."""
+    microbatches_in_flight: tuple[int, ...] = ()
+    """For each chunk, at the peak."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankClass:
+    """Ranks that are alike in memory: one pipeline rank, usually."""
+
+    ranks: RankRanges
+    pipeline_rank: int
+    parameters: int
+    """On one of these ranks."""
+    parameters_routed_experts: int
+    chunks: tuple[Chunk, ...]
+    trees: tuple[Module, ...]
+    """One for each chunk, in the same order."""
+    memory: RankMemory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """One row of the communication table: one collective of one module on one pipeline rank."""
+
+    group: str
+    kind: str
+    phase: str
+    module: str
+    pipeline_rank: int
+    shape: tuple[int, ...]
+    dtype: str
+    message_bytes: int
+    """Payload of one call on one rank."""
+    calls_per_microbatch: int
+    """0 for what happens once per iteration."""
+    calls_per_iteration: int
+    bytes_per_iteration: int
+    peer: str = ""
+    """For point-to-point: 'next' or 'previous' pipeline rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MessageTotal:
+    """Sums over one kind of group: for the busiest rank, and over all ranks of the world."""
+
+    calls_per_iteration: int
+    bytes_per_iteration: int
+    cluster_calls_per_iteration: int
+    cluster_bytes_per_iteration: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Does it fit. `fits` is None where no capacity is known."""
+
+    fits: bool | None
+    gpu: str | None
+    capacity_bytes: int | None
+    tightest_rank: int
+    headroom_bytes: int | None
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """A change of flags and the peak it would lead to on the fullest rank."""
+
+    change: str
+    peak_bytes: int
+    saves_bytes: int
+    fits: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Everything there is to say about a launch."""
+
+    engine: Literal["formula", "shadow", "both"]
+    launch: Launch
+    groups: dict[str, tuple[tuple[int, ...], ...]]
+    groups_truncated: bool
+    group_counts: dict[str, int]
+    """Groups of each kind in the world, also where the list is cut."""
+    full_model: Module
+    """The model without parallelism (t = p = 1), for the tree and the parameter counts."""
+    parameters: int
+    parameters_unpadded: int
+    parameters_active: int
+    parameters_routed_experts: int
+    ranks: tuple[RankClass, ...]
+    communication: tuple[Message, ...]
+    communication_totals: dict[str, MessageTotal]
+    verdict: Verdict
+    advice: tuple[Advice, ...]
+    assumptions: tuple[str, ...]

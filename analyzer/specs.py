@@ -1,0 +1,240 @@
+"""What a launch asks for: frozen dataclasses that the whole analysis reads and nothing changes.
+
+`analyzer.launch` makes them from argv. Everything derived that Megatron's `validate_args` derives (padded
+vocabulary, ffn_hidden_size, data-parallel size, microbatches) is already in them. Names are Megatron's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Implementation = Literal["transformer_engine", "local", "legacy"]
+AttentionBackend = Literal["flash", "fused", "unfused"]
+CrossEntropy = Literal["unfused", "native", "te"]
+Activation = Literal["gelu", "swiglu", "geglu", "quick_geglu", "squared_relu", "silu"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """A GPT decoder as Megatron would build it."""
+
+    num_layers: int
+    hidden_size: int
+    ffn_hidden_size: int
+    num_attention_heads: int
+    num_query_groups: int
+    """Key and value heads; equal to num_attention_heads without grouped-query attention."""
+    kv_channels: int
+    """Elements of one head."""
+    vocab_size: int
+    """Tokens the tokenizer knows, before padding."""
+    padded_vocab_size: int
+    max_position_embeddings: int
+    position_embedding: Literal["learned_absolute", "rope", "none"]
+    rotary_percent: float = 1.0
+    rope_fusion: bool = False
+    normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
+    activation: Activation = "gelu"
+    bias_linear: bool = True
+    """Biases on the projections, fc1 and fc2 (`--disable-bias-linear` turns them off)."""
+    bias_qkv: bool = True
+    """Bias on the query/key/value projection: `--add-qkv-bias`, or bias_linear."""
+    qk_layernorm: bool = False
+    tied_embeddings: bool = True
+    hidden_dropout: float = 0.1
+    attention_dropout: float = 0.1
+    bias_activation_fusion: bool = True
+    """`--no-bias-gelu-fusion` / `--no-bias-swiglu-fusion` turn it off."""
+    bias_dropout_fusion: bool = True
+    masked_softmax_fusion: bool = True
+    attention_softmax_in_fp32: bool = False
+    apply_query_key_layer_scaling: bool = False
+    apply_residual_connection_post_layernorm: bool = False
+    fp32_residual_connection: bool = False
+    implementation: Implementation = "transformer_engine"
+    """`legacy` is the 2023 code (Megatron-LM of August 2023, before core 0.3) with its own layers."""
+    attention_backend: AttentionBackend = "flash"
+    """What Transformer Engine (or the 2023 `--use-flash-attn`) picks; unfused keeps the score matrices."""
+    cross_entropy: CrossEntropy = "unfused"
+    fp16_lm_cross_entropy: bool = False
+
+    @property
+    def gated(self) -> bool:
+        """Whether fc1 has a gate beside its up-projection, twice ffn_hidden_size wide."""
+        return self.activation in ("swiglu", "geglu", "quick_geglu")
+
+    @property
+    def query_projection_size(self) -> int:
+        """a·d, the width of all queries."""
+        return self.num_attention_heads * self.kv_channels
+
+    @property
+    def key_value_projection_size(self) -> int:
+        """g·d, the width of all keys (and of all values)."""
+        return self.num_query_groups * self.kv_channels
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineSpec:
+    """How layers are spread over pipeline ranks: what `--decoder-first-pipeline-num-layers` and its kin say."""
+
+    num_layers_in_first: int | None = None
+    num_layers_in_last: int | None = None
+    account_for_embedding: bool = False
+    account_for_loss: bool = False
+    layout: tuple[str, ...] | None = None
+    """`--pipeline-model-parallel-layout` unrolled: for each virtual stage, in model order, letters of E t m L."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelSpec:
+    """Sizes of every dimension of parallelism, and the order in which ranks are counted."""
+
+    world_size: int
+    nodes: int
+    gpus_per_node: int
+    tensor: int = 1
+    pipeline: int = 1
+    virtual_pipeline: int | None = None
+    """Model chunks of each pipeline rank; None without interleaving."""
+    context: int = 1
+    expert: int = 1
+    expert_tensor: int = 1
+    order: str = "tp-cp-ep-dp-pp"
+    """Fastest-changing dimension first; `--use-tp-pp-dp-mapping` gives tp-cp-ep-pp-dp."""
+    sequence_parallel: bool = False
+    microbatch_group_size: int | None = None
+    """`--microbatch-group-size-per-virtual-pipeline-stage`; None is the pipeline size."""
+    distributed_optimizer_instances: int = 1
+    overlap_p2p: bool = False
+    """Interleaved schedules send asynchronously; 1F1B never does."""
+    pipeline_layout: PipelineSpec = PipelineSpec()
+    cp_comm_type: str = "p2p"
+
+    @property
+    def data(self) -> int:
+        """Data-parallel size, context parallelism not counted in."""
+        return self.world_size // (self.tensor * self.pipeline * self.context)
+
+    @property
+    def data_with_context(self) -> int:
+        """Ranks over which gradients of dense parameters are reduced (Megatron's dp_cp)."""
+        return self.data * self.context
+
+    @property
+    def expert_data(self) -> int:
+        """Replicas of each expert."""
+        return self.world_size // (self.expert_tensor * self.expert * self.pipeline)
+
+    @property
+    def chunks(self) -> int:
+        """Model chunks on a pipeline rank: virtual_pipeline, or 1."""
+        return self.virtual_pipeline or 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSpec:
+    """Samples of one iteration."""
+
+    micro_batch_size: int
+    global_batch_size: int
+    seq_length: int
+    microbatches: int
+    """For each data-parallel replica, at the full global batch."""
+    first_microbatches: int
+    """In the first iteration: fewer with `--rampup-batch-size`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionSpec:
+    """Element types, as the keys of `units.DTYPE_BYTES`."""
+
+    parameters: Literal["fp32", "fp16", "bf16"] = "fp32"
+    gradients: Literal["fp32", "fp16", "bf16"] = "fp32"
+    """Of the contiguous gradient buffer (`--accumulate-allreduce-grads-in-fp32`, `--grad-reduce-in-bf16`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSpec:
+    """Optimizer states and how they are sharded."""
+
+    name: Literal["adam", "sgd"] = "adam"
+    sgd_momentum: float = 0.9
+    distributed: bool = False
+    precision_aware: bool = False
+    main_params_dtype: str = "fp32"
+    exp_avg_dtype: str = "fp32"
+    exp_avg_sq_dtype: str = "fp32"
+    overlap_grad_reduce: bool = False
+    overlap_param_gather: bool = False
+    overlap_param_gather_with_optimizer_step: bool = False
+    ddp_bucket_size: int | None = None
+    ddp_num_buckets: int | None = None
+    pad_buckets_for_high_nccl_busbw: bool = False
+    average_in_collective: bool = False
+    reduce_scatter_with_fp32_accumulation: bool = False
+    clip_grad: float = 1.0
+    weight_decay: float = 0.01
+    log_num_zeros_in_grad: bool = False
+    log_params_norm: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecomputeSpec:
+    """Activation recomputation."""
+
+    granularity: Literal["selective", "full"] | None = None
+    method: Literal["uniform", "block"] | None = None
+    num_layers: int | None = None
+    modules: tuple[str, ...] = ()
+    """With selective: core_attn, mlp, layernorm …"""
+    distribute_saved_activations: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeSpec:
+    """Everything else that decides about bytes or messages."""
+
+    gradient_accumulation_fusion: bool = True
+    attention_mask_in_dataloader: bool = True
+    deterministic: bool = False
+    calculate_per_token_loss: bool = False
+    check_for_nan_in_loss_and_grad: bool = True
+    tp_comm_overlap: bool = False
+    defer_embedding_wgrad: bool = False
+    cublas_workspace_config: str | None = None
+    """The environment's CUBLAS_WORKSPACE_CONFIG."""
+    cuda_device_max_connections: str | None = None
+    use_cpu_initialization: bool = False
+    empty_unused_memory_level: int = 0
+    data_parallel_random_init: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareSpec:
+    """The GPU that the launch is held against; all None where none is named and none is at hand."""
+
+    name: str | None = None
+    capacity_bytes: int | None = None
+    """Memory that the driver reports as total."""
+    compute_capability: tuple[int, int] | None = None
+    multiprocessors: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One launch, understood."""
+
+    model: ModelSpec
+    parallel: ParallelSpec
+    batch: BatchSpec
+    precision: PrecisionSpec
+    optimizer: OptimizerSpec
+    recompute: RecomputeSpec
+    runtime: RuntimeSpec
+    hardware: HardwareSpec
+    megatron: str
+    """The release whose behaviour is assumed: '0.16.1', or '2023' for the code before core 0.3."""
+    assumptions: tuple[str, ...] = ()
+    """What was taken for granted while the arguments were read, one sentence each."""
