@@ -29,6 +29,15 @@ class Chunk:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StageModel:
+    """What a pipeline rank holds of the model: its chunks and a tree for each, in the same order."""
+
+    pipeline_rank: int
+    chunks: tuple[Chunk, ...]
+    trees: tuple[Module, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class MemoryPart:
     """A share of the peak with its name."""
 
@@ -94,6 +103,8 @@ class Message:
     bytes_per_iteration: int
     peer: str = ""
     """For point-to-point: 'next' or 'previous' pipeline rank."""
+    batched: bool = False
+    """For point-to-point: issued together with others by batch_isend_irecv, not asynchronously on its own."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -97,9 +97,11 @@ class Module:
     """Alive together at the worst instant of its forward, beyond everything saved up to and including itself."""
     backward_workspace: tuple[Tensor, ...] = ()
     """Alive together at the worst instant of its backward, beyond everything saved up to and including itself."""
+    forward_held: tuple[Tensor, ...] = ()
+    """Alive from its forward to the end of the forward of the chunk, and not in backward: the frame still names them."""
     collectives: tuple[Collective, ...] = ()
     children: tuple[Module, ...] = ()
-    """In order of execution."""
+    """In order of execution. A node with children holds its workspace throughout all of them."""
     recomputed: bool = False
     """The children's saved tensors are dropped after forward and made again in backward; `saved` holds what stays."""
     source: str = ""

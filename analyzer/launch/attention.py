@@ -1,0 +1,108 @@
+"""Which attention kernel Transformer Engine picks: it decides whether the score matrices exist.
+
+Transformer Engine 2.11, `get_attention_backend`
+(transformer_engine/pytorch/attention/dot_product_attention/utils.py), without the parts on fp8, packed sequences,
+biases and sliding windows, which do not reach it here. Head sizes of the fused kernel: `get_fused_attn_backend`
+(transformer_engine/common/fused_attn/fused_attn.cpp) with cuDNN 9.5 or later.
+Megatron turns `--attention-backend` into the environment variables that this function reads
+(`_set_attention_backend` in megatron/core/models/common/language_module/language_module.py, 0.16.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from analyzer.errors import InputError
+from analyzer.specs import AttentionBackend, HardwareSpec
+
+HOPPER: Final = (9, 0)
+BLACKWELL: Final = (10, 0)
+_SWITCHES: Final = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
+_ALLOWED: Final = {"auto": "111", "flash": "100", "fused": "010", "unfused": "001"}
+"""For each --attention-backend, what Megatron sets the three switches to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionNeeds:
+    """What the choice depends on."""
+
+    half_precision: bool
+    head_dim: int
+    context: int = 1
+    deterministic: bool = False
+    max_logit: bool = False
+
+
+def check_switches(backend: str, *, environ: Mapping[str, str], option: str = "--attention-backend") -> None:
+    """Raises InputError where the environment contradicts the flag, as Megatron asserts."""
+    for name, expected in zip(_SWITCHES, _ALLOWED[backend], strict=True):
+        value = environ.get(name)
+        if value is not None and value != expected:
+            raise InputError(
+                option,
+                f"{backend} needs {name}={expected} and the environment says {value}",
+                f"unset {name} and choose with --attention-backend flash, fused, unfused or auto",
+            )
+
+
+def choose_backend(
+    backend: str, *, needs: AttentionNeeds, gpu: HardwareSpec, option: str = "--attention-backend"
+) -> tuple[AttentionBackend, str]:
+    """The kernel that is used, and a sentence that says so. Raises InputError where no allowed kernel can do it."""
+    capability = gpu.compute_capability or HOPPER
+    candidates = _supported(needs, capability)
+    allowed = [b for b in candidates if backend in ("auto", b)]
+    if not allowed:
+        raise InputError(
+            option,
+            f"Transformer Engine has no {'' if backend == 'auto' else backend + ' '}attention for {_describe(needs)}",
+            f"use --attention-backend {candidates[0]}" if candidates else "leave out --context-parallel-size, or train in bf16",
+        )
+    picked = allowed[0]
+    where = gpu.name or (
+        f"a GPU of compute capability {capability[0]}.{capability[1]}" if gpu.compute_capability else "a Hopper GPU (none is named)"
+    )
+    sentence = f"Transformer Engine 2.11 would run {picked} attention on {where}"
+    if picked == "flash":
+        sentence += ", with flash-attn 2 installed; without it the peak may be higher"
+    return picked, sentence + "."
+
+
+def _describe(needs: AttentionNeeds) -> str:
+    parts = [f"heads of {needs.head_dim}", "16-bit" if needs.half_precision else "fp32"]
+    if needs.context > 1:
+        parts.append(f"context size {needs.context}")
+    if needs.deterministic:
+        parts.append("deterministic")
+    return ", ".join(parts)
+
+
+def _supported(needs: AttentionNeeds, capability: tuple[int, int]) -> list[AttentionBackend]:
+    """Kernels that can do it, the preferred one first: fused before flash from Hopper on, flash before it."""
+    picks: list[AttentionBackend] = []
+    if _flash_supports(needs, capability):
+        picks.append("flash")
+    if _fused_supports(needs, capability):
+        picks.insert(0 if capability >= HOPPER else len(picks), "fused")
+    if needs.context == 1:
+        picks.append("unfused")
+    return picks
+
+
+def _flash_supports(needs: AttentionNeeds, capability: tuple[int, int]) -> bool:
+    widest = 256 if capability in ((8, 0), (9, 0), (10, 0), (12, 0)) else 192
+    return (
+        needs.half_precision
+        and capability >= (8, 0)
+        and not needs.max_logit
+        and needs.head_dim % 8 == 0
+        and needs.head_dim <= widest
+    )
+
+
+def _fused_supports(needs: AttentionNeeds, capability: tuple[int, int]) -> bool:
+    widest = 256 if capability == HOPPER else 128
+    deterministic = not needs.deterministic or HOPPER <= capability < BLACKWELL
+    return needs.half_precision and capability >= (8, 0) and deterministic and needs.head_dim % 8 == 0 and needs.head_dim <= widest

@@ -1,0 +1,102 @@
+"""A bag of Megatron arguments -> the frozen `Launch` that the analysis reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from analyzer.launch.supported import assumptions_of, refuse_unmodelled
+from analyzer.launch.validate_batch import check_batch, check_schedule
+from analyzer.launch.validate_model import check_model
+from analyzer.launch.validate_optimizer import check_optimizer
+from analyzer.launch.validate_parallel import check_connections, check_context, check_grid
+from analyzer.launch.validate_pipeline import check_stages
+from analyzer.launch.validate_precision import check_precision
+from analyzer.launch.validate_recompute import check_recompute
+from analyzer.launch.validate_runtime import check_runtime, check_sequence_parallel
+from analyzer.launch.validate_shape import check_shape
+from analyzer.launch.vocabulary import read_vocabulary
+from analyzer.specs import HardwareSpec, Launch, ParallelSpec
+
+if TYPE_CHECKING:
+    from analyzer.launch.arguments import Arguments
+    from analyzer.launch.torchrun import World
+
+
+def build(arguments: Arguments, world: World, *, environ: Mapping[str, str], gpu: HardwareSpec, folder: Path) -> Launch:
+    """Derive and check everything that Megatron's `validate_args` and configs derive and check.
+
+    `environ` is the environment and `folder` the working folder of the launch. Raises InputError for what Megatron
+    would refuse, UnsupportedError for what it would take and we have no model of.
+    """
+    refuse_unmodelled(arguments)
+    grid = check_grid(arguments, world_size=world.nodes * world.gpus_per_node)
+    connections, connections_note = check_connections(arguments, grid, environ=environ, gpu=gpu)
+    cp_comm_type, context_notes = check_context(arguments, context=grid.context)
+    sequence_parallel = check_sequence_parallel(arguments, tensor=grid.tensor)
+    shape = check_shape(arguments, tensor=grid.tensor, context=grid.context, sequence_parallel=sequence_parallel)
+    stages = check_stages(arguments, num_layers=shape.num_layers, pipeline=grid.pipeline)
+    least = 1 if stages.virtual is None else stages.microbatch_group_size or grid.pipeline
+    batch, batch_notes = check_batch(arguments, data=grid.data, seq_length=shape.seq_length, least_microbatches=least)
+    if stages.virtual is not None:
+        check_schedule(arguments, batch=batch, pipeline=grid.pipeline, group=stages.microbatch_group_size)
+    precision = check_precision(arguments)
+    optimizer = check_optimizer(arguments, virtual_pipeline=stages.virtual)
+    recompute = check_recompute(arguments, tensor=grid.tensor, sequence_parallel=sequence_parallel)
+    vocabulary = read_vocabulary(arguments, tensor=grid.tensor, environ=environ, folder=folder)
+    model, model_notes = check_model(
+        arguments,
+        shape=shape,
+        vocabulary=vocabulary,
+        half_precision=precision.parameters != "fp32",
+        context=grid.context,
+        environ=environ,
+        gpu=gpu,
+    )
+    runtime, runtime_notes = check_runtime(
+        arguments, pipeline=grid.pipeline, implementation=model.implementation, connections=connections, environ=environ
+    )
+    parallel = ParallelSpec(
+        world_size=grid.world_size,
+        nodes=world.nodes,
+        gpus_per_node=world.gpus_per_node,
+        tensor=grid.tensor,
+        pipeline=grid.pipeline,
+        virtual_pipeline=stages.virtual,
+        context=grid.context,
+        expert=grid.expert,
+        expert_tensor=grid.expert_tensor,
+        order=grid.order,
+        sequence_parallel=sequence_parallel,
+        microbatch_group_size=stages.microbatch_group_size,
+        distributed_optimizer_instances=grid.distributed_optimizer_instances,
+        overlap_p2p=stages.overlap_p2p,
+        pipeline_layout=stages.layout,
+        cp_comm_type=cp_comm_type,
+    )
+    notes = (
+        *arguments.assumptions,
+        *world.assumptions,
+        *grid.assumptions,
+        *shape.assumptions,
+        *vocabulary.assumptions,
+        *batch_notes,
+        *model_notes,
+        *context_notes,
+        *([connections_note] if connections_note else []),
+        *runtime_notes,
+        *assumptions_of(arguments),
+    )
+    return Launch(
+        model=model,
+        parallel=parallel,
+        batch=batch,
+        precision=precision,
+        optimizer=optimizer,
+        recompute=recompute,
+        runtime=runtime,
+        hardware=gpu,
+        megatron=arguments.release,
+        assumptions=notes,
+    )

@@ -1,0 +1,236 @@
+"""Lists the options of a Megatron-LM checkout: `extract_options.py CHECKOUT OUTPUT.json with-torch|without-torch`.
+
+Runs in a process of its own and needs only the standard library. It loads the checkout's `arguments.py` and the
+configuration classes that it makes options of, never the training code; packages that are missing, and PyTorch, are
+replaced by inert stand-ins. The output is a list of argparse actions, one object each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import importlib
+import importlib.machinery
+import importlib.util
+import json
+import sys
+from abc import ABCMeta
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+GPU_PACKAGES = frozenset(
+    {"transformer_engine", "transformer_engine_torch", "apex", "flash_attn", "flash_attn_3", "triton", "amp_C"}
+)
+"""Never loaded: slow, and broken on machines without a GPU. Megatron does without them, or gets a stand-in."""
+
+MOST_MISSING_PACKAGES = 60
+
+
+class StandInType(ABCMeta):
+    """Makes classes that can stand for anything that a module of Megatron touches while it is imported.
+
+    A stand-in can be read from, called, used as a decorator, subscripted, compared and inherited from.
+    """
+
+    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> StandInType:
+        return super().__new__(mcs, name, bases, namespace)
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        child = stand_in(name)
+        setattr(cls, name, child)
+        return child
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if "stands_in" not in cls.__dict__:
+            return super().__call__(*args, **kwargs)
+        if len(args) == 1 and not kwargs and callable(args[0]):
+            return args[0]
+        return cls
+
+    def __getitem__(cls, _item: Any) -> Any:
+        return cls
+
+    def __iter__(cls) -> Any:
+        return iter(())
+
+    def __len__(cls) -> int:
+        return 0
+
+    def __bool__(cls) -> bool:
+        return "stands_in" not in cls.__dict__
+
+    def __contains__(cls, _item: Any) -> bool:
+        return False
+
+    def __int__(cls) -> int:
+        return 0
+
+    __index__ = __int__
+
+    def __float__(cls) -> float:
+        return 0.0
+
+    def _compared(cls, _other: Any) -> bool:
+        return False
+
+    __lt__ = __le__ = __gt__ = __ge__ = _compared
+
+    def _computed(cls, *_others: Any) -> Any:
+        return cls
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __floordiv__ = __neg__ = _computed
+    __enter__ = __exit__ = _computed
+
+
+def stand_in(name: str) -> Any:
+    """A class that stands for `name`."""
+
+    def ignore(_self: Any, *_args: Any, **_kwargs: Any) -> None:
+        """Takes the place of every __init__."""
+
+    def read(_self: Any, attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        return stand_in(attribute)
+
+    return StandInType(name, (), {"stands_in": True, "__init__": ignore, "__getattr__": read})
+
+
+class StandInModule(ModuleType):
+    """A module whose every attribute is a stand-in."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []
+        self.__version__ = "2.9.0"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        child = stand_in(name)
+        setattr(self, name, child)
+        return child
+
+
+class Finder:
+    """Decides what Megatron's modules get when they import: the real thing, a stand-in, or nothing."""
+
+    def __init__(self, missing: set[str]) -> None:
+        self.missing = missing
+
+    def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        top = name.partition(".")[0]
+        if top in self.missing or _is_training_code(name):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
+        if top in GPU_PACKAGES:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return StandInModule(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing runs in a stand-in."""
+
+
+def _is_training_code(name: str) -> bool:
+    """Whether `name` is a module of megatron.training other than the parser and configuration classes."""
+    package, _, rest = name.partition("megatron.training.")
+    return not package and bool(rest) and not (rest in ("arguments", "argument_utils") or "config" in rest)
+
+
+class Captured(Exception):
+    """Carries the parser out of Megatron's `parse_args`."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        super().__init__()
+        self.parser = parser
+
+
+def build_parser(checkout: Path, missing: set[str]) -> argparse.ArgumentParser:
+    """The parser that the checkout's `parse_args` makes, with the packages in `missing` replaced.
+
+    Packages that turn out to be missing are added to `missing`, and loading starts again.
+    """
+    sys.path.insert(0, str(checkout))
+    sys.meta_path.insert(0, Finder(missing))
+    for _ in range(MOST_MISSING_PACKAGES):
+        try:
+            return _captured_parser(checkout)
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if not package or package in missing or package == "megatron":
+                raise
+            missing.add(package)
+            for loaded in [name for name in sys.modules if name.partition(".")[0] in ("megatron", package)]:
+                del sys.modules[loaded]
+    raise RuntimeError("too many packages are missing")
+
+
+def _captured_parser(checkout: Path) -> argparse.ArgumentParser:
+    def capture(parser: argparse.ArgumentParser, *_args: Any, **_kwargs: Any) -> NoReturn:
+        raise Captured(parser)
+
+    root = checkout / "megatron"
+    _bare_package("megatron", root)
+    modern = (root / "training" / "arguments.py").is_file()
+    if modern:
+        _bare_package("megatron.training", root / "training")
+    arguments = importlib.import_module("megatron.training.arguments" if modern else "megatron.arguments")
+    argparse.ArgumentParser.parse_args = argparse.ArgumentParser.parse_known_args = capture  # type: ignore[method-assign, assignment]
+    try:
+        arguments.parse_args()
+    except Captured as captured:
+        return captured.parser
+    raise RuntimeError("parse_args made no parser")
+
+
+def _bare_package(name: str, folder: Path) -> None:
+    """Make `name` importable without running its __init__.py."""
+    package = ModuleType(name)
+    package.__path__ = [str(folder)]
+    sys.modules[name] = package
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON can hold it: enums by name, what cannot be held as null."""
+    if isinstance(value, enum.Enum):
+        return value.value if isinstance(value, int) else value.name
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return None
+
+
+def describe(parser: argparse.ArgumentParser) -> list[dict[str, Any]]:
+    """The options of `parser`, in the order in which they were added."""
+    kinds = {"_StoreAction": "store", "_StoreTrueAction": "true", "_StoreFalseAction": "false", "BooleanOptionalAction": "boolean"}
+    return [
+        {
+            "flags": list(action.option_strings),
+            "dest": action.dest,
+            "kind": kinds.get(type(action).__name__, "store"),
+            "nargs": action.nargs,
+            "const": plain(action.const),
+            "default": plain(action.default),
+            "type": getattr(action.type, "__name__", None),
+            "choices": plain(list(action.choices)) if action.choices is not None else None,
+        }
+        for action in parser._actions
+        if action.option_strings and action.dest != "help"
+    ]
+
+
+def main(words: Sequence[str]) -> None:
+    checkout, output, torch = Path(words[0]), Path(words[1]), words[2]
+    parser = build_parser(checkout, {"torch"} if torch == "without-torch" else set())
+    output.write_text(json.dumps(describe(parser)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,103 @@
+"""Our own options. All begin with --info-, so that they never collide with Megatron's or torchrun's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from analyzer.errors import InputError, UnsupportedError
+from analyzer.units import parse_size
+
+PREFIX: Final = "--info-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InfoOptions:
+    """What to do with the launch: one field for each --info option."""
+
+    engine: str = "formula"
+    """formula, shadow or both."""
+    gpu: str | None = None
+    gpu_memory: int | None = None
+    """Bytes."""
+    json: str | None = None
+    """A file, or '-' for standard output."""
+    html: str | None = None
+    detail: str = "summary"
+    """summary or full."""
+    record: str | None = None
+    check: str | None = None
+    tolerance: float = 0.01
+    launch: bool = False
+    megatron: str | None = None
+
+
+CHOICES: Final = {"engine": ("formula", "shadow", "both"), "detail": ("summary", "full")}
+FLAGS: Final = {PREFIX + field.replace("_", "-"): field for field in InfoOptions.__slots__}
+NOT_YET: Final = {
+    ("engine", "shadow"): "the shadow recorder",
+    ("engine", "both"): "the shadow recorder",
+    ("html", None): "the HTML report",
+    ("record", None): "recording",
+    ("check", None): "checking against a trace",
+}
+"""Options (with a value, or with any) whose part of the program does not exist yet."""
+
+
+def takes_value(flag: str) -> bool:
+    """Whether a word follows `flag`. Raises InputError for a flag that is not ours."""
+    if flag not in FLAGS:
+        raise InputError(flag, "there is no such option", f"did you mean {_nearest(flag)}?")
+    return FLAGS[flag] != "launch"
+
+
+def read_info_options(pairs: Iterable[tuple[str, str | None]]) -> InfoOptions:
+    """The options that (flag, value) pairs set, the last of several winning. A value of None is a missing one."""
+    options = InfoOptions()
+    for flag, word in pairs:
+        options = replace(options, **{FLAGS[flag]: _value(flag, word)})
+    return options
+
+
+def _value(flag: str, word: str | None) -> Any:
+    field = FLAGS[flag]
+    if not takes_value(flag):
+        if word is not None:
+            raise InputError(flag, f"takes no value, and got {word!r}", f"write {flag} alone")
+        return True
+    if not word:
+        raise InputError(flag, "has no value", f"write {flag} {'|'.join(CHOICES.get(field, ('VALUE',)))}")
+    if field in CHOICES and word not in CHOICES[field]:
+        raise InputError(flag, f"{word!r} is not a choice", f"use {' or '.join(CHOICES[field])}")
+    missing = NOT_YET.get((field, word)) or NOT_YET.get((field, None))
+    if missing:
+        raise UnsupportedError(flag, f"{missing} is not in this version", f"leave {flag} out")
+    if field == "gpu_memory":
+        return _size(flag, word)
+    if field == "tolerance":
+        return _tolerance(flag, word)
+    return word
+
+
+def _size(flag: str, word: str) -> int:
+    try:
+        return parse_size(word)
+    except ValueError:
+        raise InputError(flag, f"{word!r} is not a size of memory", "write one such as 80GiB or 80GB") from None
+
+
+def _tolerance(flag: str, word: str) -> float:
+    try:
+        tolerance = float(word)
+    except ValueError:
+        tolerance = -1.0
+    if not 0 <= tolerance < 1:
+        raise InputError(flag, f"{word!r} is not a share between 0 and 1", "write one such as 0.01")
+    return tolerance
+
+
+def _nearest(flag: str) -> str:
+    from difflib import get_close_matches
+
+    return (get_close_matches(flag, FLAGS, n=1, cutoff=0.0) or [PREFIX + "detail"])[0]

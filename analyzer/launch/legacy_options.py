@@ -1,0 +1,46 @@
+"""Options that Megatron no longer takes, and what to write instead."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from analyzer.errors import InputError, UnsupportedError
+
+_RECOMPUTE: Final = "use --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+
+RETIRED: Final[dict[str, tuple[str, str]]] = {
+    "--batch-size": ("Megatron's parser knows it and its checks refuse it", "use --micro-batch-size"),
+    "--warmup": ("Megatron's parser knows it and its checks refuse it", "use --lr-warmup-fraction"),
+    "--model-parallel-size": ("Megatron's parser knows it and its checks refuse it", "use --tensor-model-parallel-size"),
+    "--checkpoint-activations": ("Megatron prints an advice and exits", _RECOMPUTE),
+}
+"""Parsed, then refused by `validate_args` (0.12 to 0.19 alike)."""
+
+UNRECOGNISED: Final[dict[str, str]] = {
+    "--activations-checkpoint-method": "use --recompute-granularity full --recompute-method, with uniform or block",
+    "--activations-checkpoint-num-layers": "use --recompute-num-layers",
+    "--activations-checkpoint-granularity": "use --recompute-granularity",
+    "--checkpoint-method": "use --recompute-method",
+    "--checkpoint-num-layers": "use --recompute-num-layers",
+    "--checkpoint-granularity": "use --recompute-granularity",
+    "--distribute-checkpointed-activations": "use --distribute-saved-activations",
+    "--fp32-allreduce": "use --accumulate-allreduce-grads-in-fp32",
+    "--scaled-upper-triang-masked-softmax-fusion": "leave it out: the fused softmax is on by default",
+    "--scaled-masked-softmax-fusion": "leave it out: the fused softmax is on by default",
+    "--bias-gelu-fusion": "leave it out: the fusion is on by default",
+    "--bias-dropout-fusion": "leave it out: the fusion is on by default",
+    "--apply-residual-connection-post-norm": "use --apply-residual-connection-post-layernorm",
+    "--expert-parallel": "use --expert-model-parallel-size N",
+    "--use-te": "use --transformer-impl transformer_engine",
+}
+"""Options of other years that no parser from August 2023 on takes: the remedy."""
+
+
+def refuse_retired(flag: str) -> None:
+    """Raise for an option that Megatron parses and then refuses, or that we cannot follow."""
+    if flag in RETIRED:
+        raise InputError(flag, *RETIRED[flag])
+    if flag == "--yaml-cfg":
+        raise UnsupportedError(
+            flag, "the file replaces every option and has checks and defaults of its own", "give the options on the command line"
+        )

@@ -1,0 +1,133 @@
+"""argv -> Arguments, World and InfoOptions: who reads which word, which release reads it, and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from analyzer.errors import InputError
+from analyzer.launch.arguments import Arguments
+from analyzer.launch.argv_parser import Reading, is_option, read_words
+from analyzer.launch.catalogue import PREFERRED, Catalogue, describe, load_catalogue
+from analyzer.launch.entry_script import check_entry
+from analyzer.launch.info_options import InfoOptions, read_info_options
+from analyzer.launch.legacy_options import UNRECOGNISED, refuse_retired
+from analyzer.launch.megatron_parser import find_checkout, load_table
+from analyzer.launch.option_table import Option, OptionTable
+from analyzer.launch.split_argv import split_argv
+from analyzer.launch.torchrun import World, read_world
+
+
+def parse(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> tuple[Arguments, World, InfoOptions]:
+    """Understand the words that followed the program's name.
+
+    `environ` is the environment and `folder` the working folder of the launch. Raises InputError for what torchrun or
+    Megatron would refuse, UnsupportedError for what we have no model of.
+    """
+    catalogue = load_catalogue()
+    words = split_argv(argv, catalogue.newest)
+    info = read_info_options(words.info)
+    table, notes = _checkout_table(info.megatron, environ, folder, entry=words.entry)
+    if table is not None:
+        known: Mapping[str, Option] = {**catalogue.newest, **table.options}
+        words = split_argv(argv, known)
+    assumptions = list(notes)
+    if words.entry is not None:
+        module = any(dest == "module" for dest, _, _ in words.torchrun)
+        assumed = check_entry(words.entry, module=module)
+        assumptions += [assumed] if assumed else []
+    world = read_world(words.torchrun, environ)
+    if table is not None:
+        _check_flags(words.megatron, table.options)
+        reading = read_words(words.megatron, table)
+    else:
+        _check_flags(words.megatron, catalogue.masks)
+        table, reading, note = _read_with_catalogue(words.megatron, catalogue)
+        assumptions.append(note)
+    arguments = Arguments(
+        values=MappingProxyType({**table.defaults, **reading.values}),
+        given=frozenset(reading.values),
+        spelled=MappingProxyType(reading.spelled),
+        release=table.release,
+        source=table.source,
+        entry=words.entry,
+        assumptions=tuple(assumptions),
+    )
+    if arguments.get("use_checkpoint_args"):
+        from analyzer.launch.checkpoint_args import with_checkpoint_args
+
+        arguments = with_checkpoint_args(arguments, folder)
+    return arguments, world, info
+
+
+def _checkout_table(
+    named: str | None, environ: Mapping[str, str], folder: Path, *, entry: str | None
+) -> tuple[OptionTable | None, tuple[str, ...]]:
+    """The options of the checkout that was named or that the launch would import; and what is to be said of it."""
+    if named is not None:
+        return load_table(folder / named, environ=environ), ()
+    checkout = find_checkout(folder, environ=environ, entry=entry)
+    if checkout is None:
+        return None, ()
+    try:
+        return load_table(checkout, environ=environ), ()
+    except InputError as error:
+        return None, (f"The parser of {checkout} could not be loaded ({error.fault}): the catalogue is used.",)
+
+
+def _check_flags(words: Sequence[str], known: Collection[str]) -> None:
+    """Raise InputError for a flag that is not `known`, or that Megatron only parses to refuse it."""
+    for word in words:
+        flag = word.partition("=")[0]
+        if not is_option(word):
+            continue
+        if flag in known:
+            refuse_retired(flag)
+        else:
+            raise _unknown(flag, known)
+
+
+def _unknown(flag: str, known: Collection[str]) -> InputError:
+    """The error for a flag that no parser knows."""
+    if flag in UNRECOGNISED:
+        return InputError(flag, "Megatron-LM does not take it any more", UNRECOGNISED[flag])
+    from difflib import get_close_matches
+
+    near = get_close_matches(flag, known, n=1, cutoff=0.75)
+    remedy = f"did you mean {near[0]}?" if near else "remove it, or name the checkout that has it with --info-megatron"
+    return InputError(flag, "neither torchrun nor Megatron-LM has such an option", remedy)
+
+
+def _read_with_catalogue(words: Sequence[str], catalogue: Catalogue) -> tuple[OptionTable, Reading, str]:
+    """The words read by the release nearest to the preferred one that takes them all; and which that is.
+
+    Where several know every flag, one may still refuse a value that another takes. Where none knows every flag, the
+    words are read by all releases together.
+    """
+    flags = {word.partition("=")[0]: None for word in words if is_option(word)}
+    refusal: InputError | None = None
+    for release in catalogue.knowing(flags):
+        table = catalogue.table(release)
+        try:
+            return table, read_words(words, table), _why(release, flags, catalogue, refused=refusal)
+        except InputError as error:
+            refusal = refusal or error
+    if refusal is not None:
+        raise refusal
+    union = catalogue.union()
+    strangers = ", ".join(flag for flag in flags if flag not in catalogue.table(PREFERRED).options)
+    note = f"No release of Megatron-LM has all of these options; {describe(PREFERRED)} is assumed to take {strangers} as well."
+    return union, read_words(words, union), note
+
+
+def _why(release: str, flags: Collection[str], catalogue: Catalogue, *, refused: InputError | None) -> str:
+    """The sentence that names the assumed release, and the reason where it is not the preferred one."""
+    if release == PREFERRED:
+        return f"{describe(release)} is assumed: no checkout is at hand."
+    strangers = [flag for flag in flags if PREFERRED not in catalogue.knowing([flag])]
+    if strangers:
+        reason = f"{PREFERRED} has no {', '.join(strangers)}"
+    else:
+        reason = f"{PREFERRED} refuses {refused.option}" if refused else f"it is nearest to {PREFERRED}"
+    return f"{describe(release)} is assumed: no checkout is at hand, and {reason}."

@@ -1,0 +1,122 @@
+"""How many tokens a tokenizer's files hold, read without the libraries that wrote them.
+
+Formats: Hugging Face `tokenizer.json` (models BPE, WordPiece, WordLevel and Unigram), `vocab.json`,
+`added_tokens.json` and `config.json`; SentencePiece models (protobuf message `ModelProto`, field 1 `pieces`, of which
+field 1 is the text); tiktoken files and word lists, one token to a line. Each function raises ValueError for a file
+that is not what its name says, and OSError where it cannot be read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def count_vocabulary_json(path: Path) -> int:
+    """Entries of a JSON object from token to number, as GPT-2's `vocab.json`."""
+    return len(_object(path))
+
+
+def count_lines(path: Path) -> int:
+    """Lines that hold something: words of a BERT vocabulary, tokens of a tiktoken file."""
+    with path.open("rb") as file:
+        return sum(1 for line in file if line.strip())
+
+
+def read_words(path: Path) -> set[str]:
+    """The words of a BERT vocabulary."""
+    return {line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()}
+
+
+def read_sentencepieces(path: Path) -> list[str]:
+    """The pieces of a SentencePiece model in order."""
+    data = memoryview(path.read_bytes())
+    pieces = [_text_of_piece(value) for number, value in _fields(data) if number == 1 and isinstance(value, memoryview)]
+    if not pieces:
+        raise ValueError(f"{path} holds no sentence pieces")
+    return pieces
+
+
+def count_hugging_face(folder: Path) -> tuple[int, str]:
+    """`len(tokenizer)` of a tokenizer's folder, or of its `tokenizer.json`, and the name of the file that says so.
+
+    Added tokens are counted. `config.json` comes last: it knows the rows of the embedding, not the tokens.
+    """
+    if folder.is_file():
+        return (_count_tokenizer_json(folder) if folder.suffix == ".json" else len(read_sentencepieces(folder))), folder.name
+    if (folder / "tokenizer.json").is_file():
+        return _count_tokenizer_json(folder / "tokenizer.json"), "tokenizer.json"
+    added = set(_object(folder / "added_tokens.json")) if (folder / "added_tokens.json").is_file() else set()
+    if (folder / "vocab.json").is_file():
+        return len(_object(folder / "vocab.json").keys() | added), "vocab.json"
+    if (folder / "tokenizer.model").is_file():
+        return len(set(read_sentencepieces(folder / "tokenizer.model")) | added), "tokenizer.model"
+    size = _object(folder / "config.json").get("vocab_size")
+    if not isinstance(size, int):
+        raise ValueError(f"{folder / 'config.json'} has no vocab_size")
+    return size, "config.json"
+
+
+def _count_tokenizer_json(path: Path) -> int:
+    content = _object(path)
+    model = content.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocabulary, dict):
+        tokens = set(vocabulary)
+    elif isinstance(vocabulary, list):
+        tokens = {entry[0] for entry in vocabulary}
+    else:
+        raise ValueError(f"{path} has no vocabulary")
+    added = content.get("added_tokens")
+    return len(tokens | {token["content"] for token in added}) if isinstance(added, list) else len(tokens)
+
+
+def _object(path: Path) -> dict[str, object]:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is not a JSON object")
+    return content
+
+
+def _text_of_piece(message: memoryview) -> str:
+    for number, value in _fields(message):
+        if number == 1 and isinstance(value, memoryview):
+            return bytes(value).decode("utf-8", errors="replace")
+    return ""
+
+
+def _fields(message: memoryview) -> Iterator[tuple[int, memoryview | int]]:
+    """Field numbers and values of a protobuf message: groups do not occur, fixed-width values are given as bytes."""
+    at = 0
+    while at < len(message):
+        key, at = _varint(message, at)
+        number, wire = key >> 3, key & 7
+        if wire == 0:
+            value, at = _varint(message, at)
+            yield number, value
+            continue
+        if wire == 2:
+            length, at = _varint(message, at)
+        elif wire in (1, 5):
+            length = 8 if wire == 1 else 4
+        else:
+            raise ValueError(f"wire type {wire} is not one of a SentencePiece model")
+        if at + length > len(message):
+            raise ValueError("the file is cut off")
+        yield number, message[at : at + length]
+        at += length
+
+
+def _varint(message: memoryview, at: int) -> tuple[int, int]:
+    """A protobuf number of seven bits a byte, and where it ends."""
+    value = shift = 0
+    while True:
+        if at >= len(message) or shift > 63:
+            raise ValueError("the file is cut off")
+        byte = message[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7

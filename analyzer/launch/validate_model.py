@@ -1,0 +1,216 @@
+"""Kind of the model: its layers, positions, activation, attention and loss.
+
+Megatron: `validate_args`, `core_transformer_config_from_args` (megatron/training/arguments.py) and
+`TransformerConfig.__post_init__`, 0.16.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, Literal, cast
+
+from analyzer.errors import InputError, UnsupportedError
+from analyzer.launch.attention import AttentionNeeds, check_switches, choose_backend
+from analyzer.launch.validate import RELEASE_2023, number, option, switched_on, text
+from analyzer.specs import Activation, AttentionBackend, CrossEntropy, HardwareSpec, Implementation, ModelSpec
+
+if TYPE_CHECKING:
+    from analyzer.launch.arguments import Arguments
+    from analyzer.launch.validate_shape import Shape
+    from analyzer.launch.vocabulary import Vocabulary
+
+_POSITIONS: Final = ("learned_absolute", "rope", "none")
+
+
+def check_model(
+    arguments: Arguments,
+    *,
+    shape: Shape,
+    vocabulary: Vocabulary,
+    half_precision: bool,
+    context: int,
+    environ: Mapping[str, str],
+    gpu: HardwareSpec,
+) -> tuple[ModelSpec, tuple[str, ...]]:
+    """The model, and what was taken for granted. Raises InputError for kinds that contradict each other."""
+    implementation = _implementation(arguments)
+    position = _position(arguments)
+    activation = _activation(arguments)
+    bias = not _is_off(arguments, "add_bias_linear")
+    backend, chosen = _attention(
+        arguments,
+        implementation=implementation,
+        shape=shape,
+        half_precision=half_precision,
+        context=context,
+        environ=environ,
+        gpu=gpu,
+    )
+    scaling = switched_on(arguments, "apply_query_key_layer_scaling")
+    model = ModelSpec(
+        num_layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
+        ffn_hidden_size=shape.ffn_hidden_size,
+        num_attention_heads=shape.num_attention_heads,
+        num_query_groups=shape.num_query_groups,
+        kv_channels=shape.kv_channels,
+        vocab_size=vocabulary.size,
+        padded_vocab_size=vocabulary.padded,
+        max_position_embeddings=shape.max_position_embeddings,
+        position_embedding=position,
+        rotary_percent=number(arguments, "rotary_percent", 1.0),
+        rope_fusion=position == "rope" and implementation != "legacy" and not _is_off(arguments, "apply_rope_fusion"),
+        normalization=cast(Literal["LayerNorm", "RMSNorm"], text(arguments, "normalization", "LayerNorm")),
+        activation=activation,
+        bias_linear=bias,
+        bias_qkv=bias or switched_on(arguments, "add_qkv_bias"),
+        qk_layernorm=switched_on(arguments, "qk_layernorm"),
+        tied_embeddings=not switched_on(arguments, "untie_embeddings_and_output_weights"),
+        hidden_dropout=number(arguments, "hidden_dropout", 0.1),
+        attention_dropout=number(arguments, "attention_dropout", 0.1),
+        bias_activation_fusion=_bias_activation_fusion(arguments, activation=activation, bias=bias),
+        bias_dropout_fusion=not _is_off(arguments, "bias_dropout_fusion"),
+        masked_softmax_fusion=not _is_off(arguments, "masked_softmax_fusion"),
+        attention_softmax_in_fp32=switched_on(arguments, "attention_softmax_in_fp32") or scaling,
+        apply_query_key_layer_scaling=scaling,
+        apply_residual_connection_post_layernorm=switched_on(arguments, "apply_residual_connection_post_layernorm"),
+        fp32_residual_connection=switched_on(arguments, "fp32_residual_connection"),
+        implementation=implementation,
+        attention_backend=backend,
+        cross_entropy=_cross_entropy(arguments, implementation=implementation),
+        fp16_lm_cross_entropy=switched_on(arguments, "fp16_lm_cross_entropy"),
+    )
+    return model, chosen + _layer_scaling_assumption(scaling, implementation=implementation, environ=environ)
+
+
+def _is_off(arguments: Arguments, dest: str) -> bool:
+    """Whether a flag that is on by default was turned off."""
+    return arguments.get(dest) is False
+
+
+def _implementation(arguments: Arguments) -> Implementation:
+    """Whose layers: Transformer Engine's, Megatron core's own, or those of the code before core."""
+    written = text(arguments, "transformer_impl", "transformer_engine")
+    if arguments.release == RELEASE_2023 or switched_on(arguments, "use_legacy_models"):
+        if written == "transformer_engine":
+            named = option(arguments, "transformer_impl" if arguments.release == RELEASE_2023 else "use_legacy_models")
+            raise UnsupportedError(
+                named, "legacy models with layers of Transformer Engine are not modelled", "use --transformer-impl local"
+            )
+        return "legacy"
+    return "local" if written == "local" else "transformer_engine"
+
+
+def _position(arguments: Arguments) -> Literal["learned_absolute", "rope", "none"]:
+    """Position embeddings; kinds other than these three are refused before, in `supported`."""
+    rotary = switched_on(arguments, "use_rotary_position_embeddings")
+    kind = "rope" if rotary else text(arguments, "position_embedding_type", "learned_absolute")
+    if _is_off(arguments, "add_position_embedding") and kind != "rope":
+        if arguments.release == RELEASE_2023:
+            return "none"
+        raise InputError(
+            option(arguments, "add_position_embedding"),
+            f"does not go with {kind} positions",
+            "use --position-embedding-type none, or --position-embedding-type rope",
+        )
+    if kind not in _POSITIONS:
+        raise InputError(
+            option(arguments, "position_embedding_type"),
+            f"{kind!r} is not a kind of position",
+            f"use one of {', '.join(_POSITIONS)}",
+        )
+    return cast(Literal["learned_absolute", "rope", "none"], kind)
+
+
+def _activation(arguments: Arguments) -> Activation:
+    swiglu, geglu, squared = (switched_on(arguments, dest) for dest in ("swiglu", "quick_geglu", "squared_relu"))
+    if swiglu and (geglu or squared):
+        raise InputError("--swiglu", f"contradicts {'--quick-geglu' if geglu else '--squared-relu'}", "keep one of the two")
+    if swiglu:
+        return "swiglu"
+    if squared:
+        return "squared_relu"
+    return "quick_geglu" if geglu else "gelu"
+
+
+def _bias_activation_fusion(arguments: Arguments, *, activation: Activation, bias: bool) -> bool:
+    """Whether bias and activation are one kernel. Without biases the GELU fusion is off by itself."""
+    if activation == "swiglu":
+        fused = not _is_off(arguments, "bias_swiglu_fusion")
+    else:
+        fused = bias and not _is_off(arguments, "bias_gelu_fusion")
+    if fused and activation == "squared_relu" and arguments.release != RELEASE_2023:
+        raise InputError("--squared-relu", "cannot be fused with the bias", "add --no-bias-gelu-fusion or --disable-bias-linear")
+    if fused and switched_on(arguments, "use_te_activation_func"):
+        flag = "--no-bias-swiglu-fusion" if activation == "swiglu" else "--no-bias-gelu-fusion"
+        raise InputError(
+            option(arguments, "use_te_activation_func"), "contradicts the fusion of bias and activation", f"add {flag}"
+        )
+    return fused
+
+
+def _layer_scaling_assumption(scaling: bool, *, implementation: Implementation, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Transformer Engine takes the scaling from the environment, which has to agree (`TEDotProductAttention`)."""
+    if implementation != "transformer_engine":
+        return ()
+    value = environ.get("NVTE_APPLY_QK_LAYER_SCALING")
+    if scaling and value is None:
+        return ("NVTE_APPLY_QK_LAYER_SCALING=1 is set where the launch runs, as --apply-query-key-layer-scaling demands.",)
+    if scaling != (value not in (None, "0")):
+        raise InputError(
+            "--apply-query-key-layer-scaling",
+            f"is {'on' if scaling else 'off'} and NVTE_APPLY_QK_LAYER_SCALING is {value}",
+            f"export NVTE_APPLY_QK_LAYER_SCALING={int(scaling)}",
+        )
+    return ()
+
+
+def _cross_entropy(arguments: Arguments, *, implementation: Implementation) -> CrossEntropy:
+    if implementation == "legacy" or not switched_on(arguments, "cross_entropy_loss_fusion"):
+        return "unfused"
+    return cast(CrossEntropy, text(arguments, "cross_entropy_fusion_impl", "native"))
+
+
+def _attention(
+    arguments: Arguments,
+    *,
+    implementation: Implementation,
+    shape: Shape,
+    half_precision: bool,
+    context: int,
+    environ: Mapping[str, str],
+    gpu: HardwareSpec,
+) -> tuple[AttentionBackend, tuple[str, ...]]:
+    """The kernel of core attention; outside Transformer Engine the flags alone decide."""
+    named = option(arguments, "attention_backend")
+    requested = text(arguments, "attention_backend", "auto")
+    if implementation == "legacy":
+        if not switched_on(arguments, "use_flash_attn"):
+            return "unfused", ()
+        if not half_precision:
+            raise InputError(
+                option(arguments, "use_flash_attn"), "flash attention works in 16 bit only", "add --bf16, or leave it out"
+            )
+        return "flash", ()
+    if requested == "local":
+        raise InputError(
+            named, "local is taken by Megatron only with a --spec that is not modelled", "use --transformer-impl local, or unfused"
+        )
+    check_switches(requested, environ=environ, option=named)
+    if implementation == "local":
+        if context > 1:
+            raise InputError(
+                option(arguments, "context_parallel_size"),
+                "needs the attention of Transformer Engine",
+                "use --transformer-impl transformer_engine",
+            )
+        return "unfused", ()
+    needs = AttentionNeeds(
+        half_precision=half_precision,
+        head_dim=shape.kv_channels,
+        context=context,
+        deterministic=switched_on(arguments, "deterministic_mode") or environ.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0",
+        max_logit=switched_on(arguments, "log_max_attention_logit"),
+    )
+    backend, sentence = choose_backend(requested, needs=needs, gpu=gpu, option=named)
+    return backend, (sentence,)

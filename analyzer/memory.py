@@ -1,0 +1,204 @@
+"""Memory of every rank over an iteration: states, activations in flight by the real schedule, temporaries, and the peak.
+
+Modules say what one microbatch keeps and needs (`timeline`), the schedule says which microbatches wait
+(`schedule`), `states` and `runtime` what stays. The peak is the fullest instant of all of them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from analyzer.device import outside_allocator_bytes, reserved_bytes
+from analyzer.layout import pipeline_rank_ranges
+from analyzer.modules.model import build, parameters
+from analyzer.modules.shapes import Shapes
+from analyzer.modules.tree import Module, Tensor
+from analyzer.results import Chunk, MemoryPart, RankClass, RankMemory, StageModel
+from analyzer.runtime import RuntimeItem, runtime_items
+from analyzer.schedule import Step, equivalent_microbatches, steps
+from analyzer.specs import Launch
+from analyzer.stages import chunks
+from analyzer.states import States, states
+from analyzer.timeline import ChunkTimeline, Point, timeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """The fullest instant of an iteration on one rank."""
+
+    bytes: int
+    runtime: int
+    """Of workspaces and caches that were there by then."""
+    activations: int
+    """Kept for backward, of all microbatches in flight."""
+    transient: tuple[Tensor, ...]
+    in_flight: tuple[int, ...]
+    """Microbatches of each chunk whose backward has not ended, the running one counted in."""
+    where: str
+
+
+def rank_classes(launch: Launch) -> tuple[RankClass, ...]:
+    """Memory of each pipeline rank: all ranks that share it are alike."""
+    stages = stage_models(launch)
+    cache: dict[int, ChunkTimeline] = {}
+    for stage in stages:
+        for tree in stage.trees:
+            if id(tree) not in cache:
+                cache[id(tree)] = timeline(tree)
+    return tuple(_rank_class(launch, stage, tuple(cache[id(tree)] for tree in stage.trees)) for stage in stages)
+
+
+def stage_models(launch: Launch) -> tuple[StageModel, ...]:
+    """Chunks and trees of each pipeline rank. Chunks that are alike share one tree."""
+    shapes = Shapes(launch)
+    trees: dict[tuple[int, bool, bool], Module] = {}
+
+    def tree(chunk: Chunk) -> Module:
+        key = (len(chunk.layers), chunk.pre_process, chunk.post_process)
+        if key not in trees:
+            trees[key] = build(shapes, layers=key[0], pre_process=key[1], post_process=key[2])
+        return trees[key]
+
+    return tuple(
+        StageModel(pipeline_rank=rank, chunks=held, trees=tuple(tree(chunk) for chunk in held))
+        for rank, held in enumerate(chunks(launch.model.num_layers, launch.parallel))
+    )
+
+
+def _rank_class(launch: Launch, stage: StageModel, timelines: Sequence[ChunkTimeline]) -> RankClass:
+    held = states(launch, stage)
+    items = runtime_items(launch, stage.trees)
+    first = _peak(_order(launch, stage, launch.batch.first_microbatches), timelines, base=held.before_first_step, items=items)
+    later = _peak(_order(launch, stage, launch.batch.microbatches), timelines, base=held.steady, items=items, warm=True)
+    return RankClass(
+        ranks=pipeline_rank_ranges(launch.parallel, stage.pipeline_rank),
+        pipeline_rank=stage.pipeline_rank,
+        parameters=sum(parameter.numel for tree in stage.trees for parameter in parameters(tree)),
+        parameters_routed_experts=0,
+        chunks=stage.chunks,
+        trees=stage.trees,
+        memory=_memory(launch, held, items, first=first, later=later),
+    )
+
+
+def _order(launch: Launch, stage: StageModel, microbatches: int) -> tuple[Step, ...]:
+    """The steps of an iteration that matter for memory."""
+    parallel = launch.parallel
+    legacy = launch.megatron == "2023"
+    equivalent = equivalent_microbatches(
+        pipeline=parallel.pipeline,
+        chunks=parallel.chunks,
+        microbatches=microbatches,
+        group_size=parallel.microbatch_group_size,
+        legacy=legacy,
+    )
+    return steps(
+        pipeline=parallel.pipeline,
+        pipeline_rank=stage.pipeline_rank,
+        chunks=parallel.chunks,
+        microbatches=equivalent,
+        group_size=parallel.microbatch_group_size,
+        legacy=legacy,
+    )
+
+
+def _peak(
+    order: Sequence[Step], timelines: Sequence[ChunkTimeline], *, base: int, items: Sequence[RuntimeItem], warm: bool = False
+) -> Peak:
+    """Walks an iteration. `warm`: workspaces and caches are all there from the start; else each appears with its first user."""
+    runtime = sum(item.bytes for item in items) if warm else 0
+    absent = [] if warm else list(items)
+    seen: set[tuple[str, int]] = set()
+    waiting = 0
+    in_flight = [0] * len(timelines)
+    best = Peak(
+        bytes=base + runtime, runtime=runtime, activations=0, transient=(), in_flight=tuple(in_flight), where="between iterations"
+    )
+    for step in order:
+        line = timelines[step.chunk]
+        if step.kind == "forward":
+            in_flight[step.chunk] += 1
+        else:
+            waiting -= line.retained
+        points = line.forward if step.kind == "forward" else line.backward
+        if (step.kind, step.chunk) in seen or not absent:
+            points = (line.forward_peak if step.kind == "forward" else line.backward_peak,)
+        seen.add((step.kind, step.chunk))
+        for point in points:
+            runtime += _appear(absent, point)
+            total = base + runtime + waiting + point.bytes
+            if total > best.bytes:
+                best = Peak(
+                    bytes=total,
+                    runtime=runtime,
+                    activations=waiting + point.saved,
+                    transient=point.transient,
+                    in_flight=tuple(in_flight),
+                    where=_where(step, point, chunks=len(timelines)),
+                )
+        if step.kind == "forward":
+            waiting += line.retained
+        else:
+            in_flight[step.chunk] -= 1
+    return best
+
+
+def _appear(absent: list[RuntimeItem], point: Point) -> int:
+    """Bytes of the items that the module of this point is the first to need; takes them off the list."""
+    if not absent:
+        return 0
+    name = point.path.rpartition(".")[2]
+    found = [item for item in absent if item.phase == point.phase and name in item.modules]
+    for item in found:
+        absent.remove(item)
+    return sum(item.bytes for item in found)
+
+
+def _where(step: Step, point: Point, *, chunks: int) -> str:
+    """The instant in words: 'backward of microbatch 3, decoder.layers.mlp.linear_fc2'."""
+    path = point.path.partition(".")[2]
+    chunk = f" of chunk {step.chunk}" if chunks > 1 else ""
+    return f"{step.kind} of microbatch {step.microbatch}{chunk}, {path}"
+
+
+def _memory(launch: Launch, held: States, items: Sequence[RuntimeItem], *, first: Peak, later: Peak) -> RankMemory:
+    """The record of the JSON contract. The step itself may be fuller than the passes where these are short."""
+    runtime = sum(item.bytes for item in items)
+    allocated = held.steady + runtime + held.gradient_copies
+    stepping = allocated > later.bytes
+    peak = max(allocated, later.bytes)
+    copies = (
+        (Tensor(name="fp32 gradients", shape=(held.gradient_copies // 4,), dtype="fp32"),)
+        if stepping and held.gradient_copies
+        else ()
+    )
+    transient = copies if stepping else later.transient
+    largest = max((tensor.bytes for tensor in transient), default=0)
+    reserved = reserved_bytes(peak, largest)
+    return RankMemory(
+        parameters_bytes=held.parameters,
+        gradients_bytes=held.gradients,
+        optimizer_bytes=held.masters + held.moments,
+        runtime_bytes=runtime,
+        allocated_bytes=allocated,
+        activations_bytes=0 if stepping else later.activations,
+        transient_bytes=peak - held.steady - runtime - (0 if stepping else later.activations),
+        peak_allocated_first_iteration_bytes=max(first.bytes, allocated),
+        peak_allocated_bytes=max(peak, first.bytes),
+        peak_at="optimizer step" if stepping else later.where,
+        peak_reserved_bytes=reserved,
+        device_bytes=reserved + outside_allocator_bytes(launch),
+        runtime_parts=tuple(MemoryPart(name=item.name, bytes=item.bytes) for item in items),
+        transient_parts=_parts(transient),
+        microbatches_in_flight=tuple(0 for _ in later.in_flight) if stepping else later.in_flight,
+    )
+
+
+def _parts(tensors: Sequence[Tensor]) -> tuple[MemoryPart, ...]:
+    """Temporaries by name, largest first; what shares another's storage costs nothing and is left out."""
+    sums: dict[str, int] = {}
+    for tensor in tensors:
+        if tensor.bytes:
+            sums[tensor.name] = sums.get(tensor.name, 0) + tensor.bytes
+    return tuple(MemoryPart(name=name, bytes=total) for name, total in sorted(sums.items(), key=lambda part: -part[1]))

@@ -1,0 +1,250 @@
+"""The attention kernel between the qkv and the output projection: what it keeps, by implementation and backend.
+
+Legend: s sequence, b micro-batch, a heads, g key/value groups, d head elements, t tensor-parallel size.
+
+Sources (megatron-core 0.16.1, Transformer Engine 2.11): core/transformer/attention.py get_query_key_value_tensors;
+core/transformer/dot_product_attention.py; transformer_engine/pytorch/attention/dot_product_attention/backends.py
+(FlashAttention, FusedAttnFunc, UnfusedDotProductAttention) and utils.py get_qkv_layout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from analyzer.modules.norm import norm_parameters
+from analyzer.modules.shapes import Shapes
+from analyzer.modules.tree import Collective, Module, Tensor
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Widths of one token's queries, keys and values on one tensor-parallel rank."""
+
+    shapes: Shapes
+
+    @property
+    def query(self) -> int:
+        """a·d/t."""
+        return self.shapes.model.query_projection_size // self.shapes.t
+
+    @property
+    def key(self) -> int:
+        """g·d/t; with fewer groups than tensor-parallel ranks each rank still works on one group."""
+        return max(self.shapes.model.key_value_projection_size // self.shapes.t, self.shapes.model.kv_channels)
+
+    @property
+    def qkv(self) -> int:
+        """(a + 2g)·d/t."""
+        return self.query + 2 * self.key
+
+    @property
+    def count(self) -> int:
+        """a/t."""
+        return self.shapes.model.num_attention_heads // self.shapes.t
+
+    @property
+    def grouped(self) -> bool:
+        """Fewer key/value heads than query heads."""
+        return self.shapes.model.num_query_groups < self.shapes.model.num_attention_heads
+
+    def tensor(self, name: str, width: int, *, shares: str = "") -> Tensor:
+        """[s, b, width] in the activations' element type."""
+        symbol = "(a+2g)·d/t" if width == self.qkv else "a·d/t" if width == self.query else "g·d/t"
+        return self.shapes.wide(name, width, symbol, shares=shares)
+
+
+def query_key_norm(shapes: Shapes) -> Module:
+    """q_layernorm and k_layernorm: each copies its strided slice of qkv, and keeps the copy with fp32 statistics."""
+    heads = Heads(shapes)
+    rows = shapes.s * shapes.b
+    key_heads = heads.key // shapes.model.kv_channels
+    per_row = 2 if shapes.model.normalization == "LayerNorm" else 1
+
+    def one(name: str, width: int, count: int, symbol: str) -> Module:
+        return Module(
+            name=name,
+            parameters=norm_parameters(shapes, shapes.model.kv_channels, always_summed=True),
+            saved=(
+                heads.tensor("input", width),
+                *(shapes.statistics(f"statistic {i}", rows * count, f"4·s·b·{symbol}/t") for i in range(per_row)),
+            ),
+            forward_workspace=(heads.tensor("qkv", heads.qkv), heads.tensor("output", width)),
+            backward_workspace=(heads.tensor("output gradient", width), heads.tensor("input gradient", width)),
+            source="transformer_engine.pytorch.ops.LayerNorm on a strided view",
+        )
+
+    queries = one("q_layernorm", heads.query, heads.count, "a")
+    keys = one("k_layernorm", heads.key, key_heads, "g")
+    return Module(name="qk_layernorm", children=(queries, keys))
+
+
+def rotary_tables(shapes: Shapes) -> tuple[Tensor, ...]:
+    """cos and sin in the activations' type, kept by the multiplications of the unfused rotation of q and of k.
+
+    Source: core/models/common/embeddings/rope_utils.py _apply_rotary_pos_emb_bshd. The fused kernel keeps none.
+    """
+    if shapes.model.position_embedding != "rope" or shapes.model.rope_fusion:
+        return ()
+    width = int(shapes.model.kv_channels * shapes.model.rotary_percent)
+    return tuple(
+        Tensor(name=f"{which} of {what}", shape=(shapes.s, 1, 1, width), dtype=shapes.dtype, formula="2·s·d")
+        for what in ("q", "k")
+        for which in ("cos", "sin")
+    )
+
+
+def inputs_saved(shapes: Shapes) -> tuple[Tensor, ...]:
+    """q, k and v as a fused kernel keeps them: views of one qkv tensor, or three contiguous tensors of the same total."""
+    heads = Heads(shapes)
+    separate = heads.grouped or shapes.model.position_embedding == "rope" or shapes.model.qk_layernorm
+    if separate or shapes.model.attention_backend == "flash":
+        return (heads.tensor("query", heads.query), heads.tensor("key", heads.key), heads.tensor("value", heads.key))
+    return (heads.tensor("qkv", heads.qkv),)
+
+
+def checkpoint_inputs(shapes: Shapes) -> tuple[Tensor, ...]:
+    """q, k and v as a checkpoint around the attention keeps them: v is a view, so the whole qkv tensor stays.
+
+    Rotation and norms make new tensors of q and k; without them, grouped queries are copied by a reshape.
+    """
+    heads = Heads(shapes)
+    qkv = (heads.tensor("qkv", heads.qkv),)
+    if shapes.model.position_embedding == "rope" or shapes.model.qk_layernorm:
+        return (*qkv, heads.tensor("query", heads.query), heads.tensor("key", heads.key))
+    return (*qkv, heads.tensor("query", heads.query)) if heads.grouped else qkv
+
+
+def scores(shapes: Shapes, name: str, *, dtype: str | None = None) -> Tensor:
+    """[b, a/t, s, s]: the attention matrix that unfused attention materialises."""
+    heads = Heads(shapes)
+    keys = shapes.launch.batch.seq_length
+    return Tensor(
+        name=name, shape=(shapes.b, heads.count, shapes.s, keys), dtype=dtype or shapes.dtype, formula="b·a·s²/t elements"
+    )
+
+
+def context_parallel_messages(shapes: Shapes) -> tuple[Collective, ...]:
+    """Keys and values that travel over the context-parallel group (transformer_engine .../context_parallel.py)."""
+    parallel = shapes.launch.parallel
+    if parallel.context == 1:
+        return ()
+    heads = Heads(shapes)
+    tile = (2, shapes.s, shapes.b, heads.key)
+    gathered = (shapes.s * parallel.context, shapes.b, heads.key)
+    ring = parallel.context - 1
+    kind = parallel.cp_comm_type
+
+    def message(name: str, shape: tuple[int, ...], phase: str, count: int) -> Collective:
+        return Collective(kind=name, group="cp", shape=shape, dtype=shapes.dtype, phase=phase, count=count)  # type: ignore[arg-type]
+
+    if kind == "all_gather":
+        return (
+            message("all_gather", gathered, "forward", 2),
+            message("all_gather", gathered, "backward", 2),
+            message("reduce_scatter", gathered, "backward", 2),
+        )
+    if kind == "a2a":
+        query = (shapes.s, shapes.b, heads.query)
+        key = (shapes.s, shapes.b, heads.key)
+        return tuple(message("all_to_all", shape, phase, 2) for phase in ("forward", "backward") for shape in (query, key))
+    # p2p: the tile of k and v goes round the ring; in backward k and v once more, and their gradients with them
+    return (
+        message("send", tile, "forward", ring),
+        message("send", tile, "backward", ring),
+        message("send", tile, "backward", ring + 1),
+    )
+
+
+def fused_kernel(shapes: Shapes) -> Module:
+    """FlashAttention, or cuDNN's fused attention: keeps q, k, v, the output and fp32 statistics of the softmax.
+
+    FlashAttention works in [b, s, a, d]: its output is copied once more into [s, b, a·d] for the projection,
+    except where b = 1 makes the two layouts one. cuDNN reads the layout as it is.
+    """
+    heads = Heads(shapes)
+    flash = shapes.model.attention_backend == "flash"
+    output = heads.tensor("output", heads.query)
+    transposed = flash and shapes.b > 1
+    inputs = inputs_saved(shapes)
+    made = () if len(inputs) == 1 else (heads.tensor("qkv", heads.qkv),)
+    return Module(
+        name="core_attention",
+        saved=(
+            *rotary_tables(shapes),
+            *inputs,
+            output,
+            shapes.statistics("softmax statistics", shapes.b * heads.count * shapes.s, "4·b·a·s/t"),
+            Tensor(name="random state", shape=(2,), dtype="int64"),
+        ),
+        forward_workspace=(*made, *((heads.tensor("output in [s,b,a,d]", heads.query),) if transposed else ())),
+        backward_workspace=(
+            heads.tensor("output gradient", heads.query),
+            *((heads.tensor("output gradient in [b,s,a,d]", heads.query),) if transposed else ()),
+            heads.tensor("query, key and value gradients", heads.qkv),
+            heads.tensor("qkv gradient", heads.qkv),
+        ),
+        collectives=context_parallel_messages(shapes),
+        source="FlashAttention" if flash else "FusedAttnFunc",
+    )
+
+
+def unfused_kernel(shapes: Shapes) -> Module:
+    """Batched products with the matrix of scores in memory: softmax, its dropped-out copy and the mask are kept."""
+    model = shapes.model
+    heads = Heads(shapes)
+    in_16_bit = shapes.dtype != "fp32"
+    # FusedScaleMaskSoftmax.is_kernel_available: 16-bit input, fusion on, and a row that fits the kernel
+    longest = 4096 if model.implementation != "transformer_engine" else 16384
+    fused_softmax = in_16_bit and model.masked_softmax_fusion and 16 < shapes.launch.batch.seq_length <= longest
+    softmax = "fp32" if not fused_softmax and model.attention_softmax_in_fp32 else shapes.dtype
+    dropout = model.attention_dropout > 0
+    keys = heads.query if heads.grouped else heads.key  # grouped keys and values are repeated for each query head
+    inputs = (
+        (heads.tensor("query", heads.query), heads.tensor("repeated key", keys), heads.tensor("repeated value", keys))
+        if heads.grouped
+        else (heads.tensor("qkv", heads.qkv),)
+        if model.position_embedding != "rope" and not model.qk_layernorm
+        else (heads.tensor("qkv", heads.qkv), heads.tensor("query", heads.query), heads.tensor("key", heads.key))
+    )
+    probabilities = scores(shapes, "softmax", dtype=softmax)
+    cast = (scores(shapes, "softmax in 16 bit"),) if softmax != shapes.dtype else ()
+    return Module(
+        name="core_attention",
+        saved=(
+            *rotary_tables(shapes),
+            *inputs,
+            probabilities,
+            *((scores(shapes, "dropped-out softmax"), scores(shapes, "dropout mask", dtype="bool")) if dropout else cast),
+        ),
+        forward_workspace=(scores(shapes, "scores"), heads.tensor("context", heads.query)),
+        backward_workspace=(
+            heads.tensor("output gradient", heads.query),
+            scores(shapes, "softmax gradient"),
+            *((scores(shapes, "softmax gradient in fp32", dtype=softmax),) if cast else ()),
+            heads.tensor("qkv gradient", heads.qkv),
+        ),
+        collectives=context_parallel_messages(shapes),
+        source="UnfusedDotProductAttention" if model.implementation == "transformer_engine" else "DotProductAttention",
+    )
+
+
+def output_is_kept_apart(shapes: Shapes) -> bool:
+    """Whether the projection keeps a copy of the kernel's output rather than the output itself."""
+    model = shapes.model
+    if shapes.recompute_core_attention or model.attention_backend == "unfused":
+        return True
+    return model.attention_backend == "flash" and shapes.b > 1
+
+
+def core_attention(shapes: Shapes) -> Module:
+    """The kernel that the launch would use, under a checkpoint where `--recompute-modules core_attn` asks for it."""
+    kernel = unfused_kernel(shapes) if shapes.model.attention_backend == "unfused" else fused_kernel(shapes)
+    if not shapes.recompute_core_attention:
+        return kernel
+    return Module(
+        name="core_attention_checkpoint",
+        saved=checkpoint_inputs(shapes),
+        children=(kernel,),
+        recomputed=True,
+        source="tensor_parallel.checkpoint",
+    )

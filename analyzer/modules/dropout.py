@@ -1,0 +1,24 @@
+"""Bias, dropout and residual in one step. Source: megatron/core/fusions/fused_bias_dropout.py (0.16.1)."""
+
+from __future__ import annotations
+
+from analyzer.modules.shapes import Shapes
+from analyzer.modules.tree import Module, Tensor
+
+
+def dropout_mask(shapes: Shapes, name: str = "dropout mask") -> tuple[Tensor, ...]:
+    """One byte for each element of the residual stream; nothing where `--hidden-dropout 0`."""
+    return (shapes.hidden(name, dtype="bool"),) if shapes.model.hidden_dropout > 0 else ()
+
+
+def bias_dropout_add(shapes: Shapes, name: str) -> Module:
+    """residual + dropout(x + bias). Keeps the mask; its output is kept by the norm that follows."""
+    x = shapes.hidden("x")
+    unfused = () if shapes.model.bias_dropout_fusion or shapes.model.hidden_dropout == 0 else (shapes.hidden("dropout output"),)
+    return Module(
+        name=name,
+        saved=dropout_mask(shapes),
+        forward_workspace=(x, *unfused, shapes.hidden("output", dtype=shapes.residual_dtype)),
+        backward_workspace=(shapes.hidden("x gradient"),) if shapes.model.hidden_dropout > 0 else (),
+        source="bias_dropout_add_fused_train" if shapes.model.bias_dropout_fusion else "bias_dropout_add_unfused",
+    )

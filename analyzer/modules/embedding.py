@@ -1,0 +1,110 @@
+"""Token and position embeddings. Source: core/models/common/embeddings/language_model_embedding.py (0.16.1)."""
+
+from __future__ import annotations
+
+from analyzer.modules.dropout import dropout_mask
+from analyzer.modules.shapes import Shapes
+from analyzer.modules.tree import Collective, Module, Parameter, Tensor
+
+
+def vocabulary_weight(shapes: Shapes, *, shared: bool) -> Parameter:
+    """[V/t, h]: the word embedding, or the output layer that is tied to it."""
+    model = shapes.model
+    return Parameter(
+        name="weight",
+        shape=(model.padded_vocab_size // shapes.t, model.hidden_size),
+        dtype=shapes.dtype,
+        sharding="tensor",
+        full_shape=(model.padded_vocab_size, model.hidden_size),
+        shared_embedding=shared,
+    )
+
+
+def _lookup_messages(shapes: Shapes) -> tuple[Collective, ...]:
+    """Each rank knows its part of the vocabulary: partial embeddings are summed, and scattered where nothing stands against it."""
+    if not shapes.sp:
+        return shapes.tp("all_reduce", "forward")
+    forward = "all_reduce" if shapes.model.position_embedding == "learned_absolute" else "reduce_scatter"
+    return (*shapes.tp(forward, "forward"), *shapes.tp("all_gather", "backward"))
+
+
+def embedding(shapes: Shapes) -> Module:
+    """Token ids [b, s] → [s, b, h]. The result is kept by the first layer."""
+    model = shapes.model
+    h = model.hidden_size
+    tied_elsewhere = model.tied_embeddings and shapes.launch.parallel.pipeline > 1
+    masks = (
+        (
+            Tensor(name="mask of foreign tokens", shape=(shapes.b, shapes.s), dtype="bool", formula="s·b"),
+            Tensor(name="masked token ids", shape=(shapes.b, shapes.s), dtype="int64", formula="8·s·b"),
+        )
+        if shapes.t > 1
+        else ()
+    )
+    lookup = shapes.hidden("embedded tokens", gathered=True)
+    words = Module(
+        name="word_embeddings",
+        parameters=(vocabulary_weight(shapes, shared=tied_elsewhere),),
+        saved=masks,
+        forward_workspace=(lookup, shapes.hidden("output")),
+        backward_workspace=(
+            shapes.hidden("output gradient", gathered=True),
+            Tensor(
+                name="weight gradient",
+                shape=(model.padded_vocab_size // shapes.t, h),
+                dtype=shapes.dtype,
+                formula="one weight: its gradient is never fused",
+            ),
+        ),
+        collectives=_lookup_messages(shapes),
+        source="VocabParallelEmbedding",
+    )
+    children = [words]
+    if model.position_embedding == "learned_absolute":
+        table = (model.max_position_embeddings, h)
+        children.append(
+            Module(
+                name="position_embeddings",
+                parameters=(Parameter(name="weight", shape=table, dtype=shapes.dtype),),
+                forward_workspace=(lookup, shapes.hidden("embedded positions", gathered=True), shapes.hidden("sum", gathered=True)),
+                backward_workspace=(
+                    shapes.hidden("output gradient", gathered=True),
+                    Tensor(name="weight gradient", shape=table, dtype=shapes.dtype, formula="the table"),
+                ),
+                source="torch.nn.Embedding",
+            )
+        )
+    if model.hidden_dropout > 0:
+        children.append(
+            Module(
+                name="embedding_dropout",
+                saved=dropout_mask(shapes),
+                forward_workspace=(shapes.hidden("input"), shapes.hidden("output")),
+                backward_workspace=(shapes.hidden("output gradient"), shapes.hidden("input gradient")),
+                source="torch.nn.Dropout",
+            )
+        )
+    return Module(name="embedding", children=tuple(children), source="LanguageModelEmbedding")
+
+
+def batch(shapes: Shapes, *, tokens: bool, labels: bool) -> Module:
+    """What the data loader puts on the GPU for one micro-batch, on the first and last stage.
+
+    Ids and masks live until the forward of the chunk returns. Source: megatron/training/utils.py
+    get_batch_on_this_tp_rank: int64 ids, fp32 loss mask, and the bool mask [b, 1, s, s] of the whole sequence
+    unless `--no-create-attention-mask-in-dataloader`.
+    """
+    runtime = shapes.launch.runtime
+    s = shapes.launch.batch.seq_length
+    ids = (shapes.b, s)
+    held = [
+        *(
+            [Tensor(name="tokens", shape=ids, dtype="int64"), Tensor(name="position ids", shape=ids, dtype="int64")]
+            if tokens
+            else []
+        ),
+        *([Tensor(name="labels", shape=ids, dtype="int64"), Tensor(name="loss mask", shape=ids, dtype="fp32")] if labels else []),
+    ]
+    if runtime.attention_mask_in_dataloader:
+        held.append(Tensor(name="attention mask", shape=(shapes.b, 1, s, s), dtype="bool", formula="b·s²"))
+    return Module(name="batch", forward_held=tuple(held), source="megatron/training/utils.py get_batch_on_this_tp_rank")

@@ -1,0 +1,113 @@
+"""The end of the model: final norm, output layer and cross entropy.
+
+Sources: core/models/gpt/gpt_model.py _postprocess; core/tensor_parallel/layers.py ColumnParallelLinear;
+core/tensor_parallel/cross_entropy.py; core/fusions/fused_cross_entropy.py (0.16.1);
+transformer_engine/pytorch/cross_entropy.py (TE 2.11).
+"""
+
+from __future__ import annotations
+
+from analyzer.modules.embedding import vocabulary_weight
+from analyzer.modules.linear import column_collectives
+from analyzer.modules.norm import standalone_norm
+from analyzer.modules.shapes import Shapes
+from analyzer.modules.tree import Collective, Module, Tensor
+
+
+def logits(shapes: Shapes, name: str, dtype: str) -> Tensor:
+    """[s, b, V/t]."""
+    size = {"fp32": 4}.get(dtype, 2)
+    return Tensor(
+        name=name,
+        shape=(shapes.s, shapes.b, shapes.model.padded_vocab_size // shapes.t),
+        dtype=dtype,
+        formula=f"{size}·s·b·V/t",
+    )
+
+
+def output_layer(shapes: Shapes, *, owns_weight: bool, shared: bool) -> Module:
+    """[s, b, h] → logits [s, b, V/t]. The frame that computes the loss names the logits until it returns.
+
+    Fused accumulation makes an empty gradient of the weight's size for autograd here; Transformer Engine's
+    layers share one for each shape, this layer makes it anew each time.
+    """
+    model = shapes.model
+    rows = model.padded_vocab_size // shapes.t
+    made = logits(shapes, "logits", shapes.dtype)
+    overwritten = model.cross_entropy == "te" or shapes.dtype == "fp32"  # then the loss keeps this very tensor
+    return Module(
+        name="output_layer",
+        parameters=(vocabulary_weight(shapes, shared=shared),) if owns_weight else (),
+        saved=(shapes.hidden("input"),),
+        forward_workspace=(made,) if overwritten else (),
+        forward_held=() if overwritten else (made,),
+        backward_workspace=(
+            logits(shapes, "logits gradient", shapes.dtype),
+            shapes.hidden("input gradient", gathered=True),
+            *((shapes.hidden("scattered input gradient"),) if shapes.sp else ()),
+            Tensor(name="weight gradient", shape=(rows, model.hidden_size), dtype=shapes.dtype, formula="one weight"),
+        ),
+        collectives=column_collectives(shapes),
+        source="megatron.core.tensor_parallel.ColumnParallelLinear",
+    )
+
+
+def _loss_messages(shapes: Shapes) -> tuple[Collective, ...]:
+    """Per-token maxima and sums over the tensor-parallel group, fp32."""
+    if shapes.t == 1:
+        return ()
+    tokens = (shapes.s, shapes.b)
+
+    def one(kind: str, shape: tuple[int, ...], count: int = 1) -> Collective:
+        return Collective(kind=kind, group="tp", shape=shape, dtype="fp32", phase="forward", count=count)  # type: ignore[arg-type]
+
+    if shapes.model.cross_entropy == "te":
+        return (one("all_gather", (shapes.t, 3, *tokens)),)
+    if shapes.model.cross_entropy == "native":
+        return (one("all_reduce", tokens), one("all_reduce", (2, *tokens)))
+    return (one("all_reduce", tokens, 3),)
+
+
+def cross_entropy(shapes: Shapes) -> Module:
+    """Logits → loss of each token.
+
+    Megatron's own keeps the softmax in fp32, written over a copy of the logits, and writes the gradient over it
+    in backward; a 16-bit copy goes on. Transformer Engine's writes the gradient over the 16-bit logits in forward.
+    """
+    tokens = (shapes.s, shapes.b)
+    te = shapes.model.cross_entropy == "te"
+    softmax = logits(shapes, "gradient over logits" if te else "softmax", shapes.dtype if te else "fp32")
+    small = (
+        (Tensor(name="m, d and X of each token", shape=(3, *tokens), dtype="fp32", formula="12·s·b"),)
+        if te
+        else (
+            Tensor(name="target mask", shape=tokens, dtype="bool", formula="s·b"),
+            Tensor(name="masked target", shape=tokens, dtype="int64", formula="8·s·b"),
+        )
+    )
+    cast = () if te or shapes.dtype == "fp32" else (logits(shapes, "logits gradient", shapes.dtype),)
+    # torch.compile turns the in-place steps of the jitted functions into new tensors: input and result live together
+    compiled = (logits(shapes, "softmax before it is rewritten", "fp32"),) if shapes.model.cross_entropy == "native" else ()
+    return Module(
+        name="cross_entropy",
+        saved=(softmax, *small, Tensor(name="loss", shape=tokens, dtype="fp32", formula="4·s·b")),
+        forward_workspace=(Tensor(name="predicted logits and sums", shape=(3, *tokens), dtype="fp32", formula="12·s·b"), *compiled),
+        backward_workspace=(*cast, *compiled),
+        collectives=_loss_messages(shapes),
+        source="transformer_engine.pytorch.cross_entropy" if te else "_VocabParallelCrossEntropy",
+    )
+
+
+def head(shapes: Shapes, *, pre_process: bool) -> tuple[Module, ...]:
+    """Output layer and loss, after the decoder's final norm. `pre_process`: the embedding is on this stage too."""
+    model = shapes.model
+    tied = model.tied_embeddings
+    return (
+        output_layer(shapes, owns_weight=not (tied and pre_process), shared=tied and shapes.launch.parallel.pipeline > 1),
+        cross_entropy(shapes),
+    )
+
+
+def final_norm(shapes: Shapes) -> Module:
+    """The norm at the end of the decoder; its output is what the output layer keeps."""
+    return standalone_norm(shapes, "final_layernorm")

@@ -1,0 +1,58 @@
+"""The feed-forward block: h → f → h. Source: core/transformer/mlp.py and core/fusions/fused_bias_*.py (0.16.1)."""
+
+from __future__ import annotations
+
+from analyzer.modules.linear import column_parallel, row_parallel
+from analyzer.modules.shapes import Shapes
+from analyzer.modules.tree import Module
+
+
+def activation(shapes: Shapes, *, width: int, wide: int) -> Module:
+    """The nonlinearity; `wide` is the width it reads (2·f/t where gated), `width` the one it writes (f/t).
+
+    The fused ones keep the output of fc1 alone. Unfused, a gated one also keeps the activated gate for the product.
+    """
+    model = shapes.model
+    symbol = "2·f/t" if model.gated else "f/t"
+    gate = () if model.bias_activation_fusion or not model.gated else (shapes.wide("activated gate", width, "f/t"),)
+    biased = () if model.bias_activation_fusion or not model.bias_linear else (shapes.wide("fc1 output", wide, symbol),)
+    return Module(
+        name="activation_func",
+        saved=(shapes.wide("fc1 output" if not biased else "biased fc1 output", wide, symbol), *gate),
+        forward_workspace=(*biased, shapes.wide("output", width, "f/t")),
+        backward_workspace=(
+            shapes.wide("output gradient", width, "f/t"),
+            shapes.wide("fc1 output gradient", wide, symbol),
+        ),
+        source=f"{model.activation}, {'fused' if model.bias_activation_fusion else 'unfused'}",
+    )
+
+
+def mlp(shapes: Shapes, *, fused_norm: bool) -> Module:
+    """[s, b, h] → [s, b, h]; under a checkpoint with `--recompute-modules mlp`."""
+    model = shapes.model
+    width = model.ffn_hidden_size // shapes.t
+    gates = 2 if model.gated else 1
+    children = (
+        column_parallel(
+            shapes,
+            "linear_fc1",
+            width=gates * width,
+            full_width=gates * model.ffn_hidden_size,
+            symbol="2·f/t" if model.gated else "f/t",
+            bias=model.bias_linear,
+            fused_norm=fused_norm,
+            input_shares="mlp input" if shapes.recomputes("mlp") and fused_norm else "",
+        ),
+        activation(shapes, width=width, wide=gates * width),
+        row_parallel(shapes, "linear_fc2", width=width, full_width=model.ffn_hidden_size, symbol="f/t", bias=model.bias_linear),
+    )
+    if not shapes.recomputes("mlp"):
+        return Module(name="mlp", children=children)
+    return Module(
+        name="mlp",
+        saved=(shapes.hidden("mlp input", dtype=shapes.residual_dtype),),
+        children=children,
+        recomputed=True,
+        source="tensor_parallel.checkpoint around MLP",
+    )

@@ -1,0 +1,108 @@
+"""The shapes that all formulas share: what one rank holds of an activation.
+
+Symbols: s sequence on this context-parallel rank, b micro-batch, h hidden, t tensor-parallel size, a heads,
+g key/value groups, d elements of a head, f feed-forward width, V padded vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from analyzer.modules.tree import Collective, Phase, Tensor
+from analyzer.specs import Launch, ModelSpec
+from analyzer.units import DTYPE_BYTES
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Sizes of a launch as its modules see them. `t` is 1 and `sp` False for the model without parallelism."""
+
+    launch: Launch
+
+    @property
+    def model(self) -> ModelSpec:
+        """The model's own sizes."""
+        return self.launch.model
+
+    @cached_property
+    def t(self) -> int:
+        """Tensor-parallel size."""
+        return self.launch.parallel.tensor
+
+    @cached_property
+    def sp(self) -> bool:
+        """Whether activations between the parallel regions are split along the sequence."""
+        return self.launch.parallel.sequence_parallel and self.t > 1
+
+    @cached_property
+    def s(self) -> int:
+        """Tokens of a sample on this rank, before sequence parallelism splits them further."""
+        return self.launch.batch.seq_length // self.launch.parallel.context
+
+    @cached_property
+    def b(self) -> int:
+        """Micro-batch size."""
+        return self.launch.batch.micro_batch_size
+
+    @cached_property
+    def dtype(self) -> str:
+        """Element type of parameters and activations."""
+        return self.launch.precision.parameters
+
+    @cached_property
+    def residual_dtype(self) -> str:
+        """Element type of the residual stream."""
+        return "fp32" if self.model.fp32_residual_connection else self.dtype
+
+    @cached_property
+    def s_split(self) -> int:
+        """Tokens of the residual stream on this rank: s/t under sequence parallelism."""
+        return self.s // self.t if self.sp else self.s
+
+    @property
+    def recompute_core_attention(self) -> bool:
+        """Selective recompute of the attention kernel."""
+        recompute = self.launch.recompute
+        return recompute.granularity == "selective" and "core_attn" in recompute.modules
+
+    def recomputes(self, module: str) -> bool:
+        """Whether `--recompute-modules` names this module and recompute is selective."""
+        return self.launch.recompute.granularity == "selective" and module in self.launch.recompute.modules
+
+    def hidden(self, name: str, *, gathered: bool = False, dtype: str | None = None, shares: str = "") -> Tensor:
+        """[s, b, h], or its shard [s/t, b, h] under sequence parallelism unless `gathered`."""
+        kind = dtype or self.dtype
+        split = self.sp and not gathered
+        return Tensor(
+            name=name,
+            shape=(self.s if not split else self.s_split, self.b, self.model.hidden_size),
+            dtype=kind,
+            formula=f"{DTYPE_BYTES[kind]}·s·b·h" + ("/t" if split else ""),
+            shares=shares,
+        )
+
+    def wide(self, name: str, width: int, symbol: str, *, dtype: str | None = None, shares: str = "") -> Tensor:
+        """[s, b, width]: an activation inside a parallel region, `width` already divided by t."""
+        kind = dtype or self.dtype
+        return Tensor(
+            name=name, shape=(self.s, self.b, width), dtype=kind, formula=f"{DTYPE_BYTES[kind]}·s·b·{symbol}", shares=shares
+        )
+
+    def statistics(self, name: str, rows: int, symbol: str = "4·s·b") -> Tensor:
+        """fp32 numbers, one for each row that a norm or a softmax reduced."""
+        return Tensor(name=name, shape=(rows,), dtype="fp32", formula=symbol)
+
+    def tp(self, kind: str, phase: Phase, *, width: int | None = None, dtype: str | None = None) -> tuple[Collective, ...]:
+        """A tensor-parallel collective over [s, b, h] (or `width`); none without tensor parallelism."""
+        if self.t == 1:
+            return ()
+        return (
+            Collective(
+                kind=kind,  # type: ignore[arg-type]
+                group="tp",
+                shape=(self.s, self.b, width or self.model.hidden_size),
+                dtype=dtype or self.dtype,
+                phase=phase,
+            ),
+        )

@@ -1,0 +1,81 @@
+"""The formula engine: from a launch to everything there is to say about it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from analyzer.advice import advise
+from analyzer.communication import messages, totals
+from analyzer.layout import check_layout, group_count, group_size, groups
+from analyzer.memory import rank_classes
+from analyzer.modules.model import full_model, parameters
+from analyzer.results import Message, RankClass, Report, StageModel
+from analyzer.specs import Launch
+from analyzer.verdict import verdict
+
+REPORTED_GROUPS: Final = ("tp", "pp", "dp", "dp_cp", "cp", "ep", "etp", "edp", "tp_ep", "embd", "pos_embd")
+WHOLE_LISTS_UP_TO: Final = 4096
+"""Ranks of a world whose groups are all listed; beyond it each list is cut to about this many ranks."""
+
+
+def predict(launch: Launch, *, note: str = "") -> Report:
+    """Trees, memory, groups, communication and verdict; `note` is about the GPU and goes with the verdict.
+
+    Raises InputError for layouts that Megatron refuses.
+    """
+    check_layout(launch.parallel)
+    ranks = rank_classes(launch)
+    whole = full_model(launch)
+    full = sum(parameter.full_numel for parameter in parameters(whole))
+    model = launch.model
+    padding = (model.padded_vocab_size - model.vocab_size) * model.hidden_size * (1 if model.tied_embeddings else 2)
+    rows = _messages(launch, ranks)
+    outcome = verdict(ranks, launch.hardware, note=note)
+    listed, truncated = _groups(launch)
+    return Report(
+        engine="formula",
+        launch=launch,
+        groups=listed,
+        groups_truncated=truncated,
+        group_counts={kind: group_count(launch.parallel, kind) for kind in REPORTED_GROUPS},
+        full_model=whole,
+        parameters=full,
+        parameters_unpadded=full - padding,
+        parameters_active=full,
+        parameters_routed_experts=0,
+        ranks=ranks,
+        communication=rows,
+        communication_totals=totals(launch, rows),
+        verdict=outcome,
+        advice=advise(launch, predict=rank_classes) if outcome.fits is False else (),
+        assumptions=(*launch.assumptions, *_assumptions(launch)),
+    )
+
+
+def _messages(launch: Launch, ranks: tuple[RankClass, ...]) -> tuple[Message, ...]:
+    stages = tuple(StageModel(pipeline_rank=each.pipeline_rank, chunks=each.chunks, trees=each.trees) for each in ranks)
+    return messages(launch, stages)
+
+
+def _groups(launch: Launch) -> tuple[dict[str, tuple[tuple[int, ...], ...]], bool]:
+    """Process groups by kind, and whether the lists are cut."""
+    parallel = launch.parallel
+    tied = launch.model.tied_embeddings
+    truncated = parallel.world_size > WHOLE_LISTS_UP_TO
+    listed = {}
+    for kind in REPORTED_GROUPS:
+        members = max(1, group_size(parallel, kind, tied=tied))
+        limit = max(1, WHOLE_LISTS_UP_TO // 8 // members) if truncated else None
+        listed[kind] = tuple(groups(parallel, kind, tied=tied, limit=limit))
+    return listed, truncated
+
+
+def _assumptions(launch: Launch) -> tuple[str, ...]:
+    """What the formulas themselves take for granted."""
+    stated = [
+        "reserved memory is the peak and room for the largest temporary tensor; the CUDA context (0.5 GiB) and NCCL buffers "
+        "(16 channels for each communicator) are estimates",
+    ]
+    if launch.hardware.compute_capability is None and launch.model.implementation == "transformer_engine":
+        stated.append("no GPU is named: workspaces are those of a Hopper GPU")
+    return tuple(stated)

@@ -1,0 +1,58 @@
+"""What was understood, first of all, and what was taken for granted, last of all."""
+
+from __future__ import annotations
+
+from analyzer.report.names import plural
+from analyzer.report.text import INDENT, KEY, Line, heading, wrap
+from analyzer.results import Report
+from analyzer.specs import Launch
+from analyzer.units import format_count
+
+ENGINES = {"formula": "by formula", "shadow": "by shadow recording", "both": "by formula and shadow recording"}
+
+
+def launch(report: Report, *, width: int) -> list[Line]:
+    """Three sentences: the model, the cluster and its layout, the batch."""
+    asked = report.launch
+    world = asked.parallel
+    cluster = f"{plural(world.world_size, 'GPU')}, {plural(world.nodes, 'node')} of {world.gpus_per_node}: {_layout(asked)}."
+    batch = asked.batch
+    samples = (
+        f"Micro-batch {batch.micro_batch_size}, global batch {format_count(batch.global_batch_size)}: "
+        f"{batch.microbatches:,} of them in an iteration on each replica, sequences of {batch.seq_length:,} tokens."
+    )
+    engine = f"Megatron-LM {asked.megatron}, {ENGINES[report.engine]}."
+    texts = (f"{_model(asked)} {engine}", cluster, samples)
+    return [line for text in texts for line in wrap(text, width=width, rest=INDENT, style=KEY)]
+
+
+def _model(launch: Launch) -> str:
+    model = launch.model
+    heads = f"{model.num_attention_heads} heads"
+    if model.num_query_groups != model.num_attention_heads:
+        heads += f" in {model.num_query_groups} groups"
+    padded = f" (padded to {model.padded_vocab_size:,})" if model.padded_vocab_size != model.vocab_size else ""
+    return (
+        f"GPT, {model.num_layers} layers, hidden size {model.hidden_size:,}, feed-forward {model.ffn_hidden_size:,}, {heads}, "
+        f"vocabulary {model.vocab_size:,}{padded}, {launch.precision.parameters}."
+    )
+
+
+def _layout(launch: Launch) -> str:
+    p = launch.parallel
+    sizes = [
+        ("tensor", p.tensor, " with sequence parallelism" if p.sequence_parallel else ""),
+        ("pipeline", p.pipeline, f" in {p.virtual_pipeline} virtual stages each" if p.virtual_pipeline else ""),
+        ("context", p.context, ""),
+        ("expert", p.expert, ""),
+        ("data", p.data, " with the distributed optimizer" if launch.optimizer.distributed else ""),
+    ]
+    return ", ".join(f"{name} {size}{more}" for name, size, more in sizes if size > 1) or "no parallelism"
+
+
+def assumptions(report: Report, *, width: int) -> list[Line]:
+    """What was taken for granted, one point each."""
+    if not report.assumptions:
+        return []
+    points = [line for text in report.assumptions for line in wrap(text, width=width, first=f"{INDENT}· ", rest=INDENT * 2)]
+    return [*heading("Assumptions", width=width), *points]

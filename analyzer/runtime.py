@@ -1,0 +1,109 @@
+"""Memory that libraries keep beside the model: workspaces and caches, and when each first appears.
+
+Sources: PyTorch aten/src/ATen/cuda/CublasHandlePool.cpp (getChosenWorkspaceSize); transformer_engine/pytorch/
+cpp_extensions/gemm.py get_cublas_workspace_size_bytes and module/base.py get_dummy_wgrad (TE 2.11);
+megatron/core/utils.py GlobalMemoryBuffer (0.16.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from analyzer.modules.shapes import Shapes
+from analyzer.modules.tree import BLOCK, Module
+from analyzer.specs import Launch
+from analyzer.timeline import Pass
+from analyzer.units import KIB, MIB, dtype_bytes, round_up
+
+LINEAR = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeItem:
+    """Bytes that stay once a module of one of these names has first run in this pass."""
+
+    name: str
+    bytes: int
+    modules: tuple[str, ...]
+    phase: Pass
+
+
+def capability(launch: Launch) -> tuple[int, int]:
+    """Compute capability of the target GPU; Hopper's where it is not known."""
+    return launch.hardware.compute_capability or (9, 0)
+
+
+def cublas_workspace_bytes(launch: Launch) -> int:
+    """Workspace of one cuBLAS handle on one stream: CUBLAS_WORKSPACE_CONFIG, else PyTorch's default.
+
+    The variable lists `:SIZE:COUNT` in KiB. The default is :4096:8 on Hopper, and on others :4096:2:16:8.
+    """
+    config = launch.runtime.cublas_workspace_config
+    if config:
+        numbers = [int(part) for part in config.split(":") if part.strip().isdigit()]
+        return sum(kib * count for kib, count in zip(numbers[::2], numbers[1::2], strict=False)) * KIB
+    return 4096 * 8 * KIB if capability(launch)[0] == 9 else (4096 * 2 + 16 * 8) * KIB
+
+
+def te_workspace_bytes(launch: Launch) -> int:
+    """Workspace of Transformer Engine's GEMMs: 32 MiB and 1 KiB from Hopper on, 4 MiB before."""
+    return 32 * MIB + KIB if capability(launch)[0] >= 9 else 4 * MIB
+
+
+def runtime_items(launch: Launch, trees: Sequence[Module]) -> tuple[RuntimeItem, ...]:
+    """Everything that the libraries keep on a rank which holds these chunks."""
+    return tuple(item for item in _items(launch, trees) if item.bytes)
+
+
+def _items(launch: Launch, trees: Sequence[Module]) -> Iterator[RuntimeItem]:
+    shapes = Shapes(launch)
+    names = {module.name for tree in trees for _, module in tree.walk()}
+    te = launch.model.implementation == "transformer_engine"
+    if te and names.intersection(LINEAR):
+        yield RuntimeItem("Transformer Engine GEMM workspace", round_up(te_workspace_bytes(launch), BLOCK), LINEAR, "forward")
+    # Megatron's own layers multiply through PyTorch, whose cuBLAS handles belong to a thread: autograd has another
+    unfused = launch.model.attention_backend == "unfused"
+    torch_products = ("output_layer", *(() if te else LINEAR), *(("core_attention",) if unfused else ()))
+    if names.intersection(torch_products):
+        yield RuntimeItem("cuBLAS workspace of the main thread", cublas_workspace_bytes(launch), torch_products, "forward")
+        yield RuntimeItem("cuBLAS workspace of the autograd thread", cublas_workspace_bytes(launch), torch_products, "backward")
+    yield from _global_buffer(shapes, names)
+    if te and launch.runtime.gradient_accumulation_fusion:
+        yield from _dummy_weight_gradients(trees)
+    if launch.model.position_embedding == "rope" and "linear_qkv" in names:
+        width = int(launch.model.kv_channels * launch.model.rotary_percent)
+        table = round_up(4 * launch.batch.seq_length * width, BLOCK)
+        yield RuntimeItem("rotary position table", table, ("linear_qkv",), "forward")
+
+
+def _global_buffer(shapes: Shapes, names: set[str]) -> Iterator[RuntimeItem]:
+    """Megatron's scratch buffer "mpu", which grows to the largest request and stays."""
+    launch = shapes.launch
+    te = launch.model.implementation == "transformer_engine"
+    gather: tuple[str, ...] = ()
+    scratch = 0
+    if shapes.sp:
+        gather = tuple(sorted(names.intersection(("output_layer",) if te else ("output_layer", "linear_qkv", "linear_fc1"))))
+        scratch = shapes.hidden("gathered input", gathered=True).bytes if gather else 0
+    if launch.model.implementation == "local" and launch.model.attention_backend == "unfused" and "core_attention" in names:
+        heads = launch.model.num_attention_heads // shapes.t
+        scores = round_up(dtype_bytes(shapes.dtype, shapes.b * heads * shapes.s * launch.batch.seq_length), BLOCK)
+        gather, scratch = (*gather, "core_attention"), max(scratch, scores)
+    if scratch:
+        yield RuntimeItem("Megatron's global memory buffer", scratch, gather, "forward")
+
+
+def _dummy_weight_gradients(trees: Sequence[Module]) -> Iterator[RuntimeItem]:
+    """Fused accumulation hands autograd an empty gradient: one for each distinct shape, kept."""
+    weights: dict[tuple[tuple[int, ...], str], str] = {}
+    for tree in trees:
+        for _, module in tree.walk():
+            if module.name in LINEAR:
+                for parameter in module.parameters:
+                    if parameter.name == "weight":
+                        weights.setdefault((parameter.shape, parameter.dtype), module.name)
+    for (shape, dtype), name in weights.items():
+        size = round_up(dtype_bytes(dtype, prod(shape)), BLOCK)
+        yield RuntimeItem(f"dummy weight gradient {list(shape)}", size, (name,), "backward")

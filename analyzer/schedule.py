@@ -1,0 +1,124 @@
+"""The order in which a pipeline rank runs its microbatches, forward and backward, in one iteration.
+
+Read in megatron/core/pipeline_parallel/schedules.py, 0.16.1: `forward_backward_no_pipelining`,
+`forward_backward_pipelining_without_interleaving` (1F1B) and `forward_backward_pipelining_with_interleaving`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from analyzer.errors import InputError
+
+GROUP_SIZE = "--microbatch-group-size-per-virtual-pipeline-stage"
+BATCH = "--global-batch-size"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A microbatch passes through a chunk of this rank, forward or backward."""
+
+    kind: Literal["forward", "backward"]
+    microbatch: int
+    chunk: int
+
+
+def steps(
+    *, pipeline: int, pipeline_rank: int, chunks: int, microbatches: int, group_size: int | None = None, legacy: bool = False
+) -> tuple[Step, ...]:
+    """Everything that `pipeline_rank` of `pipeline` runs in an iteration, in order.
+
+    `chunks` are the model chunks of a rank: 1 without interleaving. `group_size` is how many microbatches an
+    interleaved schedule runs through one chunk before the next; None is the pipeline size. `legacy` is the interleaved
+    schedule of 2023: groups are of the pipeline size, and where there is only one of them all forwards come first.
+
+    Raises InputError where Megatron refuses the number of microbatches.
+    """
+    if chunks > 1:
+        _check_interleaved(pipeline=pipeline, microbatches=microbatches, group_size=group_size, legacy=legacy)
+    group = pipeline if legacy or group_size is None else group_size
+    table = _table(chunks=chunks, microbatches=microbatches, group_size=group)
+    forwards = [Step("forward", microbatch, chunk) for microbatch, chunk in table]
+    backwards = [Step("backward", microbatch, chunks - 1 - chunk) for microbatch, chunk in table]
+    if legacy and chunks > 1 and microbatches == pipeline:
+        warmup = len(table)
+    else:
+        warmup = min(_warmup(pipeline=pipeline, pipeline_rank=pipeline_rank, chunks=chunks, group_size=group), len(table))
+    steady = len(table) - warmup
+    order = forwards[:warmup]
+    for forward, backward in zip(forwards[warmup:], backwards[:steady], strict=True):
+        order += (forward, backward)
+    return (*order, *backwards[steady:])
+
+
+def equivalent_microbatches(
+    *, pipeline: int, chunks: int, microbatches: int, group_size: int | None = None, legacy: bool = False
+) -> int:
+    """A number of microbatches, at most `microbatches`, that is as good for memory, on every pipeline rank.
+
+    With it `steps` has the same set of situations: kind and chunk of the step, whether its microbatch is the first or
+    the last of the iteration, and how many microbatches of each chunk are in flight. The steady state repeats, every
+    microbatch in 1F1B and every group of them when interleaved; what is beyond one period of it is left out here.
+
+    Raises InputError where Megatron refuses the number of microbatches.
+    """
+    if chunks == 1:
+        return min(microbatches, pipeline + 2)
+    _check_interleaved(pipeline=pipeline, microbatches=microbatches, group_size=group_size, legacy=legacy)
+    group = pipeline if legacy or group_size is None else group_size
+    return min(microbatches, 3 * group + microbatches % group)
+
+
+def in_flight_peak(order: tuple[Step, ...]) -> tuple[int, ...]:
+    """Microbatches of each chunk that wait for their backward when most do, over all chunks; the first such time."""
+    in_flight = [0] * (max(step.chunk for step in order) + 1)
+    peak = tuple(in_flight)
+    for step in order:
+        in_flight[step.chunk] += 1 if step.kind == "forward" else -1
+        if sum(in_flight) > sum(peak):
+            peak = tuple(in_flight)
+    return peak
+
+
+def _warmup(*, pipeline: int, pipeline_rank: int, chunks: int, group_size: int) -> int:
+    """Forwards before the first backward, were there no end of microbatches (`get_pp_rank_microbatches`)."""
+    behind = pipeline - pipeline_rank - 1
+    return behind if chunks == 1 else behind * 2 + (chunks - 1) * group_size
+
+
+def _table(*, chunks: int, microbatches: int, group_size: int) -> list[tuple[int, int]]:
+    """(microbatch, chunk) of each forward: a group of microbatches through all chunks, then the next (`get_schedule_table`)."""
+    return [
+        (microbatch, chunk)
+        for first in range(0, microbatches, group_size)
+        for chunk in range(chunks)
+        for microbatch in range(first, min(first + group_size, microbatches))
+    ]
+
+
+def _check_interleaved(*, pipeline: int, microbatches: int, group_size: int | None, legacy: bool) -> None:
+    if legacy:
+        if microbatches % pipeline:
+            raise InputError(
+                BATCH,
+                f"{microbatches} microbatches are not a multiple of {pipeline} pipeline ranks, which interleaving needs",
+                "change the batch size, or use no virtual stages",
+            )
+        return
+    group = pipeline if group_size is None else group_size
+    if group < pipeline:
+        raise InputError(GROUP_SIZE, f"{group} is less than {pipeline} pipeline ranks", f"use {pipeline} or more")
+    if group > microbatches:
+        raise InputError(
+            BATCH if group_size is None else GROUP_SIZE,
+            f"interleaving runs groups of {group} microbatches, and there are {microbatches}",
+            f"raise --global-batch-size to {group} microbatches or more, or use no virtual stages",
+        )
+    if 0 < microbatches % group < pipeline:
+        raise InputError(
+            BATCH if group_size is None else GROUP_SIZE,
+            f"the last group of {group} would have {microbatches % group} of {microbatches} microbatches, "
+            f"fewer than {pipeline} pipeline ranks",
+            f"make the microbatches a multiple of {group}" + (f", or leave {pipeline} or more over" if group > pipeline else ""),
+        )

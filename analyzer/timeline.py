@@ -1,0 +1,120 @@
+"""Bytes over the forward and the backward of one model chunk, module by module.
+
+A tree of modules says what each saves and needs; walking it in the order of execution gives the bytes that are
+alive at the worst instant of every module. Nothing here knows pipelines, optimizers or GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from analyzer.modules.tree import Module, Tensor
+
+Pass = Literal["forward", "backward"]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The worst instant of one module in one pass, in bytes above what was alive before the chunk's forward."""
+
+    phase: Pass
+    path: str
+    saved: int
+    """Kept for backward at that instant."""
+    transient: tuple[Tensor, ...]
+    """Alive beside it."""
+
+    @property
+    def bytes(self) -> int:
+        """All that is alive."""
+        return self.saved + size(self.transient)
+
+
+@dataclass(frozen=True)
+class ChunkTimeline:
+    """One chunk's forward and backward."""
+
+    retained: int
+    """Bytes that stay between its forward and its backward."""
+    forward: tuple[Point, ...]
+    backward: tuple[Point, ...]
+
+    @property
+    def forward_peak(self) -> Point:
+        """The fullest instant of the forward."""
+        return max(self.forward, key=lambda point: point.bytes)
+
+    @property
+    def backward_peak(self) -> Point:
+        """The fullest instant of the backward."""
+        return max(self.backward, key=lambda point: point.bytes)
+
+
+def size(tensors: tuple[Tensor, ...]) -> int:
+    """Bytes of tensors that are alive together."""
+    return sum(tensor.bytes for tensor in tensors)
+
+
+def retained_bytes(module: Module) -> int:
+    """What a module keeps from its forward until its backward, its children counted in."""
+    own = size(module.saved)
+    return own if module.recomputed else own + sum(retained_bytes(child) for child in module.children)
+
+
+def timeline(tree: Module) -> ChunkTimeline:
+    """Both passes of a chunk."""
+    forward = tuple(_forward(tree, before=0, path="", held=[]))
+    return ChunkTimeline(
+        retained=retained_bytes(tree), forward=forward, backward=tuple(_backward(tree, before=0, path="", around=()))
+    )
+
+
+def _join(path: str, module: Module) -> str:
+    return f"{path}.{module.name}" if path else module.name
+
+
+def _forward(module: Module, *, before: int, path: str, held: list[Tensor]) -> Iterator[Point]:
+    """Points of a forward that keeps what backward needs. `held` collects what lives to the end of the chunk's forward."""
+    if module.recomputed:
+        own = before + size(module.saved)
+        for child in module.children:
+            yield from _without_gradients(child, before=own, path=_join(path, module), held=held)
+        return
+    here = before + size(module.saved)
+    held.extend(module.forward_held)
+    if not module.children:
+        yield Point("forward", _join(path, module), here, (*module.forward_workspace, *held))
+    for child in module.children:
+        yield from _forward(child, before=here, path=_join(path, module), held=held)
+        here += retained_bytes(child)
+
+
+def _without_gradients(module: Module, *, before: int, path: str, held: list[Tensor]) -> Iterator[Point]:
+    """Points of the first forward under a checkpoint: what a module would save lives only while it runs."""
+    if not module.children:
+        yield Point("forward", _join(path, module), before, (*module.saved, *module.forward_workspace, *held))
+    for child in module.children:
+        yield from _without_gradients(child, before=before, path=_join(path, module), held=held)
+
+
+def _backward(module: Module, *, before: int, path: str, around: tuple[Tensor, ...]) -> Iterator[Point]:
+    """Points of the backward, last module first. `before` is what everything earlier in the chunk keeps.
+
+    A checkpointed module runs its forward again first; then its children go backward as any others.
+    """
+    here = before + size(module.saved)
+    around = (*around, *module.backward_workspace) if module.children else around
+    if not module.children:
+        yield Point("backward", _join(path, module), here, (*module.backward_workspace, *around))
+        return
+    starts = []
+    for child in module.children:
+        starts.append(here)
+        if module.recomputed:
+            for point in _forward(child, before=here, path=_join(path, module), held=[]):
+                yield Point("backward", point.path, point.saved, (*point.transient, *around))
+        here += retained_bytes(child)
+    for child, start in zip(reversed(module.children), reversed(starts), strict=True):
+        yield from _backward(child, before=start, path=_join(path, module), around=around)

@@ -1,0 +1,32 @@
+"""Does it fit: the fullest rank held against the capacity of the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from analyzer.results import RankClass, Verdict
+from analyzer.specs import HardwareSpec
+
+
+def fullest(ranks: Sequence[RankClass]) -> RankClass:
+    """The rank class that takes most of its device; of equals the one with the lowest rank."""
+    return min(ranks, key=lambda each: (-each.memory.device_bytes, each.ranks[0][0]))
+
+
+def verdict(ranks: Sequence[RankClass], hardware: HardwareSpec, *, note: str = "") -> Verdict:
+    """Whether every rank fits: `device_bytes` (reserved memory, CUDA context and NCCL) of the fullest against the capacity.
+
+    `ranks` has at least one element. `fits` and `headroom_bytes` are None where the capacity is not known; a headroom
+    below zero is what is missing. `note` is passed on to the reader.
+    """
+    tightest = fullest(ranks)
+    capacity = hardware.capacity_bytes
+    headroom = None if capacity is None else capacity - tightest.memory.device_bytes
+    return Verdict(
+        fits=None if headroom is None else headroom >= 0,
+        gpu=hardware.name,
+        capacity_bytes=capacity,
+        tightest_rank=tightest.ranks[0][0],
+        headroom_bytes=headroom,
+        note=note,
+    )

@@ -1,0 +1,90 @@
+"""Small launches and models made by hand for the tests of buffers and communication."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from analyzer.modules.tree import Collective, Module, Parameter
+from analyzer.results import Chunk, StageModel
+from analyzer.specs import (
+    BatchSpec,
+    HardwareSpec,
+    Launch,
+    ModelSpec,
+    OptimizerSpec,
+    ParallelSpec,
+    PrecisionSpec,
+    RecomputeSpec,
+    RuntimeSpec,
+)
+from analyzer.stages import chunks
+
+SEQUENCE, BATCH, HIDDEN = 64, 2, 32
+
+
+def make_launch(**changes: Any) -> Launch:
+    """A bf16 model with fp32 gradients on one GPU; a change is a field of the spec that has it, or `megatron`."""
+    specs: dict[str, Any] = {
+        "model": ModelSpec(
+            num_layers=8,
+            hidden_size=HIDDEN,
+            ffn_hidden_size=4 * HIDDEN,
+            num_attention_heads=4,
+            num_query_groups=4,
+            kv_channels=8,
+            vocab_size=100,
+            padded_vocab_size=128,
+            max_position_embeddings=SEQUENCE,
+            position_embedding="rope",
+        ),
+        "parallel": ParallelSpec(world_size=1, nodes=1, gpus_per_node=8),
+        "batch": BatchSpec(micro_batch_size=BATCH, global_batch_size=16, seq_length=SEQUENCE, microbatches=8, first_microbatches=8),
+        "precision": PrecisionSpec(parameters="bf16", gradients="fp32"),
+        "optimizer": OptimizerSpec(),
+        "recompute": RecomputeSpec(),
+        "runtime": RuntimeSpec(),
+        "hardware": HardwareSpec(),
+    }
+    megatron = changes.pop("megatron", "0.16.1")
+    for field, value in changes.items():
+        owner = next(name for name, spec in specs.items() if hasattr(spec, field))
+        specs[owner] = replace(specs[owner], **{field: value})
+    return Launch(**specs, megatron=megatron)
+
+
+def make_layer(launch: Launch, number: int) -> Module:
+    """A layer with an all-reduce of [s, b, h] in each of four places, as without sequence parallelism."""
+    shape = (launch.batch.seq_length // launch.parallel.context, launch.batch.micro_batch_size, launch.model.hidden_size)
+
+    def linear(name: str, phase: Any, numel: int) -> Module:
+        return Module(
+            name=name,
+            parameters=(Parameter(name="weight", shape=(numel,), dtype="bf16", sharding="tensor"),),
+            collectives=(Collective(kind="all_reduce", group="tp", shape=shape, dtype="bf16", phase=phase),),
+        )
+
+    attention = (linear("linear_qkv", "backward", 3000), linear("linear_proj", "forward", 1000))
+    mlp = (linear("linear_fc1", "backward", 4000), linear("linear_fc2", "forward", 4100))
+    children = (Module(name="self_attention", children=attention), Module(name="mlp", children=mlp))
+    return Module(name=str(number), children=children)
+
+
+def make_tree(launch: Launch, chunk: Chunk) -> Module:
+    """A chunk: embedding, layers, output layer. Tied embeddings are marked as such where there are several stages."""
+    tied = launch.model.tied_embeddings and launch.parallel.pipeline > 1
+    table = Parameter(name="weight", shape=(128 // launch.parallel.tensor, HIDDEN), dtype="bf16", shared_embedding=tied)
+    children = [Module(name="embedding", parameters=(table,))] if chunk.pre_process else []
+    layers = Module(name="layers", children=tuple(make_layer(launch, number) for number in chunk.layers))
+    children.append(Module(name="decoder", children=(layers,)))
+    if chunk.post_process and launch.parallel.pipeline > 1:
+        children.append(Module(name="output_layer", parameters=(table,)))
+    return Module(name="GPTModel", children=tuple(children))
+
+
+def make_stages(launch: Launch) -> tuple[StageModel, ...]:
+    """The model of `make_tree` spread over the pipeline ranks of the launch."""
+    return tuple(
+        StageModel(pipeline_rank=rank, chunks=of_rank, trees=tuple(make_tree(launch, chunk) for chunk in of_rank))
+        for rank, of_rank in enumerate(chunks(launch.model.num_layers, launch.parallel))
+    )

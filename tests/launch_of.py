@@ -1,0 +1,52 @@
+"""Launches for tests: a line of options, read with the catalogue of one release."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from analyzer.launch.argv_parser import read_words
+from analyzer.launch.arguments import Arguments
+from analyzer.launch.build import build
+from analyzer.launch.catalogue import load_catalogue
+from analyzer.launch.torchrun import World
+from analyzer.specs import HardwareSpec, Launch
+
+BASE = (
+    "--num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 "
+    "--micro-batch-size 1 --bf16 --tokenizer-type NullTokenizer --vocab-size 32000"
+)
+BASE_2023 = BASE.replace("--tokenizer-type NullTokenizer --vocab-size 32000", "--tokenizer-type NullTokenizer --vocab-size 50256")
+HOPPER = HardwareSpec(name="H100-80GB", compute_capability=(9, 0))
+AMPERE = HardwareSpec(name="A100-80GB", compute_capability=(8, 0))
+BLACKWELL = HardwareSpec(name="B200", compute_capability=(10, 0))
+
+
+def arguments_of(line: str, *, release: str = "0.16.1") -> Arguments:
+    """The arguments that `release` reads from a line of options."""
+    table = load_catalogue().table(release)
+    reading = read_words(line.split(), table)
+    return Arguments(
+        values={**table.defaults, **reading.values},
+        given=frozenset(reading.values),
+        spelled=reading.spelled,
+        release=release,
+        source="test",
+        entry=None,
+        assumptions=(),
+    )
+
+
+def launch_of(
+    line: str,
+    *,
+    base: str = BASE,
+    gpus: int = 8,
+    release: str = "0.16.1",
+    environ: Mapping[str, str] | None = None,
+    gpu: HardwareSpec = HOPPER,
+    folder: Path = Path("/nowhere"),
+) -> Launch:
+    """The launch that `base` and `line` describe on nodes of at most eight GPUs."""
+    world = World(1, gpus) if gpus < 8 else World(gpus // 8, 8)
+    return build(arguments_of(f"{base} {line}", release=release), world, environ=environ or {}, gpu=gpu, folder=folder)

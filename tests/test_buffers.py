@@ -1,0 +1,150 @@
+"""Buffers against megatron-core itself: the numbers of CASES are what its `_ParamAndGradBuffer` (0.16.1) made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import lcm
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analyzer.buffers import Bucket, bucket_size, chunk_buffers, creation_order, shard_numel, stage_buffers
+from analyzer.modules.tree import Module, Parameter
+from tests.communication_launch import make_launch, make_stages
+
+
+@dataclass(frozen=True)
+class Case:
+    """Parameters in order of creation, and (parameters, unpadded, padded) of each bucket."""
+
+    numels: tuple[int, ...]
+    buckets: tuple[tuple[int, int, int], ...]
+    group: int = 6
+    distributed: bool = True
+    bucket_size: int | None = None
+    shared_embedding: int | None = None
+    busbw: bool = False
+
+
+CASES = {
+    "bucketed": Case((5000, 100, 3000, 64, 2000), ((3, 5112, 5376), (2, 5128, 5376)), bucket_size=3000),
+    "no padding": Case((5000, 100, 3000, 64, 2000), ((3, 5064, 5064), (2, 5100, 5100)), bucket_size=3000, distributed=False),
+    "embedding first": Case((5000, 100, 3000, 65, 2000), ((4, 5312, 5376), (1, 5000, 5376)), shared_embedding=0),
+    "output layer last": Case((100, 3000, 65, 5000), ((1, 5000, 5120), (3, 3236, 3328)), shared_embedding=3, group=8),
+    "embedding, all-reduced": Case((5000, 100, 3000, 65, 2000), ((5, 10165, 10165),), shared_embedding=0, distributed=False),
+    "high busbw": Case((5000, 100, 70000), ((1, 70000, 196608), (2, 5128, 196608)), bucket_size=60000, busbw=True),
+}
+
+
+def parameters_of(numels: tuple[int, ...], *, shared_embedding: int | None = None, **fields: Any) -> list[Parameter]:
+    return [
+        Parameter(name=str(index), shape=(numel,), **{"dtype": "bf16", "shared_embedding": index == shared_embedding, **fields})
+        for index, numel in enumerate(numels)
+    ]
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_buckets_are_those_of_megatron(case: Case) -> None:
+    launch = make_launch(world_size=case.group, distributed=case.distributed, pad_buckets_for_high_nccl_busbw=case.busbw)
+    parameters = parameters_of(case.numels, shared_embedding=case.shared_embedding)
+    (buffer,) = chunk_buffers(launch, parameters, bucket_size=case.bucket_size)
+    assert buffer.buckets == tuple(Bucket(parameters=n, numel_unpadded=u, numel=p) for n, u, p in case.buckets)
+    assert (buffer.parameter_dtype, buffer.gradient_dtype, buffer.group) == ("bf16", "fp32", "dp_cp")
+
+
+@given(
+    numels=st.lists(st.integers(1, 9000), min_size=1, max_size=20),
+    group=st.integers(1, 40),
+    size=st.one_of(st.none(), st.integers(0, 20000)),
+    distributed=st.booleans(),
+    busbw=st.booleans(),
+)
+def test_buckets_hold_every_parameter_once(numels: list[int], group: int, size: int | None, distributed: bool, busbw: bool) -> None:
+    launch = make_launch(world_size=group, distributed=distributed, pad_buckets_for_high_nccl_busbw=busbw)
+    (buffer,) = chunk_buffers(launch, parameters_of(tuple(numels)), bucket_size=size)
+    assert sum(bucket.parameters for bucket in buffer.buckets) == len(numels)
+    last_created = list(reversed(numels))
+    for bucket in buffer.buckets:
+        members, last_created = last_created[: bucket.parameters], last_created[bucket.parameters :]
+        aligned = sum(-(-numel // 64) * 64 for numel in members[:-1]) if distributed else sum(members[:-1])
+        assert bucket.numel_unpadded == aligned + members[-1]
+        divisor = lcm(group, 128, 2**16 if busbw else 1) if distributed else 1
+        assert bucket.numel % divisor == 0
+        assert 0 <= bucket.numel - bucket.numel_unpadded < divisor
+    if size is not None:
+        assert all(bucket.numel_unpadded >= size for bucket in buffer.buckets[:-1])
+    if distributed:
+        assert shard_numel(buffer, group) * group == buffer.numel
+
+
+@pytest.mark.parametrize(
+    ("changes", "where", "expected"),
+    [
+        ({}, (0, 0), None),
+        ({"overlap_grad_reduce": True}, (0, 0), 40_000_000),
+        ({"overlap_grad_reduce": True, "world_size": 64}, (0, 0), 64_000_000),
+        ({"overlap_grad_reduce": True, "world_size": 128, "context": 2, "tensor": 2}, (0, 0), 64_000_000),
+        ({"overlap_grad_reduce": True, "ddp_bucket_size": 7}, (0, 0), 7),
+        ({"overlap_grad_reduce": True, "ddp_num_buckets": 3}, (0, 0), 333),
+        ({"overlap_grad_reduce": True}, (1, 0), None),
+        ({"overlap_grad_reduce": True}, (0, 1), None),
+        ({"overlap_grad_reduce": True, "overlap_param_gather_with_optimizer_step": True}, (0, 0), None),
+        ({"ddp_bucket_size": 7}, (0, 0), None),
+    ],
+)
+def test_bucket_size(changes: dict[str, Any], where: tuple[int, int], expected: int | None) -> None:
+    assert bucket_size(make_launch(**changes), pipeline_rank=where[0], chunk=where[1], rank_numel=1000) == expected
+
+
+def test_only_the_first_chunk_of_the_first_stage_is_bucketed() -> None:
+    launch = make_launch(world_size=2, pipeline=2, virtual_pipeline=2, overlap_grad_reduce=True, ddp_bucket_size=5000)
+    first, last = make_stages(launch)
+    (bucketed,), (whole,) = stage_buffers(launch, first)
+    # from the end: fc2 + fc1 | qkv + proj + fc2 of the layer before | fc1 + qkv | proj + embedding
+    assert [bucket.numel for bucket in bucketed.buckets] == [4100 + 4000, 3000 + 1000 + 4100, 4000 + 3000, 1000 + 4096]
+    assert len(whole.buckets) == 1
+    assert [len(buffer.buckets) for (buffer,) in stage_buffers(launch, last)] == [1, 1]
+
+
+def test_dtypes_and_experts_have_buffers_of_their_own() -> None:
+    launch = make_launch(world_size=8, expert=4, distributed=True, gradients="bf16")
+    parameters = [
+        Parameter(name="expert", shape=(1000,), dtype="bf16", sharding="expert"),
+        *parameters_of((100,)),
+        Parameter(name="router", shape=(10,), dtype="fp32"),
+    ]
+    found = chunk_buffers(launch, parameters, bucket_size=None)
+    assert [(b.group, b.parameter_dtype, b.gradient_dtype, b.numel) for b in found] == [
+        ("dp_cp", "bf16", "bf16", 128),
+        ("dp_cp", "fp32", "fp32", 128),
+        ("edp", "bf16", "bf16", 1024),
+    ]
+    assert [b.group for b in chunk_buffers(make_launch(world_size=8), parameters, bucket_size=None)] == ["dp_cp", "dp_cp"]
+
+
+def test_padding_is_for_one_instance_of_the_distributed_optimizer() -> None:
+    whole = make_launch(world_size=12, distributed=True)
+    halves = make_launch(world_size=12, distributed=True, distributed_optimizer_instances=4)
+    sizes = [chunk_buffers(launch, parameters_of((1,)), bucket_size=None)[0].numel for launch in (whole, halves)]
+    assert sizes == [lcm(12, 128), lcm(3, 128)]
+
+
+def test_creation_order_has_the_projection_first() -> None:
+    """`named_parameters` of megatron-core's SelfAttention lists linear_proj before linear_qkv."""
+
+    def leaf(name: str) -> Module:
+        return Module(name=name, parameters=(Parameter(name=name, shape=(1,), dtype="bf16"),))
+
+    attention = Module(name="self_attention", children=(leaf("linear_qkv"), leaf("k_layernorm"), leaf("linear_proj")))
+    layer = Module(name="0", children=(leaf("input_layernorm"), attention, leaf("mlp")))
+    names = [parameter.name for parameter in creation_order(layer)]
+    assert names == ["input_layernorm", "linear_proj", "linear_qkv", "k_layernorm", "mlp"]
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+def test_the_code_of_2023_pads_to_the_data_parallel_size_and_has_no_buckets(distributed: bool) -> None:
+    launch = make_launch(megatron="2023", world_size=6, distributed=distributed, overlap_grad_reduce=True, ddp_bucket_size=10)
+    (buffer,) = chunk_buffers(launch, parameters_of((100, 3, 50), shared_embedding=0), bucket_size=10)
+    assert buffer.buckets == (Bucket(parameters=3, numel_unpadded=153, numel=156),)

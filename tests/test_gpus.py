@@ -1,0 +1,208 @@
+"""The table of GPUs, the names that lead into it, and the local GPU through a NVML made by hand."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analyzer import gpus
+from analyzer.errors import InputError
+from analyzer.specs import HardwareSpec
+
+GIB = 2**30
+MIB = 2**20
+
+# nvidia-smi prints these totals; what a process sees is less, by what the driver keeps (0.5 to 5 % in public reports)
+NVIDIA_SMI_MIB = {
+    "V100-16GB": 16384,
+    "A100-40GB": 40960,
+    "A100-80GB": 81920,
+    "H100-80GB": 81559,
+    "H100-NVL": 95830,
+    "H200": 143771,
+    "B200": 183359,
+    "GB200": 189471,
+    "B300": 275040,
+    "GH200": 97871,
+    "L40S": 46068,
+    "A10": 23028,
+    "RTX-4090": 24564,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("h100", "H100-80GB"),
+        ("H100-80GB", "H100-80GB"),
+        ("h100_80g", "H100-80GB"),
+        ("H100 80 GiB", "H100-80GB"),
+        ("NVIDIA H100 80GB HBM3", "H100-80GB"),
+        ("NVIDIA H100 PCIe", "H100-PCIe-80GB"),
+        ("NVIDIA H100 NVL", "H100-NVL-94GB"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
+        ("NVIDIA A100 80GB PCIe", "A100-80GB"),
+        ("A100-SXM4-40GB", "A100-40GB"),
+        ("Tesla V100-SXM2-32GB", "V100-32GB"),
+        ("NVIDIA H200", "H200-141GB"),
+        ("NVIDIA GH200 480GB", "GH200-96GB"),
+        ("b200", "B200-180GB"),
+        ("GB200", "GB200-186GB"),
+        ("NVIDIA B300 SXM6 AC", "B300-288GB"),
+        ("AMD Instinct MI300X", "MI300X-192GB"),
+        ("mi250x", "MI250X-64GB"),
+        ("A10", "A10"),
+        ("A10G", "A10G"),
+        ("l40s", "L40S"),
+        ("NVIDIA L40", "L40"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX-6000-Ada"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX-PRO-6000"),
+    ],
+)
+def test_a_name_leads_to_its_row_however_it_is_written(name: str, row: str) -> None:
+    assert gpus.find(name)[0].name == row
+
+
+@given(st.sampled_from(gpus.GPUS), st.sampled_from(["", " ", "_", "-"]), st.booleans())
+def test_case_and_separators_never_matter(gpu: gpus.Gpu, separator: str, upper: bool) -> None:
+    name = gpu.name.replace("-", separator)
+    assert gpus.find(name.upper() if upper else name.lower())[0] is gpu
+
+
+@pytest.mark.parametrize(("name", "mib"), NVIDIA_SMI_MIB.items())
+def test_capacity_is_a_little_less_than_nvidia_smi_reports(name: str, mib: int) -> None:
+    capacity = gpus.find(name)[0].spec.capacity_bytes
+    assert capacity is not None
+    assert 0.95 * mib * MIB < capacity < mib * MIB
+
+
+def test_capacity_is_pytorchs_total_where_that_was_read() -> None:
+    # total_memory=81082MB, printed by PyTorch for an 'NVIDIA H100 80GB HBM3'
+    spec = gpus.find("H100-80GB")[0].spec
+    assert spec == HardwareSpec(name="H100-80GB", capacity_bytes=81082 * MIB, compute_capability=(9, 0), multiprocessors=132)
+
+
+def test_a_usual_name_is_taken_and_said() -> None:
+    spec, notes = gpus.hardware("H100", None)
+    assert spec.name == "H100-80GB"
+    assert "taken as H100-80GB" in notes[0]
+    assert gpus.hardware("H100-80GB", None)[1] == ()
+
+
+@pytest.mark.parametrize(("name", "choices"), [("A100", "A100-40GB, A100-80GB"), ("V100", "V100-16GB, V100-32GB")])
+def test_a_name_that_leaves_a_choice_is_refused_with_the_choices(name: str, choices: str) -> None:
+    with pytest.raises(InputError, match=f"--info-gpu: '{name}'.*{choices}"):
+        gpus.find(name)
+
+
+@pytest.mark.parametrize(("name", "nearest"), [("H100-88GB", "H100-80GB"), ("GB201", "GB200-186GB"), ("MI300", "MI300X-192GB")])
+def test_an_unknown_name_is_refused_with_the_nearest(name: str, nearest: str) -> None:
+    with pytest.raises(InputError, match=nearest) as caught:
+        gpus.find(name)
+    assert "--info-gpu-memory" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["", "xyz", "😀", ")("])
+def test_nonsense_is_refused_in_one_line(name: str) -> None:
+    with pytest.raises(InputError) as caught:
+        gpus.find(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_memory_alone_and_memory_over_a_name() -> None:
+    assert gpus.hardware(None, "80GiB") == (HardwareSpec(capacity_bytes=80 * GIB), ())
+    spec, notes = gpus.hardware("A100-80GB", "70GiB")
+    assert (spec.capacity_bytes, spec.compute_capability) == (70 * GIB, (8, 0))
+    assert "--info-gpu-memory" in notes[0]
+
+
+@pytest.mark.parametrize("text", ["", "lots", "-80GiB", "0", "80 apples", "9" * 400])
+def test_a_wrong_memory_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="--info-gpu-memory"):
+        gpus.hardware(None, text)
+
+
+class _NvmlError(Exception):
+    pass
+
+
+def _nvml(devices: Sequence[tuple[str, int, int]], *, fails: str = "", versioned: bool = True) -> ModuleType:
+    """A pynvml of devices (name, total MiB, reserved MiB) in which the call named `fails` raises."""
+    module: Any = ModuleType("pynvml")
+
+    def call(name: str, result: Any) -> Any:
+        def of(*args: Any, **kwargs: Any) -> Any:
+            if name == fails:
+                raise _NvmlError("Driver Not Loaded")
+            return result(*args, **kwargs)
+
+        return of
+
+    def memory(handle: int, version: object = None) -> SimpleNamespace:
+        total, reserved = (size * MIB for size in devices[handle][1:])
+        return SimpleNamespace(total=total, reserved=reserved) if version else SimpleNamespace(total=total)
+
+    module.NVMLError = _NvmlError
+    if versioned:
+        module.nvmlMemory_v2 = 2
+    module.nvmlInit = call("nvmlInit", lambda: None)
+    module.nvmlShutdown = call("nvmlShutdown", lambda: None)
+    module.nvmlDeviceGetCount = call("nvmlDeviceGetCount", lambda: len(devices))
+    module.nvmlDeviceGetHandleByIndex = call("nvmlDeviceGetHandleByIndex", lambda index: index)
+    module.nvmlDeviceGetName = call("nvmlDeviceGetName", lambda handle: devices[handle][0])
+    module.nvmlDeviceGetMemoryInfo = call("nvmlDeviceGetMemoryInfo", memory)
+    module.nvmlDeviceGetCudaComputeCapability = call("nvmlDeviceGetCudaComputeCapability", lambda _: (9, 0))
+    return module  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """A machine that has the driver's files."""
+    monkeypatch.setattr(gpus, "DRIVER_FILES", (str(tmp_path),))
+
+
+def test_the_local_gpu_is_read_without_what_the_driver_keeps(monkeypatch: pytest.MonkeyPatch, driver: None) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", _nvml([("NVIDIA H200", 143771, 616)] * 8))
+    spec, notes = gpus.hardware(None, None)
+    assert spec == HardwareSpec(
+        name="NVIDIA H200", capacity_bytes=(143771 - 616) * MIB, compute_capability=(9, 0), multiprocessors=132
+    )
+    assert "NVIDIA H200" in notes[0]
+
+
+def test_an_old_nvml_gives_its_total(monkeypatch: pytest.MonkeyPatch, driver: None) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", _nvml([("A GPU of tomorrow", 1000, 10)], versioned=False))
+    spec, _ = gpus.hardware(None, None)
+    assert (spec.capacity_bytes, spec.multiprocessors) == (1000 * MIB, None)
+
+
+def test_of_unlike_gpus_the_smallest_counts(monkeypatch: pytest.MonkeyPatch, driver: None) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", _nvml([("NVIDIA H200", 143771, 616), ("NVIDIA L4", 23034, 500)]))
+    spec, notes = gpus.hardware(None, None)
+    assert spec.name == "NVIDIA L4"
+    assert "differ" in notes[0]
+
+
+@pytest.mark.parametrize("fails", ["nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetName", "nvmlDeviceGetMemoryInfo"])
+def test_a_failing_nvml_means_no_verdict(monkeypatch: pytest.MonkeyPatch, driver: None, fails: str) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", _nvml([("NVIDIA H200", 143771, 616)], fails=fails))
+    spec, notes = gpus.hardware(None, None)
+    assert spec == HardwareSpec()
+    assert notes[0].startswith("No verdict")
+
+
+def test_no_device_no_package_no_driver_mean_no_verdict(monkeypatch: pytest.MonkeyPatch, driver: None) -> None:
+    for module, reason in ((_nvml([]), "no GPU"), (None, "not installed")):
+        monkeypatch.setitem(sys.modules, "pynvml", module)
+        spec, notes = gpus.hardware(None, None)
+        assert spec == HardwareSpec()
+        assert reason in notes[0]
+    monkeypatch.setattr(gpus, "DRIVER_FILES", ("/no/such/file",))
+    assert "no NVIDIA driver" in gpus.hardware(None, None)[1][0]

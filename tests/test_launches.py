@@ -1,0 +1,46 @@
+"""Launch scripts of Megatron-LM: what its parser takes we take, what it refuses we refuse by the same name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analyzer.errors import InputError
+from analyzer.launch.parse import parse
+from tests.shared_data import shared
+
+
+def records() -> list[dict[str, Any]]:
+    content: list[dict[str, Any]] = json.loads(shared("truth/launches.json").read_text())["records"]
+    return content
+
+
+@pytest.mark.parametrize("index", range(52))
+def test_parse_outcome(index: int) -> None:
+    record = records()[index]
+    argv = [*record["launcher_argv"], record["entry"], *record["entry_argv"]]
+    outcome = record["megatron"]["parse"]
+    if outcome == "ok":
+        arguments, world, _ = parse(argv, environ={}, folder=Path("/nowhere"))
+        assert arguments.entry == "pretrain_gpt.py"
+        if record["launcher"] == "torchrun":
+            assert world.size == record["stated"]["world_size"]
+        given = [word for word in record["entry_argv"] if word.startswith("--")]
+        assert set(arguments.spelled.values()) <= set(given)
+        assert len(arguments.given) == len(set(given))
+    else:
+        refused = outcome.partition("unrecognized arguments: ")[2].split()
+        with pytest.raises(InputError) as error:
+            parse(argv, environ={}, folder=Path("/nowhere"))
+        assert error.value.option == refused[0] or repr(refused[0]) in error.value.fault
+
+
+def test_every_measured_launch_parses() -> None:
+    for name in ("megatron_ci", "b200"):
+        for record in json.loads(shared(f"measured/{name}.json").read_text()):
+            argv = ["--nnodes", str(record["nodes"]), "--nproc-per-node", str(record["gpus_per_node"]), *record["argv"]]
+            _, world, _ = parse(argv, environ={}, folder=Path("/nowhere"))
+            assert world.size == record["nodes"] * record["gpus_per_node"]

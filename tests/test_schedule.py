@@ -1,0 +1,203 @@
+"""Schedules: examples from Megatron's source and papers, and properties that any pipeline has."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analyzer.errors import InputError
+from analyzer.schedule import Step, equivalent_microbatches, in_flight_peak, steps
+
+
+def text(order: tuple[Step, ...]) -> str:
+    """'F0 B0': microbatches forward and backward; the chunk follows a dot where there are several."""
+    several = any(step.chunk for step in order)
+    return " ".join(f"{step.kind[0].upper()}{step.microbatch}" + (f".{step.chunk}" if several else "") for step in order)
+
+
+@st.composite
+def pipelines(draw: st.DrawFn) -> dict[str, Any]:
+    """Arguments of `steps` for any number of microbatches that Megatron accepts, without the rank."""
+    pipeline = draw(st.integers(1, 6))
+    chunks = draw(st.integers(1, 4)) if pipeline > 1 else 1
+    if chunks == 1:
+        return {"pipeline": pipeline, "chunks": 1, "microbatches": draw(st.integers(1, 30))}
+    legacy = draw(st.booleans())
+    group = pipeline if legacy else draw(st.integers(pipeline, 2 * pipeline + 1))
+    remainder = draw(st.sampled_from([0, *range(pipeline, group)]))
+    microbatches = group * draw(st.integers(1, 7)) + remainder
+    return {"pipeline": pipeline, "chunks": chunks, "microbatches": microbatches, "group_size": group, "legacy": legacy}
+
+
+def warmup_of_megatron(pipeline: int, rank: int, chunks: int, microbatches: int, group_size: int) -> int:
+    """`get_pp_rank_microbatches`, 0.16.1."""
+    warmup = (pipeline - rank - 1) * 2 + (chunks - 1) * group_size if chunks > 1 else pipeline - rank - 1
+    return min(warmup, microbatches * chunks)
+
+
+def test_without_a_pipeline_each_backward_follows_its_forward() -> None:
+    assert text(steps(pipeline=1, pipeline_rank=0, chunks=1, microbatches=3)) == "F0 B0 F1 B1 F2 B2"
+
+
+@pytest.mark.parametrize(
+    ("rank", "order"),
+    [
+        (0, "F0 F1 F2 F3 B0 F4 B1 F5 B2 F6 B3 F7 B4 B5 B6 B7"),
+        (1, "F0 F1 F2 B0 F3 B1 F4 B2 F5 B3 F6 B4 F7 B5 B6 B7"),
+        (2, "F0 F1 B0 F2 B1 F3 B2 F4 B3 F5 B4 F6 B5 F7 B6 B7"),
+        (3, "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6 F7 B7"),
+    ],
+)
+def test_1f1b_of_the_paper(rank: int, order: str) -> None:
+    """Figure 4, top, of Narayanan et al. 2021 (arXiv:2104.04473): 4 devices, 8 microbatches."""
+    assert text(steps(pipeline=4, pipeline_rank=rank, chunks=1, microbatches=8)) == order
+
+
+@pytest.mark.parametrize(
+    ("rank", "forwards", "then"),
+    [
+        (0, "F0.0 F1.0 F2.0 F3.0 F0.1 F1.1 F2.1 F3.1 F4.0 F5.0", "F6.0 B0.1"),
+        (3, "F0.0 F1.0 F2.0 F3.0", "F0.1 B0.1 F1.1 B1.1"),
+    ],
+)
+def test_interleaved_of_the_paper(rank: int, forwards: str, then: str) -> None:
+    """Figure 4, bottom, of the same: 4 devices of 2 chunks, 8 microbatches."""
+    order = text(steps(pipeline=4, pipeline_rank=rank, chunks=2, microbatches=8))
+    assert order.startswith(f"{forwards} {then}")
+
+
+def test_table_of_the_megatron_comment() -> None:
+    """PP2 N3 M5 with VP2, in `forward_backward_pipelining_with_interleaving`."""
+    order = steps(pipeline=2, pipeline_rank=0, chunks=2, microbatches=5, group_size=3)
+    forwards = [step for step in order if step.kind == "forward"]
+    assert [step.microbatch for step in forwards] == [0, 1, 2, 0, 1, 2, 3, 4, 3, 4]
+    assert [step.chunk for step in forwards] == [0, 0, 0, 1, 1, 1, 0, 0, 1, 1]
+
+
+def test_in_2023_a_single_group_was_all_warm_up() -> None:
+    last = {"pipeline": 2, "pipeline_rank": 1, "chunks": 2, "microbatches": 2}
+    assert text(steps(**last, legacy=True)) == "F0.0 F1.0 F0.1 F1.1 B0.1 B1.1 B0.0 B1.0"
+    assert text(steps(**last)) == "F0.0 F1.0 F0.1 B0.1 F1.1 B1.1 B0.0 B1.0"
+
+
+def test_in_2023_more_groups_ran_as_today() -> None:
+    arguments = {"pipeline": 4, "pipeline_rank": 1, "chunks": 3, "microbatches": 8}
+    assert steps(**arguments, legacy=True) == steps(**arguments)
+
+
+@given(pipelines())
+def test_each_microbatch_goes_forward_then_backward_through_each_chunk(pipeline: dict[str, Any]) -> None:
+    for rank in range(pipeline["pipeline"]):
+        order = steps(pipeline_rank=rank, **pipeline)
+        place = {(step.kind, step.microbatch, step.chunk): at for at, step in enumerate(order)}
+        assert len(place) == len(order) == 2 * pipeline["microbatches"] * pipeline["chunks"]
+        for microbatch in range(pipeline["microbatches"]):
+            for chunk in range(pipeline["chunks"]):
+                assert place["forward", microbatch, chunk] < place["backward", microbatch, chunk]
+
+
+@given(pipelines())
+def test_microbatches_in_flight(pipeline: dict[str, Any]) -> None:
+    """min(p - r, m) in 1F1B; warm-up + 1 when interleaved, everything where all of it is warm-up."""
+    size, chunks, microbatches = pipeline["pipeline"], pipeline["chunks"], pipeline["microbatches"]
+    for rank in range(size):
+        peak = in_flight_peak(steps(pipeline_rank=rank, **pipeline))
+        assert len(peak) == chunks
+        if chunks == 1:
+            assert peak == (min(size - rank, microbatches),)
+        elif pipeline["legacy"] and microbatches == size:
+            assert sum(peak) == microbatches * chunks
+        else:
+            warmup = warmup_of_megatron(size, rank, chunks, microbatches, pipeline["group_size"])
+            assert sum(peak) == min(warmup + 1, microbatches * chunks)
+
+
+def test_peak_of_each_chunk() -> None:
+    """Rank 0 of 4, two chunks: 10 forwards of warm-up and one more are 4+3 of chunk 0 and 4 of chunk 1."""
+    assert in_flight_peak(steps(pipeline=4, pipeline_rank=0, chunks=2, microbatches=16)) == (7, 4)
+
+
+@given(pipelines())
+def test_all_ranks_together_never_wait_for_each_other(pipeline: dict[str, Any]) -> None:
+    """Virtual stage s = chunk·p + r runs forward after s-1 and backward after s+1; every receive blocks."""
+    size, last = pipeline["pipeline"], pipeline["pipeline"] * pipeline["chunks"] - 1
+    queues = [list(reversed(steps(pipeline_rank=rank, **pipeline))) for rank in range(size)]
+    done: set[tuple[str, int, int]] = set()
+
+    def ready(step: Step, stage: int) -> bool:
+        if step.kind == "forward":
+            return stage == 0 or ("forward", step.microbatch, stage - 1) in done
+        return stage == last or ("backward", step.microbatch, stage + 1) in done
+
+    moved = True
+    while moved:
+        moved = False
+        for rank, queue in enumerate(queues):
+            while queue and ready(queue[-1], queue[-1].chunk * size + rank):
+                step = queue.pop()
+                done.add((step.kind, step.microbatch, step.chunk * size + rank))
+                moved = True
+    assert not any(queues)
+
+
+def situations(order: tuple[Step, ...], microbatches: int) -> set[tuple[Any, ...]]:
+    """What memory can depend on at each step, the running microbatch counted as in flight."""
+    in_flight: Counter[int] = Counter()
+    met = set()
+    for step in order:
+        in_flight[step.chunk] += step.kind == "forward"
+        ends = (step.microbatch == 0, step.microbatch == microbatches - 1)
+        met.add((step.kind, step.chunk, ends, frozenset((+in_flight).items())))
+        in_flight[step.chunk] -= step.kind == "backward"
+    return met
+
+
+@given(pipelines())
+def test_fewer_microbatches_are_as_good(pipeline: dict[str, Any]) -> None:
+    fewer = equivalent_microbatches(**pipeline)
+    assert fewer <= pipeline["microbatches"]
+    for rank in range(pipeline["pipeline"]):
+        short = situations(steps(pipeline_rank=rank, **{**pipeline, "microbatches": fewer}), fewer)
+        assert short == situations(steps(pipeline_rank=rank, **pipeline), pipeline["microbatches"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "few"),
+    [
+        ({"pipeline": 1, "chunks": 1, "microbatches": 100_000}, 3),
+        ({"pipeline": 8, "chunks": 1, "microbatches": 100_000}, 10),
+        ({"pipeline": 8, "chunks": 4, "microbatches": 100_000}, 24),
+        ({"pipeline": 4, "chunks": 4, "microbatches": 10**6 + 5, "group_size": 10}, 35),
+    ],
+)
+def test_how_few(arguments: dict[str, Any], few: int) -> None:
+    assert equivalent_microbatches(**arguments) == few
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "group_size", "legacy", "named"),
+    [
+        (3, None, False, "--global-batch-size"),
+        (6, None, False, "--global-batch-size"),
+        (8, 3, False, "--microbatch-group-size-per-virtual-pipeline-stage"),
+        (8, 9, False, "--microbatch-group-size-per-virtual-pipeline-stage"),
+        (13, 5, False, "--microbatch-group-size-per-virtual-pipeline-stage"),
+        (6, None, True, "--global-batch-size"),
+    ],
+)
+def test_what_megatron_refuses_is_refused(microbatches: int, group_size: int | None, legacy: bool, named: str) -> None:
+    """Four pipeline ranks of two chunks; the rules of `forward_backward_pipelining_with_interleaving`."""
+    arguments = {"pipeline": 4, "chunks": 2, "microbatches": microbatches, "group_size": group_size, "legacy": legacy}
+    with pytest.raises(InputError) as error:
+        steps(pipeline_rank=0, **arguments)
+    assert error.value.option == named
+    with pytest.raises(InputError):
+        equivalent_microbatches(**arguments)
+
+
+def test_a_last_group_that_is_large_enough_is_accepted() -> None:
+    assert len(steps(pipeline=4, pipeline_rank=0, chunks=2, microbatches=14, group_size=5)) == 56

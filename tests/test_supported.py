@@ -1,0 +1,158 @@
+"""Every option is modelled, refused, assumed or without effect: none is passed over in silence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from analyzer.errors import InputError, UnsupportedError
+from analyzer.launch.build import build
+from analyzer.launch.option_effects import MODELLED, NO_EFFECT
+from analyzer.launch.supported import ASSUMED, HARMLESS, REFUSED, assumptions_of
+from analyzer.launch.torchrun import World
+from tests.launch_of import BASE, HOPPER, arguments_of, launch_of
+from tests.shared_data import shared
+
+
+@pytest.mark.parametrize("release", ["0.12.3", "0.13.0", "0.14.0", "0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.0"])
+def test_every_option_is_in_exactly_one_table(release: str) -> None:
+    options = json.loads(shared(f"reference/megatron_options/core_v{release}.json").read_text())
+    for dest in {each["dest"] for each in options}:
+        tables = [
+            name
+            for name, table in (("modelled", MODELLED), ("refused", REFUSED), ("assumed", ASSUMED), ("none", NO_EFFECT))
+            if dest in table
+        ]
+        assert len(tables) == 1, (dest, tables)
+
+
+@pytest.mark.parametrize("release", ["2023", "0.12.3", "0.14.0", "0.16.1", "0.19.0"])
+def test_defaults_need_no_word(release: str) -> None:
+    arguments = arguments_of(BASE, release=release)
+    assert assumptions_of(arguments) == ()
+    launch_of("", release=release)
+
+
+class Recorded(Mapping[str, object]):
+    """Values that remember which dests were asked for."""
+
+    def __init__(self, values: Mapping[str, object]) -> None:
+        self.values_, self.asked = values, set[str]()
+
+    def __getitem__(self, dest: str) -> object:
+        self.asked.add(dest)
+        return self.values_[dest]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values_)
+
+    def __len__(self) -> int:
+        return len(self.values_)
+
+    def get(self, dest: str, default: object = None) -> object:  # type: ignore[override]
+        self.asked.add(dest)
+        return self.values_.get(dest, default)
+
+
+VARIANTS = [
+    "",
+    "--swiglu --disable-bias-linear --group-query-attention --num-query-groups 4 --recompute-granularity selective",
+    "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2 --sequence-parallel",
+    "--pipeline-model-parallel-size 2 --recompute-granularity full --recompute-method block --recompute-num-layers 1",
+    "--tokenizer-type GPT2BPETokenizer --overlap-param-gather-with-optimizer-step --use-distributed-optimizer --overlap-param-gather "
+    "--overlap-grad-reduce --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 --ckpt-format torch",
+    "--tokenizer-type SentencePieceTokenizer --tokenizer-model none",
+    "--tokenizer-type BertWordPieceCase --deterministic-mode",
+    "--defer-embedding-wgrad-compute --pipeline-model-parallel-size 2 --use-te-activation-func --no-bias-gelu-fusion",
+    "--ddp-average-in-collective --fp32-residual-connection --cross-entropy-loss-fusion --context-parallel-size 2",
+    "--train-iters 5 --hierarchical-context-parallel-sizes 1",
+]
+
+
+def test_modelled_options_are_read() -> None:
+    """What stands under `MODELLED` is asked for by some launch, and what is asked for stands in a table that says so."""
+    asked: set[str] = set()
+    for release in ("2023", "0.16.1", "0.19.0"):
+        for variant in VARIANTS:
+            try:
+                arguments = arguments_of(f"{BASE} {variant}", release=release)
+            except InputError:
+                continue  # an option that this release does not know
+            recorded = Recorded(arguments.values)
+            try:
+                build(replace(arguments, values=recorded), World(1, 8), environ={}, gpu=HOPPER, folder=Path("/nowhere"))
+            except InputError:
+                pass
+            asked |= recorded.asked
+    assert MODELLED - asked == set()
+    assert asked - MODELLED - set(REFUSED) - set(ASSUMED) == set()
+
+
+@pytest.mark.parametrize(
+    ("line", "option"),
+    [
+        ("--num-experts 8", "--num-experts"),
+        ("--multi-latent-attention", "--multi-latent-attention"),
+        ("--mtp-num-layers 1", "--mtp-num-layers"),
+        ("--fp8-format hybrid", "--fp8-format"),
+        ("--fp4-format e2m1", "--fp4-format"),
+        ("--use-megatron-fsdp", "--use-megatron-fsdp"),
+        ("--use-torch-fsdp2", "--use-torch-fsdp2"),
+        ("--optimizer muon", "--optimizer muon"),
+        ("--optimizer-cpu-offload", "--optimizer-cpu-offload"),
+        ("--cpu-offloading-num-layers 2", "--cpu-offloading-num-layers"),
+        ("--fine-grained-activation-offloading", "--fine-grained-activation-offloading"),
+        ("--cuda-graph-impl local", "--cuda-graph-impl"),
+        ("--enable-cuda-graph", "--enable-cuda-graph"),
+        ("--is-hybrid-model", "--is-hybrid-model"),
+        ("--position-embedding-type mrope", "--position-embedding-type mrope"),
+        ("--softmax-type learnable", "--softmax-type"),
+        ("--window-size 128,0", "--window-size"),
+        ("--spec local", "--spec"),
+        ("--sft", "--sft"),
+        ("--skip-train", "--skip-train"),
+        ("--transformer-impl inference_optimized", "--transformer-impl"),
+    ],
+)
+def test_families_of_later_are_refused_by_name(line: str, option: str) -> None:
+    with pytest.raises(UnsupportedError) as error:
+        launch_of(line)
+    assert error.value.option.startswith(option)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("--tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap", "too low"),
+        ("--use-nccl-ub", "too low"),
+        ("--load /dummy/checkpoints", "first iteration"),
+        ("--fake-process-group", "too high"),
+        ("--no-clone-scatter-output-in-embedding", "too low"),
+    ],
+)
+def test_assumptions_name_the_option_and_the_direction(line: str, word: str) -> None:
+    assumed = [
+        each for each in launch_of(line).assumptions if each.startswith(line.split()[-1].replace("/dummy/checkpoints", "--load"))
+    ]
+    assert len(assumed) == 1
+    assert word in assumed[0]
+
+
+def test_an_option_in_no_table_is_listed() -> None:
+    arguments = arguments_of(BASE)
+    arguments = replace(
+        arguments,
+        values={**arguments.values, "my_own_cache": 3},
+        given=arguments.given | {"my_own_cache"},
+        spelled={**arguments.spelled, "my_own_cache": "--my-own-cache"},
+    )
+    assert assumptions_of(arguments) == ("--my-own-cache is not known here: whatever memory it needs is not counted.",)
+
+
+def test_harmless_values_belong_to_a_table() -> None:
+    assert set(HARMLESS) <= set(REFUSED) | set(ASSUMED)

@@ -1,0 +1,49 @@
+"""Whether the fullest rank fits its GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from analyzer.results import RankClass
+from analyzer.specs import HardwareSpec
+from analyzer.verdict import fullest, verdict
+from tests.fake_report import small_report
+
+RANKS = small_report().ranks
+
+
+def _of(sizes: dict[int, int]) -> tuple[RankClass, ...]:
+    """Rank classes that begin at the given ranks and take the given bytes of their device."""
+    return tuple(
+        replace(RANKS[0], ranks=((rank, rank + 3),), memory=replace(RANKS[0].memory, device_bytes=size))
+        for rank, size in sizes.items()
+    )
+
+
+def test_the_fullest_rank_decides_not_the_first() -> None:
+    result = verdict(_of({0: 20, 4: 50, 8: 30}), HardwareSpec(name="X", capacity_bytes=40))
+    assert (result.fits, result.tightest_rank, result.headroom_bytes) == (False, 4, -10)
+    assert (result.gpu, result.capacity_bytes) == ("X", 40)
+
+
+def test_of_equally_full_ranks_the_lowest_is_named() -> None:
+    assert fullest(_of({8: 50, 4: 50, 0: 20})).ranks == ((4, 7),)
+
+
+@pytest.mark.parametrize(("capacity", "fits"), [(49, False), (50, True), (51, True)])
+def test_it_fits_to_the_last_byte(capacity: int, fits: bool) -> None:
+    result = verdict(_of({0: 50}), HardwareSpec(capacity_bytes=capacity))
+    assert (result.fits, result.headroom_bytes) == (fits, capacity - 50)
+
+
+def test_without_a_capacity_there_is_no_verdict_but_a_tightest_rank() -> None:
+    result = verdict(_of({0: 20, 4: 50}), HardwareSpec(), note="why")
+    assert (result.fits, result.headroom_bytes, result.tightest_rank, result.note) == (None, None, 4, "why")
+
+
+def test_the_device_is_held_against_the_capacity_not_the_allocated_peak() -> None:
+    memory = RANKS[0].memory
+    between = (memory.peak_allocated_bytes + memory.device_bytes) // 2
+    assert verdict(RANKS, HardwareSpec(capacity_bytes=between)).fits is False

@@ -1,0 +1,193 @@
+"""The size of the vocabulary by tokenizer, and its padding."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analyzer.errors import InputError
+from analyzer.launch.tokenizer_files import read_sentencepieces
+from analyzer.launch.vocabulary import Vocabulary, pad_vocabulary, read_vocabulary
+from tests.launch_of import arguments_of
+from tests.shared_data import shared
+
+
+def read(
+    line: str, *, tensor: int = 1, folder: Path = Path("/nowhere"), release: str = "0.16.1", home: str = "/nowhere"
+) -> Vocabulary:
+    return read_vocabulary(arguments_of(line, release=release), tensor=tensor, environ={"HOME": home}, folder=folder)
+
+
+def test_padding_of_real_megatron() -> None:
+    for record in json.loads(shared("truth/parameters.json").read_text())["records"]:
+        size, tensor = record["tokenizer_vocab"], record["layout"]["tp"]
+        assert pad_vocabulary(size, divisible_by=128, tensor=tensor) == record["padded_vocab_size"], record["model"]
+
+
+@given(st.integers(1, 300_000), st.integers(1, 4096), st.integers(1, 64))
+def test_padding_is_the_loop_of_2023(size: int, divisible_by: int, tensor: int) -> None:
+    after = size
+    while after % (divisible_by * tensor):
+        after += 1
+    assert pad_vocabulary(size, divisible_by=divisible_by, tensor=tensor) == after
+
+
+@pytest.mark.parametrize(
+    ("release", "size"), [("2023", 32001), ("0.12.3", 32001), ("0.17.1", 32001), ("0.18.2", 32000), ("0.19.0", 32000)]
+)
+def test_null_tokenizer(release: str, size: int) -> None:
+    assert read("--tokenizer-type NullTokenizer --vocab-size 32000", release=release).size == size
+
+
+def test_null_tokenizer_without_a_size() -> None:
+    with pytest.raises(InputError, match=r"^--vocab-size: .*add --vocab-size N"):
+        read("--tokenizer-type NullTokenizer")
+
+
+@pytest.mark.parametrize(("tensor", "padded"), [(1, 50304), (2, 50432), (4, 50688), (8, 51200)])
+def test_gpt2_without_its_file(tensor: int, padded: int) -> None:
+    vocabulary = read("--vocab-file ${VOCAB_FILE} --merge-file /dummy/merges.txt", tensor=tensor)
+    assert (vocabulary.size, vocabulary.padded) == (50257, padded)
+    assert "50257" in vocabulary.assumptions[0]
+
+
+def test_gpt2_file(tmp_path: Path) -> None:
+    (tmp_path / "vocab.json").write_text(json.dumps({f"token{i}": i for i in range(1000)}))
+    vocabulary = read("--vocab-file vocab.json --merge-file merges.txt --vocab-size 7", folder=tmp_path)
+    assert vocabulary == Vocabulary(size=1000, padded=1024)
+
+
+def test_padded_size_is_taken_as_it_is() -> None:
+    assert read("--tokenizer-type NullTokenizer --vocab-size 99 --padded-vocab-size 130", tensor=2).padded == 130
+    unknown = read("--tokenizer-type HuggingFaceTokenizer --tokenizer-model some/model --padded-vocab-size 1000")
+    assert (unknown.size, unknown.padded) == (1000, 1000)
+    assert unknown.assumptions
+    with pytest.raises(InputError, match=r"^--padded-vocab-size: 131 rows .* multiple of 2"):
+        read("--tokenizer-type NullTokenizer --vocab-size 99 --padded-vocab-size 131", tensor=2)
+
+
+def test_no_padding() -> None:
+    assert read("--tokenizer-type NullTokenizer --vocab-size 32000 --no-pad-vocab-size", release="0.19.0").padded == 32000
+
+
+def test_divisible_by() -> None:
+    assert read("--tokenizer-type NullTokenizer --vocab-size 129279 --make-vocab-size-divisible-by 3232").padded == 129280
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--tokenizer-type HuggingFaceTokenizer --tokenizer-model some/unknown-model",
+        "--tokenizer-type GPTSentencePieceTokenizer --tokenizer-model /dummy/tokenizer.model",
+        "--tokenizer-type MultimodalTokenizer",
+        "--tokenizer-type BertWordPieceLowerCase --vocab-file /dummy/vocab.txt",
+    ],
+)
+def test_an_unknown_size_is_refused(line: str) -> None:
+    with pytest.raises(InputError, match=r"add --vocab-size N, or --padded-vocab-size N"):
+        read(line)
+    told = read(line + " --vocab-size 5000")
+    assert (told.size, told.padded) == (5000, 5120)
+    assert "--vocab-size" in told.assumptions[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("meta-llama/Meta-Llama-3-8B", 128256), ("meta-llama/Llama-2-7b-hf", 32000), ("Qwen/Qwen2.5-7B", 151665), ("gpt2", 50257)],
+)
+def test_well_known_names(name: str, size: int) -> None:
+    vocabulary = read(f"--tokenizer-type HuggingFaceTokenizer --tokenizer-model {name}")
+    assert vocabulary.size == size
+    assert name in vocabulary.assumptions[0]
+
+
+def test_llama_2_without_its_file() -> None:
+    assert read("--tokenizer-type Llama2Tokenizer --tokenizer-model /dummy/tokenizer.model").size == 32000
+
+
+@pytest.mark.parametrize(("line", "size"), [("", 131072), ("--vocab-size 100000", 100000)])
+def test_tik_tokenizer(line: str, size: int) -> None:
+    assert read(f"--tokenizer-type TikTokenizer --tokenizer-model tok.json {line}").size == size
+
+
+def hugging_face(folder: Path, vocabulary: object, added: list[str]) -> Path:
+    folder.mkdir(parents=True)
+    content = {"model": {"vocab": vocabulary}, "added_tokens": [{"id": i, "content": token} for i, token in enumerate(added)]}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    (folder / "config.json").write_text(json.dumps({"vocab_size": 999}))
+    return folder
+
+
+def test_hugging_face_counts_added_tokens_once(tmp_path: Path) -> None:
+    hugging_face(tmp_path / "bpe", {"<s>": 0, "a": 1, "b": 2}, ["<s>", "<new>"])
+    hugging_face(tmp_path / "unigram", [["<s>", 0.0], ["a", -1.0]], ["<new>"])
+    assert read("--tokenizer-type HuggingFaceTokenizer --tokenizer-model bpe", folder=tmp_path).size == 4
+    assert read("--tokenizer-type HuggingFaceTokenizer --tokenizer-model unigram/tokenizer.json", folder=tmp_path).size == 3
+
+
+def test_hugging_face_vocab_json(tmp_path: Path) -> None:
+    (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": 1}))
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"b": 1, "<think>": 2}))
+    assert read(f"--tokenizer-type HuggingFaceTokenizer --tokenizer-model {tmp_path}").size == 3
+
+
+def test_hugging_face_config_alone_is_an_assumption(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 152064}))
+    vocabulary = read(f"--tokenizer-type HuggingFaceTokenizer --tokenizer-model {tmp_path}")
+    assert vocabulary.size == 152064
+    assert "unused rows" in vocabulary.assumptions[0]
+
+
+def test_hugging_face_cache(tmp_path: Path) -> None:
+    hugging_face(tmp_path / ".cache/huggingface/hub/models--some--model/snapshots/abc", {"a": 0}, ["<s>"])
+    assert read("--tokenizer-type HuggingFaceTokenizer --tokenizer-model some/model", home=str(tmp_path)).size == 2
+
+
+def sentencepiece(path: Path, pieces: list[str]) -> None:
+    """A model as the library writes it: field 1 for each piece (text, score, kind), then the trainer's settings."""
+    data = b""
+    for piece in pieces:
+        text = piece.encode()
+        message = b"\x0a" + bytes([len(text)]) + text + b"\x15\x00\x00\x80\xbf" + b"\x18\x01"
+        data += b"\x0a" + bytes([len(message)]) + message
+    settings = b"\x10\x01" + b"x" * 0
+    path.write_bytes(data + b"\x12" + bytes([len(settings)]) + settings)
+
+
+def test_sentencepiece(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.model"
+    sentencepiece(path, ["<unk>", "<s>", "</s>", "▁a", "▁b"])
+    assert read_sentencepieces(path) == ["<unk>", "<s>", "</s>", "▁a", "▁b"]
+    assert read(f"--tokenizer-type Llama2Tokenizer --tokenizer-model {path}").size == 5
+    assert read(f"--tokenizer-type GPTSentencePieceTokenizer --tokenizer-model {path}").size == 5
+    # <CLS>, <SEP>, <EOD>, <MASK>, a padding token that the model lacks, and two further ids
+    assert read(f"--tokenizer-type SentencePieceTokenizer --tokenizer-model {path} --vocab-extra-ids 2").size == 12
+    assert read(f"--tokenizer-type SentencePieceTokenizer --tokenizer-model {path}", release="0.17.1").size == 5
+
+
+def test_bert_word_pieces(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[BOS]\n[CLS]\nword\n")
+    assert read("--tokenizer-type BertWordPieceLowerCase --vocab-file vocab.txt", folder=tmp_path).size == 5
+
+
+@pytest.mark.parametrize("content", [b"not a model", b"\x0a\xff\xff\xff\xff", b"", b"\x00" * 8])
+def test_a_broken_file_is_one_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(content)
+    (tmp_path / "vocab.json").write_bytes(content)
+    for line in ("--tokenizer-type Llama2Tokenizer --tokenizer-model tokenizer.model", "--vocab-file vocab.json --merge-file m"):
+        with pytest.raises(InputError, match="cannot be read as a vocabulary"):
+            read(line, folder=tmp_path)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.mktemp("model") / "tokenizer.model"
+    path.write_bytes(content)
+    try:
+        assert read_sentencepieces(path)
+    except ValueError:
+        pass
