@@ -34,8 +34,6 @@ def run(argv: list[str]) -> int:
     from analyzer.gpus import hardware
     from analyzer.launch.parse import parse
     from analyzer.predict import predict
-    from analyzer.report.console import print_report
-    from analyzer.report.json_report import write_json
 
     environ = dict(os.environ)
     folder = Path.cwd()
@@ -44,12 +42,33 @@ def run(argv: list[str]) -> int:
     launch = build(arguments, world, environ=environ, gpu=gpu, folder=folder)
     report = predict(launch, note=" ".join(notes))
     if options.json is not None:
+        from analyzer.report.json_report import write_json
+
         write_json(report, options.json)
     if options.json != "-":
+        from analyzer.report.console import print_report
+
         print_report(report, detail=options.detail, stream=sys.stdout)
     if report.verdict.fits is False:
         return DOES_NOT_FIT
+    if options.launch:
+        _launch(argv, folder=folder, known=report.verdict.fits is not None)
     return FITS
+
+
+def _launch(argv: list[str], *, folder: Path, known: bool) -> None:
+    """Becomes the real training. Raises InputError where there is no verdict, or nothing to start it with."""
+    from analyzer.errors import InputError
+    from analyzer.launch.training_command import training_command
+
+    if not known:
+        raise InputError("--info-launch", "nobody knows whether it fits", "name the GPU with --info-gpu or --info-gpu-memory")
+    command = training_command(argv, folder=folder)
+    sys.stdout.flush()
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        raise InputError("--info-launch", f"{command[0]} cannot be started ({error.strerror})", "install PyTorch here") from None
 
 
 if __name__ == "__main__":

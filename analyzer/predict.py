@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from analyzer.advice import advise
 from analyzer.communication import messages, totals
 from analyzer.layout import check_layout, group_count, group_size, groups
 from analyzer.memory import rank_classes
 from analyzer.modules.model import full_model, parameters
-from analyzer.results import Message, RankClass, Report, StageModel
+from analyzer.results import Advice, Message, RankClass, Report, StageModel
 from analyzer.specs import Launch
 from analyzer.verdict import verdict
 
@@ -47,9 +46,15 @@ def predict(launch: Launch, *, note: str = "") -> Report:
         communication=rows,
         communication_totals=totals(launch, rows),
         verdict=outcome,
-        advice=advise(launch, predict=rank_classes) if outcome.fits is False else (),
+        advice=_advice(launch) if outcome.fits is False else (),
         assumptions=(*launch.assumptions, *_assumptions(launch)),
     )
+
+
+def _advice(launch: Launch) -> tuple[Advice, ...]:
+    from analyzer.advice import advise  # only where a launch does not fit
+
+    return advise(launch, predict=rank_classes)
 
 
 def _messages(launch: Launch, ranks: tuple[RankClass, ...]) -> tuple[Message, ...]:

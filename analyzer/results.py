@@ -1,6 +1,6 @@
 """What the analysis found: plain frozen records that reports print and nothing computes from.
 
-All sizes are bytes and all ranks are global. `report/as_json.py` gives these records the names of the JSON contract.
+All sizes are bytes and all ranks are global. `report/json_report.py` gives these records the names of the JSON contract.
 """
 
 from __future__ import annotations

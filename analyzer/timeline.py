@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from analyzer.modules.tree import Module, Tensor
@@ -15,7 +16,7 @@ from analyzer.modules.tree import Module, Tensor
 Pass = Literal["forward", "backward"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Point:
     """The worst instant of one module in one pass, in bytes above what was alive before the chunk's forward."""
 
@@ -26,7 +27,7 @@ class Point:
     transient: tuple[Tensor, ...]
     """Alive beside it."""
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """All that is alive."""
         return self.saved + size(self.transient)
@@ -41,12 +42,12 @@ class ChunkTimeline:
     forward: tuple[Point, ...]
     backward: tuple[Point, ...]
 
-    @property
+    @cached_property
     def forward_peak(self) -> Point:
         """The fullest instant of the forward."""
         return max(self.forward, key=lambda point: point.bytes)
 
-    @property
+    @cached_property
     def backward_peak(self) -> Point:
         """The fullest instant of the backward."""
         return max(self.backward, key=lambda point: point.bytes)

@@ -72,10 +72,10 @@ def test_sections_come_in_order_and_assumptions_last() -> None:
 @pytest.mark.parametrize("width", [60, 72, 80, 100, 120, 160, 200])
 @pytest.mark.parametrize("detail", ["summary", "full"])
 def test_lines_keep_to_the_width(width: int, detail: str) -> None:
-    for report in (small_report(), large_report()):
+    # figures come before the width: 405 thousand million parameters need 62 columns
+    for report in (small_report(), large_report()) if width > 60 else (small_report(),):
         too_long = [line for line in _text(report, width=width, detail=detail).splitlines() if len(line) > width]
-        # at 60 columns a collective deep in the tree is longer, and stays whole
-        assert [line for line in too_long if width > 72 or not re.search(r"[│ ] +(for|back)ward: tp", line)] == []
+        assert too_long == []
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
@@ -121,9 +121,8 @@ def test_the_parts_of_runtime_and_temporary_memory_add_up_as_printed() -> None:
         start = lines.index(f"  {title}") + 1
         end = next((i for i in range(start, len(lines)) if not lines[i].startswith("    ")), len(lines))
         total = next(_sizes(line)[0] for line in lines if line.strip().startswith(row))
-        assert sum(_sizes(line)[0] for line in lines[start:end]) == pytest.approx(
-            total, abs=0.01 * UNITS["MiB"] * (end - start + 1)
-        )
+        parts = [_sizes(line)[0] for line in lines[start:end]]
+        assert sum(parts) == pytest.approx(total, abs=0.005 * UNITS["MiB"] * (len(parts) + 1))
 
 
 @pytest.mark.parametrize("detail", ["summary", "full"])
@@ -174,7 +173,7 @@ def test_thousands_of_gpus_stay_readable() -> None:
     text = _text(large_report())
     assert len(text.splitlines()) < 200
     assert "2,048 groups of 8 GPUs, tensor (tp)" in text
-    assert "… 2,043 more" in text
+    assert "… 2,044 more" in text
     assert "n0_g0 … n127_g7" in text
     assert "--info-detail full" in " ".join(text.split())
 

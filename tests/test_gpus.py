@@ -117,16 +117,10 @@ def test_nonsense_is_refused_in_one_line(name: str) -> None:
 
 
 def test_memory_alone_and_memory_over_a_name() -> None:
-    assert gpus.hardware(None, "80GiB") == (HardwareSpec(capacity_bytes=80 * GIB), ())
-    spec, notes = gpus.hardware("A100-80GB", "70GiB")
+    assert gpus.hardware(None, 80 * GIB) == (HardwareSpec(capacity_bytes=80 * GIB), ())
+    spec, notes = gpus.hardware("A100-80GB", 70 * GIB)
     assert (spec.capacity_bytes, spec.compute_capability) == (70 * GIB, (8, 0))
     assert "--info-gpu-memory" in notes[0]
-
-
-@pytest.mark.parametrize("text", ["", "lots", "-80GiB", "0", "80 apples", "9" * 400])
-def test_a_wrong_memory_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match="--info-gpu-memory"):
-        gpus.hardware(None, text)
 
 
 class _NvmlError(Exception):
@@ -162,13 +156,13 @@ def _nvml(devices: Sequence[tuple[str, int, int]], *, fails: str = "", versioned
     return module  # type: ignore[no-any-return]
 
 
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+@pytest.fixture(autouse=True)
+def _driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """A machine that has the driver's files."""
     monkeypatch.setattr(gpus, "DRIVER_FILES", (str(tmp_path),))
 
 
-def test_the_local_gpu_is_read_without_what_the_driver_keeps(monkeypatch: pytest.MonkeyPatch, driver: None) -> None:
+def test_the_local_gpu_is_read_without_what_the_driver_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", _nvml([("NVIDIA H200", 143771, 616)] * 8))
     spec, notes = gpus.hardware(None, None)
     assert spec == HardwareSpec(
@@ -177,13 +171,13 @@ def test_the_local_gpu_is_read_without_what_the_driver_keeps(monkeypatch: pytest
     assert "NVIDIA H200" in notes[0]
 
 
-def test_an_old_nvml_gives_its_total(monkeypatch: pytest.MonkeyPatch, driver: None) -> None:
+def test_an_old_nvml_gives_its_total(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", _nvml([("A GPU of tomorrow", 1000, 10)], versioned=False))
     spec, _ = gpus.hardware(None, None)
     assert (spec.capacity_bytes, spec.multiprocessors) == (1000 * MIB, None)
 
 
-def test_of_unlike_gpus_the_smallest_counts(monkeypatch: pytest.MonkeyPatch, driver: None) -> None:
+def test_of_unlike_gpus_the_smallest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", _nvml([("NVIDIA H200", 143771, 616), ("NVIDIA L4", 23034, 500)]))
     spec, notes = gpus.hardware(None, None)
     assert spec.name == "NVIDIA L4"
@@ -191,14 +185,14 @@ def test_of_unlike_gpus_the_smallest_counts(monkeypatch: pytest.MonkeyPatch, dri
 
 
 @pytest.mark.parametrize("fails", ["nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetName", "nvmlDeviceGetMemoryInfo"])
-def test_a_failing_nvml_means_no_verdict(monkeypatch: pytest.MonkeyPatch, driver: None, fails: str) -> None:
+def test_a_failing_nvml_means_no_verdict(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", _nvml([("NVIDIA H200", 143771, 616)], fails=fails))
     spec, notes = gpus.hardware(None, None)
     assert spec == HardwareSpec()
     assert notes[0].startswith("No verdict")
 
 
-def test_no_device_no_package_no_driver_mean_no_verdict(monkeypatch: pytest.MonkeyPatch, driver: None) -> None:
+def test_no_device_no_package_no_driver_mean_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, reason in ((_nvml([]), "no GPU"), (None, "not installed")):
         monkeypatch.setitem(sys.modules, "pynvml", module)
         spec, notes = gpus.hardware(None, None)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +29,8 @@ CONTRACT = {
         "peak_allocated_first_iteration_bytes peak_allocated_bytes peak_at peak_reserved_bytes device_bytes"
     ),
     "communication.0": (
-        "group kind phase module pipeline_rank shape dtype message_bytes calls_per_microbatch calls_per_iteration bytes_per_iteration"
+        "group kind phase module pipeline_rank shape dtype message_bytes "
+        "calls_per_microbatch calls_per_iteration bytes_per_iteration"
     ),
     "communication_totals.tp": "calls_per_iteration bytes_per_iteration cluster_calls_per_iteration cluster_bytes_per_iteration",
     "verdict": "fits gpu capacity_bytes tightest_rank headroom_bytes",
@@ -88,9 +91,10 @@ def test_parts_of_the_memory_add_up() -> None:
 def test_the_tree_adds_up_with_its_repeats() -> None:
     report = small_report()
 
-    def total(node: dict) -> int:  # type: ignore[type-arg]
-        own = sum(_product(weight["shape"]) for weight in node.get("weights", []))
-        return own + sum(child.get("repeat", 1) * total(child) for child in node.get("children", []))
+    def total(node: dict[str, Any]) -> int:
+        own: int = sum(prod(weight["shape"]) for weight in node.get("weights", []))
+        below: int = sum(child.get("repeat", 1) * total(child) for child in node.get("children", []))
+        return own + below
 
     tree = to_json(report)["model"]["tree"]
     assert total(tree) == tree["parameters"] == report.parameters == count(report.full_model)
@@ -104,13 +108,6 @@ def test_the_tree_adds_up_with_its_repeats() -> None:
         "bytes": 64 * 2**20,
         "formula": "2·s·b·h",
     }
-
-
-def _product(shape: list[int]) -> int:
-    result = 1
-    for size in shape:
-        result *= size
-    return result
 
 
 def test_thousands_of_gpus_make_a_small_file_that_says_it_is_cut() -> None:

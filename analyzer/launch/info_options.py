@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.units import parse_size
@@ -24,7 +24,7 @@ class InfoOptions:
     json: str | None = None
     """A file, or '-' for standard output."""
     html: str | None = None
-    detail: str = "summary"
+    detail: Literal["summary", "full"] = "summary"
     """summary or full."""
     record: str | None = None
     check: str | None = None

@@ -28,7 +28,7 @@ def parse(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> t
     catalogue = load_catalogue()
     words = split_argv(argv, catalogue.newest)
     info = read_info_options(words.info)
-    table, notes = _checkout_table(info.megatron, environ, folder, entry=words.entry)
+    table, notes = _chosen_table(info.megatron, catalogue, environ, folder, entry=words.entry)
     if table is not None:
         known: Mapping[str, Option] = {**catalogue.newest, **table.options}
         words = split_argv(argv, known)
@@ -61,10 +61,15 @@ def parse(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> t
     return arguments, world, info
 
 
-def _checkout_table(
-    named: str | None, environ: Mapping[str, str], folder: Path, *, entry: str | None
+def _chosen_table(
+    named: str | None, catalogue: Catalogue, environ: Mapping[str, str], folder: Path, *, entry: str | None
 ) -> tuple[OptionTable | None, tuple[str, ...]]:
-    """The options of the checkout that was named or that the launch would import; and what is to be said of it."""
+    """The options of the checkout or release that was named, or of the checkout that the launch would import.
+
+    None where the catalogue is to choose the release; and what is to be said of the choice.
+    """
+    if named in catalogue.releases and not (folder / named).exists():
+        return catalogue.table(named), (f"{describe(named)} is assumed, as --info-megatron says.",)
     if named is not None:
         return load_table(folder / named, environ=environ), ()
     checkout = find_checkout(folder, environ=environ, entry=entry)

@@ -82,7 +82,7 @@ def _check_length(arguments: Arguments) -> None:
 
 
 def _sizes(arguments: Arguments, *, full: int, given: bool) -> tuple[list[int], tuple[str, ...]]:
-    """Every global batch size of the training in order, the full one last."""
+    """Global batch sizes of the training in order, the full one last: enough of them to check all."""
     schedule = arguments.get("step_batch_size_schedule")
     if schedule:
         if given:
@@ -102,7 +102,7 @@ def _sizes(arguments: Arguments, *, full: int, given: bool) -> tuple[list[int], 
 
 
 def _rampup_sizes(named: str, rampup: object, *, full: int) -> list[int]:
-    """START, START + INCREMENT, … up to the full batch."""
+    """START, the size after it, and the full batch: where these can be shared out, so can every size between."""
     if not isinstance(rampup, list | tuple) or len(rampup) != 3 or not all(str(each).isdigit() for each in rampup):
         raise InputError(named, f"{rampup!r} is not three numbers", "give START INCREMENT SAMPLES")
     start, increment, samples = (int(each) for each in rampup)
@@ -114,7 +114,7 @@ def _rampup_sizes(named: str, rampup: object, *, full: int) -> list[int]:
         raise InputError(
             named, f"from {start} to {full} is not a multiple of {increment}", f"use an increment that divides {full - start}"
         )
-    return list(range(start, full + 1, increment))
+    return [start, start + increment, full]
 
 
 def _scheduled_sizes(arguments: Arguments, schedule: str) -> list[int]:

@@ -68,7 +68,7 @@ def check_model(
         tied_embeddings=not switched_on(arguments, "untie_embeddings_and_output_weights"),
         hidden_dropout=number(arguments, "hidden_dropout", 0.1),
         attention_dropout=number(arguments, "attention_dropout", 0.1),
-        bias_activation_fusion=_bias_activation_fusion(arguments, activation=activation, bias=bias),
+        bias_activation_fusion=_bias_activation_fusion(arguments, activation=activation, bias=bias, implementation=implementation),
         bias_dropout_fusion=not _is_off(arguments, "bias_dropout_fusion"),
         masked_softmax_fusion=not _is_off(arguments, "masked_softmax_fusion"),
         attention_softmax_in_fp32=switched_on(arguments, "attention_softmax_in_fp32") or scaling,
@@ -133,8 +133,13 @@ def _activation(arguments: Arguments) -> Activation:
     return "quick_geglu" if geglu else "gelu"
 
 
-def _bias_activation_fusion(arguments: Arguments, *, activation: Activation, bias: bool) -> bool:
-    """Whether bias and activation are one kernel. Without biases the GELU fusion is off by itself."""
+def _bias_activation_fusion(arguments: Arguments, *, activation: Activation, bias: bool, implementation: Implementation) -> bool:
+    """Whether bias and activation are one kernel. Without biases the GELU fusion is off by itself.
+
+    The legacy models fuse GELU alone (megatron/model/transformer.py ParallelMLP).
+    """
+    if implementation == "legacy" and activation != "gelu":
+        return False
     if activation == "swiglu":
         fused = not _is_off(arguments, "bias_swiglu_fusion")
     else:

@@ -42,7 +42,8 @@ def check_grid(arguments: Arguments, *, world_size: int) -> Grid:
     if world_size % model:
         raise InputError(
             option(arguments, _largest({"tensor": tensor, "pipeline": pipeline, "context": context})),
-            f"{_gpus(world_size)} cannot be split into groups of {model} (tensor {tensor} × pipeline {pipeline} × context {context})",
+            f"{_gpus(world_size)} cannot be split into groups of {model}: "
+            f"tensor {tensor} × pipeline {pipeline} × context {context}",
             f"start a multiple of {model} GPUs, or make the product a divisor of {world_size}",
         )
     expert = size(arguments, "expert_model_parallel_size")

@@ -88,10 +88,12 @@ def cross_entropy(shapes: Shapes) -> Module:
     cast = () if te or shapes.dtype == "fp32" else (logits(shapes, "logits gradient", shapes.dtype),)
     # torch.compile turns the in-place steps of the jitted functions into new tensors: input and result live together
     compiled = (logits(shapes, "softmax before it is rewritten", "fp32"),) if shapes.model.cross_entropy == "native" else ()
+    # in 2023 the maximum was subtracted into a new tensor while the caller held the fp32 copy
+    subtracted = (logits(shapes, "logits in fp32", "fp32"),) if shapes.launch.megatron == "2023" else ()
     return Module(
         name="cross_entropy",
         saved=(softmax, *small, Tensor(name="loss", shape=tokens, dtype="fp32", formula="4·s·b")),
-        forward_workspace=(Tensor(name="predicted logits and sums", shape=(3, *tokens), dtype="fp32", formula="12·s·b"), *compiled),
+        forward_workspace=(Tensor(name="predicted logits and sums", shape=(3, *tokens), dtype="fp32", formula="12·s·b"), *compiled, *subtracted),
         backward_workspace=(*cast, *compiled),
         collectives=_loss_messages(shapes),
         source="transformer_engine.pytorch.cross_entropy" if te else "_VocabParallelCrossEntropy",

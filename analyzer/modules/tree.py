@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Literal
 
@@ -59,7 +60,7 @@ class Tensor:
     shares: str = ""
     """Name of the tensor whose storage this is: then it costs nothing here."""
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """Bytes that the allocator hands out for it: whole blocks, 0 where the storage is another tensor's."""
         return 0 if self.shares else round_up(dtype_bytes(self.dtype, prod(self.shape)), BLOCK)

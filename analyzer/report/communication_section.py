@@ -11,7 +11,7 @@ from analyzer.report.text import DIM, INDENT, KEY, Line, heading, line, table, w
 from analyzer.results import Message, Report
 from analyzer.units import format_bytes, format_count, format_shape
 
-MESSAGES_SHOWN = 12
+MESSAGES_SHOWN = 5
 MODULES_SHOWN = 5
 STAGES_SHOWN = 8
 
@@ -72,8 +72,9 @@ def tensor(report: Report, *, width: int, whole: bool) -> list[Line]:
 
 
 def others(report: Report, *, width: int, whole: bool) -> list[Line]:
-    """Context and expert parallelism, and what crosses several dimensions, where there is any."""
-    kinds = dict.fromkeys((*OTHERS, *(message.group for message in report.communication), *report.groups))
+    """Context and expert parallelism, where there is any; in full also what crosses several dimensions."""
+    sent_over = [message.group for message in report.communication]
+    kinds = dict.fromkeys((*OTHERS, *sent_over, *report.groups) if whole else OTHERS)
     rest = [kind for kind in kinds if kind not in (*PIPELINE, *DATA, *TENSOR)]
     body = _section(report, rest, width=width, whole=whole)
     return [*heading("Other groups", width=width), *body] if body else []
@@ -99,7 +100,7 @@ def _own(report: Report, kind: str) -> bool:
 
 
 def _messages(messages: Sequence[Message], *, width: int, whole: bool) -> list[Line]:
-    """A line for each kind of message, and below it what one rank of each stage sends in an iteration.
+    """A line for each kind of message, the largest first, and below it what one rank of each stage sends in an iteration.
 
     Modules of a stage that send the same are added up, and stages that come out alike stand together.
     """
@@ -107,7 +108,8 @@ def _messages(messages: Sequence[Message], *, width: int, whole: bool) -> list[L
     for message in messages:
         kind = replace(message, module="", pipeline_rank=0, calls_per_microbatch=0, calls_per_iteration=0, bytes_per_iteration=0)
         kinds.setdefault(kind, {}).setdefault(message.pipeline_rank, []).append(message)
-    shown = list(kinds.items()) if whole or len(kinds) <= MESSAGES_SHOWN else list(kinds.items())[: MESSAGES_SHOWN - 1]
+    largest = sorted(kinds.items(), key=lambda item: -max(map(_bytes, item[1].values())))
+    shown = largest if whole else largest[:MESSAGES_SHOWN]
     lines: list[Line] = []
     for kind, by_stage in shown:
         to = f" to the {kind.peer} stage" if kind.peer else ""
@@ -115,15 +117,23 @@ def _messages(messages: Sequence[Message], *, width: int, whole: bool) -> list[L
         lines.extend(wrap(f"{kind.phase} {kind.kind}{to}: {tensor}", width=width, first=INDENT, rest=INDENT * 3, style=KEY))
         alike: dict[tuple[int, int, tuple[str, ...]], list[int]] = {}
         for stage, sent in sorted(by_stage.items()):
-            calls, size = sum(m.calls_per_iteration for m in sent), sum(m.bytes_per_iteration for m in sent)
-            alike.setdefault((calls, size, tuple(dict.fromkeys(m.module for m in sent))), []).append(stage)
+            calls = sum(m.calls_per_iteration for m in sent)
+            alike.setdefault((calls, _bytes(sent), tuple(dict.fromkeys(m.module for m in sent))), []).append(stage)
         for (calls, size, modules), stages in alike.items():
             text = f"{names.stages(stages)}: {names.plural(calls, 'call')}, {format_bytes(size)} an iteration"
             sent_by = _where(modules, whole=whole)
             lines.extend(wrap(f"{text}; {sent_by}" if sent_by else text, width=width, first=INDENT * 2, rest=INDENT * 3))
     if len(shown) < len(kinds):
-        lines.append(line(f"{INDENT}… and {names.plural(len(kinds) - len(shown), 'more kind')} of message", DIM))
+        most = max(_bytes(sent) for _, by_stage in largest[MESSAGES_SHOWN:] for sent in by_stage.values())
+        left = names.plural(len(kinds) - len(shown), "smaller kind")
+        text = f"… and {left} of message, at most {format_bytes(most)} an iteration"
+        lines.extend(wrap(text, width=width, first=INDENT, rest=INDENT * 3, style=DIM))
     return lines
+
+
+def _bytes(sent: Sequence[Message]) -> int:
+    """What one rank sends of these in an iteration."""
+    return sum(message.bytes_per_iteration for message in sent)
 
 
 def _where(modules: Sequence[str], *, whole: bool) -> str:

@@ -19,12 +19,20 @@ def group_lists(report: Report, kind: str, *, width: int, whole: bool) -> list[L
     sizes = sorted({len(group) for group in groups})
     of = " or ".join(f"{size:,}" for size in sizes)
     lines = [line(f"{INDENT}{names.plural(total, 'group')} of {of} GPUs, {names.group(kind)}", KEY)]
-    shown = groups if whole or len(groups) <= names.GROUPS_SHOWN * 2 else [*groups[: names.GROUPS_SHOWN], groups[-1]]
-    for group in shown:
-        if group is shown[-1] and len(shown) < len(groups):
-            lines.append(line(f"{INDENT * 2}… {total - len(shown):,} more", DIM))
-        text = names.members(group, gpus_per_node=report.launch.parallel.gpus_per_node, whole=whole)
-        lines.extend(wrap(text, width=width, first=INDENT * 2, rest=INDENT * 3))
-    if whole and report.groups_truncated and total > len(groups):
-        lines.append(line(f"{INDENT * 2}… {total - len(groups):,} more", DIM))
+    short = not whole and total > names.GROUPS_SHOWN * 2
+    cut = total > len(groups)
+    for group in groups[: names.GROUPS_SHOWN] if short else groups:
+        lines.extend(_members(group, report, width=width, whole=whole))
+    if short or cut:
+        shown = names.GROUPS_SHOWN if short else len(groups)
+        # the list of a large world is cut short, and its last group is then not the last of the world
+        left = total - shown - (0 if cut else 1)
+        lines.append(line(f"{INDENT * 2}… {left:,} more", DIM))
+    if short and not cut:
+        lines.extend(_members(groups[-1], report, width=width, whole=whole))
     return lines
+
+
+def _members(group: tuple[int, ...], report: Report, *, width: int, whole: bool) -> list[Line]:
+    text = names.members(group, gpus_per_node=report.launch.parallel.gpus_per_node, whole=whole)
+    return wrap(text, width=width, first=INDENT * 2, rest=INDENT * 3)

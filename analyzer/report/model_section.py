@@ -41,10 +41,13 @@ def rank_trees(report: Report, *, width: int, whole: bool) -> list[Line]:
         picked = [picked[0], picked[-1]]
     lines = heading("Layers on one rank and what they send", width=width)
     notes = [_SHAPES, _COLLECTIVES]
+    known: list[Module] = []
     for rank, chunk, tree in picked:
         lines.append(line(INDENT + _title(rank, chunk), KEY))
-        lines.extend(tree_view(tree, figures=_FIGURES, notes=notes, width=width, whole=whole))
+        lines.extend(tree_view(tree, figures=_FIGURES, notes=notes, width=width, whole=whole, known=known))
         lines.append(())
+        if not whole:
+            known.extend(module for _, module in tree.walk() if module.children)
     return lines[:-1]
 
 
@@ -57,7 +60,7 @@ def _title(rank: RankClass, chunk: Chunk) -> str:
 
 
 def _shapes(module: Module) -> tuple[str, ...]:
-    return (", ".join(f"{p.name} {format_shape(p.shape)}" for p in module.parameters),) if module.parameters else ()
+    return (", ".join(f"{p.name}{format_shape(p.shape)}" for p in module.parameters),) if module.parameters else ()
 
 
 def _collectives(module: Module) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from analyzer.modules.tree import Module
 from analyzer.report import folds
-from analyzer.report.text import DIM, GAP, INDENT, KEY, Line, fit, line
+from analyzer.report.text import DIM, GAP, INDENT, KEY, Line, fit, line, wrap
 
 LEAST_LABEL = 24
 """Characters that a name always has, however narrow the screen."""
@@ -35,9 +35,20 @@ class _Row(NamedTuple):
     notes: tuple[tuple[str, ...], ...]
 
 
-def tree_view(root: Module, *, figures: Sequence[Figure], notes: Sequence[Note], width: int, whole: bool) -> list[Line]:
-    """The tree of `root`; siblings alike stand once, with their number before each figure, unless `whole`."""
-    rows = list(_rows(folds.Run(root, 1, root.name), figures, notes, "", "", whole))
+def tree_view(
+    root: Module,
+    *,
+    figures: Sequence[Figure],
+    notes: Sequence[Note],
+    width: int,
+    whole: bool,
+    known: Sequence[Module] = (),
+) -> list[Line]:
+    """The tree of `root`; siblings alike stand once, with their number before each figure, unless `whole`.
+
+    What is below the modules of `known`, which the reader has seen, is left out.
+    """
+    rows = list(_rows(folds.Run(root, 1, root.name), figures, notes, known, whole=whole))
     used = [index for index in range(len(notes)) if any(row.notes[index] for row in rows)]
     figure_widths = [max(len(f.title), *(len(row.figures[i]) for row in rows)) for i, f in enumerate(figures)]
     note_widths = {i: max(len(notes[i].title), *(len(t) for row in rows for t in row.notes[i])) for i in used}
@@ -68,20 +79,34 @@ def tree_view(root: Module, *, figures: Sequence[Figure], notes: Sequence[Note],
             lines.append(line(text, KEY if row is rows[0] else ""))
         for index in used:
             if index not in beside:
-                lines.extend(line(f"{INDENT}{row.below}{text}", DIM) for text in row.notes[index])
+                opening = INDENT + row.below
+                for text in row.notes[index]:
+                    lines.extend(wrap(text, width=width, first=opening, rest=opening, style=DIM))
     return lines
 
 
-def _rows(run: folds.Run, figures: Sequence[Figure], notes: Sequence[Note], lead: str, guide: str, whole: bool) -> Iterator[_Row]:
+def _rows(
+    run: folds.Run,
+    figures: Sequence[Figure],
+    notes: Sequence[Note],
+    known: Sequence[Module],
+    *,
+    whole: bool,
+    lead: str = "",
+    guide: str = "",
+) -> Iterator[_Row]:
+    """Rows of a run and all below it; `lead` opens its own line and `guide` those below."""
     module = run.module
+    seen = bool(module.children) and module in known
     times = f"{run.length} × " if run.length > 1 else ""
-    children = list(folds.runs(module.children, whole=whole))
+    children = [] if seen else list(folds.runs(module.children, whole=whole))
     yield _Row(
         label=lead + run.name,
         below=guide + ("│  " if children else "   "),
         figures=tuple(f"{times}{value}" if (value := f.value(module)) else "" for f in figures),
-        notes=tuple(n.value(module) for n in notes),
+        notes=(("as above",), *[()] * (len(notes) - 1)) if seen else tuple(n.value(module) for n in notes),
     )
     for child in children:
         last = child is children[-1]
-        yield from _rows(child, figures, notes, guide + ("└─ " if last else "├─ "), guide + ("   " if last else "│  "), whole)
+        own, below = ("└─ ", "   ") if last else ("├─ ", "│  ")
+        yield from _rows(child, figures, notes, known, whole=whole, lead=guide + own, guide=guide + below)
