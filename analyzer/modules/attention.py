@@ -5,7 +5,7 @@ from __future__ import annotations
 from analyzer.modules.core_attention import Heads, core_attention, output_is_kept_apart, query_key_norm
 from analyzer.modules.linear import column_parallel, row_parallel
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import Module
+from analyzer.modules.tree import STREAM, Module
 
 
 def self_attention(shapes: Shapes, *, fused_norm: bool, input_shares: str = "") -> Module:
@@ -21,6 +21,7 @@ def self_attention(shapes: Shapes, *, fused_norm: bool, input_shares: str = "") 
         symbol="(a+2g)·d/t",
         bias=model.bias_qkv,
         fused_norm=fused_norm,
+        input_made_in=STREAM if fused_norm else "input_layernorm",
         input_shares=input_shares,
     )
     projection = row_parallel(
@@ -30,6 +31,7 @@ def self_attention(shapes: Shapes, *, fused_norm: bool, input_shares: str = "") 
         full_width=model.query_projection_size,
         symbol="a·d/t",
         bias=model.bias_linear,
+        input_made_in="self_attention.core_attention",
         input_shares="" if output_is_kept_apart(shapes) else "core_attention output",
     )
     norms = (query_key_norm(shapes),) if model.qk_layernorm else ()

@@ -15,6 +15,9 @@ from analyzer.modules.norm import norm_parameters
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Tensor
 
+ATTENTION = "self_attention"
+QKV = "self_attention.linear_qkv"
+
 
 @dataclass(frozen=True)
 class Heads:
@@ -47,10 +50,10 @@ class Heads:
         """Fewer key/value heads than query heads."""
         return self.shapes.model.num_query_groups < self.shapes.model.num_attention_heads
 
-    def tensor(self, name: str, width: int, *, shares: str = "") -> Tensor:
+    def tensor(self, name: str, width: int, *, shares: str = "", made_in: str = "") -> Tensor:
         """[s, b, width] in the activations' element type."""
         symbol = "(a+2g)·d/t" if width == self.qkv else "a·d/t" if width == self.query else "g·d/t"
-        return self.shapes.wide(name, width, symbol, shares=shares)
+        return self.shapes.wide(name, width, symbol, shares=shares, made_in=made_in)
 
 
 def query_key_norm(shapes: Shapes) -> Module:
@@ -75,7 +78,7 @@ def query_key_norm(shapes: Shapes) -> Module:
 
     queries = one("q_layernorm", heads.query, heads.count, "a")
     keys = one("k_layernorm", heads.key, key_heads, "g")
-    return Module(name="qk_layernorm", children=(queries, keys))
+    return Module(name="qk_layernorm", function=True, children=(queries, keys))
 
 
 def rotary_tables(shapes: Shapes) -> tuple[Tensor, ...]:
@@ -87,19 +90,36 @@ def rotary_tables(shapes: Shapes) -> tuple[Tensor, ...]:
         return ()
     width = int(shapes.model.kv_channels * shapes.model.rotary_percent)
     return tuple(
-        Tensor(name=f"{which} of {what}", shape=(shapes.s, 1, 1, width), dtype=shapes.dtype, formula="2·s·d")
+        Tensor(name=f"{which} of {what}", shape=(shapes.s, 1, 1, width), dtype=shapes.dtype, formula="2·s·d", made_in=ATTENTION)
         for what in ("q", "k")
         for which in ("cos", "sin")
     )
 
 
+def _rotated_or_normed(shapes: Shapes) -> str:
+    """The module that makes new tensors of q and of k, or nothing where they stay slices of qkv."""
+    if shapes.model.position_embedding == "rope":
+        return ATTENTION
+    return f"{ATTENTION}.{{}}_layernorm" if shapes.model.qk_layernorm else ""
+
+
 def inputs_saved(shapes: Shapes) -> tuple[Tensor, ...]:
-    """q, k and v as a fused kernel keeps them: views of one qkv tensor, or three contiguous tensors of the same total."""
+    """q, k and v as a fused kernel keeps them: views of one qkv tensor, or three contiguous tensors of the same total.
+
+    cuDNN takes q and k where they were made, and copies strided slices; FlashAttention copies all three into [b, s, a, d].
+    """
     heads = Heads(shapes)
-    separate = heads.grouped or shapes.model.position_embedding == "rope" or shapes.model.qk_layernorm
-    if separate or shapes.model.attention_backend == "flash":
-        return (heads.tensor("query", heads.query), heads.tensor("key", heads.key), heads.tensor("value", heads.key))
-    return (heads.tensor("qkv", heads.qkv),)
+    maker = _rotated_or_normed(shapes)
+    flash = shapes.model.attention_backend == "flash"
+    if not (heads.grouped or maker or flash):
+        return (heads.tensor("qkv", heads.qkv, made_in=QKV),)
+    copied = flash and shapes.b > 1
+    query_maker = "" if copied else maker.format("q") or (ATTENTION if heads.grouped else "")
+    return (
+        heads.tensor("query", heads.query, made_in=query_maker),
+        heads.tensor("key", heads.key, made_in="" if copied else maker.format("k")),
+        heads.tensor("value", heads.key),
+    )
 
 
 def checkpoint_inputs(shapes: Shapes) -> tuple[Tensor, ...]:
@@ -108,10 +128,12 @@ def checkpoint_inputs(shapes: Shapes) -> tuple[Tensor, ...]:
     Rotation and norms make new tensors of q and k; without them, grouped queries are copied by a reshape.
     """
     heads = Heads(shapes)
-    qkv = (heads.tensor("qkv", heads.qkv),)
-    if shapes.model.position_embedding == "rope" or shapes.model.qk_layernorm:
-        return (*qkv, heads.tensor("query", heads.query), heads.tensor("key", heads.key))
-    return (*qkv, heads.tensor("query", heads.query)) if heads.grouped else qkv
+    qkv = heads.tensor("qkv", heads.qkv, made_in=QKV)
+    maker = _rotated_or_normed(shapes)
+    if maker:
+        query = heads.tensor("query", heads.query, made_in=maker.format("q"))
+        return (qkv, query, heads.tensor("key", heads.key, made_in=maker.format("k")))
+    return (qkv, heads.tensor("query", heads.query, made_in=ATTENTION)) if heads.grouped else (qkv,)
 
 
 def scores(shapes: Shapes, name: str, *, dtype: str | None = None) -> Tensor:
@@ -198,14 +220,11 @@ def unfused_kernel(shapes: Shapes) -> Module:
     fused_softmax = in_16_bit and model.masked_softmax_fusion and 16 < shapes.launch.batch.seq_length <= longest
     softmax = "fp32" if not fused_softmax and model.attention_softmax_in_fp32 else shapes.dtype
     dropout = model.attention_dropout > 0
-    keys = heads.query if heads.grouped else heads.key  # grouped keys and values are repeated for each query head
-    inputs = (
-        (heads.tensor("query", heads.query), heads.tensor("repeated key", keys), heads.tensor("repeated value", keys))
-        if heads.grouped
-        else (heads.tensor("qkv", heads.qkv),)
-        if model.position_embedding != "rope" and not model.qk_layernorm
-        else (heads.tensor("qkv", heads.qkv), heads.tensor("query", heads.query), heads.tensor("key", heads.key))
-    )
+    inputs = checkpoint_inputs(shapes)
+    if heads.grouped:  # keys and values are repeated for each query head, the originals dropped
+        maker = _rotated_or_normed(shapes).format("q") or ATTENTION
+        repeated = tuple(heads.tensor(f"repeated {name}", heads.query) for name in ("key", "value"))
+        inputs = (heads.tensor("query", heads.query, made_in=maker), *repeated)
     probabilities = scores(shapes, "softmax", dtype=softmax)
     cast = (scores(shapes, "softmax in 16 bit"),) if softmax != shapes.dtype else ()
     return Module(
@@ -243,6 +262,7 @@ def core_attention(shapes: Shapes) -> Module:
         return kernel
     return Module(
         name="core_attention_checkpoint",
+        function=True,
         saved=checkpoint_inputs(shapes),
         children=(kernel,),
         recomputed=True,

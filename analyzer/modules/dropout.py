@@ -17,6 +17,7 @@ def bias_dropout_add(shapes: Shapes, name: str) -> Module:
     unfused = () if shapes.model.bias_dropout_fusion or shapes.model.hidden_dropout == 0 else (shapes.hidden("dropout output"),)
     return Module(
         name=name,
+        function=True,
         saved=dropout_mask(shapes),
         forward_workspace=(x, *unfused, shapes.hidden("output", dtype=shapes.residual_dtype)),
         backward_workspace=(shapes.hidden("x gradient"),) if shapes.model.hidden_dropout > 0 else (),

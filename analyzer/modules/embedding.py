@@ -107,4 +107,6 @@ def batch(shapes: Shapes, *, tokens: bool, labels: bool) -> Module:
     ]
     if runtime.attention_mask_in_dataloader:
         held.append(Tensor(name="attention mask", shape=(shapes.b, 1, s, s), dtype="bool", formula="b·s²"))
-    return Module(name="batch", forward_held=tuple(held), source="megatron/training/utils.py get_batch_on_this_tp_rank")
+    return Module(
+        name="batch", function=True, forward_held=tuple(held), source="megatron/training/utils.py get_batch_on_this_tp_rank"
+    )

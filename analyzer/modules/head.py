@@ -11,7 +11,7 @@ from analyzer.modules.embedding import vocabulary_weight
 from analyzer.modules.linear import column_collectives
 from analyzer.modules.norm import standalone_norm
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import Collective, Module, Tensor
+from analyzer.modules.tree import STREAM, Collective, Module, Tensor
 
 
 def logits(shapes: Shapes, name: str, dtype: str) -> Tensor:
@@ -38,7 +38,7 @@ def output_layer(shapes: Shapes, *, owns_weight: bool, shared: bool) -> Module:
     return Module(
         name="output_layer",
         parameters=(vocabulary_weight(shapes, shared=shared),) if owns_weight else (),
-        saved=(shapes.hidden("input"),),
+        saved=(shapes.hidden("input", made_in="decoder.final_layernorm"),),
         forward_workspace=(made,) if overwritten else (),
         forward_held=() if overwritten else (made,),
         backward_workspace=(
@@ -92,8 +92,13 @@ def cross_entropy(shapes: Shapes) -> Module:
     subtracted = (logits(shapes, "logits in fp32", "fp32"),) if shapes.launch.megatron == "2023" else ()
     return Module(
         name="cross_entropy",
+        function=True,
         saved=(softmax, *small, Tensor(name="loss", shape=tokens, dtype="fp32", formula="4·s·b")),
-        forward_workspace=(Tensor(name="predicted logits and sums", shape=(3, *tokens), dtype="fp32", formula="12·s·b"), *compiled, *subtracted),
+        forward_workspace=(
+            Tensor(name="predicted logits and sums", shape=(3, *tokens), dtype="fp32", formula="12·s·b"),
+            *compiled,
+            *subtracted,
+        ),
         backward_workspace=(*cast, *compiled),
         collectives=_loss_messages(shapes),
         source="transformer_engine.pytorch.cross_entropy" if te else "_VocabParallelCrossEntropy",
@@ -112,4 +117,4 @@ def head(shapes: Shapes, *, pre_process: bool) -> tuple[Module, ...]:
 
 def final_norm(shapes: Shapes) -> Module:
     """The norm at the end of the decoder; its output is what the output layer keeps."""
-    return standalone_norm(shapes, "final_layernorm")
+    return standalone_norm(shapes, "final_layernorm", input_made_in=STREAM)

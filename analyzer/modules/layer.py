@@ -10,7 +10,7 @@ from analyzer.modules.dropout import bias_dropout_add
 from analyzer.modules.mlp import mlp
 from analyzer.modules.norm import standalone_norm
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import Collective, Module, Tensor
+from analyzer.modules.tree import LAYER, STREAM, Collective, Module, Tensor
 
 
 def transformer_layer(shapes: Shapes, *, input_shares: str = "") -> Module:
@@ -19,8 +19,8 @@ def transformer_layer(shapes: Shapes, *, input_shares: str = "") -> Module:
     While a branch runs backward, the gradient of the residual stream waits beside it.
     """
     fused = shapes.model.implementation == "transformer_engine"
-    norms = () if fused else (standalone_norm(shapes, "input_layernorm", input_shares=input_shares),)
-    pre_mlp = () if fused else (standalone_norm(shapes, "pre_mlp_layernorm"),)
+    norms = () if fused else (standalone_norm(shapes, "input_layernorm", input_made_in=STREAM, input_shares=input_shares),)
+    pre_mlp = () if fused else (standalone_norm(shapes, "pre_mlp_layernorm", input_made_in=LAYER),)
     return Module(
         name="layers",
         backward_workspace=(shapes.hidden("residual gradient", dtype=shapes.residual_dtype),),
@@ -39,7 +39,7 @@ def transformer_layer(shapes: Shapes, *, input_shares: str = "") -> Module:
 def checkpointed(shapes: Shapes, *, layers: int) -> Module:
     """A group of `layers` layers of which only the input is kept, or its 1/t with `--distribute-saved-activations`."""
     distributed = shapes.launch.recompute.distribute_saved_activations and shapes.t > 1
-    kept = shapes.hidden("checkpoint input", dtype=shapes.residual_dtype)
+    kept = shapes.hidden("checkpoint input", dtype=shapes.residual_dtype, made_in=STREAM)
     gather: tuple[Collective, ...] = ()
     if distributed:
         s, b, h = kept.shape
@@ -49,6 +49,7 @@ def checkpointed(shapes: Shapes, *, layers: int) -> Module:
     rest = transformer_layer(shapes)
     return Module(
         name="checkpoint",
+        function=True,
         saved=(kept,),
         collectives=gather,
         children=(first, *([rest] * (layers - 1))),

@@ -44,7 +44,16 @@ def row_collectives(shapes: Shapes) -> tuple[Collective, ...]:
 
 
 def column_parallel(
-    shapes: Shapes, name: str, *, width: int, full_width: int, symbol: str, bias: bool, fused_norm: bool, input_shares: str = ""
+    shapes: Shapes,
+    name: str,
+    *,
+    width: int,
+    full_width: int,
+    symbol: str,
+    bias: bool,
+    fused_norm: bool,
+    input_made_in: str,
+    input_shares: str = "",
 ) -> Module:
     """h → width, `width` already divided by t; with the norm in front of it fused in where `fused_norm`.
 
@@ -56,7 +65,7 @@ def column_parallel(
     gathered = (shapes.hidden("gathered input", gathered=True),) if shapes.sp else ()
     if fused_norm:
         saved: tuple[Tensor, ...] = (
-            shapes.hidden("input", dtype=shapes.residual_dtype, shares=input_shares),
+            shapes.hidden("input", dtype=shapes.residual_dtype, shares=input_shares, made_in=input_made_in),
             shapes.hidden("normalized input"),
             *norm_statistics(shapes, rows, "4·s·b/t" if shapes.sp else "4·s·b"),
         )
@@ -64,7 +73,7 @@ def column_parallel(
         saved = (shapes.hidden("input", shares="recomputed norm output"),)
         gathered = (*gathered, shapes.hidden("recomputed norm output"))
     else:
-        saved = (shapes.hidden("input"),)
+        saved = (shapes.hidden("input", made_in=input_made_in),)
     norm = norm_parameters(shapes, h, prefix="layer_norm_") if fused_norm else ()
     weight = Parameter(name="weight", shape=(width, h), dtype=shapes.dtype, sharding="tensor", full_shape=(full_width, h))
     row = Parameter(name="bias", shape=(width,), dtype=shapes.dtype, sharding="tensor", full_shape=(full_width,))
@@ -86,7 +95,15 @@ def column_parallel(
 
 
 def row_parallel(
-    shapes: Shapes, name: str, *, width: int, full_width: int, symbol: str, bias: bool, input_shares: str = ""
+    shapes: Shapes,
+    name: str,
+    *,
+    width: int,
+    full_width: int,
+    symbol: str,
+    bias: bool,
+    input_made_in: str,
+    input_shares: str = "",
 ) -> Module:
     """width → h, `width` already divided by t. Its bias is added later, with the dropout."""
     h = shapes.model.hidden_size
@@ -95,7 +112,7 @@ def row_parallel(
     return Module(
         name=name,
         parameters=(weight, *biases),
-        saved=(shapes.wide("input", width, symbol, shares=input_shares),),
+        saved=(shapes.wide("input", width, symbol, shares=input_shares, made_in=input_made_in),),
         forward_workspace=(
             shapes.hidden("output", gathered=True),
             *((shapes.hidden("scattered output"),) if shapes.sp else ()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from analyzer.modules.linear import column_parallel, row_parallel
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import Module
+from analyzer.modules.tree import LAYER, Module
 
 
 def activation(shapes: Shapes, *, width: int, wide: int) -> Module:
@@ -16,9 +16,11 @@ def activation(shapes: Shapes, *, width: int, wide: int) -> Module:
     symbol = "2·f/t" if model.gated else "f/t"
     gate = () if model.bias_activation_fusion or not model.gated else (shapes.wide("activated gate", width, "f/t"),)
     biased = () if model.bias_activation_fusion or not model.bias_linear else (shapes.wide("fc1 output", wide, symbol),)
+    kept = shapes.wide("biased fc1 output" if biased else "fc1 output", wide, symbol, made_in="" if biased else "mlp.linear_fc1")
     return Module(
         name="activation_func",
-        saved=(shapes.wide("fc1 output" if not biased else "biased fc1 output", wide, symbol), *gate),
+        function=True,
+        saved=(kept, *gate),
         forward_workspace=(*biased, shapes.wide("output", width, "f/t")),
         backward_workspace=(
             shapes.wide("output gradient", width, "f/t"),
@@ -42,16 +44,25 @@ def mlp(shapes: Shapes, *, fused_norm: bool) -> Module:
             symbol="2·f/t" if model.gated else "f/t",
             bias=model.bias_linear,
             fused_norm=fused_norm,
+            input_made_in=LAYER if fused_norm else "pre_mlp_layernorm",
             input_shares="mlp input" if shapes.recomputes("mlp") and fused_norm else "",
         ),
         activation(shapes, width=width, wide=gates * width),
-        row_parallel(shapes, "linear_fc2", width=width, full_width=model.ffn_hidden_size, symbol="f/t", bias=model.bias_linear),
+        row_parallel(
+            shapes,
+            "linear_fc2",
+            width=width,
+            full_width=model.ffn_hidden_size,
+            symbol="f/t",
+            bias=model.bias_linear,
+            input_made_in="mlp",
+        ),
     )
     if not shapes.recomputes("mlp"):
         return Module(name="mlp", children=children)
     return Module(
         name="mlp",
-        saved=(shapes.hidden("mlp input", dtype=shapes.residual_dtype),),
+        saved=(shapes.hidden("mlp input", dtype=shapes.residual_dtype, made_in=LAYER if fused_norm else "pre_mlp_layernorm"),),
         children=children,
         recomputed=True,
         source="tensor_parallel.checkpoint around MLP",

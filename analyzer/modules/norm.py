@@ -35,11 +35,10 @@ def norm_statistics(shapes: Shapes, rows: int, symbol: str) -> tuple[Tensor, ...
     return (inverse,)
 
 
-def standalone_norm(shapes: Shapes, name: str, *, keeps_output: bool = False, input_shares: str = "") -> Module:
-    """A norm of the residual stream in a module of its own.
+def standalone_norm(shapes: Shapes, name: str, *, input_made_in: str, input_shares: str = "") -> Module:
+    """A norm of the residual stream in a module of its own. Its output is kept by the linear layer that follows.
 
-    Its output is kept by the linear layer that follows. `keeps_output` is for a norm before a layer which does
-    not (none in a dense GPT). Source: core/transformer/transformer_layer.py input_layernorm, TE ops/basic/layer_norm.py.
+    Source: core/transformer/transformer_layer.py input_layernorm, transformer_engine/pytorch/ops/basic/layer_norm.py.
     """
     rows = shapes.s_split * shapes.b
     output = shapes.hidden("output")
@@ -48,11 +47,10 @@ def standalone_norm(shapes: Shapes, name: str, *, keeps_output: bool = False, in
         name=name,
         parameters=norm_parameters(shapes, shapes.model.hidden_size),
         saved=(
-            shapes.hidden("input", dtype=shapes.residual_dtype, shares=input_shares),
+            shapes.hidden("input", dtype=shapes.residual_dtype, shares=input_shares, made_in=input_made_in),
             *norm_statistics(shapes, rows, "4·s·b/t" if shapes.sp else "4·s·b"),
-            *((output,) if keeps_output else ()),
         ),
-        forward_workspace=() if keeps_output else (output,),
+        forward_workspace=(output,),
         backward_workspace=(shapes.hidden("output gradient"), gradient),
         source="megatron.core.transformer.torch_norm / transformer_engine.pytorch.ops.LayerNorm",
     )

@@ -70,7 +70,7 @@ class Shapes:
         """Whether `--recompute-modules` names this module and recompute is selective."""
         return self.launch.recompute.granularity == "selective" and module in self.launch.recompute.modules
 
-    def hidden(self, name: str, *, gathered: bool = False, dtype: str | None = None, shares: str = "") -> Tensor:
+    def hidden(self, name: str, *, gathered: bool = False, dtype: str | None = None, shares: str = "", made_in: str = "") -> Tensor:
         """[s, b, h], or its shard [s/t, b, h] under sequence parallelism unless `gathered`."""
         kind = dtype or self.dtype
         split = self.sp and not gathered
@@ -80,13 +80,19 @@ class Shapes:
             dtype=kind,
             formula=f"{DTYPE_BYTES[kind]}·s·b·h" + ("/t" if split else ""),
             shares=shares,
+            made_in=made_in,
         )
 
-    def wide(self, name: str, width: int, symbol: str, *, dtype: str | None = None, shares: str = "") -> Tensor:
+    def wide(self, name: str, width: int, symbol: str, *, dtype: str | None = None, shares: str = "", made_in: str = "") -> Tensor:
         """[s, b, width]: an activation inside a parallel region, `width` already divided by t."""
         kind = dtype or self.dtype
         return Tensor(
-            name=name, shape=(self.s, self.b, width), dtype=kind, formula=f"{DTYPE_BYTES[kind]}·s·b·{symbol}", shares=shares
+            name=name,
+            shape=(self.s, self.b, width),
+            dtype=kind,
+            formula=f"{DTYPE_BYTES[kind]}·s·b·{symbol}",
+            shares=shares,
+            made_in=made_in,
         )
 
     def statistics(self, name: str, rows: int, symbol: str = "4·s·b") -> Tensor:

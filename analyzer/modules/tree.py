@@ -18,6 +18,9 @@ from analyzer.units import dtype_bytes, round_up
 Sharding = Literal["tensor", "replicated", "expert"]
 Phase = Literal["forward", "backward", "recompute", "gradient", "parameter"]
 
+STREAM = "stream"
+LAYER = "."
+
 BLOCK = 512
 """PyTorch's caching allocator hands out multiples of this (kMinBlockSize in c10/cuda/CUDACachingAllocator.cpp)."""
 
@@ -59,6 +62,11 @@ class Tensor:
     formula: str = ""
     shares: str = ""
     """Name of the tensor whose storage this is: then it costs nothing here."""
+    made_in: str = ""
+    """The module that allocates it, by its path in the layer (or in the model, outside layers); empty for the one that lists it.
+
+    `STREAM` is whatever came before: the layer before, the embedding, or the pipeline stage before; `LAYER` the layer itself.
+    """
 
     @cached_property
     def bytes(self) -> int:
@@ -103,6 +111,8 @@ class Module:
     collectives: tuple[Collective, ...] = ()
     children: tuple[Module, ...] = ()
     """In order of execution. A node with children holds its workspace throughout all of them."""
+    function: bool = False
+    """A call inside its parent, not a module of Megatron's: what it allocates, the parent is seen to allocate."""
     recomputed: bool = False
     """The children's saved tensors are dropped after forward and made again in backward; `saved` holds what stays."""
     source: str = ""
