@@ -16,6 +16,57 @@ Activation = Literal["gelu", "swiglu", "geglu", "quick_geglu", "squared_relu", "
 
 
 @dataclass(frozen=True, kw_only=True)
+class MoeSpec:
+    """Mixture of experts: which layers have it, and how tokens reach their experts."""
+
+    num_experts: int
+    topk: int
+    ffn_hidden_size: int
+    """`--moe-ffn-hidden-size`, of one expert."""
+    layers: tuple[bool, ...]
+    """For each decoder layer whether it is a mixture (`--moe-layer-freq` unrolled)."""
+    shared_ffn_hidden_size: int | None = None
+    """`--moe-shared-expert-intermediate-size`: the total width of the shared experts."""
+    shared_overlap: bool = False
+    shared_gate: bool = False
+    grouped_gemm: bool = False
+    legacy_grouped_gemm: bool = False
+    """The experts of one layer in two fused weights, without Transformer Engine."""
+    dispatcher: Literal["allgather", "alltoall", "flex"] = "allgather"
+    permute_fusion: bool = False
+    capacity_factor: float | None = None
+    pad_to_capacity: bool = False
+    router_dtype: Literal["fp32", "fp64"] | None = None
+    """None: the router works in the parameters' type."""
+    load_balancing: tuple[str, ...] = ("aux_loss",)
+    aux_loss_coeff: float = 0.0
+    """Sum of the coefficients; 0 switches the loss off."""
+    z_loss_coeff: float = 0.0
+    score_function: Literal["softmax", "sigmoid"] = "softmax"
+    pre_softmax: bool = False
+    expert_bias: bool = False
+    latent_size: int | None = None
+    imbalance: float = 1.0
+    """Tokens of the fullest rank's experts over the mean (`--info-moe-imbalance`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlaSpec:
+    """Multi-latent attention: queries, keys and values through low-rank projections."""
+
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    qk_head_dim: int
+    qk_pos_emb_head_dim: int
+    v_head_dim: int
+
+    @property
+    def query_head_dim(self) -> int:
+        """Elements of a query or key head: without and with position."""
+        return self.qk_head_dim + self.qk_pos_emb_head_dim
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """A GPT decoder as Megatron would build it."""
 
@@ -58,6 +109,10 @@ class ModelSpec:
     """What Transformer Engine (or the 2023 `--use-flash-attn`) picks; unfused keeps the score matrices."""
     cross_entropy: CrossEntropy = "unfused"
     fp16_lm_cross_entropy: bool = False
+    moe: MoeSpec | None = None
+    mla: MlaSpec | None = None
+    mtp_num_layers: int = 0
+    """Multi-token-prediction depths, after the last decoder layer."""
 
     @property
     def gated(self) -> bool:

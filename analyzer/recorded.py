@@ -1,0 +1,169 @@
+"""What a trace shows of a training step, in the terms of the formulas: bytes by module, states, peaks, collectives.
+
+A tensor is *saved* when it is allocated in the forward of a microbatch, is alive when that forward ends, and is freed
+before the iteration ends. What is allocated in an iteration and never freed in it is a workspace or a cache. Parameters,
+gradients and optimizer states are known by their labels; what labels leave out counts as neither.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from analyzer.modules.tree import BLOCK
+from analyzer.trace_events import Allocation, CollectiveEvent, Event, Free, Label, Mark
+from analyzer.units import round_up
+
+CollectiveKey = tuple[str, str, str, tuple[int, ...], str]
+"""Kind, group, phase, shape and dtype."""
+
+
+@dataclass(slots=True)
+class Block:
+    """A live allocation."""
+
+    bytes: int
+    """In whole blocks, as the caching allocator hands them out."""
+    module: str
+    phase: str
+    microbatch: int
+    iteration: int
+    role: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedIteration:
+    """One iteration of a trace."""
+
+    peak: int
+    """Most bytes alive at once."""
+    peak_module: str
+    allocated_after: int
+    """Bytes alive when it ended."""
+    saved: dict[str, tuple[int, ...]]
+    """By module: bytes of each tensor that one microbatch's forward left for its backward; of the first microbatch."""
+    collectives: Counter[CollectiveKey]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """A trace, folded."""
+
+    iterations: tuple[RecordedIteration, ...]
+    parameters: int
+    gradients: int
+    optimizer: int
+    workspace: int
+    """Made during the iterations and kept: workspaces and caches."""
+    failed: int
+    """Allocations that failed."""
+
+
+@dataclass
+class _Fold:
+    """The state of the walk over a trace."""
+
+    live: dict[int, Block] = field(default_factory=dict)
+    stack: list[Mark] = field(default_factory=list)
+    current: int = 0
+    failed: int = 0
+    peak: int = 0
+    peak_module: str = ""
+    iteration: int = -1
+    candidates: dict[int, Block] = field(default_factory=dict)
+    """Alive at the end of the first microbatch's forward, by pointer."""
+    saved: dict[str, list[int]] = field(default_factory=dict)
+    collectives: Counter[CollectiveKey] = field(default_factory=Counter)
+    iterations: list[RecordedIteration] = field(default_factory=list)
+
+
+def fold(events: Iterable[Event]) -> Recorded:
+    """Walk a trace once. Works for any recorder; needs marks for modules and labels for states."""
+    state = _Fold()
+    for event in events:
+        if isinstance(event, Allocation):
+            _allocate(state, event)
+        elif isinstance(event, Free):
+            _free(state, event.pointer)
+        elif isinstance(event, Mark):
+            _mark(state, event)
+        elif isinstance(event, Label):
+            block = state.live.get(event.pointer)
+            if block is not None:
+                block.role = event.role
+        elif isinstance(event, CollectiveEvent):
+            phase = event.phase or (state.stack[-1].phase if state.stack else "")
+            state.collectives[event.kind, event.group, phase, event.shape, event.dtype] += 1
+    if state.iteration >= 0:
+        _end_iteration(state)
+    roles: Counter[str] = Counter()
+    for block in state.live.values():
+        kind = block.role or ("workspace" if block.iteration >= 0 and block.phase != "optimizer" else "")
+        roles[kind] += block.bytes
+    return Recorded(
+        iterations=tuple(state.iterations),
+        parameters=roles["parameter"],
+        gradients=roles["gradient"],
+        optimizer=roles["optimizer"],
+        workspace=roles["workspace"],
+        failed=state.failed,
+    )
+
+
+def _allocate(state: _Fold, event: Allocation) -> None:
+    if event.failed:
+        state.failed += 1
+        return
+    inner = state.stack[-1] if state.stack else None
+    size = round_up(event.bytes, BLOCK)
+    state.live[event.pointer] = Block(
+        bytes=size,
+        module=inner.name if inner else "",
+        phase=inner.phase if inner else "",
+        microbatch=inner.microbatch if inner else -1,
+        iteration=inner.iteration if inner else -1,
+    )
+    state.current += size
+    if state.current > state.peak:
+        state.peak = state.current
+        state.peak_module = f"{inner.phase} of microbatch {inner.microbatch}, {inner.name}" if inner else ""
+
+
+def _free(state: _Fold, pointer: int) -> None:
+    block = state.live.pop(pointer, None)
+    if block is None:
+        return
+    state.current -= block.bytes
+    if state.candidates.pop(pointer, None) is not None:
+        state.saved.setdefault(block.module, []).append(block.bytes)
+
+
+def _mark(state: _Fold, mark: Mark) -> None:
+    if mark.iteration >= 0 and mark.iteration != state.iteration:
+        if state.iteration >= 0:
+            _end_iteration(state)
+        state.iteration = mark.iteration
+    if mark.kind == "enter":
+        state.stack.append(mark)
+        return
+    if state.stack:
+        state.stack.pop()
+    if mark.phase == "forward" and not mark.name and mark.microbatch == 0:
+        for pointer, block in state.live.items():
+            if (block.phase, block.microbatch, block.iteration) == ("forward", 0, mark.iteration):
+                state.candidates[pointer] = block
+
+
+def _end_iteration(state: _Fold) -> None:
+    state.iterations.append(
+        RecordedIteration(
+            peak=state.peak,
+            peak_module=state.peak_module,
+            allocated_after=state.current,
+            saved={module: tuple(sorted(sizes, reverse=True)) for module, sizes in state.saved.items()},
+            collectives=state.collectives,
+        )
+    )
+    state.peak, state.peak_module = state.current, ""
+    state.candidates, state.saved, state.collectives = {}, {}, Counter()
