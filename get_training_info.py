@@ -6,25 +6,30 @@ Put `python get_training_info.py` where `torchrun … pretrain_gpt.py` stands in
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
-from analyzer.errors import DOES_NOT_FIT, FITS, AnalyzerError
+from analyzer.errors import DOES_NOT_FIT, FITS, AnalyzerError, InputError
+
+if TYPE_CHECKING:
+    from analyzer.launch.info_options import InfoOptions
+    from analyzer.results import Report
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 fits or no capacity known, 1 a rank does not fit, 2 wrong or unsupported input, 3 a check failed."""
+    gc.disable()  # the program ends before a collection could pay
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return run(arguments)
     except AnalyzerError as error:
         print(f"get_training_info: {error}", file=sys.stderr)
         return error.exit_code
-    except BrokenPipeError:  # the reader of a pipe has seen enough
-        sys.stderr.close()
-        return FITS
 
 
 def run(argv: list[str]) -> int:
@@ -41,14 +46,7 @@ def run(argv: list[str]) -> int:
     gpu, notes = hardware(options.gpu, options.gpu_memory)
     launch = build(arguments, world, environ=environ, gpu=gpu, folder=folder)
     report = predict(launch, note=" ".join(notes))
-    if options.json is not None:
-        from analyzer.report.json_report import write_json
-
-        write_json(report, options.json)
-    if options.json != "-":
-        from analyzer.report.console import print_report
-
-        print_report(report, detail=options.detail, stream=sys.stdout)
+    _write(report, options)
     if report.verdict.fits is False:
         return DOES_NOT_FIT
     if options.launch:
@@ -56,9 +54,37 @@ def run(argv: list[str]) -> int:
     return FITS
 
 
+def _write(report: Report, options: InfoOptions) -> None:
+    """The JSON report where it was asked for, and the console's unless standard output is taken by the JSON."""
+    if options.json is not None:
+        from analyzer.report.json_report import dumps, to_json, write_json
+
+        if options.json == "-":
+            with _standard_output() as stream:
+                stream.write(dumps(to_json(report)))
+            return
+        write_json(report, options.json)
+    from analyzer.report.console import print_report
+
+    with _standard_output() as stream:
+        print_report(report, detail=options.detail, stream=stream)
+
+
+@contextmanager
+def _standard_output() -> Iterator[TextIO]:
+    """Standard output. A reader that has seen enough is no fault; a full disk is one (InputError)."""
+    try:
+        yield sys.stdout
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again when it exits
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise InputError("standard output", f"cannot be written ({error.strerror})", "make room, or send it elsewhere") from None
+
+
 def _launch(argv: list[str], *, folder: Path, known: bool) -> None:
     """Becomes the real training. Raises InputError where there is no verdict, or nothing to start it with."""
-    from analyzer.errors import InputError
     from analyzer.launch.training_command import training_command
 
     if not known:

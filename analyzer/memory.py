@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from analyzer.device import outside_allocator_bytes, reserved_bytes
 from analyzer.layout import pipeline_rank_ranges
-from analyzer.modules.model import build, parameters
+from analyzer.modules.model import build, mixtures, parameters
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Tensor
 from analyzer.results import Chunk, MemoryPart, RankClass, RankMemory, StageModel
@@ -52,12 +52,12 @@ def rank_classes(launch: Launch) -> tuple[RankClass, ...]:
 def stage_models(launch: Launch) -> tuple[StageModel, ...]:
     """Chunks and trees of each pipeline rank. Chunks that are alike share one tree."""
     shapes = Shapes(launch)
-    trees: dict[tuple[int, bool, bool], Module] = {}
+    trees: dict[tuple[tuple[bool, ...], bool, bool], Module] = {}
 
     def tree(chunk: Chunk) -> Module:
-        key = (len(chunk.layers), chunk.pre_process, chunk.post_process)
+        key = (mixtures(launch, chunk.layers), chunk.pre_process, chunk.post_process)
         if key not in trees:
-            trees[key] = build(shapes, layers=key[0], pre_process=key[1], post_process=key[2])
+            trees[key] = build(shapes, mixtures=key[0], pre_process=key[1], post_process=key[2])
         return trees[key]
 
     return tuple(
@@ -71,11 +71,12 @@ def _rank_class(launch: Launch, stage: StageModel, timelines: Sequence[ChunkTime
     items = runtime_items(launch, stage.trees)
     first = _peak(_order(launch, stage, launch.batch.first_microbatches), timelines, base=held.before_first_step, items=items)
     later = _peak(_order(launch, stage, launch.batch.microbatches), timelines, base=held.steady, items=items, warm=True)
+    held_parameters = [parameter for tree in stage.trees for parameter in parameters(tree)]
     return RankClass(
         ranks=pipeline_rank_ranges(launch.parallel, stage.pipeline_rank),
         pipeline_rank=stage.pipeline_rank,
-        parameters=sum(parameter.numel for tree in stage.trees for parameter in parameters(tree)),
-        parameters_routed_experts=0,
+        parameters=sum(parameter.numel for parameter in held_parameters),
+        parameters_routed_experts=sum(parameter.numel for parameter in held_parameters if parameter.sharding == "expert"),
         chunks=stage.chunks,
         trees=stage.trees,
         memory=_memory(launch, held, items, first=first, later=later),

@@ -64,7 +64,7 @@ def _nodes(value: str, option: str, assumptions: list[str]) -> int:
 
 
 def _gpus_per_node(value: str, option: str) -> int:
-    if value in ("gpu", "auto", "cpu", "xpu") or value.isidentifier():
+    if value in ("gpu", "auto", "cpu", "xpu", "privateuse"):
         raise InputError(option, f"{value!r} depends on the machine that torchrun starts on", f"write a number, such as {option} 8")
     return _count(value, option, "processes")
 

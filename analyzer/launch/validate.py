@@ -75,6 +75,15 @@ def number(arguments: Arguments, dest: str, default: float) -> float:
     return float(value)
 
 
+def share(arguments: Arguments, dest: str, default: float, *, zero: bool) -> float:
+    """A number from 0 to 1: a probability, where 0 is one (`zero`), else a part. Raises InputError for any other."""
+    value = number(arguments, dest, default)
+    if not 0 <= value <= 1 or (value == 0 and not zero):
+        bounds = "between 0 and 1" if zero else "above 0 and at most 1"
+        raise InputError(option(arguments, dest), f"{value:g} is not {bounds}", f"give a number {bounds}, such as {default:g}")
+    return value
+
+
 def whole(arguments: Arguments, dest: str) -> int | None:
     """A whole number, or None. Raises InputError for anything else."""
     value = arguments.get(dest)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal, cast
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.attention import AttentionNeeds, check_switches, choose_backend
-from analyzer.launch.validate import RELEASE_2023, number, option, switched_on, text
+from analyzer.launch.validate import RELEASE_2023, option, share, switched_on, text
 from analyzer.specs import Activation, AttentionBackend, CrossEntropy, HardwareSpec, Implementation, ModelSpec
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def check_model(
         padded_vocab_size=vocabulary.padded,
         max_position_embeddings=shape.max_position_embeddings,
         position_embedding=position,
-        rotary_percent=number(arguments, "rotary_percent", 1.0),
+        rotary_percent=share(arguments, "rotary_percent", 1.0, zero=False),
         rope_fusion=position == "rope" and implementation != "legacy" and not _is_off(arguments, "apply_rope_fusion"),
         normalization=cast(Literal["LayerNorm", "RMSNorm"], text(arguments, "normalization", "LayerNorm")),
         activation=activation,
@@ -66,8 +66,8 @@ def check_model(
         bias_qkv=bias or switched_on(arguments, "add_qkv_bias"),
         qk_layernorm=switched_on(arguments, "qk_layernorm"),
         tied_embeddings=not switched_on(arguments, "untie_embeddings_and_output_weights"),
-        hidden_dropout=number(arguments, "hidden_dropout", 0.1),
-        attention_dropout=number(arguments, "attention_dropout", 0.1),
+        hidden_dropout=share(arguments, "hidden_dropout", 0.1, zero=True),
+        attention_dropout=share(arguments, "attention_dropout", 0.1, zero=True),
         bias_activation_fusion=_bias_activation_fusion(arguments, activation=activation, bias=bias, implementation=implementation),
         bias_dropout_fusion=not _is_off(arguments, "bias_dropout_fusion"),
         masked_softmax_fusion=not _is_off(arguments, "masked_softmax_fusion"),

@@ -7,37 +7,46 @@ from __future__ import annotations
 
 from analyzer.modules.attention import self_attention
 from analyzer.modules.dropout import bias_dropout_add
+from analyzer.modules.latent_attention import latent_attention
 from analyzer.modules.mlp import mlp
+from analyzer.modules.moe import moe_layer
 from analyzer.modules.norm import standalone_norm
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import LAYER, STREAM, Collective, Module, Tensor
 
 
-def transformer_layer(shapes: Shapes, *, input_shares: str = "") -> Module:
-    """[s, b, h] → [s, b, h]. `input_shares` says that a checkpoint already keeps the layer's input.
+def transformer_layer(shapes: Shapes, *, mixture: bool = False, input_shares: str = "") -> Module:
+    """[s, b, h] → [s, b, h], with experts where `mixture`. `input_shares` says that a checkpoint already keeps its input.
+
+    Transformer Engine fuses the norms into the projections after them, but for latent attention and mixtures.
 
     While a branch runs backward, the gradient of the residual stream waits beside it.
     """
-    fused = shapes.model.implementation == "transformer_engine"
+    te = shapes.model.implementation == "transformer_engine"
+    fused = te and shapes.model.mla is None
     norms = () if fused else (standalone_norm(shapes, "input_layernorm", input_made_in=STREAM, input_shares=input_shares),)
-    pre_mlp = () if fused else (standalone_norm(shapes, "pre_mlp_layernorm", input_made_in=LAYER),)
+    pre_mlp = () if te and not mixture else (standalone_norm(shapes, "pre_mlp_layernorm", input_made_in=LAYER),)
+    if shapes.model.mla is None:
+        attention = self_attention(shapes, fused_norm=fused, input_shares=input_shares if fused else "")
+    else:
+        attention = latent_attention(shapes)
     return Module(
         name="layers",
         backward_workspace=(shapes.hidden("residual gradient", dtype=shapes.residual_dtype),),
         children=(
             *norms,
-            self_attention(shapes, fused_norm=fused, input_shares=input_shares if fused else ""),
+            attention,
             bias_dropout_add(shapes, "self_attn_bda"),
             *pre_mlp,
-            mlp(shapes, fused_norm=fused),
+            moe_layer(shapes) if mixture else mlp(shapes, fused_norm=te),
             bias_dropout_add(shapes, "mlp_bda"),
         ),
         source="megatron.core.transformer.TransformerLayer",
     )
 
 
-def checkpointed(shapes: Shapes, *, layers: int) -> Module:
-    """A group of `layers` layers of which only the input is kept, or its 1/t with `--distribute-saved-activations`."""
+def checkpointed(shapes: Shapes, *, mixtures: tuple[bool, ...]) -> Module:
+    """Layers, each dense or a mixture, whose first input alone is kept, or its 1/t with `--distribute-saved-activations`."""
     distributed = shapes.launch.recompute.distribute_saved_activations and shapes.t > 1
     kept = shapes.hidden("checkpoint input", dtype=shapes.residual_dtype, made_in=STREAM)
     gather: tuple[Collective, ...] = ()
@@ -45,32 +54,33 @@ def checkpointed(shapes: Shapes, *, layers: int) -> Module:
         s, b, h = kept.shape
         kept = Tensor(name=kept.name, shape=(s * b * h // shapes.t,), dtype=kept.dtype, formula=kept.formula + "/t")
         gather = shapes.tp("all_gather", "recompute")
-    first = transformer_layer(shapes, input_shares="" if distributed else "checkpoint input")
-    rest = transformer_layer(shapes)
+    first = transformer_layer(shapes, mixture=mixtures[0], input_shares="" if distributed else "checkpoint input")
     return Module(
         name="checkpoint",
         function=True,
         saved=(kept,),
         collectives=gather,
-        children=(first, *([rest] * (layers - 1))),
+        children=(first, *(transformer_layer(shapes, mixture=mixture) for mixture in mixtures[1:])),
         recomputed=True,
         source="tensor_parallel.checkpoint",
     )
 
 
-def layers_of_chunk(shapes: Shapes, count: int) -> tuple[Module, ...]:
-    """The layers of one model chunk, those that full recompute covers under checkpoints.
+def layers_of_chunk(shapes: Shapes, mixtures: tuple[bool, ...]) -> tuple[Module, ...]:
+    """The layers of one model chunk, those that full recompute covers under checkpoints. Layers that are alike are one object.
 
     uniform: groups of `--recompute-num-layers`; block: the first so many layers of the chunk, each on its own.
     """
     recompute = shapes.launch.recompute
-    plain = transformer_layer(shapes)
+    plain = {mixture: transformer_layer(shapes, mixture=mixture) for mixture in set(mixtures)}
     if recompute.granularity != "full":
-        return (plain,) * count
+        return tuple(plain[mixture] for mixture in mixtures)
     size = 1 if recompute.num_layers is None else recompute.num_layers
     if recompute.method == "block":
-        covered = min(size, count)
-        return (checkpointed(shapes, layers=1),) * covered + (plain,) * (count - covered)
-    groups, rest = divmod(count, size)
-    last = (checkpointed(shapes, layers=rest),) if rest else ()
-    return (checkpointed(shapes, layers=size),) * groups + last
+        covered = min(size, len(mixtures))
+        groups = [mixtures[layer : layer + 1] for layer in range(covered)]
+    else:
+        covered = len(mixtures)
+        groups = [mixtures[start : start + size] for start in range(0, len(mixtures), size)]
+    kinds = {group: checkpointed(shapes, mixtures=group) for group in set(groups)}
+    return (*(kinds[group] for group in groups), *(plain[mixture] for mixture in mixtures[covered:]))

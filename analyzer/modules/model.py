@@ -5,7 +5,7 @@ Source: core/models/gpt/gpt_model.py and core/transformer/transformer_block.py (
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from analyzer.modules.embedding import batch, embedding
@@ -19,14 +19,22 @@ from analyzer.specs import Launch, ParallelSpec
 
 def chunk_tree(launch: Launch, chunk: Chunk) -> Module:
     """The tree of one chunk; its root is named `gpt_model`, its modules as in Megatron, layers without their number."""
-    return build(Shapes(launch), layers=len(chunk.layers), pre_process=chunk.pre_process, post_process=chunk.post_process)
+    return build(
+        Shapes(launch), mixtures=mixtures(launch, chunk.layers), pre_process=chunk.pre_process, post_process=chunk.post_process
+    )
 
 
-def build(shapes: Shapes, *, layers: int, pre_process: bool, post_process: bool) -> Module:
-    """As `chunk_tree`, for any number of layers: chunks that are alike have equal trees."""
+def mixtures(launch: Launch, layers: Sequence[int]) -> tuple[bool, ...]:
+    """For each of these global layer numbers, from 1, whether it is a mixture of experts."""
+    moe = launch.model.moe
+    return tuple(moe is not None and moe.layers[layer - 1] for layer in layers)
+
+
+def build(shapes: Shapes, *, mixtures: tuple[bool, ...], pre_process: bool, post_process: bool) -> Module:
+    """As `chunk_tree`, for layers of these kinds: chunks that are alike have equal trees."""
     decoder = Module(
         name="decoder",
-        children=(*layers_of_chunk(shapes, layers), *((final_norm(shapes),) if post_process else ())),
+        children=(*layers_of_chunk(shapes, mixtures), *((final_norm(shapes),) if post_process else ())),
         source="megatron.core.transformer.TransformerBlock",
     )
     return Module(
@@ -44,7 +52,8 @@ def build(shapes: Shapes, *, layers: int, pre_process: bool, post_process: bool)
 def full_model(launch: Launch) -> Module:
     """The model without parallelism: one rank, all layers, nothing split."""
     single = replace(launch, parallel=ParallelSpec(world_size=1, nodes=1, gpus_per_node=1))
-    return build(Shapes(single), layers=launch.model.num_layers, pre_process=True, post_process=True)
+    kinds = mixtures(launch, range(1, launch.model.num_layers + 1))
+    return build(Shapes(single), mixtures=kinds, pre_process=True, post_process=True)
 
 
 def parameters(tree: Module) -> Iterator[Parameter]:

@@ -7,7 +7,6 @@ ranks inclusive.
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -67,11 +66,8 @@ def to_json(report: Report) -> dict[str, Any]:
 
 
 def write_json(report: Report, path: str) -> None:
-    """Writes the report to a file, or to standard output for '-'. Raises InputError where the file cannot be written."""
+    """Writes the report to a file. Raises InputError where it cannot be written."""
     text = dumps(to_json(report))
-    if path == "-":
-        sys.stdout.write(text)
-        return
     try:
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)

@@ -1,0 +1,192 @@
+"""Multi-latent attention: queries, keys and values through low-rank projections with norms between.
+
+Legend: rq, rkv ranks of the compressions, dq elements of a query head (without and with position), dv of a value head.
+Source: core/transformer/multi_latent_attention.py (0.16.1). Down projections are whole on every tensor-parallel rank.
+"""
+
+from __future__ import annotations
+
+from analyzer.modules.core_attention import ATTENTION, scores
+from analyzer.modules.linear import row_parallel, weight_gradient
+from analyzer.modules.norm import norm_parameters, norm_statistics
+from analyzer.modules.shapes import Shapes
+from analyzer.modules.tree import Collective, Module, Parameter, Tensor
+from analyzer.specs import MlaSpec
+
+
+def latent_attention(shapes: Shapes) -> Module:
+    """[s, b, h] → [s, b, h], after a norm of its own."""
+    mla = _spec(shapes)
+    heads = shapes.model.num_attention_heads // shapes.t
+    queries = heads * mla.query_head_dim
+    children: list[Module] = []
+    if mla.q_lora_rank is None:
+        children.append(
+            _up(shapes, "linear_q_proj", width=queries, source_width=shapes.model.hidden_size, normed=False, shares=True)
+        )
+    else:
+        children.append(_down(shapes, "linear_q_down_proj", width=mla.q_lora_rank, position=0, first=True))
+    children.append(
+        _down(
+            shapes, "linear_kv_down_proj", width=mla.kv_lora_rank, position=mla.qk_pos_emb_head_dim, first=mla.q_lora_rank is None
+        )
+    )
+    if mla.q_lora_rank is not None:
+        children.append(
+            _up(shapes, "linear_q_up_proj", width=queries, source_width=mla.q_lora_rank, normed=shapes.model.qk_layernorm)
+        )
+    keys_and_values = heads * (mla.qk_head_dim + mla.v_head_dim)
+    children.append(
+        _up(shapes, "linear_kv_up_proj", width=keys_and_values, source_width=mla.kv_lora_rank, normed=shapes.model.qk_layernorm)
+    )
+    values = heads * mla.v_head_dim
+    projection = row_parallel(
+        shapes,
+        "linear_proj",
+        width=values,
+        full_width=shapes.model.num_attention_heads * mla.v_head_dim,
+        symbol="a·dv/t",
+        bias=shapes.model.bias_linear,
+        input_made_in=f"{ATTENTION}.core_attention",
+        input_shares="core_attention output" if _keeps_output(shapes) else "",
+    )
+    return Module(name=ATTENTION, children=(*children, _core(shapes), projection), source="MLASelfAttention")
+
+
+def _spec(shapes: Shapes) -> MlaSpec:
+    assert shapes.model.mla is not None
+    return shapes.model.mla
+
+
+def _keeps_output(shapes: Shapes) -> bool:
+    """Whether the projection keeps the kernel's own output."""
+    if shapes.recompute_core_attention or shapes.model.attention_backend == "unfused":
+        return False
+    return shapes.model.attention_backend == "fused" or shapes.b == 1
+
+
+def _compressed(shapes: Shapes, name: str, width: int, *, gathered: bool = False, made_in: str = "", shares: str = "") -> Tensor:
+    """[s, b, rank], or its shard under sequence parallelism."""
+    rows = shapes.s if gathered else shapes.s_split
+    return Tensor(name=name, shape=(rows, shapes.b, width), dtype=shapes.dtype, formula="2·s·b·r", made_in=made_in, shares=shares)
+
+
+def _down(shapes: Shapes, name: str, *, width: int, position: int, first: bool) -> Module:
+    """h → rank (and the rotary part of the key), not split. The first to read the norm's output keeps it."""
+    h = shapes.model.hidden_size
+    rows = width + position
+    output = _compressed(shapes, "output", rows)
+    return Module(
+        name=name,
+        parameters=(Parameter(name="weight", shape=(rows, h), dtype=shapes.dtype, sequence_parallel=shapes.sp),),
+        saved=(shapes.hidden("input", made_in="input_layernorm", shares="" if first else "normalized input"),),
+        forward_workspace=(output,),
+        backward_workspace=(
+            _compressed(shapes, "output gradient", rows),
+            shapes.hidden("input gradient"),
+            *weight_gradient(shapes, (rows, h)),
+        ),
+        source="TELinear, duplicated",
+    )
+
+
+def _up(shapes: Shapes, name: str, *, width: int, source_width: int, normed: bool, shares: bool = False) -> Module:
+    """rank → heads, split over tensor-parallel ranks, with the norm of the compression fused in where there is one.
+
+    The compressed keys and values are a slice of the down projection's output, which is copied.
+    """
+    full = width * shapes.t
+    dropped = shapes.recomputes("mla_up_proj")
+    maker = f"{ATTENTION}.{name.replace('_up_', '_down_')}" if name == "linear_q_up_proj" else ""
+    if shares:
+        kept: tuple[Tensor, ...] = (shapes.hidden("input", shares="normalized input"),)
+    else:
+        statistics = norm_statistics(shapes, shapes.s_split * shapes.b, "4·s·b") if normed else ()
+        normal = (_compressed(shapes, "normalized input", source_width),) if normed and not dropped else ()
+        kept = (_compressed(shapes, "input", source_width, made_in=maker), *normal, *statistics)
+    gathered = (_compressed(shapes, "gathered input", source_width, gathered=True),) if shapes.sp else ()
+    return Module(
+        name=name,
+        parameters=(
+            *(norm_parameters(shapes, source_width, prefix="layer_norm_") if normed else ()),
+            Parameter(
+                name="weight", shape=(width, source_width), dtype=shapes.dtype, sharding="tensor", full_shape=(full, source_width)
+            ),
+        ),
+        saved=kept,
+        forward_workspace=(*gathered, shapes.wide("output", width, "a·d/t")),
+        backward_workspace=(
+            shapes.wide("output gradient", width, "a·d/t"),
+            *gathered,
+            _compressed(shapes, "input gradient", source_width, gathered=True),
+            *weight_gradient(shapes, (width, source_width)),
+        ),
+        collectives=_up_messages(shapes, source_width),
+        source="TELayerNormColumnParallelLinear" if normed else "TEColumnParallelLinear",
+    )
+
+
+def _up_messages(shapes: Shapes, width: int) -> tuple[Collective, ...]:
+    if shapes.sp:
+        return (
+            *shapes.tp("all_gather", "forward", width=width),
+            *shapes.tp("all_gather", "backward", width=width),
+            *shapes.tp("reduce_scatter", "backward", width=width),
+        )
+    return shapes.tp("all_reduce", "backward", width=width)
+
+
+def _core(shapes: Shapes) -> Module:
+    """The kernel on heads of dq for queries and keys, dv for values; each a tensor of its own."""
+    model, mla = shapes.model, _spec(shapes)
+    heads = model.num_attention_heads // shapes.t
+    dropped = shapes.recomputes("mla_up_proj")
+
+    def tensor(name: str, width: int, *, kept: bool = True, made_in: str = "") -> Tensor:
+        share = "recomputed up projections" if kept and dropped else ""
+        return shapes.wide(name, heads * width, "a·d/t", made_in=made_in, shares=share)
+
+    copied = model.attention_backend == "flash" and shapes.b > 1
+    maker = "" if copied else ATTENTION
+    inputs = (
+        tensor("query", mla.query_head_dim, made_in=maker),
+        tensor("key", mla.query_head_dim, made_in=maker),
+        tensor("value", mla.v_head_dim, made_in=maker),
+    )
+    tables = () if model.rope_fusion else _rotary(shapes, mla)
+    output = tensor("output", mla.v_head_dim, kept=False)
+    again = tuple(Tensor(name=f"{each.name} made again", shape=each.shape, dtype=each.dtype) for each in inputs) if dropped else ()
+    gradients = (
+        tensor("output gradient", mla.v_head_dim, kept=False),
+        *(tensor(f"{name} gradient", width, kept=False) for name, width in _widths(mla)),
+    )
+    if model.attention_backend == "unfused":
+        dropout = (scores(shapes, "dropped-out softmax"), scores(shapes, "dropout mask", dtype="bool"))
+        return Module(
+            name="core_attention",
+            saved=(*tables, *inputs, scores(shapes, "softmax"), *(dropout if model.attention_dropout > 0 else ())),
+            forward_workspace=(scores(shapes, "scores"), output),
+            backward_workspace=(*gradients, *again, scores(shapes, "softmax gradient")),
+            source="UnfusedDotProductAttention",
+        )
+    statistics = shapes.statistics("softmax statistics", shapes.b * heads * shapes.s, "4·b·a·s/t")
+    return Module(
+        name="core_attention",
+        saved=(*tables, *inputs, output, statistics, Tensor(name="random state", shape=(2,), dtype="int64")),
+        forward_workspace=(tensor("output in [s,b,a,d]", mla.v_head_dim, kept=False),) if copied else (),
+        backward_workspace=(*gradients, *again),
+        source="FlashAttention" if model.attention_backend == "flash" else "FusedAttnFunc",
+    )
+
+
+def _widths(mla: MlaSpec) -> tuple[tuple[str, int], ...]:
+    return (("query", mla.query_head_dim), ("key", mla.query_head_dim), ("value", mla.v_head_dim))
+
+
+def _rotary(shapes: Shapes, mla: MlaSpec) -> tuple[Tensor, ...]:
+    """cos and sin that the unfused rotation of the position parts keeps."""
+    return tuple(
+        Tensor(name=f"{which} of {what}", shape=(shapes.s, 1, 1, mla.qk_pos_emb_head_dim), dtype=shapes.dtype, made_in=ATTENTION)
+        for what in ("q", "k")
+        for which in ("cos", "sin")
+    )

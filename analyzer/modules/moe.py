@@ -1,0 +1,257 @@
+"""A mixture of experts in the place of the feed-forward block: router, routed experts, shared experts.
+
+Source: core/transformer/moe/{moe_layer,router,experts,shared_experts}.py (0.16.1). Symbols as in dispatch.py; fm is the
+width of one expert, fs of the shared experts together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from analyzer.modules.dispatch import Routing, combine, dispatch
+from analyzer.modules.linear import column_collectives, row_collectives, weight_gradient
+from analyzer.modules.shapes import Shapes
+from analyzer.modules.tree import Collective, Module, Parameter, Tensor
+
+
+def moe_layer(shapes: Shapes) -> Module:
+    """[s, b, h] → [s, b, h], after a norm of its own; under a checkpoint with `--recompute-modules moe`."""
+    routing = Routing(shapes)
+    shared = (shared_experts(shapes),) if routing.moe.shared_ffn_hidden_size else ()
+    latent = _latent_projections(shapes)
+    inside = (*shared, router(shapes), *latent[:1], dispatch(shapes), experts(shapes), combine(shapes), *latent[1:])
+    if not shapes.recomputes("moe"):
+        return Module(name="mlp", children=inside, source="MoELayer")
+    kept = shapes.hidden("mixture input", made_in="pre_mlp_layernorm")
+    return Module(name="mlp", saved=(kept,), children=inside, recomputed=True, source="tensor_parallel.checkpoint around MoELayer")
+
+
+def router(shapes: Shapes) -> Module:
+    """Token → its k experts and their weights. Keeps its input, and what top-k and softmax need for backward."""
+    routing = Routing(shapes)
+    moe = routing.moe
+    model = shapes.model
+    per_expert = (routing.tokens, moe.num_experts)
+    weight = Parameter(name="weight", shape=(moe.num_experts, model.hidden_size), dtype=shapes.dtype, sequence_parallel=shapes.sp)
+    bias = (Parameter(name="bias", shape=(moe.num_experts,), dtype=shapes.dtype, sequence_parallel=shapes.sp),)
+    whole_scores = moe.pre_softmax or moe.score_function == "sigmoid" or "sinkhorn" in moe.load_balancing
+    scores = (Tensor(name="scores", shape=per_expert, dtype="fp32", formula="4·T·E"),) if whole_scores else ()
+    balance = (Tensor(name="scores of the auxiliary loss", shape=per_expert, dtype="fp32", formula="4·T·E"),)
+    recomputed = shapes.recomputes("moe")
+    return Module(
+        name="router",
+        parameters=(weight, *(bias if model.bias_linear else ())),
+        saved=(
+            shapes.hidden("input", made_in="pre_mlp_layernorm", shares="mixture input" if recomputed else ""),
+            *scores,
+            *(balance if moe.aux_loss_coeff else ()),
+            Tensor(name="probabilities", shape=per_expert, dtype=routing.probability_dtype, formula="T·E"),
+            Tensor(name="routing map", shape=per_expert, dtype="bool", formula="T·E"),
+            Tensor(name="chosen experts", shape=(routing.tokens, moe.topk), dtype="int64", formula="8·T·k"),
+        ),
+        forward_workspace=(Tensor(name="logits", shape=per_expert, dtype=routing.probability_dtype, formula="T·E"),),
+        backward_workspace=(
+            Tensor(name="logits gradient", shape=per_expert, dtype=routing.probability_dtype, formula="T·E"),
+            shapes.hidden("input gradient"),
+        ),
+        collectives=tuple(_balance_messages(routing)),
+        source="TopKRouter",
+    )
+
+
+def _balance_messages(routing: Routing) -> Iterator[Collective]:
+    """Tokens of each expert, summed where an auxiliary loss needs them."""
+    moe = routing.moe
+    parallel = routing.shapes.launch.parallel
+    if moe.aux_loss_coeff and parallel.tensor * parallel.context > 1:
+        count = routing.shapes.b * moe.num_experts if "seq_aux_loss" in moe.load_balancing else moe.num_experts
+        yield routing.message("all_reduce", "tp_cp", (count,), "int64", "forward")
+
+
+def _expert_weight(routing: Routing, *, rows: int, columns: int, full: tuple[int, int]) -> Parameter:
+    """Weights of all local experts of a layer: [E/ep, rows, columns]."""
+    return Parameter(
+        name="weight",
+        shape=(routing.local_experts, rows, columns),
+        dtype=routing.shapes.dtype,
+        sharding="expert",
+        full_shape=(routing.moe.num_experts, *full),
+    )
+
+
+def _weight_gradients(routing: Routing, shape: tuple[int, int]) -> tuple[Tensor, ...]:
+    """A grouped GEMM returns the gradients of all local experts at once; without it they come one by one."""
+    [*one] = weight_gradient(routing.shapes, shape)
+    if not one:
+        return ()
+    count = routing.local_experts if routing.moe.grouped_gemm else 1
+    return (
+        Tensor(name="weight gradients", shape=(count, *shape), dtype=routing.shapes.dtype, formula="weights of the local experts"),
+    )
+
+
+def experts(shapes: Shapes) -> Module:
+    """Rows [R, hx] → [R, hx] through the local experts, their probabilities applied after the activation."""
+    routing = Routing(shapes)
+    moe, model = routing.moe, shapes.model
+    width = moe.ffn_hidden_size // routing.etp
+    gates = 2 if model.gated else 1
+    rows = routing.rows
+    fc1 = (gates * width, routing.width)
+    fc2 = (routing.width, width)
+    read = routing.row_tensor("fc1 output", rows, gates * width)
+    written = routing.row_tensor("activation output", rows, width)
+    # unfused, the product with the probabilities keeps its factor, and a gated activation the activated gate
+    unfused = () if model.bias_activation_fusion and model.gated else (routing.row_tensor("unweighted activation", rows, width),)
+    gate = (routing.row_tensor("activated gate", rows, width),) if unfused and model.gated else ()
+    promoted = (
+        (routing.row_tensor("weighted in fp32", rows, width, dtype="fp32"),) if unfused and moe.router_dtype == "fp32" else ()
+    )
+    dropped = shapes.recomputes("moe_act")
+    return Module(
+        name="experts",
+        children=(
+            Module(
+                name="linear_fc1",
+                parameters=(
+                    _expert_weight(routing, rows=fc1[0], columns=fc1[1], full=(gates * moe.ffn_hidden_size, routing.width)),
+                    *_expert_bias(routing, gates * moe.ffn_hidden_size),
+                ),
+                saved=(routing.row_tensor("input", rows, made_in="mlp"),),
+                forward_workspace=(read,),
+                backward_workspace=(
+                    routing.row_tensor("output gradient", rows, gates * width),
+                    routing.row_tensor("input gradient", rows),
+                    *_weight_gradients(routing, fc1),
+                ),
+                source="TEGroupedLinear" if moe.grouped_gemm else "TEColumnParallelLinear for each expert",
+            ),
+            Module(
+                name="activation_func",
+                function=True,
+                saved=(read, *gate, *unfused),
+                forward_workspace=(*promoted, written),
+                backward_workspace=(
+                    routing.row_tensor("output gradient", rows, width),
+                    *promoted,
+                    routing.row_tensor("fc1 output gradient", rows, gates * width),
+                ),
+                source="weighted_bias_swiglu_impl" if not unfused else "activation times probabilities",
+            ),
+            Module(
+                name="linear_fc2",
+                parameters=(
+                    _expert_weight(routing, rows=fc2[0], columns=fc2[1], full=(routing.width, moe.ffn_hidden_size)),
+                    *_expert_bias(routing, routing.width),
+                ),
+                saved=() if dropped else (routing.row_tensor("input", rows, width),),
+                forward_workspace=(*((written,) if dropped else ()), routing.row_tensor("output", rows)),
+                backward_workspace=(
+                    *((written,) if dropped else ()),
+                    routing.row_tensor("output gradient", rows),
+                    routing.row_tensor("input gradient", rows, width),
+                    *_weight_gradients(routing, fc2),
+                ),
+                source="TEGroupedLinear" if moe.grouped_gemm else "TERowParallelLinear for each expert",
+            ),
+        ),
+        source="TEGroupedMLP" if moe.grouped_gemm else "SequentialMLP",
+    )
+
+
+def _expert_bias(routing: Routing, width: int) -> tuple[Parameter, ...]:
+    if not routing.shapes.model.bias_linear:
+        return ()
+    return (
+        Parameter(
+            name="bias",
+            shape=(routing.local_experts, width),
+            dtype=routing.shapes.dtype,
+            sharding="expert",
+            full_shape=(routing.moe.num_experts, width),
+        ),
+    )
+
+
+def shared_experts(shapes: Shapes) -> Module:
+    """A dense block beside the routed experts, on the same input, split like any other over tensor-parallel ranks."""
+    routing = Routing(shapes)
+    moe, model = routing.moe, shapes.model
+    assert moe.shared_ffn_hidden_size is not None
+    full = moe.shared_ffn_hidden_size
+    width = full // shapes.t
+    gates = 2 if model.gated else 1
+    h = model.hidden_size
+    gathered = (shapes.hidden("gathered input", gathered=True),) if shapes.sp else ()
+    gate = (
+        (Parameter(name="gate_weight", shape=(1, h), dtype=shapes.dtype, sequence_parallel=shapes.sp),) if moe.shared_gate else ()
+    )
+    read = shapes.wide("fc1 output", gates * width, "2·fs/t" if model.gated else "fs/t", made_in="mlp.shared_experts.linear_fc1")
+    activated = () if model.bias_activation_fusion or not model.gated else (shapes.wide("activated gate", width, "fs/t"),)
+    inside = (
+        Module(
+            name="linear_fc1",
+            parameters=(
+                Parameter(
+                    name="weight", shape=(gates * width, h), dtype=shapes.dtype, sharding="tensor", full_shape=(gates * full, h)
+                ),
+            ),
+            saved=(shapes.hidden("input", shares="router input"),),
+            forward_workspace=(*gathered, read),
+            backward_workspace=(
+                shapes.wide("output gradient", gates * width, "fs/t"),
+                *gathered,
+                shapes.hidden("input gradient", gathered=True),
+                *weight_gradient(shapes, (gates * width, h)),
+            ),
+            collectives=column_collectives(shapes),
+            source="TEColumnParallelLinear",
+        ),
+        Module(
+            name="activation_func",
+            function=True,
+            saved=(read, *activated),
+            forward_workspace=(shapes.wide("output", width, "fs/t"),),
+            backward_workspace=(
+                shapes.wide("output gradient", width, "fs/t"),
+                shapes.wide("fc1 output gradient", gates * width, "fs/t"),
+            ),
+        ),
+        Module(
+            name="linear_fc2",
+            parameters=(Parameter(name="weight", shape=(h, width), dtype=shapes.dtype, sharding="tensor", full_shape=(h, full)),),
+            saved=(shapes.wide("input", width, "fs/t", made_in="mlp.shared_experts"),),
+            forward_workspace=(shapes.hidden("output", gathered=True),),
+            backward_workspace=(
+                shapes.hidden("gathered output gradient", gathered=True),
+                shapes.wide("input gradient", width, "fs/t"),
+            ),
+            collectives=row_collectives(shapes),
+            source="TERowParallelLinear",
+        ),
+    )
+    recomputed = shapes.recomputes("shared_experts")
+    return Module(name="shared_experts", parameters=gate, children=inside, recomputed=recomputed, source="SharedExpertMLP")
+
+
+def _latent_projections(shapes: Shapes) -> tuple[Module, ...]:
+    """h → latent before dispatch and back after combine, whole on every rank."""
+    routing = Routing(shapes)
+    latent, h = routing.moe.latent_size, shapes.model.hidden_size
+    if not latent:
+        return ()
+
+    def one(name: str, rows: int, columns: int, keeps: tuple[Tensor, ...]) -> Module:
+        weight = Parameter(name="weight", shape=(rows, columns), dtype=shapes.dtype, sequence_parallel=shapes.sp)
+        output = Tensor(name="output", shape=(routing.tokens, rows), dtype=shapes.dtype, formula="T rows")
+        gradients = tuple(
+            Tensor(name=name, shape=(routing.tokens, width), dtype=shapes.dtype, formula="T rows")
+            for name, width in (("output gradient", rows), ("input gradient", columns))
+        )
+        return Module(name=name, parameters=(weight,), saved=keeps, forward_workspace=(output,), backward_workspace=gradients)
+
+    combined = Tensor(name="input", shape=(routing.tokens, latent), dtype=shapes.dtype, formula="T·latent", made_in="mlp")
+    return (
+        one("fc1_latent_proj", latent, h, (shapes.hidden("input", shares="router input"),)),
+        one("fc2_latent_proj", h, latent, (combined,)),
+    )

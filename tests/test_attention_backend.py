@@ -1,0 +1,82 @@
+"""The kernel that Transformer Engine 2.11 picks, after `get_attention_backend` and its tables of filters."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analyzer.errors import InputError
+from analyzer.launch.attention import AttentionNeeds, choose_backend
+from analyzer.specs import HardwareSpec
+from tests.launch_of import AMPERE, BASE, BLACKWELL, HOPPER, launch_of
+
+VOLTA = HardwareSpec(name="V100", compute_capability=(7, 0))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "deterministic", "head_dim", "picked"),
+    [
+        (HOPPER, False, 128, "fused"),
+        (BLACKWELL, False, 128, "fused"),
+        (AMPERE, False, 128, "flash"),
+        (HOPPER, True, 128, "fused"),
+        (BLACKWELL, True, 128, "flash"),
+        (AMPERE, True, 128, "flash"),
+        (HOPPER, False, 256, "fused"),
+        (AMPERE, False, 256, "flash"),
+        (HardwareSpec(name="L40S", compute_capability=(8, 9)), False, 256, "unfused"),
+        (HOPPER, False, 100, "unfused"),
+        (HOPPER, False, 512, "unfused"),
+        (VOLTA, False, 128, "unfused"),
+        (HardwareSpec(), False, 128, "fused"),
+    ],
+)
+def test_auto(gpu: HardwareSpec, deterministic: bool, head_dim: int, picked: str) -> None:
+    needs = AttentionNeeds(half_precision=True, head_dim=head_dim, deterministic=deterministic)
+    backend, sentence = choose_backend("auto", needs=needs, gpu=gpu)
+    assert backend == picked
+    assert picked in sentence
+
+
+def test_fp32_keeps_the_scores() -> None:
+    assert launch_of("", base=BASE.replace("--bf16", "")).model.attention_backend == "unfused"
+    with pytest.raises(InputError, match="no flash attention for heads of 64, fp32"):
+        launch_of("--attention-backend flash", base=BASE.replace("--bf16", ""))
+
+
+def test_the_flag_decides() -> None:
+    for backend in ("flash", "fused", "unfused"):
+        assert launch_of(f"--attention-backend {backend}").model.attention_backend == backend
+    assert launch_of("--transformer-impl local").model.attention_backend == "unfused"
+
+
+def test_context_parallelism_has_no_unfused_attention() -> None:
+    with pytest.raises(InputError, match="no unfused attention"):
+        launch_of("--attention-backend unfused --context-parallel-size 2")
+
+
+def test_the_environment_must_agree() -> None:
+    with pytest.raises(InputError, match=r"^--attention-backend: auto needs NVTE_FLASH_ATTN=1 and the environment says 0"):
+        launch_of("", environ={"NVTE_FLASH_ATTN": "0"})
+    assert launch_of("--attention-backend flash", environ={"NVTE_FUSED_ATTN": "0"}).model.attention_backend == "flash"
+
+
+def test_determinism_by_environment() -> None:
+    environ = {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
+    assert launch_of("", gpu=BLACKWELL, environ=environ).model.attention_backend == "flash"
+
+
+def test_code_of_2023() -> None:
+    assert launch_of("", release="2023").model.attention_backend == "unfused"
+    assert launch_of("--use-flash-attn", release="2023").model.attention_backend == "flash"
+    with pytest.raises(InputError, match=r"^--use-flash-attn: .*16 bit"):
+        launch_of("--use-flash-attn", release="2023", base=BASE.replace("--bf16", ""))
+
+
+@given(st.integers(1, 512), st.booleans(), st.sampled_from([(7, 0), (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)]))
+def test_without_context_parallelism_some_kernel_always_fits(head_dim: int, half: bool, capability: tuple[int, int]) -> None:
+    needs = AttentionNeeds(half_precision=half, head_dim=head_dim)
+    backend, _ = choose_backend("auto", needs=needs, gpu=HardwareSpec(compute_capability=capability))
+    assert half or backend == "unfused"
+    assert capability >= (8, 0) or backend == "unfused"

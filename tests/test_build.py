@@ -1,0 +1,183 @@
+"""From arguments to the frozen launch."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from analyzer.errors import InputError, UnsupportedError
+from analyzer.launch.build import build
+from analyzer.launch.parse import parse
+from analyzer.launch.torchrun import World
+from analyzer.specs import HardwareSpec, Launch
+from tests.launch_of import BASE, BLACKWELL, HOPPER, arguments_of, launch_of
+from tests.shared_data import shared
+
+LLAMA_3_8B = (
+    "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention "
+    "--num-query-groups 8 --seq-length 8192 --max-position-embeddings 8192 --position-embedding-type rope --swiglu "
+    "--normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights --attention-dropout 0 "
+    "--hidden-dropout 0 --micro-batch-size 1 --global-batch-size 128 --bf16 --use-distributed-optimizer "
+    "--tokenizer-type HuggingFaceTokenizer --tokenizer-model meta-llama/Meta-Llama-3-8B"
+)
+
+
+def test_llama_3_8b() -> None:
+    launch = launch_of("--tensor-model-parallel-size 4 --sequence-parallel", base=LLAMA_3_8B, gpus=16)
+    model, parallel = launch.model, launch.parallel
+    assert (model.kv_channels, model.num_query_groups, model.padded_vocab_size) == (128, 8, 128512)
+    assert (model.activation, model.gated, model.normalization, model.position_embedding) == ("swiglu", True, "RMSNorm", "rope")
+    assert (model.bias_linear, model.bias_qkv, model.tied_embeddings, model.rope_fusion) == (False, False, False, True)
+    assert (parallel.data, parallel.nodes, parallel.gpus_per_node) == (4, 2, 8)
+    assert launch.batch.microbatches == 32
+    assert launch.precision.gradients == "fp32"
+    assert launch.optimizer.distributed
+    assert launch.megatron == "0.16.1"
+
+
+def test_qkv_bias_alone() -> None:
+    model = launch_of("--add-qkv-bias", base=LLAMA_3_8B).model
+    assert (model.bias_linear, model.bias_qkv) == (False, True)
+
+
+def test_fusions_by_default_and_turned_off() -> None:
+    on = launch_of("").model
+    assert (on.bias_activation_fusion, on.bias_dropout_fusion, on.masked_softmax_fusion) == (True, True, True)
+    off = launch_of("--no-bias-gelu-fusion --no-bias-dropout-fusion --no-masked-softmax-fusion").model
+    assert (off.bias_activation_fusion, off.bias_dropout_fusion, off.masked_softmax_fusion) == (False, False, False)
+    assert not launch_of("--disable-bias-linear").model.bias_activation_fusion
+    assert launch_of("--disable-bias-linear --swiglu").model.bias_activation_fusion
+
+
+@pytest.mark.parametrize(
+    ("line", "loss"),
+    [
+        ("", "unfused"),
+        ("--cross-entropy-loss-fusion", "native"),
+        ("--cross-entropy-loss-fusion --cross-entropy-fusion-impl te", "te"),
+        ("--cross-entropy-fusion-impl te", "unfused"),
+    ],
+)
+def test_cross_entropy(line: str, loss: str) -> None:
+    assert launch_of(line).model.cross_entropy == loss
+
+
+def test_squared_relu() -> None:
+    assert launch_of("--squared-relu --disable-bias-linear").model.activation == "squared_relu"
+    assert launch_of("--squared-relu --no-bias-gelu-fusion").model.bias_linear
+
+
+def test_positions() -> None:
+    assert launch_of("--use-rotary-position-embeddings --no-position-embedding").model.position_embedding == "rope"
+    assert launch_of("--position-embedding-type none").model.position_embedding == "none"
+    assert not launch_of("--position-embedding-type rope --no-rope-fusion").model.rope_fusion
+    assert not launch_of("").model.rope_fusion
+
+
+def test_query_key_layer_scaling() -> None:
+    line = "--apply-query-key-layer-scaling"
+    launch = launch_of(line)
+    assert launch.model.attention_softmax_in_fp32
+    assert any("NVTE_APPLY_QK_LAYER_SCALING=1" in each for each in launch.assumptions)
+    assert not any("QK_LAYER" in each for each in launch_of(line + " --transformer-impl local").assumptions)
+    with pytest.raises(InputError, match=r"^--apply-query-key-layer-scaling: is off and NVTE_APPLY_QK_LAYER_SCALING is 1"):
+        launch_of("", environ={"NVTE_APPLY_QK_LAYER_SCALING": "1"})
+
+
+def test_code_of_2023() -> None:
+    launch = launch_of("--use-flash-attn --swiglu --use-distributed-optimizer", release="2023")
+    assert launch.megatron == "2023"
+    assert (launch.model.implementation, launch.model.attention_backend) == ("legacy", "flash")
+    assert launch.model.apply_query_key_layer_scaling
+    assert launch.precision.gradients == "fp32"
+    with pytest.raises(UnsupportedError, match=r"^--transformer-impl"):
+        launch_of("--transformer-impl transformer_engine", release="2023")
+
+
+def test_worlds_too_small_for_2023_are_cut() -> None:
+    launch = launch_of("--tensor-model-parallel-size 8 --pipeline-model-parallel-size 4", release="2023", gpus=4)
+    assert (launch.parallel.tensor, launch.parallel.pipeline) == (4, 1)
+    assert any("cuts" in each for each in launch.assumptions)
+
+
+def test_legacy_models() -> None:
+    assert launch_of("--use-legacy-models --transformer-impl local").model.implementation == "legacy"
+    with pytest.raises(UnsupportedError, match=r"^--use-legacy-models"):
+        launch_of("--use-legacy-models")
+
+
+def test_nan_check_is_off_under_dynamic_loss_scaling() -> None:
+    fp16 = BASE.replace("--bf16", "--fp16")
+    assert launch_of("").runtime.check_for_nan_in_loss_and_grad
+    assert not launch_of("", base=fp16).runtime.check_for_nan_in_loss_and_grad
+    assert launch_of("--loss-scale 1024", base=fp16).runtime.check_for_nan_in_loss_and_grad
+
+
+def test_environment_of_the_runtime() -> None:
+    runtime = launch_of("", environ={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}).runtime
+    assert runtime.cublas_workspace_config == ":4096:8"
+
+
+def test_assumptions_are_sentences_and_not_repeated() -> None:
+    assumptions = launch_of(
+        "--tensor-model-parallel-size 2 --context-parallel-size 2 --load /dummy --deterministic-mode"
+    ).assumptions
+    assert all(each.endswith(".") and "\n" not in each for each in assumptions)
+    assert len(set(assumptions)) == len(assumptions)
+
+
+def launch_from(record_argv: list[str], *, gpus: int, environ: dict[str, str], gpu: HardwareSpec) -> Launch:
+    arguments, world, _ = parse(["--nproc-per-node", str(gpus), *record_argv], environ=environ, folder=Path("/nowhere"))
+    return build(arguments, world, environ=environ, gpu=gpu, folder=Path("/nowhere"))
+
+
+def test_dense_models_of_megatron() -> None:
+    dense = 0
+    for record in json.loads(shared("truth/parameters.json").read_text())["records"]:
+        if "--num-experts" in record["argv"]:
+            with pytest.raises(UnsupportedError, match=r"^--num-experts"):
+                launch_from(record["argv"], gpus=record["world_size"], environ={}, gpu=HOPPER)
+            continue
+        launch, layout = launch_from(record["argv"], gpus=record["world_size"], environ={}, gpu=HOPPER), record["layout"]
+        assert launch.model.vocab_size == record["tokenizer_vocab"]
+        assert launch.model.padded_vocab_size == record["padded_vocab_size"]
+        assert launch.model.ffn_hidden_size == record["ffn_hidden_size"]
+        parallel = launch.parallel
+        assert (parallel.tensor, parallel.pipeline, parallel.context, parallel.data) == tuple(
+            layout[k] for k in ("tp", "pp", "cp", "dp")
+        )
+        assert parallel.virtual_pipeline == layout["vpp"]
+        dense += 1
+    assert dense == 36
+
+
+def test_measured_runs_are_taken() -> None:
+    """Every dense launch that ran on real GPUs is analysed, unless it belongs to a family of a later version."""
+    capability = {"A100-80GB": (8, 0), "H100-80GB": (9, 0), "GB200": (10, 0), "B200": (10, 0)}
+    taken = 0
+    for file in ("b200.json", "megatron_ci.json"):
+        for record in json.loads(shared(f"measured/{file}").read_text()):
+            gpu = HardwareSpec(name=record["gpu"], compute_capability=capability[record["gpu"]])
+            gpus = record["nodes"] * record["gpus_per_node"]
+            later = {"--num-experts", "--multi-latent-attention", "--use-megatron-fsdp", "--fp8-format"} & set(record["argv"])
+            if later:
+                with pytest.raises(UnsupportedError):
+                    launch_from(record["argv"], gpus=gpus, environ=record["env"], gpu=gpu)
+            else:
+                launch_from(record["argv"], gpus=gpus, environ=record["env"], gpu=gpu)
+                taken += 1
+    assert taken == 77
+
+
+def test_it_takes_under_ten_milliseconds_for_any_world() -> None:
+    arguments = arguments_of(f"{BASE} --tensor-model-parallel-size 8 --pipeline-model-parallel-size 8")
+    for nodes in (8, 16384):
+        fastest = 1.0
+        for _ in range(5):
+            start = time.perf_counter()
+            build(arguments, World(nodes, 8), environ={}, gpu=BLACKWELL, folder=Path("/nowhere"))
+            fastest = min(fastest, time.perf_counter() - start)
+        assert fastest < 0.01

@@ -1,0 +1,93 @@
+"""The launch scripts of examples/: the `sed` line in each turns it into an analysis, whose output is kept.
+
+After a change that is meant, `python tools/update_examples.py` writes the kept outputs anew.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tools.update_examples import ROOT, SCRIPTS, expected_file, run, sed_line
+
+EXIT_STATUS = {"pretrain_llama3_405b": 1}
+"""Of scripts that do not fit: without recomputation, only the trainer of its paper got Llama-3 405B into 80 GB."""
+
+PUBLISHED = {
+    "pretrain_gpt3_175b": 12 * 96 * 12288**2 + 13 * 96 * 12288 + (50257 + 2048) * 12288 + 2 * 12288,
+    "pretrain_gpt_7b_2nodes": 6_642_245_632 + 32 * 2 * 4096 + 2 * 4096 - (50432 - 50257) * 4096,
+    "pretrain_llama3_8b": 8_030_261_248,
+    "pretrain_llama3_70b": 70_553_706_496,
+    "pretrain_llama3_405b": 405_853_388_800,
+}
+"""Parameters without padding. Llama: of the published checkpoints. GPT-3: 12Lh² + 13Lh + (V + s)h and a final norm.
+
+The 7B: what the proposal prints (vocabulary padded to 50,432), and what it forgets: a QKV bias of 3h where it counts h,
+and the final norm.
+"""
+
+OWN_EXAMPLES = (
+    "torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py \\\n    ${GPT_MODEL_ARGS[@]} \\\n    ${TRAINING_ARGS[@]}\n",
+    'torchrun ${DISTRIBUTED_ARGS[@]} \\\n    "$PRETRAIN_SCRIPT_PATH" \\\n    ${GPT_MODEL_ARGS[@]} \\\n    ${TRAINING_ARGS[@]}\n',
+    "torchrun $DISTRIBUTED_ARGS pretrain_gpt.py \\\n    ${GPT_MODEL_ARGS[*]} ${TRAINING_ARGS[*]} --distributed-backend nccl\n",
+)
+"""Launch commands as Megatron-LM's own examples write them: with arrays; with the training script in a variable; and as in
+2023, when the arguments were one string."""
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_output(script: Path) -> None:
+    done = run(sed_line(script))
+    assert done.stderr == ""
+    assert done.stdout == expected_file(script).read_text()
+    assert done.returncode == EXIT_STATUS.get(script.stem, 0)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_parameters(script: Path) -> None:
+    model = json.loads(run(f"{sed_line(script)} --info-json -").stdout)["model"]
+    assert model["parameters_unpadded"] == PUBLISHED[script.stem]
+
+
+def test_every_script_is_here_and_every_output_has_one() -> None:
+    assert {script.stem for script in SCRIPTS} == set(PUBLISHED)
+    assert {path.name for path in (ROOT / "examples" / "expected").iterdir()} == {f"{name}.txt" for name in PUBLISHED}
+
+
+def test_what_sed_makes_runs_from_any_folder(tmp_path: Path) -> None:
+    script = ROOT / "examples" / "pretrain_llama3_8b.sh"
+    made = tmp_path / "info.sh"
+    sed = sed_line(script).partition("|")[0]
+    made.write_text(run(sed).stdout)
+    assert f"python {ROOT}/get_training_info.py ${{DISTRIBUTED_ARGS[@]}} pretrain_gpt.py" in made.read_text()
+    done = run(f"bash {made} --info-gpu H100-80GB", folder=tmp_path)
+    assert (done.stdout, done.stderr) == (expected_file(script).read_text(), "")
+
+
+@pytest.mark.parametrize("launch", OWN_EXAMPLES)
+def test_the_same_sed_line_works_on_the_examples_of_megatron(launch: str, tmp_path: Path) -> None:
+    made = tmp_path / "train.sh"
+    made.write_text(
+        "#!/bin/bash\nexport CUDA_DEVICE_MAX_CONNECTIONS=1\nPRETRAIN_SCRIPT_PATH=megatron/pretrain_gpt.py\n"
+        "DISTRIBUTED_ARGS=(\n    --nproc_per_node 8 \n    --nnodes 1 \n    --master_addr localhost \n    --master_port 6000\n)\n"
+        "GPT_MODEL_ARGS=(\n    --num-layers 24 \n    --hidden-size 1024 \n    --num-attention-heads 16 \n"
+        "    --seq-length 1024 \n    --max-position-embeddings 1024 \n)\n"
+        "TRAINING_ARGS=(\n    --micro-batch-size 1 \n    --global-batch-size 8 \n    --train-iters 10 --lr 1e-4 --fp16\n)\n"
+        + ("DISTRIBUTED_ARGS=${DISTRIBUTED_ARGS[*]}\n" if "$DISTRIBUTED_ARGS" in launch else "")
+        + launch
+    )
+    sed = sed_line(SCRIPTS[0]).partition(" examples/")[0]
+    done = run(f"{sed} {made} | bash")
+    assert done.stderr == ""
+    assert done.stdout.startswith("GPT, 24 layers, hidden size 1,024")
+    assert done.returncode == 0
+
+
+def test_scripts_are_sound_and_executable() -> None:
+    for script in SCRIPTS:
+        assert script.stat().st_mode & 0o111
+        subprocess.run(["bash", "-n", str(script)], check=True)
+        assert script.read_text().rstrip().endswith('"$@"')

@@ -1,0 +1,34 @@
+"""Peaks of real runs of Megatron-LM, of dense models, as torch.cuda.memory_stats() reported them: within 3 %.
+
+A sample in this repository, so that it is always held; `python ../shared/score.py` goes through all records.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli import report
+
+TOLERANCE = 0.03
+SAMPLE: list[dict[str, Any]] = json.loads((Path(__file__).parent / "data" / "measured_sample.json").read_text())
+
+
+@pytest.mark.parametrize("record", SAMPLE, ids=lambda record: record["id"].replace("/", "-"))
+def test_peak(record: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in record["env"].items():
+        monkeypatch.setenv(name, value)
+    nodes = ["--nnodes", str(record["nodes"]), "--nproc-per-node", str(record["gpus_per_node"])]
+    ranks = report(*nodes, *record["argv"], "--info-gpu", record["gpu"])["ranks"]
+    for rank, measured in record["peak_allocated_bytes"].items():
+        held = next(each for each in ranks if any(first <= int(rank) <= last for first, last in each["ranks"]))
+        assert held["memory"]["peak_allocated_bytes"] == pytest.approx(measured, rel=TOLERANCE)
+
+
+def test_the_sample_is_of_more_than_one_kind() -> None:
+    assert {record["gpu"] for record in SAMPLE} == {"H100-80GB", "B200"}
+    pipelines = [record for record in SAMPLE if "--pipeline-model-parallel-size" in record["argv"]]
+    assert 0 < len(pipelines) <= len(SAMPLE) == 5

@@ -1,0 +1,366 @@
+"""The trace format: what is written is read, any beginning of a trace is readable, and no damage goes unnoticed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import struct
+import time
+import zlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allocator_hook.trace_writer import TraceWriter, compress
+from analyzer.errors import AnalyzerError
+from analyzer.trace import (
+    PHASES,
+    Allocation,
+    CollectiveEvent,
+    Event,
+    Free,
+    Header,
+    Label,
+    Mark,
+    TraceError,
+    read_trace,
+)
+
+RECORD = 48
+HEADER = Header(
+    recorder="shadow",
+    argv=("torchrun", "pretrain_gpt.py", "--num-layers", "2", "--säure", "漢字"),
+    versions={"torch": "2.13.0", "megatron-core": "0.16.1"},
+    gpu="NVIDIA H100 80GB HBM3",
+    rank=3,
+    world_size=16,
+    extra={"note": [1, None, "x"]},
+)
+LONG_NAME = "decoder.layers.0.self_attention.linear_qkv.layer_norm_weight"
+
+
+def write_small(path: Path) -> bytes:
+    """A trace with an event of every kind; its bytes."""
+    with TraceWriter(path, HEADER) as writer:
+        writer.enter("", "build", time_ns=1)
+        writer.allocation(0x7F0000000000, 4096, 1, 0xABC, time_ns=2)
+        writer.label(0x7F0000000010, "parameter", LONG_NAME, shape=(4, 8), dtype="bf16", bytes=64, time_ns=3)
+        writer.leave("", "build", time_ns=4)
+        writer.collective(
+            "all_reduce", group="tp", members=(0, 1), shape=(2, 3), dtype="bf16", bytes=12, phase="forward", time_ns=5
+        )
+        writer.collective("send", group="pp", size=4, shape=(7,), dtype="fp32", bytes=28, peer=9, time_ns=6)
+        writer.enter(LONG_NAME, "recompute", 5, 1, time_ns=7)
+        writer.allocation(0, 2**63, failed=True, time_ns=8)
+        writer.free(0x7F0000000000, 1, 0xABC, time_ns=9)
+    return path.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return write_small(tmp_path_factory.mktemp("trace") / "small")
+
+
+def header_end(data: bytes) -> int:
+    """Where the first record lies that is not of the header (kind 1)."""
+    return next(at for at in range(RECORD, len(data), RECORD) if data[at] != 1)
+
+
+def read(path: Path, data: bytes) -> list[Event]:
+    path.write_bytes(data)
+    return list(read_trace(path))
+
+
+def without_sequence(event: Event) -> tuple[object, ...]:
+    return (type(event), *(getattr(event, name) for name in event.__slots__ if name != "sequence"))
+
+
+def test_every_event_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    write_small(tmp_path / "trace")
+    trace = read_trace(tmp_path / "trace")
+    assert trace.header == HEADER
+    assert (trace.truncated, trace.skipped, len(trace)) == (False, 0, 9)
+    events = list(trace)
+    sequences = [event.sequence for event in events]
+    assert sequences == sorted(set(sequences))
+    assert [without_sequence(event) for event in events] == [
+        without_sequence(event)
+        for event in (
+            Mark(0, 1, "enter", "", "build", -1, -1),
+            Allocation(0, 2, 0x7F0000000000, 4096, 1, 0xABC, False),
+            Label(0, 3, 0x7F0000000010, "parameter", LONG_NAME, (4, 8), "bf16", 64),
+            Mark(0, 4, "leave", "", "build", -1, -1),
+            CollectiveEvent(0, 5, "all_reduce", "tp", (0, 1), 2, (2, 3), "bf16", 12, "forward", None),
+            CollectiveEvent(0, 6, "send", "pp", (), 4, (7,), "fp32", 28, None, 9),
+            Mark(0, 7, "enter", LONG_NAME, "recompute", 5, 1),
+            Allocation(0, 8, 0, 2**63, 0, 0, True),
+            Free(0, 9, 0x7F0000000000, 1, 0xABC),
+        )
+    ]
+
+
+def test_the_bytes_are_those_of_the_format(small: bytes) -> None:
+    # read here by FORMAT.md alone: preamble, JSON header, then each record's fields at their offsets
+    assert small[:8] == b"\x89MEMTRC\n"
+    assert struct.unpack_from("<HHI", small, 8) == (1, 0, 48)
+    records = [small[at : at + RECORD] for at in range(RECORD, len(small), RECORD)]
+    header = b"".join(r[8 : 8 + struct.unpack_from("<h", r, 2)[0]] for r in records if r[0] == 1)
+    assert json.loads(header)["argv"][-1] == "漢字"
+    assert [struct.unpack_from("<I", r, 4)[0] for r in records] == list(range(len(records)))
+    allocation = next(r for r in records if r[0] == 3)
+    assert struct.unpack_from("<h", allocation, 2) == (1,)
+    assert struct.unpack_from("<QQQQ", allocation, 8) == (2, 0x7F0000000000, 4096, 0xABC)
+    assert records[-1][0] == 10
+    for end in range(RECORD, len(small) + 1, RECORD):  # each checksum is that of the whole file before it
+        assert zlib.crc32(small[: end - 4]) == struct.unpack_from("<I", small, end - 4)[0]
+
+
+def test_every_beginning_is_read_and_says_that_it_is_one(tmp_path: Path, small: bytes) -> None:
+    path = tmp_path / "cut"
+    whole = read(path, small)
+    body = header_end(small)
+    for length in range(body, len(small)):
+        path.write_bytes(small[:length])
+        trace = read_trace(path)
+        events = list(trace)
+        assert trace.truncated
+        assert len(trace) == len(events)
+        assert events == whole[: len(events)]
+        assert sum(small[at] in range(3, 10) for at in range(RECORD, length - RECORD + 1, RECORD)) == len(events)
+    for length in range(body):
+        path.write_bytes(small[:length])
+        with pytest.raises(TraceError, match="ends inside its header"):
+            read_trace(path)
+
+
+def test_a_tail_of_zeros_counts_as_cut_off(tmp_path: Path, small: bytes) -> None:
+    path = tmp_path / "zeros"
+    whole = read(path, small)
+    events = read(path, small[:-RECORD] + bytes(1000))
+    assert events == whole
+    assert read_trace(path).truncated
+
+
+def test_every_flipped_byte_is_an_error_that_names_its_place(tmp_path: Path, small: bytes) -> None:
+    path = tmp_path / "flipped"
+    for at in range(len(small)):
+        for mask in (1, 0x80, 0xFF):
+            path.write_bytes(small[:at] + bytes([small[at] ^ mask]) + small[at + 1 :])
+            with pytest.raises(TraceError) as caught:
+                read_trace(path)
+            assert caught.value.offset <= at < caught.value.offset + RECORD
+            assert f"byte {caught.value.offset}: " in str(caught.value)
+
+
+def test_records_that_are_lost_moved_or_doubled_are_errors(tmp_path: Path, small: bytes) -> None:
+    at = header_end(small) + RECORD
+    one, two = small[at : at + RECORD], small[at + RECORD : at + 2 * RECORD]
+    for damaged in (
+        small[:at] + small[at + RECORD :],
+        small[:at] + two + one + small[at + 2 * RECORD :],
+        small[:at] + one + one + small[at + RECORD :],
+        small + small[at : at + RECORD],
+        small + b"x",
+    ):
+        (tmp_path / "damaged").write_bytes(damaged)
+        with pytest.raises(TraceError):
+            read_trace(tmp_path / "damaged")
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("allocation"), st.integers(1, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(-1, 99), st.booleans()),
+        st.tuples(st.just("free"), st.integers(0, 2**64 - 1), st.integers(0, 99)),
+        st.tuples(st.sampled_from(("enter", "leave")), st.text(max_size=90), st.sampled_from(PHASES), st.integers(-1, 2**40)),
+        st.tuples(st.just("collective"), st.lists(st.integers(0, 2**31), max_size=9), st.text(max_size=5), st.integers(0, 2**63)),
+    ),
+    max_size=30,
+)
+
+
+def write_events(path: Path, events: list[tuple]) -> list[tuple]:
+    """Writes `events`, and returns what reading them must give."""
+    expected: list[tuple] = []
+    with TraceWriter(path, Header(recorder="cuda")) as writer:
+        for event in events:
+            match event:
+                case ("allocation", pointer, size, device, failed):
+                    writer.allocation(pointer, size, device, failed=failed)
+                    expected.append((0 if failed else pointer, size, device, failed))
+                case ("free", pointer, stream):
+                    writer.free(pointer, 0, stream)
+                    expected.append((pointer, stream))
+                case ("enter" | "leave" as way, name, phase, number):
+                    getattr(writer, way)(name, phase, number, -1)
+                    expected.append((way, name, phase, number, -1))
+                case ("collective", members, group, size):
+                    writer.collective("all_gather", group=group, members=members, shape=members, dtype="bf16", bytes=size)
+                    expected.append((group, tuple(members), len(members), tuple(members), size))
+    return expected
+
+
+def seen(event: Event) -> tuple[object, ...]:
+    match event:
+        case Allocation():
+            return event.pointer, event.bytes, event.device, event.failed
+        case Free():
+            return event.pointer, event.stream
+        case Mark():
+            return event.kind, event.name, event.phase, event.microbatch, event.iteration
+        case CollectiveEvent():
+            return event.group, event.members, event.size, event.shape, event.bytes
+    raise AssertionError(event)
+
+
+@settings(max_examples=60, deadline=None)
+@given(events=EVENTS, cut=st.floats(0, 1), flip=st.floats(0, 1, exclude_max=True), mask=st.integers(1, 255))
+def test_any_trace(tmp_path_factory: pytest.TempPathFactory, events: list[tuple], cut: float, flip: float, mask: int) -> None:
+    path = tmp_path_factory.mktemp("any") / "trace"
+    expected = write_events(path, events)
+    data = path.read_bytes()
+    assert [seen(event) for event in read_trace(path)] == expected
+
+    body = header_end(data)
+    beginning = read(path, data[: body + int(cut * (len(data) - body))])
+    assert [seen(event) for event in beginning] == expected[: len(beginning)]
+
+    at = int(flip * len(data))
+    path.write_bytes(data[:at] + bytes([data[at] ^ mask]) + data[at + 1 :])
+    with pytest.raises(TraceError):
+        read_trace(path)
+
+
+def sealed(kind: int, sequence: int, rest: bytes = bytes(36)) -> bytes:
+    """A record as a writer of a later version might make it."""
+    record = struct.pack("<BBhI", kind, 0, 0, sequence) + rest
+    return record + struct.pack("<I", zlib.crc32(record, 0x2144DF1C))
+
+
+def test_unknown_kinds_are_skipped_and_counted(tmp_path: Path, small: bytes) -> None:
+    last = len(small) // RECORD - 2
+    newer = small[:-RECORD] + sealed(77, last) + sealed(200, last + 1) + sealed(10, last + 2)
+    assert read(tmp_path / "newer", newer) == read(tmp_path / "known", small)
+    trace = read_trace(tmp_path / "newer")
+    assert (trace.skipped, trace.truncated) == (2, False)
+
+
+@pytest.mark.parametrize(("version", "refused"), [((1, 9), False), ((2, 0), True), ((0, 9), True)])
+def test_another_major_version_is_refused(tmp_path: Path, small: bytes, version: tuple[int, int], refused: bool) -> None:
+    start = small[:8] + struct.pack("<HH", *version) + small[12:44]
+    (tmp_path / "other").write_bytes(start + struct.pack("<I", zlib.crc32(start)) + small[RECORD:])
+    if refused:
+        with pytest.raises(TraceError, match=f"format is {version[0]}.{version[1]}"):
+            read_trace(tmp_path / "other")
+    else:
+        assert read_trace(tmp_path / "other").header.version == version
+
+
+def test_what_is_no_trace_is_said_to_be_none(tmp_path: Path) -> None:
+    for text in (b"{}", b"\x80\x04K\x01.", bytes(500)):
+        (tmp_path / "other").write_bytes(text)
+        with pytest.raises(AnalyzerError, match="no trace"):
+            read_trace(tmp_path / "other")
+    with pytest.raises(OSError, match="No such file"):
+        read_trace(tmp_path / "absent")
+
+
+def test_a_record_that_means_nothing_is_an_error_with_its_offset(tmp_path: Path, small: bytes) -> None:
+    last = len(small) // RECORD - 2
+    no_such_text = struct.pack("<QQQQI", 0, 0, 0, 0, 10**6)
+    (tmp_path / "odd").write_bytes(small[:-RECORD] + sealed(6, last, no_such_text))
+    trace = read_trace(tmp_path / "odd")
+    with pytest.raises(TraceError, match=f"byte {len(small) - RECORD}: "):
+        list(trace)
+
+
+def test_columns_are_the_records(tmp_path: Path) -> None:
+    write_small(tmp_path / "trace")
+    trace = read_trace(tmp_path / "trace")
+    columns = trace.columns
+    for event in trace:
+        at = event.sequence
+        assert columns.time_ns[at] == event.time_ns
+        if isinstance(event, Allocation):
+            assert columns.kind[at] == (4 if event.failed else 3)
+            assert (columns.pointer[at], columns.bytes[at]) == (event.pointer, event.bytes)
+            assert (columns.device[at], columns.stream[at]) == (event.device, event.stream)
+        elif isinstance(event, Mark):
+            assert trace.texts[columns.text[at]] == event.name
+            assert PHASES[columns.flags[at]] == event.phase
+    assert len(set(map(len, (columns.kind, columns.flags, columns.device, columns.time_ns, columns.text)))) == 1
+
+
+def test_compressed_traces_read_the_same(tmp_path: Path, small: bytes) -> None:
+    plain = read(tmp_path / "plain", small)
+    compress(tmp_path / "plain", tmp_path / "any-name")
+    assert list(read_trace(tmp_path / "any-name")) == plain
+    with TraceWriter(tmp_path / "t.bin.gz", HEADER) as writer:
+        writer.free(7)
+        assert (tmp_path / "t.bin").exists()
+    assert [path.name for path in tmp_path.glob("t.bin*")] == ["t.bin.gz"]
+    assert [type(event) for event in read_trace(tmp_path / "t.bin.gz")] == [Free]
+
+
+def test_damaged_compressed_traces_are_never_read_as_another(tmp_path: Path, small: bytes) -> None:
+    packed = gzip.compress(small, mtime=0)
+    path = tmp_path / "t.gz"
+    whole = read(path, packed)
+    for length in range(len(packed)):
+        path.write_bytes(packed[:length])
+        try:
+            trace = read_trace(path)
+        except TraceError:
+            continue
+        assert trace.truncated
+        assert list(trace) == whole[: len(trace)]
+    for at in range(len(packed)):
+        path.write_bytes(packed[:at] + bytes([packed[at] ^ 4]) + packed[at + 1 :])
+        try:
+            trace = read_trace(path)
+        except TraceError:
+            continue
+        assert trace.truncated or list(trace) == whole  # gzip's own header has bytes that mean nothing
+
+
+def test_a_file_appears_only_with_its_header(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        TraceWriter(tmp_path / "absent" / "trace", HEADER)
+    writer = TraceWriter(tmp_path / "trace", HEADER)
+    assert read_trace(tmp_path / "trace").header == HEADER
+    assert [path.name for path in tmp_path.iterdir()] == ["trace"]
+    writer.close()
+    writer.close()
+
+
+def test_a_name_is_stored_once(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "trace", HEADER) as writer:
+        for microbatch in range(100):
+            writer.enter(LONG_NAME, "forward", microbatch, 0)
+            writer.leave(LONG_NAME, "forward", microbatch, 0)
+    assert (tmp_path / "trace").read_bytes().count(LONG_NAME[:30].encode()) == 1
+    assert {event.name for event in read_trace(tmp_path / "trace") if isinstance(event, Mark)} == {LONG_NAME}
+
+
+def test_time_and_order_are_filled_in(tmp_path: Path) -> None:
+    before = time.monotonic_ns()
+    with TraceWriter(tmp_path / "trace", HEADER) as writer:
+        for pointer in range(1, 5000):
+            writer.allocation(pointer, 1)
+    events = list(read_trace(tmp_path / "trace"))
+    times = [event.time_ns for event in events]
+    assert [event.pointer for event in events if isinstance(event, Allocation)] == list(range(1, 5000))
+    assert before <= times[0]
+    assert times == sorted(times)
+    assert times[-1] <= time.monotonic_ns()
+
+
+def test_reading_keeps_its_promised_pace(tmp_path: Path) -> None:
+    # the promise is 10 million in 30 s; benchmarks/trace_speed.py measures it whole
+    with TraceWriter(tmp_path / "trace", HEADER) as writer:
+        for pointer in range(50_000):
+            writer.allocation(pointer + 1, 512)
+    start = time.perf_counter()
+    assert sum(1 for _ in read_trace(tmp_path / "trace")) == 50_000
+    assert time.perf_counter() - start < 50_000 * 30 / 10_000_000 + 0.5

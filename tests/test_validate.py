@@ -1,0 +1,346 @@
+"""What Megatron refuses is refused, with numbers and a remedy; what it derives is derived.
+
+Each case states a rule of `validate_args` or of a config's `__post_init__` in Megatron-LM 0.16.1.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analyzer.errors import InputError
+from analyzer.launch.validate_parallel import check_grid
+from analyzer.launch.validate_pipeline import check_stages
+from analyzer.launch.validate_shape import ffn_hidden_size
+from tests.launch_of import AMPERE, BASE, BLACKWELL, arguments_of, launch_of
+from tests.shared_data import shared
+
+TP2 = "--tensor-model-parallel-size 2 "
+PP2 = "--pipeline-model-parallel-size 2 "
+PP4 = "--pipeline-model-parallel-size 4 "
+DISTRIBUTED = "--use-distributed-optimizer "
+
+REFUSED = [
+    # sizes that do not divide
+    ("--tensor-model-parallel-size 3", "--tensor-model-parallel-size", "groups of 3"),
+    ("--context-parallel-size 16", "--context-parallel-size", "groups of 16"),
+    ("--expert-model-parallel-size 2", "--expert-model-parallel-size", "no experts"),
+    ("--expert-tensor-parallel-size 3", "--expert-tensor-parallel-size", "groups of 3"),
+    (PP2 + "--context-parallel-size 2 --use-tp-pp-dp-mapping", "--use-tp-pp-dp-mapping", "4 and 2"),
+    ("--num-distributed-optimizer-instances 3", "--num-distributed-optimizer-instances", "3 instances"),
+    ("--num-attention-heads 12 --kv-channels 64 --tensor-model-parallel-size 8", "--num-attention-heads", "12 heads"),
+    ("--num-attention-heads 12", "--num-attention-heads", "1024"),
+    ("--group-query-attention --num-query-groups 3", "--num-query-groups", "16 heads"),
+    ("--ffn-hidden-size 4095 " + TP2, "--ffn-hidden-size", "4095"),
+    ("--context-parallel-size 8 --seq-length 2040", "--seq-length", "2040 tokens"),
+    ("--tensor-model-parallel-size 8 --sequence-parallel --seq-length 2044", "--seq-length", "2044 tokens"),
+    ("--max-position-embeddings 1024", "--max-position-embeddings", "2048"),
+    ("--encoder-seq-length 2048", "--encoder-seq-length", "the same as"),
+    ("--global-batch-size 12", "--global-batch-size", "batch of 12"),
+    ("--global-batch-size 4", "--global-batch-size", "batch of 4"),
+    ("--num-layers 6 " + PP4, "--num-layers", "6 layers"),
+    ("--moe-ffn-hidden-size 1024", "--moe-ffn-hidden-size", "no experts"),
+    # zero, negative
+    ("--num-layers 0", "--num-layers", "not above 0"),
+    ("--micro-batch-size -1", "--micro-batch-size", "not above 0"),
+    ("--tensor-model-parallel-size 0", "--tensor-model-parallel-size", "not above 0"),
+    # pipeline
+    (PP2 + "--num-layers-per-virtual-pipeline-stage 3", "--num-layers-per-virtual-pipeline-stage", "4 layers"),
+    (PP2 + "--num-virtual-stages-per-pipeline-rank 3", "--num-virtual-stages-per-pipeline-rank", "4 layers"),
+    (PP2 + "--num-virtual-stages-per-pipeline-rank 2 --no-overlap-p2p-communication", "--pipeline-model-parallel-size", "need 3"),
+    ("--num-virtual-stages-per-pipeline-rank 2", "--pipeline-model-parallel-size", "need 2"),
+    (
+        PP2 + "--num-virtual-stages-per-pipeline-rank 2 --num-layers-per-virtual-pipeline-stage 2",
+        "--num-layers-per-virtual-pipeline-stage",
+        "contradicts",
+    ),
+    (PP4 + "--decoder-first-pipeline-num-layers 3", "--decoder-first-pipeline-num-layers", "the 5 layers"),
+    (PP2 + "--decoder-first-pipeline-num-layers 8", "--decoder-first-pipeline-num-layers", "0 of 8"),
+    ("--decoder-last-pipeline-num-layers 3", "--decoder-last-pipeline-num-layers", "5 of 8"),
+    (
+        PP4 + "--decoder-first-pipeline-num-layers 2 --account-for-loss-in-pipeline-split",
+        "--decoder-first-pipeline-num-layers",
+        "contradicts",
+    ),
+    (PP2 + "--account-for-embedding-in-pipeline-split", "--num-layers", "9 layers"),
+    (PP2 + "--pipeline-model-parallel-layout Etttt|tttL", "--pipeline-model-parallel-layout", "7 decoder layers"),
+    (PP2 + "--overlap-p2p-communication-warmup-flush", "--overlap-p2p-communication-warmup-flush", "no overlapped"),
+    (PP2 + "--num-virtual-stages-per-pipeline-rank 2 --global-batch-size 4", "--global-batch-size", "need 2 microbatches"),
+    (PP4 + "--num-virtual-stages-per-pipeline-rank 2 --global-batch-size 10", "--global-batch-size", "leave 1"),
+    (
+        PP4 + "--num-virtual-stages-per-pipeline-rank 2 --microbatch-group-size-per-virtual-pipeline-stage 3",
+        "--microbatch-group-size-per-virtual-pipeline-stage",
+        "less than the 4",
+    ),
+    # contradicting flags
+    ("--fp16", "--fp16", "--bf16"),
+    ("--accumulate-allreduce-grads-in-fp32 --main-grads-dtype bf16", "--accumulate-allreduce-grads-in-fp32", "bf16"),
+    ("--fp16-lm-cross-entropy", "--fp16-lm-cross-entropy", "--fp16"),
+    ("--swiglu --squared-relu", "--swiglu", "--squared-relu"),
+    ("--squared-relu", "--squared-relu", "fused"),
+    ("--swiglu --use-te-activation-func", "--use-te-activation-func", ""),
+    ("--no-position-embedding", "--no-position-embedding", "learned_absolute"),
+    (TP2 + "--tp-comm-overlap", "--tp-comm-overlap", "sequence parallelism"),
+    ("--tp-comm-overlap --sequence-parallel", "--tp-comm-overlap", "sequence parallelism"),
+    # the optimizer
+    ("--use-distributed-optimizer --optimizer sgd", "--use-distributed-optimizer", "sgd"),
+    ("--use-precision-aware-optimizer", "--use-precision-aware-optimizer", "distributed"),
+    (DISTRIBUTED + "--exp-avg-dtype bf16", "--exp-avg-dtype", "precision-aware"),
+    ("--main-grads-dtype bf16", "--main-grads-dtype", "precision-aware"),
+    ("--overlap-param-gather --overlap-grad-reduce", "--overlap-param-gather", "distributed"),
+    (DISTRIBUTED + "--overlap-param-gather", "--overlap-param-gather", "--overlap-grad-reduce"),
+    (
+        DISTRIBUTED + "--overlap-grad-reduce --overlap-param-gather --overlap-param-gather-with-optimizer-step",
+        "--overlap-param-gather-with-optimizer-step",
+        "virtual",
+    ),
+    ("--ddp-average-in-collective --calculate-per-token-loss", "--ddp-average-in-collective", ""),
+    # recomputation
+    ("--recompute-granularity full --recompute-num-layers 1", "--recompute-granularity", "method"),
+    ("--recompute-granularity full --recompute-method block", "--recompute-granularity", "number of layers"),
+    ("--recompute-activations --recompute-method uniform", "--recompute-method", "selective"),
+    ("--recompute-activations --recompute-num-layers 1", "--recompute-num-layers", "selective"),
+    ("--recompute-granularity selective --recompute-modules moe_act", "--recompute-modules", "moe_act"),
+    ("--recompute-granularity selective --recompute-modules attention", "--recompute-modules", "'attention'"),
+    ("--distribute-saved-activations", "--distribute-saved-activations", "full"),
+    (
+        TP2 + "--sequence-parallel --recompute-granularity full --recompute-method block --recompute-num-layers 1 "
+        "--distribute-saved-activations",
+        "--distribute-saved-activations",
+        "--sequence-parallel",
+    ),
+    # batches that grow
+    ("--train-iters 5 --train-samples 100", "--train-samples", "--train-iters"),
+    ("--train-iters 5 --rampup-batch-size 8 8 100 --global-batch-size 32", "--rampup-batch-size", "--train-iters"),
+    ("--rampup-batch-size 8 7 100 --global-batch-size 32", "--rampup-batch-size", "multiple of 7"),
+    ("--rampup-batch-size 32 8 100 --global-batch-size 32", "--rampup-batch-size", "starts at 32"),
+    ("--rampup-batch-size 4 4 100 --global-batch-size 32", "--rampup-batch-size", "batch of 4"),
+    # the rest
+    ("--defer-embedding-wgrad-compute", "--defer-embedding-wgrad-compute", "no pipeline"),
+    (PP2 + "--defer-embedding-wgrad-compute --no-gradient-accumulation-fusion", "--defer-embedding-wgrad-compute", ""),
+    ("--deterministic-mode --cross-entropy-loss-fusion", "--deterministic-mode", "--cross-entropy-loss-fusion"),
+    ("--deterministic-mode --use-flash-attn", "--deterministic-mode", "--use-flash-attn"),
+    ("--context-parallel-size 2 --cp-comm-type allgather", "--cp-comm-type", "'allgather'"),
+    ("--cp-comm-type a2a+p2p", "--cp-comm-type", "hierarchical"),
+    ("--context-parallel-size 2 --transformer-impl local", "--context-parallel-size", "Transformer Engine"),
+    ("--attention-backend local", "--attention-backend", "local"),
+]
+
+
+def with_base(line: str) -> str:
+    """BASE without the options that the line gives again."""
+    words, mine = BASE.split(), set(line.split())
+    kept = []
+    for at, word in enumerate(words):
+        option = word if word.startswith("--") else words[at - 1]
+        if option not in mine:
+            kept.append(word)
+    return " ".join(kept)
+
+
+@pytest.mark.parametrize(("line", "option", "word"), REFUSED, ids=[line for line, _, _ in REFUSED])
+def test_refused(line: str, option: str, word: str) -> None:
+    with pytest.raises(InputError) as error:
+        launch_of(line, base=with_base(line))
+    assert error.value.option == option
+    assert word in error.value.fault
+    assert error.value.remedy
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "dest",
+    ["--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length", "--max-position-embeddings", "--micro-batch-size"],
+)
+def test_required(dest: str) -> None:
+    words = BASE.split()
+    at = words.index(dest)
+    with pytest.raises(InputError, match=rf"^{dest}: is missing; add it, for example {dest} \d+$"):
+        launch_of("", base=" ".join(words[:at] + words[at + 2 :]))
+
+
+def test_worlds_that_megatron_refuses() -> None:
+    refused = 0
+    for record in json.loads(shared("truth/groups.json").read_text())["refused"]:
+        arguments = arguments_of(" ".join(record["argv"]))
+        with pytest.raises(InputError):  # noqa: PT012 - either of the two may refuse
+            grid = check_grid(arguments, world_size=record["world_size"])
+            check_stages(arguments, num_layers=int(str(arguments.get("num_layers"))), pipeline=grid.pipeline)
+        refused += 1
+    assert refused == 5
+
+
+def test_grids_of_megatron() -> None:
+    for record in json.loads(shared("truth/groups.json").read_text())["records"]:
+        arguments, sizes = arguments_of(" ".join(record["argv"])), record["sizes"]
+        grid = check_grid(arguments, world_size=record["world_size"])
+        stages = check_stages(arguments, num_layers=int(str(arguments.get("num_layers"))), pipeline=grid.pipeline)
+        assert (grid.tensor, grid.pipeline, grid.context, grid.data) == (sizes["tp"], sizes["pp"], sizes["cp"], sizes["dp"])
+        assert (grid.expert, grid.expert_tensor, grid.order, stages.virtual) == (
+            sizes["ep"],
+            sizes["etp"],
+            sizes["order"],
+            sizes["vpp"],
+        )
+
+
+def test_ffn_hidden_size_of_megatron() -> None:
+    for record in json.loads(shared("truth/parameters.json").read_text())["records"]:
+        arguments = arguments_of(" ".join(record["argv"]))
+        assert ffn_hidden_size(arguments, hidden_size=int(str(arguments.get("hidden_size")))) == record["ffn_hidden_size"]
+
+
+@pytest.mark.parametrize(
+    ("line", "release", "ffn"),
+    [
+        # ran through the real validate_args: h = 1024 -> 2688 with --swiglu, 4096 without
+        ("--swiglu", "0.16.1", 2688),
+        ("", "0.16.1", 4096),
+        ("--quick-geglu", "0.16.1", 4096),
+        ("--swiglu --ffn-hidden-size 3000", "0.16.1", 3000),
+        # the code of 2023 overwrites what is given
+        ("--swiglu --ffn-hidden-size 3000", "2023", 2688),
+        ("--ffn-hidden-size 3000", "2023", 3000),
+    ],
+)
+def test_ffn_hidden_size(line: str, release: str, ffn: int) -> None:
+    assert launch_of(line, release=release).model.ffn_hidden_size == ffn
+
+
+@pytest.mark.parametrize(
+    ("line", "parameters", "gradients"),
+    [
+        ("", "fp32", "fp32"),
+        ("--bf16", "bf16", "fp32"),
+        ("--bf16 --grad-reduce-in-bf16", "bf16", "bf16"),
+        ("--bf16 --grad-reduce-in-bf16 --accumulate-allreduce-grads-in-fp32", "bf16", "bf16"),
+        ("--bf16 --main-grads-dtype bf16 --use-precision-aware-optimizer --use-distributed-optimizer", "bf16", "bf16"),
+        ("--fp16", "fp16", "fp16"),
+        ("--fp16 --accumulate-allreduce-grads-in-fp32", "fp16", "fp32"),
+    ],
+)
+def test_gradient_types(line: str, parameters: str, gradients: str) -> None:
+    precision = launch_of(line, base=BASE.replace("--bf16", "")).precision
+    assert (precision.parameters, precision.gradients) == (parameters, gradients)
+
+
+def test_query_groups() -> None:
+    assert launch_of("").model.num_query_groups == 16
+    assert launch_of("--group-query-attention").model.num_query_groups == 1
+    idle = launch_of("--num-query-groups 4")
+    assert idle.model.num_query_groups == 16
+    assert any(each.startswith("--num-query-groups does nothing") for each in idle.assumptions)
+
+
+def test_fewer_query_groups_than_ranks_depend_on_the_release() -> None:
+    line = "--tensor-model-parallel-size 8 --group-query-attention --num-query-groups 2"
+    assert any("query groups" in each and "too low" in each for each in launch_of(line).assumptions)
+    with pytest.raises(InputError, match=r"use a multiple of 8$"):
+        launch_of(line, release="0.15.3")
+
+
+def test_one_tensor_rank_has_no_sequence_parallelism() -> None:
+    assert not launch_of("--sequence-parallel").parallel.sequence_parallel
+    assert launch_of("--sequence-parallel " + TP2).parallel.sequence_parallel
+
+
+@pytest.mark.parametrize(
+    ("line", "virtual", "overlap"),
+    [
+        (PP2, None, False),
+        (PP2 + "--num-layers-per-virtual-pipeline-stage 2", 2, True),
+        (PP2 + "--num-layers-per-virtual-pipeline-stage 4", None, False),
+        (PP4 + "--num-virtual-stages-per-pipeline-rank 2 --no-overlap-p2p-communication", 2, False),
+        (PP2 + "--pipeline-model-parallel-layout Et|tt|tt|tttL", 2, True),
+        (PP2 + "--pipeline-model-parallel-layout Ettt|tttttL", None, False),
+    ],
+)
+def test_virtual_stages(line: str, virtual: int | None, overlap: bool) -> None:
+    parallel = launch_of(line).parallel
+    assert (parallel.virtual_pipeline, parallel.overlap_p2p) == (virtual, overlap)
+
+
+def test_virtual_stages_of_2023() -> None:
+    line = PP4 + "--num-layers-per-virtual-pipeline-stage 1 --global-batch-size 16"
+    assert not launch_of(line, release="2023").parallel.overlap_p2p
+    with pytest.raises(InputError, match="need 3 pipeline ranks"):
+        launch_of(line.replace(PP4, PP2), release="2023")
+
+
+def test_virtual_stages_without_a_batch_get_the_least_that_runs() -> None:
+    launch = launch_of(PP4 + "--num-virtual-stages-per-pipeline-rank 2")
+    assert (launch.batch.global_batch_size, launch.batch.microbatches) == (8, 4)
+    assert any("--global-batch-size is not given" in each for each in launch.assumptions)
+
+
+@given(data=st.sampled_from([1, 2, 4, 8]), micro=st.integers(1, 8), microbatches=st.integers(1, 50))
+def test_batches_are_shared_out_without_rest(data: int, micro: int, microbatches: int) -> None:
+    base = BASE.replace("--micro-batch-size 1", f"--micro-batch-size {micro}")
+    batch = launch_of(f"--global-batch-size {data * micro * microbatches}", base=base, gpus=data).batch
+    assert batch.microbatches == batch.first_microbatches == microbatches
+
+
+def test_default_batch_is_one_microbatch() -> None:
+    batch = launch_of(TP2).batch
+    assert (batch.global_batch_size, batch.microbatches) == (4, 1)
+
+
+def test_rampup() -> None:
+    line = "--rampup-batch-size 16 16 1000 --global-batch-size 64 --train-samples 5000"
+    batch = launch_of(line).batch
+    assert (batch.first_microbatches, batch.microbatches) == (2, 8)
+    late = launch_of(line, release="0.19.0")
+    assert late.batch.first_microbatches == 8
+    assert any(each.startswith("--rampup-batch-size") for each in late.assumptions)
+
+
+def test_decreased_batch() -> None:
+    assert launch_of("--global-batch-size 13 --decrease-batch-size-if-needed").batch.microbatches == 1
+
+
+def test_evaluation_batch_from_0_18_on() -> None:
+    line = "--global-batch-size 12 --decrease-batch-size-if-needed"
+    assert launch_of(line).batch.microbatches == 1
+    with pytest.raises(InputError, match=r"^--eval-global-batch-size: an evaluation batch of 12"):
+        launch_of(line, release="0.19.0")
+
+
+def test_default_recompute_modules() -> None:
+    assert launch_of("--recompute-activations").recompute.modules == ("core_attn",)
+    picked = launch_of("--recompute-granularity selective --recompute-modules mlp layernorm shared_experts").recompute
+    assert picked.modules == ("layernorm", "mlp")
+    assert launch_of("--recompute-modules mlp").recompute.granularity is None
+
+
+def test_block_recompute_of_no_layer() -> None:
+    recompute = launch_of("--recompute-granularity full --recompute-method block --recompute-num-layers 0").recompute
+    assert recompute.num_layers == 0
+
+
+def test_recompute_num_layers_of_2023() -> None:
+    assert launch_of("--recompute-granularity full --recompute-method uniform", release="2023").recompute.num_layers == 1
+
+
+def test_cuda_device_max_connections() -> None:
+    assumed = launch_of(TP2)
+    assert assumed.runtime.cuda_device_max_connections == "1"
+    assert any(each.startswith("CUDA_DEVICE_MAX_CONNECTIONS=1") for each in assumed.assumptions)
+    assert not any("CUDA_DEVICE" in each for each in launch_of("").assumptions)
+    other = {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}
+    assert launch_of("", environ=other).runtime.cuda_device_max_connections == "8"
+    assert launch_of(TP2, environ=other, gpu=BLACKWELL).runtime.cuda_device_max_connections == "8"
+    for line in (TP2, "--context-parallel-size 2"):
+        with pytest.raises(InputError, match=r"^CUDA_DEVICE_MAX_CONNECTIONS: is 8"):
+            launch_of(line, environ=other, gpu=AMPERE)
+
+
+def test_deterministic_mode_wants_its_environment() -> None:
+    launch = launch_of("--deterministic-mode")
+    assert any("NCCL_ALGO=Ring" in each and "NVTE_ALLOW_NONDETERMINISTIC_ALGO=0" in each for each in launch.assumptions)
+    with pytest.raises(InputError, match=r"^NCCL_ALGO: NVLS"):
+        launch_of("--deterministic-mode", environ={"NCCL_ALGO": "NVLS"})
+    with pytest.raises(InputError, match=r"^NVTE_ALLOW_NONDETERMINISTIC_ALGO: 1"):
+        launch_of("--deterministic-mode", environ={"NCCL_ALGO": "Ring", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "1"})
