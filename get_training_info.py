@@ -34,9 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(argv: list[str]) -> int:
     """Reads the launch, predicts, reports; starts the training where `--info-launch` asks for it and it fits."""
-    from analyzer.launch.build import build
-
     from analyzer.gpus import hardware
+    from analyzer.launch.build import build
     from analyzer.launch.parse import parse
     from analyzer.predict import predict
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from analyzer.launch.argv_parser import read_words
 from analyzer.launch.arguments import Arguments
+from analyzer.launch.argv_parser import read_words
 from analyzer.launch.build import build
 from analyzer.launch.catalogue import load_catalogue
 from analyzer.launch.torchrun import World

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,11 +88,11 @@ def change(tree: Module, module: str, tensor: str, **changes: object) -> Module:
 
 
 @pytest.fixture
-def step(tmp_path: Path) -> Iterator[tuple[RankClass, Path]]:
+def step(tmp_path: Path) -> tuple[RankClass, Path]:
     rank = predicted()
     path = tmp_path / "step.trace"
     write_step(path, rank)
-    yield rank, path
+    return rank, path
 
 
 def test_the_right_prediction_agrees_in_every_tensor(step: tuple[RankClass, Path]) -> None:

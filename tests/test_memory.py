@@ -119,7 +119,13 @@ def test_the_first_iteration_has_no_moments_at_its_peak() -> None:
 
 @pytest.mark.parametrize(
     ("config", "capability", "expected"),
-    [(":4096:8", (8, 0), 32 * MIB), (":16:8", (9, 0), 128 * 1024), (":4096:2:16:8", (9, 0), 8519680), (None, (8, 0), 8519680), (None, (9, 0), 32 * MIB)],
+    [
+        (":4096:8", (8, 0), 32 * MIB),
+        (":16:8", (9, 0), 128 * 1024),
+        (":4096:2:16:8", (9, 0), 8519680),
+        (None, (8, 0), 8519680),
+        (None, (9, 0), 32 * MIB),
+    ],
 )
 def test_cublas_workspaces(config: str | None, capability: tuple[int, int], expected: int) -> None:
     """PyTorch's CublasHandlePool.cpp: `:SIZE:COUNT` in KiB; the default is :4096:2:16:8, on Hopper :4096:8."""
