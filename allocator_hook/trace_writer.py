@@ -1,0 +1,186 @@
+"""Writes a trace from Python: for recorders that run in Python, converters and tests. The CUDA recorder does it in C++."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import threading
+import time
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from analyzer.trace_events import PHASES, Header, Phase, Role
+from analyzer.trace_format import (
+    ALLOCATION,
+    CHECKSUM,
+    COLLECTIVE,
+    END,
+    ENTER,
+    FAILED_ALLOCATION,
+    FREE,
+    HEADER,
+    LABEL,
+    LEAVE,
+    RECORD,
+    RECORD_BYTES,
+    RESIDUE,
+    TEXT,
+    collective_text,
+    header_text,
+    label_text,
+    preamble,
+    text_records,
+)
+
+BUFFER_BYTES: Final = 1365 * RECORD_BYTES
+"""Whole records just under 64 KiB: what an abrupt end can lose."""
+_PHASE_CODES: Final = {phase: code for code, phase in enumerate(PHASES)}
+_UINT32: Final = 0xFFFFFFFF
+_UINT64: Final = 0xFFFFFFFFFFFFFFFF
+
+
+class TraceWriter:
+    """Appends events to a trace; sequence and time are filled in. Use it as a context manager, or call `close`.
+
+    `path` appears once its header is whole. Where it ends in .gz the trace is written beside it and compressed by `close`.
+    Every method may be called from any thread. Raises OSError where the file cannot be written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], header: Header) -> None:
+        self._final = Path(path)
+        compressed = self._final.suffix == ".gz"
+        self.path = self._final.with_suffix("") if compressed else self._final
+        """Where the records go until `close`."""
+        start = preamble() + text_records(HEADER, header_text(header), 0)
+        self._sequence = len(start) // RECORD_BYTES - 1
+        self._texts: dict[str, int] = {}
+        self._buffer = bytearray()
+        self._lock = threading.Lock()
+        unfinished = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
+        self._file = unfinished.open("wb", buffering=0)
+        try:
+            self._file.write(start)
+            unfinished.replace(self.path)
+        except OSError:
+            self._file.close()
+            unfinished.unlink(missing_ok=True)
+            raise
+
+    def allocation(
+        self, pointer: int, bytes: int, device: int = 0, stream: int = 0, failed: bool = False, time_ns: int | None = None
+    ) -> None:
+        """`bytes` were asked for; where `failed`, `pointer` is taken to be 0."""
+        if failed:
+            self._append(FAILED_ALLOCATION, 0, device, 0, bytes, stream, 0, time_ns)
+        else:
+            self._append(ALLOCATION, 0, device, pointer, bytes, stream, 0, time_ns)
+
+    def free(self, pointer: int, device: int = 0, stream: int = 0, time_ns: int | None = None) -> None:
+        """What was allocated at `pointer` is given back."""
+        self._append(FREE, 0, device, pointer, 0, stream, 0, time_ns)
+
+    def enter(self, name: str, phase: Phase, microbatch: int = -1, iteration: int = -1, time_ns: int | None = None) -> None:
+        """The module `name` is entered."""
+        self._mark(ENTER, name, phase, microbatch, iteration, time_ns)
+
+    def leave(self, name: str, phase: Phase, microbatch: int = -1, iteration: int = -1, time_ns: int | None = None) -> None:
+        """The module `name` is left."""
+        self._mark(LEAVE, name, phase, microbatch, iteration, time_ns)
+
+    def collective(
+        self,
+        kind: str,
+        *,
+        group: str,
+        shape: Sequence[int],
+        dtype: str,
+        bytes: int,
+        members: Sequence[int] = (),
+        size: int | None = None,
+        phase: Phase | None = None,
+        peer: int | None = None,
+        time_ns: int | None = None,
+    ) -> None:
+        """One call of a collective; `size` is the number of members where it is not given."""
+        text = collective_text(
+            kind=kind,
+            group=group,
+            members=tuple(members),
+            size=len(members) if size is None else size,
+            shape=tuple(shape),
+            dtype=dtype,
+            phase=phase,
+            peer=peer,
+        )
+        self._append(COLLECTIVE, 0, 0, 0, bytes, 0, self._text(text), time_ns)
+
+    def label(
+        self, pointer: int, role: Role, name: str, *, shape: Sequence[int], dtype: str, bytes: int, time_ns: int | None = None
+    ) -> None:
+        """The tensor `name` lies at `pointer`, the start of a live allocation or a place inside one."""
+        text = label_text(role=role, name=name, shape=tuple(shape), dtype=dtype)
+        self._append(LABEL, 0, 0, pointer, bytes, 0, self._text(text), time_ns)
+
+    def flush(self) -> None:
+        """Hands every record so far to the kernel."""
+        with self._lock:
+            self._write_out()
+
+    def close(self) -> None:
+        """Writes the end record; compresses where the path says so. A second call does nothing."""
+        if self._file.closed:
+            return
+        self._append(END, 0, 0, 0, 0, 0, 0, None)
+        self.flush()
+        self._file.close()
+        if self.path != self._final:
+            compress(self.path, self._final)
+            self.path.unlink()
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _mark(self, kind: int, name: str, phase: Phase, microbatch: int, iteration: int, time_ns: int | None) -> None:
+        code = _PHASE_CODES[phase]
+        self._append(kind, code, 0, microbatch & _UINT64, iteration & _UINT64, 0, self._text(name), time_ns)
+
+    def _text(self, text: str) -> int:
+        with self._lock:
+            number = self._texts.get(text)
+            if number is None:
+                number = self._texts[text] = len(self._texts)
+                records = text_records(TEXT, text, self._sequence)
+                self._sequence += len(records) // RECORD_BYTES
+                self._buffer += records
+            return number
+
+    def _append(
+        self, kind: int, flags: int, device: int, pointer: int, bytes: int, stream: int, text: int, time_ns: int | None
+    ) -> None:
+        with self._lock:
+            now = time.monotonic_ns() if time_ns is None else time_ns
+            record = RECORD.pack(kind, flags, device, self._sequence & _UINT32, now, pointer, bytes, stream, text)
+            self._sequence += 1
+            self._buffer += record
+            self._buffer += CHECKSUM.pack(zlib.crc32(record, RESIDUE))
+            if len(self._buffer) >= BUFFER_BYTES:
+                self._write_out()
+
+    def _write_out(self) -> None:
+        pending = memoryview(self._buffer)
+        while pending:
+            pending = pending[self._file.write(pending) :]
+        self._buffer = bytearray()
+
+
+def compress(path: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Writes the finished trace at `path` to `target` in gzip's format, which the reader recognises by itself."""
+    with open(path, "rb") as source, gzip.open(target, "wb", compresslevel=6) as sink:
+        shutil.copyfileobj(source, sink, 1 << 20)
