@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from analyzer.modules.attention import self_attention
 from analyzer.modules.dropout import bias_dropout_add
-from analyzer.modules.latent_attention import latent_attention
 from analyzer.modules.mlp import mlp
-from analyzer.modules.moe import moe_layer
 from analyzer.modules.norm import standalone_norm
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import LAYER, STREAM, Collective, Module, Tensor
@@ -26,23 +24,33 @@ def transformer_layer(shapes: Shapes, *, mixture: bool = False, input_shares: st
     fused = te and shapes.model.mla is None
     norms = () if fused else (standalone_norm(shapes, "input_layernorm", input_made_in=STREAM, input_shares=input_shares),)
     pre_mlp = () if te and not mixture else (standalone_norm(shapes, "pre_mlp_layernorm", input_made_in=LAYER),)
-    if shapes.model.mla is None:
-        attention = self_attention(shapes, fused_norm=fused, input_shares=input_shares if fused else "")
-    else:
-        attention = latent_attention(shapes)
     return Module(
         name="layers",
         backward_workspace=(shapes.hidden("residual gradient", dtype=shapes.residual_dtype),),
         children=(
             *norms,
-            attention,
+            _attention(shapes, fused_norm=fused, input_shares=input_shares),
             bias_dropout_add(shapes, "self_attn_bda"),
             *pre_mlp,
-            moe_layer(shapes) if mixture else mlp(shapes, fused_norm=te),
+            _mixture(shapes) if mixture else mlp(shapes, fused_norm=te),
             bias_dropout_add(shapes, "mlp_bda"),
         ),
         source="megatron.core.transformer.TransformerLayer",
     )
+
+
+def _attention(shapes: Shapes, *, fused_norm: bool, input_shares: str) -> Module:
+    if shapes.model.mla is None:
+        return self_attention(shapes, fused_norm=fused_norm, input_shares=input_shares if fused_norm else "")
+    from analyzer.modules.latent_attention import latent_attention  # a millisecond that most launches need not spend
+
+    return latent_attention(shapes)
+
+
+def _mixture(shapes: Shapes) -> Module:
+    from analyzer.modules.moe import moe_layer  # likewise
+
+    return moe_layer(shapes)
 
 
 def checkpointed(shapes: Shapes, *, mixtures: tuple[bool, ...]) -> Module:
