@@ -134,9 +134,11 @@ class TraceWriter:
         """Writes the end record; compresses where the path says so. A second call does nothing."""
         if self._file.closed:
             return
-        self._append(END, 0, 0, 0, 0, 0, 0, None)
-        self.flush()
-        self._file.close()
+        try:
+            self._append(END, 0, 0, 0, 0, 0, 0, None)
+            self.flush()
+        finally:
+            self._file.close()
         if self.path != self._final:
             compress(self.path, self._final)
             self.path.unlink()

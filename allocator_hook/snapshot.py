@@ -1,0 +1,164 @@
+"""Turns a memory snapshot of PyTorch (torch.cuda.memory._dump_snapshot) into a trace: `python -m allocator_hook.snapshot IN OUT`.
+
+A snapshot is a pickle, and a pickle may hold code. Nothing of it is run: a snapshot consists of lists, dicts, texts and numbers
+alone, and one that names anything else is refused.
+
+What becomes what, as c10/cuda/CUDACachingAllocator.cpp records it (PyTorch 2.1 and later): `alloc` carries the bytes that were
+asked for; `free_requested` is where the tensor goes and the allocator stops counting it, so that is the free; `oom` is a failed
+allocation. What was held before the history began is written first: blocks that are freed without having been allocated, and blocks
+that are active at the end without either. Known limitation: where the history overflowed (max_entries), older events are lost.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import pickle
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from allocator_hook.trace_writer import TraceWriter
+from analyzer.errors import AnalyzerError
+from analyzer.trace_events import Header, TraceError
+
+_ACTIONS: Final[dict[str, Literal["allocation", "free", "failed"]]] = {
+    "alloc": "allocation",
+    "free_requested": "free",
+    "oom": "failed",
+}
+_BROKEN_PICKLE: Final = (
+    pickle.UnpicklingError, EOFError, AttributeError, IndexError, KeyError, MemoryError, OverflowError, TypeError, ValueError,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    time_ns: int
+    device: int
+    kind: Literal["allocation", "free", "failed"]
+    pointer: int
+    bytes: int
+    stream: int
+
+
+class _DataOnly(pickle.Unpickler):
+    """Loads builtin containers, texts and numbers; every class and function is refused before it is even looked up."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        raise pickle.UnpicklingError(f"it names {module_name}.{global_name}, and a snapshot holds data alone")
+
+
+def convert_snapshot(source: str | os.PathLike[str], target: str | os.PathLike[str], *, argv: Sequence[str] = ()) -> None:
+    """Writes the snapshot at `source` as a trace to `target`; `argv` is the launch it came from, where that is known.
+
+    Raises TraceError where `source` is no snapshot or holds anything but data, OSError where a file cannot be read or written.
+    """
+    path = Path(source)
+    snapshot = _load(path)
+    try:
+        devices = [_steps(trace, device) for device, trace in enumerate(snapshot["device_traces"])]
+        segments = snapshot["segments"]
+        before = [_held_before(steps, device, segments) for device, steps in enumerate(devices)]
+        reserved = sum(_natural(segment, "total_size") for segment in segments)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _no_snapshot(path, 0, f"{type(error).__name__}: {error}") from error
+    with TraceWriter(target, Header(recorder="snapshot", argv=tuple(argv), extra={"reserved_bytes": reserved})) as writer:
+        for step in (*(step for held in before for step in held), *_in_order_of_time(devices)):
+            if step.kind == "free":
+                writer.free(step.pointer, step.device, step.stream, time_ns=step.time_ns)
+            else:
+                failed = step.kind == "failed"
+                writer.allocation(step.pointer, step.bytes, step.device, step.stream, failed=failed, time_ns=step.time_ns)
+
+
+def _load(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        try:
+            snapshot = _DataOnly(file).load()
+        except _BROKEN_PICKLE as error:
+            raise _no_snapshot(path, file.tell(), str(error) or type(error).__name__) from error
+    if not isinstance(snapshot, dict) or not {"segments", "device_traces"} <= snapshot.keys():
+        raise _no_snapshot(path, 0, "it has no segments or no device_traces")
+    return snapshot
+
+
+def _no_snapshot(path: Path, offset: int, why: str) -> TraceError:
+    return TraceError(path, offset, f"not a memory snapshot of PyTorch ({why})", "name a file of torch.cuda.memory._dump_snapshot")
+
+
+def _steps(trace: Iterable[dict[str, Any]], device: int) -> list[_Step]:
+    """The events of one device that are allocations or frees; a snapshot also tells of segments and of itself."""
+    return [
+        _Step(
+            time_ns=1000 * _natural(entry, "time_us", 0),
+            device=device,
+            kind=_ACTIONS[entry["action"]],
+            pointer=_natural(entry, "addr", 0),
+            bytes=_natural(entry, "size"),
+            stream=_natural(entry, "stream", 0),
+        )
+        for entry in trace
+        if entry["action"] in _ACTIONS
+    ]
+
+
+def _held_before(steps: Sequence[_Step], device: int, segments: Iterable[dict[str, Any]]) -> list[_Step]:
+    """Allocations from before the history of `device`, at the time of its first event."""
+    start = steps[0].time_ns if steps else 0
+    live: set[int] = set()
+    before: dict[int, _Step] = {}
+    for step in steps:
+        if step.kind == "allocation":
+            live.add(step.pointer)
+        elif step.kind == "free" and step.pointer in live:
+            live.remove(step.pointer)
+        elif step.kind == "free":
+            before.setdefault(step.pointer, _Step(start, device, "allocation", step.pointer, step.bytes, step.stream))
+    for pointer, size, stream in _active_blocks(device, segments):
+        if pointer not in live:
+            before.setdefault(pointer, _Step(start, device, "allocation", pointer, size, stream))
+    return list(before.values())
+
+
+def _active_blocks(device: int, segments: Iterable[dict[str, Any]]) -> Iterator[tuple[int, int, int]]:
+    """(address, requested bytes, stream) of what tensors of `device` hold when the snapshot is taken."""
+    for segment in segments:
+        if _natural(segment, "device", 0) != device:
+            continue
+        address = _natural(segment, "address")
+        for block in segment["blocks"]:
+            if block["state"] == "active_allocated":
+                yield address, _natural(block, "requested_size", _natural(block, "size")), _natural(segment, "stream", 0)
+            address += _natural(block, "size")
+
+
+def _in_order_of_time(devices: Sequence[Sequence[_Step]]) -> Iterator[_Step]:
+    return heapq.merge(*devices, key=lambda step: step.time_ns)
+
+
+def _natural(fields: dict[str, Any], name: str, default: int | None = None) -> int:
+    """A number that fits a record. Raises KeyError where it is missing without a default, ValueError where it is none."""
+    value = fields[name] if default is None else fields.get(name, default)
+    if type(value) is not int or not 0 <= value < 1 << 53:
+        raise ValueError(f"{name} is {value!r}")
+    return value
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Converts, and returns the exit code."""
+    if len(arguments) != 2:
+        print("usage: python -m allocator_hook.snapshot SNAPSHOT TRACE", file=sys.stderr)
+        return AnalyzerError.exit_code
+    try:
+        convert_snapshot(arguments[0], arguments[1])
+    except (AnalyzerError, OSError) as error:
+        print(f"snapshot: {error}", file=sys.stderr)
+        return AnalyzerError.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

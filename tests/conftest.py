@@ -1,0 +1,45 @@
+"""The compiled CUDA recorder and the stand-in for the CUDA runtime, for every test that wants them."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from allocator_hook.cuda.build import build
+from allocator_hook.cuda.library import CudaRecorder
+
+
+@pytest.fixture(scope="session")
+def binaries(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The recorder, compiled into a cache of its own, and the stand-in."""
+    folder = tmp_path_factory.mktemp("binaries")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        recorder = build()
+    runtime = folder / "libcudart-fake.so"
+    source = Path(__file__).with_name("fake_cudart.c")
+    subprocess.run(["gcc", "-O1", "-shared", "-fPIC", "-pthread", str(source), "-o", str(runtime)], check=True)
+    return recorder, runtime
+
+
+@pytest.fixture
+def loaded(
+    binaries: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[CudaRecorder, ctypes.CDLL]]:
+    """A recorder and a runtime whose state no other test shares: libraries under names of their own."""
+    recorder_path = shutil.copy(binaries[0], tmp_path / "recorder.so")
+    runtime_path = shutil.copy(binaries[1], tmp_path / "libcudart.so")
+    monkeypatch.setenv("ALLOCATOR_HOOK_CUDART", str(runtime_path))
+    runtime = ctypes.CDLL(str(runtime_path))
+    runtime.fake_capacity.argtypes = runtime.fake_kept_by_pool.argtypes = [ctypes.c_uint64]
+    runtime.fake_in_use.restype = ctypes.c_uint64
+    recorder = CudaRecorder(recorder_path)
+    assert recorder.runtime_error == ""
+    yield recorder, runtime
+    runtime.fake_on_call(None)
+    recorder.close()

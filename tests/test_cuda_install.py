@@ -1,0 +1,141 @@
+"""How the CUDA recorder is compiled, finds its runtime and gets into PyTorch."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from allocator_hook.cuda import build as build_module
+from allocator_hook.cuda.build import build
+from allocator_hook.cuda.install import install
+from allocator_hook.cuda.library import CudaRecorder
+from analyzer.errors import InputError
+from analyzer.trace import read_trace
+from tests.cuda_hook import HAS_COMPILERS, HEADER, REPOSITORY, free, kinds, malloc
+
+pytestmark = pytest.mark.skipif(not HAS_COMPILERS, reason="g++ and gcc are not installed")
+
+
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_the_runtime_is_the_one_that_the_process_has(binaries: tuple[Path, Path], is_loaded: bool) -> None:
+    code = """
+        import ctypes, sys
+        from allocator_hook.cuda.library import CudaRecorder
+        runtime = ctypes.CDLL(sys.argv[2]) if len(sys.argv) > 2 else None
+        recorder = CudaRecorder(sys.argv[1])
+        print(recorder.runtime_error or "found", recorder.library.hook_malloc(1, 0, None) is not None)
+    """
+    arguments = map(str, binaries if is_loaded else binaries[:1])
+    environment = {name: value for name, value in os.environ.items() if name != "ALLOCATOR_HOOK_CUDART"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *arguments],
+        env=environment | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    expected = "found True" if is_loaded else "no CUDA runtime (libcudart) is loaded in this process False"
+    assert done.stdout == expected + "\n"
+
+
+def test_build_prints_the_path_last_and_compiles_once(tmp_path: Path) -> None:
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-m", "allocator_hook.cuda.build"]
+    first = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    library = Path(first.stdout.splitlines()[-1])
+    assert library.is_relative_to(tmp_path)
+    made = library.stat().st_mtime_ns
+    second = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert (second.stdout.splitlines()[-1], library.stat().st_mtime_ns) == (str(library), made)
+    assert [path.name for path in library.parent.iterdir()] == [library.name]
+
+
+def test_build_failures_name_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(InputError, match="no compiler no-such-compiler; install g"):
+        build()
+    monkeypatch.delenv("CXX")
+    broken = tmp_path / "recorder.cpp"
+    broken.write_text("int main( { }")
+    monkeypatch.setattr(build_module, "SOURCE", broken)
+    with pytest.raises(InputError, match=r"does not compile \(.*error"):
+        build()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(InputError, match="set XDG_CACHE_HOME"):
+        build()
+
+
+class FakeTorch:
+    """As much of torch as install() touches, with a GPU that is the stand-in runtime."""
+
+    __version__ = "2.9.0+cu128"
+
+    def __init__(
+        self, *, cuda: str | None = "12.8", initialized: bool = False, devices: int = 1, tells_streams: bool = True
+    ) -> None:
+        self.version = SimpleNamespace(cuda=cuda)
+        self.installed: list[tuple[str, ...]] = []
+        self.record_stream: list[int] = []
+        native = SimpleNamespace(set_record_stream_fn=self.record_stream.append) if tells_streams else SimpleNamespace()
+        memory = SimpleNamespace(
+            CUDAPluggableAllocator=lambda *arguments: SimpleNamespace(arguments=arguments, allocator=lambda: native),
+            change_current_allocator=lambda allocator: self.installed.append(allocator.arguments),
+        )
+        self.cuda = SimpleNamespace(is_initialized=lambda: initialized, device_count=lambda: devices, memory=memory)
+
+
+@pytest.mark.parametrize(
+    ("torch", "message"),
+    [
+        (FakeTorch(cuda=None), "2.9.0.* is built without CUDA"),
+        (FakeTorch(initialized=True), "CUDA was used before"),
+        (FakeTorch(devices=0), "no GPU"),
+    ],
+)
+def test_install_refuses(torch: FakeTorch, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        install(tmp_path / "trace", HEADER, torch=torch)
+    assert torch.installed == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("tells_streams", [True, False])
+def test_install_puts_the_hook_in_place(
+    loaded: tuple[CudaRecorder, ctypes.CDLL], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tells_streams: bool
+) -> None:
+    """A PyTorch that tells of no streams gets plain memory, whose free waits for all of them."""
+    ours, runtime = loaded
+    runtime.fake_pools(1)
+    monkeypatch.setattr("allocator_hook.cuda.install.build", lambda: ours.path)
+    torch = FakeTorch(tells_streams=tells_streams)
+    recorder = install(tmp_path / "trace", HEADER, torch=torch)
+    assert torch.installed == [(str(ours.path), "hook_malloc", "hook_free")]
+    assert len(torch.record_stream) == tells_streams
+    assert recorder.uses_pool() == tells_streams
+    free(recorder, malloc(recorder, 64))
+    recorder.close()
+    assert kinds(list(read_trace(tmp_path / "trace"))) == ["Allocation", "Free"]
+    ours.library.hook_set_throws(0)
+
+
+def test_install_is_too_late_where_pytorch_says_so(
+    loaded: tuple[CudaRecorder, ctypes.CDLL], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object) -> None:
+        raise RuntimeError("Can't swap an already initialized allocator")
+
+    monkeypatch.setattr("allocator_hook.cuda.install.build", lambda: loaded[0].path)
+    torch = FakeTorch()
+    torch.cuda.memory.change_current_allocator = refuse
+    with pytest.raises(InputError, match="CUDA was used before"):
+        install(tmp_path / "trace", HEADER, torch=torch)
+    assert not (tmp_path / "trace").exists()
