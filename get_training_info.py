@@ -43,7 +43,7 @@ def run(argv: list[str]) -> int:
     folder = Path.cwd()
     arguments, world, options = parse(argv, environ=environ, folder=folder)
     gpu, notes = hardware(options.gpu, options.gpu_memory)
-    launch = build(arguments, world, environ=environ, gpu=gpu, folder=folder)
+    launch = build(arguments, world, environ=environ, gpu=gpu, folder=folder, moe_imbalance=options.moe_imbalance)
     report = predict(launch, note=" ".join(notes))
     _write(report, options)
     if report.verdict.fits is False:

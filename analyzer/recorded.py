@@ -11,9 +11,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from analyzer.modules.tree import BLOCK
 from analyzer.trace_events import Allocation, CollectiveEvent, Event, Free, Label, Mark
-from analyzer.units import round_up
+from analyzer.units import BLOCK, round_up
 
 CollectiveKey = tuple[str, str, str, tuple[int, ...], str]
 """Kind, group, phase, shape and dtype."""

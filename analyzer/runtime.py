@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from math import prod
 
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import BLOCK, Module
+from analyzer.modules.tree import Module
 from analyzer.specs import Launch
 from analyzer.timeline import Pass
-from analyzer.units import KIB, MIB, dtype_bytes, round_up
+from analyzer.units import BLOCK, KIB, MIB, dtype_bytes, round_up
 
-LINEAR = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+GROUPED_GEMM_STREAMS = 4
+"""Streams over which Transformer Engine spreads a grouped GEMM, each with a workspace (nvte_get_num_compute_streams)."""
+LATENT = ("linear_q_proj", "linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj", "linear_kv_up_proj")
+LINEAR = ("linear_qkv", *LATENT, "linear_proj", "linear_fc1", "linear_fc2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,10 @@ def _items(launch: Launch, trees: Sequence[Module]) -> Iterator[RuntimeItem]:
     te = launch.model.implementation == "transformer_engine"
     if te and names.intersection(LINEAR):
         yield RuntimeItem("Transformer Engine GEMM workspace", round_up(te_workspace_bytes(launch), BLOCK), LINEAR, "forward")
+    moe = launch.model.moe
+    if te and moe is not None and moe.grouped_gemm and "experts" in names:
+        bytes_each = round_up(te_workspace_bytes(launch), BLOCK)
+        yield RuntimeItem("grouped GEMM workspaces of 4 streams", GROUPED_GEMM_STREAMS * bytes_each, LINEAR, "forward")
     # Megatron's own layers multiply through PyTorch, whose cuBLAS handles belong to a thread: autograd has another
     unfused = launch.model.attention_backend == "unfused"
     torch_products = ("output_layer", *(() if te else LINEAR), *(("core_attention",) if unfused else ()))
@@ -102,8 +109,8 @@ def _dummy_weight_gradients(trees: Sequence[Module]) -> Iterator[RuntimeItem]:
         for _, module in tree.walk():
             if module.name in LINEAR:
                 for parameter in module.parameters:
-                    if parameter.name == "weight":
-                        weights.setdefault((parameter.shape, parameter.dtype), module.name)
+                    if parameter.name == "weight":  # of experts, one each: the last two dimensions
+                        weights.setdefault((parameter.shape[-2:], parameter.dtype), module.name)
     for (shape, dtype), name in weights.items():
         size = round_up(dtype_bytes(dtype, prod(shape)), BLOCK)
         yield RuntimeItem(f"dummy weight gradient {list(shape)}", size, (name,), "backward")

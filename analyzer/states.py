@@ -12,10 +12,9 @@ from typing import Final
 
 from analyzer.buffers import Buffer, reduction_size, shard_numel, stage_buffers
 from analyzer.modules.model import parameters
-from analyzer.modules.tree import BLOCK
 from analyzer.results import StageModel
 from analyzer.specs import Launch
-from analyzer.units import DTYPE_BYTES, dtype_bytes, round_up
+from analyzer.units import BLOCK, DTYPE_BYTES, dtype_bytes, round_up
 
 REMAINDER_BYTES: Final = 2
 """TE FusedAdam keeps the low half of an fp32 master beside a bf16 parameter (store_param_remainders, TE 2.1 on)."""

@@ -8,6 +8,10 @@ KIB: Final = 2**10
 MIB: Final = 2**20
 GIB: Final = 2**30
 
+
+BLOCK: Final = 512
+"""PyTorch's caching allocator hands out multiples of this (kMinBlockSize in c10/cuda/CUDACachingAllocator.cpp)."""
+
 DTYPE_BYTES: Final[dict[str, float]] = {
     "fp64": 8, "int64": 8, "fp32": 4, "int32": 4, "bf16": 2, "fp16": 2, "int16": 2, "fp8": 1, "uint8": 1, "bool": 1, "fp4": 0.5,
 }  # fmt: skip

@@ -16,7 +16,7 @@ LONGEST = 400
 
 LAYERS = (
     ("units", "errors"),
-    ("specs", "gpus", "trace"),
+    ("specs", "gpus", "trace", "caching_allocator"),
     ("modules.tree",),
     ("results",),
     ("modules", "schedule", "layout", "stages"),
@@ -28,7 +28,7 @@ LAYERS = (
 """The modules of `analyzer` from the bottom up. `x` stands for `x`, all of `x.…` and `x_…`; a module imports from its own layer
 and those below it. The options of a launch, `analyzer.launch`, know of the units, the errors and the specs alone."""
 OF_LAUNCH = ("units", "errors", "specs", "launch")
-OF_RECORDERS = ("units", "errors", "specs", "launch", "trace")
+OF_RECORDERS = ("units", "errors", "specs", "launch", "trace", "caching_allocator", "schedule", "runtime")
 """What `allocator_hook` may know of the analyzer."""
 
 SOURCES = sorted([ROOT / "get_training_info.py", *(ROOT / "analyzer").rglob("*.py"), *(ROOT / "allocator_hook").rglob("*.py")])

@@ -101,8 +101,8 @@ BAD = [
     ("--info-detail some", "--info-detail"),
     ("--info-engine magic", "--info-engine"),
     # right for Megatron, and not modelled yet
-    ("--num-experts 8", "--num-experts"),
-    ("--multi-latent-attention", "--multi-latent-attention"),
+    ("--num-experts 8 --moe-token-dispatcher-type flex", "--moe-token-dispatcher-type"),
+    ("--mtp-num-layers 1", "--mtp-num-layers"),
     ("--fp8-format hybrid", "--fp8-format"),
 ]
 

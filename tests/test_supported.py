@@ -73,6 +73,10 @@ VARIANTS = [
     "--ddp-average-in-collective --fp32-residual-connection --cross-entropy-loss-fusion --context-parallel-size 2",
     "--train-iters 5 --hierarchical-context-parallel-sizes 1 --position-embedding-type rope",
     "--global-batch-size 12 --decrease-batch-size-if-needed",
+    "--multi-latent-attention --position-embedding-type rope",
+    "--num-experts 8 --moe-grouped-gemm --disable-bias-linear --moe-shared-expert-intermediate-size 1024 "
+    "--moe-token-dispatcher-type alltoall --moe-router-group-topk 1 --moe-router-num-groups 4 --recompute-granularity selective",
+    "--num-experts 8 --disable-bias-linear --moe-router-enable-expert-bias --moe-router-score-function sigmoid",
 ]
 
 
@@ -96,8 +100,6 @@ def test_modelled_options_are_read() -> None:
 @pytest.mark.parametrize(
     ("line", "option"),
     [
-        ("--num-experts 8", "--num-experts"),
-        ("--multi-latent-attention", "--multi-latent-attention"),
         ("--mtp-num-layers 1", "--mtp-num-layers"),
         ("--fp8-format hybrid", "--fp8-format"),
         ("--fp4-format e2m1", "--fp4-format"),

@@ -2,8 +2,9 @@
 
 Transformer Engine 2.11, `get_attention_backend`
 (transformer_engine/pytorch/attention/dot_product_attention/utils.py), without the parts on fp8, packed sequences,
-biases and sliding windows, which do not reach it here. Head sizes of the fused kernel: `get_fused_attn_backend`
-(transformer_engine/common/fused_attn/fused_attn.cpp) with cuDNN 9.5 or later.
+biases and sliding windows, which do not reach it here. Head sizes of the fused kernel: `nvte_get_fused_attn_backend`
+(transformer_engine/common/fused_attn/fused_attn.cpp) with cuDNN 9.5 or later, on Blackwell and for heads of two sizes
+9.11 or later.
 Megatron turns `--attention-backend` into the environment variables that this function reads
 (`_set_attention_backend` in megatron/core/models/common/language_module/language_module.py, 0.16.1).
 """
@@ -19,6 +20,7 @@ from analyzer.specs import AttentionBackend, HardwareSpec
 
 HOPPER: Final = (9, 0)
 BLACKWELL: Final = (10, 0)
+CONSUMER_BLACKWELL: Final = (12, 0)
 _SWITCHES: Final = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
 _ALLOWED: Final = {"auto": "111", "flash": "100", "fused": "010", "unfused": "001"}
 """For each --attention-backend, what Megatron sets the three switches to."""
@@ -30,6 +32,9 @@ class AttentionNeeds:
 
     half_precision: bool
     head_dim: int
+    """Elements of a query and key head."""
+    value_head_dim: int | None = None
+    """Elements of a value head where they differ, in multi-latent attention."""
     context: int = 1
     deterministic: bool = False
     max_logit: bool = False
@@ -71,7 +76,8 @@ def choose_backend(
 
 
 def _describe(needs: AttentionNeeds) -> str:
-    parts = [f"heads of {needs.head_dim}", "16-bit" if needs.half_precision else "fp32"]
+    values = f" and {needs.value_head_dim}" if _two_sizes(needs) else ""
+    parts = [f"heads of {needs.head_dim}{values}", "16-bit" if needs.half_precision else "fp32"]
     if needs.context > 1:
         parts.append(f"context size {needs.context}")
     if needs.deterministic:
@@ -91,18 +97,36 @@ def _supported(needs: AttentionNeeds, capability: tuple[int, int]) -> list[Atten
     return picks
 
 
+def _two_sizes(needs: AttentionNeeds) -> bool:
+    return needs.value_head_dim not in (None, needs.head_dim)
+
+
 def _flash_supports(needs: AttentionNeeds, capability: tuple[int, int]) -> bool:
     widest = 256 if capability in ((8, 0), (9, 0), (10, 0), (12, 0)) else 192
     return (
         needs.half_precision
         and capability >= (8, 0)
         and not needs.max_logit
+        and not _two_sizes(needs)
         and needs.head_dim % 8 == 0
         and needs.head_dim <= widest
     )
 
 
 def _fused_supports(needs: AttentionNeeds, capability: tuple[int, int]) -> bool:
-    widest = 256 if capability == HOPPER else 128
     deterministic = not needs.deterministic or HOPPER <= capability < BLACKWELL
-    return needs.half_precision and capability >= (8, 0) and deterministic and needs.head_dim % 8 == 0 and needs.head_dim <= widest
+    return needs.half_precision and capability >= (8, 0) and deterministic and _fused_sizes(needs, capability)
+
+
+def _fused_sizes(needs: AttentionNeeds, capability: tuple[int, int]) -> bool:
+    """Head sizes of the fused kernel in training: up to 128, on Hopper up to 256, and DeepSeek's 192 and 128."""
+    sizes = (needs.head_dim, needs.value_head_dim or needs.head_dim)
+    if any(each % 8 for each in sizes):
+        return False
+    if max(sizes) <= 128:
+        return True
+    if sizes == (192, 128):
+        return capability == HOPPER or BLACKWELL <= capability < CONSUMER_BLACKWELL
+    if capability != HOPPER or max(sizes) > 256:
+        return False
+    return not (_two_sizes(needs) and min(sizes) >= 128)

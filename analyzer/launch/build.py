@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analyzer.launch.supported import assumptions_of, refuse_unmodelled
 from analyzer.launch.validate_batch import check_batch, check_schedule
+from analyzer.launch.validate_mla import check_mla
 from analyzer.launch.validate_model import check_model
+from analyzer.launch.validate_moe import check_moe
+from analyzer.launch.validate_mtp import check_mtp
 from analyzer.launch.validate_optimizer import check_optimizer
 from analyzer.launch.validate_parallel import check_connections, check_context, check_grid
 from analyzer.launch.validate_pipeline import check_stages
@@ -24,10 +28,19 @@ if TYPE_CHECKING:
     from analyzer.launch.torchrun import World
 
 
-def build(arguments: Arguments, world: World, *, environ: Mapping[str, str], gpu: HardwareSpec, folder: Path) -> Launch:
+def build(
+    arguments: Arguments,
+    world: World,
+    *,
+    environ: Mapping[str, str],
+    gpu: HardwareSpec,
+    folder: Path,
+    moe_imbalance: float = 1.0,
+) -> Launch:
     """Derive and check everything that Megatron's `validate_args` and configs derive and check.
 
-    `environ` is the environment and `folder` the working folder of the launch. Raises InputError for what Megatron
+    `environ` is the environment and `folder` the working folder of the launch; `moe_imbalance` is the tokens of the
+    fullest rank's experts over the mean. Raises InputError for what Megatron
     would refuse, UnsupportedError for what it would take and we have no model of.
     """
     refuse_unmodelled(arguments)
@@ -43,17 +56,28 @@ def build(arguments: Arguments, world: World, *, environ: Mapping[str, str], gpu
         check_schedule(arguments, batch=batch, pipeline=grid.pipeline, group=stages.microbatch_group_size)
     precision = check_precision(arguments)
     optimizer = check_optimizer(arguments, virtual_pipeline=stages.virtual)
-    recompute = check_recompute(arguments, tensor=grid.tensor, sequence_parallel=sequence_parallel)
     vocabulary = read_vocabulary(arguments, tensor=grid.tensor, environ=environ, folder=folder)
     model, model_notes = check_model(
         arguments,
         shape=shape,
         vocabulary=vocabulary,
+        mla=check_mla(arguments, context=grid.context, cp_comm_type=cp_comm_type),
         half_precision=precision.parameters != "fp32",
         context=grid.context,
         environ=environ,
         gpu=gpu,
     )
+    moe, moe_notes = check_moe(
+        arguments,
+        model=model,
+        grid=grid,
+        sequence_parallel=sequence_parallel,
+        precision=precision,
+        gpu=gpu,
+        imbalance=moe_imbalance,
+    )
+    model = replace(model, moe=moe, mtp_num_layers=check_mtp(arguments, model=model, context=grid.context))
+    recompute = check_recompute(arguments, model=model, tensor=grid.tensor, sequence_parallel=sequence_parallel)
     runtime, runtime_notes = check_runtime(
         arguments, pipeline=grid.pipeline, implementation=model.implementation, connections=connections, environ=environ
     )
@@ -83,6 +107,7 @@ def build(arguments: Arguments, world: World, *, environ: Mapping[str, str], gpu
         *vocabulary.assumptions,
         *batch_notes,
         *model_notes,
+        *moe_notes,
         *context_notes,
         *([connections_note] if connections_note else []),
         *runtime_notes,

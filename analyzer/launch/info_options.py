@@ -29,6 +29,8 @@ class InfoOptions:
     record: str | None = None
     check: str | None = None
     tolerance: float = 0.01
+    moe_imbalance: float = 1.0
+    """Tokens of the fullest rank's experts over the mean."""
     launch: bool = False
     megatron: str | None = None
 
@@ -77,6 +79,8 @@ def _value(flag: str, word: str | None) -> Any:
         return _size(flag, word)
     if field == "tolerance":
         return _tolerance(flag, word)
+    if field == "moe_imbalance":
+        return _imbalance(flag, word)
     return word
 
 
@@ -95,6 +99,16 @@ def _tolerance(flag: str, word: str) -> float:
     if not 0 <= tolerance < 1:
         raise InputError(flag, f"{word!r} is not a share between 0 and 1", "write one such as 0.01")
     return tolerance
+
+
+def _imbalance(flag: str, word: str) -> float:
+    try:
+        imbalance = float(word)
+    except ValueError:
+        imbalance = 0.0
+    if not 1 <= imbalance < float("inf"):
+        raise InputError(flag, f"{word!r} is not a number of 1 or more", "write one such as 1.5")
+    return imbalance
 
 
 def _nearest(flag: str) -> str:

@@ -13,27 +13,35 @@ _MODELLED: Final = """
     apply_residual_connection_post_layernorm apply_rope_fusion attention_backend attention_dropout
     attention_softmax_in_fp32 bf16 bias_dropout_fusion bias_gelu_fusion bias_swiglu_fusion calculate_per_token_loss
     check_for_nan_in_loss_and_grad ckpt_format clip_grad context_parallel_size cp_comm_type
-    create_attention_mask_in_dataloader cross_entropy_fusion_impl cross_entropy_loss_fusion data_parallel_random_init
-    ddp_average_in_collective ddp_bucket_size ddp_num_buckets ddp_pad_buckets_for_high_nccl_busbw
-    ddp_reduce_scatter_with_fp32_accumulation decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers
-    decoder_seq_length decrease_batch_size_if_needed defer_embedding_wgrad_compute deterministic_mode
-    distribute_saved_activations empty_unused_memory_level encoder_num_layers encoder_seq_length
+    create_attention_mask_in_dataloader cross_entropy_fusion_impl cross_entropy_loss_fusion
+    data_parallel_random_init ddp_average_in_collective ddp_bucket_size ddp_num_buckets
+    ddp_pad_buckets_for_high_nccl_busbw ddp_reduce_scatter_with_fp32_accumulation decoder_first_pipeline_num_layers
+    decoder_last_pipeline_num_layers decoder_seq_length decrease_batch_size_if_needed defer_embedding_wgrad_compute
+    deterministic_mode distribute_saved_activations empty_unused_memory_level encoder_num_layers encoder_seq_length
     eval_global_batch_size exp_avg_dtype exp_avg_sq_dtype expert_model_parallel_size expert_tensor_parallel_size
     ffn_hidden_size fp16 fp16_lm_cross_entropy fp32_residual_connection global_batch_size grad_reduce_in_bf16
-    gradient_accumulation_fusion group_query_attention hidden_dropout hidden_size hierarchical_context_parallel_sizes
-    kv_channels log_num_zeros_in_grad log_params_norm loss_scale lr_decay_samples lr_warmup_samples main_grads_dtype
-    main_params_dtype make_vocab_size_divisible_by masked_softmax_fusion max_position_embeddings micro_batch_size
-    microbatch_group_size_per_vp_stage moe_ffn_hidden_size moe_layer_recompute normalization num_attention_heads
-    num_distributed_optimizer_instances num_layers num_layers_per_virtual_pipeline_stage num_query_groups
-    num_virtual_stages_per_pipeline_rank overlap_grad_reduce overlap_p2p_comm overlap_p2p_comm_warmup_flush
-    overlap_param_gather overlap_param_gather_with_optimizer_step pad_vocab_size padded_vocab_size
-    pipeline_model_parallel_layout pipeline_model_parallel_size qk_layernorm quick_geglu rampup_batch_size
-    recompute_activations recompute_granularity recompute_method recompute_modules recompute_num_layers rotary_percent
-    seq_length sequence_parallel sgd_momentum squared_relu step_batch_size_schedule swiglu tensor_model_parallel_size
-    tokenizer_model tokenizer_sentencepiece_legacy tokenizer_type train_iters train_samples
-    untie_embeddings_and_output_weights use_cpu_initialization use_distributed_optimizer use_flash_attn
-    use_legacy_models use_precision_aware_optimizer use_rotary_position_embeddings use_tp_pp_dp_mapping
-    vocab_extra_ids vocab_file vocab_size weight_decay
+    gradient_accumulation_fusion group_query_attention hidden_dropout hidden_size
+    hierarchical_context_parallel_sizes kv_channels kv_lora_rank log_num_zeros_in_grad log_params_norm loss_scale
+    lr_decay_samples lr_warmup_samples main_grads_dtype main_params_dtype make_vocab_size_divisible_by
+    masked_softmax_fusion max_position_embeddings micro_batch_size microbatch_group_size_per_vp_stage
+    moe_aux_loss_coeff moe_enable_deepep moe_expert_capacity_factor moe_ffn_hidden_size moe_grouped_gemm
+    moe_latent_size moe_layer_freq moe_layer_recompute moe_pad_expert_input_to_capacity moe_permute_fusion
+    moe_router_dtype moe_router_enable_expert_bias moe_router_group_topk moe_router_load_balancing_type
+    moe_router_num_groups moe_router_padding_for_fp8 moe_router_padding_for_quantization moe_router_pre_softmax
+    moe_router_score_function moe_router_topk moe_shared_expert_gate moe_shared_expert_intermediate_size
+    moe_shared_expert_overlap moe_token_dispatcher_type moe_use_legacy_grouped_gemm moe_z_loss_coeff
+    multi_latent_attention normalization num_attention_heads num_distributed_optimizer_instances num_experts
+    num_layers num_layers_per_virtual_pipeline_stage num_query_groups num_virtual_stages_per_pipeline_rank
+    overlap_grad_reduce overlap_p2p_comm overlap_p2p_comm_warmup_flush overlap_param_gather
+    overlap_param_gather_with_optimizer_step pad_vocab_size padded_vocab_size pipeline_model_parallel_layout
+    pipeline_model_parallel_size q_lora_rank qk_head_dim qk_layernorm qk_pos_emb_head_dim quick_geglu
+    rampup_batch_size recompute_activations recompute_granularity recompute_method recompute_modules
+    recompute_num_layers rope_type rotary_interleaved rotary_percent seq_length sequence_parallel sgd_momentum
+    squared_relu step_batch_size_schedule swiglu tensor_model_parallel_size tokenizer_model
+    tokenizer_sentencepiece_legacy tokenizer_type train_iters train_samples untie_embeddings_and_output_weights
+    use_cpu_initialization use_distributed_optimizer use_flash_attn use_legacy_models use_precision_aware_optimizer
+    use_rotary_position_embeddings use_tp_pp_dp_mapping v_head_dim vocab_extra_ids vocab_file vocab_size
+    weight_decay
 """
 
 MODELLED: Final = frozenset(_MODELLED.split())
@@ -72,8 +80,8 @@ _REASONS: Final[dict[str, str]] = {
         inference_moe_disable_fused_quant_kernels inference_moe_token_dispatcher_type inference_rng_tracker
         inference_shards inference_text_gen_server_logging inference_use_synchronous_zmq_collectives
         inference_wandb_logging mamba_inference_conv_states_dtype mamba_inference_ssm_states_dtype max_tokens_to_oom
-        mlp_chunks_for_prefill nccl_all_reduce_for_prefill num_speculative_tokens output_bert_embeddings
-        use_legacy_static_engine
+        mlp_chunks_for_prefill moe_pad_experts_for_cuda_graph_inference nccl_all_reduce_for_prefill
+        num_speculative_tokens output_bert_embeddings use_legacy_static_engine
     """,
     "for reinforcement learning, which is refused": """
         grpo_clamp_eps_lower grpo_clamp_eps_upper grpo_default_temperature grpo_default_top_p grpo_entropy_term_weight
@@ -92,32 +100,22 @@ _REASONS: Final[dict[str, str]] = {
         rl_skip_bos_token rl_submission_granularity rl_training_cuda_graphs rl_use_sequence_packing
         rl_verify_model_weights_swap
     """,
-    "for mixture of experts, which is refused": """
-        ep_overlap_early_attn_memory_release high_priority_a2a_comm_stream moe_apply_probs_on_input moe_aux_loss_coeff
-        moe_deepep_num_sms moe_enable_deepep moe_enable_routing_replay moe_expert_capacity_factor
-        moe_expert_rank_capacity_factor moe_flex_dispatcher_backend moe_flex_dispatcher_num_sms
-        moe_grouped_gemm moe_hybridep_num_blocks_permute moe_hybridep_num_blocks_unpermute moe_hybridep_num_sms
-        moe_hybridep_num_sms_preprocessing moe_hybridep_pad_uneven_dispatch_inputs moe_input_jitter_eps
-        moe_latent_size moe_layer_freq moe_mlp_glu_interleave_size moe_ncclep_static_shape moe_ncclep_zero_copy
-        moe_pad_expert_input_to_capacity moe_pad_experts_for_cuda_graph_inference moe_paged_stash
-        moe_paged_stash_buffer_size_factor_cpu moe_paged_stash_buffer_size_factor_cuda moe_paged_stash_page_size
-        moe_per_layer_logging moe_permute_fusion moe_permute_fusion_into_hybridep moe_router_bias_update_rate
-        moe_router_dtype moe_router_enable_expert_bias moe_router_force_biased moe_router_force_load_balancing
-        moe_router_fusion moe_router_group_topk moe_router_load_balancing_type moe_router_num_groups
-        moe_router_padding_for_fp8 moe_router_padding_for_quantization moe_router_pre_softmax
-        moe_router_quantile_balancing_ema moe_router_score_function moe_router_topk moe_router_topk_scaling_factor
-        moe_routing_trace_capture_hidden_states moe_routing_trace_capture_logits moe_routing_trace_dump_weights
-        moe_routing_trace_max_training_iters moe_routing_trace_path moe_shared_expert_gate
-        moe_shared_expert_glu_interleave_size moe_shared_expert_intermediate_size moe_shared_expert_overlap
-        moe_single_grouped_bias moe_single_grouped_weight moe_token_dispatcher_type moe_token_drop_policy
-        moe_upcycling_granularity moe_use_legacy_grouped_gemm moe_use_upcycling moe_z_loss_coeff
-        overlap_dispatch_backward_with_experts_wgrad use_fused_weighted_squared_relu
-        use_grouped_gemm_for_shared_expert
+    "for the flex dispatcher, which is refused": """
+        moe_deepep_num_sms moe_flex_dispatcher_backend moe_flex_dispatcher_num_sms moe_hybridep_num_blocks_permute
+        moe_hybridep_num_blocks_unpermute moe_hybridep_num_sms moe_hybridep_num_sms_preprocessing
+        moe_hybridep_pad_uneven_dispatch_inputs moe_ncclep_static_shape moe_ncclep_zero_copy
+        moe_permute_fusion_into_hybridep
     """,
-    "for multi-latent attention, which is refused": """
-        kv_lora_rank mla_down_proj_fusion mscale mscale_all_dim q_lora_rank qk_head_dim qk_pos_emb_head_dim rope_type
-        rotary_scaling_factor v_head_dim yarn_beta_fast yarn_beta_slow yarn_correction_range_round_to_int
-        yarn_original_max_position_embeddings
+    "for two microbatches in one step, which is refused": """
+        ep_overlap_early_attn_memory_release high_priority_a2a_comm_stream
+    """,
+    "which tokens an expert gets, not how many on average": """
+        moe_router_bias_update_rate moe_router_force_load_balancing moe_router_quantile_balancing_ema
+        moe_router_topk_scaling_factor moe_token_drop_policy
+    """,
+    "refines --moe-use-upcycling or --moe-routing-trace-path, under whose assumption it falls": """
+        moe_routing_trace_capture_hidden_states moe_routing_trace_capture_logits moe_routing_trace_dump_weights
+        moe_routing_trace_max_training_iters moe_upcycling_granularity
     """,
     "for multi-token prediction, which is refused": """
         mtp_detach_heads mtp_hybrid_override_pattern mtp_loss_scaling_factor mtp_standalone mtp_use_repeated_layer
@@ -155,6 +153,7 @@ _REASONS: Final[dict[str, str]] = {
     "for offloading, which is refused": """
         activation_offload_fraction cpu_offloading_retain_pinned_cpu_buffers delay_offload_until_cuda_graph
         delta_offload_bytes_across_pp_ranks fine_grained_offloading_max_inflight_offloads min_offloaded_tensor_size
+        moe_paged_stash_buffer_size_factor_cpu moe_paged_stash_buffer_size_factor_cuda moe_paged_stash_page_size
         offload_modules optimizer_offload_fraction overlap_cpu_optimizer_d2h_h2d pin_cpu_grads pin_cpu_params
         use_torch_optimizer_for_cpu_offload
     """,
@@ -206,8 +205,10 @@ _REASONS: Final[dict[str, str]] = {
     """,
     "numbers inside a kernel": """
         apply_layernorm_1p disable_bf16_reduced_precision_matmul flash_attention_version layernorm_epsilon
-        layernorm_zero_centered_gamma no_persist_layer_norm norm_epsilon rope_scaling_factor rotary_base
-        rotary_interleaved rotary_seq_len_interpolation_factor use_rope_scaling
+        layernorm_zero_centered_gamma moe_mlp_glu_interleave_size moe_shared_expert_glu_interleave_size mscale
+        mscale_all_dim no_persist_layer_norm norm_epsilon rope_scaling_factor rotary_base rotary_scaling_factor
+        rotary_seq_len_interpolation_factor use_rope_scaling yarn_beta_fast yarn_beta_slow
+        yarn_correction_range_round_to_int yarn_original_max_position_embeddings
     """,
     "order of messages, not their bytes": """
         align_grad_reduce align_param_gather async_tensor_model_parallel_allreduce distributed_timeout_minutes
@@ -262,12 +263,12 @@ _REASONS: Final[dict[str, str]] = {
         enable_one_logger log_batch_size_to_tensorboard log_device_memory_used log_energy log_interval
         log_learning_rate_to_tensorboard log_loss_scale_to_tensorboard log_memory_interval log_memory_to_tensorboard
         log_progress log_straggler log_throughput log_timers_to_tensorboard log_validation_ppl_to_tensorboard
-        log_world_size_to_tensorboard logging_level memory_snapshot_path nvtx_ranges one_logger_async
-        one_logger_project one_logger_run_name profile profile_ranks profile_step_end profile_step_start
-        pytorch_profiler_collect_callstack pytorch_profiler_collect_chakra pytorch_profiler_collect_shapes
-        record_memory_history record_shapes straggler_ctrlr_port straggler_minmax_count tensorboard_dir
-        tensorboard_log_interval tensorboard_queue_size timing_log_level timing_log_option use_pytorch_profiler
-        wandb_entity wandb_exp_name wandb_project wandb_save_dir
+        log_world_size_to_tensorboard logging_level memory_snapshot_path moe_per_layer_logging nvtx_ranges
+        one_logger_async one_logger_project one_logger_run_name profile profile_ranks profile_step_end
+        profile_step_start pytorch_profiler_collect_callstack pytorch_profiler_collect_chakra
+        pytorch_profiler_collect_shapes record_memory_history record_shapes straggler_ctrlr_port
+        straggler_minmax_count tensorboard_dir tensorboard_log_interval tensorboard_queue_size timing_log_level
+        timing_log_option use_pytorch_profiler wandb_entity wandb_exp_name wandb_project wandb_save_dir
     """,
 }
 """By reason: dests that change neither memory nor messages of a training iteration of what is modelled."""

@@ -35,7 +35,7 @@ def unroll(layout: str, *, option: str = "--pipeline-model-parallel-layout") -> 
 
 
 def check_layout(
-    layout: str, *, num_layers: int, pipeline: int, option: str = "--pipeline-model-parallel-layout"
+    layout: str, *, num_layers: int, pipeline: int, mtp_layers: int = 0, option: str = "--pipeline-model-parallel-layout"
 ) -> tuple[str, ...]:
     """The stages of a layout that fits the model. Raises InputError with the numbers that do not agree."""
     stages = unroll(layout, option=option)
@@ -58,6 +58,27 @@ def check_layout(
             f"{layout!r} holds {letters.count('t')} decoder layers and --num-layers is {num_layers}",
             f"write {num_layers} t, or set --num-layers {letters.count('t')}",
         )
-    if "m" in letters:
-        raise InputError(option, f"{layout!r} holds m and there is no --mtp-num-layers", "take the m out")
+    _check_mtp(layout, stages, pipeline=pipeline, mtp_layers=mtp_layers, option=option)
     return stages
+
+
+def _check_mtp(layout: str, stages: tuple[str, ...], *, pipeline: int, mtp_layers: int, option: str) -> None:
+    """Multi-token prediction layers: all in one stage, after every decoder layer, in the last round of virtual stages."""
+    letters = "".join(stages)
+    if "m" in letters and not mtp_layers:
+        raise InputError(option, f"{layout!r} holds m and there is no --mtp-num-layers", "take the m out")
+    if letters.count("m") != mtp_layers:
+        raise InputError(
+            option, f"{layout!r} holds {letters.count('m')} m and --mtp-num-layers is {mtp_layers}", f"write {mtp_layers} m"
+        )
+    if not mtp_layers:
+        return
+    if "t" in letters[letters.index("m") :]:
+        raise InputError(option, f"{layout!r} has a decoder layer after an m", "write every t before the first m")
+    holding = [number for number, stage in enumerate(stages) if "m" in stage]
+    if len(holding) > 1:
+        raise InputError(option, f"{layout!r} spreads m over {len(holding)} stages", "write every m in one stage")
+    if holding[0] < len(stages) - pipeline:
+        raise InputError(
+            option, f"{layout!r} has m before the last {pipeline} stages", f"write m in one of the last {pipeline} stages"
+        )

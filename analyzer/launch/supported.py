@@ -34,9 +34,7 @@ HARMLESS: Final[dict[str, tuple[object, ...]]] = {
 _UNSET: Final[tuple[object, ...]] = (None, False, 0, "", (), "none")
 
 REFUSED: Final[dict[str, tuple[str, str]]] = {
-    # models other than a dense GPT
-    "num_experts": ("mixture of experts is not modelled yet", _DENSE),
-    "multi_latent_attention": ("multi-latent attention is not modelled yet", _DENSE),
+    # models other than a GPT
     "mtp_num_layers": ("multi-token prediction is not modelled yet", _WITHOUT),
     "heterogeneous_layers_config_path": ("layers that differ from each other are not modelled", _WITHOUT),
     "heterogeneous_layers_config_encoded_json": ("layers that differ from each other are not modelled", _WITHOUT),
@@ -87,7 +85,8 @@ REFUSED: Final[dict[str, tuple[str, str]]] = {
     "use_grouped_gemm_for_dense_mlp": ("grouped products in dense layers are not modelled", _WITHOUT),
     "mlp_chunks_for_training": ("a feed-forward layer in chunks is not modelled", _WITHOUT),
     "fused_residual_rmsnorm": ("the fused residual norm is not modelled", _WITHOUT),
-    "use_transformer_engine_op_fuser": ("operations fused by Transformer Engine are not modelled", _WITHOUT),
+    "use_grouped_gemm_for_shared_expert": ("grouped products in shared experts are not modelled", _WITHOUT),
+    "moe_expert_rank_capacity_factor": ("a capacity for each rank is not modelled", _WITHOUT),
     # sharding and optimizers
     "use_megatron_fsdp": ("fully sharded data parallelism is not modelled yet", "use --use-distributed-optimizer"),
     "use_custom_fsdp": ("fully sharded data parallelism is not modelled yet", "use --use-distributed-optimizer"),
@@ -106,8 +105,10 @@ REFUSED: Final[dict[str, tuple[str, str]]] = {
     "enable_cuda_graph": ("CUDA graphs are not modelled yet", _WITHOUT),
     "external_cuda_graph": ("CUDA graphs are not modelled yet", _WITHOUT),
     "optimizer_cuda_graph": ("CUDA graphs are not modelled yet", _WITHOUT),
+    "moe_paged_stash": ("paging of the experts' activations is not modelled", _WITHOUT),
     "overlap_moe_expert_parallel_comm": ("two microbatches in one step are not modelled", _WITHOUT),
     "delay_wgrad_compute": ("delayed weight gradients are not modelled", _WITHOUT),
+    "overlap_dispatch_backward_with_experts_wgrad": ("delayed weight gradients are not modelled", _WITHOUT),
     # training of another kind
     "skip_train": ("nothing is trained", _WITHOUT),
     "perform_rl_step": ("reinforcement learning is not modelled", _WITHOUT),
@@ -119,6 +120,7 @@ REFUSED: Final[dict[str, tuple[str, str]]] = {
 """By dest: why it is refused where it is switched on, and what to do."""
 
 ASSUMED: Final[dict[str, str]] = {
+    "use_transformer_engine_op_fuser": "operations are counted as without it, either way",
     "tp_comm_overlap": "Transformer Engine's buffers for the overlap are not counted, so the prediction is too low",
     "nccl_ub": "buffers registered with NCCL lie in a memory pool of their own, whose rounding is not counted (too low)",
     "use_sharp": "memory that SHARP reserves is not counted, so device memory may be too low",
@@ -134,6 +136,17 @@ ASSUMED: Final[dict[str, str]] = {
     "log_max_attention_logit": "the largest logit of each head is not counted, so the prediction is slightly too low",
     "disable_jit_fuser": "operations are still counted as fused, so the prediction is too low",
     "use_mup": "the multiplications that it adds are not counted, so the prediction is slightly too low",
+    "mla_down_proj_fusion": "two down-projections are still counted, so the prediction is slightly too high",
+    "moe_apply_probs_on_input": "the copy of the experts' input that it keeps is not counted, so the prediction is too low",
+    "moe_enable_routing_replay": "the choices that it keeps are not counted, so the prediction is slightly too low",
+    "moe_input_jitter_eps": "the noise that it keeps for backward is not counted, so the prediction is too low",
+    "moe_router_force_biased": "routing is still taken to be as even as --info-moe-imbalance says, so the prediction is too low",
+    "moe_router_fusion": "the router is still counted as unfused, so the prediction is slightly too high",
+    "moe_routing_trace_path": "what it captures is not counted, so the prediction is too low",
+    "moe_single_grouped_bias": "a bias for each expert is still counted, apart in rounding, so slightly either way",
+    "moe_single_grouped_weight": "a weight for each expert is still counted, apart in rounding, so slightly either way",
+    "moe_use_upcycling": "the dense model that it begins with is not counted, and may need more before the first iteration",
+    "use_fused_weighted_squared_relu": "the activation is still counted as unfused, so the prediction is too high",
     "openai_gelu": "it is counted as the usual GELU, so the prediction may be too low for legacy models",
     "save_params_interval": "iterations in which it saves are not counted, and may need more",
     "save_activations_interval": "iterations in which it saves are not counted, and may need more",

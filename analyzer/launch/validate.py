@@ -1,8 +1,9 @@
 """What every check of the options shares: values read with their type, options named as the user wrote them.
 
-The checks themselves lie by topic in `validate_parallel`, `validate_pipeline`, `validate_model`, `validate_batch`,
-`validate_precision`, `validate_optimizer`, `validate_recompute` and `validate_runtime`. They follow Megatron's
-`validate_args` and the `__post_init__` of its configs, read in core 0.16.1 unless a line says otherwise.
+The checks themselves lie by topic in `validate_parallel`, `validate_pipeline`, `validate_shape`, `validate_model`,
+`validate_mla`, `validate_moe`, `validate_router`, `validate_mtp`, `validate_batch`, `validate_precision`,
+`validate_optimizer`, `validate_recompute` and `validate_runtime`. They follow Megatron's `validate_args` and the
+`__post_init__` of its configs, read in core 0.16.1 unless a line says otherwise.
 """
 
 from __future__ import annotations

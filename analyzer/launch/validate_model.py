@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal, cast
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.attention import AttentionNeeds, check_switches, choose_backend
 from analyzer.launch.validate import RELEASE_2023, option, share, switched_on, text
-from analyzer.specs import Activation, AttentionBackend, CrossEntropy, HardwareSpec, Implementation, ModelSpec
+from analyzer.specs import Activation, AttentionBackend, CrossEntropy, HardwareSpec, Implementation, MlaSpec, ModelSpec
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
@@ -27,12 +27,13 @@ def check_model(
     *,
     shape: Shape,
     vocabulary: Vocabulary,
+    mla: MlaSpec | None,
     half_precision: bool,
     context: int,
     environ: Mapping[str, str],
     gpu: HardwareSpec,
 ) -> tuple[ModelSpec, tuple[str, ...]]:
-    """The model, and what was taken for granted. Raises InputError for kinds that contradict each other."""
+    """The model without its experts, and what was taken for granted. Raises InputError for kinds that contradict."""
     implementation = _implementation(arguments)
     position = _position(arguments)
     activation = _activation(arguments)
@@ -40,7 +41,8 @@ def check_model(
     backend, chosen = _attention(
         arguments,
         implementation=implementation,
-        shape=shape,
+        head_dim=mla.query_head_dim if mla else shape.kv_channels,
+        value_head_dim=mla.v_head_dim if mla else None,
         half_precision=half_precision,
         context=context,
         environ=environ,
@@ -79,6 +81,7 @@ def check_model(
         attention_backend=backend,
         cross_entropy=_cross_entropy(arguments, implementation=implementation),
         fp16_lm_cross_entropy=switched_on(arguments, "fp16_lm_cross_entropy"),
+        mla=mla,
     )
     return model, chosen + _layer_scaling_assumption(scaling, implementation=implementation, environ=environ)
 
@@ -180,7 +183,8 @@ def _attention(
     arguments: Arguments,
     *,
     implementation: Implementation,
-    shape: Shape,
+    head_dim: int,
+    value_head_dim: int | None,
     half_precision: bool,
     context: int,
     environ: Mapping[str, str],
@@ -212,7 +216,8 @@ def _attention(
         return "unfused", ()
     needs = AttentionNeeds(
         half_precision=half_precision,
-        head_dim=shape.kv_channels,
+        head_dim=head_dim,
+        value_head_dim=value_head_dim,
         context=context,
         deterministic=switched_on(arguments, "deterministic_mode") or environ.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0",
         max_logit=switched_on(arguments, "log_max_attention_logit"),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from analyzer.errors import InputError
 from analyzer.launch.pipeline_layout import check_layout
 from analyzer.launch.validate import RELEASE_2023, multiple_near, option, positive, switched_on
+from analyzer.launch.validate_mtp import mtp_layers
 from analyzer.specs import PipelineSpec
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ def _layout(arguments: Arguments, *, num_layers: int, pipeline: int) -> Pipeline
     if first is not None or last is not None or embedding or loss:
         other = uneven if first is not None or last is not None else account
         raise InputError(named, f"contradicts {option(arguments, other)}", "keep one of the two")
-    return PipelineSpec(layout=check_layout(str(written), num_layers=num_layers, pipeline=pipeline, option=named))
+    stages = check_layout(str(written), num_layers=num_layers, pipeline=pipeline, mtp_layers=mtp_layers(arguments), option=named)
+    return PipelineSpec(layout=stages)
 
 
 def _virtual(arguments: Arguments, *, layout: PipelineSpec, num_layers: int, pipeline: int) -> int | None:

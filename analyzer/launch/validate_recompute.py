@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING, Final, Literal, cast
 
 from analyzer.errors import InputError
 from analyzer.launch.validate import option, switched_on, whole
-from analyzer.specs import RecomputeSpec
+from analyzer.specs import ModelSpec, RecomputeSpec
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
 
-MODULES: Final = ("core_attn", "layernorm", "mlp")
-"""What selective recomputation can drop of a dense layer."""
-_OF_EXPERTS: Final = ("moe", "shared_experts")
-"""Modules that a dense model does not have: Megatron takes them and drops nothing."""
+MODULES: Final = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
+"""What selective recomputation can drop."""
 
 
-def check_recompute(arguments: Arguments, *, tensor: int, sequence_parallel: bool) -> RecomputeSpec:
-    """What is recomputed. Raises InputError for what Megatron refuses."""
+def check_recompute(arguments: Arguments, *, model: ModelSpec, tensor: int, sequence_parallel: bool) -> RecomputeSpec:
+    """What of `model` is recomputed. Raises InputError for what Megatron refuses."""
     granularity, method, num_layers = _granularity(arguments)
     distribute = switched_on(arguments, "distribute_saved_activations")
     if granularity is None:
@@ -34,7 +32,7 @@ def check_recompute(arguments: Arguments, *, tensor: int, sequence_parallel: boo
         return RecomputeSpec()
     if distribute:
         _check_distribute(arguments, granularity=granularity, method=method, tensor=tensor, sequence_parallel=sequence_parallel)
-    modules = _modules(arguments) if granularity == "selective" else ()
+    modules = _modules(arguments, model) if granularity == "selective" else ()
     return RecomputeSpec(
         granularity=cast(Literal["selective", "full"], granularity),
         method=cast(Literal["uniform", "block"] | None, method),
@@ -50,6 +48,12 @@ def _granularity(arguments: Arguments) -> tuple[str | None, str | None, int | No
     method = None if method_value is None else str(method_value)
     num_layers = whole(arguments, "recompute_num_layers")
     granularity = "selective" if switched_on(arguments, "recompute_activations") else arguments.get("recompute_granularity")
+    if switched_on(arguments, "moe_layer_recompute"):
+        if granularity == "full":
+            raise InputError(
+                option(arguments, "moe_layer_recompute"), "contradicts --recompute-granularity full", "keep one of the two"
+            )
+        granularity = "selective"
     named = option(arguments, "recompute_granularity")
     if granularity is None:
         return None, None, None
@@ -85,17 +89,23 @@ def _check_distribute(arguments: Arguments, *, granularity: str, method: str | N
         raise InputError(named, "contradicts --sequence-parallel, which distributes them already", "leave it out")
 
 
-def _modules(arguments: Arguments) -> tuple[str, ...]:
-    """What selective recomputation drops, of the modules that a dense model has."""
+def _modules(arguments: Arguments, model: ModelSpec) -> tuple[str, ...]:
+    """What selective recomputation drops, of the modules that `model` has; Megatron takes the others and drops nothing."""
     value = arguments.get("recompute_modules")
     named = option(arguments, "recompute_modules")
     asked = ["core_attn"] if value is None else [str(each) for each in value] if isinstance(value, list | tuple) else [str(value)]
+    for module in asked:
+        if module not in MODULES:
+            raise InputError(named, f"{module!r} is not a module", f"use modules of {', '.join(MODULES)}")
+    if "moe_act" in asked and not switched_on(arguments, "moe_grouped_gemm"):
+        raise InputError(named, "moe_act needs --moe-grouped-gemm", "add it, or leave moe_act out")
+    if "mla_up_proj" in asked and model.mla is None:
+        raise InputError(named, "mla_up_proj needs --multi-latent-attention", "add it, or leave mla_up_proj out")
+    if "shared_experts" in asked and model.moe and model.moe.shared_overlap:
+        raise InputError(named, "shared_experts contradicts --moe-shared-expert-overlap", "keep one of the two")
     if switched_on(arguments, "moe_layer_recompute"):
         asked.append("moe")
-    for module in asked:
-        if module in ("moe_act", "mla_up_proj"):
-            needed = "--moe-grouped-gemm" if module == "moe_act" else "--multi-latent-attention"
-            raise InputError(named, f"{module} needs {needed}", f"use modules of {', '.join(MODULES)}")
-        if module not in MODULES + _OF_EXPERTS:
-            raise InputError(named, f"{module!r} is not a module", f"use modules of {', '.join(MODULES)}")
-    return tuple(module for module in MODULES if module in asked)
+    absent: tuple[str, ...] = () if model.moe else ("moe", "moe_act")
+    if model.moe is None or model.moe.shared_ffn_hidden_size is None:
+        absent += ("shared_experts",)
+    return tuple(module for module in MODULES if module in asked and module not in absent)

@@ -72,7 +72,6 @@ def check_shape(arguments: Arguments, *, tensor: int, context: int, sequence_par
             f"use a multiple of {tensor}, for example {multiple_near(heads, tensor)}",
         )
     groups, assumptions = _query_groups(arguments, heads=heads, tensor=tensor)
-    _check_dense(arguments)
     ffn = ffn_hidden_size(arguments, hidden_size=hidden)
     if ffn % tensor:
         raise InputError(
@@ -150,12 +149,4 @@ def _check_sequence(arguments: Arguments, *, seq_length: int, tensor: int, conte
     if decoder is not None and limit is not None and decoder > limit:
         raise InputError(
             option(arguments, "decoder_seq_length"), f"{decoder} is above --max-position-embeddings {limit}", f"use {limit} or less"
-        )
-
-
-def _check_dense(arguments: Arguments) -> None:
-    """From 0.13 on, a width of experts without experts is refused."""
-    if arguments.get("moe_ffn_hidden_size") is not None and not arguments.get("num_experts") and since(arguments, "0.13"):
-        raise InputError(
-            option(arguments, "moe_ffn_hidden_size"), "there are no experts", "use --ffn-hidden-size, or add --num-experts"
         )

@@ -13,16 +13,13 @@ from functools import cached_property
 from math import prod
 from typing import Literal
 
-from analyzer.units import dtype_bytes, round_up
+from analyzer.units import BLOCK, dtype_bytes, round_up
 
 Sharding = Literal["tensor", "replicated", "expert"]
 Phase = Literal["forward", "backward", "recompute", "gradient", "parameter"]
 
 STREAM = "stream"
 LAYER = "."
-
-BLOCK = 512
-"""PyTorch's caching allocator hands out multiples of this (kMinBlockSize in c10/cuda/CUDACachingAllocator.cpp)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,166 @@
+"""Multi-latent attention and multi-token prediction: what Megatron refuses is refused, what it derives is derived.
+
+Each case states a rule of `validate_args`, `MLATransformerConfig.__post_init__` or the layout of the pipeline in
+Megatron-LM 0.16.1, or of the attention kernels of Transformer Engine 2.11.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from analyzer.errors import InputError, UnsupportedError
+from analyzer.launch.attention import AttentionNeeds, choose_backend
+from analyzer.launch.build import build
+from analyzer.launch.parse import parse
+from analyzer.launch.pipeline_layout import check_layout
+from analyzer.launch.validate_mtp import check_mtp
+from analyzer.specs import HardwareSpec, MlaSpec
+from tests.launch_of import AMPERE, BASE, BLACKWELL, HOPPER, arguments_of, launch_of
+from tests.shared_data import shared
+
+MLA = "--multi-latent-attention --position-embedding-type rope "
+RTX = HardwareSpec(name="RTX PRO 6000", compute_capability=(12, 0))
+
+
+@pytest.mark.parametrize(
+    ("line", "option", "fault"),
+    [
+        (MLA + "--group-query-attention --num-query-groups 8", "--group-query-attention", "--multi-latent-attention"),
+        (MLA + "--transformer-impl local", "--multi-latent-attention", "local"),
+        (MLA + "--use-legacy-models --transformer-impl local", "--multi-latent-attention", "legacy"),
+        (MLA + "--rope-type rope", "--rope-type", "fused kernel"),
+        (MLA + "--rotary-interleaved", "--rotary-interleaved", "--multi-latent-attention"),
+        (MLA + "--kv-lora-rank 0", "--kv-lora-rank", "not above 0"),
+        (MLA + "--context-parallel-size 2 --cp-comm-type a2a", "--cp-comm-type", "a2a"),
+        ("--rope-type yarn", "--rope-type", "multi-latent"),
+        ("--recompute-granularity selective --recompute-modules mla_up_proj", "--recompute-modules", "mla_up_proj"),
+    ],
+)
+def test_refused(line: str, option: str, fault: str) -> None:
+    with pytest.raises(InputError) as error:
+        launch_of(line)
+    assert not isinstance(error.value, UnsupportedError)
+    assert error.value.option == option
+    assert fault in error.value.fault
+
+
+def test_grouped_queries_before_0_16() -> None:
+    with pytest.raises(UnsupportedError, match=r"^--group-query-attention"):
+        launch_of(MLA + "--group-query-attention --num-query-groups 8", release="0.15.3")
+
+
+def test_defaults() -> None:
+    model = launch_of(MLA).model
+    assert model.mla == MlaSpec(q_lora_rank=None, kv_lora_rank=32, qk_head_dim=128, qk_pos_emb_head_dim=64, v_head_dim=128)
+    assert model.mla.query_head_dim == 192
+    assert model.rope_fusion
+    assert model.num_query_groups == model.num_attention_heads
+    assert launch_of("").model.mla is None
+
+
+def test_rope() -> None:
+    assert not launch_of(MLA + "--rope-type rope --no-rope-fusion").model.rope_fusion
+    learned = launch_of("--multi-latent-attention --rope-type rope").model
+    assert (learned.position_embedding, learned.rope_fusion) == ("learned_absolute", False)
+    assert launch_of("--rope-type rope --position-embedding-type rope").model.mla is None
+
+
+def test_recompute_of_the_up_projections() -> None:
+    line = "--recompute-granularity selective --recompute-modules mla_up_proj core_attn"
+    assert launch_of(MLA + line).recompute.modules == ("core_attn", "mla_up_proj")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "head_dim", "value_head_dim", "picked"),
+    [
+        (HOPPER, 192, 128, "fused"),
+        (BLACKWELL, 192, 128, "fused"),
+        (AMPERE, 192, 128, "unfused"),
+        (RTX, 192, 128, "unfused"),
+        (AMPERE, 24, 16, "fused"),
+        (RTX, 96, 64, "fused"),
+        (HOPPER, 192, 64, "fused"),
+        (HOPPER, 256, 128, "unfused"),
+        (BLACKWELL, 192, 64, "unfused"),
+        (HOPPER, 192, 100, "unfused"),
+        (AMPERE, 128, 128, "flash"),
+    ],
+)
+def test_kernels_for_heads_of_two_sizes(gpu: HardwareSpec, head_dim: int, value_head_dim: int, picked: str) -> None:
+    """FlashAttention 2 takes heads of one size only; the fused kernel up to 128, or 192 and 128, or 256 on Hopper."""
+    needs = AttentionNeeds(half_precision=True, head_dim=head_dim, value_head_dim=value_head_dim)
+    assert choose_backend("auto", needs=needs, gpu=gpu)[0] == picked
+
+
+def test_a_kernel_that_cannot_do_it() -> None:
+    with pytest.raises(InputError, match=r"no flash attention for heads of 192 and 128, 16-bit; use --attention-backend fused"):
+        launch_of(MLA + "--attention-backend flash")
+
+
+def test_deepseek_and_kimi() -> None:
+    """Parameters of their attention, which Megatron counted: h·rq + rq·a·dq + h·(rkv + dr) + rkv·a·(dn + dv) + a·dv·h.
+
+    The norms of the compressions are fused into the up-projections, and counted as norms.
+    """
+    seen = set()
+    for record in json.loads(shared("truth/parameters.json").read_text())["records"]:
+        if "--multi-latent-attention" not in record["argv"]:
+            continue
+        words = ["--nproc-per-node", str(record["world_size"]), *record["argv"]]
+        arguments, world, _ = parse(words, environ={}, folder=Path("/nowhere"))
+        model = build(arguments, world, environ={}, gpu=HOPPER, folder=Path("/nowhere")).model
+        mla = model.mla
+        assert mla is not None
+        h, a, rq, rkv = model.hidden_size, model.num_attention_heads, mla.q_lora_rank, mla.kv_lora_rank
+        queries = h * a * mla.query_head_dim if rq is None else rq * (h + a * mla.query_head_dim)
+        keys_and_values = h * (rkv + mla.qk_pos_emb_head_dim) + rkv * a * (mla.qk_head_dim + mla.v_head_dim)
+        attention = queries + keys_and_values + a * mla.v_head_dim * h
+        assert model.num_layers * attention == record["full_by_kind"]["attention"]
+        assert model.attention_backend == "fused"
+        seen.add(record["model"])
+    assert {"deepseek-v2-lite", "kimi-k2"} <= seen
+
+
+def test_multi_token_prediction_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedError, match=r"^--mtp-num-layers 1"):
+        launch_of("--mtp-num-layers 1 --position-embedding-type rope")
+    assert launch_of("--mtp-num-layers 0").model.mtp_num_layers == 0
+
+
+def test_layers_of_multi_token_prediction() -> None:
+    rope, learned = launch_of("--position-embedding-type rope").model, launch_of("").model
+    two = arguments_of(BASE + " --mtp-num-layers 2")
+    assert check_mtp(two, model=rope, context=1) == 2
+    assert check_mtp(two, model=rope, context=2) == 2
+    assert check_mtp(arguments_of(BASE), model=learned, context=1) == 0
+    with pytest.raises(InputError, match=r"^--mtp-num-layers: does not go with learned_absolute"):
+        check_mtp(two, model=learned, context=1)
+    with pytest.raises(InputError, match=r"^--mtp-num-layers: -1"):
+        check_mtp(arguments_of(BASE + " --mtp-num-layers=-1"), model=rope, context=1)
+    with pytest.raises(InputError, match=r"^--mtp-num-layers: .*context parallelism"):
+        check_mtp(arguments_of(BASE + " --mtp-num-layers 2", release="0.12.3"), model=rope, context=2)
+
+
+def test_where_they_lie_in_the_pipeline() -> None:
+    assert check_layout("Et|t|mm|L", num_layers=2, pipeline=4, mtp_layers=2) == ("Et", "t", "mm", "L")
+    assert check_layout("Et|t|t|mmL", num_layers=3, pipeline=2, mtp_layers=2)[-1] == "mmL"
+
+
+@pytest.mark.parametrize(
+    ("layout", "mtp_layers", "fault"),
+    [
+        ("Ett|tL", 1, "holds 0 m"),
+        ("Ett|tmL", 2, "holds 1 m"),
+        ("Ett|tmL", 0, "no --mtp-num-layers"),
+        ("Etm|ttL", 1, "decoder layer after"),
+        ("Ettt|m|m|L", 2, "spreads m over 2"),
+        ("Ettt|m||L", 1, "before the last 2"),
+    ],
+)
+def test_where_they_cannot_lie(layout: str, mtp_layers: int, fault: str) -> None:
+    with pytest.raises(InputError) as error:
+        check_layout(layout, num_layers=3, pipeline=2, mtp_layers=mtp_layers)
+    assert fault in error.value.fault
