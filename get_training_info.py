@@ -14,11 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from analyzer.errors import DOES_NOT_FIT, FITS, AnalyzerError, InputError
+from analyzer.errors import CHECK_FAILED, DOES_NOT_FIT, FITS, AnalyzerError, InputError
 
 if TYPE_CHECKING:
     from analyzer.launch.info_options import InfoOptions
     from analyzer.results import Report
+    from analyzer.trace import Trace
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,14 +37,22 @@ def run(argv: list[str]) -> int:
     """Reads the launch, predicts, reports; starts the training where `--info-launch` asks for it and it fits."""
     from analyzer.gpus import hardware
     from analyzer.launch.build import build
-    from analyzer.launch.parse import parse
+    from analyzer.launch.parse import parse, words_of_launch
     from analyzer.predict import predict
 
     environ = dict(os.environ)
     folder = Path.cwd()
+    trace = _trace_to_check(argv)
+    if trace is not None:
+        argv = words_of_launch(argv, recorded=trace.header.argv)
     arguments, world, options = parse(argv, environ=environ, folder=folder)
-    gpu, notes = hardware(options.gpu, options.gpu_memory)
+    recorded_gpu = trace.header.gpu if trace is not None and trace.header.gpu else None
+    gpu, notes = hardware(options.gpu or recorded_gpu, options.gpu_memory)
     launch = build(arguments, world, environ=environ, gpu=gpu, folder=folder, moe_imbalance=options.moe_imbalance)
+    if trace is not None:
+        from analyzer.check import as_recorded
+
+        return _check(predict(as_recorded(launch, trace.header)), trace, options)
     report = predict(launch, note=" ".join(notes))
     _write(report, options)
     if report.verdict.fits is False:
@@ -51,6 +60,41 @@ def run(argv: list[str]) -> int:
     if options.launch:
         _launch(argv, folder=folder, known=report.verdict.fits is not None)
     return FITS
+
+
+def _trace_to_check(argv: list[str]) -> Trace | None:
+    """The trace that `--info-check` names, or None."""
+    from analyzer.launch.info_options import value_of
+
+    path = value_of("--info-check", argv)
+    if path is None:
+        return None
+    from analyzer.trace import read_trace
+
+    try:
+        return read_trace(path)
+    except OSError as error:
+        raise InputError(
+            "--info-check", f"cannot read '{path}' ({error.strerror})", "name a trace that --info-record wrote"
+        ) from None
+
+
+def _check(report: Report, trace: Trace, options: InfoOptions) -> int:
+    """Prints what a check found; exit status 3 where it failed."""
+    from analyzer.check import check
+    from analyzer.report.comparison_section import print_comparison, write_comparison
+
+    found = check(report, trace, tolerance=options.tolerance)
+    with _standard_output() as stream:
+        if options.json == "-":
+            stream.write(write_comparison(found, trace.header))
+        else:
+            print_comparison(found, trace.header, stream=stream)
+    if options.json not in (None, "-"):
+        from analyzer.report.json_report import write_text
+
+        write_text(write_comparison(found, trace.header), str(options.json))
+    return CHECK_FAILED if found.failures else FITS
 
 
 def _write(report: Report, options: InfoOptions) -> None:

@@ -21,7 +21,7 @@ LAYERS = (
     ("results",),
     ("modules", "schedule", "layout", "stages"),
     ("timeline", "buffers", "states", "runtime", "device"),
-    ("memory", "communication", "verdict", "advice", "recorded", "compare"),
+    ("memory", "communication", "verdict", "advice", "recorded", "compare", "check"),
     ("predict",),
     ("report",),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +10,15 @@ import pytest
 
 from allocator_hook.trace_writer import TraceWriter
 from analyzer.compare import MODEL, compare, made_tensors
+from analyzer.launch.build import build
+from analyzer.launch.parse import parse
 from analyzer.memory import rank_classes
 from analyzer.modules.tree import Module, Tensor
 from analyzer.recorded import fold
 from analyzer.results import RankClass
+from analyzer.specs import HardwareSpec
 from analyzer.trace import Header, read_trace
+from tests.cli import assert_refused, run
 from tests.test_modules import launch
 
 ITERATIONS = 2
@@ -24,11 +29,11 @@ def predicted() -> RankClass:
     return only
 
 
-def write_step(path: Path, rank: RankClass, *, extra: int = 0) -> None:
+def write_step(path: Path, rank: RankClass, *, extra: int = 0, argv: tuple[str, ...] = (), world: int = 1) -> None:
     """A trace in which every module makes exactly what `rank` predicts, and `extra` bytes in the first layer's mlp."""
     addresses = iter(range(1 << 20, 1 << 40, 1 << 12))
     memory = rank.memory
-    with TraceWriter(path, Header(recorder="shadow", versions={"torch": "2.13.0"}, world_size=1)) as trace:
+    with TraceWriter(path, Header(recorder="shadow", argv=argv, versions={"torch": "2.13.0"}, world_size=world)) as trace:
 
         def make(size: int, role: str = "", name: str = "") -> int:
             pointer = next(addresses)
@@ -167,3 +172,54 @@ def test_checkpointed_layers_keep_their_inputs_alone() -> None:
     [rank] = rank_classes(asked)
     layered = [module for module, _ in made_tensors(rank.chunks, rank.trees) if module.startswith("decoder.layers")]
     assert layered == ["decoder.layers.0", "decoder.layers.1"]
+
+
+WORDS = (
+    "--nproc-per-node 1 pretrain_gpt.py --num-layers 2 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 "
+    "--max-position-embeddings 1024 --micro-batch-size 2 --train-iters 1 --lr 1e-4 --bf16 --padded-vocab-size 51200 "
+    "--vocab-size 50257 --tokenizer-type NullTokenizer --attention-backend fused"
+).split()
+
+
+def recorded_step(path: Path, *, extra: int = 0, world: int = 1) -> None:
+    """A step that is what the program predicts for WORDS, but for `extra` bytes."""
+    arguments, where, _ = parse(WORDS, environ={}, folder=path.parent)
+    asked = build(arguments, where, environ={}, gpu=HardwareSpec(), folder=path.parent)
+    [rank] = rank_classes(asked)
+    write_step(path, rank, extra=extra, argv=("pretrain", *WORDS, "--info-record", "x"), world=world)
+
+
+def test_the_check_needs_nothing_but_the_trace(tmp_path: Path) -> None:
+    path = tmp_path / "step.trace"
+    recorded_step(path)
+    outcome = run("--info-check", str(path), "--info-tolerance", "0.2")
+    assert "decoder.layers.0–1.self_attention.linear_qkv" in outcome.out
+    assert "only" not in outcome.out
+    assert "100.00% of the recorded bytes" in outcome.out
+
+
+def test_a_failed_check_ends_with_3_and_says_where(tmp_path: Path) -> None:
+    path = tmp_path / "step.trace"
+    recorded_step(path, extra=64 << 20)
+    outcome = run("--info-check", str(path), *WORDS, "--info-json", str(tmp_path / "check.json"))
+    assert outcome.status == 3
+    assert "decoder.layers.0.mlp: only the trace has a tensor of 64.00 MiB" in outcome.out
+    told = json.loads((tmp_path / "check.json").read_text())
+    assert not told["passed"]
+    assert [row["only_recorded_bytes"] for row in told["modules"] if row["module"] == "decoder.layers.0.mlp"] == [[64 << 20]]
+
+
+@pytest.mark.parametrize("world", [2])
+def test_a_trace_of_another_world_is_refused(tmp_path: Path, world: int) -> None:
+    path = tmp_path / "step.trace"
+    recorded_step(path, world=world)
+    outcome = run("--info-check", str(path), *WORDS)
+    assert_refused(outcome, "--info-check")
+
+
+def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
+    assert_refused(run("--info-check", str(tmp_path / "missing"), *WORDS), "--info-check")
+    (tmp_path / "text").write_text("no trace")
+    outcome = run("--info-check", str(tmp_path / "text"), *WORDS)
+    assert outcome.status == 2
+    assert len(outcome.err.splitlines()) == 1

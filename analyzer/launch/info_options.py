@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -42,7 +42,6 @@ NOT_YET: Final = {
     ("engine", "both"): "the shadow recorder",
     ("html", None): "the HTML report",
     ("record", None): "recording",
-    ("check", None): "checking against a trace",
 }
 """Options (with a value, or with any) whose part of the program does not exist yet."""
 
@@ -52,6 +51,16 @@ def takes_value(flag: str) -> bool:
     if flag not in FLAGS:
         raise InputError(flag, "there is no such option", f"did you mean {_nearest(flag)}?")
     return FLAGS[flag] != "launch"
+
+
+def value_of(flag: str, argv: Sequence[str]) -> str | None:
+    """The value that follows one of our flags, the last of several; None where it is not given or has none."""
+    value = None
+    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+        name, equals, attached = word.partition("=")
+        if name == flag:
+            value = attached if equals else following or None
+    return value
 
 
 def read_info_options(pairs: Iterable[tuple[str, str | None]]) -> InfoOptions:

@@ -11,7 +11,7 @@ from analyzer.launch.arguments import Arguments
 from analyzer.launch.argv_parser import Reading, is_option, read_words
 from analyzer.launch.catalogue import PREFERRED, Catalogue, describe, load_catalogue
 from analyzer.launch.entry_script import check_entry
-from analyzer.launch.info_options import InfoOptions, read_info_options
+from analyzer.launch.info_options import PREFIX, InfoOptions, read_info_options, takes_value
 from analyzer.launch.legacy_options import UNRECOGNISED, refuse_retired
 from analyzer.launch.megatron_parser import find_checkout, load_table
 from analyzer.launch.option_table import Option, OptionTable
@@ -59,6 +59,27 @@ def parse(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> t
 
         arguments = with_checkpoint_args(arguments, folder)
     return arguments, world, info
+
+
+def words_of_launch(argv: Sequence[str], *, recorded: Sequence[str]) -> list[str]:
+    """`argv`, with the words of a recorded launch (its program first) where it holds none but our own options."""
+    words = split_argv(argv, load_catalogue().newest)
+    if words.megatron or words.torchrun or words.entry is not None:
+        return list(argv)
+    return [*_without_ours(recorded[1:]), *argv]
+
+
+def _without_ours(argv: Sequence[str]) -> list[str]:
+    """The words without our options and their values."""
+    kept: list[str] = []
+    words = iter(argv)
+    for word in words:
+        flag, equals, _ = word.partition("=")
+        if not flag.startswith(PREFIX):
+            kept.append(word)
+        elif takes_value(flag) and not equals:
+            next(words, None)
+    return kept
 
 
 def _chosen_table(

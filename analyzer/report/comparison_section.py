@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from analyzer.compare import Comparison, ModuleRow
 from analyzer.report import names
@@ -39,6 +40,18 @@ def comparison(result: Comparison, header: Header, *, width: int) -> list[Line]:
     else:
         text, style = f"Everything agrees within {result.tolerance:.2%}.", GOOD
     return [*lines, *wrap(text, width=width, first=INDENT, rest=INDENT, style=style)]
+
+
+def print_comparison(result: Comparison, header: Header, *, stream: TextIO) -> None:
+    """Writes the section to `stream` as the console's report is written."""
+    from analyzer.report.console import print_lines
+
+    print_lines(lambda width: comparison(result, header, width=width), stream=stream)
+
+
+def write_comparison(result: Comparison, header: Header) -> str:
+    """The JSON document as text."""
+    return json.dumps(comparison_json(result, header), ensure_ascii=False, indent=1) + "\n"
 
 
 def comparison_json(result: Comparison, header: Header) -> dict[str, Any]:

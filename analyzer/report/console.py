@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Literal, TextIO
 
 from analyzer.report import communication_section, model_section
@@ -45,7 +45,12 @@ def print_report(report: Report, *, detail: Detail = "summary", stream: TextIO) 
 
     The width is COLUMNS, else that of the terminal. A stream whose encoding has no line drawing gets ASCII.
     """
-    lines = render(report, width=_width(stream), detail=detail)
+    print_lines(lambda width: render(report, width=width, detail=detail), stream=stream)
+
+
+def print_lines(draw: Callable[[int], Sequence[Line]], *, stream: TextIO) -> None:
+    """Writes what `draw` makes for the width of `stream`, in colour or plain as `print_report` says."""
+    lines = draw(_width(stream))
     if stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and _can_draw(stream):
         _print_styled(lines, stream)
         return

@@ -67,7 +67,11 @@ def to_json(report: Report) -> dict[str, Any]:
 
 def write_json(report: Report, path: str) -> None:
     """Writes the report to a file. Raises InputError where it cannot be written."""
-    text = dumps(to_json(report))
+    write_text(dumps(to_json(report)), path)
+
+
+def write_text(text: str, path: str) -> None:
+    """Writes a JSON document to a file. Raises InputError where it cannot be written."""
     try:
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)

@@ -1,0 +1,51 @@
+"""Hold a report against a trace of one of its ranks: `--info-check`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from analyzer.compare import Comparison, compare
+from analyzer.errors import InputError
+from analyzer.recorded import fold
+from analyzer.results import Report
+from analyzer.specs import Launch
+from analyzer.trace import Trace
+from analyzer.trace_events import Header
+
+OPTION: Final = "--info-check"
+LAYERS: Final = "layers"
+"""Key of a trace's header for the number of layers that were recorded, where it is not the model's own."""
+
+
+def check(report: Report, trace: Trace, *, tolerance: float) -> Comparison:
+    """Compare the recorded rank. Raises InputError where the trace belongs to another world, or breaks off before a step."""
+    header = trace.header
+    world = report.launch.parallel.world_size
+    if header.world_size != world:
+        raise InputError(
+            OPTION,
+            f"the trace is of {header.world_size} ranks and the launch of {world}",
+            "give the arguments of the recorded launch",
+        )
+    recorded = fold(trace)
+    if not recorded.iterations:
+        raise InputError(OPTION, "the trace breaks off before the first step", "record it again")
+    rank = next(each for each in report.ranks if any(first <= header.rank <= last for first, last in each.ranks))
+    messages = [message for message in report.communication if message.pipeline_rank == rank.pipeline_rank]
+    return compare(rank, recorded, messages=messages, tolerance=tolerance)
+
+
+def as_recorded(launch: Launch, header: Header) -> Launch:
+    """The launch with as many layers as the trace has: `--info-layers` may have shortened it."""
+    layers = header.extra.get(LAYERS)
+    return shortened(launch, int(layers)) if layers else launch
+
+
+def shortened(launch: Launch, layers: int) -> Launch:
+    """The launch with fewer decoder layers. Raises InputError where it has not so many."""
+    if not 0 < layers <= launch.model.num_layers:
+        raise InputError("--info-layers", f"the model has {launch.model.num_layers} layers, not {layers}", "give fewer")
+    moe = launch.model.moe
+    model = replace(launch.model, num_layers=layers, moe=moe and replace(moe, layers=moe.layers[:layers]))
+    return replace(launch, model=model)
