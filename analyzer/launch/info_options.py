@@ -56,10 +56,10 @@ def takes_value(flag: str) -> bool:
 def value_of(flag: str, argv: Sequence[str]) -> str | None:
     """The value that follows one of our flags, the last of several; None where it is not given or has none."""
     value = None
-    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+    for position, word in enumerate(argv):
         name, equals, attached = word.partition("=")
         if name == flag:
-            value = attached if equals else following or None
+            value = attached if equals else next(iter(argv[position + 1 :]), None)
     return value
 
 
