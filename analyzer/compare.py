@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from analyzer.modules.tree import LAYER, STREAM, Module, Tensor
 from analyzer.recorded import CollectiveKey, Recorded
@@ -110,16 +111,15 @@ def compare(rank: RankClass, recorded: Recorded, *, messages: Sequence[Message] 
 def made_tensors(chunks: Sequence[Chunk], trees: Sequence[Module]) -> Iterator[tuple[str, Tensor]]:
     """Every saved tensor of one microbatch with the module that makes it, named as Megatron names it.
 
-    What a pipeline stage receives is left out: no module makes it. With several chunks names start with `chunk.N`.
+    Layers have their numbers in the whole model, from 0. What a pipeline stage receives is left out: no module makes it.
     """
-    for number, (chunk, tree) in enumerate(zip(chunks, trees, strict=True)):
-        prefix = f"chunk.{number}." if len(trees) > 1 else ""
-        layers = iter(range(len(chunk.layers)))
+    for chunk, tree in zip(chunks, trees, strict=True):
+        layers = iter(layer - 1 for layer in chunk.layers)
         stream = [""]  # who made the hidden states so far; on a later stage nobody here
         for child in tree.children:
             for path, tensor in _of_node(child, path="", layer="", stream=stream, layers=layers):
                 if path is not None:
-                    yield prefix + (path or MODEL), tensor
+                    yield path or MODEL, tensor
 
 
 def _of_node(
@@ -219,7 +219,7 @@ def _collective_rows(messages: Sequence[Message], recorded: Counter[CollectiveKe
         return ()
     predicted: Counter[CollectiveKey] = Counter()
     for message in messages:
-        predicted[message.kind, message.group, message.phase, message.shape, message.dtype] += message.calls_per_iteration
+        predicted[message.kind, message.group, prod(message.shape), message.dtype] += message.calls_per_iteration
     keys = sorted(predicted.keys() | recorded.keys(), key=str)
     return tuple(
         CollectiveRow(key=key, predicted=predicted[key], recorded=recorded[key]) for key in keys if predicted[key] != recorded[key]

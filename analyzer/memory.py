@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from analyzer.device import outside_allocator_bytes, reserved_bytes
+from analyzer.exchange import Lingering, lingering
 from analyzer.layout import pipeline_rank_ranges
 from analyzer.modules.model import build, mixtures, parameters
 from analyzer.modules.shapes import Shapes
@@ -20,7 +21,7 @@ from analyzer.schedule import Step, equivalent_microbatches, steps
 from analyzer.specs import Launch
 from analyzer.stages import chunks
 from analyzer.states import States, states
-from analyzer.timeline import ChunkTimeline, Point, timeline
+from analyzer.timeline import ChunkTimeline, Point, size, timeline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +70,10 @@ def stage_models(launch: Launch) -> tuple[StageModel, ...]:
 def _rank_class(launch: Launch, stage: StageModel, timelines: Sequence[ChunkTimeline]) -> RankClass:
     held = states(launch, stage)
     items = runtime_items(launch, stage.trees)
-    first = _peak(_order(launch, stage, launch.batch.first_microbatches), timelines, base=held.before_first_step, items=items)
-    later = _peak(_order(launch, stage, launch.batch.microbatches), timelines, base=held.steady, items=items, warm=True)
+    beside = lingering(launch, pipeline_rank=stage.pipeline_rank)
+    first_order, order = (_order(launch, stage, count) for count in (launch.batch.first_microbatches, launch.batch.microbatches))
+    first = _peak(first_order, timelines, base=held.before_first_step, items=items, beside=beside)
+    later = _peak(order, timelines, base=held.steady, items=items, beside=beside, warm=True)
     held_parameters = [parameter for tree in stage.trees for parameter in parameters(tree)]
     return RankClass(
         ranks=pipeline_rank_ranges(launch.parallel, stage.pipeline_rank),
@@ -105,9 +108,17 @@ def _order(launch: Launch, stage: StageModel, microbatches: int) -> tuple[Step, 
 
 
 def _peak(
-    order: Sequence[Step], timelines: Sequence[ChunkTimeline], *, base: int, items: Sequence[RuntimeItem], warm: bool = False
+    order: Sequence[Step],
+    timelines: Sequence[ChunkTimeline],
+    *,
+    base: int,
+    items: Sequence[RuntimeItem],
+    beside: Lingering,
+    warm: bool = False,
 ) -> Peak:
     """Walks an iteration. `warm`: workspaces and caches are all there from the start; else each appears with its first user."""
+    around: tuple[Tensor, ...] = ()
+    after_backward = False
     runtime = sum(item.bytes for item in items) if warm else 0
     absent = [] if warm else list(items)
     seen: set[tuple[str, int]] = set()
@@ -126,15 +137,17 @@ def _peak(
         if (step.kind, step.chunk) in seen or not absent:
             points = (line.forward_peak if step.kind == "forward" else line.backward_peak,)
         seen.add((step.kind, step.chunk))
+        if after_backward:
+            around = beside.forward if step.kind == "forward" else beside.backward
         for point in points:
             runtime += _appear(absent, point)
-            total = base + runtime + waiting + point.bytes
+            total = base + runtime + waiting + point.bytes + size(around)
             if total > best.bytes:
                 best = Peak(
                     bytes=total,
                     runtime=runtime,
                     activations=waiting + point.saved,
-                    transient=point.transient,
+                    transient=(*point.transient, *around),
                     in_flight=tuple(in_flight),
                     where=_where(step, point, chunks=len(timelines)),
                 )
@@ -142,6 +155,7 @@ def _peak(
             waiting += line.retained
         else:
             in_flight[step.chunk] -= 1
+            after_backward = True
     return best
 
 

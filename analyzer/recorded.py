@@ -1,7 +1,6 @@
 """What a trace shows of a training step, in the terms of the formulas: bytes by module, states, peaks, collectives.
 
-A tensor is *saved* when it is allocated in the forward of a microbatch, is alive when that forward ends, and is freed
-before the iteration ends. What is allocated in an iteration and never freed in it is a workspace or a cache. Parameters,
+A tensor is *saved* when it is allocated in the forward of a microbatch and freed in a backward. What is allocated in an iteration and never freed in it is a workspace or a cache. Parameters,
 gradients and optimizer states are known by their labels; what labels leave out counts as neither.
 """
 
@@ -10,12 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import prod
 
 from analyzer.trace_events import Allocation, CollectiveEvent, Event, Free, Label, Mark
 from analyzer.units import BLOCK, round_up
 
-CollectiveKey = tuple[str, str, str, tuple[int, ...], str]
-"""Kind, group, phase, shape and dtype."""
+CollectiveKey = tuple[str, str, int, str]
+"""Kind, group, elements and dtype. Libraries flatten tensors before they send them, so shapes are not compared."""
 
 
 @dataclass(slots=True)
@@ -70,8 +70,10 @@ class _Fold:
     peak: int = 0
     peak_module: str = ""
     iteration: int = -1
-    candidates: dict[int, Block] = field(default_factory=dict)
-    """Alive at the end of the first microbatch's forward, by pointer."""
+    phase: str = ""
+    """Of the mark that was entered last."""
+    microbatch: int = -1
+    """Of the mark that was entered last and has one."""
     saved: dict[str, list[int]] = field(default_factory=dict)
     collectives: Counter[CollectiveKey] = field(default_factory=Counter)
     iterations: list[RecordedIteration] = field(default_factory=list)
@@ -92,8 +94,9 @@ def fold(events: Iterable[Event]) -> Recorded:
             if block is not None:
                 block.role = event.role
         elif isinstance(event, CollectiveEvent):
-            phase = event.phase or (state.stack[-1].phase if state.stack else "")
-            state.collectives[event.kind, event.group, phase, event.shape, event.dtype] += 1
+            if event.size == 1:
+                continue  # Megatron calls it, and nothing is sent
+            state.collectives[event.kind, event.group, prod(event.shape), event.dtype] += 1
     if state.iteration >= 0:
         _end_iteration(state)
     roles: Counter[str] = Counter()
@@ -120,7 +123,7 @@ def _allocate(state: _Fold, event: Allocation) -> None:
         bytes=size,
         module=inner.name if inner else "",
         phase=inner.phase if inner else "",
-        microbatch=inner.microbatch if inner else -1,
+        microbatch=state.microbatch,
         iteration=inner.iteration if inner else -1,
     )
     state.current += size
@@ -134,7 +137,8 @@ def _free(state: _Fold, pointer: int) -> None:
     if block is None:
         return
     state.current -= block.bytes
-    if state.candidates.pop(pointer, None) is not None:
+    first = block.microbatch == 0 and block.iteration == state.iteration
+    if first and block.phase == "forward" and state.phase in ("backward", "recompute"):
         state.saved.setdefault(block.module, []).append(block.bytes)
 
 
@@ -143,15 +147,14 @@ def _mark(state: _Fold, mark: Mark) -> None:
         if state.iteration >= 0:
             _end_iteration(state)
         state.iteration = mark.iteration
-    if mark.kind == "enter":
-        state.stack.append(mark)
+    if mark.kind == "leave":
+        if state.stack:
+            state.stack.pop()
         return
-    if state.stack:
-        state.stack.pop()
-    if mark.phase == "forward" and not mark.name and mark.microbatch == 0:
-        for pointer, block in state.live.items():
-            if (block.phase, block.microbatch, block.iteration) == ("forward", 0, mark.iteration):
-                state.candidates[pointer] = block
+    state.stack.append(mark)
+    state.phase = mark.phase
+    if mark.microbatch >= 0:
+        state.microbatch = mark.microbatch
 
 
 def _end_iteration(state: _Fold) -> None:
@@ -165,4 +168,4 @@ def _end_iteration(state: _Fold) -> None:
         )
     )
     state.peak, state.peak_module = state.current, ""
-    state.candidates, state.saved, state.collectives = {}, {}, Counter()
+    state.saved, state.collectives = {}, Counter()

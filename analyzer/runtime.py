@@ -77,8 +77,8 @@ def _items(launch: Launch, trees: Sequence[Module]) -> Iterator[RuntimeItem]:
         yield RuntimeItem("cuBLAS workspace of the main thread", cublas_workspace_bytes(launch), torch_products, "forward")
         yield RuntimeItem("cuBLAS workspace of the autograd thread", cublas_workspace_bytes(launch), torch_products, "backward")
     yield from _global_buffer(shapes, names)
-    if te and launch.runtime.gradient_accumulation_fusion:
-        yield from _dummy_weight_gradients(trees)
+    if launch.runtime.gradient_accumulation_fusion and launch.model.implementation != "legacy":
+        yield from _dummy_weight_gradients(shapes, trees)
     if launch.model.position_embedding == "rope" and "linear_qkv" in names:
         width = int(launch.model.kv_channels * launch.model.rotary_percent)
         table = round_up(4 * launch.batch.seq_length * width, BLOCK)
@@ -102,12 +102,18 @@ def _global_buffer(shapes: Shapes, names: set[str]) -> Iterator[RuntimeItem]:
         yield RuntimeItem("Megatron's global memory buffer", scratch, gather, "forward")
 
 
-def _dummy_weight_gradients(trees: Sequence[Module]) -> Iterator[RuntimeItem]:
-    """Fused accumulation hands autograd an empty gradient: one for each distinct shape, kept."""
+def _dummy_weight_gradients(shapes: Shapes, trees: Sequence[Module]) -> Iterator[RuntimeItem]:
+    """Fused accumulation hands autograd an empty gradient: one for each distinct shape, kept by Transformer Engine.
+
+    Megatron's own layers take theirs from the same cache (core/tensor_parallel/layers.py, 0.16.1).
+    """
     weights: dict[tuple[tuple[int, ...], str], str] = {}
     for tree in trees:
         for _, module in tree.walk():
-            if module.name in LINEAR:
+            if module.name == "output_layer":  # its weight may be the word embedding's
+                rows = shapes.model.padded_vocab_size // shapes.t
+                weights.setdefault(((rows, shapes.model.hidden_size), shapes.dtype), module.name)
+            elif module.name in LINEAR:
                 for parameter in module.parameters:
                     if parameter.name == "weight":  # of experts, one each: the last two dimensions
                         weights.setdefault((parameter.shape[-2:], parameter.dtype), module.name)

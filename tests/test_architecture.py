@@ -20,7 +20,7 @@ LAYERS = (
     ("modules.tree",),
     ("results",),
     ("modules", "schedule", "layout", "stages"),
-    ("timeline", "buffers", "states", "runtime", "device"),
+    ("timeline", "buffers", "states", "runtime", "device", "exchange"),
     ("memory", "communication", "verdict", "advice", "recorded", "compare", "check"),
     ("predict",),
     ("report",),

@@ -147,7 +147,7 @@ def test_dummy_weight_gradients_come_once_for_each_shape() -> None:
     """transformer_engine/pytorch/module/base.py get_dummy_wgrad caches by shape and dtype."""
     asked = launch(h=1024)
     names = {item.name: item.bytes for item in runtime_items(asked, stage_models(asked)[0].trees) if "dummy" in item.name}
-    shapes = [(3072, 1024), (1024, 1024), (4096, 1024), (1024, 4096)]
+    shapes = [(3072, 1024), (1024, 1024), (4096, 1024), (1024, 4096), (51200, 1024)]
     assert names == {f"dummy weight gradient {list(shape)}": 2 * shape[0] * shape[1] for shape in shapes}
     unfused = replace(asked, runtime=replace(asked.runtime, gradient_accumulation_fusion=False))
     assert not [item for item in runtime_items(unfused, stage_models(unfused)[0].trees) if "dummy" in item.name]

@@ -26,11 +26,7 @@ def logits(shapes: Shapes, name: str, dtype: str) -> Tensor:
 
 
 def output_layer(shapes: Shapes, *, owns_weight: bool, shared: bool) -> Module:
-    """[s, b, h] → logits [s, b, V/t]. The frame that computes the loss names the logits until it returns.
-
-    Fused accumulation makes an empty gradient of the weight's size for autograd here; Transformer Engine's
-    layers share one for each shape, this layer makes it anew each time.
-    """
+    """[s, b, h] → logits [s, b, V/t]. The frame that computes the loss names the logits until it returns."""
     model = shapes.model
     rows = model.padded_vocab_size // shapes.t
     made = logits(shapes, "logits", shapes.dtype)
@@ -45,11 +41,22 @@ def output_layer(shapes: Shapes, *, owns_weight: bool, shared: bool) -> Module:
             logits(shapes, "logits gradient", shapes.dtype),
             shapes.hidden("input gradient", gathered=True),
             *((shapes.hidden("scattered input gradient"),) if shapes.sp else ()),
-            Tensor(name="weight gradient", shape=(rows, model.hidden_size), dtype=shapes.dtype, formula="one weight"),
+            *_weight_gradient(shapes, rows),
         ),
         collectives=column_collectives(shapes),
         source="megatron.core.tensor_parallel.ColumnParallelLinear",
     )
+
+
+def _weight_gradient(shapes: Shapes, rows: int) -> tuple[Tensor, ...]:
+    """The gradient of the vocabulary's weight, or the empty one that fused accumulation hands autograd.
+
+    With Transformer Engine installed 0.16.1 takes the empty one from its cache (`runtime`); the 2023 code made it anew.
+    """
+    runtime = shapes.launch.runtime
+    if runtime.gradient_accumulation_fusion and shapes.model.implementation != "legacy":
+        return ()
+    return (Tensor(name="weight gradient", shape=(rows, shapes.model.hidden_size), dtype=shapes.dtype, formula="one weight"),)
 
 
 def _loss_messages(shapes: Shapes) -> tuple[Collective, ...]:

@@ -10,7 +10,7 @@ from analyzer.compare import Comparison, ModuleRow
 from analyzer.report import names
 from analyzer.report.text import BAD, GOOD, INDENT, Line, heading, line, table, wrap
 from analyzer.trace_events import Header
-from analyzer.units import format_bytes
+from analyzer.units import format_bytes, format_count
 
 _LAYER: Final = re.compile(r"layers\.(\d+)")
 
@@ -32,8 +32,8 @@ def comparison(result: Comparison, header: Header, *, width: int) -> list[Line]:
     lines += [line(f"{INDENT}{result.explained:.2%} of the recorded bytes have a formula of the same module and size"), ()]
     lines += [*table(["total", "formula", "recorded", "difference"], totals, align="lrrr", width=width), ()]
     for call in result.collectives:
-        kind, group, phase, shape, dtype = call.key
-        text = f"{phase} {kind} over {group}, {list(shape)} {dtype}: formula {call.predicted} calls, recorded {call.recorded}"
+        kind, group, elements, dtype = call.key
+        text = f"{kind} over {group}, {format_count(elements)} × {dtype}: formula {call.predicted} calls, recorded {call.recorded}"
         lines += wrap(text, width=width, first=INDENT, rest=INDENT * 2)
     if result.failures:
         text, style = f"Beyond {result.tolerance:.2%}: " + "; ".join(result.failures), BAD
@@ -91,16 +91,11 @@ def comparison_json(result: Comparison, header: Header) -> dict[str, Any]:
         "totals": [{"name": row.name, "predicted_bytes": row.predicted, "recorded_bytes": row.recorded} for row in result.totals],
         "collectives": [
             {
-                "kind": kind,
-                "group": group,
-                "phase": phase,
-                "shape": list(shape),
-                "dtype": dtype,
+                **dict(zip(("kind", "group", "elements", "dtype"), row.key, strict=True)),
                 "predicted": row.predicted,
                 "recorded": row.recorded,
             }
             for row in result.collectives
-            for kind, group, phase, shape, dtype in (row.key,)
         ],
     }
 
