@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TextIO
 from analyzer.errors import CHECK_FAILED, DOES_NOT_FIT, FITS, AnalyzerError, InputError
 
 if TYPE_CHECKING:
+    from allocator_hook.shadow.report import Compared
     from analyzer.launch.info_options import InfoOptions
     from analyzer.results import Report
     from analyzer.trace import Trace
@@ -50,11 +51,22 @@ def run(argv: list[str]) -> int:
     gpu, notes = hardware(options.gpu or recorded_gpu, options.gpu_memory)
     launch = build(arguments, world, environ=environ, gpu=gpu, folder=folder, moe_imbalance=options.moe_imbalance)
     if trace is not None:
+        if options.record is not None or options.engine != "formula":
+            raise InputError("--info-check", "goes neither with --info-record nor with an engine", "give it alone")
         from analyzer.check import as_recorded
 
         return _check(predict(as_recorded(launch, trace.header)), trace, options)
     report = predict(launch, note=" ".join(notes))
-    _write(report, options)
+    if options.record is not None:
+        _record(report, options, argv)
+    compared: tuple[Compared, ...] = ()
+    if options.engine != "formula":
+        from allocator_hook.engines import run_engine
+
+        report, compared = run_engine(
+            report, engine=options.engine, argv=_command(argv), environ=environ, tolerance=options.tolerance
+        )
+    _write(report, options, compared)
     if report.verdict.fits is False:
         return DOES_NOT_FIT
     if options.launch:
@@ -97,7 +109,24 @@ def _check(report: Report, trace: Trace, options: InfoOptions) -> int:
     return CHECK_FAILED if found.failures else FITS
 
 
-def _write(report: Report, options: InfoOptions) -> None:
+def _command(argv: list[str]) -> tuple[str, ...]:
+    """The whole command, the program first: what a trace's header holds."""
+    return ("get_training_info.py", *argv)
+
+
+def _record(report: Report, options: InfoOptions, argv: list[str]) -> None:
+    """Writes the trace that `--info-record` asks for, of the fullest rank unless `--info-rank` names one."""
+    from allocator_hook.record import record
+    from analyzer.check import shortened
+
+    launch = report.launch if options.layers is None else shortened(report.launch, options.layers)
+    rank = options.rank if options.rank is not None else report.verdict.tightest_rank
+    path = Path(str(options.record))
+    recorder = record(launch, rank=rank, path=path, argv=_command(argv))
+    print(f"{path}: rank {rank}, recorded by the {recorder} recorder", file=sys.stderr)
+
+
+def _write(report: Report, options: InfoOptions, compared: tuple[Compared, ...]) -> None:
     """The JSON report where it was asked for, and the console's unless standard output is taken by the JSON."""
     if options.json is not None:
         from analyzer.report.json_report import dumps, to_json, write_json
@@ -111,6 +140,11 @@ def _write(report: Report, options: InfoOptions) -> None:
 
     with _standard_output() as stream:
         print_report(report, detail=options.detail, stream=stream)
+        if compared:
+            from analyzer.report.comparison_section import print_comparison
+
+            for each in compared:
+                print_comparison(each.comparison, each.header, stream=stream)
 
 
 @contextmanager

@@ -49,6 +49,8 @@ class Buffer:
     gradient_dtype: str
     group: Literal["dp_cp", "edp"]
     buckets: tuple[Bucket, ...]
+    gathers_through_gradients: bool = False
+    """Parameters are gathered in 16 bit through the gradient buffer, and lie in none (`--reuse-grad-buf-for-mxfp8-param-ag`)."""
 
     @property
     def numel(self) -> int:
@@ -73,13 +75,14 @@ def stage_buffers(launch: Launch, stage: StageModel) -> tuple[tuple[Buffer, ...]
 def creation_order(tree: Module) -> Iterator[Parameter]:
     """Parameters of a chunk as `named_parameters` lists them.
 
-    That is the order of the tree but for attention, which makes its output projection before the one of queries,
-    keys and values (`Attention.__init__`, `SelfAttention.__init__` in megatron/core/transformer/attention.py).
+    That is the order of the tree but for attention, which makes its kernel (with its sinks) and its output projection
+    before the one of queries, keys and values (`Attention.__init__`, `SelfAttention.__init__` in
+    megatron/core/transformer/attention.py).
     """
     yield from tree.parameters
     children: Sequence[Module] = tree.children
     if tree.name == "self_attention":
-        children = sorted(children, key=lambda child: child.name != "linear_proj")
+        children = sorted(children, key=lambda child: (not child.name.startswith("core_attention"), child.name != "linear_proj"))
     for child in children:
         yield from creation_order(child)
 
@@ -105,23 +108,28 @@ def chunk_buffers(launch: Launch, parameters: Sequence[Parameter], *, bucket_siz
     """Buffers of a model chunk whose parameters are given in the order of their creation, dense ones first.
 
     There is one for each pair of dtypes, in the order in which the pairs first occur. Expert parameters have buffers
-    of their own with expert parallelism (`allreduce` False); without it they are reduced like all others.
+    of their own with expert parallelism (`allreduce` False); without it they are reduced like all others. Weights that
+    are stored in FP8 have buffers of bytes.
     """
     if launch.megatron == "2023":
         return _legacy_buffers(launch, parameters)
+    fp8 = launch.precision.fp8
+    mxfp8 = fp8 is not None and fp8.recipe == "mxfp8"
     kinds: dict[tuple[Literal["dp_cp", "edp"], str, str], list[Parameter]] = {}
     for parameter in parameters:
         expert = parameter.sharding == "expert" and launch.parallel.expert > 1
         gradient_dtype = "fp32" if launch.precision.gradients == "fp32" else parameter.dtype
-        kinds.setdefault(("edp" if expert else "dp_cp", parameter.dtype, gradient_dtype), []).append(parameter)
+        stored = "uint8" if parameter.quantized and fp8 is not None and fp8.stored_parameters else parameter.dtype
+        kinds.setdefault(("edp" if expert else "dp_cp", stored, gradient_dtype), []).append(parameter)
     return tuple(
         Buffer(
-            parameter_dtype=parameter_dtype,
+            parameter_dtype=launch.precision.parameters if mxfp8 and stored == "uint8" else stored,
             gradient_dtype=gradient_dtype,
             group=group,
             buckets=_buckets(launch, members, group_size=reduction_size(launch, group), bucket_size=bucket_size),
+            gathers_through_gradients=mxfp8 and stored == "uint8",
         )
-        for (group, parameter_dtype, gradient_dtype), members in sorted(kinds.items(), key=lambda kind: kind[0][0] == "edp")
+        for (group, stored, gradient_dtype), members in sorted(kinds.items(), key=lambda kind: kind[0][0] == "edp")
     )
 
 

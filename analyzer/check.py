@@ -14,8 +14,6 @@ from analyzer.trace import Trace
 from analyzer.trace_events import Header
 
 OPTION: Final = "--info-check"
-LAYERS: Final = "layers"
-"""Key of a trace's header for the number of layers that were recorded, where it is not the model's own."""
 
 
 def check(report: Report, trace: Trace, *, tolerance: float) -> Comparison:
@@ -37,9 +35,13 @@ def check(report: Report, trace: Trace, *, tolerance: float) -> Comparison:
 
 
 def as_recorded(launch: Launch, header: Header) -> Launch:
-    """The launch with as many layers as the trace has: `--info-layers` may have shortened it."""
-    layers = header.extra.get(LAYERS)
-    return shortened(launch, int(layers)) if layers else launch
+    """The launch with as many layers and microbatches as were recorded: fewer may show the same."""
+    layers, count = header.extra.get("layers"), header.extra.get("microbatches")
+    if layers:
+        launch = shortened(launch, int(layers))
+    if count:
+        launch = replace(launch, batch=replace(launch.batch, microbatches=int(count), first_microbatches=int(count)))
+    return launch
 
 
 def shortened(launch: Launch, layers: int) -> Launch:

@@ -18,6 +18,11 @@ from analyzer.specs import Launch
 
 def data_parallel_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
     """One row for each size of bucket; buckets of equal size, also of other chunks, are calls of the same row."""
+    if launch.fsdp is not None:
+        from analyzer.communication_fsdp import sharding_messages  # a millisecond that most launches need not spend
+
+        yield from sharding_messages(launch, stage)
+        return
     counts: Counter[tuple[str, Kind, Phase, str, int, str]] = Counter()
     for buffers in stage_buffers(launch, stage):
         for buffer in buffers:

@@ -8,6 +8,7 @@ from typing import Literal
 from analyzer.layout import group_size
 from analyzer.results import Message
 from analyzer.specs import Launch
+from analyzer.stages import mtp_rank
 from analyzer.units import dtype_bytes
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "recv", "broadcast"]
@@ -50,17 +51,21 @@ def row(
 
 
 def ranks_in_group(launch: Launch, group: str) -> int:
-    """Ranks that share a message over `group`, one of `layout.GROUP_KINDS` or a part of dp_cp or edp.
+    """Ranks that share a message over `group`, one of `layout.GROUP_KINDS` or a part of dp_cp, edp or cp.
 
     `intra_dp_cp`, `intra_edp` and `inter_dist_opt` exist with several instances of the distributed optimizer: the
-    ranks of one instance, and those that hold the same shard in each (megatron/core/parallel_state.py, 0.16.1).
+    ranks of one instance, and those that hold the same shard in each (megatron/core/parallel_state.py, 0.16.1);
+    `cp_a2a` and `cp_p2p` with hierarchical context parallelism: inner groups, and ranks of equal place in each.
     """
     instances = launch.parallel.distributed_optimizer_instances
+    if group in ("cp_a2a", "cp_p2p"):
+        inner = launch.parallel.cp_inner_size
+        return inner if group == "cp_a2a" else launch.parallel.context // inner
     if group == "inter_dist_opt":
         return instances
     if group in ("intra_dp_cp", "intra_edp"):
         return group_size(launch.parallel, group.removeprefix("intra_")) // instances
-    return group_size(launch.parallel, group, tied=launch.model.tied_embeddings)
+    return group_size(launch.parallel, group, tied=launch.model.tied_embeddings, mtp_rank=mtp_rank(launch.model, launch.parallel))
 
 
 def gradient_statistics_group(launch: Launch) -> str:

@@ -21,8 +21,9 @@ def batch_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
     Only the first and the last stage read the batch; sequences are still whole, context parallelism cuts them later.
     """
     shape = (launch.batch.micro_batch_size, launch.batch.seq_length)
-    first = any(chunk.pre_process for chunk in stage.chunks)
-    last = any(chunk.post_process for chunk in stage.chunks)
+    predicts = any(chunk.mtp_layers for chunk in stage.chunks)  # needs all of it
+    first = predicts or any(chunk.pre_process for chunk in stage.chunks)
+    last = predicts or any(chunk.post_process for chunk in stage.chunks)
     fields: list[tuple[str, tuple[int, ...], str]] = []
     if first:
         fields.append(("tokens", shape, "int64"))
@@ -121,6 +122,8 @@ def scalar_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
         scalars.append(("train_step.num_zeros_in_grad", "mp", "parameter", 1, "fp32"))
     if any(chunk.post_process for chunk in stage.chunks):
         scalars.append(("loss.average", "dp_cp", "forward", 2, "fp32"))
+        if launch.model.mtp_num_layers:
+            scalars.append(("mtp_loss.average", "dp_cp", "forward", launch.model.mtp_num_layers, "fp32"))
     if launch.optimizer.log_params_norm:
         scalars += [("params_norm.shards", "dp_cp", "parameter", 1, "fp32"), ("params_norm", "mp", "parameter", 1, "fp32")]
     for module, group, phase, numel, dtype in scalars:

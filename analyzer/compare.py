@@ -11,13 +11,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from analyzer.modules.tree import LAYER, STREAM, Module, Tensor
+from analyzer.modules.tree import LAYER, MODEL_PATH, STREAM, Module, Tensor
 from analyzer.recorded import CollectiveKey, Recorded
 from analyzer.results import Chunk, Message, RankClass
 
 MODEL = "(the model itself)"
 """Where the loss is computed: in the frame of the model, in no module of its own."""
-NEGLIGIBLE = 1e-4
+PACKING = "batch.cu_seqlens"
+"""Lengths of packed sequences, which the batch of a recorded step has none of."""
+NEGLIGIBLE = 1e-3
 """A module whose difference is less than this share of all saved bytes is listed, and fails no check."""
 
 
@@ -111,10 +113,11 @@ def compare(rank: RankClass, recorded: Recorded, *, messages: Sequence[Message] 
 def made_tensors(chunks: Sequence[Chunk], trees: Sequence[Module]) -> Iterator[tuple[str, Tensor]]:
     """Every saved tensor of one microbatch with the module that makes it, named as Megatron names it.
 
-    Layers have their numbers in the whole model, from 0. What a pipeline stage receives is left out: no module makes it.
+    Layers have their numbers in the whole model, from 0, those of multi-token prediction numbers of their own.
+    What a pipeline stage receives is left out: no module makes it.
     """
     for chunk, tree in zip(chunks, trees, strict=True):
-        layers = iter(layer - 1 for layer in chunk.layers)
+        layers = iter((*(layer - 1 for layer in chunk.layers), *range(chunk.mtp_layers)))
         stream = [""]  # who made the hidden states so far; on a later stage nobody here
         for child in tree.children:
             for path, tensor in _of_node(child, path="", layer="", stream=stream, layers=layers):
@@ -130,6 +133,10 @@ def _of_node(
     if module.name == "layers":
         layer = f"{path}.layers.{next(layers)}" if path else f"layers.{next(layers)}"
         here = layer
+    elif module.name == "transformer_layer":  # inside a layer of multi-token prediction
+        layer = here = f"{path}.transformer_layer"
+    elif module.name == "embedding":  # one, whoever calls it
+        layer, here = "", "embedding"
     elif not module.function:
         here = f"{path}.{module.name}" if path else module.name
     for tensor in module.saved:
@@ -142,6 +149,8 @@ def _of_node(
         yield from _of_node(child, path=here, layer=layer, stream=stream, layers=layers)
     if module.name == "layers":
         stream[0] = layer
+    elif module.name == "eh_proj":  # whose output is gathered where it is in parts
+        stream[0] = layer if module.collectives else here
     elif module.name == "embedding":
         stream[0] = (
             "embedding.embedding_dropout" if any(child.name == "embedding_dropout" for child in module.children) else "embedding"
@@ -162,6 +171,8 @@ def _maker(tensor: Tensor, *, here: str, layer: str, stream: str) -> str | None:
         return stream or None
     if tensor.made_in == LAYER:
         return layer
+    if tensor.made_in.startswith(MODEL_PATH):
+        return tensor.made_in.removeprefix(MODEL_PATH)
     return f"{layer}.{tensor.made_in}" if layer else tensor.made_in
 
 
@@ -206,8 +217,10 @@ def _totals(rank: RankClass, recorded: Recorded) -> Iterator[TotalRow]:
     yield TotalRow(name="parameters", predicted=memory.parameters_bytes, recorded=recorded.parameters)
     yield TotalRow(name="gradients", predicted=memory.gradients_bytes, recorded=recorded.gradients)
     yield TotalRow(name="optimizer states", predicted=memory.optimizer_bytes, recorded=recorded.optimizer)
-    yield TotalRow(name="workspaces and caches", predicted=memory.runtime_bytes, recorded=recorded.workspace)
+    rest = memory.allocated_bytes - memory.parameters_bytes - memory.gradients_bytes - memory.optimizer_bytes
     first, last = recorded.iterations[0], recorded.iterations[-1]
+    left = last.allocated_after - recorded.parameters - recorded.gradients - recorded.optimizer
+    yield TotalRow(name="workspaces and what else stays", predicted=rest, recorded=left)
     yield TotalRow(name="allocated after a step", predicted=memory.allocated_bytes, recorded=last.allocated_after)
     yield TotalRow(name="peak of the first iteration", predicted=memory.peak_allocated_first_iteration_bytes, recorded=first.peak)
     if len(recorded.iterations) > 1:
@@ -219,6 +232,8 @@ def _collective_rows(messages: Sequence[Message], recorded: Counter[CollectiveKe
         return ()
     predicted: Counter[CollectiveKey] = Counter()
     for message in messages:
+        if message.module.startswith(PACKING):
+            continue
         predicted[message.kind, message.group, prod(message.shape), message.dtype] += message.calls_per_iteration
     keys = sorted(predicted.keys() | recorded.keys(), key=str)
     return tuple(

@@ -28,7 +28,8 @@ def communicators(launch: Launch) -> int:
     """NCCL communicators that a rank opens: one for each kind of group with more than one member."""
     parallel = launch.parallel
     sizes = (parallel.tensor, parallel.pipeline, parallel.data_with_context, parallel.context)
-    return sum(size > 1 for size in sizes) + (launch.model.tied_embeddings and parallel.pipeline > 1)
+    copies = launch.model.tied_embeddings or launch.model.mtp_num_layers > 0
+    return sum(size > 1 for size in sizes) + (copies and parallel.pipeline > 1)
 
 
 def outside_allocator_bytes(launch: Launch) -> int:

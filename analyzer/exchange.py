@@ -1,15 +1,18 @@
-"""Gradients that the frame of the pipeline schedule still names while the next microbatch runs.
+"""What pipeline stages keep of what they sent and received, longer than it is needed.
 
-Source: core/pipeline_parallel/schedules.py forward_backward_pipelining_without_interleaving (0.16.1): `input_tensor_grad`
-and `output_tensor_grad` are local names, which keep their tensors until they are bound anew.
+Sources: core/pipeline_parallel/schedules.py forward_backward_pipelining_without_interleaving (0.16.1): `input_tensor_grad`
+and `output_tensor_grad` are local names, which keep their tensors until they are bound anew; core/transformer/
+transformer_block.py set_input_tensor: a chunk keeps the input that it received last, and with it that input's gradient.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Tensor
+from analyzer.results import Chunk
 from analyzer.specs import Launch
 
 
@@ -22,10 +25,22 @@ class Lingering:
 
 
 def lingering(launch: Launch, *, pipeline_rank: int) -> Lingering:
-    """The gradient that was sent to the previous stage stays until the next one is made; the one that was received from the
-    next stage until the next is received, after a forward."""
+    """Gradients sent and received, and an input, of the microbatch whose backward ran last.
+
+    The gradient that was sent to the previous stage stays until the next one is made, the one that was received from the
+    next stage until the next is received, after a forward. While that forward runs, `output_tensor` still names the old
+    output, and through its graph the input that it was made from.
+    """
     parallel = launch.parallel
     shapes = Shapes(launch)
-    sent = (shapes.hidden("gradient sent to the previous stage"),) if pipeline_rank > 0 else ()
+    first = pipeline_rank == 0
+    sent = () if first else (shapes.hidden("gradient sent to the previous stage"),)
+    old = () if first else (shapes.hidden("input of the microbatch before"),)
     received = (shapes.hidden("gradient received from the next stage"),) if pipeline_rank < parallel.pipeline - 1 else ()
-    return Lingering(forward=(*sent, *received), backward=sent)
+    return Lingering(forward=(*sent, *old, *received), backward=sent)
+
+
+def kept_inputs(launch: Launch, chunks: Sequence[Chunk]) -> int:
+    """Bytes of the last input of each chunk that receives one, and of its gradient, until its next forward."""
+    hidden = Shapes(launch).hidden("input").bytes
+    return sum(2 * hidden for chunk in chunks if not chunk.pre_process)

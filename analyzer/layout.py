@@ -109,14 +109,14 @@ def coordinates(parallel: ParallelSpec, rank: int) -> Coordinates:
     )
 
 
-def group_of(parallel: ParallelSpec, kind: str, rank: int, *, tied: bool = True) -> tuple[int, ...]:
+def group_of(parallel: ParallelSpec, kind: str, rank: int, *, tied: bool = True, mtp_rank: int | None = None) -> tuple[int, ...]:
     """Ranks of the group of `kind` (one of GROUP_KINDS) that `rank` belongs to; O(size of the group).
 
     Empty where it belongs to none: `embd` and `pos_embd` leave out pipeline ranks without that embedding.
-    `tied` bears on `embd` alone, see `groups`.
+    `tied` and `mtp_rank` bear on `embd` alone, see `groups`.
     """
     if kind in ("embd", "pos_embd"):
-        members = _embedding_ranks(group_of(parallel, "pp", rank), kind, tied=tied)
+        members = _embedding_ranks(group_of(parallel, "pp", rank), kind, tied=tied, mtp_rank=mtp_rank)
         return members if rank in members else ()
     if kind == "intra_dist_opt":
         return _optimizer_instance(parallel, coordinates(parallel, rank).expert_data // _replicas_of_instance(parallel))
@@ -124,20 +124,23 @@ def group_of(parallel: ParallelSpec, kind: str, rank: int, *, tied: bool = True)
     return _spread(rank - sum(axis.index(rank) * axis.stride for axis in inside), inside)
 
 
-def groups(parallel: ParallelSpec, kind: str, *, tied: bool = True, limit: int | None = None) -> Iterator[tuple[int, ...]]:
+def groups(
+    parallel: ParallelSpec, kind: str, *, tied: bool = True, mtp_rank: int | None = None, limit: int | None = None
+) -> Iterator[tuple[int, ...]]:
     """Groups of `kind` (one of GROUP_KINDS) in the order in which Megatron makes them, one at a time.
 
     `limit` stops after so many groups. `tied` bears on `embd` alone: with tied embeddings the group holds the first
-    and the last pipeline rank, without only the first (`get_embedding_ranks` in pretrain_gpt.py, 0.16). Releases
-    before that, and megatron-core by default, make the tied group in any case.
+    and the last pipeline rank, without only the first (`get_embedding_ranks` in pretrain_gpt.py, 0.16), and in either
+    case `mtp_rank`, the pipeline rank of multi-token prediction layers where there are some. Releases before that, and
+    megatron-core by default, make the tied group in any case.
     """
-    yield from islice(_all_groups(parallel, kind, tied=tied), limit)
+    yield from islice(_all_groups(parallel, kind, tied=tied, mtp_rank=mtp_rank), limit)
 
 
-def group_size(parallel: ParallelSpec, kind: str, *, tied: bool = True) -> int:
-    """Ranks in each group of `kind`."""
+def group_size(parallel: ParallelSpec, kind: str, *, tied: bool = True, mtp_rank: int | None = None) -> int:
+    """Ranks in each group of `kind`; `tied` and `mtp_rank` as in `groups`."""
     if kind == "embd":
-        return 2 if tied and parallel.pipeline > 1 else 1
+        return len(_embedding_ranks(tuple(range(parallel.pipeline)), kind, tied=tied, mtp_rank=mtp_rank))
     if kind == "pos_embd":
         return 1
     if kind == "intra_dist_opt":
@@ -236,10 +239,10 @@ def _spread(base: int, axes: tuple[_Axis, ...]) -> tuple[int, ...]:
     return tuple(ranks)
 
 
-def _all_groups(parallel: ParallelSpec, kind: str, *, tied: bool) -> Iterator[tuple[int, ...]]:
+def _all_groups(parallel: ParallelSpec, kind: str, *, tied: bool, mtp_rank: int | None) -> Iterator[tuple[int, ...]]:
     if kind in ("embd", "pos_embd"):
-        for stages in _all_groups(parallel, "pp", tied=tied):
-            yield _embedding_ranks(stages, kind, tied=tied)
+        for stages in _all_groups(parallel, "pp", tied=tied, mtp_rank=mtp_rank):
+            yield _embedding_ranks(stages, kind, tied=tied, mtp_rank=mtp_rank)
     elif kind == "intra_dist_opt":
         for instance in range(parallel.distributed_optimizer_instances):
             yield _optimizer_instance(parallel, instance)
@@ -254,11 +257,14 @@ def _all_groups(parallel: ParallelSpec, kind: str, *, tied: bool) -> Iterator[tu
             yield tuple(base + offset for offset in offsets)
 
 
-def _embedding_ranks(stages: tuple[int, ...], kind: str, *, tied: bool) -> tuple[int, ...]:
+def _embedding_ranks(stages: tuple[int, ...], kind: str, *, tied: bool, mtp_rank: int | None) -> tuple[int, ...]:
     """Those ranks of a pipeline group that hold the word embedding (`embd`) or the position embedding."""
-    if kind == "embd" and tied and len(stages) > 1:
-        return (stages[0], stages[-1])
-    return (stages[0],)
+    holders = {0}
+    if kind == "embd" and tied:
+        holders.add(len(stages) - 1)
+    if kind == "embd" and mtp_rank is not None:
+        holders.add(mtp_rank)
+    return tuple(stages[holder] for holder in sorted(holders))
 
 
 def _replicas_of_instance(parallel: ParallelSpec) -> int:

@@ -7,12 +7,12 @@ Modules say what one microbatch keeps and needs (`timeline`), the schedule says 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from analyzer.device import outside_allocator_bytes, reserved_bytes
-from analyzer.exchange import Lingering, lingering
+from analyzer.exchange import Lingering, kept_inputs, lingering
 from analyzer.layout import pipeline_rank_ranges
-from analyzer.modules.model import build, mixtures, parameters
+from analyzer.modules.model import ChunkKind, build, kind_of, parameters
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Tensor
 from analyzer.results import Chunk, MemoryPart, RankClass, RankMemory, StageModel
@@ -37,6 +37,8 @@ class Peak:
     in_flight: tuple[int, ...]
     """Microbatches of each chunk whose backward has not ended, the running one counted in."""
     where: str
+    rest: str = "other"
+    """Name of what is there beyond states, runtime, activations and `transient`; in the first iteration less than nothing."""
 
 
 def rank_classes(launch: Launch) -> tuple[RankClass, ...]:
@@ -46,24 +48,33 @@ def rank_classes(launch: Launch) -> tuple[RankClass, ...]:
     for stage in stages:
         for tree in stage.trees:
             if id(tree) not in cache:
-                cache[id(tree)] = timeline(tree)
+                cache[id(tree)] = _timeline(launch, tree)
     return tuple(_rank_class(launch, stage, tuple(cache[id(tree)] for tree in stage.trees)) for stage in stages)
+
+
+def _timeline(launch: Launch, tree: Module) -> ChunkTimeline:
+    """Both passes of a chunk, with what is unsharded for them."""
+    if launch.fsdp is None:
+        return timeline(tree)
+    from analyzer.sharded import fsdp_timeline  # a millisecond that most launches need not spend
+
+    return fsdp_timeline(launch, tree)
 
 
 def stage_models(launch: Launch) -> tuple[StageModel, ...]:
     """Chunks and trees of each pipeline rank. Chunks that are alike share one tree."""
     shapes = Shapes(launch)
-    trees: dict[tuple[tuple[bool, ...], bool, bool], Module] = {}
+    trees: dict[ChunkKind, Module] = {}
 
     def tree(chunk: Chunk) -> Module:
-        key = (mixtures(launch, chunk.layers), chunk.pre_process, chunk.post_process)
-        if key not in trees:
-            trees[key] = build(shapes, mixtures=key[0], pre_process=key[1], post_process=key[2])
-        return trees[key]
+        kind = kind_of(launch, chunk)
+        if kind not in trees:
+            trees[kind] = build(shapes, kind)
+        return trees[kind]
 
     return tuple(
         StageModel(pipeline_rank=rank, chunks=held, trees=tuple(tree(chunk) for chunk in held))
-        for rank, held in enumerate(chunks(launch.model.num_layers, launch.parallel))
+        for rank, held in enumerate(chunks(launch.model.num_layers, launch.parallel, mtp_layers=launch.model.mtp_num_layers))
     )
 
 
@@ -82,7 +93,7 @@ def _rank_class(launch: Launch, stage: StageModel, timelines: Sequence[ChunkTime
         parameters_routed_experts=sum(parameter.numel for parameter in held_parameters if parameter.sharding == "expert"),
         chunks=stage.chunks,
         trees=stage.trees,
-        memory=_memory(launch, held, items, first=first, later=later),
+        memory=_memory(launch, held, items, first=first, later=later, kept=kept_inputs(launch, stage.chunks)),
     )
 
 
@@ -134,7 +145,9 @@ def _peak(
         else:
             waiting -= line.retained
         points = line.forward if step.kind == "forward" else line.backward
-        if (step.kind, step.chunk) in seen or not absent:
+        if step.kind == "forward" and line.first_forward and not warm and (step.kind, step.chunk) not in seen:
+            points = line.first_forward
+        elif (step.kind, step.chunk) in seen or not absent:
             points = (line.forward_peak if step.kind == "forward" else line.backward_peak,)
         seen.add((step.kind, step.chunk))
         if after_backward:
@@ -177,37 +190,54 @@ def _where(step: Step, point: Point, *, chunks: int) -> str:
     return f"{step.kind} of microbatch {step.microbatch}{chunk}, {path}"
 
 
-def _memory(launch: Launch, held: States, items: Sequence[RuntimeItem], *, first: Peak, later: Peak) -> RankMemory:
-    """The record of the JSON contract. The step itself may be fuller than the passes where these are short."""
+def _memory(launch: Launch, held: States, items: Sequence[RuntimeItem], *, first: Peak, later: Peak, kept: int) -> RankMemory:
+    """The record of the JSON contract. The step itself may be fuller than the passes where these are short.
+
+    `kept` bytes of a stage's last inputs are there between iterations and gone when the next one runs.
+    """
     runtime = sum(item.bytes for item in items)
-    allocated = held.steady + runtime + held.gradient_copies
-    stepping = allocated > later.bytes
-    peak = max(allocated, later.bytes)
-    copies = (
-        (Tensor(name="fp32 gradients", shape=(held.gradient_copies // 4,), dtype="fp32"),)
-        if stepping and held.gradient_copies
-        else ()
-    )
-    transient = copies if stepping else later.transient
-    largest = max((tensor.bytes for tensor in transient), default=0)
-    reserved = reserved_bytes(peak, largest)
+    allocated = held.steady + runtime + held.gradient_copies + held.gathered + kept
+    fullest = _fullest(held, allocated=allocated, first=first, later=later)
+    largest = max((tensor.bytes for tensor in fullest.transient), default=0)
+    reserved = reserved_bytes(fullest.bytes, largest)
+    transient = fullest.bytes - held.steady - runtime - fullest.activations
+    rest = transient - sum(tensor.bytes for tensor in fullest.transient)
     return RankMemory(
         parameters_bytes=held.parameters,
         gradients_bytes=held.gradients,
         optimizer_bytes=held.masters + held.moments,
         runtime_bytes=runtime,
         allocated_bytes=allocated,
-        activations_bytes=0 if stepping else later.activations,
-        transient_bytes=peak - held.steady - runtime - (0 if stepping else later.activations),
-        peak_allocated_first_iteration_bytes=max(first.bytes, allocated),
-        peak_allocated_bytes=max(peak, first.bytes),
-        peak_at="optimizer step" if stepping else later.where,
+        activations_bytes=fullest.activations,
+        transient_bytes=transient,
+        peak_allocated_first_iteration_bytes=max(first.bytes, allocated, held.at_start),
+        peak_allocated_bytes=fullest.bytes,
+        peak_at=fullest.where,
         peak_reserved_bytes=reserved,
         device_bytes=reserved + outside_allocator_bytes(launch),
         runtime_parts=tuple(MemoryPart(name=item.name, bytes=item.bytes) for item in items),
-        transient_parts=_parts(transient),
-        microbatches_in_flight=tuple(0 for _ in later.in_flight) if stepping else later.in_flight,
+        transient_parts=(*_parts(fullest.transient), *((MemoryPart(name=fullest.rest, bytes=rest),) if rest else ())),
+        microbatches_in_flight=fullest.in_flight,
     )
+
+
+def _fullest(held: States, *, allocated: int, first: Peak, later: Peak) -> Peak:
+    """The fullest instant of the whole run: of a steady iteration where that is as full as any other."""
+    copies = (Tensor(name="fp32 gradients", shape=(held.gradient_copies // 4,), dtype="fp32"),) if held.gradient_copies else ()
+    stepping = Peak(
+        bytes=allocated,
+        runtime=0,
+        activations=0,
+        transient=copies,
+        in_flight=tuple(0 for _ in later.in_flight),
+        where="optimizer step",
+        rest="kept between iterations",
+    )
+    sharding = replace(
+        stepping, bytes=held.at_start, transient=(), where="sharding of the model", rest="model before it is sharded"
+    )
+    beginning = replace(first, where=f"first iteration, {first.where}", rest="not made yet in the first iteration")
+    return max(later, stepping, beginning, sharding, key=lambda peak: peak.bytes)
 
 
 def _parts(tensors: Sequence[Tensor]) -> tuple[MemoryPart, ...]:

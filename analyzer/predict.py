@@ -10,6 +10,7 @@ from analyzer.memory import rank_classes
 from analyzer.modules.model import full_model, parameters
 from analyzer.results import Advice, Message, RankClass, Report, StageModel
 from analyzer.specs import Launch
+from analyzer.stages import mtp_rank
 from analyzer.verdict import verdict
 
 REPORTED_GROUPS: Final = ("tp", "pp", "dp", "dp_cp", "cp", "ep", "etp", "edp", "tp_ep", "embd", "pos_embd")
@@ -66,13 +67,13 @@ def _messages(launch: Launch, ranks: tuple[RankClass, ...]) -> tuple[Message, ..
 def _groups(launch: Launch) -> tuple[dict[str, tuple[tuple[int, ...], ...]], bool]:
     """Process groups by kind, and whether the lists are cut."""
     parallel = launch.parallel
-    tied = launch.model.tied_embeddings
+    tied, mtp = launch.model.tied_embeddings, mtp_rank(launch.model, parallel)
     truncated = parallel.world_size > WHOLE_LISTS_UP_TO
     listed = {}
     for kind in REPORTED_GROUPS:
-        members = max(1, group_size(parallel, kind, tied=tied))
+        members = max(1, group_size(parallel, kind, tied=tied, mtp_rank=mtp))
         limit = max(1, WHOLE_LISTS_UP_TO // 8 // members) if truncated else None
-        listed[kind] = tuple(groups(parallel, kind, tied=tied, limit=limit))
+        listed[kind] = tuple(groups(parallel, kind, tied=tied, mtp_rank=mtp, limit=limit))
     return listed, truncated
 
 

@@ -1,12 +1,12 @@
 """What a trace shows of a training step, in the terms of the formulas: bytes by module, states, peaks, collectives.
 
-A tensor is *saved* when it is allocated in the forward of a microbatch and freed in a backward. What is allocated in an iteration and never freed in it is a workspace or a cache. Parameters,
-gradients and optimizer states are known by their labels; what labels leave out counts as neither.
+A tensor is *saved* when it is allocated in the forward of a microbatch and freed in a backward. Parameters, gradients and
+optimizer states are known by their labels; what labels leave out counts as neither.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
@@ -53,8 +53,6 @@ class Recorded:
     parameters: int
     gradients: int
     optimizer: int
-    workspace: int
-    """Made during the iterations and kept: workspaces and caches."""
     failed: int
     """Allocations that failed."""
 
@@ -70,6 +68,8 @@ class _Fold:
     peak: int = 0
     peak_module: str = ""
     iteration: int = -1
+    recent: deque[int] = field(default_factory=lambda: deque(maxlen=8))
+    """Pointers that were allocated last."""
     phase: str = ""
     """Of the mark that was entered last."""
     microbatch: int = -1
@@ -94,23 +94,34 @@ def fold(events: Iterable[Event]) -> Recorded:
             if block is not None:
                 block.role = event.role
         elif isinstance(event, CollectiveEvent):
-            if event.size == 1:
-                continue  # Megatron calls it, and nothing is sent
-            state.collectives[event.kind, event.group, prod(event.shape), event.dtype] += 1
+            if event.kind == "recv":
+                _receive(state, event.bytes)
+            if event.size == 1 or event.kind == "recv":
+                continue  # nothing is sent, or it was counted at its sender
+            # interleaved stages of two ranks send one way through the communicator of the world (p2p_communication.py)
+            group = "pp" if event.kind == "send" and event.group == "world" else event.group
+            state.collectives[event.kind, group, prod(event.shape), event.dtype] += 1
     if state.iteration >= 0:
         _end_iteration(state)
     roles: Counter[str] = Counter()
     for block in state.live.values():
-        kind = block.role or ("workspace" if block.iteration >= 0 and block.phase != "optimizer" else "")
-        roles[kind] += block.bytes
+        roles[block.role] += block.bytes
     return Recorded(
         iterations=tuple(state.iterations),
         parameters=roles["parameter"],
         gradients=roles["gradient"],
         optimizer=roles["optimizer"],
-        workspace=roles["workspace"],
         failed=state.failed,
     )
+
+
+def _receive(state: _Fold, size: int) -> None:
+    """The tensor that was made for a message is no module's, whatever ran last."""
+    for pointer in reversed(state.recent):
+        block = state.live.get(pointer)
+        if block is not None and block.bytes == round_up(size, BLOCK):
+            block.role = "received"
+            return
 
 
 def _allocate(state: _Fold, event: Allocation) -> None:
@@ -126,6 +137,7 @@ def _allocate(state: _Fold, event: Allocation) -> None:
         microbatch=state.microbatch,
         iteration=inner.iteration if inner else -1,
     )
+    state.recent.append(event.pointer)
     state.current += size
     if state.current > state.peak:
         state.peak = state.current
@@ -138,7 +150,7 @@ def _free(state: _Fold, pointer: int) -> None:
         return
     state.current -= block.bytes
     first = block.microbatch == 0 and block.iteration == state.iteration
-    if first and block.phase == "forward" and state.phase in ("backward", "recompute"):
+    if first and not block.role and block.phase == "forward" and state.phase in ("backward", "recompute"):
         state.saved.setdefault(block.module, []).append(block.bytes)
 
 

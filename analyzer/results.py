@@ -25,7 +25,9 @@ class Chunk:
     pre_process: bool
     """Holds the embedding."""
     post_process: bool
-    """Holds the final norm, the output layer and the loss."""
+    """Holds the output layer and the loss, and the final norm where no multi-token prediction layers come after it."""
+    mtp_layers: int = 0
+    """Multi-token prediction layers here: all of the model's, or none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +142,16 @@ class Advice:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """Bytes in use over an iteration, as so many equal stretches of events; each stretch at its fullest instant."""
+
+    kinds: tuple[str, ...]
+    """parameter, gradient, optimizer, workspace, activation, temporary."""
+    points: tuple[tuple[int, ...], ...]
+    """Bytes of each kind."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """Everything there is to say about a launch."""
 
@@ -161,3 +173,5 @@ class Report:
     verdict: Verdict
     advice: tuple[Advice, ...]
     assumptions: tuple[str, ...]
+    timelines: tuple[Timeline, ...] = ()
+    """Of each rank class, in the same order; only where a step was run."""

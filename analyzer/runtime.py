@@ -19,8 +19,10 @@ from analyzer.units import BLOCK, KIB, MIB, dtype_bytes, round_up
 
 GROUPED_GEMM_STREAMS = 4
 """Streams over which Transformer Engine spreads a grouped GEMM, each with a workspace (nvte_get_num_compute_streams)."""
+ROTARY_TABLES = 32
+"""Tables that the cache of `YarnRotaryEmbedding.forward` holds; with latent attention every layer has one of its own."""
 LATENT = ("linear_q_proj", "linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj", "linear_kv_up_proj")
-LINEAR = ("linear_qkv", *LATENT, "linear_proj", "linear_fc1", "linear_fc2")
+LINEAR = ("linear_qkv", *LATENT, "linear_proj", "linear_fc1", "linear_fc2", "eh_proj")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +43,14 @@ def capability(launch: Launch) -> tuple[int, int]:
 def cublas_workspace_bytes(launch: Launch) -> int:
     """Workspace of one cuBLAS handle on one stream: CUBLAS_WORKSPACE_CONFIG, else PyTorch's default.
 
-    The variable lists `:SIZE:COUNT` in KiB. The default is :4096:8 on Hopper, and on others :4096:2:16:8.
+    The variable lists `:SIZE:COUNT` in KiB. The default is :4096:8 on Hopper and, since pull request 175344 of
+    February 2026, on Blackwell; on others :4096:2:16:8.
     """
     config = launch.runtime.cublas_workspace_config
     if config:
         numbers = [int(part) for part in config.split(":") if part.strip().isdigit()]
         return sum(kib * count for kib, count in zip(numbers[::2], numbers[1::2], strict=False)) * KIB
-    return 4096 * 8 * KIB if capability(launch)[0] == 9 else (4096 * 2 + 16 * 8) * KIB
+    return 4096 * 8 * KIB if capability(launch)[0] >= 9 else (4096 * 2 + 16 * 8) * KIB
 
 
 def te_workspace_bytes(launch: Launch) -> int:
@@ -77,12 +80,25 @@ def _items(launch: Launch, trees: Sequence[Module]) -> Iterator[RuntimeItem]:
         yield RuntimeItem("cuBLAS workspace of the main thread", cublas_workspace_bytes(launch), torch_products, "forward")
         yield RuntimeItem("cuBLAS workspace of the autograd thread", cublas_workspace_bytes(launch), torch_products, "backward")
     yield from _global_buffer(shapes, names)
+    if launch.fsdp is not None and launch.fsdp.double_buffer:
+        yield from _double_buffers(launch, trees)
     if launch.runtime.gradient_accumulation_fusion and launch.model.implementation != "legacy":
         yield from _dummy_weight_gradients(shapes, trees)
+    if launch.precision.fp8 is not None:
+        from analyzer.fp8_weights import cast_bytes, scaling_bytes  # a millisecond that most launches need not spend
+
+        yield RuntimeItem("FP8 copies of weights", cast_bytes(launch, trees), LINEAR, "forward")
+        yield RuntimeItem("FP8 scaling factors", scaling_bytes(launch, trees), LINEAR, "forward")
     if launch.model.position_embedding == "rope" and "linear_qkv" in names:
         width = int(launch.model.kv_channels * launch.model.rotary_percent)
-        table = round_up(4 * launch.batch.seq_length * width, BLOCK)
-        yield RuntimeItem("rotary position table", table, ("linear_qkv",), "forward")
+        table = round_up(4 * shapes.s * width, BLOCK)  # the positions of this context-parallel rank
+        yield RuntimeItem("rotary position table", table * len(trees), ("linear_qkv",), "forward")  # every chunk has its own
+    mla = launch.model.mla
+    if mla is not None and launch.model.position_embedding == "rope" and not launch.model.rope_fusion:
+        layers = sum(module.name == "linear_kv_up_proj" for tree in trees for _, module in tree.walk())
+        table = round_up(4 * shapes.s * mla.qk_pos_emb_head_dim, BLOCK)
+        tables = min(layers, ROTARY_TABLES) * table
+        yield RuntimeItem("rotary position tables of the layers", tables, ("linear_kv_up_proj",), "forward")
 
 
 def _global_buffer(shapes: Shapes, names: set[str]) -> Iterator[RuntimeItem]:
@@ -100,6 +116,15 @@ def _global_buffer(shapes: Shapes, names: set[str]) -> Iterator[RuntimeItem]:
         gather, scratch = (*gather, "core_attention"), max(scratch, scores)
     if scratch:
         yield RuntimeItem("Megatron's global memory buffer", scratch, gather, "forward")
+
+
+def _double_buffers(launch: Launch, trees: Sequence[Module]) -> Iterator[RuntimeItem]:
+    """Two persistent buffers each for the parameters and for the gradients of a layer (`FixedPoolAllocator`)."""
+    from analyzer.unsharded import pool_bytes  # a millisecond that most launches need not spend
+
+    gathered, reduced = map(max, zip(*(pool_bytes(launch, tree) for tree in trees), strict=True))
+    yield RuntimeItem("double buffer of gathered parameters", gathered, LINEAR, "forward")
+    yield RuntimeItem("double buffer of unsharded gradients", reduced, LINEAR, "backward")
 
 
 def _dummy_weight_gradients(shapes: Shapes, trees: Sequence[Module]) -> Iterator[RuntimeItem]:

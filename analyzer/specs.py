@@ -12,6 +12,7 @@ from typing import Literal
 Implementation = Literal["transformer_engine", "local", "legacy"]
 AttentionBackend = Literal["flash", "fused", "unfused"]
 CrossEntropy = Literal["unfused", "native", "te"]
+Fp8Recipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
 Activation = Literal["gelu", "swiglu", "geglu", "quick_geglu", "squared_relu", "silu"]
 
 
@@ -36,6 +37,8 @@ class MoeSpec:
     permute_fusion: bool = False
     capacity_factor: float | None = None
     pad_to_capacity: bool = False
+    pad_for_quantization: bool = False
+    """The router pads each expert's tokens to a multiple that FP8 products need (`--moe-router-padding-for-quantization`)."""
     router_dtype: Literal["fp32", "fp64"] | None = None
     """None: the router works in the parameters' type."""
     load_balancing: tuple[str, ...] = ("aux_loss",)
@@ -101,6 +104,16 @@ class ModelSpec:
     masked_softmax_fusion: bool = True
     attention_softmax_in_fp32: bool = False
     apply_query_key_layer_scaling: bool = False
+    softmax_type: Literal["vanilla", "off-by-one", "learnable"] = "vanilla"
+    """Whether attention has a sink, and whether it is learned: one parameter for each head."""
+    windowed: tuple[bool, ...] = ()
+    """For each decoder layer whether attention sees a window only; empty without `--window-size`."""
+    window_backend: AttentionBackend | None = None
+    """The kernel of those layers where it is not attention_backend."""
+    activation_clamped: bool = False
+    """`--activation-func-clamp-value`."""
+    glu_offset: bool = False
+    """The linear half of an unfused gated activation gets an offset, also where that is 0 (core 0.15 on)."""
     apply_residual_connection_post_layernorm: bool = False
     fp32_residual_connection: bool = False
     implementation: Implementation = "transformer_engine"
@@ -166,6 +179,9 @@ class ParallelSpec:
     """Interleaved schedules send asynchronously; 1F1B never does."""
     pipeline_layout: PipelineSpec = PipelineSpec()
     cp_comm_type: str = "p2p"
+    """p2p, a2a, all_gather or a2a+p2p."""
+    cp_inner_size: int = 1
+    """Ranks of the inner groups of a2a+p2p: the first of `--hierarchical-context-parallel-sizes`."""
 
     @property
     def data(self) -> int:
@@ -202,12 +218,29 @@ class BatchSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Fp8Spec:
+    """Products of Transformer Engine's linear layers in FP8. Attention, norms, embedding and output layer stay in 16 bit."""
+
+    format: Literal["e4m3", "hybrid"]
+    """hybrid: gradients of activations in e5m2. No difference in bytes."""
+    recipe: Fp8Recipe = "delayed"
+    stored_parameters: bool = False
+    """`--fp8-param-gather`: the weights of those layers are stored and gathered in FP8."""
+    layers_at_start_in_16_bit: int = 0
+    """With `--first-last-layers-bf16`."""
+    layers_at_end_in_16_bit: int = 0
+    amax_history_len: int = 1
+    """Of each scaling factor, with the delayed recipe."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PrecisionSpec:
     """Element types, as the keys of `units.DTYPE_BYTES`."""
 
     parameters: Literal["fp32", "fp16", "bf16"] = "fp32"
     gradients: Literal["fp32", "fp16", "bf16"] = "fp32"
     """Of the contiguous gradient buffer (`--accumulate-allreduce-grads-in-fp32`, `--grad-reduce-in-bf16`)."""
+    fp8: Fp8Spec | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,6 +266,36 @@ class OptimizerSpec:
     weight_decay: float = 0.01
     log_num_zeros_in_grad: bool = False
     log_params_norm: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class FsdpSpec:
+    """Fully sharded data parallelism: what replicas share out among themselves, and how it is gathered."""
+
+    implementation: Literal["megatron", "torch"]
+    """`--use-megatron-fsdp` (before core 0.14 `--use-custom-fsdp`), or `--use-torch-fsdp2`."""
+    strategy: Literal["no_shard", "optim", "optim_grads", "optim_grads_params"] = "optim_grads_params"
+    """What is sharded beside fp32 weights and moments. torch shards everything."""
+    outer_sharding: bool = False
+    """fp32 weights and moments are sharded over the instances of the optimizer too (`--outer-dp-sharding-strategy optim`)."""
+    main_gradients: str | None = None
+    """Type in which gradients are summed (`--megatron-fsdp-main-grads-dtype`); None is that of the gradient buffer."""
+    reduced_gradients: str | None = None
+    """Type in which they are collected and sent (`--megatron-fsdp-grad-comm-dtype`); None is that in which they are summed."""
+    communication_unit_size: int | None = None
+    """`--suggested-communication-unit-size`, elements; half of it is gathered ahead. None is Megatron's default."""
+    double_buffer: bool = False
+    """Unsharded layers lie in two persistent buffers (`--fsdp-double-buffer`, `--use-nccl-ub`)."""
+    reshard_after_forward: bool = True
+    """With torch: parameters are dropped after forward and gathered again for backward."""
+    starts_from_meta: bool = False
+    """`--init-model-with-meta-device`: the whole model never lies on one GPU."""
+    moments_from_start: bool = False
+    """`--load` makes optimizer states before the first iteration, also where no checkpoint is found."""
+    outside_layers_prefetches: bool = True
+    """Modules outside layers start gathering layers in every forward, not only before the first backward."""
+    outside_layers_stay: bool = False
+    """Parameters outside layers stay unsharded between iterations."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,3 +356,4 @@ class Launch:
     """The release whose behaviour is assumed: '0.16.1', or '2023' for the code before core 0.3."""
     assumptions: tuple[str, ...] = ()
     """What was taken for granted while the arguments were read, one sentence each."""
+    fsdp: FsdpSpec | None = None

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-from analyzer.errors import InputError, UnsupportedError
+from analyzer.errors import InputError
 from analyzer.results import Chunk
-from analyzer.specs import ParallelSpec
+from analyzer.specs import ModelSpec, ParallelSpec
 
 LAYOUT = "--pipeline-model-parallel-layout"
 FIRST = "--decoder-first-pipeline-num-layers"
@@ -19,14 +19,16 @@ LAST = "--decoder-last-pipeline-num-layers"
 VIRTUAL = "--num-virtual-stages-per-pipeline-rank"
 
 
-def chunks(model_layers: int, parallel: ParallelSpec) -> tuple[tuple[Chunk, ...], ...]:
+def chunks(model_layers: int, parallel: ParallelSpec, *, mtp_layers: int = 0) -> tuple[tuple[Chunk, ...], ...]:
     """Chunks of each pipeline rank: `[pipeline rank][virtual stage]`.
 
-    Raises InputError where the layers cannot be spread as asked.
+    The multi-token prediction layers lie all in one of them: the last, or where the m of the layout stand
+    (`get_mtp_num_layers_to_build`, multi_token_prediction.py). Raises InputError where the layers cannot be spread as asked.
     """
     counts = _layers_of_stages(model_layers, parallel)
     ends = tuple(accumulate(counts))
     last = len(counts) - 1
+    predicting = mtp_stage(parallel)
     return tuple(
         tuple(
             Chunk(
@@ -34,11 +36,24 @@ def chunks(model_layers: int, parallel: ParallelSpec) -> tuple[tuple[Chunk, ...]
                 layers=tuple(range(ends[stage] - counts[stage] + 1, ends[stage] + 1)),
                 pre_process=stage == 0,
                 post_process=stage == last,
+                mtp_layers=mtp_layers if stage == predicting else 0,
             )
             for stage in range(rank, len(counts), parallel.pipeline)
         )
         for rank in range(parallel.pipeline)
     )
+
+
+def mtp_stage(parallel: ParallelSpec) -> int:
+    """The virtual stage, in model order, that holds the multi-token prediction layers of a model that has them."""
+    layout = parallel.pipeline_layout.layout or ()
+    last = parallel.pipeline * parallel.chunks - 1
+    return next((stage for stage, letters in enumerate(layout) if "m" in letters), last)
+
+
+def mtp_rank(model: ModelSpec, parallel: ParallelSpec) -> int | None:
+    """The pipeline rank of the multi-token prediction layers, None without any."""
+    return mtp_stage(parallel) % parallel.pipeline if model.mtp_num_layers else None
 
 
 def _layers_of_stages(model_layers: int, parallel: ParallelSpec) -> tuple[int, ...]:
@@ -137,9 +152,7 @@ def _by_layout(model_layers: int, parallel: ParallelSpec, layout: tuple[str, ...
             f"describe {stages} stages, with | between them",
         )
     letters = "".join(layout)
-    if "m" in letters:
-        raise UnsupportedError(LAYOUT, "multi-token prediction layers (m) are not modelled", "leave them out")
-    unknown = sorted(set(letters) - set("EtL"))
+    unknown = sorted(set(letters) - set("EtmL"))
     if unknown:
         raise InputError(LAYOUT, f"it has the letter {unknown[0]!r}", "use E, t, m and L")
     if not (letters.startswith("E") and letters.endswith("L") and letters.count("E") == letters.count("L") == 1):

@@ -32,20 +32,30 @@ class States:
     """Made at the first step."""
     gradient_copies: int
     """fp32 copies of 16-bit gradients: made in the step, dropped before the next forward."""
+    moments_from_start: bool = False
+    """Moments are there before the first forward."""
+    gathered: int = 0
+    """Parameters that are unsharded between iterations."""
+    at_start: int = 0
+    """The most that is there while states are made."""
 
     @property
     def before_first_step(self) -> int:
         """What is there when the first forward starts."""
-        return self.parameters + self.gradients + self.masters
+        return self.parameters + self.gradients + self.masters + (self.moments if self.moments_from_start else 0)
 
     @property
     def steady(self) -> int:
         """What is there when any later forward starts."""
-        return self.before_first_step + self.moments
+        return self.parameters + self.gradients + self.masters + self.moments
 
 
 def states(launch: Launch, stage: StageModel) -> States:
     """States of one rank of a pipeline stage; with the distributed optimizer, of one with a full shard."""
+    if launch.fsdp is not None:
+        from analyzer.sharded import fsdp_states  # a millisecond that most launches need not spend
+
+        return fsdp_states(launch, stage)
     buffers = [buffer for chunk in stage_buffers(launch, stage) for buffer in chunk]
     numels = [parameter.numel for tree in stage.trees for parameter in parameters(tree)]
     optimizer = launch.optimizer
@@ -53,17 +63,22 @@ def states(launch: Launch, stage: StageModel) -> States:
     gradients = sum(round_up(dtype_bytes(buffer.gradient_dtype, buffer.numel), BLOCK) for buffer in buffers)
     own_storage = sum(round_up(element * numel, BLOCK) for numel in numels)
     if optimizer.distributed and launch.megatron != "2023":
-        held = sum(round_up(dtype_bytes(buffer.parameter_dtype, buffer.numel), BLOCK) for buffer in buffers)
+        own_buffer = (buffer for buffer in buffers if not buffer.gathers_through_gradients)
+        held = sum(round_up(dtype_bytes(buffer.parameter_dtype, buffer.numel), BLOCK) for buffer in own_buffer)
+        if launch.precision.fp8 is not None:
+            from analyzer.fp8_weights import beside_the_buffer_bytes  # a millisecond that most launches need not spend
+
+            held += beside_the_buffer_bytes(launch, stage.trees)
     else:
         held = own_storage
     owned = _owned(launch, buffers) if optimizer.distributed else sum(numels)
     masters, moments = _optimizer_bytes(launch)
-    copied = launch.precision.parameters != "fp32" and launch.precision.gradients != "fp32" and not optimizer.precision_aware
+    copied = launch.precision.parameters != "fp32" and launch.precision.gradients != "fp32" and not adam_keeps_masters(launch)
     return States(
         parameters=held,
         gradients=gradients,
-        masters=0 if optimizer.precision_aware else int(masters * owned),
-        moments=int((moments + (masters if optimizer.precision_aware else 0)) * owned),
+        masters=0 if adam_keeps_masters(launch) else int(masters * owned),
+        moments=int((moments + (masters if adam_keeps_masters(launch) else 0)) * owned),
         gradient_copies=4 * owned if copied else 0,
     )
 
@@ -73,14 +88,28 @@ def _owned(launch: Launch, buffers: Sequence[Buffer]) -> int:
     return sum(shard_numel(buffer, reduction_size(launch, buffer.group)) for buffer in buffers)
 
 
+def adam_keeps_masters(launch: Launch) -> bool:
+    """Whether the precision-aware Adam holds the masters itself, from its first step on.
+
+    It does not know scaling factors of FP8 but those of the delayed recipe, so Megatron keeps fp32 masters for the
+    others (`use_precision_aware_optimizer_no_fp8_or_ds_fp8`, core/optimizer/optimizer_config.py, 0.16.1).
+    """
+    optimizer, fp8 = launch.optimizer, launch.precision.fp8
+    known = fp8 is None or fp8.recipe == "delayed" or optimizer.main_params_dtype != "fp32"
+    return optimizer.precision_aware and known
+
+
 def _optimizer_bytes(launch: Launch) -> tuple[float, float]:
     """Bytes of master and of moments for each element."""
     optimizer = launch.optimizer
     masters: float = 0 if launch.precision.parameters == "fp32" else 4
     if optimizer.precision_aware:
+        moments = DTYPE_BYTES[optimizer.exp_avg_dtype] + DTYPE_BYTES[optimizer.exp_avg_sq_dtype]
+        if not adam_keeps_masters(launch):
+            return masters, moments
         remainder = launch.precision.parameters == "bf16" and optimizer.main_params_dtype == "fp32"
         masters = REMAINDER_BYTES if remainder else DTYPE_BYTES[optimizer.main_params_dtype]
-        return masters, DTYPE_BYTES[optimizer.exp_avg_dtype] + DTYPE_BYTES[optimizer.exp_avg_sq_dtype]
+        return masters, moments
     if optimizer.name == "sgd":
         return masters, 4 if optimizer.sgd_momentum else 0
     return masters, 8

@@ -41,6 +41,8 @@ class ChunkTimeline:
     """Bytes that stay between its forward and its backward."""
     forward: tuple[Point, ...]
     backward: tuple[Point, ...]
+    first_forward: tuple[Point, ...] = ()
+    """Of the first microbatch of all, where it differs from the others."""
 
     @cached_property
     def forward_peak(self) -> Point:
@@ -64,11 +66,13 @@ def retained_bytes(module: Module) -> int:
     return own if module.recomputed else own + sum(retained_bytes(child) for child in module.children)
 
 
-def timeline(tree: Module) -> ChunkTimeline:
-    """Both passes of a chunk."""
-    forward = tuple(_forward(tree, before=0, path="", held=[]))
+def timeline(tree: Module, *, first: Module | None = None) -> ChunkTimeline:
+    """Both passes of a chunk. `first` is its tree in the first forward of all, where that differs."""
     return ChunkTimeline(
-        retained=retained_bytes(tree), forward=forward, backward=tuple(_backward(tree, before=0, path="", around=()))
+        retained=retained_bytes(tree),
+        forward=tuple(_forward(tree, before=0, path="", held=[])),
+        backward=tuple(_backward(tree, before=0, path="", around=())),
+        first_forward=() if first is None else tuple(_forward(first, before=0, path="", held=[])),
     )
 
 
@@ -76,28 +80,32 @@ def _join(path: str, module: Module) -> str:
     return f"{path}.{module.name}" if path else module.name
 
 
-def _forward(module: Module, *, before: int, path: str, held: list[Tensor]) -> Iterator[Point]:
+def _forward(module: Module, *, before: int, path: str, held: list[Tensor], around: tuple[Tensor, ...] = ()) -> Iterator[Point]:
     """Points of a forward that keeps what backward needs. `held` collects what lives to the end of the chunk's forward."""
+    around = (*around, *module.forward_workspace)
     if module.recomputed:
         own = before + size(module.saved)
         for child in module.children:
-            yield from _without_gradients(child, before=own, path=_join(path, module), held=held)
+            yield from _without_gradients(child, before=own, path=_join(path, module), held=held, around=around)
         return
     here = before + size(module.saved)
     held.extend(module.forward_held)
     if not module.children:
-        yield Point("forward", _join(path, module), here, (*module.forward_workspace, *held))
+        yield Point("forward", _join(path, module), here, (*around, *held))
     for child in module.children:
-        yield from _forward(child, before=here, path=_join(path, module), held=held)
+        yield from _forward(child, before=here, path=_join(path, module), held=held, around=around)
         here += retained_bytes(child)
 
 
-def _without_gradients(module: Module, *, before: int, path: str, held: list[Tensor]) -> Iterator[Point]:
+def _without_gradients(
+    module: Module, *, before: int, path: str, held: list[Tensor], around: tuple[Tensor, ...]
+) -> Iterator[Point]:
     """Points of the first forward under a checkpoint: what a module would save lives only while it runs."""
+    around = (*around, *module.forward_workspace)
     if not module.children:
-        yield Point("forward", _join(path, module), before, (*module.saved, *module.forward_workspace, *held))
+        yield Point("forward", _join(path, module), before, (*module.saved, *around, *held))
     for child in module.children:
-        yield from _without_gradients(child, before=before, path=_join(path, module), held=held)
+        yield from _without_gradients(child, before=before, path=_join(path, module), held=held, around=around)
 
 
 def _backward(module: Module, *, before: int, path: str, around: tuple[Tensor, ...]) -> Iterator[Point]:

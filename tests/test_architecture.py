@@ -20,8 +20,8 @@ LAYERS = (
     ("modules.tree",),
     ("results",),
     ("modules", "schedule", "layout", "stages"),
-    ("timeline", "buffers", "states", "runtime", "device", "exchange"),
-    ("memory", "communication", "verdict", "advice", "recorded", "compare", "check"),
+    ("timeline", "fp8_weights", "buffers", "states", "runtime", "device", "exchange", "sharded", "unsharded"),
+    ("memory", "communication", "verdict", "advice", "recorded", "compare", "check", "replay"),
     ("predict",),
     ("report",),
 )
@@ -30,6 +30,8 @@ and those below it. The options of a launch, `analyzer.launch`, know of the unit
 OF_LAUNCH = ("units", "errors", "specs", "launch")
 OF_RECORDERS = ("units", "errors", "specs", "launch", "trace", "caching_allocator", "schedule", "runtime")
 """What `allocator_hook` may know of the analyzer."""
+JOINERS = ("allocator_hook.engines", "allocator_hook.shadow.report")
+"""They put predictions and recordings together, and know both."""
 
 SOURCES = sorted([ROOT / "get_training_info.py", *(ROOT / "analyzer").rglob("*.py"), *(ROOT / "allocator_hook").rglob("*.py")])
 ANALYZER = [path for path in SOURCES if path.is_relative_to(ROOT / "analyzer") and path.name != "__init__.py"]
@@ -111,6 +113,9 @@ def test_the_analyzer_is_pure(path: Path) -> None:
 @pytest.mark.parametrize("path", RECORDERS, ids=dotted)
 def test_recorders_know_only_launch_and_trace(path: Path) -> None:
     known = of_analyzer(imports(path))
+    if dotted(path) in JOINERS:
+        assert not any(stands_for("report", name) for name in known)
+        return
     assert {name for name in known if not any(stands_for(entry, name) for entry in OF_RECORDERS)} == set()
     assert "get_training_info" not in imports(path)
 

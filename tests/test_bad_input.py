@@ -103,7 +103,7 @@ BAD = [
     # right for Megatron, and not modelled yet
     ("--num-experts 8 --moe-token-dispatcher-type flex", "--moe-token-dispatcher-type"),
     ("--mtp-num-layers 1", "--mtp-num-layers"),
-    ("--fp8-format hybrid", "--fp8-format"),
+    ("--fp4-format e2m1", "--fp4-format"),
 ]
 
 

@@ -112,7 +112,7 @@ def test_printed_memory_adds_up(width: int) -> None:
             slack = [a + b for a, b in zip(slack, _half_a_digit(line), strict=True)]
         elif line.split()[0] == "parameters" and sizes:
             running, slack = sizes, _half_a_digit(line)
-    assert sums == 4
+    assert sums == 2
 
 
 def test_the_parts_of_runtime_and_temporary_memory_add_up_as_printed() -> None:

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.modules.layer import checkpointed, layers_of_chunk, transformer_layer
-from analyzer.modules.model import build, full_model, parameters
+from analyzer.modules.layer import LayerKind, checkpointed, layers_of_chunk, transformer_layer
+from analyzer.modules.model import ChunkKind, build, full_model, parameters
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module
 from analyzer.specs import (
@@ -108,14 +108,14 @@ def test_selective_recompute_drops_the_scores(sizes: dict[str, int]) -> None:
 @given(sizes=shapes_of_layers)
 def test_full_recompute_leaves_the_input_of_each_group(sizes: dict[str, int]) -> None:
     s, b, h = sizes["s"], sizes["b"], sizes["h"]
-    assert retained_bytes(checkpointed(Shapes(launch(**sizes)), mixtures=(False,) * 3)) == 2 * s * b * h
+    assert retained_bytes(checkpointed(Shapes(launch(**sizes)), kinds=(LayerKind(),) * 3)) == 2 * s * b * h
 
 
 def test_distributed_saved_activations_keep_a_part_each() -> None:
     asked = replace(
         launch(t=4), recompute=RecomputeSpec(granularity="full", method="uniform", num_layers=1, distribute_saved_activations=True)
     )
-    assert retained_bytes(checkpointed(Shapes(asked), mixtures=(False,))) == 2 * 1024 * 2 * 1024 // 4
+    assert retained_bytes(checkpointed(Shapes(asked), kinds=(LayerKind(),))) == 2 * 1024 * 2 * 1024 // 4
 
 
 @pytest.mark.parametrize("backend", ["flash", "fused"])
@@ -164,10 +164,10 @@ def test_a_gated_layer_of_llama() -> None:
 
 def test_block_recompute_covers_the_first_layers_of_the_chunk() -> None:
     asked = replace(launch(), recompute=RecomputeSpec(granularity="full", method="block", num_layers=3))
-    names = [module.name for module in layers_of_chunk(Shapes(asked), (False,) * 5)]
+    names = [module.name for module in layers_of_chunk(Shapes(asked), (LayerKind(),) * 5)]
     assert names == ["checkpoint"] * 3 + ["layers"] * 2
     nothing = replace(launch(), recompute=RecomputeSpec(granularity="full", method="block", num_layers=0))
-    assert {module.name for module in layers_of_chunk(Shapes(nothing), (False,) * 2)} == {"layers"}
+    assert {module.name for module in layers_of_chunk(Shapes(nothing), (LayerKind(),) * 2)} == {"layers"}
 
 
 def test_parameters_of_gpt3_175b() -> None:
@@ -180,7 +180,7 @@ def test_parameters_of_gpt3_175b() -> None:
 
 def test_shards_add_up_to_the_whole() -> None:
     for t in (2, 8):
-        tree = build(Shapes(launch(t=t)), mixtures=(False,) * 4, pre_process=True, post_process=True)
+        tree = build(Shapes(launch(t=t)), ChunkKind(layers=(LayerKind(),) * 4))
         split = [parameter for parameter in parameters(tree) if parameter.sharding == "tensor"]
         assert split
         assert all(parameter.numel * t == parameter.full_numel for parameter in split)
@@ -197,7 +197,7 @@ def test_backward_starts_from_what_forward_kept(t: int, sp: bool, recompute: str
         "full": RecomputeSpec(granularity="full", method="uniform", num_layers=1),
     }[recompute]
     asked = replace(launch(t=t, sp=sp and t > 1), recompute=spec)
-    line = timeline(build(Shapes(asked), mixtures=(False,) * layers, pre_process=True, post_process=True))
+    line = timeline(build(Shapes(asked), ChunkKind(layers=(LayerKind(),) * layers)))
     assert line.backward[0].saved == line.retained
     assert line.forward_peak.bytes >= line.retained
     saved = [point.saved for point in line.backward]

@@ -159,7 +159,7 @@ def test_errors_of_our_options(argv: list[str], option: str, words: str) -> None
 
 @pytest.mark.parametrize(
     "argv",
-    [["--info-engine", "shadow"], ["--info-engine=both"], ["--info-html", "x"], ["--info-record", "x"]],
+    [["--info-html", "x"]],
 )
 def test_what_comes_later_is_refused_by_name(argv: list[str]) -> None:
     with pytest.raises(UnsupportedError, match=argv[0].partition("=")[0]):

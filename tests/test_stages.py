@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.errors import InputError, UnsupportedError
+from analyzer.errors import InputError
 from analyzer.results import Chunk
 from analyzer.specs import ParallelSpec, PipelineSpec
 from analyzer.stages import chunks
@@ -170,6 +170,11 @@ def test_splits_that_cannot_be(total: int, parallel: ParallelSpec, named: str) -
     assert error.value.option == named
 
 
-def test_multi_token_prediction_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedError, match="multi-token prediction"):
-        chunks(4, spec(2, layout=("Ett", "ttmL")))
+def test_multi_token_prediction_lies_in_the_last_stage_or_where_the_layout_says() -> None:
+    def depths(parallel: ParallelSpec) -> list[list[int]]:
+        return [[chunk.mtp_layers for chunk in rank] for rank in chunks(4, parallel, mtp_layers=2)]
+
+    assert depths(spec(2)) == [[0], [2]]
+    assert depths(spec(2, 2)) == [[0, 0], [0, 2]]
+    assert depths(spec(4, layout=("Ett", "tt", "mm", "L"))) == [[0], [0], [2], [0]]
+    assert depths(spec(2, 2, layout=("Et", "tt", "tmm", "L"))) == [[0, 2], [0, 0]]

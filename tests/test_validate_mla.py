@@ -124,10 +124,12 @@ def test_deepseek_and_kimi() -> None:
     assert {"deepseek-v2-lite", "kimi-k2"} <= seen
 
 
-def test_multi_token_prediction_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedError, match=r"^--mtp-num-layers 1"):
-        launch_of("--mtp-num-layers 1 --position-embedding-type rope")
+def test_multi_token_prediction_is_taken() -> None:
+    assert launch_of("--mtp-num-layers 1 --position-embedding-type rope").model.mtp_num_layers == 1
     assert launch_of("--mtp-num-layers 0").model.mtp_num_layers == 0
+    full = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2"
+    with pytest.raises(InputError, match=r"^--recompute-num-layers: with multi-token prediction"):
+        launch_of(f"--mtp-num-layers 1 --position-embedding-type rope {full}")
 
 
 def test_layers_of_multi_token_prediction() -> None:

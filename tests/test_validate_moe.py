@@ -296,15 +296,11 @@ def test_grids_that_megatron_refuses(record: dict[str, Any]) -> None:
 
 
 def test_published_mixtures() -> None:
-    """Every mixture whose parameters Megatron counted; gpt-oss has attention of a kind that is refused by name."""
+    """Every mixture whose parameters Megatron counted."""
     built = 0
     for record in json.loads(shared("truth/parameters.json").read_text())["records"]:
         words = record["argv"]
         if "--num-experts" not in words:
-            continue
-        if record["model"] == "gpt-oss-20b":
-            with pytest.raises(UnsupportedError, match=r"^--window-size"):
-                launch_from(record)
             continue
         launch, layout = launch_from(record), record["layout"]
         model, parallel = launch.model, launch.parallel
@@ -313,6 +309,8 @@ def test_published_mixtures() -> None:
         assert model.ffn_hidden_size == record["ffn_hidden_size"]
         # three matrices of every expert (gate, up and down), in every layer of experts
         routed = 3 * model.hidden_size * model.moe.ffn_hidden_size * model.moe.num_experts * sum(model.moe.layers)
+        if model.bias_linear:  # of all three
+            routed += (2 * model.moe.ffn_hidden_size + model.hidden_size) * model.moe.num_experts * sum(model.moe.layers)
         assert routed == record["full_routed_experts"]
         if model.moe.shared_ffn_hidden_size is not None:
             shared_width = 3 * model.hidden_size * model.moe.shared_ffn_hidden_size

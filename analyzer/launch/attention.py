@@ -1,8 +1,8 @@
 """Which attention kernel Transformer Engine picks: it decides whether the score matrices exist.
 
 Transformer Engine 2.11, `get_attention_backend`
-(transformer_engine/pytorch/attention/dot_product_attention/utils.py), without the parts on fp8, packed sequences,
-biases and sliding windows, which do not reach it here. Head sizes of the fused kernel: `nvte_get_fused_attn_backend`
+(transformer_engine/pytorch/attention/dot_product_attention/utils.py), without the parts on fp8, packed sequences
+and biases, which do not reach it here. Head sizes of the fused kernel: `nvte_get_fused_attn_backend`
 (transformer_engine/common/fused_attn/fused_attn.cpp) with cuDNN 9.5 or later, on Blackwell and for heads of two sizes
 9.11 or later.
 Megatron turns `--attention-backend` into the environment variables that this function reads
@@ -38,6 +38,12 @@ class AttentionNeeds:
     context: int = 1
     deterministic: bool = False
     max_logit: bool = False
+    sinks: bool = False
+    """A softmax with a sink (`--softmax-type`); in the fused kernel with cuDNN 9.13.1 or later."""
+    window: tuple[int, int] | None = None
+    """Tokens seen before and after each; None for all before it."""
+    dropout: bool = False
+    cp_comm_type: str = "p2p"
 
 
 def check_switches(backend: str, *, environ: Mapping[str, str], option: str = "--attention-backend") -> None:
@@ -72,6 +78,8 @@ def choose_backend(
     sentence = f"Transformer Engine 2.11 would run {picked} attention on {where}"
     if picked == "flash":
         sentence += ", with flash-attn 2 installed; without it the peak may be higher"
+    if needs.sinks and picked == "fused":
+        sentence += ", with cuDNN 9.13.1 or later for the sinks; without it the score matrices exist and the peak is higher"
     return picked, sentence + "."
 
 
@@ -82,12 +90,18 @@ def _describe(needs: AttentionNeeds) -> str:
         parts.append(f"context size {needs.context}")
     if needs.deterministic:
         parts.append("deterministic")
+    if needs.sinks:
+        parts.append("sinks")
+    if needs.window:
+        parts.append("a window of {},{}".format(*needs.window) + (" with dropout" if needs.dropout else ""))
     return ", ".join(parts)
 
 
 def _supported(needs: AttentionNeeds, capability: tuple[int, int]) -> list[AttentionBackend]:
     """Kernels that can do it, the preferred one first: fused before flash from Hopper on, flash before it."""
     picks: list[AttentionBackend] = []
+    if needs.context > 1 and ((needs.sinks and needs.cp_comm_type != "a2a") or (needs.window and "p2p" in needs.cp_comm_type)):
+        return picks
     if _flash_supports(needs, capability):
         picks.append("flash")
     if _fused_supports(needs, capability):
@@ -107,6 +121,7 @@ def _flash_supports(needs: AttentionNeeds, capability: tuple[int, int]) -> bool:
         needs.half_precision
         and capability >= (8, 0)
         and not needs.max_logit
+        and not needs.sinks
         and not _two_sizes(needs)
         and needs.head_dim % 8 == 0
         and needs.head_dim <= widest
@@ -115,7 +130,8 @@ def _flash_supports(needs: AttentionNeeds, capability: tuple[int, int]) -> bool:
 
 def _fused_supports(needs: AttentionNeeds, capability: tuple[int, int]) -> bool:
     deterministic = not needs.deterministic or HOPPER <= capability < BLACKWELL
-    return needs.half_precision and capability >= (8, 0) and deterministic and _fused_sizes(needs, capability)
+    window = needs.window is None or (needs.window[1] == 0 and not needs.dropout)
+    return needs.half_precision and capability >= (8, 0) and deterministic and window and _fused_sizes(needs, capability)
 
 
 def _fused_sizes(needs: AttentionNeeds, capability: tuple[int, int]) -> bool:

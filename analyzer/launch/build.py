@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analyzer.launch.supported import assumptions_of, refuse_unmodelled
+from analyzer.launch.validate import since
 from analyzer.launch.validate_batch import check_batch, check_schedule
+from analyzer.launch.validate_fp8 import check_fp8
+from analyzer.launch.validate_fsdp import check_fsdp, sharding_optimizer
 from analyzer.launch.validate_mla import check_mla
 from analyzer.launch.validate_model import check_model
 from analyzer.launch.validate_moe import check_moe
@@ -46,7 +49,7 @@ def build(
     refuse_unmodelled(arguments)
     grid = check_grid(arguments, world_size=world.nodes * world.gpus_per_node)
     connections, connections_note = check_connections(arguments, grid, environ=environ, gpu=gpu)
-    cp_comm_type, context_notes = check_context(arguments, context=grid.context)
+    cp_comm_type, cp_inner_size, context_notes = check_context(arguments, context=grid.context)
     sequence_parallel = check_sequence_parallel(arguments, tensor=grid.tensor)
     shape = check_shape(arguments, tensor=grid.tensor, context=grid.context, sequence_parallel=sequence_parallel)
     stages = check_stages(arguments, num_layers=shape.num_layers, pipeline=grid.pipeline)
@@ -64,9 +67,19 @@ def build(
         mla=check_mla(arguments, context=grid.context, cp_comm_type=cp_comm_type),
         half_precision=precision.parameters != "fp32",
         context=grid.context,
+        cp_comm_type=cp_comm_type,
         environ=environ,
         gpu=gpu,
     )
+    fp8, fp8_notes = check_fp8(
+        arguments,
+        num_layers=shape.num_layers,
+        pipeline=grid.pipeline,
+        optimizer=optimizer,
+        implementation=model.implementation,
+        gpu=gpu,
+    )
+    precision = replace(precision, fp8=fp8)
     moe, moe_notes = check_moe(
         arguments,
         model=model,
@@ -81,6 +94,8 @@ def build(
     runtime, runtime_notes = check_runtime(
         arguments, pipeline=grid.pipeline, implementation=model.implementation, connections=connections, environ=environ
     )
+    fsdp = check_fsdp(arguments, grid=grid, model=model, precision=precision, optimizer=optimizer, runtime=runtime, environ=environ)
+    optimizer = sharding_optimizer(optimizer, fsdp, release_switches_overlap=not since(arguments, "0.14"))
     parallel = ParallelSpec(
         world_size=grid.world_size,
         nodes=world.nodes,
@@ -98,6 +113,7 @@ def build(
         overlap_p2p=stages.overlap_p2p,
         pipeline_layout=stages.layout,
         cp_comm_type=cp_comm_type,
+        cp_inner_size=cp_inner_size,
     )
     notes = (
         *arguments.assumptions,
@@ -108,6 +124,7 @@ def build(
         *batch_notes,
         *model_notes,
         *moe_notes,
+        *fp8_notes,
         *context_notes,
         *([connections_note] if connections_note else []),
         *runtime_notes,
@@ -124,4 +141,5 @@ def build(
         hardware=gpu,
         megatron=arguments.release,
         assumptions=notes,
+        fsdp=fsdp,
     )

@@ -16,8 +16,7 @@ PREFIX: Final = "--info-"
 class InfoOptions:
     """What to do with the launch: one field for each --info option."""
 
-    engine: str = "formula"
-    """formula, shadow or both."""
+    engine: Literal["formula", "shadow", "both"] = "formula"
     gpu: str | None = None
     gpu_memory: int | None = None
     """Bytes."""
@@ -29,6 +28,10 @@ class InfoOptions:
     record: str | None = None
     check: str | None = None
     tolerance: float = 0.01
+    rank: int | None = None
+    """The global rank to record; None is the fullest one."""
+    layers: int | None = None
+    """Decoder layers to record, where the whole model would not fit."""
     moe_imbalance: float = 1.0
     """Tokens of the fullest rank's experts over the mean."""
     launch: bool = False
@@ -37,11 +40,8 @@ class InfoOptions:
 
 CHOICES: Final = {"engine": ("formula", "shadow", "both"), "detail": ("summary", "full")}
 FLAGS: Final = {PREFIX + field.replace("_", "-"): field for field in InfoOptions.__slots__}
-NOT_YET: Final = {
-    ("engine", "shadow"): "the shadow recorder",
-    ("engine", "both"): "the shadow recorder",
+NOT_YET: Final[dict[tuple[str, str | None], str]] = {
     ("html", None): "the HTML report",
-    ("record", None): "recording",
 }
 """Options (with a value, or with any) whose part of the program does not exist yet."""
 
@@ -88,6 +88,8 @@ def _value(flag: str, word: str | None) -> Any:
         return _size(flag, word)
     if field == "tolerance":
         return _tolerance(flag, word)
+    if field in ("rank", "layers"):
+        return _number(flag, word, least=0 if field == "rank" else 1)
     if field == "moe_imbalance":
         return _imbalance(flag, word)
     return word
@@ -98,6 +100,12 @@ def _size(flag: str, word: str) -> int:
         return parse_size(word)
     except ValueError:
         raise InputError(flag, f"{word!r} is not a size of memory", "write one such as 80GiB or 80GB") from None
+
+
+def _number(flag: str, word: str, *, least: int) -> int:
+    if not word.isdecimal() or int(word) < least:
+        raise InputError(flag, f"{word!r} is not a whole number from {least} on", f"write one such as {least + 1}")
+    return int(word)
 
 
 def _tolerance(flag: str, word: str) -> float:

@@ -9,39 +9,44 @@ from typing import Final
 
 _MODELLED: Final = """
     account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split accumulate_allreduce_grads_in_fp32
-    add_bias_linear add_position_embedding add_qkv_bias apply_query_key_layer_scaling
+    activation_func_clamp_value add_bias_linear add_position_embedding add_qkv_bias apply_query_key_layer_scaling
     apply_residual_connection_post_layernorm apply_rope_fusion attention_backend attention_dropout
     attention_softmax_in_fp32 bf16 bias_dropout_fusion bias_gelu_fusion bias_swiglu_fusion calculate_per_token_loss
     check_for_nan_in_loss_and_grad ckpt_format clip_grad context_parallel_size cp_comm_type
     create_attention_mask_in_dataloader cross_entropy_fusion_impl cross_entropy_loss_fusion
-    data_parallel_random_init ddp_average_in_collective ddp_bucket_size ddp_num_buckets
-    ddp_pad_buckets_for_high_nccl_busbw ddp_reduce_scatter_with_fp32_accumulation decoder_first_pipeline_num_layers
-    decoder_last_pipeline_num_layers decoder_seq_length decrease_batch_size_if_needed defer_embedding_wgrad_compute
-    deterministic_mode distribute_saved_activations empty_unused_memory_level encoder_num_layers encoder_seq_length
-    eval_global_batch_size exp_avg_dtype exp_avg_sq_dtype expert_model_parallel_size expert_tensor_parallel_size
-    ffn_hidden_size fp16 fp16_lm_cross_entropy fp32_residual_connection global_batch_size grad_reduce_in_bf16
+    data_parallel_random_init data_parallel_sharding_strategy ddp_average_in_collective ddp_bucket_size
+    ddp_num_buckets ddp_pad_buckets_for_high_nccl_busbw ddp_reduce_scatter_with_fp32_accumulation
+    decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers decoder_seq_length
+    decrease_batch_size_if_needed defer_embedding_wgrad_compute deterministic_mode distribute_saved_activations
+    empty_unused_memory_level encoder_num_layers encoder_seq_length eval_global_batch_size exp_avg_dtype
+    exp_avg_sq_dtype expert_model_parallel_size expert_tensor_parallel_size ffn_hidden_size finetune
+    first_last_layers_bf16 fp16 fp16_lm_cross_entropy fp32_residual_connection fp8 fp8_amax_history_len
+    fp8_param_gather fp8_recipe fsdp_double_buffer global_batch_size grad_reduce_in_bf16
     gradient_accumulation_fusion group_query_attention hidden_dropout hidden_size
-    hierarchical_context_parallel_sizes kv_channels kv_lora_rank log_num_zeros_in_grad log_params_norm loss_scale
-    lr_decay_samples lr_warmup_samples main_grads_dtype main_params_dtype make_vocab_size_divisible_by
-    masked_softmax_fusion max_position_embeddings micro_batch_size microbatch_group_size_per_vp_stage
-    moe_aux_loss_coeff moe_enable_deepep moe_expert_capacity_factor moe_ffn_hidden_size moe_grouped_gemm
-    moe_latent_size moe_layer_freq moe_layer_recompute moe_pad_expert_input_to_capacity moe_permute_fusion
-    moe_router_dtype moe_router_enable_expert_bias moe_router_group_topk moe_router_load_balancing_type
-    moe_router_num_groups moe_router_padding_for_fp8 moe_router_padding_for_quantization moe_router_pre_softmax
-    moe_router_score_function moe_router_topk moe_shared_expert_gate moe_shared_expert_intermediate_size
-    moe_shared_expert_overlap moe_token_dispatcher_type moe_use_legacy_grouped_gemm moe_z_loss_coeff
-    multi_latent_attention normalization num_attention_heads num_distributed_optimizer_instances num_experts
-    num_layers num_layers_per_virtual_pipeline_stage num_query_groups num_virtual_stages_per_pipeline_rank
-    overlap_grad_reduce overlap_p2p_comm overlap_p2p_comm_warmup_flush overlap_param_gather
-    overlap_param_gather_with_optimizer_step pad_vocab_size padded_vocab_size pipeline_model_parallel_layout
-    pipeline_model_parallel_size q_lora_rank qk_head_dim qk_layernorm qk_pos_emb_head_dim quick_geglu
-    rampup_batch_size recompute_activations recompute_granularity recompute_method recompute_modules
-    recompute_num_layers rope_type rotary_interleaved rotary_percent seq_length sequence_parallel sgd_momentum
-    squared_relu step_batch_size_schedule swiglu tensor_model_parallel_size tokenizer_model
-    tokenizer_sentencepiece_legacy tokenizer_type train_iters train_samples untie_embeddings_and_output_weights
-    use_cpu_initialization use_distributed_optimizer use_flash_attn use_legacy_models use_precision_aware_optimizer
-    use_rotary_position_embeddings use_tp_pp_dp_mapping v_head_dim vocab_extra_ids vocab_file vocab_size
-    weight_decay
+    hierarchical_context_parallel_sizes init_model_with_meta_device kv_channels kv_lora_rank log_num_zeros_in_grad
+    log_params_norm loss_scale lr_decay_samples lr_warmup_samples main_grads_dtype main_params_dtype
+    make_vocab_size_divisible_by masked_softmax_fusion max_position_embeddings megatron_fsdp_grad_comm_dtype
+    megatron_fsdp_main_grads_dtype micro_batch_size microbatch_group_size_per_vp_stage moe_aux_loss_coeff
+    moe_enable_deepep moe_expert_capacity_factor moe_ffn_hidden_size moe_grouped_gemm moe_latent_size moe_layer_freq
+    moe_layer_recompute moe_pad_expert_input_to_capacity moe_permute_fusion moe_router_dtype
+    moe_router_enable_expert_bias moe_router_group_topk moe_router_load_balancing_type moe_router_num_groups
+    moe_router_padding_for_fp8 moe_router_padding_for_quantization moe_router_pre_softmax moe_router_score_function
+    moe_router_topk moe_shared_expert_gate moe_shared_expert_intermediate_size moe_shared_expert_overlap
+    moe_token_dispatcher_type moe_use_legacy_grouped_gemm moe_z_loss_coeff mtp_num_layers multi_latent_attention
+    no_load_optim normalization num_attention_heads num_distributed_optimizer_instances num_experts num_layers
+    num_layers_at_end_in_bf16 num_layers_at_start_in_bf16 num_layers_per_virtual_pipeline_stage num_query_groups
+    num_virtual_stages_per_pipeline_rank outer_dp_sharding_strategy overlap_grad_reduce overlap_p2p_comm
+    overlap_p2p_comm_warmup_flush overlap_param_gather overlap_param_gather_with_optimizer_step pad_vocab_size
+    padded_vocab_size pipeline_model_parallel_layout pipeline_model_parallel_size q_lora_rank qk_head_dim
+    qk_layernorm qk_pos_emb_head_dim quick_geglu rampup_batch_size recompute_activations recompute_granularity
+    recompute_method recompute_modules recompute_num_layers reuse_grad_buf_for_mxfp8_param_ag rope_type
+    rotary_interleaved rotary_percent seq_length sequence_parallel sgd_momentum softmax_type squared_relu
+    step_batch_size_schedule suggested_communication_unit_size swiglu tensor_model_parallel_size tokenizer_model
+    tokenizer_sentencepiece_legacy tokenizer_type torch_fsdp2_reshard_after_forward train_iters train_samples
+    untie_embeddings_and_output_weights use_cpu_initialization use_custom_fsdp use_distributed_optimizer
+    use_flash_attn use_legacy_models use_megatron_fsdp use_precision_aware_optimizer use_rotary_position_embeddings
+    use_torch_fsdp2 use_tp_pp_dp_mapping v_head_dim vocab_extra_ids vocab_file vocab_size weight_decay
+    window_attn_skip_freq window_size
 """
 
 MODELLED: Final = frozenset(_MODELLED.split())
@@ -117,8 +122,8 @@ _REASONS: Final[dict[str, str]] = {
         moe_routing_trace_capture_hidden_states moe_routing_trace_capture_logits moe_routing_trace_dump_weights
         moe_routing_trace_max_training_iters moe_upcycling_granularity
     """,
-    "for multi-token prediction, which is refused": """
-        mtp_detach_heads mtp_hybrid_override_pattern mtp_loss_scaling_factor mtp_standalone mtp_use_repeated_layer
+    "scales the loss of multi-token prediction, or is derived from the layout": """
+        mtp_loss_scaling_factor mtp_standalone
     """,
     "for other kinds of attention, which are refused": """
         dsa_indexer_head_dim dsa_indexer_k_norm_epsilon dsa_indexer_k_norm_fp32 dsa_indexer_loss_coeff
@@ -126,24 +131,23 @@ _REASONS: Final[dict[str, str]] = {
         dsa_indexer_skip_topk_offset dsa_indexer_topk dsa_indexer_topk_freq dsa_indexer_use_sparse_loss
         dsa_kernel_backend kitchen_attention_backend linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads
         linear_num_value_heads linear_value_head_dim mrope_section qk_clip_alpha qk_clip_threshold
-        relative_attention_max_distance relative_attention_num_buckets window_attn_skip_freq
+        relative_attention_max_distance relative_attention_num_buckets
     """,
     "for Mamba, which is refused": """
         disable_mamba_mem_eff_path mamba_head_dim mamba_num_groups mamba_num_heads mamba_state_dim
-        mamba_training_ssm_states_dtype use_mamba_mem_eff_path
+        mamba_training_ssm_states_dtype mtp_hybrid_override_pattern use_mamba_mem_eff_path
     """,
-    "for fp8 and fp4, which are refused": """
-        first_last_layers_bf16 fp4_quantizer_factory fp4_recipe fp8_amax_compute_algo fp8_amax_history_len
-        fp8_interval fp8_margin fp8_output_proj fp8_quantizer_factory fp8_recipe fp8_wgrad num_layers_at_end_in_bf16
-        num_layers_at_start_in_bf16 reuse_grad_buf_for_mxfp8_param_ag
+    "values of scaling factors, not their number": """
+        fp8_amax_compute_algo fp8_interval fp8_margin
     """,
-    "for fully sharded data parallelism, which is refused": """
-        data_parallel_sharding_strategy enable_full_sharding_in_hsdp fsdp_db_use_persist_buf_on_alloc_fail
-        fsdp_double_buffer fsdp_manual_registration gradient_reduce_div_fusion init_model_with_meta_device
-        keep_fp8_transpose_cache keep_fp8_transpose_cache_when_using_custom_fsdp
-        megatron_fsdp_enable_fine_grained_param_gather megatron_fsdp_grad_comm_dtype megatron_fsdp_main_grads_dtype
-        megatron_fsdp_main_params_dtype megatron_fsdp_max_pool_double_buffer outer_dp_sharding_strategy
-        strict_fsdp_dtensor_load suggested_communication_unit_size torch_fsdp2_reshard_after_forward
+    "for quantizers of one's own and for fp4, which are refused": """
+        fp4_quantizer_factory fp4_recipe fp8_quantizer_factory
+    """,
+    "Transformer Engine 2.11 no longer reads it": """
+        fp8_wgrad
+    """,
+    "order of operations of Megatron-FSDP, or its checkpoints": """
+        fsdp_manual_registration gradient_reduce_div_fusion strict_fsdp_dtensor_load
     """,
     "for other optimizers, which are refused": """
         lion_beta1 lion_beta2 muon_coefficient_type muon_extra_scale_factor muon_fp32_matmul_prec muon_momentum
@@ -204,7 +208,7 @@ _REASONS: Final[dict[str, str]] = {
         perform_initialization seed te_rng_tracker
     """,
     "numbers inside a kernel": """
-        apply_layernorm_1p disable_bf16_reduced_precision_matmul flash_attention_version layernorm_epsilon
+        apply_layernorm_1p disable_bf16_reduced_precision_matmul flash_attention_version glu_linear_offset layernorm_epsilon
         layernorm_zero_centered_gamma moe_mlp_glu_interleave_size moe_shared_expert_glu_interleave_size mscale
         mscale_all_dim no_persist_layer_norm norm_epsilon rope_scaling_factor rotary_base rotary_scaling_factor
         rotary_seq_len_interpolation_factor use_rope_scaling yarn_beta_fast yarn_beta_slow
@@ -224,7 +228,7 @@ _REASONS: Final[dict[str, str]] = {
         ckpt_fully_parallel_load_process_group ckpt_fully_parallel_save ckpt_fully_parallel_save_process_group
         ckpt_load_validate_sharding_integrity ckpt_step dist_ckpt_optim_fully_reshardable dist_ckpt_save_pre_mcore_014
         dist_ckpt_strictness dist_ckpt_workers distrib_optim_fully_reshardable_mem_efficient enable_msc
-        exit_on_missing_checkpoint finetune load_main_params_from_ckpt load_model_opt_format no_load_optim no_load_rng
+        exit_on_missing_checkpoint load_main_params_from_ckpt load_model_opt_format no_load_rng
         no_save_optim no_save_rng non_persistent_ckpt_type non_persistent_global_ckpt_dir
         non_persistent_local_ckpt_algo non_persistent_local_ckpt_dir non_persistent_save_interval
         override_ckpt_iteration replication replication_factor replication_jump save save_interval

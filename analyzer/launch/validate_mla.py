@@ -29,7 +29,7 @@ def check_mla(arguments: Arguments, *, context: int, cp_comm_type: str) -> MlaSp
     _check_implementation(arguments)
     _check_queries(arguments)
     _check_positions(arguments, rope_type=rope_type)
-    if context > 1 and cp_comm_type != "p2p":
+    if context > 1 and "p2p" not in cp_comm_type:
         raise InputError(
             option(arguments, "cp_comm_type"), f"{cp_comm_type} does not go with multi-latent attention", "use --cp-comm-type p2p"
         )

@@ -7,11 +7,14 @@ Megatron: `validate_args`, `core_transformer_config_from_args` (megatron/trainin
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, cast
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.attention import AttentionNeeds, check_switches, choose_backend
-from analyzer.launch.validate import RELEASE_2023, option, share, switched_on, text
+from analyzer.launch.validate import RELEASE_2023, option, share, since, switched_on, text
+from analyzer.launch.validate_window import check_window, softmax_type
 from analyzer.specs import Activation, AttentionBackend, CrossEntropy, HardwareSpec, Implementation, MlaSpec, ModelSpec
 
 if TYPE_CHECKING:
@@ -19,7 +22,8 @@ if TYPE_CHECKING:
     from analyzer.launch.validate_shape import Shape
     from analyzer.launch.vocabulary import Vocabulary
 
-_POSITIONS: Final = ("learned_absolute", "rope", "none")
+_POSITIONS: Final = ("learned_absolute", "rope", "yarn", "none")
+"""yarn (core 0.19 on) rotates as rope does, by other angles."""
 
 
 def check_model(
@@ -30,6 +34,7 @@ def check_model(
     mla: MlaSpec | None,
     half_precision: bool,
     context: int,
+    cp_comm_type: str,
     environ: Mapping[str, str],
     gpu: HardwareSpec,
 ) -> tuple[ModelSpec, tuple[str, ...]]:
@@ -38,16 +43,28 @@ def check_model(
     position = _position(arguments)
     activation = _activation(arguments)
     bias = not _is_off(arguments, "add_bias_linear")
-    backend, chosen = _attention(
-        arguments,
-        implementation=implementation,
+    window, windowed = check_window(arguments, num_layers=shape.num_layers, implementation=implementation)
+    needs = AttentionNeeds(
+        half_precision=half_precision,
         head_dim=mla.query_head_dim if mla else shape.kv_channels,
         value_head_dim=mla.v_head_dim if mla else None,
-        half_precision=half_precision,
         context=context,
-        environ=environ,
-        gpu=gpu,
+        deterministic=switched_on(arguments, "deterministic_mode") or environ.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0",
+        max_logit=switched_on(arguments, "log_max_attention_logit"),
+        sinks=softmax_type(arguments, implementation=implementation) != "vanilla",
+        dropout=share(arguments, "attention_dropout", 0.1, zero=True) > 0,
+        cp_comm_type=cp_comm_type,
     )
+    choose = partial(_attention, arguments, implementation=implementation, environ=environ, gpu=gpu)
+    if windowed and all(windowed):
+        needs = replace(needs, window=window)
+    backend, chosen = choose(needs)
+    window_backend = None
+    if window and any(windowed) and not all(windowed):
+        of_window, sentence = choose(replace(needs, window=window))
+        if of_window != backend:
+            window_backend = of_window
+            chosen += tuple(f"In layers with a window of {window[0]}: {each}" for each in sentence)
     scaling = switched_on(arguments, "apply_query_key_layer_scaling")
     model = ModelSpec(
         num_layers=shape.num_layers,
@@ -79,6 +96,11 @@ def check_model(
         fp32_residual_connection=switched_on(arguments, "fp32_residual_connection"),
         implementation=implementation,
         attention_backend=backend,
+        softmax_type=softmax_type(arguments, implementation=implementation),
+        windowed=windowed,
+        window_backend=window_backend,
+        activation_clamped=arguments.get("activation_func_clamp_value") is not None,
+        glu_offset=implementation != "legacy" and since(arguments, "0.15"),
         cross_entropy=_cross_entropy(arguments, implementation=implementation),
         fp16_lm_cross_entropy=switched_on(arguments, "fp16_lm_cross_entropy"),
         mla=mla,
@@ -108,7 +130,7 @@ def _position(arguments: Arguments) -> Literal["learned_absolute", "rope", "none
     """Position embeddings; kinds other than these three are refused before, in `supported`."""
     rotary = switched_on(arguments, "use_rotary_position_embeddings")
     kind = "rope" if rotary else text(arguments, "position_embedding_type", "learned_absolute")
-    if _is_off(arguments, "add_position_embedding") and kind != "rope":
+    if _is_off(arguments, "add_position_embedding") and kind not in ("rope", "yarn"):
         if arguments.release == RELEASE_2023:
             return "none"
         raise InputError(
@@ -122,7 +144,7 @@ def _position(arguments: Arguments) -> Literal["learned_absolute", "rope", "none
             f"{kind!r} is not a kind of position",
             f"use one of {', '.join(_POSITIONS)}",
         )
-    return cast(Literal["learned_absolute", "rope", "none"], kind)
+    return cast(Literal["learned_absolute", "rope", "none"], "rope" if kind == "yarn" else kind)
 
 
 def _activation(arguments: Arguments) -> Activation:
@@ -181,12 +203,9 @@ def _cross_entropy(arguments: Arguments, *, implementation: Implementation) -> C
 
 def _attention(
     arguments: Arguments,
+    needs: AttentionNeeds,
     *,
     implementation: Implementation,
-    head_dim: int,
-    value_head_dim: int | None,
-    half_precision: bool,
-    context: int,
     environ: Mapping[str, str],
     gpu: HardwareSpec,
 ) -> tuple[AttentionBackend, tuple[str, ...]]:
@@ -196,7 +215,7 @@ def _attention(
     if implementation == "legacy":
         if not switched_on(arguments, "use_flash_attn"):
             return "unfused", ()
-        if not half_precision:
+        if not needs.half_precision:
             raise InputError(
                 option(arguments, "use_flash_attn"), "flash attention works in 16 bit only", "add --bf16, or leave it out"
             )
@@ -207,20 +226,12 @@ def _attention(
         )
     check_switches(requested, environ=environ, option=named)
     if implementation == "local":
-        if context > 1:
+        if needs.context > 1:
             raise InputError(
                 option(arguments, "context_parallel_size"),
                 "needs the attention of Transformer Engine",
                 "use --transformer-impl transformer_engine",
             )
         return "unfused", ()
-    needs = AttentionNeeds(
-        half_precision=half_precision,
-        head_dim=head_dim,
-        value_head_dim=value_head_dim,
-        context=context,
-        deterministic=switched_on(arguments, "deterministic_mode") or environ.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0",
-        max_logit=switched_on(arguments, "log_max_attention_logit"),
-    )
     backend, sentence = choose_backend(requested, needs=needs, gpu=gpu, option=named)
     return backend, (sentence,)

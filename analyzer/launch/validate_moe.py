@@ -64,6 +64,7 @@ def check_moe(
         permute_fusion=switched_on(arguments, "moe_permute_fusion"),
         capacity_factor=capacity_factor,
         pad_to_capacity=pad,
+        pad_for_quantization=router.pad_for_quantization,
         router_dtype=router.dtype,
         load_balancing=router.load_balancing,
         aux_loss_coeff=router.aux_loss_coeff,

@@ -37,6 +37,12 @@ def check_mtp(arguments: Arguments, *, model: ModelSpec, context: int) -> int:
             f"does not go with {model.position_embedding} positions",
             "use --position-embedding-type rope or none",
         )
+    if arguments.get("recompute_method") == "uniform" and whole(arguments, "recompute_num_layers") not in (None, 1):
+        raise InputError(
+            option(arguments, "recompute_num_layers"),
+            "with multi-token prediction full recomputation covers one layer at a time",
+            "use --recompute-num-layers 1",
+        )
     if context > 1 and not since(arguments, "0.13"):
         raise InputError(named, "does not go with context parallelism before core 0.13", "use --context-parallel-size 1")
     return layers

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.validate import RELEASE_2023, option, positive, since, size, switched_on, whole
+from analyzer.launch.validate_fsdp import sharding_flag
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
@@ -133,8 +134,11 @@ def _check_optimizer_instances(arguments: Arguments, grid: Grid) -> None:
             )
 
 
-def check_context(arguments: Arguments, *, context: int) -> tuple[str, tuple[str, ...]]:
-    """How context-parallel ranks talk (`--cp-comm-type`), and what is assumed about their memory."""
+def check_context(arguments: Arguments, *, context: int) -> tuple[str, int, tuple[str, ...]]:
+    """How context-parallel ranks talk (`--cp-comm-type`), ranks of an inner group (1 without), and what is assumed.
+
+    With one rank in the inner or the outer groups Transformer Engine does as if there were one group (`attn_forward_func_with_cp`).
+    """
     value = arguments.get("cp_comm_type")
     types = [value] if isinstance(value, str) else list(value) if isinstance(value, list | tuple) else ["p2p"]
     named = option(arguments, "cp_comm_type")
@@ -158,15 +162,35 @@ def check_context(arguments: Arguments, *, context: int) -> tuple[str, tuple[str
                 f"use sizes whose product is {context}",
             )
     if context == 1:
-        return types[0] if len(types) == 1 else "p2p", ()
+        return types[0] if len(types) == 1 and types[0] != "a2a+p2p" else "p2p", 1, ()
     if len(set(types)) > 1:
         raise UnsupportedError(named, "a type for each layer is not modelled", "use one type for all layers")
-    if types[0] == "a2a+p2p":
-        raise UnsupportedError(named, "a2a+p2p is not modelled", "use p2p, a2a or all_gather")
-    return types[0], (
-        f"Attention over {context} context-parallel ranks ({types[0]}) is approximate: "
-        "keys and values in flight are not counted in full, so the peak may be too low.",
+    kind, inner = types[0], 1
+    if kind == "a2a+p2p":
+        inner, outer = _hierarchy(arguments, sizes)
+        if inner == 1 or outer == 1:
+            kind, inner = ("p2p" if inner == 1 else "a2a"), 1
+    if "p2p" not in kind:
+        return kind, 1, ()
+    return (
+        kind,
+        inner,
+        (
+            "Of the ranks that share a sequence the last is counted: with a causal mask it attends to the most keys, and the "
+            "others need less while attention runs.",
+        ),
     )
+
+
+def _hierarchy(arguments: Arguments, sizes: object) -> tuple[int, int]:
+    """Sizes of inner and outer groups."""
+    if not isinstance(sizes, list | tuple) or len(sizes) != 2:
+        raise InputError(
+            option(arguments, "hierarchical_context_parallel_sizes"),
+            "a2a+p2p works with two sizes",
+            "give the ranks of an inner group and the number of groups, as 4 2",
+        )
+    return int(sizes[0]), int(sizes[1])
 
 
 def check_connections(
@@ -174,12 +198,12 @@ def check_connections(
 ) -> tuple[str | None, str | None]:
     """CUDA_DEVICE_MAX_CONNECTIONS of the run and, where it is not set here, the assumption that it is 1 there.
 
-    Megatron asserts that it is 1 under tensor or context parallelism on GPUs before Blackwell.
+    Megatron asserts that it is 1 under tensor or context parallelism on GPUs before Blackwell, but for full sharding.
     """
     value = environ.get("CUDA_DEVICE_MAX_CONNECTIONS")
     by_context = grid.context > 1 and arguments.release != RELEASE_2023
     blackwell = gpu.compute_capability is not None and gpu.compute_capability >= (10, 0)
-    exempt = blackwell and (since(arguments, "0.13") or grid.tensor == 1)
+    exempt = sharding_flag(arguments) is not None or (blackwell and (since(arguments, "0.13") or grid.tensor == 1))
     if exempt or not (grid.tensor > 1 or by_context):
         return value, None
     if value is None:

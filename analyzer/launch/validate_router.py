@@ -32,6 +32,7 @@ class Router:
     pre_softmax: bool
     expert_bias: bool
     dtype: Literal["fp32", "fp64"] | None
+    pad_for_quantization: bool
 
 
 def check_router(arguments: Arguments, *, num_experts: int) -> Router:
@@ -64,6 +65,7 @@ def check_router(arguments: Arguments, *, num_experts: int) -> Router:
         pre_softmax=pre_softmax,
         expert_bias=switched_on(arguments, "moe_router_enable_expert_bias"),
         dtype=cast(Literal["fp32", "fp64"] | None, arguments.get("moe_router_dtype")),
+        pad_for_quantization=_pads_for_quantization(arguments),
     )
 
 
@@ -140,10 +142,19 @@ def _check_bias(arguments: Arguments, *, score: str) -> None:
         )
 
 
-def _check_flags(arguments: Arguments, *, topk: int) -> None:
-    for dest in ("moe_router_padding_for_quantization", "moe_router_padding_for_fp8"):
-        if switched_on(arguments, dest):
+def _pads_for_quantization(arguments: Arguments) -> bool:
+    asked = [dest for dest in ("moe_router_padding_for_quantization", "moe_router_padding_for_fp8") if switched_on(arguments, dest)]
+    for dest in asked:
+        if arguments.get("fp8") is None:
             raise InputError(option(arguments, dest), "pads for fp8 or fp4, and neither is on", "leave it out")
+        if text(arguments, "moe_token_dispatcher_type", "allgather") == "allgather":
+            raise InputError(
+                option(arguments, dest), "does not go with the allgather dispatcher", "add --moe-token-dispatcher-type alltoall"
+            )
+    return bool(asked)
+
+
+def _check_flags(arguments: Arguments, *, topk: int) -> None:
     if switched_on(arguments, "moe_apply_probs_on_input") and topk != 1:
         raise InputError(
             option(arguments, "moe_apply_probs_on_input"),

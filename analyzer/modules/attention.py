@@ -33,6 +33,7 @@ def self_attention(shapes: Shapes, *, fused_norm: bool, input_shares: str = "") 
         bias=model.bias_linear,
         input_made_in="self_attention.core_attention",
         input_shares="" if output_is_kept_apart(shapes) else "core_attention output",
+        keeps_16_bit=True,
     )
     norms = (query_key_norm(shapes),) if model.qk_layernorm else ()
     return Module(name="self_attention", children=(qkv, *norms, core_attention(shapes), projection))

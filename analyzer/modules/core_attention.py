@@ -9,11 +9,12 @@ core/transformer/dot_product_attention.py; transformer_engine/pytorch/attention/
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from analyzer.modules.context_attention import Exchange, exchanging_kernel, gradient_scratch, output_is_new
 from analyzer.modules.norm import norm_parameters
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import Collective, Module, Tensor
+from analyzer.modules.tree import Module, Parameter, Tensor
 
 ATTENTION = "self_attention"
 QKV = "self_attention.linear_qkv"
@@ -145,35 +146,23 @@ def scores(shapes: Shapes, name: str, *, dtype: str | None = None) -> Tensor:
     )
 
 
-def context_parallel_messages(shapes: Shapes) -> tuple[Collective, ...]:
-    """Keys and values that travel over the context-parallel group (transformer_engine .../context_parallel.py)."""
-    parallel = shapes.launch.parallel
-    if parallel.context == 1:
-        return ()
+def exchange(shapes: Shapes) -> Exchange:
+    """Sizes of the exchange among context-parallel ranks."""
     heads = Heads(shapes)
-    tile = (2, shapes.s, shapes.b, heads.key)
-    gathered = (shapes.s * parallel.context, shapes.b, heads.key)
-    ring = parallel.context - 1
-    kind = parallel.cp_comm_type
+    made_by = _rotated_or_normed(shapes).format("q") or (ATTENTION if heads.grouped else "")
+    return Exchange(
+        shapes, query=heads.query, key=heads.key, value=heads.key, output=heads.query, made_by=made_by, grouped=heads.grouped
+    )
 
-    def message(name: str, shape: tuple[int, ...], phase: str, count: int) -> Collective:
-        return Collective(kind=name, group="cp", shape=shape, dtype=shapes.dtype, phase=phase, count=count)  # type: ignore[arg-type]
 
-    if kind == "all_gather":
-        return (
-            message("all_gather", gathered, "forward", 2),
-            message("all_gather", gathered, "backward", 2),
-            message("reduce_scatter", gathered, "backward", 2),
-        )
-    if kind == "a2a":
-        query = (shapes.s, shapes.b, heads.query)
-        key = (shapes.s, shapes.b, heads.key)
-        return tuple(message("all_to_all", shape, phase, 2) for phase in ("forward", "backward") for shape in (query, key))
-    # p2p: the tile of k and v goes round the ring; in backward k and v once more, and their gradients with them
+def sinks(shapes: Shapes) -> tuple[Parameter, ...]:
+    """The learned sink of each head (`DotProductAttention.softmax_offset`); the fixed one is no parameter."""
+    model = shapes.model
+    if model.softmax_type != "learnable":
+        return ()
+    heads = model.num_attention_heads
     return (
-        message("send", tile, "forward", ring),
-        message("send", tile, "backward", ring),
-        message("send", tile, "backward", ring + 1),
+        Parameter(name="softmax_offset", shape=(heads // shapes.t,), dtype=shapes.dtype, sharding="tensor", full_shape=(heads,)),
     )
 
 
@@ -183,12 +172,18 @@ def fused_kernel(shapes: Shapes) -> Module:
     FlashAttention works in [b, s, a, d]: its output is copied once more into [s, b, a·d] for the projection,
     except where b = 1 makes the two layouts one. cuDNN reads the layout as it is.
     """
+    if shapes.launch.parallel.context > 1:
+        return replace(exchanging_kernel(exchange(shapes), tables=rotary_tables(shapes)), parameters=sinks(shapes))
     heads = Heads(shapes)
     flash = shapes.model.attention_backend == "flash"
     output = heads.tensor("output", heads.query)
     transposed = flash and shapes.b > 1
     inputs = inputs_saved(shapes)
     made = () if len(inputs) == 1 else (heads.tensor("qkv", heads.qkv),)
+    if heads.grouped and _rotated_or_normed(shapes):  # frames also name the copy that was rotated
+        made = (*made, heads.tensor("query before rotation", heads.query))
+    if transposed and _rotated_or_normed(shapes):  # and what is copied into [b, s, a, d]
+        made = (*made, heads.tensor("query, key and value in [s,b,a,d]", heads.qkv))
     return Module(
         name="core_attention",
         saved=(
@@ -201,11 +196,10 @@ def fused_kernel(shapes: Shapes) -> Module:
         forward_workspace=(*made, *((heads.tensor("output in [s,b,a,d]", heads.query),) if transposed else ())),
         backward_workspace=(
             heads.tensor("output gradient", heads.query),
-            *((heads.tensor("output gradient in [b,s,a,d]", heads.query),) if transposed else ()),
             heads.tensor("query, key and value gradients", heads.qkv),
-            heads.tensor("qkv gradient", heads.qkv),
+            *gradient_scratch(shapes, query=heads.query, grouped=heads.grouped),
         ),
-        collectives=context_parallel_messages(shapes),
+        parameters=sinks(shapes),
         source="FlashAttention" if flash else "FusedAttnFunc",
     )
 
@@ -218,7 +212,10 @@ def unfused_kernel(shapes: Shapes) -> Module:
     # FusedScaleMaskSoftmax.is_kernel_available: 16-bit input, fusion on, and a row that fits the kernel
     longest = 4096 if model.implementation != "transformer_engine" else 16384
     fused_softmax = in_16_bit and model.masked_softmax_fusion and 16 < shapes.launch.batch.seq_length <= longest
-    softmax = "fp32" if not fused_softmax and model.attention_softmax_in_fp32 else shapes.dtype
+    fp32_softmax = model.attention_softmax_in_fp32
+    if model.softmax_type != "vanilla":  # the kernel takes no sink; without it Transformer Engine works in fp32
+        fused_softmax, fp32_softmax = False, fp32_softmax or model.implementation == "transformer_engine"
+    softmax = "fp32" if not fused_softmax and fp32_softmax else shapes.dtype
     dropout = model.attention_dropout > 0
     inputs = checkpoint_inputs(shapes)
     if heads.grouped:  # keys and values are repeated for each query head, the originals dropped
@@ -242,7 +239,7 @@ def unfused_kernel(shapes: Shapes) -> Module:
             *((scores(shapes, "softmax gradient in fp32", dtype=softmax),) if cast else ()),
             heads.tensor("qkv gradient", heads.qkv),
         ),
-        collectives=context_parallel_messages(shapes),
+        parameters=sinks(shapes),
         source="UnfusedDotProductAttention" if model.implementation == "transformer_engine" else "DotProductAttention",
     )
 
@@ -250,7 +247,7 @@ def unfused_kernel(shapes: Shapes) -> Module:
 def output_is_kept_apart(shapes: Shapes) -> bool:
     """Whether the projection keeps a copy of the kernel's output rather than the output itself."""
     model = shapes.model
-    if shapes.recompute_core_attention or model.attention_backend == "unfused":
+    if shapes.recompute_core_attention or model.attention_backend == "unfused" or output_is_new(shapes):
         return True
     return model.attention_backend == "flash" and shapes.b > 1
 

@@ -60,12 +60,35 @@ class Routing:
         if self.moe.pad_to_capacity and self.moe.capacity_factor is not None:
             capacity = ceil_div(int(self.moe.topk * self.tokens * self.moe.capacity_factor), self.moe.num_experts)
             return capacity * self.moe.num_experts
-        return self.tokens * self.moe.topk
+        padding = self._padding(self.moe.num_experts) if self.moe.pad_for_quantization else 0
+        return self.tokens * self.moe.topk + padding
 
     @cached_property
     def rows(self) -> int:
         """Rows that this rank's experts work on."""
         return int(self.sent * self.etp * self.moe.imbalance)
+
+    def _padding(self, groups: int) -> int:
+        """Rows that bring each of so many groups to the multiple that FP8 products need: half a multiple each, on average.
+
+        Source: core/fp8_utils.py get_fp8_align_size (0.16.1).
+        """
+        fp8 = self.shapes.fp8
+        if fp8 is None:
+            return 0
+        return groups * (32 if fp8.recipe == "mxfp8" else 16) // 2
+
+    @cached_property
+    def pads(self) -> bool:
+        """Whether the experts copy their rows to pad them for FP8: not where each already gets a multiple."""
+        if self.shapes.fp8 is None or self.moe.pad_for_quantization:
+            return False
+        return not self.moe.pad_to_capacity or self.rows // self.local_experts % 32 > 0
+
+    @cached_property
+    def multiplied_rows(self) -> int:
+        """Rows of the experts' products, padding counted in."""
+        return self.rows + (self._padding(self.local_experts) if self.pads else 0)
 
     @cached_property
     def probability_dtype(self) -> str:

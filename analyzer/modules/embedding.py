@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from analyzer.modules.dropout import dropout_mask
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import Collective, Module, Parameter, Tensor
+from analyzer.modules.tree import MODEL_PATH, Collective, Module, Parameter, Tensor
 
 
 def vocabulary_weight(shapes: Shapes, *, shared: bool) -> Parameter:
@@ -18,6 +18,11 @@ def vocabulary_weight(shapes: Shapes, *, shared: bool) -> Parameter:
         full_shape=(model.padded_vocab_size, model.hidden_size),
         shared_embedding=shared,
     )
+
+
+def token_ids(shapes: Shapes, name: str) -> Tensor:
+    """[b, s] int64 of the batch, which a lookup keeps for its backward."""
+    return Tensor(name=name, shape=(shapes.b, shapes.s), dtype="int64", formula="8·s·b", made_in=MODEL_PATH)
 
 
 def _lookup_messages(shapes: Shapes) -> tuple[Collective, ...]:
@@ -39,7 +44,7 @@ def embedding(shapes: Shapes) -> Module:
             Tensor(name="masked token ids", shape=(shapes.b, shapes.s), dtype="int64", formula="8·s·b"),
         )
         if shapes.t > 1
-        else ()
+        else (token_ids(shapes, "tokens"),)
     )
     lookup = shapes.hidden("embedded tokens", gathered=True)
     words = Module(
@@ -66,6 +71,7 @@ def embedding(shapes: Shapes) -> Module:
             Module(
                 name="position_embeddings",
                 parameters=(Parameter(name="weight", shape=table, dtype=shapes.dtype),),
+                saved=(token_ids(shapes, "position ids"),),
                 forward_workspace=(lookup, shapes.hidden("embedded positions", gathered=True), shapes.hidden("sum", gathered=True)),
                 backward_workspace=(
                     shapes.hidden("output gradient", gathered=True),
@@ -90,23 +96,33 @@ def embedding(shapes: Shapes) -> Module:
 def batch(shapes: Shapes, *, tokens: bool, labels: bool) -> Module:
     """What the data loader puts on the GPU for one micro-batch, on the first and last stage.
 
-    Ids and masks live until the forward of the chunk returns. Source: megatron/training/utils.py
-    get_batch_on_this_tp_rank: int64 ids, fp32 loss mask, and the bool mask [b, 1, s, s] of the whole sequence
-    unless `--no-create-attention-mask-in-dataloader`.
+    Ids and masks live until the forward of the chunk returns; a checkpoint around attention keeps the mask. Source:
+    megatron/training/utils.py get_batch_on_this_tp_rank: int64 ids, fp32 loss mask, and the bool mask [b, 1, s, s] of the
+    whole sequence unless `--no-create-attention-mask-in-dataloader`.
     """
     runtime = shapes.launch.runtime
     s = shapes.launch.batch.seq_length
     ids = (shapes.b, s)
+    learned = shapes.model.position_embedding == "learned_absolute"
     held = [
         *(
-            [Tensor(name="tokens", shape=ids, dtype="int64"), Tensor(name="position ids", shape=ids, dtype="int64")]
+            Tensor(name=name, shape=ids, dtype="int64", shares="what the embedding keeps" if kept else "")
+            for name, kept in (("tokens", shapes.t == 1), ("position ids", learned))
             if tokens
-            else []
         ),
         *([Tensor(name="labels", shape=ids, dtype="int64"), Tensor(name="loss mask", shape=ids, dtype="fp32")] if labels else []),
     ]
+    kept: tuple[Tensor, ...] = ()
     if runtime.attention_mask_in_dataloader:
-        held.append(Tensor(name="attention mask", shape=(shapes.b, 1, s, s), dtype="bool", formula="b·s²"))
+        mask = Tensor(name="attention mask", shape=(shapes.b, 1, s, s), dtype="bool", formula="b·s²", made_in=MODEL_PATH)
+        if shapes.checkpoints_attention:
+            kept = (mask,)
+        else:
+            held.append(mask)
     return Module(
-        name="batch", function=True, forward_held=tuple(held), source="megatron/training/utils.py get_batch_on_this_tp_rank"
+        name="batch",
+        function=True,
+        saved=kept,
+        forward_held=tuple(held),
+        source="megatron/training/utils.py get_batch_on_this_tp_rank",
     )

@@ -25,7 +25,7 @@ def logits(shapes: Shapes, name: str, dtype: str) -> Tensor:
     )
 
 
-def output_layer(shapes: Shapes, *, owns_weight: bool, shared: bool) -> Module:
+def output_layer(shapes: Shapes, *, owns_weight: bool, shared: bool, input_shares: str = "") -> Module:
     """[s, b, h] → logits [s, b, V/t]. The frame that computes the loss names the logits until it returns."""
     model = shapes.model
     rows = model.padded_vocab_size // shapes.t
@@ -34,7 +34,7 @@ def output_layer(shapes: Shapes, *, owns_weight: bool, shared: bool) -> Module:
     return Module(
         name="output_layer",
         parameters=(vocabulary_weight(shapes, shared=shared),) if owns_weight else (),
-        saved=(shapes.hidden("input", made_in="decoder.final_layernorm"),),
+        saved=(shapes.hidden("input", made_in="decoder.final_layernorm", shares=input_shares),),
         forward_workspace=(made,) if overwritten else (),
         forward_held=() if overwritten else (made,),
         backward_workspace=(
@@ -43,7 +43,7 @@ def output_layer(shapes: Shapes, *, owns_weight: bool, shared: bool) -> Module:
             *((shapes.hidden("scattered input gradient"),) if shapes.sp else ()),
             *_weight_gradient(shapes, rows),
         ),
-        collectives=column_collectives(shapes),
+        collectives=column_collectives(shapes.in_16_bit),
         source="megatron.core.tensor_parallel.ColumnParallelLinear",
     )
 
@@ -112,12 +112,22 @@ def cross_entropy(shapes: Shapes) -> Module:
     )
 
 
-def head(shapes: Shapes, *, pre_process: bool) -> tuple[Module, ...]:
-    """Output layer and loss, after the decoder's final norm. `pre_process`: the embedding is on this stage too."""
+def head(shapes: Shapes, *, pre_process: bool, mtp_here: bool = False) -> tuple[Module, ...]:
+    """Output layer and loss, after the decoder's final norm. `pre_process`: the embedding is on this stage too.
+
+    With multi-token prediction the input is a part of the concatenated states of all depths. Where its layers are on
+    this stage (`mtp_here`) and embeddings are tied, their copy of the embedding is the one in use, and with several
+    pipeline stages the output layer's own weight lies idle (`GPTModel.__init__`, `shared_embedding_or_output_weight`).
+    """
     model = shapes.model
     tied = model.tied_embeddings
     return (
-        output_layer(shapes, owns_weight=not (tied and pre_process), shared=tied and shapes.launch.parallel.pipeline > 1),
+        output_layer(
+            shapes,
+            owns_weight=not (tied and pre_process),
+            shared=tied and shapes.launch.parallel.pipeline > 1 and not mtp_here,
+            input_shares="hidden states of all depths" if model.mtp_num_layers else "",
+        ),
         cross_entropy(shapes),
     )
 

@@ -6,11 +6,15 @@ Source: core/transformer/multi_latent_attention.py (0.16.1). Down projections ar
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from analyzer.modules.context_attention import Exchange, exchanging_kernel, gradient_scratch
 from analyzer.modules.core_attention import ATTENTION, scores
-from analyzer.modules.linear import row_parallel, weight_gradient
+from analyzer.modules.linear import column_collectives, row_parallel, split_weight, weight_gradient
 from analyzer.modules.norm import norm_parameters, norm_statistics
+from analyzer.modules.quantized import backward_input, forward_input, kept_input, norm_gradient, output_gradient
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import Collective, Module, Parameter, Tensor
+from analyzer.modules.tree import Module, Parameter, Tensor
 from analyzer.specs import MlaSpec
 
 
@@ -49,6 +53,7 @@ def latent_attention(shapes: Shapes) -> Module:
         bias=shapes.model.bias_linear,
         input_made_in=f"{ATTENTION}.core_attention",
         input_shares="core_attention output" if _keeps_output(shapes) else "",
+        keeps_16_bit=True,
     )
     return Module(name=ATTENTION, children=(*children, _core(shapes), projection), source="MLASelfAttention")
 
@@ -72,17 +77,21 @@ def _compressed(shapes: Shapes, name: str, width: int, *, gathered: bool = False
 
 
 def _down(shapes: Shapes, name: str, *, width: int, position: int, first: bool) -> Module:
-    """h → rank (and the rotary part of the key), not split. The first to read the norm's output keeps it."""
+    """h → rank (and the rotary part of the key), not split. The first to read the norm's output keeps it; in FP8 each a copy."""
     h = shapes.model.hidden_size
     rows = width + position
     output = _compressed(shapes, "output", rows)
+    read = shapes.hidden("input", made_in="input_layernorm", shares="" if first else "normalized input")
+    weight = Parameter(
+        name="weight", shape=(rows, h), dtype=shapes.dtype, sequence_parallel=shapes.sp, quantized=shapes.fp8 is not None
+    )
     return Module(
         name=name,
-        parameters=(Parameter(name="weight", shape=(rows, h), dtype=shapes.dtype, sequence_parallel=shapes.sp),),
-        saved=(shapes.hidden("input", made_in="input_layernorm", shares="" if first else "normalized input"),),
-        forward_workspace=(output,),
+        parameters=(weight,),
+        saved=kept_input(shapes, read),
+        forward_workspace=(*forward_input(shapes, read), output),
         backward_workspace=(
-            _compressed(shapes, "output gradient", rows),
+            *output_gradient(shapes, _compressed(shapes, "output gradient", rows)),
             shapes.hidden("input gradient"),
             *weight_gradient(shapes, (rows, h)),
         ),
@@ -98,42 +107,37 @@ def _up(shapes: Shapes, name: str, *, width: int, source_width: int, normed: boo
     full = width * shapes.t
     dropped = shapes.recomputes("mla_up_proj")
     maker = f"{ATTENTION}.{name.replace('_up_', '_down_')}" if name == "linear_q_up_proj" else ""
+    read = _compressed(shapes, "normalized input" if normed else "input", source_width, made_in="" if normed else maker)
     if shares:
-        kept: tuple[Tensor, ...] = (shapes.hidden("input", shares="normalized input"),)
-    else:
-        statistics = norm_statistics(shapes, shapes.s_split * shapes.b, "4·s·b") if normed else ()
-        normal = (_compressed(shapes, "normalized input", source_width),) if normed and not dropped else ()
+        read = shapes.hidden("input", shares="normalized input")
+    if normed:
+        statistics = norm_statistics(shapes, shapes.s_split * shapes.b, "4·s·b")
+        normal = () if dropped else kept_input(shapes, read, gathered=shapes.sp)
         kept = (_compressed(shapes, "input", source_width, made_in=maker), *normal, *statistics)
+    else:
+        kept = kept_input(shapes, read, gathered=shapes.sp)
     gathered = (_compressed(shapes, "gathered input", source_width, gathered=True),) if shapes.sp else ()
     return Module(
         name=name,
         parameters=(
             *(norm_parameters(shapes, source_width, prefix="layer_norm_") if normed else ()),
-            Parameter(
-                name="weight", shape=(width, source_width), dtype=shapes.dtype, sharding="tensor", full_shape=(full, source_width)
-            ),
+            split_weight(shapes, (width, source_width), full=(full, source_width)),
         ),
         saved=kept,
-        forward_workspace=(*gathered, shapes.wide("output", width, "a·d/t")),
+        forward_workspace=(
+            *forward_input(shapes, read, gathered=gathered, in_16_bit=not normed),
+            shapes.wide("output", width, "a·d/t"),
+        ),
         backward_workspace=(
-            shapes.wide("output gradient", width, "a·d/t"),
-            *gathered,
+            *output_gradient(shapes, shapes.wide("output gradient", width, "a·d/t")),
+            *backward_input(shapes, read, gathered=gathered),
             _compressed(shapes, "input gradient", source_width, gathered=True),
+            *(norm_gradient(shapes, read) if normed else ()),
             *weight_gradient(shapes, (width, source_width)),
         ),
-        collectives=_up_messages(shapes, source_width),
+        collectives=column_collectives(shapes, width=source_width),
         source="TELayerNormColumnParallelLinear" if normed else "TEColumnParallelLinear",
     )
-
-
-def _up_messages(shapes: Shapes, width: int) -> tuple[Collective, ...]:
-    if shapes.sp:
-        return (
-            *shapes.tp("all_gather", "forward", width=width),
-            *shapes.tp("all_gather", "backward", width=width),
-            *shapes.tp("reduce_scatter", "backward", width=width),
-        )
-    return shapes.tp("all_reduce", "backward", width=width)
 
 
 def _core(shapes: Shapes) -> Module:
@@ -169,14 +173,30 @@ def _core(shapes: Shapes) -> Module:
             backward_workspace=(*gradients, *again, scores(shapes, "softmax gradient")),
             source="UnfusedDotProductAttention",
         )
+    if shapes.launch.parallel.context > 1:
+        return _over_context(shapes, made_by=ATTENTION, tables=tables, again=again)
     statistics = shapes.statistics("softmax statistics", shapes.b * heads * shapes.s, "4·b·a·s/t")
     return Module(
         name="core_attention",
         saved=(*tables, *inputs, output, statistics, Tensor(name="random state", shape=(2,), dtype="int64")),
         forward_workspace=(tensor("output in [s,b,a,d]", mla.v_head_dim, kept=False),) if copied else (),
-        backward_workspace=(*gradients, *again),
+        backward_workspace=(*gradients, *gradient_scratch(shapes, query=heads * mla.query_head_dim, grouped=False), *again),
         source="FlashAttention" if model.attention_backend == "flash" else "FusedAttnFunc",
     )
+
+
+def _over_context(shapes: Shapes, *, made_by: str, tables: tuple[Tensor, ...], again: tuple[Tensor, ...]) -> Module:
+    """The same among context-parallel ranks. Of what `again` makes anew, the kernel of p2p keeps the query alone."""
+    mla = _spec(shapes)
+    heads = shapes.model.num_attention_heads // shapes.t
+    query, value = heads * mla.query_head_dim, heads * mla.v_head_dim
+    kernel = exchanging_kernel(
+        Exchange(shapes, query=query, key=query, value=value, output=value, made_by=made_by, joint=False), tables=tables
+    )
+    if not again:
+        return kernel
+    saved = tuple(replace(each, shares="recomputed up projections") if each.name == "query" else each for each in kernel.saved)
+    return replace(kernel, saved=saved, backward_workspace=(*kernel.backward_workspace, *again))
 
 
 def _widths(mla: MlaSpec) -> tuple[tuple[str, int], ...]:

@@ -5,12 +5,33 @@ Source: core/transformer/transformer_layer.py and transformer_block.py _checkpoi
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from analyzer.modules.attention import self_attention
 from analyzer.modules.dropout import bias_dropout_add
 from analyzer.modules.mlp import mlp
 from analyzer.modules.norm import standalone_norm
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import LAYER, STREAM, Collective, Module, Tensor
+
+
+class LayerKind(NamedTuple):
+    """What sets decoder layers of one launch apart."""
+
+    mixture: bool = False
+    """Experts in the place of the dense feed-forward block."""
+    in_16_bit: bool = False
+    """Left out of FP8 (`--first-last-layers-bf16`)."""
+    other_kernel: bool = False
+    """Attention sees a window only, and that takes another kernel."""
+
+    def build(self, shapes: Shapes, *, input_shares: str = "") -> Module:
+        """A layer of this kind."""
+        if self.in_16_bit:
+            shapes = shapes.in_16_bit
+        if self.other_kernel:
+            shapes = shapes.windowed
+        return transformer_layer(shapes, mixture=self.mixture, input_shares=input_shares)
 
 
 def transformer_layer(shapes: Shapes, *, mixture: bool = False, input_shares: str = "") -> Module:
@@ -53,8 +74,8 @@ def _mixture(shapes: Shapes) -> Module:
     return moe_layer(shapes)
 
 
-def checkpointed(shapes: Shapes, *, mixtures: tuple[bool, ...]) -> Module:
-    """Layers, each dense or a mixture, whose first input alone is kept, or its 1/t with `--distribute-saved-activations`."""
+def checkpointed(shapes: Shapes, *, kinds: tuple[LayerKind, ...]) -> Module:
+    """Layers whose first input alone is kept, or its 1/t with `--distribute-saved-activations`."""
     distributed = shapes.launch.recompute.distribute_saved_activations and shapes.t > 1
     kept = shapes.hidden("checkpoint input", dtype=shapes.residual_dtype, made_in=STREAM)
     gather: tuple[Collective, ...] = ()
@@ -62,33 +83,33 @@ def checkpointed(shapes: Shapes, *, mixtures: tuple[bool, ...]) -> Module:
         s, b, h = kept.shape
         kept = Tensor(name=kept.name, shape=(s * b * h // shapes.t,), dtype=kept.dtype, formula=kept.formula + "/t")
         gather = shapes.tp("all_gather", "recompute")
-    first = transformer_layer(shapes, mixture=mixtures[0], input_shares="" if distributed else "checkpoint input")
+    first = kinds[0].build(shapes, input_shares="" if distributed else "checkpoint input")
     return Module(
         name="checkpoint",
         function=True,
         saved=(kept,),
         collectives=gather,
-        children=(first, *(transformer_layer(shapes, mixture=mixture) for mixture in mixtures[1:])),
+        children=(first, *(kind.build(shapes) for kind in kinds[1:])),
         recomputed=True,
         source="tensor_parallel.checkpoint",
     )
 
 
-def layers_of_chunk(shapes: Shapes, mixtures: tuple[bool, ...]) -> tuple[Module, ...]:
+def layers_of_chunk(shapes: Shapes, kinds: tuple[LayerKind, ...]) -> tuple[Module, ...]:
     """The layers of one model chunk, those that full recompute covers under checkpoints. Layers that are alike are one object.
 
     uniform: groups of `--recompute-num-layers`; block: the first so many layers of the chunk, each on its own.
     """
     recompute = shapes.launch.recompute
-    plain = {mixture: transformer_layer(shapes, mixture=mixture) for mixture in set(mixtures)}
+    plain = {kind: kind.build(shapes) for kind in set(kinds)}
     if recompute.granularity != "full":
-        return tuple(plain[mixture] for mixture in mixtures)
+        return tuple(plain[kind] for kind in kinds)
     size = 1 if recompute.num_layers is None else recompute.num_layers
     if recompute.method == "block":
-        covered = min(size, len(mixtures))
-        groups = [mixtures[layer : layer + 1] for layer in range(covered)]
+        covered = min(size, len(kinds))
+        groups = [kinds[layer : layer + 1] for layer in range(covered)]
     else:
-        covered = len(mixtures)
-        groups = [mixtures[start : start + size] for start in range(0, len(mixtures), size)]
-    kinds = {group: checkpointed(shapes, mixtures=group) for group in set(groups)}
-    return (*(kinds[group] for group in groups), *(plain[mixture] for mixture in mixtures[covered:]))
+        covered = len(kinds)
+        groups = [kinds[start : start + size] for start in range(0, len(kinds), size)]
+    under = {group: checkpointed(shapes, kinds=group) for group in set(groups)}
+    return (*(under[group] for group in groups), *(plain[kind] for kind in kinds[covered:]))

@@ -7,6 +7,15 @@ megatron/core/tensor_parallel/layers.py (0.16.1) for the local implementation, w
 from __future__ import annotations
 
 from analyzer.modules.norm import norm_parameters, norm_statistics
+from analyzer.modules.quantized import (
+    backward_input,
+    forward_input,
+    gathers,
+    keeps_original,
+    kept_input,
+    norm_gradient,
+    output_gradient,
+)
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Parameter, Tensor
 
@@ -22,24 +31,31 @@ def weight_gradient(shapes: Shapes, shape: tuple[int, int]) -> tuple[Tensor, ...
     return (Tensor(name="weight gradient", shape=shape, dtype=shapes.dtype, formula="one weight"),)
 
 
-def column_collectives(shapes: Shapes) -> tuple[Collective, ...]:
+def split_weight(shapes: Shapes, shape: tuple[int, int], *, full: tuple[int, int]) -> Parameter:
+    """The weight of a column- or row-parallel layer."""
+    quantized = shapes.fp8 is not None
+    return Parameter(name="weight", shape=shape, dtype=shapes.dtype, sharding="tensor", full_shape=full, quantized=quantized)
+
+
+def column_collectives(shapes: Shapes, *, width: int | None = None) -> tuple[Collective, ...]:
     """Messages of a layer whose output is split over tensor-parallel ranks (facts: Korthikanti et al. 2022, figure 5).
 
     Under sequence parallelism the shard of the input is saved, so it is gathered again for the weight gradient.
+    `width` is that of the input, h where it is not given.
     """
     if shapes.sp:
         return (
-            *shapes.tp("all_gather", "forward"),
-            *shapes.tp("all_gather", "backward"),
-            *shapes.tp("reduce_scatter", "backward"),
+            *gathers(shapes, "forward", width=width, quantizes=True),
+            *gathers(shapes, "backward", width=width),
+            *shapes.tp("reduce_scatter", "backward", width=width),
         )
-    return shapes.tp("all_reduce", "backward")
+    return shapes.tp("all_reduce", "backward", width=width)
 
 
 def row_collectives(shapes: Shapes) -> tuple[Collective, ...]:
     """Messages of a layer whose input is split over tensor-parallel ranks."""
     if shapes.sp:
-        return (*shapes.tp("reduce_scatter", "forward"), *shapes.tp("all_gather", "backward"))
+        return (*shapes.tp("reduce_scatter", "forward"), *gathers(shapes, "backward", both=True, quantizes=True))
     return shapes.tp("all_reduce", "forward")
 
 
@@ -63,30 +79,38 @@ def column_parallel(
     rows = shapes.s_split * shapes.b
     output = shapes.wide("output", width, symbol)
     gathered = (shapes.hidden("gathered input", gathered=True),) if shapes.sp else ()
+    recomputed = not fused_norm and shapes.recomputes("layernorm")
+    read = shapes.hidden("normalized input" if fused_norm else "input", made_in="" if fused_norm else input_made_in)
     if fused_norm:
         saved: tuple[Tensor, ...] = (
             shapes.hidden("input", dtype=shapes.residual_dtype, shares=input_shares, made_in=input_made_in),
-            shapes.hidden("normalized input"),
+            *kept_input(shapes, read, gathered=shapes.sp),
             *norm_statistics(shapes, rows, "4·s·b/t" if shapes.sp else "4·s·b"),
         )
-    elif shapes.recomputes("layernorm"):
+    elif recomputed:
         saved = (shapes.hidden("input", shares="recomputed norm output"),)
-        gathered = (*gathered, shapes.hidden("recomputed norm output"))
     else:
-        saved = (shapes.hidden("input", made_in=input_made_in),)
+        saved = kept_input(shapes, read, gathered=shapes.sp)
+    again = (shapes.hidden("recomputed norm output"),) if recomputed else ()
     norm = norm_parameters(shapes, h, prefix="layer_norm_") if fused_norm else ()
-    weight = Parameter(name="weight", shape=(width, h), dtype=shapes.dtype, sharding="tensor", full_shape=(full_width, h))
+    weight = split_weight(shapes, (width, h), full=(full_width, h))
     row = Parameter(name="bias", shape=(width,), dtype=shapes.dtype, sharding="tensor", full_shape=(full_width,))
     return Module(
         name=name,
         parameters=(*norm, weight, *((row,) if bias else ())),
         saved=saved,
-        forward_workspace=(*gathered, output),
+        forward_workspace=(
+            *forward_input(shapes, read, gathered=gathered, in_16_bit=not fused_norm, original=recomputed),
+            *again,
+            output,
+        ),
         backward_workspace=(
-            shapes.wide("output gradient", width, symbol),
-            *gathered,
+            *output_gradient(shapes, shapes.wide("output gradient", width, symbol)),
+            *backward_input(shapes, read, gathered=gathered, original=recomputed),
+            *again,
             shapes.hidden("input gradient", gathered=True),
             *((shapes.hidden("scattered input gradient"),) if shapes.sp else ()),
+            *(norm_gradient(shapes, read) if fused_norm else ()),
             *weight_gradient(shapes, (width, h)),
         ),
         collectives=column_collectives(shapes),
@@ -104,22 +128,31 @@ def row_parallel(
     bias: bool,
     input_made_in: str,
     input_shares: str = "",
+    keeps_16_bit: bool = False,
 ) -> Module:
-    """width → h, `width` already divided by t. Its bias is added later, with the dropout."""
+    """width → h, `width` already divided by t. Its bias is added later, with the dropout.
+
+    `keeps_16_bit`: in FP8 too it keeps its input as it came, where the recipe can (`quantized.keeps_original`).
+    """
     h = shapes.model.hidden_size
-    weight = Parameter(name="weight", shape=(h, width), dtype=shapes.dtype, sharding="tensor", full_shape=(h, full_width))
+    weight = split_weight(shapes, (h, width), full=(h, full_width))
+    read = shapes.wide("input", width, symbol, shares=input_shares, made_in=input_made_in)
+    original = keeps_16_bit and keeps_original(shapes)
+    gathered = (shapes.hidden("gathered output gradient", gathered=True),) if shapes.sp else ()
+    gradient = shapes.hidden("output gradient", shares="" if shapes.model.hidden_dropout > 0 else "residual gradient")
     biases = (Parameter(name="bias", shape=(h,), dtype=shapes.dtype, sequence_parallel=shapes.sp),) if bias else ()
     return Module(
         name=name,
         parameters=(weight, *biases),
-        saved=(shapes.wide("input", width, symbol, shares=input_shares, made_in=input_made_in),),
+        saved=(read,) if original else kept_input(shapes, read),
         forward_workspace=(
+            *forward_input(shapes, read, original=original),
             shapes.hidden("output", gathered=True),
             *((shapes.hidden("scattered output"),) if shapes.sp else ()),
         ),
         backward_workspace=(
-            shapes.hidden("output gradient", shares="" if shapes.model.hidden_dropout > 0 else "residual gradient"),
-            *((shapes.hidden("gathered output gradient", gathered=True),) if shapes.sp else ()),
+            *output_gradient(shapes, gradient, gathered=gathered),
+            *backward_input(shapes, read, original=original),
             shapes.wide("input gradient", width, symbol),
             *weight_gradient(shapes, (h, width)),
         ),

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from analyzer.modules.linear import column_parallel, row_parallel
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import LAYER, Module
+from analyzer.modules.tree import LAYER, Module, Tensor
+from analyzer.specs import ModelSpec
+
+
+def kept_by_gate(model: ModelSpec, tensor: Callable[[str, int], Tensor], width: int) -> tuple[Tensor, ...]:
+    """What a gated activation of `width` keeps beside the output of fc1; `tensor` makes one from its name and width.
+
+    Fused kernels keep their input alone, which is a clamped copy where values are clamped. Unfused, the product keeps both
+    factors: the activated gate, and the linear half where an offset makes a tensor of it.
+    """
+    if not model.gated:
+        return ()
+    if model.bias_activation_fusion:
+        return (tensor("clamped fc1 output", 2 * width),) if model.activation_clamped else ()
+    clamped = (tensor("clamped gate", width),) if model.activation_clamped else ()
+    linear = (tensor("linear half with its offset", width),) if model.glu_offset else ()
+    return (*clamped, tensor("activated gate", width), *linear)
 
 
 def activation(shapes: Shapes, *, width: int, wide: int) -> Module:
-    """The nonlinearity; `wide` is the width it reads (2·f/t where gated), `width` the one it writes (f/t).
-
-    The fused ones keep the output of fc1 alone. Unfused, a gated one also keeps the activated gate for the product.
-    """
+    """The nonlinearity; `wide` is the width it reads (2·f/t where gated), `width` the one it writes (f/t)."""
     model = shapes.model
     symbol = "2·f/t" if model.gated else "f/t"
-    gate = () if model.bias_activation_fusion or not model.gated else (shapes.wide("activated gate", width, "f/t"),)
+    gate = kept_by_gate(model, lambda name, elements: shapes.wide(name, elements, "f/t"), width)
     biased = () if model.bias_activation_fusion or not model.bias_linear else (shapes.wide("fc1 output", wide, symbol),)
     kept = shapes.wide("biased fc1 output" if biased else "fc1 output", wide, symbol, made_in="" if biased else "mlp.linear_fc1")
     return Module(

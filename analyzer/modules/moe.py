@@ -7,9 +7,12 @@ width of one expert, fs of the shared experts together.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from analyzer.modules.dispatch import Routing, combine, dispatch
-from analyzer.modules.linear import column_collectives, row_collectives, weight_gradient
+from analyzer.modules.linear import column_collectives, row_collectives, split_weight, weight_gradient
+from analyzer.modules.mlp import kept_by_gate
+from analyzer.modules.quantized import backward_input, forward_input, keeps_original, kept_input, output_gradient
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Parameter, Tensor
 
@@ -76,6 +79,7 @@ def _expert_weight(routing: Routing, *, rows: int, columns: int, full: tuple[int
         dtype=routing.shapes.dtype,
         sharding="expert",
         full_shape=(routing.moe.num_experts, *full),
+        quantized=routing.shapes.fp8 is not None,
     )
 
 
@@ -96,18 +100,22 @@ def experts(shapes: Shapes) -> Module:
     moe, model = routing.moe, shapes.model
     width = moe.ffn_hidden_size // routing.etp
     gates = 2 if model.gated else 1
-    rows = routing.rows
+    rows = routing.multiplied_rows
     fc1 = (gates * width, routing.width)
     fc2 = (routing.width, width)
     read = routing.row_tensor("fc1 output", rows, gates * width)
     written = routing.row_tensor("activation output", rows, width)
     # unfused, the product with the probabilities keeps its factor, and a gated activation the activated gate
     unfused = () if model.bias_activation_fusion and model.gated else (routing.row_tensor("unweighted activation", rows, width),)
-    gate = (routing.row_tensor("activated gate", rows, width),) if unfused and model.gated else ()
+    gate = kept_by_gate(model, lambda name, elements: routing.row_tensor(name, rows, elements), width)
     promoted = (
         (routing.row_tensor("weighted in fp32", rows, width, dtype="fp32"),) if unfused and moe.router_dtype == "fp32" else ()
     )
     dropped = shapes.recomputes("moe_act")
+    received = routing.row_tensor("input", rows, made_in="mlp")
+    held = _held_in_16_bit(routing)
+    unpadded = (routing.row_tensor("output without padding", routing.rows),) if routing.pads else ()
+    biased = _bias_added(routing)
     return Module(
         name="experts",
         children=(
@@ -117,10 +125,10 @@ def experts(shapes: Shapes) -> Module:
                     _expert_weight(routing, rows=fc1[0], columns=fc1[1], full=(gates * moe.ffn_hidden_size, routing.width)),
                     *_expert_bias(routing, gates * moe.ffn_hidden_size),
                 ),
-                saved=(routing.row_tensor("input", rows, made_in="mlp"),),
-                forward_workspace=(read,),
+                saved=kept_input(shapes, received),
+                forward_workspace=(*held, *forward_input(shapes, received, in_16_bit=False), read),
                 backward_workspace=(
-                    routing.row_tensor("output gradient", rows, gates * width),
+                    *output_gradient(shapes, routing.row_tensor("output gradient", rows, gates * width)),
                     routing.row_tensor("input gradient", rows),
                     *_weight_gradients(routing, fc1),
                 ),
@@ -129,12 +137,13 @@ def experts(shapes: Shapes) -> Module:
             Module(
                 name="activation_func",
                 function=True,
-                saved=(read, *gate, *unfused),
-                forward_workspace=(*promoted, written),
+                saved=(read,) if dropped else (read, *gate, *unfused),
+                forward_workspace=(*held, *((*gate, *unfused) if dropped else ()), *promoted, written),
                 backward_workspace=(
+                    *((*gate, *unfused) if dropped else ()),
                     routing.row_tensor("output gradient", rows, width),
-                    *promoted,
-                    routing.row_tensor("fc1 output gradient", rows, gates * width),
+                    # in fp32 the gradients of the product, of its factor and of the probabilities before they are summed
+                    *(promoted * 3 or (routing.row_tensor("fc1 output gradient", rows, gates * width),)),
                 ),
                 source="weighted_bias_swiglu_impl" if not unfused else "activation times probabilities",
             ),
@@ -144,11 +153,20 @@ def experts(shapes: Shapes) -> Module:
                     _expert_weight(routing, rows=fc2[0], columns=fc2[1], full=(routing.width, moe.ffn_hidden_size)),
                     *_expert_bias(routing, routing.width),
                 ),
-                saved=() if dropped else (routing.row_tensor("input", rows, width),),
-                forward_workspace=(*((written,) if dropped else ()), routing.row_tensor("output", rows)),
+                saved=() if dropped else kept_input(shapes, routing.row_tensor("input", rows, width)),
+                forward_workspace=(
+                    *held,
+                    *((written,) if dropped else ()),
+                    *forward_input(shapes, written, in_16_bit=not dropped, original=dropped),
+                    routing.row_tensor("output", rows),
+                    *biased,
+                    *unpadded,
+                ),
                 backward_workspace=(
                     *((written,) if dropped else ()),
-                    routing.row_tensor("output gradient", rows),
+                    *output_gradient(shapes, routing.row_tensor("output gradient", rows)),
+                    *backward_input(shapes, written, original=dropped),
+                    *biased[:1],
                     routing.row_tensor("input gradient", rows, width),
                     *_weight_gradients(routing, fc2),
                 ),
@@ -157,6 +175,25 @@ def experts(shapes: Shapes) -> Module:
         ),
         source="TEGroupedMLP" if moe.grouped_gemm else "SequentialMLP",
     )
+
+
+def _bias_added(routing: Routing) -> tuple[Tensor, ...]:
+    """The output with the bias of each expert times the probabilities, in their type: piece by piece, and put together.
+
+    `TEGroupedMLP._apply_bias`; experts that run one by one add it in place.
+    """
+    if not (routing.shapes.model.bias_linear and routing.moe.grouped_gemm):
+        return ()
+    names = ("output with bias", "output with bias, expert by expert")
+    return tuple(routing.row_tensor(name, routing.multiplied_rows, dtype=routing.probability_dtype) for name in names)
+
+
+def _held_in_16_bit(routing: Routing) -> tuple[Tensor, ...]:
+    """Rows as they came and as padded for FP8: frames name them until the experts return, and no layer keeps them then."""
+    if routing.shapes.fp8 is None:
+        return ()
+    padded = (routing.row_tensor("padded rows", routing.multiplied_rows),) if routing.pads else ()
+    return (routing.row_tensor("received rows", routing.rows), *padded)
 
 
 def _expert_bias(routing: Routing, width: int) -> tuple[Parameter, ...]:
@@ -187,20 +224,19 @@ def shared_experts(shapes: Shapes) -> Module:
         (Parameter(name="gate_weight", shape=(1, h), dtype=shapes.dtype, sequence_parallel=shapes.sp),) if moe.shared_gate else ()
     )
     read = shapes.wide("fc1 output", gates * width, "2·fs/t" if model.gated else "fs/t", made_in="mlp.shared_experts.linear_fc1")
-    activated = () if model.bias_activation_fusion or not model.gated else (shapes.wide("activated gate", width, "fs/t"),)
+    activated = kept_by_gate(model, lambda name, elements: shapes.wide(name, elements, "fs/t"), width)
+    kept = shapes.hidden("input", shares="router input")
+    original = keeps_original(shapes)
+    product = shapes.wide("input", width, "fs/t", made_in="mlp.shared_experts")
     inside = (
         Module(
             name="linear_fc1",
-            parameters=(
-                Parameter(
-                    name="weight", shape=(gates * width, h), dtype=shapes.dtype, sharding="tensor", full_shape=(gates * full, h)
-                ),
-            ),
-            saved=(shapes.hidden("input", shares="router input"),),
-            forward_workspace=(*gathered, read),
+            parameters=(split_weight(shapes, (gates * width, h), full=(gates * full, h)),),
+            saved=(kept,) if original else kept_input(shapes, kept, gathered=shapes.sp),
+            forward_workspace=(*forward_input(shapes, kept, gathered=gathered, original=original), read),
             backward_workspace=(
-                shapes.wide("output gradient", gates * width, "fs/t"),
-                *gathered,
+                *output_gradient(shapes, shapes.wide("output gradient", gates * width, "fs/t")),
+                *backward_input(shapes, kept, gathered=gathered, original=original),
                 shapes.hidden("input gradient", gathered=True),
                 *weight_gradient(shapes, (gates * width, h)),
             ),
@@ -219,11 +255,11 @@ def shared_experts(shapes: Shapes) -> Module:
         ),
         Module(
             name="linear_fc2",
-            parameters=(Parameter(name="weight", shape=(h, width), dtype=shapes.dtype, sharding="tensor", full_shape=(h, full)),),
-            saved=(shapes.wide("input", width, "fs/t", made_in="mlp.shared_experts"),),
-            forward_workspace=(shapes.hidden("output", gathered=True),),
+            parameters=(split_weight(shapes, (h, width), full=(h, full)),),
+            saved=kept_input(shapes, product),
+            forward_workspace=(*forward_input(shapes, product), shapes.hidden("output", gathered=True)),
             backward_workspace=(
-                shapes.hidden("gathered output gradient", gathered=True),
+                *_shared_output_gradient(shapes),
                 shapes.wide("input gradient", width, "fs/t"),
             ),
             collectives=row_collectives(shapes),
@@ -234,6 +270,14 @@ def shared_experts(shapes: Shapes) -> Module:
     return Module(name="shared_experts", parameters=gate, children=inside, recomputed=recomputed, source="SharedExpertMLP")
 
 
+def _shared_output_gradient(shapes: Shapes) -> tuple[Tensor, ...]:
+    """The gradient of the shared experts' output, the whole of it. Its shard is the gradient of the layer's output."""
+    whole = shapes.hidden("gathered output gradient", gathered=True)
+    if not shapes.sp:
+        return output_gradient(shapes, whole)
+    return output_gradient(shapes, replace(whole, name="output gradient", shares="residual gradient"), gathered=(whole,))
+
+
 def _latent_projections(shapes: Shapes) -> tuple[Module, ...]:
     """h → latent before dispatch and back after combine, whole on every rank."""
     routing = Routing(shapes)
@@ -241,17 +285,26 @@ def _latent_projections(shapes: Shapes) -> tuple[Module, ...]:
     if not latent:
         return ()
 
-    def one(name: str, rows: int, columns: int, keeps: tuple[Tensor, ...]) -> Module:
-        weight = Parameter(name="weight", shape=(rows, columns), dtype=shapes.dtype, sequence_parallel=shapes.sp)
+    def one(name: str, rows: int, columns: int, keeps: Tensor) -> Module:
+        quantized = shapes.fp8 is not None
+        weight = Parameter(
+            name="weight", shape=(rows, columns), dtype=shapes.dtype, sequence_parallel=shapes.sp, quantized=quantized
+        )
         output = Tensor(name="output", shape=(routing.tokens, rows), dtype=shapes.dtype, formula="T rows")
-        gradients = tuple(
+        output_grad, input_grad = (
             Tensor(name=name, shape=(routing.tokens, width), dtype=shapes.dtype, formula="T rows")
             for name, width in (("output gradient", rows), ("input gradient", columns))
         )
-        return Module(name=name, parameters=(weight,), saved=keeps, forward_workspace=(output,), backward_workspace=gradients)
+        return Module(
+            name=name,
+            parameters=(weight,),
+            saved=kept_input(shapes, keeps),
+            forward_workspace=(*forward_input(shapes, keeps), output),
+            backward_workspace=(*output_gradient(shapes, output_grad), input_grad),
+        )
 
     combined = Tensor(name="input", shape=(routing.tokens, latent), dtype=shapes.dtype, formula="T·latent", made_in="mlp")
     return (
-        one("fc1_latent_proj", latent, h, (shapes.hidden("input", shares="router input"),)),
-        one("fc2_latent_proj", h, latent, (combined,)),
+        one("fc1_latent_proj", latent, h, shapes.hidden("input", shares="router input")),
+        one("fc2_latent_proj", h, latent, combined),
     )

@@ -6,11 +6,11 @@ g key/value groups, d elements of a head, f feed-forward width, V padded vocabul
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from analyzer.modules.tree import Collective, Phase, Tensor
-from analyzer.specs import Launch, ModelSpec
+from analyzer.specs import Fp8Spec, Launch, ModelSpec
 from analyzer.units import DTYPE_BYTES
 
 
@@ -56,6 +56,25 @@ class Shapes:
         return "fp32" if self.model.fp32_residual_connection else self.dtype
 
     @cached_property
+    def fp8(self) -> Fp8Spec | None:
+        """How the linear layers multiply, None in 16 bit."""
+        return self.launch.precision.fp8
+
+    @cached_property
+    def in_16_bit(self) -> Shapes:
+        """The same without FP8: of what is outside Transformer Engine's linear layers, and of layers kept in 16 bit."""
+        if self.fp8 is None:
+            return self
+        return Shapes(replace(self.launch, precision=replace(self.launch.precision, fp8=None)))
+
+    @cached_property
+    def windowed(self) -> Shapes:
+        """The same with the attention kernel of layers that see a window only."""
+        if self.model.window_backend is None:
+            return self
+        return Shapes(replace(self.launch, model=replace(self.model, attention_backend=self.model.window_backend)))
+
+    @cached_property
     def s_split(self) -> int:
         """Tokens of the residual stream on this rank: s/t under sequence parallelism."""
         return self.s // self.t if self.sp else self.s
@@ -65,6 +84,14 @@ class Shapes:
         """Selective recompute of the attention kernel."""
         recompute = self.launch.recompute
         return recompute.granularity == "selective" and "core_attn" in recompute.modules
+
+    @property
+    def checkpoints_attention(self) -> bool:
+        """Whether a checkpoint gets the attention mask as an argument: full recompute of any layer, or of core attention."""
+        recompute = self.launch.recompute
+        if recompute.granularity == "full":
+            return recompute.method == "uniform" or bool(recompute.num_layers)
+        return self.recompute_core_attention
 
     def recomputes(self, module: str) -> bool:
         """Whether `--recompute-modules` names this module and recompute is selective."""

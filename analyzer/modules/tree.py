@@ -20,6 +20,7 @@ Phase = Literal["forward", "backward", "recompute", "gradient", "parameter"]
 
 STREAM = "stream"
 LAYER = "."
+MODEL_PATH = "/"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,8 @@ class Parameter:
     """Tied word embedding with pp > 1: its gradient is all-reduced over the embedding group, in a bucket of its own."""
     sequence_parallel: bool = False
     """Its gradient is summed over tensor-parallel ranks once per step (norm weights, row biases under SP; q/k norms always)."""
+    quantized: bool = False
+    """Multiplied in FP8: cast from `dtype`, or with `--fp8-param-gather` stored so."""
 
     @property
     def numel(self) -> int:
@@ -63,6 +66,7 @@ class Tensor:
     """The module that allocates it, by its path in the layer (or in the model, outside layers); empty for the one that lists it.
 
     `STREAM` is whatever came before: the layer before, the embedding, or the pipeline stage before; `LAYER` the layer itself.
+    What begins with `MODEL_PATH` is a path in the model also inside layers.
     """
 
     @cached_property

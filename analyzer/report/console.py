@@ -10,6 +10,7 @@ from analyzer.report import communication_section, model_section
 from analyzer.report.launch_section import assumptions, launch
 from analyzer.report.memory_section import memory
 from analyzer.report.text import Line, plain
+from analyzer.report.timeline_section import timelines
 from analyzer.report.verdict_section import verdict
 from analyzer.results import Report
 
@@ -29,6 +30,7 @@ def render(report: Report, *, width: int, detail: Detail = "summary") -> list[Li
         *launch(report, width=width),
         *model_section.full_model(report, width=width, whole=whole),
         *memory(report, width=width, whole=whole),
+        *timelines(report, width=width),
         *verdict(report, width=width),
         *communication_section.summary(report, width=width),
         *communication_section.pipeline(report, width=width, whole=whole),

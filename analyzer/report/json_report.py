@@ -57,6 +57,10 @@ def to_json(report: Report) -> dict[str, Any]:
         "groups_truncated": report.groups_truncated,
         "group_counts": dict(report.group_counts),
         "ranks": [_rank(rank) for rank in report.ranks],
+        "timelines": [
+            {"pipeline_rank": rank.pipeline_rank, "kinds": list(line.kinds), "bytes": [list(point) for point in line.points]}
+            for rank, line in zip(report.ranks, report.timelines, strict=False)
+        ],
         "communication": [_message(message) for message in report.communication],
         "communication_totals": {kind: asdict(total) for kind, total in report.communication_totals.items()},
         "verdict": asdict(report.verdict),

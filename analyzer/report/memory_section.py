@@ -94,11 +94,11 @@ def _rows(block: Sequence[_Column]) -> list[list[str]]:
         ("+ gradients", "gradients_bytes"),
         ("+ optimizer states", "optimizer_bytes"),
         ("+ runtime", "runtime_bytes"),
-        ("= allocated after a step", "allocated_bytes"),
         ("+ saved activations", "activations_bytes"),
         ("+ temporary at the peak", "transient_bytes"),
         ("= peak allocated", "peak_allocated_bytes"),
         (LABEL, "peak_allocated_first_iteration_bytes"),
+        ("  allocated after a step", "allocated_bytes"),
         ("  peak reserved", "peak_reserved_bytes"),
         ("  on the device", "device_bytes"),
     ]

@@ -1,0 +1,82 @@
+"""One rank's step on a real GPU under the CUDA recorder, its peers pretended by torch's fake process group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from allocator_hook.cuda.install import check, install
+from allocator_hook.packages import installed
+from analyzer.specs import Launch
+from analyzer.trace_events import Header
+
+
+def record_on_gpu(launch: Launch, *, rank: int, path: Path, argv: Sequence[str], iterations: int) -> int:
+    """Writes the trace and gives the most bytes that were in use at once. Has to run before anything else uses CUDA.
+
+    Memory is what the GPU held; messages are recorded and not sent, since the other ranks are not there.
+    """
+    import torch
+
+    check(torch)
+    gpu, driver = _gpu_and_driver()
+    header = Header(
+        recorder="cuda",
+        argv=tuple(argv),
+        versions={**installed(), "cuda driver": driver},
+        gpu=gpu,
+        rank=rank,
+        world_size=launch.parallel.world_size,
+        extra={"iterations": iterations, "microbatches": launch.batch.microbatches, "layers": launch.model.num_layers},
+    )
+    recorder = install(path, header)
+
+    from allocator_hook.step.collectives import CollectiveHooks
+    from allocator_hook.step.labels import write_labels
+    from allocator_hook.step.marks import Marks
+    from allocator_hook.step.patching import Patch, Patches
+    from allocator_hook.step.sink import CollectiveWriter
+    from allocator_hook.step.train import run
+
+    marks = Marks(recorder)
+    sink = CollectiveWriter()
+    hooks = CollectiveHooks(sink, perform=False)
+    sink.connect(recorder, marks)
+
+    def label(trained: Any, *, optimizer: bool) -> None:
+        write_labels(trained, sink=recorder, pointer=_pointer, optimizer=optimizer)
+
+    with Patches(Patch(*patch, "a call is recorded; its peers are not there") for patch in hooks.patches()):
+        run(
+            launch,
+            rank=rank,
+            iterations=iterations,
+            marks=marks,
+            after_setup=lambda trained: label(trained, optimizer=False),
+            after_iteration=lambda trained, iteration: label(trained, optimizer=True) if iteration == 0 else None,
+        )
+    torch.cuda.synchronize()
+    peak = recorder.peak_bytes(0)
+    recorder.close()
+    return int(peak)
+
+
+def _pointer(tensor: Any) -> int | None:
+    """Where the allocation of a tensor begins; None for one on the host."""
+    return int(tensor.untyped_storage().data_ptr()) if tensor.is_cuda else None
+
+
+def _gpu_and_driver() -> tuple[str, str]:
+    """Names of the first GPU and of the driver, from NVML: torch would start CUDA to tell."""
+    try:
+        import pynvml
+    except ImportError:
+        return "", "unknown"
+    try:
+        pynvml.nvmlInit()
+        found = (pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)), pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError as error:
+        return "", f"unknown ({error})"
+    gpu, driver = (text.decode() if isinstance(text, bytes) else str(text) for text in found)
+    return gpu, driver

@@ -1,0 +1,110 @@
+"""Counts of tokens, where Python must know them: expected values of small tensors, followed through the operations.
+
+A router's choice is data, and there is none here. Under balanced routing each expert gets the same number of tokens, so
+that the mean of a routing map is k / E, sums of it are exact, and everything that Megatron copies to the host (tokens of
+each expert, splits of an all-to-all) is a tensor whose elements are all equal. This keeps such means by storage.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+
+class Means:
+    """The mean of the elements of a tensor, where it is known; tensors that share a storage share it."""
+
+    def __init__(self) -> None:
+        self._by_storage: dict[int, float] = {}
+
+    def of(self, tensor: Any) -> float | None:
+        """None where nothing is known. Numbers are their own mean."""
+        if isinstance(tensor, (int, float)):
+            return float(tensor)
+        return self._by_storage.get(tensor.untyped_storage()._cdata) if isinstance(tensor, torch.Tensor) else None
+
+    def put(self, tensor: torch.Tensor, mean: float | None) -> None:
+        if mean is not None:
+            self._by_storage[tensor.untyped_storage()._cdata] = mean
+
+    def forget(self, storage: int) -> None:
+        """The storage has died."""
+        self._by_storage.pop(storage, None)
+
+    def follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """What the result of an operation is known to hold."""
+        rule = _RULES.get(func)
+        if rule is not None and isinstance(result, torch.Tensor) and result.is_meta:
+            self.put(result, rule(self, args, kwargs or {}, result))
+
+    def on_host(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A host tensor of the shape of `tensor`: all zero where nothing is known, else whole numbers as equal as can be."""
+        host = torch.zeros(tensor.shape, dtype=dtype or tensor.dtype)
+        mean = self.of(tensor)
+        if not mean:
+            return host
+        total, elements = round(mean * host.numel()), host.numel()
+        flat = host.view(-1)
+        flat += total // elements
+        flat[: total % elements] += 1
+        return host
+
+    def selected(self, mask: torch.Tensor) -> int | None:
+        """How many elements a mask selects."""
+        mean = self.of(mask)
+        return None if mean is None else round(mean * mask.numel())
+
+
+def _same(means: Means, args: Any, kwargs: Any, result: torch.Tensor) -> float | None:
+    del kwargs, result
+    return means.of(args[0])
+
+
+def _sum(means: Means, args: Any, kwargs: Any, result: torch.Tensor) -> float | None:
+    del kwargs
+    mean = means.of(args[0])
+    return None if mean is None else mean * args[0].numel() / max(1, result.numel())
+
+
+def _scatter(means: Means, args: Any, kwargs: Any, result: torch.Tensor) -> float | None:
+    del kwargs, result
+    target, dim, index, value = args[:4]
+    before, put = means.of(target), means.of(value)
+    if before is None or put is None:
+        return None
+    share = index.numel() / target.numel() if target.numel() else 0.0
+    del dim
+    return before * (1 - share) + put * share
+
+
+def _constant(value: float) -> Callable[..., float]:
+    return lambda *_: value
+
+
+def _product(means: Means, args: Any, kwargs: Any, result: torch.Tensor) -> float | None:
+    del kwargs, result
+    left, right = means.of(args[0]), means.of(args[1])
+    return None if left is None or right is None else math.prod((left, right))
+
+
+_RULES: dict[Any, Callable[..., float | None]] = {
+    aten.zeros.default: _constant(0.0),
+    aten.zeros_like.default: _constant(0.0),
+    aten.ones_like.default: _constant(1.0),
+    aten.scatter.value: _scatter,
+    aten.scatter.src: _scatter,
+    aten.scatter_.value: _scatter,
+    aten._to_copy.default: _same,
+    aten.clone.default: _same,
+    aten.index_select.default: _same,
+    aten.logical_and.default: _same,
+    aten.sum.default: _sum,
+    aten.sum.dim_IntList: _sum,
+    aten.mul.Tensor: _product,
+}
+"""Operations between a router's choice and a number on the host; views need no rule."""

@@ -1,0 +1,68 @@
+"""Compiled extensions besides Transformer Engine's: APEX, and the softmax kernels that Megatron took over from it."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from allocator_hook.shadow import flash_attention
+from allocator_hook.shadow.gpu import Gpu
+from allocator_hook.shadow.te_kernels import extension, softmax
+from allocator_hook.shadow.te_kernels.allocate import empty, like
+
+
+def extension_modules(gpu: Gpu) -> dict[str, ModuleType]:
+    """Modules by the name under which they are imported. APEX is taken to be installed, as where the training will run."""
+    modules = {"transformer_engine_torch": extension(gpu, version="0"), "fused_weight_gradient_mlp_cuda": _weight_gradients()}
+    for name in ("scaled_softmax_cuda", "scaled_masked_softmax_cuda", "scaled_upper_triang_masked_softmax_cuda"):
+        modules[name] = _softmax(name)
+    return modules | _layer_norms(gpu) | flash_attention.modules(gpu)
+
+
+def _weight_gradients() -> ModuleType:
+    """APEX: adds a weight gradient into the gradient buffer, in place."""
+    module = ModuleType("fused_weight_gradient_mlp_cuda")
+    for name in ("wgrad_gemm_accum_fp32", "wgrad_gemm_accum_fp16"):
+        setattr(module, name, lambda input, grad_output, main_grad: None)
+    return module
+
+
+def _softmax(name: str) -> ModuleType:
+    """Megatron's local fused softmax: the same allocations as Transformer Engine's."""
+    module = ModuleType(name)
+    module.forward = softmax.forward  # type: ignore[attr-defined]
+    module.backward = softmax.backward  # type: ignore[attr-defined]
+    module.get_batch_per_block = lambda *_: 4  # type: ignore[attr-defined]
+    return module
+
+
+class LayerNorm(torch.autograd.Function):
+    """FastLayerNormFN and FusedLayerNormAffineFunction: input, weight, mean and reciprocal deviation are kept."""
+
+    @staticmethod
+    def forward(ctx: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *options: Any) -> torch.Tensor:
+        rows = input.numel() // input.shape[-1]
+        output, mean, rsigma = like(input), empty((rows,), torch.float32), empty((rows,), torch.float32)
+        ctx.save_for_backward(input, weight, mean, rsigma)
+        ctx.options = len(options)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        input, weight, _, _ = ctx.saved_tensors
+        grads[0].contiguous()
+        return (like(input), like(weight), like(weight), *([None] * ctx.options))
+
+
+def _layer_norms(gpu: Gpu) -> dict[str, ModuleType]:
+    """The parts of APEX that Megatron's local layers import."""
+    del gpu
+    names = ("apex", "apex.contrib", "apex.contrib.layer_norm", "apex.contrib.layer_norm.layer_norm")
+    modules = {name: ModuleType(name) for name in (*names, "apex.normalization", "apex.normalization.fused_layer_norm")}
+    for module in modules.values():
+        module.__path__ = []
+    modules["apex.contrib.layer_norm.layer_norm"].FastLayerNormFN = LayerNorm  # type: ignore[attr-defined]
+    modules["apex.normalization.fused_layer_norm"].FusedLayerNormAffineFunction = LayerNorm  # type: ignore[attr-defined]
+    return modules

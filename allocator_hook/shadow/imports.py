@@ -1,0 +1,137 @@
+"""Imports that a machine without CUDA cannot do: optional packages, and Transformer Engine's compiled half."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType, TracebackType
+from typing import Any, Final
+
+STUBBED: Final = ("onnxscript", "onnx", "triton", "nvdlfw_inspect")
+"""Imported by Transformer Engine at the top of its modules, and never needed for a training step."""
+
+_TE_LOADER: Final = "transformer_engine.common"
+
+
+class Launchable:
+    """A Triton kernel, or anything else of a stubbed package: taking an item, an attribute or calling gives itself."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # a decorator without arguments keeps nothing of the function but its name: it would run on the GPU
+        return self
+
+    def __getitem__(self, grid: Any) -> Launchable:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Launchable(name)
+
+
+_ON_HOST: Final[dict[str, Callable[..., int]]] = {
+    "next_power_of_2": lambda number: 1 << (number - 1).bit_length(),
+    "cdiv": lambda dividend, divisor: -(-dividend // divisor),
+}
+"""Functions of Triton that callers use for sizes of tensors."""
+
+
+class StubModule(ModuleType):
+    """A package that is absent. Capitalised attributes are classes: they meet isinstance and base-class lists."""
+
+    __path__: list[str] = []  # noqa: RUF012  (the import system reads it from the instance or the class)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__version__":
+            return "0.0.0"
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in _ON_HOST:
+            return _ON_HOST[name]
+        made = type(name, (), {"__init__": lambda self, *a, **k: None}) if name[:1].isupper() else Launchable(name)
+        setattr(self, name, made)
+        return made
+
+
+class _StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds every submodule of the stubbed packages, before a real one is looked for."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        del path, target
+        if fullname.split(".")[0] in STUBBED:
+            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        return None
+
+    def create_module(self, spec: Any) -> ModuleType:
+        return StubModule(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """A stub has no code."""
+
+
+class _AfterLoading(importlib.abc.Loader):
+    """Runs the real loader, then takes away the function that would load the shared library."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: Any) -> Any:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        module.load_framework_extension = lambda framework: None  # type: ignore[attr-defined]
+
+
+class _TransformerEngineFinder(importlib.abc.MetaPathFinder):
+    """`transformer_engine.common` with `load_framework_extension` replaced before anything calls it."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: Any = None) -> Any:
+        if fullname != _TE_LOADER:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _AfterLoading(spec.loader)
+        return spec
+
+
+class Imports:
+    """A context in which `modules` can be imported by name, and packages that need CUDA can be imported at all."""
+
+    def __init__(self, modules: Mapping[str, ModuleType]) -> None:
+        self._modules = dict(modules)
+        self._finders = (_StubFinder(), _TransformerEngineFinder())
+        self._before: dict[str, ModuleType | None] = {}
+        self._environ: str | None = None
+
+    def __enter__(self) -> Imports:
+        # Transformer Engine skips loading libcudnn, nvrtc and its own libraries while its packages are being built
+        self._environ = os.environ.get("NVTE_PROJECT_BUILDING")
+        os.environ["NVTE_PROJECT_BUILDING"] = "1"
+        sys.meta_path[:0] = self._finders
+        for name, module in self._modules.items():
+            self._before[name] = sys.modules.get(name)
+            # a hand-made module needs a spec: importlib.util.find_spec reads it
+            module.__spec__ = module.__spec__ or importlib.machinery.ModuleSpec(name, None)
+            sys.modules[name] = module
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for finder in self._finders:
+            sys.meta_path.remove(finder)
+        for name, module in self._before.items():
+            if module is None:
+                sys.modules.pop(name, None)
+            else:
+                sys.modules[name] = module
+        if self._environ is None:
+            os.environ.pop("NVTE_PROJECT_BUILDING", None)
+        else:
+            os.environ["NVTE_PROJECT_BUILDING"] = self._environ

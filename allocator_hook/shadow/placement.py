@@ -1,0 +1,158 @@
+"""Where tensors lie: what is asked for on "cuda" becomes a meta tensor, and host tensors stay what they are.
+
+Values do not exist on the pretended GPU. Where Python wants one (a loss that is printed, a flag that is tested), it
+reads 0: no overflow, no gradient to clip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+from torch.autograd import _make_grads
+from torch.autograd.graph import _engine_run_backward
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+
+META = torch.device("meta")
+GPU = torch.device("cuda", 0)
+
+
+class Kernels:
+    """Whether an operation of PyTorch is being run: its own Python code must see where tensors really lie."""
+
+    running = False
+
+
+kernels = Kernels()
+
+
+def to_meta(device: Any) -> Any:
+    """The meta device for any way in which a GPU can be named; everything else unchanged."""
+    if isinstance(device, str):
+        return META if device.startswith("cuda") else device
+    if isinstance(device, torch.device):
+        return META if device.type == "cuda" else device
+    if isinstance(device, int) and not isinstance(device, bool):
+        return META
+    return device
+
+
+def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    moved = tuple(to_meta(arg) if isinstance(arg, (str, torch.device, int)) and not isinstance(arg, bool) else arg for arg in args)
+    return torch.Tensor.to(tensor, *moved, **kwargs)
+
+
+def _cuda(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return torch.Tensor.to(tensor, META)
+
+
+def _same(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return tensor
+
+
+def _tolist(tensor: torch.Tensor) -> Any:
+    return torch.Tensor.tolist(tensor.to("cpu"))  # by way of the recorder, which knows counts of tokens
+
+
+def _get_device(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_meta else -1
+
+
+def _type(tensor: torch.Tensor, dtype: Any = None, **kwargs: Any) -> Any:
+    """The optimizer sorts parameters by the name of their type, torch.cuda.BFloat16Tensor."""
+    if dtype is not None:
+        return torch.Tensor.type(tensor, dtype, **kwargs)
+    return str(torch.Tensor.type(tensor)).replace("torch.meta.", "torch.cuda.")
+
+
+def _named_by_number(device: Any, *args: Any) -> torch.device:
+    """`torch.device(0)` is the accelerator of that number, which this build of PyTorch does not have."""
+    return torch.device("cuda", device) if isinstance(device, int) else torch.device(device, *args)
+
+
+def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    """As on CUDA: one kernel whose mask takes a byte for each element. On other devices PyTorch draws a float mask."""
+    del inplace
+    if not training or p == 0:
+        return input
+    return torch.native_dropout(input, p, True)[0]
+
+
+def _softmax(input: torch.Tensor, dim: int | None = None, *args: Any, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
+    """As on CUDA: half precision in and fp32 out is one kernel, without an fp32 copy of the input."""
+    if args and isinstance(args[-1], torch.dtype):
+        dtype = args[-1]
+    half = input.dtype in (torch.float16, torch.bfloat16)
+    if dtype is torch.float32 and half and input.is_meta and dim is not None:
+        return torch._softmax(input, dim, True)
+    return torch._softmax(input if dtype is None else input.to(dtype), -1 if dim is None else dim, False)
+
+
+def _backward(
+    tensors: Any,
+    grad_tensors: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    *_: Any,
+    inputs: Any = None,
+) -> None:
+    """`torch.autograd.backward`, which must run under the mode: backward passes recompute, and make tensors on "cuda"."""
+    roots = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
+    given = (grad_tensors,) if isinstance(grad_tensors, torch.Tensor) else tuple(grad_tensors or [None] * len(roots))
+    gradients = _make_grads(roots, given, is_grads_batched=False)
+    keep = create_graph if retain_graph is None else retain_graph
+    targets = () if inputs is None else (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+    _engine_run_backward(roots, gradients, keep, create_graph, targets, allow_unreachable=True, accumulate_grad=True)
+
+
+_BACKWARD: Final = frozenset({torch.autograd.backward, torch.Tensor.backward})
+_REPLACED: Mapping[Any, Callable[..., Any]] = {
+    torch.device: _named_by_number,
+    torch.Tensor.to: _to,
+    torch.Tensor.cuda: _cuda,
+    torch.Tensor.type: _type,
+    torch.Tensor.pin_memory: _same,
+    torch.Tensor.tolist: _tolist,
+    torch.Tensor.get_device: _get_device,
+    torch.nn.functional.dropout: _dropout,
+    torch.dropout: _dropout,
+    torch.nn.functional.softmax: _softmax,
+    torch.softmax: _softmax,
+    torch.Tensor.softmax: _softmax,
+}
+
+
+_MOST_NESTED: Final = 32
+
+
+class Placement(TorchFunctionMode):
+    """Rewrites the device of every call of PyTorch, and the few functions that differ between CUDA and other devices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._nested = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        if func in _BACKWARD:
+            return self._run_backward(*args, **(kwargs or {}))
+        replaced = _REPLACED.get(func)
+        if kwargs:
+            if "device" in kwargs:
+                kwargs = {**kwargs, "device": to_meta(kwargs["device"])}
+            if "pin_memory" in kwargs and func in _device_constructors():
+                kwargs = {**kwargs, "pin_memory": False}
+        return (replaced or func)(*args, **(kwargs or {}))
+
+    def _run_backward(self, *args: Any, **kwargs: Any) -> None:
+        # a checkpoint that returns a parameter makes that parameter's gradient call the checkpoint again, without end
+        if self._nested == _MOST_NESTED:
+            raise RecursionError("a checkpointed module returns one of its parameters; its backward pass would never end")
+        self._nested += 1
+        try:
+            with self:
+                _backward(*args, **kwargs)
+        finally:
+            self._nested -= 1

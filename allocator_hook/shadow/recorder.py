@@ -1,0 +1,230 @@
+"""Storages of meta tensors as they are made and die: what the GPU's allocator would be asked for, and told.
+
+A storage is allocated when the operation that makes it returns, and freed when its last user lets it go, which PyTorch's
+reference counting decides as on a GPU. Host tensors are not recorded, and their number crunching is skipped where it is
+only about values.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final, Protocol
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from allocator_hook.shadow.balance import Means
+from allocator_hook.shadow.placement import kernels, to_meta
+from allocator_hook.step.marks import in_backward
+from allocator_hook.step.patching import Patch
+from analyzer.errors import AnalyzerError
+from analyzer.units import BLOCK, MIB, round_up
+
+aten = torch.ops.aten
+
+_MATRIX_PRODUCTS: Final = frozenset(
+    {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.addmv.default, aten.mv.default}
+)
+_RANDOM: Final = frozenset({aten.normal_.default, aten.uniform_.default, aten.fill_.Scalar, aten.zero_.default})
+_READS: Final = frozenset({aten._local_scalar_dense.default})
+_NO_ANSWER: Final = object()
+_LARGE: Final = 1 * MIB
+_FIRST_ADDRESS: Final = 0x7F00_0000_0000
+
+
+class AllocationSink(Protocol):
+    """Where events go: the trace writer, or a counter."""
+
+    def allocation(self, pointer: int, bytes: int) -> None: ...
+
+    def free(self, pointer: int) -> None: ...
+
+    def label(self, pointer: int, role: Any, name: str, *, shape: Sequence[int], dtype: str, bytes: int) -> None: ...
+
+
+class _Fused:
+    """What happens within one fused kernel."""
+
+    def __init__(self, inputs: set[int]) -> None:
+        self.inputs = inputs
+        self.made: list[Any] = []
+        self.rewritten: dict[int, int] = {}
+
+    def write(self, storage: torch.UntypedStorage) -> None:
+        if storage._cdata in self.inputs:
+            self.rewritten[storage._cdata] = storage.nbytes()
+
+
+class Recorder(TorchDispatchMode):
+    """Records while it is entered. `cublas_workspace_bytes`: what a cuBLAS handle takes at its first matrix product."""
+
+    def __init__(self, sink: AllocationSink, *, cublas_workspace_bytes: int) -> None:
+        super().__init__()
+        self._sink = sink
+        self._live: dict[int, tuple[int, int, Any]] = {}
+        self._next = _FIRST_ADDRESS
+        self._fused: list[_Fused] = []
+        self._workspace_bytes = cublas_workspace_bytes
+        self._handles: set[bool] = set()
+        self.means = Means()
+        self.current_bytes = 0
+        """In blocks of 512 bytes."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        if kwargs and isinstance(kwargs.get("device"), torch.device):
+            kwargs = {**kwargs, "device": to_meta(kwargs["device"])}
+        with torch._C.DisableTorchFunction():
+            answer = self._on_host(func, args, kwargs)
+            if answer is not _NO_ANSWER:
+                return answer
+            if func in _RANDOM and not args[0].is_meta and args[0].numel() > _LARGE:
+                return args[0]
+            if func in _MATRIX_PRODUCTS and args[-1].is_meta:
+                self._take_workspace()
+        kernels.running = True
+        try:
+            result = func(*args, **(kwargs or {}))
+        finally:
+            kernels.running = False
+        with torch._C.DisableTorchFunction():
+            if self._fused and func._schema.is_mutable and isinstance(result, torch.Tensor):
+                self._fused[-1].write(result.untyped_storage())
+            self._track_all(result)
+            self.means.follow(func, args, kwargs, result)
+        return result
+
+    def _on_host(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What carries values from the GPU to the host, or has a size that depends on them."""
+        if func in _READS and args[0].is_meta:
+            return self.means.on_host(args[0]).sum().item()
+        if func in (aten.equal.default, aten.is_nonzero.default) and args[0].is_meta:
+            return False
+        if func is aten._to_copy.default and args[0].is_meta and _is_host(kwargs.get("device")):
+            return self.means.on_host(args[0], kwargs.get("dtype"))
+        if func is aten.copy_.default and (args[0].is_meta or args[1].is_meta):
+            self.means.put(args[0], self.means.of(args[1]))
+            return args[0] if args[0].is_meta else args[0].copy_(self.means.on_host(args[1]))
+        if func is aten.masked_select.default and args[0].is_meta:
+            return self._masked_select(*args)
+        return _NO_ANSWER
+
+    def _masked_select(self, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        count = self.means.selected(mask)
+        if count is None:
+            raise AnalyzerError(
+                "--info-engine shadow: megatron-core selects elements by a mask whose contents are not known here; "
+                "use --info-engine formula"
+            )
+        indices = torch.empty((count, mask.dim()), dtype=torch.int64, device="meta")  # of torch.nonzero, on the way
+        self._track_all(indices)
+        result = torch.empty((count,), dtype=tensor.dtype, device="meta")
+        self._track_all(result)
+        del indices
+        return result
+
+    def pointer(self, tensor: torch.Tensor) -> int | None:
+        """Where the tensor's storage lies, if it is on the GPU and recorded."""
+        with torch._C.DisableTorchFunction():
+            entry = self._live.get(tensor.untyped_storage()._cdata)
+            return None if entry is None else entry[0] + tensor.storage_offset() * tensor.element_size()
+
+    @contextmanager
+    def one_kernel(self, inputs: Iterable[torch.Tensor] = ()) -> Iterator[None]:
+        """What is made inside and gone at the end was never in memory: registers of one fused kernel.
+
+        An input that is written in place is written anew and copied back, since torch.compile makes graphs functional:
+        the new value stands beside the outputs until then.
+        """
+        with torch._C.DisableTorchFunction():
+            frame = _Fused({tensor.untyped_storage()._cdata for tensor in inputs})
+        self._fused.append(frame)
+        try:
+            yield
+        finally:
+            self._fused.pop()
+            with torch._C.DisableTorchFunction():
+                rewritten = [self._address(size) for size in frame.rewritten.values()]
+                for pointer, size in zip(rewritten, frame.rewritten.values(), strict=True):
+                    self._allocated(pointer, size)
+                for reference in frame.made:
+                    storage = reference()
+                    if storage is not None:
+                        self._track_storage(storage)
+                for pointer, size in zip(rewritten, frame.rewritten.values(), strict=True):
+                    self._freed(pointer, size)
+
+    def patches(self) -> list[Patch]:
+        """What a dispatch mode does not see."""
+        resize = torch.UntypedStorage.resize_
+
+        def resize_and_record(storage: torch.UntypedStorage, size: int) -> Any:
+            result = resize(storage, size)
+            self._resized(storage)
+            return result
+
+        return [Patch(torch.UntypedStorage, "resize_", resize_and_record, "a storage that is emptied in place is freed on a GPU")]
+
+    def _track_all(self, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            if value.is_meta:
+                self._track_storage(value.untyped_storage())
+        elif isinstance(value, (tuple, list)):
+            for item in value:
+                self._track_all(item)
+
+    def _track_storage(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key in self._live:
+            return
+        if self._fused:
+            self._fused[-1].made.append(weakref.ref(storage))
+            return
+        size = storage.nbytes()
+        if not size:
+            return
+        pointer = self._address(size)
+        self._live[key] = (pointer, size, weakref.ref(storage, partial(self._died, key)))
+        self._allocated(pointer, size)
+
+    def _address(self, size: int) -> int:
+        pointer = self._next
+        self._next += round_up(size, BLOCK)
+        return pointer
+
+    def _allocated(self, pointer: int, size: int) -> None:
+        self.current_bytes += round_up(size, BLOCK)
+        self._sink.allocation(pointer, size)
+
+    def _died(self, key: int, _: Any) -> None:
+        entry = self._live.pop(key, None)
+        self.means.forget(key)
+        if entry is not None:
+            self._freed(entry[0], entry[1])
+
+    def _freed(self, pointer: int, size: int) -> None:
+        self.current_bytes -= round_up(size, BLOCK)
+        self._sink.free(pointer)
+
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        if storage.device.type == "meta":
+            self._died(storage._cdata, None)
+            self._track_storage(storage)
+
+    def _take_workspace(self) -> None:
+        """A cuBLAS handle belongs to a thread, and autograd runs the backward pass in a thread of its own."""
+        autograd = in_backward()
+        if autograd in self._handles or not self._workspace_bytes:
+            return
+        self._handles.add(autograd)
+        pointer = self._address(self._workspace_bytes)
+        self._allocated(pointer, self._workspace_bytes)
+        name = f"cuBLAS workspace of the {'autograd' if autograd else 'main'} thread"
+        self._sink.label(pointer, "workspace", name, shape=(self._workspace_bytes,), dtype="uint8", bytes=self._workspace_bytes)
+
+
+def _is_host(device: torch.device | None) -> bool:
+    return device is not None and device.type == "cpu"

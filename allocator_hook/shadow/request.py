@@ -1,0 +1,54 @@
+"""What the worker is asked for, as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from allocator_hook.shadow.launch_json import from_json, to_json
+from analyzer.specs import Launch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One launch, and the ranks of it that are to be recorded."""
+
+    launch: Launch
+    traces: Mapping[int, Path]
+    """The file for each global rank."""
+    iterations: int = 2
+    microbatches: int | None = None
+    """Instead of those of the launch: fewer show the same memory."""
+    jobs: int = 1
+    """Ranks recorded side by side."""
+    argv: tuple[str, ...] = ()
+    """The launch command, for the header."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                "launch": json.loads(to_json(self.launch)),
+                "traces": {str(rank): str(path) for rank, path in self.traces.items()},
+                "iterations": self.iterations,
+                "microbatches": self.microbatches,
+                "jobs": self.jobs,
+                "argv": list(self.argv),
+                "versions": dict(self.versions),
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Request:
+        data = json.loads(text)
+        return cls(
+            launch=from_json(json.dumps(data["launch"])),
+            traces={int(rank): Path(path) for rank, path in data["traces"].items()},
+            iterations=data["iterations"],
+            microbatches=data["microbatches"],
+            jobs=data["jobs"],
+            argv=tuple(data["argv"]),
+            versions=data["versions"],
+        )

@@ -1,0 +1,142 @@
+"""One rank, recorded: façade, recorder, marks and collectives put together around the step.
+
+`prepare` imports megatron-core under the façade, once for a process; `record` runs one rank, once for a process, since
+Megatron and Transformer Engine keep what they made in module variables.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from allocator_hook.shadow.facade import facade
+from allocator_hook.shadow.gpu import Gpu
+from allocator_hook.shadow.jit import OneKernel
+from allocator_hook.shadow.recorder import Recorder
+from allocator_hook.shadow.request import Request
+from allocator_hook.step.collectives import CollectiveHooks
+from allocator_hook.step.labels import write_labels
+from allocator_hook.step.marks import Marks
+from allocator_hook.step.patching import Patch, Patches
+from allocator_hook.step.sink import CollectiveWriter
+from allocator_hook.trace_writer import TraceWriter
+from analyzer.errors import AnalyzerError
+from analyzer.runtime import cublas_workspace_bytes
+from analyzer.specs import Launch
+from analyzer.trace_events import Header
+
+
+class Session:
+    """A process in which CUDA is pretended. Use it as a context manager."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self._stack = ExitStack()
+        self._one_kernel = OneKernel()
+        self._sink: CollectiveWriter = CollectiveWriter()
+        self._recorder: Recorder | None = None
+
+    def __enter__(self) -> Session:
+        hooks = CollectiveHooks(self._sink, perform=False, stand_in=self._stand_in)
+        gpu = Gpu.of(self.launch.hardware)
+        environ(self.launch)
+        self._stack.enter_context(
+            Patches(Patch(*patch, "a call is recorded; its peers are not there") for patch in hooks.patches())
+        )
+        self._stack.enter_context(facade(gpu, one_kernel=self._one_kernel, memory_allocated=self._current_bytes))
+        try:
+            import_module("megatron.core.models.gpt.gpt_model")
+            import_module("megatron.core.optimizer")
+        except ImportError as error:
+            self._stack.close()
+            raise AnalyzerError(f"--info-engine shadow: megatron-core cannot be imported ({error}); {INSTALL}") from error
+        if self.launch.model.implementation == "transformer_engine":
+            _need_transformer_engine()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def record(self, request: Request, rank: int) -> Path:
+        """Runs the step of `rank` and gives the path of its trace. Once for a session."""
+        from allocator_hook.step.train import run
+
+        path = Path(request.traces[rank])
+        gpu = Gpu.of(self.launch.hardware)
+        header = Header(
+            recorder="shadow",
+            argv=request.argv,
+            versions=request.versions,
+            gpu=gpu.name,
+            rank=rank,
+            world_size=self.launch.parallel.world_size,
+            extra={
+                "microbatches": request.microbatches or self.launch.batch.microbatches,
+                "iterations": request.iterations,
+                "layers": self.launch.model.num_layers,
+            },
+        )
+        with TraceWriter(path, header) as writer, ExitStack() as stack:
+            recorder = Recorder(writer, cublas_workspace_bytes=cublas_workspace_bytes(self.launch))
+            marks = Marks(writer)
+            stack.enter_context(Patches(recorder.patches()))
+            self._recorder = self._one_kernel.recorder = recorder
+            self._sink.connect(writer, marks)
+            stack.enter_context(recorder)
+
+            def after_setup(trained: Any) -> None:
+                write_labels(trained, sink=writer, pointer=recorder.pointer, optimizer=False)
+
+            def after_iteration(trained: Any, iteration: int) -> None:
+                if iteration == 0:
+                    write_labels(trained, sink=writer, pointer=recorder.pointer, optimizer=True)
+
+            run(
+                self.launch,
+                rank=rank,
+                iterations=request.iterations,
+                marks=marks,
+                microbatches=request.microbatches,
+                after_setup=after_setup,
+                after_iteration=after_iteration,
+            )
+        return path
+
+    def _stand_in(self, output: torch.Tensor, input: torch.Tensor) -> None:
+        if self._recorder is not None:
+            self._recorder.means.put(output, self._recorder.means.of(input))
+
+    def _current_bytes(self) -> int:
+        return self._recorder.current_bytes if self._recorder is not None else 0
+
+
+INSTALL = (
+    "install torch, megatron-core and transformer-engine: pip install torch 'get-training-info[shadow]' && "
+    "pip install --no-deps transformer-engine"
+)
+
+
+def _need_transformer_engine() -> None:
+    try:
+        import_module("transformer_engine.pytorch")
+        import_module("megatron.core.extensions.transformer_engine")
+    except ImportError as error:
+        raise AnalyzerError(
+            f"--transformer-impl transformer_engine: Transformer Engine cannot be imported ({error}); "
+            "pip install --no-deps transformer-engine, or use --transformer-impl local"
+        ) from error
+
+
+def environ(launch: Launch) -> None:
+    """What Transformer Engine and Megatron read from the environment, as the launch has it."""
+    if launch.runtime.deterministic:
+        os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"
+    if launch.runtime.cuda_device_max_connections is not None:
+        os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = launch.runtime.cuda_device_max_connections
+    for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):  # Megatron sets them from the backend
+        os.environ.pop(name, None)

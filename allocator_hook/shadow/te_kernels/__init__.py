@@ -1,0 +1,64 @@
+"""A stand-in for `transformer_engine_torch`, the compiled half of Transformer Engine.
+
+One small function for each binding, with the binding's own arguments; each allocates what the binding allocates
+(transformer_engine/pytorch/csrc/extensions, 2.11) and computes nothing. A binding that is missing raises an error
+that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from allocator_hook.shadow.gpu import Gpu
+from allocator_hook.shadow.te_kernels import activations, attention, gemm, misc, moe, multi_tensor, norms, rope, softmax
+from allocator_hook.shadow.te_kernels.enums import ENUMS
+from analyzer.errors import AnalyzerError
+
+
+class MissingKernelError(AnalyzerError):
+    """Transformer Engine called a binding that has no stand-in."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"--info-engine shadow: Transformer Engine's kernel {name} has no stand-in yet; "
+            "use --info-engine formula, or leave out the option that needs this kernel"
+        )
+
+
+class _Extension(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name[:1].isupper():  # classes appear in annotations at import; making one is what fails
+            return _missing_class(name)
+
+        def missing(*args: Any, **kwargs: Any) -> Any:
+            raise MissingKernelError(name)
+
+        return missing
+
+
+def _missing_class(name: str) -> type:
+    def refuse(self: object, *args: Any, **kwargs: Any) -> None:
+        raise MissingKernelError(name)
+
+    return type(name, (), {"__init__": refuse})
+
+
+def extension(gpu: Gpu, *, version: str) -> ModuleType:
+    """The module to be found as `transformer_engine_torch`, answering as on `gpu`."""
+    module = _Extension("transformer_engine_torch")
+    module.__version__ = version  # type: ignore[attr-defined]
+    for name, enum in ENUMS.items():
+        setattr(module, name, enum)
+    for part in (activations, attention, gemm, misc, moe, multi_tensor, norms, rope, softmax):
+        for name, kernel in bindings(part, gpu).items():
+            setattr(module, name, kernel)
+    return module
+
+
+def bindings(part: ModuleType, gpu: Gpu) -> dict[str, Callable[..., Any]]:
+    """The functions of one file by the name of their binding."""
+    return dict(part.bindings(gpu))

@@ -1,0 +1,103 @@
+"""Token permutation, router and padding kernels of mixture-of-experts layers (csrc/extensions/permutation.cpp, router.cpp)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from allocator_hook.shadow.gpu import Gpu
+from allocator_hook.shadow.te_kernels.allocate import empty, like
+
+
+def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
+    del gpu
+    return {
+        "moe_permute_fwd": moe_permute_fwd,
+        "moe_permute_bwd": moe_unpermute_fwd,
+        "moe_unpermute_fwd": moe_unpermute_fwd,
+        "moe_unpermute_bwd": moe_unpermute_bwd,
+        "fused_topk_with_score_function_fwd": fused_topk_with_score_function_fwd,
+        "fused_topk_with_score_function_bwd": fused_topk_with_score_function_bwd,
+        "fused_score_for_moe_aux_loss_fwd": fused_score_for_moe_aux_loss_fwd,
+        "fused_score_for_moe_aux_loss_bwd": fused_score_for_moe_aux_loss_bwd,
+        "fused_moe_aux_loss_fwd": fused_moe_aux_loss_fwd,
+        "fused_moe_aux_loss_bwd": fused_moe_aux_loss_bwd,
+        "fused_multi_row_padding": lambda *_: None,
+        "fused_multi_row_unpadding": lambda *_: None,
+    }
+
+
+def moe_permute_fwd(
+    input: torch.Tensor,
+    dtype: int,
+    indices: torch.Tensor,
+    num_out_tokens: int,
+    workspace: list[torch.Tensor],
+    max_expanded_token_num: int,
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    """Tokens sorted by expert, where each went, and the sorting workspace, which the caller keeps."""
+    del dtype
+    expanded = input.shape[0] * indices.shape[1]
+    if not workspace:
+        workspace = [empty((max_expanded_token_num,), torch.int32) for _ in range(3)]
+        workspace.append(empty((max_expanded_token_num * 8,), torch.int8))  # cub's radix sort of (int32, int32) pairs
+    permuted = empty((num_out_tokens if num_out_tokens > 0 else expanded, input.shape[1]), input.dtype)
+    return permuted, empty((expanded,), torch.int32), workspace
+
+
+def moe_unpermute_fwd(
+    input: torch.Tensor, dtype: int, row_id_map: torch.Tensor, prob: torch.Tensor, num_tokens: int, topk: int
+) -> torch.Tensor:
+    """Tokens in their own order."""
+    del dtype, row_id_map, prob, topk
+    return empty((num_tokens, input.shape[1]), input.dtype)
+
+
+def moe_unpermute_bwd(
+    input_bwd: torch.Tensor, input_fwd: torch.Tensor, dtype: int, row_id_map: torch.Tensor, prob: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of the expert outputs, and of the probabilities in fp32."""
+    del dtype
+    shape = tuple(prob.shape) if prob.numel() else (row_id_map.shape[0], 1)
+    return empty((input_fwd.shape[0], input_bwd.shape[1]), input_bwd.dtype), empty(shape, torch.float32)
+
+
+def fused_topk_with_score_function_fwd(logits: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
+    """Probabilities, the routing map, and the scores kept for backward; each [tokens, experts]."""
+    return like(logits), empty(logits.shape, torch.bool), like(logits)
+
+
+def fused_topk_with_score_function_bwd(
+    num_tokens: int, num_experts: int, routing_map: torch.Tensor, intermediate_output: torch.Tensor, *_: Any, **__: Any
+) -> torch.Tensor:
+    """The gradient of the logits."""
+    del routing_map
+    return empty((num_tokens, num_experts), intermediate_output.dtype)
+
+
+def fused_score_for_moe_aux_loss_fwd(logits: torch.Tensor, topk: int, score_function: str) -> tuple[torch.Tensor, ...]:
+    """Scores, the routing map, and the scores kept for backward; each [tokens, experts]."""
+    del topk, score_function
+    return like(logits), empty(logits.shape, torch.bool), like(logits)
+
+
+def fused_score_for_moe_aux_loss_bwd(
+    num_tokens: int, num_experts: int, intermediate_output: torch.Tensor, *_: Any, **__: Any
+) -> torch.Tensor:
+    """The gradient of the logits."""
+    return empty((num_tokens, num_experts), intermediate_output.dtype)
+
+
+def fused_moe_aux_loss_fwd(probs: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss, and a constant kept for backward."""
+    return empty((), probs.dtype), empty((), torch.float32)
+
+
+def fused_moe_aux_loss_bwd(
+    Const_buf: torch.Tensor, tokens_per_expert: torch.Tensor, num_rows: int, num_cols: int, grad_aux_loss: torch.Tensor
+) -> torch.Tensor:
+    """The gradient of the probabilities."""
+    del Const_buf, tokens_per_expert
+    return empty((num_rows, num_cols), grad_aux_loss.dtype)

@@ -1,0 +1,111 @@
+"""Runs the step of one rank or several without a GPU and writes their traces, in a process of its own.
+
+    python -m allocator_hook.shadow.worker < request.json
+
+Standard output carries one JSON object for each rank that is done, `{"rank": 3, "trace": "…", "seconds": 4.2}`, or
+`{"error": "…", "exit": 2}`. Everything that the packages print goes to standard error. Packages are imported once; each
+rank then runs in a child of this process, so that none sees what another left behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+import warnings
+from typing import TYPE_CHECKING, Any, TextIO
+
+from analyzer.errors import WRONG_INPUT, AnalyzerError
+
+if TYPE_CHECKING:
+    from allocator_hook.shadow.request import Request
+    from allocator_hook.shadow.session import Session
+
+
+def main() -> int:
+    """Exit status 0, or that of the first error."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    warnings.filterwarnings("ignore")
+    from allocator_hook.shadow.request import Request
+
+    request = Request.from_json(sys.stdin.read())
+    try:
+        from allocator_hook.shadow.session import Session
+
+        with Session(request.launch) as session:
+            return _serve(session, request, answers)
+    except AnalyzerError as error:
+        return _fail(answers, str(error), error.exit_code)
+
+
+def _serve(session: Session, request: Request, answers: TextIO) -> int:
+    """Keeps `jobs` children busy until every rank is recorded or one fails."""
+    waiting, running = list(request.traces), set[int]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < request.jobs:
+                running.add(_start(session, request, waiting.pop(0), answers))
+            pid, status = os.wait()
+            running.discard(pid)
+            code = os.waitstatus_to_exitcode(status)
+            if code < 0:
+                return _fail(
+                    answers, f"--info-engine shadow: a worker was killed by signal {-code}; is there enough memory?", WRONG_INPUT
+                )
+            if code:
+                return code
+        return 0
+    finally:
+        for pid in running:
+            os.kill(pid, signal.SIGKILL)
+
+
+def _start(session: Session, request: Request, rank: int, answers: TextIO) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        code = _record(session, request, rank, answers)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    answers.flush()
+    sys.stderr.flush()
+    os._exit(code)  # the parent's contexts are the parent's to leave
+
+
+def _record(session: Session, request: Request, rank: int, answers: TextIO) -> int:
+    begin = time.monotonic()
+    try:
+        path = session.record(request, rank)
+    except AnalyzerError as error:
+        return _fail(answers, str(error), error.exit_code)
+    except Exception as error:
+        traceback.print_exc()
+        last = f"{type(error).__name__}: {error}".splitlines()[0][:160]
+        return _fail(
+            answers, f"--info-engine shadow: rank {rank} failed in megatron-core ({last}); use --info-engine formula", WRONG_INPUT
+        )
+    _answer(answers, {"rank": rank, "trace": str(path), "seconds": time.monotonic() - begin})
+    return 0
+
+
+def _fail(answers: TextIO, message: str, code: int) -> int:
+    _answer(answers, {"error": message, "exit": code})
+    return code
+
+
+def _answer(answers: TextIO, answer: dict[str, Any]) -> None:
+    answers.write(json.dumps(answer) + "\n")
+    answers.flush()
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stderr.flush()
+    os._exit(status)  # an interpreter with torch in it takes a second to take down, and nothing is left to do

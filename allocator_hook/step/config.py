@@ -1,0 +1,226 @@
+"""A `Launch` -> the configuration objects of megatron-core, as `core_transformer_config_from_args` would make them."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from allocator_hook.step.versions import known_to
+from analyzer.specs import Launch
+
+TORCH_DTYPES: Final = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def transformer_config(launch: Launch) -> Any:
+    """TransformerConfig. Functions of the training loop (gradient scaling, no_sync …) are set once there is a model."""
+    from megatron.core.transformer import MLATransformerConfig, TransformerConfig
+
+    config_class = MLATransformerConfig if launch.model.mla is not None else TransformerConfig
+    model, parallel, runtime = launch.model, launch.parallel, launch.runtime
+    dtype = TORCH_DTYPES[launch.precision.parameters]
+    options = {
+        "num_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "ffn_hidden_size": model.ffn_hidden_size,
+        "num_attention_heads": model.num_attention_heads,
+        "num_query_groups": model.num_query_groups,
+        "kv_channels": model.kv_channels,
+        "hidden_dropout": model.hidden_dropout,
+        "attention_dropout": model.attention_dropout,
+        "fp32_residual_connection": model.fp32_residual_connection,
+        "apply_residual_connection_post_layernorm": model.apply_residual_connection_post_layernorm,
+        "normalization": model.normalization,
+        "qk_layernorm": model.qk_layernorm,
+        "add_bias_linear": model.bias_linear,
+        "add_qkv_bias": model.bias_qkv,
+        "gated_linear_unit": model.gated,
+        "activation_func": activation_function(launch),
+        "bias_activation_fusion": model.bias_activation_fusion,
+        "bias_dropout_fusion": model.bias_dropout_fusion,
+        "masked_softmax_fusion": model.masked_softmax_fusion,
+        "attention_softmax_in_fp32": model.attention_softmax_in_fp32,
+        "apply_query_key_layer_scaling": model.apply_query_key_layer_scaling,
+        "apply_rope_fusion": model.rope_fusion,
+        "persist_layer_norm": True,
+        "softmax_type": model.softmax_type,
+        "attention_backend": attention_backend(launch),
+        "transformer_impl": model.implementation,
+        "cross_entropy_loss_fusion": model.cross_entropy != "unfused",
+        "cross_entropy_fusion_impl": "te" if model.cross_entropy == "te" else "native",
+        "tensor_model_parallel_size": parallel.tensor,
+        "pipeline_model_parallel_size": parallel.pipeline,
+        "virtual_pipeline_model_parallel_size": parallel.virtual_pipeline,
+        "context_parallel_size": parallel.context,
+        "expert_model_parallel_size": parallel.expert,
+        "expert_tensor_parallel_size": parallel.expert_tensor,
+        "sequence_parallel": parallel.sequence_parallel,
+        "cp_comm_type": parallel.cp_comm_type,
+        "microbatch_group_size_per_vp_stage": parallel.microbatch_group_size or parallel.pipeline,
+        "overlap_p2p_comm": parallel.overlap_p2p,
+        "batch_p2p_comm": not parallel.overlap_p2p,
+        "deallocate_pipeline_outputs": True,
+        "fp16": dtype is torch.float16,
+        "bf16": dtype is torch.bfloat16,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "autocast_dtype": dtype,
+        "perform_initialization": False,  # values do not matter
+        "use_cpu_initialization": False,
+        "gradient_accumulation_fusion": runtime.gradient_accumulation_fusion,
+        "deterministic_mode": runtime.deterministic,
+        "calculate_per_token_loss": runtime.calculate_per_token_loss,
+        "defer_embedding_wgrad_compute": runtime.defer_embedding_wgrad,
+        **_stages(launch),
+        **_recompute(launch),
+        **_latent_attention(launch),
+        **mixture_options(launch),
+    }
+    return config_class(**known_to(config_class, **options))
+
+
+def _latent_attention(launch: Launch) -> dict[str, Any]:
+    mla = launch.model.mla
+    if mla is None:
+        return {}
+    return {
+        "multi_latent_attention": True,
+        "q_lora_rank": mla.q_lora_rank,
+        "kv_lora_rank": mla.kv_lora_rank,
+        "qk_head_dim": mla.qk_head_dim,
+        "qk_pos_emb_head_dim": mla.qk_pos_emb_head_dim,
+        "v_head_dim": mla.v_head_dim,
+        "rope_type": "yarn",  # --rope-type where it is not given
+    }
+
+
+def mixture_options(launch: Launch) -> dict[str, Any]:
+    """Options of a mixture of experts."""
+    moe = launch.model.moe
+    if moe is None:
+        return {}
+    return {
+        "num_moe_experts": moe.num_experts,
+        "moe_router_topk": moe.topk,
+        "moe_ffn_hidden_size": moe.ffn_hidden_size,
+        "moe_layer_freq": [int(mixture) for mixture in moe.layers],
+        "moe_shared_expert_intermediate_size": moe.shared_ffn_hidden_size,
+        "moe_shared_expert_overlap": moe.shared_overlap,
+        "moe_shared_expert_gate": moe.shared_gate,
+        "moe_grouped_gemm": moe.grouped_gemm,
+        "moe_use_legacy_grouped_gemm": moe.legacy_grouped_gemm,
+        "moe_token_dispatcher_type": moe.dispatcher,
+        "moe_permute_fusion": moe.permute_fusion,
+        "moe_expert_capacity_factor": moe.capacity_factor,
+        "moe_pad_expert_input_to_capacity": moe.pad_to_capacity,
+        "moe_router_dtype": moe.router_dtype,
+        "moe_router_load_balancing_type": moe.load_balancing[0] if len(moe.load_balancing) == 1 else list(moe.load_balancing),
+        "moe_aux_loss_coeff": moe.aux_loss_coeff,
+        "moe_z_loss_coeff": moe.z_loss_coeff or None,
+        "moe_router_score_function": moe.score_function,
+        "moe_router_pre_softmax": moe.pre_softmax,
+        "moe_router_enable_expert_bias": moe.expert_bias,
+        "moe_latent_size": moe.latent_size,
+    }
+
+
+def _stages(launch: Launch) -> dict[str, Any]:
+    spread = launch.parallel.pipeline_layout
+    return {
+        "num_layers_in_first_pipeline_stage": spread.num_layers_in_first,
+        "num_layers_in_last_pipeline_stage": spread.num_layers_in_last,
+        "account_for_embedding_in_pipeline_split": spread.account_for_embedding,
+        "account_for_loss_in_pipeline_split": spread.account_for_loss,
+        "pipeline_model_parallel_layout": "|".join(spread.layout) if spread.layout else None,
+    }
+
+
+def _recompute(launch: Launch) -> dict[str, Any]:
+    recompute = launch.recompute
+    return {
+        "recompute_granularity": recompute.granularity,
+        "recompute_method": recompute.method,
+        "recompute_num_layers": recompute.num_layers,
+        "recompute_modules": list(recompute.modules) if recompute.granularity == "selective" else None,
+        "distribute_saved_activations": recompute.distribute_saved_activations,
+    }
+
+
+def activation_function(launch: Launch) -> Any:
+    """The function that `--swiglu` and its kin choose."""
+    from torch.nn import functional
+
+    activation = launch.model.activation
+    if activation in ("squared_relu", "quick_geglu"):
+        from megatron.core import activations
+
+        return activations.squared_relu if activation == "squared_relu" else activations.quick_gelu
+    return functional.silu if activation in ("swiglu", "silu") else functional.gelu
+
+
+def attention_backend(launch: Launch) -> Any:
+    """The backend that the launch settled on, and no other."""
+    from megatron.core.transformer.enums import AttnBackend
+
+    return AttnBackend[launch.model.attention_backend]
+
+
+def ddp_config(launch: Launch, *, parameters: int) -> Any:
+    """DistributedDataParallelConfig (`get_model`); `parameters` are those of the rank, which `--ddp-num-buckets` divides."""
+    from megatron.core.distributed import DistributedDataParallelConfig
+
+    optimizer = launch.optimizer
+    bucket_size = optimizer.ddp_bucket_size
+    if optimizer.ddp_num_buckets:
+        bucket_size = parameters // optimizer.ddp_num_buckets
+    return DistributedDataParallelConfig(
+        **known_to(
+            DistributedDataParallelConfig,
+            grad_reduce_in_fp32=launch.precision.gradients == "fp32",
+            overlap_grad_reduce=optimizer.overlap_grad_reduce,
+            overlap_param_gather=optimizer.overlap_param_gather,
+            align_param_gather=_align_param_gather(launch),
+            use_distributed_optimizer=optimizer.distributed,
+            num_distributed_optimizer_instances=launch.parallel.distributed_optimizer_instances,
+            check_for_nan_in_grad=launch.runtime.check_for_nan_in_loss_and_grad,
+            bucket_size=bucket_size,
+            pad_buckets_for_high_nccl_busbw=optimizer.pad_buckets_for_high_nccl_busbw,
+            average_in_collective=optimizer.average_in_collective,
+            reduce_scatter_with_fp32_accumulation=optimizer.reduce_scatter_with_fp32_accumulation,
+        )
+    )
+
+
+def _align_param_gather(launch: Launch) -> bool:
+    """`validate_args` aligns the gathers of pipeline stages where stages are interleaved."""
+    return launch.optimizer.overlap_param_gather and launch.parallel.virtual_pipeline is not None
+
+
+def optimizer_config(launch: Launch) -> Any:
+    """OptimizerConfig (`get_megatron_optimizer_config`)."""
+    from megatron.core.optimizer import OptimizerConfig
+
+    spec, dtype = launch.optimizer, launch.precision.parameters
+    return OptimizerConfig(
+        **known_to(
+            OptimizerConfig,
+            optimizer=spec.name,
+            lr=1e-4,
+            min_lr=1e-5,
+            weight_decay=spec.weight_decay,
+            sgd_momentum=spec.sgd_momentum,
+            fp16=dtype == "fp16",
+            bf16=dtype == "bf16",
+            params_dtype=TORCH_DTYPES[dtype],
+            use_distributed_optimizer=spec.distributed,
+            overlap_param_gather=spec.overlap_param_gather,
+            overlap_param_gather_with_optimizer_step=spec.overlap_param_gather_with_optimizer_step,
+            use_precision_aware_optimizer=spec.precision_aware,
+            main_params_dtype=TORCH_DTYPES[spec.main_params_dtype],
+            main_grads_dtype=TORCH_DTYPES[launch.precision.gradients if spec.precision_aware else "fp32"],
+            exp_avg_dtype=TORCH_DTYPES[spec.exp_avg_dtype],
+            exp_avg_sq_dtype=TORCH_DTYPES[spec.exp_avg_sq_dtype],
+            clip_grad=spec.clip_grad,
+            log_num_zeros_in_grad=spec.log_num_zeros_in_grad,
+        )
+    )

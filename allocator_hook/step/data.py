@@ -1,0 +1,90 @@
+"""Mock batches on the GPU, as `get_batch` of pretrain_gpt.py leaves them there, and the loss function."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from analyzer.specs import Launch
+
+
+def get_batch(launch: Launch, *, first: bool, last: bool) -> dict[str, torch.Tensor | None]:
+    """Fields of one microbatch: [b, s] each, and the mask [b, 1, s, s]; all None on stages in between.
+
+    `get_batch_on_this_tp_rank` (megatron/training/utils.py, 0.16): TP rank 0 puts every field on the GPU and sends those
+    that the stage needs; the others make room for every field and keep what they need. Then each context-parallel
+    rank takes its part.
+    """
+    from megatron.core import parallel_state as mpu
+
+    fields = ("tokens", "labels", "loss_mask", "attention_mask", "position_ids")
+    if not (first or last):
+        return dict.fromkeys(fields)
+    batch = _on_gpu(launch)
+    needed = {
+        (True, True): fields,
+        (True, False): ("tokens", "attention_mask", "position_ids"),
+        (False, True): ("labels", "loss_mask", "attention_mask"),
+    }[first, last]
+    group, rank = mpu.get_tensor_model_parallel_group(), mpu.get_tensor_model_parallel_rank()
+    for name in needed:
+        tensor = batch[name]
+        if tensor is not None and mpu.get_tensor_model_parallel_world_size() > 1:
+            torch.distributed.broadcast(tensor, mpu.get_tensor_model_parallel_src_rank(), group=group)
+    if rank > 0:
+        batch = {name: batch[name] if name in needed else None for name in fields}
+    if launch.parallel.context > 1:
+        from megatron.core.utils import get_batch_on_this_cp_rank
+
+        batch = get_batch_on_this_cp_rank(batch)
+    return batch
+
+
+def _on_gpu(launch: Launch) -> dict[str, torch.Tensor | None]:
+    size = (launch.batch.micro_batch_size, launch.batch.seq_length)
+    mask = None
+    if launch.runtime.attention_mask_in_dataloader:
+        mask = torch.zeros((size[0], 1, size[1], size[1]), dtype=torch.bool, device="cuda")
+    return {
+        "tokens": torch.zeros(size, dtype=torch.int64, device="cuda"),
+        "labels": torch.zeros(size, dtype=torch.int64, device="cuda"),
+        "loss_mask": torch.ones(size, dtype=torch.float32, device="cuda"),
+        "attention_mask": mask,
+        "position_ids": torch.zeros(size, dtype=torch.int64, device="cuda"),
+    }
+
+
+def loss_function(
+    launch: Launch, loss_mask: torch.Tensor, output: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    """`loss_func` of pretrain_gpt.py (0.16): the masked sum, the number of tokens, and what is reported."""
+    losses = output.view(-1).float()
+    loss_mask = loss_mask.view(-1).float()
+    loss = torch.sum(losses * loss_mask)
+    if launch.runtime.check_for_nan_in_loss_and_grad:
+        for test in (torch.isnan, torch.isinf):
+            test(loss).item()
+    tokens = loss_mask.sum().clone().detach().to(torch.int)
+    reported = torch.cat([loss.clone().detach().view(1), tokens.view(1)])
+    return loss, tokens, {"lm loss": reported}
+
+
+class ForwardStep:
+    """`forward_step` of pretrain_gpt.py, in the shape that Megatron's schedules call."""
+
+    def __init__(self, launch: Launch, before: Any) -> None:
+        self._launch = launch
+        self._before = before
+
+    def __call__(self, data_iterator: Any, model: Any, *_: Any) -> tuple[Any, Any]:
+        from megatron.core.utils import get_attr_wrapped_model
+
+        self._before(model)
+        gpt = get_attr_wrapped_model(model, "pre_process", return_model_obj=True)
+        batch = get_batch(self._launch, first=gpt.pre_process, last=gpt.post_process)
+        output = model(
+            batch["tokens"], batch["position_ids"], batch["attention_mask"], labels=batch["labels"], loss_mask=batch["loss_mask"]
+        )
+        return output, partial(loss_function, self._launch, batch["loss_mask"])

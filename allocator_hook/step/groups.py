@@ -1,0 +1,87 @@
+"""Megatron's process groups on one rank of a world whose other ranks are not there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from allocator_hook.step.versions import known_to
+from analyzer.errors import AnalyzerError
+from analyzer.specs import Launch
+
+
+@dataclass(frozen=True)
+class GroupInfo:
+    """How a group is called in the analysis, and the global ranks in it."""
+
+    name: str
+    members: tuple[int, ...]
+
+
+def initialize(launch: Launch, *, rank: int, seed: int = 1234) -> None:
+    """torch.distributed with the fake backend, then Megatron's groups and random states, as `initialize_megatron` makes them."""
+    from megatron.core import parallel_state, tensor_parallel
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    parallel = launch.parallel
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=parallel.world_size)
+    parallel_state.initialize_model_parallel(
+        **known_to(
+            parallel_state.initialize_model_parallel,
+            tensor_model_parallel_size=parallel.tensor,
+            pipeline_model_parallel_size=parallel.pipeline,
+            virtual_pipeline_model_parallel_size=parallel.virtual_pipeline,
+            context_parallel_size=parallel.context,
+            expert_model_parallel_size=parallel.expert,
+            expert_tensor_parallel_size=parallel.expert_tensor,
+            num_distributed_optimizer_instances=parallel.distributed_optimizer_instances,
+            order=parallel.order,
+            create_gloo_process_groups=False,
+        )
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+
+
+def named_groups() -> dict[Any, GroupInfo]:
+    """Every group of this rank. Groups of equal members are told apart, since Megatron makes them apart."""
+    return {group: GroupInfo(name, tuple(dist.get_process_group_ranks(group))) for name, group in _groups() if group is not None}
+
+
+def _groups() -> Iterator[tuple[str, Any]]:
+    from megatron.core import parallel_state as mpu
+
+    # the general before the special: where Megatron reuses one group under two names, the later name stands
+    calls: list[tuple[str, str, dict[str, bool]]] = [
+        ("mp", "get_model_parallel_group", {}),
+        ("tp_cp", "get_tensor_and_context_parallel_group", {}),
+        ("tp_dp_cp", "get_tensor_and_data_parallel_group", {"with_context_parallel": True}),
+        ("tp_ep_pp", "get_expert_tensor_model_pipeline_parallel_group", {}),
+        ("tp_ep", "get_expert_tensor_and_model_parallel_group", {}),
+        ("edp", "get_expert_data_parallel_group", {}),
+        ("etp", "get_expert_tensor_parallel_group", {}),
+        ("ep", "get_expert_model_parallel_group", {}),
+        ("pos_embd", "get_position_embedding_group", {}),
+        ("embd", "get_embedding_group", {}),
+        ("intra_dp_cp", "get_data_parallel_group", {"with_context_parallel": True, "partial_data_parallel": True}),
+        ("inter_dist_opt", "get_inter_distributed_optimizer_instance_group", {}),
+        ("intra_dist_opt", "get_intra_distributed_optimizer_instance_group", {}),
+        ("dp_cp", "get_data_parallel_group", {"with_context_parallel": True}),
+        ("dp", "get_data_parallel_group", {}),
+        ("cp", "get_context_parallel_group", {}),
+        ("pp", "get_pipeline_model_parallel_group", {}),
+        ("tp", "get_tensor_model_parallel_group", {}),
+    ]
+    for name, function, options in calls:
+        call = getattr(mpu, function, None)
+        if call is None:
+            continue
+        try:
+            group = call(**known_to(call, check_initialized=False, **options))
+        except (AnalyzerError, AssertionError):  # an older release, or a group that this rank is not in
+            continue
+        if group is not None and group != dist.GroupMember.NON_GROUP_MEMBER:
+            yield name, group
+    yield "world", dist.group.WORLD

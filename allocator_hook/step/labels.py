@@ -1,0 +1,57 @@
+"""Names for what lies in memory after setup and after a step: parameters, gradients, optimizer states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+
+from allocator_hook.step.collectives import DTYPES
+from allocator_hook.step.marks import global_name, unwrap
+from allocator_hook.step.train import Trained
+from analyzer.trace_events import Role
+
+
+class LabelSink(Protocol):
+    """The trace writer, as far as labels go."""
+
+    def label(self, pointer: int, role: Role, name: str, *, shape: tuple[int, ...], dtype: str, bytes: int) -> None: ...
+
+
+def write_labels(trained: Trained, *, sink: LabelSink, pointer: Any, optimizer: bool) -> None:
+    """Labels every tensor that `pointer` can find; `optimizer`: its states exist by now."""
+    tensors = _optimizer_states(trained.optimizer) if optimizer else _model(trained.chunks)
+    for role, name, tensor in tensors:
+        place = pointer(tensor)
+        if place is not None:
+            size = tensor.numel() * tensor.element_size()
+            sink.label(place, role, name, shape=tuple(tensor.shape), dtype=DTYPES.get(tensor.dtype, str(tensor.dtype)), bytes=size)
+
+
+def _model(chunks: list[Any]) -> Iterator[tuple[Role, str, torch.Tensor]]:
+    for chunk in chunks:
+        inner = unwrap(chunk)
+        for name, parameter in inner.named_parameters():
+            owner, _, last = name.rpartition(".")
+            called = f"{global_name(inner, owner)}.{last}" if owner else name
+            yield "parameter", called, parameter.data
+            gradient = getattr(parameter, "main_grad", None)
+            if gradient is not None:
+                yield "gradient", called, gradient
+        for index, buffer in enumerate([*getattr(chunk, "buffers", []), *getattr(chunk, "expert_parallel_buffers", [])]):
+            for role, whole in (("parameter", buffer.param_data), ("gradient", buffer.grad_data)):
+                if whole is not None:
+                    yield role, f"buffer {index}", whole  # type: ignore[misc]
+
+
+def _optimizer_states(optimizer: Any) -> Iterator[tuple[Role, str, torch.Tensor]]:
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        inner = getattr(part, "optimizer", None)
+        for group in getattr(inner, "param_groups", []):
+            for index, parameter in enumerate(group["params"]):
+                if parameter.dtype is torch.float32 and getattr(parameter, "main_grad", None) is None:
+                    yield "optimizer", f"main parameter {index}", parameter.data
+                for name, state in inner.state.get(parameter, {}).items():
+                    if isinstance(state, torch.Tensor):
+                        yield "optimizer", f"{name} {index}", state

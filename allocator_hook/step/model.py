@@ -1,0 +1,94 @@
+"""The model chunks of one rank, as `model_provider` of pretrain_gpt.py and `get_model` of training.py build them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from allocator_hook.step.config import ddp_config
+from allocator_hook.step.versions import known_to
+from analyzer.specs import Launch
+
+
+def layer_spec(launch: Launch, config: Any, *, virtual_stage: int | None) -> Any:
+    """The layers that Megatron would choose for `--transformer-impl`; of a mixture, those of this stage one by one."""
+    from megatron.core.models.gpt import gpt_layer_specs as specs
+
+    if launch.model.moe is not None:
+        te = launch.model.implementation == "transformer_engine"
+        block = specs.get_gpt_decoder_block_spec
+        return block(
+            config, use_transformer_engine=te, **known_to(block, normalization=config.normalization, vp_stage=virtual_stage)
+        )
+    latent = {"multi_latent_attention": launch.model.mla is not None}
+    if launch.model.implementation == "transformer_engine":
+        function = specs.get_gpt_layer_with_transformer_engine_spec
+        return function(**known_to(function, qk_layernorm=config.qk_layernorm, **latent))
+    function = specs.get_gpt_layer_local_spec
+    options = known_to(function, qk_layernorm=config.qk_layernorm, normalization=config.normalization, **latent)
+    return function(**options)
+
+
+def chunk(launch: Launch, config: Any, *, virtual_stage: int | None) -> Any:
+    """One model chunk, on the GPU, in the precision of the launch and not yet wrapped for data parallelism."""
+    from megatron.core import parallel_state, tensor_parallel
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.transformer.module import Float16Module
+
+    model = launch.model
+    stage = {"ignore_virtual": False, "vp_stage": virtual_stage}
+    if virtual_stage is not None:
+        parallel_state.set_virtual_pipeline_model_parallel_rank(virtual_stage)
+    module = GPTModel(
+        config=config,
+        transformer_layer_spec=layer_spec(launch, config, virtual_stage=virtual_stage),
+        vocab_size=model.padded_vocab_size,
+        max_sequence_length=model.max_position_embeddings,
+        pre_process=_at_end(parallel_state.is_pipeline_first_stage, stage),
+        post_process=_at_end(parallel_state.is_pipeline_last_stage, stage),
+        fp16_lm_cross_entropy=model.fp16_lm_cross_entropy,
+        parallel_output=True,
+        share_embeddings_and_output_weights=model.tied_embeddings,
+        position_embedding_type=model.position_embedding,
+        rotary_percent=model.rotary_percent,
+        **({"vp_stage": virtual_stage} if "vp_stage" in known_to(GPTModel.__init__, vp_stage=None) else {}),
+    )
+    module.model_type = _encoder_or_decoder()
+    for parameter in module.parameters():
+        tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
+    module.cuda(torch.cuda.current_device())
+    return Float16Module(config, module) if config.fp16 or config.bf16 else module
+
+
+def _at_end(query: Any, stage: dict[str, Any]) -> bool:
+    return bool(query(**known_to(query, **{name: value for name, value in stage.items() if value is not None})))
+
+
+def _encoder_or_decoder() -> Any:
+    from megatron.core.enums import ModelType
+
+    return ModelType.encoder_or_decoder
+
+
+def chunks(launch: Launch, config: Any) -> list[Any]:
+    """Every chunk of the rank without data parallelism, in order of virtual stages."""
+    virtual = launch.parallel.virtual_pipeline
+    return [chunk(launch, config, virtual_stage=stage) for stage in (range(virtual) if virtual else (None,))]
+
+
+def wrap(launch: Launch, config: Any, modules: list[Any]) -> list[Any]:
+    """DistributedDataParallel around each chunk; parameters and gradients move into contiguous buffers here."""
+    from megatron.core.distributed import DistributedDataParallel
+
+    total = sum(parameter.numel() for module in modules for parameter in module.parameters())
+    return [
+        DistributedDataParallel(
+            config=config,
+            ddp_config=ddp_config(launch, parameters=total),
+            module=module,
+            # chunks after the first, and all with an overlapped gather, reduce their gradients in one bucket
+            disable_bucketing=index > 0 or launch.optimizer.overlap_param_gather_with_optimizer_step,
+        )
+        for index, module in enumerate(modules)
+    ]

@@ -1,0 +1,61 @@
+"""Writes each collective of a step into a trace, with its group and the phase in which it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from allocator_hook.step.collectives import DTYPES
+from allocator_hook.step.groups import GroupInfo, named_groups
+from allocator_hook.step.marks import Marks
+from analyzer.trace_events import Phase
+
+
+class CollectiveTarget(Protocol):
+    """The trace writer or the CUDA recorder, as far as collectives go."""
+
+    def collective(
+        self,
+        kind: str,
+        *,
+        group: str,
+        shape: Sequence[int],
+        dtype: str,
+        bytes: int,
+        members: Sequence[int] = (),
+        size: int | None = None,
+        phase: Phase | None = None,
+        peer: int | None = None,
+    ) -> None: ...
+
+
+class CollectiveWriter:
+    """Writes each call with the phase in which it is made."""
+
+    def __init__(self) -> None:
+        self._groups: dict[Any, GroupInfo] = {}
+        self._writer: CollectiveTarget | None = None
+        self._marks: Marks | None = None
+
+    def connect(self, writer: CollectiveTarget, marks: Marks) -> None:
+        self._writer, self._marks = writer, marks
+
+    def __call__(self, kind: str, group: Any, tensor: torch.Tensor, *, peer: int | None) -> None:
+        if self._writer is None or self._marks is None:
+            return
+        self._groups = self._groups or named_groups()
+        group = group if group is not None else torch.distributed.group.WORLD
+        known = self._groups.get(group)
+        members = known.members if known else tuple(torch.distributed.get_process_group_ranks(group))
+        self._writer.collective(
+            kind,
+            group=known.name if known else "other",
+            members=members,
+            shape=tuple(tensor.shape),
+            dtype=DTYPES.get(tensor.dtype, str(tensor.dtype)),
+            bytes=tensor.numel() * tensor.element_size(),
+            phase=self._marks.phase,  # type: ignore[arg-type]
+            peer=peer,
+        )

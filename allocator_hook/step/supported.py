@@ -1,0 +1,72 @@
+"""What the step takes from a launch. A field that it does not read, and that is set, is refused rather than ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, Final
+
+from analyzer.errors import UnsupportedError
+from analyzer.specs import Launch
+
+READ: Final[dict[str, frozenset[str]]] = {
+    "ModelSpec": frozenset(
+        "num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels vocab_size padded_vocab_size "
+        "max_position_embeddings position_embedding rotary_percent rope_fusion normalization activation bias_linear bias_qkv "
+        "qk_layernorm tied_embeddings hidden_dropout attention_dropout bias_activation_fusion bias_dropout_fusion "
+        "masked_softmax_fusion attention_softmax_in_fp32 apply_query_key_layer_scaling apply_residual_connection_post_layernorm "
+        "fp32_residual_connection implementation attention_backend cross_entropy fp16_lm_cross_entropy moe mla "
+        "softmax_type glu_offset".split()
+    ),
+    "MoeSpec": frozenset(
+        "num_experts topk ffn_hidden_size layers shared_ffn_hidden_size shared_overlap shared_gate grouped_gemm "
+        "legacy_grouped_gemm dispatcher permute_fusion capacity_factor pad_to_capacity router_dtype load_balancing "
+        "aux_loss_coeff z_loss_coeff score_function pre_softmax expert_bias latent_size".split()
+    ),
+    "MlaSpec": frozenset("q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim".split()),
+    "ParallelSpec": frozenset(
+        "world_size nodes gpus_per_node tensor pipeline virtual_pipeline context expert expert_tensor order sequence_parallel "
+        "microbatch_group_size distributed_optimizer_instances overlap_p2p pipeline_layout cp_comm_type".split()
+    ),
+    "PipelineSpec": frozenset("num_layers_in_first num_layers_in_last account_for_embedding account_for_loss layout".split()),
+    "BatchSpec": frozenset("micro_batch_size global_batch_size seq_length microbatches first_microbatches".split()),
+    "PrecisionSpec": frozenset("parameters gradients".split()),
+    "OptimizerSpec": frozenset(
+        "name sgd_momentum distributed precision_aware main_params_dtype exp_avg_dtype exp_avg_sq_dtype overlap_grad_reduce "
+        "overlap_param_gather overlap_param_gather_with_optimizer_step ddp_bucket_size ddp_num_buckets "
+        "pad_buckets_for_high_nccl_busbw average_in_collective reduce_scatter_with_fp32_accumulation clip_grad weight_decay "
+        "log_num_zeros_in_grad log_params_norm".split()
+    ),
+    "RecomputeSpec": frozenset("granularity method num_layers modules distribute_saved_activations".split()),
+    "RuntimeSpec": frozenset(
+        "gradient_accumulation_fusion attention_mask_in_dataloader deterministic calculate_per_token_loss "
+        "check_for_nan_in_loss_and_grad defer_embedding_wgrad cublas_workspace_config cuda_device_max_connections "
+        "use_cpu_initialization empty_unused_memory_level data_parallel_random_init".split()
+    ),
+    "HardwareSpec": frozenset("name capacity_bytes compute_capability multiprocessors".split()),
+    "Launch": frozenset("model parallel batch precision optimizer recompute runtime hardware megatron assumptions".split()),
+}
+"""Fields by spec. Those that only change values or start-up, or that the installed release decides by itself, are among them."""
+
+
+def check_supported(launch: Launch) -> None:
+    """Raises UnsupportedError for the first field that is set and that the step would ignore."""
+    if launch.model.implementation == "legacy":
+        raise UnsupportedError(
+            "--info-engine shadow", "the code of 2023 is not in any megatron-core", "use --info-engine formula for it"
+        )
+    for name in _ignored(launch):
+        raise UnsupportedError(
+            "--info-engine shadow", f"the recorded step does not take {name} into account yet", "use --info-engine formula"
+        )
+
+
+def _ignored(spec: Any) -> Iterator[str]:
+    read = READ.get(type(spec).__name__, frozenset())
+    for field in fields(spec):
+        value = getattr(spec, field.name)
+        default = field.default if field.default is not MISSING else None
+        if field.name not in read and value != default:
+            yield f"{type(spec).__name__}.{field.name}"
+        elif field.name in read and is_dataclass(value):
+            yield from _ignored(value)

@@ -1,0 +1,152 @@
+"""The training loop: `setup_model_and_optimizer`, `train` and `train_step` of megatron/training/training.py (0.16)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from allocator_hook.step import groups
+from allocator_hook.step import model as models
+from allocator_hook.step.config import optimizer_config, transformer_config
+from allocator_hook.step.data import ForwardStep
+from allocator_hook.step.marks import Marks
+from allocator_hook.step.versions import known_to
+from analyzer.specs import Launch
+
+
+@dataclass
+class Trained:
+    """What is alive after the step, for whoever wants to name its tensors."""
+
+    launch: Launch
+    chunks: list[Any]
+    optimizer: Any
+
+
+def run(
+    launch: Launch,
+    *,
+    rank: int,
+    iterations: int,
+    marks: Marks,
+    microbatches: int | None = None,
+    after_setup: Callable[[Trained], None] = lambda _: None,
+    after_iteration: Callable[[Trained, int], None] = lambda *_: None,
+) -> Trained:
+    """Builds the model of `rank` and trains it for `iterations`; the second shows the steady state.
+
+    `microbatches` replaces the number in the launch. Process groups are made here, with torch's fake backend.
+    """
+    groups.initialize(launch, rank=rank)
+    config = transformer_config(launch)
+    with marks.whole("build"):
+        chunks = models.wrap(launch, config, models.chunks(launch, config))
+        optimizer = _optimizer(launch, chunks)
+    for chunk in chunks:
+        marks.watch(chunk)
+    trained = Trained(launch, chunks, optimizer)
+    after_setup(trained)
+    _prepare(launch, config, trained, marks)
+    count = microbatches or launch.batch.microbatches
+    for iteration in range(iterations):
+        marks.start_iteration(iteration)
+        _train_step(launch, trained, config, marks, count)
+        if iteration == 0 and launch.optimizer.distributed and launch.optimizer.overlap_param_gather:
+            for chunk in chunks:
+                chunk.enable_forward_pre_hook()
+            config.param_sync_func = _of_chunks(chunks, "start_param_sync", launch)
+        marks.finish()
+        after_iteration(trained, iteration)
+    return trained
+
+
+def _optimizer(launch: Launch, chunks: list[Any]) -> Any:
+    from megatron.core.optimizer import get_megatron_optimizer
+
+    config = optimizer_config(launch)
+    return get_megatron_optimizer(
+        **known_to(get_megatron_optimizer, config=config, model_chunks=chunks, use_gloo_process_groups=False)
+    )
+
+
+def _prepare(launch: Launch, config: Any, trained: Trained, marks: Marks) -> None:
+    """What `train` sets before its loop."""
+    from megatron.core import distributed
+
+    def finalize_model_grads(*args: Any, **kwargs: Any) -> None:
+        with marks.whole("backward"):
+            distributed.finalize_model_grads(*args, **kwargs)
+
+    for chunk in trained.chunks:
+        chunk.train()
+    config.grad_scale_func = trained.optimizer.scale_loss
+    config.finalize_model_grads_func = finalize_model_grads
+    if launch.optimizer.overlap_grad_reduce:
+        functions = [chunk.no_sync for chunk in trained.chunks]
+        config.no_sync_func = functions[0] if len(functions) == 1 else functions
+        if launch.parallel.virtual_pipeline is not None:
+            config.grad_sync_func = _of_chunks(trained.chunks, "start_grad_sync", launch)
+    if launch.optimizer.distributed and launch.optimizer.overlap_param_gather:
+        # parameters are not gathered before the first step: they are all there
+        for chunk in trained.chunks:
+            chunk.disable_forward_pre_hook(**known_to(chunk.disable_forward_pre_hook, param_sync=False))
+
+
+def _of_chunks(chunks: list[Any], name: str, launch: Launch) -> Any:
+    """A function, or one for each chunk; None where stages are not interleaved."""
+    if launch.parallel.virtual_pipeline is None:
+        return None
+    functions = [getattr(chunk, name) for chunk in chunks]
+    return functions[0] if len(functions) == 1 else functions
+
+
+def _train_step(launch: Launch, trained: Trained, config: Any, marks: Marks, microbatches: int) -> None:
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    chunks, optimizer = trained.chunks, trained.optimizer
+    with marks.whole("forward"):
+        for chunk in chunks:
+            chunk.zero_grad_buffer()
+        optimizer.zero_grad()
+        losses = get_forward_backward_func()(
+            forward_step_func=ForwardStep(launch, marks.start_microbatch),
+            data_iterator=[None] * len(chunks) if len(chunks) > 1 else None,
+            model=chunks if len(chunks) > 1 else chunks[0],
+            num_microbatches=microbatches,
+            seq_length=launch.batch.seq_length,
+            micro_batch_size=launch.batch.micro_batch_size,
+            decoder_seq_length=launch.batch.seq_length,
+            forward_only=False,
+        )
+    if launch.runtime.empty_unused_memory_level >= 1:
+        torch.cuda.empty_cache()
+    with marks.whole("optimizer"):
+        updated, norm, _ = optimizer.step()
+        _reduce_statistics(updated, norm)
+        if launch.runtime.empty_unused_memory_level >= 2:
+            torch.cuda.empty_cache()
+        _reduce_losses(losses)
+
+
+def _reduce_statistics(updated: bool, norm: Any) -> None:
+    """`logical_and_across_model_parallel_group` and `reduce_max_stat_across_model_parallel_group`."""
+    from megatron.core import parallel_state as mpu
+
+    group = mpu.get_model_parallel_group()
+    flag = torch.tensor([int(updated)], dtype=torch.int, device=torch.cuda.current_device())
+    torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MIN, group=group)
+    value = torch.tensor([-1.0 if norm is None else norm], dtype=torch.float32, device=torch.cuda.current_device())
+    torch.distributed.all_reduce(value, op=torch.distributed.ReduceOp.MAX, group=group)
+
+
+def _reduce_losses(losses: list[dict[str, torch.Tensor]]) -> None:
+    """On the last stage: the mean over microbatches and over data parallelism."""
+    from megatron.core import parallel_state as mpu
+
+    if not losses:
+        return
+    values = torch.vstack([loss["lm loss"] for loss in losses]).sum(dim=0)
+    torch.distributed.all_reduce(values, group=mpu.get_data_parallel_group(with_context_parallel=True))

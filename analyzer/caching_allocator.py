@@ -1,0 +1,253 @@
+"""PyTorch's CUDA caching allocator, simulated: what a sequence of requests makes of allocated and reserved memory.
+
+c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.5 to 2.13): `round_size`, `get_allocation_size`, `get_pool`, `get_free_block`,
+`should_split`, `free_block`, `try_allocate_expandable_block`. Allocated bytes are those of the blocks handed out, which
+is what `torch.cuda.memory_allocated` says: a block of the large pool is not split for a rest of 1 MiB or less, so that
+it can be that much larger than what was asked for. Reserved bytes are those of the segments taken from CUDA.
+
+Known limitations: memory has no end, so nothing is ever given back to make room; streams do not wait for each other.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from analyzer.errors import UnsupportedError
+from analyzer.units import MIB, round_up
+
+MIN_BLOCK: Final = 512
+SMALL_SIZE: Final = 1 * MIB
+"""Requests of up to this come from the small pool; `kSmallSize`."""
+SMALL_SEGMENT: Final = 2 * MIB
+LARGE_SEGMENT: Final = 20 * MIB
+MIN_LARGE_ALLOCATION: Final = 10 * MIB
+"""Requests from here on get a segment of their own."""
+ROUND_LARGE: Final = 2 * MIB
+_ENDLESS: Final = 1 << 62
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocatorSettings:
+    """What PYTORCH_CUDA_ALLOC_CONF (or PYTORCH_ALLOC_CONF) asks for, as far as it changes sizes."""
+
+    expandable_segments: bool = False
+    max_split_bytes: int = _ENDLESS
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> AllocatorSettings:
+        """Reads the environment. Raises UnsupportedError for what is not simulated."""
+        option = "PYTORCH_ALLOC_CONF" if "PYTORCH_ALLOC_CONF" in environ else "PYTORCH_CUDA_ALLOC_CONF"
+        pairs = dict(part.split(":", 1) for part in environ.get(option, "").replace(" ", "").split(",") if ":" in part)
+        if "roundup_power2_divisions" in pairs or pairs.get("backend", "native") != "native":
+            raise UnsupportedError(
+                option, "this allocator setting is not simulated", "leave out roundup_power2_divisions and backend"
+            )
+        megabytes = pairs.get("max_split_size_mb")
+        return cls(
+            expandable_segments=pairs.get("expandable_segments", "False").lower() == "true",
+            max_split_bytes=int(megabytes) * MIB if megabytes else _ENDLESS,
+        )
+
+
+class _Block:
+    """A piece of a segment. `before` and `after` are its neighbours in the segment."""
+
+    __slots__ = ("address", "after", "before", "free", "pool", "size")
+
+    def __init__(self, pool: _Pool, address: int, size: int) -> None:
+        self.pool = pool
+        self.address = address
+        self.size = size
+        self.free = False
+        self.before: _Block | None = None
+        self.after: _Block | None = None
+
+
+class _Pool:
+    """Free blocks of one kind (small or large) and one stream, by size and address."""
+
+    __slots__ = ("blocks", "expandable", "keys", "small", "tail")
+
+    def __init__(self, *, small: bool, expandable: bool) -> None:
+        self.small = small
+        self.expandable = expandable
+        self.keys: list[tuple[int, int]] = []
+        self.blocks: dict[int, _Block] = {}
+        self.tail: _Block | None = None
+        """Last block of the expandable segment."""
+
+    def add(self, block: _Block) -> None:
+        block.free = True
+        insort(self.keys, (block.size, block.address))
+        self.blocks[block.address] = block
+
+    def take(self, block: _Block) -> None:
+        block.free = False
+        del self.keys[bisect_left(self.keys, (block.size, block.address))]
+        del self.blocks[block.address]
+
+    def best_fit(self, size: int) -> _Block | None:
+        """The smallest that is large enough. A block that can grow counts as endless."""
+        for place in range(bisect_left(self.keys, (size, 0)), len(self.keys)):
+            block = self.blocks[self.keys[place][1]]
+            if block is not self.tail or place + 1 == len(self.keys):
+                return block
+        return None
+
+
+class CachingAllocator:
+    """One device. `malloc` gives an address, `free` takes it back."""
+
+    def __init__(self, settings: AllocatorSettings = AllocatorSettings()) -> None:
+        self._settings = settings
+        self._pools: dict[tuple[bool, int], _Pool] = {}
+        self._handed_out: dict[int, _Block] = {}
+        self._next_segment = LARGE_SEGMENT
+        self.allocated_bytes = 0
+        self.reserved_bytes = 0
+        self.peak_allocated_bytes = 0
+        self.peak_reserved_bytes = 0
+
+    def malloc(self, bytes: int, *, stream: int = 0) -> int:
+        """An address for `bytes`, which must be more than 0: PyTorch gives nothing out for nothing."""
+        if bytes <= 0:
+            raise ValueError(f"malloc of {bytes} bytes")
+        size = max(MIN_BLOCK, round_up(bytes, MIN_BLOCK))
+        pool = self._pool(size, stream)
+        block = self._free_block(pool, size)
+        if block is None:
+            block = self._grow(pool, size) if pool.expandable else self._segment(pool, size)
+        if self._splits(block, size):
+            self._split(block, size)
+        self._handed_out[block.address] = block
+        self.allocated_bytes += block.size
+        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
+        return block.address
+
+    def free(self, address: int) -> None:
+        """Takes back what `malloc` gave. Raises KeyError where it gave no such thing."""
+        block = self._handed_out.pop(address)
+        self.allocated_bytes -= block.size
+        pool = block.pool
+        for neighbour in (block.before, block.after):
+            if neighbour is not None and neighbour.free:
+                pool.take(neighbour)
+                self._merge(block, neighbour)
+        pool.add(block)
+
+    def empty_cache(self) -> None:
+        """Gives back segments that are wholly free, as `torch.cuda.empty_cache` does."""
+        for pool in self._pools.values():
+            for block in list(pool.blocks.values()):
+                if pool.expandable:
+                    self._shrink(pool, block)
+                elif block.before is None and block.after is None:
+                    pool.take(block)
+                    self.reserved_bytes -= block.size
+
+    def reset_peaks(self) -> None:
+        """As `torch.cuda.reset_peak_memory_stats`."""
+        self.peak_allocated_bytes = self.allocated_bytes
+        self.peak_reserved_bytes = self.reserved_bytes
+
+    def _pool(self, size: int, stream: int) -> _Pool:
+        key = (size <= SMALL_SIZE, stream)
+        if key not in self._pools:
+            self._pools[key] = _Pool(small=key[0], expandable=self._settings.expandable_segments)
+        return self._pools[key]
+
+    def _free_block(self, pool: _Pool, size: int) -> _Block | None:
+        block = pool.best_fit(size)
+        if block is None:
+            return None
+        limit = self._settings.max_split_bytes
+        if size < limit <= block.size or (size >= limit and block.size >= size + LARGE_SEGMENT):
+            return None
+        pool.take(block)
+        return block
+
+    def _segment(self, pool: _Pool, size: int) -> _Block:
+        if size <= SMALL_SIZE:
+            length = SMALL_SEGMENT
+        elif size < MIN_LARGE_ALLOCATION:
+            length = LARGE_SEGMENT
+        else:
+            length = round_up(size, ROUND_LARGE)
+        block = _Block(pool, self._next_segment, length)
+        self._next_segment += length + LARGE_SEGMENT  # segments of cudaMalloc are not merged: leave a gap
+        self._reserve(length)
+        return block
+
+    def _grow(self, pool: _Pool, size: int) -> _Block:
+        """More pages at the end of the segment that can grow, merged with a free block before them."""
+        page = SMALL_SEGMENT if pool.small else LARGE_SEGMENT
+        last = pool.tail
+        if last is None:
+            last = _Block(pool, self._next_segment, 0)
+            self._next_segment += 1 << 44
+        elif last.free:
+            pool.take(last)
+        else:
+            fresh = _Block(pool, last.address + last.size, 0)
+            fresh.before, last.after = last, fresh
+            last = fresh
+        more = round_up(size - last.size, page)
+        last.size += more
+        pool.tail = last
+        self._reserve(more)
+        return last
+
+    def _reserve(self, bytes: int) -> None:
+        self.reserved_bytes += bytes
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+
+    def _splits(self, block: _Block, size: int) -> bool:
+        rest = block.size - size
+        if block.pool.small or block.pool.expandable:
+            return rest >= MIN_BLOCK
+        return size < self._settings.max_split_bytes and rest > SMALL_SIZE
+
+    def _split(self, block: _Block, size: int) -> None:
+        rest = _Block(block.pool, block.address + size, block.size - size)
+        rest.before, rest.after = block, block.after
+        if block.after is not None:
+            block.after.before = rest
+        block.after = rest
+        block.size = size
+        if block.pool.tail is block:
+            block.pool.tail = rest
+        block.pool.add(rest)
+
+    def _merge(self, block: _Block, neighbour: _Block) -> None:
+        """`block` swallows its free `neighbour`."""
+        if neighbour is block.before:
+            block.address = neighbour.address
+            block.before = neighbour.before
+            if block.before is not None:
+                block.before.after = block
+        else:
+            block.after = neighbour.after
+            if block.after is not None:
+                block.after.before = block
+        block.size += neighbour.size
+        if block.pool.tail is neighbour:
+            block.pool.tail = block
+
+    def _shrink(self, pool: _Pool, block: _Block) -> None:
+        """Unmaps whole pages at the end of the segment; those in the middle are rare and kept."""
+        if block is not pool.tail:
+            return
+        page = SMALL_SEGMENT if pool.small else LARGE_SEGMENT
+        pages = block.size // page * page
+        pool.take(block)
+        block.size -= pages
+        self.reserved_bytes -= pages
+        if block.size:
+            pool.add(block)
+        else:
+            pool.tail = block.before
+            if block.before is not None:
+                block.before.after = None

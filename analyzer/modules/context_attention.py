@@ -1,0 +1,274 @@
+"""The attention kernel over a sequence that context-parallel ranks share: what it keeps, needs and sends.
+
+Legend: s tokens of this rank, b micro-batch, c context-parallel ranks, i of them in the inner group of a2a+p2p;
+q, k, v, o elements of one token's queries, keys, values and output on one tensor-parallel rank.
+
+Source: transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py (TE 2.11), in 16 bit:
+AttnFuncWithCPAndKVP2P (p2p and a2a+p2p), AttnFuncWithCPAndKVAllGather, AttnFuncWithCPAndQKVOA2A. With a causal mask
+the last rank of a ring attends to the most keys; it is the rank that is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from analyzer.modules.shapes import Shapes
+from analyzer.modules.tree import Collective, Module, Tensor
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Sizes of one attention kernel among context-parallel ranks."""
+
+    shapes: Shapes
+    query: int
+    key: int
+    value: int
+    output: int
+    made_by: str = ""
+    """The module that makes queries and keys; empty where they are slices that the kernel copies."""
+    grouped: bool = False
+    joint: bool = True
+    """Queries, keys and values are parts of one tensor before anything works on them."""
+
+    @property
+    def kind(self) -> str:
+        """p2p, a2a, all_gather or a2a+p2p."""
+        return self.shapes.launch.parallel.cp_comm_type
+
+    @property
+    def inner(self) -> int:
+        """i, 1 without a2a+p2p."""
+        return self.shapes.launch.parallel.cp_inner_size
+
+    @property
+    def ring(self) -> int:
+        """Ranks in the ring that keys and values go round, or in the one group of all_gather and a2a."""
+        return self.shapes.launch.parallel.context // self.inner
+
+    @property
+    def inputs(self) -> int:
+        """q + k + v."""
+        return self.query + self.key + self.value
+
+    @property
+    def pair(self) -> int:
+        """k + v."""
+        return self.key + self.value
+
+    @property
+    def copied(self) -> bool:
+        """FlashAttention works in [b, s, a, d]: everything is copied into it, unless b = 1 makes the two layouts one."""
+        return self.shapes.model.attention_backend == "flash" and self.shapes.b > 1
+
+    def tensor(self, name: str, width: int, *, made_in: str = "") -> Tensor:
+        """[s, b, width], or as many elements in another order."""
+        return self.shapes.wide(name, width, "elements of a token", made_in=made_in)
+
+
+def output_is_new(shapes: Shapes) -> bool:
+    """Whether the kernel keeps an output for itself, and what it returns is another tensor."""
+    parallel = shapes.launch.parallel
+    return parallel.context > 1 and parallel.cp_comm_type in ("a2a", "all_gather")
+
+
+def gradient_scratch(shapes: Shapes, *, query: int, grouped: bool, expanded: int | None = None) -> tuple[Tensor, ...]:
+    """What the kernel itself needs in backward, for queries of `query` elements a token.
+
+    Both cuDNN (dQ_accum in cudnn_frontend/node/scaled_dot_product_flash_attention.h) and flash-attn 2 (dq_accum in
+    csrc/flash_attn/flash_api.cpp) sum the gradient of queries in fp32. With fewer heads of keys than of queries flash-attn
+    first makes the gradients of keys and values for every head of queries: `expanded` elements, those of the queries
+    where as many tokens are read.
+    """
+    found = [
+        shapes.wide("query gradient in fp32", query, "a·d/t", dtype="fp32"),
+        _statistics(shapes, "sums of the output and its gradient"),
+    ]
+    if grouped and shapes.model.attention_backend == "flash":
+        found.append(shapes.wide("key and value gradients of every head", 2 * (expanded or query), "a·d/t"))
+    return tuple(found)
+
+
+def _statistics(shapes: Shapes, name: str, *, parts: int = 1) -> Tensor:
+    """A number in fp32 for each query of each head, or of 1/parts of them."""
+    heads = shapes.model.num_attention_heads // shapes.t
+    return shapes.statistics(name, shapes.b * heads * shapes.s // parts, "4·b·a·s/t")
+
+
+def exchanging_kernel(exchange: Exchange, *, tables: tuple[Tensor, ...]) -> Module:
+    """The kernel and its exchange. `tables` are the rotary tables that the layer keeps, if any."""
+    return Module(
+        name="core_attention",
+        saved=(*tables, *_saved(exchange)),
+        forward_workspace=(*_before(exchange), *_forward(exchange)),
+        backward_workspace=tuple(_backward(exchange)),
+        collectives=tuple(exchange_messages(exchange)),
+        source={"a2a": "AttnFuncWithCPAndQKVOA2A", "all_gather": "AttnFuncWithCPAndKVAllGather"}.get(
+            exchange.kind, "AttnFuncWithCPAndKVP2P"
+        ),
+    )
+
+
+def _saved(exchange: Exchange) -> tuple[Tensor, ...]:
+    """Inputs, output, fp32 statistics of the softmax and the state of the random numbers of each step."""
+    shapes = exchange.shapes
+    one = exchange.tensor
+    steps = {"a2a": 1, "all_gather": 2}.get(exchange.kind, exchange.ring)
+    parts = 2 if exchange.kind == "all_gather" else 1  # each of the two chunks of a rank on its own
+    small = (
+        *(_statistics(shapes, "softmax statistics", parts=parts) for _ in range(parts)),
+        *(Tensor(name="random state", shape=(2,), dtype="int64") for _ in range(steps)),
+    )
+    output = one("output", exchange.output)
+    made_by = "" if exchange.copied or exchange.inner > 1 else exchange.made_by
+    if exchange.kind == "a2a":
+        names = ("exchanged query", "exchanged key", "exchanged value")
+        widths = (exchange.query, exchange.key, exchange.value)
+        inputs = tuple(one(name, width) for name, width in zip(names, widths, strict=True))
+        return (*inputs, one("output before its exchange", exchange.output), *small)
+    if exchange.kind == "all_gather":
+        query = one("query", exchange.query, made_in=made_by)
+        key = one("key", exchange.key, made_in=made_by)
+        s, b, width = output.shape
+        outputs = (replace(output, name="output of a chunk", shape=(s // parts, b, width)),) * parts
+        return (query, key, one("value", exchange.value), *outputs, *small)
+    return (one("query", exchange.query, made_in=made_by), one("last keys and values", exchange.pair), output, *small)
+
+
+def _before(exchange: Exchange) -> Iterator[Tensor]:
+    """What frames name while the kernel runs and it does not keep."""
+    one, copied = exchange.tensor, exchange.copied
+    yield one("qkv", exchange.inputs) if exchange.joint else one("value", exchange.value)
+    if exchange.made_by and exchange.grouped:
+        yield one("query before rotation", exchange.query)
+    if exchange.made_by or not copied:
+        if copied or exchange.kind not in ("p2p", "all_gather"):
+            yield one("query of the layer", exchange.query)
+        if copied or exchange.kind != "all_gather":
+            yield one("key of the layer", exchange.key)
+            if exchange.joint:
+                yield one("contiguous value", exchange.value)
+    if copied:
+        if exchange.kind not in ("p2p", "all_gather"):
+            yield one("query in [b,s,a,d]", exchange.query)
+        yield one("key and value in [b,s,a,d]", exchange.pair)
+
+
+def _forward(exchange: Exchange) -> Iterator[Tensor]:
+    """Buffers at the end of the forward: all of a ring's, since lists name them until the function returns."""
+    one, ring = exchange.tensor, exchange.ring
+    if exchange.kind == "a2a":
+        for how in ("reordered", "received", "returned"):
+            yield one(f"{how} output", exchange.output)
+        return
+    if exchange.kind == "all_gather":
+        yield one("returned output", exchange.output)
+        yield one("gathered keys and values", ring * exchange.pair)
+        if exchange.copied:
+            yield one("keys and values of a chunk", (ring + 1) * exchange.pair // 2)
+        return
+    yield one("keys and values on the way", (ring - 1) * exchange.pair)
+    yield one("output of each step", ring * exchange.output)
+    for _ in range(ring):
+        yield _statistics(exchange.shapes, "softmax statistics of a step")
+    # torch.compile turns the correction in place into a new tensor, which is copied back
+    yield one("corrected output", exchange.output)
+    if exchange.kind == "a2a+p2p":
+        yield one("exchanged keys and values", exchange.pair)
+        yield one("reordered output", exchange.output)
+        yield one("received output", exchange.output)
+
+
+def _backward(exchange: Exchange) -> Iterator[Tensor]:
+    """The worst instant: in the kernel, or in the exchange after it."""
+    one = exchange.tensor
+    yield one("output gradient", exchange.output)
+    if exchange.kind == "all_gather":
+        yield from _backward_of_gathered(exchange)
+        return
+    scratch = gradient_scratch(exchange.shapes, query=exchange.query, grouped=exchange.grouped)
+    if exchange.kind == "a2a":
+        yield one("exchanged output gradient", exchange.output)
+        yield one("query, key and value gradients", exchange.inputs)
+        yield from _larger(scratch, tuple(_exchange_of_gradients(exchange)))
+        return
+    yield one("query gradient", exchange.query)
+    yield one("query gradient of a step", exchange.query)
+    yield one("two buffers of keys, values and their gradients", 4 * exchange.pair)
+    yield one("key and value gradients of a step", exchange.pair)
+    if exchange.kind == "p2p":
+        yield from scratch
+        return
+    yield one("exchanged output", exchange.output)
+    yield one("exchanged output gradient", exchange.output)
+    yield from _larger(scratch, tuple(_exchange_of_gradients(exchange)))
+
+
+def _backward_of_gathered(exchange: Exchange) -> Iterator[Tensor]:
+    """Causal: the two chunks of the last rank, of 2c in the sequence, read c and c + 1 chunks of keys."""
+    one, ring = exchange.tensor, exchange.ring
+    yield one("query gradient", exchange.query)
+    yield one("query gradients of both chunks", exchange.query)
+    yield one("gathered keys and values", ring * exchange.pair)
+    yield one("gradients of gathered keys and values", ring * exchange.pair)
+    yield one("key and value gradients of both chunks", (2 * ring + 1) * exchange.pair // 2)
+    if exchange.copied:
+        yield one("query and output gradient of a chunk", exchange.output)
+        yield one("keys and values of a chunk", (ring + 1) * exchange.pair // 2)
+    # of the chunk that the kernel works on; then the gradients of keys are sorted, while arguments of that kernel live
+    scratch = gradient_scratch(
+        exchange.shapes, query=exchange.query // 2, expanded=(ring + 1) * exchange.query // 2, grouped=exchange.grouped
+    )
+    sorting = [one("sorted key gradients", ring * exchange.key)]
+    if exchange.copied:
+        sorting.append(one("key and value gradients in [b,s,a,d]", (ring + 1) * exchange.pair // 2))
+    yield from _larger(scratch, tuple(sorting))
+
+
+def _larger(one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Of two groups of tensors that are never alive together, the one that needs more."""
+    return max(one, other, key=lambda group: sum(tensor.bytes for tensor in group))
+
+
+def _exchange_of_gradients(exchange: Exchange) -> Iterator[Tensor]:
+    """Gradients of queries, keys and values are reordered, sent and put in place in turn (`flash_attn_a2a_communicate`)."""
+    one = exchange.tensor
+    yield one("reordered gradients", exchange.inputs)
+    under_way = max(2 * exchange.query + exchange.key, exchange.query + exchange.key + 2 * exchange.value)
+    yield one("gradients sent and received", under_way)
+
+
+def exchange_messages(exchange: Exchange) -> Iterator[Collective]:
+    """What one rank sends. All-gathers and reduce-scatters have the shape of the whole."""
+    shapes = exchange.shapes
+    tokens = (shapes.s, shapes.b)
+    inner = "cp_a2a" if exchange.inner > 1 else "cp"
+    outer = "cp_p2p" if exchange.inner > 1 else "cp"
+
+    def one(kind: str, group: str, width: int, phase: str, *, count: int = 1, ranks: int = 1) -> Collective:
+        shape = (ranks * tokens[0], tokens[1], width)
+        return Collective(kind=kind, group=group, shape=shape, dtype=shapes.dtype, phase=phase, count=count)  # type: ignore[arg-type]
+
+    if exchange.kind == "all_gather":
+        for width in (exchange.key, exchange.value):
+            for kind, phase in (("all_gather", "forward"), ("all_gather", "backward"), ("reduce_scatter", "backward")):
+                yield one(kind, "cp", width, phase, ranks=exchange.ring)
+        return
+    if exchange.kind != "p2p":
+        for phase in ("forward", "backward"):
+            for width in (exchange.query, exchange.key, exchange.value, exchange.output):
+                yield one("all_to_all", inner, width, phase)
+    if exchange.kind == "a2a":
+        if shapes.model.softmax_type != "vanilla":
+            sinks = (shapes.model.num_attention_heads // shapes.t,)
+            yield Collective(kind="all_gather", group="cp", shape=sinks, dtype="fp32", phase="backward")
+        return
+    if exchange.kind == "a2a+p2p":  # the output once more, which was kept as it was returned
+        yield one("all_to_all", inner, exchange.output, "backward")
+    ring = exchange.ring
+    yield one("send", outer, exchange.pair, "forward", count=ring - 1)
+    # keys and values alone, then with their gradients, then the gradients alone
+    yield one("send", outer, exchange.pair, "backward", count=2)
+    if ring > 2:
+        yield one("send", outer, 2 * exchange.pair, "backward", count=ring - 2)

@@ -1,0 +1,150 @@
+"""Context parallelism: memory and messages of each way to exchange keys and values.
+
+Peaks are those of megatron-core 0.16.1 with Transformer Engine 2.11, run on tensors without memory as the last of four
+ranks; their model is small beside its attention. Messages were counted in the same runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from analyzer.communication import messages
+from analyzer.communication_rows import ranks_in_group
+from analyzer.errors import InputError
+from analyzer.memory import rank_classes, stage_models
+from analyzer.specs import Launch
+from tests.launch_of import launch_of
+
+WIDE = (
+    "--num-layers 4 --hidden-size 256 --ffn-hidden-size 256 --num-attention-heads 16 --kv-channels 128 --seq-length 32768 "
+    "--max-position-embeddings 32768 --global-batch-size 8 --bf16 --tokenizer-type NullTokenizer --vocab-size 1000 "
+    "--position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear "
+    "--untie-embeddings-and-output-weights --hidden-dropout 0 --attention-dropout 0 --no-create-attention-mask-in-dataloader "
+    "--use-distributed-optimizer"
+)
+GROUPED = "--group-query-attention --num-query-groups 4"
+FUSED, FLASH = "--micro-batch-size 1", "--micro-batch-size 2 --attention-backend flash"
+MIB = 2**20
+
+
+def wide(line: str, gpus: int = 4) -> Launch:
+    return launch_of(f"{line} --context-parallel-size {gpus}", base=WIDE, gpus=gpus, environ={"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "heads", "kernel", "peak"),
+    [
+        ("p2p", GROUPED, FUSED, 880.10),
+        ("p2p", GROUPED, FLASH, 1888.53),
+        ("p2p", "", FUSED, 1308.60),
+        ("p2p", "", FLASH, 2813.03),
+        ("a2a", GROUPED, FUSED, 905.94),
+        ("a2a", GROUPED, FLASH, 1724.53),
+        ("a2a", "", FUSED, 1278.44),
+        ("a2a", "", FLASH, 2368.72),
+        ("all_gather", GROUPED, FUSED, 1002.19),
+        ("all_gather", GROUPED, FLASH, 2308.72),
+        ("all_gather", "", FUSED, 1918.44),
+        ("all_gather", "", FLASH, 4352.72),
+    ],
+)
+def test_peaks_of_transformer_engine(kind: str, heads: str, kernel: str, peak: float) -> None:
+    """MiB, within 0.2 %."""
+    (only,) = rank_classes(wide(f"{heads} {kernel} --cp-comm-type {kind}"))
+    assert only.memory.peak_allocated_bytes / MIB == pytest.approx(peak, rel=2e-3)
+    assert only.memory.peak_at.endswith("core_attention")
+
+
+def test_peak_of_a_hierarchy() -> None:
+    (only,) = rank_classes(wide(f"{GROUPED} {FUSED} --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 4", 8))
+    assert only.memory.peak_allocated_bytes / MIB == pytest.approx(564.50, rel=2e-3)
+
+
+def calls(launch: Launch) -> dict[tuple[str, str, str, int], int]:
+    """Calls of a layer for each microbatch, by kind, group, phase and elements."""
+    counts: Counter[tuple[str, str, str, int]] = Counter()
+    for row in messages(launch, stage_models(launch)):
+        if row.group.startswith("cp"):
+            numel = 1
+            for size in row.shape:
+                numel *= size
+            counts[row.kind, row.group, row.phase, numel] += row.calls_per_microbatch
+    return {key: count // launch.model.num_layers for key, count in counts.items()}
+
+
+TOKENS, QUERY, KEY = 8192, 16 * 128, 4 * 128
+"""Of a rank of four, and elements of a token."""
+
+
+def test_messages_round_the_ring() -> None:
+    """Backward, the first step sends keys and values, the last their gradients, and those between both in one message."""
+    pair = TOKENS * 2 * KEY
+    assert calls(wide(f"{GROUPED} {FUSED}")) == {
+        ("send", "cp", "forward", pair): 3,
+        ("send", "cp", "backward", pair): 2,
+        ("send", "cp", "backward", 2 * pair): 2,
+    }
+    two = calls(wide(f"{GROUPED} {FUSED}", 2))
+    assert two == {("send", "cp", "forward", 2 * pair): 1, ("send", "cp", "backward", 2 * pair): 2}
+
+
+def test_messages_of_the_other_ways() -> None:
+    assert calls(wide(f"{GROUPED} {FUSED} --cp-comm-type a2a")) == {
+        ("all_to_all", "cp", phase, TOKENS * width): 2 for phase in ("forward", "backward") for width in (QUERY, KEY)
+    }
+    whole = 4 * TOKENS * KEY
+    assert calls(wide(f"{GROUPED} {FUSED} --cp-comm-type all_gather")) == {
+        ("all_gather", "cp", "forward", whole): 2,
+        ("all_gather", "cp", "backward", whole): 2,
+        ("reduce_scatter", "cp", "backward", whole): 2,
+    }
+
+
+def test_messages_of_a_hierarchy() -> None:
+    """Inner groups exchange heads, outer rings keys and values; backward the output is exchanged once more."""
+    launch = wide(f"{GROUPED} {FUSED} --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 4", 8)
+    tokens = TOKENS // 2
+    pair = tokens * 2 * KEY
+    assert calls(launch) == {
+        ("all_to_all", "cp_a2a", "forward", tokens * QUERY): 2,
+        ("all_to_all", "cp_a2a", "forward", tokens * KEY): 2,
+        ("all_to_all", "cp_a2a", "backward", tokens * QUERY): 3,
+        ("all_to_all", "cp_a2a", "backward", tokens * KEY): 2,
+        ("send", "cp_p2p", "forward", pair): 3,
+        ("send", "cp_p2p", "backward", pair): 2,
+        ("send", "cp_p2p", "backward", 2 * pair): 2,
+    }
+    assert (ranks_in_group(launch, "cp_a2a"), ranks_in_group(launch, "cp_p2p")) == (2, 4)
+
+
+def test_a_hierarchy_of_one_level() -> None:
+    """Transformer Engine falls back to the level that has more than one rank (attn_forward_func_with_cp)."""
+    inner = wide(f"{FUSED} --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 4 1").parallel
+    outer = wide(f"{FUSED} --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 1 4").parallel
+    assert (inner.cp_comm_type, inner.cp_inner_size) == ("a2a", 1)
+    assert (outer.cp_comm_type, outer.cp_inner_size) == ("p2p", 1)
+    with pytest.raises(InputError, match="hierarchical"):
+        wide(f"{FUSED} --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 1 2")
+
+
+def test_latent_attention_round_the_ring() -> None:
+    """Keys have 192 elements and values 128, of every head; they travel together."""
+    launch = wide(f"{FUSED} --multi-latent-attention --kv-channels 128 --rope-type yarn --no-rope-fusion")
+    pair = TOKENS * 16 * (192 + 128)
+    assert calls(launch) == {
+        ("send", "cp", "forward", pair): 3,
+        ("send", "cp", "backward", pair): 2,
+        ("send", "cp", "backward", 2 * pair): 2,
+    }
+
+
+def test_windows_and_sinks_need_an_exchange_that_knows_them() -> None:
+    """No ring for a window, and all to all alone for sinks (get_attention_backend, attn_forward_func_with_cp)."""
+    for option in ("--window-size 128,0", "--softmax-type learnable"):
+        with pytest.raises(InputError, match=r"Transformer Engine has no"):
+            wide(f"{FUSED} {option} --cp-comm-type p2p")
+    assert wide(f"{FUSED} --window-size 128,0 --cp-comm-type all_gather").model.attention_backend == "fused"
+    launch = wide(f"{FUSED} --softmax-type learnable --cp-comm-type a2a")
+    assert calls(launch)["all_gather", "cp", "backward", 16] == 1

@@ -1,0 +1,92 @@
+"""The formulas against a run of the real megatron-core and Transformer Engine: every saved tensor and every collective.
+
+Each launch is run on tensors without data, for one rank of each pipeline stage, and its trace is held against the formulas:
+what each module keeps has to be equal tensor by tensor, collectives in kind, group, size and number, and peaks within 0.1 %.
+What differs, and why, stands in KNOWN.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    any(find_spec(package) is None for package in ("torch", "megatron", "transformer_engine")),
+    reason="the shadow extra (torch, megatron-core, transformer-engine) is not installed",
+)
+
+BASE = (
+    "--nproc-per-node 8 pretrain_gpt.py --num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 1024 "
+    "--max-position-embeddings 1024 --micro-batch-size 2 --global-batch-size 16 --train-iters 10 --lr 1e-4 "
+    "--tokenizer-type NullTokenizer --vocab-size 9999 --info-gpu H100-80GB --use-distributed-optimizer "
+)
+LLAMA = (
+    "--position-embedding-type rope --swiglu --normalization RMSNorm --disable-bias-linear --group-query-attention "
+    "--num-query-groups 4 --untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 "
+)
+GRID = {
+    "gpt": "--bf16",
+    "gpt, tp2": "--bf16 --tensor-model-parallel-size 2",
+    "gpt, tp2 sp": "--bf16 --tensor-model-parallel-size 2 --sequence-parallel --no-gradient-accumulation-fusion",
+    "gpt, tp2 pp2": "--bf16 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2",
+    "gpt, pp4": "--bf16 --pipeline-model-parallel-size 4",
+    "gpt, unfused attention": "--bf16 --attention-backend unfused",
+    "gpt, flash attention": "--bf16 --attention-backend flash",
+    "gpt, fp16": "--fp16 --tensor-model-parallel-size 2",
+    "gpt, q/k norms": "--bf16 --qk-layernorm --tensor-model-parallel-size 2 --sequence-parallel",
+    "gpt, full recompute": "--bf16 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+    "gpt, selective recompute": "--bf16 --recompute-activations --tensor-model-parallel-size 2 --sequence-parallel",
+    "llama": f"--bf16 {LLAMA}",
+    "llama, tp2 sp pp2": f"--bf16 {LLAMA} --tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2",
+    "llama, block recompute": f"--bf16 {LLAMA} --recompute-granularity full --recompute-method block --recompute-num-layers 1",
+    "gpt, interleaved pp4": "--bf16 --num-layers 8 --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1",
+    "llama, interleaved": f"--bf16 {LLAMA} --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1",
+}
+SCALARS = 16384
+"""Bytes; no larger are sums and counters of the loss, and the ids of a batch, which formulas do not list."""
+KNOWN: dict[str, str] = {
+    "gpt, interleaved pp4": "a message that is received ahead is not modelled: one hidden state of the peak",
+}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("traces")
+
+
+@pytest.mark.parametrize("name", GRID)
+def test_formulas_are_what_the_real_code_does(name: str, cache: Path, tmp_path: Path) -> None:
+    from allocator_hook.engines import run_engine
+    from analyzer.gpus import hardware
+    from analyzer.launch.build import build
+    from analyzer.launch.parse import parse
+    from analyzer.predict import predict
+
+    os.environ["XDG_CACHE_HOME"] = str(cache)
+    argv = (BASE + GRID[name]).split()
+    arguments, world, options = parse(argv, environ={}, folder=tmp_path)
+    gpu, _ = hardware(options.gpu, None)
+    report = predict(build(arguments, world, environ={}, gpu=gpu, folder=tmp_path))
+    shown, compared = run_engine(report, engine="both", argv=argv, environ={}, tolerance=0.001)
+    assert len(compared) == len(report.ranks)
+    for each in compared:
+        for row in each.comparison.modules:
+            assert not [tensor for tensor in row.only_predicted if tensor.bytes > SCALARS], row
+            assert not [size for size in row.only_recorded if size > SCALARS], row
+        assert each.comparison.collectives == ()
+        for total in each.comparison.totals:
+            if name in KNOWN and total.name.startswith("peak"):
+                assert abs(total.predicted - total.recorded) <= 2 * 1024 * 512 * 2 * 2
+            else:
+                assert abs(total.error) < 0.001, total
+    for rank, line in zip(shown.ranks, shown.timelines, strict=True):
+        in_use = [sum(point) for point in line.points]
+        assert rank.memory.allocated_bytes < max(in_use) <= rank.memory.peak_allocated_bytes <= rank.memory.peak_reserved_bytes
+
+
+def teardown_module() -> None:
+    shutil.rmtree(os.environ.pop("XDG_CACHE_HOME", ""), ignore_errors=True)

@@ -1,0 +1,349 @@
+"""Full sharding: padding against Megatron's own function, states, what is gathered when, messages, and measured runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import lcm, prod
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analyzer.communication import messages
+from analyzer.communication_data import data_parallel_messages
+from analyzer.errors import InputError, UnsupportedError
+from analyzer.memory import rank_classes, stage_models
+from analyzer.modules.model import parameters
+from analyzer.results import Message
+from analyzer.sharded_buckets import padded_numel, sharded_buckets
+from analyzer.specs import FsdpSpec, Launch
+from analyzer.states import States, states
+from analyzer.unsharded import chunk_passes
+from tests.launch_of import BASE, BLACKWELL, HOPPER, launch_of
+from tests.shared_data import shared
+
+MEGATRON = "--use-megatron-fsdp --ckpt-format fsdp_dtensor --use-distributed-optimizer --untie-embeddings-and-output-weights"
+TORCH = "--use-torch-fsdp2 --no-gradient-accumulation-fusion --untie-embeddings-and-output-weights"
+LAYER_SHAPES = [
+    (768, 512), (768,), (512, 256), (512,), (1024, 512), (1024,), (512, 1024), (512,), (512,), (512,), (512,), (512,),
+]  # fmt: skip
+"""A layer of h 512 with biases, two tensor-parallel ranks."""
+
+
+def sharded(strategy: str, line: str = "", *, gpus: int = 8, release: str = "0.16.1") -> Launch:
+    return launch_of(f"{MEGATRON} --data-parallel-sharding-strategy {strategy} {line}", gpus=gpus, release=release)
+
+
+def states_of(launch: Launch) -> States:
+    return states(launch, stage_models(launch)[0])
+
+
+def numel_of(launch: Launch) -> int:
+    return sum(parameter.numel for parameter in parameters(stage_models(launch)[0].trees[0]))
+
+
+def data_messages(launch: Launch) -> list[Message]:
+    return list(data_parallel_messages(launch, stage_models(launch)[0]))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "ranks", "expected"),
+    [
+        (LAYER_SHAPES, 2, 1_579_008),
+        (LAYER_SHAPES, 4, 1_581_056),
+        ([(25216, 512), (1024, 512), (512,), (512,)], 4, 13_436_928),
+        ([(512, 1024), (256, 512), (192, 512), (1536, 256), (2048, 128), (4096, 512), (512, 2048)], 8, 4_554_752),
+        ([(100, 192), (7, 128), (5,), (300,)], 2, 20_736),
+        ([(100, 192), (7, 128), (5,), (300,)], 8, 21_504),
+    ],
+)
+def test_padding_is_megatrons(shapes: list[tuple[int, ...]], ranks: int, expected: int) -> None:
+    """Sizes from `build_data_parallel_buffer_index` of megatron-core 0.16.1, run on these shapes."""
+    assert padded_numel(shapes, ranks=ranks) == expected
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=3).map(tuple), min_size=1, max_size=8),
+    st.sampled_from([1, 2, 8]),
+)
+def test_padding_holds_everything_in_whole_shards(shapes: list[tuple[int, ...]], ranks: int) -> None:
+    """Nothing overlaps, every rank has as much, and without sharding nothing is lost either."""
+    whole = sum(prod(shape) for shape in shapes)
+    padded = padded_numel(shapes, ranks=ranks)
+    assert padded >= whole
+    assert padded % ranks == 0
+    assert whole <= padded_numel(shapes, ranks=None) <= padded
+    assert padded < whole + (len(shapes) + ranks) * lcm(*(prod(shape[1:]) for shape in shapes))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "parameters_share", "gradients_share", "optimizer_share"),
+    [("no_shard", 1, 1, 1), ("optim", 1, 1, 8), ("optim_grads", 1, 8, 8), ("optim_grads_params", 8, 8, 8)],
+)
+def test_each_strategy_shards_what_its_name_says(
+    strategy: str, parameters_share: int, gradients_share: int, optimizer_share: int
+) -> None:
+    """Docstring of `MegatronFSDP`: optim is ZeRO-1, optim_grads ZeRO-2, optim_grads_params ZeRO-3; fp32 weights always."""
+    launch = sharded(strategy)
+    held, numel = states_of(launch), numel_of(launch)
+    assert held.parameters == pytest.approx(2 * numel / parameters_share, rel=2e-3)
+    assert held.gradients == pytest.approx(4 * numel / gradients_share, rel=2e-3)
+    assert held.masters == pytest.approx(4 * numel / optimizer_share, rel=2e-3)
+    assert held.moments == pytest.approx(8 * numel / optimizer_share, rel=2e-3)
+
+
+def test_outer_sharding_spreads_optimizer_states_over_all_replicas() -> None:
+    """Hybrid sharding: weights and gradients over the ranks of an instance, fp32 weights and moments over all with `optim`."""
+    numel = numel_of(sharded("optim_grads_params"))
+    for outer, share in (("no_shard", 4), ("optim", 8)):
+        line = f"--num-distributed-optimizer-instances 2 --outer-dp-sharding-strategy {outer}"
+        held = states_of(sharded("optim_grads_params", line))
+        assert held.parameters == pytest.approx(2 * numel / 4, rel=2e-3)
+        assert held.gradients == pytest.approx(4 * numel / 4, rel=2e-3)
+        assert held.masters + held.moments == pytest.approx(12 * numel / share, rel=2e-3)
+
+
+def test_the_whole_model_lies_on_the_gpu_before_it_is_sharded() -> None:
+    """`get_model` makes it there, but with `--init-model-with-meta-device`."""
+    launch = sharded("optim_grads_params")
+    whole = 2 * numel_of(launch)
+    assert whole < states_of(launch).at_start < 1.6 * whole  # the first bucket, and shards
+    assert states_of(sharded("optim_grads_params", "--init-model-with-meta-device")).at_start == 0
+    small = launch_of(
+        f"{MEGATRON} --data-parallel-sharding-strategy optim_grads_params --num-layers 32 --hidden-size 8192 "
+        "--num-attention-heads 64 "
+        "--seq-length 64 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1 "
+        "--suggested-communication-unit-size 1",
+        gpus=64,
+    )
+    memory = rank_classes(small)[0].memory
+    assert memory.peak_at == "sharding of the model"
+    assert memory.peak_allocated_bytes == states_of(small).at_start > memory.allocated_bytes
+
+
+def test_small_models_are_gathered_whole() -> None:
+    """Half of a communication unit, 500 million elements, is gathered ahead; layers go one by one as they have run."""
+    launch = sharded("optim_grads_params")
+    tree = stage_models(launch)[0].trees[0]
+    buckets = sharded_buckets(launch, tree)
+    assert [bucket.unit for bucket in buckets] == [None, *range(8)]
+    passes = chunk_passes(launch, tree, buckets)
+    everything = frozenset(range(9))
+    layers = [ids for ids in passes.forward[1:] if ids != everything]  # nothing is gathered before the embedding
+    assert layers == [everything - set(range(1, layer)) for layer in range(2, 9)]
+    assert passes.forward[-1] == everything  # the final norm gathers for the backward
+    assert passes.gathered_forward == (0, *(2,) * 8)
+    assert passes.gathered_backward == (0,) * 9
+    assert passes.gradients[0] == everything
+
+
+def test_a_small_communication_unit_holds_a_layer_and_the_next() -> None:
+    size = 2 * 12_000_000
+    launch = sharded("optim_grads_params", f"--suggested-communication-unit-size {size}")
+    tree = stage_models(launch)[0].trees[0]
+    buckets = sharded_buckets(launch, tree)
+    passes = chunk_passes(launch, tree, buckets)
+    assert max(len(ids) for ids in passes.forward) == 3  # what is outside layers, a layer and the next
+    assert max(len(ids) for ids in passes.backward) == 3
+    # the final norm gathers the first layer, which the backward of the last gives up again
+    assert passes.gathered_forward == (0, 2, *(1,) * 7)
+    assert passes.gathered_backward == (0, *(1,) * 8)
+
+
+def test_later_releases_gather_from_outside_layers_once() -> None:
+    """From 0.18 on modules outside layers stay in the state PRE_BACKWARD after the first backward, and gather nothing ahead."""
+    launch = sharded("optim_grads_params", release="0.18.2")
+    tree = stage_models(launch)[0].trees[0]
+    buckets = sharded_buckets(launch, tree)
+    assert chunk_passes(launch, tree, buckets, first=True).forward[-1] == frozenset(range(9))
+    later = chunk_passes(launch, tree, buckets)
+    assert later.forward[-1] == frozenset({0})
+    assert later.gathered_backward == (0, *(1,) * 8)
+
+
+def test_double_buffers_take_the_place_of_temporaries() -> None:
+    plain, doubled = (rank_classes(sharded("optim_grads_params", line))[0].memory for line in ("", "--fsdp-double-buffer"))
+    parts = {part.name: part.bytes for part in doubled.runtime_parts}
+    layer = 2 * 12 * 1024**2
+    assert parts["double buffer of gathered parameters"] == pytest.approx(2 * layer, rel=0.01)
+    assert parts["double buffer of unsharded gradients"] == pytest.approx(4 * layer, rel=0.01)
+    temporary = sum(part.bytes for part in doubled.transient_parts if part.name == "gathered parameters")
+    assert temporary < sum(part.bytes for part in plain.transient_parts if part.name == "gathered parameters")
+
+
+def test_types_of_gradients() -> None:
+    """0.17 sums and sends gradients in types of their own, unless the gradient buffer is in fp32."""
+    line = "--megatron-fsdp-main-grads-dtype fp32 --megatron-fsdp-grad-comm-dtype bf16"
+    for extra, summed, sent in (("", 4, "fp32"), ("--grad-reduce-in-bf16", 4, "bf16")):
+        launch = sharded("optim_grads_params", f"{line} {extra}", release="0.17.1")
+        assert states_of(launch).gradients == pytest.approx(summed * numel_of(launch) / 8, rel=2e-3)
+        assert {row.dtype for row in data_messages(launch) if row.kind == "reduce_scatter"} == {sent}
+    plain = sharded("optim_grads_params", "--grad-reduce-in-bf16")
+    assert states_of(plain).gradients == pytest.approx(2 * numel_of(plain) / 8, rel=2e-3)
+    assert states_of(plain).gradient_copies == pytest.approx(4 * numel_of(plain) / 8, rel=2e-3)
+
+
+def test_the_peak_holds_what_is_unsharded() -> None:
+    """The same launch, its parameters replicated or sharded: activations are the same, unsharded buckets come on top."""
+    whole, split = (rank_classes(sharded(strategy))[0].memory for strategy in ("optim_grads", "optim_grads_params"))
+    assert whole.parameters_bytes > 7 * split.parameters_bytes
+    gathered = sum(part.bytes for part in split.transient_parts if part.name == "gathered parameters")
+    assert gathered == pytest.approx(whole.parameters_bytes, rel=2e-3)
+    assert whole.activations_bytes == split.activations_bytes
+
+
+def test_messages_of_sharded_parameters() -> None:
+    """Layers: gathered for forward and backward and reduced in every microbatch; what is outside: gathered once."""
+    launch = sharded("optim_grads_params", "--global-batch-size 32")
+    numel = numel_of(launch)
+    sums: dict[tuple[str, bool], int] = {}
+    for row in data_messages(launch):
+        key = (row.kind, row.calls_per_microbatch > 0)
+        sums[key] = sums.get(key, 0) + (row.calls_per_microbatch or row.calls_per_iteration) * row.shape[0]
+    outside = (2 * 32_128 + 2048) * 1024  # embedding, output layer and positions
+    assert sums["reduce_scatter", True] == pytest.approx(numel, rel=2e-3)
+    assert sums["all_gather", True] == pytest.approx(2 * (numel - outside), rel=2e-3)
+    assert sums["all_gather", False] == pytest.approx(outside, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kinds"),
+    [
+        ("no_shard", {("all_reduce", 0)}),
+        ("optim", {("reduce_scatter", 0), ("all_gather", 0)}),
+        ("optim_grads", {("reduce_scatter", 1), ("all_gather", 0)}),
+    ],
+)
+def test_messages_of_replicated_parameters(strategy: str, kinds: set[tuple[str, int]]) -> None:
+    """Gradients that are not sharded are reduced in the last microbatch alone."""
+    assert {(row.kind, row.calls_per_microbatch) for row in data_messages(sharded(strategy))} == kinds
+
+
+def test_torch_shards_everything_evenly() -> None:
+    """Parameters and gradients in 16 bit, fp32 weights and moments: (2 + 2 + 4 + 8)/n bytes of each parameter."""
+    launch = launch_of(TORCH)
+    held, numel = states_of(launch), numel_of(launch)
+    assert held.steady == pytest.approx(16 * numel / 8, rel=1e-3)
+    assert held.at_start == pytest.approx(2 * numel, rel=1e-6)
+    rows = data_messages(launch)
+    gathered = sum(row.calls_per_microbatch * row.shape[0] for row in rows if row.kind == "all_gather")
+    assert gathered == pytest.approx(2 * numel, rel=1e-3)
+    assert sum(row.calls_per_microbatch for row in rows if row.kind == "reduce_scatter") == 8 + 3
+    kept = data_messages(launch_of(f"{TORCH} --torch-fsdp2-no-reshard-after-forward"))
+    assert {row.phase for row in kept} == {"forward", "gradient"}
+
+
+def test_torch_holds_fewer_temporaries_than_parameters() -> None:
+    memory = rank_classes(launch_of(TORCH))[0].memory
+    kept = rank_classes(launch_of(f"{TORCH} --torch-fsdp2-no-reshard-after-forward"))[0].memory
+    layers = 2 * 8 * 12 * 1024**2
+    assert kept.peak_allocated_bytes - memory.peak_allocated_bytes > layers
+    assert sum(part.bytes for part in kept.transient_parts if part.name == "gathered parameters") > layers
+
+
+@pytest.mark.parametrize(
+    ("line", "option"),
+    [
+        ("--use-megatron-fsdp --use-distributed-optimizer", "--use-megatron-fsdp"),
+        ("--use-megatron-fsdp --ckpt-format fsdp_dtensor --use-torch-fsdp2", "--use-megatron-fsdp"),
+        (f"{TORCH} --pipeline-model-parallel-size 2", "--use-torch-fsdp2"),
+        (f"{TORCH} --use-distributed-optimizer", "--use-torch-fsdp2"),
+        (f"{TORCH} --ckpt-format torch", "--use-torch-fsdp2"),
+        ("--use-torch-fsdp2 --untie-embeddings-and-output-weights", "--use-torch-fsdp2"),
+        ("--use-torch-fsdp2 --no-gradient-accumulation-fusion", "--use-torch-fsdp2"),
+    ],
+)
+def test_megatron_refuses(line: str, option: str) -> None:
+    """`validate_args` of 0.16.1."""
+    with pytest.raises(InputError) as error:
+        launch_of(line)
+    assert error.value.option == option
+
+
+def test_connections_must_be_more_than_one() -> None:
+    """Full sharding turns the demand around: CUDA_DEVICE_MAX_CONNECTIONS must not be 1."""
+    line = f"{MEGATRON} --tensor-model-parallel-size 2"
+    assert launch_of(line).runtime.cuda_device_max_connections is None
+    with pytest.raises(InputError, match="CUDA_DEVICE_MAX_CONNECTIONS"):
+        launch_of(line, environ={"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
+
+
+def test_releases_differ() -> None:
+    """`--use-custom-fsdp` before 0.14; 0.18 made full sharding the default; 0.19 switches the distributed optimizer on."""
+    with pytest.raises(InputError, match="distributed optimizer"):
+        launch_of("--use-custom-fsdp", release="0.13.0")
+    with pytest.raises(InputError, match="fused"):
+        launch_of("--use-custom-fsdp --use-distributed-optimizer --data-parallel-sharding-strategy optim_grads", release="0.13.0")
+    with pytest.raises(UnsupportedError):
+        launch_of("--use-megatron-fsdp --ckpt-format fsdp_dtensor")
+    latest = launch_of("--use-megatron-fsdp --ckpt-format fsdp_dtensor", release="0.19.0")
+    assert latest.optimizer.distributed
+    assert latest.fsdp is not None
+    assert latest.fsdp.strategy == "optim_grads_params"
+    assert launch_of(MEGATRON).fsdp == FsdpSpec(implementation="megatron", strategy="no_shard")
+
+
+def test_loading_makes_moments_before_the_first_iteration() -> None:
+    """`load_checkpoint` asks the optimizer for its state before it knows whether there is a checkpoint of fsdp_dtensor."""
+    for line, there in (("", False), ("--load /dummy", True), ("--load /dummy --finetune", False)):
+        held = states_of(sharded("optim_grads_params", line))
+        assert held.before_first_step == held.steady - (0 if there else held.moments)
+
+
+@pytest.mark.parametrize("gpu", ["h100", "gb200"])
+def test_measured(gpu: str) -> None:
+    """NVIDIA's functional test of full sharding, 12 layers of 512 on two tensor-parallel ranks, of April 2026.
+
+    That code was between 0.17 and 0.18: it already gathers nothing ahead from outside layers, which decides the peak.
+    """
+    wanted = f"gpt3_mcore_te_tp2_zp_z3_resume_fsdp_dtensor/dev_dgx_{gpu}"
+    [record] = [each for each in json.loads(shared("measured/megatron_ci.json").read_text()) if each["id"].endswith(wanted)]
+    launch = launch_of(
+        " ".join(str(word) for word in record["argv"]),
+        base="",
+        gpus=8,
+        environ=record["env"],
+        gpu=HOPPER if gpu == "h100" else BLACKWELL,
+    )
+    memory = rank_classes(launch)[0].memory
+    assert memory.allocated_bytes == pytest.approx(record["measured"]["allocated_bytes"], rel=0.005)
+    assert launch.fsdp is not None
+    newer = replace(launch, fsdp=replace(launch.fsdp, outside_layers_prefetches=False))
+    peak = rank_classes(newer)[0].memory
+    assert peak.peak_allocated_bytes == pytest.approx(record["measured"]["peak_allocated_bytes"], rel=0.003)
+    assert peak.peak_at.startswith("first iteration")
+
+
+def test_experts_are_sharded_over_their_own_replicas() -> None:
+    line = "--num-experts 8 --moe-grouped-gemm --disable-bias-linear --expert-model-parallel-size 4 "
+    line += "--moe-token-dispatcher-type alltoall"
+    launch = sharded("optim_grads_params", line)
+    stage = stage_models(launch)[0]
+    experts = sum(p.numel for p in parameters(stage.trees[0]) if p.sharding == "expert")
+    rest = numel_of(launch) - experts
+    assert states_of(launch).parameters == pytest.approx(2 * (rest / 8 + experts / 2), rel=2e-3)
+    groups = {row.group for row in messages(launch, [stage]) if row.kind == "reduce_scatter" and row.phase == "gradient"}
+    assert {"dp_cp", "edp"} <= groups
+
+
+def test_base_has_no_sharding() -> None:
+    assert launch_of("", base=BASE).fsdp is None
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        *(sharded(strategy) for strategy in ("no_shard", "optim", "optim_grads", "optim_grads_params")),
+        sharded("optim_grads_params", "--load /dummy", release="0.18.2"),
+        sharded("optim_grads_params", "--hidden-size 8192 --num-attention-heads 64 --num-layers 32 --seq-length 64"),
+        launch_of(TORCH),
+    ],
+)
+def test_parts_add_up(launch: Launch) -> None:
+    """Wherever the peak is: in an iteration, in the first one, in the step, or while the model is sharded."""
+    memory = rank_classes(launch)[0].memory
+    static = memory.parameters_bytes + memory.gradients_bytes + memory.optimizer_bytes + memory.runtime_bytes
+    assert memory.peak_allocated_bytes == static + memory.activations_bytes + memory.transient_bytes
+    assert memory.transient_bytes == sum(part.bytes for part in memory.transient_parts)
+    assert memory.peak_allocated_bytes >= memory.allocated_bytes

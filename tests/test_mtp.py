@@ -1,0 +1,153 @@
+"""Multi-token prediction: parameters by their published sizes, placement, messages, and what megatron-core allocates.
+
+Saved bytes and peaks are those of megatron-core 0.16.1 with Transformer Engine 2.11, run on tensors without memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from analyzer.communication import messages
+from analyzer.layout import group_size, groups
+from analyzer.memory import rank_classes, stage_models
+from analyzer.modules.model import full_model, parameters
+from analyzer.specs import Launch
+from analyzer.timeline import timeline
+from tests.launch_of import launch_of
+
+SMALL = (
+    "--num-layers 4 --hidden-size 1024 --num-attention-heads 16 --seq-length 4096 --max-position-embeddings 4096 "
+    "--micro-batch-size 1 --global-batch-size 8 --bf16 --tokenizer-type NullTokenizer --vocab-size 32000 "
+    "--position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear --hidden-dropout 0 "
+    "--attention-dropout 0 --group-query-attention --num-query-groups 4 --no-create-attention-mask-in-dataloader "
+    "--use-distributed-optimizer"
+)
+UNTIED = "--untie-embeddings-and-output-weights"
+MIB = 2**20
+
+
+def small(line: str, gpus: int = 1) -> Launch:
+    return launch_of(line, base=SMALL, gpus=gpus, environ={"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
+
+
+def numel(launch: Launch) -> int:
+    return sum(parameter.full_numel for parameter in parameters(full_model(launch)))
+
+
+DEEPSEEK_V3 = (
+    "--num-layers 61 --hidden-size 7168 --ffn-hidden-size 18432 --num-attention-heads 128 --seq-length 4096 "
+    "--max-position-embeddings 4096 --micro-batch-size 1 --bf16 --tokenizer-type NullTokenizer --vocab-size 129279 "
+    "--make-vocab-size-divisible-by 128 --position-embedding-type rope --no-rope-fusion --normalization RMSNorm --swiglu "
+    "--disable-bias-linear --untie-embeddings-and-output-weights --qk-layernorm --multi-latent-attention --q-lora-rank 1536 "
+    "--kv-lora-rank 512 --num-experts 256 --moe-ffn-hidden-size 2048 --moe-router-topk 8 --moe-layer-freq ([0]*3+[1]*58) "
+    "--moe-shared-expert-intermediate-size 2048 --moe-grouped-gemm --moe-token-dispatcher-type alltoall"
+)
+
+
+def test_parameters_of_deepseek_v3() -> None:
+    """671 billion, and 11.5 billion that the prediction layer has for itself (README_WEIGHTS.md of DeepSeek-V3)."""
+    plain = numel(launch_of("", base=DEEPSEEK_V3))
+    assert round(plain / 1e9) == 671
+    own = numel(launch_of("--mtp-num-layers 1", base=DEEPSEEK_V3)) - plain
+    assert own == pytest.approx(11.5e9, rel=0.01)
+
+
+def test_parameters_by_hand() -> None:
+    """A layer, three norms and a projection of two widths to one for each depth; embedding and head are shared."""
+    h, layers = 1024, 4
+    plain = numel(small(UNTIED))
+    vocabulary = small(UNTIED).model.padded_vocab_size * h
+    of_layer = (plain - 2 * vocabulary - h) // layers
+    assert numel(small(f"{UNTIED} --mtp-num-layers 2")) - plain == 2 * (of_layer + 3 * h + 2 * h * h)
+
+
+def test_copies_of_the_embedding() -> None:
+    """The stage of the layers has a copy; tied, the last stage has an output layer of its own beside it (gpt_model.py)."""
+    vocabulary = small("").model.padded_vocab_size * 1024
+    sizes = {}
+    for tied in ("", UNTIED):
+        launch = small(f"{tied} --mtp-num-layers 1 --pipeline-model-parallel-size 2", 2)
+        last = stage_models(launch)[-1].trees[0]
+        words = [p for p in parameters(last) if p.numel == vocabulary]
+        sizes[tied] = [p.shared_embedding for p in words]
+    assert sizes == {"": [True, False], UNTIED: [True, False]}
+
+
+def test_group_of_the_embedding() -> None:
+    """First, last where tied, and the layers' own pipeline rank (get_embedding_ranks, pretrain_gpt.py 0.16.1)."""
+    parallel = small("--pipeline-model-parallel-size 4", 4).parallel
+    cases = [(True, None, (0, 3)), (False, None, (0,)), (False, 3, (0, 3)), (True, 2, (0, 2, 3)), (False, 2, (0, 2))]
+    for tied, mtp, members in cases:
+        assert next(groups(parallel, "embd", tied=tied, mtp_rank=mtp)) == members
+        assert group_size(parallel, "embd", tied=tied, mtp_rank=mtp) == len(members)
+
+
+@pytest.mark.parametrize(
+    ("line", "gpus", "rank", "peak"),
+    [
+        (f"{UNTIED} --mtp-num-layers 1", 1, 0, 4430.84),
+        (f"{UNTIED} --mtp-num-layers 2 --tensor-model-parallel-size 2 --sequence-parallel", 2, 0, 2730.87),
+        (
+            f"{UNTIED} --mtp-num-layers 1 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+            1, 0, 3862.38,
+        ),
+        ("--mtp-num-layers 1 --pipeline-model-parallel-size 2", 2, 0, 1503.26),
+        ("--mtp-num-layers 1 --pipeline-model-parallel-size 4 --pipeline-model-parallel-layout Ett|tt|m|L", 4, 0, 1964.45),
+    ],
+)  # fmt: skip
+def test_peaks_of_megatron(line: str, gpus: int, rank: int, peak: float) -> None:
+    """MiB, within 0.1 %."""
+    found = rank_classes(small(line, gpus))[rank].memory.peak_allocated_bytes / MIB
+    assert found == pytest.approx(peak, rel=1e-3)
+
+
+def test_every_depth_keeps_a_softmax_of_its_own() -> None:
+    """Head and loss of each depth: 4·s·b·V bytes more from the forward to the backward."""
+    launch = small(f"{UNTIED} --mtp-num-layers 2")
+    softmax = 4 * 4096 * launch.model.padded_vocab_size
+    (plain,), (two,) = (stage_models(each)[0].trees for each in (small(UNTIED), launch))
+    names = Counter(t.name for _, module in two.walk() for t in module.saved if t.bytes == softmax)
+    assert names == {"softmax": 3}
+    assert timeline(two).retained - timeline(plain).retained > 2 * softmax
+
+
+def test_messages_past_the_layers() -> None:
+    """D + 1 hidden states in a message, and the three sizes of each before it."""
+    launch = small("--mtp-num-layers 2 --pipeline-model-parallel-size 4 --pipeline-model-parallel-layout Ett|tt|mm|L", 4)
+    sent = {
+        (row.pipeline_rank, row.module): row.shape
+        for row in messages(launch, stage_models(launch))
+        if row.group == "pp" and row.dtype == "bf16"
+    }
+    one, three = (4096, 1, 1024), (3 * 4096, 1, 1024)
+    assert sent == {
+        (0, "pipeline.hidden_states"): one,
+        (1, "pipeline.hidden_states"): one,
+        (1, "pipeline.hidden_states_gradient"): one,
+        (2, "pipeline.hidden_states"): three,
+        (2, "pipeline.hidden_states_gradient"): one,
+        (3, "pipeline.hidden_states_gradient"): three,
+    }
+    sizes = [row for row in messages(launch, stage_models(launch)) if row.group == "pp" and row.dtype == "int64"]
+    assert {(row.shape, row.calls_per_microbatch) for row in sizes} == {((3,), 1)}
+    assert len(sizes) == 6
+
+
+def test_tensor_parallel_messages_of_a_depth() -> None:
+    """Counted by megatron-core itself with two depths: gathers of 2·h for the projection, and of h for everything else."""
+    launch = small(f"{UNTIED} --mtp-num-layers 2 --tensor-model-parallel-size 2 --sequence-parallel", 2)
+    counts: Counter[tuple[str, int]] = Counter()
+    for row in messages(launch, stage_models(launch)):
+        if row.group == "tp" and row.dtype == "bf16" and row.calls_per_microbatch:
+            numel = 1
+            for size in row.shape:
+                numel *= size
+            counts[row.kind, numel] += row.calls_per_microbatch
+    assert counts == {
+        ("all_gather", 4096 * 1024): 49,
+        ("all_gather", 4096 * 2048): 4,
+        ("reduce_scatter", 4096 * 1024): 30,
+        ("reduce_scatter", 4096 * 2048): 2,
+    }
