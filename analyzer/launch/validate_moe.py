@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final, Literal, cast
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.validate import multiple_near, number, option, positive, since, switched_on, text, whole
-from analyzer.launch.validate_router import AUXILIARY, check_router
 from analyzer.specs import HardwareSpec, ModelSpec, MoeSpec, PrecisionSpec
 
 if TYPE_CHECKING:
@@ -44,6 +43,8 @@ def check_moe(
         raise UnsupportedError(
             option(arguments, "num_experts"), "experts of the legacy models are not modelled", "analyse a dense GPT, without it"
         )
+    from analyzer.launch.validate_router import check_router  # only where a launch has experts
+
     router = check_router(arguments, num_experts=num_experts)
     dispatcher = _dispatcher(arguments)
     capacity_factor, pad = _capacity(arguments, balancing=router.load_balancing)
@@ -153,6 +154,8 @@ def _capacity(arguments: Arguments, *, balancing: tuple[str, ...]) -> tuple[floa
     pad = switched_on(arguments, "moe_pad_expert_input_to_capacity")
     factor: float | None = number(arguments, "moe_expert_capacity_factor", -1.0)
     if arguments.get("moe_expert_capacity_factor") is not None:
+        from analyzer.launch.validate_router import AUXILIARY
+
         wrong = next((each for each in balancing if each not in (*AUXILIARY, "none")), None)
         if wrong is not None:
             raise InputError(
