@@ -47,6 +47,8 @@ def run(argv: list[str]) -> int:
     if trace is not None:
         argv = words_of_launch(argv, recorded=trace.header.argv)
     arguments, world, options = parse(argv, environ=environ, folder=folder)
+    if options.allocator is not None and options.record is None:
+        raise InputError("--info-allocator", "says how a step is recorded, and none is", "give --info-record FILE with it")
     recorded_gpu = trace.header.gpu if trace is not None and trace.header.gpu else None
     gpu, notes = hardware(options.gpu or recorded_gpu, options.gpu_memory)
     launch = build(arguments, world, environ=environ, gpu=gpu, folder=folder, moe_imbalance=options.moe_imbalance)
@@ -122,7 +124,7 @@ def _record(report: Report, options: InfoOptions, argv: list[str]) -> None:
     launch = report.launch if options.layers is None else shortened(report.launch, options.layers)
     rank = options.rank if options.rank is not None else report.verdict.tightest_rank
     path = Path(str(options.record))
-    recorder = record(launch, rank=rank, path=path, argv=_command(argv))
+    recorder = record(launch, rank=rank, path=path, argv=_command(argv), allocator=options.allocator)
     print(f"{path}: rank {rank}, recorded by the {recorder} recorder", file=sys.stderr)
 
 

@@ -93,5 +93,22 @@ def test_a_rank_outside_the_world_is_refused() -> None:
     assert_refused(run(*torchrun(1), *MODEL, "--info-record", "x.trace", "--info-rank", "1"), "--info-rank")
 
 
+@pytest.mark.parametrize("option", [("--info-allocator", "malloc"), ("--info-allocator", "malloc", "--info-record", "x.trace")])
+def test_an_allocator_is_refused_where_none_would_serve(option: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("allocator_hook.record.has_gpu", lambda: False)
+    assert_refused(run(*torchrun(1), *MODEL, *option), "--info-allocator")
+
+
+@pytest.mark.parametrize(
+    ("given", "mode"), [((), "pool"), (("--info-allocator", "pool"), "pool"), (("--info-allocator", "malloc"), "malloc")]
+)
+def test_the_cuda_recorder_allocates_as_asked(given: tuple[str, ...], mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("allocator_hook.record.has_gpu", lambda: True)
+    monkeypatch.setattr("allocator_hook.cuda.session.record_on_gpu", lambda _launch, *, mode, **_rest: asked.append(mode))
+    assert run(*torchrun(1), *MODEL, "--info-record", "x.trace", *given).status == 0
+    assert asked == [mode]
+
+
 def test_more_layers_than_the_model_has_are_refused() -> None:
     assert_refused(run(*torchrun(1), *MODEL, "--info-record", "x.trace", "--info-layers", "5"), "--info-layers")

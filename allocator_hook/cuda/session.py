@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from allocator_hook.cuda.install import check, install
+from allocator_hook.cuda.library import Mode
 from allocator_hook.packages import installed
 from analyzer.specs import Launch
 from analyzer.trace_events import Header
 
 
-def record_on_gpu(launch: Launch, *, rank: int, path: Path, argv: Sequence[str], iterations: int) -> int:
+def record_on_gpu(launch: Launch, *, rank: int, path: Path, argv: Sequence[str], iterations: int, mode: Mode = "pool") -> int:
     """Writes the trace and gives the most bytes that were in use at once. Has to run before anything else uses CUDA.
 
     Memory is what the GPU held; messages are recorded and not sent, since the other ranks are not there.
@@ -30,7 +31,7 @@ def record_on_gpu(launch: Launch, *, rank: int, path: Path, argv: Sequence[str],
         world_size=launch.parallel.world_size,
         extra={"iterations": iterations, "microbatches": launch.batch.microbatches, "layers": launch.model.num_layers},
     )
-    recorder = install(path, header)
+    recorder = install(path, header, mode=mode)
 
     from allocator_hook.step.collectives import CollectiveHooks
     from allocator_hook.step.labels import write_labels

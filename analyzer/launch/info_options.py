@@ -26,6 +26,8 @@ class InfoOptions:
     detail: Literal["summary", "full"] = "summary"
     """summary or full."""
     record: str | None = None
+    allocator: Literal["pool", "malloc"] | None = None
+    """What the CUDA recorder allocates with: cudaMallocAsync's pool, which None means too, or cudaMalloc."""
     check: str | None = None
     tolerance: float = 0.01
     rank: int | None = None
@@ -38,7 +40,7 @@ class InfoOptions:
     megatron: str | None = None
 
 
-CHOICES: Final = {"engine": ("formula", "shadow", "both"), "detail": ("summary", "full")}
+CHOICES: Final = {"engine": ("formula", "shadow", "both"), "detail": ("summary", "full"), "allocator": ("pool", "malloc")}
 FLAGS: Final = {PREFIX + field.replace("_", "-"): field for field in InfoOptions.__slots__}
 NOT_YET: Final[dict[tuple[str, str | None], str]] = {
     ("html", None): "the HTML report",
