@@ -27,6 +27,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 fits or no capacity known, 1 a rank does not fit, 2 wrong or unsupported input, 3 a check failed."""
     gc.disable()  # the program ends before a collection could pay
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if "--help" in arguments or "-h" in arguments:
+        from analyzer.launch.info_options import usage
+
+        print(usage())
+        return FITS
     try:
         return run(arguments)
     except AnalyzerError as error:
@@ -47,8 +52,9 @@ def run(argv: list[str]) -> int:
     if trace is not None:
         argv = words_of_launch(argv, recorded=trace.header.argv)
     arguments, world, options = parse(argv, environ=environ, folder=folder)
-    if options.allocator is not None and options.record is None:
-        raise InputError("--info-allocator", "says how a step is recorded, and none is", "give --info-record FILE with it")
+    for field in ("rank", "layers", "allocator"):
+        if getattr(options, field) is not None and options.record is None:
+            raise InputError(f"--info-{field}", "says how a step is recorded, and none is", "give --info-record FILE with it")
     recorded_gpu = trace.header.gpu if trace is not None and trace.header.gpu else None
     gpu, notes = hardware(options.gpu or recorded_gpu, options.gpu_memory)
     launch = build(arguments, world, environ=environ, gpu=gpu, folder=folder, moe_imbalance=options.moe_imbalance)

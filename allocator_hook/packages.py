@@ -7,7 +7,7 @@ from typing import Final
 
 from analyzer.errors import AnalyzerError
 
-COVERED: Final = {"megatron-core": ("0.16",), "transformer-engine": ("2.11",)}
+COVERED: Final = {"megatron-core": ("0.14", "0.15", "0.16"), "transformer-engine": ("2.11",)}
 """Releases that the tests cover; another gives a warning, not a refusal."""
 
 _PACKAGES: Final = ("torch", "megatron-core", "transformer-engine")
@@ -31,7 +31,7 @@ def installed() -> dict[str, str]:
 def warnings(versions: dict[str, str]) -> tuple[str, ...]:
     """A sentence for each package of a release that no test has seen."""
     return tuple(
-        f"The shadow engine was tested with {package} {' and '.join(releases)}, not with {versions[package]}."
+        f"The shadow engine was tested with {package} {', '.join(releases)}, not with {versions[package]}."
         for package, releases in COVERED.items()
         if package in versions and not versions[package].startswith(tuple(release + "." for release in releases))
     )

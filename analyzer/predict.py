@@ -85,4 +85,10 @@ def _assumptions(launch: Launch) -> tuple[str, ...]:
     ]
     if launch.hardware.compute_capability is None and launch.model.implementation == "transformer_engine":
         stated.append("no GPU is named: workspaces are those of a Hopper GPU")
+    mixture_or_latent = launch.model.moe is not None or launch.model.mla is not None
+    if "layernorm" in launch.recompute.modules and mixture_or_latent:
+        stated.append(
+            "--recompute-modules layernorm is not applied to the norms in front of a mixture of experts and of latent attention: "
+            "activations are too high by at most two hidden states a layer"
+        )
     return tuple(stated)

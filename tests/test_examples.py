@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.update_examples import ROOT, SCRIPTS, expected_file, run, sed_line
+from tools.update_examples import ROOT, SCRIPTS, expected_file, run, sed_line, shown_in_readme
 
 EXIT_STATUS = {"pretrain_llama3_405b": 1}
 """Of scripts that do not fit: without recomputation, only the trainer of its paper got Llama-3 405B into 80 GB."""
@@ -91,3 +91,7 @@ def test_scripts_are_sound_and_executable() -> None:
         assert script.stat().st_mode & 0o111
         subprocess.run(["bash", "-n", str(script)], check=True)
         assert script.read_text().rstrip().endswith('"$@"')
+
+
+def test_the_readme_shows_what_is_printed() -> None:
+    assert f"```\n{shown_in_readme()}```" in (ROOT / "README.md").read_text()

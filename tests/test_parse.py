@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.arguments import Arguments
-from analyzer.launch.info_options import InfoOptions
+from analyzer.launch.catalogue import load_catalogue
+from analyzer.launch.info_options import FLAGS, InfoOptions
 from analyzer.launch.parse import parse
+from tests.cli import assert_refused, run, torchrun
 
 
 def read(*argv: str) -> Arguments:
@@ -155,6 +157,30 @@ def test_errors_of_our_options(argv: list[str], option: str, words: str) -> None
         info(*argv)
     assert error.value.option == option
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "release"),
+    [
+        ("2023", "2023"), ("0.16.1", "0.16.1"), ("core_v0.16.1", "0.16.1"), ("0.16.0", "0.16.1"), ("0.19", "0.19.0"),
+        ("0.11", None), ("megatron", None),
+    ],
+)  # fmt: skip
+def test_releases_by_the_names_that_people_give_them(name: str, release: str | None) -> None:
+    assert load_catalogue().release_like(name) == release
+
+
+@pytest.mark.parametrize("option", ["--info-rank", "--info-layers"])
+def test_options_of_a_recording_want_a_recording(option: str) -> None:
+    assert_refused(run(*torchrun(1), *"--num-layers 2 --hidden-size 64 --num-attention-heads 4".split(), option, "1"), option)
+
+
+@pytest.mark.parametrize("argv", [("--help",), ("-h",), ("--num-layers", "2", "--help")])
+def test_help_names_every_option_of_ours_that_works(argv: tuple[str, ...]) -> None:
+    outcome = run(*argv)
+    assert outcome.status == 0
+    missing = {flag for flag in FLAGS if flag + " " not in outcome.out}
+    assert missing == {"--info-html"}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Writes examples/expected/ anew: what each script of examples/ prints when its own `sed` line is run over it.
+"""Writes examples/expected/ anew, and README.md's part of it: what each script prints when its own `sed` line is run over it.
 
     python tools/update_examples.py
 
@@ -16,6 +16,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 SCRIPTS: Final = sorted((ROOT / "examples").glob("*.sh"))
+FIRST_SHOWN: Final = "── Memory of each rank"
 WIDTH: Final = 100
 """Columns of the expected output."""
 
@@ -40,6 +41,12 @@ def run(command: str, *, folder: Path = ROOT) -> subprocess.CompletedProcess[str
         return subprocess.run(["bash", "-c", command], cwd=folder, env=environ, capture_output=True, text=True, timeout=60)
 
 
+def shown_in_readme() -> str:
+    """The part of the first example's output that the README shows: memory and the verdict."""
+    output = expected_file(ROOT / "examples" / "pretrain_llama3_8b.sh").read_text()
+    return output[output.index(FIRST_SHOWN) : output.index("── Communication of the cluster")].rstrip("\n") + "\n"
+
+
 def main() -> None:
     for script in SCRIPTS:
         done = run(sed_line(script))
@@ -47,6 +54,11 @@ def main() -> None:
             sys.exit(f"{script.name}: {done.stderr}")
         expected_file(script).write_text(done.stdout)
         print(f"{expected_file(script).relative_to(ROOT)}: {len(done.stdout.splitlines())} lines, exit {done.returncode}")
+    readme = ROOT / "README.md"
+    text = readme.read_text()
+    begin = text.index(FIRST_SHOWN)
+    end = text.index("```", begin)
+    readme.write_text(text[:begin] + shown_in_readme() + text[end:])
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def transformer_config(launch: Launch) -> Any:
         "apply_query_key_layer_scaling": model.apply_query_key_layer_scaling,
         "apply_rope_fusion": model.rope_fusion,
         "persist_layer_norm": True,
-        "softmax_type": model.softmax_type,
+        **({} if model.softmax_type == "vanilla" else {"softmax_type": model.softmax_type}),  # older releases know only that one
         "attention_backend": attention_backend(launch),
         "transformer_impl": model.implementation,
         "cross_entropy_loss_fusion": model.cross_entropy != "unfused",

@@ -39,6 +39,11 @@ class Catalogue:
         known = [index for index in range(len(self.releases)) if mask >> index & 1]
         return [self.releases[index] for index in sorted(known, key=lambda index: (abs(index - preferred), -index))]
 
+    def release_like(self, name: str) -> str | None:
+        """The release that `name` means: '0.16.1', 'core_v0.16.1' and '0.16' are one. Another patch gives the one that is known."""
+        wanted = name.removeprefix("core_").removeprefix("v").split(".")[:2]
+        return next((release for release in self.releases if release.split(".")[:2] == wanted), None)
+
     def table(self, release: str) -> OptionTable:
         """The options of `release`."""
         bit = 1 << self.releases.index(release)

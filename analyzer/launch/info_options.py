@@ -48,6 +48,42 @@ NOT_YET: Final[dict[tuple[str, str | None], str]] = {
 """Options (with a value, or with any) whose part of the program does not exist yet."""
 
 
+HELP: Final = {
+    "engine": "formulas (default), a run of the real megatron-core without a GPU, or both held against each other",
+    "gpu": "the target GPU, such as H100-80GB; without it the local one",
+    "gpu_memory": "its memory, such as 80GiB",
+    "json": "the report as JSON; - is standard output",
+    "detail": "summary (default) or full",
+    "record": "run the step of one rank and write its trace",
+    "allocator": "what a recording on the GPU allocates with",
+    "check": "hold the formulas against a trace",
+    "tolerance": "relative difference from which a check fails (0.01)",
+    "rank": "the rank to record; without it the fullest",
+    "layers": "record a model of so many layers",
+    "moe_imbalance": "tokens of the fullest rank's experts over the mean",
+    "launch": "after a verdict of 'fits', start the training",
+    "megatron": "a Megatron-LM checkout, or a release such as 0.16.1 or 2023",
+}
+"""What each option does, in a line; those that do not exist yet are not here."""
+
+
+def usage() -> str:
+    """What `--help` prints."""
+    lines = [
+        "get_training_info.py [torchrun options] [pretrain_gpt.py] [Megatron options] [--info options]",
+        "",
+        "What a Megatron-LM launch will hold on each GPU, whether it fits and who talks to whom.",
+        "torchrun's and Megatron's options mean what they mean to them. Those of this program:",
+        "",
+    ]
+    for field, text in HELP.items():
+        flag = PREFIX + field.replace("_", "-")
+        value = f" {'|'.join(CHOICES.get(field, ('VALUE',)))}" if takes_value(flag) else ""
+        lines.append(f"  {flag + value:<38} {text}")
+    lines += ["", "Exit status: 0 fits or no GPU is known, 1 does not fit, 2 wrong or unsupported input, 3 a check failed."]
+    return "\n".join(lines)
+
+
 def takes_value(flag: str) -> bool:
     """Whether a word follows `flag`. Raises InputError for a flag that is not ours."""
     if flag not in FLAGS:
@@ -133,4 +169,6 @@ def _imbalance(flag: str, word: str) -> float:
 def _nearest(flag: str) -> str:
     from difflib import get_close_matches
 
-    return (get_close_matches(flag, FLAGS, n=1, cutoff=0.0) or [PREFIX + "detail"])[0]
+    return (get_close_matches(flag, [PREFIX + field.replace("_", "-") for field in HELP], n=1, cutoff=0.0) or [PREFIX + "detail"])[
+        0
+    ]

@@ -89,8 +89,13 @@ def _chosen_table(
 
     None where the catalogue is to choose the release; and what is to be said of the choice.
     """
-    if named in catalogue.releases and not (folder / named).exists():
-        return catalogue.table(named), (f"{describe(named)} is assumed, as --info-megatron says.",)
+    release = None if named is None or (folder / named).exists() else catalogue.release_like(named)
+    if release is not None:
+        return catalogue.table(release), (f"{describe(release)} is assumed, as --info-megatron {named} says.",)
+    if named is not None and not (folder / named).exists():
+        releases = ", ".join(catalogue.releases)
+        fault = f"'{named}' is neither a folder nor a release that is known"
+        raise InputError("--info-megatron", fault, f"name the root folder of a Megatron-LM checkout, or one of {releases}")
     if named is not None:
         return load_table(folder / named, environ=environ), ()
     checkout = find_checkout(folder, environ=environ, entry=entry)

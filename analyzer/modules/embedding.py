@@ -37,7 +37,7 @@ def embedding(shapes: Shapes) -> Module:
     """Token ids [b, s] → [s, b, h]. The result is kept by the first layer."""
     model = shapes.model
     h = model.hidden_size
-    tied_elsewhere = model.tied_embeddings and shapes.launch.parallel.pipeline > 1
+    copied = (model.tied_embeddings or model.mtp_num_layers > 0) and shapes.launch.parallel.pipeline > 1
     masks = (
         (
             Tensor(name="mask of foreign tokens", shape=(shapes.b, shapes.s), dtype="bool", formula="s·b"),
@@ -49,7 +49,7 @@ def embedding(shapes: Shapes) -> Module:
     lookup = shapes.hidden("embedded tokens", gathered=True)
     words = Module(
         name="word_embeddings",
-        parameters=(vocabulary_weight(shapes, shared=tied_elsewhere),),
+        parameters=(vocabulary_weight(shapes, shared=copied),),
         saved=masks,
         forward_workspace=(lookup, shapes.hidden("output")),
         backward_workspace=(
