@@ -23,7 +23,7 @@ def installed() -> dict[str, str]:
             if package != "transformer-engine":
                 raise AnalyzerError(
                     f"--info-engine shadow: {package} is not installed; "
-                    "pip install 'get-training-info[shadow]', or use --info-engine formula"
+                    "in this project's folder: pip install '.[shadow]', or use --info-engine formula"
                 ) from None
     return found
 

@@ -117,6 +117,10 @@ def _selective_recompute(launch: Launch) -> Iterator[_Change]:
     if launch.recompute.granularity is None:
         recompute = RecomputeSpec(granularity="selective", modules=("core_attn",))
         yield _Change("--recompute-activations", "recompute", replace(launch, recompute=recompute))
+        if launch.megatron != "2023" and launch.model.moe is None:
+            recompute = RecomputeSpec(granularity="selective", modules=("core_attn", "mlp"))
+            flags = "--recompute-granularity selective --recompute-modules core_attn mlp"
+            yield _Change(flags, "recompute", replace(launch, recompute=recompute))
 
 
 def _smaller_micro_batch(launch: Launch) -> Iterator[_Change]:

@@ -76,6 +76,22 @@ def test_pairs_are_named_only_where_nothing_fits_alone() -> None:
     assert all(a.fits for a in advice)
 
 
+def test_recompute_of_the_feed_forward_comes_before_that_of_all() -> None:
+    """Dense models of releases that know --recompute-modules; a mixture's `mlp` would be its dense layers alone."""
+
+    def by_modules(launch: Launch) -> float:
+        recompute = launch.recompute
+        return 100 if recompute.granularity == "full" else 500 if "mlp" in recompute.modules else 1000
+
+    def advised(launch: Launch) -> set[str]:
+        return {a.change.split(" --recompute-modules ")[-1] for a in advise(launch, predict=_predict(by_modules)) if a.fits}
+
+    full = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+    assert advised(_launch(600)) == {"core_attn mlp"}
+    assert advised(_launch(200)) == {full}
+    assert advised(replace(_launch(600), megatron="2023")) == {full}
+
+
 def test_where_nothing_is_enough_the_best_come_and_say_so() -> None:
     advice = advise(_launch(1), predict=_predict(_model))
     assert 0 < len(advice) <= 3

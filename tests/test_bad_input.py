@@ -141,6 +141,21 @@ def test_suggestion(misspelt: str, meant: str) -> None:
     assert run(*BASE.split(), misspelt, "8").err.rstrip().endswith(f"did you mean {meant}?")
 
 
+def test_experts_whose_tensor_parallelism_was_not_asked_for() -> None:
+    """core/parallel_state.py: expert_tensor_parallel_size is tensor_model_parallel_size where it is not given."""
+    words = "--num-experts 8 --tensor-model-parallel-size 2 --expert-model-parallel-size 8 --sequence-parallel".split()
+    assert "--expert-tensor-parallel-size 1" in run(*BASE.split(), *words).err
+    assert run(*BASE.split(), *words, "--expert-tensor-parallel-size", "1").status == 0
+
+
+def test_the_header_says_what_is_not_usual() -> None:
+    plain = run(*BASE.split()).out
+    assert "experts" not in plain.partition("──")[0]
+    header = run(*BASE.split(), *"--num-experts 8 --moe-router-topk 4 --fp8-format hybrid".split()).out.partition("──")[0]
+    assert "8 experts, 4 for each token" in header
+    assert "and FP8 (delayed)" in header
+
+
 def test_suggested_batch_is_good() -> None:
     refused = run(*BASE.split(), "--global-batch-size", "63")
     assert refused.err.rstrip().endswith("for example 64")

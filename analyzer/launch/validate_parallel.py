@@ -35,6 +35,14 @@ class Grid:
     assumptions: tuple[str, ...] = ()
 
 
+def _remedy(arguments: Arguments, *, group: int, world_size: int) -> str:
+    """For experts that do not divide the world. Their tensor parallelism, where not given, is that of the rest."""
+    if positive(arguments, "expert_tensor_parallel_size") or size(arguments, "tensor_model_parallel_size") == 1:
+        return f"start a multiple of {group} GPUs, or make the product a divisor of {world_size}"
+    follows = "expert tensor follows --tensor-model-parallel-size where it is not given"
+    return f"{follows}: add --expert-tensor-parallel-size 1, or start a multiple of {group} GPUs"
+
+
 def check_grid(arguments: Arguments, *, world_size: int) -> Grid:
     """The parallel sizes that divide the world. Raises InputError naming the size that does not."""
     tensor, pipeline, assumptions = _model_parallel(arguments, world_size=world_size)
@@ -104,7 +112,7 @@ def _check_experts(arguments: Arguments, grid: Grid) -> None:
             option(arguments, "expert_model_parallel_size" if grid.expert > 1 else "expert_tensor_parallel_size"),
             f"{_gpus(grid.world_size)} cannot be split into groups of {group} "
             f"(expert tensor {grid.expert_tensor} × expert {grid.expert} × pipeline {grid.pipeline})",
-            f"start a multiple of {group} GPUs, or make the product a divisor of {grid.world_size}",
+            _remedy(arguments, group=group, world_size=grid.world_size),
         )
     expert_data = grid.world_size // group
     if grid.pipeline > 1 and not grid.order.endswith("pp") and expert_data != grid.data:

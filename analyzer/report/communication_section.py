@@ -125,7 +125,7 @@ def _messages(messages: Sequence[Message], *, width: int, whole: bool) -> list[L
             lines.extend(wrap(f"{text}; {sent_by}" if sent_by else text, width=width, first=INDENT * 2, rest=INDENT * 3))
     if len(shown) < len(kinds):
         most = max(_bytes(sent) for _, by_stage in largest[MESSAGES_SHOWN:] for sent in by_stage.values())
-        left = names.plural(len(kinds) - len(shown), "smaller kind")
+        left = names.plural(len(kinds) - len(shown), "further kind")
         text = f"… and {left} of message, at most {format_bytes(most)} an iteration"
         lines.extend(wrap(text, width=width, first=INDENT, rest=INDENT * 3, style=DIM))
     return lines

@@ -34,8 +34,24 @@ def _model(launch: Launch) -> str:
     padded = f" (padded to {model.padded_vocab_size:,})" if model.padded_vocab_size != model.vocab_size else ""
     return (
         f"GPT, {model.num_layers} layers, hidden size {model.hidden_size:,}, feed-forward {model.ffn_hidden_size:,}, {heads}, "
-        f"vocabulary {model.vocab_size:,}{padded}, {launch.precision.parameters}."
+        f"vocabulary {model.vocab_size:,}{padded}, {_more(launch)}{launch.precision.parameters}{_quantized(launch)}."
     )
+
+
+def _more(launch: Launch) -> str:
+    """What a dense model of the usual kind has not."""
+    model = launch.model
+    parts = [
+        f"{model.moe.num_experts} experts, {model.moe.topk} for each token" if model.moe else "",
+        "latent attention" if model.mla else "",
+        plural(model.mtp_num_layers, "prediction layer") if model.mtp_num_layers else "",
+    ]
+    return "".join(f"{part}, " for part in parts if part)
+
+
+def _quantized(launch: Launch) -> str:
+    fp8 = launch.precision.fp8
+    return f" and FP8 ({fp8.recipe})" if fp8 is not None else ""
 
 
 def _layout(launch: Launch) -> str:
