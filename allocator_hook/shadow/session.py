@@ -115,10 +115,7 @@ class Session:
         return self._recorder.current_bytes if self._recorder is not None else 0
 
 
-INSTALL = (
-    "install torch, megatron-core and transformer-engine: pip install torch 'get-training-info[shadow]' && "
-    "pip install --no-deps transformer-engine"
-)
+INSTALL = "install torch, megatron-core and transformer-engine: pip install '.[shadow]' in this project's folder"
 
 
 def _need_transformer_engine() -> None:
