@@ -37,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except AnalyzerError as error:
         print(f"get_training_info: {error}", file=sys.stderr)
         return error.exit_code
+    finally:
+        gc.freeze()  # nor the collection of the interpreter's own end
 
 
 def run(argv: list[str]) -> int:

@@ -60,16 +60,10 @@ def size(tensors: tuple[Tensor, ...]) -> int:
     return sum(tensor.bytes for tensor in tensors)
 
 
-def retained_bytes(module: Module) -> int:
-    """What a module keeps from its forward until its backward, its children counted in."""
-    own = size(module.saved)
-    return own if module.recomputed else own + sum(retained_bytes(child) for child in module.children)
-
-
 def timeline(tree: Module, *, first: Module | None = None) -> ChunkTimeline:
     """Both passes of a chunk. `first` is its tree in the first forward of all, where that differs."""
     return ChunkTimeline(
-        retained=retained_bytes(tree),
+        retained=tree.retained_bytes,
         forward=tuple(_forward(tree, before=0, path="", held=[])),
         backward=tuple(_backward(tree, before=0, path="", around=())),
         first_forward=() if first is None else tuple(_forward(first, before=0, path="", held=[])),
@@ -94,7 +88,7 @@ def _forward(module: Module, *, before: int, path: str, held: list[Tensor], arou
         yield Point("forward", _join(path, module), here, (*around, *held))
     for child in module.children:
         yield from _forward(child, before=here, path=_join(path, module), held=held, around=around)
-        here += retained_bytes(child)
+        here += child.retained_bytes
 
 
 def _without_gradients(
@@ -124,6 +118,6 @@ def _backward(module: Module, *, before: int, path: str, around: tuple[Tensor, .
         if module.recomputed:
             for point in _forward(child, before=here, path=_join(path, module), held=[]):
                 yield Point("backward", point.path, point.saved, (*point.transient, *around))
-        here += retained_bytes(child)
+        here += child.retained_bytes
     for child, start in zip(reversed(module.children), reversed(starts), strict=True):
         yield from _backward(child, before=start, path=_join(path, module), around=around)

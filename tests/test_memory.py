@@ -13,7 +13,6 @@ from analyzer.memory import rank_classes, stage_models
 from analyzer.runtime import cublas_workspace_bytes, runtime_items, te_workspace_bytes
 from analyzer.specs import HardwareSpec, Launch, OptimizerSpec, PrecisionSpec, RecomputeSpec
 from analyzer.states import states
-from analyzer.timeline import retained_bytes
 from analyzer.units import MIB
 from tests.test_modules import launch
 
@@ -64,7 +63,7 @@ def test_stages_hold_the_microbatches_of_1f1b(pipeline: int, microbatches: int) 
     ranks = rank_classes(spread(launch(num_layers=4), world=pipeline, pipeline=pipeline, microbatches=microbatches))
     for each in ranks:
         assert each.memory.microbatches_in_flight == (min(pipeline - each.pipeline_rank, microbatches),)
-        assert each.memory.activations_bytes <= min(pipeline - each.pipeline_rank, microbatches) * retained_bytes(each.trees[0])
+        assert each.memory.activations_bytes <= min(pipeline - each.pipeline_rank, microbatches) * each.trees[0].retained_bytes
 
 
 def test_more_microbatches_cost_nothing_once_the_pipeline_is_full() -> None:

@@ -30,7 +30,7 @@ from analyzer.specs import (
     RecomputeSpec,
     RuntimeSpec,
 )
-from analyzer.timeline import retained_bytes, timeline
+from analyzer.timeline import timeline
 
 STATISTICS = ("mu", "rsigma", "softmax statistics", "random state")
 
@@ -108,14 +108,14 @@ def test_selective_recompute_drops_the_scores(sizes: dict[str, int]) -> None:
 @given(sizes=shapes_of_layers)
 def test_full_recompute_leaves_the_input_of_each_group(sizes: dict[str, int]) -> None:
     s, b, h = sizes["s"], sizes["b"], sizes["h"]
-    assert retained_bytes(checkpointed(Shapes(launch(**sizes)), kinds=(LayerKind(),) * 3)) == 2 * s * b * h
+    assert checkpointed(Shapes(launch(**sizes)), kinds=(LayerKind(),) * 3).retained_bytes == 2 * s * b * h
 
 
 def test_distributed_saved_activations_keep_a_part_each() -> None:
     asked = replace(
         launch(t=4), recompute=RecomputeSpec(granularity="full", method="uniform", num_layers=1, distribute_saved_activations=True)
     )
-    assert retained_bytes(checkpointed(Shapes(asked), kinds=(LayerKind(),))) == 2 * 1024 * 2 * 1024 // 4
+    assert checkpointed(Shapes(asked), kinds=(LayerKind(),)).retained_bytes == 2 * 1024 * 2 * 1024 // 4
 
 
 @pytest.mark.parametrize("backend", ["flash", "fused"])
@@ -124,12 +124,12 @@ def test_a_fused_kernel_keeps_its_output_and_no_scores(backend: str) -> None:
     s, b, h, a = 1024, 2, 1024, 16
     layer = transformer_layer(Shapes(launch(attention_backend=backend)))
     statistics = 4 * b * a * s + 4 * 4 * s * b + 512
-    assert retained_bytes(layer) == (36 if backend == "flash" else 34) * s * b * h + statistics
+    assert layer.retained_bytes == (36 if backend == "flash" else 34) * s * b * h + statistics
 
 
 def test_one_sample_has_one_layout() -> None:
     """With b = 1 [s, b, h] is [b, s, h] in memory, and FlashAttention's output needs no copy."""
-    flash, fused = (retained_bytes(transformer_layer(Shapes(launch(b=1, attention_backend=kind)))) for kind in ("flash", "fused"))
+    flash, fused = (transformer_layer(Shapes(launch(b=1, attention_backend=kind))).retained_bytes for kind in ("flash", "fused"))
     assert flash == fused
 
 

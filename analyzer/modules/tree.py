@@ -119,6 +119,12 @@ class Module:
     source: str = ""
     """The module of megatron-core or Transformer Engine whose behaviour this is."""
 
+    @cached_property
+    def retained_bytes(self) -> int:
+        """What stays from its forward until its backward, its children counted in."""
+        own = sum(tensor.bytes for tensor in self.saved)
+        return own if self.recomputed else own + sum(child.retained_bytes for child in self.children)
+
     def walk(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """Every node with its dotted path, parents first."""
         path = f"{prefix}.{self.name}" if prefix else self.name
