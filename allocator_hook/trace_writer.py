@@ -106,23 +106,14 @@ class TraceWriter:
         time_ns: int | None = None,
     ) -> None:
         """One call of a collective; `size` is the number of members where it is not given."""
-        text = collective_text(
-            kind=kind,
-            group=group,
-            members=tuple(members),
-            size=len(members) if size is None else size,
-            shape=tuple(shape),
-            dtype=dtype,
-            phase=phase,
-            peer=peer,
-        )
+        text = collective_text(kind=kind, group=group, members=members, size=size, shape=shape, dtype=dtype, phase=phase, peer=peer)
         self._append(COLLECTIVE, 0, 0, 0, bytes, 0, self._text(text), time_ns)
 
     def label(
         self, pointer: int, role: Role, name: str, *, shape: Sequence[int], dtype: str, bytes: int, time_ns: int | None = None
     ) -> None:
         """The tensor `name` lies at `pointer`, the start of a live allocation or a place inside one."""
-        text = label_text(role=role, name=name, shape=tuple(shape), dtype=dtype)
+        text = label_text(role=role, name=name, shape=shape, dtype=dtype)
         self._append(LABEL, 0, 0, pointer, bytes, 0, self._text(text), time_ns)
 
     def flush(self) -> None:

@@ -6,6 +6,7 @@ import functools
 import json
 import struct
 import zlib
+from collections.abc import Sequence
 from typing import Any, Final
 
 from analyzer.trace_events import FORMAT_VERSION, CollectiveEvent, Header, Label
@@ -99,20 +100,20 @@ def collective_text(
     *,
     kind: str,
     group: str,
-    members: tuple[int, ...],
-    size: int,
-    shape: tuple[int, ...],
+    members: Sequence[int],
+    size: int | None,
+    shape: Sequence[int],
     dtype: str,
     phase: str | None,
     peer: int | None,
 ) -> str:
-    """What stays the same from one call of a collective to the next."""
+    """What stays the same from one call of a collective to the next. `size` None: as many as there are members."""
     return _json(
         {
             "kind": kind,
             "group": group,
             "members": list(members),
-            "size": size,
+            "size": len(members) if size is None else size,
             "shape": list(shape),
             "dtype": dtype,
             "phase": phase,
@@ -121,7 +122,7 @@ def collective_text(
     )
 
 
-def label_text(*, role: str, name: str, shape: tuple[int, ...], dtype: str) -> str:
+def label_text(*, role: str, name: str, shape: Sequence[int], dtype: str) -> str:
     """What a label says of a tensor, without its place."""
     return _json({"role": role, "name": name, "shape": list(shape), "dtype": dtype})
 

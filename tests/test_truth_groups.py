@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from tests.cli import report, torchrun
-from tests.shared_data import SHARED, shared
+from tests.shared_data import shared, truth_records
 
 FILE = "truth/groups.json"
 SIZES = {
@@ -24,13 +23,6 @@ SIZES = {
 }
 
 
-def records() -> list[dict[str, Any]]:
-    if not (SHARED / FILE).exists():
-        return []
-    content: list[dict[str, Any]] = json.loads((SHARED / FILE).read_text())["records"]
-    return content
-
-
 def name(record: dict[str, Any]) -> str:
     return f"{record['world_size']}-" + "-".join(f"{key}{record['sizes'][key]}" for key in ("tp", "pp", "cp", "ep", "etp", "vpp"))
 
@@ -42,11 +34,11 @@ def launch(record: dict[str, Any]) -> list[str]:
 
 def test_the_records_are_at_hand() -> None:
     shared(FILE)
-    assert len(records()) == 21
-    assert sum("--num-experts" in record["argv"] for record in records()) == 13
+    assert len(truth_records(FILE)) == 21
+    assert sum("--num-experts" in record["argv"] for record in truth_records(FILE)) == 13
 
 
-@pytest.mark.parametrize("record", records(), ids=name)
+@pytest.mark.parametrize("record", truth_records(FILE), ids=name)
 def test_every_group(record: dict[str, Any]) -> None:
     told = report(*launch(record))
     assert {key: told["parallel"][long] for key, long in SIZES.items()} == record["sizes"]

@@ -5,13 +5,12 @@ The records hold what the parser (and for core 0.16.1 also `validate_args`) of t
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from tests.cli import assert_refused, run
-from tests.shared_data import SHARED, shared
+from tests.shared_data import shared, truth_records
 
 FILE = "truth/launches.json"
 
@@ -22,13 +21,6 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WORLD_SIZE", "SLURM_NTASKS", "SLURM_NNODES", "SLURM_NTASKS_PER_NODE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-
-
-def records() -> list[dict[str, Any]]:
-    if not (SHARED / FILE).exists():
-        return []
-    content: list[dict[str, Any]] = json.loads((SHARED / FILE).read_text())["records"]
-    return content
 
 
 def name(record: dict[str, Any]) -> str:
@@ -71,16 +63,16 @@ def refused_option(record: dict[str, Any]) -> str | None:
     return None
 
 
-TAKEN = [record for record in records() if unrecognised(record) is None]
+TAKEN = [record for record in truth_records(FILE) if unrecognised(record) is None]
 
 
 def test_the_records_are_at_hand() -> None:
     shared(FILE)
-    assert len(records()) == 52
+    assert len(truth_records(FILE)) == 52
     assert sum(refused_option(record) is None for record in TAKEN) == 10
 
 
-@pytest.mark.parametrize("record", [record for record in records() if unrecognised(record)], ids=name)
+@pytest.mark.parametrize("record", [record for record in truth_records(FILE) if unrecognised(record)], ids=name)
 def test_what_the_parser_refuses(record: dict[str, Any]) -> None:
     word = unrecognised(record) or ""
     outcome = run(*argv(record))

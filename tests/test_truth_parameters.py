@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from typing import Any
 
 import pytest
 
 from tests.cli import report, torchrun
-from tests.shared_data import SHARED, shared
+from tests.shared_data import shared, truth_records
 
 FILE = "truth/parameters.json"
 KINDS = {
@@ -25,19 +24,12 @@ KINDS = {
 """Which kind of the record the parameters below a module count as, unless they are those of a norm."""
 
 
-def records() -> list[dict[str, Any]]:
-    if not (SHARED / FILE).exists():
-        return []
-    content: list[dict[str, Any]] = json.loads((SHARED / FILE).read_text())["records"]
-    return content
-
-
 def name(record: dict[str, Any]) -> str:
     sizes = "-".join(f"{key}{record['layout'][key]}" for key in ("tp", "pp", "cp", "vpp", "dp"))
     return f"{record['model']}-{sizes}-v{record['tokenizer_vocab']}"
 
 
-TAKEN = records()
+TAKEN = truth_records(FILE)
 
 
 def test_the_records_are_at_hand() -> None:

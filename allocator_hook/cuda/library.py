@@ -76,21 +76,12 @@ class CudaRecorder:
         peer: int | None = None,
     ) -> None:
         """One call of a collective; `size` is the number of members where it is not given."""
-        text = collective_text(
-            kind=kind,
-            group=group,
-            members=tuple(members),
-            size=len(members) if size is None else size,
-            shape=tuple(shape),
-            dtype=dtype,
-            phase=phase,
-            peer=peer,
-        )
+        text = collective_text(kind=kind, group=group, members=members, size=size, shape=shape, dtype=dtype, phase=phase, peer=peer)
         self.library.hook_collective(text.encode(), bytes)
 
     def label(self, pointer: int, role: Role, name: str, *, shape: Sequence[int], dtype: str, bytes: int) -> None:
         """The tensor `name` lies at `pointer`, the start of a live allocation or a place inside one."""
-        self.library.hook_label(pointer, bytes, label_text(role=role, name=name, shape=tuple(shape), dtype=dtype).encode())
+        self.library.hook_label(pointer, bytes, label_text(role=role, name=name, shape=shape, dtype=dtype).encode())
 
     def flush(self) -> None:
         """Hands every record so far to the kernel."""

@@ -76,10 +76,11 @@ def usage() -> str:
         "torchrun's and Megatron's options mean what they mean to them. Those of this program:",
         "",
     ]
-    for field, text in HELP.items():
-        flag = PREFIX + field.replace("_", "-")
+    for flag, field in FLAGS.items():
+        if field not in HELP:
+            continue
         value = f" {'|'.join(CHOICES.get(field, ('VALUE',)))}" if takes_value(flag) else ""
-        lines.append(f"  {flag + value:<38} {text}")
+        lines.append(f"  {flag + value:<38} {HELP[field]}")
     lines += ["", "Exit status: 0 fits or no GPU is known, 1 does not fit, 2 wrong or unsupported input, 3 a check failed."]
     return "\n".join(lines)
 
@@ -169,6 +170,5 @@ def _imbalance(flag: str, word: str) -> float:
 def _nearest(flag: str) -> str:
     from difflib import get_close_matches
 
-    return (get_close_matches(flag, [PREFIX + field.replace("_", "-") for field in HELP], n=1, cutoff=0.0) or [PREFIX + "detail"])[
-        0
-    ]
+    existing = [name for name, field in FLAGS.items() if field in HELP]
+    return (get_close_matches(flag, existing, n=1, cutoff=0.0) or [PREFIX + "detail"])[0]

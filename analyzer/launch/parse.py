@@ -89,10 +89,10 @@ def _chosen_table(
 
     None where the catalogue is to choose the release; and what is to be said of the choice.
     """
-    release = None if named is None or (folder / named).exists() else catalogue.release_like(named)
-    if release is not None:
-        return catalogue.table(release), (f"{describe(release)} is assumed, as --info-megatron {named} says.",)
     if named is not None and not (folder / named).exists():
+        release = catalogue.release_like(named)
+        if release is not None:
+            return catalogue.table(release), (f"{describe(release)} is assumed, as --info-megatron {named} says.",)
         releases = ", ".join(catalogue.releases)
         fault = f"'{named}' is neither a folder nor a release that is known"
         raise InputError("--info-megatron", fault, f"name the root folder of a Megatron-LM checkout, or one of {releases}")
