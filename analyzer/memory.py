@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from analyzer.device import outside_allocator_bytes, reserved_bytes
+from analyzer.device import SEGMENT, outside_allocator_bytes, reserved_bytes
 from analyzer.exchange import kept_inputs, lingering
 from analyzer.iteration import Peak, fullest_instant, order_of
 from analyzer.layout import pipeline_rank_ranges
@@ -22,6 +23,10 @@ from analyzer.specs import Launch
 from analyzer.stages import chunks
 from analyzer.states import States, states
 from analyzer.timeline import ChunkTimeline, timeline
+from analyzer.units import round_up
+
+if TYPE_CHECKING:
+    from analyzer.graphs import Graphed
 
 
 def rank_classes(launch: Launch) -> tuple[RankClass, ...]:
@@ -65,9 +70,16 @@ def _rank_class(launch: Launch, stage: StageModel, timelines: Sequence[ChunkTime
     held = states(launch, stage)
     items = runtime_items(launch, stage.trees)
     beside = lingering(launch, pipeline_rank=stage.pipeline_rank)
-    first_order, order = (order_of(launch, stage, count) for count in (launch.batch.first_microbatches, launch.batch.microbatches))
-    first = fullest_instant(first_order, timelines, base=held.before_first_step, items=items, beside=beside)
-    later = fullest_instant(order, timelines, base=held.steady, items=items, beside=beside, warm=True)
+    counts = (launch.batch.first_microbatches, launch.batch.microbatches)
+    orders = (order_of(launch, stage, counts[0]), order_of(launch, stage, counts[1]))
+    first = fullest_instant(orders[0], timelines, base=held.before_first_step, items=items, beside=beside)
+    later = fullest_instant(orders[1], timelines, base=held.steady, items=items, beside=beside, warm=True)
+    graphs = None
+    if launch.graphs is not None:
+        from analyzer.graphs import graphed  # a millisecond that most launches need not spend
+
+        graphs = graphed(launch, stage, held, items, orders=orders, beside=beside, eager=(first, later))
+        first, later, items = graphs.first, graphs.later, (*items, *graphs.kept)
     held_parameters = [parameter for tree in stage.trees for parameter in parameters(tree)]
     return RankClass(
         ranks=pipeline_rank_ranges(launch.parallel, stage.pipeline_rank),
@@ -76,20 +88,24 @@ def _rank_class(launch: Launch, stage: StageModel, timelines: Sequence[ChunkTime
         parameters_routed_experts=sum(parameter.numel for parameter in held_parameters if parameter.sharding == "expert"),
         chunks=stage.chunks,
         trees=stage.trees,
-        memory=_memory(launch, held, items, first=first, later=later, kept=kept_inputs(launch, stage.chunks)),
+        memory=_memory(launch, held, items, first=first, later=later, kept=kept_inputs(launch, stage.chunks), graphs=graphs),
     )
 
 
-def _memory(launch: Launch, held: States, items: Sequence[RuntimeItem], *, first: Peak, later: Peak, kept: int) -> RankMemory:
+def _memory(
+    launch: Launch, held: States, items: Sequence[RuntimeItem], *, first: Peak, later: Peak, kept: int, graphs: Graphed | None
+) -> RankMemory:
     """The record of the JSON contract. The step itself may be fuller than the passes where these are short.
 
-    `kept` bytes of a stage's last inputs are there between iterations and gone when the next one runs.
+    `kept` bytes of a stage's last inputs are there between iterations and gone when the next one runs. While CUDA graphs
+    are replayed, their pool is reserved beside everything else.
     """
     runtime = sum(item.bytes for item in items)
     allocated = held.steady + runtime + held.gradient_copies + held.gathered + kept
     fullest = _fullest(held, allocated=allocated, first=first, later=later)
-    largest = max((tensor.bytes for tensor in fullest.transient), default=0)
-    reserved = reserved_bytes(fullest.bytes, largest)
+    captured_later = 0 if graphs is None or graphs.from_start else sum(item.bytes for item in graphs.kept)
+    pool = 0 if graphs is None else round_up(graphs.pool, SEGMENT)
+    reserved = max(_reserved(fullest), 0 if graphs is None else pool + _reserved(graphs.replay))
     transient = fullest.bytes - held.steady - runtime - fullest.activations
     rest = transient - sum(tensor.bytes for tensor in fullest.transient)
     return RankMemory(
@@ -100,15 +116,20 @@ def _memory(launch: Launch, held: States, items: Sequence[RuntimeItem], *, first
         allocated_bytes=allocated,
         activations_bytes=fullest.activations,
         transient_bytes=transient,
-        peak_allocated_first_iteration_bytes=max(first.bytes, allocated, held.at_start),
+        peak_allocated_first_iteration_bytes=max(first.bytes, allocated - captured_later, held.at_start),
         peak_allocated_bytes=fullest.bytes,
         peak_at=fullest.where,
         peak_reserved_bytes=reserved,
         device_bytes=reserved + outside_allocator_bytes(launch),
+        graph_pool_bytes=pool,
         runtime_parts=tuple(MemoryPart(name=item.name, bytes=item.bytes) for item in items),
         transient_parts=(*_parts(fullest.transient), *((MemoryPart(name=fullest.rest, bytes=rest),) if rest else ())),
         microbatches_in_flight=fullest.in_flight,
     )
+
+
+def _reserved(peak: Peak) -> int:
+    return reserved_bytes(peak.bytes, max((tensor.bytes for tensor in peak.transient), default=0))
 
 
 def _fullest(held: States, *, allocated: int, first: Peak, later: Peak) -> Peak:

@@ -11,6 +11,7 @@ from analyzer.modules.model import full_model, parameters
 from analyzer.results import Advice, Message, RankClass, Report, StageModel
 from analyzer.specs import Launch
 from analyzer.stages import mtp_rank
+from analyzer.units import GIB
 from analyzer.verdict import verdict
 
 REPORTED_GROUPS: Final = ("tp", "pp", "dp", "dp_cp", "cp", "ep", "etp", "edp", "tp_ep", "embd", "pos_embd")
@@ -49,7 +50,7 @@ def predict(launch: Launch, *, note: str = "") -> Report:
         communication_totals=totals(launch, rows),
         verdict=outcome,
         advice=_advice(launch) if outcome.fits is False else (),
-        assumptions=(*launch.assumptions, *_assumptions(launch)),
+        assumptions=(*launch.assumptions, *_assumptions(launch, ranks)),
     )
 
 
@@ -77,7 +78,7 @@ def _groups(launch: Launch) -> tuple[dict[str, tuple[tuple[int, ...], ...]], boo
     return listed, truncated
 
 
-def _assumptions(launch: Launch) -> tuple[str, ...]:
+def _assumptions(launch: Launch, ranks: tuple[RankClass, ...]) -> tuple[str, ...]:
     """What the formulas themselves take for granted."""
     stated = [
         "reserved memory is the peak and room for the largest temporary tensor; the CUDA context (0.5 GiB) and NCCL buffers "
@@ -85,6 +86,12 @@ def _assumptions(launch: Launch) -> tuple[str, ...]:
     ]
     if launch.hardware.compute_capability is None and launch.model.implementation == "transformer_engine":
         stated.append("no GPU is named: workspaces are those of a Hopper GPU")
+    pool = max(rank.memory.graph_pool_bytes for rank in ranks)
+    if pool:
+        stated.append(
+            f"kernels in CUDA graphs keep up to {pool / GIB:.2f} GiB in a memory pool of their own: reserved and device memory "
+            "have it, allocated memory during the capture only"
+        )
     mixture_or_latent = launch.model.moe is not None or launch.model.mla is not None
     if "layernorm" in launch.recompute.modules and mixture_or_latent:
         stated.append(

@@ -63,6 +63,8 @@ class RankMemory:
     peak_at: str
     peak_reserved_bytes: int
     device_bytes: int
+    graph_pool_bytes: int = 0
+    """In the memory pool of CUDA graphs: reserved, and no longer allocated once they are captured."""
     runtime_parts: tuple[MemoryPart, ...] = ()
     """What runtime_bytes is made of."""
     transient_parts: tuple[MemoryPart, ...] = ()

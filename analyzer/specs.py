@@ -311,6 +311,18 @@ class RecomputeSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GraphSpec:
+    """CUDA graphs: kernels recorded once and replayed, in memory that stays theirs."""
+
+    implementation: Literal["transformer_engine", "local"]
+    """Who captures (`--cuda-graph-impl`)."""
+    scope: tuple[str, ...] = ()
+    """attn, mlp, moe, moe_router, moe_preprocess, or full_iteration; nothing is whole layers."""
+    warmup_steps: int = 3
+    """Iterations without graphs before they are captured."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RuntimeSpec:
     """Everything else that decides about bytes or messages."""
 
@@ -357,3 +369,4 @@ class Launch:
     assumptions: tuple[str, ...] = ()
     """What was taken for granted while the arguments were read, one sentence each."""
     fsdp: FsdpSpec | None = None
+    graphs: GraphSpec | None = None

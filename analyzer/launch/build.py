@@ -12,6 +12,7 @@ from analyzer.launch.validate import since
 from analyzer.launch.validate_batch import check_batch, check_schedule
 from analyzer.launch.validate_fp8 import check_fp8
 from analyzer.launch.validate_fsdp import check_fsdp, sharding_optimizer
+from analyzer.launch.validate_graphs import check_graphs
 from analyzer.launch.validate_mla import check_mla
 from analyzer.launch.validate_model import check_model
 from analyzer.launch.validate_moe import check_moe
@@ -91,6 +92,7 @@ def build(
     )
     model = replace(model, moe=moe, mtp_num_layers=check_mtp(arguments, model=model, context=grid.context))
     recompute = check_recompute(arguments, model=model, tensor=grid.tensor, sequence_parallel=sequence_parallel)
+    graphs = check_graphs(arguments, model=model, recompute=recompute)
     runtime, runtime_notes = check_runtime(
         arguments, pipeline=grid.pipeline, implementation=model.implementation, connections=connections, environ=environ
     )
@@ -142,4 +144,5 @@ def build(
         megatron=arguments.release,
         assumptions=notes,
         fsdp=fsdp,
+        graphs=graphs,
     )

@@ -14,6 +14,8 @@ _MODELLED: Final = """
     attention_softmax_in_fp32 bf16 bias_dropout_fusion bias_gelu_fusion bias_swiglu_fusion calculate_per_token_loss
     check_for_nan_in_loss_and_grad ckpt_format clip_grad context_parallel_size cp_comm_type
     create_attention_mask_in_dataloader cross_entropy_fusion_impl cross_entropy_loss_fusion
+    cuda_graph_impl cuda_graph_modules cuda_graph_scope cuda_graph_scope_deprecated cuda_graph_warmup_steps enable_cuda_graph
+    external_cuda_graph
     data_parallel_random_init data_parallel_sharding_strategy ddp_average_in_collective ddp_bucket_size
     ddp_num_buckets ddp_pad_buckets_for_high_nccl_busbw ddp_reduce_scatter_with_fp32_accumulation
     decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers decoder_seq_length
@@ -58,7 +60,7 @@ _REASONS: Final[dict[str, str]] = {
         use_tokenizer_model_from_checkpoint_args warmup yaml_cfg
     """,
     "parsed by Megatron and used by nothing": """
-        ckpt_fully_parallel_save_deprecated cuda_graph_scope_deprecated data_impl delay_grad_reduce
+        ckpt_fully_parallel_save_deprecated data_impl delay_grad_reduce
         deprecated_use_mcore_models disable_msc_deprecated dist_ckpt_format_deprecated enable_experimental
         lazy_mpu_init local_rank mmap_warmup moe_extended_tp onnx_safe use_dist_ckpt_deprecated
     """,
@@ -160,9 +162,6 @@ _REASONS: Final[dict[str, str]] = {
         moe_paged_stash_buffer_size_factor_cpu moe_paged_stash_buffer_size_factor_cuda moe_paged_stash_page_size
         offload_modules optimizer_offload_fraction overlap_cpu_optimizer_d2h_h2d pin_cpu_grads pin_cpu_params
         use_torch_optimizer_for_cpu_offload
-    """,
-    "for CUDA graphs, which are refused": """
-        cuda_graph_modules cuda_graph_scope cuda_graph_warmup_steps
     """,
     "for models other than GPT, which are refused": """
         bert_binary_head bert_load biencoder_projection_dim biencoder_shared_query_context_model block_data_path

@@ -131,6 +131,7 @@ def _memory(memory: RankMemory) -> dict[str, Any]:
         "peak_at": memory.peak_at,
         "peak_reserved_bytes": memory.peak_reserved_bytes,
         "device_bytes": memory.device_bytes,
+        "graph_pool_bytes": memory.graph_pool_bytes,
         "runtime_parts": [_part(part) for part in memory.runtime_parts],
         "transient_parts": [_part(part) for part in memory.transient_parts],
         "microbatches_in_flight": list(memory.microbatches_in_flight),
