@@ -92,10 +92,4 @@ def _assumptions(launch: Launch, ranks: tuple[RankClass, ...]) -> tuple[str, ...
             f"kernels in CUDA graphs keep up to {pool / GIB:.2f} GiB in a memory pool of their own: reserved and device memory "
             "have it, allocated memory during the capture only"
         )
-    mixture_or_latent = launch.model.moe is not None or launch.model.mla is not None
-    if "layernorm" in launch.recompute.modules and mixture_or_latent:
-        stated.append(
-            "--recompute-modules layernorm is not applied to the norms in front of a mixture of experts and of latent attention: "
-            "activations are too high by at most two hidden states a layer"
-        )
     return tuple(stated)
