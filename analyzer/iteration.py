@@ -5,8 +5,9 @@ The chunks' timelines say what a microbatch keeps and needs, `schedule` which mi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from analyzer.exchange import Lingering
 from analyzer.modules.tree import Tensor
@@ -52,6 +53,7 @@ def order_of(launch: Launch, stage: StageModel, microbatches: int) -> tuple[Step
         microbatches=equivalent,
         group_size=parallel.microbatch_group_size,
         legacy=legacy,
+        combined=launch.runtime.overlap_moe_expert_parallel_comm,
     )
 
 
@@ -63,8 +65,14 @@ def fullest_instant(
     items: Sequence[RuntimeItem],
     beside: Lingering,
     warm: bool = False,
+    pairs: Mapping[tuple[int, int], Point] = MappingProxyType({}),
+    first_keeps: int = 0,
 ) -> Peak:
-    """Walks an iteration. `warm`: workspaces and caches are all there from the start; else each appears with its first user."""
+    """Walks an iteration. `warm`: workspaces and caches are all there from the start; else each appears with its first user.
+
+    `pairs` are the fullest instants of a forward through one chunk side by side with a backward through another;
+    `first_keeps` bytes stay of the microbatch whose backward comes first, beyond what others keep.
+    """
     around: tuple[Tensor, ...] = ()
     after_backward = False
     runtime = sum(item.bytes for item in items) if warm else 0
@@ -75,34 +83,40 @@ def fullest_instant(
     best = Peak(
         bytes=base + runtime, runtime=runtime, activations=0, transient=(), in_flight=tuple(in_flight), where="between iterations"
     )
-    for step in order:
+    for step, following in zip(order, (*order[1:], None), strict=True):
         line = timelines[step.chunk]
+        running_too = 0  # kept by the microbatch whose backward runs side by side with this forward
+        keeps = line.retained + (first_keeps if step.microbatch == 0 and step.chunk == len(timelines) - 1 else 0)
         if step.kind == "forward":
             in_flight[step.chunk] += 1
         else:
-            waiting -= line.retained
+            waiting -= keeps
         points = line.forward if step.kind == "forward" else line.backward
         if step.kind == "forward" and line.first_forward and not warm and (step.kind, step.chunk) not in seen:
             points = line.first_forward
         elif (step.kind, step.chunk) in seen or not absent:
             points = (line.forward_peak if step.kind == "forward" else line.backward_peak,)
+        if step.paired and following is not None:
+            points = (pairs[step.chunk, following.chunk],)
+            running_too = timelines[following.chunk].retained
+            runtime, absent = runtime + sum(item.bytes for item in absent), []
         seen.add((step.kind, step.chunk))
         if after_backward:
             around = beside.forward if step.kind == "forward" else beside.backward
         for point in points:
             runtime += _appear(absent, point)
-            total = base + runtime + waiting + point.bytes + size(around)
+            total = base + runtime + waiting - running_too + point.bytes + size(around)
             if total > best.bytes:
                 best = Peak(
                     bytes=total,
                     runtime=runtime,
-                    activations=waiting + point.saved,
+                    activations=waiting - running_too + point.saved,
                     transient=(*point.transient, *around),
                     in_flight=tuple(in_flight),
                     where=_where(step, point, chunks=len(timelines)),
                 )
         if step.kind == "forward":
-            waiting += line.retained
+            waiting += keeps
         else:
             in_flight[step.chunk] -= 1
             after_backward = True
@@ -124,4 +138,5 @@ def _where(step: Step, point: Point, *, chunks: int) -> str:
     """The instant in words: 'backward of microbatch 3, decoder.layers.mlp.linear_fc2'."""
     path = point.path.partition(".")[2]
     chunk = f" of chunk {step.chunk}" if chunks > 1 else ""
-    return f"{step.kind} of microbatch {step.microbatch}{chunk}, {path}"
+    beside = " beside a backward" if step.paired else ""
+    return f"{step.kind} of microbatch {step.microbatch}{chunk}{beside}, {path}"

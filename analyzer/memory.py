@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from analyzer.device import SEGMENT, outside_allocator_bytes, reserved_bytes
@@ -19,10 +20,11 @@ from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Tensor
 from analyzer.results import Chunk, MemoryPart, RankClass, RankMemory, StageModel
 from analyzer.runtime import RuntimeItem, runtime_items
+from analyzer.schedule import Step
 from analyzer.specs import Launch
 from analyzer.stages import chunks
 from analyzer.states import States, states
-from analyzer.timeline import ChunkTimeline, timeline
+from analyzer.timeline import ChunkTimeline, Point, timeline
 from analyzer.units import round_up
 
 if TYPE_CHECKING:
@@ -72,8 +74,18 @@ def _rank_class(launch: Launch, stage: StageModel, timelines: Sequence[ChunkTime
     beside = lingering(launch, pipeline_rank=stage.pipeline_rank)
     counts = (launch.batch.first_microbatches, launch.batch.microbatches)
     orders = (order_of(launch, stage, counts[0]), order_of(launch, stage, counts[1]))
-    first = fullest_instant(orders[0], timelines, base=held.before_first_step, items=items, beside=beside)
-    later = fullest_instant(orders[1], timelines, base=held.steady, items=items, beside=beside, warm=True)
+    pairs = _pairs(launch, stage, orders[1])
+    first = fullest_instant(orders[0], timelines, base=held.before_first_step, items=items, beside=beside, pairs=pairs)
+    later = fullest_instant(
+        orders[1],
+        timelines,
+        base=held.steady,
+        items=items,
+        beside=beside,
+        warm=True,
+        pairs=pairs,
+        first_keeps=_first_keeps(launch, stage),
+    )
     graphs = None
     if launch.graphs is not None:
         from analyzer.graphs import graphed  # a millisecond that most launches need not spend
@@ -90,6 +102,25 @@ def _rank_class(launch: Launch, stage: StageModel, timelines: Sequence[ChunkTime
         trees=stage.trees,
         memory=_memory(launch, held, items, first=first, later=later, kept=kept_inputs(launch, stage.chunks), graphs=graphs),
     )
+
+
+def _first_keeps(launch: Launch, stage: StageModel) -> int:
+    """Bytes of the microbatch whose backward comes first that are not offloaded."""
+    if launch.offload is None:
+        return 0
+    from analyzer.modules.offload import stays_of_first  # a millisecond that most launches need not spend
+
+    return stays_of_first(stage.trees[-1])
+
+
+def _pairs(launch: Launch, stage: StageModel, order: Sequence[Step]) -> dict[tuple[int, int], Point]:
+    """The fullest instants of the chunks that run forward and backward side by side."""
+    if not launch.runtime.overlap_moe_expert_parallel_comm:
+        return {}
+    from analyzer.overlap import side_by_side  # a millisecond that most launches need not spend
+
+    met = {(step.chunk, after.chunk) for step, after in pairwise(order) if step.paired}
+    return {(one, other): side_by_side(stage.trees[one], stage.trees[other]) for one, other in sorted(met)}
 
 
 def _memory(

@@ -86,6 +86,11 @@ def _assumptions(launch: Launch, ranks: tuple[RankClass, ...]) -> tuple[str, ...
     ]
     if launch.hardware.compute_capability is None and launch.model.implementation == "transformer_engine":
         stated.append("no GPU is named: workspaces are those of a Hopper GPU")
+    if launch.offload is not None:
+        stated.append(
+            "offloaded activations are taken to leave the GPU as soon as their part of the layer is done, and to come back when "
+            "their backward starts: too low where copies to the host are slower than the layers"
+        )
     pool = max(rank.memory.graph_pool_bytes for rank in ranks)
     if pool:
         stated.append(

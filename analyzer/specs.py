@@ -311,6 +311,20 @@ class RecomputeSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OffloadSpec:
+    """Activations that wait for their backward in host memory: of parts of layers, or of the first so many layers."""
+
+    layers: int = 0
+    """Whole layers (`--cpu-offloading-num-layers`)."""
+    modules: tuple[str, ...] = ()
+    """Of `--fine-grained-activation-offloading`: attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm, expert_fc1, moe_act."""
+    min_elements: int = 1024 * 1024
+    """Smaller tensors stay (`--min-offloaded-tensor-size`)."""
+    last_stays: bool = True
+    """The last layer before the loss stays, since its backward comes next; not so where another microbatch's does."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class GraphSpec:
     """CUDA graphs: kernels recorded once and replayed, in memory that stays theirs."""
 
@@ -339,6 +353,8 @@ class RuntimeSpec:
     use_cpu_initialization: bool = False
     empty_unused_memory_level: int = 0
     data_parallel_random_init: bool = False
+    overlap_moe_expert_parallel_comm: bool = False
+    """The forward of a microbatch and the backward of another run side by side, layer by layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -370,3 +386,4 @@ class Launch:
     """What was taken for granted while the arguments were read, one sentence each."""
     fsdp: FsdpSpec | None = None
     graphs: GraphSpec | None = None
+    offload: OffloadSpec | None = None

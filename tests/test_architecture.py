@@ -21,7 +21,7 @@ LAYERS = (
     ("results",),
     ("modules", "schedule", "layout", "stages"),
     ("timeline", "fp8_weights", "buffers", "states", "runtime", "device", "exchange", "sharded", "unsharded"),
-    ("iteration", "graphs", "memory", "communication", "verdict", "advice", "recorded", "compare", "check", "replay"),
+    ("iteration", "graphs", "overlap", "memory", "communication", "verdict", "advice", "recorded", "compare", "check", "replay"),
     ("predict",),
     ("report",),
 )

@@ -1,4 +1,4 @@
-"""Peaks of real runs of Megatron-LM, of dense models, as torch.cuda.memory_stats() reported them: within 3 %.
+"""Peaks of real runs of Megatron-LM by torch.cuda.memory_stats(): of dense models within 3 %, with rare features 10 %.
 
 A sample in this repository, so that it is always held; `python ../shared/score.py` goes through all records.
 """
@@ -14,6 +14,7 @@ import pytest
 from tests.cli import report
 
 TOLERANCE = 0.03
+"""Unless the record has a wider one: CUDA graphs, offloading."""
 SAMPLE: list[dict[str, Any]] = json.loads((Path(__file__).parent / "data" / "measured_sample.json").read_text())
 
 
@@ -25,10 +26,13 @@ def test_peak(record: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = report(*nodes, *record["argv"], "--info-gpu", record["gpu"])["ranks"]
     for rank, measured in record["peak_allocated_bytes"].items():
         held = next(each for each in ranks if any(first <= int(rank) <= last for first, last in each["ranks"]))
-        assert held["memory"]["peak_allocated_bytes"] == pytest.approx(measured, rel=TOLERANCE)
+        assert held["memory"]["peak_allocated_bytes"] == pytest.approx(measured, rel=record.get("tolerance", TOLERANCE))
+    for rank, measured in record.get("allocated_bytes", {}).items():
+        held = next(each for each in ranks if any(first <= int(rank) <= last for first, last in each["ranks"]))
+        assert held["memory"]["allocated_bytes"] == pytest.approx(measured, rel=TOLERANCE)
 
 
 def test_the_sample_is_of_more_than_one_kind() -> None:
-    assert {record["gpu"] for record in SAMPLE} == {"H100-80GB", "B200"}
+    assert {record["gpu"] for record in SAMPLE} == {"H100-80GB", "B200", "GB200"}
     pipelines = [record for record in SAMPLE if "--pipeline-model-parallel-size" in record["argv"]]
-    assert 0 < len(pipelines) <= len(SAMPLE) == 5
+    assert 0 < len(pipelines) <= len(SAMPLE) == 7

@@ -17,6 +17,7 @@ from analyzer.launch.validate_mla import check_mla
 from analyzer.launch.validate_model import check_model
 from analyzer.launch.validate_moe import check_moe
 from analyzer.launch.validate_mtp import check_mtp
+from analyzer.launch.validate_offload import check_offload, check_side_by_side
 from analyzer.launch.validate_optimizer import check_optimizer
 from analyzer.launch.validate_parallel import check_connections, check_context, check_grid
 from analyzer.launch.validate_pipeline import check_stages
@@ -92,10 +93,15 @@ def build(
     )
     model = replace(model, moe=moe, mtp_num_layers=check_mtp(arguments, model=model, context=grid.context))
     recompute = check_recompute(arguments, model=model, tensor=grid.tensor, sequence_parallel=sequence_parallel)
+    side_by_side = check_side_by_side(
+        arguments, model=model, grid=grid, virtual=stages.virtual, recompute=recompute, precision=precision
+    )
     graphs = check_graphs(arguments, model=model, recompute=recompute)
+    offload = check_offload(arguments, model=model, pipeline=grid.pipeline, recompute=recompute, graphs=graphs)
     runtime, runtime_notes = check_runtime(
         arguments, pipeline=grid.pipeline, implementation=model.implementation, connections=connections, environ=environ
     )
+    runtime = replace(runtime, overlap_moe_expert_parallel_comm=side_by_side)
     fsdp = check_fsdp(arguments, grid=grid, model=model, precision=precision, optimizer=optimizer, runtime=runtime, environ=environ)
     optimizer = sharding_optimizer(optimizer, fsdp, release_switches_overlap=not since(arguments, "0.14"))
     parallel = ParallelSpec(
@@ -145,4 +151,5 @@ def build(
         assumptions=notes,
         fsdp=fsdp,
         graphs=graphs,
+        offload=offload,
     )
