@@ -37,7 +37,7 @@ def advise(launch: Launch, *, predict: Predict) -> tuple[Advice, ...]:
     """Changes that make `launch` fit its GPU: those that do it alone, the mildest first, else pairs of them.
 
     `predict` gives the memory of every rank class of a launch; one that it refuses with InputError is passed over.
-    `peak_bytes` and `saves_bytes` are device bytes of the fullest rank, as the verdict holds them against the capacity.
+    `device_bytes` and `saves_bytes` are bytes on the device of the fullest rank, as the verdict holds them against the capacity.
     Where no pair is enough, the single changes that save most come back with `fits` False. Empty where the launch fits
     already or no capacity is known.
     """
@@ -55,7 +55,7 @@ def advise(launch: Launch, *, predict: Predict) -> tuple[Advice, ...]:
             return None
         if before - peak < WORTH * before:
             return None
-        return Advice(change=flags, peak_bytes=peak, saves_bytes=before - peak, fits=peak <= capacity)
+        return Advice(change=flags, device_bytes=peak, saves_bytes=before - peak, fits=peak <= capacity)
 
     singles = [(change, advice) for change in _changes(launch) if (advice := weigh(change.flags, change.launch))]
     alone = _mildest_of_each_kind([(change, advice) for change, advice in singles if advice.fits])
@@ -72,7 +72,7 @@ def advise(launch: Launch, *, predict: Predict) -> tuple[Advice, ...]:
             pairs[kinds] = advice
     if pairs:
         return tuple(pairs.values())
-    return tuple(sorted((advice for _, advice in singles), key=lambda advice: advice.peak_bytes)[:3])
+    return tuple(sorted((advice for _, advice in singles), key=lambda advice: advice.device_bytes)[:3])
 
 
 def _mildest_of_each_kind(fitting: list[tuple[_Change, Advice]]) -> list[Advice]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from analyzer.device import SEGMENT, outside_allocator_bytes, reserved_bytes
+from analyzer.device import SEGMENT, device_range, outside_allocator_bytes, reserved_bytes
 from analyzer.exchange import kept_inputs, lingering
 from analyzer.iteration import Peak, fullest_instant, order_of
 from analyzer.layout import pipeline_rank_ranges
@@ -136,6 +136,7 @@ def _memory(
     fullest = _fullest(held, allocated=allocated, first=first, later=later)
     captured_later = 0 if graphs is None or graphs.from_start else sum(item.bytes for item in graphs.kept)
     pool = 0 if graphs is None else round_up(graphs.pool, SEGMENT)
+    replayed = 0 if graphs is None else pool + graphs.replay.bytes
     reserved = max(_reserved(fullest), 0 if graphs is None else pool + _reserved(graphs.replay))
     transient = fullest.bytes - held.steady - runtime - fullest.activations
     rest = transient - sum(tensor.bytes for tensor in fullest.transient)
@@ -152,6 +153,7 @@ def _memory(
         peak_at=fullest.where,
         peak_reserved_bytes=reserved,
         device_bytes=reserved + outside_allocator_bytes(launch),
+        device_range_bytes=device_range(launch, peak=max(fullest.bytes, replayed), reserved=reserved),
         graph_pool_bytes=pool,
         runtime_parts=tuple(MemoryPart(name=item.name, bytes=item.bytes) for item in items),
         transient_parts=(*_parts(fullest.transient), *((MemoryPart(name=fullest.rest, bytes=rest),) if rest else ())),
