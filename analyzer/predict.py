@@ -6,7 +6,7 @@ from typing import Final
 
 from analyzer.communication import messages, totals
 from analyzer.layout import check_layout, group_count, group_size, groups
-from analyzer.memory import rank_classes
+from analyzer.memory import rank_classes, rank_classes_of_tensors
 from analyzer.modules.model import full_model, parameters
 from analyzer.results import Advice, Message, RankClass, Report, StageModel
 from analyzer.specs import Launch
@@ -57,7 +57,7 @@ def predict(launch: Launch, *, note: str = "") -> Report:
 def _advice(launch: Launch) -> tuple[Advice, ...]:
     from analyzer.advice import advise  # only where a launch does not fit
 
-    return advise(launch, predict=rank_classes)
+    return advise(launch, predict=rank_classes, screen=rank_classes_of_tensors)
 
 
 def _messages(launch: Launch, ranks: tuple[RankClass, ...]) -> tuple[Message, ...]:
@@ -81,8 +81,8 @@ def _groups(launch: Launch) -> tuple[dict[str, tuple[tuple[int, ...], ...]], boo
 def _assumptions(launch: Launch, ranks: tuple[RankClass, ...]) -> tuple[str, ...]:
     """What the formulas themselves take for granted."""
     stated = [
-        "reserved memory is the peak and room for the largest temporary tensor; the CUDA context (0.5 GiB) and NCCL buffers "
-        "(16 channels for each communicator) are estimates",
+        _reserved(ranks),
+        "the CUDA context (0.5 GiB) and NCCL buffers (16 channels for each communicator) are estimates",
     ]
     if launch.hardware.compute_capability is None and launch.model.implementation == "transformer_engine":
         stated.append("no GPU is named: workspaces are those of a Hopper GPU")
@@ -98,3 +98,15 @@ def _assumptions(launch: Launch, ranks: tuple[RankClass, ...]) -> tuple[str, ...
             "have it, allocated memory during the capture only"
         )
     return tuple(stated)
+
+
+def _reserved(ranks: tuple[RankClass, ...]) -> str:
+    """How reserved memory came about."""
+    replayed = sum(rank.memory.replayed for rank in ranks)
+    estimate = "the peak and room for the largest temporary tensor"
+    if not replayed:
+        return f"reserved memory is an estimate: {estimate}"
+    replay = "large tensors in the order of the modules, put through a model of PyTorch's caching allocator"
+    if replayed == len(ranks):
+        return f"reserved memory: {replay}"
+    return f"reserved memory of the {replayed} fullest of {len(ranks)} stages: {replay}; of the others: {estimate}"

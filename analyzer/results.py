@@ -67,6 +67,12 @@ class RankMemory:
     """The least and the most of device_bytes."""
     graph_pool_bytes: int = 0
     """In the memory pool of CUDA graphs: reserved, and no longer allocated once they are captured."""
+    unsplit_bytes: int = 0
+    """Of runtime_bytes: blocks that are larger than their tensors."""
+    unsplit_at_peak_bytes: int = 0
+    """The same at the peak: not there yet where that is in the first iteration."""
+    replayed: bool = False
+    """The blocks and segments are those of a model of PyTorch's allocator, not an estimate."""
     runtime_parts: tuple[MemoryPart, ...] = ()
     """What runtime_bytes is made of."""
     transient_parts: tuple[MemoryPart, ...] = ()

@@ -350,6 +350,8 @@ class RuntimeSpec:
     cublas_workspace_config: str | None = None
     """The environment's CUBLAS_WORKSPACE_CONFIG."""
     cuda_device_max_connections: str | None = None
+    allocator_config: str | None = None
+    """The environment's PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF."""
     use_cpu_initialization: bool = False
     empty_unused_memory_level: int = 0
     data_parallel_random_init: bool = False

@@ -15,7 +15,9 @@ from tests.cli import report
 from tests.shared_data import shared
 
 TOLERANCE = 0.03
-"""Unless the record has a wider one: CUDA graphs, offloading."""
+"""Of the peak, unless the record has a wider one: CUDA graphs, offloading."""
+STEADY = 0.003
+"""Of what is allocated between iterations."""
 SAMPLE: list[dict[str, Any]] = json.loads((Path(__file__).parent / "data" / "measured_sample.json").read_text())
 
 
@@ -30,7 +32,7 @@ def test_peak(record: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
         assert held["memory"]["peak_allocated_bytes"] == pytest.approx(measured, rel=record.get("tolerance", TOLERANCE))
     for rank, measured in record.get("allocated_bytes", {}).items():
         held = next(each for each in ranks if any(first <= int(rank) <= last for first, last in each["ranks"]))
-        assert held["memory"]["allocated_bytes"] == pytest.approx(measured, rel=TOLERANCE)
+        assert held["memory"]["allocated_bytes"] == pytest.approx(measured, rel=0.01 if "tolerance" in record else STEADY)
 
 
 def test_the_range_of_the_verdict_holds_what_gpus_reserved() -> None:
