@@ -36,7 +36,7 @@ def rank_classes(launch: Launch) -> tuple[RankClass, ...]:
     """Memory of each pipeline rank: all ranks that share it are alike. The allocator's blocks and segments are counted in."""
     stages = stage_models(launch)
     ranks = _tensors(launch, stages)
-    if launch.fsdp or launch.graphs or launch.offload or launch.runtime.overlap_moe_expert_parallel_comm:
+    if launch.fsdp or launch.graphs or launch.activation_offload or launch.runtime.overlap_moe_expert_parallel_comm:
         return ranks  # their tensors are not made in the order of the trees
     return refined(launch, stages, ranks)
 
@@ -119,7 +119,7 @@ def _rank_class(launch: Launch, stage: StageModel, timelines: Sequence[ChunkTime
 
 def _first_keeps(launch: Launch, stage: StageModel) -> int:
     """Bytes of the microbatch whose backward comes first that are not offloaded."""
-    if launch.offload is None:
+    if launch.activation_offload is None:
         return 0
     from analyzer.modules.offload import stays_of_first  # a millisecond that most launches need not spend
 

@@ -86,7 +86,7 @@ def _assumptions(launch: Launch, ranks: tuple[RankClass, ...]) -> tuple[str, ...
     ]
     if launch.hardware.compute_capability is None and launch.model.implementation == "transformer_engine":
         stated.append("no GPU is named: workspaces are those of a Hopper GPU")
-    if launch.offload is not None:
+    if launch.activation_offload is not None:
         stated.append(
             "offloaded activations are taken to leave the GPU as soon as their part of the layer is done, and to come back when "
             "their backward starts: too low where copies to the host are slower than the layers"

@@ -311,7 +311,7 @@ class RecomputeSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OffloadSpec:
+class ActivationOffloadSpec:
     """Activations that wait for their backward in host memory: of parts of layers, or of the first so many layers."""
 
     layers: int = 0
@@ -388,4 +388,4 @@ class Launch:
     """What was taken for granted while the arguments were read, one sentence each."""
     fsdp: FsdpSpec | None = None
     graphs: GraphSpec | None = None
-    offload: OffloadSpec | None = None
+    activation_offload: ActivationOffloadSpec | None = None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from analyzer.launch.supported import assumptions_of, refuse_unmodelled
 from analyzer.launch.validate import since
+from analyzer.launch.validate_activations import check_activation_offload, check_side_by_side
 from analyzer.launch.validate_batch import check_batch, check_schedule
 from analyzer.launch.validate_fp8 import check_fp8
 from analyzer.launch.validate_fsdp import check_fsdp, sharding_optimizer
@@ -17,7 +18,6 @@ from analyzer.launch.validate_mla import check_mla
 from analyzer.launch.validate_model import check_model
 from analyzer.launch.validate_moe import check_moe
 from analyzer.launch.validate_mtp import check_mtp
-from analyzer.launch.validate_offload import check_offload, check_side_by_side
 from analyzer.launch.validate_optimizer import check_optimizer
 from analyzer.launch.validate_parallel import check_connections, check_context, check_grid
 from analyzer.launch.validate_pipeline import check_stages
@@ -97,7 +97,9 @@ def build(
         arguments, model=model, grid=grid, virtual=stages.virtual, recompute=recompute, precision=precision
     )
     graphs = check_graphs(arguments, model=model, recompute=recompute)
-    offload = check_offload(arguments, model=model, pipeline=grid.pipeline, recompute=recompute, graphs=graphs)
+    activation_offload = check_activation_offload(
+        arguments, model=model, pipeline=grid.pipeline, recompute=recompute, graphs=graphs
+    )
     runtime, runtime_notes = check_runtime(
         arguments, pipeline=grid.pipeline, implementation=model.implementation, connections=connections, environ=environ
     )
@@ -151,5 +153,5 @@ def build(
         assumptions=notes,
         fsdp=fsdp,
         graphs=graphs,
-        offload=offload,
+        activation_offload=activation_offload,
     )

@@ -37,11 +37,11 @@ class LayerKind(NamedTuple):
         if self.other_kernel:
             shapes = shapes.windowed
         layer = transformer_layer(shapes, mixture=self.mixture, input_shares=input_shares)
-        if shapes.launch.offload is None or self.stays:
+        if shapes.launch.activation_offload is None or self.stays:
             return layer
         from analyzer.modules.offload import offloaded, offloaded_whole  # a millisecond that most launches need not spend
 
-        return offloaded_whole(layer) if self.on_host else offloaded(shapes.launch.offload, layer)
+        return offloaded_whole(layer) if self.on_host else offloaded(shapes.launch.activation_offload, layer)
 
 
 def transformer_layer(shapes: Shapes, *, mixture: bool = False, input_shares: str = "") -> Module:

@@ -37,7 +37,13 @@ def kind_of(launch: Launch, chunk: Chunk) -> ChunkKind:
     """
     last = launch.model.num_layers in chunk.layers
     kinds = layer_kinds(launch, chunk.layers)
-    if launch.offload is not None and launch.offload.last_stays and kinds and chunk.post_process and not chunk.mtp_layers:
+    if (
+        launch.activation_offload is not None
+        and launch.activation_offload.last_stays
+        and kinds
+        and chunk.post_process
+        and not chunk.mtp_layers
+    ):
         kinds = (*kinds[:-1], kinds[-1]._replace(stays=True))
     return ChunkKind(
         layers=kinds,
@@ -59,7 +65,7 @@ def layer_kinds(launch: Launch, layers: Sequence[int]) -> tuple[LayerKind, ...]:
     first, last = 0, launch.model.num_layers
     if fp8 is not None:
         first, last = fp8.layers_at_start_in_16_bit, last - fp8.layers_at_end_in_16_bit
-    on_host = 0 if launch.offload is None else launch.offload.layers
+    on_host = 0 if launch.activation_offload is None else launch.activation_offload.layers
     windowed = launch.model.windowed if launch.model.window_backend else ()
     return tuple(
         LayerKind(

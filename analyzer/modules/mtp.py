@@ -55,7 +55,7 @@ def _depth(shapes: Shapes, depth: int) -> Module:
     before = f"mtp.layers.{depth - 1}.final_layernorm" if depth else "decoder.final_layernorm"
     states = shapes.hidden("checkpoint input", made_in=MODEL_PATH + before)
     here = f"{MODEL_PATH}mtp.layers.{depth}"
-    offload = shapes.launch.offload
+    offload = shapes.launch.activation_offload
     stays = offload is not None and offload.last_stays and depth == shapes.model.mtp_num_layers - 1
     inside = (*_joined(shapes, states=states, here=here, kept_apart=recomputed), _layer(shapes, stays=stays), _final_norm(shapes))
     if recomputed:

@@ -17,7 +17,7 @@ from typing import Final
 
 from analyzer.modules.core_attention import ATTENTION
 from analyzer.modules.tree import Module
-from analyzer.specs import OffloadSpec
+from analyzer.specs import ActivationOffloadSpec
 
 _PROJECTIONS: Final = (
     "linear_qkv",
@@ -41,7 +41,7 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
 """By the name that `--offload-modules` takes: paths in a layer."""
 
 
-def offloaded(offload: OffloadSpec, layer: Module) -> Module:
+def offloaded(offload: ActivationOffloadSpec, layer: Module) -> Module:
     """The layer with the large saved tensors of these groups on the host between its forward and its backward."""
     paths = {path for name in offload.modules for path in GROUPS[name]}
     return _offloaded(layer, "", paths, offload.min_elements)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError
 from analyzer.launch.validate import option, switched_on, whole
-from analyzer.specs import OffloadSpec
+from analyzer.specs import ActivationOffloadSpec
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
@@ -20,9 +20,9 @@ MODULES: Final = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm
 """What `--offload-modules` takes."""
 
 
-def check_offload(
+def check_activation_offload(
     arguments: Arguments, *, model: ModelSpec, pipeline: int, recompute: RecomputeSpec, graphs: GraphSpec | None
-) -> OffloadSpec | None:
+) -> ActivationOffloadSpec | None:
     """What is offloaded; None where nothing is. Raises InputError for what Megatron refuses."""
     layers = whole(arguments, "cpu_offloading_num_layers") or 0
     fine = switched_on(arguments, "fine_grained_activation_offloading")
@@ -41,10 +41,10 @@ def check_offload(
         raise InputError(named, "does not go with recomputation", "leave --recompute-granularity out")
     if graphs is not None:
         raise InputError(named, "does not go with CUDA graphs", "leave --cuda-graph-impl out")
-    return OffloadSpec(layers=layers)
+    return ActivationOffloadSpec(layers=layers)
 
 
-def _fine_grained(arguments: Arguments, *, model: ModelSpec) -> OffloadSpec:
+def _fine_grained(arguments: Arguments, *, model: ModelSpec) -> ActivationOffloadSpec:
     named, listed = option(arguments, "fine_grained_activation_offloading"), option(arguments, "offload_modules")
     if model.implementation != "transformer_engine":
         raise InputError(named, "needs the layers of Transformer Engine", "use --transformer-impl transformer_engine")
@@ -58,7 +58,7 @@ def _fine_grained(arguments: Arguments, *, model: ModelSpec) -> OffloadSpec:
     if "attn_proj" in asked and "core_attn" not in asked:
         raise InputError(listed, "attn_proj needs core_attn, whose output it reads", "add core_attn")
     least = whole(arguments, "min_offloaded_tensor_size")
-    return OffloadSpec(
+    return ActivationOffloadSpec(
         modules=tuple(module for module in MODULES if module in asked),
         min_elements=1024 * 1024 if least is None else least,
         last_stays=not switched_on(arguments, "overlap_moe_expert_parallel_comm"),
