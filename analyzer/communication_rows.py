@@ -73,6 +73,8 @@ def gradient_statistics_group(launch: Launch) -> str:
 
     It spans every shard of the gradients: model parallel ranks, or with the distributed optimizer all ranks of an
     instance of it (`_get_megatron_optimizer_based_on_param_groups`, megatron/core/optimizer/__init__.py, 0.16.1; all
-    ranks in 2023).
+    ranks in 2023). Where whole parameters are shared out, it spans all ranks (`LayerWiseDistributedOptimizer.get_grad_norm`).
     """
-    return "intra_dist_opt" if launch.optimizer.distributed else "mp"
+    muon = launch.optimizer.muon
+    shared_out = muon is not None and muon.layer_wise
+    return "intra_dist_opt" if launch.optimizer.distributed or shared_out else "mp"

@@ -6,12 +6,11 @@ Modules say what one microbatch keeps and needs (`timeline`), the schedule says 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from analyzer.device import outside_allocator_bytes, reserved_bytes
 from analyzer.exchange import Lingering, kept_inputs, lingering
-from analyzer.layout import pipeline_rank_ranges
 from analyzer.modules.model import ChunkKind, build, kind_of, parameters
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Tensor
@@ -20,7 +19,7 @@ from analyzer.runtime import RuntimeItem, runtime_items
 from analyzer.schedule import Step, equivalent_microbatches, steps
 from analyzer.specs import Launch
 from analyzer.stages import chunks
-from analyzer.states import States, states
+from analyzer.states import States, shares
 from analyzer.timeline import ChunkTimeline, Point, size, timeline
 
 
@@ -42,14 +41,14 @@ class Peak:
 
 
 def rank_classes(launch: Launch) -> tuple[RankClass, ...]:
-    """Memory of each pipeline rank: all ranks that share it are alike."""
+    """Memory of each pipeline rank: all ranks that share it are alike, unless whole parameters are shared out among them."""
     stages = stage_models(launch)
     cache: dict[int, ChunkTimeline] = {}
     for stage in stages:
         for tree in stage.trees:
             if id(tree) not in cache:
                 cache[id(tree)] = _timeline(launch, tree)
-    return tuple(_rank_class(launch, stage, tuple(cache[id(tree)] for tree in stage.trees)) for stage in stages)
+    return tuple(each for stage in stages for each in _stage_classes(launch, stage, tuple(cache[id(tree)] for tree in stage.trees)))
 
 
 def _timeline(launch: Launch, tree: Module) -> ChunkTimeline:
@@ -78,23 +77,33 @@ def stage_models(launch: Launch) -> tuple[StageModel, ...]:
     )
 
 
-def _rank_class(launch: Launch, stage: StageModel, timelines: Sequence[ChunkTimeline]) -> RankClass:
-    held = states(launch, stage)
+def _stage_classes(launch: Launch, stage: StageModel, timelines: Sequence[ChunkTimeline]) -> Iterator[RankClass]:
     items = runtime_items(launch, stage.trees)
     beside = lingering(launch, pipeline_rank=stage.pipeline_rank)
     first_order, order = (_order(launch, stage, count) for count in (launch.batch.first_microbatches, launch.batch.microbatches))
-    first = _peak(first_order, timelines, base=held.before_first_step, items=items, beside=beside)
-    later = _peak(order, timelines, base=held.steady, items=items, beside=beside, warm=True)
+    first = _peak(first_order, timelines, items=items, beside=beside)
+    later = _peak(order, timelines, items=items, beside=beside, warm=True)
     held_parameters = [parameter for tree in stage.trees for parameter in parameters(tree)]
-    return RankClass(
-        ranks=pipeline_rank_ranges(launch.parallel, stage.pipeline_rank),
-        pipeline_rank=stage.pipeline_rank,
-        parameters=sum(parameter.numel for parameter in held_parameters),
-        parameters_routed_experts=sum(parameter.numel for parameter in held_parameters if parameter.sharding == "expert"),
-        chunks=stage.chunks,
-        trees=stage.trees,
-        memory=_memory(launch, held, items, first=first, later=later, kept=kept_inputs(launch, stage.chunks)),
-    )
+    numel = sum(parameter.numel for parameter in held_parameters)
+    routed = sum(parameter.numel for parameter in held_parameters if parameter.sharding == "expert")
+    kept = kept_inputs(launch, stage.chunks)
+    for ranks, held in shares(launch, stage):
+        yield RankClass(
+            ranks=ranks,
+            pipeline_rank=stage.pipeline_rank,
+            parameters=numel,
+            parameters_routed_experts=routed,
+            chunks=stage.chunks,
+            trees=stage.trees,
+            memory=_memory(
+                launch,
+                held,
+                items,
+                first=replace(first, bytes=first.bytes + held.before_first_step),
+                later=replace(later, bytes=later.bytes + held.steady),
+                kept=kept,
+            ),
+        )
 
 
 def _order(launch: Launch, stage: StageModel, microbatches: int) -> tuple[Step, ...]:
@@ -122,12 +131,14 @@ def _peak(
     order: Sequence[Step],
     timelines: Sequence[ChunkTimeline],
     *,
-    base: int,
     items: Sequence[RuntimeItem],
     beside: Lingering,
     warm: bool = False,
 ) -> Peak:
-    """Walks an iteration. `warm`: workspaces and caches are all there from the start; else each appears with its first user."""
+    """Walks an iteration, in bytes above states.
+
+    `warm`: workspaces and caches are all there from the start; else each appears with its first user.
+    """
     around: tuple[Tensor, ...] = ()
     after_backward = False
     runtime = sum(item.bytes for item in items) if warm else 0
@@ -135,9 +146,7 @@ def _peak(
     seen: set[tuple[str, int]] = set()
     waiting = 0
     in_flight = [0] * len(timelines)
-    best = Peak(
-        bytes=base + runtime, runtime=runtime, activations=0, transient=(), in_flight=tuple(in_flight), where="between iterations"
-    )
+    best = Peak(bytes=runtime, runtime=runtime, activations=0, transient=(), in_flight=tuple(in_flight), where="between iterations")
     for step in order:
         line = timelines[step.chunk]
         if step.kind == "forward":
@@ -154,7 +163,7 @@ def _peak(
             around = beside.forward if step.kind == "forward" else beside.backward
         for point in points:
             runtime += _appear(absent, point)
-            total = base + runtime + waiting + point.bytes + size(around)
+            total = runtime + waiting + point.bytes + size(around)
             if total > best.bytes:
                 best = Peak(
                     bytes=total,
@@ -210,7 +219,7 @@ def _memory(launch: Launch, held: States, items: Sequence[RuntimeItem], *, first
         allocated_bytes=allocated,
         activations_bytes=fullest.activations,
         transient_bytes=transient,
-        peak_allocated_first_iteration_bytes=max(first.bytes, allocated, held.at_start),
+        peak_allocated_first_iteration_bytes=max(first.bytes, allocated + size(held.step_workspace), held.at_start),
         peak_allocated_bytes=fullest.bytes,
         peak_at=fullest.where,
         peak_reserved_bytes=reserved,
@@ -225,17 +234,15 @@ def _fullest(held: States, *, allocated: int, first: Peak, later: Peak) -> Peak:
     """The fullest instant of the whole run: of a steady iteration where that is as full as any other."""
     copies = (Tensor(name="fp32 gradients", shape=(held.gradient_copies // 4,), dtype="fp32"),) if held.gradient_copies else ()
     stepping = Peak(
-        bytes=allocated,
+        bytes=allocated + size(held.step_workspace),
         runtime=0,
         activations=0,
-        transient=copies,
+        transient=(*copies, *held.step_workspace),
         in_flight=tuple(0 for _ in later.in_flight),
         where="optimizer step",
         rest="kept between iterations",
     )
-    sharding = replace(
-        stepping, bytes=held.at_start, transient=(), where="sharding of the model", rest="model before it is sharded"
-    )
+    sharding = replace(stepping, bytes=held.at_start, transient=(), where=held.at_start_where, rest=held.at_start_rest)
     beginning = replace(first, where=f"first iteration, {first.where}", rest="not made yet in the first iteration")
     return max(later, stepping, beginning, sharding, key=lambda peak: peak.bytes)
 

@@ -49,7 +49,7 @@ def predict(launch: Launch, *, note: str = "") -> Report:
         communication_totals=totals(launch, rows),
         verdict=outcome,
         advice=_advice(launch) if outcome.fits is False else (),
-        assumptions=(*launch.assumptions, *_assumptions(launch)),
+        assumptions=(*launch.assumptions, *_assumptions(launch, ranks)),
     )
 
 
@@ -60,8 +60,13 @@ def _advice(launch: Launch) -> tuple[Advice, ...]:
 
 
 def _messages(launch: Launch, ranks: tuple[RankClass, ...]) -> tuple[Message, ...]:
-    stages = tuple(StageModel(pipeline_rank=each.pipeline_rank, chunks=each.chunks, trees=each.trees) for each in ranks)
-    return messages(launch, stages)
+    return messages(launch, _stages(ranks))
+
+
+def _stages(ranks: tuple[RankClass, ...]) -> tuple[StageModel, ...]:
+    """Each stage once, also where its ranks differ in memory."""
+    stages = {each.pipeline_rank: each for each in ranks}
+    return tuple(StageModel(pipeline_rank=rank, chunks=each.chunks, trees=each.trees) for rank, each in stages.items())
 
 
 def _groups(launch: Launch) -> tuple[dict[str, tuple[tuple[int, ...], ...]], bool]:
@@ -77,7 +82,7 @@ def _groups(launch: Launch) -> tuple[dict[str, tuple[tuple[int, ...], ...]], boo
     return listed, truncated
 
 
-def _assumptions(launch: Launch) -> tuple[str, ...]:
+def _assumptions(launch: Launch, ranks: tuple[RankClass, ...]) -> tuple[str, ...]:
     """What the formulas themselves take for granted."""
     stated = [
         "reserved memory is the peak and room for the largest temporary tensor; the CUDA context (0.5 GiB) and NCCL buffers "
@@ -91,4 +96,8 @@ def _assumptions(launch: Launch) -> tuple[str, ...]:
             "--recompute-modules layernorm is not applied to the norms in front of a mixture of experts and of latent attention: "
             "activations are too high by at most two hidden states a layer"
         )
+    if launch.optimizer.offload is not None or launch.optimizer.muon is not None:
+        from analyzer.states_notes import optimizer_notes  # a millisecond that most launches need not spend
+
+        stated.extend(optimizer_notes(launch, _stages(ranks)))
     return tuple(stated)

@@ -76,8 +76,9 @@ def _items(launch: Launch, trees: Sequence[Module]) -> Iterator[RuntimeItem]:
     # Megatron's own layers multiply through PyTorch, whose cuBLAS handles belong to a thread: autograd has another
     unfused = launch.model.attention_backend == "unfused"
     torch_products = ("output_layer", *(() if te else LINEAR), *(("core_attention",) if unfused else ()))
-    if names.intersection(torch_products):
+    if names.intersection(torch_products) or launch.optimizer.muon is not None:  # Muon multiplies in every stage
         yield RuntimeItem("cuBLAS workspace of the main thread", cublas_workspace_bytes(launch), torch_products, "forward")
+    if names.intersection(torch_products):
         yield RuntimeItem("cuBLAS workspace of the autograd thread", cublas_workspace_bytes(launch), torch_products, "backward")
     yield from _global_buffer(shapes, names)
     if launch.fsdp is not None and launch.fsdp.double_buffer:

@@ -244,10 +244,39 @@ class PrecisionSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MuonSpec:
+    """Muon: how matrices are orthogonalized, and who does so."""
+
+    layer_wise: bool = False
+    """Whole parameters are shared out among replicas (`--optimizer dist_muon`)."""
+    tensor_parallel: Literal["blockwise", "duplicated", "distributed"] = "blockwise"
+    """What is orthogonalized of a split matrix (`--muon-tp-mode`): its part, or all of it on every rank, or all of it together."""
+    split_qkv: bool = True
+    """Queries, keys and values one by one."""
+    nesterov: bool = False
+    steps: int = 5
+    """Of the Newton-Schulz iteration."""
+    iterates_dtype: Literal["bf16", "fp32"] = "bf16"
+    """`--muon-fp32-matmul-prec medium` iterates in bf16."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffloadSpec:
+    """Optimizer states on the host, where the step is taken for them (`--optimizer-cpu-offload`)."""
+
+    fraction: float = 1.0
+    """Of the elements; whole parameters go, until it is reached."""
+    pinned_gradients: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class OptimizerSpec:
     """Optimizer states and how they are sharded."""
 
-    name: Literal["adam", "sgd"] = "adam"
+    name: Literal["adam", "sgd", "muon"] = "adam"
+    muon: MuonSpec | None = None
+    """With muon, and with it alone."""
+    offload: OffloadSpec | None = None
     sgd_momentum: float = 0.9
     distributed: bool = False
     precision_aware: bool = False

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from analyzer.buffers import Buffer, reduction_size, shard_numel, stage_buffers
+from analyzer.layout import pipeline_rank_ranges
 from analyzer.modules.model import parameters
-from analyzer.results import StageModel
+from analyzer.modules.tree import Tensor
+from analyzer.results import RankRanges, StageModel
 from analyzer.specs import Launch
 from analyzer.units import BLOCK, DTYPE_BYTES, dtype_bytes, round_up
 
@@ -38,6 +40,10 @@ class States:
     """Parameters that are unsharded between iterations."""
     at_start: int = 0
     """The most that is there while states are made."""
+    at_start_where: str = "sharding of the model"
+    at_start_rest: str = "model before it is sharded"
+    step_workspace: tuple[Tensor, ...] = ()
+    """Alive together at the fullest instant of the optimizer step, beside `gradient_copies`."""
 
     @property
     def before_first_step(self) -> int:
@@ -50,8 +56,22 @@ class States:
         return self.parameters + self.gradients + self.masters + self.moments
 
 
+def shares(launch: Launch, stage: StageModel) -> tuple[tuple[RankRanges, States], ...]:
+    """Ranks of a pipeline stage that hold equal states, with those states: all of them, unless whole parameters are shared out."""
+    held = states(launch, stage)
+    muon = launch.optimizer.muon
+    if muon is not None and muon.layer_wise and launch.parallel.data_with_context > 1:
+        from analyzer.states_layer_wise import owned_states  # a millisecond that most launches need not spend
+
+        return owned_states(launch, stage, held)
+    return ((pipeline_rank_ranges(launch.parallel, stage.pipeline_rank), held),)
+
+
 def states(launch: Launch, stage: StageModel) -> States:
-    """States of one rank of a pipeline stage; with the distributed optimizer, of one with a full shard."""
+    """States of one rank of a pipeline stage; with the distributed optimizer, of one with a full shard.
+
+    Where whole parameters are shared out, those of a rank that owns all of them: `shares` has what each rank owns.
+    """
     if launch.fsdp is not None:
         from analyzer.sharded import fsdp_states  # a millisecond that most launches need not spend
 
@@ -71,6 +91,14 @@ def states(launch: Launch, stage: StageModel) -> States:
             held += beside_the_buffer_bytes(launch, stage.trees)
     else:
         held = own_storage
+    if optimizer.muon is not None:
+        from analyzer.states_muon import muon_states  # a millisecond that most launches need not spend
+
+        return muon_states(launch, stage, parameters=held, gradients=gradients)
+    if optimizer.offload is not None:
+        from analyzer.states_offload import offloaded_states  # a millisecond that most launches need not spend
+
+        return offloaded_states(launch, stage, parameters=held, gradients=gradients)
     owned = _owned(launch, buffers) if optimizer.distributed else sum(numels)
     masters, moments = _optimizer_bytes(launch)
     copied = launch.precision.parameters != "fp32" and launch.precision.gradients != "fp32" and not adam_keeps_masters(launch)

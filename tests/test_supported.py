@@ -79,6 +79,9 @@ VARIANTS = [
     "--num-experts 8 --disable-bias-linear --moe-router-enable-expert-bias --moe-router-score-function sigmoid",
     "--fp8-format hybrid --fp8-recipe tensorwise --fp8-param-gather --use-distributed-optimizer --first-last-layers-bf16",
     "--use-megatron-fsdp --ckpt-format fsdp_dtensor --use-distributed-optimizer --load /dummy",
+    "--optimizer muon",
+    "--optimizer dist_muon",
+    "--optimizer-cpu-offload --use-precision-aware-optimizer --use-distributed-optimizer",
     "--use-torch-fsdp2 --no-gradient-accumulation-fusion --untie-embeddings-and-output-weights",
 ]
 
@@ -104,8 +107,6 @@ def test_modelled_options_are_read() -> None:
     ("line", "option"),
     [
         ("--fp4-format e2m1", "--fp4-format"),
-        ("--optimizer muon", "--optimizer muon"),
-        ("--optimizer-cpu-offload", "--optimizer-cpu-offload"),
         ("--cpu-offloading-num-layers 2", "--cpu-offloading-num-layers"),
         ("--fine-grained-activation-offloading", "--fine-grained-activation-offloading"),
         ("--cuda-graph-impl local", "--cuda-graph-impl"),

@@ -33,6 +33,8 @@ _MODELLED: Final = """
     moe_router_padding_for_fp8 moe_router_padding_for_quantization moe_router_pre_softmax moe_router_score_function
     moe_router_topk moe_shared_expert_gate moe_shared_expert_intermediate_size moe_shared_expert_overlap
     moe_token_dispatcher_type moe_use_legacy_grouped_gemm moe_z_loss_coeff mtp_num_layers multi_latent_attention
+    muon_coefficient_type muon_fp32_matmul_prec muon_nesterov muon_num_ns_steps muon_scalar_optimizer muon_split_qkv
+    muon_tp_mode muon_use_nesterov optimizer_cpu_offload optimizer_offload_fraction pin_cpu_grads use_layer_wise_param_layout
     no_load_optim normalization num_attention_heads num_distributed_optimizer_instances num_experts num_layers
     num_layers_at_end_in_bf16 num_layers_at_start_in_bf16 num_layers_per_virtual_pipeline_stage num_query_groups
     num_virtual_stages_per_pipeline_rank outer_dp_sharding_strategy overlap_grad_reduce overlap_p2p_comm
@@ -150,16 +152,16 @@ _REASONS: Final[dict[str, str]] = {
         fsdp_manual_registration gradient_reduce_div_fusion strict_fsdp_dtensor_load
     """,
     "for other optimizers, which are refused": """
-        lion_beta1 lion_beta2 muon_coefficient_type muon_extra_scale_factor muon_fp32_matmul_prec muon_momentum
-        muon_nesterov muon_num_ns_steps muon_scalar_optimizer muon_scale_mode muon_split_qkv muon_tp_mode
-        muon_use_nesterov use_layer_wise_param_layout
+        lion_beta1 lion_beta2
+    """,
+    "order of copies between GPU and host, or set and then ignored": """
+        overlap_cpu_optimizer_d2h_h2d pin_cpu_params use_torch_optimizer_for_cpu_offload
     """,
     "for offloading, which is refused": """
         activation_offload_fraction cpu_offloading_retain_pinned_cpu_buffers delay_offload_until_cuda_graph
         delta_offload_bytes_across_pp_ranks fine_grained_offloading_max_inflight_offloads min_offloaded_tensor_size
         moe_paged_stash_buffer_size_factor_cpu moe_paged_stash_buffer_size_factor_cuda moe_paged_stash_page_size
-        offload_modules optimizer_offload_fraction overlap_cpu_optimizer_d2h_h2d pin_cpu_grads pin_cpu_params
-        use_torch_optimizer_for_cpu_offload
+        offload_modules
     """,
     "for CUDA graphs, which are refused": """
         cuda_graph_modules cuda_graph_scope cuda_graph_warmup_steps
@@ -200,7 +202,8 @@ _REASONS: Final[dict[str, str]] = {
         adam_beta1 adam_beta2 adam_eps apply_wd_to_qk_layernorm decoupled_lr decoupled_min_lr
         dump_param_to_param_group_map end_weight_decay hysteresis initial_loss_scale loss_scale_window lr
         lr_decay_iters lr_decay_style lr_warmup_fraction lr_warmup_init lr_warmup_iters lr_wsd_decay_iters
-        lr_wsd_decay_samples lr_wsd_decay_style min_loss_scale min_lr no_weight_decay_cond_type
+        lr_wsd_decay_samples lr_wsd_decay_style min_loss_scale min_lr muon_extra_scale_factor muon_momentum
+        muon_scale_mode no_weight_decay_cond_type
         override_opt_param_scheduler start_weight_decay use_checkpoint_opt_param_scheduler weight_decay_incr_style
     """,
     "values of parameters and random numbers": """
