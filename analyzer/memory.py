@@ -141,8 +141,8 @@ def _peak(
     """
     around: tuple[Tensor, ...] = ()
     after_backward = False
-    runtime = sum(item.bytes for item in items) if warm else 0
-    absent = [] if warm else list(items)
+    runtime = sum(item.bytes for item in items if warm or not item.modules)
+    absent = [] if warm else [item for item in items if item.modules]
     seen: set[tuple[str, int]] = set()
     waiting = 0
     in_flight = [0] * len(timelines)
@@ -211,11 +211,12 @@ def _memory(launch: Launch, held: States, items: Sequence[RuntimeItem], *, first
     reserved = reserved_bytes(fullest.bytes, largest)
     transient = fullest.bytes - held.steady - runtime - fullest.activations
     rest = transient - sum(tensor.bytes for tensor in fullest.transient)
+    kept_copies = (MemoryPart(name="fp32 gradients that the optimizer keeps", bytes=held.kept_copies),) if held.kept_copies else ()
     return RankMemory(
         parameters_bytes=held.parameters,
         gradients_bytes=held.gradients,
         optimizer_bytes=held.masters + held.moments,
-        runtime_bytes=runtime,
+        runtime_bytes=runtime + held.kept_copies,
         allocated_bytes=allocated,
         activations_bytes=fullest.activations,
         transient_bytes=transient,
@@ -224,7 +225,7 @@ def _memory(launch: Launch, held: States, items: Sequence[RuntimeItem], *, first
         peak_at=fullest.where,
         peak_reserved_bytes=reserved,
         device_bytes=reserved + outside_allocator_bytes(launch),
-        runtime_parts=tuple(MemoryPart(name=item.name, bytes=item.bytes) for item in items),
+        runtime_parts=(*(MemoryPart(name=item.name, bytes=item.bytes) for item in items), *kept_copies),
         transient_parts=(*_parts(fullest.transient), *((MemoryPart(name=fullest.rest, bytes=rest),) if rest else ())),
         microbatches_in_flight=fullest.in_flight,
     )

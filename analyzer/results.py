@@ -73,7 +73,7 @@ class RankMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class RankClass:
-    """Ranks that are alike in memory: one pipeline rank, unless whole parameters are shared out among replicas."""
+    """Ranks that are alike in memory: one pipeline rank, unless its replicas own or offload different parameters."""
 
     ranks: RankRanges
     pipeline_rank: int

@@ -27,7 +27,7 @@ LINEAR = ("linear_qkv", *LATENT, "linear_proj", "linear_fc1", "linear_fc2", "eh_
 
 @dataclass(frozen=True, slots=True)
 class RuntimeItem:
-    """Bytes that stay once a module of one of these names has first run in this pass."""
+    """Bytes that stay once a module of one of these names has first run in this pass; without names, from the start."""
 
     name: str
     bytes: int
@@ -81,6 +81,10 @@ def _items(launch: Launch, trees: Sequence[Module]) -> Iterator[RuntimeItem]:
     if names.intersection(torch_products):
         yield RuntimeItem("cuBLAS workspace of the autograd thread", cublas_workspace_bytes(launch), torch_products, "backward")
     yield from _global_buffer(shapes, names)
+    if launch.optimizer.offload is not None and not launch.optimizer.offload.collected:
+        from analyzer.states_offload import whole_model_bytes  # a millisecond that most launches need not spend
+
+        yield RuntimeItem("fp32 weights that the optimizer was made of first", whole_model_bytes(launch, trees), (), "forward")
     if launch.fsdp is not None and launch.fsdp.double_buffer:
         yield from _double_buffers(launch, trees)
     if launch.runtime.gradient_accumulation_fusion and launch.model.implementation != "legacy":

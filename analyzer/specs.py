@@ -267,6 +267,8 @@ class OffloadSpec:
     fraction: float = 1.0
     """Of the elements; whole parameters go, until it is reached."""
     pinned_gradients: bool = True
+    collected: bool = False
+    """Python's garbage is collected before the first iteration (`--manual-gc`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

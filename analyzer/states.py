@@ -42,6 +42,8 @@ class States:
     """The most that is there while states are made."""
     at_start_where: str = "sharding of the model"
     at_start_rest: str = "model before it is sharded"
+    kept_copies: int = 0
+    """fp32 copies of 16-bit gradients that are made in the first step and stay."""
     step_workspace: tuple[Tensor, ...] = ()
     """Alive together at the fullest instant of the optimizer step, beside `gradient_copies`."""
 
@@ -53,17 +55,24 @@ class States:
     @property
     def steady(self) -> int:
         """What is there when any later forward starts."""
-        return self.parameters + self.gradients + self.masters + self.moments
+        return self.parameters + self.gradients + self.masters + self.moments + self.kept_copies
 
 
 def shares(launch: Launch, stage: StageModel) -> tuple[tuple[RankRanges, States], ...]:
-    """Ranks of a pipeline stage that hold equal states, with those states: all of them, unless whole parameters are shared out."""
+    """Ranks of a pipeline stage that hold equal states, with those states.
+
+    All of them, unless whole parameters are shared out or go to the host.
+    """
     held = states(launch, stage)
-    muon = launch.optimizer.muon
+    muon, offload = launch.optimizer.muon, launch.optimizer.offload
     if muon is not None and muon.layer_wise and launch.parallel.data_with_context > 1:
         from analyzer.states_layer_wise import owned_states  # a millisecond that most launches need not spend
 
         return owned_states(launch, stage, held)
+    if offload is not None and 0 < offload.fraction < 1:
+        from analyzer.states_offload import states_of_ranks  # a millisecond that most launches need not spend
+
+        return states_of_ranks(launch, stage, held)
     return ((pipeline_rank_ranges(launch.parallel, stage.pipeline_rank), held),)
 
 

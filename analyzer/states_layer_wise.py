@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from analyzer.layout import coordinates, pipeline_rank_ranges
 from analyzer.modules.tree import Tensor
 from analyzer.results import RankRanges, StageModel
 from analyzer.specs import Launch
 from analyzer.states import States
 from analyzer.states_muon import Weight, weights, with_owned
+from analyzer.states_replicas import alike_ranks
 from analyzer.timeline import size
 
 Owned = tuple[Weight, ...]
@@ -42,43 +42,27 @@ def stage_owners(launch: Launch, stage: StageModel) -> tuple[tuple[Owned, ...], 
 def owned_states(launch: Launch, stage: StageModel, whole: States) -> tuple[tuple[RankRanges, States], ...]:
     """Ranks of a stage that hold equal states, with those states."""
     dense, experts = stage_owners(launch, stage)
-    places: dict[tuple[int, int], list[int]] = {}
-    for first, last in pipeline_rank_ranges(launch.parallel, stage.pipeline_rank):
-        for rank in range(first, last + 1):
-            place = coordinates(launch.parallel, rank)
-            # ranks of a group stand in ascending order, context changing faster than data
-            index = place.data * launch.parallel.context + place.context
-            places.setdefault((index, place.expert_data if any(experts) else 0), []).append(rank)
-    alike: dict[States, list[int]] = {}
-    for (index, replica), ranks in places.items():
-        own_experts = experts[replica] if any(experts) else ()
-        held = with_owned(launch, whole, (*dense[index], *own_experts))
-        gathers = [_gathering(dense, dense[index]), _gathering(experts, own_experts) if launch.parallel.expert_data > 1 else ()]
-        held = replace(held, step_workspace=max(held.step_workspace, *gathers, key=size))
-        alike.setdefault(held, []).extend(ranks)
-    return tuple((_ranges(ranks), held) for held, ranks in alike.items())
+    in_dense = _gathered(dense)
+    in_experts = _gathered(experts) if launch.parallel.expert_data > 1 else ()
+
+    def made_of(own: Owned, own_experts: Owned) -> States:
+        held = with_owned(launch, whole, (*own, *own_experts))
+        gathers = (_sent(own, in_dense), _sent(own_experts, in_experts))
+        return replace(held, step_workspace=max(held.step_workspace, *gathers, key=size))
+
+    return alike_ranks(launch.parallel, stage.pipeline_rank, dense=dense, experts=experts, made_of=made_of)
 
 
-def _gathering(shared: Sequence[Owned], own: Owned) -> tuple[Tensor, ...]:
-    """What is alive while updated parameters travel: one's own in a row, and those of every rank as they come in."""
+def _gathered(shared: Sequence[Owned]) -> tuple[Tensor, ...]:
+    """Updated parameters of every rank, as they come in."""
     listed = [weight for each in shared for weight in each]
     if not listed:
         return ()
-    dtype = listed[0].dtype
-    sent = sum(weight.numel for weight in own) if len(own) > 1 else 0  # a single one is sent as it lies
-    received = sum(weight.numel for weight in listed)
-    return tuple(
-        Tensor(name=name, shape=(numel,), dtype=dtype, formula="parameters")
-        for name, numel in (("own parameters to send", sent), ("gathered parameters", received))
-    )
+    numel = sum(weight.numel for weight in listed)
+    return (Tensor(name="gathered parameters", shape=(numel,), dtype=listed[0].dtype, formula="parameters"),)
 
 
-def _ranges(ranks: list[int]) -> RankRanges:
-    """Ranks as inclusive ranges."""
-    ranges: list[tuple[int, int]] = []
-    for rank in sorted(ranks):
-        if ranges and ranges[-1][1] + 1 == rank:
-            ranges[-1] = (ranges[-1][0], rank)
-        else:
-            ranges.append((rank, rank))
-    return tuple(ranges)
+def _sent(own: Owned, received: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Beside what comes in, one's own in a row; a single one is sent as it lies."""
+    numel = sum(weight.numel for weight in own) if len(own) > 1 else 0
+    return tuple(replace(tensor, name="own parameters to send", shape=(numel,)) for tensor in received) + received

@@ -25,22 +25,22 @@ def optimizer_notes(launch: Launch, stages: Sequence[StageModel]) -> Iterator[st
 
 
 def _offload_notes(launch: Launch, stages: Sequence[StageModel]) -> Iterator[str]:
-    from analyzer.states_offload import host_bytes, offload_of, whole_model_numel
+    from analyzer.states_offload import host_bytes, offload_of, whole_model_bytes
 
     needs = [host_bytes(launch, stage) for stage in stages]
     most = max(needs, key=lambda need: need.pageable + need.pinned)
     whole = most.pageable + most.pinned
-    parallel = launch.parallel
-    ranks = min(parallel.gpus_per_node, parallel.world_size)
+    ranks = min(launch.parallel.gpus_per_node, launch.parallel.world_size)
+    offload = offload_of(launch)
+    first = format_bytes(max(need.while_made for need in needs))
     yield (
         f"--optimizer-cpu-offload: the host holds up to {format_bytes(whole)} for a GPU, {format_bytes(ranks * whole)} for a node, "
-        f"of it {format_bytes(most.pinned)} for a GPU in pinned memory; while the optimizer is made, "
-        f"{format_bytes(max(need.while_made for need in needs))} more for a GPU"
+        f"of it {format_bytes(most.pinned)} for a GPU in pinned memory; while the optimizer is made"
+        f"{'' if offload.collected else ', and until Python collects its garbage'}, {first} more for a GPU"
     )
-    if offload_of(launch).fraction < 1:
-        copies = max(4 * whole_model_numel(launch, stage) for stage in stages)
+    copies = max(whole_model_bytes(launch, stage.trees) for stage in stages)
+    if copies and not offload.collected:
         yield (
-            "--optimizer-offload-fraction: every rank is counted as the one that keeps most on its GPU (slightly too high); the "
-            f"fp32 weights of the whole model that are made first, up to {format_bytes(copies)}, are taken to be freed before the "
-            "first iteration, which Python's garbage collector decides (too low where it comes late)"
+            f"up to {format_bytes(copies)} of fp32 weights that it is made of first are counted as staying: "
+            "too high once Python collects its garbage, which --manual-gc does before the first iteration"
         )

@@ -25,7 +25,7 @@ _MODELLED: Final = """
     gradient_accumulation_fusion group_query_attention hidden_dropout hidden_size
     hierarchical_context_parallel_sizes init_model_with_meta_device kv_channels kv_lora_rank log_num_zeros_in_grad
     log_params_norm loss_scale lr_decay_samples lr_warmup_samples main_grads_dtype main_params_dtype
-    make_vocab_size_divisible_by masked_softmax_fusion max_position_embeddings megatron_fsdp_grad_comm_dtype
+    make_vocab_size_divisible_by manual_gc masked_softmax_fusion max_position_embeddings megatron_fsdp_grad_comm_dtype
     megatron_fsdp_main_grads_dtype micro_batch_size microbatch_group_size_per_vp_stage moe_aux_loss_coeff
     moe_enable_deepep moe_expert_capacity_factor moe_ffn_hidden_size moe_grouped_gemm moe_latent_size moe_layer_freq
     moe_layer_recompute moe_pad_expert_input_to_capacity moe_permute_fusion moe_router_dtype
@@ -245,7 +245,7 @@ _REASONS: Final[dict[str, str]] = {
         exit_signal_handler_for_training fault_injector_delay_start_iteration fault_injector_fault_delay
         fault_injector_fault_probabilities fault_injector_fault_types fault_injector_mtti_seconds
         fault_injector_num_ranks fault_injector_offset_seconds fault_injector_ranks fault_injector_seed
-        ft_num_warmup_iters iterations_to_skip manual_gc manual_gc_eval manual_gc_interval multiple_validation_sets
+        ft_num_warmup_iters iterations_to_skip manual_gc_eval manual_gc_interval multiple_validation_sets
         phase_transition_iterations rerun_mode result_rejected_tracker_filename start_eval_at_iter test_mode
         train_sync_interval validation_set_names
     """,

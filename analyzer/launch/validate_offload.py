@@ -32,4 +32,8 @@ def check_offload(arguments: Arguments) -> OffloadSpec | None:
         raise InputError(
             option(arguments, "optimizer_offload_fraction"), f"{fraction:g} is not between 0 and 1", "give a number between 0 and 1"
         )
-    return OffloadSpec(fraction=fraction, pinned_gradients=bool(arguments.get("pin_cpu_grads", True)))
+    return OffloadSpec(
+        fraction=fraction,
+        pinned_gradients=bool(arguments.get("pin_cpu_grads", True)),
+        collected=switched_on(arguments, "manual_gc"),
+    )
