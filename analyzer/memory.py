@@ -220,7 +220,7 @@ def _memory(launch: Launch, held: States, items: Sequence[RuntimeItem], *, first
         allocated_bytes=allocated,
         activations_bytes=fullest.activations,
         transient_bytes=transient,
-        peak_allocated_first_iteration_bytes=max(first.bytes, allocated + size(held.step_workspace), held.at_start),
+        peak_allocated_first_iteration_bytes=max(first.bytes, allocated + held.first_step_bytes, held.at_start),
         peak_allocated_bytes=fullest.bytes,
         peak_at=fullest.where,
         peak_reserved_bytes=reserved,

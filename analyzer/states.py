@@ -46,6 +46,8 @@ class States:
     """fp32 copies of 16-bit gradients that are made in the first step and stay."""
     step_workspace: tuple[Tensor, ...] = ()
     """Alive together at the fullest instant of the optimizer step, beside `gradient_copies`."""
+    first_step_bytes: int = 0
+    """At the fullest instant of the first step, beyond what is there after it: some moments may be made later in it."""
 
     @property
     def before_first_step(self) -> int:

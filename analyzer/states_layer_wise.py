@@ -47,22 +47,30 @@ def owned_states(launch: Launch, stage: StageModel, whole: States) -> tuple[tupl
 
     def made_of(own: Owned, own_experts: Owned) -> States:
         held = with_owned(launch, whole, (*own, *own_experts))
-        gathers = (_sent(own, in_dense), _sent(own_experts, in_experts))
-        return replace(held, step_workspace=max(held.step_workspace, *gathers, key=size))
+        gathering = max(_sent(own, in_dense), _sent(own_experts, in_experts), key=size)  # after all steps
+        return replace(
+            held,
+            step_workspace=max(held.step_workspace, gathering, key=size),
+            first_step_bytes=max(held.first_step_bytes, size(gathering)),
+        )
 
     return alike_ranks(launch.parallel, stage.pipeline_rank, dense=dense, experts=experts, made_of=made_of)
 
 
 def _gathered(shared: Sequence[Owned]) -> tuple[Tensor, ...]:
-    """Updated parameters of every rank, as they come in."""
+    """Updated parameters of every rank, as they come in; where all own equally much, by way of one tensor for all.
+
+    Parts of equal size are copied out of a stacked tensor, others broadcast one by one (`ProcessGroupNCCL::allgather`).
+    """
     listed = [weight for each in shared for weight in each]
     if not listed:
         return ()
-    numel = sum(weight.numel for weight in listed)
-    return (Tensor(name="gathered parameters", shape=(numel,), dtype=listed[0].dtype, formula="parameters"),)
+    numels = [sum(weight.numel for weight in each) for each in shared]
+    arriving = Tensor(name="gathered parameters", shape=(sum(numels),), dtype=listed[0].dtype, formula="parameters")
+    return (arriving, replace(arriving, name="stacked parameters")) if len(set(numels)) == 1 else (arriving,)
 
 
 def _sent(own: Owned, received: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Beside what comes in, one's own in a row; a single one is sent as it lies."""
     numel = sum(weight.numel for weight in own) if len(own) > 1 else 0
-    return tuple(replace(tensor, name="own parameters to send", shape=(numel,)) for tensor in received) + received
+    return (*received, *(replace(tensor, name="own parameters to send", shape=(numel,)) for tensor in received[:1]))

@@ -130,12 +130,15 @@ def with_owned(launch: Launch, states: States, owned: Sequence[Weight]) -> State
     each = [round_up(4 * weight.numel, BLOCK) for weight in owned]
     half = [weight.dtype != "fp32" for weight in owned]
     copied = launch.precision.parameters != "fp32" and launch.precision.gradients != "fp32"
+    workspace = _largest_orthogonalization(launch, owned)
+    of_adam = sum(2 * bytes_each for bytes_each, weight in zip(each, owned, strict=True) if not weight.orthogonalized)
     return replace(
         states,
-        masters=sum(size for size, is_half in zip(each, half, strict=True) if is_half),
-        moments=sum(size if weight.orthogonalized else 2 * size for size, weight in zip(each, owned, strict=True)),
-        gradient_copies=sum(size for size, is_half in zip(each, half, strict=True) if is_half) if copied else 0,
-        step_workspace=_largest_orthogonalization(launch, owned),
+        first_step_bytes=max(0, size(workspace) - of_adam),  # Adam steps after Muon
+        masters=sum(bytes_each for bytes_each, is_half in zip(each, half, strict=True) if is_half),
+        moments=sum(each) + of_adam // 2,
+        gradient_copies=sum(bytes_each for bytes_each, is_half in zip(each, half, strict=True) if is_half) if copied else 0,
+        step_workspace=workspace,
     )
 
 

@@ -171,6 +171,17 @@ def test_updated_parameters_come_in_beside_those_that_are_sent() -> None:
     assert max(temporaries) == pytest.approx(2 * (whole + largest), rel=1e-3)
 
 
+def test_equal_parts_are_gathered_by_way_of_a_stack() -> None:
+    """`newLikeFlat` in `ProcessGroupNCCL::allgather`; each replica of the experts owns four of 32 equal matrices."""
+    launch = launch_of(
+        f"{LINES} --num-experts 8 --moe-grouped-gemm --moe-ffn-hidden-size 4096 --expert-model-parallel-size 2 "
+        "--optimizer dist_muon"
+    )
+    experts = LAYERS * 4 * 2 * 4096 * H
+    temporaries = {size(held.step_workspace) for _, held in shares(launch, stage_models(launch)[0])}
+    assert temporaries == {2 * (experts + experts + experts // 4)}
+
+
 def test_one_replica_owns_all() -> None:
     line = f"{LINES} --tensor-model-parallel-size 8"
     alone = rank_classes(launch_of(f"{line} --optimizer dist_muon"))
@@ -181,7 +192,7 @@ def test_gradient_norms_span_all_ranks() -> None:
     """`LayerWiseDistributedOptimizer.get_grad_norm` names no group."""
     launch = launch_of("--optimizer dist_muon --tensor-model-parallel-size 2")
     (norm,) = (message for message in messages(launch, stage_models(launch)) if message.module == "optimizer.grad_norm")
-    assert norm.group == "intra_dist_opt"
+    assert norm.group == "world"
 
 
 @pytest.mark.parametrize(
