@@ -13,7 +13,8 @@ from math import prod
 from analyzer.communication_rows import Kind, row
 from analyzer.results import Message, StageModel
 from analyzer.specs import Launch
-from analyzer.states_muon import Weight, group_ranks, muon_of, weights
+from analyzer.states_muon import group_ranks, muon_of
+from analyzer.states_weights import Weight, weights
 from analyzer.units import dtype_bytes
 
 Call = tuple[str, Kind, str, tuple[int, ...], str]

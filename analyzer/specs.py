@@ -258,6 +258,8 @@ class MuonSpec:
     """Of the Newton-Schulz iteration."""
     iterates_dtype: Literal["bf16", "fp32"] = "bf16"
     """`--muon-fp32-matmul-prec medium` iterates in bf16."""
+    scalar_optimizer: Literal["adam", "lion"] = "adam"
+    """Of embeddings, the output layer and vectors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,7 +277,7 @@ class OffloadSpec:
 class OptimizerSpec:
     """Optimizer states and how they are sharded."""
 
-    name: Literal["adam", "sgd", "muon"] = "adam"
+    name: Literal["adam", "sgd", "muon", "lion"] = "adam"
     muon: MuonSpec | None = None
     """With muon, and with it alone."""
     offload: OffloadSpec | None = None

@@ -106,6 +106,10 @@ def states(launch: Launch, stage: StageModel) -> States:
         from analyzer.states_muon import muon_states  # a millisecond that most launches need not spend
 
         return muon_states(launch, stage, parameters=held, gradients=gradients)
+    if optimizer.name == "lion":
+        from analyzer.states_lion import lion_states  # a millisecond that most launches need not spend
+
+        return lion_states(launch, stage, parameters=held, gradients=gradients)
     if optimizer.offload is not None:
         from analyzer.states_offload import offloaded_states  # a millisecond that most launches need not spend
 

@@ -13,8 +13,9 @@ from analyzer.modules.tree import Tensor
 from analyzer.results import RankRanges, StageModel
 from analyzer.specs import Launch
 from analyzer.states import States
-from analyzer.states_muon import Weight, weights, with_owned
+from analyzer.states_muon import with_owned
 from analyzer.states_replicas import alike_ranks
+from analyzer.states_weights import Weight, weights
 from analyzer.timeline import size
 
 Owned = tuple[Weight, ...]

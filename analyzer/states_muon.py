@@ -10,107 +10,16 @@ Symbols: m, n rows and columns of what is orthogonalized; k the side that is squ
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from math import prod
-from typing import Final
+from dataclasses import replace
 
-from analyzer.buffers import modules_in_order
-from analyzer.modules.tree import Module, Parameter, Tensor
+from analyzer.modules.tree import Tensor
 from analyzer.results import StageModel
 from analyzer.specs import Launch, MuonSpec
 from analyzer.states import States
+from analyzer.states_lion import lion_updates
+from analyzer.states_weights import Weight, weights
 from analyzer.timeline import size
 from analyzer.units import BLOCK, round_up
-
-NEVER_ORTHOGONALIZED: Final = ("word_embeddings", "output_layer")
-"""Marked `is_embedding_or_output_parameter` (`setup_embeddings_and_output_layer`); the position table is not, and gets Muon."""
-UNSPLIT: Final = ("position_embeddings", "router", "shared_experts")
-"""Matrices of plain modules: the position table, the router's weight, the gate of the shared experts."""
-SPLIT_BY_COLUMN: Final = ("linear_proj", "linear_fc2")
-"""Row-parallel layers."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Weight:
-    """A parameter as the optimizer sees it: of grouped experts one for each."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    orthogonalized: bool
-    expert: bool = False
-    """Reduced over the experts' replicas."""
-    group: str = "tp"
-    """Ranks over which it is split."""
-    partition: int | None = None
-    """The dimension along which it is split, also over a group of one; None where Muon takes it for whole."""
-    parts: tuple[int, ...] = ()
-    """Rows of queries, keys and values of one query group."""
-
-    @property
-    def numel(self) -> int:
-        """Elements on this rank."""
-        return prod(self.shape)
-
-
-def weights(launch: Launch, stage: StageModel) -> Iterator[Weight]:
-    """The parameters of a rank in the order in which the optimizers list them: Muon's, then Adam's."""
-    listed = [weight for tree in stage.trees for module in modules_in_order(tree) for weight in _of_module(launch, module)]
-    yield from (weight for weight in listed if weight.orthogonalized)
-    yield from (weight for weight in listed if not weight.orthogonalized and len(weight.shape) > 1)
-    yield from (weight for weight in listed if not weight.orthogonalized and len(weight.shape) == 1)
-
-
-def _of_module(launch: Launch, module: Module) -> Iterator[Weight]:
-    for parameter in module.parameters:
-        expert = parameter.sharding == "expert"
-        fused = expert and launch.model.moe is not None and launch.model.moe.legacy_grouped_gemm
-        shapes = [parameter.shape]
-        if fused:
-            shapes = [_fused(module, parameter)]
-        elif expert:
-            shapes = [parameter.shape[1:]] * parameter.shape[0]
-        split_qkv = module.name == "linear_qkv" and parameter.name == "weight"
-        for shape in shapes:
-            yield Weight(
-                shape=shape,
-                dtype=parameter.dtype,
-                orthogonalized=len(shape) == 2 and module.name not in NEVER_ORTHOGONALIZED,
-                expert=expert and launch.parallel.expert > 1,
-                group="etp" if expert else "tp",
-                partition=_partition(launch, module, expert=expert, fused=fused),
-                parts=_query_key_value(launch) if split_qkv else (),
-            )
-
-
-def _fused(module: Module, parameter: Parameter) -> tuple[int, ...]:
-    """`GroupedMLP` keeps the experts of a layer in one matrix: side by side for fc1, one below the other for fc2."""
-    if len(parameter.shape) != 3:
-        return parameter.shape
-    experts, rows, columns = parameter.shape
-    return (columns, experts * rows) if module.name == "linear_fc1" else (experts * columns, rows)
-
-
-def _partition(launch: Launch, module: Module, *, expert: bool, fused: bool) -> int | None:
-    """`partition_dim` of a weight.
-
-    Transformer Engine's layers set it also where they know of no split, to 0: whole projections, and experts that leave
-    communication to the dispatcher (`reset_parameters` of Linear and GroupedLinear, TE 2.11).
-    """
-    if module.name in UNSPLIT:
-        return None
-    by_column = module.name in SPLIT_BY_COLUMN
-    if fused:
-        return 0 if by_column else 1
-    unknowing = expert and (launch.parallel.expert > 1 or launch.parallel.expert_tensor > 1)
-    if unknowing and launch.model.implementation == "transformer_engine":
-        return 0
-    return 1 if by_column else 0
-
-
-def _query_key_value(launch: Launch) -> tuple[int, ...]:
-    model = launch.model
-    width = model.kv_channels
-    return (model.num_attention_heads // model.num_query_groups * width, width, width)
 
 
 def muon_of(launch: Launch) -> MuonSpec:
@@ -130,15 +39,18 @@ def with_owned(launch: Launch, states: States, owned: Sequence[Weight]) -> State
     each = [round_up(4 * weight.numel, BLOCK) for weight in owned]
     half = [weight.dtype != "fp32" for weight in owned]
     copied = launch.precision.parameters != "fp32" and launch.precision.gradients != "fp32"
-    workspace = _largest_orthogonalization(launch, owned)
-    of_adam = sum(2 * bytes_each for bytes_each, weight in zip(each, owned, strict=True) if not weight.orthogonalized)
+    orthogonalizing = _largest_orthogonalization(launch, owned)
+    others = [weight for weight in owned if not weight.orthogonalized]
+    lion = muon_of(launch).scalar_optimizer == "lion"
+    updating = lion_updates(others) if lion else ()
+    of_others = sum((1 if lion else 2) * round_up(4 * weight.numel, BLOCK) for weight in others)
     return replace(
         states,
-        first_step_bytes=max(0, size(workspace) - of_adam),  # Adam steps after Muon
+        first_step_bytes=max(size(updating), size(orthogonalizing) - of_others, 0),  # their moments come after Muon's step
         masters=sum(bytes_each for bytes_each, is_half in zip(each, half, strict=True) if is_half),
-        moments=sum(each) + of_adam // 2,
+        moments=sum(bytes_each for bytes_each, weight in zip(each, owned, strict=True) if weight.orthogonalized) + of_others,
         gradient_copies=sum(bytes_each for bytes_each, is_half in zip(each, half, strict=True) if is_half) if copied else 0,
-        step_workspace=workspace,
+        step_workspace=max(orthogonalizing, updating, key=size),
     )
 
 

@@ -16,7 +16,7 @@ def optimizer_notes(launch: Launch, stages: Sequence[StageModel]) -> Iterator[st
     muon = launch.optimizer.muon
     if muon is None:
         return
-    yield "temporaries of Muon are those of emerging_optimizers in the releases that Megatron 0.16 asks for"
+    yield "temporaries of Muon are those of emerging_optimizers in its releases up to 2026"
     if muon.layer_wise and muon.tensor_parallel != "blockwise" and launch.parallel.data_with_context > 1:
         yield (
             "what Muon sends among tensor-parallel ranks is that of the replica that sends most, so sums over the cluster are too "

@@ -14,8 +14,8 @@ from megatron.core.optimizer import layer_wise_optimizer
 from megatron.core.optimizer.cpu_offloading.hybrid_optimizer import HybridDeviceOptimizer
 
 from analyzer.states_layer_wise import Owned, owners
-from analyzer.states_muon import Weight
 from analyzer.states_offload import Piece, place
+from analyzer.states_weights import Weight
 
 CASES = 100
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}

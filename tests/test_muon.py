@@ -13,7 +13,8 @@ from analyzer.results import Message
 from analyzer.specs import Launch, MuonSpec
 from analyzer.states import States, shares, states
 from analyzer.states_layer_wise import owners
-from analyzer.states_muon import Weight, orthogonalization, weights
+from analyzer.states_muon import orthogonalization
+from analyzer.states_weights import Weight, weights
 from analyzer.timeline import size
 from tests.launch_of import launch_of
 
@@ -23,6 +24,7 @@ H, LAYERS, VOCABULARY = 1024, 8, 32128
 MATRICES = LAYERS * 12 * H * H
 """Queries, keys and values 3h², projection h², feed-forward 8h²."""
 OTHERS = 2 * VOCABULARY * H + (2 * LAYERS + 1) * H
+LION_BESIDE = "--optimizer muon --muon-scalar-optimizer lion"
 EXPERTS = "--num-experts 8 --moe-grouped-gemm --moe-ffn-hidden-size 512 --expert-model-parallel-size 4"
 
 
@@ -50,6 +52,20 @@ def test_gradients_in_bf16_are_copied_for_the_step() -> None:
     held = states_of("--optimizer muon --grad-reduce-in-bf16")
     assert held.gradient_copies == 4 * (MATRICES + OTHERS)
     assert held.gradients == 2 * (MATRICES + OTHERS)
+
+
+def test_lion_keeps_one_moment() -> None:
+    """Chen et al. 2023: Lion keeps a momentum alone, for every parameter; the update is made before it is applied."""
+    line = f"{LINES} --vocab-size 32000"
+    alone, beside = (launch_of(f"{line} {more}", release="0.17.1") for more in ("--optimizer lion", LION_BESIDE))
+    for launch in (alone, beside):
+        held = states(launch, stage_models(launch)[0])
+        assert held.masters == held.moments == held.gradients == 2 * held.parameters
+    output_layer = alone.model.padded_vocab_size * H
+    last_matrix = 4 * H * H  # fc2 of the last layer
+    assert size(states(alone, stage_models(alone)[0]).step_workspace) == 4 * (output_layer + last_matrix)
+    # beside Muon the output layer follows the embedding
+    assert size(states(beside, stage_models(beside)[0]).step_workspace) == 4 * 2 * output_layer
 
 
 def test_what_is_orthogonalized() -> None:
@@ -206,6 +222,8 @@ def test_gradient_norms_span_all_ranks() -> None:
         ("--optimizer muon --use-megatron-fsdp --ckpt-format fsdp_dtensor", "0.16.1", "--use-megatron-fsdp"),
         ("--optimizer muon --muon-num-ns-steps 6", "0.16.1", "--muon-num-ns-steps"),
         ("--optimizer muon --use-precision-aware-optimizer", "0.16.1", "--use-precision-aware-optimizer"),
+        ("--optimizer lion --use-distributed-optimizer", "0.17.1", "--use-distributed-optimizer"),
+        ("--optimizer lion --use-megatron-fsdp --ckpt-format fsdp_dtensor", "0.18.2", "--use-megatron-fsdp"),
     ],
 )
 def test_what_megatron_refuses(line: str, release: str, option: str) -> None:
@@ -221,7 +239,7 @@ def test_what_megatron_refuses(line: str, release: str, option: str) -> None:
         ("--optimizer muon --use-distributed-optimizer", "0.18.2"),
         ("--optimizer dist_muon", "0.19.0"),
         ("--optimizer dist_muon --overlap-grad-reduce --overlap-param-gather", "0.17.1"),
-        ("--optimizer muon --muon-scalar-optimizer lion", "0.17.1"),
+        ("--optimizer lion --use-distributed-optimizer", "0.18.2"),
         ("--optimizer soap", "0.18.2"),
     ],
 )

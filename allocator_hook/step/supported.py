@@ -56,6 +56,10 @@ def check_supported(launch: Launch) -> None:
         raise UnsupportedError(
             "--info-engine shadow", "the code of 2023 is not in any megatron-core", "use --info-engine formula for it"
         )
+    if launch.optimizer.name not in ("adam", "sgd"):
+        raise UnsupportedError(
+            "--info-engine shadow", f"the recorded step does not run {launch.optimizer.name}", "use --info-engine formula for it"
+        )
     for name in _ignored(launch):
         raise UnsupportedError(
             "--info-engine shadow", f"the recorded step does not take {name} into account yet", "use --info-engine formula"

@@ -151,9 +151,6 @@ _REASONS: Final[dict[str, str]] = {
     "order of operations of Megatron-FSDP, or its checkpoints": """
         fsdp_manual_registration gradient_reduce_div_fusion strict_fsdp_dtensor_load
     """,
-    "for other optimizers, which are refused": """
-        lion_beta1 lion_beta2
-    """,
     "order of copies between GPU and host, or set and then ignored": """
         overlap_cpu_optimizer_d2h_h2d pin_cpu_params use_torch_optimizer_for_cpu_offload
     """,
@@ -200,7 +197,7 @@ _REASONS: Final[dict[str, str]] = {
     """,
     "numbers of the optimizer and its schedule": """
         adam_beta1 adam_beta2 adam_eps apply_wd_to_qk_layernorm decoupled_lr decoupled_min_lr
-        dump_param_to_param_group_map end_weight_decay hysteresis initial_loss_scale loss_scale_window lr
+        dump_param_to_param_group_map end_weight_decay hysteresis initial_loss_scale lion_beta1 lion_beta2 loss_scale_window lr
         lr_decay_iters lr_decay_style lr_warmup_fraction lr_warmup_init lr_warmup_iters lr_wsd_decay_iters
         lr_wsd_decay_samples lr_wsd_decay_style min_loss_scale min_lr muon_extra_scale_factor muon_momentum
         muon_scale_mode no_weight_decay_cond_type

@@ -39,6 +39,7 @@ def check_muon(arguments: Arguments) -> MuonSpec | None:
         nesterov=switched_on(arguments, "muon_use_nesterov") or switched_on(arguments, "muon_nesterov"),
         steps=_steps(arguments),
         iterates_dtype="bf16" if text(arguments, "muon_fp32_matmul_prec", "medium") == "medium" else "fp32",
+        scalar_optimizer=cast(Literal["adam", "lion"], text(arguments, "muon_scalar_optimizer", "adam")),
     )
 
 
@@ -81,12 +82,6 @@ def _check_companions(arguments: Arguments) -> None:
     written = text(arguments, "ckpt_format", "torch_dist")
     if written not in FORMATS:
         raise InputError(named, f"does not save as {written}", "use --ckpt-format torch_dist")
-    if text(arguments, "muon_scalar_optimizer", "adam") != "adam":
-        raise UnsupportedError(
-            option(arguments, "muon_scalar_optimizer"),
-            "beside Muon only Adam is modelled",
-            "leave it at adam",
-        )
     if switched_on(arguments, "fp8_param_gather"):
         raise InputError(
             option(arguments, "fp8_param_gather"), "needs the distributed optimizer, which Muon does not go with", "leave it out"
