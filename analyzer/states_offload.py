@@ -1,7 +1,7 @@
 """Optimizer states on the host: what stays on the GPU, and what the host has to hold.
 
 Read in megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py (`HybridDeviceOptimizer`) and distrib_optimizer.py
-(`_build_model_and_main_param_groups`, `DistributedOptimizer.__init__`), 0.14.0 to 0.16.1 alike. Parameters of a rank's
+(`_build_model_and_main_param_groups`, `DistributedOptimizer.__init__`), 0.12.3 to 0.16.1 alike. Parameters of a rank's
 shard go to the host whole, in the order of the optimizer's groups, until the fraction is reached. On either side there
 are fp32 weights, two fp32 moments, whatever types the precision-aware optimizer was told, and fp32 gradients: on the GPU a
 copy of 16-bit ones that is kept for the next step to overwrite, on the host a pinned copy of all.
