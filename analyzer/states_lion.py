@@ -1,7 +1,7 @@
 """Lion: one moment for each element, and updates that are made before they are applied.
 
 Read in emerging_optimizers/scalar_optimizers (`Lion.step`, `calculate_lion_update`), releases of 2026. It updates fp32 masters
-of 16-bit parameters (`_get_megatron_optimizer_based_on_param_groups`, megatron/core/optimizer/__init__.py, 0.18).
+of 16-bit parameters (`_get_megatron_optimizer_based_on_param_groups`, megatron/core/optimizer/__init__.py of 0.17).
 """
 
 from __future__ import annotations

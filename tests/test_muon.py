@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allocator_hook.step.supported import check_supported
 from analyzer.communication import messages
 from analyzer.errors import AnalyzerError, InputError, UnsupportedError
 from analyzer.memory import rank_classes, stage_models
@@ -223,7 +224,6 @@ def test_gradient_norms_span_all_ranks() -> None:
         ("--optimizer muon --muon-num-ns-steps 6", "0.16.1", "--muon-num-ns-steps"),
         ("--optimizer muon --use-precision-aware-optimizer", "0.16.1", "--use-precision-aware-optimizer"),
         ("--optimizer lion --use-distributed-optimizer", "0.17.1", "--use-distributed-optimizer"),
-        ("--optimizer lion --use-megatron-fsdp --ckpt-format fsdp_dtensor", "0.18.2", "--use-megatron-fsdp"),
     ],
 )
 def test_what_megatron_refuses(line: str, release: str, option: str) -> None:
@@ -239,7 +239,8 @@ def test_what_megatron_refuses(line: str, release: str, option: str) -> None:
         ("--optimizer muon --use-distributed-optimizer", "0.18.2"),
         ("--optimizer dist_muon", "0.19.0"),
         ("--optimizer dist_muon --overlap-grad-reduce --overlap-param-gather", "0.17.1"),
-        ("--optimizer lion --use-distributed-optimizer", "0.18.2"),
+        ("--optimizer lion", "0.18.2"),
+        ("--optimizer muon --muon-scalar-optimizer lion", "0.18.2"),
         ("--optimizer soap", "0.18.2"),
     ],
 )
@@ -255,6 +256,12 @@ def test_muon_does_not_go_with_fp16() -> None:
             base="--num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 "
             "--max-position-embeddings 2048 --micro-batch-size 1 --fp16 --tokenizer-type NullTokenizer --vocab-size 32000",
         )
+
+
+def test_the_shadow_refuses_what_it_does_not_run() -> None:
+    for line, release in (("--optimizer muon", "0.16.1"), ("--optimizer lion", "0.17.1")):
+        with pytest.raises(UnsupportedError, match=line.split()[-1]):
+            check_supported(launch_of(line, release=release))
 
 
 def test_later_releases_share_out_without_a_layout() -> None:

@@ -1,6 +1,7 @@
 """Lion: what Megatron demands of a launch with it.
 
-Megatron: `validate_args` and megatron/core/optimizer/__init__.py, 0.18; 0.17 is the first release that has it.
+Megatron: megatron/core/optimizer/__init__.py of 0.17, the first release that has it. From 0.18 on it is one of the emerging
+optimizers, which by default leave embeddings and vectors to Adam (`_EMERGING_OPTIMIZERS`).
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ def check_lion(arguments: Arguments) -> None:
     """Raises InputError for what Megatron refuses beside Lion, and for what it would take and we have no model of."""
     if text(arguments, "optimizer", "adam") != "lion":
         return
+    if since(arguments, "0.18"):
+        raise UnsupportedError(
+            "--optimizer lion", "how this release shares parameters out to it and Adam is not modelled", "use adam, sgd or muon"
+        )
     if switched_on(arguments, "use_distributed_optimizer"):
         named = option(arguments, "use_distributed_optimizer")
-        if not since(arguments, "0.18"):
-            raise InputError(named, "shards adam, and --optimizer is lion", "leave it out")
-        raise UnsupportedError(named, "whole parameters shared out under Lion are not modelled", "leave it out")
+        raise InputError(named, "shards adam, and --optimizer is lion", "leave it out")
     for dest in ("use_torch_fsdp2", "use_megatron_fsdp"):
         if switched_on(arguments, dest):
-            raise InputError(option(arguments, dest), "does not go with Lion", "leave it out, or use --optimizer adam")
-    if switched_on(arguments, "fp16") and since(arguments, "0.18"):
-        raise InputError("--fp16", "does not go with Lion", "use --bf16")
+            raise UnsupportedError(option(arguments, dest), "sharding under Lion is not modelled", "use --optimizer adam")

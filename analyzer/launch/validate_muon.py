@@ -82,6 +82,10 @@ def _check_companions(arguments: Arguments) -> None:
     written = text(arguments, "ckpt_format", "torch_dist")
     if written not in FORMATS:
         raise InputError(named, f"does not save as {written}", "use --ckpt-format torch_dist")
+    if text(arguments, "muon_scalar_optimizer", "adam") != "adam" and since(arguments, "0.18"):
+        raise UnsupportedError(
+            option(arguments, "muon_scalar_optimizer"), "Lion beside Muon is not modelled for this release", "leave it at adam"
+        )
     if switched_on(arguments, "fp8_param_gather"):
         raise InputError(
             option(arguments, "fp8_param_gather"), "needs the distributed optimizer, which Muon does not go with", "leave it out"
