@@ -13,11 +13,9 @@ from typing import Final
 
 from analyzer.buffers import modules_in_order
 from analyzer.modules.tree import Module, Parameter
-from analyzer.results import StageModel
+from analyzer.results import Chunk, StageModel
 from analyzer.specs import Launch
 
-NEVER_ORTHOGONALIZED: Final = ("word_embeddings", "output_layer")
-"""Marked `is_embedding_or_output_parameter` (`setup_embeddings_and_output_layer`); the position table is not, and gets Muon."""
 UNSPLIT: Final = ("position_embeddings", "router", "shared_experts")
 """Matrices of plain modules: the position table, the router's weight, the gate of the shared experts."""
 SPLIT_BY_COLUMN: Final = ("linear_proj", "linear_fc2")
@@ -56,11 +54,21 @@ def weights(launch: Launch, stage: StageModel) -> Iterator[Weight]:
 
 def in_creation_order(launch: Launch, stage: StageModel) -> tuple[Weight, ...]:
     """The parameters of a rank, chunk by chunk, as `named_parameters` lists them."""
-    modules = (module for tree in stage.trees for module in modules_in_order(tree))
-    return tuple(weight for module in modules for weight in _of_module(launch, module))
+    held = zip(stage.chunks, stage.trees, strict=True)
+    modules = ((chunk, module) for chunk, tree in held for module in modules_in_order(tree))
+    return tuple(weight for chunk, module in modules for weight in _of_module(launch, module, marked=_marked(chunk)))
 
 
-def _of_module(launch: Launch, module: Module) -> Iterator[Weight]:
+def _marked(chunk: Chunk) -> tuple[str, ...]:
+    """Modules whose weights are marked `is_embedding_or_output_parameter`, which Muon leaves to Adam.
+
+    A position table is not, nor is the copy of the word embedding that multi-token prediction reads on another stage
+    (`LanguageModule.setup_embeddings_and_output_layer`).
+    """
+    return ("word_embeddings", "output_layer") if chunk.pre_process else ("output_layer",)
+
+
+def _of_module(launch: Launch, module: Module, *, marked: tuple[str, ...]) -> Iterator[Weight]:
     for parameter in module.parameters:
         expert = parameter.sharding == "expert"
         fused = expert and launch.model.moe is not None and launch.model.moe.legacy_grouped_gemm
@@ -74,7 +82,7 @@ def _of_module(launch: Launch, module: Module) -> Iterator[Weight]:
             yield Weight(
                 shape=shape,
                 dtype=parameter.dtype,
-                orthogonalized=len(shape) == 2 and module.name not in NEVER_ORTHOGONALIZED,
+                orthogonalized=len(shape) == 2 and module.name not in marked,
                 expert=expert and launch.parallel.expert > 1,
                 group="etp" if expert else "tp",
                 partition=_partition(launch, module, expert=expert, fused=fused),

@@ -83,6 +83,16 @@ def test_what_is_orthogonalized() -> None:
     assert len(one_each) == LAYERS * 2 * 2  # two local experts with two matrices each
 
 
+def test_the_embedding_that_prediction_layers_read_gets_muon() -> None:
+    """`setup_embeddings_and_output_layer` marks it on the first stage alone; Muon then makes room for V·h."""
+    launch = launch_of(f"--optimizer muon --pipeline-model-parallel-size 2 --mtp-num-layers 1 {LINES}")
+    first, last = stage_models(launch)
+    embedding = (VOCABULARY, H)
+    assert [weight.orthogonalized for weight in weights(launch, first) if weight.shape == embedding] == [False]
+    assert [weight.orthogonalized for weight in weights(launch, last) if weight.shape == embedding] == [True, False]
+    assert size(states(launch, last).step_workspace) == 12 * VOCABULARY * H
+
+
 @pytest.mark.parametrize(
     ("line", "bytes_per_element"),
     [
