@@ -121,6 +121,15 @@ class _Writer:
         self.drop(temporary)
 
 
+def is_replayed(launch: Launch) -> bool:
+    """Whether the tensors of a launch are made in the order of its trees, and its states one by one.
+
+    Not so with sharded parameters, CUDA graphs, activations or states on the host, microbatches side by side, and Muon.
+    """
+    elsewhere = launch.fsdp or launch.graphs or launch.activation_offload or launch.optimizer.offload
+    return not elsewhere and not launch.runtime.overlap_moe_expert_parallel_comm and launch.optimizer.name in ("adam", "sgd")
+
+
 def refined(launch: Launch, stages: Sequence[StageModel], ranks: Sequence[RankClass]) -> tuple[RankClass, ...]:
     """The ranks with the memory that the allocator makes of it, the fullest first, as far as `MOST_REQUESTS` go.
 

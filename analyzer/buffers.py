@@ -28,6 +28,9 @@ DEFAULT_BUCKET_SIZE: Final = 40_000_000
 DEFAULT_BUCKET_SIZE_PER_RANK: Final = 1_000_000
 """Elements, times the data-parallel size with context: the default where that is more than DEFAULT_BUCKET_SIZE."""
 
+_Kind = tuple[Literal["dp_cp", "edp"], str, str]
+"""Group, and types of parameters as they are stored and of gradients."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
@@ -75,18 +78,24 @@ def stage_buffers(launch: Launch, stage: StageModel) -> tuple[tuple[Buffer, ...]
 
 
 def creation_order(tree: Module) -> Iterator[Parameter]:
-    """Parameters of a chunk as `named_parameters` lists them.
+    """Parameters of a chunk as `named_parameters` lists them."""
+    for module in modules_in_order(tree):
+        yield from module.parameters
+
+
+def modules_in_order(tree: Module) -> Iterator[Module]:
+    """Modules of a chunk in the order in which their parameters are listed.
 
     That is the order of the tree but for attention, which makes its kernel (with its sinks) and its output projection
     before the one of queries, keys and values (`Attention.__init__`, `SelfAttention.__init__` in
     megatron/core/transformer/attention.py).
     """
-    yield from tree.parameters
+    yield tree
     children: Sequence[Module] = tree.children
     if tree.name == "self_attention":
         children = sorted(children, key=lambda child: (not child.name.startswith("core_attention"), child.name != "linear_proj"))
     for child in children:
-        yield from creation_order(child)
+        yield from modules_in_order(child)
 
 
 def bucket_size(launch: Launch, *, pipeline_rank: int, chunk: int, rank_numel: int) -> int | None:
@@ -117,12 +126,6 @@ def chunk_buffers(launch: Launch, parameters: Sequence[Parameter], *, bucket_siz
         return _legacy_buffers(launch, parameters)
     fp8 = launch.precision.fp8
     mxfp8 = fp8 is not None and fp8.recipe == "mxfp8"
-    kinds: dict[tuple[Literal["dp_cp", "edp"], str, str], list[Parameter]] = {}
-    for parameter in parameters:
-        expert = parameter.sharding == "expert" and launch.parallel.expert > 1
-        gradient_dtype = "fp32" if launch.precision.gradients == "fp32" else parameter.dtype
-        stored = "uint8" if parameter.quantized and fp8 is not None and fp8.stored_parameters else parameter.dtype
-        kinds.setdefault(("edp" if expert else "dp_cp", stored, gradient_dtype), []).append(parameter)
     return tuple(
         Buffer(
             parameter_dtype=launch.precision.parameters if mxfp8 and stored == "uint8" else stored,
@@ -131,8 +134,25 @@ def chunk_buffers(launch: Launch, parameters: Sequence[Parameter], *, bucket_siz
             buckets=_buckets(launch, members, group_size=reduction_size(launch, group), bucket_size=bucket_size),
             gathers_through_gradients=mxfp8 and stored == "uint8",
         )
-        for (group, stored, gradient_dtype), members in sorted(kinds.items(), key=lambda kind: kind[0][0] == "edp")
+        for (group, stored, gradient_dtype), members in _by_kind(launch, parameters)
     )
+
+
+def parameters_by_buffer(launch: Launch, tree: Module) -> tuple[tuple[Parameter, ...], ...]:
+    """What each buffer of a chunk holds, in the order of creation."""
+    return tuple(tuple(members) for _, members in _by_kind(launch, tuple(creation_order(tree))))
+
+
+def _by_kind(launch: Launch, parameters: Sequence[Parameter]) -> list[tuple[_Kind, list[Parameter]]]:
+    """Parameters that share a buffer; kinds of dense ones first."""
+    fp8 = launch.precision.fp8
+    kinds: dict[_Kind, list[Parameter]] = {}
+    for parameter in parameters:
+        expert = parameter.sharding == "expert" and launch.parallel.expert > 1
+        gradient_dtype = "fp32" if launch.precision.gradients == "fp32" else parameter.dtype
+        stored = "uint8" if parameter.quantized and fp8 is not None and fp8.stored_parameters else parameter.dtype
+        kinds.setdefault(("edp" if expert else "dp_cp", stored, gradient_dtype), []).append(parameter)
+    return sorted(kinds.items(), key=lambda kind: kind[0][0] == "edp")
 
 
 def reduction_size(launch: Launch, group: Literal["dp_cp", "edp"]) -> int:

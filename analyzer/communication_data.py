@@ -39,6 +39,10 @@ def data_parallel_messages(launch: Launch, stage: StageModel) -> Iterator[Messag
             dtype=dtype,
             per_iteration=calls,
         )
+    if launch.optimizer.muon is not None:
+        from analyzer.communication_muon import muon_messages  # a millisecond that most launches need not spend
+
+        yield from muon_messages(launch, stage)
 
 
 def _calls(launch: Launch, buffer: Buffer) -> Iterator[tuple[str, Kind, Phase, str, int, str]]:

@@ -63,6 +63,8 @@ def ranks_in_group(launch: Launch, group: str) -> int:
         return inner if group == "cp_a2a" else launch.parallel.context // inner
     if group == "inter_dist_opt":
         return instances
+    if group == "world":
+        return launch.parallel.world_size
     if group in ("intra_dp_cp", "intra_edp"):
         return group_size(launch.parallel, group.removeprefix("intra_")) // instances
     return group_size(launch.parallel, group, tied=launch.model.tied_embeddings, mtp_rank=mtp_rank(launch.model, launch.parallel))
@@ -73,6 +75,10 @@ def gradient_statistics_group(launch: Launch) -> str:
 
     It spans every shard of the gradients: model parallel ranks, or with the distributed optimizer all ranks of an
     instance of it (`_get_megatron_optimizer_based_on_param_groups`, megatron/core/optimizer/__init__.py, 0.16.1; all
-    ranks in 2023).
+    ranks in 2023). Where whole parameters are shared out, it is the world (`LayerWiseDistributedOptimizer.get_grad_norm`).
     """
+    muon = launch.optimizer.muon
+    shared_out = muon is not None and muon.layer_wise
+    if shared_out:
+        return "world"
     return "intra_dist_opt" if launch.optimizer.distributed else "mp"

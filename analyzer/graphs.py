@@ -73,15 +73,14 @@ def graphed(
     # without a pipeline one microbatch is captured, and its graphs serve all
     one = launch.parallel.pipeline == 1 and not whole
     recorded = (Step("forward", 0, 0), Step("backward", 0, 0)) if one else orders[1]
-    worst = fullest_instant(recorded, [timeline(tree) for tree in inside], base=0, items=(), beside=Lingering(), warm=True)
+    worst = fullest_instant(recorded, [timeline(tree) for tree in inside], items=(), beside=Lingering(), warm=True)
     worst = replace(worst, where=f"capture of CUDA graphs, {worst.where}")
     layers = [0 if whole else sum(_in_scope(launch, each) != () for each in _layers(tree)) for tree in stage.trees]
     kept = _kept(launch, graphs, _layers_in_flight(recorded, layers))
     runtime = sum(item.bytes for item in (*items, *kept))
-    before, after = (
-        fullest_instant(order, outside, base=base, items=(*items, *kept), beside=beside, warm=True)
-        for order, base in zip(orders, (held.before_first_step, held.steady), strict=True)
-    )
+    bases = (held.before_first_step, held.steady)
+    walks = (fullest_instant(order, outside, items=(*items, *kept), beside=beside, warm=True) for order in orders)
+    before, after = (replace(walk, bytes=walk.bytes + base) for walk, base in zip(walks, bases, strict=True))
     from_start = graphs.implementation == "transformer_engine" and graphs.warmup_steps == 0
     if from_start:
         first = _fuller(before, replace(worst, bytes=worst.bytes + held.before_first_step + runtime))

@@ -61,28 +61,27 @@ def fullest_instant(
     order: Sequence[Step],
     timelines: Sequence[ChunkTimeline],
     *,
-    base: int,
     items: Sequence[RuntimeItem],
     beside: Lingering,
     warm: bool = False,
     pairs: Mapping[tuple[int, int], Point] = MappingProxyType({}),
     first_keeps: int = 0,
 ) -> Peak:
-    """Walks an iteration. `warm`: workspaces and caches are all there from the start; else each appears with its first user.
+    """Walks an iteration, in bytes above states.
+
+    `warm`: workspaces and caches are all there from the start; else each appears with its first user.
 
     `pairs` are the fullest instants of a forward through one chunk side by side with a backward through another;
     `first_keeps` bytes stay of the microbatch whose backward comes first, beyond what others keep.
     """
     around: tuple[Tensor, ...] = ()
     after_backward = False
-    runtime = sum(item.bytes for item in items) if warm else 0
-    absent = [] if warm else list(items)
+    runtime = sum(item.bytes for item in items if warm or not item.modules)
+    absent = [] if warm else [item for item in items if item.modules]
     seen: set[tuple[str, int]] = set()
     waiting = 0
     in_flight = [0] * len(timelines)
-    best = Peak(
-        bytes=base + runtime, runtime=runtime, activations=0, transient=(), in_flight=tuple(in_flight), where="between iterations"
-    )
+    best = Peak(bytes=runtime, runtime=runtime, activations=0, transient=(), in_flight=tuple(in_flight), where="between iterations")
     for step, following in zip(order, (*order[1:], None), strict=True):
         line = timelines[step.chunk]
         running_too = 0  # kept by the microbatch whose backward runs side by side with this forward
@@ -105,7 +104,7 @@ def fullest_instant(
             around = beside.forward if step.kind == "forward" else beside.backward
         for point in points:
             runtime += _appear(absent, point)
-            total = base + runtime + waiting - running_too + point.bytes + size(around)
+            total = runtime + waiting - running_too + point.bytes + size(around)
             if total > best.bytes:
                 best = Peak(
                     bytes=total,

@@ -163,6 +163,17 @@ def pipeline_rank_ranges(parallel: ParallelSpec, pipeline_rank: int) -> RankRang
     return tuple((start, start + pp.stride - 1) for start in starts)
 
 
+def replicas(parallel: ParallelSpec, pipeline_rank: int) -> Iterator[tuple[int, int, int]]:
+    """Ranks that hold stage `pipeline_rank`, each with its place in its dp_cp group and in its edp group."""
+    axes = {axis.name: axis for axis in _grid(parallel, expert=False)}
+    (expert_data,) = (axis for axis in _grid(parallel, expert=True) if axis.name == "dp")
+    data, context = axes["dp"], axes["cp"]
+    for first, last in pipeline_rank_ranges(parallel, pipeline_rank):
+        for rank in range(first, last + 1):
+            # context changes faster than data in every order of ranks
+            yield rank, data.index(rank) * context.size + context.index(rank), expert_data.index(rank)
+
+
 def node_name(rank: int, gpus_per_node: int) -> str:
     """Where a rank runs when torchrun numbers nodes in order: 'n0_g0' is the first GPU of the first node."""
     node, gpu = divmod(rank, gpus_per_node)

@@ -6,16 +6,15 @@ Modules say what one microbatch keeps and needs (`timeline`), the schedule says 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from analyzer.blocks import refined
+from analyzer.blocks import is_replayed, refined
 from analyzer.device import SEGMENT, device_range, outside_allocator_bytes, reserved_bytes
 from analyzer.exchange import kept_inputs, lingering
 from analyzer.iteration import Peak, fullest_instant, order_of
-from analyzer.layout import pipeline_rank_ranges
 from analyzer.modules.model import ChunkKind, build, kind_of, parameters
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Tensor
@@ -24,8 +23,8 @@ from analyzer.runtime import RuntimeItem, runtime_items
 from analyzer.schedule import Step
 from analyzer.specs import Launch
 from analyzer.stages import chunks
-from analyzer.states import States, states
-from analyzer.timeline import ChunkTimeline, Point, timeline
+from analyzer.states import States, shares
+from analyzer.timeline import ChunkTimeline, Point, size, timeline
 from analyzer.units import round_up
 
 if TYPE_CHECKING:
@@ -33,12 +32,13 @@ if TYPE_CHECKING:
 
 
 def rank_classes(launch: Launch) -> tuple[RankClass, ...]:
-    """Memory of each pipeline rank: all ranks that share it are alike. The allocator's blocks and segments are counted in."""
+    """Memory of each pipeline rank: all ranks that share it are alike, unless whole parameters are shared out among them.
+
+    The allocator's blocks and segments are counted in, where its requests are known in their order.
+    """
     stages = stage_models(launch)
     ranks = _tensors(launch, stages)
-    if launch.fsdp or launch.graphs or launch.activation_offload or launch.runtime.overlap_moe_expert_parallel_comm:
-        return ranks  # their tensors are not made in the order of the trees
-    return refined(launch, stages, ranks)
+    return refined(launch, stages, ranks) if is_replayed(launch) else ranks
 
 
 def rank_classes_of_tensors(launch: Launch) -> tuple[RankClass, ...]:
@@ -52,7 +52,7 @@ def _tensors(launch: Launch, stages: Sequence[StageModel]) -> tuple[RankClass, .
         for tree in stage.trees:
             if id(tree) not in cache:
                 cache[id(tree)] = _timeline(launch, tree)
-    return tuple(_rank_class(launch, stage, tuple(cache[id(tree)] for tree in stage.trees)) for stage in stages)
+    return tuple(each for stage in stages for each in _stage_classes(launch, stage, tuple(cache[id(tree)] for tree in stage.trees)))
 
 
 def _timeline(launch: Launch, tree: Module) -> ChunkTimeline:
@@ -81,40 +81,50 @@ def stage_models(launch: Launch) -> tuple[StageModel, ...]:
     )
 
 
-def _rank_class(launch: Launch, stage: StageModel, timelines: Sequence[ChunkTimeline]) -> RankClass:
-    held = states(launch, stage)
+def _stage_classes(launch: Launch, stage: StageModel, timelines: Sequence[ChunkTimeline]) -> Iterator[RankClass]:
+    """The ranks of one pipeline stage: all of them alike, unless they hold unlike states."""
     items = runtime_items(launch, stage.trees)
     beside = lingering(launch, pipeline_rank=stage.pipeline_rank)
     counts = (launch.batch.first_microbatches, launch.batch.microbatches)
     orders = (order_of(launch, stage, counts[0]), order_of(launch, stage, counts[1]))
     pairs = _pairs(launch, stage, orders[1])
-    first = fullest_instant(orders[0], timelines, base=held.before_first_step, items=items, beside=beside, pairs=pairs)
-    later = fullest_instant(
-        orders[1],
-        timelines,
-        base=held.steady,
-        items=items,
-        beside=beside,
-        warm=True,
-        pairs=pairs,
-        first_keeps=_first_keeps(launch, stage),
-    )
-    graphs = None
-    if launch.graphs is not None:
-        from analyzer.graphs import graphed  # a millisecond that most launches need not spend
-
-        graphs = graphed(launch, stage, held, items, orders=orders, beside=beside, eager=(first, later))
-        first, later, items = graphs.first, graphs.later, (*items, *graphs.kept)
+    first = fullest_instant(orders[0], timelines, items=items, beside=beside, pairs=pairs)
+    stay = _first_keeps(launch, stage)
+    later = fullest_instant(orders[1], timelines, items=items, beside=beside, warm=True, pairs=pairs, first_keeps=stay)
     held_parameters = [parameter for tree in stage.trees for parameter in parameters(tree)]
-    return RankClass(
-        ranks=pipeline_rank_ranges(launch.parallel, stage.pipeline_rank),
-        pipeline_rank=stage.pipeline_rank,
-        parameters=sum(parameter.numel for parameter in held_parameters),
-        parameters_routed_experts=sum(parameter.numel for parameter in held_parameters if parameter.sharding == "expert"),
-        chunks=stage.chunks,
-        trees=stage.trees,
-        memory=_memory(launch, held, items, first=first, later=later, kept=kept_inputs(launch, stage.chunks), graphs=graphs),
-    )
+    numel = sum(parameter.numel for parameter in held_parameters)
+    routed = sum(parameter.numel for parameter in held_parameters if parameter.sharding == "expert")
+    kept = kept_inputs(launch, stage.chunks)
+    for ranks, held in shares(launch, stage):
+        run = _Run(
+            first=replace(first, bytes=first.bytes + held.before_first_step),
+            later=replace(later, bytes=later.bytes + held.steady),
+            items=items,
+        )
+        if launch.graphs is not None:
+            from analyzer.graphs import graphed  # a millisecond that most launches need not spend
+
+            graphs = graphed(launch, stage, held, items, orders=orders, beside=beside, eager=(run.first, run.later))
+            run = _Run(first=graphs.first, later=graphs.later, items=(*items, *graphs.kept), graphs=graphs)
+        yield RankClass(
+            ranks=ranks,
+            pipeline_rank=stage.pipeline_rank,
+            parameters=numel,
+            parameters_routed_experts=routed,
+            chunks=stage.chunks,
+            trees=stage.trees,
+            memory=_memory(launch, held, run, kept=kept),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """Fullest instants of a rank's iterations, and what stays beside its states."""
+
+    first: Peak
+    later: Peak
+    items: tuple[RuntimeItem, ...]
+    graphs: Graphed | None = None
 
 
 def _first_keeps(launch: Launch, stage: StageModel) -> int:
@@ -136,15 +146,14 @@ def _pairs(launch: Launch, stage: StageModel, order: Sequence[Step]) -> dict[tup
     return {(one, other): side_by_side(stage.trees[one], stage.trees[other]) for one, other in sorted(met)}
 
 
-def _memory(
-    launch: Launch, held: States, items: Sequence[RuntimeItem], *, first: Peak, later: Peak, kept: int, graphs: Graphed | None
-) -> RankMemory:
+def _memory(launch: Launch, held: States, run: _Run, *, kept: int) -> RankMemory:
     """The record of the JSON contract. The step itself may be fuller than the passes where these are short.
 
     `kept` bytes of a stage's last inputs are there between iterations and gone when the next one runs. While CUDA graphs
     are replayed, their pool is reserved beside everything else.
     """
-    runtime = sum(item.bytes for item in items)
+    first, later, graphs = run.first, run.later, run.graphs
+    runtime = sum(item.bytes for item in run.items)
     allocated = held.steady + runtime + held.gradient_copies + held.gathered + kept
     fullest = _fullest(held, allocated=allocated, first=first, later=later)
     captured_later = 0 if graphs is None or graphs.from_start else sum(item.bytes for item in graphs.kept)
@@ -153,22 +162,24 @@ def _memory(
     reserved = max(_reserved(fullest), 0 if graphs is None else pool + _reserved(graphs.replay))
     transient = fullest.bytes - held.steady - runtime - fullest.activations
     rest = transient - sum(tensor.bytes for tensor in fullest.transient)
+    kept_copies = (MemoryPart(name="fp32 gradients that the optimizer keeps", bytes=held.kept_copies),) if held.kept_copies else ()
+    after_first = allocated + held.first_step_bytes - captured_later
     return RankMemory(
         parameters_bytes=held.parameters,
         gradients_bytes=held.gradients,
         optimizer_bytes=held.masters + held.moments,
-        runtime_bytes=runtime,
+        runtime_bytes=runtime + held.kept_copies,
         allocated_bytes=allocated,
         activations_bytes=fullest.activations,
         transient_bytes=transient,
-        peak_allocated_first_iteration_bytes=max(first.bytes, allocated - captured_later, held.at_start),
+        peak_allocated_first_iteration_bytes=max(first.bytes, after_first, held.at_start),
         peak_allocated_bytes=fullest.bytes,
         peak_at=fullest.where,
         peak_reserved_bytes=reserved,
         device_bytes=reserved + outside_allocator_bytes(launch),
         device_range_bytes=device_range(launch, peak=max(fullest.bytes, replayed), reserved=reserved),
         graph_pool_bytes=pool,
-        runtime_parts=tuple(MemoryPart(name=item.name, bytes=item.bytes) for item in items),
+        runtime_parts=(*(MemoryPart(name=item.name, bytes=item.bytes) for item in run.items), *kept_copies),
         transient_parts=(*_parts(fullest.transient), *((MemoryPart(name=fullest.rest, bytes=rest),) if rest else ())),
         microbatches_in_flight=fullest.in_flight,
     )
@@ -182,17 +193,15 @@ def _fullest(held: States, *, allocated: int, first: Peak, later: Peak) -> Peak:
     """The fullest instant of the whole run: of a steady iteration where that is as full as any other."""
     copies = (Tensor(name="fp32 gradients", shape=(held.gradient_copies // 4,), dtype="fp32"),) if held.gradient_copies else ()
     stepping = Peak(
-        bytes=allocated,
+        bytes=allocated + size(held.step_workspace),
         runtime=0,
         activations=0,
-        transient=copies,
+        transient=(*copies, *held.step_workspace),
         in_flight=tuple(0 for _ in later.in_flight),
         where="optimizer step",
         rest="kept between iterations",
     )
-    sharding = replace(
-        stepping, bytes=held.at_start, transient=(), where="sharding of the model", rest="model before it is sharded"
-    )
+    sharding = replace(stepping, bytes=held.at_start, transient=(), where=held.at_start_where, rest=held.at_start_rest)
     beginning = replace(first, where=f"first iteration, {first.where}", rest="not made yet in the first iteration")
     return max(later, stepping, beginning, sharding, key=lambda peak: peak.bytes)
 

@@ -61,8 +61,13 @@ def _advice(launch: Launch) -> tuple[Advice, ...]:
 
 
 def _messages(launch: Launch, ranks: tuple[RankClass, ...]) -> tuple[Message, ...]:
-    stages = tuple(StageModel(pipeline_rank=each.pipeline_rank, chunks=each.chunks, trees=each.trees) for each in ranks)
-    return messages(launch, stages)
+    return messages(launch, _stages(ranks))
+
+
+def _stages(ranks: tuple[RankClass, ...]) -> tuple[StageModel, ...]:
+    """Each stage once, also where its ranks differ in memory."""
+    stages = {each.pipeline_rank: each for each in ranks}
+    return tuple(StageModel(pipeline_rank=rank, chunks=each.chunks, trees=each.trees) for rank, each in stages.items())
 
 
 def _groups(launch: Launch) -> tuple[dict[str, tuple[tuple[int, ...], ...]], bool]:
@@ -97,6 +102,10 @@ def _assumptions(launch: Launch, ranks: tuple[RankClass, ...]) -> tuple[str, ...
             f"kernels in CUDA graphs keep up to {pool / GIB:.2f} GiB in a memory pool of their own: reserved and device memory "
             "have it, allocated memory during the capture only"
         )
+    if launch.optimizer.offload is not None or launch.optimizer.muon is not None:
+        from analyzer.states_notes import optimizer_notes  # a millisecond that most launches need not spend
+
+        stated.extend(optimizer_notes(launch, _stages(ranks)))
     return tuple(stated)
 
 

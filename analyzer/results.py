@@ -83,7 +83,7 @@ class RankMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class RankClass:
-    """Ranks that are alike in memory: one pipeline rank, usually."""
+    """Ranks that are alike in memory: one pipeline rank, unless its replicas own or offload different parameters."""
 
     ranks: RankRanges
     pipeline_rank: int

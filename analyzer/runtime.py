@@ -27,7 +27,7 @@ LINEAR = ("linear_qkv", *LATENT, "linear_proj", "linear_fc1", "linear_fc2", "eh_
 
 @dataclass(frozen=True, slots=True)
 class RuntimeItem:
-    """Bytes that stay once a module of one of these names has first run in this pass."""
+    """Bytes that stay once a module of one of these names has first run in this pass; without names, from the start."""
 
     name: str
     bytes: int
@@ -76,10 +76,15 @@ def _items(launch: Launch, trees: Sequence[Module]) -> Iterator[RuntimeItem]:
     # Megatron's own layers multiply through PyTorch, whose cuBLAS handles belong to a thread: autograd has another
     unfused = launch.model.attention_backend == "unfused"
     torch_products = ("output_layer", *(() if te else LINEAR), *(("core_attention",) if unfused else ()))
-    if names.intersection(torch_products):
+    if names.intersection(torch_products) or launch.optimizer.muon is not None:  # Muon multiplies in every stage
         yield RuntimeItem("cuBLAS workspace of the main thread", cublas_workspace_bytes(launch), torch_products, "forward")
+    if names.intersection(torch_products):
         yield RuntimeItem("cuBLAS workspace of the autograd thread", cublas_workspace_bytes(launch), torch_products, "backward")
     yield from _global_buffer(shapes, names)
+    if launch.optimizer.offload is not None and not launch.optimizer.offload.collected:
+        from analyzer.states_offload import whole_model_bytes  # a millisecond that most launches need not spend
+
+        yield RuntimeItem("fp32 weights that the optimizer was made of first", whole_model_bytes(launch, trees), (), "forward")
     if launch.fsdp is not None and launch.fsdp.double_buffer:
         yield from _double_buffers(launch, trees)
     if launch.runtime.gradient_accumulation_fusion and launch.model.implementation != "legacy":

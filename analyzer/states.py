@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from analyzer.buffers import Buffer, reduction_size, shard_numel, stage_buffers
+from analyzer.layout import pipeline_rank_ranges
 from analyzer.modules.model import parameters
-from analyzer.results import StageModel
+from analyzer.modules.tree import Tensor
+from analyzer.results import RankRanges, StageModel
 from analyzer.specs import Launch
 from analyzer.units import BLOCK, DTYPE_BYTES, dtype_bytes, round_up
 
@@ -38,6 +40,14 @@ class States:
     """Parameters that are unsharded between iterations."""
     at_start: int = 0
     """The most that is there while states are made."""
+    at_start_where: str = "sharding of the model"
+    at_start_rest: str = "model before it is sharded"
+    kept_copies: int = 0
+    """fp32 copies of 16-bit gradients that are made in the first step and stay."""
+    step_workspace: tuple[Tensor, ...] = ()
+    """Alive together at the fullest instant of the optimizer step, beside `gradient_copies`."""
+    first_step_bytes: int = 0
+    """At the fullest instant of the first step, beyond what is there after it: some moments may be made later in it."""
 
     @property
     def before_first_step(self) -> int:
@@ -47,11 +57,32 @@ class States:
     @property
     def steady(self) -> int:
         """What is there when any later forward starts."""
-        return self.parameters + self.gradients + self.masters + self.moments
+        return self.parameters + self.gradients + self.masters + self.moments + self.kept_copies
+
+
+def shares(launch: Launch, stage: StageModel) -> tuple[tuple[RankRanges, States], ...]:
+    """Ranks of a pipeline stage that hold equal states, with those states.
+
+    All of them, unless whole parameters are shared out or go to the host.
+    """
+    held = states(launch, stage)
+    muon, offload = launch.optimizer.muon, launch.optimizer.offload
+    if muon is not None and muon.layer_wise and launch.parallel.data_with_context > 1:
+        from analyzer.states_layer_wise import owned_states  # a millisecond that most launches need not spend
+
+        return owned_states(launch, stage, held)
+    if offload is not None and 0 < offload.fraction < 1:
+        from analyzer.states_offload import states_of_ranks  # a millisecond that most launches need not spend
+
+        return states_of_ranks(launch, stage, held)
+    return ((pipeline_rank_ranges(launch.parallel, stage.pipeline_rank), held),)
 
 
 def states(launch: Launch, stage: StageModel) -> States:
-    """States of one rank of a pipeline stage; with the distributed optimizer, of one with a full shard."""
+    """States of one rank of a pipeline stage; with the distributed optimizer, of one with a full shard.
+
+    Where whole parameters are shared out, those of a rank that owns all of them: `shares` has what each rank owns.
+    """
     if launch.fsdp is not None:
         from analyzer.sharded import fsdp_states  # a millisecond that most launches need not spend
 
@@ -71,6 +102,18 @@ def states(launch: Launch, stage: StageModel) -> States:
             held += beside_the_buffer_bytes(launch, stage.trees)
     else:
         held = own_storage
+    if optimizer.muon is not None:
+        from analyzer.states_muon import muon_states  # a millisecond that most launches need not spend
+
+        return muon_states(launch, stage, parameters=held, gradients=gradients)
+    if optimizer.name == "lion":
+        from analyzer.states_lion import lion_states  # a millisecond that most launches need not spend
+
+        return lion_states(launch, stage, parameters=held, gradients=gradients)
+    if optimizer.offload is not None:
+        from analyzer.states_offload import offloaded_states  # a millisecond that most launches need not spend
+
+        return offloaded_states(launch, stage, parameters=held, gradients=gradients)
     owned = _owned(launch, buffers) if optimizer.distributed else sum(numels)
     masters, moments = _optimizer_bytes(launch)
     copied = launch.precision.parameters != "fp32" and launch.precision.gradients != "fp32" and not adam_keeps_masters(launch)

@@ -28,6 +28,7 @@ LLAMA = (
     "--position-embedding-type rope --swiglu --normalization RMSNorm --disable-bias-linear --group-query-attention "
     "--num-query-groups 4 --untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 "
 )
+OFFLOAD = "--optimizer-cpu-offload --use-precision-aware-optimizer"
 GRID = {
     "gpt": "--bf16",
     "gpt, tp2": "--bf16 --tensor-model-parallel-size 2",
@@ -44,6 +45,9 @@ GRID = {
     "llama, tp2 sp pp2": f"--bf16 {LLAMA} --tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2",
     "llama, block recompute": f"--bf16 {LLAMA} --recompute-granularity full --recompute-method block --recompute-num-layers 1",
     "gpt, interleaved pp4": "--bf16 --num-layers 8 --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1",
+    "gpt, half offloaded": f"--bf16 {OFFLOAD} --optimizer-offload-fraction 0.5 --manual-gc",
+    "gpt, offloaded": f"--bf16 --tensor-model-parallel-size 2 {OFFLOAD} --grad-reduce-in-bf16 --manual-gc",
+    "gpt, nothing offloaded": f"--bf16 {OFFLOAD} --optimizer-offload-fraction 0 --grad-reduce-in-bf16 --manual-gc",
     "llama, interleaved": f"--bf16 {LLAMA} --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1",
 }
 SCALARS = 16384

@@ -79,6 +79,9 @@ VARIANTS = [
     "--num-experts 8 --disable-bias-linear --moe-router-enable-expert-bias --moe-router-score-function sigmoid",
     "--fp8-format hybrid --fp8-recipe tensorwise --fp8-param-gather --use-distributed-optimizer --first-last-layers-bf16",
     "--use-megatron-fsdp --ckpt-format fsdp_dtensor --use-distributed-optimizer --load /dummy",
+    "--optimizer muon",
+    "--optimizer dist_muon",
+    "--optimizer-cpu-offload --use-precision-aware-optimizer --use-distributed-optimizer",
     "--use-torch-fsdp2 --no-gradient-accumulation-fusion --untie-embeddings-and-output-weights",
     "--cuda-graph-impl transformer_engine --fine-grained-activation-offloading --offload-modules core_attn",
     "--num-experts 8 --expert-model-parallel-size 2 --disable-bias-linear --overlap-moe-expert-parallel-comm "
@@ -107,8 +110,6 @@ def test_modelled_options_are_read() -> None:
     ("line", "option"),
     [
         ("--fp4-format e2m1", "--fp4-format"),
-        ("--optimizer muon", "--optimizer muon"),
-        ("--optimizer-cpu-offload", "--optimizer-cpu-offload"),
         ("--is-hybrid-model", "--is-hybrid-model"),
         ("--position-embedding-type mrope", "--position-embedding-type mrope"),
         ("--spec local", "--spec"),

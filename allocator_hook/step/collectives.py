@@ -123,8 +123,12 @@ class CollectiveHooks:
         return self._call("reduce_scatter_tensor", async_op, [output, input], output, input, op, group)
 
     def _all_gather(self, tensor_list: Any, tensor: Any, group: Any = None, async_op: bool = False) -> Any:
-        # NCCL gathers into one flat tensor and copies from it (newLikeFlat in ProcessGroupNCCL)
-        flat = None if self._perform else torch.empty((len(tensor_list), *tensor.shape), dtype=tensor.dtype, device=tensor.device)
+        # NCCL gathers into one flat tensor and copies from it (newLikeFlat in ProcessGroupNCCL); what is uneven it broadcasts
+        flat = None
+        if any(output.shape != tensor.shape for output in tensor_list):
+            flat = _as_long_as_all(tensor_list)
+        elif not self._perform:
+            flat = torch.empty((len(tensor_list), *tensor.shape), dtype=tensor.dtype, device=tensor.device)
         for output in tensor_list:
             self._stand_in(output, tensor)
         self._sink("all_gather", group, tensor if flat is None else flat, peer=None)
@@ -185,6 +189,12 @@ def _all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> N
     """Every other rank says what this one says: Megatron compares parameter groups in this way."""
     del group
     object_list[:] = [obj] * len(object_list)
+
+
+def _as_long_as_all(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A tensor with as many elements as all of them together, and no storage of its own."""
+    longest = max(tensors, key=torch.Tensor.numel)
+    return longest.flatten()[:1].expand(sum(tensor.numel() for tensor in tensors))
 
 
 class _Coalesced(FinishedWork):

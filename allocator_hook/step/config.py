@@ -220,6 +220,9 @@ def optimizer_config(launch: Launch) -> Any:
             main_grads_dtype=TORCH_DTYPES[launch.precision.gradients if spec.precision_aware else "fp32"],
             exp_avg_dtype=TORCH_DTYPES[spec.exp_avg_dtype],
             exp_avg_sq_dtype=TORCH_DTYPES[spec.exp_avg_sq_dtype],
+            optimizer_cpu_offload=spec.offload is not None,
+            optimizer_offload_fraction=spec.offload.fraction if spec.offload is not None else 0.0,
+            pin_cpu_grads=spec.offload.pinned_gradients if spec.offload is not None else True,
             clip_grad=spec.clip_grad,
             log_num_zeros_in_grad=spec.log_num_zeros_in_grad,
         )

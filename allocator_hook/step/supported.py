@@ -35,8 +35,9 @@ READ: Final[dict[str, frozenset[str]]] = {
         "name sgd_momentum distributed precision_aware main_params_dtype exp_avg_dtype exp_avg_sq_dtype overlap_grad_reduce "
         "overlap_param_gather overlap_param_gather_with_optimizer_step ddp_bucket_size ddp_num_buckets "
         "pad_buckets_for_high_nccl_busbw average_in_collective reduce_scatter_with_fp32_accumulation clip_grad weight_decay "
-        "log_num_zeros_in_grad log_params_norm".split()
+        "log_num_zeros_in_grad log_params_norm offload".split()
     ),
+    "OffloadSpec": frozenset("fraction pinned_gradients collected".split()),
     "RecomputeSpec": frozenset("granularity method num_layers modules distribute_saved_activations".split()),
     "RuntimeSpec": frozenset(
         "gradient_accumulation_fusion attention_mask_in_dataloader deterministic calculate_per_token_loss "
@@ -54,6 +55,10 @@ def check_supported(launch: Launch) -> None:
     if launch.model.implementation == "legacy":
         raise UnsupportedError(
             "--info-engine shadow", "the code of 2023 is not in any megatron-core", "use --info-engine formula for it"
+        )
+    if launch.optimizer.name not in ("adam", "sgd"):
+        raise UnsupportedError(
+            "--info-engine shadow", f"the recorded step does not run {launch.optimizer.name}", "use --info-engine formula for it"
         )
     for name in _ignored(launch):
         raise UnsupportedError(

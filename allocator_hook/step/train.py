@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,8 @@ def run(
     with marks.whole("build"):
         chunks = models.wrap(launch, config, models.chunks(launch, config))
         optimizer = _optimizer(launch, chunks)
+    if launch.optimizer.offload is not None and launch.optimizer.offload.collected:
+        gc.collect()  # as `train` does with --manual-gc
     for chunk in chunks:
         marks.watch(chunk)
     trained = Trained(launch, chunks, optimizer)

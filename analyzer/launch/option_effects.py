@@ -28,7 +28,7 @@ _MODELLED: Final = """
     gradient_accumulation_fusion group_query_attention hidden_dropout hidden_size
     hierarchical_context_parallel_sizes init_model_with_meta_device kv_channels kv_lora_rank log_num_zeros_in_grad
     log_params_norm loss_scale lr_decay_samples lr_warmup_samples main_grads_dtype main_params_dtype
-    make_vocab_size_divisible_by masked_softmax_fusion max_position_embeddings megatron_fsdp_grad_comm_dtype
+    make_vocab_size_divisible_by manual_gc masked_softmax_fusion max_position_embeddings megatron_fsdp_grad_comm_dtype
     megatron_fsdp_main_grads_dtype micro_batch_size microbatch_group_size_per_vp_stage min_offloaded_tensor_size
     moe_aux_loss_coeff
     moe_enable_deepep moe_expert_capacity_factor moe_ffn_hidden_size moe_grouped_gemm moe_latent_size moe_layer_freq
@@ -37,6 +37,8 @@ _MODELLED: Final = """
     moe_router_padding_for_fp8 moe_router_padding_for_quantization moe_router_pre_softmax moe_router_score_function
     moe_router_topk moe_shared_expert_gate moe_shared_expert_intermediate_size moe_shared_expert_overlap
     moe_token_dispatcher_type moe_use_legacy_grouped_gemm moe_z_loss_coeff mtp_num_layers multi_latent_attention
+    muon_coefficient_type muon_fp32_matmul_prec muon_nesterov muon_num_ns_steps muon_scalar_optimizer muon_split_qkv
+    muon_tp_mode muon_use_nesterov optimizer_cpu_offload optimizer_offload_fraction pin_cpu_grads use_layer_wise_param_layout
     no_load_optim normalization num_attention_heads num_distributed_optimizer_instances num_experts num_layers
     num_layers_at_end_in_bf16 num_layers_at_start_in_bf16 num_layers_per_virtual_pipeline_stage num_query_groups
     num_virtual_stages_per_pipeline_rank offload_modules outer_dp_sharding_strategy overlap_grad_reduce overlap_p2p_comm
@@ -154,17 +156,13 @@ _REASONS: Final[dict[str, str]] = {
     "order of operations of Megatron-FSDP, or its checkpoints": """
         fsdp_manual_registration gradient_reduce_div_fusion strict_fsdp_dtensor_load
     """,
-    "for other optimizers, which are refused": """
-        lion_beta1 lion_beta2 muon_coefficient_type muon_extra_scale_factor muon_fp32_matmul_prec muon_momentum
-        muon_nesterov muon_num_ns_steps muon_scalar_optimizer muon_scale_mode muon_split_qkv muon_tp_mode
-        muon_use_nesterov use_layer_wise_param_layout
+    "order of copies between GPU and host, or set and then ignored": """
+        overlap_cpu_optimizer_d2h_h2d pin_cpu_params use_torch_optimizer_for_cpu_offload
     """,
     "for offloading, which is refused": """
         activation_offload_fraction cpu_offloading_retain_pinned_cpu_buffers delay_offload_until_cuda_graph
         delta_offload_bytes_across_pp_ranks fine_grained_offloading_max_inflight_offloads
         moe_paged_stash_buffer_size_factor_cpu moe_paged_stash_buffer_size_factor_cuda moe_paged_stash_page_size
-        optimizer_offload_fraction overlap_cpu_optimizer_d2h_h2d pin_cpu_grads pin_cpu_params
-        use_torch_optimizer_for_cpu_offload
     """,
     "for models other than GPT, which are refused": """
         bert_binary_head bert_load biencoder_projection_dim biencoder_shared_query_context_model block_data_path
@@ -200,9 +198,10 @@ _REASONS: Final[dict[str, str]] = {
     """,
     "numbers of the optimizer and its schedule": """
         adam_beta1 adam_beta2 adam_eps apply_wd_to_qk_layernorm decoupled_lr decoupled_min_lr
-        dump_param_to_param_group_map end_weight_decay hysteresis initial_loss_scale loss_scale_window lr
+        dump_param_to_param_group_map end_weight_decay hysteresis initial_loss_scale lion_beta1 lion_beta2 loss_scale_window lr
         lr_decay_iters lr_decay_style lr_warmup_fraction lr_warmup_init lr_warmup_iters lr_wsd_decay_iters
-        lr_wsd_decay_samples lr_wsd_decay_style min_loss_scale min_lr no_weight_decay_cond_type
+        lr_wsd_decay_samples lr_wsd_decay_style min_loss_scale min_lr muon_extra_scale_factor muon_momentum
+        muon_scale_mode no_weight_decay_cond_type
         override_opt_param_scheduler start_weight_decay use_checkpoint_opt_param_scheduler weight_decay_incr_style
     """,
     "values of parameters and random numbers": """
@@ -244,7 +243,7 @@ _REASONS: Final[dict[str, str]] = {
         exit_signal_handler_for_training fault_injector_delay_start_iteration fault_injector_fault_delay
         fault_injector_fault_probabilities fault_injector_fault_types fault_injector_mtti_seconds
         fault_injector_num_ranks fault_injector_offset_seconds fault_injector_ranks fault_injector_seed
-        ft_num_warmup_iters iterations_to_skip manual_gc manual_gc_eval manual_gc_interval multiple_validation_sets
+        ft_num_warmup_iters iterations_to_skip manual_gc_eval manual_gc_interval multiple_validation_sets
         phase_transition_iterations rerun_mode result_rejected_tracker_filename start_eval_at_iter test_mode
         train_sync_interval validation_set_names
     """,

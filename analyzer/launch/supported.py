@@ -22,7 +22,7 @@ _DENSE: Final = "analyse a dense GPT, without it"
 HARMLESS: Final[dict[str, tuple[object, ...]]] = {
     "DDP_impl": ("local",),
     "megatron_fsdp_main_params_dtype": ("fp32",),
-    "optimizer": ("adam", "sgd"),
+    "optimizer": ("adam", "sgd", "muon", "dist_muon", "lion"),
     "position_embedding_type": ("learned_absolute", "rope", "yarn", "none"),
     "transformer_impl": ("transformer_engine", "local"),
     "distributed_backend": ("nccl",),
@@ -87,12 +87,11 @@ REFUSED: Final[dict[str, tuple[str, str]]] = {
     "megatron_fsdp_main_params_dtype": ("shards of other types are not modelled", "leave it at fp32"),
     "tensor_parallel_num_weight_shards": ("weights sharded beyond tensor parallelism are not modelled", _WITHOUT),
     "expert_tensor_parallel_num_weight_shards": ("weights sharded beyond tensor parallelism are not modelled", _WITHOUT),
-    "optimizer": ("this optimizer is not modelled yet", "use --optimizer adam or sgd"),
+    "optimizer": ("this optimizer is not modelled yet", "use --optimizer adam, sgd, lion or muon"),
     "freeze_all_layers": ("a frozen model is not modelled", _WITHOUT),
     "DDP_impl": ("torch's own data parallelism is not modelled", "use --DDP-impl local"),
     "use_contiguous_buffers_in_local_ddp": ("gradients outside a buffer are not modelled", _WITHOUT),
     # offloading, graphs, overlap
-    "optimizer_cpu_offload": ("offloading of the optimizer is not modelled yet", _WITHOUT),
     "optimizer_cuda_graph": ("a graph of the optimizer step is not modelled", _WITHOUT),
     "moe_paged_stash": ("paging of the experts' activations is not modelled", _WITHOUT),
     "delay_wgrad_compute": ("delayed weight gradients are not modelled", _WITHOUT),

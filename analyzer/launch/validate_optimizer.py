@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from analyzer.errors import InputError
 from analyzer.launch.validate import RELEASE_2023, number, option, positive, switched_on, text
+from analyzer.launch.validate_lion import check_lion
+from analyzer.launch.validate_muon import check_muon
+from analyzer.launch.validate_offload import check_offload
 from analyzer.specs import OptimizerSpec
 
 if TYPE_CHECKING:
@@ -20,10 +23,12 @@ _STATE_DTYPES = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 def check_optimizer(arguments: Arguments, *, virtual_pipeline: int | None) -> OptimizerSpec:
     """States and collectives of the optimizer. Raises InputError for what Megatron refuses.
 
-    Optimizers other than adam and sgd are refused before, in `supported`.
+    Optimizers other than adam, sgd, muon and lion are refused before, in `supported`.
     """
-    name = text(arguments, "optimizer", "adam")
-    distributed = switched_on(arguments, "use_distributed_optimizer")
+    check_lion(arguments)
+    muon = check_muon(arguments)
+    name = "muon" if muon is not None else text(arguments, "optimizer", "adam")
+    distributed = switched_on(arguments, "use_distributed_optimizer") and muon is None
     if distributed and name != "adam":
         raise InputError(
             option(arguments, "use_distributed_optimizer"),
@@ -38,7 +43,9 @@ def check_optimizer(arguments: Arguments, *, virtual_pipeline: int | None) -> Op
             option(arguments, "ddp_average_in_collective"), "contradicts --calculate-per-token-loss", "keep one of the two"
         )
     return OptimizerSpec(
-        name=cast(Literal["adam", "sgd"], name),
+        name=cast(Literal["adam", "sgd", "muon", "lion"], name),
+        muon=muon,
+        offload=check_offload(arguments),
         sgd_momentum=number(arguments, "sgd_momentum", 0.9),
         distributed=distributed,
         precision_aware=switched_on(arguments, "use_precision_aware_optimizer"),

@@ -36,7 +36,9 @@ def rank_trees(report: Report, *, width: int, whole: bool) -> list[Line]:
     Activations are what one microbatch keeps for backward. Shortened, it is the first chunk of the first stage and the
     last chunk of the last: those between hold no kind of module that these do not.
     """
-    picked = [(rank, chunk, tree) for rank in report.ranks for chunk, tree in zip(rank.chunks, rank.trees, strict=True)]
+    stages = {rank.pipeline_rank: rank for rank in reversed(report.ranks)}  # ranks of a stage may differ in memory
+    held = [stages[number] for number in sorted(stages)]
+    picked = [(rank, chunk, tree) for rank in held for chunk, tree in zip(rank.chunks, rank.trees, strict=True)]
     if not whole and len(picked) > 2:
         picked = [picked[0], picked[-1]]
     lines = heading("Layers on one rank and what they send", width=width)

@@ -1,0 +1,77 @@
+"""Whole parameters shared out among replicas: who owns which, and what that makes of each rank's states.
+
+Read in megatron/core/optimizer/layer_wise_optimizer.py (`LayerWiseDistributedOptimizer.shard_params`, `allgather_params`),
+0.16.1. Gradients are all-reduced as without any sharding; after the step every rank sends what it owns to all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from analyzer.modules.tree import Tensor
+from analyzer.results import RankRanges, StageModel
+from analyzer.specs import Launch
+from analyzer.states import States
+from analyzer.states_muon import with_owned
+from analyzer.states_replicas import alike_ranks
+from analyzer.states_weights import Weight, weights
+from analyzer.timeline import size
+
+Owned = tuple[Weight, ...]
+
+
+def owners(listed: Iterable[Weight], ranks: int) -> tuple[Owned, ...]:
+    """What each of `ranks` replicas owns: parameters sorted from small to large go to them forth and back.
+
+    Of equal sizes the one that is listed first comes first.
+    """
+    owned: list[list[Weight]] = [[] for _ in range(ranks)]
+    loop = [*range(ranks), *reversed(range(ranks))]
+    for place, weight in enumerate(sorted(listed, key=lambda weight: weight.numel)):
+        owned[loop[place % len(loop)]].append(weight)
+    return tuple(tuple(each) for each in owned)
+
+
+def stage_owners(launch: Launch, stage: StageModel) -> tuple[tuple[Owned, ...], tuple[Owned, ...]]:
+    """Owners among data-parallel ranks (with context), and among the experts' replicas."""
+    listed = tuple(weights(launch, stage))
+    dense = owners((weight for weight in listed if not weight.expert), launch.parallel.data_with_context)
+    return dense, owners((weight for weight in listed if weight.expert), launch.parallel.expert_data)
+
+
+def owned_states(launch: Launch, stage: StageModel, whole: States) -> tuple[tuple[RankRanges, States], ...]:
+    """Ranks of a stage that hold equal states, with those states."""
+    dense, experts = stage_owners(launch, stage)
+    in_dense = _gathered(dense)
+    in_experts = _gathered(experts) if launch.parallel.expert_data > 1 else ()
+
+    def made_of(own: Owned, own_experts: Owned) -> States:
+        held = with_owned(launch, whole, (*own, *own_experts))
+        gathering = max(_sent(own, in_dense), _sent(own_experts, in_experts), key=size)  # after all steps
+        return replace(
+            held,
+            step_workspace=max(held.step_workspace, gathering, key=size),
+            first_step_bytes=max(held.first_step_bytes, size(gathering)),
+        )
+
+    return alike_ranks(launch.parallel, stage.pipeline_rank, dense=dense, experts=experts, made_of=made_of)
+
+
+def _gathered(shared: Sequence[Owned]) -> tuple[Tensor, ...]:
+    """Updated parameters of every rank, as they come in; where all own equally much, by way of one tensor for all.
+
+    Parts of equal size are copied out of a stacked tensor, others broadcast one by one (`ProcessGroupNCCL::allgather`).
+    """
+    listed = [weight for each in shared for weight in each]
+    if not listed:
+        return ()
+    numels = [sum(weight.numel for weight in each) for each in shared]
+    arriving = Tensor(name="gathered parameters", shape=(sum(numels),), dtype=listed[0].dtype, formula="parameters")
+    return (arriving, replace(arriving, name="stacked parameters")) if len(set(numels)) == 1 else (arriving,)
+
+
+def _sent(own: Owned, received: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Beside what comes in, one's own in a row; a single one is sent as it lies."""
+    numel = sum(weight.numel for weight in own) if len(own) > 1 else 0
+    return (*received, *(replace(tensor, name="own parameters to send", shape=(numel,)) for tensor in received[:1]))

@@ -1,0 +1,286 @@
+"""Muon: which weights it takes, what it keeps and needs for them, and who owns which where they are shared out."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allocator_hook.step.supported import check_supported
+from analyzer.communication import messages
+from analyzer.errors import AnalyzerError, InputError, UnsupportedError
+from analyzer.memory import rank_classes, stage_models
+from analyzer.results import Message
+from analyzer.specs import Launch, MuonSpec
+from analyzer.states import States, shares, states
+from analyzer.states_layer_wise import owners
+from analyzer.states_muon import orthogonalization
+from analyzer.states_weights import Weight, weights
+from analyzer.timeline import size
+from tests.launch_of import launch_of
+
+LINES = "--position-embedding-type rope --normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights"
+H, LAYERS, VOCABULARY = 1024, 8, 32128
+"""Of `launch_of`; 32000 tokens and one padded to a multiple of 128."""
+MATRICES = LAYERS * 12 * H * H
+"""Queries, keys and values 3h², projection h², feed-forward 8h²."""
+OTHERS = 2 * VOCABULARY * H + (2 * LAYERS + 1) * H
+LION_BESIDE = "--optimizer muon --muon-scalar-optimizer lion"
+EXPERTS = "--num-experts 8 --moe-grouped-gemm --moe-ffn-hidden-size 512 --expert-model-parallel-size 4"
+
+
+def states_of(line: str) -> States:
+    launch = launch_of(f"{LINES} {line}")
+    return states(launch, stage_models(launch)[0])
+
+
+def sent(launch: Launch) -> list[Message]:
+    return [message for message in messages(launch, stage_models(launch)) if message.phase == "parameter"]
+
+
+def test_one_momentum_for_matrices_and_two_moments_for_the_rest() -> None:
+    """Jordan et al. 2024: Muon keeps a momentum buffer alone; embedding, output layer and vectors go to Adam."""
+    held = states_of("--optimizer muon")
+    assert held.masters == 4 * (MATRICES + OTHERS)
+    assert held.moments == 4 * MATRICES + 8 * OTHERS
+    assert held.gradients == 4 * (MATRICES + OTHERS)  # nothing is sharded
+    assert held.parameters == 2 * (MATRICES + OTHERS)
+    assert held.gradient_copies == 0
+
+
+def test_gradients_in_bf16_are_copied_for_the_step() -> None:
+    """`Float16OptimizerWithFloat16Params._copy_model_grads_to_main_grads`."""
+    held = states_of("--optimizer muon --grad-reduce-in-bf16")
+    assert held.gradient_copies == 4 * (MATRICES + OTHERS)
+    assert held.gradients == 2 * (MATRICES + OTHERS)
+
+
+def test_lion_keeps_one_moment() -> None:
+    """Chen et al. 2023: Lion keeps a momentum alone, for every parameter; the update is made before it is applied."""
+    line = f"{LINES} --vocab-size 32000"
+    alone, beside = (launch_of(f"{line} {more}", release="0.17.1") for more in ("--optimizer lion", LION_BESIDE))
+    for launch in (alone, beside):
+        held = states(launch, stage_models(launch)[0])
+        assert held.masters == held.moments == held.gradients == 2 * held.parameters
+    output_layer = alone.model.padded_vocab_size * H
+    last_matrix = 4 * H * H  # fc2 of the last layer
+    assert size(states(alone, stage_models(alone)[0]).step_workspace) == 4 * (output_layer + last_matrix)
+    # beside Muon the output layer follows the embedding
+    assert size(states(beside, stage_models(beside)[0]).step_workspace) == 4 * 2 * output_layer
+
+
+def test_what_is_orthogonalized() -> None:
+    """`get_megatron_muon_optimizer`: what is of two dimensions and not marked as embedding or output layer; a position table is."""
+    launch = launch_of("--optimizer muon")
+    listed = tuple(weights(launch, stage_models(launch)[0]))
+    taken = [weight.shape for weight in listed if weight.orthogonalized]
+    assert taken.count((2048, H)) == 1  # positions
+    assert taken.count((3 * H, H)) == taken.count((4 * H, H)) == LAYERS
+    assert (VOCABULARY, H) not in taken
+    experts = launch_of(f"--optimizer muon {EXPERTS} --disable-bias-linear")
+    one_each = [weight for weight in weights(experts, stage_models(experts)[0]) if weight.expert]
+    assert all(weight.orthogonalized for weight in one_each)
+    assert len(one_each) == LAYERS * 2 * 2  # two local experts with two matrices each
+
+
+def test_the_embedding_that_prediction_layers_read_gets_muon() -> None:
+    """`setup_embeddings_and_output_layer` marks it on the first stage alone; Muon then makes room for V·h."""
+    launch = launch_of(f"--optimizer muon --pipeline-model-parallel-size 2 --mtp-num-layers 1 {LINES}")
+    first, last = stage_models(launch)
+    embedding = (VOCABULARY, H)
+    assert [weight.orthogonalized for weight in weights(launch, first) if weight.shape == embedding] == [False]
+    assert [weight.orthogonalized for weight in weights(launch, last) if weight.shape == embedding] == [True, False]
+    assert size(states(launch, last).step_workspace) == 12 * VOCABULARY * H
+
+
+@pytest.mark.parametrize(
+    ("line", "bytes_per_element"),
+    [
+        ("", 12),  # the result in fp32, and the two products by which it is scaled
+        ("--muon-use-nesterov", 16),  # beside them the momentum moved ahead
+        ("--muon-fp32-matmul-prec high", 12),  # 8 for two iterates and 8h² for two squares are less with 4h · h
+    ],
+)
+def test_a_step_needs_room_for_the_largest_matrix(line: str, bytes_per_element: int) -> None:
+    """`newton_schulz` and `scaled_orthogonalize_fn`, line by line; the largest is fc1 with 4h · h."""
+    assert size(states_of(f"--optimizer muon {line}").step_workspace) == bytes_per_element * 4 * H * H
+
+
+def test_square_matrices_in_fp32_need_their_squares() -> None:
+    """X, XXᵀ, b·XXᵀ + c·(XXᵀ)² and the next X: four times 4·h²."""
+    launch = launch_of("--optimizer muon --muon-fp32-matmul-prec high")
+    square = Weight(shape=(H, H), dtype="bf16", orthogonalized=True, partition=1)
+    assert size(orthogonalization(launch, square)) == 16 * H * H
+
+
+def test_split_matrices_are_gathered_by_every_rank() -> None:
+    """`newton_schulz_tp` with duplicated: all parts and the whole of them, normalized, and again in bf16: 4 + 4 + 4 + 2 bytes."""
+    launch = launch_of("--optimizer muon --tensor-model-parallel-size 2 --muon-tp-mode duplicated")
+    half = Weight(shape=(2 * H, H), dtype="bf16", orthogonalized=True, partition=0)
+    assert size(orthogonalization(launch, half)) == 14 * 4 * H * H
+    gathers = [message for message in sent(launch) if message.module == "optimizer.muon.gradients"]
+    assert {(message.shape, message.group, message.dtype): message.calls_per_iteration for message in gathers} == {
+        ((H, H), "tp", "fp32"): 4 * LAYERS,  # queries, keys, values, projection
+        ((4 * H, H), "tp", "fp32"): LAYERS,
+        ((H, 4 * H), "tp", "fp32"): LAYERS,
+    }
+
+
+def test_distributed_steps_reduce_squares() -> None:
+    """`newton_schulz_step`: XXᵀ of the unsplit side, once a step, and one norm for each matrix."""
+    launch = launch_of("--optimizer muon --tensor-model-parallel-size 2 --muon-tp-mode distributed")
+    rows = {(message.module, message.shape): message.calls_per_iteration for message in sent(launch)}
+    matrices = 6 * LAYERS
+    assert rows["optimizer.muon.norm", (1,)] == matrices
+    assert rows["optimizer.muon.square", (H, H)] == 5 * matrices
+
+
+def test_blockwise_sends_nothing() -> None:
+    assert not [message for message in sent(launch_of("--optimizer muon --tensor-model-parallel-size 2")) if message.group == "tp"]
+
+
+def test_forth_and_back() -> None:
+    """The example in `LayerWiseDistributedOptimizer.shard_params`: ten parameters in their order, four ranks."""
+    listed = [Weight(shape=(numel, 1), dtype="bf16", orthogonalized=True) for numel in range(1, 11)]
+    assert [[weight.numel - 1 for weight in owned] for owned in owners(listed, 4)] == [[0, 7, 8], [1, 6, 9], [2, 5], [3, 4]]
+
+
+@given(numels=st.lists(st.integers(1, 50), max_size=60), ranks=st.integers(1, 9))
+def test_every_parameter_has_one_owner(numels: list[int], ranks: int) -> None:
+    listed = [Weight(shape=(numel,), dtype="bf16", orthogonalized=False, parts=(place,)) for place, numel in enumerate(numels)]
+    shared = owners(listed, ranks)
+    assert sorted(weight.parts for owned in shared for weight in owned) == sorted(weight.parts for weight in listed)
+    assert max(map(len, shared)) - min(map(len, shared)) <= 2
+    loads = [sum(weight.numel for weight in owned) for owned in shared]
+    assert max(loads) - min(loads) <= 2 * max(numels, default=0)
+
+
+@pytest.mark.parametrize(
+    "layout", ["", "--context-parallel-size 2", "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"]
+)
+def test_shared_out_states_add_up_to_the_whole(layout: str) -> None:
+    """Each parameter of a replica is owned once, and every rank of the world stands in one class."""
+    line = f"{LINES} {layout}"
+    whole, shared = (rank_classes(launch_of(f"{line} --optimizer {name}")) for name in ("muon", "dist_muon"))
+    replicas = launch_of(line).parallel.data_with_context
+    assert sorted(rank for each in shared for rank in ranks_of(each.ranks)) == list(range(8))
+    total = sum(each.memory.optimizer_bytes * len(ranks_of(each.ranks)) for each in shared)
+    assert total * replicas == sum(each.memory.optimizer_bytes * len(ranks_of(each.ranks)) for each in whole)
+    assert {each.memory.gradients_bytes for each in shared} == {each.memory.gradients_bytes for each in whole}
+
+
+def test_experts_are_shared_out_among_their_own_replicas() -> None:
+    """Eight ranks, four expert-parallel: dense parameters have eight owners, experts two."""
+    launch = launch_of(f"{LINES} {EXPERTS} --optimizer dist_muon")
+    listed = tuple(weights(launch, stage_models(launch)[0]))
+    dense = 4 * sum(w.numel * (2 if w.orthogonalized else 3) for w in listed if not w.expert)
+    experts = 4 * sum(w.numel * 2 for w in listed if w.expert)
+    total = sum(each.memory.optimizer_bytes * len(ranks_of(each.ranks)) for each in rank_classes(launch))
+    assert total == dense + 4 * experts
+    gathers = {message.group: message.shape for message in sent(launch) if message.kind == "all_gather"}
+    assert gathers == {
+        "dp_cp": (sum(w.numel for w in listed if not w.expert),),
+        "edp": (sum(w.numel for w in listed if w.expert),),
+    }
+
+
+def test_updated_parameters_come_in_beside_those_that_are_sent() -> None:
+    """`allgather_params`: a flat copy of what the rank owns, and a tensor for each rank's; 2 bytes each."""
+    launch = launch_of(f"{LINES} --optimizer dist_muon")
+    fullest = max(rank_classes(launch), key=lambda each: each.memory.allocated_bytes)
+    held = states(launch, stage_models(launch)[0])
+    assert fullest.memory.optimizer_bytes < held.masters + held.moments
+    dense = owners(weights(launch, stage_models(launch)[0]), 8)
+    smallest, largest = (f([sum(w.numel for w in owned) for owned in dense]) for f in (min, max))
+    whole = MATRICES + OTHERS
+    temporaries = {size(held.step_workspace) for _, held in shares(launch, stage_models(launch)[0])}
+    assert min(temporaries) == pytest.approx(2 * (whole + smallest), rel=1e-3)
+    assert max(temporaries) == pytest.approx(2 * (whole + largest), rel=1e-3)
+
+
+def test_equal_parts_are_gathered_by_way_of_a_stack() -> None:
+    """`newLikeFlat` in `ProcessGroupNCCL::allgather`; each replica of the experts owns four of 32 equal matrices."""
+    launch = launch_of(
+        f"{LINES} --num-experts 8 --moe-grouped-gemm --moe-ffn-hidden-size 4096 --expert-model-parallel-size 2 "
+        "--optimizer dist_muon"
+    )
+    experts = LAYERS * 4 * 2 * 4096 * H
+    temporaries = {size(held.step_workspace) for _, held in shares(launch, stage_models(launch)[0])}
+    assert temporaries == {2 * (experts + experts + experts // 4)}
+
+
+def test_one_replica_owns_all() -> None:
+    line = f"{LINES} --tensor-model-parallel-size 8"
+    alone = rank_classes(launch_of(f"{line} --optimizer dist_muon"))
+    assert [each.memory for each in alone] == [each.memory for each in rank_classes(launch_of(f"{line} --optimizer muon"))]
+
+
+def test_gradient_norms_span_all_ranks() -> None:
+    """`LayerWiseDistributedOptimizer.get_grad_norm` names no group."""
+    launch = launch_of("--optimizer dist_muon --tensor-model-parallel-size 2")
+    (norm,) = (message for message in messages(launch, stage_models(launch)) if message.module == "optimizer.grad_norm")
+    assert norm.group == "world"
+
+
+@pytest.mark.parametrize(
+    ("line", "release", "option"),
+    [
+        ("--optimizer muon --use-distributed-optimizer", "0.16.1", "--use-distributed-optimizer"),
+        ("--optimizer muon --overlap-grad-reduce", "0.16.1", "--overlap-grad-reduce"),
+        ("--optimizer dist_muon --overlap-grad-reduce --overlap-param-gather", "0.16.1", "--overlap-grad-reduce"),
+        ("--optimizer muon --overlap-grad-reduce", "0.17.1", "--overlap-grad-reduce"),
+        ("--optimizer muon --ckpt-format torch_dcp", "0.16.1", "--optimizer muon"),
+        ("--optimizer muon --use-megatron-fsdp --ckpt-format fsdp_dtensor", "0.16.1", "--use-megatron-fsdp"),
+        ("--optimizer muon --muon-num-ns-steps 6", "0.16.1", "--muon-num-ns-steps"),
+        ("--optimizer muon --use-precision-aware-optimizer", "0.16.1", "--use-precision-aware-optimizer"),
+        ("--optimizer lion --use-distributed-optimizer", "0.17.1", "--use-distributed-optimizer"),
+    ],
+)
+def test_what_megatron_refuses(line: str, release: str, option: str) -> None:
+    with pytest.raises(InputError) as error:
+        launch_of(line, release=release)
+    assert error.value.option == option
+    assert not isinstance(error.value, UnsupportedError)
+
+
+@pytest.mark.parametrize(
+    ("line", "release"),
+    [
+        ("--optimizer muon --use-distributed-optimizer", "0.18.2"),
+        ("--optimizer dist_muon", "0.19.0"),
+        ("--optimizer dist_muon --overlap-grad-reduce --overlap-param-gather", "0.17.1"),
+        ("--optimizer lion", "0.18.2"),
+        ("--optimizer muon --muon-scalar-optimizer lion", "0.18.2"),
+        ("--optimizer soap", "0.18.2"),
+    ],
+)
+def test_what_is_not_modelled_is_refused(line: str, release: str) -> None:
+    with pytest.raises(UnsupportedError):
+        launch_of(line, release=release)
+
+
+def test_muon_does_not_go_with_fp16() -> None:
+    with pytest.raises(AnalyzerError, match="--fp16"):
+        launch_of(
+            "--optimizer muon",
+            base="--num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 "
+            "--max-position-embeddings 2048 --micro-batch-size 1 --fp16 --tokenizer-type NullTokenizer --vocab-size 32000",
+        )
+
+
+def test_the_shadow_refuses_what_it_does_not_run() -> None:
+    for line, release in (("--optimizer muon", "0.16.1"), ("--optimizer lion", "0.17.1")):
+        with pytest.raises(UnsupportedError, match=line.split()[-1]):
+            check_supported(launch_of(line, release=release))
+
+
+def test_later_releases_share_out_without_a_layout() -> None:
+    launch = launch_of("--optimizer muon --use-distributed-optimizer --no-use-layer-wise-param-layout", release="0.18.2")
+    assert launch.optimizer.muon == MuonSpec(layer_wise=True)
+    assert not launch.optimizer.distributed
+    alike = launch_of("--optimizer dist_muon --no-use-layer-wise-param-layout", release="0.18.2")
+    assert rank_classes(launch) == rank_classes(alike)
+
+
+def ranks_of(ranges: tuple[tuple[int, int], ...]) -> list[int]:
+    return [rank for first, last in ranges for rank in range(first, last + 1)]
