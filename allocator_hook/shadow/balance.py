@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from analyzer.units import MIB
+
 aten = torch.ops.aten
 
 
@@ -44,8 +46,10 @@ class Means:
 
     def on_host(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A host tensor of the shape of `tensor`: all zero where nothing is known, else whole numbers as equal as can be."""
-        host = torch.zeros(tensor.shape, dtype=dtype or tensor.dtype)
         mean = self.of(tensor)
+        if not mean and tensor.numel() > MIB:  # the first values of a quantized weight, which nobody reads: pages never touched
+            return torch.empty(tensor.shape, dtype=dtype or tensor.dtype)
+        host = torch.zeros(tensor.shape, dtype=dtype or tensor.dtype)
         if not mean:
             return host
         total, elements = round(mean * host.numel()), host.numel()
