@@ -110,7 +110,7 @@ def _fp8(launch: Launch) -> dict[str, Any]:
     }
 
 
-def _stores_fp8(launch: Launch, *recipes: str) -> bool:
+def stores_fp8(launch: Launch, *recipes: str) -> bool:
     """Whether weights are stored in FP8, of one of these recipes where any are named."""
     fp8 = launch.precision.fp8
     return fp8 is not None and fp8.stored_parameters and (not recipes or fp8.recipe in recipes)
@@ -218,8 +218,8 @@ def ddp_config(launch: Launch, *, parameters: int) -> Any:
             pad_buckets_for_high_nccl_busbw=optimizer.pad_buckets_for_high_nccl_busbw,
             average_in_collective=optimizer.average_in_collective,
             reduce_scatter_with_fp32_accumulation=optimizer.reduce_scatter_with_fp32_accumulation,
-            fp8_param_gather=_stores_fp8(launch),
-            reuse_grad_buf_for_mxfp8_param_ag=_stores_fp8(launch, "mxfp8"),
+            fp8_param_gather=stores_fp8(launch),
+            reuse_grad_buf_for_mxfp8_param_ag=stores_fp8(launch, "mxfp8"),
         )
     )
 
@@ -256,6 +256,6 @@ def optimizer_config(launch: Launch) -> Any:
             clip_grad=spec.clip_grad,
             log_num_zeros_in_grad=spec.log_num_zeros_in_grad,
             fp8_recipe=None if launch.precision.fp8 is None else launch.precision.fp8.recipe,
-            reuse_grad_buf_for_mxfp8_param_ag=_stores_fp8(launch, "mxfp8"),
+            reuse_grad_buf_for_mxfp8_param_ag=stores_fp8(launch, "mxfp8"),
         )
     )
