@@ -61,6 +61,10 @@ def _stage_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
     yield from _module_messages(launch, stage)
     yield from pipeline_messages(launch, stage)
     yield from data_parallel_messages(launch, stage)
+    if launch.precision.fp8 is not None:
+        from analyzer.communication_fp8 import largest_value_messages  # a millisecond that most launches need not spend
+
+        yield from largest_value_messages(launch, stage)
     yield from shared_gradient_messages(launch, stage)
     if legacy:
         yield from legacy_scalar_messages(launch, stage)

@@ -199,8 +199,9 @@ def _row(name: str, tensors: Sequence[Tensor], sizes: Sequence[int]) -> ModuleRo
     left = Counter(sizes)
     missing = []
     for tensor in tensors:
-        if left[tensor.bytes]:
-            left[tensor.bytes] -= 1
+        size = tensor.bytes // tensor.pieces
+        if left[size] >= tensor.pieces:
+            left[size] -= tensor.pieces
         else:
             missing.append(tensor)
     return ModuleRow(

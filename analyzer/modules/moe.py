@@ -12,7 +12,7 @@ from dataclasses import replace
 from analyzer.modules.dispatch import Routing, combine, dispatch
 from analyzer.modules.linear import column_collectives, row_collectives, split_weight, weight_gradient
 from analyzer.modules.mlp import kept_by_gate
-from analyzer.modules.quantized import backward_input, forward_input, keeps_original, kept_input, output_gradient
+from analyzer.modules.quantized import Split, backward_input, forward_input, keeps_original, kept_input, output_gradient
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Parameter, Tensor
 
@@ -103,7 +103,7 @@ def experts(shapes: Shapes) -> Module:
     rows = routing.multiplied_rows
     fc1 = (gates * width, routing.width)
     fc2 = (routing.width, width)
-    read = routing.row_tensor("fc1 output", rows, gates * width)
+    read = routing.row_tensor("fc1 output", rows, gates * width, made_in="mlp.experts.linear_fc1")
     written = routing.row_tensor("activation output", rows, width)
     # unfused, the product with the probabilities keeps its factor, and a gated activation the activated gate
     unfused = () if model.bias_activation_fusion and model.gated else (routing.row_tensor("unweighted activation", rows, width),)
@@ -114,6 +114,7 @@ def experts(shapes: Shapes) -> Module:
     dropped = shapes.recomputes("moe_act")
     received = routing.row_tensor("input", rows, made_in="mlp")
     held = _held_in_16_bit(routing)
+    split = Split(experts=routing.local_experts, in_one_buffer=moe.grouped_gemm)
     unpadded = (routing.row_tensor("output without padding", routing.rows),) if routing.pads else ()
     biased = _bias_added(routing)
     return Module(
@@ -125,10 +126,10 @@ def experts(shapes: Shapes) -> Module:
                     _expert_weight(routing, rows=fc1[0], columns=fc1[1], full=(gates * moe.ffn_hidden_size, routing.width)),
                     *_expert_bias(routing, gates * moe.ffn_hidden_size),
                 ),
-                saved=kept_input(shapes, received),
-                forward_workspace=(*held, *forward_input(shapes, received, in_16_bit=False), read),
+                saved=kept_input(shapes, received, split=split),
+                forward_workspace=(*held, *forward_input(shapes, received, in_16_bit=False, split=split), read),
                 backward_workspace=(
-                    *output_gradient(shapes, routing.row_tensor("output gradient", rows, gates * width)),
+                    *output_gradient(shapes, routing.row_tensor("output gradient", rows, gates * width), split=split),
                     routing.row_tensor("input gradient", rows),
                     *_weight_gradients(routing, fc1),
                 ),
@@ -153,19 +154,19 @@ def experts(shapes: Shapes) -> Module:
                     _expert_weight(routing, rows=fc2[0], columns=fc2[1], full=(routing.width, moe.ffn_hidden_size)),
                     *_expert_bias(routing, routing.width),
                 ),
-                saved=() if dropped else kept_input(shapes, routing.row_tensor("input", rows, width)),
+                saved=() if dropped else kept_input(shapes, routing.row_tensor("input", rows, width, made_in="mlp.experts"), split=split),
                 forward_workspace=(
                     *held,
                     *((written,) if dropped else ()),
-                    *forward_input(shapes, written, in_16_bit=not dropped, original=dropped),
+                    *forward_input(shapes, written, in_16_bit=not dropped, original=dropped, split=split),
                     routing.row_tensor("output", rows),
                     *biased,
                     *unpadded,
                 ),
                 backward_workspace=(
                     *((written,) if dropped else ()),
-                    *output_gradient(shapes, routing.row_tensor("output gradient", rows)),
-                    *backward_input(shapes, written, original=dropped),
+                    *output_gradient(shapes, routing.row_tensor("output gradient", rows), split=split),
+                    *backward_input(shapes, written, original=dropped, split=split),
                     *biased[:1],
                     routing.row_tensor("input gradient", rows, width),
                     *_weight_gradients(routing, fc2),

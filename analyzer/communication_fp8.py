@@ -1,0 +1,75 @@
+"""Largest values of FP8 tensors, agreed on by the ranks that scale alike.
+
+The delayed recipe keeps histories of them: those of all quantizers are reduced at the end of each forward pass under
+`fp8_autocast`, and in the backward pass of its first layer (`FP8GlobalStateManager.reduce_and_update_fp8_tensors`). Weights
+stored in FP8 are cast from shards of their masters, so that ranks need the largest of all shards first
+(`cast_master_weights_to_fp8`). What one tensor sharded over tensor-parallel ranks needs is with its module.
+
+Sources: Transformer Engine 2.11, pytorch/quantization.py and pytorch/tensor/utils.py; `get_fp8_context` in
+megatron/core/fp8_utils.py (0.16.1).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from math import prod
+
+from analyzer.communication_rows import Phase, row
+from analyzer.fp8_weights import BACKWARD_QUANTIZERS, FORWARD_QUANTIZERS, matrices, quantized, quantized_products
+from analyzer.modules.quantized import scales
+from analyzer.modules.tree import Parameter
+from analyzer.results import Message, StageModel
+from analyzer.specs import Launch
+
+
+def largest_value_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
+    """All-reduces of fp32 values: of the delayed recipe for each microbatch and chunk, of stored weights once."""
+    fp8 = launch.precision.fp8
+    products = quantized_products(stage.trees)
+    if fp8 is None or not products:
+        return
+    if fp8.recipe == "delayed":
+        counts: tuple[tuple[Phase, int], ...] = (("forward", FORWARD_QUANTIZERS), ("backward", BACKWARD_QUANTIZERS))
+        for phase, quantizers in counts:
+            yield row(
+                launch,
+                pipeline_rank=stage.pipeline_rank,
+                group="tp_dp_cp",
+                kind="all_reduce",
+                phase=phase,
+                module="fp8.largest_values",
+                shape=(products * quantizers,),
+                dtype="fp32",
+                per_microbatch=len(stage.trees),
+            )
+    if fp8.stored_parameters and fp8.recipe != "mxfp8":  # which is cast from whole parameters in 16 bit, after they are gathered
+        values: Counter[str] = Counter()
+        for parameter in quantized(stage.trees):
+            values[_shard_group(launch, parameter)] += _largest_values(launch, parameter)
+        for group, count in values.items():
+            yield row(
+                launch,
+                pipeline_rank=stage.pipeline_rank,
+                group=group,
+                kind="all_reduce",
+                phase="parameter",
+                module="fp8.largest_weights",
+                shape=(count,),
+                dtype="fp32",
+                per_iteration=1,
+            )
+
+
+def _shard_group(launch: Launch, parameter: Parameter) -> str:
+    """Over which the masters of a weight are sharded."""
+    group = "edp" if parameter.sharding == "expert" and launch.parallel.expert > 1 else "dp_cp"
+    return f"intra_{group}" if launch.parallel.distributed_optimizer_instances > 1 else group
+
+
+def _largest_values(launch: Launch, parameter: Parameter) -> int:
+    """One for each scale."""
+    assert launch.precision.fp8 is not None
+    count, rows, columns = matrices(parameter)
+    shape, _ = scales(launch.precision.fp8.recipe, rows, columns, "row", square_blocks=True)
+    return count * prod(shape)
