@@ -117,6 +117,8 @@ def experts(shapes: Shapes) -> Module:
     split = Split(experts=routing.local_experts, in_one_buffer=moe.grouped_gemm)
     unpadded = (routing.row_tensor("output without padding", routing.rows),) if routing.pads else ()
     biased = _bias_added(routing)
+    # let go before the output is worked on
+    quantized = forward_input(shapes, written, in_16_bit=False, original=dropped, split=split)
     return Module(
         name="experts",
         children=(
@@ -157,11 +159,9 @@ def experts(shapes: Shapes) -> Module:
                 saved=() if dropped else kept_input(shapes, routing.row_tensor("input", rows, width, made_in="mlp.experts"), split=split),
                 forward_workspace=(
                     *held,
-                    *((written,) if dropped else ()),
-                    *forward_input(shapes, written, in_16_bit=not dropped, original=dropped, split=split),
+                    *((written,) if dropped or shapes.fp8 is not None else ()),
                     routing.row_tensor("output", rows),
-                    *biased,
-                    *unpadded,
+                    *max(quantized, (*biased, *unpadded), key=lambda tensors: sum(tensor.bytes for tensor in tensors)),
                 ),
                 backward_workspace=(
                     *((written,) if dropped else ()),
@@ -190,11 +190,12 @@ def _bias_added(routing: Routing) -> tuple[Tensor, ...]:
 
 
 def _held_in_16_bit(routing: Routing) -> tuple[Tensor, ...]:
-    """Rows as they came and as padded for FP8: frames name them until the experts return, and no layer keeps them then."""
+    """Rows as they came, sorted and padded for FP8: frames name them until the experts return, and no layer keeps them then."""
+    arrived = (routing.row_tensor("dispatched rows", routing.rows),) if routing.local_experts > 1 else ()
     if routing.shapes.fp8 is None:
-        return ()
+        return arrived
     padded = (routing.row_tensor("padded rows", routing.multiplied_rows),) if routing.pads else ()
-    return (routing.row_tensor("received rows", routing.rows), *padded)
+    return (*arrived, routing.row_tensor("received rows", routing.rows), *padded)
 
 
 def _expert_bias(routing: Routing, width: int) -> tuple[Parameter, ...]:
