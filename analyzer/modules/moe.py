@@ -113,7 +113,7 @@ def experts(shapes: Shapes) -> Module:
     )
     dropped = shapes.recomputes("moe_act")
     received = routing.row_tensor("input", rows, made_in="mlp")
-    held = _held_in_16_bit(routing)
+    held = _held(routing)
     split = Split(experts=routing.local_experts, in_one_buffer=moe.grouped_gemm)
     unpadded = (routing.row_tensor("output without padding", routing.rows),) if routing.pads else ()
     biased = _bias_added(routing)
@@ -189,13 +189,25 @@ def _bias_added(routing: Routing) -> tuple[Tensor, ...]:
     return tuple(routing.row_tensor(name, routing.multiplied_rows, dtype=routing.probability_dtype) for name in names)
 
 
-def _held_in_16_bit(routing: Routing) -> tuple[Tensor, ...]:
-    """Rows as they came, sorted and padded for FP8: frames name them until the experts return, and no layer keeps them then."""
-    arrived = (routing.row_tensor("dispatched rows", routing.rows),) if routing.local_experts > 1 else ()
-    if routing.shapes.fp8 is None:
-        return arrived
-    padded = (routing.row_tensor("padded rows", routing.multiplied_rows),) if routing.pads else ()
-    return (*arrived, routing.row_tensor("received rows", routing.rows), *padded)
+def _held(routing: Routing) -> tuple[Tensor, ...]:
+    """What frames name until the experts return, and no layer keeps: rows before they are sorted or padded, the shared output.
+
+    `MoELayer.forward` names what it gives the dispatcher and what it gets back; a product in 16 bit keeps the last of these.
+    """
+    moe, shapes = routing.moe, routing.shapes
+    held: list[Tensor] = []
+    if moe.shared_ffn_hidden_size and not moe.shared_overlap:
+        held.append(shapes.hidden("output of the shared experts"))
+    if moe.dispatcher != "allgather":
+        if routing.ep > 1:
+            held.append(routing.row_tensor("permuted tokens", routing.sent))
+        if routing.local_experts > 1:
+            held.append(routing.row_tensor("dispatched rows", routing.rows))
+    if shapes.fp8 is not None:
+        held.append(routing.row_tensor("received rows", routing.rows))
+        if routing.pads:
+            held.append(routing.row_tensor("padded rows", routing.multiplied_rows))
+    return tuple(held)
 
 
 def _expert_bias(routing: Routing, width: int) -> tuple[Parameter, ...]:
