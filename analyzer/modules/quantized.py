@@ -189,8 +189,14 @@ def gathers(
     found: list[Collective] = []
     for way in _WAYS if both else (("row",) if phase == "forward" else ("column",)):
         rows, columns = shapes.s * shapes.b, width or shapes.model.hidden_size
-        block = 128 if recipe == "blockwise" else 32
-        scale = (rows, columns // block) if way == "row" else (rows // block, columns)
-        found.append(Collective(kind="all_gather", group="tp", shape=scale, dtype="fp32" if block == 128 else "uint8", phase=phase))
+        scale, dtype = _gathered_scales(recipe, rows, columns, way)
+        found.append(Collective(kind="all_gather", group="tp", shape=scale, dtype=dtype, phase=phase))
         found += shapes.tp("all_gather", phase, width=width, dtype="fp8")
     return tuple(found)
+
+
+def _gathered_scales(recipe: Fp8Recipe, rows: int, columns: int, way: Way) -> tuple[tuple[int, int], str]:
+    """Scales of blocks as they are sent: of mxfp8 padding is taken off rows alone (`_all_gather_mxfp8`)."""
+    if recipe == "blockwise":
+        return ((rows, ceil_div(columns, 128)) if way == "row" else (ceil_div(rows, 128), columns)), "fp32"
+    return ((rows, round_up(ceil_div(columns, 32), 4)) if way == "row" else (ceil_div(rows, 32), round_up(columns, 128))), "uint8"
