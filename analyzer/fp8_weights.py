@@ -5,8 +5,8 @@ A weight in 16 bit is cast in the first microbatch of an iteration, and the copi
 (`--fp8-param-gather`) lies in the parameter buffer by rows; what is needed by columns lies beside it, and of mxfp8 both.
 
 Sources (TE 2.11): pytorch/module/base.py, pytorch/quantization.py *RecipeState; DotProductAttention.forward in
-pytorch/attention/dot_product_attention/dot_product_attention.py, which has quantizers though it does not use them; megatron/core/distributed/
-param_and_grad_buffer.py `_ParamAndGradBuffer` (0.16.1).
+pytorch/attention/dot_product_attention/dot_product_attention.py, which has quantizers though it does not use them;
+megatron/core/distributed/param_and_grad_buffer.py `_ParamAndGradBuffer` (0.16.1).
 """
 
 from __future__ import annotations

@@ -151,8 +151,8 @@ def _router_padding(padded: bool) -> dict[str, Any]:
     """The option has had two names."""
     from megatron.core.transformer import TransformerConfig
 
-    names = [name for name in ("moe_router_padding_for_quantization", "moe_router_padding_for_fp8") if hasattr(TransformerConfig, name)]
-    return {names[0]: True} if padded else {}
+    new, old = "moe_router_padding_for_quantization", "moe_router_padding_for_fp8"
+    return {new if hasattr(TransformerConfig, new) else old: True} if padded else {}
 
 
 def _stages(launch: Launch) -> dict[str, Any]:

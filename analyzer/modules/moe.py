@@ -113,6 +113,7 @@ def experts(shapes: Shapes) -> Module:
     )
     dropped = shapes.recomputes("moe_act")
     received = routing.row_tensor("input", rows, made_in="mlp")
+    product = routing.row_tensor("input", rows, width, made_in="mlp.experts")
     held = _held(routing)
     split = Split(experts=routing.local_experts, in_one_buffer=moe.grouped_gemm)
     unpadded = (routing.row_tensor("output without padding", routing.rows),) if routing.pads else ()
@@ -156,7 +157,7 @@ def experts(shapes: Shapes) -> Module:
                     _expert_weight(routing, rows=fc2[0], columns=fc2[1], full=(routing.width, moe.ffn_hidden_size)),
                     *_expert_bias(routing, routing.width),
                 ),
-                saved=() if dropped else kept_input(shapes, routing.row_tensor("input", rows, width, made_in="mlp.experts"), split=split),
+                saved=() if dropped else kept_input(shapes, product, split=split),
                 forward_workspace=(
                     *held,
                     *((written,) if dropped or shapes.fp8 is not None else ()),

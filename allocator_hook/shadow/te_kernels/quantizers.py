@@ -77,9 +77,7 @@ def create_tensor(quantizer: Any, shape: Sequence[int], dtype: torch.dtype, gpu:
     kind = kind_of(quantizer)
     if kind is None:
         return empty(shape, dtype)
-    made = {
-        name: empty(*buffer) for wanted, buffers in _ways(quantizer, shape, gpu) if wanted for name, buffer in buffers.items()
-    }
+    made = {name: empty(*buffer) for wanted, buffers in _ways(quantizer, shape, gpu) if wanted for name, buffer in buffers.items()}
     if is_whole_tensor(kind):
         made["scale_inv"] = empty((1,), torch.float32)
     return _wrap(quantizer, shape, dtype, made)
@@ -96,7 +94,10 @@ def create_tensors(quantizers: Sequence[Any], shapes: Sequence[Sequence[int]], d
         if each[0][0]:
             for tensor, views in zip(made, _in_one_buffer([buffers for _, buffers in each]), strict=True):
                 tensor.update(views)
-    return [_wrap(quantizer, shape, dtype, each, internal=True) for quantizer, shape, each in zip(quantizers, shapes, made, strict=True)]
+    return [
+        _wrap(quantizer, shape, dtype, buffers, internal=True)
+        for quantizer, shape, buffers in zip(quantizers, shapes, made, strict=True)
+    ]
 
 
 def update_tensor(quantizer: Any, tensor: Any, gpu: Gpu) -> Any:
@@ -171,9 +172,7 @@ def _in_one_buffer(tensors: Sequence[Mapping[str, Buffer]]) -> list[dict[str, to
             places[index, name] = total = round_up(total, alignment)
             total += prod(shape) * dtype.itemsize
     storage = empty((total,), torch.uint8).untyped_storage()
-    return [
-        {name: _view(storage, places[index, name], *buffers[name]) for name in names} for index, buffers in enumerate(tensors)
-    ]
+    return [{name: _view(storage, places[index, name], *buffers[name]) for name in names} for index, buffers in enumerate(tensors)]
 
 
 def _view(storage: torch.UntypedStorage, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
