@@ -1,9 +1,10 @@
 """Largest values of FP8 tensors, agreed on by the ranks that scale alike.
 
 The delayed recipe keeps histories of them: those of all quantizers are reduced at the end of each forward pass under
-`fp8_autocast`, and in the backward pass of its first layer (`FP8GlobalStateManager.reduce_and_update_fp8_tensors`). Weights
-stored in FP8 are cast from shards of their masters, so that ranks need the largest of all shards first
-(`cast_master_weights_to_fp8`). What one tensor sharded over tensor-parallel ranks needs is with its module.
+`fp8_autocast`, also where a checkpoint repeats it, and in the backward pass of its first layer
+(`FP8GlobalStateManager.reduce_and_update_fp8_tensors`). Weights stored in FP8 are cast from shards of their masters, so
+that ranks need the largest of all shards first (`cast_master_weights_to_fp8`). What one tensor sharded over tensor-parallel
+ranks needs is with its module.
 
 Sources: Transformer Engine 2.11, pytorch/quantization.py and pytorch/tensor/utils.py; `get_fp8_context` in
 megatron/core/fp8_utils.py (0.16.1).
@@ -17,8 +18,9 @@ from math import prod
 
 from analyzer.communication_rows import Phase, row
 from analyzer.fp8_weights import BACKWARD_QUANTIZERS, FORWARD_QUANTIZERS, matrices, quantized, quantized_products
+from analyzer.modules.model import parameters
 from analyzer.modules.quantized import scales
-from analyzer.modules.tree import Parameter
+from analyzer.modules.tree import Module, Parameter
 from analyzer.results import Message, StageModel
 from analyzer.specs import Launch
 
@@ -30,8 +32,14 @@ def largest_value_messages(launch: Launch, stage: StageModel) -> Iterator[Messag
     if fp8 is None or not products:
         return
     if fp8.recipe == "delayed":
-        counts: tuple[tuple[Phase, int], ...] = (("forward", FORWARD_QUANTIZERS), ("backward", BACKWARD_QUANTIZERS))
-        for phase, quantizers in counts:
+        again, each = (sum(counts) for counts in zip(*(_under_checkpoints(tree) for tree in stage.trees), strict=True))
+        first = sum(_firsts(tree) for tree in stage.trees)
+        calls: tuple[tuple[Phase, int, int], ...] = (
+            ("forward", FORWARD_QUANTIZERS, len(stage.trees)),
+            ("recompute", FORWARD_QUANTIZERS, again),
+            ("backward", BACKWARD_QUANTIZERS, first + each),
+        )
+        for phase, quantizers, count in (call for call in calls if call[2]):
             yield row(
                 launch,
                 pipeline_rank=stage.pipeline_rank,
@@ -41,7 +49,7 @@ def largest_value_messages(launch: Launch, stage: StageModel) -> Iterator[Messag
                 module="fp8.largest_values",
                 shape=(products * quantizers,),
                 dtype="fp32",
-                per_microbatch=len(stage.trees),
+                per_microbatch=count,
             )
     if fp8.stored_parameters and fp8.recipe != "mxfp8":  # which is cast from whole parameters in 16 bit, after they are gathered
         values: Counter[str] = Counter()
@@ -59,6 +67,25 @@ def largest_value_messages(launch: Launch, stage: StageModel) -> Iterator[Messag
                 dtype="fp32",
                 per_iteration=1,
             )
+
+
+def _under_checkpoints(module: Module) -> tuple[int, int]:
+    """Checkpoints that multiply in FP8, each an `fp8_autocast` of its own when it runs again, and linear layers under them.
+
+    Each of these takes itself for the first of its pass (`IS_FIRST_FP8_MODULE` in pytorch/module/linear.py).
+    """
+    if module.recomputed and any(parameter.quantized for parameter in parameters(module)):
+        return 1, sum(any(parameter.quantized for parameter in each.parameters) for _, each in module.walk())
+    found = [_under_checkpoints(child) for child in module.children]
+    return sum(checkpoints for checkpoints, _ in found), sum(layers for _, layers in found)
+
+
+def _firsts(tree: Module) -> int:
+    """Modules outside checkpoints that take themselves for the first: with checkpointed layers the final norm does so too."""
+    decoder = next(child for child in tree.children if child.name == "decoder")
+    names = {child.name for child in decoder.children}
+    outside = {child.name for child in decoder.children if not child.recomputed}
+    return 1 if outside == names else len(outside)
 
 
 def _shard_group(launch: Launch, parameter: Parameter) -> str:

@@ -59,6 +59,9 @@ GRID = {
         f"--bf16 {LLAMA} --fp8-format hybrid --fp8-param-gather --pipeline-model-parallel-size 2 "
         "--num-layers-per-virtual-pipeline-stage 1"
     ),
+    "llama, fp8 delayed, recomputed": (
+        f"--bf16 {LLAMA} --fp8-format hybrid --recompute-granularity full --recompute-method block --recompute-num-layers 2"
+    ),
     "llama, fp8 tensorwise, tp2 sp": (
         f"--bf16 {LLAMA} --fp8-format e4m3 --fp8-recipe tensorwise --tensor-model-parallel-size 2 --sequence-parallel"
     ),
