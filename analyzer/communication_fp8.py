@@ -23,6 +23,7 @@ from analyzer.modules.quantized import scales
 from analyzer.modules.tree import Module, Parameter
 from analyzer.results import Message, StageModel
 from analyzer.specs import Launch
+from analyzer.states import adam_keeps_masters
 
 
 def largest_value_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
@@ -51,7 +52,8 @@ def largest_value_messages(launch: Launch, stage: StageModel) -> Iterator[Messag
                 dtype="fp32",
                 per_microbatch=count,
             )
-    if fp8.stored_parameters and fp8.recipe != "mxfp8":  # which is cast from whole parameters in 16 bit, after they are gathered
+    # mxfp8 is cast from whole parameters in 16 bit after they are gathered, and an Adam with masters of its own casts by itself
+    if fp8.stored_parameters and fp8.recipe != "mxfp8" and not adam_keeps_masters(launch):
         values: Counter[str] = Counter()
         for parameter in quantized(stage.trees):
             values[_shard_group(launch, parameter)] += _largest_values(launch, parameter)

@@ -83,6 +83,9 @@ SCALARS = 16384
 """Bytes; no larger are sums and counters of the loss, and the ids of a batch, which formulas do not list."""
 KNOWN: dict[str, str] = {
     "gpt, interleaved pp4": "a message that is received ahead is not modelled: one hidden state of the peak",
+    "llama, fp8 delayed, recomputed": (
+        "weights of LayerNormLinear under checkpoints have no copy by columns until they first run again: 2 MiB of the first peak"
+    ),
 }
 SINCE = {"llama, fp8 blockwise": "0.16"}
 """Releases before drop what stored weights hold by columns after each step, and make it again in the next."""
