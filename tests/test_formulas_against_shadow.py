@@ -62,6 +62,10 @@ GRID = {
     "llama, fp8 delayed, recomputed": (
         f"--bf16 {LLAMA} --fp8-format hybrid --recompute-granularity full --recompute-method block --recompute-num-layers 2"
     ),
+    "llama, recomputed, tp2 sp": (
+        f"--bf16 {LLAMA} --tensor-model-parallel-size 2 --sequence-parallel --recompute-granularity full "
+        "--recompute-method uniform --recompute-num-layers 1"
+    ),
     "llama, fp8 tensorwise, tp2 sp": (
         f"--bf16 {LLAMA} --fp8-format e4m3 --fp8-recipe tensorwise --tensor-model-parallel-size 2 --sequence-parallel"
     ),
@@ -77,6 +81,10 @@ GRID = {
         f"--bf16 {LLAMA} --info-gpu B200 --fp8-format e4m3 --fp8-recipe mxfp8 --tensor-model-parallel-size 2 --sequence-parallel"
     ),
     "moe, fp8 tensorwise": f"--bf16 {LLAMA} {MOE.format(tokens=544)} --fp8-format hybrid --fp8-recipe tensorwise",
+    "moe, fp8 blockwise, ep2": (
+        f"--bf16 {LLAMA} {MOE.format(tokens=544)} --fp8-format e4m3 --fp8-recipe blockwise --expert-model-parallel-size 2 "
+        "--moe-router-padding-for-quantization"
+    ),
     "moe, mxfp8": f"--bf16 {LLAMA} {MOE.format(tokens=576)} --info-gpu B200 --fp8-format e4m3 --fp8-recipe mxfp8",
 }
 SCALARS = 16384
