@@ -33,11 +33,12 @@ class _Change(NamedTuple):
     launch: Launch
 
 
-def advise(launch: Launch, *, predict: Predict) -> tuple[Advice, ...]:
+def advise(launch: Launch, *, predict: Predict, screen: Predict | None = None) -> tuple[Advice, ...]:
     """Changes that make `launch` fit its GPU: those that do it alone, the mildest first, else pairs of them.
 
-    `predict` gives the memory of every rank class of a launch; one that it refuses with InputError is passed over.
-    `peak_bytes` and `saves_bytes` are device bytes of the fullest rank, as the verdict holds them against the capacity.
+    `predict` gives the memory of every rank class of a launch; one that it refuses with InputError is passed over. `screen`
+    is a quicker one, for a first look at the many changes that will not do.
+    `device_bytes` and `saves_bytes` are bytes on the device of the fullest rank, as the verdict holds them against the capacity.
     Where no pair is enough, the single changes that save most come back with `fits` False. Empty where the launch fits
     already or no capacity is known.
     """
@@ -47,15 +48,18 @@ def advise(launch: Launch, *, predict: Predict) -> tuple[Advice, ...]:
     before = fullest(predict(launch)).memory.device_bytes
     if before <= capacity:
         return ()
+    screen = screen or predict
 
     def weigh(flags: str, changed: Launch) -> Advice | None:
         try:
-            peak = fullest(predict(changed)).memory.device_bytes
+            peak = fullest(screen(changed)).memory.device_bytes
+            if peak <= capacity and screen is not predict:
+                peak = fullest(predict(changed)).memory.device_bytes
         except InputError:
             return None
         if before - peak < WORTH * before:
             return None
-        return Advice(change=flags, peak_bytes=peak, saves_bytes=before - peak, fits=peak <= capacity)
+        return Advice(change=flags, device_bytes=peak, saves_bytes=before - peak, fits=peak <= capacity)
 
     singles = [(change, advice) for change in _changes(launch) if (advice := weigh(change.flags, change.launch))]
     alone = _mildest_of_each_kind([(change, advice) for change, advice in singles if advice.fits])
@@ -72,7 +76,7 @@ def advise(launch: Launch, *, predict: Predict) -> tuple[Advice, ...]:
             pairs[kinds] = advice
     if pairs:
         return tuple(pairs.values())
-    return tuple(sorted((advice for _, advice in singles), key=lambda advice: advice.peak_bytes)[:3])
+    return tuple(sorted((advice for _, advice in singles), key=lambda advice: advice.device_bytes)[:3])
 
 
 def _mildest_of_each_kind(fitting: list[tuple[_Change, Advice]]) -> list[Advice]:

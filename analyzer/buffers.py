@@ -9,7 +9,7 @@ optimizer there is a parameter buffer of the same elements in `parameter_dtype`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import lcm
 from typing import Final, Literal
 
@@ -39,6 +39,8 @@ class Bucket:
     """With what aligns the parameters in it, without the padding of its end."""
     numel: int
     """Elements of the message."""
+    placed: tuple[tuple[int, int], ...] = field(default=(), compare=False)
+    """(first element, elements) of each parameter, in the order in which they lie."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +149,15 @@ def shard_numel(buffer: Buffer, group_size: int) -> int:
     return sum(bucket.numel // group_size for bucket in buffer.buckets)
 
 
+def shard_pieces(buffer: Buffer, group_size: int) -> list[int]:
+    """Elements of each parameter, or part of one, that the first rank of the group owns, in the order of creation."""
+    owned = []
+    for bucket in reversed(buffer.buckets):
+        end = bucket.numel // group_size
+        owned += [min(end, start + numel) - start for start, numel in reversed(bucket.placed) if start < end]
+    return owned
+
+
 def _buckets(launch: Launch, parameters: Sequence[Parameter], *, group_size: int, bucket_size: int | None) -> tuple[Bucket, ...]:
     """Buckets of one buffer, filled in reverse order of creation, which is about the order of the backward pass.
 
@@ -156,25 +167,27 @@ def _buckets(launch: Launch, parameters: Sequence[Parameter], *, group_size: int
     alignment = PARAMETER_ALIGNMENT if distributed else 1
     divisor = _divisor(launch, group_size) if distributed else 1
     closed: list[Bucket] = []
-    count = end = 0
+    placed: list[tuple[int, int]] = []
+    end = 0
     for parameter in reversed(parameters):
         start = round_up(end, alignment)
         # first and last stage must shard the tied embedding alike, for its all-reduce comes after the reduce-scatter
         alone = parameter.shared_embedding and distributed
-        if alone and count:
-            closed.append(_bucket(count, start, divisor))
-            count = start = 0
-        count, end = count + 1, start + parameter.numel
+        if alone and placed:
+            closed.append(_bucket(placed, start, divisor))
+            placed, start = [], 0
+        placed.append((start, parameter.numel))
+        end = start + parameter.numel
         if alone or (bucket_size is not None and end >= bucket_size):
-            closed.append(_bucket(count, end, divisor))
-            count = end = 0
-    if count:
-        closed.append(_bucket(count, end, divisor))
+            closed.append(_bucket(placed, end, divisor))
+            placed, end = [], 0
+    if placed:
+        closed.append(_bucket(placed, end, divisor))
     return tuple(closed)
 
 
-def _bucket(parameters: int, end: int, divisor: int) -> Bucket:
-    return Bucket(parameters=parameters, numel_unpadded=end, numel=round_up(end, divisor))
+def _bucket(placed: Sequence[tuple[int, int]], end: int, divisor: int) -> Bucket:
+    return Bucket(parameters=len(placed), numel_unpadded=end, numel=round_up(end, divisor), placed=tuple(placed))
 
 
 def _divisor(launch: Launch, group_size: int) -> int:
@@ -193,7 +206,16 @@ def _legacy_buffers(launch: Launch, parameters: Sequence[Parameter]) -> tuple[Bu
             parameter_dtype=launch.precision.parameters,
             gradient_dtype=gradient_dtype,
             group="dp_cp",
-            buckets=(_bucket(len(members), sum(parameter.numel for parameter in members), launch.parallel.data_with_context),),
+            buckets=(_legacy_bucket(members, launch.parallel.data_with_context),),
         )
         for gradient_dtype, members in kinds.items()
     )
+
+
+def _legacy_bucket(parameters: Sequence[Parameter], data: int) -> Bucket:
+    placed = []
+    end = 0
+    for parameter in reversed(parameters):
+        placed.append((end, parameter.numel))
+        end += parameter.numel
+    return _bucket(placed, end, data)

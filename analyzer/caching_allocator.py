@@ -115,16 +115,17 @@ class CachingAllocator:
         """An address for `bytes`, which must be more than 0: PyTorch gives nothing out for nothing."""
         if bytes <= 0:
             raise ValueError(f"malloc of {bytes} bytes")
-        size = max(MIN_BLOCK, round_up(bytes, MIN_BLOCK))
-        pool = self._pool(size, stream)
-        block = self._free_block(pool, size)
+        size = (bytes + MIN_BLOCK - 1) // MIN_BLOCK * MIN_BLOCK
+        pool = self._pools.get((size <= SMALL_SIZE, stream)) or self._pool(size, stream)
+        block = self._free_block(pool, size) if pool.keys else None
         if block is None:
             block = self._grow(pool, size) if pool.expandable else self._segment(pool, size)
         if self._splits(block, size):
             self._split(block, size)
         self._handed_out[block.address] = block
         self.allocated_bytes += block.size
-        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
+        if self.allocated_bytes > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = self.allocated_bytes
         return block.address
 
     def free(self, address: int) -> None:

@@ -215,17 +215,20 @@ def _row(name: str, tensors: Sequence[Tensor], sizes: Sequence[int]) -> ModuleRo
 
 def _totals(rank: RankClass, recorded: Recorded) -> Iterator[TotalRow]:
     memory = rank.memory
+    # a trace has tensors; what the allocator hands out beyond them is not in it
+    allocated = memory.allocated_bytes - memory.unsplit_bytes
+    peak = memory.peak_allocated_bytes - memory.unsplit_at_peak_bytes
     yield TotalRow(name="parameters", predicted=memory.parameters_bytes, recorded=recorded.parameters)
     yield TotalRow(name="gradients", predicted=memory.gradients_bytes, recorded=recorded.gradients)
     yield TotalRow(name="optimizer states", predicted=memory.optimizer_bytes, recorded=recorded.optimizer)
-    rest = memory.allocated_bytes - memory.parameters_bytes - memory.gradients_bytes - memory.optimizer_bytes
+    rest = allocated - memory.parameters_bytes - memory.gradients_bytes - memory.optimizer_bytes
     first, last = recorded.iterations[0], recorded.iterations[-1]
     left = last.allocated_after - recorded.parameters - recorded.gradients - recorded.optimizer
     yield TotalRow(name="workspaces and what else stays", predicted=rest, recorded=left)
-    yield TotalRow(name="allocated after a step", predicted=memory.allocated_bytes, recorded=last.allocated_after)
+    yield TotalRow(name="allocated after a step", predicted=allocated, recorded=last.allocated_after)
     yield TotalRow(name="peak of the first iteration", predicted=memory.peak_allocated_first_iteration_bytes, recorded=first.peak)
     if len(recorded.iterations) > 1:
-        yield TotalRow(name="peak of later iterations", predicted=memory.peak_allocated_bytes, recorded=last.peak)
+        yield TotalRow(name="peak of later iterations", predicted=peak, recorded=last.peak)
 
 
 def _collective_rows(messages: Sequence[Message], recorded: Counter[CollectiveKey]) -> tuple[CollectiveRow, ...]:

@@ -19,6 +19,14 @@ CHANNEL_BYTES: Final = 4 * MIB + 120 * 640 * 8 * 8 + 512 * KIB
 """One connection of a channel: Simple 4 MiB (NCCL_BUFFSIZE), LL128 120 × 640 threads × 8 B × 8 steps, LL 512 KiB."""
 
 
+FRAGMENTATION: Final = 0.08
+"""Reserved over allocated, at most: 0.7 to 7.5 % on the 56 ranks that were measured (docs/accuracy.md)."""
+CONTEXTS: Final = (400 * MIB, 800 * MIB)
+"""The least and the most that a CUDA context takes on the GPUs of today."""
+CHANNELS_RANGE: Final = (2, 32)
+"""Channels of a communicator: NCCL's least over a network, and the most that it opens over NVLink."""
+
+
 def reserved_bytes(peak: int, largest_transient: int) -> int:
     """Bytes in the allocator's segments: the peak, and no hole found for the largest temporary tensor."""
     return round_up(peak + largest_transient, SEGMENT)
@@ -35,3 +43,17 @@ def communicators(launch: Launch) -> int:
 def outside_allocator_bytes(launch: Launch) -> int:
     """Context and communicators, which torch's statistics do not show and `nvidia-smi` does."""
     return CONTEXT + communicators(launch) * CHANNELS * CHANNEL_BYTES
+
+
+def device_range(launch: Launch, *, peak: int, reserved: int) -> tuple[int, int]:
+    """The least and the most that the device may show, for an allocated peak and an estimate of the reserved bytes.
+
+    The least is what is sure: every byte that is allocated at the peak, and the smallest context and communicators. The
+    most has segments with `FRAGMENTATION` on top of the peak, and the largest of both.
+    """
+    fragmented = max(reserved, round_up(int(peak * (1 + FRAGMENTATION)), SEGMENT))
+    least, most = (
+        context + communicators(launch) * channels * CHANNEL_BYTES
+        for context, channels in zip(CONTEXTS, CHANNELS_RANGE, strict=True)
+    )
+    return peak + least, fragmented + most

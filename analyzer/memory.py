@@ -7,43 +7,46 @@ Modules say what one microbatch keeps and needs (`timeline`), the schedule says 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
-from analyzer.device import outside_allocator_bytes, reserved_bytes
-from analyzer.exchange import Lingering, kept_inputs, lingering
+from analyzer.blocks import refined
+from analyzer.device import SEGMENT, device_range, outside_allocator_bytes, reserved_bytes
+from analyzer.exchange import kept_inputs, lingering
+from analyzer.iteration import Peak, fullest_instant, order_of
 from analyzer.layout import pipeline_rank_ranges
 from analyzer.modules.model import ChunkKind, build, kind_of, parameters
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Tensor
 from analyzer.results import Chunk, MemoryPart, RankClass, RankMemory, StageModel
 from analyzer.runtime import RuntimeItem, runtime_items
-from analyzer.schedule import Step, equivalent_microbatches, steps
+from analyzer.schedule import Step
 from analyzer.specs import Launch
 from analyzer.stages import chunks
 from analyzer.states import States, states
-from analyzer.timeline import ChunkTimeline, Point, size, timeline
+from analyzer.timeline import ChunkTimeline, Point, timeline
+from analyzer.units import round_up
 
-
-@dataclass(frozen=True, kw_only=True)
-class Peak:
-    """The fullest instant of an iteration on one rank."""
-
-    bytes: int
-    runtime: int
-    """Of workspaces and caches that were there by then."""
-    activations: int
-    """Kept for backward, of all microbatches in flight."""
-    transient: tuple[Tensor, ...]
-    in_flight: tuple[int, ...]
-    """Microbatches of each chunk whose backward has not ended, the running one counted in."""
-    where: str
-    rest: str = "other"
-    """Name of what is there beyond states, runtime, activations and `transient`; in the first iteration less than nothing."""
+if TYPE_CHECKING:
+    from analyzer.graphs import Graphed
 
 
 def rank_classes(launch: Launch) -> tuple[RankClass, ...]:
-    """Memory of each pipeline rank: all ranks that share it are alike."""
+    """Memory of each pipeline rank: all ranks that share it are alike. The allocator's blocks and segments are counted in."""
     stages = stage_models(launch)
+    ranks = _tensors(launch, stages)
+    if launch.fsdp or launch.graphs or launch.activation_offload or launch.runtime.overlap_moe_expert_parallel_comm:
+        return ranks  # their tensors are not made in the order of the trees
+    return refined(launch, stages, ranks)
+
+
+def rank_classes_of_tensors(launch: Launch) -> tuple[RankClass, ...]:
+    """The same for tensors alone, each in a block of its own size: quicker, and a little too low."""
+    return _tensors(launch, stage_models(launch))
+
+
+def _tensors(launch: Launch, stages: Sequence[StageModel]) -> tuple[RankClass, ...]:
     cache: dict[int, ChunkTimeline] = {}
     for stage in stages:
         for tree in stage.trees:
@@ -82,9 +85,26 @@ def _rank_class(launch: Launch, stage: StageModel, timelines: Sequence[ChunkTime
     held = states(launch, stage)
     items = runtime_items(launch, stage.trees)
     beside = lingering(launch, pipeline_rank=stage.pipeline_rank)
-    first_order, order = (_order(launch, stage, count) for count in (launch.batch.first_microbatches, launch.batch.microbatches))
-    first = _peak(first_order, timelines, base=held.before_first_step, items=items, beside=beside)
-    later = _peak(order, timelines, base=held.steady, items=items, beside=beside, warm=True)
+    counts = (launch.batch.first_microbatches, launch.batch.microbatches)
+    orders = (order_of(launch, stage, counts[0]), order_of(launch, stage, counts[1]))
+    pairs = _pairs(launch, stage, orders[1])
+    first = fullest_instant(orders[0], timelines, base=held.before_first_step, items=items, beside=beside, pairs=pairs)
+    later = fullest_instant(
+        orders[1],
+        timelines,
+        base=held.steady,
+        items=items,
+        beside=beside,
+        warm=True,
+        pairs=pairs,
+        first_keeps=_first_keeps(launch, stage),
+    )
+    graphs = None
+    if launch.graphs is not None:
+        from analyzer.graphs import graphed  # a millisecond that most launches need not spend
+
+        graphs = graphed(launch, stage, held, items, orders=orders, beside=beside, eager=(first, later))
+        first, later, items = graphs.first, graphs.later, (*items, *graphs.kept)
     held_parameters = [parameter for tree in stage.trees for parameter in parameters(tree)]
     return RankClass(
         ranks=pipeline_rank_ranges(launch.parallel, stage.pipeline_rank),
@@ -93,113 +113,44 @@ def _rank_class(launch: Launch, stage: StageModel, timelines: Sequence[ChunkTime
         parameters_routed_experts=sum(parameter.numel for parameter in held_parameters if parameter.sharding == "expert"),
         chunks=stage.chunks,
         trees=stage.trees,
-        memory=_memory(launch, held, items, first=first, later=later, kept=kept_inputs(launch, stage.chunks)),
+        memory=_memory(launch, held, items, first=first, later=later, kept=kept_inputs(launch, stage.chunks), graphs=graphs),
     )
 
 
-def _order(launch: Launch, stage: StageModel, microbatches: int) -> tuple[Step, ...]:
-    """The steps of an iteration that matter for memory."""
-    parallel = launch.parallel
-    legacy = launch.megatron == "2023"
-    equivalent = equivalent_microbatches(
-        pipeline=parallel.pipeline,
-        chunks=parallel.chunks,
-        microbatches=microbatches,
-        group_size=parallel.microbatch_group_size,
-        legacy=legacy,
-    )
-    return steps(
-        pipeline=parallel.pipeline,
-        pipeline_rank=stage.pipeline_rank,
-        chunks=parallel.chunks,
-        microbatches=equivalent,
-        group_size=parallel.microbatch_group_size,
-        legacy=legacy,
-    )
-
-
-def _peak(
-    order: Sequence[Step],
-    timelines: Sequence[ChunkTimeline],
-    *,
-    base: int,
-    items: Sequence[RuntimeItem],
-    beside: Lingering,
-    warm: bool = False,
-) -> Peak:
-    """Walks an iteration. `warm`: workspaces and caches are all there from the start; else each appears with its first user."""
-    around: tuple[Tensor, ...] = ()
-    after_backward = False
-    runtime = sum(item.bytes for item in items) if warm else 0
-    absent = [] if warm else list(items)
-    seen: set[tuple[str, int]] = set()
-    waiting = 0
-    in_flight = [0] * len(timelines)
-    best = Peak(
-        bytes=base + runtime, runtime=runtime, activations=0, transient=(), in_flight=tuple(in_flight), where="between iterations"
-    )
-    for step in order:
-        line = timelines[step.chunk]
-        if step.kind == "forward":
-            in_flight[step.chunk] += 1
-        else:
-            waiting -= line.retained
-        points = line.forward if step.kind == "forward" else line.backward
-        if step.kind == "forward" and line.first_forward and not warm and (step.kind, step.chunk) not in seen:
-            points = line.first_forward
-        elif (step.kind, step.chunk) in seen or not absent:
-            points = (line.forward_peak if step.kind == "forward" else line.backward_peak,)
-        seen.add((step.kind, step.chunk))
-        if after_backward:
-            around = beside.forward if step.kind == "forward" else beside.backward
-        for point in points:
-            runtime += _appear(absent, point)
-            total = base + runtime + waiting + point.bytes + size(around)
-            if total > best.bytes:
-                best = Peak(
-                    bytes=total,
-                    runtime=runtime,
-                    activations=waiting + point.saved,
-                    transient=(*point.transient, *around),
-                    in_flight=tuple(in_flight),
-                    where=_where(step, point, chunks=len(timelines)),
-                )
-        if step.kind == "forward":
-            waiting += line.retained
-        else:
-            in_flight[step.chunk] -= 1
-            after_backward = True
-    return best
-
-
-def _appear(absent: list[RuntimeItem], point: Point) -> int:
-    """Bytes of the items that the module of this point is the first to need; takes them off the list."""
-    if not absent:
+def _first_keeps(launch: Launch, stage: StageModel) -> int:
+    """Bytes of the microbatch whose backward comes first that are not offloaded."""
+    if launch.activation_offload is None:
         return 0
-    name = point.path.rpartition(".")[2]
-    found = [item for item in absent if item.phase == point.phase and name in item.modules]
-    for item in found:
-        absent.remove(item)
-    return sum(item.bytes for item in found)
+    from analyzer.modules.offload import stays_of_first  # a millisecond that most launches need not spend
+
+    return stays_of_first(stage.trees[-1])
 
 
-def _where(step: Step, point: Point, *, chunks: int) -> str:
-    """The instant in words: 'backward of microbatch 3, decoder.layers.mlp.linear_fc2'."""
-    path = point.path.partition(".")[2]
-    chunk = f" of chunk {step.chunk}" if chunks > 1 else ""
-    return f"{step.kind} of microbatch {step.microbatch}{chunk}, {path}"
+def _pairs(launch: Launch, stage: StageModel, order: Sequence[Step]) -> dict[tuple[int, int], Point]:
+    """The fullest instants of the chunks that run forward and backward side by side."""
+    if not launch.runtime.overlap_moe_expert_parallel_comm:
+        return {}
+    from analyzer.overlap import side_by_side  # a millisecond that most launches need not spend
+
+    met = {(step.chunk, after.chunk) for step, after in pairwise(order) if step.paired}
+    return {(one, other): side_by_side(stage.trees[one], stage.trees[other]) for one, other in sorted(met)}
 
 
-def _memory(launch: Launch, held: States, items: Sequence[RuntimeItem], *, first: Peak, later: Peak, kept: int) -> RankMemory:
+def _memory(
+    launch: Launch, held: States, items: Sequence[RuntimeItem], *, first: Peak, later: Peak, kept: int, graphs: Graphed | None
+) -> RankMemory:
     """The record of the JSON contract. The step itself may be fuller than the passes where these are short.
 
-    `kept` bytes of a stage's last inputs are there between iterations and gone when the next one runs.
+    `kept` bytes of a stage's last inputs are there between iterations and gone when the next one runs. While CUDA graphs
+    are replayed, their pool is reserved beside everything else.
     """
     runtime = sum(item.bytes for item in items)
     allocated = held.steady + runtime + held.gradient_copies + held.gathered + kept
     fullest = _fullest(held, allocated=allocated, first=first, later=later)
-    largest = max((tensor.bytes for tensor in fullest.transient), default=0)
-    reserved = reserved_bytes(fullest.bytes, largest)
+    captured_later = 0 if graphs is None or graphs.from_start else sum(item.bytes for item in graphs.kept)
+    pool = 0 if graphs is None else round_up(graphs.pool, SEGMENT)
+    replayed = 0 if graphs is None else pool + graphs.replay.bytes
+    reserved = max(_reserved(fullest), 0 if graphs is None else pool + _reserved(graphs.replay))
     transient = fullest.bytes - held.steady - runtime - fullest.activations
     rest = transient - sum(tensor.bytes for tensor in fullest.transient)
     return RankMemory(
@@ -210,15 +161,21 @@ def _memory(launch: Launch, held: States, items: Sequence[RuntimeItem], *, first
         allocated_bytes=allocated,
         activations_bytes=fullest.activations,
         transient_bytes=transient,
-        peak_allocated_first_iteration_bytes=max(first.bytes, allocated, held.at_start),
+        peak_allocated_first_iteration_bytes=max(first.bytes, allocated - captured_later, held.at_start),
         peak_allocated_bytes=fullest.bytes,
         peak_at=fullest.where,
         peak_reserved_bytes=reserved,
         device_bytes=reserved + outside_allocator_bytes(launch),
+        device_range_bytes=device_range(launch, peak=max(fullest.bytes, replayed), reserved=reserved),
+        graph_pool_bytes=pool,
         runtime_parts=tuple(MemoryPart(name=item.name, bytes=item.bytes) for item in items),
         transient_parts=(*_parts(fullest.transient), *((MemoryPart(name=fullest.rest, bytes=rest),) if rest else ())),
         microbatches_in_flight=fullest.in_flight,
     )
+
+
+def _reserved(peak: Peak) -> int:
+    return reserved_bytes(peak.bytes, max((tensor.bytes for tensor in peak.transient), default=0))
 
 
 def _fullest(held: States, *, allocated: int, first: Peak, later: Peak) -> Peak:

@@ -6,11 +6,12 @@ from typing import Final
 
 from analyzer.communication import messages, totals
 from analyzer.layout import check_layout, group_count, group_size, groups
-from analyzer.memory import rank_classes
+from analyzer.memory import rank_classes, rank_classes_of_tensors
 from analyzer.modules.model import full_model, parameters
 from analyzer.results import Advice, Message, RankClass, Report, StageModel
 from analyzer.specs import Launch
 from analyzer.stages import mtp_rank
+from analyzer.units import GIB
 from analyzer.verdict import verdict
 
 REPORTED_GROUPS: Final = ("tp", "pp", "dp", "dp_cp", "cp", "ep", "etp", "edp", "tp_ep", "embd", "pos_embd")
@@ -49,14 +50,14 @@ def predict(launch: Launch, *, note: str = "") -> Report:
         communication_totals=totals(launch, rows),
         verdict=outcome,
         advice=_advice(launch) if outcome.fits is False else (),
-        assumptions=(*launch.assumptions, *_assumptions(launch)),
+        assumptions=(*launch.assumptions, *_assumptions(launch, ranks)),
     )
 
 
 def _advice(launch: Launch) -> tuple[Advice, ...]:
     from analyzer.advice import advise  # only where a launch does not fit
 
-    return advise(launch, predict=rank_classes)
+    return advise(launch, predict=rank_classes, screen=rank_classes_of_tensors)
 
 
 def _messages(launch: Launch, ranks: tuple[RankClass, ...]) -> tuple[Message, ...]:
@@ -77,18 +78,35 @@ def _groups(launch: Launch) -> tuple[dict[str, tuple[tuple[int, ...], ...]], boo
     return listed, truncated
 
 
-def _assumptions(launch: Launch) -> tuple[str, ...]:
+def _assumptions(launch: Launch, ranks: tuple[RankClass, ...]) -> tuple[str, ...]:
     """What the formulas themselves take for granted."""
     stated = [
-        "reserved memory is the peak and room for the largest temporary tensor; the CUDA context (0.5 GiB) and NCCL buffers "
-        "(16 channels for each communicator) are estimates",
+        _reserved(ranks),
+        "the CUDA context (0.5 GiB) and NCCL buffers (16 channels for each communicator) are estimates",
     ]
     if launch.hardware.compute_capability is None and launch.model.implementation == "transformer_engine":
         stated.append("no GPU is named: workspaces are those of a Hopper GPU")
-    mixture_or_latent = launch.model.moe is not None or launch.model.mla is not None
-    if "layernorm" in launch.recompute.modules and mixture_or_latent:
+    if launch.activation_offload is not None:
         stated.append(
-            "--recompute-modules layernorm is not applied to the norms in front of a mixture of experts and of latent attention: "
-            "activations are too high by at most two hidden states a layer"
+            "offloaded activations are taken to leave the GPU as soon as their part of the layer is done, and to come back when "
+            "their backward starts: too low where copies to the host are slower than the layers"
+        )
+    pool = max(rank.memory.graph_pool_bytes for rank in ranks)
+    if pool:
+        stated.append(
+            f"kernels in CUDA graphs keep up to {pool / GIB:.2f} GiB in a memory pool of their own: reserved and device memory "
+            "have it, allocated memory during the capture only"
         )
     return tuple(stated)
+
+
+def _reserved(ranks: tuple[RankClass, ...]) -> str:
+    """How reserved memory came about."""
+    replayed = sum(rank.memory.replayed for rank in ranks)
+    estimate = "the peak and room for the largest temporary tensor"
+    if not replayed:
+        return f"reserved memory is an estimate: {estimate}"
+    replay = "large tensors in the order of the modules, put through a model of PyTorch's caching allocator"
+    if replayed == len(ranks):
+        return f"reserved memory: {replay}"
+    return f"reserved memory of the {replayed} fullest of {len(ranks)} stages: {replay}; of the others: {estimate}"

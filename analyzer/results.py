@@ -63,6 +63,16 @@ class RankMemory:
     peak_at: str
     peak_reserved_bytes: int
     device_bytes: int
+    device_range_bytes: tuple[int, int]
+    """The least and the most of device_bytes."""
+    graph_pool_bytes: int = 0
+    """In the memory pool of CUDA graphs: reserved, and no longer allocated once they are captured."""
+    unsplit_bytes: int = 0
+    """Of runtime_bytes: blocks that are larger than their tensors."""
+    unsplit_at_peak_bytes: int = 0
+    """The same at the peak: not there yet where that is in the first iteration."""
+    replayed: bool = False
+    """The blocks and segments are those of a model of PyTorch's allocator, not an estimate."""
     runtime_parts: tuple[MemoryPart, ...] = ()
     """What runtime_bytes is made of."""
     transient_parts: tuple[MemoryPart, ...] = ()
@@ -121,9 +131,12 @@ class MessageTotal:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Does it fit. `fits` is None where no capacity is known."""
+    """Does it fit. `fits` and `state` are None where no capacity is known."""
 
     fits: bool | None
+    """Whether the estimate is within the capacity."""
+    state: Literal["fits", "tight", "does not fit"] | None
+    """Tight is where the capacity lies between the least and the most that the fullest rank may take."""
     gpu: str | None
     capacity_bytes: int | None
     tightest_rank: int
@@ -136,7 +149,7 @@ class Advice:
     """A change of flags and the peak it would lead to on the fullest rank."""
 
     change: str
-    peak_bytes: int
+    device_bytes: int
     saves_bytes: int
     fits: bool
 

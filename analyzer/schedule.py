@@ -22,16 +22,27 @@ class Step:
     kind: Literal["forward", "backward"]
     microbatch: int
     chunk: int
+    paired: bool = False
+    """A forward that runs side by side with the backward after it."""
 
 
 def steps(
-    *, pipeline: int, pipeline_rank: int, chunks: int, microbatches: int, group_size: int | None = None, legacy: bool = False
+    *,
+    pipeline: int,
+    pipeline_rank: int,
+    chunks: int,
+    microbatches: int,
+    group_size: int | None = None,
+    legacy: bool = False,
+    combined: bool = False,
 ) -> tuple[Step, ...]:
     """Everything that `pipeline_rank` of `pipeline` runs in an iteration, in order.
 
     `chunks` are the model chunks of a rank: 1 without interleaving. `group_size` is how many microbatches an
     interleaved schedule runs through one chunk before the next; None is the pipeline size. `legacy` is the interleaved
     schedule of 2023: groups are of the pipeline size, and where there is only one of them all forwards come first.
+    `combined` (`--overlap-moe-expert-parallel-comm`) runs one forward more before the first backward, and then each
+    forward side by side with the backward after it.
 
     Raises InputError where Megatron refuses the number of microbatches.
     """
@@ -44,11 +55,12 @@ def steps(
     if legacy and chunks > 1 and microbatches == pipeline:
         warmup = len(table)
     else:
-        warmup = min(_warmup(pipeline=pipeline, pipeline_rank=pipeline_rank, chunks=chunks, group_size=group), len(table))
+        forwards_first = _warmup(pipeline=pipeline, pipeline_rank=pipeline_rank, chunks=chunks, group_size=group)
+        warmup = min(forwards_first + combined, len(table))
     steady = len(table) - warmup
     order = forwards[:warmup]
     for forward, backward in zip(forwards[warmup:], backwards[:steady], strict=True):
-        order += (forward, backward)
+        order += (Step("forward", forward.microbatch, forward.chunk, paired=True) if combined else forward, backward)
     return (*order, *backwards[steady:])
 
 

@@ -311,6 +311,32 @@ class RecomputeSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ActivationOffloadSpec:
+    """Activations that wait for their backward in host memory: of parts of layers, or of the first so many layers."""
+
+    layers: int = 0
+    """Whole layers (`--cpu-offloading-num-layers`)."""
+    modules: tuple[str, ...] = ()
+    """Of `--fine-grained-activation-offloading`: attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm, expert_fc1, moe_act."""
+    min_elements: int = 1024 * 1024
+    """Smaller tensors stay (`--min-offloaded-tensor-size`)."""
+    last_stays: bool = True
+    """The last layer before the loss stays, since its backward comes next; not so where another microbatch's does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphSpec:
+    """CUDA graphs: kernels recorded once and replayed, in memory that stays theirs."""
+
+    implementation: Literal["transformer_engine", "local"]
+    """Who captures (`--cuda-graph-impl`)."""
+    scope: tuple[str, ...] = ()
+    """attn, mlp, moe, moe_router, moe_preprocess, or full_iteration; nothing is whole layers."""
+    warmup_steps: int = 3
+    """Iterations without graphs before they are captured."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RuntimeSpec:
     """Everything else that decides about bytes or messages."""
 
@@ -324,9 +350,13 @@ class RuntimeSpec:
     cublas_workspace_config: str | None = None
     """The environment's CUBLAS_WORKSPACE_CONFIG."""
     cuda_device_max_connections: str | None = None
+    allocator_config: str | None = None
+    """The environment's PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF."""
     use_cpu_initialization: bool = False
     empty_unused_memory_level: int = 0
     data_parallel_random_init: bool = False
+    overlap_moe_expert_parallel_comm: bool = False
+    """The forward of a microbatch and the backward of another run side by side, layer by layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,3 +387,5 @@ class Launch:
     assumptions: tuple[str, ...] = ()
     """What was taken for granted while the arguments were read, one sentence each."""
     fsdp: FsdpSpec | None = None
+    graphs: GraphSpec | None = None
+    activation_offload: ActivationOffloadSpec | None = None

@@ -107,9 +107,14 @@ def _optimizer_bytes(launch: Launch) -> tuple[float, float]:
         moments = DTYPE_BYTES[optimizer.exp_avg_dtype] + DTYPE_BYTES[optimizer.exp_avg_sq_dtype]
         if not adam_keeps_masters(launch):
             return masters, moments
-        remainder = launch.precision.parameters == "bf16" and optimizer.main_params_dtype == "fp32"
-        masters = REMAINDER_BYTES if remainder else DTYPE_BYTES[optimizer.main_params_dtype]
-        return masters, moments
+        return remainder_bytes(launch), moments
     if optimizer.name == "sgd":
         return masters, 4 if optimizer.sgd_momentum else 0
     return masters, 8
+
+
+def remainder_bytes(launch: Launch) -> float:
+    """Bytes of a master that the precision-aware Adam holds itself: of a bf16 parameter only what it lacks."""
+    optimizer = launch.optimizer
+    lacks = launch.precision.parameters == "bf16" and optimizer.main_params_dtype == "fp32"
+    return REMAINDER_BYTES if lacks else DTYPE_BYTES[optimizer.main_params_dtype]

@@ -64,9 +64,9 @@ def timeline(tree: Module, *, first: Module | None = None) -> ChunkTimeline:
     """Both passes of a chunk. `first` is its tree in the first forward of all, where that differs."""
     return ChunkTimeline(
         retained=tree.retained_bytes,
-        forward=tuple(_forward(tree, before=0, path="", held=[])),
-        backward=tuple(_backward(tree, before=0, path="", around=())),
-        first_forward=() if first is None else tuple(_forward(first, before=0, path="", held=[])),
+        forward=tuple(forward_points(tree, before=0, path="", held=[])),
+        backward=tuple(backward_points(tree, before=0, path="", around=())),
+        first_forward=() if first is None else tuple(forward_points(first, before=0, path="", held=[])),
     )
 
 
@@ -74,7 +74,9 @@ def _join(path: str, module: Module) -> str:
     return f"{path}.{module.name}" if path else module.name
 
 
-def _forward(module: Module, *, before: int, path: str, held: list[Tensor], around: tuple[Tensor, ...] = ()) -> Iterator[Point]:
+def forward_points(
+    module: Module, *, before: int, path: str, held: list[Tensor], around: tuple[Tensor, ...] = ()
+) -> Iterator[Point]:
     """Points of a forward that keeps what backward needs. `held` collects what lives to the end of the chunk's forward."""
     around = (*around, *module.forward_workspace)
     if module.recomputed:
@@ -85,9 +87,9 @@ def _forward(module: Module, *, before: int, path: str, held: list[Tensor], arou
     here = before + size(module.saved)
     held.extend(module.forward_held)
     if not module.children:
-        yield Point("forward", _join(path, module), here, (*around, *held))
+        yield Point("forward", _join(path, module), here, (*module.offloaded, *around, *held))
     for child in module.children:
-        yield from _forward(child, before=here, path=_join(path, module), held=held, around=around)
+        yield from forward_points(child, before=here, path=_join(path, module), held=held, around=around)
         here += child.retained_bytes
 
 
@@ -97,12 +99,12 @@ def _without_gradients(
     """Points of the first forward under a checkpoint: what a module would save lives only while it runs."""
     around = (*around, *module.forward_workspace)
     if not module.children:
-        yield Point("forward", _join(path, module), before, (*module.saved, *around, *held))
+        yield Point("forward", _join(path, module), before, (*module.saved, *module.offloaded, *around, *held))
     for child in module.children:
         yield from _without_gradients(child, before=before, path=_join(path, module), held=held, around=around)
 
 
-def _backward(module: Module, *, before: int, path: str, around: tuple[Tensor, ...]) -> Iterator[Point]:
+def backward_points(module: Module, *, before: int, path: str, around: tuple[Tensor, ...]) -> Iterator[Point]:
     """Points of the backward, last module first. `before` is what everything earlier in the chunk keeps.
 
     A checkpointed module runs its forward again first; then its children go backward as any others.
@@ -110,14 +112,14 @@ def _backward(module: Module, *, before: int, path: str, around: tuple[Tensor, .
     here = before + size(module.saved)
     around = (*around, *module.backward_workspace) if module.children else around
     if not module.children:
-        yield Point("backward", _join(path, module), here, (*module.backward_workspace, *around))
+        yield Point("backward", _join(path, module), here, (*module.offloaded, *module.backward_workspace, *around))
         return
     starts = []
     for child in module.children:
         starts.append(here)
         if module.recomputed:
-            for point in _forward(child, before=here, path=_join(path, module), held=[]):
+            for point in forward_points(child, before=here, path=_join(path, module), held=[]):
                 yield Point("backward", point.path, point.saved, (*point.transient, *around))
         here += child.retained_bytes
     for child, start in zip(reversed(module.children), reversed(starts), strict=True):
-        yield from _backward(child, before=start, path=_join(path, module), around=around)
+        yield from backward_points(child, before=start, path=_join(path, module), around=around)

@@ -134,6 +134,7 @@ def make_memory(*, parameters: int, activations: int, in_flight: int) -> RankMem
         peak_at="backward of microbatch 1, output_layer",
         peak_reserved_bytes=peak + 300 * MIB,
         device_bytes=peak + 300 * MIB + 1200 * MIB,
+        device_range_bytes=(peak + 600 * MIB, peak + 2500 * MIB),
         runtime_parts=runtime,
         transient_parts=transient,
         microbatches_in_flight=(in_flight,),
@@ -282,6 +283,7 @@ def make_report(launch: Launch, *, limit: int = 4096, advice: tuple[Advice, ...]
         communication_totals=totals,
         verdict=Verdict(
             fits=None if capacity is None else fullest.memory.device_bytes <= capacity,
+            state=None if capacity is None else "fits" if fullest.memory.device_range_bytes[1] <= capacity else "does not fit",
             gpu=launch.hardware.name,
             capacity_bytes=capacity,
             tightest_rank=fullest.ranks[0][0],

@@ -61,7 +61,7 @@ def test_what_fits_alone_comes_mildest_first_with_what_it_saves() -> None:
         "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
         "--pipeline-model-parallel-size 4",
     ]
-    assert all(a.fits and a.peak_bytes <= 11_600 and abs(a.saves_bytes + a.peak_bytes - before) <= 1 for a in advice)
+    assert all(a.fits and a.device_bytes <= 11_600 and abs(a.saves_bytes + a.device_bytes - before) <= 1 for a in advice)
 
 
 def test_pairs_are_named_only_where_nothing_fits_alone() -> None:
@@ -96,7 +96,7 @@ def test_where_nothing_is_enough_the_best_come_and_say_so() -> None:
     advice = advise(_launch(1), predict=_predict(_model))
     assert 0 < len(advice) <= 3
     assert not any(a.fits for a in advice)
-    assert [a.peak_bytes for a in advice] == sorted(a.peak_bytes for a in advice)
+    assert [a.device_bytes for a in advice] == sorted(a.device_bytes for a in advice)
 
 
 def test_a_change_that_the_engine_refuses_is_passed_over() -> None:

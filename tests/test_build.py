@@ -152,24 +152,17 @@ def test_dense_models_of_megatron() -> None:
     assert dense == 36
 
 
-LATER = {"--cuda-graph-impl", "--fine-grained-activation-offloading"}
-
-
 def test_measured_runs_are_taken() -> None:
-    """Every launch that ran on real GPUs is analysed, unless it belongs to a family of a later version."""
+    """Every launch that ran on real GPUs is analysed."""
     capability = {"A100-80GB": (8, 0), "H100-80GB": (9, 0), "GB200": (10, 0), "B200": (10, 0)}
     taken = 0
     for file in ("b200.json", "megatron_ci.json"):
         for record in json.loads(shared(f"measured/{file}").read_text()):
             gpu = HardwareSpec(name=record["gpu"], compute_capability=capability[record["gpu"]])
             gpus = record["nodes"] * record["gpus_per_node"]
-            if LATER & set(record["argv"]):
-                with pytest.raises(UnsupportedError):
-                    launch_from(record["argv"], gpus=gpus, environ=record["env"], gpu=gpu)
-            else:
-                launch_from(record["argv"], gpus=gpus, environ=record["env"], gpu=gpu)
-                taken += 1
-    assert taken == 124
+            launch_from(record["argv"], gpus=gpus, environ=record["env"], gpu=gpu)
+            taken += 1
+    assert taken == 127
 
 
 def test_it_takes_under_ten_milliseconds_for_any_world() -> None:

@@ -202,8 +202,8 @@ def test_stages_alike_stand_in_one_column() -> None:
 def test_the_verdict_says_what_is_missing_and_what_would_help() -> None:
     report = small_report(
         advice=(
-            Advice(change="--use-distributed-optimizer", peak_bytes=10 * 2**30, saves_bytes=20 * 2**30, fits=True),
-            Advice(change="--micro-batch-size 2", peak_bytes=11 * 2**30, saves_bytes=19 * 2**30, fits=True),
+            Advice(change="--use-distributed-optimizer", device_bytes=10 * 2**30, saves_bytes=20 * 2**30, fits=True),
+            Advice(change="--micro-batch-size 2", device_bytes=11 * 2**30, saves_bytes=19 * 2**30, fits=True),
         )
     )
     missing = replace(report.verdict, fits=False, capacity_bytes=30 * 2**30, headroom_bytes=-(2**29), tightest_rank=0)

@@ -13,7 +13,7 @@ import pytest
 from analyzer.communication import messages
 from analyzer.communication_rows import ranks_in_group
 from analyzer.errors import InputError
-from analyzer.memory import rank_classes, stage_models
+from analyzer.memory import rank_classes_of_tensors, stage_models
 from analyzer.specs import Launch
 from tests.launch_of import launch_of
 
@@ -52,13 +52,15 @@ def wide(line: str, gpus: int = 4) -> Launch:
 )
 def test_peaks_of_transformer_engine(kind: str, heads: str, kernel: str, peak: float) -> None:
     """MiB, within 0.2 %."""
-    (only,) = rank_classes(wide(f"{heads} {kernel} --cp-comm-type {kind}"))
+    (only,) = rank_classes_of_tensors(wide(f"{heads} {kernel} --cp-comm-type {kind}"))
     assert only.memory.peak_allocated_bytes / MIB == pytest.approx(peak, rel=2e-3)
     assert only.memory.peak_at.endswith("core_attention")
 
 
 def test_peak_of_a_hierarchy() -> None:
-    (only,) = rank_classes(wide(f"{GROUPED} {FUSED} --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 4", 8))
+    (only,) = rank_classes_of_tensors(
+        wide(f"{GROUPED} {FUSED} --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 4", 8)
+    )
     assert only.memory.peak_allocated_bytes / MIB == pytest.approx(564.50, rel=2e-3)
 
 

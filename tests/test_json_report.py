@@ -117,10 +117,10 @@ def test_thousands_of_gpus_make_a_small_file_that_says_it_is_cut() -> None:
 
 
 def test_advice_and_an_unknown_capacity() -> None:
-    report = small_report(advice=(Advice(change="--sequence-parallel", peak_bytes=1, saves_bytes=2, fits=True),))
+    report = small_report(advice=(Advice(change="--sequence-parallel", device_bytes=1, saves_bytes=2, fits=True),))
     report = replace(report, verdict=replace(report.verdict, fits=None, gpu=None, capacity_bytes=None, headroom_bytes=None))
     document = to_json(report)
-    assert document["advice"] == [{"change": "--sequence-parallel", "peak_bytes": 1, "saves_bytes": 2, "fits": True}]
+    assert document["advice"] == [{"change": "--sequence-parallel", "device_bytes": 1, "saves_bytes": 2, "fits": True}]
     assert document["verdict"]["fits"] is None
 
 

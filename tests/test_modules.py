@@ -31,6 +31,7 @@ from analyzer.specs import (
     RuntimeSpec,
 )
 from analyzer.timeline import timeline
+from tests.launch_of import launch_of
 
 STATISTICS = ("mu", "rsigma", "softmax statistics", "random state")
 
@@ -176,6 +177,27 @@ def test_parameters_of_gpt3_175b() -> None:
     gpt3 = launch(s=s, h=h, a=96, num_layers=layers, padded_vocab_size=v)
     formula = 12 * layers * h * h + 13 * layers * h + (v + s) * h + 2 * h
     assert sum(parameter.numel for parameter in parameters(full_model(gpt3))) == formula
+
+
+@pytest.mark.parametrize("precision", ["--bf16", "--bf16 --fp8-format hybrid --fp8-recipe tensorwise"])
+def test_recomputed_norms_drop_their_outputs_and_statistics(precision: str) -> None:
+    """Before latent attention and a mixture the norm is a module of its own, whose output one tensor holds for all readers.
+
+    `TransformerLayer`, 0.16.1: it is dropped and made again. In FP8 attention would have kept copies of one byte an element
+    instead, for each of its two readers, and the scales.
+    """
+    line = (
+        f"{precision} --swiglu --disable-bias-linear --normalization RMSNorm --position-embedding-type rope "
+        "--multi-latent-attention --num-experts 8 --moe-grouped-gemm --moe-token-dispatcher-type alltoall"
+    )
+    plain, again = (
+        transformer_layer(Shapes(launch_of(f"{line} {more}")), mixture=True).retained_bytes
+        for more in ("", "--recompute-granularity selective --recompute-modules layernorm")
+    )
+    s, h = 2048, 1024
+    output, statistics = 2 * s * h, 4 * s
+    before_attention = output if "fp8" not in precision else 2 * (s * h + 512)
+    assert plain - again == before_attention + output + 2 * statistics
 
 
 def test_shards_add_up_to_the_whole() -> None:

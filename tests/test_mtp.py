@@ -11,7 +11,7 @@ import pytest
 
 from analyzer.communication import messages
 from analyzer.layout import group_size, groups
-from analyzer.memory import rank_classes, stage_models
+from analyzer.memory import rank_classes_of_tensors, stage_models
 from analyzer.modules.model import full_model, parameters
 from analyzer.specs import Launch
 from analyzer.timeline import timeline
@@ -98,7 +98,7 @@ def test_group_of_the_embedding() -> None:
 )  # fmt: skip
 def test_peaks_of_megatron(line: str, gpus: int, rank: int, peak: float) -> None:
     """MiB, within 0.1 %."""
-    found = rank_classes(small(line, gpus))[rank].memory.peak_allocated_bytes / MIB
+    found = rank_classes_of_tensors(small(line, gpus))[rank].memory.peak_allocated_bytes / MIB
     assert found == pytest.approx(peak, rel=1e-3)
 
 

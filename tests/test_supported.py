@@ -80,6 +80,9 @@ VARIANTS = [
     "--fp8-format hybrid --fp8-recipe tensorwise --fp8-param-gather --use-distributed-optimizer --first-last-layers-bf16",
     "--use-megatron-fsdp --ckpt-format fsdp_dtensor --use-distributed-optimizer --load /dummy",
     "--use-torch-fsdp2 --no-gradient-accumulation-fusion --untie-embeddings-and-output-weights",
+    "--cuda-graph-impl transformer_engine --fine-grained-activation-offloading --offload-modules core_attn",
+    "--num-experts 8 --expert-model-parallel-size 2 --disable-bias-linear --overlap-moe-expert-parallel-comm "
+    "--moe-token-dispatcher-type alltoall",
 ]
 
 
@@ -106,10 +109,6 @@ def test_modelled_options_are_read() -> None:
         ("--fp4-format e2m1", "--fp4-format"),
         ("--optimizer muon", "--optimizer muon"),
         ("--optimizer-cpu-offload", "--optimizer-cpu-offload"),
-        ("--cpu-offloading-num-layers 2", "--cpu-offloading-num-layers"),
-        ("--fine-grained-activation-offloading", "--fine-grained-activation-offloading"),
-        ("--cuda-graph-impl local", "--cuda-graph-impl"),
-        ("--enable-cuda-graph", "--enable-cuda-graph"),
         ("--is-hybrid-model", "--is-hybrid-model"),
         ("--position-embedding-type mrope", "--position-embedding-type mrope"),
         ("--spec local", "--spec"),

@@ -17,7 +17,11 @@ RANKS = small_report().ranks
 def _of(sizes: dict[int, int]) -> tuple[RankClass, ...]:
     """Rank classes that begin at the given ranks and take the given bytes of their device."""
     return tuple(
-        replace(RANKS[0], ranks=((rank, rank + 3),), memory=replace(RANKS[0].memory, device_bytes=size))
+        replace(
+            RANKS[0],
+            ranks=((rank, rank + 3),),
+            memory=replace(RANKS[0].memory, device_bytes=size, device_range_bytes=(size - 5, size + 7)),
+        )
         for rank, size in sizes.items()
     )
 
@@ -38,9 +42,19 @@ def test_it_fits_to_the_last_byte(capacity: int, fits: bool) -> None:
     assert (result.fits, result.headroom_bytes) == (fits, capacity - 50)
 
 
+@pytest.mark.parametrize(
+    ("capacity", "state", "fits"),
+    [(44, "does not fit", False), (45, "tight", False), (50, "tight", True), (56, "tight", True), (57, "fits", True)],
+)
+def test_between_the_least_and_the_most_it_is_tight(capacity: int, state: str, fits: bool) -> None:
+    result = verdict(_of({0: 20, 4: 50}), HardwareSpec(capacity_bytes=capacity))
+    assert (result.state, result.fits) == (state, fits)
+
+
 def test_without_a_capacity_there_is_no_verdict_but_a_tightest_rank() -> None:
     result = verdict(_of({0: 20, 4: 50}), HardwareSpec(), note="why")
     assert (result.fits, result.headroom_bytes, result.tightest_rank, result.note) == (None, None, 4, "why")
+    assert result.state is None
 
 
 def test_the_device_is_held_against_the_capacity_not_the_allocated_peak() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from allocator_hook.packages import installed, warnings
 from analyzer.caching_allocator import AllocatorSettings
 from analyzer.compare import Comparison, compare
-from analyzer.device import outside_allocator_bytes
+from analyzer.device import device_range, outside_allocator_bytes
 from analyzer.recorded import fold
 from analyzer.replay import Replayed, replay
 from analyzer.results import RankClass, RankMemory, Report
@@ -65,6 +65,7 @@ def _memory(launch: Launch, found: Replayed) -> RankMemory:
         peak_at=found.peak_at,
         peak_reserved_bytes=found.peak_reserved,
         device_bytes=found.peak_reserved + outside_allocator_bytes(launch),
+        device_range_bytes=device_range(launch, peak=found.peak_reserved, reserved=found.peak_reserved),
     )
 
 

@@ -45,7 +45,7 @@ READ: Final[dict[str, frozenset[str]]] = {
     "RuntimeSpec": frozenset(
         "gradient_accumulation_fusion attention_mask_in_dataloader deterministic calculate_per_token_loss "
         "check_for_nan_in_loss_and_grad defer_embedding_wgrad cublas_workspace_config cuda_device_max_connections "
-        "use_cpu_initialization empty_unused_memory_level data_parallel_random_init".split()
+        "use_cpu_initialization empty_unused_memory_level data_parallel_random_init allocator_config".split()
     ),
     "HardwareSpec": frozenset("name capacity_bytes compute_capability multiprocessors".split()),
     "Launch": frozenset("model parallel batch precision optimizer recompute runtime hardware megatron assumptions".split()),

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 from analyzer.launch.supported import assumptions_of, refuse_unmodelled
 from analyzer.launch.validate import since
+from analyzer.launch.validate_activations import check_activation_offload, check_side_by_side
 from analyzer.launch.validate_batch import check_batch, check_schedule
 from analyzer.launch.validate_fp8 import check_fp8
 from analyzer.launch.validate_fsdp import check_fsdp, sharding_optimizer
+from analyzer.launch.validate_graphs import check_graphs
 from analyzer.launch.validate_mla import check_mla
 from analyzer.launch.validate_model import check_model
 from analyzer.launch.validate_moe import check_moe
@@ -91,9 +93,17 @@ def build(
     )
     model = replace(model, moe=moe, mtp_num_layers=check_mtp(arguments, model=model, context=grid.context))
     recompute = check_recompute(arguments, model=model, tensor=grid.tensor, sequence_parallel=sequence_parallel)
+    side_by_side = check_side_by_side(
+        arguments, model=model, grid=grid, virtual=stages.virtual, recompute=recompute, precision=precision
+    )
+    graphs = check_graphs(arguments, model=model, recompute=recompute)
+    activation_offload = check_activation_offload(
+        arguments, model=model, pipeline=grid.pipeline, recompute=recompute, graphs=graphs
+    )
     runtime, runtime_notes = check_runtime(
         arguments, pipeline=grid.pipeline, implementation=model.implementation, connections=connections, environ=environ
     )
+    runtime = replace(runtime, overlap_moe_expert_parallel_comm=side_by_side)
     fsdp = check_fsdp(arguments, grid=grid, model=model, precision=precision, optimizer=optimizer, runtime=runtime, environ=environ)
     optimizer = sharding_optimizer(optimizer, fsdp, release_switches_overlap=not since(arguments, "0.14"))
     parallel = ParallelSpec(
@@ -142,4 +152,6 @@ def build(
         megatron=arguments.release,
         assumptions=notes,
         fsdp=fsdp,
+        graphs=graphs,
+        activation_offload=activation_offload,
     )

@@ -12,21 +12,25 @@ _MODELLED: Final = """
     activation_func_clamp_value add_bias_linear add_position_embedding add_qkv_bias apply_query_key_layer_scaling
     apply_residual_connection_post_layernorm apply_rope_fusion attention_backend attention_dropout
     attention_softmax_in_fp32 bf16 bias_dropout_fusion bias_gelu_fusion bias_swiglu_fusion calculate_per_token_loss
-    check_for_nan_in_loss_and_grad ckpt_format clip_grad context_parallel_size cp_comm_type
+    check_for_nan_in_loss_and_grad ckpt_format clip_grad context_parallel_size cp_comm_type cpu_offloading_num_layers
     create_attention_mask_in_dataloader cross_entropy_fusion_impl cross_entropy_loss_fusion
+    cuda_graph_impl cuda_graph_modules cuda_graph_scope cuda_graph_scope_deprecated cuda_graph_warmup_steps enable_cuda_graph
+    external_cuda_graph
     data_parallel_random_init data_parallel_sharding_strategy ddp_average_in_collective ddp_bucket_size
     ddp_num_buckets ddp_pad_buckets_for_high_nccl_busbw ddp_reduce_scatter_with_fp32_accumulation
     decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers decoder_seq_length
     decrease_batch_size_if_needed defer_embedding_wgrad_compute deterministic_mode distribute_saved_activations
     empty_unused_memory_level encoder_num_layers encoder_seq_length eval_global_batch_size exp_avg_dtype
     exp_avg_sq_dtype expert_model_parallel_size expert_tensor_parallel_size ffn_hidden_size finetune
+    fine_grained_activation_offloading
     first_last_layers_bf16 fp16 fp16_lm_cross_entropy fp32_residual_connection fp8 fp8_amax_history_len
     fp8_param_gather fp8_recipe fsdp_double_buffer global_batch_size grad_reduce_in_bf16
     gradient_accumulation_fusion group_query_attention hidden_dropout hidden_size
     hierarchical_context_parallel_sizes init_model_with_meta_device kv_channels kv_lora_rank log_num_zeros_in_grad
     log_params_norm loss_scale lr_decay_samples lr_warmup_samples main_grads_dtype main_params_dtype
     make_vocab_size_divisible_by masked_softmax_fusion max_position_embeddings megatron_fsdp_grad_comm_dtype
-    megatron_fsdp_main_grads_dtype micro_batch_size microbatch_group_size_per_vp_stage moe_aux_loss_coeff
+    megatron_fsdp_main_grads_dtype micro_batch_size microbatch_group_size_per_vp_stage min_offloaded_tensor_size
+    moe_aux_loss_coeff
     moe_enable_deepep moe_expert_capacity_factor moe_ffn_hidden_size moe_grouped_gemm moe_latent_size moe_layer_freq
     moe_layer_recompute moe_pad_expert_input_to_capacity moe_permute_fusion moe_router_dtype
     moe_router_enable_expert_bias moe_router_group_topk moe_router_load_balancing_type moe_router_num_groups
@@ -35,7 +39,8 @@ _MODELLED: Final = """
     moe_token_dispatcher_type moe_use_legacy_grouped_gemm moe_z_loss_coeff mtp_num_layers multi_latent_attention
     no_load_optim normalization num_attention_heads num_distributed_optimizer_instances num_experts num_layers
     num_layers_at_end_in_bf16 num_layers_at_start_in_bf16 num_layers_per_virtual_pipeline_stage num_query_groups
-    num_virtual_stages_per_pipeline_rank outer_dp_sharding_strategy overlap_grad_reduce overlap_p2p_comm
+    num_virtual_stages_per_pipeline_rank offload_modules outer_dp_sharding_strategy overlap_grad_reduce overlap_p2p_comm
+    overlap_moe_expert_parallel_comm
     overlap_p2p_comm_warmup_flush overlap_param_gather overlap_param_gather_with_optimizer_step pad_vocab_size
     padded_vocab_size pipeline_model_parallel_layout pipeline_model_parallel_size q_lora_rank qk_head_dim
     qk_layernorm qk_pos_emb_head_dim quick_geglu rampup_batch_size recompute_activations recompute_granularity
@@ -58,7 +63,7 @@ _REASONS: Final[dict[str, str]] = {
         use_tokenizer_model_from_checkpoint_args warmup yaml_cfg
     """,
     "parsed by Megatron and used by nothing": """
-        ckpt_fully_parallel_save_deprecated cuda_graph_scope_deprecated data_impl delay_grad_reduce
+        ckpt_fully_parallel_save_deprecated data_impl delay_grad_reduce
         deprecated_use_mcore_models disable_msc_deprecated dist_ckpt_format_deprecated enable_experimental
         lazy_mpu_init local_rank mmap_warmup moe_extended_tp onnx_safe use_dist_ckpt_deprecated
     """,
@@ -156,13 +161,10 @@ _REASONS: Final[dict[str, str]] = {
     """,
     "for offloading, which is refused": """
         activation_offload_fraction cpu_offloading_retain_pinned_cpu_buffers delay_offload_until_cuda_graph
-        delta_offload_bytes_across_pp_ranks fine_grained_offloading_max_inflight_offloads min_offloaded_tensor_size
+        delta_offload_bytes_across_pp_ranks fine_grained_offloading_max_inflight_offloads
         moe_paged_stash_buffer_size_factor_cpu moe_paged_stash_buffer_size_factor_cuda moe_paged_stash_page_size
-        offload_modules optimizer_offload_fraction overlap_cpu_optimizer_d2h_h2d pin_cpu_grads pin_cpu_params
+        optimizer_offload_fraction overlap_cpu_optimizer_d2h_h2d pin_cpu_grads pin_cpu_params
         use_torch_optimizer_for_cpu_offload
-    """,
-    "for CUDA graphs, which are refused": """
-        cuda_graph_modules cuda_graph_scope cuda_graph_warmup_steps
     """,
     "for models other than GPT, which are refused": """
         bert_binary_head bert_load biencoder_projection_dim biencoder_shared_query_context_model block_data_path

@@ -21,7 +21,7 @@ _REPETITIONS: Final = (re.compile(r"\(([^)]+)\)\*(\d+)"), re.compile(r"(.)\*(\d+
 
 def unroll(layout: str, *, option: str = "--pipeline-model-parallel-layout") -> tuple[str, ...]:
     """The stages in model order, each a string of letters. Raises InputError for what is not a layout."""
-    written = layout.replace(",", "")
+    written = layout.replace("\\", "").replace(",", "")  # backslashes are what a shell around the script left of its quoting
     for pattern in _REPETITIONS:
         if sum(len(group) * int(count) for group, count in pattern.findall(written)) > MOST_LETTERS:
             raise InputError(option, f"{layout!r} unrolls to more than {MOST_LETTERS} letters", "check the numbers after *")

@@ -21,7 +21,6 @@ _DENSE: Final = "analyse a dense GPT, without it"
 
 HARMLESS: Final[dict[str, tuple[object, ...]]] = {
     "DDP_impl": ("local",),
-    "cuda_graph_impl": ("none",),
     "megatron_fsdp_main_params_dtype": ("fp32",),
     "optimizer": ("adam", "sgd"),
     "position_embedding_type": ("learned_absolute", "rope", "yarn", "none"),
@@ -94,14 +93,8 @@ REFUSED: Final[dict[str, tuple[str, str]]] = {
     "use_contiguous_buffers_in_local_ddp": ("gradients outside a buffer are not modelled", _WITHOUT),
     # offloading, graphs, overlap
     "optimizer_cpu_offload": ("offloading of the optimizer is not modelled yet", _WITHOUT),
-    "cpu_offloading_num_layers": ("offloading of activations is not modelled yet", _WITHOUT),
-    "fine_grained_activation_offloading": ("offloading of activations is not modelled yet", _WITHOUT),
-    "cuda_graph_impl": ("CUDA graphs are not modelled yet", _WITHOUT),
-    "enable_cuda_graph": ("CUDA graphs are not modelled yet", _WITHOUT),
-    "external_cuda_graph": ("CUDA graphs are not modelled yet", _WITHOUT),
-    "optimizer_cuda_graph": ("CUDA graphs are not modelled yet", _WITHOUT),
+    "optimizer_cuda_graph": ("a graph of the optimizer step is not modelled", _WITHOUT),
     "moe_paged_stash": ("paging of the experts' activations is not modelled", _WITHOUT),
-    "overlap_moe_expert_parallel_comm": ("two microbatches in one step are not modelled", _WITHOUT),
     "delay_wgrad_compute": ("delayed weight gradients are not modelled", _WITHOUT),
     "overlap_dispatch_backward_with_experts_wgrad": ("delayed weight gradients are not modelled", _WITHOUT),
     # training of another kind

@@ -206,12 +206,14 @@ def check_connections(
 ) -> tuple[str | None, str | None]:
     """CUDA_DEVICE_MAX_CONNECTIONS of the run and, where it is not set here, the assumption that it is 1 there.
 
-    Megatron asserts that it is 1 under tensor or context parallelism on GPUs before Blackwell, but for full sharding.
+    Megatron asserts that it is 1 under tensor or context parallelism on GPUs before Blackwell, but for full sharding and
+    `--overlap-moe-expert-parallel-comm`.
     """
     value = environ.get("CUDA_DEVICE_MAX_CONNECTIONS")
     by_context = grid.context > 1 and arguments.release != RELEASE_2023
     blackwell = gpu.compute_capability is not None and gpu.compute_capability >= (10, 0)
-    exempt = sharding_flag(arguments) is not None or (blackwell and (since(arguments, "0.13") or grid.tensor == 1))
+    side_by_side = switched_on(arguments, "overlap_moe_expert_parallel_comm")
+    exempt = sharding_flag(arguments) is not None or side_by_side or (blackwell and (since(arguments, "0.13") or grid.tensor == 1))
     if exempt or not (grid.tensor > 1 or by_context):
         return value, None
     if value is None:

@@ -45,6 +45,7 @@ def check_runtime(
         defer_embedding_wgrad=switched_on(arguments, "defer_embedding_wgrad_compute"),
         cublas_workspace_config=environ.get("CUBLAS_WORKSPACE_CONFIG"),
         cuda_device_max_connections=connections,
+        allocator_config=environ.get("PYTORCH_ALLOC_CONF", environ.get("PYTORCH_CUDA_ALLOC_CONF")),
         use_cpu_initialization=switched_on(arguments, "use_cpu_initialization"),
         empty_unused_memory_level=whole(arguments, "empty_unused_memory_level") or 0,
         data_parallel_random_init=switched_on(arguments, "data_parallel_random_init"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from analyzer.modules.embedding import vocabulary_weight
 from analyzer.modules.linear import column_collectives
-from analyzer.modules.norm import standalone_norm
+from analyzer.modules.norm import FINAL, standalone_norm
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import STREAM, Collective, Module, Tensor
 
@@ -134,4 +134,4 @@ def head(shapes: Shapes, *, pre_process: bool, mtp_here: bool = False) -> tuple[
 
 def final_norm(shapes: Shapes) -> Module:
     """The norm at the end of the decoder; its output is what the output layer keeps."""
-    return standalone_norm(shapes, "final_layernorm", input_made_in=STREAM)
+    return standalone_norm(shapes, FINAL, input_made_in=STREAM)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from analyzer.modules.context_attention import Exchange, exchanging_kernel, gradient_scratch
 from analyzer.modules.core_attention import ATTENTION, scores
 from analyzer.modules.linear import column_collectives, row_parallel, split_weight, weight_gradient
-from analyzer.modules.norm import norm_parameters, norm_statistics
+from analyzer.modules.norm import norm_parameters, norm_statistics, recomputed_output
 from analyzer.modules.quantized import backward_input, forward_input, kept_input, norm_gradient, output_gradient
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Parameter, Tensor
@@ -55,7 +55,14 @@ def latent_attention(shapes: Shapes) -> Module:
         input_shares="core_attention output" if _keeps_output(shapes) else "",
         keeps_16_bit=True,
     )
-    return Module(name=ATTENTION, children=(*children, _core(shapes), projection), source="MLASelfAttention")
+    normed = recomputed_output(shapes)
+    return Module(
+        name=ATTENTION,
+        forward_workspace=normed,
+        backward_workspace=normed,
+        children=(*children, _core(shapes), projection),
+        source="MLASelfAttention",
+    )
 
 
 def _spec(shapes: Shapes) -> MlaSpec:
@@ -81,17 +88,20 @@ def _down(shapes: Shapes, name: str, *, width: int, position: int, first: bool) 
     h = shapes.model.hidden_size
     rows = width + position
     output = _compressed(shapes, "output", rows)
-    read = shapes.hidden("input", made_in="input_layernorm", shares="" if first else "normalized input")
+    dropped = shapes.recomputes("layernorm")
+    shared = "recomputed norm output" if dropped else "" if first else "normalized input"
+    read = shapes.hidden("input", made_in="input_layernorm", shares=shared)
     weight = Parameter(
         name="weight", shape=(rows, h), dtype=shapes.dtype, sequence_parallel=shapes.sp, quantized=shapes.fp8 is not None
     )
     return Module(
         name=name,
         parameters=(weight,),
-        saved=kept_input(shapes, read),
-        forward_workspace=(*forward_input(shapes, read), output),
+        saved=(read,) if dropped else kept_input(shapes, read),
+        forward_workspace=(*forward_input(shapes, read, original=dropped), output),
         backward_workspace=(
             *output_gradient(shapes, _compressed(shapes, "output gradient", rows)),
+            *(backward_input(shapes, read, original=True) if dropped else ()),
             shapes.hidden("input gradient"),
             *weight_gradient(shapes, (rows, h)),
         ),
@@ -108,12 +118,15 @@ def _up(shapes: Shapes, name: str, *, width: int, source_width: int, normed: boo
     dropped = shapes.recomputes("mla_up_proj")
     maker = f"{ATTENTION}.{name.replace('_up_', '_down_')}" if name == "linear_q_up_proj" else ""
     read = _compressed(shapes, "normalized input" if normed else "input", source_width, made_in="" if normed else maker)
+    kept: tuple[Tensor, ...]
     if shares:
         read = shapes.hidden("input", shares="normalized input")
     if normed:
         statistics = norm_statistics(shapes, shapes.s_split * shapes.b, "4·s·b")
         normal = () if dropped else kept_input(shapes, read, gathered=shapes.sp)
         kept = (_compressed(shapes, "input", source_width, made_in=maker), *normal, *statistics)
+    elif shares and shapes.recomputes("layernorm"):
+        kept = (read,)
     else:
         kept = kept_input(shapes, read, gathered=shapes.sp)
     gathered = (_compressed(shapes, "gathered input", source_width, gathered=True),) if shapes.sp else ()

@@ -25,13 +25,23 @@ class LayerKind(NamedTuple):
     other_kernel: bool = False
     """Attention sees a window only, and that takes another kernel."""
 
+    stays: bool = False
+    """Not offloaded to the host: its backward comes next."""
+    on_host: bool = False
+    """Offloaded as a whole."""
+
     def build(self, shapes: Shapes, *, input_shares: str = "") -> Module:
         """A layer of this kind."""
         if self.in_16_bit:
             shapes = shapes.in_16_bit
         if self.other_kernel:
             shapes = shapes.windowed
-        return transformer_layer(shapes, mixture=self.mixture, input_shares=input_shares)
+        layer = transformer_layer(shapes, mixture=self.mixture, input_shares=input_shares)
+        if shapes.launch.activation_offload is None or self.stays:
+            return layer
+        from analyzer.modules.offload import offloaded, offloaded_whole  # a millisecond that most launches need not spend
+
+        return offloaded_whole(layer) if self.on_host else offloaded(shapes.launch.activation_offload, layer)
 
 
 def transformer_layer(shapes: Shapes, *, mixture: bool = False, input_shares: str = "") -> Module:

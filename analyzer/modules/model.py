@@ -36,8 +36,17 @@ def kind_of(launch: Launch, chunk: Chunk) -> ChunkKind:
     (`TransformerBlock.has_final_layernorm_in_this_stage`).
     """
     last = launch.model.num_layers in chunk.layers
+    kinds = layer_kinds(launch, chunk.layers)
+    if (
+        launch.activation_offload is not None
+        and launch.activation_offload.last_stays
+        and kinds
+        and chunk.post_process
+        and not chunk.mtp_layers
+    ):
+        kinds = (*kinds[:-1], kinds[-1]._replace(stays=True))
     return ChunkKind(
-        layers=layer_kinds(launch, chunk.layers),
+        layers=kinds,
         pre_process=chunk.pre_process,
         post_process=chunk.post_process,
         final_norm=last if launch.model.mtp_num_layers else chunk.post_process,
@@ -56,12 +65,14 @@ def layer_kinds(launch: Launch, layers: Sequence[int]) -> tuple[LayerKind, ...]:
     first, last = 0, launch.model.num_layers
     if fp8 is not None:
         first, last = fp8.layers_at_start_in_16_bit, last - fp8.layers_at_end_in_16_bit
+    on_host = 0 if launch.activation_offload is None else launch.activation_offload.layers
     windowed = launch.model.windowed if launch.model.window_backend else ()
     return tuple(
         LayerKind(
             mixture=moe is not None and moe.layers[layer - 1],
             in_16_bit=not first < layer <= last,
             other_kernel=bool(windowed) and windowed[layer - 1],
+            on_host=layer <= on_host,
         )
         for layer in layers
     )

@@ -12,6 +12,7 @@ from dataclasses import replace
 from analyzer.modules.dispatch import Routing, combine, dispatch
 from analyzer.modules.linear import column_collectives, row_collectives, split_weight, weight_gradient
 from analyzer.modules.mlp import kept_by_gate
+from analyzer.modules.norm import recomputed_output
 from analyzer.modules.quantized import Split, backward_input, forward_input, keeps_original, kept_input, output_gradient
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Parameter, Tensor
@@ -23,10 +24,19 @@ def moe_layer(shapes: Shapes) -> Module:
     shared = (shared_experts(shapes),) if routing.moe.shared_ffn_hidden_size else ()
     latent = _latent_projections(shapes)
     inside = (*shared, router(shapes), *latent[:1], dispatch(shapes), experts(shapes), combine(shapes), *latent[1:])
+    normed = recomputed_output(shapes)
     if not shapes.recomputes("moe"):
-        return Module(name="mlp", children=inside, source="MoELayer")
-    kept = shapes.hidden("mixture input", made_in="pre_mlp_layernorm")
-    return Module(name="mlp", saved=(kept,), children=inside, recomputed=True, source="tensor_parallel.checkpoint around MoELayer")
+        return Module(name="mlp", forward_workspace=normed, backward_workspace=normed, children=inside, source="MoELayer")
+    kept = shapes.hidden("mixture input", made_in="pre_mlp_layernorm", shares="recomputed norm output" if normed else "")
+    return Module(
+        name="mlp",
+        saved=(kept,),
+        forward_workspace=normed,
+        backward_workspace=normed,
+        children=inside,
+        recomputed=True,
+        source="tensor_parallel.checkpoint around MoELayer",
+    )
 
 
 def router(shapes: Shapes) -> Module:
@@ -40,12 +50,12 @@ def router(shapes: Shapes) -> Module:
     whole_scores = moe.pre_softmax or moe.score_function == "sigmoid" or "sinkhorn" in moe.load_balancing
     scores = (Tensor(name="scores", shape=per_expert, dtype="fp32", formula="4·T·E"),) if whole_scores else ()
     balance = (Tensor(name="scores of the auxiliary loss", shape=per_expert, dtype="fp32", formula="4·T·E"),)
-    recomputed = shapes.recomputes("moe")
+    kept_by = "mixture input" if shapes.recomputes("moe") else "recomputed norm output" if shapes.recomputes("layernorm") else ""
     return Module(
         name="router",
         parameters=(weight, *(bias if model.bias_linear else ())),
         saved=(
-            shapes.hidden("input", made_in="pre_mlp_layernorm", shares="mixture input" if recomputed else ""),
+            shapes.hidden("input", made_in="pre_mlp_layernorm", shares=kept_by),
             *scores,
             *(balance if moe.aux_loss_coeff else ()),
             Tensor(name="probabilities", shape=per_expert, dtype=routing.probability_dtype, formula="T·E"),
@@ -193,10 +203,15 @@ def _bias_added(routing: Routing) -> tuple[Tensor, ...]:
 def _held(routing: Routing) -> tuple[Tensor, ...]:
     """What frames name until the experts return, and no layer keeps: rows before they are sorted or padded, the shared output.
 
-    `MoELayer.forward` names what it gives the dispatcher and what it gets back; a product in 16 bit keeps the last of these.
+    `MoELayer.forward` names what it gives the dispatcher and what it gets back. Counted for products in FP8, whose experts make
+    the fullest instant; in 16 bit a layer keeps the last of these rows, and the peak lies elsewhere.
     """
     moe, shapes = routing.moe, routing.shapes
-    held: list[Tensor] = []
+    if shapes.fp8 is None:
+        return ()
+    held = [routing.row_tensor("received rows", routing.rows)]
+    if routing.pads:
+        held.append(routing.row_tensor("padded rows", routing.multiplied_rows))
     if moe.shared_ffn_hidden_size and not moe.shared_overlap:
         held.append(shapes.hidden("output of the shared experts"))
     if moe.dispatcher != "allgather":
@@ -204,10 +219,6 @@ def _held(routing: Routing) -> tuple[Tensor, ...]:
             held.append(routing.row_tensor("permuted tokens", routing.sent))
         if routing.local_experts > 1:
             held.append(routing.row_tensor("dispatched rows", routing.rows))
-    if shapes.fp8 is not None:
-        held.append(routing.row_tensor("received rows", routing.rows))
-        if routing.pads:
-            held.append(routing.row_tensor("padded rows", routing.multiplied_rows))
     return tuple(held)
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from analyzer.modules.embedding import embedding, vocabulary_weight
 from analyzer.modules.head import cross_entropy, output_layer
-from analyzer.modules.layer import transformer_layer
+from analyzer.modules.layer import LayerKind
 from analyzer.modules.linear import split_weight, weight_gradient
 from analyzer.modules.norm import standalone_norm
 from analyzer.modules.quantized import backward_input, forward_input, gathers, kept_input, output_gradient
@@ -55,7 +55,9 @@ def _depth(shapes: Shapes, depth: int) -> Module:
     before = f"mtp.layers.{depth - 1}.final_layernorm" if depth else "decoder.final_layernorm"
     states = shapes.hidden("checkpoint input", made_in=MODEL_PATH + before)
     here = f"{MODEL_PATH}mtp.layers.{depth}"
-    inside = (*_joined(shapes, states=states, here=here, kept_apart=recomputed), _layer(shapes), _final_norm(shapes))
+    offload = shapes.launch.activation_offload
+    stays = offload is not None and offload.last_stays and depth == shapes.model.mtp_num_layers - 1
+    inside = (*_joined(shapes, states=states, here=here, kept_apart=recomputed), _layer(shapes, stays=stays), _final_norm(shapes))
     if recomputed:
         kept = (states, shapes.hidden(EMBEDDED, made_in=f"{MODEL_PATH}embedding"))
         inside = (
@@ -141,13 +143,11 @@ def _projection_messages(shapes: Shapes) -> tuple[Collective, ...]:
     )
 
 
-def _layer(shapes: Shapes) -> Module:
-    """A transformer layer like the decoder's last."""
+def _layer(shapes: Shapes, *, stays: bool) -> Module:
+    """A transformer layer like the decoder's last. `stays`: it is not offloaded, since its backward comes next."""
     moe = shapes.model.moe
-    mixture = moe is not None and moe.layers[-1]
-    return replace(
-        transformer_layer(shapes, mixture=mixture, input_shares=PROJECTED if shapes.sp else ""), name="transformer_layer"
-    )
+    kind = LayerKind(mixture=moe is not None and moe.layers[-1], stays=stays)
+    return replace(kind.build(shapes, input_shares=PROJECTED if shapes.sp else ""), name="transformer_layer")
 
 
 def _final_norm(shapes: Shapes) -> Module:

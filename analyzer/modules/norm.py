@@ -5,6 +5,9 @@ from __future__ import annotations
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Parameter, Tensor
 
+FINAL = "final_layernorm"
+"""The norm after the last layer, which selective recomputation leaves alone."""
+
 
 def norm_parameters(shapes: Shapes, width: int, *, prefix: str = "", always_summed: bool = False) -> tuple[Parameter, ...]:
     """Weight, and bias for LayerNorm, of `width` elements each, replicated over tensor-parallel ranks.
@@ -43,14 +46,25 @@ def standalone_norm(shapes: Shapes, name: str, *, input_made_in: str, input_shar
     rows = shapes.s_split * shapes.b
     output = shapes.hidden("output")
     gradient = shapes.hidden("input gradient")
+    statistics = norm_statistics(shapes, rows, "4·s·b/t" if shapes.sp else "4·s·b")
+    recomputed = name != FINAL and shapes.recomputes("layernorm")  # then its statistics are made again too
     return Module(
         name=name,
         parameters=norm_parameters(shapes, shapes.model.hidden_size),
         saved=(
             shapes.hidden("input", dtype=shapes.residual_dtype, shares=input_shares, made_in=input_made_in),
-            *norm_statistics(shapes, rows, "4·s·b/t" if shapes.sp else "4·s·b"),
+            *(() if recomputed else statistics),
         ),
-        forward_workspace=(output,),
-        backward_workspace=(shapes.hidden("output gradient"), gradient),
+        forward_workspace=(*(statistics if recomputed else ()), output),
+        backward_workspace=(*(statistics if recomputed else ()), shapes.hidden("output gradient"), gradient),
         source="megatron.core.transformer.torch_norm / transformer_engine.pytorch.ops.LayerNorm",
     )
+
+
+def recomputed_output(shapes: Shapes) -> tuple[Tensor, ...]:
+    """The output of a standalone norm under `--recompute-modules layernorm`: there while the branch after it runs.
+
+    It is dropped after the branch's forward, and made again when the branch's backward starts: a hook on the branch's output
+    (core/transformer/transformer_layer.py, `discard_output_and_register_recompute`, 0.16.1). Empty where it is kept.
+    """
+    return (shapes.hidden("recomputed norm output"),) if shapes.recomputes("layernorm") else ()

@@ -107,6 +107,8 @@ class Module:
     parameters: tuple[Parameter, ...] = ()
     saved: tuple[Tensor, ...] = ()
     """Kept from its forward until its backward."""
+    offloaded: tuple[Tensor, ...] = ()
+    """Copied to the host once its forward is done, and back before its backward."""
     forward_workspace: tuple[Tensor, ...] = ()
     """Alive together at the worst instant of its forward, beyond everything saved up to and including itself."""
     backward_workspace: tuple[Tensor, ...] = ()

@@ -131,6 +131,8 @@ def _memory(memory: RankMemory) -> dict[str, Any]:
         "peak_at": memory.peak_at,
         "peak_reserved_bytes": memory.peak_reserved_bytes,
         "device_bytes": memory.device_bytes,
+        "device_range_bytes": list(memory.device_range_bytes),
+        "graph_pool_bytes": memory.graph_pool_bytes,
         "runtime_parts": [_part(part) for part in memory.runtime_parts],
         "transient_parts": [_part(part) for part in memory.transient_parts],
         "microbatches_in_flight": list(memory.microbatches_in_flight),
@@ -177,6 +179,7 @@ def _tree(run: folds.Run) -> dict[str, Any]:
     lists = {
         "weights": [_weight(parameter) for parameter in module.parameters],
         "saved": [_tensor(tensor) for tensor in module.saved],
+        "offloaded": [_tensor(tensor) for tensor in module.offloaded],
         "forward_workspace": [_tensor(tensor) for tensor in module.forward_workspace],
         "forward_held": [_tensor(tensor) for tensor in module.forward_held],
         "backward_workspace": [_tensor(tensor) for tensor in module.backward_workspace],

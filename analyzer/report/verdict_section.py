@@ -18,10 +18,16 @@ def verdict(report: Report, *, width: int) -> list[Line]:
     else:
         of = f"of {format_bytes(result.capacity_bytes)}" + (f" ({result.gpu})" if result.gpu else "")
         share = abs(result.headroom_bytes) / result.capacity_bytes
-        if result.fits:
-            text, style = f"It fits: {need} {of}; {format_bytes(result.headroom_bytes)} ({share:.0%}) stay free.", GOOD
+        free = f"{format_bytes(result.headroom_bytes)} ({share:.0%}) stay free"
+        missing = f"{format_bytes(-result.headroom_bytes)} ({share:.0%}) are missing"
+        if result.state == "tight":
+            least, most = (format_bytes(end) for end in tightest.memory.device_range_bytes)
+            likely = f"by the estimate {free if result.fits else missing}"
+            text, style = f"It is tight: {need} {of}, give or take: between {least} and {most}; {likely}.", KEY
+        elif result.fits:
+            text, style = f"It fits: {need} {of}; {free}.", GOOD
         else:
-            text, style = f"It does not fit: {need} {of}; {format_bytes(-result.headroom_bytes)} ({share:.0%}) are missing.", BAD
+            text, style = f"It does not fit: {need} {of}; {missing}.", BAD
     lines = [*heading("Does it fit", width=width), *wrap(text, width=width, first=INDENT, rest=INDENT, style=style)]
     if result.note:
         lines.extend(wrap(result.note, width=width, first=INDENT, rest=INDENT))
@@ -36,6 +42,6 @@ def _advice(report: Report, *, width: int) -> list[Line]:
     lines: list[Line] = [(), line(INDENT + title)]
     for advice in report.advice:
         lines.extend(wrap(advice.change, width=width, first=INDENT * 2, rest=INDENT * 3, style=KEY))
-        saving = f"saves {format_bytes(advice.saves_bytes)}, the fullest rank then takes {format_bytes(advice.peak_bytes)}"
+        saving = f"saves {format_bytes(advice.saves_bytes)}, the fullest rank then takes {format_bytes(advice.device_bytes)}"
         lines.append(line(f"{INDENT * 3}{saving}"))
     return lines

@@ -1,0 +1,132 @@
+"""CUDA graphs: what lies in their pool and what beside it, and which captures Megatron refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from analyzer.errors import InputError
+from analyzer.graphs import emptied
+from analyzer.memory import rank_classes, rank_classes_of_tensors
+from analyzer.modules.tree import Module
+from analyzer.results import RankMemory
+from analyzer.specs import Launch
+from analyzer.units import KIB, MIB
+from tests.launch_of import launch_of
+
+S, H, LAYERS = 2048, 1024, 8
+HIDDEN = 2 * S * H
+MASK = S * S
+TE = "--cuda-graph-impl transformer_engine --te-rng-tracker --attention-backend flash --attention-dropout 0 --hidden-dropout 0"
+MIXTURE = "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-token-dispatcher-type alltoall --disable-bias-linear"
+PADDED = f"{MIXTURE} --moe-expert-capacity-factor 1.0 --moe-pad-expert-input-to-capacity"
+
+
+def memory(launch: Launch, *, rank: int = 0) -> RankMemory:
+    return rank_classes(launch)[rank].memory
+
+
+def static(launch: Launch, *, rank: int = 0) -> int:
+    return next(part.bytes for part in memory(launch, rank=rank).runtime_parts if part.name == "static inputs of CUDA graphs")
+
+
+def test_without_a_pipeline_each_layer_has_one_set_of_inputs() -> None:
+    """`_get_cuda_graph_input_data`: one microbatch is captured where there is no pipeline; `get_layer_static_inputs`: hidden
+    states in bf16, and a mask of one byte for each pair of positions."""
+    assert static(launch_of(f"{TE} --global-batch-size 64")) == LAYERS * (HIDDEN + MASK)
+
+
+def test_in_a_pipeline_each_microbatch_in_flight_has_inputs() -> None:
+    """1F1B keeps four microbatches of the two layers in flight on the first of four stages, and one on the last."""
+    launch = launch_of(f"{TE} --pipeline-model-parallel-size 4 --global-batch-size 64")
+    assert static(launch) == 4 * 2 * (HIDDEN + MASK)
+    assert static(launch, rank=3) == 1 * 2 * (HIDDEN + MASK)
+
+
+def test_only_attention_is_given_a_mask() -> None:
+    assert static(launch_of(f"{TE} --cuda-graph-scope mlp")) == LAYERS * HIDDEN
+
+
+def test_whole_layers_in_the_pool_leave_embedding_and_head_outside() -> None:
+    """What is allocated while graphs are replayed does not grow with the layers, but for static inputs."""
+    warm = "--cuda-graph-warmup-steps 0"
+    few, many = (memory(launch_of(f"{TE} {warm} --num-layers {layers}")) for layers in (8, 16))
+    grown = many.graph_pool_bytes - few.graph_pool_bytes
+    plain_few, plain_many = (memory(launch_of(f"--attention-backend flash --attention-dropout 0 --hidden-dropout 0 {more}"))
+                             for more in ("--num-layers 8", "--num-layers 16"))  # fmt: skip
+    kept = plain_many.activations_bytes - plain_few.activations_bytes
+    assert grown == pytest.approx(kept, abs=2 * MIB)
+    outside = [each.peak_reserved_bytes - each.graph_pool_bytes - each.allocated_bytes for each in (few, many)]
+    assert outside[0] == pytest.approx(outside[1], abs=2 * MIB)
+
+
+def test_reserved_memory_holds_the_pool_beside_a_replay() -> None:
+    with_graphs = memory(launch_of(TE))
+    assert with_graphs.graph_pool_bytes > 0
+    assert with_graphs.peak_reserved_bytes >= with_graphs.allocated_bytes + with_graphs.graph_pool_bytes
+
+
+def test_warm_up_iterations_run_without_graphs() -> None:
+    """Three iterations come before the capture by default, and are as full as without graphs."""
+    launch = launch_of("--attention-backend flash --attention-dropout 0 --hidden-dropout 0")
+    plain = rank_classes_of_tensors(launch)[0].memory
+    warmed = memory(launch_of(TE))
+    assert warmed.peak_allocated_first_iteration_bytes == plain.peak_allocated_first_iteration_bytes
+    assert warmed.peak_allocated_bytes >= plain.peak_allocated_bytes
+
+
+def test_the_streams_of_a_capture_have_workspaces_of_cublas() -> None:
+    """Unfused attention multiplies through PyTorch: 2 streams, 2 threads, 32 MiB on Hopper (`getChosenWorkspaceSize`)."""
+    parts = memory(launch_of(TE.replace("flash", "unfused"))).runtime_parts
+    assert {part.name: part.bytes for part in parts}["cuBLAS workspaces of the capture's streams"] == 4 * 4096 * 8 * KIB
+
+
+def test_the_whole_iteration_has_no_static_inputs_of_layers() -> None:
+    names = [part.name for part in memory(launch_of("--cuda-graph-impl local --cuda-graph-scope full_iteration")).runtime_parts]
+    assert names
+    assert "static inputs of CUDA graphs" not in names
+
+
+@pytest.mark.parametrize(
+    ("line", "release"),
+    [
+        ("--external-cuda-graph --te-rng-tracker", "0.14.0"),
+        ("--external-cuda-graph --te-rng-tracker --cuda-graph-scope attn", "0.15.3"),
+        ("--cuda-graph-impl transformer_engine --cuda-graph-modules attn", "0.18.2"),
+        ("--cuda-graph-impl full_iteration", "0.19.0"),
+        (f"{MIXTURE} --cuda-graph-impl transformer_engine --cuda-graph-scope attn moe_router moe_preprocess", "0.16.1"),
+        (f"{PADDED} --cuda-graph-impl transformer_engine --cuda-graph-scope attn moe", "0.16.1"),
+    ],
+)
+def test_every_release_has_its_options(line: str, release: str) -> None:
+    assert memory(launch_of(line, release=release)).graph_pool_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("line", "option", "remedy"),
+    [
+        ("--cuda-graph-impl transformer_engine --cuda-graph-scope full_iteration", "--cuda-graph-impl", "local"),
+        ("--cuda-graph-impl transformer_engine --cuda-graph-scope moe", "--cuda-graph-scope", "leave moe"),
+        (f"{MIXTURE} --cuda-graph-impl transformer_engine --cuda-graph-scope moe", "--cuda-graph-scope", "capacity"),
+        (f"{MIXTURE} --cuda-graph-impl transformer_engine --cuda-graph-scope mlp", "--cuda-graph-scope", "leave mlp"),
+        (f"{MIXTURE} --cuda-graph-impl transformer_engine --cuda-graph-scope moe_preprocess", "--cuda-graph-scope", "moe_router"),
+        ("--cuda-graph-impl transformer_engine --cuda-graph-scope heads", "--cuda-graph-scope", "attn"),
+        ("--enable-cuda-graph --external-cuda-graph", "--enable-cuda-graph", "keep one"),
+        (
+            "--cuda-graph-impl transformer_engine --recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+            "--cuda-graph-impl",
+            "selective",
+        ),
+    ],
+)
+def test_what_megatron_refuses(line: str, option: str, remedy: str) -> None:
+    with pytest.raises(InputError) as refused:
+        launch_of(line)
+    assert option in str(refused.value)
+    assert remedy in str(refused.value)
+
+
+def test_emptied_modules_keep_their_parameters() -> None:
+    tree: Module = rank_classes(launch_of(""))[0].trees[0]
+    bare = emptied(tree)
+    assert bare.retained_bytes == 0
+    assert [module.parameters for _, module in bare.walk()] == [module.parameters for _, module in tree.walk()]
