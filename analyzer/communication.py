@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from analyzer.communication_data import data_parallel_messages
 from analyzer.communication_legacy import legacy_batch_messages, legacy_scalar_messages
 from analyzer.communication_pipeline import pipeline_messages
 from analyzer.communication_rows import Kind, Phase, ranks_in_group, row
 from analyzer.communication_step import batch_messages, scalar_messages, shared_gradient_messages, token_count_messages
+from analyzer.modules.tree import Collective, Module
 from analyzer.results import Message, MessageTotal, StageModel
 from analyzer.specs import Launch
 
@@ -61,6 +63,10 @@ def _stage_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
     yield from _module_messages(launch, stage)
     yield from pipeline_messages(launch, stage)
     yield from data_parallel_messages(launch, stage)
+    if launch.precision.fp8 is not None:
+        from analyzer.communication_fp8 import largest_value_messages  # a millisecond that most launches need not spend
+
+        yield from largest_value_messages(launch, stage)
     yield from shared_gradient_messages(launch, stage)
     if legacy:
         yield from legacy_scalar_messages(launch, stage)
@@ -73,9 +79,8 @@ def _module_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
     """What the modules of the stage issue; equal calls of equal layers, also of other chunks, make one row."""
     counts: Counter[tuple[str, Kind, str, tuple[int, ...], str, Phase]] = Counter()
     for tree in stage.trees:
-        for path, module in tree.walk():
-            for call in module.collectives:
-                counts[_table_name(path), call.kind, call.group, call.shape, call.dtype, call.phase] += call.count
+        for path, call in _calls(tree, tree.name, again=False):
+            counts[_table_name(path), call.kind, call.group, call.shape, call.dtype, call.phase] += call.count
     for (name, kind, group, shape, dtype, phase), calls in counts.items():
         once = phase in ONCE_PER_ITERATION
         yield row(
@@ -90,6 +95,16 @@ def _module_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
             per_microbatch=0 if once else calls,
             per_iteration=calls if once else 0,
         )
+
+
+def _calls(module: Module, path: str, *, again: bool) -> Iterator[tuple[str, Collective]]:
+    """Every call with the path of its module. Under a checkpoint those of the forward pass come `again`, in its recompute."""
+    for call in module.collectives:
+        yield path, call
+        if again and call.phase == "forward":
+            yield path, replace(call, phase="recompute")
+    for child in module.children:
+        yield from _calls(child, f"{path}.{child.name}", again=again or module.recomputed)
 
 
 def _table_name(path: str) -> str:

@@ -199,8 +199,9 @@ def _row(name: str, tensors: Sequence[Tensor], sizes: Sequence[int]) -> ModuleRo
     left = Counter(sizes)
     missing = []
     for tensor in tensors:
-        if left[tensor.bytes]:
-            left[tensor.bytes] -= 1
+        size = tensor.bytes // tensor.pieces
+        if left[size] >= tensor.pieces:
+            left[size] -= tensor.pieces
         else:
             missing.append(tensor)
     return ModuleRow(
@@ -237,7 +238,8 @@ def _collective_rows(messages: Sequence[Message], recorded: Counter[CollectiveKe
     for message in messages:
         if message.module.startswith(PACKING):
             continue
-        predicted[message.kind, message.group, prod(message.shape), message.dtype] += message.calls_per_iteration
+        dtype = "uint8" if message.dtype == "fp8" else message.dtype  # FP8 is sent as bytes
+        predicted[message.kind, message.group, prod(message.shape), dtype] += message.calls_per_iteration
     keys = sorted(predicted.keys() | recorded.keys(), key=str)
     return tuple(
         CollectiveRow(key=key, predicted=predicted[key], recorded=recorded[key]) for key in keys if predicted[key] != recorded[key]

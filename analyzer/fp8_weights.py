@@ -4,8 +4,9 @@ A weight in 16 bit is cast in the first microbatch of an iteration, and the copi
 (`TransformerEngineBaseModule.get_weight_workspace`; Megatron's layers pass `is_first_microbatch`). A stored one
 (`--fp8-param-gather`) lies in the parameter buffer by rows; what is needed by columns lies beside it, and of mxfp8 both.
 
-Sources (TE 2.11): pytorch/module/base.py, pytorch/quantization.py *RecipeState; megatron/core/distributed/
-param_and_grad_buffer.py `_ParamAndGradBuffer` (0.16.1).
+Sources (TE 2.11): pytorch/module/base.py, pytorch/quantization.py *RecipeState; DotProductAttention.forward in
+pytorch/attention/dot_product_attention/dot_product_attention.py, which has quantizers though it does not use them;
+megatron/core/distributed/param_and_grad_buffer.py `_ParamAndGradBuffer` (0.16.1).
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ FORWARD_QUANTIZERS: Final = 3
 """Of input, weight and output of one product."""
 BACKWARD_QUANTIZERS: Final = 2
 """Of the gradients of output and input."""
+ATTENTION_PRODUCTS: Final = 3
+"""Products that Transformer Engine's attention kernel has quantizers for, also where it runs in 16 bit."""
 
 
 def cast_bytes(launch: Launch, trees: Sequence[Module]) -> int:
@@ -32,7 +35,7 @@ def cast_bytes(launch: Launch, trees: Sequence[Module]) -> int:
     if fp8 is None or fp8.stored_parameters:
         return 0
     ways = _ways(launch, fp8.recipe)
-    return sum(_copy_bytes(parameter, fp8.recipe, ways) for parameter in _quantized(trees))
+    return sum(_copy_bytes(parameter, fp8.recipe, ways) for parameter in quantized(trees))
 
 
 def beside_the_buffer_bytes(launch: Launch, trees: Sequence[Module]) -> int:
@@ -45,11 +48,11 @@ def beside_the_buffer_bytes(launch: Launch, trees: Sequence[Module]) -> int:
     if fp8 is None or not fp8.stored_parameters:
         return 0
     ways = _ways(launch, fp8.recipe)
-    every = sum(_copy_bytes(parameter, fp8.recipe, ways) for parameter in _quantized(trees))
+    every = sum(_copy_bytes(parameter, fp8.recipe, ways) for parameter in quantized(trees))
     if fp8.recipe == "mxfp8":
         others = (parameter for tree in trees for parameter in parameters(tree) if not parameter.quantized)
         return every + sum(round_up(dtype_bytes(parameter.dtype, parameter.numel), BLOCK) for parameter in others)
-    return every - sum(_data_bytes(parameter) for parameter in _quantized(trees))
+    return every - sum(_data_bytes(parameter) for parameter in quantized(trees))
 
 
 def scaling_bytes(launch: Launch, trees: Sequence[Module]) -> int:
@@ -57,7 +60,7 @@ def scaling_bytes(launch: Launch, trees: Sequence[Module]) -> int:
     fp8 = launch.precision.fp8
     if fp8 is None or fp8.recipe not in WHOLE_TENSOR:
         return 0
-    products = [_matrices(parameter)[0] for parameter in _quantized(trees)]
+    products = list(_products(trees))
     if fp8.recipe == "tensorwise":  # a scale and a largest value for each quantizer, in blocks of their own
         return sum(products) * (FORWARD_QUANTIZERS + BACKWARD_QUANTIZERS) * 2 * BLOCK
     return sum(
@@ -67,7 +70,22 @@ def scaling_bytes(launch: Launch, trees: Sequence[Module]) -> int:
     )
 
 
-def _quantized(trees: Sequence[Module]) -> Iterator[Parameter]:
+def quantized_products(trees: Sequence[Module]) -> int:
+    """Products that have quantizers of their own."""
+    return sum(_products(trees))
+
+
+def _products(trees: Sequence[Module]) -> Iterator[int]:
+    """Products of each module that keeps scaling factors: linear layers, grouped ones, and attention between such."""
+    for parameter in quantized(trees):
+        yield matrices(parameter)[0]
+    for tree in trees:
+        for _, module in tree.walk():
+            if module.name == "self_attention" and any(parameter.quantized for parameter in parameters(module)):
+                yield ATTENTION_PRODUCTS
+
+
+def quantized(trees: Sequence[Module]) -> Iterator[Parameter]:
     return (parameter for tree in trees for parameter in parameters(tree) if parameter.quantized)
 
 
@@ -75,7 +93,7 @@ def _ways(launch: Launch, recipe: Fp8Recipe) -> tuple[Way, ...]:
     return ("row",) if recipe in WHOLE_TENSOR and reads_any_layout(launch) else ("row", "column")
 
 
-def _matrices(parameter: Parameter) -> tuple[int, int, int]:
+def matrices(parameter: Parameter) -> tuple[int, int, int]:
     """(matrices, rows, columns): experts' weights are as many matrices as there are local experts."""
     *count, rows, columns = parameter.shape
     return prod(count), rows, columns
@@ -83,13 +101,13 @@ def _matrices(parameter: Parameter) -> tuple[int, int, int]:
 
 def _data_bytes(parameter: Parameter) -> int:
     """One FP8 copy without its scales."""
-    count, rows, columns = _matrices(parameter)
+    count, rows, columns = matrices(parameter)
     return count * round_up(rows * columns, BLOCK)
 
 
 def _copy_bytes(parameter: Parameter, recipe: Fp8Recipe, ways: tuple[Way, ...]) -> int:
     """The copies in these ways, with their scales; copies of one scale share it."""
-    count, rows, columns = _matrices(parameter)
+    count, rows, columns = matrices(parameter)
     total = len(ways) * _data_bytes(parameter)
     for way in ways[:1] if recipe in WHOLE_TENSOR else ways:
         shape, dtype = scales(recipe, rows, columns, way, square_blocks=True)

@@ -13,6 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
+
+from allocator_hook.packages import installed
 
 pytestmark = pytest.mark.skipif(
     any(find_spec(package) is None for package in ("torch", "megatron", "transformer_engine")),
@@ -29,6 +32,12 @@ LLAMA = (
     "--num-query-groups 4 --untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 "
 )
 OFFLOAD = "--optimizer-cpu-offload --use-precision-aware-optimizer"
+MOE = (
+    "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-ffn-hidden-size 512 --moe-token-dispatcher-type alltoall "
+    "--micro-batch-size 1 --seq-length {tokens} --max-position-embeddings {tokens} "
+)
+"""Each expert gets a quarter of the tokens; FP8 pads that to a multiple of 16 or 32, and formulas count half of one."""
+STORED_MXFP8 = "--info-gpu B200 --fp8-recipe mxfp8 --fp8-param-gather --reuse-grad-buf-for-mxfp8-param-ag"
 GRID = {
     "gpt": "--bf16",
     "gpt, tp2": "--bf16 --tensor-model-parallel-size 2",
@@ -49,12 +58,49 @@ GRID = {
     "gpt, offloaded": f"--bf16 --tensor-model-parallel-size 2 {OFFLOAD} --grad-reduce-in-bf16 --manual-gc",
     "gpt, nothing offloaded": f"--bf16 {OFFLOAD} --optimizer-offload-fraction 0 --grad-reduce-in-bf16 --manual-gc",
     "llama, interleaved": f"--bf16 {LLAMA} --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1",
+    "gpt, fp8 delayed, tp2": "--bf16 --fp8-format hybrid --fp8-amax-history-len 64 --tensor-model-parallel-size 2",
+    "llama, fp8 delayed, interleaved": (
+        f"--bf16 {LLAMA} --fp8-format hybrid --fp8-param-gather --pipeline-model-parallel-size 2 "
+        "--num-layers-per-virtual-pipeline-stage 1"
+    ),
+    "llama, fp8 delayed, recomputed": (
+        f"--bf16 {LLAMA} --fp8-format hybrid --recompute-granularity full --recompute-method block --recompute-num-layers 2"
+    ),
+    "llama, recomputed, tp2 sp": (
+        f"--bf16 {LLAMA} --tensor-model-parallel-size 2 --sequence-parallel --recompute-granularity full "
+        "--recompute-method uniform --recompute-num-layers 1"
+    ),
+    "llama, fp8 tensorwise, tp2 sp": (
+        f"--bf16 {LLAMA} --fp8-format e4m3 --fp8-recipe tensorwise --tensor-model-parallel-size 2 --sequence-parallel"
+    ),
+    "llama, fp8 tensorwise, ends in bf16, b200": (
+        f"--bf16 {LLAMA} --info-gpu B200 --fp8-format hybrid --fp8-recipe tensorwise --fp8-param-gather --first-last-layers-bf16"
+    ),
+    "llama, fp8 blockwise": f"--bf16 {LLAMA} --fp8-format e4m3 --fp8-recipe blockwise --fp8-param-gather",
+    "llama, fp8 blockwise, tp2 sp": (
+        f"--bf16 {LLAMA} --fp8-format e4m3 --fp8-recipe blockwise --tensor-model-parallel-size 2 --sequence-parallel"
+    ),
+    "llama, mxfp8": f"--bf16 {LLAMA} {STORED_MXFP8} --fp8-format e4m3 --overlap-grad-reduce --overlap-param-gather",
+    "llama, mxfp8, tp2 sp": (
+        f"--bf16 {LLAMA} --info-gpu B200 --fp8-format e4m3 --fp8-recipe mxfp8 --tensor-model-parallel-size 2 --sequence-parallel"
+    ),
+    "moe, fp8 tensorwise": f"--bf16 {LLAMA} {MOE.format(tokens=544)} --fp8-format hybrid --fp8-recipe tensorwise",
+    "moe, fp8 blockwise, ep2": (
+        f"--bf16 {LLAMA} {MOE.format(tokens=544)} --fp8-format e4m3 --fp8-recipe blockwise --expert-model-parallel-size 2 "
+        "--moe-router-padding-for-quantization"
+    ),
+    "moe, mxfp8": f"--bf16 {LLAMA} {MOE.format(tokens=576)} --info-gpu B200 --fp8-format e4m3 --fp8-recipe mxfp8",
 }
 SCALARS = 16384
 """Bytes; no larger are sums and counters of the loss, and the ids of a batch, which formulas do not list."""
 KNOWN: dict[str, str] = {
     "gpt, interleaved pp4": "a message that is received ahead is not modelled: one hidden state of the peak",
+    "llama, fp8 delayed, recomputed": (
+        "weights of LayerNormLinear under checkpoints have no copy by columns until they first run again: 2 MiB of the first peak"
+    ),
 }
+SINCE = {"llama, fp8 blockwise": "0.16"}
+"""Releases before drop what stored weights hold by columns after each step, and make it again in the next."""
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +116,8 @@ def test_formulas_are_what_the_real_code_does(name: str, cache: Path, tmp_path: 
     from analyzer.launch.parse import parse
     from analyzer.predict import predict
 
+    if Version(installed()["megatron-core"]) < Version(SINCE.get(name, "0")):
+        pytest.skip(f"formulas are of megatron-core {SINCE[name]}")
     os.environ["XDG_CACHE_HOME"] = str(cache)
     argv = (BASE + GRID[name]).split()
     arguments, world, options = parse(argv, environ={}, folder=tmp_path)

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from analyzer.units import MIB, round_up
+
 aten = torch.ops.aten
 
 
@@ -44,8 +46,10 @@ class Means:
 
     def on_host(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A host tensor of the shape of `tensor`: all zero where nothing is known, else whole numbers as equal as can be."""
-        host = torch.zeros(tensor.shape, dtype=dtype or tensor.dtype)
         mean = self.of(tensor)
+        if not mean and tensor.numel() > MIB:  # the first values of a quantized weight, which nobody reads: pages never touched
+            return torch.empty(tensor.shape, dtype=dtype or tensor.dtype)
+        host = torch.zeros(tensor.shape, dtype=dtype or tensor.dtype)
         if not mean:
             return host
         total, elements = round(mean * host.numel()), host.numel()
@@ -58,6 +62,19 @@ class Means:
         """How many elements a mask selects."""
         mean = self.of(mask)
         return None if mean is None else round(mean * mask.numel())
+
+
+def padded(means: Means, real: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Around Megatron's `pad_routing_map`: every expert is then chosen by a multiple of so many tokens."""
+
+    def pad(routing_map: torch.Tensor, multiple: int) -> torch.Tensor:
+        mean, tokens = means.of(routing_map), routing_map.shape[0]
+        result = real(routing_map, multiple)
+        if mean is not None:
+            means.put(result, round_up(round(mean * tokens), multiple) / tokens)
+        return result
+
+    return pad
 
 
 def _same(means: Means, args: Any, kwargs: Any, result: torch.Tensor) -> float | None:

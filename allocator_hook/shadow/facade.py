@@ -17,7 +17,7 @@ import torch
 from allocator_hook.shadow.extensions import extension_modules
 from allocator_hook.shadow.gpu import CUDA_VERSION, DeviceProperties, Event, Gpu, Stream
 from allocator_hook.shadow.imports import Imports
-from allocator_hook.shadow.placement import GPU, META, Placement, kernels
+from allocator_hook.shadow.placement import GPU, META, Placement, kernels, to_meta
 from allocator_hook.step.patching import Patch, Patches
 
 FLASH_ATTENTION_VERSION = "2.8.3"
@@ -118,6 +118,8 @@ def _random_numbers() -> Iterator[Patch]:
 def _tensors() -> Iterator[Patch]:
     yield Patch(torch.Tensor, "is_cuda", property(_is_cuda), "assertions and choices of kernels ask it")
     yield Patch(torch.Tensor, "device", property(_device), "a tensor says that it lies on the GPU that was asked for")
+    wrapped = "a quantized tensor is a wrapper around tensors on the GPU, and is made for the same device"
+    yield Patch(torch.Tensor, "_make_wrapper_subclass", staticmethod(_on_meta(torch.Tensor._make_wrapper_subclass)), wrapped)
     moved = "a host parameter that moves to a meta device is a new object, and must keep the attributes that Megatron gave it"
     yield Patch(torch.nn.Module, "_apply", _keeping_attributes(torch.nn.Module._apply), moved)
 
@@ -159,6 +161,13 @@ class _device_context(contextlib.nullcontext[None]):
     def __init__(self, device: Any = None) -> None:
         super().__init__()
         self.idx = 0
+
+
+def _on_meta(real: Callable[..., Any]) -> Callable[..., Any]:
+    def make(*args: Any, device: Any = None, **options: Any) -> Any:
+        return real(*args, device=to_meta(device), **options)
+
+    return make
 
 
 def _device(tensor: torch.Tensor) -> torch.device:

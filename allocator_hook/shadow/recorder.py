@@ -74,7 +74,8 @@ class Recorder(TorchDispatchMode):
         """In blocks of 512 bytes."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        del types
+        if not all(_is_plain(kind) for kind in types):
+            return NotImplemented  # a quantized tensor takes the operation apart itself, into operations that come here again
         if kwargs and isinstance(kwargs.get("device"), torch.device):
             kwargs = {**kwargs, "device": to_meta(kwargs["device"])}
         with torch._C.DisableTorchFunction():
@@ -170,7 +171,7 @@ class Recorder(TorchDispatchMode):
 
     def _track_all(self, value: Any) -> None:
         if isinstance(value, torch.Tensor):
-            if value.is_meta:
+            if value.is_meta and _is_plain(type(value)):
                 self._track_storage(value.untyped_storage())
         elif isinstance(value, (tuple, list)):
             for item in value:
@@ -224,6 +225,11 @@ class Recorder(TorchDispatchMode):
         self._allocated(pointer, self._workspace_bytes)
         name = f"cuBLAS workspace of the {'autograd' if autograd else 'main'} thread"
         self._sink.label(pointer, "workspace", name, shape=(self._workspace_bytes,), dtype="uint8", bytes=self._workspace_bytes)
+
+
+def _is_plain(kind: type) -> bool:
+    """Whether tensors of this type are what they seem: a wrapper around others has a storage that was never allocated."""
+    return kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
 
 
 def _is_host(device: torch.device | None) -> bool:

@@ -7,6 +7,7 @@ Megatron and Transformer Engine keep what they made in module variables.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 
+from allocator_hook.shadow.balance import Means, padded
 from allocator_hook.shadow.facade import facade
 from allocator_hook.shadow.gpu import Gpu
 from allocator_hook.shadow.jit import OneKernel
@@ -84,7 +86,7 @@ class Session:
         with TraceWriter(path, header) as writer, ExitStack() as stack:
             recorder = Recorder(writer, cublas_workspace_bytes=cublas_workspace_bytes(self.launch))
             marks = Marks(writer)
-            stack.enter_context(Patches(recorder.patches()))
+            stack.enter_context(Patches([*recorder.patches(), *_router_padding(recorder.means)]))
             self._recorder = self._one_kernel.recorder = recorder
             self._sink.connect(writer, marks)
             stack.enter_context(recorder)
@@ -113,6 +115,13 @@ class Session:
 
     def _current_bytes(self) -> int:
         return self._recorder.current_bytes if self._recorder is not None else 0
+
+
+def _router_padding(means: Means) -> Iterator[Patch]:
+    dispatcher = import_module("megatron.core.transformer.moe.token_dispatcher")
+    for name in ("pad_routing_map", "fused_pad_routing_map"):
+        if hasattr(dispatcher, name):
+            yield Patch(dispatcher, name, padded(means, getattr(dispatcher, name)), "what it adds depends on values")
 
 
 INSTALL = "install torch, megatron-core and transformer-engine: pip install '.[shadow]' in this project's folder"

@@ -74,6 +74,7 @@ def transformer_config(launch: Launch) -> Any:
         **_stages(launch),
         **_recompute(launch),
         **_latent_attention(launch),
+        **_fp8(launch),
         **mixture_options(launch),
     }
     return config_class(**known_to(config_class, **options))
@@ -92,6 +93,27 @@ def _latent_attention(launch: Launch) -> dict[str, Any]:
         "v_head_dim": mla.v_head_dim,
         "rope_type": "yarn",  # --rope-type where it is not given
     }
+
+
+def _fp8(launch: Launch) -> dict[str, Any]:
+    fp8 = launch.precision.fp8
+    if fp8 is None:
+        return {}
+    return {
+        "fp8": fp8.format,
+        "fp8_recipe": fp8.recipe,
+        "fp8_param": fp8.stored_parameters,
+        "fp8_amax_history_len": fp8.amax_history_len,
+        "first_last_layers_bf16": bool(fp8.layers_at_start_in_16_bit or fp8.layers_at_end_in_16_bit),
+        "num_layers_at_start_in_bf16": fp8.layers_at_start_in_16_bit,
+        "num_layers_at_end_in_bf16": fp8.layers_at_end_in_16_bit,
+    }
+
+
+def stores_fp8(launch: Launch, *recipes: str) -> bool:
+    """Whether weights are stored in FP8, of one of these recipes where any are named."""
+    fp8 = launch.precision.fp8
+    return fp8 is not None and fp8.stored_parameters and (not recipes or fp8.recipe in recipes)
 
 
 def mixture_options(launch: Launch) -> dict[str, Any]:
@@ -121,7 +143,16 @@ def mixture_options(launch: Launch) -> dict[str, Any]:
         "moe_router_pre_softmax": moe.pre_softmax,
         "moe_router_enable_expert_bias": moe.expert_bias,
         "moe_latent_size": moe.latent_size,
+        **_router_padding(moe.pad_for_quantization),
     }
+
+
+def _router_padding(padded: bool) -> dict[str, Any]:
+    """The option has had two names."""
+    from megatron.core.transformer import TransformerConfig
+
+    new, old = "moe_router_padding_for_quantization", "moe_router_padding_for_fp8"
+    return {new if hasattr(TransformerConfig, new) else old: True} if padded else {}
 
 
 def _stages(launch: Launch) -> dict[str, Any]:
@@ -187,6 +218,8 @@ def ddp_config(launch: Launch, *, parameters: int) -> Any:
             pad_buckets_for_high_nccl_busbw=optimizer.pad_buckets_for_high_nccl_busbw,
             average_in_collective=optimizer.average_in_collective,
             reduce_scatter_with_fp32_accumulation=optimizer.reduce_scatter_with_fp32_accumulation,
+            fp8_param_gather=stores_fp8(launch),
+            reuse_grad_buf_for_mxfp8_param_ag=stores_fp8(launch, "mxfp8"),
         )
     )
 
@@ -225,5 +258,7 @@ def optimizer_config(launch: Launch) -> Any:
             pin_cpu_grads=spec.offload.pinned_gradients if spec.offload is not None else True,
             clip_grad=spec.clip_grad,
             log_num_zeros_in_grad=spec.log_num_zeros_in_grad,
+            fp8_recipe=None if launch.precision.fp8 is None else launch.precision.fp8.recipe,
+            reuse_grad_buf_for_mxfp8_param_ag=stores_fp8(launch, "mxfp8"),
         )
     )

@@ -35,7 +35,8 @@ def _model(chunks: list[Any]) -> Iterator[tuple[Role, str, torch.Tensor]]:
         for name, parameter in inner.named_parameters():
             owner, _, last = name.rpartition(".")
             called = f"{global_name(inner, owner)}.{last}" if owner else name
-            yield "parameter", called, parameter.data
+            for part in _parts(parameter):
+                yield "parameter", called, part
             gradient = getattr(parameter, "main_grad", None)
             if gradient is not None:
                 yield "gradient", called, gradient
@@ -43,6 +44,13 @@ def _model(chunks: list[Any]) -> Iterator[tuple[Role, str, torch.Tensor]]:
             for role, whole in (("parameter", buffer.param_data), ("gradient", buffer.grad_data)):
                 if whole is not None:
                     yield role, f"buffer {index}", whole  # type: ignore[misc]
+
+
+def _parts(parameter: torch.Tensor) -> list[torch.Tensor]:
+    """What lies in memory of a parameter: of one that is stored in FP8 its bytes by rows and by columns, and their scales."""
+    if not hasattr(parameter, "get_metadata"):
+        return [parameter.data]
+    return [part for part in parameter.get_metadata().values() if isinstance(part, torch.Tensor)]
 
 
 def _optimizer_states(optimizer: Any) -> Iterator[tuple[Role, str, torch.Tensor]]:

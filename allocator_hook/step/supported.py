@@ -21,7 +21,8 @@ READ: Final[dict[str, frozenset[str]]] = {
     "MoeSpec": frozenset(
         "num_experts topk ffn_hidden_size layers shared_ffn_hidden_size shared_overlap shared_gate grouped_gemm "
         "legacy_grouped_gemm dispatcher permute_fusion capacity_factor pad_to_capacity router_dtype load_balancing "
-        "aux_loss_coeff z_loss_coeff score_function pre_softmax expert_bias latent_size".split()
+        "aux_loss_coeff z_loss_coeff score_function pre_softmax expert_bias latent_size "
+        "pad_for_quantization".split()
     ),
     "MlaSpec": frozenset("q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim".split()),
     "ParallelSpec": frozenset(
@@ -30,7 +31,10 @@ READ: Final[dict[str, frozenset[str]]] = {
     ),
     "PipelineSpec": frozenset("num_layers_in_first num_layers_in_last account_for_embedding account_for_loss layout".split()),
     "BatchSpec": frozenset("micro_batch_size global_batch_size seq_length microbatches first_microbatches".split()),
-    "PrecisionSpec": frozenset("parameters gradients".split()),
+    "PrecisionSpec": frozenset("parameters gradients fp8".split()),
+    "Fp8Spec": frozenset(
+        "format recipe stored_parameters layers_at_start_in_16_bit layers_at_end_in_16_bit amax_history_len".split()
+    ),
     "OptimizerSpec": frozenset(
         "name sgd_momentum distributed precision_aware main_params_dtype exp_avg_dtype exp_avg_sq_dtype overlap_grad_reduce "
         "overlap_param_gather overlap_param_gather_with_optimizer_step ddp_bucket_size ddp_num_buckets "

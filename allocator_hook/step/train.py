@@ -11,7 +11,7 @@ import torch
 
 from allocator_hook.step import groups
 from allocator_hook.step import model as models
-from allocator_hook.step.config import optimizer_config, transformer_config
+from allocator_hook.step.config import optimizer_config, stores_fp8, transformer_config
 from allocator_hook.step.data import ForwardStep
 from allocator_hook.step.marks import Marks
 from allocator_hook.step.versions import known_to
@@ -114,6 +114,10 @@ def _train_step(launch: Launch, trained: Trained, config: Any, marks: Marks, mic
         for chunk in chunks:
             chunk.zero_grad_buffer()
         optimizer.zero_grad()
+        if launch.optimizer.overlap_param_gather and stores_fp8(launch, "mxfp8"):
+            # gathered through the gradient buffer during the forward pass, which starts from the zeroed buffer
+            for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+                part._copy_main_params_to_param_buffer()
         losses = get_forward_backward_func()(
             forward_step_func=ForwardStep(launch, marks.start_microbatch),
             data_iterator=[None] * len(chunks) if len(chunks) > 1 else None,

@@ -62,6 +62,9 @@ def check_fp8(
 def _assumptions(arguments: Arguments, *, recipe: Fp8Recipe, gpu: HardwareSpec) -> Iterator[str]:
     if gpu.compute_capability is None and recipe in ("delayed", "tensorwise"):
         yield "No GPU is named: FP8 tensors are taken to need a transposed copy, as on Hopper."
+    if arguments.get("recompute_granularity") == "full":
+        when = "" if recipe == "blockwise" else " of the first iteration"
+        yield f"Checkpointed layers make FP8 copies by columns as they run again; counted before, they raise the peak{when}."
     if arguments.get("num_experts") and not switched_on(arguments, "moe_pad_expert_input_to_capacity"):
         multiple = 32 if recipe == "mxfp8" else 16
         yield f"Each expert's tokens are padded to a multiple of {multiple} for FP8: {multiple // 2} more are counted for each."

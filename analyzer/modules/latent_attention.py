@@ -165,8 +165,10 @@ def _core(shapes: Shapes) -> Module:
 
     copied = model.attention_backend == "flash" and shapes.b > 1
     maker = "" if copied else ATTENTION
+    projection = "linear_q_proj" if mla.q_lora_rank is None else "linear_q_up_proj"
+    in_place = bool(maker) and model.rope_fusion  # queries are rotated where they lie (fused_mla_yarn_rope_apply.py)
     inputs = (
-        tensor("query", mla.query_head_dim, made_in=maker),
+        tensor("query", mla.query_head_dim, made_in=f"{ATTENTION}.{projection}" if in_place else maker),
         tensor("key", mla.query_head_dim, made_in=maker),
         tensor("value", mla.v_head_dim, made_in=maker),
     )

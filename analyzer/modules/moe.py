@@ -13,7 +13,7 @@ from analyzer.modules.dispatch import Routing, combine, dispatch
 from analyzer.modules.linear import column_collectives, row_collectives, split_weight, weight_gradient
 from analyzer.modules.mlp import kept_by_gate
 from analyzer.modules.norm import recomputed_output
-from analyzer.modules.quantized import backward_input, forward_input, keeps_original, kept_input, output_gradient
+from analyzer.modules.quantized import Split, backward_input, forward_input, keeps_original, kept_input, output_gradient
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Parameter, Tensor
 
@@ -113,7 +113,7 @@ def experts(shapes: Shapes) -> Module:
     rows = routing.multiplied_rows
     fc1 = (gates * width, routing.width)
     fc2 = (routing.width, width)
-    read = routing.row_tensor("fc1 output", rows, gates * width)
+    read = routing.row_tensor("fc1 output", rows, gates * width, made_in="mlp.experts.linear_fc1")
     written = routing.row_tensor("activation output", rows, width)
     # unfused, the product with the probabilities keeps its factor, and a gated activation the activated gate
     unfused = () if model.bias_activation_fusion and model.gated else (routing.row_tensor("unweighted activation", rows, width),)
@@ -123,9 +123,13 @@ def experts(shapes: Shapes) -> Module:
     )
     dropped = shapes.recomputes("moe_act")
     received = routing.row_tensor("input", rows, made_in="mlp")
-    held = _held_in_16_bit(routing)
+    product = routing.row_tensor("input", rows, width, made_in="mlp.experts")
+    held = _held(routing)
+    split = Split(experts=routing.local_experts, in_one_buffer=moe.grouped_gemm)
     unpadded = (routing.row_tensor("output without padding", routing.rows),) if routing.pads else ()
     biased = _bias_added(routing)
+    # let go before the output is worked on
+    quantized = forward_input(shapes, written, in_16_bit=False, original=dropped, split=split)
     return Module(
         name="experts",
         children=(
@@ -135,10 +139,10 @@ def experts(shapes: Shapes) -> Module:
                     _expert_weight(routing, rows=fc1[0], columns=fc1[1], full=(gates * moe.ffn_hidden_size, routing.width)),
                     *_expert_bias(routing, gates * moe.ffn_hidden_size),
                 ),
-                saved=kept_input(shapes, received),
-                forward_workspace=(*held, *forward_input(shapes, received, in_16_bit=False), read),
+                saved=kept_input(shapes, received, split=split),
+                forward_workspace=(*held, *forward_input(shapes, received, in_16_bit=False, split=split), read),
                 backward_workspace=(
-                    *output_gradient(shapes, routing.row_tensor("output gradient", rows, gates * width)),
+                    *output_gradient(shapes, routing.row_tensor("output gradient", rows, gates * width), split=split),
                     routing.row_tensor("input gradient", rows),
                     *_weight_gradients(routing, fc1),
                 ),
@@ -163,19 +167,17 @@ def experts(shapes: Shapes) -> Module:
                     _expert_weight(routing, rows=fc2[0], columns=fc2[1], full=(routing.width, moe.ffn_hidden_size)),
                     *_expert_bias(routing, routing.width),
                 ),
-                saved=() if dropped else kept_input(shapes, routing.row_tensor("input", rows, width)),
+                saved=() if dropped else kept_input(shapes, product, split=split),
                 forward_workspace=(
                     *held,
-                    *((written,) if dropped else ()),
-                    *forward_input(shapes, written, in_16_bit=not dropped, original=dropped),
+                    *((written,) if dropped or shapes.fp8 is not None else ()),
                     routing.row_tensor("output", rows),
-                    *biased,
-                    *unpadded,
+                    *max(quantized, (*biased, *unpadded), key=lambda tensors: sum(tensor.bytes for tensor in tensors)),
                 ),
                 backward_workspace=(
                     *((written,) if dropped else ()),
-                    *output_gradient(shapes, routing.row_tensor("output gradient", rows)),
-                    *backward_input(shapes, written, original=dropped),
+                    *output_gradient(shapes, routing.row_tensor("output gradient", rows), split=split),
+                    *backward_input(shapes, written, original=dropped, split=split),
                     *biased[:1],
                     routing.row_tensor("input gradient", rows, width),
                     *_weight_gradients(routing, fc2),
@@ -198,12 +200,26 @@ def _bias_added(routing: Routing) -> tuple[Tensor, ...]:
     return tuple(routing.row_tensor(name, routing.multiplied_rows, dtype=routing.probability_dtype) for name in names)
 
 
-def _held_in_16_bit(routing: Routing) -> tuple[Tensor, ...]:
-    """Rows as they came and as padded for FP8: frames name them until the experts return, and no layer keeps them then."""
-    if routing.shapes.fp8 is None:
+def _held(routing: Routing) -> tuple[Tensor, ...]:
+    """What frames name until the experts return, and no layer keeps: rows before they are sorted or padded, the shared output.
+
+    `MoELayer.forward` names what it gives the dispatcher and what it gets back. Counted for products in FP8, whose experts make
+    the fullest instant; in 16 bit a layer keeps the last of these rows, and the peak lies elsewhere.
+    """
+    moe, shapes = routing.moe, routing.shapes
+    if shapes.fp8 is None:
         return ()
-    padded = (routing.row_tensor("padded rows", routing.multiplied_rows),) if routing.pads else ()
-    return (routing.row_tensor("received rows", routing.rows), *padded)
+    held = [routing.row_tensor("received rows", routing.rows)]
+    if routing.pads:
+        held.append(routing.row_tensor("padded rows", routing.multiplied_rows))
+    if moe.shared_ffn_hidden_size and not moe.shared_overlap:
+        held.append(shapes.hidden("output of the shared experts"))
+    if moe.dispatcher != "allgather":
+        if routing.ep > 1:
+            held.append(routing.row_tensor("permuted tokens", routing.sent))
+        if routing.local_experts > 1:
+            held.append(routing.row_tensor("dispatched rows", routing.rows))
+    return tuple(held)
 
 
 def _expert_bias(routing: Routing, width: int) -> tuple[Parameter, ...]:

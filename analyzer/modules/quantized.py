@@ -13,13 +13,14 @@ pytorch/distributed.py gather_along_first_dim; pytorch/utils.py is_non_tn_fp8_ge
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 from typing import Final, Literal
 
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Phase, Tensor
 from analyzer.specs import Fp8Recipe, Launch
-from analyzer.units import ceil_div, round_up
+from analyzer.units import ceil_div, dtype_bytes, round_up
 
 Way = Literal["row", "column"]
 
@@ -27,6 +28,18 @@ WHOLE_TENSOR: Final = ("delayed", "tensorwise")
 """Recipes with one scale for a tensor."""
 _WAYS: Final[tuple[Way, ...]] = ("row", "column")
 _HOPPER: Final = (9, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """Rows that are quantized expert by expert, each with scales of its own."""
+
+    experts: int = 1
+    in_one_buffer: bool = False
+    """By `split_quantize` (csrc/extensions/cast.cpp), which puts blocks and their scales of all experts into one."""
+
+
+_WHOLE: Final = Split()
 
 
 def reads_any_layout(launch: Launch) -> bool:
@@ -64,25 +77,31 @@ def scales(recipe: Fp8Recipe, rows: int, columns: int, way: Way, *, square_block
     return (round_up(ceil_div(rows, 32), 4), round_up(columns, 128)), "uint8"
 
 
-def _copy(shapes: Shapes, tensor: Tensor, way: Way) -> tuple[Tensor, Tensor]:
+def _copy(shapes: Shapes, tensor: Tensor, way: Way, split: Split = _WHOLE) -> tuple[Tensor, ...]:
     """One FP8 copy of a tensor, and its scales."""
     assert shapes.fp8 is not None
+    recipe, experts = shapes.fp8.recipe, split.experts
     name = f"{tensor.name} in fp8" + (" by columns" if way == "column" else "")
-    shape, dtype = scales(shapes.fp8.recipe, prod(tensor.shape[:-1]), tensor.shape[-1], way)
+    shape, dtype = scales(recipe, prod(tensor.shape[:-1]) // experts, tensor.shape[-1], way)
     formula = tensor.formula.replace("2·", "", 1) if tensor.formula.startswith("2·") else tensor.formula
+    if split.in_one_buffer and recipe not in WHOLE_TENSOR:
+        size = prod(tensor.shape) + experts * dtype_bytes(dtype, prod(shape))
+        return (Tensor(name=f"{name}, with scales", shape=(size,), dtype="uint8", formula=f"{formula}, {recipe} scaling"),)
+    if experts > 1:
+        shape = (experts, *shape)
     return (
-        Tensor(name=name, shape=tensor.shape, dtype="fp8", formula=formula),
-        Tensor(name=f"scales of {name}", shape=shape, dtype=dtype, formula=f"{shapes.fp8.recipe} scaling"),
+        Tensor(name=name, shape=tensor.shape, dtype="fp8", formula=formula, pieces=experts),
+        Tensor(name=f"scales of {name}", shape=shape, dtype=dtype, formula=f"{recipe} scaling", pieces=experts),
     )
 
 
-def _both(shapes: Shapes, tensor: Tensor) -> tuple[Tensor, ...]:
+def _both(shapes: Shapes, tensor: Tensor, split: Split = _WHOLE) -> tuple[Tensor, ...]:
     """All copies that the products of this GPU need."""
-    by_columns = _copy(shapes, tensor, "column") if copies(shapes) == 2 else ()
-    return (*_copy(shapes, tensor, "row"), *by_columns)
+    by_columns = _copy(shapes, tensor, "column", split) if copies(shapes) == 2 else ()
+    return (*_copy(shapes, tensor, "row", split), *by_columns)
 
 
-def kept_input(shapes: Shapes, tensor: Tensor, *, gathered: bool = False) -> tuple[Tensor, ...]:
+def kept_input(shapes: Shapes, tensor: Tensor, *, gathered: bool = False, split: Split = _WHOLE) -> tuple[Tensor, ...]:
     """What stays of a layer's input for the gradient of its weight: in FP8 one copy, of the shard where it is `gathered`.
 
     Of a shard with one scale the rows stay: only they can be gathered.
@@ -90,11 +109,17 @@ def kept_input(shapes: Shapes, tensor: Tensor, *, gathered: bool = False) -> tup
     if shapes.fp8 is None:
         return (tensor,)
     rows = copies(shapes) == 1 or (gathered and shapes.fp8.recipe in WHOLE_TENSOR)
-    return _copy(shapes, tensor, "row" if rows else "column")
+    return _copy(shapes, tensor, "row" if rows else "column", split)
 
 
 def forward_input(
-    shapes: Shapes, tensor: Tensor, *, gathered: tuple[Tensor, ...] = (), in_16_bit: bool = True, original: bool = False
+    shapes: Shapes,
+    tensor: Tensor,
+    *,
+    gathered: tuple[Tensor, ...] = (),
+    in_16_bit: bool = True,
+    original: bool = False,
+    split: Split = _WHOLE,
 ) -> tuple[Tensor, ...]:
     """What the forward product reads beyond what is kept. `gathered`: the whole of it, if `tensor` is a shard.
 
@@ -104,12 +129,12 @@ def forward_input(
         return gathered
     held = (tensor,) if in_16_bit and not original else ()
     rows_kept = not original and (copies(shapes) == 1 or (bool(gathered) and shapes.fp8.recipe in WHOLE_TENSOR))
-    rows = () if rows_kept else _copy(shapes, tensor, "row")
+    rows = () if rows_kept else _copy(shapes, tensor, "row", split)
     return (*held, *rows, *(copy for whole in gathered for copy in _copy(shapes, whole, "row")))
 
 
 def backward_input(
-    shapes: Shapes, tensor: Tensor, *, gathered: tuple[Tensor, ...] = (), original: bool = False
+    shapes: Shapes, tensor: Tensor, *, gathered: tuple[Tensor, ...] = (), original: bool = False, split: Split = _WHOLE
 ) -> tuple[Tensor, ...]:
     """What the product for the weight's gradient reads beyond what is kept.
 
@@ -120,19 +145,21 @@ def backward_input(
     recipe = shapes.fp8.recipe
     again: tuple[Tensor, ...] = ()
     if original and recipe in WHOLE_TENSOR:
-        again = _copy(shapes, tensor, "row") if gathered else _both(shapes, tensor)
+        again = _copy(shapes, tensor, "row") if gathered else _both(shapes, tensor, split)
     elif original:
-        again = _copy(shapes, tensor, "column")
+        again = _copy(shapes, tensor, "column", split)
     for whole in gathered:
         again += _copy(shapes, whole, "column") if recipe == "mxfp8" else _both(shapes, whole)
     return again
 
 
-def output_gradient(shapes: Shapes, tensor: Tensor, *, gathered: tuple[Tensor, ...] = ()) -> tuple[Tensor, ...]:
+def output_gradient(
+    shapes: Shapes, tensor: Tensor, *, gathered: tuple[Tensor, ...] = (), split: Split = _WHOLE
+) -> tuple[Tensor, ...]:
     """The gradient of a layer's output, and what the two products of backward read of it, or of the `gathered` whole."""
     if shapes.fp8 is None:
         return (tensor, *gathered)
-    return (tensor, *(copy for whole in gathered or (tensor,) for copy in _both(shapes, whole)))
+    return (tensor, *(copy for whole in gathered or (tensor,) for copy in _both(shapes, whole, split)))
 
 
 def norm_gradient(shapes: Shapes, tensor: Tensor) -> tuple[Tensor, ...]:
@@ -162,8 +189,14 @@ def gathers(
     found: list[Collective] = []
     for way in _WAYS if both else (("row",) if phase == "forward" else ("column",)):
         rows, columns = shapes.s * shapes.b, width or shapes.model.hidden_size
-        block = 128 if recipe == "blockwise" else 32
-        scale = (rows, columns // block) if way == "row" else (rows // block, columns)
-        found.append(Collective(kind="all_gather", group="tp", shape=scale, dtype="fp32" if block == 128 else "uint8", phase=phase))
+        scale, dtype = _gathered_scales(recipe, rows, columns, way)
+        found.append(Collective(kind="all_gather", group="tp", shape=scale, dtype=dtype, phase=phase))
         found += shapes.tp("all_gather", phase, width=width, dtype="fp8")
     return tuple(found)
+
+
+def _gathered_scales(recipe: Fp8Recipe, rows: int, columns: int, way: Way) -> tuple[tuple[int, int], str]:
+    """Scales of blocks as they are sent: of mxfp8 padding is taken off rows alone (`_all_gather_mxfp8`)."""
+    if recipe == "blockwise":
+        return ((rows, ceil_div(columns, 128)) if way == "row" else (ceil_div(rows, 128), columns)), "fp32"
+    return ((rows, round_up(ceil_div(columns, 32), 4)) if way == "row" else (ceil_div(rows, 32), round_up(columns, 128))), "uint8"

@@ -13,7 +13,7 @@ from functools import cached_property
 from math import prod
 from typing import Literal
 
-from analyzer.units import BLOCK, dtype_bytes, round_up
+from analyzer.units import BLOCK, ceil_div, dtype_bytes, round_up
 
 Sharding = Literal["tensor", "replicated", "expert"]
 Phase = Literal["forward", "backward", "recompute", "gradient", "parameter"]
@@ -62,6 +62,8 @@ class Tensor:
     formula: str = ""
     shares: str = ""
     """Name of the tensor whose storage this is: then it costs nothing here."""
+    pieces: int = 1
+    """Allocations of equal size that it is made of."""
     made_in: str = ""
     """The module that allocates it, by its path in the layer (or in the model, outside layers); empty for the one that lists it.
 
@@ -72,7 +74,9 @@ class Tensor:
     @cached_property
     def bytes(self) -> int:
         """Bytes that the allocator hands out for it: whole blocks, 0 where the storage is another tensor's."""
-        return 0 if self.shares else round_up(dtype_bytes(self.dtype, prod(self.shape)), BLOCK)
+        if self.shares:
+            return 0
+        return self.pieces * round_up(ceil_div(dtype_bytes(self.dtype, prod(self.shape)), self.pieces), BLOCK)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,8 +25,6 @@ def workspace(bytes_: int) -> torch.Tensor | None:
 
 
 def refuse_quantizer(quantizer: object, kernel: str) -> None:
-    """FP8 outputs are not stood in for; a run that needs them is refused rather than counted wrongly."""
+    """Attention in FP8 is not stood in for; a run that needs it is refused rather than counted wrongly."""
     if quantizer is not None:
-        raise AnalyzerError(
-            f"--fp8-format: the shadow engine has no quantised output of {kernel} yet; use --info-engine formula, or train in bf16"
-        )
+        raise AnalyzerError(f"--info-engine shadow: {kernel} has no quantised output yet; use --info-engine formula")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import torch
 
 from allocator_hook.shadow.gpu import Gpu
-from allocator_hook.shadow.te_kernels.allocate import empty, refuse_quantizer
+from allocator_hook.shadow.te_kernels.allocate import empty
 from allocator_hook.shadow.te_kernels.enums import TORCH_DTYPES
+from allocator_hook.shadow.te_kernels.quantizers import create_tensor, fill, kind_of, logical_shape
+from allocator_hook.shadow.te_kernels.scales import swizzled, swizzled_together
 
 
 def output_shape(a: Sequence[int], trans_a: bool, b: Sequence[int], trans_b: bool) -> tuple[int, ...]:
@@ -31,35 +34,49 @@ def _rows(shape: Sequence[int]) -> int:
 
 
 def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
-    del gpu
+    def generic_gemm(
+        A: Any, transA: bool, B: Any, transB: bool, D: Any, quantizer: Any, output_dtype: int | None,
+        bias: torch.Tensor | None, bias_type: int, gelu: bool, gelu_in: torch.Tensor | None, grad: bool, workspace: torch.Tensor,
+        workspace_size: int, accumulate: bool, use_split_accumulator: bool, comm_overlap: Any = None, comm_type: Any = None,
+        extra_output: torch.Tensor | None = None, bulk_overlap: bool = False, alpha: float = 1.0, beta: float | None = None,
+    ) -> list[Any]:  # fmt: skip
+        """D, then the bias gradient, the input of a fused GELU, and the extra output of an overlapped product."""
+        del gelu_in, workspace, workspace_size, accumulate, use_split_accumulator, comm_overlap, comm_type, bulk_overlap
+        del alpha, beta
+        low = _is_quantized(A) or _is_quantized(B)
+        dtype = TORCH_DTYPES[output_dtype] if output_dtype is not None else A.dtype  # type: ignore[index]
+        shape = output_shape(logical_shape(A), transA, logical_shape(B), transB)
+        out = create_tensor(quantizer, shape, dtype, gpu) if D is None else D
+        # products in FP8 write FP8 of the delayed recipe themselves
+        plain = empty(shape, dtype) if quantizer is not None and not (low and kind_of(quantizer) == "delayed") else None
+        bias_grad = empty((logical_shape(B)[-1],), dtype if D is None else D.dtype) if bias is not None and grad else None
+        before_gelu = empty(shape, TORCH_DTYPES[bias_type] if low else dtype) if gelu and not grad else None  # type: ignore[index]
+        scales = [swizzled(A, by_rows=transA, gpu=gpu), swizzled(B, by_rows=not transB, gpu=gpu)]
+        del scales
+        if quantizer is not None:
+            fill(quantizer, prod(shape))
+        del plain
+        return [out, bias_grad, before_gelu, extra_output]
+
+    def te_general_grouped_gemm(
+        A: list[Any], transa: bool, B: list[Any], transb: bool, D: list[torch.Tensor] | None, D_type: int,
+        m_splits: list[int], bias: list[torch.Tensor], *rest: Any,
+    ) -> list[torch.Tensor]:  # fmt: skip
+        """The outputs are made by the caller in every use by Transformer Engine's modules; only bias gradients are returned."""
+        del m_splits, rest
+        if D is None:
+            for a, b in zip(A, B, strict=True):
+                empty(output_shape(logical_shape(a), transa, logical_shape(b), transb), TORCH_DTYPES[D_type])  # type: ignore[index]
+        pairs = [(a, b) for a, b in zip(A, B, strict=True) if prod(logical_shape(a)) and prod(logical_shape(b))]
+        scales = [
+            swizzled_together([a for a, _ in pairs], by_rows=transa, gpu=gpu),
+            swizzled_together([b for _, b in pairs], by_rows=not transb, gpu=gpu),
+        ]
+        del scales
+        return bias
+
     return {"generic_gemm": generic_gemm, "te_general_grouped_gemm": te_general_grouped_gemm, "get_num_cublas_streams": lambda: 4}
 
 
-def generic_gemm(
-    A: torch.Tensor, transA: bool, B: torch.Tensor, transB: bool, D: torch.Tensor | None, quantizer: Any, output_dtype: int | None,
-    bias: torch.Tensor | None, bias_type: int, gelu: bool, gelu_in: torch.Tensor | None, grad: bool, workspace: torch.Tensor,
-    workspace_size: int, accumulate: bool, use_split_accumulator: bool, comm_overlap: Any = None, comm_type: Any = None,
-    extra_output: torch.Tensor | None = None, bulk_overlap: bool = False, alpha: float = 1.0, beta: float | None = None,
-) -> list[Any]:  # fmt: skip
-    """D, then the bias gradient, the input of a fused GELU, and the extra output of an overlapped product."""
-    del bias_type, gelu_in, workspace, workspace_size, accumulate, use_split_accumulator, comm_overlap, comm_type, bulk_overlap
-    del alpha, beta
-    refuse_quantizer(quantizer, "generic_gemm")
-    dtype = TORCH_DTYPES[output_dtype] if output_dtype is not None else A.dtype  # type: ignore[index]
-    shape = output_shape(A.shape, transA, B.shape, transB)
-    out = empty(shape, dtype) if D is None else D
-    bias_grad = empty((B.shape[-1],), out.dtype) if bias is not None and grad else None
-    before_gelu = empty(shape, out.dtype) if gelu and not grad else None
-    return [out, bias_grad, before_gelu, extra_output]
-
-
-def te_general_grouped_gemm(
-    A: list[torch.Tensor], transa: bool, B: list[torch.Tensor], transb: bool, D: list[torch.Tensor] | None, D_type: int,
-    m_splits: list[int], bias: list[torch.Tensor], *rest: Any,
-) -> list[torch.Tensor]:  # fmt: skip
-    """The outputs are made by the caller in every use by Transformer Engine's modules; only bias gradients are returned."""
-    del m_splits, rest
-    if D is None:
-        for a, b in zip(A, B, strict=True):
-            empty(output_shape(a.shape, transa, b.shape, transb), TORCH_DTYPES[D_type])  # type: ignore[index]
-    return bias
+def _is_quantized(tensor: Any) -> bool:
+    return hasattr(tensor, "_quantizer")

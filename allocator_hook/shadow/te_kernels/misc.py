@@ -22,6 +22,7 @@ def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
         "dropout_fwd": dropout_fwd,
         "dropout_bwd": dropout_bwd,
         "swap_first_dims": swap_first_dims,
+        "fp8_transpose": fp8_transpose,
     }
 
 
@@ -43,3 +44,9 @@ def dropout_bwd(
 def swap_first_dims(tensor: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """[a, b, …] -> [b, a, …], copied."""
     return empty((tensor.shape[1], tensor.shape[0], *tensor.shape[2:]), tensor.dtype) if out is None else out
+
+
+def fp8_transpose(input: torch.Tensor, dtype: int, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """[…, columns] -> [columns, …], a byte for each element."""
+    del dtype
+    return empty((input.shape[-1], *input.shape[:-1]), torch.uint8) if out is None else out

@@ -8,13 +8,17 @@ sums of the weight gradients, one row in fp32 for each thread block that works o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from allocator_hook.shadow.gpu import Gpu
-from allocator_hook.shadow.te_kernels.allocate import empty, like, refuse_quantizer
+from allocator_hook.shadow.te_kernels.allocate import empty, like
 from allocator_hook.shadow.te_kernels.enums import TORCH_DTYPES
+from allocator_hook.shadow.te_kernels.quantizers import Kind, output
+
+FUSED: Final[tuple[Kind, ...]] = ("delayed",)
+"""Recipes of which the forward kernels write quantized tensors themselves; mxfp8 only with NVTE_NORM_FWD_USE_CUDNN."""
 
 
 def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
@@ -28,15 +32,14 @@ def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
         eps: float,
         ln_out: Any,
         quantizer: Any,
-        otype: int,
+        otype: Any,
         sm_margin: int,
         zero_centered_gamma: bool,
     ) -> list[Any]:
         del weight, bias, eps, sm_margin, zero_centered_gamma
-        refuse_quantizer(quantizer, "layernorm_fwd")
         rows = input.numel() // input.shape[-1]
         mean, rsigma = empty((rows,), torch.float32), empty((rows,), torch.float32)
-        out = empty(input.shape, TORCH_DTYPES[otype]) if ln_out is None else ln_out
+        out = output(quantizer, input.shape, TORCH_DTYPES[otype], gpu, fused=FUSED) if ln_out is None else ln_out
         return [out, mean, rsigma]
 
     def rmsnorm_fwd(
@@ -45,14 +48,13 @@ def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
         eps: float,
         ln_out: Any,
         quantizer: Any,
-        otype: int,
+        otype: Any,
         sm_margin: int,
         zero_centered_gamma: bool,
     ) -> list[Any]:
         del weight, eps, sm_margin, zero_centered_gamma
-        refuse_quantizer(quantizer, "rmsnorm_fwd")
         rsigma = empty((input.numel() // input.shape[-1],), torch.float32)
-        out = empty(input.shape, TORCH_DTYPES[otype]) if ln_out is None else ln_out
+        out = output(quantizer, input.shape, TORCH_DTYPES[otype], gpu, fused=FUSED) if ln_out is None else ln_out
         return [out, None, rsigma]
 
     def layernorm_bwd(

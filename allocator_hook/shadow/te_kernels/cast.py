@@ -1,0 +1,65 @@
+"""Casts to FP8 and back, and the scales of FP8 weights (csrc/extensions/cast.cpp, recipe.cpp, fp8_partial_cast.cpp)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any, Final
+
+import torch
+
+from allocator_hook.shadow.gpu import Gpu
+from allocator_hook.shadow.te_kernels.allocate import empty
+from allocator_hook.shadow.te_kernels.enums import TORCH_DTYPES
+from allocator_hook.shadow.te_kernels.quantizers import create_tensor, create_tensors, fill, logical_shape, update_tensor
+
+IN_PLACE: Final = (
+    "compute_amax",
+    "fused_amax_and_scale_update_after_reduction",
+    "fp8_block_scaling_compute_partial_amax",
+    "fp8_block_scaling_partial_cast",
+    "mxfp8_scaling_compute_partial_amax",
+    "mxfp8_scaling_partial_cast",
+)
+"""Kernels that write into tensors of the caller."""
+
+
+def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
+    def quantize(tensor: torch.Tensor, quantizer: Any, output: Any = None, noop: torch.Tensor | None = None) -> Any:
+        del noop
+        tensor = tensor.contiguous()
+        out = create_tensor(quantizer, tensor.shape, tensor.dtype, gpu) if output is None else update_tensor(quantizer, output, gpu)
+        fill(quantizer, tensor.numel())
+        return out
+
+    def multi_tensor_quantize(tensor_list: Sequence[torch.Tensor], quantizer_list: Sequence[Any]) -> list[Any]:
+        pairs = list(zip(quantizer_list, tensor_list, strict=True))
+        made = [create_tensor(quantizer, tensor.shape, tensor.dtype, gpu) for quantizer, tensor in pairs]
+        for quantizer, tensor in pairs:
+            fill(quantizer, tensor.numel())
+        return made
+
+    def split_quantize(tensor: torch.Tensor, split_sections: Sequence[int], quantizer_list: Sequence[Any]) -> list[Any]:
+        tensor = tensor.contiguous()
+        shapes = [(rows, *tensor.shape[1:]) for rows in split_sections]
+        made = create_tensors(quantizer_list, shapes, tensor.dtype, gpu)
+        for quantizer, shape in zip(quantizer_list, shapes, strict=True):
+            fill(quantizer, prod(shape))
+        return made
+
+    return {
+        "quantize": quantize,
+        "multi_tensor_quantize": multi_tensor_quantize,
+        "split_quantize": split_quantize,
+        "dequantize": dequantize,
+        **dict.fromkeys(IN_PLACE, _in_place),
+    }
+
+
+def dequantize(input: Any, otype: int) -> torch.Tensor:
+    """A tensor of the type asked for."""
+    return empty(logical_shape(input), TORCH_DTYPES[otype])  # type: ignore[index]
+
+
+def _in_place(*_: Any, **__: Any) -> None:
+    """Everything is updated where it lies."""
