@@ -106,6 +106,8 @@ class ModelSpec:
     apply_query_key_layer_scaling: bool = False
     softmax_type: Literal["vanilla", "off-by-one", "learnable"] = "vanilla"
     """Whether attention has a sink, and whether it is learned: one parameter for each head."""
+    window: tuple[int, int] | None = None
+    """Tokens that attention sees before and after each (`--window-size`)."""
     windowed: tuple[bool, ...] = ()
     """For each decoder layer whether attention sees a window only; empty without `--window-size`."""
     window_backend: AttentionBackend | None = None
