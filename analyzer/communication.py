@@ -13,7 +13,13 @@ from analyzer.communication_data import data_parallel_messages
 from analyzer.communication_legacy import legacy_batch_messages, legacy_scalar_messages
 from analyzer.communication_pipeline import pipeline_messages
 from analyzer.communication_rows import Kind, Phase, ranks_in_group, row
-from analyzer.communication_step import batch_messages, scalar_messages, shared_gradient_messages, token_count_messages
+from analyzer.communication_step import (
+    batch_messages,
+    expert_bias_messages,
+    scalar_messages,
+    shared_gradient_messages,
+    token_count_messages,
+)
 from analyzer.results import Message, MessageTotal, StageModel
 from analyzer.specs import Launch
 
@@ -65,6 +71,7 @@ def _stage_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
     if legacy:
         yield from legacy_scalar_messages(launch, stage)
     else:
+        yield from expert_bias_messages(launch, stage)
         yield from token_count_messages(launch, stage)
         yield from scalar_messages(launch, stage)
 

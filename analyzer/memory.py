@@ -80,11 +80,13 @@ def stage_models(launch: Launch) -> tuple[StageModel, ...]:
 
 def _rank_class(launch: Launch, stage: StageModel, timelines: Sequence[ChunkTimeline]) -> RankClass:
     held = states(launch, stage)
+    stuck = sum(tree.lingering_under_checkpoints for tree in stage.trees)
     items = runtime_items(launch, stage.trees)
+    kept = kept_inputs(launch, stage.chunks) + sum(tree.lingering_bytes for tree in stage.trees)
     beside = lingering(launch, pipeline_rank=stage.pipeline_rank)
     first_order, order = (_order(launch, stage, count) for count in (launch.batch.first_microbatches, launch.batch.microbatches))
-    first = _peak(first_order, timelines, base=held.before_first_step, items=items, beside=beside)
-    later = _peak(order, timelines, base=held.steady, items=items, beside=beside, warm=True)
+    first = _peak(first_order, timelines, base=held.before_first_step + stuck, items=items, beside=beside)
+    later = _peak(order, timelines, base=held.steady + stuck, items=items, beside=beside, warm=True)
     held_parameters = [parameter for tree in stage.trees for parameter in parameters(tree)]
     return RankClass(
         ranks=pipeline_rank_ranges(launch.parallel, stage.pipeline_rank),
@@ -93,7 +95,7 @@ def _rank_class(launch: Launch, stage: StageModel, timelines: Sequence[ChunkTime
         parameters_routed_experts=sum(parameter.numel for parameter in held_parameters if parameter.sharding == "expert"),
         chunks=stage.chunks,
         trees=stage.trees,
-        memory=_memory(launch, held, items, first=first, later=later, kept=kept_inputs(launch, stage.chunks)),
+        memory=_memory(launch, held, items, first=first, later=later, kept=kept),
     )
 
 
@@ -193,7 +195,8 @@ def _where(step: Step, point: Point, *, chunks: int) -> str:
 def _memory(launch: Launch, held: States, items: Sequence[RuntimeItem], *, first: Peak, later: Peak, kept: int) -> RankMemory:
     """The record of the JSON contract. The step itself may be fuller than the passes where these are short.
 
-    `kept` bytes of a stage's last inputs are there between iterations and gone when the next one runs.
+    `kept` bytes, of a stage's last inputs and of what modules still name, are there between iterations and gone or made
+    anew when the next one runs.
     """
     runtime = sum(item.bytes for item in items)
     allocated = held.steady + runtime + held.gradient_copies + held.gathered + kept

@@ -62,6 +62,8 @@ class MlaSpec:
     qk_head_dim: int
     qk_pos_emb_head_dim: int
     v_head_dim: int
+    yarn: bool = True
+    """Positions by YaRN (`--rope-type`), of which each layer keeps tables."""
 
     @property
     def query_head_dim(self) -> int:

@@ -114,7 +114,7 @@ def _latent_attention(launch: Launch) -> dict[str, Any]:
         "qk_head_dim": mla.qk_head_dim,
         "qk_pos_emb_head_dim": mla.qk_pos_emb_head_dim,
         "v_head_dim": mla.v_head_dim,
-        "rope_type": "yarn",  # --rope-type where it is not given
+        "rope_type": "yarn" if mla.yarn else "rope",
     }
 
 
@@ -175,10 +175,15 @@ def activation_function(launch: Launch) -> Any:
     from torch.nn import functional
 
     activation = launch.model.activation
-    if activation in ("squared_relu", "quick_geglu"):
-        from megatron.core import activations
+    if activation == "squared_relu":
+        from megatron.core.activations import squared_relu
 
-        return activations.squared_relu if activation == "squared_relu" else activations.quick_gelu
+        return squared_relu
+    if activation == "quick_geglu":
+        from megatron.core import activations
+        from megatron.core.fusions import fused_bias_geglu
+
+        return getattr(fused_bias_geglu, "quick_gelu", activations.quick_gelu)  # there from core 0.15 on, and compared with
     return functional.silu if activation in ("swiglu", "silu") else functional.gelu
 
 

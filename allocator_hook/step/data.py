@@ -14,8 +14,8 @@ def get_batch(launch: Launch, *, first: bool, last: bool, predicts: bool = False
     """Fields of one microbatch: [b, s] each, and the mask [b, 1, s, s]; all None on stages in between.
 
     `get_batch_on_this_tp_rank` (megatron/training/utils.py, 0.16): TP rank 0 puts every field on the GPU and sends those
-    that the stage needs, all of them where it `predicts` further tokens; the others make room for every field and keep what they need. Then each context-parallel
-    rank takes its part.
+    that the stage needs, all of them where it `predicts` further tokens; the others make room for every field and keep
+    what they need. Then each context-parallel rank takes its part.
     """
     from megatron.core import parallel_state as mpu
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from allocator_hook.step.config import hierarchy
+from allocator_hook.step.config import hierarchy, transformer_config
 from allocator_hook.step.versions import known_to
 from analyzer.errors import AnalyzerError
 from analyzer.specs import Launch
-from analyzer.stages import mtp_rank
 
 
 @dataclass(frozen=True)
@@ -61,9 +60,8 @@ def _embedding_ranks(launch: Launch) -> dict[str, Any]:
         holders = {pipeline[0]}
         if len(pipeline) > 1 and launch.model.tied_embeddings:
             holders.add(pipeline[-1])
-        predicting = mtp_rank(launch.model, launch.parallel)
-        if len(pipeline) > 1 and predicting is not None:
-            holders.add(pipeline[predicting])
+        if len(pipeline) > 1 and launch.model.mtp_num_layers:
+            holders.update(multi_token_prediction.get_mtp_ranks(pipeline, transformer_config(launch)))
         return sorted(holders)
 
     return {"get_embedding_ranks": embedding_ranks}

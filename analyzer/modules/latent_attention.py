@@ -14,7 +14,7 @@ from analyzer.modules.linear import column_collectives, row_parallel, split_weig
 from analyzer.modules.norm import norm_parameters, norm_statistics
 from analyzer.modules.quantized import backward_input, forward_input, kept_input, norm_gradient, output_gradient
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import Module, Parameter, Tensor
+from analyzer.modules.tree import Collective, Module, Parameter, Tensor
 from analyzer.specs import MlaSpec
 
 
@@ -39,10 +39,11 @@ def latent_attention(shapes: Shapes) -> Module:
         children.append(
             _up(shapes, "linear_q_up_proj", width=queries, source_width=mla.q_lora_rank, normed=shapes.model.qk_layernorm)
         )
-    keys_and_values = heads * (mla.qk_head_dim + mla.v_head_dim)
+    keys_and_values = heads * _pair(mla)
     children.append(
         _up(shapes, "linear_kv_up_proj", width=keys_and_values, source_width=mla.kv_lora_rank, normed=shapes.model.qk_layernorm)
     )
+    children.append(_rotation(shapes))
     values = heads * mla.v_head_dim
     projection = row_parallel(
         shapes,
@@ -55,7 +56,10 @@ def latent_attention(shapes: Shapes) -> Module:
         input_shares="core_attention output" if _keeps_output(shapes) else "",
         keeps_16_bit=True,
     )
-    return Module(name=ATTENTION, children=(*children, _core(shapes), projection), source="MLASelfAttention")
+    kernel = _core(shapes)
+    kept = _compressed(shapes, "compressed keys and values", mla.kv_lora_rank + mla.qk_pos_emb_head_dim)
+    named = tuple(replace(each, forward_workspace=(*each.forward_workspace, kept)) for each in (kernel, projection))
+    return Module(name=ATTENTION, children=(*children, *named), source="MLASelfAttention")
 
 
 def _spec(shapes: Shapes) -> MlaSpec:
@@ -81,6 +85,10 @@ def _down(shapes: Shapes, name: str, *, width: int, position: int, first: bool) 
     h = shapes.model.hidden_size
     rows = width + position
     output = _compressed(shapes, "output", rows)
+    queries = shapes.model.mla.q_lora_rank if shapes.model.mla is not None else None
+    # keys follow queries, and in backward their gradients come first
+    beside = () if first or queries is None else (_compressed(shapes, "compressed queries", queries),)
+    later = (shapes.hidden("input gradient of keys and values"),) if first and queries is not None else ()
     read = shapes.hidden("input", made_in="input_layernorm", shares="" if first else "normalized input")
     weight = Parameter(
         name="weight", shape=(rows, h), dtype=shapes.dtype, sequence_parallel=shapes.sp, quantized=shapes.fp8 is not None
@@ -89,14 +97,24 @@ def _down(shapes: Shapes, name: str, *, width: int, position: int, first: bool) 
         name=name,
         parameters=(weight,),
         saved=kept_input(shapes, read),
-        forward_workspace=(*forward_input(shapes, read), output),
+        forward_workspace=(*forward_input(shapes, read), output, *beside),
         backward_workspace=(
             *output_gradient(shapes, _compressed(shapes, "output gradient", rows)),
             shapes.hidden("input gradient"),
+            *beside,
+            *later,
             *weight_gradient(shapes, (rows, h)),
         ),
+        collectives=_position_messages(shapes, position),
         source="TELinear, duplicated",
     )
+
+
+def _position_messages(shapes: Shapes, width: int) -> tuple[Collective, ...]:
+    """Under sequence parallelism the rotary part of the key is gathered for the heads of each rank."""
+    if not (shapes.sp and width):
+        return ()
+    return (*shapes.tp("all_gather", "forward", width=width), *shapes.tp("reduce_scatter", "backward", width=width))
 
 
 def _up(shapes: Shapes, name: str, *, width: int, source_width: int, normed: bool, shares: bool = False) -> Module:
@@ -117,6 +135,9 @@ def _up(shapes: Shapes, name: str, *, width: int, source_width: int, normed: boo
     else:
         kept = kept_input(shapes, read, gathered=shapes.sp)
     gathered = (_compressed(shapes, "gathered input", source_width, gathered=True),) if shapes.sp else ()
+    mla = _spec(shapes)
+    compressed = _compressed(shapes, "compressed keys and values", mla.kv_lora_rank + mla.qk_pos_emb_head_dim)
+    queries = shapes.wide("queries", shapes.model.num_attention_heads // shapes.t * mla.query_head_dim, "a·dq/t")
     return Module(
         name=name,
         parameters=(
@@ -127,8 +148,11 @@ def _up(shapes: Shapes, name: str, *, width: int, source_width: int, normed: boo
         forward_workspace=(
             *forward_input(shapes, read, gathered=gathered, in_16_bit=not normed),
             shapes.wide("output", width, "a·d/t"),
+            *((queries,) if name == "linear_kv_up_proj" else ()),
+            *(() if shares else (compressed,)),
         ),
         backward_workspace=(
+            queries if name == "linear_kv_up_proj" else compressed,  # whose gradients came before
             *output_gradient(shapes, shapes.wide("output gradient", width, "a·d/t")),
             *backward_input(shapes, read, gathered=gathered),
             _compressed(shapes, "input gradient", source_width, gathered=True),
@@ -138,6 +162,31 @@ def _up(shapes: Shapes, name: str, *, width: int, source_width: int, normed: boo
         collectives=column_collectives(shapes, width=source_width),
         source="TELayerNormColumnParallelLinear" if normed else "TEColumnParallelLinear",
     )
+
+
+def _rotation(shapes: Shapes) -> Module:
+    """Queries, keys and values put together from their parts, while the outputs of the projections are still named."""
+    mla = _spec(shapes)
+    heads = shapes.model.num_attention_heads // shapes.t
+
+    def one(name: str, width: int) -> Tensor:
+        return shapes.wide(name, heads * width, "a·d/t")
+
+    compressed = _compressed(shapes, "compressed keys and values", mla.kv_lora_rank + mla.qk_pos_emb_head_dim)
+    made = tuple(one(name, width) for name, width in _widths(mla))
+    if shapes.model.rope_fusion:  # the kernel turns queries where they are
+        return Module(name="rotation", function=True, forward_workspace=(one("keys and values", _pair(mla)), compressed, *made))
+    parts = (
+        one("queries", mla.query_head_dim),
+        one("keys and values", _pair(mla)),
+        one("rotated parts of queries", mla.qk_pos_emb_head_dim),
+    )
+    return Module(name="rotation", function=True, forward_workspace=(*parts, compressed, *made))
+
+
+def _pair(mla: MlaSpec) -> int:
+    """Elements of a head in the projection of keys and values."""
+    return mla.qk_head_dim + mla.v_head_dim
 
 
 def _core(shapes: Shapes) -> Module:

@@ -68,6 +68,8 @@ class Tensor:
     `STREAM` is whatever came before: the layer before, the embedding, or the pipeline stage before; `LAYER` the layer itself.
     What begins with `MODEL_PATH` is a path in the model also inside layers.
     """
+    lingers: bool = False
+    """The module itself still names it after its backward, until its own next forward; also under a checkpoint."""
 
     @cached_property
     def bytes(self) -> int:
@@ -124,6 +126,18 @@ class Module:
         """What stays from its forward until its backward, its children counted in."""
         own = sum(tensor.bytes for tensor in self.saved)
         return own if self.recomputed else own + sum(child.retained_bytes for child in self.children)
+
+    @cached_property
+    def lingering_bytes(self) -> int:
+        """What the modules themselves name between iterations."""
+        return sum(tensor.bytes for tensor in self.saved if tensor.lingers) + sum(each.lingering_bytes for each in self.children)
+
+    @cached_property
+    def lingering_under_checkpoints(self) -> int:
+        """Of these, what a checkpoint would drop: there is one set of it at any time, whatever is in flight."""
+        if self.recomputed:
+            return sum(child.lingering_bytes for child in self.children)
+        return sum(child.lingering_under_checkpoints for child in self.children)
 
     def walk(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """Every node with its dotted path, parents first."""
