@@ -80,7 +80,7 @@ def stage_models(launch: Launch) -> tuple[StageModel, ...]:
 
 def _rank_class(launch: Launch, stage: StageModel, timelines: Sequence[ChunkTimeline]) -> RankClass:
     held = states(launch, stage)
-    stuck = sum(tree.lingering_under_checkpoints for tree in stage.trees)
+    stuck = sum(tree.lingering_once for tree in stage.trees)
     items = runtime_items(launch, stage.trees)
     kept = kept_inputs(launch, stage.chunks) + sum(tree.lingering_bytes for tree in stage.trees)
     beside = lingering(launch, pipeline_rank=stage.pipeline_rank)

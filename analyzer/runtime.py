@@ -115,6 +115,9 @@ def _tables_of_latent_attention(shapes: Shapes, trees: Sequence[Module]) -> Iter
         positions = shapes.s if launch.model.rope_fusion else YARN_POSITIONS // launch.parallel.context
         each = round_up(dtype_bytes(shapes.dtype, positions * width), BLOCK)
         yield RuntimeItem("cosines and sines of YaRN", layers * 2 * each, LATENT, "forward")
+    if mla.first_angles_stay:
+        each = round_up(4 * (YARN_POSITIONS // launch.parallel.context) * width, BLOCK)
+        yield RuntimeItem("angles of these", min(layers, ROTARY_TABLES) * each, LATENT, "forward")
 
 
 def _global_buffer(shapes: Shapes, names: set[str]) -> Iterator[RuntimeItem]:

@@ -64,6 +64,8 @@ class MlaSpec:
     v_head_dim: int
     yarn: bool = True
     """Positions by YaRN (`--rope-type`), of which each layer keeps tables."""
+    first_angles_stay: bool = False
+    """The cache of angles is not emptied of what the tables were made from (before core 0.16)."""
 
     @property
     def query_head_dim(self) -> int:

@@ -23,7 +23,7 @@ READ: Final[dict[str, frozenset[str]]] = {
         "legacy_grouped_gemm dispatcher permute_fusion capacity_factor pad_to_capacity router_dtype load_balancing "
         "aux_loss_coeff z_loss_coeff score_function pre_softmax expert_bias latent_size".split()
     ),
-    "MlaSpec": frozenset("q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim yarn".split()),
+    "MlaSpec": frozenset("q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim yarn first_angles_stay".split()),
     "ParallelSpec": frozenset(
         "world_size nodes gpus_per_node tensor pipeline virtual_pipeline context expert expert_tensor order sequence_parallel "
         "microbatch_group_size distributed_optimizer_instances overlap_p2p pipeline_layout cp_comm_type cp_inner_size".split()

@@ -126,6 +126,7 @@ def dispatch(shapes: Shapes) -> Module:
             replace(row_map, lingers=True),
             Tensor(name="permuted probabilities", shape=(routing.rows,), dtype=routing.probability_dtype),
             *_selection(routing),
+            *_sort_map(routing),
         ),
         forward_workspace=(
             permuted,
@@ -156,6 +157,13 @@ def _selection(routing: Routing) -> tuple[Tensor, ...]:
         Tensor(name="transposed probabilities", shape=shape, dtype=routing.probability_dtype, formula="E·T"),
         Tensor(name="transposed routing map", shape=shape, dtype="bool", formula="E·T"),
     )
+
+
+def _sort_map(routing: Routing) -> tuple[Tensor, ...]:
+    """Where each row goes when rows are sorted by expert, and when they are put back, each by a fused kernel."""
+    if routing.local_experts == 1 or not routing.moe.permute_fusion or routing.moe.pad_to_capacity:
+        return ()
+    return (Tensor(name="sort map", shape=(routing.rows,), dtype="int32", formula="4·T·k"),)
 
 
 def dispatched(routing: Routing) -> tuple[Tensor, ...]:
@@ -253,6 +261,7 @@ def combine(shapes: Shapes) -> Module:
     return Module(
         name="combine",
         function=True,
+        saved=_sort_map(routing),
         forward_workspace=(*dispatched(routing), *forward, *shared),
         backward_workspace=_largest(
             (gradient, routing.row_tensor("sent gradients", routing.sent)),

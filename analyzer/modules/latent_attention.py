@@ -57,9 +57,24 @@ def latent_attention(shapes: Shapes) -> Module:
         keeps_16_bit=True,
     )
     kernel = _core(shapes)
+    if shapes.recomputes("mla_up_proj"):  # when the gradient of the kernel's output comes, before the kernel reads them
+        made_now, made_later = _rotation(shapes).forward_workspace, kernel.backward_workspace
+        output = shapes.wide("output gradient", values, "a·dv/t")
+        needed = max(((output, *made_now), made_later), key=lambda group: sum(tensor.bytes for tensor in group))
+        kernel = replace(
+            kernel,
+            forward_workspace=(*kernel.forward_workspace, *made_now[-3:]),
+            backward_workspace=needed,
+        )
     kept = _compressed(shapes, "compressed keys and values", mla.kv_lora_rank + mla.qk_pos_emb_head_dim)
     named = tuple(replace(each, forward_workspace=(*each.forward_workspace, kept)) for each in (kernel, projection))
-    return Module(name=ATTENTION, children=(*children, *named), source="MLASelfAttention")
+    return Module(
+        name=ATTENTION,
+        forward_workspace=shapes.dropped_norm_output,
+        backward_workspace=shapes.norm_output_made_again,
+        children=(*children, *named),
+        source="MLASelfAttention",
+    )
 
 
 def _spec(shapes: Shapes) -> MlaSpec:
@@ -89,15 +104,17 @@ def _down(shapes: Shapes, name: str, *, width: int, position: int, first: bool) 
     # keys follow queries, and in backward their gradients come first
     beside = () if first or queries is None else (_compressed(shapes, "compressed queries", queries),)
     later = (shapes.hidden("input gradient of keys and values"),) if first and queries is not None else ()
-    read = shapes.hidden("input", made_in="input_layernorm", shares="" if first else "normalized input")
+    dropped = shapes.recomputes("layernorm")
+    kept = "recomputed norm output" if dropped else "" if first else "normalized input"
+    read = shapes.hidden("input", made_in="input_layernorm", shares=kept)
     weight = Parameter(
         name="weight", shape=(rows, h), dtype=shapes.dtype, sequence_parallel=shapes.sp, quantized=shapes.fp8 is not None
     )
     return Module(
         name=name,
         parameters=(weight,),
-        saved=kept_input(shapes, read),
-        forward_workspace=(*forward_input(shapes, read), output, *beside),
+        saved=(read,) if dropped else kept_input(shapes, read),
+        forward_workspace=(*forward_input(shapes, read, original=dropped), output, *beside),
         backward_workspace=(
             *output_gradient(shapes, _compressed(shapes, "output gradient", rows)),
             shapes.hidden("input gradient"),
@@ -130,10 +147,19 @@ def _up(shapes: Shapes, name: str, *, width: int, source_width: int, normed: boo
         read = shapes.hidden("input", shares="normalized input")
     if normed:
         statistics = norm_statistics(shapes, shapes.s_split * shapes.b, "4·s·b")
-        normal = () if dropped else kept_input(shapes, read, gathered=shapes.sp)
+        normal = kept_input(shapes, read, gathered=shapes.sp)
         kept = (_compressed(shapes, "input", source_width, made_in=maker), *normal, *statistics)
     else:
         kept = kept_input(shapes, read, gathered=shapes.sp)
+    again: tuple[Tensor, ...] = ()
+    if dropped and name == "linear_kv_up_proj":  # the checkpoint keeps what the compressed keys and values are a slice of
+        width_kept = source_width + _spec(shapes).qk_pos_emb_head_dim
+        kept, again = (
+            (_compressed(shapes, "compressed keys and values", width_kept, made_in=f"{ATTENTION}.linear_kv_down_proj"),),
+            kept,
+        )
+    elif dropped and not shares:
+        kept, again = (_compressed(shapes, "input", source_width, made_in=maker),), kept[1:]
     gathered = (_compressed(shapes, "gathered input", source_width, gathered=True),) if shapes.sp else ()
     mla = _spec(shapes)
     compressed = _compressed(shapes, "compressed keys and values", mla.kv_lora_rank + mla.qk_pos_emb_head_dim)
@@ -149,10 +175,13 @@ def _up(shapes: Shapes, name: str, *, width: int, source_width: int, normed: boo
             *forward_input(shapes, read, gathered=gathered, in_16_bit=not normed),
             shapes.wide("output", width, "a·d/t"),
             *((queries,) if name == "linear_kv_up_proj" else ()),
-            *(() if shares else (compressed,)),
+            *(() if shares or (dropped and name == "linear_kv_up_proj") else (compressed,)),
+            *again,
         ),
         backward_workspace=(
             queries if name == "linear_kv_up_proj" else compressed,  # whose gradients came before
+            *again,
+            *(_made_again_and_gradients(shapes) if dropped else ()),
             *output_gradient(shapes, shapes.wide("output gradient", width, "a·d/t")),
             *backward_input(shapes, read, gathered=gathered),
             _compressed(shapes, "input gradient", source_width, gathered=True),
@@ -184,6 +213,23 @@ def _rotation(shapes: Shapes) -> Module:
     return Module(name="rotation", function=True, forward_workspace=(*parts, compressed, *made))
 
 
+def _makes_queries(shapes: Shapes) -> str:
+    """The module whose tensor the queries are: the fused rotation turns them where their projection put them."""
+    if not shapes.model.rope_fusion:
+        return ATTENTION
+    return f"{ATTENTION}.linear_q_proj" if _spec(shapes).q_lora_rank is None else f"{ATTENTION}.linear_q_up_proj"
+
+
+def _made_again_and_gradients(shapes: Shapes) -> tuple[Tensor, ...]:
+    """Outputs of the second run of a checkpoint, and their gradients: its frame names them while it goes backward."""
+    heads = shapes.model.num_attention_heads // shapes.t
+    return tuple(
+        shapes.wide(f"{name} {what}", heads * width, "a·d/t")
+        for name, width in _widths(_spec(shapes))
+        for what in ("made again", "gradient")
+    )
+
+
 def _pair(mla: MlaSpec) -> int:
     """Elements of a head in the projection of keys and values."""
     return mla.qk_head_dim + mla.v_head_dim
@@ -202,13 +248,22 @@ def _core(shapes: Shapes) -> Module:
     copied = model.attention_backend == "flash" and shapes.b > 1
     maker = "" if copied else ATTENTION
     inputs = (
-        tensor("query", mla.query_head_dim, made_in=maker),
+        tensor("query", mla.query_head_dim, made_in="" if copied else _makes_queries(shapes)),
         tensor("key", mla.query_head_dim, made_in=maker),
         tensor("value", mla.v_head_dim, made_in=maker),
     )
     tables = () if model.rope_fusion else _rotary(shapes, mla)
     output = tensor("output", mla.v_head_dim, kept=False)
-    again = tuple(Tensor(name=f"{each.name} made again", shape=each.shape, dtype=each.dtype) for each in inputs) if dropped else ()
+    again: tuple[Tensor, ...] = ()
+    if dropped:  # with what their own backward needs; the outputs of the checkpoint are filled from those of its second run
+        kept = kept_input(shapes, _compressed(shapes, "compressed keys and values", mla.kv_lora_rank)) * (
+            2 if model.qk_layernorm else 1
+        )
+        if mla.q_lora_rank is not None and model.qk_layernorm:
+            kept = (*kept, *kept_input(shapes, _compressed(shapes, "normalized queries", mla.q_lora_rank)))
+        made = (*inputs, *inputs, *tables, *kept)
+        again = tuple(Tensor(name=f"{each.name} made again", shape=each.shape, dtype=each.dtype) for each in made)
+        tables = ()
     gradients = (
         tensor("output gradient", mla.v_head_dim, kept=False),
         *(tensor(f"{name} gradient", width, kept=False) for name, width in _widths(mla)),
@@ -223,7 +278,7 @@ def _core(shapes: Shapes) -> Module:
             source="UnfusedDotProductAttention",
         )
     if shapes.launch.parallel.context > 1:
-        return _over_context(shapes, made_by=ATTENTION, tables=tables, again=again)
+        return _over_context(shapes, made_by=_makes_queries(shapes), tables=tables, again=again)
     statistics = shapes.statistics("softmax statistics", shapes.b * heads * shapes.s, "4·b·a·s/t")
     return Module(
         name="core_attention",

@@ -23,10 +23,19 @@ def moe_layer(shapes: Shapes) -> Module:
     shared = (shared_experts(shapes),) if routing.moe.shared_ffn_hidden_size else ()
     latent = _latent_projections(shapes)
     inside = (*shared, router(shapes), *latent[:1], dispatch(shapes), experts(shapes), combine(shapes), *latent[1:])
+    once, again = shapes.dropped_norm_output, shapes.norm_output_made_again
     if not shapes.recomputes("moe"):
-        return Module(name="mlp", children=inside, source="MoELayer")
-    kept = shapes.hidden("mixture input", made_in="pre_mlp_layernorm")
-    return Module(name="mlp", saved=(kept,), children=inside, recomputed=True, source="tensor_parallel.checkpoint around MoELayer")
+        return Module(name="mlp", forward_workspace=once, backward_workspace=again, children=inside, source="MoELayer")
+    kept = shapes.hidden("mixture input", made_in="pre_mlp_layernorm", shares=once[0].name if once else "")
+    return Module(
+        name="mlp",
+        saved=(kept,),
+        forward_workspace=once,
+        backward_workspace=again,
+        children=inside,
+        recomputed=True,
+        source="tensor_parallel.checkpoint around MoELayer",
+    )
 
 
 def router(shapes: Shapes) -> Module:
@@ -39,19 +48,21 @@ def router(shapes: Shapes) -> Module:
     bias = (Parameter(name="bias", shape=(moe.num_experts,), dtype=shapes.dtype, sequence_parallel=shapes.sp),)
     in_fp32 = _in_router_type(routing, "input in the router's type")
     whole_scores = moe.pre_softmax or moe.score_function == "sigmoid" or "sinkhorn" in moe.load_balancing
-    scores = (Tensor(name="scores", shape=per_expert, dtype="fp32", formula="4·T·E"),) if whole_scores else ()
+    scored, formula = (per_expert, "4·T·E") if whole_scores else ((routing.tokens, moe.topk), "4·T·k")
     balance = (Tensor(name="scores of the auxiliary loss", shape=per_expert, dtype="fp32", formula="4·T·E"),)
-    first = "mixture input" if shapes.recomputes("moe") else "input of the shared experts" if moe.shared_ffn_hidden_size else ""
+    first = "input of the shared experts" if moe.shared_ffn_hidden_size else shapes.keeper_of_mixture_input
     return Module(
         name="router",
         parameters=(weight, *(bias if model.bias_linear else ())),
         saved=(
             shapes.hidden("input", made_in="pre_mlp_layernorm", shares=first),
-            *scores,
+            Tensor(name="scores", shape=scored, dtype="fp32", formula=formula),
             *(balance if moe.aux_loss_coeff else ()),
-            Tensor(name="probabilities", shape=per_expert, dtype=routing.probability_dtype, formula="T·E", lingers=True),
-            Tensor(name="routing map", shape=per_expert, dtype="bool", formula="T·E", lingers=True),
             Tensor(name="chosen experts", shape=(routing.tokens, moe.topk), dtype="int64", formula="8·T·k"),
+        ),
+        named=(  # by the dispatcher
+            Tensor(name="probabilities", shape=per_expert, dtype=routing.probability_dtype, formula="T·E"),
+            Tensor(name="routing map", shape=per_expert, dtype="bool", formula="T·E"),
         ),
         forward_workspace=(
             Tensor(name="logits", shape=per_expert, dtype=routing.probability_dtype, formula="T·E"),

@@ -31,7 +31,7 @@ def shared_experts(shapes: Shapes) -> Module:
     read = shapes.wide("fc1 output", gates * width, "2·fs/t" if model.gated else "fs/t", made_in="mlp.shared_experts.linear_fc1")
     activated = kept_by_gate(model, lambda name, elements: shapes.wide(name, elements, "fs/t"), width)
     name = "input of the shared experts"
-    read_first = shapes.hidden(name, made_in="pre_mlp_layernorm", shares="mixture input" if shapes.recomputes("moe") else "")
+    read_first = shapes.hidden(name, made_in="pre_mlp_layernorm", shares=shapes.keeper_of_mixture_input)
     kept = shapes.hidden("input", shares=name)
     original = keeps_original(shapes)
     product = shapes.wide("input", width, "fs/t", made_in="mlp.shared_experts")

@@ -109,6 +109,8 @@ class Module:
     """Alive together at the worst instant of its forward, beyond everything saved up to and including itself."""
     backward_workspace: tuple[Tensor, ...] = ()
     """Alive together at the worst instant of its backward, beyond everything saved up to and including itself."""
+    named: tuple[Tensor, ...] = ()
+    """Named by the module itself from its forward until its next one, and kept by nothing else: there is one set at any time."""
     forward_held: tuple[Tensor, ...] = ()
     """Alive from its forward to the end of the forward of the chunk, and not in backward: the frame still names them."""
     collectives: tuple[Collective, ...] = ()
@@ -130,14 +132,15 @@ class Module:
     @cached_property
     def lingering_bytes(self) -> int:
         """What the modules themselves name between iterations."""
-        return sum(tensor.bytes for tensor in self.saved if tensor.lingers) + sum(each.lingering_bytes for each in self.children)
+        own = (*self.named, *(tensor for tensor in self.saved if tensor.lingers))
+        return sum(tensor.bytes for tensor in own) + sum(child.lingering_bytes for child in self.children)
 
     @cached_property
-    def lingering_under_checkpoints(self) -> int:
-        """Of these, what a checkpoint would drop: there is one set of it at any time, whatever is in flight."""
+    def lingering_once(self) -> int:
+        """Of these, what nothing else keeps, or a checkpoint would drop: one set of it, whatever is in flight."""
         if self.recomputed:
-            return sum(child.lingering_bytes for child in self.children)
-        return sum(child.lingering_under_checkpoints for child in self.children)
+            return sum(tensor.bytes for tensor in self.named) + sum(child.lingering_bytes for child in self.children)
+        return sum(tensor.bytes for tensor in self.named) + sum(child.lingering_once for child in self.children)
 
     def walk(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """Every node with its dotted path, parents first."""
