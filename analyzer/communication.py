@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from analyzer.communication_data import data_parallel_messages
 from analyzer.communication_legacy import legacy_batch_messages, legacy_scalar_messages
@@ -20,6 +21,7 @@ from analyzer.communication_step import (
     shared_gradient_messages,
     token_count_messages,
 )
+from analyzer.modules.tree import Collective, Module
 from analyzer.results import Message, MessageTotal, StageModel
 from analyzer.specs import Launch
 
@@ -80,9 +82,8 @@ def _module_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
     """What the modules of the stage issue; equal calls of equal layers, also of other chunks, make one row."""
     counts: Counter[tuple[str, Kind, str, tuple[int, ...], str, Phase]] = Counter()
     for tree in stage.trees:
-        for path, module in tree.walk():
-            for call in module.collectives:
-                counts[_table_name(path), call.kind, call.group, call.shape, call.dtype, call.phase] += call.count
+        for path, call in _calls(tree, path="", again=False):
+            counts[_table_name(path), call.kind, call.group, call.shape, call.dtype, call.phase] += call.count
     for (name, kind, group, shape, dtype, phase), calls in counts.items():
         once = phase in ONCE_PER_ITERATION
         yield row(
@@ -97,6 +98,21 @@ def _module_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
             per_microbatch=0 if once else calls,
             per_iteration=calls if once else 0,
         )
+
+
+def _calls(module: Module, *, path: str, again: bool) -> Iterator[tuple[str, Collective]]:
+    """Every call with its module's path. Below a checkpoint (`again`) those of the forward are made once more in backward.
+
+    Losses of routers are computed where gradients are recorded (`TopKRouter.routing`), so then in backward alone.
+    """
+    here = f"{path}.{module.name}" if path else module.name
+    for call in module.collectives:
+        if not (again and module.name == "router"):
+            yield here, call
+        if again and call.phase == "forward":
+            yield here, replace(call, phase="recompute")
+    for child in module.children:
+        yield from _calls(child, path=here, again=again or module.recomputed)
 
 
 def _table_name(path: str) -> str:

@@ -28,6 +28,29 @@ LLAMA = (
     "--position-embedding-type rope --swiglu --normalization RMSNorm --disable-bias-linear --group-query-attention "
     "--num-query-groups 4 --untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 "
 )
+SPLIT = "--tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2"
+MIXTURE = (
+    "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-token-dispatcher-type alltoall --expert-model-parallel-size 2 "
+    "--overlap-grad-reduce --overlap-param-gather "
+)
+QWEN = (
+    f"{LLAMA} {MIXTURE} --qk-layernorm --kv-channels 64 --moe-ffn-hidden-size 256 --moe-router-dtype fp32 --moe-permute-fusion "
+    "--moe-router-load-balancing-type global_aux_loss --moe-aux-loss-coeff 1e-3 "
+)
+GPT_OSS = (
+    f"{MIXTURE} --position-embedding-type rope --normalization RMSNorm --quick-geglu --glu-linear-offset 1.0 "
+    "--activation-func-clamp-value 7.0 --add-qkv-bias --no-bias-dropout-fusion --group-query-attention --num-query-groups 4 "
+    "--untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 --softmax-type learnable --window-size 128,0 "
+    "--window-attn-skip-freq 2 --moe-ffn-hidden-size 512 --moe-aux-loss-coeff 1e-2 "
+)
+DEEPSEEK = (
+    f"{MIXTURE} --position-embedding-type rope --no-rope-fusion --swiglu --normalization RMSNorm --disable-bias-linear "
+    "--untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 --qk-layernorm --multi-latent-attention "
+    "--q-lora-rank 192 --kv-lora-rank 64 --qk-head-dim 64 --qk-pos-emb-head-dim 32 --v-head-dim 64 --moe-ffn-hidden-size 256 "
+    "--moe-shared-expert-intermediate-size 256 --moe-layer-freq ([0]*1+[1]*3) --moe-router-score-function sigmoid "
+    "--moe-router-pre-softmax --moe-router-enable-expert-bias --moe-router-dtype fp32 --moe-permute-fusion "
+    "--moe-router-load-balancing-type seq_aux_loss --moe-aux-loss-coeff 1e-4 --mtp-num-layers 1 "
+)
 GRID = {
     "gpt": "--bf16",
     "gpt, tp2": "--bf16 --tensor-model-parallel-size 2",
@@ -44,6 +67,17 @@ GRID = {
     "llama, tp2 sp pp2": f"--bf16 {LLAMA} --tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2",
     "llama, block recompute": f"--bf16 {LLAMA} --recompute-granularity full --recompute-method block --recompute-num-layers 1",
     "gpt, interleaved pp4": "--bf16 --num-layers 8 --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1",
+    "llama, two predictions, tp2 sp": f"--bf16 {LLAMA} --mtp-num-layers 2 --tensor-model-parallel-size 2 --sequence-parallel",
+    "llama, prediction, cp2": f"--bf16 {LLAMA} --mtp-num-layers 1 --context-parallel-size 2",
+    "llama, cp4": f"--bf16 {LLAMA} --context-parallel-size 4 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2",
+    "llama, recompute, tp2 sp pp2": f"--bf16 {LLAMA} {SPLIT} --recompute-granularity selective --recompute-modules mlp",
+    "mixtral, etp2": f"--bf16 {LLAMA} {MIXTURE} {SPLIT} --moe-aux-loss-coeff 1e-2",
+    "qwen3": f"--bf16 {QWEN} {SPLIT} --expert-tensor-parallel-size 1",
+    "gpt-oss": f"--bf16 {GPT_OSS} --recompute-granularity selective --recompute-modules moe_act layernorm",
+    "gpt-oss, split": f"--bf16 {GPT_OSS} {SPLIT} --expert-tensor-parallel-size 1",
+    "deepseek, two optimizers gather": f"--bf16 {DEEPSEEK}".replace("--overlap-param-gather ", ""),
+    "deepseek, split": f"--bf16 {DEEPSEEK} {SPLIT} --expert-tensor-parallel-size 1",
+    "deepseek, recompute": f"--bf16 {DEEPSEEK} --recompute-granularity selective --recompute-modules mla_up_proj moe_act layernorm",
     "llama, interleaved": f"--bf16 {LLAMA} --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1",
 }
 SCALARS = 16384

@@ -188,7 +188,9 @@ def _up(shapes: Shapes, name: str, *, width: int, source_width: int, normed: boo
             *(norm_gradient(shapes, read) if normed else ()),
             *weight_gradient(shapes, (width, source_width)),
         ),
-        collectives=column_collectives(shapes, width=source_width),
+        collectives=_twice(column_collectives(shapes, width=source_width))
+        if dropped
+        else column_collectives(shapes, width=source_width),
         source="TELayerNormColumnParallelLinear" if normed else "TEColumnParallelLinear",
     )
 
@@ -197,6 +199,11 @@ def _rotation(shapes: Shapes) -> Module:
     """Queries, keys and values put together from their parts, while the outputs of the projections are still named."""
     mla = _spec(shapes)
     heads = shapes.model.num_attention_heads // shapes.t
+    position = Tensor(
+        name="rotary part of keys", shape=(shapes.s, shapes.b, mla.qk_pos_emb_head_dim), dtype=shapes.dtype, formula="2·s·b·d"
+    )
+    # a checkpoint keeps what was gathered; else it is a part of the compressed keys and values
+    kept = (position,) if shapes.sp and shapes.recomputes("mla_up_proj") else ()
 
     def one(name: str, width: int) -> Tensor:
         return shapes.wide(name, heads * width, "a·d/t")
@@ -204,13 +211,15 @@ def _rotation(shapes: Shapes) -> Module:
     compressed = _compressed(shapes, "compressed keys and values", mla.kv_lora_rank + mla.qk_pos_emb_head_dim)
     made = tuple(one(name, width) for name, width in _widths(mla))
     if shapes.model.rope_fusion:  # the kernel turns queries where they are
-        return Module(name="rotation", function=True, forward_workspace=(one("keys and values", _pair(mla)), compressed, *made))
+        return Module(
+            name="rotation", function=True, saved=kept, forward_workspace=(one("keys and values", _pair(mla)), compressed, *made)
+        )
     parts = (
         one("queries", mla.query_head_dim),
         one("keys and values", _pair(mla)),
         one("rotated parts of queries", mla.qk_pos_emb_head_dim),
     )
-    return Module(name="rotation", function=True, forward_workspace=(*parts, compressed, *made))
+    return Module(name="rotation", function=True, saved=kept, forward_workspace=(*parts, compressed, *made))
 
 
 def _makes_queries(shapes: Shapes) -> str:
@@ -233,6 +242,11 @@ def _made_again_and_gradients(shapes: Shapes) -> tuple[Tensor, ...]:
 def _pair(mla: MlaSpec) -> int:
     """Elements of a head in the projection of keys and values."""
     return mla.qk_head_dim + mla.v_head_dim
+
+
+def _twice(calls: tuple[Collective, ...]) -> tuple[Collective, ...]:
+    """With the forward's calls made once more when its results are computed again."""
+    return (*calls, *(replace(call, phase="recompute") for call in calls if call.phase == "forward"))
 
 
 def _core(shapes: Shapes) -> Module:

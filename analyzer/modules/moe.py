@@ -31,7 +31,7 @@ def moe_layer(shapes: Shapes) -> Module:
         name="mlp",
         saved=(kept,),
         forward_workspace=once,
-        backward_workspace=again,
+        backward_workspace=(*again, *shapes.made_again),
         children=inside,
         recomputed=True,
         source="tensor_parallel.checkpoint around MoELayer",

@@ -60,7 +60,13 @@ def _depth(shapes: Shapes, depth: int) -> Module:
         kept = (states, shapes.hidden(EMBEDDED, made_in=f"{MODEL_PATH}embedding"))
         inside = (
             Module(
-                name="checkpoint", function=True, saved=kept, children=inside, recomputed=True, source="tensor_parallel.checkpoint"
+                name="checkpoint",
+                function=True,
+                saved=kept,
+                backward_workspace=shapes.made_again,
+                children=inside,
+                recomputed=True,
+                source="tensor_parallel.checkpoint",
             ),
         )
     return Module(

@@ -116,6 +116,11 @@ class Shapes:
             return "mixture input"
         return "recomputed norm output" if self.recomputes("layernorm") else ""
 
+    @property
+    def made_again(self) -> tuple[Tensor, ...]:
+        """The output of what a checkpoint runs again, which its frame names while that goes backward (`CheckpointFunction`)."""
+        return (self.hidden("output made again", dtype=self.residual_dtype),)
+
     def hidden(self, name: str, *, gathered: bool = False, dtype: str | None = None, shares: str = "", made_in: str = "") -> Tensor:
         """[s, b, h], or its shard [s/t, b, h] under sequence parallelism unless `gathered`."""
         kind = dtype or self.dtype

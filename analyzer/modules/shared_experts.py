@@ -78,7 +78,7 @@ def shared_experts(shapes: Shapes) -> Module:
         name="shared_experts",
         parameters=gate,
         saved=(read_first,),
-        backward_workspace=(shapes.hidden("input gradient of the routed experts"),),
+        backward_workspace=(shapes.hidden("input gradient of the routed experts"), *(shapes.made_again if recomputed else ())),
         children=inside,
         recomputed=recomputed,
         source="SharedExpertMLP",
