@@ -33,6 +33,8 @@ def lingering(launch: Launch, *, pipeline_rank: int) -> Lingering:
     """
     parallel = launch.parallel
     shapes = Shapes(launch)
+    if parallel.virtual_pipeline is not None:
+        return _interleaved(launch)
     first = pipeline_rank == 0
     sent = () if first else (shapes.hidden("gradient sent to the previous stage"),)
     old = () if first else (shapes.hidden("input of the microbatch before"),)
@@ -40,7 +42,21 @@ def lingering(launch: Launch, *, pipeline_rank: int) -> Lingering:
     return Lingering(forward=(*sent, *old, *received), backward=sent)
 
 
-def kept_inputs(launch: Launch, chunks: Sequence[Chunk]) -> int:
-    """Bytes of the last input of each chunk that receives one, and of its gradient, until its next forward."""
-    hidden = Shapes(launch).hidden("input").bytes
-    return sum(2 * hidden for chunk in chunks if not chunk.pre_process)
+def _interleaved(launch: Launch) -> Lingering:
+    """Every rank sends and receives, since stages form a ring; what comes is asked for one step ahead.
+
+    `forward_backward_pipelining_with_interleaving`: after a forward the input of the next one is received, beside the backward
+    that follows where messages overlap; after a backward the gradient of the next one. `input_tensor_grad` names the gradient
+    that was sent last.
+    """
+    shapes = Shapes(launch)
+    sent = shapes.hidden("gradient sent to the previous stage")
+    ahead = (shapes.hidden("input received ahead"),) if launch.parallel.overlap_p2p else ()
+    return Lingering(forward=(sent, shapes.hidden("gradient received ahead")), backward=(sent, *ahead))
+
+
+def kept_inputs(launch: Launch, chunks: Sequence[Chunk]) -> tuple[tuple[Tensor, ...], ...]:
+    """The last input of each chunk that receives one, and its gradient, until its next forward."""
+    shapes = Shapes(launch)
+    both = (shapes.hidden("last input of an idle chunk"), shapes.hidden("its gradient"))
+    return tuple(() if chunk.pre_process else both for chunk in chunks)

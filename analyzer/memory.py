@@ -82,11 +82,13 @@ def _rank_class(launch: Launch, stage: StageModel, timelines: Sequence[ChunkTime
     held = states(launch, stage)
     stuck = sum(tree.lingering_once for tree in stage.trees)
     items = runtime_items(launch, stage.trees)
-    kept = kept_inputs(launch, stage.chunks) + sum(tree.lingering_bytes for tree in stage.trees)
+    inputs = kept_inputs(launch, stage.chunks)
+    idle = inputs if launch.parallel.virtual_pipeline is not None else ((),) * len(inputs)
+    kept = sum(size(each) for each in inputs) + sum(tree.lingering_bytes for tree in stage.trees)
     beside = lingering(launch, pipeline_rank=stage.pipeline_rank)
     first_order, order = (_order(launch, stage, count) for count in (launch.batch.first_microbatches, launch.batch.microbatches))
-    first = _peak(first_order, timelines, base=held.before_first_step + stuck, items=items, beside=beside)
-    later = _peak(order, timelines, base=held.steady + stuck, items=items, beside=beside, warm=True)
+    first = _peak(first_order, timelines, base=held.before_first_step + stuck, items=items, beside=beside, idle=idle)
+    later = _peak(order, timelines, base=held.steady + stuck, items=items, beside=beside, idle=idle, warm=True)
     held_parameters = [parameter for tree in stage.trees for parameter in parameters(tree)]
     return RankClass(
         ranks=pipeline_rank_ranges(launch.parallel, stage.pipeline_rank),
@@ -127,9 +129,13 @@ def _peak(
     base: int,
     items: Sequence[RuntimeItem],
     beside: Lingering,
+    idle: Sequence[tuple[Tensor, ...]],
     warm: bool = False,
 ) -> Peak:
-    """Walks an iteration. `warm`: workspaces and caches are all there from the start; else each appears with its first user."""
+    """Walks an iteration. `warm`: workspaces and caches are all there from the start; else each appears with its first user.
+
+    `idle` is what each chunk keeps while none of its microbatches is in flight, once it has run.
+    """
     around: tuple[Tensor, ...] = ()
     after_backward = False
     runtime = sum(item.bytes for item in items) if warm else 0
@@ -137,6 +143,7 @@ def _peak(
     seen: set[tuple[str, int]] = set()
     waiting = 0
     in_flight = [0] * len(timelines)
+    has_run = [warm] * len(timelines)
     best = Peak(
         bytes=base + runtime, runtime=runtime, activations=0, transient=(), in_flight=tuple(in_flight), where="between iterations"
     )
@@ -144,6 +151,7 @@ def _peak(
         line = timelines[step.chunk]
         if step.kind == "forward":
             in_flight[step.chunk] += 1
+            has_run[step.chunk] = True
         else:
             waiting -= line.retained
         points = line.forward if step.kind == "forward" else line.backward
@@ -154,15 +162,17 @@ def _peak(
         seen.add((step.kind, step.chunk))
         if after_backward:
             around = beside.forward if step.kind == "forward" else beside.backward
+        kept = [each for chunk, each in enumerate(idle) if has_run[chunk] and not in_flight[chunk]]
+        beside_it = (*around, *(tensor for each in kept for tensor in each))
         for point in points:
             runtime += _appear(absent, point)
-            total = base + runtime + waiting + point.bytes + size(around)
+            total = base + runtime + waiting + point.bytes + size(beside_it)
             if total > best.bytes:
                 best = Peak(
                     bytes=total,
                     runtime=runtime,
                     activations=waiting + point.saved,
-                    transient=(*point.transient, *around),
+                    transient=(*point.transient, *beside_it),
                     in_flight=tuple(in_flight),
                     where=_where(step, point, chunks=len(timelines)),
                 )
