@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from analyzer.device import outside_allocator_bytes, reserved_bytes
-from analyzer.exchange import Lingering, kept_inputs, lingering
+from analyzer.exchange import Lingering, Stages, kept_inputs, lingering
 from analyzer.layout import pipeline_rank_ranges
 from analyzer.modules.model import ChunkKind, build, kind_of, parameters
 from analyzer.modules.shapes import Shapes
@@ -83,12 +83,13 @@ def _rank_class(launch: Launch, stage: StageModel, timelines: Sequence[ChunkTime
     stuck = sum(tree.lingering_once for tree in stage.trees)
     items = runtime_items(launch, stage.trees)
     inputs = kept_inputs(launch, stage.chunks)
+    stages = Stages(stage.chunks)
     idle = inputs if launch.parallel.virtual_pipeline is not None else ((),) * len(inputs)
     kept = sum(size(each) for each in inputs) + sum(tree.lingering_bytes for tree in stage.trees)
     beside = lingering(launch, pipeline_rank=stage.pipeline_rank)
     first_order, order = (_order(launch, stage, count) for count in (launch.batch.first_microbatches, launch.batch.microbatches))
-    first = _peak(first_order, timelines, base=held.before_first_step + stuck, items=items, beside=beside, idle=idle)
-    later = _peak(order, timelines, base=held.steady + stuck, items=items, beside=beside, idle=idle, warm=True)
+    first = _peak(first_order, timelines, base=held.before_first_step + stuck, items=items, beside=beside, idle=idle, stages=stages)
+    later = _peak(order, timelines, base=held.steady + stuck, items=items, beside=beside, idle=idle, stages=stages, warm=True)
     held_parameters = [parameter for tree in stage.trees for parameter in parameters(tree)]
     return RankClass(
         ranks=pipeline_rank_ranges(launch.parallel, stage.pipeline_rank),
@@ -130,28 +131,35 @@ def _peak(
     items: Sequence[RuntimeItem],
     beside: Lingering,
     idle: Sequence[tuple[Tensor, ...]],
+    stages: Stages,
     warm: bool = False,
 ) -> Peak:
     """Walks an iteration. `warm`: workspaces and caches are all there from the start; else each appears with its first user.
 
     `idle` is what each chunk keeps while none of its microbatches is in flight, once it has run.
     """
-    around: tuple[Tensor, ...] = ()
-    after_backward = False
+    warmed_up = _end_of_warmup(order)
+    ended: tuple[int, int] | None = None
+    """Microbatch and chunk of the backward that ran last."""
+    over = False
+    """Whether the backward of the microbatch at the end of the warm-up has run."""
     runtime = sum(item.bytes for item in items) if warm else 0
     absent = [] if warm else list(items)
     seen: set[tuple[str, int]] = set()
     waiting = 0
     in_flight = [0] * len(timelines)
-    has_run = [warm] * len(timelines)
+    last = [0 if warm else -1] * len(timelines)
+    """The microbatch that each chunk ran last; -1 before the first."""
     best = Peak(
         bytes=base + runtime, runtime=runtime, activations=0, transient=(), in_flight=tuple(in_flight), where="between iterations"
     )
-    for step in order:
+    # where all forwards come first, messages are not waited for beside a step
+    neighbours = tuple(order) if warmed_up is not None else (None,) * len(order)
+    for previous, step, following in zip((None, *neighbours), order, (*neighbours[1:], None), strict=False):
         line = timelines[step.chunk]
         if step.kind == "forward":
             in_flight[step.chunk] += 1
-            has_run[step.chunk] = True
+            last[step.chunk] = step.microbatch
         else:
             waiting -= line.retained
         points = line.forward if step.kind == "forward" else line.backward
@@ -160,10 +168,13 @@ def _peak(
         elif (step.kind, step.chunk) in seen or not absent:
             points = (line.forward_peak if step.kind == "forward" else line.backward_peak,)
         seen.add((step.kind, step.chunk))
-        if after_backward:
-            around = beside.forward if step.kind == "forward" else beside.backward
-        kept = [each for chunk, each in enumerate(idle) if has_run[chunk] and not in_flight[chunk]]
-        beside_it = (*around, *(tensor for each in kept for tensor in each))
+        around = beside.beside(step, previous=previous, following=following, after_backward=ended is not None, stages=stages)
+        kept = {(last[chunk], chunk): each for chunk, each in enumerate(idle) if last[chunk] >= 0 and not in_flight[chunk]}
+        if over and warmed_up is not None and not stages.is_first(warmed_up[1]):
+            kept.setdefault(warmed_up, beside.of_warmup)
+        # the gradient of the input that was last in backward is the one that was sent
+        named = tuple(each for which, both in kept.items() for each in (both[:1] if which == ended and around else both))
+        beside_it = (*around, *named)
         for point in points:
             runtime += _appear(absent, point)
             total = base + runtime + waiting + point.bytes + size(beside_it)
@@ -180,8 +191,17 @@ def _peak(
             waiting += line.retained
         else:
             in_flight[step.chunk] -= 1
-            after_backward = True
+            ended = (step.microbatch, step.chunk)
+            over = over or ended == warmed_up
     return best
+
+
+def _end_of_warmup(order: Sequence[Step]) -> tuple[int, int] | None:
+    """Microbatch and chunk of the first forward after the warm-up, the last one before the first backward; None without any."""
+    first = next((index for index, step in enumerate(order) if step.kind == "backward"), 0)
+    if not any(step.kind == "forward" for step in order[first:]):
+        return None
+    return order[first - 1].microbatch, order[first - 1].chunk
 
 
 def _appear(absent: list[RuntimeItem], point: Point) -> int:
