@@ -14,7 +14,13 @@ from analyzer.communication_data import data_parallel_messages
 from analyzer.communication_legacy import legacy_batch_messages, legacy_scalar_messages
 from analyzer.communication_pipeline import pipeline_messages
 from analyzer.communication_rows import Kind, Phase, ranks_in_group, row
-from analyzer.communication_step import batch_messages, scalar_messages, shared_gradient_messages, token_count_messages
+from analyzer.communication_step import (
+    batch_messages,
+    expert_bias_messages,
+    scalar_messages,
+    shared_gradient_messages,
+    token_count_messages,
+)
 from analyzer.modules.tree import Collective, Module
 from analyzer.results import Message, MessageTotal, StageModel
 from analyzer.specs import Launch
@@ -71,6 +77,7 @@ def _stage_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
     if legacy:
         yield from legacy_scalar_messages(launch, stage)
     else:
+        yield from expert_bias_messages(launch, stage)
         yield from token_count_messages(launch, stage)
         yield from scalar_messages(launch, stage)
 
@@ -79,7 +86,7 @@ def _module_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
     """What the modules of the stage issue; equal calls of equal layers, also of other chunks, make one row."""
     counts: Counter[tuple[str, Kind, str, tuple[int, ...], str, Phase]] = Counter()
     for tree in stage.trees:
-        for path, call in _calls(tree, tree.name, again=False):
+        for path, call in _calls(tree, path="", again=False):
             counts[_table_name(path), call.kind, call.group, call.shape, call.dtype, call.phase] += call.count
     for (name, kind, group, shape, dtype, phase), calls in counts.items():
         once = phase in ONCE_PER_ITERATION
@@ -97,14 +104,19 @@ def _module_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
         )
 
 
-def _calls(module: Module, path: str, *, again: bool) -> Iterator[tuple[str, Collective]]:
-    """Every call with the path of its module. Under a checkpoint those of the forward pass come `again`, in its recompute."""
+def _calls(module: Module, *, path: str, again: bool) -> Iterator[tuple[str, Collective]]:
+    """Every call with its module's path. Below a checkpoint (`again`) those of the forward are made once more in backward.
+
+    Losses of routers are computed where gradients are recorded (`TopKRouter.routing`), so then in backward alone.
+    """
+    here = f"{path}.{module.name}" if path else module.name
     for call in module.collectives:
-        yield path, call
+        if not (again and module.name == "router"):
+            yield here, call
         if again and call.phase == "forward":
-            yield path, replace(call, phase="recompute")
+            yield here, replace(call, phase="recompute")
     for child in module.children:
-        yield from _calls(child, f"{path}.{child.name}", again=again or module.recomputed)
+        yield from _calls(child, path=here, again=again or module.recomputed)
 
 
 def _table_name(path: str) -> str:

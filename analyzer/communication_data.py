@@ -24,15 +24,15 @@ def data_parallel_messages(launch: Launch, stage: StageModel) -> Iterator[Messag
         yield from sharding_messages(launch, stage)
         return
     counts: Counter[tuple[str, Kind, Phase, str, int, str]] = Counter()
-    chunks = stage_buffers(launch, stage)
-    # experts have an optimizer of their own, and each optimizer gathers the parameters of the whole chunk after its step
-    # (`DistributedOptimizer.step_with_ready_grads`); gathers that overlap the forward pass come from its hooks, once
-    optimizers = len({buffer.group for buffers in chunks for buffer in buffers})
-    gathers = 1 if launch.optimizer.overlap_param_gather else optimizers
-    for buffers in chunks:
+    held = stage_buffers(launch, stage)
+    for buffers in held:
         for buffer in buffers:
-            for call in _calls(launch, buffer):
-                counts[call] += gathers if call[1] == "all_gather" else 1
+            counts.update(_calls(launch, buffer))
+    if not launch.optimizer.overlap_param_gather and launch.megatron != "2023":
+        # dense and expert parameters have an optimizer each, and each gathers the whole chunk (`step_with_ready_grads`)
+        optimizers = len({buffer.group for buffers in held for buffer in buffers})
+        for call in counts:
+            counts[call] *= optimizers if call[2] == "parameter" else 1
     for (group, kind, phase, module, numel, dtype), calls in counts.items():
         yield row(
             launch,

@@ -83,6 +83,29 @@ def shared_gradient_messages(launch: Launch, stage: StageModel) -> Iterator[Mess
         )
 
 
+def expert_bias_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
+    """Tokens of each expert in all mixtures of a rank, summed to move the biases of the experts (`_update_router_expert_bias`).
+
+    The counts are a buffer of the router's, and the wrapper of the model casts those with the weights.
+    """
+    moe = launch.model.moe
+    if moe is None or not moe.expert_bias:
+        return
+    routers = sum(module.name == "router" for tree in stage.trees for _, module in tree.walk())
+    if routers:
+        yield row(
+            launch,
+            pipeline_rank=stage.pipeline_rank,
+            group="tp_dp_cp",
+            kind="all_reduce",
+            phase="gradient",
+            module="router.expert_bias",
+            shape=(routers, moe.num_experts),
+            dtype=launch.precision.parameters,
+            per_iteration=1,
+        )
+
+
 def token_count_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
     """With `--calculate-per-token-loss` the last stage tells the others the number of tokens, and replicas add theirs."""
     calls: tuple[tuple[str, Kind], ...] = (("pp", "broadcast"), ("dp_cp", "all_reduce"))

@@ -151,7 +151,7 @@ def _of_node(
         stream[0] = layer
     elif module.name == "eh_proj":  # whose output is gathered where it is in parts
         stream[0] = layer if module.collectives else here
-    elif module.name == "embedding":
+    elif module.name == "embedding" and any(child.saved for child in module.children):  # not where it lends its weight alone
         stream[0] = (
             "embedding.embedding_dropout" if any(child.name == "embedding_dropout" for child in module.children) else "embedding"
         )
@@ -196,17 +196,21 @@ def _known(module: str, predicted: dict[str, list[Tensor]]) -> str:
 
 
 def _row(name: str, tensors: Sequence[Tensor], sizes: Sequence[int]) -> ModuleRow:
+    """Tensors and recorded sizes, matched. Where one microbatch is in flight, what lingers is freed in the next forward."""
     left = Counter(sizes)
     missing = []
-    for tensor in tensors:
+    seen_later = 0
+    for tensor in sorted(tensors, key=lambda tensor: tensor.lingers):
         size = tensor.bytes // tensor.pieces
         if left[size] >= tensor.pieces:
             left[size] -= tensor.pieces
-        else:
+        elif not tensor.lingers:
             missing.append(tensor)
+        else:
+            seen_later += tensor.bytes
     return ModuleRow(
         module=name,
-        predicted=sum(tensor.bytes for tensor in tensors),
+        predicted=sum(tensor.bytes for tensor in tensors) - seen_later,
         recorded=sum(sizes),
         only_predicted=tuple(missing),
         only_recorded=tuple(sorted(left.elements(), reverse=True)),

@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from analyzer.exchange import Lingering
-from analyzer.iteration import Peak, fullest_instant
+from analyzer.iteration import Peak, Surroundings, fullest_instant
 from analyzer.modules.core_attention import ATTENTION
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import LAYER, STREAM, Module, Tensor
@@ -58,7 +57,7 @@ def graphed(
     items: Sequence[RuntimeItem],
     *,
     orders: tuple[Sequence[Step], Sequence[Step]],
-    beside: Lingering,
+    about: Surroundings,
     eager: tuple[Peak, Peak],
 ) -> Graphed:
     """The iterations of a pipeline stage, `launch.graphs` being set.
@@ -73,13 +72,14 @@ def graphed(
     # without a pipeline one microbatch is captured, and its graphs serve all
     one = launch.parallel.pipeline == 1 and not whole
     recorded = (Step("forward", 0, 0), Step("backward", 0, 0)) if one else orders[1]
-    worst = fullest_instant(recorded, [timeline(tree) for tree in inside], items=(), beside=Lingering(), warm=True)
+    captured = Surroundings(stages=about.stages)
+    worst = fullest_instant(recorded, [timeline(tree) for tree in inside], about=captured, warm=True)
     worst = replace(worst, where=f"capture of CUDA graphs, {worst.where}")
     layers = [0 if whole else sum(_in_scope(launch, each) != () for each in _layers(tree)) for tree in stage.trees]
     kept = _kept(launch, graphs, _layers_in_flight(recorded, layers))
     runtime = sum(item.bytes for item in (*items, *kept))
     bases = (held.before_first_step, held.steady)
-    walks = (fullest_instant(order, outside, items=(*items, *kept), beside=beside, warm=True) for order in orders)
+    walks = (fullest_instant(order, outside, items=(*items, *kept), about=about, warm=True) for order in orders)
     before, after = (replace(walk, bytes=walk.bytes + base) for walk, base in zip(walks, bases, strict=True))
     from_start = graphs.implementation == "transformer_engine" and graphs.warmup_steps == 0
     if from_start:

@@ -6,10 +6,9 @@ The chunks' timelines say what a microbatch keeps and needs, `schedule` which mi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 
-from analyzer.exchange import Lingering
+from analyzer.exchange import Lingering, Stages
 from analyzer.modules.tree import Tensor
 from analyzer.results import StageModel
 from analyzer.runtime import RuntimeItem
@@ -57,35 +56,93 @@ def order_of(launch: Launch, stage: StageModel, microbatches: int) -> tuple[Step
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What is alive on a rank beside the microbatches in flight."""
+
+    beside: Lingering = field(default_factory=Lingering)
+    idle: Sequence[tuple[Tensor, ...]] = ()
+    """For each chunk, what it keeps while none of its microbatches is in flight, once it has run."""
+    stages: Stages
+    pairs: Mapping[tuple[int, int], Point] = field(default_factory=dict)
+    """The fullest instants of a forward through one chunk side by side with a backward through another."""
+    first_keeps: int = 0
+    """Bytes that stay of the microbatch whose backward comes first, beyond what others keep."""
+
+
+class _Neighbours:
+    """What stages send and receive, beside each step of an iteration in turn."""
+
+    def __init__(self, about: Surroundings, order: Sequence[Step], *, chunks: int, warm: bool) -> None:
+        self._about = about
+        self._warmed_up = _end_of_warmup(order)
+        # where all forwards come first, messages are not waited for beside a step
+        known = tuple(order) if self._warmed_up is not None else (None,) * len(order)
+        self._around = tuple(zip((None, *known[:-1]), (*known[1:], None), strict=True))
+        self._ended: tuple[int, int] | None = None
+        """Microbatch and chunk of the backward that ran last."""
+        self._over = False
+        """Whether the backward of the microbatch at the end of the warm-up has run."""
+        self._last = [0 if warm else -1] * chunks
+        """The microbatch that each chunk ran last; -1 before the first."""
+
+    def beside(self, place: int, step: Step, in_flight: Sequence[int]) -> tuple[Tensor, ...]:
+        """What is alive beside the step at this place of the order."""
+        about, ended = self._about, self._ended
+        if step.kind == "forward":
+            self._last[step.chunk] = step.microbatch
+        previous, following = self._around[place]
+        around = about.beside.beside(
+            step, previous=previous, following=following, after_backward=ended is not None, stages=about.stages
+        )
+        kept = {
+            (self._last[chunk], chunk): each
+            for chunk, each in enumerate(about.idle)
+            if self._last[chunk] >= 0 and not in_flight[chunk]
+        }
+        if self._over and self._warmed_up is not None and not about.stages.is_first(self._warmed_up[1]):
+            kept.setdefault(self._warmed_up, about.beside.of_warmup)
+        # the gradient of the input that was last in backward is the one that was sent
+        named = (each for which, both in kept.items() for each in (both[:1] if which == ended and around else both))
+        return (*around, *named)
+
+    def end(self, step: Step) -> None:
+        """A backward is over."""
+        self._ended = (step.microbatch, step.chunk)
+        self._over = self._over or self._ended == self._warmed_up
+
+
+def _end_of_warmup(order: Sequence[Step]) -> tuple[int, int] | None:
+    """Microbatch and chunk of the first forward after the warm-up, the last one before the first backward; None without any."""
+    first = next((index for index, step in enumerate(order) if step.kind == "backward"), 0)
+    if not any(step.kind == "forward" for step in order[first:]):
+        return None
+    return order[first - 1].microbatch, order[first - 1].chunk
+
+
 def fullest_instant(
     order: Sequence[Step],
     timelines: Sequence[ChunkTimeline],
     *,
-    items: Sequence[RuntimeItem],
-    beside: Lingering,
+    about: Surroundings,
+    items: Sequence[RuntimeItem] = (),
     warm: bool = False,
-    pairs: Mapping[tuple[int, int], Point] = MappingProxyType({}),
-    first_keeps: int = 0,
 ) -> Peak:
     """Walks an iteration, in bytes above states.
 
     `warm`: workspaces and caches are all there from the start; else each appears with its first user.
-
-    `pairs` are the fullest instants of a forward through one chunk side by side with a backward through another;
-    `first_keeps` bytes stay of the microbatch whose backward comes first, beyond what others keep.
     """
-    around: tuple[Tensor, ...] = ()
-    after_backward = False
+    neighbours = _Neighbours(about, order, chunks=len(timelines), warm=warm)
     runtime = sum(item.bytes for item in items if warm or not item.modules)
     absent = [] if warm else [item for item in items if item.modules]
     seen: set[tuple[str, int]] = set()
     waiting = 0
     in_flight = [0] * len(timelines)
     best = Peak(bytes=runtime, runtime=runtime, activations=0, transient=(), in_flight=tuple(in_flight), where="between iterations")
-    for step, following in zip(order, (*order[1:], None), strict=True):
+    for place, step in enumerate(order):
         line = timelines[step.chunk]
         running_too = 0  # kept by the microbatch whose backward runs side by side with this forward
-        keeps = line.retained + (first_keeps if step.microbatch == 0 and step.chunk == len(timelines) - 1 else 0)
+        keeps = line.retained + (about.first_keeps if step.microbatch == 0 and step.chunk == len(timelines) - 1 else 0)
         if step.kind == "forward":
             in_flight[step.chunk] += 1
         else:
@@ -95,22 +152,22 @@ def fullest_instant(
             points = line.first_forward
         elif (step.kind, step.chunk) in seen or not absent:
             points = (line.forward_peak if step.kind == "forward" else line.backward_peak,)
-        if step.paired and following is not None:
-            points = (pairs[step.chunk, following.chunk],)
-            running_too = timelines[following.chunk].retained
+        if step.paired:
+            other = order[place + 1].chunk
+            points = (about.pairs[step.chunk, other],)
+            running_too = timelines[other].retained
             runtime, absent = runtime + sum(item.bytes for item in absent), []
         seen.add((step.kind, step.chunk))
-        if after_backward:
-            around = beside.forward if step.kind == "forward" else beside.backward
+        beside = neighbours.beside(place, step, in_flight)
         for point in points:
             runtime += _appear(absent, point)
-            total = runtime + waiting - running_too + point.bytes + size(around)
+            total = runtime + waiting - running_too + point.bytes + size(beside)
             if total > best.bytes:
                 best = Peak(
                     bytes=total,
                     runtime=runtime,
                     activations=waiting - running_too + point.saved,
-                    transient=(*point.transient, *around),
+                    transient=(*point.transient, *beside),
                     in_flight=tuple(in_flight),
                     where=_where(step, point, chunks=len(timelines)),
                 )
@@ -118,7 +175,7 @@ def fullest_instant(
             waiting += keeps
         else:
             in_flight[step.chunk] -= 1
-            after_backward = True
+            neighbours.end(step)
     return best
 
 

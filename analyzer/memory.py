@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from analyzer.blocks import is_replayed, refined
 from analyzer.device import SEGMENT, device_range, outside_allocator_bytes, reserved_bytes
-from analyzer.exchange import kept_inputs, lingering
-from analyzer.iteration import Peak, fullest_instant, order_of
+from analyzer.exchange import Stages, kept_inputs, lingering
+from analyzer.iteration import Peak, Surroundings, fullest_instant, order_of
 from analyzer.modules.model import ChunkKind, build, kind_of, parameters
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Tensor
@@ -83,28 +83,32 @@ def stage_models(launch: Launch) -> tuple[StageModel, ...]:
 
 def _stage_classes(launch: Launch, stage: StageModel, timelines: Sequence[ChunkTimeline]) -> Iterator[RankClass]:
     """The ranks of one pipeline stage: all of them alike, unless they hold unlike states."""
+    stuck = sum(tree.lingering_once for tree in stage.trees)
     items = runtime_items(launch, stage.trees)
+    inputs = kept_inputs(launch, stage.chunks)
+    stages = Stages(stage.chunks)
+    idle = inputs if launch.parallel.virtual_pipeline is not None else ((),) * len(inputs)
+    kept = sum(size(each) for each in inputs) + sum(tree.lingering_bytes for tree in stage.trees)
     beside = lingering(launch, pipeline_rank=stage.pipeline_rank)
     counts = (launch.batch.first_microbatches, launch.batch.microbatches)
     orders = (order_of(launch, stage, counts[0]), order_of(launch, stage, counts[1]))
-    pairs = _pairs(launch, stage, orders[1])
-    first = fullest_instant(orders[0], timelines, items=items, beside=beside, pairs=pairs)
-    stay = _first_keeps(launch, stage)
-    later = fullest_instant(orders[1], timelines, items=items, beside=beside, warm=True, pairs=pairs, first_keeps=stay)
+    about = Surroundings(beside=beside, idle=idle, stages=stages, pairs=_pairs(launch, stage, orders[1]))
+    first = fullest_instant(orders[0], timelines, items=items, about=about)
+    about = replace(about, first_keeps=_first_keeps(launch, stage))
+    later = fullest_instant(orders[1], timelines, items=items, about=about, warm=True)
     held_parameters = [parameter for tree in stage.trees for parameter in parameters(tree)]
     numel = sum(parameter.numel for parameter in held_parameters)
     routed = sum(parameter.numel for parameter in held_parameters if parameter.sharding == "expert")
-    kept = kept_inputs(launch, stage.chunks)
     for ranks, held in shares(launch, stage):
         run = _Run(
-            first=replace(first, bytes=first.bytes + held.before_first_step),
-            later=replace(later, bytes=later.bytes + held.steady),
+            first=replace(first, bytes=first.bytes + held.before_first_step + stuck),
+            later=replace(later, bytes=later.bytes + held.steady + stuck),
             items=items,
         )
         if launch.graphs is not None:
             from analyzer.graphs import graphed  # a millisecond that most launches need not spend
 
-            graphs = graphed(launch, stage, held, items, orders=orders, beside=beside, eager=(run.first, run.later))
+            graphs = graphed(launch, stage, held, items, orders=orders, about=about, eager=(run.first, run.later))
             run = _Run(first=graphs.first, later=graphs.later, items=(*items, *graphs.kept), graphs=graphs)
         yield RankClass(
             ranks=ranks,
@@ -149,8 +153,8 @@ def _pairs(launch: Launch, stage: StageModel, order: Sequence[Step]) -> dict[tup
 def _memory(launch: Launch, held: States, run: _Run, *, kept: int) -> RankMemory:
     """The record of the JSON contract. The step itself may be fuller than the passes where these are short.
 
-    `kept` bytes of a stage's last inputs are there between iterations and gone when the next one runs. While CUDA graphs
-    are replayed, their pool is reserved beside everything else.
+    `kept` bytes, of a stage's last inputs and of what modules still name, are there between iterations and gone or made
+    anew when the next one runs. While CUDA graphs are replayed, their pool is reserved beside everything else.
     """
     first, later, graphs = run.first, run.later, run.graphs
     runtime = sum(item.bytes for item in run.items)

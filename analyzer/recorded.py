@@ -94,7 +94,7 @@ def fold(events: Iterable[Event]) -> Recorded:
             if block is not None:
                 block.role = event.role
         elif isinstance(event, CollectiveEvent):
-            if event.kind == "recv":
+            if event.kind == "recv" and event.group in ("pp", "world"):
                 _receive(state, event.bytes)
             if event.size == 1 or event.kind == "recv":
                 continue  # nothing is sent, or it was counted at its sender
@@ -150,7 +150,8 @@ def _free(state: _Fold, pointer: int) -> None:
         return
     state.current -= block.bytes
     first = block.microbatch == 0 and block.iteration == state.iteration
-    if first and not block.role and block.phase == "forward" and state.phase in ("backward", "recompute"):
+    phase = state.stack[-1].phase if state.stack else state.phase
+    if first and not block.role and block.phase == "forward" and phase in ("backward", "recompute"):
         state.saved.setdefault(block.module, []).append(block.bytes)
 
 

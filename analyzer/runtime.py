@@ -21,6 +21,8 @@ GROUPED_GEMM_STREAMS = 4
 """Streams over which Transformer Engine spreads a grouped GEMM, each with a workspace (nvte_get_num_compute_streams)."""
 ROTARY_TABLES = 32
 """Tables that the cache of `YarnRotaryEmbedding.forward` holds; with latent attention every layer has one of its own."""
+YARN_POSITIONS = 4096
+"""`MLATransformerConfig.original_max_position_embeddings`, which no option of the training script changes."""
 LATENT = ("linear_q_proj", "linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj", "linear_kv_up_proj")
 LINEAR = ("linear_qkv", *LATENT, "linear_proj", "linear_fc1", "linear_fc2", "eh_proj")
 
@@ -75,7 +77,8 @@ def _items(launch: Launch, trees: Sequence[Module]) -> Iterator[RuntimeItem]:
         yield RuntimeItem("grouped GEMM workspaces of 4 streams", GROUPED_GEMM_STREAMS * bytes_each, LINEAR, "forward")
     # Megatron's own layers multiply through PyTorch, whose cuBLAS handles belong to a thread: autograd has another
     unfused = launch.model.attention_backend == "unfused"
-    torch_products = ("output_layer", *(() if te else LINEAR), *(("core_attention",) if unfused else ()))
+    # the router too: te_general_gemm of core's extensions finds no get_workspace in Transformer Engine 2.11
+    torch_products = ("output_layer", "router", *(() if te else LINEAR), *(("core_attention",) if unfused else ()))
     if names.intersection(torch_products) or launch.optimizer.muon is not None:  # Muon multiplies in every stage
         yield RuntimeItem("cuBLAS workspace of the main thread", cublas_workspace_bytes(launch), torch_products, "forward")
     if names.intersection(torch_products):
@@ -98,12 +101,28 @@ def _items(launch: Launch, trees: Sequence[Module]) -> Iterator[RuntimeItem]:
         width = int(launch.model.kv_channels * launch.model.rotary_percent)
         table = round_up(4 * shapes.s * width, BLOCK)  # the positions of this context-parallel rank
         yield RuntimeItem("rotary position table", table * len(trees), ("linear_qkv",), "forward")  # every chunk has its own
-    mla = launch.model.mla
-    if mla is not None and launch.model.position_embedding == "rope" and not launch.model.rope_fusion:
-        layers = sum(module.name == "linear_kv_up_proj" for tree in trees for _, module in tree.walk())
-        table = round_up(4 * shapes.s * mla.qk_pos_emb_head_dim, BLOCK)
-        tables = min(layers, ROTARY_TABLES) * table
-        yield RuntimeItem("rotary position tables of the layers", tables, ("linear_kv_up_proj",), "forward")
+    yield from _tables_of_latent_attention(shapes, trees)
+
+
+def _tables_of_latent_attention(shapes: Shapes, trees: Sequence[Module]) -> Iterator[RuntimeItem]:
+    """Each layer has positions of its own: angles in a cache, and with YaRN cosines and sines as buffers of its module.
+
+    The buffers are made for YARN_POSITIONS and cast with the weights; the fused rotation makes them anew for its sequence.
+    """
+    launch, mla = shapes.launch, shapes.model.mla
+    if mla is None:
+        return
+    layers = sum(module.name == "linear_kv_up_proj" for tree in trees for _, module in tree.walk())
+    width = mla.qk_pos_emb_head_dim
+    table = round_up(4 * shapes.s * width, BLOCK)
+    yield RuntimeItem("rotary position tables of the layers", min(layers, ROTARY_TABLES) * table, ("linear_kv_up_proj",), "forward")
+    if mla.yarn:
+        positions = shapes.s if launch.model.rope_fusion else YARN_POSITIONS // launch.parallel.context
+        each = round_up(dtype_bytes(shapes.dtype, positions * width), BLOCK)
+        yield RuntimeItem("cosines and sines of YaRN", layers * 2 * each, LATENT, "forward")
+    if mla.first_angles_stay:
+        each = round_up(4 * (YARN_POSITIONS // launch.parallel.context) * width, BLOCK)
+        yield RuntimeItem("angles of these", min(layers, ROTARY_TABLES) * each, LATENT, "forward")
 
 
 def _global_buffer(shapes: Shapes, names: set[str]) -> Iterator[RuntimeItem]:

@@ -67,6 +67,10 @@ class MlaSpec:
     qk_head_dim: int
     qk_pos_emb_head_dim: int
     v_head_dim: int
+    yarn: bool = True
+    """Positions by YaRN (`--rope-type`), of which each layer keeps tables."""
+    first_angles_stay: bool = False
+    """The cache of angles is not emptied of what the tables were made from (before core 0.16)."""
 
     @property
     def query_head_dim(self) -> int:
@@ -111,6 +115,8 @@ class ModelSpec:
     apply_query_key_layer_scaling: bool = False
     softmax_type: Literal["vanilla", "off-by-one", "learnable"] = "vanilla"
     """Whether attention has a sink, and whether it is learned: one parameter for each head."""
+    window: tuple[int, int] | None = None
+    """Tokens that attention sees before and after each (`--window-size`)."""
     windowed: tuple[bool, ...] = ()
     """For each decoder layer whether attention sees a window only; empty without `--window-size`."""
     window_backend: AttentionBackend | None = None

@@ -81,9 +81,9 @@ def test_as_few_microbatches_as_show_the_peak() -> None:
 def test_what_the_step_would_ignore_is_refused_in_one_line() -> None:
     launch = launch_of("--global-batch-size 8")
     overlapped = replace(launch, runtime=replace(launch.runtime, tp_comm_overlap=True))
-    deeper = replace(launch, model=replace(launch.model, mtp_num_layers=1))
+    sharded = replace(launch, fsdp=specs.FsdpSpec(implementation="torch"))
     old = replace(launch, model=replace(launch.model, implementation="legacy"))
-    for refused in (overlapped, deeper, old):
+    for refused in (overlapped, sharded, old):
         with pytest.raises(UnsupportedError, match="use --info-engine formula") as caught:
             check_supported(refused)
         assert "\n" not in str(caught.value)

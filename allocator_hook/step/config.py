@@ -44,6 +44,10 @@ def transformer_config(launch: Launch) -> Any:
         "apply_rope_fusion": model.rope_fusion,
         "persist_layer_norm": True,
         **({} if model.softmax_type == "vanilla" else {"softmax_type": model.softmax_type}),  # older releases know only that one
+        "activation_func_clamp_value": 7.0 if model.activation_clamped else None,  # any value
+        "mtp_num_layers": model.mtp_num_layers or None,
+        "mtp_loss_scaling_factor": 0.1 if model.mtp_num_layers else None,  # likewise
+        **_window(launch),
         "attention_backend": attention_backend(launch),
         "transformer_impl": model.implementation,
         "cross_entropy_loss_fusion": model.cross_entropy != "unfused",
@@ -56,6 +60,7 @@ def transformer_config(launch: Launch) -> Any:
         "expert_tensor_parallel_size": parallel.expert_tensor,
         "sequence_parallel": parallel.sequence_parallel,
         "cp_comm_type": parallel.cp_comm_type,
+        "hierarchical_context_parallel_sizes": hierarchy(launch),
         "microbatch_group_size_per_vp_stage": parallel.microbatch_group_size or parallel.pipeline,
         "overlap_p2p_comm": parallel.overlap_p2p,
         "batch_p2p_comm": not parallel.overlap_p2p,
@@ -80,6 +85,25 @@ def transformer_config(launch: Launch) -> Any:
     return config_class(**known_to(config_class, **options))
 
 
+def _window(launch: Launch) -> dict[str, Any]:
+    """Sliding windows, and the layers that have one, one by one where not all do (from core 0.15 on)."""
+    windowed = launch.model.windowed
+    if not any(windowed):
+        return {}
+    return {
+        "window_size": launch.model.window,
+        "window_attn_skip_freq": None if all(windowed) else [int(each) for each in windowed],
+    }
+
+
+def hierarchy(launch: Launch) -> list[int] | None:
+    """`--hierarchical-context-parallel-sizes`: ranks of an all-to-all, and of the rings over them."""
+    parallel = launch.parallel
+    if parallel.cp_comm_type != "a2a+p2p":
+        return None
+    return [parallel.cp_inner_size, parallel.context // parallel.cp_inner_size]
+
+
 def _latent_attention(launch: Launch) -> dict[str, Any]:
     mla = launch.model.mla
     if mla is None:
@@ -91,7 +115,7 @@ def _latent_attention(launch: Launch) -> dict[str, Any]:
         "qk_head_dim": mla.qk_head_dim,
         "qk_pos_emb_head_dim": mla.qk_pos_emb_head_dim,
         "v_head_dim": mla.v_head_dim,
-        "rope_type": "yarn",  # --rope-type where it is not given
+        "rope_type": "yarn" if mla.yarn else "rope",
     }
 
 
@@ -182,10 +206,15 @@ def activation_function(launch: Launch) -> Any:
     from torch.nn import functional
 
     activation = launch.model.activation
-    if activation in ("squared_relu", "quick_geglu"):
-        from megatron.core import activations
+    if activation == "squared_relu":
+        from megatron.core.activations import squared_relu
 
-        return activations.squared_relu if activation == "squared_relu" else activations.quick_gelu
+        return squared_relu
+    if activation == "quick_geglu":
+        from megatron.core import activations
+        from megatron.core.fusions import fused_bias_geglu
+
+        return getattr(fused_bias_geglu, "quick_gelu", activations.quick_gelu)  # there from core 0.15 on, and compared with
     return functional.silu if activation in ("swiglu", "silu") else functional.gelu
 
 

@@ -10,24 +10,23 @@ import torch
 from analyzer.specs import Launch
 
 
-def get_batch(launch: Launch, *, first: bool, last: bool) -> dict[str, torch.Tensor | None]:
+def get_batch(launch: Launch, *, first: bool, last: bool, predicts: bool = False) -> dict[str, torch.Tensor | None]:
     """Fields of one microbatch: [b, s] each, and the mask [b, 1, s, s]; all None on stages in between.
 
     `get_batch_on_this_tp_rank` (megatron/training/utils.py, 0.16): TP rank 0 puts every field on the GPU and sends those
-    that the stage needs; the others make room for every field and keep what they need. Then each context-parallel
-    rank takes its part.
+    that the stage needs, all of them where it `predicts` further tokens; the others make room for every field and keep
+    what they need. Then each context-parallel rank takes its part.
     """
     from megatron.core import parallel_state as mpu
 
     fields = ("tokens", "labels", "loss_mask", "attention_mask", "position_ids")
-    if not (first or last):
+    if not (first or last or predicts):
         return dict.fromkeys(fields)
     batch = _on_gpu(launch)
-    needed = {
-        (True, True): fields,
-        (True, False): ("tokens", "attention_mask", "position_ids"),
-        (False, True): ("labels", "loss_mask", "attention_mask"),
-    }[first, last]
+    if predicts or (first and last):
+        needed = fields
+    else:
+        needed = ("tokens", "attention_mask", "position_ids") if first else ("labels", "loss_mask", "attention_mask")
     group, rank = mpu.get_tensor_model_parallel_group(), mpu.get_tensor_model_parallel_rank()
     for name in needed:
         tensor = batch[name]
@@ -83,7 +82,7 @@ class ForwardStep:
 
         self._before(model)
         gpt = get_attr_wrapped_model(model, "pre_process", return_model_obj=True)
-        batch = get_batch(self._launch, first=gpt.pre_process, last=gpt.post_process)
+        batch = get_batch(self._launch, first=gpt.pre_process, last=gpt.post_process, predicts=gpt.mtp_process)
         output = model(
             batch["tokens"], batch["position_ids"], batch["attention_mask"], labels=batch["labels"], loss_mask=batch["loss_mask"]
         )

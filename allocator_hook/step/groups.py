@@ -8,6 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from allocator_hook.step.config import hierarchy, transformer_config
 from allocator_hook.step.versions import known_to
 from analyzer.errors import AnalyzerError
 from analyzer.specs import Launch
@@ -35,14 +36,35 @@ def initialize(launch: Launch, *, rank: int, seed: int = 1234) -> None:
             pipeline_model_parallel_size=parallel.pipeline,
             virtual_pipeline_model_parallel_size=parallel.virtual_pipeline,
             context_parallel_size=parallel.context,
+            hierarchical_context_parallel_sizes=hierarchy(launch),
             expert_model_parallel_size=parallel.expert,
             expert_tensor_parallel_size=parallel.expert_tensor,
             num_distributed_optimizer_instances=parallel.distributed_optimizer_instances,
             order=parallel.order,
             create_gloo_process_groups=False,
+            **_embedding_ranks(launch),
         )
     )
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
+
+
+def _embedding_ranks(launch: Launch) -> dict[str, Any]:
+    """Who holds the word embedding: `get_embedding_ranks` of pretrain_gpt.py, from core 0.16 on."""
+    from megatron.core.transformer import multi_token_prediction
+
+    if not hasattr(multi_token_prediction, "get_mtp_ranks"):
+        return {}
+
+    def embedding_ranks(pipeline: list[int], split_rank: int | None = None) -> list[int]:
+        del split_rank
+        holders = {pipeline[0]}
+        if len(pipeline) > 1 and launch.model.tied_embeddings:
+            holders.add(pipeline[-1])
+        if len(pipeline) > 1 and launch.model.mtp_num_layers:
+            holders.update(multi_token_prediction.get_mtp_ranks(pipeline, transformer_config(launch)))
+        return sorted(holders)
+
+    return {"get_embedding_ranks": embedding_ranks}
 
 
 def named_groups() -> dict[Any, GroupInfo]:
@@ -84,4 +106,6 @@ def _groups() -> Iterator[tuple[str, Any]]:
             continue
         if group is not None and group != dist.GroupMember.NON_GROUP_MEMBER:
             yield name, group
+    hierarchy = mpu.get_hierarchical_context_parallel_groups(check_initialized=False)
+    yield from zip(("cp_a2a", "cp_p2p"), hierarchy or (), strict=False)
     yield "world", dist.group.WORLD

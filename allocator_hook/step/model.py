@@ -8,7 +8,7 @@ import torch
 
 from allocator_hook.step.config import ddp_config
 from allocator_hook.step.versions import known_to
-from analyzer.specs import Launch
+from analyzer.specs import Launch, MoeSpec
 
 
 def layer_spec(launch: Launch, config: Any, *, virtual_stage: int | None) -> Any:
@@ -21,13 +21,43 @@ def layer_spec(launch: Launch, config: Any, *, virtual_stage: int | None) -> Any
         return block(
             config, use_transformer_engine=te, **known_to(block, normalization=config.normalization, vp_stage=virtual_stage)
         )
-    latent = {"multi_latent_attention": launch.model.mla is not None}
+    return _alike(launch, config)
+
+
+def _alike(launch: Launch, config: Any, *, experts: MoeSpec | None = None) -> Any:
+    """The spec of one layer, for a model whose layers are all alike."""
+    from megatron.core.models.gpt import gpt_layer_specs as specs
+
+    latent: dict[str, Any] = {"multi_latent_attention": launch.model.mla is not None}
+    if experts is not None:
+        latent |= {"num_experts": experts.num_experts, "moe_grouped_gemm": experts.grouped_gemm}
     if launch.model.implementation == "transformer_engine":
         function = specs.get_gpt_layer_with_transformer_engine_spec
         return function(**known_to(function, qk_layernorm=config.qk_layernorm, **latent))
     function = specs.get_gpt_layer_local_spec
     options = known_to(function, qk_layernorm=config.qk_layernorm, normalization=config.normalization, **latent)
     return function(**options)
+
+
+def prediction_spec(launch: Launch, config: Any, decoder: Any, *, virtual_stage: int | None) -> Any:
+    """Layers of multi-token prediction, like the last of the decoder (`gpt_builder`); None where this stage has none.
+
+    Before core 0.16 the spec was that of this stage, or a mixture's where the stage has no layer of the decoder.
+    """
+    if not launch.model.mtp_num_layers:
+        return None
+    from megatron.core.models.gpt import gpt_layer_specs as specs
+
+    te = launch.model.implementation == "transformer_engine"
+    if hasattr(specs, "get_gpt_decoder_layer_specs"):
+        build = specs.get_gpt_decoder_layer_specs
+        layer = build(config, use_transformer_engine=te, **known_to(build, normalization=config.normalization))[-1]
+    elif getattr(decoder, "layer_specs", None) == []:
+        layer = _alike(launch, config, experts=launch.model.moe)
+    else:
+        layer = decoder
+    block = specs.get_gpt_mtp_block_spec
+    return block(config, layer, use_transformer_engine=te, **known_to(block, vp_stage=virtual_stage))
 
 
 def chunk(launch: Launch, config: Any, *, virtual_stage: int | None) -> Any:
@@ -40,9 +70,11 @@ def chunk(launch: Launch, config: Any, *, virtual_stage: int | None) -> Any:
     stage = {"ignore_virtual": False, "vp_stage": virtual_stage}
     if virtual_stage is not None:
         parallel_state.set_virtual_pipeline_model_parallel_rank(virtual_stage)
+    decoder = layer_spec(launch, config, virtual_stage=virtual_stage)
     module = GPTModel(
         config=config,
-        transformer_layer_spec=layer_spec(launch, config, virtual_stage=virtual_stage),
+        transformer_layer_spec=decoder,
+        mtp_block_spec=prediction_spec(launch, config, decoder, virtual_stage=virtual_stage),
         vocab_size=model.padded_vocab_size,
         max_sequence_length=model.max_position_embeddings,
         pre_process=_at_end(parallel_state.is_pipeline_first_stage, stage),

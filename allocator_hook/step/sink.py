@@ -49,9 +49,12 @@ class CollectiveWriter:
         group = group if group is not None else torch.distributed.group.WORLD
         known = self._groups.get(group)
         members = known.members if known else tuple(torch.distributed.get_process_group_ranks(group))
+        name = known.name if known else "other"
+        if name == "world" and peer is not None:
+            name = self._between(peer)
         self._writer.collective(
             kind,
-            group=known.name if known else "other",
+            group=name,
             members=members,
             shape=tuple(tensor.shape),
             dtype=DTYPES.get(tensor.dtype, str(tensor.dtype)),
@@ -59,3 +62,8 @@ class CollectiveWriter:
             phase=self._marks.phase,  # type: ignore[arg-type]
             peer=peer,
         )
+
+    def _between(self, peer: int) -> str:
+        """The group of a message that goes through the communicator of the world: whose pipeline or context `peer` shares."""
+        found = {info.name for info in self._groups.values() if peer in info.members}
+        return next((name for name in ("pp", "cp") if name in found), "world")

@@ -16,7 +16,7 @@ READ: Final[dict[str, frozenset[str]]] = {
         "qk_layernorm tied_embeddings hidden_dropout attention_dropout bias_activation_fusion bias_dropout_fusion "
         "masked_softmax_fusion attention_softmax_in_fp32 apply_query_key_layer_scaling apply_residual_connection_post_layernorm "
         "fp32_residual_connection implementation attention_backend cross_entropy fp16_lm_cross_entropy moe mla "
-        "softmax_type glu_offset".split()
+        "softmax_type glu_offset window windowed window_backend activation_clamped mtp_num_layers".split()
     ),
     "MoeSpec": frozenset(
         "num_experts topk ffn_hidden_size layers shared_ffn_hidden_size shared_overlap shared_gate grouped_gemm "
@@ -24,10 +24,10 @@ READ: Final[dict[str, frozenset[str]]] = {
         "aux_loss_coeff z_loss_coeff score_function pre_softmax expert_bias latent_size "
         "pad_for_quantization".split()
     ),
-    "MlaSpec": frozenset("q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim".split()),
+    "MlaSpec": frozenset("q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim yarn first_angles_stay".split()),
     "ParallelSpec": frozenset(
         "world_size nodes gpus_per_node tensor pipeline virtual_pipeline context expert expert_tensor order sequence_parallel "
-        "microbatch_group_size distributed_optimizer_instances overlap_p2p pipeline_layout cp_comm_type".split()
+        "microbatch_group_size distributed_optimizer_instances overlap_p2p pipeline_layout cp_comm_type cp_inner_size".split()
     ),
     "PipelineSpec": frozenset("num_layers_in_first num_layers_in_last account_for_embedding account_for_loss layout".split()),
     "BatchSpec": frozenset("micro_batch_size global_batch_size seq_length microbatches first_microbatches".split()),

@@ -136,6 +136,8 @@ def _train_step(launch: Launch, trained: Trained, config: Any, marks: Marks, mic
         if launch.runtime.empty_unused_memory_level >= 2:
             torch.cuda.empty_cache()
         _reduce_losses(losses)
+        if launch.model.mtp_num_layers:
+            _reduce_prediction_losses(microbatches)
 
 
 def _reduce_statistics(updated: bool, norm: Any) -> None:
@@ -157,3 +159,10 @@ def _reduce_losses(losses: list[dict[str, torch.Tensor]]) -> None:
         return
     values = torch.vstack([loss["lm loss"] for loss in losses]).sum(dim=0)
     torch.distributed.all_reduce(values, group=mpu.get_data_parallel_group(with_context_parallel=True))
+
+
+def _reduce_prediction_losses(microbatches: int) -> None:
+    """`training_log`: the mean of each depth's loss, where there is one."""
+    from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+
+    MTPLossLoggingHelper.track_mtp_metrics(1 / microbatches, 0, None, None, {})

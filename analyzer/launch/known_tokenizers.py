@@ -17,6 +17,8 @@ _BY_PREFIX: Final = {
     "Qwen/Qwen2-": 151646,
     "Qwen/Qwen2.5-": 151665,
     "Qwen/Qwen3-": 151669,
+    "deepseek-ai/DeepSeek-V3": 128815,
+    "openai/gpt-oss-": 200019,
     "mistralai/Mistral-7B-v0.1": 32000,
     "mistralai/Mistral-7B-Instruct-v0.1": 32000,
     "mistralai/Mistral-7B-Instruct-v0.2": 32000,

@@ -39,6 +39,8 @@ def check_mla(arguments: Arguments, *, context: int, cp_comm_type: str) -> MlaSp
         qk_head_dim=positive(arguments, "qk_head_dim") or 128,
         qk_pos_emb_head_dim=positive(arguments, "qk_pos_emb_head_dim") or 64,
         v_head_dim=positive(arguments, "v_head_dim") or 128,
+        yarn=rope_type == "yarn",
+        first_angles_stay=rope_type == "yarn" and not since(arguments, "0.16"),
     )
 
 

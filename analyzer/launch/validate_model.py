@@ -97,6 +97,7 @@ def check_model(
         implementation=implementation,
         attention_backend=backend,
         softmax_type=softmax_type(arguments, implementation=implementation),
+        window=window,
         windowed=windowed,
         window_backend=window_backend,
         activation_clamped=arguments.get("activation_func_clamp_value") is not None,

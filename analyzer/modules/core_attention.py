@@ -58,18 +58,21 @@ class Heads:
 
 
 def query_key_norm(shapes: Shapes) -> Module:
-    """q_layernorm and k_layernorm: each copies its strided slice of qkv, and keeps the copy with fp32 statistics."""
+    """q_layernorm and k_layernorm: each copies its strided slice of qkv, and keeps the copy with fp32 statistics.
+
+    Grouped queries are copied before, by a reshape.
+    """
     heads = Heads(shapes)
     rows = shapes.s * shapes.b
     key_heads = heads.key // shapes.model.kv_channels
     per_row = 2 if shapes.model.normalization == "LayerNorm" else 1
 
-    def one(name: str, width: int, count: int, symbol: str) -> Module:
+    def one(name: str, width: int, count: int, symbol: str, made_in: str = "") -> Module:
         return Module(
             name=name,
             parameters=norm_parameters(shapes, shapes.model.kv_channels, always_summed=True),
             saved=(
-                heads.tensor("input", width),
+                heads.tensor("input", width, made_in=made_in),
                 *(shapes.statistics(f"statistic {i}", rows * count, f"4·s·b·{symbol}/t") for i in range(per_row)),
             ),
             forward_workspace=(heads.tensor("qkv", heads.qkv), heads.tensor("output", width)),
@@ -77,7 +80,7 @@ def query_key_norm(shapes: Shapes) -> Module:
             source="transformer_engine.pytorch.ops.LayerNorm on a strided view",
         )
 
-    queries = one("q_layernorm", heads.query, heads.count, "a")
+    queries = one("q_layernorm", heads.query, heads.count, "a", ATTENTION if heads.grouped else "")
     keys = one("k_layernorm", heads.key, key_heads, "g")
     return Module(name="qk_layernorm", function=True, children=(queries, keys))
 

@@ -8,7 +8,7 @@ Source: core/transformer/moe/token_dispatcher.py and moe_utils.py permute, unper
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from analyzer.modules.shapes import Shapes
@@ -122,17 +122,74 @@ def dispatch(shapes: Shapes) -> Module:
     return Module(
         name="dispatch",
         function=True,
-        saved=(row_map, Tensor(name="permuted probabilities", shape=(routing.rows,), dtype=routing.probability_dtype)),
-        forward_workspace=(permuted, *((travelled,) if routing.ep > 1 else ()), *((arrived,) if several else ())),
-        backward_workspace=(
-            routing.row_tensor("row gradients", routing.rows),
-            *((routing.row_tensor("sorted row gradients", routing.rows),) if several else ()),
-            *((routing.row_tensor("sent gradients", routing.sent),) if routing.ep > 1 else ()),
-            shapes.hidden("token gradient"),
+        saved=(
+            replace(row_map, lingers=True),
+            Tensor(name="permuted probabilities", shape=(routing.rows,), dtype=routing.probability_dtype),
+            *_selection(routing),
+            *_sort_map(routing),
+        ),
+        forward_workspace=(
+            permuted,
+            *((travelled,) if routing.ep > 1 else ()),
+            *((arrived,) if several else ()),
+            *shared_output(routing),
+        ),
+        # each step of the way back reads one and writes another
+        backward_workspace=_largest(
+            (
+                routing.row_tensor("row gradients", routing.rows),
+                *((routing.row_tensor("sorted row gradients", routing.rows),) if several or routing.ep > 1 else ()),
+            ),
+            (routing.row_tensor("sent gradients", routing.sent), shapes.hidden("token gradient")),
         ),
         collectives=tuple(_messages(routing)),
         source=f"{moe.dispatcher} token dispatcher",
     )
+
+
+def _selection(routing: Routing) -> tuple[Tensor, ...]:
+    """What `masked_select` keeps of the probabilities and the routing map where nothing is fused."""
+    moe = routing.moe
+    if moe.permute_fusion or moe.pad_to_capacity or moe.dispatcher != "alltoall":
+        return ()
+    shape = (moe.num_experts, routing.tokens)
+    return (
+        Tensor(name="transposed probabilities", shape=shape, dtype=routing.probability_dtype, formula="E·T"),
+        Tensor(name="transposed routing map", shape=shape, dtype="bool", formula="E·T"),
+    )
+
+
+def _sort_map(routing: Routing) -> tuple[Tensor, ...]:
+    """Where each row goes when rows are sorted by expert, and when they are put back, each by a fused kernel."""
+    if routing.local_experts == 1 or not routing.moe.permute_fusion or routing.moe.pad_to_capacity:
+        return ()
+    return (Tensor(name="sort map", shape=(routing.rows,), dtype="int32", formula="4·T·k"),)
+
+
+def dispatched(routing: Routing) -> tuple[Tensor, ...]:
+    """Tokens as they were sent and as they came, which the frame of the layer names to its end (`MoELayer.forward`).
+
+    Where nothing is sent they are one, and where nothing is sorted the experts keep the last.
+    """
+    if routing.moe.dispatcher != "alltoall":
+        return ()
+    arrives_apart = routing.local_experts > 1 or routing.etp > 1
+    sent = routing.row_tensor("permuted tokens", routing.sent)
+    if routing.ep == 1:
+        return (sent,) if arrives_apart else ()
+    return (sent, *((routing.row_tensor("received tokens", routing.sent),) if arrives_apart else ()))
+
+
+def shared_output(routing: Routing) -> tuple[Tensor, ...]:
+    """What the shared experts gave, until it is added to the output of the others."""
+    if not routing.moe.shared_ffn_hidden_size or routing.moe.shared_overlap:
+        return ()
+    return (routing.shapes.hidden("output of the shared experts"),)
+
+
+def _largest(*groups: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Of groups of tensors that are never alive together, the one that needs most."""
+    return max(groups, key=lambda group: sum(tensor.bytes for tensor in group))
 
 
 def _messages(routing: Routing) -> list[Collective]:
@@ -163,32 +220,52 @@ def _messages(routing: Routing) -> list[Collective]:
             found.append(routing.message("all_to_all", "ep", (routing.sent,), probabilities, phase))
         if etp > 1:
             gathered = (routing.sent * etp, routing.width)
-            found.append(routing.message("all_gather", "etp", gathered, dtype, phase))
-            found.append(routing.message("reduce_scatter", "etp", gathered, dtype, phase))
-            kind = "all_gather" if phase == "forward" else "reduce_scatter"
+            kind, mirror = ("all_gather", "reduce_scatter") if phase == "forward" else ("reduce_scatter", "all_gather")
+            found.append(routing.message(kind, "etp", gathered, dtype, phase))
+            found.append(routing.message(mirror, "etp", gathered, probabilities, phase))  # cast for the sum (`combine_preprocess`)
             found.append(routing.message(kind, "etp", (routing.sent * etp,), probabilities, phase))
     return found
+
+
+def _summed_over_parts(routing: Routing) -> tuple[Tensor, ...]:
+    """A reduce-scatter over expert-tensor-parallel ranks, in the type of the probabilities, from a flat copy of its parts.
+
+    `combine_preprocess`; NCCL takes a list of parts by way of a flat tensor (newLikeFlat in ProcessGroupNCCL).
+    """
+    if routing.etp == 1 or routing.moe.dispatcher != "alltoall":
+        return ()
+    dtype = routing.probability_dtype
+    cast = (routing.row_tensor("rows to be summed", routing.rows, dtype=dtype),) if dtype != routing.shapes.dtype else ()
+    flat = () if routing.moe.pad_to_capacity else (routing.row_tensor("parts in a row", routing.rows, dtype=dtype),)
+    return (*cast, *flat, routing.row_tensor("sums", routing.sent, dtype=dtype))
 
 
 def combine(shapes: Shapes) -> Module:
     """Rows of the local experts → [T, h], summed over the experts of each token."""
     routing = Routing(shapes)
     several = routing.local_experts > 1
-    returned = routing.row_tensor("returned rows", routing.sent)
+    unsorted = (routing.row_tensor("unsorted rows", routing.rows),) if several else ()
+    returned = (routing.row_tensor("returned rows", routing.sent),) if routing.ep > 1 else ()
+    shared = shared_output(routing)
+    output = (shapes.hidden("output"), *((shapes.hidden("output with that of the shared experts"),) if shared else ()))
+    gradient = shapes.hidden("output gradient", shares="" if shapes.model.hidden_dropout > 0 else "residual gradient")
+    gathers = routing.etp > 1  # into a flat tensor, which is copied
+    travels = (routing.row_tensor("sent gradients", routing.sent),) if routing.ep > 1 or gathers else ()
+    again = (several and routing.ep == 1) or gathers
+    sorts = (routing.row_tensor("sorted gradients", routing.rows),) if again else ()
+    forward = _largest(
+        (routing.row_tensor("expert output", routing.rows), *unsorted, *_summed_over_parts(routing)),
+        (*(unsorted or (routing.row_tensor("expert output", routing.rows),)), *returned),
+        (*(returned or (routing.row_tensor("returned rows", routing.sent),)), *output),
+    )
     return Module(
         name="combine",
         function=True,
-        forward_workspace=(
-            routing.row_tensor("expert output", routing.rows),
-            *((routing.row_tensor("unsorted rows", routing.rows),) if several else ()),
-            *((returned,) if routing.ep > 1 else ()),
-            shapes.hidden("output"),
-        ),
-        backward_workspace=(
-            shapes.hidden("output gradient"),
-            routing.row_tensor("sent gradients", routing.sent),
-            *((routing.row_tensor("received gradients", routing.sent),) if routing.ep > 1 else ()),
-            *((routing.row_tensor("sorted gradients", routing.rows),) if several else ()),
+        saved=_sort_map(routing),
+        forward_workspace=(*dispatched(routing), *forward, *shared),
+        backward_workspace=_largest(
+            (gradient, routing.row_tensor("sent gradients", routing.sent)),
+            (gradient, *travels, routing.row_tensor("received gradients", routing.rows), *sorts),
         ),
         source="token_combine and unpermute",
     )

@@ -98,11 +98,11 @@ def batch(shapes: Shapes, *, tokens: bool, labels: bool) -> Module:
 
     Ids and masks live until the forward of the chunk returns; a checkpoint around attention keeps the mask. Source:
     megatron/training/utils.py get_batch_on_this_tp_rank: int64 ids, fp32 loss mask, and the bool mask [b, 1, s, s] of the
-    whole sequence unless `--no-create-attention-mask-in-dataloader`.
+    whole sequence unless `--no-create-attention-mask-in-dataloader`; of all of them a context-parallel rank keeps its rows.
     """
     runtime = shapes.launch.runtime
     s = shapes.launch.batch.seq_length
-    ids = (shapes.b, s)
+    ids = (shapes.b, shapes.s)
     learned = shapes.model.position_embedding == "learned_absolute"
     held = [
         *(
@@ -114,7 +114,7 @@ def batch(shapes: Shapes, *, tokens: bool, labels: bool) -> Module:
     ]
     kept: tuple[Tensor, ...] = ()
     if runtime.attention_mask_in_dataloader:
-        mask = Tensor(name="attention mask", shape=(shapes.b, 1, s, s), dtype="bool", formula="b·s²", made_in=MODEL_PATH)
+        mask = Tensor(name="attention mask", shape=(shapes.b, 1, shapes.s, s), dtype="bool", formula="b·s²", made_in=MODEL_PATH)
         if shapes.checkpoints_attention:
             kept = (mask,)
         else:

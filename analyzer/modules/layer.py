@@ -98,6 +98,7 @@ def checkpointed(shapes: Shapes, *, kinds: tuple[LayerKind, ...]) -> Module:
         name="checkpoint",
         function=True,
         saved=(kept,),
+        backward_workspace=shapes.made_again,
         collectives=gather,
         children=(first, *(kind.build(shapes) for kind in kinds[1:])),
         recomputed=True,

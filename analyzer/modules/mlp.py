@@ -78,6 +78,7 @@ def mlp(shapes: Shapes, *, fused_norm: bool) -> Module:
     return Module(
         name="mlp",
         saved=(shapes.hidden("mlp input", dtype=shapes.residual_dtype, made_in=LAYER if fused_norm else "pre_mlp_layernorm"),),
+        backward_workspace=shapes.made_again,
         children=children,
         recomputed=True,
         source="tensor_parallel.checkpoint around MLP",

@@ -7,14 +7,13 @@ width of one expert, fs of the shared experts together.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
-from analyzer.modules.dispatch import Routing, combine, dispatch
-from analyzer.modules.linear import column_collectives, row_collectives, split_weight, weight_gradient
+from analyzer.modules.dispatch import Routing, combine, dispatch, dispatched, shared_output
+from analyzer.modules.linear import weight_gradient
 from analyzer.modules.mlp import kept_by_gate
-from analyzer.modules.norm import recomputed_output
-from analyzer.modules.quantized import Split, backward_input, forward_input, keeps_original, kept_input, output_gradient
+from analyzer.modules.quantized import Split, backward_input, forward_input, kept_input, output_gradient
 from analyzer.modules.shapes import Shapes
+from analyzer.modules.shared_experts import shared_experts
 from analyzer.modules.tree import Collective, Module, Parameter, Tensor
 
 
@@ -24,15 +23,15 @@ def moe_layer(shapes: Shapes) -> Module:
     shared = (shared_experts(shapes),) if routing.moe.shared_ffn_hidden_size else ()
     latent = _latent_projections(shapes)
     inside = (*shared, router(shapes), *latent[:1], dispatch(shapes), experts(shapes), combine(shapes), *latent[1:])
-    normed = recomputed_output(shapes)
+    once, again = shapes.dropped_norm_output, shapes.norm_output_made_again
     if not shapes.recomputes("moe"):
-        return Module(name="mlp", forward_workspace=normed, backward_workspace=normed, children=inside, source="MoELayer")
-    kept = shapes.hidden("mixture input", made_in="pre_mlp_layernorm", shares="recomputed norm output" if normed else "")
+        return Module(name="mlp", forward_workspace=once, backward_workspace=again, children=inside, source="MoELayer")
+    kept = shapes.hidden("mixture input", made_in="pre_mlp_layernorm", shares=once[0].name if once else "")
     return Module(
         name="mlp",
         saved=(kept,),
-        forward_workspace=normed,
-        backward_workspace=normed,
+        forward_workspace=once,
+        backward_workspace=(*again, *shapes.made_again),
         children=inside,
         recomputed=True,
         source="tensor_parallel.checkpoint around MoELayer",
@@ -47,38 +46,58 @@ def router(shapes: Shapes) -> Module:
     per_expert = (routing.tokens, moe.num_experts)
     weight = Parameter(name="weight", shape=(moe.num_experts, model.hidden_size), dtype=shapes.dtype, sequence_parallel=shapes.sp)
     bias = (Parameter(name="bias", shape=(moe.num_experts,), dtype=shapes.dtype, sequence_parallel=shapes.sp),)
+    in_fp32 = _in_router_type(routing, "input in the router's type")
     whole_scores = moe.pre_softmax or moe.score_function == "sigmoid" or "sinkhorn" in moe.load_balancing
-    scores = (Tensor(name="scores", shape=per_expert, dtype="fp32", formula="4·T·E"),) if whole_scores else ()
+    scored, formula = (per_expert, "4·T·E") if whole_scores else ((routing.tokens, moe.topk), "4·T·k")
     balance = (Tensor(name="scores of the auxiliary loss", shape=per_expert, dtype="fp32", formula="4·T·E"),)
-    kept_by = "mixture input" if shapes.recomputes("moe") else "recomputed norm output" if shapes.recomputes("layernorm") else ""
+    first = "input of the shared experts" if moe.shared_ffn_hidden_size else shapes.keeper_of_mixture_input
     return Module(
         name="router",
         parameters=(weight, *(bias if model.bias_linear else ())),
         saved=(
-            shapes.hidden("input", made_in="pre_mlp_layernorm", shares=kept_by),
-            *scores,
+            shapes.hidden("input", made_in="pre_mlp_layernorm", shares=first),
+            Tensor(name="scores", shape=scored, dtype="fp32", formula=formula),
             *(balance if moe.aux_loss_coeff else ()),
-            Tensor(name="probabilities", shape=per_expert, dtype=routing.probability_dtype, formula="T·E"),
-            Tensor(name="routing map", shape=per_expert, dtype="bool", formula="T·E"),
             Tensor(name="chosen experts", shape=(routing.tokens, moe.topk), dtype="int64", formula="8·T·k"),
         ),
-        forward_workspace=(Tensor(name="logits", shape=per_expert, dtype=routing.probability_dtype, formula="T·E"),),
+        named=(  # by the dispatcher
+            Tensor(name="probabilities", shape=per_expert, dtype=routing.probability_dtype, formula="T·E"),
+            Tensor(name="routing map", shape=per_expert, dtype="bool", formula="T·E"),
+        ),
+        forward_workspace=(
+            Tensor(name="logits", shape=per_expert, dtype=routing.probability_dtype, formula="T·E"),
+            *in_fp32,
+            *shared_output(routing),
+        ),
         backward_workspace=(
+            shapes.hidden("token gradient"),  # of the dispatched tokens, to which that of the router is added
             Tensor(name="logits gradient", shape=per_expert, dtype=routing.probability_dtype, formula="T·E"),
             shapes.hidden("input gradient"),
+            *in_fp32,
         ),
         collectives=tuple(_balance_messages(routing)),
         source="TopKRouter",
     )
 
 
+def _in_router_type(routing: Routing, name: str) -> tuple[Tensor, ...]:
+    """A copy of the input, or its gradient, where the router multiplies in another type than the parameters'.
+
+    `RouterGatingLinearFunction` (moe_utils.py) would let Transformer Engine mix the types, but 2.11 has no `get_workspace`.
+    """
+    if routing.probability_dtype == routing.shapes.dtype:
+        return ()
+    return (routing.shapes.hidden(name, dtype=routing.probability_dtype),)
+
+
 def _balance_messages(routing: Routing) -> Iterator[Collective]:
-    """Tokens of each expert, summed where an auxiliary loss needs them."""
+    """Tokens of each expert, summed for each auxiliary loss: over the sequence, or for the global loss over all replicas."""
     moe = routing.moe
-    parallel = routing.shapes.launch.parallel
-    if moe.aux_loss_coeff and parallel.tensor * parallel.context > 1:
-        count = routing.shapes.b * moe.num_experts if "seq_aux_loss" in moe.load_balancing else moe.num_experts
-        yield routing.message("all_reduce", "tp_cp", (count,), "int64", "forward")
+    counts = {"aux_loss": moe.num_experts, "seq_aux_loss": routing.shapes.b * moe.num_experts, "global_aux_loss": moe.num_experts}
+    for kind in moe.load_balancing:
+        if moe.aux_loss_coeff and kind in counts:
+            group = "tp_dp_cp" if kind == "global_aux_loss" else "tp_cp"
+            yield routing.message("all_reduce", group, (counts[kind],), "int64", "forward")
 
 
 def _expert_weight(routing: Routing, *, rows: int, columns: int, full: tuple[int, int]) -> Parameter:
@@ -132,6 +151,7 @@ def experts(shapes: Shapes) -> Module:
     quantized = forward_input(shapes, written, in_16_bit=False, original=dropped, split=split)
     return Module(
         name="experts",
+        forward_workspace=(*dispatched(routing), *shared_output(routing)),
         children=(
             Module(
                 name="linear_fc1",
@@ -201,25 +221,11 @@ def _bias_added(routing: Routing) -> tuple[Tensor, ...]:
 
 
 def _held(routing: Routing) -> tuple[Tensor, ...]:
-    """What frames name until the experts return, and no layer keeps: rows before they are sorted or padded, the shared output.
-
-    `MoELayer.forward` names what it gives the dispatcher and what it gets back. Counted for products in FP8, whose experts make
-    the fullest instant; in 16 bit a layer keeps the last of these rows, and the peak lies elsewhere.
-    """
-    moe, shapes = routing.moe, routing.shapes
-    if shapes.fp8 is None:
+    """Rows as they came and as padded for FP8: frames name them until the experts return, and no layer keeps them then."""
+    if routing.shapes.fp8 is None:
         return ()
-    held = [routing.row_tensor("received rows", routing.rows)]
-    if routing.pads:
-        held.append(routing.row_tensor("padded rows", routing.multiplied_rows))
-    if moe.shared_ffn_hidden_size and not moe.shared_overlap:
-        held.append(shapes.hidden("output of the shared experts"))
-    if moe.dispatcher != "allgather":
-        if routing.ep > 1:
-            held.append(routing.row_tensor("permuted tokens", routing.sent))
-        if routing.local_experts > 1:
-            held.append(routing.row_tensor("dispatched rows", routing.rows))
-    return tuple(held)
+    padded = (routing.row_tensor("padded rows", routing.multiplied_rows),) if routing.pads else ()
+    return (routing.row_tensor("received rows", routing.rows), *padded)
 
 
 def _expert_bias(routing: Routing, width: int) -> tuple[Parameter, ...]:
@@ -234,74 +240,6 @@ def _expert_bias(routing: Routing, width: int) -> tuple[Parameter, ...]:
             full_shape=(routing.moe.num_experts, width),
         ),
     )
-
-
-def shared_experts(shapes: Shapes) -> Module:
-    """A dense block beside the routed experts, on the same input, split like any other over tensor-parallel ranks."""
-    routing = Routing(shapes)
-    moe, model = routing.moe, shapes.model
-    assert moe.shared_ffn_hidden_size is not None
-    full = moe.shared_ffn_hidden_size
-    width = full // shapes.t
-    gates = 2 if model.gated else 1
-    h = model.hidden_size
-    gathered = (shapes.hidden("gathered input", gathered=True),) if shapes.sp else ()
-    gate = (
-        (Parameter(name="gate_weight", shape=(1, h), dtype=shapes.dtype, sequence_parallel=shapes.sp),) if moe.shared_gate else ()
-    )
-    read = shapes.wide("fc1 output", gates * width, "2·fs/t" if model.gated else "fs/t", made_in="mlp.shared_experts.linear_fc1")
-    activated = kept_by_gate(model, lambda name, elements: shapes.wide(name, elements, "fs/t"), width)
-    kept = shapes.hidden("input", shares="router input")
-    original = keeps_original(shapes)
-    product = shapes.wide("input", width, "fs/t", made_in="mlp.shared_experts")
-    inside = (
-        Module(
-            name="linear_fc1",
-            parameters=(split_weight(shapes, (gates * width, h), full=(gates * full, h)),),
-            saved=(kept,) if original else kept_input(shapes, kept, gathered=shapes.sp),
-            forward_workspace=(*forward_input(shapes, kept, gathered=gathered, original=original), read),
-            backward_workspace=(
-                *output_gradient(shapes, shapes.wide("output gradient", gates * width, "fs/t")),
-                *backward_input(shapes, kept, gathered=gathered, original=original),
-                shapes.hidden("input gradient", gathered=True),
-                *weight_gradient(shapes, (gates * width, h)),
-            ),
-            collectives=column_collectives(shapes),
-            source="TEColumnParallelLinear",
-        ),
-        Module(
-            name="activation_func",
-            function=True,
-            saved=(read, *activated),
-            forward_workspace=(shapes.wide("output", width, "fs/t"),),
-            backward_workspace=(
-                shapes.wide("output gradient", width, "fs/t"),
-                shapes.wide("fc1 output gradient", gates * width, "fs/t"),
-            ),
-        ),
-        Module(
-            name="linear_fc2",
-            parameters=(split_weight(shapes, (h, width), full=(h, full)),),
-            saved=kept_input(shapes, product),
-            forward_workspace=(*forward_input(shapes, product), shapes.hidden("output", gathered=True)),
-            backward_workspace=(
-                *_shared_output_gradient(shapes),
-                shapes.wide("input gradient", width, "fs/t"),
-            ),
-            collectives=row_collectives(shapes),
-            source="TERowParallelLinear",
-        ),
-    )
-    recomputed = shapes.recomputes("shared_experts")
-    return Module(name="shared_experts", parameters=gate, children=inside, recomputed=recomputed, source="SharedExpertMLP")
-
-
-def _shared_output_gradient(shapes: Shapes) -> tuple[Tensor, ...]:
-    """The gradient of the shared experts' output, the whole of it. Its shard is the gradient of the layer's output."""
-    whole = shapes.hidden("gathered output gradient", gathered=True)
-    if not shapes.sp:
-        return output_gradient(shapes, whole)
-    return output_gradient(shapes, replace(whole, name="output gradient", shares="residual gradient"), gathered=(whole,))
 
 
 def _latent_projections(shapes: Shapes) -> tuple[Module, ...]:

@@ -62,7 +62,13 @@ def _depth(shapes: Shapes, depth: int) -> Module:
         kept = (states, shapes.hidden(EMBEDDED, made_in=f"{MODEL_PATH}embedding"))
         inside = (
             Module(
-                name="checkpoint", function=True, saved=kept, children=inside, recomputed=True, source="tensor_parallel.checkpoint"
+                name="checkpoint",
+                function=True,
+                saved=kept,
+                backward_workspace=shapes.made_again,
+                children=inside,
+                recomputed=True,
+                source="tensor_parallel.checkpoint",
             ),
         )
     return Module(
@@ -158,11 +164,14 @@ def _final_norm(shapes: Shapes) -> Module:
 def _roll_messages(shapes: Shapes, dtypes: tuple[str, ...]) -> tuple[Collective, ...]:
     """Under context parallelism the first token of each of the two chunks of a rank goes to a neighbour (`roll_tensor`).
 
-    Counted for a rank with two neighbours.
+    Counted for a rank with as many neighbours as any has: two, or the one of a pair.
     """
-    if shapes.launch.parallel.context == 1:
+    neighbours = min(2, shapes.launch.parallel.context - 1)
+    if not neighbours:
         return ()
-    return tuple(Collective(kind="send", group="cp", shape=(shapes.b,), dtype=dtype, phase="forward", count=2) for dtype in dtypes)
+    return tuple(
+        Collective(kind="send", group="cp", shape=(shapes.b,), dtype=dtype, phase="forward", count=neighbours) for dtype in dtypes
+    )
 
 
 def mtp_heads(shapes: Shapes) -> tuple[Module, ...]:

@@ -59,12 +59,3 @@ def standalone_norm(shapes: Shapes, name: str, *, input_made_in: str, input_shar
         backward_workspace=(*(statistics if recomputed else ()), shapes.hidden("output gradient"), gradient),
         source="megatron.core.transformer.torch_norm / transformer_engine.pytorch.ops.LayerNorm",
     )
-
-
-def recomputed_output(shapes: Shapes) -> tuple[Tensor, ...]:
-    """The output of a standalone norm under `--recompute-modules layernorm`: there while the branch after it runs.
-
-    It is dropped after the branch's forward, and made again when the branch's backward starts: a hook on the branch's output
-    (core/transformer/transformer_layer.py, `discard_output_and_register_recompute`, 0.16.1). Empty where it is kept.
-    """
-    return (shapes.hidden("recomputed norm output"),) if shapes.recomputes("layernorm") else ()

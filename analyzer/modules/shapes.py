@@ -97,6 +97,30 @@ class Shapes:
         """Whether `--recompute-modules` names this module and recompute is selective."""
         return self.launch.recompute.granularity == "selective" and module in self.launch.recompute.modules
 
+    @property
+    def dropped_norm_output(self) -> tuple[Tensor, ...]:
+        """With `--recompute-modules layernorm`, the output of a norm of its own, until the block that reads it is over."""
+        return (self.hidden("recomputed norm output"),) if self.recomputes("layernorm") else ()
+
+    @property
+    def norm_output_made_again(self) -> tuple[Tensor, ...]:
+        """The same in backward: as it is made, and copied into the storage that was emptied (`CheckpointWithoutOutput`)."""
+        return tuple(
+            each for again in self.dropped_norm_output for each in (again, replace(again, name=f"copy of the {again.name}"))
+        )
+
+    @property
+    def keeper_of_mixture_input(self) -> str:
+        """What has the input of a mixture of experts already: a checkpoint, or nothing where the norm is computed again."""
+        if self.recomputes("moe"):
+            return "mixture input"
+        return "recomputed norm output" if self.recomputes("layernorm") else ""
+
+    @property
+    def made_again(self) -> tuple[Tensor, ...]:
+        """The output of what a checkpoint runs again, which its frame names while that goes backward (`CheckpointFunction`)."""
+        return (self.hidden("output made again", dtype=self.residual_dtype),)
+
     def hidden(self, name: str, *, gathered: bool = False, dtype: str | None = None, shares: str = "", made_in: str = "") -> Tensor:
         """[s, b, h], or its shard [s/t, b, h] under sequence parallelism unless `gathered`."""
         kind = dtype or self.dtype

@@ -70,6 +70,8 @@ class Tensor:
     `STREAM` is whatever came before: the layer before, the embedding, or the pipeline stage before; `LAYER` the layer itself.
     What begins with `MODEL_PATH` is a path in the model also inside layers.
     """
+    lingers: bool = False
+    """The module itself still names it after its backward, until its own next forward; also under a checkpoint."""
 
     @cached_property
     def bytes(self) -> int:
@@ -113,6 +115,8 @@ class Module:
     """Alive together at the worst instant of its forward, beyond everything saved up to and including itself."""
     backward_workspace: tuple[Tensor, ...] = ()
     """Alive together at the worst instant of its backward, beyond everything saved up to and including itself."""
+    named: tuple[Tensor, ...] = ()
+    """Named by the module itself from its forward until its next one, and kept by nothing else: there is one set at any time."""
     forward_held: tuple[Tensor, ...] = ()
     """Alive from its forward to the end of the forward of the chunk, and not in backward: the frame still names them."""
     collectives: tuple[Collective, ...] = ()
@@ -130,6 +134,19 @@ class Module:
         """What stays from its forward until its backward, its children counted in."""
         own = sum(tensor.bytes for tensor in self.saved)
         return own if self.recomputed else own + sum(child.retained_bytes for child in self.children)
+
+    @cached_property
+    def lingering_bytes(self) -> int:
+        """What the modules themselves name between iterations."""
+        own = (*self.named, *(tensor for tensor in self.saved if tensor.lingers))
+        return sum(tensor.bytes for tensor in own) + sum(child.lingering_bytes for child in self.children)
+
+    @cached_property
+    def lingering_once(self) -> int:
+        """Of these, what nothing else keeps, or a checkpoint would drop: one set of it, whatever is in flight."""
+        if self.recomputed:
+            return sum(tensor.bytes for tensor in self.named) + sum(child.lingering_bytes for child in self.children)
+        return sum(tensor.bytes for tensor in self.named) + sum(child.lingering_once for child in self.children)
 
     def walk(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """Every node with its dotted path, parents first."""

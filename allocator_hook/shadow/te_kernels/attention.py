@@ -17,6 +17,7 @@ from allocator_hook.shadow.te_kernels.enums import ENUMS, TORCH_DTYPES, DType
 
 _LAYOUT = ENUMS["NVTE_QKV_Layout"]
 _BACKEND = ENUMS["NVTE_Fused_Attn_Backend"]
+_SOFTMAX = ENUMS["NVTE_Softmax_Type"]
 
 
 def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
@@ -72,7 +73,8 @@ def fused_attn_bwd(
     # cuDNN sums dO·O for each query, and dQ, in fp32
     scratch = [empty((batch, heads, max_seqlen_q), torch.float32), empty(Q.shape, torch.float32)]
     del scratch
-    return [*gradients, None, None]
+    learned = softmax_type == _SOFTMAX["NVTE_LEARNABLE_SOFTMAX"]
+    return [*gradients, None, empty((1, heads, 1, 1), torch.float32) if learned else None]
 
 
 def _split_gradients(layout: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dtype: torch.dtype) -> list[torch.Tensor]:
