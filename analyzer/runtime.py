@@ -101,6 +101,10 @@ def _items(launch: Launch, trees: Sequence[Module]) -> Iterator[RuntimeItem]:
         width = int(launch.model.kv_channels * launch.model.rotary_percent)
         table = round_up(4 * shapes.s * width, BLOCK)  # the positions of this context-parallel rank
         yield RuntimeItem("rotary position table", table * len(trees), ("linear_qkv",), "forward")  # every chunk has its own
+    yarn = launch.model.yarn_positions
+    if yarn is not None and launch.model.mla is None and "linear_qkv" in names:  # buffers, cast with the weights
+        each = round_up(dtype_bytes(shapes.dtype, yarn * launch.model.kv_channels), BLOCK)
+        yield RuntimeItem("cosines and sines of YaRN", 2 * each * len(trees), ("linear_qkv",), "forward")
     yield from _tables_of_latent_attention(shapes, trees)
 
 

@@ -95,6 +95,8 @@ class ModelSpec:
     padded_vocab_size: int
     max_position_embeddings: int
     position_embedding: Literal["learned_absolute", "rope", "none"]
+    yarn_positions: int | None = None
+    """Positions that the tables of YaRN are made for (`--position-embedding-type yarn`); None for other rotations."""
     rotary_percent: float = 1.0
     rope_fusion: bool = False
     normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"

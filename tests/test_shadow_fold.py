@@ -83,7 +83,9 @@ def test_what_the_step_would_ignore_is_refused_in_one_line() -> None:
     overlapped = replace(launch, runtime=replace(launch.runtime, tp_comm_overlap=True))
     sharded = replace(launch, fsdp=specs.FsdpSpec(implementation="torch"))
     old = replace(launch, model=replace(launch.model, implementation="legacy"))
-    for refused in (overlapped, sharded, old):
+    apart = specs.PipelineSpec(layout=("Et", "tm", "L"))
+    spread = replace(launch, parallel=replace(launch.parallel, pipeline_layout=apart))
+    for refused in (overlapped, sharded, old, spread):
         with pytest.raises(UnsupportedError, match="use --info-engine formula") as caught:
             check_supported(refused)
         assert "\n" not in str(caught.value)

@@ -82,7 +82,25 @@ def transformer_config(launch: Launch) -> Any:
         **_fp8(launch),
         **mixture_options(launch),
     }
-    return config_class(**known_to(config_class, **options))
+    config = config_class(**known_to(config_class, **options))
+    for name, value in _yarn(launch).items():  # the model looks them up, and no release up to 0.16 declares them
+        setattr(config, name, value)
+    return config
+
+
+def _yarn(launch: Launch) -> dict[str, Any]:
+    """What a model with YaRN reads of its configuration. Its factors change values alone, unless they rule out the fused kernel."""
+    if launch.model.yarn_positions is None:
+        return {}
+    return {
+        "yarn_rotary_scaling_factor": 1.0,
+        "yarn_original_max_position_embeddings": launch.model.yarn_positions,
+        "yarn_beta_fast": 32.0,
+        "yarn_beta_slow": 1.0,
+        "yarn_mscale": 1.0,
+        "yarn_mscale_all_dim": 1.0,
+        "yarn_correction_range_round_to_int": True,
+    }
 
 
 def _window(launch: Launch) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import torch
 
 from allocator_hook.step.config import ddp_config
 from allocator_hook.step.versions import known_to
+from analyzer.errors import AnalyzerError
 from analyzer.specs import Launch, MoeSpec
 
 
@@ -63,10 +64,15 @@ def prediction_spec(launch: Launch, config: Any, decoder: Any, *, virtual_stage:
 def chunk(launch: Launch, config: Any, *, virtual_stage: int | None) -> Any:
     """One model chunk, on the GPU, in the precision of the launch and not yet wrapped for data parallelism."""
     from megatron.core import parallel_state, tensor_parallel
-    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt import GPTModel, gpt_model
     from megatron.core.transformer.module import Float16Module
 
     model = launch.model
+    if model.yarn_positions is not None and not hasattr(gpt_model, "YarnRotaryEmbedding"):
+        raise AnalyzerError(
+            "--info-engine shadow: the installed megatron-core has no --position-embedding-type yarn; "
+            "install megatron-core 0.15 or later, or use --info-engine formula"
+        )
     stage = {"ignore_virtual": False, "vp_stage": virtual_stage}
     if virtual_stage is not None:
         parallel_state.set_virtual_pipeline_model_parallel_rank(virtual_stage)
@@ -82,7 +88,7 @@ def chunk(launch: Launch, config: Any, *, virtual_stage: int | None) -> Any:
         fp16_lm_cross_entropy=model.fp16_lm_cross_entropy,
         parallel_output=True,
         share_embeddings_and_output_weights=model.tied_embeddings,
-        position_embedding_type=model.position_embedding,
+        position_embedding_type=model.position_embedding if model.yarn_positions is None else "yarn",
         rotary_percent=model.rotary_percent,
         **({"vp_stage": virtual_stage} if "vp_stage" in known_to(GPTModel.__init__, vp_stage=None) else {}),
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal, cast
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.attention import AttentionNeeds, check_switches, choose_backend
-from analyzer.launch.validate import RELEASE_2023, option, share, since, switched_on, text
+from analyzer.launch.validate import RELEASE_2023, option, positive, share, since, switched_on, text
 from analyzer.launch.validate_window import check_window, softmax_type
 from analyzer.specs import Activation, AttentionBackend, CrossEntropy, HardwareSpec, Implementation, MlaSpec, ModelSpec
 
@@ -77,6 +77,7 @@ def check_model(
         padded_vocab_size=vocabulary.padded,
         max_position_embeddings=shape.max_position_embeddings,
         position_embedding=position,
+        yarn_positions=_yarn_positions(arguments),
         rotary_percent=share(arguments, "rotary_percent", 1.0, zero=False),
         rope_fusion=position == "rope" and implementation != "legacy" and not _is_off(arguments, "apply_rope_fusion"),
         normalization=cast(Literal["LayerNorm", "RMSNorm"], text(arguments, "normalization", "LayerNorm")),
@@ -146,6 +147,13 @@ def _position(arguments: Arguments) -> Literal["learned_absolute", "rope", "none
             f"use one of {', '.join(_POSITIONS)}",
         )
     return cast(Literal["learned_absolute", "rope", "none"], "rope" if kind == "yarn" else kind)
+
+
+def _yarn_positions(arguments: Arguments) -> int | None:
+    """Those of the model before its sequences were made longer: the default of `YarnRotaryEmbedding` where none are given."""
+    if text(arguments, "position_embedding_type", "") != "yarn":
+        return None
+    return positive(arguments, "yarn_original_max_position_embeddings") or 4096
 
 
 def _activation(arguments: Arguments) -> Activation:

@@ -49,6 +49,9 @@ def router(shapes: Shapes) -> Module:
     in_fp32 = _in_router_type(routing, "input in the router's type")
     whole_scores = moe.pre_softmax or moe.score_function == "sigmoid" or "sinkhorn" in moe.load_balancing
     scored, formula = (per_expert, "4·T·E") if whole_scores else ((routing.tokens, moe.topk), "4·T·k")
+    # sigmoid scores are divided by the sum of those of the chosen experts
+    divided = moe.score_function == "sigmoid" and moe.topk > 1
+    chosen = (Tensor(name="chosen scores", shape=(routing.tokens, moe.topk), dtype="fp32", formula="4·T·k"),) if divided else ()
     balance = (Tensor(name="scores of the auxiliary loss", shape=per_expert, dtype="fp32", formula="4·T·E"),)
     first = "input of the shared experts" if moe.shared_ffn_hidden_size else shapes.keeper_of_mixture_input
     return Module(
@@ -57,6 +60,7 @@ def router(shapes: Shapes) -> Module:
         saved=(
             shapes.hidden("input", made_in="pre_mlp_layernorm", shares=first),
             Tensor(name="scores", shape=scored, dtype="fp32", formula=formula),
+            *chosen,
             *(balance if moe.aux_loss_coeff else ()),
             Tensor(name="chosen experts", shape=(routing.tokens, moe.topk), dtype="int64", formula="8·T·k"),
         ),
