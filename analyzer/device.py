@@ -41,8 +41,16 @@ def communicators(launch: Launch) -> int:
 
 
 def outside_allocator_bytes(launch: Launch) -> int:
-    """Context and communicators, which torch's statistics do not show and `nvidia-smi` does."""
-    return CONTEXT + communicators(launch) * CHANNELS * CHANNEL_BYTES
+    """Context, communicators and DeepEP's buffers, which torch's statistics do not show and `nvidia-smi` does."""
+    return CONTEXT + communicators(launch) * CHANNELS * CHANNEL_BYTES + _flex_buffers(launch)
+
+
+def _flex_buffers(launch: Launch) -> int:
+    if launch.model.moe is None or launch.model.moe.dispatcher != "flex":
+        return 0
+    from analyzer.modules.flex import deepep_buffer_bytes  # a millisecond that most launches need not spend
+
+    return deepep_buffer_bytes(launch)
 
 
 def device_range(launch: Launch, *, peak: int, reserved: int) -> tuple[int, int]:
@@ -56,4 +64,5 @@ def device_range(launch: Launch, *, peak: int, reserved: int) -> tuple[int, int]
         context + communicators(launch) * channels * CHANNEL_BYTES
         for context, channels in zip(CONTEXTS, CHANNELS_RANGE, strict=True)
     )
-    return peak + least, fragmented + most
+    buffers = _flex_buffers(launch)
+    return peak + least + buffers, fragmented + most + buffers

@@ -96,6 +96,11 @@ def _assumptions(launch: Launch, ranks: tuple[RankClass, ...]) -> tuple[str, ...
             "offloaded activations are taken to leave the GPU as soon as their part of the layer is done, and to come back when "
             "their backward starts: too low where copies to the host are slower than the layers"
         )
+    if launch.model.moe is not None and launch.model.moe.dispatcher == "flex":
+        stated.append(
+            "DeepEP sends a token once to a rank with several of its experts: choices are taken to be independent of each other, "
+            "so that activations are slightly too high where routing is limited to groups of experts"
+        )
     pool = max(rank.memory.graph_pool_bytes for rank in ranks)
     if pool:
         stated.append(

@@ -39,6 +39,8 @@ class MoeSpec:
     legacy_grouped_gemm: bool = False
     """The experts of one layer in two fused weights, without Transformer Engine."""
     dispatcher: Literal["allgather", "alltoall", "flex"] = "allgather"
+    deepep_sms: int = 20
+    """Multiprocessors that the flex dispatcher's kernels take (`--moe-deepep-num-sms`)."""
     permute_fusion: bool = False
     capacity_factor: float | None = None
     pad_to_capacity: bool = False

@@ -119,8 +119,6 @@ def test_refused(line: str, option: str, fault: str) -> None:
 @pytest.mark.parametrize(
     ("line", "release", "option"),
     [
-        (E8 + "--moe-token-dispatcher-type flex", "0.16.1", "--moe-token-dispatcher-type flex"),
-        (E8 + "--moe-token-dispatcher-type flex --moe-enable-deepep", "0.16.1", "--moe-token-dispatcher-type flex"),
         (E8 + "--moe-token-dispatcher-type alltoall_seq", "0.12.3", "--moe-token-dispatcher-type alltoall_seq"),
         (E8 + "--moe-router-load-balancing-type quantile_balancing", "0.19.0", "--moe-router-load-balancing-type"),
         (E8 + "--moe-router-score-function sqrtsoftplus", "0.19.0", "--moe-router-score-function"),

@@ -64,6 +64,10 @@ def check_supported(launch: Launch) -> None:
         raise UnsupportedError(
             "--info-engine shadow", f"the recorded step does not run {launch.optimizer.name}", "use --info-engine formula for it"
         )
+    if launch.model.moe is not None and launch.model.moe.dispatcher == "flex":
+        raise UnsupportedError(
+            "--info-engine shadow", "DeepEP sends past torch.distributed, and has no stand-in", "use --info-engine formula for it"
+        )
     layout = launch.parallel.pipeline_layout.layout or ()
     if any("m" in stage for stage in layout[:-1]):
         raise UnsupportedError(

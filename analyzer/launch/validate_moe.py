@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from analyzer.launch.validate_parallel import Grid
 
 IMBALANCE: Final = "--info-moe-imbalance"
+DEEPEP_SMS: Final = 20
+DEEPEP_RANKS: Final = (2, 4, 8, 16, 24, 32, 64, 128, 144, 160)
+"""Groups that deepseek-ai/DeepEP has settings for (`Buffer.get_dispatch_config`)."""
 
 
 def check_moe(
@@ -48,6 +51,7 @@ def check_moe(
     router = check_router(arguments, num_experts=num_experts)
     dispatcher = _dispatcher(arguments)
     capacity_factor, pad = _capacity(arguments, balancing=router.load_balancing)
+    sms = _flex(arguments, ranks=grid.expert * grid.expert_tensor, padded=pad) if dispatcher == "flex" else DEEPEP_SMS
     shared = _shared(arguments, dispatcher=dispatcher, bias=model.bias_linear, tensor=grid.tensor)
     grouped = switched_on(arguments, "moe_grouped_gemm")
     legacy = grouped and (model.implementation == "local" or switched_on(arguments, "moe_use_legacy_grouped_gemm"))
@@ -62,6 +66,7 @@ def check_moe(
         grouped_gemm=grouped,
         legacy_grouped_gemm=legacy,
         dispatcher=dispatcher,
+        deepep_sms=sms,
         permute_fusion=switched_on(arguments, "moe_permute_fusion"),
         capacity_factor=capacity_factor,
         pad_to_capacity=pad,
@@ -134,7 +139,7 @@ def _layers(arguments: Arguments, *, num_layers: int) -> tuple[bool, ...]:
     return tuple(each == 1 for each in value)
 
 
-def _dispatcher(arguments: Arguments) -> Literal["allgather", "alltoall"]:
+def _dispatcher(arguments: Arguments) -> Literal["allgather", "alltoall", "flex"]:
     written = text(arguments, "moe_token_dispatcher_type", "allgather")
     named = option(arguments, "moe_token_dispatcher_type")
     if switched_on(arguments, "moe_enable_deepep") and written != "flex":
@@ -142,10 +147,33 @@ def _dispatcher(arguments: Arguments) -> Literal["allgather", "alltoall"]:
             option(arguments, "moe_enable_deepep"), f"does not go with {named} {written}", f"leave it out, or use {named} flex"
         )
     if written == "flex":
-        raise UnsupportedError(f"{named} flex", "the buffers of its backends are not modelled yet", f"use {named} alltoall")
+        return "flex"
     if written not in ("allgather", "alltoall"):
         raise UnsupportedError(f"{named} {written}", "this dispatcher is not modelled", f"use {named} alltoall or allgather")
     return cast(Literal["allgather", "alltoall"], written)
+
+
+def _flex(arguments: Arguments, *, ranks: int, padded: bool) -> int:
+    """Multiprocessors that DeepEP takes. Raises InputError for groups that it has no settings for."""
+    named = f"{option(arguments, 'moe_token_dispatcher_type')} flex"
+    backend = text(arguments, "moe_flex_dispatcher_backend", "deepep")
+    flag = option(arguments, "moe_flex_dispatcher_backend")
+    if backend != "deepep":
+        raise UnsupportedError(f"{flag} {backend}", "its buffers are not modelled", f"use {flag} deepep, or another dispatcher")
+    if ranks not in DEEPEP_RANKS:
+        raise InputError(
+            named,
+            f"DeepEP has no settings for {ranks} ranks that share experts",
+            f"make expert times expert-tensor size one of {', '.join(map(str, DEEPEP_RANKS))}",
+        )
+    if padded:
+        raise InputError(
+            option(arguments, "moe_pad_expert_input_to_capacity"), "does not go with DeepEP", "leave it out, or use alltoall"
+        )
+    sms = positive(arguments, "moe_deepep_num_sms") or DEEPEP_SMS
+    if sms % 2:
+        raise InputError(option(arguments, "moe_deepep_num_sms"), f"{sms} is odd", "give an even number, such as 20")
+    return sms
 
 
 def _capacity(arguments: Arguments, *, balancing: tuple[str, ...]) -> tuple[float | None, bool]:

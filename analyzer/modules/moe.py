@@ -22,7 +22,8 @@ def moe_layer(shapes: Shapes) -> Module:
     routing = Routing(shapes)
     shared = (shared_experts(shapes),) if routing.moe.shared_ffn_hidden_size else ()
     latent = _latent_projections(shapes)
-    inside = (*shared, router(shapes), *latent[:1], dispatch(shapes), experts(shapes), combine(shapes), *latent[1:])
+    there, back = _dispatcher(shapes)
+    inside = (*shared, router(shapes), *latent[:1], there, experts(shapes), back, *latent[1:])
     once, again = shapes.dropped_norm_output, shapes.norm_output_made_again
     if not shapes.recomputes("moe"):
         return Module(name="mlp", forward_workspace=once, backward_workspace=again, children=inside, source="MoELayer")
@@ -36,6 +37,15 @@ def moe_layer(shapes: Shapes) -> Module:
         recomputed=True,
         source="tensor_parallel.checkpoint around MoELayer",
     )
+
+
+def _dispatcher(shapes: Shapes) -> tuple[Module, Module]:
+    """The way to the experts, and the way back."""
+    if Routing(shapes).moe.dispatcher == "flex":
+        from analyzer.modules.flex import flex_combine, flex_dispatch  # a millisecond that most launches need not spend
+
+        return flex_dispatch(shapes), flex_combine(shapes)
+    return dispatch(shapes), combine(shapes)
 
 
 def router(shapes: Shapes) -> Module:
