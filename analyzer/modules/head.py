@@ -7,11 +7,13 @@ transformer_engine/pytorch/cross_entropy.py (TE 2.11).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from analyzer.modules.embedding import vocabulary_weight
 from analyzer.modules.linear import column_collectives
 from analyzer.modules.norm import FINAL, standalone_norm
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import STREAM, Collective, Module, Tensor
+from analyzer.modules.tree import MODEL_PATH, STREAM, Collective, Module, Tensor
 
 
 def logits(shapes: Shapes, name: str, dtype: str) -> Tensor:
@@ -83,7 +85,9 @@ def cross_entropy(shapes: Shapes) -> Module:
     """
     tokens = (shapes.s, shapes.b)
     te = shapes.model.cross_entropy == "te"
-    softmax = logits(shapes, "gradient over logits" if te else "softmax", shapes.dtype if te else "fp32")
+    softmax = logits(shapes, "softmax", "fp32")
+    if te:
+        softmax = replace(logits(shapes, "gradient over logits", shapes.dtype), made_in=f"{MODEL_PATH}output_layer")
     small = (
         (Tensor(name="m, d and X of each token", shape=(3, *tokens), dtype="fp32", formula="12·s·b"),)
         if te
