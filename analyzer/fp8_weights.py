@@ -16,7 +16,7 @@ from math import prod
 from typing import Final
 
 from analyzer.modules.model import parameters
-from analyzer.modules.quantized import WHOLE_TENSOR, Way, reads_any_layout, scales
+from analyzer.modules.quantized import WHOLE_TENSOR, Way, element, reads_any_layout, scales
 from analyzer.modules.tree import Module, Parameter
 from analyzer.specs import Fp8Recipe, Launch
 from analyzer.units import BLOCK, dtype_bytes, round_up
@@ -52,7 +52,7 @@ def beside_the_buffer_bytes(launch: Launch, trees: Sequence[Module]) -> int:
     if fp8.recipe == "mxfp8":
         others = (parameter for tree in trees for parameter in parameters(tree) if not parameter.quantized)
         return every + sum(round_up(dtype_bytes(parameter.dtype, parameter.numel), BLOCK) for parameter in others)
-    return every - sum(_data_bytes(parameter) for parameter in quantized(trees))
+    return every - sum(_data_bytes(parameter, fp8.recipe) for parameter in quantized(trees))
 
 
 def scaling_bytes(launch: Launch, trees: Sequence[Module]) -> int:
@@ -99,16 +99,16 @@ def matrices(parameter: Parameter) -> tuple[int, int, int]:
     return prod(count), rows, columns
 
 
-def _data_bytes(parameter: Parameter) -> int:
-    """One FP8 copy without its scales."""
+def _data_bytes(parameter: Parameter, recipe: Fp8Recipe) -> int:
+    """One copy without its scales."""
     count, rows, columns = matrices(parameter)
-    return count * round_up(rows * columns, BLOCK)
+    return count * round_up(dtype_bytes(element(recipe), rows * columns), BLOCK)
 
 
 def _copy_bytes(parameter: Parameter, recipe: Fp8Recipe, ways: tuple[Way, ...]) -> int:
     """The copies in these ways, with their scales; copies of one scale share it."""
     count, rows, columns = matrices(parameter)
-    total = len(ways) * _data_bytes(parameter)
+    total = len(ways) * _data_bytes(parameter, recipe)
     for way in ways[:1] if recipe in WHOLE_TENSOR else ways:
         shape, dtype = scales(recipe, rows, columns, way, square_blocks=True)
         total += count * round_up(dtype_bytes(dtype, prod(shape)), BLOCK)

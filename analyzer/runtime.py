@@ -95,7 +95,8 @@ def _items(launch: Launch, trees: Sequence[Module]) -> Iterator[RuntimeItem]:
     if launch.precision.fp8 is not None:
         from analyzer.fp8_weights import cast_bytes, scaling_bytes  # a millisecond that most launches need not spend
 
-        yield RuntimeItem("FP8 copies of weights", cast_bytes(launch, trees), LINEAR, "forward")
+        kind = "FP4" if launch.precision.fp8.recipe == "nvfp4" else "FP8"
+        yield RuntimeItem(f"{kind} copies of weights", cast_bytes(launch, trees), LINEAR, "forward")
         yield RuntimeItem("FP8 scaling factors", scaling_bytes(launch, trees), LINEAR, "forward")
     if launch.model.position_embedding == "rope" and "linear_qkv" in names:
         width = int(launch.model.kv_channels * launch.model.rotary_percent)

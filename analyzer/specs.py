@@ -17,7 +17,7 @@ from analyzer.specs_optimizer import OptimizerSpec as OptimizerSpec
 Implementation = Literal["transformer_engine", "local", "legacy"]
 AttentionBackend = Literal["flash", "fused", "unfused"]
 CrossEntropy = Literal["unfused", "native", "te"]
-Fp8Recipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
+Fp8Recipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4"]
 Activation = Literal["gelu", "swiglu", "geglu", "quick_geglu", "squared_relu", "silu"]
 
 
@@ -234,10 +234,10 @@ class BatchSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Fp8Spec:
-    """Products of Transformer Engine's linear layers in FP8. Attention, norms, embedding and output layer stay in 16 bit."""
+    """Products of Transformer Engine's linear layers in FP8 or FP4. Attention, norms, embedding, output layer stay in 16 bit."""
 
-    format: Literal["e4m3", "hybrid"]
-    """hybrid: gradients of activations in e5m2. No difference in bytes."""
+    format: Literal["e4m3", "hybrid", "e2m1"]
+    """hybrid: gradients of activations in e5m2, no difference in bytes; e2m1: FP4, with the recipe nvfp4."""
     recipe: Fp8Recipe = "delayed"
     stored_parameters: bool = False
     """`--fp8-param-gather`: the weights of those layers are stored and gathered in FP8."""

@@ -138,7 +138,7 @@ def adam_keeps_masters(launch: Launch) -> bool:
     others (`use_precision_aware_optimizer_no_fp8_or_ds_fp8`, core/optimizer/optimizer_config.py, 0.16.1).
     """
     optimizer, fp8 = launch.optimizer, launch.precision.fp8
-    known = fp8 is None or fp8.recipe == "delayed" or optimizer.main_params_dtype != "fp32"
+    known = fp8 is None or fp8.recipe in ("delayed", "nvfp4") or optimizer.main_params_dtype != "fp32"
     return optimizer.precision_aware and known
 
 

@@ -21,7 +21,7 @@ from analyzer.modules.quantized import scales
 from analyzer.modules.tree import Module
 from analyzer.predict import predict
 from analyzer.runtime import runtime_items
-from analyzer.specs import Launch
+from analyzer.specs import HardwareSpec, Launch
 from analyzer.states import adam_keeps_masters, states
 from analyzer.timeline import timeline
 from tests.cli import report
@@ -220,3 +220,54 @@ def test_not_on_ampere_and_not_with_quantizers_of_ones_own() -> None:
         launch_of("--fp8-format hybrid", gpu=AMPERE)
     with pytest.raises(UnsupportedError, match="custom"):
         launch_of("--fp8-format hybrid --fp8-recipe custom --fp8-quantizer-factory a.b")
+
+
+def fp4(rest: str = "") -> Launch:
+    return launch_of(f"--fp4-format e2m1 {rest}", base=ONE_LAYER, gpu=BLACKWELL)
+
+
+@given(rows=st.integers(1, 40).map(lambda n: 16 * n), columns=st.integers(1, 40).map(lambda n: 16 * n))
+def test_fp4_has_one_scale_for_sixteen_values(rows: int, columns: int) -> None:
+    """`NVFP4Quantizer.get_scale_shape`: tiles of 128 × 4 for cuBLAS, and by columns those of the transpose."""
+    (outer, inner), dtype = scales("nvfp4", rows, columns, "row")
+    assert dtype == "uint8"
+    assert outer % 128 == 0 <= outer - rows < 128
+    assert inner % 4 == 0 <= inner - columns / 16 < 4
+    assert scales("nvfp4", rows, columns, "column") == scales("nvfp4", columns, rows, "row")
+
+
+def test_weights_in_fp4_are_held_twice_at_half_a_byte() -> None:
+    """By rows and by columns, and a sixteenth of a byte of scales for each value of either: 9/16 bytes twice."""
+    launch = fp4()
+    trees = stage_models(launch)[0].trees
+    numel = sum(parameter.numel for parameter in parameters(trees[0]) if parameter.quantized)
+    assert numel == 12 * 1024 * 1024
+    assert cast_bytes(launch, trees) == numel * 2 * 9 // 16
+
+
+def test_a_linear_layer_keeps_its_input_in_fp4() -> None:
+    """Its columns, for the gradient of the weight: 9/16 of a byte a value in the place of two bytes."""
+    saved, plain = (
+        {
+            module.name: sum(tensor.bytes for tensor in module.saved if "statistics" not in tensor.name)
+            for _, module in stage_models(launch)[0].trees[0].walk()
+        }
+        for launch in (fp4(), launch_of("", base=ONE_LAYER, gpu=BLACKWELL))
+    )
+    assert plain["linear_fc2"] - saved["linear_fc2"] == 2 * 2048 * 4096 * (2 - 9 / 16)
+
+
+@pytest.mark.parametrize(
+    ("line", "gpu", "option", "remedy"),
+    [
+        ("--fp4-format e2m1", HOPPER, "--fp4-format", "another GPU"),
+        ("--fp4-format e2m1 --fp8-format hybrid", BLACKWELL, "--fp4-format", "keep one"),
+        ("--fp4-format e2m1 --fp4-param-gather", BLACKWELL, "--fp4-param-gather", "leave it out"),
+        ("--fp4-format e2m1 --fp4-recipe custom", BLACKWELL, "--fp4-recipe custom", "nvfp4"),
+    ],
+)
+def test_what_fp4_does_not_go_with(line: str, gpu: HardwareSpec, option: str, remedy: str) -> None:
+    with pytest.raises(InputError) as refused:
+        launch_of(line, base=ONE_LAYER, gpu=gpu)
+    assert option in str(refused.value)
+    assert remedy in str(refused.value)

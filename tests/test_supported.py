@@ -87,6 +87,7 @@ VARIANTS = [
     "--num-experts 8 --expert-model-parallel-size 2 --disable-bias-linear --overlap-moe-expert-parallel-comm "
     "--moe-token-dispatcher-type alltoall",
     "--num-experts 8 --expert-model-parallel-size 2 --disable-bias-linear --moe-token-dispatcher-type flex",
+    "--fp4-format e2m1",
 ]
 
 
@@ -110,7 +111,6 @@ def test_modelled_options_are_read() -> None:
 @pytest.mark.parametrize(
     ("line", "option"),
     [
-        ("--fp4-format e2m1", "--fp4-format"),
         ("--is-hybrid-model", "--is-hybrid-model"),
         ("--position-embedding-type mrope", "--position-embedding-type mrope"),
         ("--spec local", "--spec"),

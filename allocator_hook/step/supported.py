@@ -64,6 +64,8 @@ def check_supported(launch: Launch) -> None:
         raise UnsupportedError(
             "--info-engine shadow", f"the recorded step does not run {launch.optimizer.name}", "use --info-engine formula for it"
         )
+    if launch.precision.fp8 is not None and launch.precision.fp8.recipe == "nvfp4":
+        raise UnsupportedError("--info-engine shadow", "FP4 has no stand-ins for its kernels", "use --info-engine formula for it")
     if launch.model.moe is not None and launch.model.moe.dispatcher == "flex":
         raise UnsupportedError(
             "--info-engine shadow", "DeepEP sends past torch.distributed, and has no stand-in", "use --info-engine formula for it"

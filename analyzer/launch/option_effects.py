@@ -21,7 +21,7 @@ _MODELLED: Final = """
     decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers decoder_seq_length
     decrease_batch_size_if_needed defer_embedding_wgrad_compute deterministic_mode distribute_saved_activations
     empty_unused_memory_level encoder_num_layers encoder_seq_length eval_global_batch_size exp_avg_dtype
-    exp_avg_sq_dtype expert_model_parallel_size expert_tensor_parallel_size ffn_hidden_size finetune
+    exp_avg_sq_dtype expert_model_parallel_size expert_tensor_parallel_size ffn_hidden_size finetune fp4 fp4_recipe
     fine_grained_activation_offloading
     first_last_layers_bf16 fp16 fp16_lm_cross_entropy fp32_residual_connection fp8 fp8_amax_history_len
     fp8_param_gather fp8_recipe fsdp_double_buffer global_batch_size grad_reduce_in_bf16
@@ -148,8 +148,8 @@ _REASONS: Final[dict[str, str]] = {
     "values of scaling factors, not their number": """
         fp8_amax_compute_algo fp8_interval fp8_margin
     """,
-    "for quantizers of one's own and for fp4, which are refused": """
-        fp4_quantizer_factory fp4_recipe fp8_quantizer_factory
+    "for quantizers of one's own, which are refused": """
+        fp4_quantizer_factory fp8_quantizer_factory
     """,
     "Transformer Engine 2.11 no longer reads it": """
         fp8_wgrad

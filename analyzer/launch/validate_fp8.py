@@ -1,4 +1,4 @@
-"""FP8 in Transformer Engine's linear layers: format, recipe, stored parameters, layers left in 16 bit.
+"""FP8 and FP4 in Transformer Engine's linear layers: format, recipe, stored parameters, layers left in 16 bit.
 
 Megatron: `validate_args`, `TransformerConfig.__post_init__` and `OptimizerConfig.__post_init__`, 0.16.1. What a GPU can
 multiply: transformer_engine/pytorch/quantization.py check_*_support, and sizes: utils.py assert_dim_for_fp8_exec (TE 2.11).
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
 
 LEAST_CAPABILITY: Final[dict[str, tuple[int, int]]] = {
-    "delayed": (8, 9), "tensorwise": (8, 9), "blockwise": (9, 0), "mxfp8": (10, 0),
+    "delayed": (8, 9), "tensorwise": (8, 9), "blockwise": (9, 0), "mxfp8": (10, 0), "nvfp4": (10, 0),
 }  # fmt: skip
 """Compute capability from which a recipe runs."""
 _NO_MXFP8_FROM: Final = (12, 0)
@@ -31,6 +31,11 @@ def check_fp8(
     Raises InputError for what Megatron refuses.
     """
     written = arguments.get("fp8")
+    in_4_bit = arguments.get("fp4")
+    if in_4_bit is not None:
+        if written is not None:
+            raise InputError(option(arguments, "fp4"), f"contradicts {option(arguments, 'fp8')}", "keep one of the two")
+        written = in_4_bit
     stored = switched_on(arguments, "fp8_param_gather")
     reused = switched_on(arguments, "reuse_grad_buf_for_mxfp8_param_ag")
     if reused and not stored:
@@ -44,12 +49,14 @@ def check_fp8(
     if implementation != "transformer_engine":
         raise InputError(named, f"the {implementation} implementation has no FP8", "use --transformer-impl transformer_engine")
     recipe = _recipe(arguments, gpu)
+    if stored and recipe == "nvfp4":
+        raise InputError(option(arguments, "fp8_param_gather"), "FP8 is not on", "leave it out")
     if stored:
         _check_stored(arguments, recipe=recipe, reused=reused, optimizer=optimizer)
     start, end = _layers_in_16_bit(arguments, recipe=recipe, most=num_layers // pipeline)
     _check_recompute(arguments, recipe=recipe)
     spec = Fp8Spec(
-        format=cast(Literal["e4m3", "hybrid"], str(written)),
+        format=cast(Literal["e4m3", "hybrid", "e2m1"], str(written)),
         recipe=recipe,
         stored_parameters=stored,
         layers_at_start_in_16_bit=start,
@@ -66,15 +73,20 @@ def _assumptions(arguments: Arguments, *, recipe: Fp8Recipe, gpu: HardwareSpec) 
         when = "" if recipe == "blockwise" else " of the first iteration"
         yield f"Checkpointed layers make FP8 copies by columns as they run again; counted before, they raise the peak{when}."
     if arguments.get("num_experts") and not switched_on(arguments, "moe_pad_expert_input_to_capacity"):
-        multiple = 32 if recipe == "mxfp8" else 16
-        yield f"Each expert's tokens are padded to a multiple of {multiple} for FP8: {multiple // 2} more are counted for each."
+        multiple = {"mxfp8": 32, "nvfp4": 128}.get(recipe, 16)
+        yield f"Each expert's tokens are padded to a multiple of {multiple}: {multiple // 2} more are counted for each."
 
 
 def _recipe(arguments: Arguments, gpu: HardwareSpec) -> Fp8Recipe:
-    recipe = text(arguments, "fp8_recipe", "delayed")
-    named = f"{option(arguments, 'fp8_recipe')} {recipe}"
-    if recipe not in LEAST_CAPABILITY:
-        raise UnsupportedError(named, "quantizers of one's own are not modelled", f"use {', '.join(LEAST_CAPABILITY)}")
+    in_4_bit = arguments.get("fp4") is not None
+    recipe = text(arguments, "fp4_recipe", "nvfp4") if in_4_bit else text(arguments, "fp8_recipe", "delayed")
+    named = option(arguments, "fp4") if in_4_bit else f"{option(arguments, 'fp8_recipe')} {recipe}"
+    known = [each for each in LEAST_CAPABILITY if (each == "nvfp4") == in_4_bit]
+    if recipe not in known:
+        raise UnsupportedError(
+            f"{option(arguments, 'fp4_recipe' if in_4_bit else 'fp8_recipe')} {recipe}",
+            "quantizers of one's own are not modelled", f"use {', '.join(known)}",
+        )  # fmt: skip
     capability = gpu.compute_capability
     if capability is not None:
         here = gpu.name or "this GPU"

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from analyzer.modules.quantized import align_size
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Tensor
 from analyzer.specs import MoeSpec
@@ -76,7 +77,7 @@ class Routing:
         fp8 = self.shapes.fp8
         if fp8 is None:
             return 0
-        return groups * (32 if fp8.recipe == "mxfp8" else 16) // 2
+        return groups * align_size(fp8.recipe) // 2
 
     @cached_property
     def pads(self) -> bool:

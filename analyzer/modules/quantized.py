@@ -1,4 +1,4 @@
-"""What the three products of a linear layer read and keep: 16-bit tensors, or FP8 copies of them with their scales.
+"""What the three products of a linear layer read and keep: 16-bit tensors, or FP8 or FP4 copies of them with their scales.
 
 Each product reads its operands along the summed dimension. Of x (input), dy (output's gradient) and w, the forward and
 the input's gradient want rows, the gradient of the weight columns: up to two copies of one byte an element. Scaling a
@@ -72,25 +72,39 @@ def scales(recipe: Fp8Recipe, rows: int, columns: int, way: Way, *, square_block
         if square_blocks:
             return (ceil_div(across, 128), round_up(ceil_div(along, 128), 4)), "fp32"
         return (ceil_div(along, 128), round_up(across, 4)), "fp32"
+    if recipe == "nvfp4":  # the copy by columns is a transpose
+        across, along = (rows, columns) if way == "row" else (columns, rows)
+        return (round_up(across, 128), round_up(ceil_div(along, 16), 4)), "uint8"
     if way == "row":
         return (round_up(rows, 128), round_up(ceil_div(columns, 32), 4)), "uint8"
     return (round_up(ceil_div(rows, 32), 4), round_up(columns, 128)), "uint8"
+
+
+def element(recipe: Fp8Recipe) -> str:
+    """Type of the copies' elements."""
+    return "fp4" if recipe == "nvfp4" else "fp8"
+
+
+def align_size(recipe: Fp8Recipe) -> int:
+    """What the rows of each expert are padded to a multiple of (core/fp8_utils.py, fp4_utils.py get_fp4_align_size, 0.16.1)."""
+    return {"mxfp8": 32, "nvfp4": 128}.get(recipe, 16)
 
 
 def _copy(shapes: Shapes, tensor: Tensor, way: Way, split: Split = _WHOLE) -> tuple[Tensor, ...]:
     """One FP8 copy of a tensor, and its scales."""
     assert shapes.fp8 is not None
     recipe, experts = shapes.fp8.recipe, split.experts
-    name = f"{tensor.name} in fp8" + (" by columns" if way == "column" else "")
+    kind = element(recipe)
+    name = f"{tensor.name} in {kind}" + (" by columns" if way == "column" else "")
     shape, dtype = scales(recipe, prod(tensor.shape[:-1]) // experts, tensor.shape[-1], way)
     formula = tensor.formula.replace("2·", "", 1) if tensor.formula.startswith("2·") else tensor.formula
     if split.in_one_buffer and recipe not in WHOLE_TENSOR:
-        size = prod(tensor.shape) + experts * dtype_bytes(dtype, prod(shape))
+        size = dtype_bytes(kind, prod(tensor.shape)) + experts * dtype_bytes(dtype, prod(shape))
         return (Tensor(name=f"{name}, with scales", shape=(size,), dtype="uint8", formula=f"{formula}, {recipe} scaling"),)
     if experts > 1:
         shape = (experts, *shape)
     return (
-        Tensor(name=name, shape=tensor.shape, dtype="fp8", formula=formula, pieces=experts),
+        Tensor(name=name, shape=tensor.shape, dtype=kind, formula=formula if kind == "fp8" else f"{formula}/2", pieces=experts),
         Tensor(name=f"scales of {name}", shape=shape, dtype=dtype, formula=f"{recipe} scaling", pieces=experts),
     )
 
@@ -169,7 +183,8 @@ def norm_gradient(shapes: Shapes, tensor: Tensor) -> tuple[Tensor, ...]:
     """
     if shapes.fp8 is None or shapes.sp:
         return ()
-    return (Tensor(name="norm's input gradient, beyond the copy freed before", shape=tensor.shape, dtype="fp8"),)
+    kind = element(shapes.fp8.recipe)
+    return (Tensor(name="norm's input gradient, beyond the copy freed before", shape=tensor.shape, dtype=kind),)
 
 
 def gathers(
@@ -191,7 +206,7 @@ def gathers(
         rows, columns = shapes.s * shapes.b, width or shapes.model.hidden_size
         scale, dtype = _gathered_scales(recipe, rows, columns, way)
         found.append(Collective(kind="all_gather", group="tp", shape=scale, dtype=dtype, phase=phase))
-        found += shapes.tp("all_gather", phase, width=width, dtype="fp8")
+        found += shapes.tp("all_gather", phase, width=width, dtype=element(recipe))
     return tuple(found)
 
 
@@ -199,4 +214,6 @@ def _gathered_scales(recipe: Fp8Recipe, rows: int, columns: int, way: Way) -> tu
     """Scales of blocks as they are sent: of mxfp8 padding is taken off rows alone (`_all_gather_mxfp8`)."""
     if recipe == "blockwise":
         return ((rows, ceil_div(columns, 128)) if way == "row" else (ceil_div(rows, 128), columns)), "fp32"
-    return ((rows, round_up(ceil_div(columns, 32), 4)) if way == "row" else (ceil_div(rows, 32), round_up(columns, 128))), "uint8"
+    block = 16 if recipe == "nvfp4" else 32
+    by_row = (rows, round_up(ceil_div(columns, block), 4))
+    return (by_row if way == "row" else (ceil_div(rows, block), round_up(columns, 128))), "uint8"
