@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from analyzer.launch.inert import inert_options
 from analyzer.launch.supported import assumptions_of, refuse_unmodelled
 from analyzer.launch.validate import since
 from analyzer.launch.validate_activations import check_activation_offload, check_side_by_side
@@ -139,6 +140,7 @@ def build(
         *([connections_note] if connections_note else []),
         *runtime_notes,
         *assumptions_of(arguments),
+        *inert_options(arguments, tensor=grid.tensor),
     )
     return Launch(
         model=model,

@@ -1,0 +1,40 @@
+"""Options without effect are named, each with its reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.launch_of import launch_of
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("--sequence-parallel", "--sequence-parallel has no effect: there is one tensor-parallel rank."),
+        (
+            "--moe-router-topk 2 --moe-grouped-gemm",
+            "--moe-grouped-gemm and --moe-router-topk have no effect: there are no experts.",
+        ),
+        ("--qk-head-dim 64", "--qk-head-dim has no effect: there is no --multi-latent-attention."),
+        ("--cuda-graph-scope attn", "--cuda-graph-scope has no effect: there are no CUDA graphs."),
+        ("--optimizer-offload-fraction 0.5", "--optimizer-offload-fraction has no effect: the optimizer is not offloaded."),
+        ("--recompute-modules mlp", "--recompute-modules has no effect: nothing is recomputed."),
+    ],
+)
+def test_what_does_nothing_is_said(line: str, sentence: str) -> None:
+    assert sentence in launch_of(line).assumptions
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "--sequence-parallel --tensor-model-parallel-size 2",
+        "--num-experts 8 --moe-router-topk 2 --disable-bias-linear",
+        "--multi-latent-attention --qk-head-dim 64 --position-embedding-type rope",
+        "--cuda-graph-impl transformer_engine --cuda-graph-scope attn",
+        "--recompute-granularity selective --recompute-modules mlp",
+    ],
+)
+def test_what_does_something_is_not(line: str) -> None:
+    assert not [sentence for sentence in launch_of(line).assumptions if "no effect" in sentence]
