@@ -50,10 +50,10 @@ def advise(launch: Launch, *, predict: Predict, screen: Predict | None = None) -
         return ()
     screen = screen or predict
 
-    def weigh(flags: str, changed: Launch) -> Advice | None:
+    def weigh(flags: str, changed: Launch, *, exact: bool = False) -> Advice | None:
         try:
             peak = fullest(screen(changed)).memory.device_bytes
-            if peak <= capacity and screen is not predict:
+            if (exact or peak <= capacity) and screen is not predict:
                 peak = fullest(predict(changed)).memory.device_bytes
         except InputError:
             return None
@@ -76,7 +76,9 @@ def advise(launch: Launch, *, predict: Predict, screen: Predict | None = None) -
             pairs[kinds] = advice
     if pairs:
         return tuple(pairs.values())
-    return tuple(sorted((advice for _, advice in singles), key=lambda advice: advice.device_bytes)[:3])
+    best = sorted(singles, key=lambda single: single[1].device_bytes)[:3]
+    weighed = [weigh(change.flags, change.launch, exact=True) or advice for change, advice in best]
+    return tuple(sorted(weighed, key=lambda advice: advice.device_bytes))
 
 
 def _mildest_of_each_kind(fitting: list[tuple[_Change, Advice]]) -> list[Advice]:

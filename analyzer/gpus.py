@@ -175,23 +175,23 @@ def hardware(gpu: str | None, memory: int | None) -> tuple[HardwareSpec, tuple[s
 def _local() -> tuple[HardwareSpec, tuple[str, ...]]:
     remedy = "name the target with --info-gpu or --info-gpu-memory for a verdict."
     if not any(map(os.path.exists, DRIVER_FILES)):
-        return HardwareSpec(), (f"No verdict: there is no NVIDIA driver on this machine; {remedy}",)
+        return HardwareSpec(), (f"There is no NVIDIA driver on this machine; {remedy}",)
     try:
         import pynvml
     except ImportError:
-        return HardwareSpec(), (f"No verdict: the package nvidia-ml-py, which asks for the local GPU, is not installed; {remedy}",)
+        return HardwareSpec(), (f"The package nvidia-ml-py, which asks for the local GPU, is not installed; {remedy}",)
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return HardwareSpec(), (f"No verdict: there is no NVIDIA driver on this machine; {remedy}",)
+        return HardwareSpec(), (f"There is no NVIDIA driver on this machine; {remedy}",)
     try:
         devices = [_read(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
     except pynvml.NVMLError as error:
-        return HardwareSpec(), (f"No verdict: NVML does not describe the local GPU ({error}); {remedy}",)
+        return HardwareSpec(), (f"NVML does not describe the local GPU ({error}); {remedy}",)
     finally:
         pynvml.nvmlShutdown()
     if not devices:
-        return HardwareSpec(), (f"No verdict: there is no GPU on this machine; {remedy}",)
+        return HardwareSpec(), (f"There is no GPU on this machine; {remedy}",)
     least = min(devices, key=lambda device: device.capacity_bytes or 0)
     if len(set(devices)) > 1:
         return least, (f"The local GPUs differ; the one with the least memory, {least.name}, is taken for all.",)

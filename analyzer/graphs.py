@@ -86,7 +86,7 @@ def graphed(
         first = _fuller(before, replace(worst, bytes=worst.bytes + held.before_first_step + runtime))
         later = after
     else:
-        first, plain = (replace(peak, rest="not there before CUDA graphs are captured") for peak in eager)
+        first, plain = (replace(peak, before_capture=True) for peak in eager)
         later = _fuller(plain, _fuller(after, replace(worst, bytes=worst.bytes + held.steady + runtime)))
     return Graphed(first=first, later=later, replay=after, pool=worst.bytes, from_start=from_start, kept=kept)
 

@@ -30,7 +30,9 @@ class Peak:
     in_flight: tuple[int, ...]
     """Microbatches of each chunk whose backward has not ended, the running one counted in."""
     where: str
-    rest: str = "other"
+    before_capture: bool = False
+    """In an iteration that runs before CUDA graphs are captured."""
+    rest: str = "what modules and stages still name"
     """Name of what is there beyond states, runtime, activations and `transient`; in the first iteration less than nothing."""
 
 

@@ -164,7 +164,9 @@ def _memory(launch: Launch, held: States, run: _Run, *, kept: int) -> RankMemory
     pool = 0 if graphs is None else round_up(graphs.pool, SEGMENT)
     replayed = 0 if graphs is None else pool + graphs.replay.bytes
     reserved = max(_reserved(fullest), 0 if graphs is None else pool + _reserved(graphs.replay))
-    transient = fullest.bytes - held.steady - runtime - fullest.activations
+    eager = captured_later if fullest.before_capture else 0  # static inputs are not there yet
+    items = run.items if not eager else tuple(item for item in run.items if graphs is None or item not in graphs.kept)
+    transient = fullest.bytes - held.steady - (runtime - eager) - fullest.activations
     rest = transient - sum(tensor.bytes for tensor in fullest.transient)
     kept_copies = (MemoryPart(name="fp32 gradients that the optimizer keeps", bytes=held.kept_copies),) if held.kept_copies else ()
     after_first = allocated + held.first_step_bytes - captured_later
@@ -172,7 +174,7 @@ def _memory(launch: Launch, held: States, run: _Run, *, kept: int) -> RankMemory
         parameters_bytes=held.parameters,
         gradients_bytes=held.gradients,
         optimizer_bytes=held.masters + held.moments,
-        runtime_bytes=runtime + held.kept_copies,
+        runtime_bytes=runtime - eager + held.kept_copies,
         allocated_bytes=allocated,
         activations_bytes=fullest.activations,
         transient_bytes=transient,
@@ -183,7 +185,7 @@ def _memory(launch: Launch, held: States, run: _Run, *, kept: int) -> RankMemory
         device_bytes=reserved + outside_allocator_bytes(launch),
         device_range_bytes=device_range(launch, peak=max(fullest.bytes, replayed), reserved=reserved),
         graph_pool_bytes=pool,
-        runtime_parts=(*(MemoryPart(name=item.name, bytes=item.bytes) for item in run.items), *kept_copies),
+        runtime_parts=(*(MemoryPart(name=item.name, bytes=item.bytes) for item in items), *kept_copies),
         transient_parts=(*_parts(fullest.transient), *((MemoryPart(name=fullest.rest, bytes=rest),) if rest else ())),
         microbatches_in_flight=fullest.in_flight,
     )

@@ -123,4 +123,5 @@ def _reserved(ranks: tuple[RankClass, ...]) -> str:
     replay = "large tensors in the order of the modules, put through a model of PyTorch's caching allocator"
     if replayed == len(ranks):
         return f"reserved memory: {replay}"
-    return f"reserved memory of the {replayed} fullest of {len(ranks)} stages: {replay}; of the others: {estimate}"
+    which = "fullest stage" if replayed == 1 else f"{replayed} fullest stages"
+    return f"reserved memory of the {which} of {len(ranks)}: {replay}; of the others: {estimate}"

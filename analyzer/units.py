@@ -67,4 +67,6 @@ def parse_size(text: str) -> int:
     size = int(float(digits) * units[unit])
     if size <= 0:
         raise ValueError("a size is more than nothing")
+    if not unit and size < MIB:
+        raise ValueError(f"{stripped} bytes is less than any GPU has; give a unit, as {stripped}GiB")
     return size

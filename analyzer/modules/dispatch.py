@@ -8,6 +8,7 @@ Source: core/transformer/moe/token_dispatcher.py and moe_utils.py permute, unper
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -193,39 +194,50 @@ def _largest(*groups: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return max(groups, key=lambda group: sum(tensor.bytes for tensor in group))
 
 
-def _messages(routing: Routing) -> list[Collective]:
-    """Forward and its mirror in backward; the combine is counted here too."""
+def _messages(routing: Routing) -> Iterator[Collective]:
+    """Of the way to the experts, and of its mirror in backward."""
     moe, ep, etp = routing.moe, routing.ep, routing.etp
     dtype, probabilities = routing.shapes.dtype, routing.probability_dtype
     if ep * etp == 1:
-        return []
-    rows = (routing.sent, routing.width)
+        return
     if moe.dispatcher == "allgather":
         world = routing.tokens * ep * etp
-        hidden, chances, chosen = (world, routing.width), (world, moe.num_experts), (world, moe.num_experts)
-        return [
-            routing.message("all_gather", "tp_ep", chosen, "bool", "forward"),
-            routing.message("all_gather", "tp_ep", chances, probabilities, "forward"),
-            routing.message("all_gather", "tp_ep", hidden, dtype, "forward"),
-            routing.message("reduce_scatter", "tp_ep", hidden, probabilities, "forward"),
-            routing.message("all_gather", "tp_ep", hidden, probabilities, "backward"),
-            routing.message("reduce_scatter", "tp_ep", hidden, dtype, "backward"),
-            routing.message("reduce_scatter", "tp_ep", chances, probabilities, "backward"),
-        ]
-    found = []
+        hidden, chances = (world, routing.width), (world, moe.num_experts)
+        yield routing.message("all_gather", "tp_ep", chances, "bool", "forward")
+        yield routing.message("all_gather", "tp_ep", chances, probabilities, "forward")
+        yield routing.message("all_gather", "tp_ep", hidden, dtype, "forward")
+        yield routing.message("reduce_scatter", "tp_ep", hidden, dtype, "backward")
+        yield routing.message("reduce_scatter", "tp_ep", chances, probabilities, "backward")
+        return
     if not moe.pad_to_capacity:
-        found.append(routing.message("all_gather", "tp_ep", (moe.num_experts * ep * etp,), "int64", "forward"))
+        yield routing.message("all_gather", "tp_ep", (moe.num_experts * ep * etp,), "int64", "forward")
     for phase in ("forward", "backward"):
         if ep > 1:
-            found.append(routing.message("all_to_all", "ep", rows, dtype, phase, 2))
-            found.append(routing.message("all_to_all", "ep", (routing.sent,), probabilities, phase))
+            yield routing.message("all_to_all", "ep", (routing.sent, routing.width), dtype, phase)
+            yield routing.message("all_to_all", "ep", (routing.sent,), probabilities, phase)
         if etp > 1:
-            gathered = (routing.sent * etp, routing.width)
-            kind, mirror = ("all_gather", "reduce_scatter") if phase == "forward" else ("reduce_scatter", "all_gather")
-            found.append(routing.message(kind, "etp", gathered, dtype, phase))
-            found.append(routing.message(mirror, "etp", gathered, probabilities, phase))  # cast for the sum (`combine_preprocess`)
-            found.append(routing.message(kind, "etp", (routing.sent * etp,), probabilities, phase))
-    return found
+            kind = "all_gather" if phase == "forward" else "reduce_scatter"
+            yield routing.message(kind, "etp", (routing.sent * etp, routing.width), dtype, phase)
+            yield routing.message(kind, "etp", (routing.sent * etp,), probabilities, phase)
+
+
+def _messages_back(routing: Routing) -> Iterator[Collective]:
+    """Of the way back from the experts; sums are in the type of the probabilities (`combine_preprocess`)."""
+    ep, etp = routing.ep, routing.etp
+    dtype, probabilities = routing.shapes.dtype, routing.probability_dtype
+    if ep * etp == 1:
+        return
+    if routing.moe.dispatcher == "allgather":
+        hidden = (routing.tokens * ep * etp, routing.width)
+        yield routing.message("reduce_scatter", "tp_ep", hidden, probabilities, "forward")
+        yield routing.message("all_gather", "tp_ep", hidden, probabilities, "backward")
+        return
+    for phase in ("forward", "backward"):
+        if etp > 1:
+            kind = "reduce_scatter" if phase == "forward" else "all_gather"
+            yield routing.message(kind, "etp", (routing.sent * etp, routing.width), probabilities, phase)
+        if ep > 1:
+            yield routing.message("all_to_all", "ep", (routing.sent, routing.width), dtype, phase)
 
 
 def _summed_over_parts(routing: Routing) -> tuple[Tensor, ...]:
@@ -268,5 +280,6 @@ def combine(shapes: Shapes) -> Module:
             (gradient, routing.row_tensor("sent gradients", routing.sent)),
             (gradient, *travels, routing.row_tensor("received gradients", routing.rows), *sorts),
         ),
+        collectives=tuple(_messages_back(routing)),
         source="token_combine and unpermute",
     )

@@ -102,7 +102,7 @@ def comparison_json(result: Comparison, header: Header) -> dict[str, Any]:
 
 def _origin(header: Header) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in header.versions.items())
-    gpu = f" on {header.gpu}" if header.gpu else ""
+    gpu = f" {'as on' if header.recorder == 'shadow' else 'on'} {header.gpu}" if header.gpu else ""
     return f"Recorded by the {header.recorder} recorder{gpu}, rank {header.rank} of {header.world_size}; {versions}."
 
 

@@ -20,6 +20,7 @@ def launch(report: Report, *, width: int) -> list[Line]:
     samples = (
         f"Micro-batch {batch.micro_batch_size}, global batch {format_count(batch.global_batch_size)}: "
         f"{batch.microbatches:,} of them in an iteration on each replica, sequences of {batch.seq_length:,} tokens."
+        + ("" if asked.optimizer.name == "adam" else f" Optimizer {asked.optimizer.name}.")
     )
     engine = f"Megatron-LM {asked.megatron}, {ENGINES[report.engine]}."
     texts = (f"{_model(asked)} {engine}", cluster, samples)
@@ -61,9 +62,21 @@ def _layout(launch: Launch) -> str:
         ("pipeline", p.pipeline, f" in {p.virtual_pipeline} virtual stages each" if p.virtual_pipeline else ""),
         ("context", p.context, ""),
         ("expert", p.expert, ""),
-        ("data", p.data, " with the distributed optimizer" if launch.optimizer.distributed else ""),
+        ("data", p.data, _sharded(launch)),
     ]
     return ", ".join(f"{name} {size}{more}" for name, size, more in sizes if size > 1) or "no parallelism"
+
+
+def _sharded(launch: Launch) -> str:
+    """How replicas share out states, and an optimizer other than Adam."""
+    optimizer, fsdp = launch.optimizer, launch.fsdp
+    if fsdp is not None:
+        how = "torch FSDP2" if fsdp.implementation == "torch" else f"Megatron-FSDP ({fsdp.strategy})"
+    elif optimizer.muon is not None and optimizer.muon.layer_wise:
+        how = "whole parameters shared out"
+    else:
+        how = "the distributed optimizer" if optimizer.distributed else ""
+    return f" with {how}" if how else ""
 
 
 def assumptions(report: Report, *, width: int) -> list[Line]:

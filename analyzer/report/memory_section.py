@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from analyzer.report import names
 from analyzer.report.text import DIM, GAP, INDENT, Line, fit, heading, line, table, wrap
-from analyzer.results import MemoryPart, RankClass, RankRanges, Report
+from analyzer.results import MemoryPart, RankClass, RankMemory, RankRanges, Report
 from analyzer.units import format_bytes, format_count
 from analyzer.verdict import fullest
 
@@ -38,7 +38,7 @@ def memory(report: Report, *, width: int, whole: bool) -> list[Line]:
         header = ("", *(names.stages(column.stages) for column in block))
         lines.extend([*table(header, _rows(block), align="l" + "r" * len(block), width=width, strong=_SUMS), ()])
     if len(shown) < len(columns):
-        sizes = [column.rank.memory.device_bytes for column in columns]
+        sizes = [column.rank.memory.device_bytes for column in columns if column not in shown]
         text = (
             f"The stages that are not shown lie between {format_bytes(min(sizes))} and {format_bytes(max(sizes))} "
             "on the device; --info-detail full prints them."
@@ -99,15 +99,29 @@ def _rows(block: Sequence[_Column]) -> list[list[str]]:
         ("= peak allocated", "peak_allocated_bytes"),
         (LABEL, "peak_allocated_first_iteration_bytes"),
         ("  allocated after a step", "allocated_bytes"),
+        ("    beyond states, runtime", "beyond_bytes"),
         ("  peak reserved", "peak_reserved_bytes"),
         ("  on the device", "device_bytes"),
     ]
     return [
         ["  ranks", *(fit(names.ranges(each.ranks), COLUMN) for each in block)],
-        ["  layers", *(fit(names.numbers(sorted(each.layers)) or "none", COLUMN) for each in block)],
+        ["  layers", *(_layers(each.layers) for each in block)],
         ["  parameters in all", *(format_count(each.rank.parameters) for each in block)],
-        *([label, *(format_bytes(getattr(each.rank.memory, field)) for each in block)] for label, field in sizes),
+        *([label, *(_size(each.rank.memory, field) for each in block)] for label, field in sizes),
     ]
+
+
+def _size(memory: RankMemory, field: str) -> str:
+    if field != "beyond_bytes":
+        return format_bytes(getattr(memory, field))
+    named = memory.parameters_bytes + memory.gradients_bytes + memory.optimizer_bytes + memory.runtime_bytes
+    return format_bytes(memory.allocated_bytes - named)
+
+
+def _layers(layers: tuple[int, ...]) -> str:
+    """Their numbers, or how many there are where the numbers take too much room."""
+    numbers = names.numbers(sorted(layers)) or "none"
+    return numbers if len(numbers) <= COLUMN else f"{len(layers)} from {min(layers)}"
 
 
 def _made_of(rank: RankClass, *, width: int) -> list[Line]:

@@ -14,12 +14,13 @@ def verdict(report: Report, *, width: int) -> list[Line]:
     tightest = fullest(report.ranks)
     need = f"rank {result.tightest_rank} (stage {tightest.pipeline_rank}) takes {format_bytes(tightest.memory.device_bytes)}"
     if result.fits is None or result.capacity_bytes is None or result.headroom_bytes is None:
-        text, style = f"No verdict: no GPU is known to hold it against. The fullest, {need} of its device.", KEY
+        text, style = f"No verdict: no GPU is known to hold it against. The fullest: {need}.", KEY
     else:
         of = f"of {format_bytes(result.capacity_bytes)}" + (f" ({result.gpu})" if result.gpu else "")
         share = abs(result.headroom_bytes) / result.capacity_bytes
-        free = f"{format_bytes(result.headroom_bytes)} ({share:.0%}) stay free"
-        missing = f"{format_bytes(-result.headroom_bytes)} ({share:.0%}) are missing"
+        percent = f"{share:.0%}" if share >= 0.01 else "less than 1%"
+        free = f"{format_bytes(result.headroom_bytes)} ({percent}) stay free"
+        missing = f"{format_bytes(-result.headroom_bytes)} ({percent}) are missing"
         if result.state == "tight":
             least, most = (format_bytes(end) for end in tightest.memory.device_range_bytes)
             likely = f"by the estimate {free if result.fits else missing}"
@@ -38,7 +39,8 @@ def _advice(report: Report, *, width: int) -> list[Line]:
     if not report.advice:
         return []
     fits = [advice for advice in report.advice if advice.fits]
-    title = "Any one of these would make it fit:" if fits else "No one or two changes of flags are enough; these save most:"
+    one = "This would make it fit:" if len(fits) == 1 else "Any one of these would make it fit:"
+    title = one if fits else "No one or two changes of flags are enough; these save most:"
     lines: list[Line] = [(), line(INDENT + title)]
     for advice in report.advice:
         lines.extend(wrap(advice.change, width=width, first=INDENT * 2, rest=INDENT * 3, style=KEY))
