@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from analyzer.errors import CHECK_FAILED, DOES_NOT_FIT, FITS, AnalyzerError, InputError
 
@@ -77,6 +77,8 @@ def run(argv: list[str]) -> int:
             report, engine=options.engine, argv=_command(argv), environ=environ, tolerance=options.tolerance
         )
     _write(report, options, compared)
+    if any(each.comparison.failures for each in compared):
+        return CHECK_FAILED
     if report.verdict.fits is False:
         return DOES_NOT_FIT
     if options.launch:
@@ -139,13 +141,14 @@ def _record(report: Report, options: InfoOptions, argv: list[str]) -> None:
 def _write(report: Report, options: InfoOptions, compared: tuple[Compared, ...]) -> None:
     """The JSON report where it was asked for, and the console's unless standard output is taken by the JSON."""
     if options.json is not None:
-        from analyzer.report.json_report import dumps, to_json, write_json
+        from analyzer.report.json_report import dumps, to_json, write_text
 
+        document = dumps({**to_json(report), **_comparisons(compared)})
         if options.json == "-":
             with _standard_output() as stream:
-                stream.write(dumps(to_json(report)))
+                stream.write(document)
             return
-        write_json(report, options.json)
+        write_text(document, options.json)
     from analyzer.report.console import print_report
 
     with _standard_output() as stream:
@@ -155,6 +158,15 @@ def _write(report: Report, options: InfoOptions, compared: tuple[Compared, ...])
 
             for each in compared:
                 print_comparison(each.comparison, each.header, stream=stream)
+
+
+def _comparisons(compared: tuple[Compared, ...]) -> dict[str, Any]:
+    """What `--info-engine both` adds to the JSON report."""
+    if not compared:
+        return {}
+    from analyzer.report.comparison_section import comparison_json
+
+    return {"comparisons": [comparison_json(each.comparison, each.header) for each in compared]}
 
 
 @contextmanager

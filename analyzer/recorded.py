@@ -74,6 +74,8 @@ class _Fold:
     """Of the mark that was entered last."""
     microbatch: int = -1
     """Of the mark that was entered last and has one."""
+    unnamed: list[Block] = field(default_factory=list)
+    """Made in a forward whose microbatch no mark has named yet: its batch."""
     saved: dict[str, list[int]] = field(default_factory=dict)
     collectives: Counter[CollectiveKey] = field(default_factory=Counter)
     iterations: list[RecordedIteration] = field(default_factory=list)
@@ -130,13 +132,15 @@ def _allocate(state: _Fold, event: Allocation) -> None:
         return
     inner = state.stack[-1] if state.stack else None
     size = round_up(event.bytes, BLOCK)
-    state.live[event.pointer] = Block(
+    block = state.live[event.pointer] = Block(
         bytes=size,
         module=inner.name if inner else "",
         phase=inner.phase if inner else "",
         microbatch=state.microbatch,
         iteration=inner.iteration if inner else -1,
     )
+    if inner is not None and inner.phase == "forward" and inner.microbatch < 0:
+        state.unnamed.append(block)
     state.recent.append(event.pointer)
     state.current += size
     if state.current > state.peak:
@@ -168,6 +172,10 @@ def _mark(state: _Fold, mark: Mark) -> None:
     state.phase = mark.phase
     if mark.microbatch >= 0:
         state.microbatch = mark.microbatch
+        if mark.phase == "forward":
+            for block in state.unnamed:
+                block.microbatch = mark.microbatch
+            state.unnamed = []
 
 
 def _end_iteration(state: _Fold) -> None:

@@ -11,7 +11,7 @@ from analyzer.modules.tree import Module
 from analyzer.results import RankMemory
 from analyzer.specs import Launch
 from analyzer.units import KIB, MIB
-from tests.launch_of import launch_of
+from tests.launch_of import BLACKWELL, HOPPER, launch_of
 
 S, H, LAYERS = 2048, 1024, 8
 HIDDEN = 2 * S * H
@@ -127,6 +127,16 @@ def test_what_megatron_refuses(line: str, option: str, remedy: str) -> None:
         launch_of(line)
     assert option in str(refused.value)
     assert remedy in str(refused.value)
+
+
+def test_segments_that_grow_need_nccl_kept_from_registering_them() -> None:
+    """`TECudaGraphHelper.__init__` asserts it; Megatron's own graphs do before Blackwell."""
+    growing = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    for line, gpu in ((TE, HOPPER), (TE, BLACKWELL), ("--cuda-graph-impl local", HOPPER)):
+        with pytest.raises(InputError, match="NCCL_GRAPH_REGISTER=0"):
+            launch_of(line, environ=growing, gpu=gpu)
+        launch_of(line, environ={**growing, "NCCL_GRAPH_REGISTER": "0"}, gpu=gpu)
+    launch_of("--cuda-graph-impl local", environ=growing, gpu=BLACKWELL)
 
 
 def test_emptied_modules_keep_their_parameters() -> None:

@@ -41,9 +41,11 @@ def recorded_report(report: Report, traces: Mapping[int, Path], *, settings: All
         verdict=verdict(ranks, report.launch.hardware, note=report.verdict.note),
         assumptions=(
             *report.assumptions,
-            f"Memory is of a run of the real code on tensors without data: {versions}.",
+            f"Memory is of a run of the real code on tensors without data: {versions}. Its bytes are those of blocks as PyTorch's "
+            "allocator hands them out, which may be larger than their tensors; formulas are held against the tensors.",
             "Communication is by formula; --info-engine both holds the recorded calls against it.",
             *warnings(installed()),
+            *_other_release(report.launch.megatron, installed()["megatron-core"]),
         ),
     )
 
@@ -67,6 +69,13 @@ def _memory(launch: Launch, found: Replayed) -> RankMemory:
         device_bytes=found.peak_reserved + outside_allocator_bytes(launch),
         device_range_bytes=device_range(launch, peak=found.peak_reserved, reserved=found.peak_reserved),
     )
+
+
+def _other_release(described: str, ran: str) -> tuple[str, ...]:
+    """A word where formulas and run are not of one release."""
+    if described.split(".")[:2] == ran.split(".")[:2]:
+        return ()
+    return (f"The shadow ran megatron-core {ran}, which is installed; formulas and options are of {described}.",)
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,18 @@ READ: Final[dict[str, frozenset[str]]] = {
 """Fields by spec. Those that only change values or start-up, or that the installed release decides by itself, are among them."""
 
 
+_NAMES: Final = {
+    "Launch.fsdp": "fully sharded data parallelism",
+    "Launch.graphs": "CUDA graphs",
+    "Launch.activation_offload": "activations on the host",
+    "RuntimeSpec.overlap_moe_expert_parallel_comm": "two microbatches side by side (--overlap-moe-expert-parallel-comm)",
+    "OptimizerSpec.muon": "Muon",
+    "RuntimeSpec.tp_comm_overlap": "--tp-comm-overlap",
+    "MoeSpec.imbalance": "--info-moe-imbalance",
+}
+"""Fields as users know them."""
+
+
 def check_supported(launch: Launch) -> None:
     """Raises UnsupportedError for the first field that is set and that the step would ignore."""
     if launch.model.implementation == "legacy":
@@ -79,7 +91,7 @@ def check_supported(launch: Launch) -> None:
         )
     for name in _ignored(launch):
         raise UnsupportedError(
-            "--info-engine shadow", f"the recorded step does not take {name} into account yet", "use --info-engine formula"
+            "--info-engine shadow", f"the recorded step does not run {_NAMES.get(name, name)}", "use --info-engine formula"
         )
 
 

@@ -97,7 +97,7 @@ def build(
     side_by_side = check_side_by_side(
         arguments, model=model, grid=grid, virtual=stages.virtual, recompute=recompute, precision=precision
     )
-    graphs = check_graphs(arguments, model=model, recompute=recompute)
+    graphs = check_graphs(arguments, model=model, recompute=recompute, environ=environ, gpu=gpu)
     activation_offload = check_activation_offload(
         arguments, model=model, pipeline=grid.pipeline, recompute=recompute, graphs=graphs
     )

@@ -137,8 +137,9 @@ def _value(flag: str, word: str | None) -> Any:
 def _size(flag: str, word: str) -> int:
     try:
         return parse_size(word)
-    except ValueError:
-        raise InputError(flag, f"{word!r} is not a size of memory", "write one such as 80GiB or 80GB") from None
+    except ValueError as error:
+        fault = f"{word!r} is not a size of memory" + (f": {error}" if "unit, as" in str(error) else "")
+        raise InputError(flag, fault, "write one such as 80GiB or 80GB") from None
 
 
 def _number(flag: str, word: str, *, least: int) -> int:

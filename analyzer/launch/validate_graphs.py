@@ -6,6 +6,7 @@ Megatron: `validate_args` and `TransformerConfig.__post_init__`, 0.16.1. Before 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, Literal, cast
 
 from analyzer.errors import InputError
@@ -14,12 +15,14 @@ from analyzer.specs import GraphSpec
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
-    from analyzer.specs import ModelSpec, RecomputeSpec
+    from analyzer.specs import HardwareSpec, ModelSpec, RecomputeSpec
 
 SCOPES: Final = ("attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba", "full_iteration")
 
 
-def check_graphs(arguments: Arguments, *, model: ModelSpec, recompute: RecomputeSpec) -> GraphSpec | None:
+def check_graphs(
+    arguments: Arguments, *, model: ModelSpec, recompute: RecomputeSpec, environ: Mapping[str, str], gpu: HardwareSpec
+) -> GraphSpec | None:
     """How graphs are captured; None without any. Raises InputError for what Megatron refuses."""
     implementation, named = _implementation(arguments)
     if implementation == "none":
@@ -31,6 +34,7 @@ def check_graphs(arguments: Arguments, *, model: ModelSpec, recompute: Recompute
         raise InputError(named, "transformer_engine does not capture whole iterations", "use --cuda-graph-impl local")
     if model.implementation != "transformer_engine" and implementation == "transformer_engine":
         raise InputError(named, "needs the layers of Transformer Engine", "use --transformer-impl transformer_engine")
+    _check_segments(named, implementation, environ=environ, gpu=gpu)
     _check_experts(arguments, model, scope)
     if recompute.granularity == "full" and scope != ("full_iteration",):
         raise InputError(
@@ -69,6 +73,19 @@ def _scope(arguments: Arguments) -> tuple[str, ...]:
         if word not in SCOPES:
             raise InputError(option(arguments, dest), f"{word!r} is no part of a layer", f"use some of {', '.join(SCOPES)}")
     return tuple(scope for scope in SCOPES if scope in asked)
+
+
+def _check_segments(named: str, implementation: str, *, environ: Mapping[str, str], gpu: HardwareSpec) -> None:
+    """Segments that grow need NCCL kept from registering them (core/transformer/cuda_graphs.py, 0.16.1).
+
+    For Megatron's own graphs on GPUs before Blackwell only.
+    """
+    growing = "expandable_segments:True" in environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+    blackwell = gpu.compute_capability is not None and gpu.compute_capability >= (10, 0)
+    if growing and environ.get("NCCL_GRAPH_REGISTER") != "0" and not (implementation == "local" and blackwell):
+        raise InputError(
+            named, "does not go with expandable_segments:True in PYTORCH_CUDA_ALLOC_CONF", "export NCCL_GRAPH_REGISTER=0"
+        )
 
 
 def _check_experts(arguments: Arguments, model: ModelSpec, scope: tuple[str, ...]) -> None:
