@@ -42,7 +42,7 @@ def transformer_config(launch: Launch) -> Any:
         "attention_softmax_in_fp32": model.attention_softmax_in_fp32,
         "apply_query_key_layer_scaling": model.apply_query_key_layer_scaling,
         "apply_rope_fusion": model.rope_fusion,
-        "persist_layer_norm": True,
+        "persist_layer_norm": not (model.implementation == "local" and model.normalization == "RMSNorm"),
         **({} if model.softmax_type == "vanilla" else {"softmax_type": model.softmax_type}),  # older releases know only that one
         "activation_func_clamp_value": 7.0 if model.activation_clamped else None,  # any value
         "mtp_num_layers": model.mtp_num_layers or None,

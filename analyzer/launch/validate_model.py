@@ -26,6 +26,16 @@ _POSITIONS: Final = ("learned_absolute", "rope", "yarn", "none")
 """yarn (core 0.19 on) rotates as rope does, by other angles."""
 
 
+def _local_norm_assumption(arguments: Arguments, *, implementation: Implementation) -> tuple[str, ...]:
+    """RMSNorm of the local layers is torch's own (`LocalSpecProvider.layer_norm`, `WrappedTorchNorm`), which is bare."""
+    if implementation != "local" or arguments.get("normalization") != "RMSNorm":
+        return ()
+    return (
+        "--normalization RMSNorm of the local layers is torch's own: Megatron starts with --no-persist-layer-norm and without "
+        "--sequence-parallel only; its fp32 copies are not counted, so the prediction is too low.",
+    )
+
+
 def check_model(
     arguments: Arguments,
     *,
@@ -107,6 +117,7 @@ def check_model(
         fp16_lm_cross_entropy=switched_on(arguments, "fp16_lm_cross_entropy"),
         mla=mla,
     )
+    chosen += _local_norm_assumption(arguments, implementation=implementation)
     return model, chosen + _layer_scaling_assumption(scaling, implementation=implementation, environ=environ)
 
 
