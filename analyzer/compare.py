@@ -148,20 +148,20 @@ def _of_node(
     for child in module.children:
         yield from _of_node(child, path=here, layer=layer, stream=stream, layers=layers)
     if module.name == "layers":
-        stream[0] = layer
+        stream[0] = layer if module.children else stream[0]
     elif module.name == "eh_proj":  # whose output is gathered where it is in parts
         stream[0] = layer if module.collectives else here
     elif module.name == "embedding" and any(child.saved for child in module.children):  # not where it lends its weight alone
-        stream[0] = (
-            "embedding.embedding_dropout" if any(child.name == "embedding_dropout" for child in module.children) else "embedding"
-        )
+        stream[0] = f"embedding.{module.output_of}" if module.output_of else "embedding"
 
 
 def _skip_layers(module: Module, layers: Iterator[int], stream: list[str], path: str) -> None:
     """Counts the layers under a checkpoint, whose own tensors are not kept."""
     for child in module.children:
         if child.name == "layers":
-            stream[0] = f"{path}.layers.{next(layers)}" if path else f"layers.{next(layers)}"
+            name = f"layers.{next(layers)}"
+            if child.children:
+                stream[0] = f"{path}.{name}" if path else name
 
 
 def _maker(tensor: Tensor, *, here: str, layer: str, stream: str) -> str | None:

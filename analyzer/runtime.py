@@ -25,6 +25,8 @@ YARN_POSITIONS = 4096
 """`MLATransformerConfig.original_max_position_embeddings`, which no option of the training script changes."""
 LATENT = ("linear_q_proj", "linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj", "linear_kv_up_proj")
 LINEAR = ("linear_qkv", *LATENT, "linear_proj", "linear_fc1", "linear_fc2", "eh_proj")
+REPLACED = ("self_attention", "mlp")
+"""Branches that may be one linear layer themselves, with a weight of their own (`BlockSpec`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +169,7 @@ def _dummy_weight_gradients(shapes: Shapes, trees: Sequence[Module]) -> Iterator
             if module.name == "output_layer":  # its weight may be the word embedding's
                 rows = shapes.model.padded_vocab_size // shapes.t
                 weights.setdefault(((rows, shapes.model.hidden_size), shapes.dtype), module.name)
-            elif module.name in LINEAR:
+            elif module.name in (*LINEAR, *REPLACED):
                 for parameter in module.parameters:
                     if parameter.name == "weight":  # of experts, one each: the last two dimensions
                         weights.setdefault((parameter.shape[-2:], parameter.dtype), module.name)

@@ -80,6 +80,20 @@ class MlaSpec:
         return self.qk_head_dim + self.qk_pos_emb_head_dim
 
 
+Branch = Literal["full", "linear", "none"]
+"""What a branch of a layer is: itself, one linear layer in its place, or nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSpec:
+    """One decoder layer of a model whose layers differ (`--heterogeneous-layers-config-path`)."""
+
+    attention: Branch = "full"
+    feed_forward: Branch = "full"
+    ffn_hidden_size: int | None = None
+    """Width of the feed-forward branch where it is a full one; None for that of the model."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """A GPT decoder as Megatron would build it."""
@@ -139,6 +153,8 @@ class ModelSpec:
     fp16_lm_cross_entropy: bool = False
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
+    blocks: tuple[BlockSpec, ...] = ()
+    """For each decoder layer what it is made of, where they differ by configuration; else empty."""
     mtp_num_layers: int = 0
     """Multi-token-prediction depths, after the last decoder layer."""
 

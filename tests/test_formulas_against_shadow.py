@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(
     reason="the shadow extra (torch, megatron-core, transformer-engine) is not installed",
 )
 
+LAYERS = Path(__file__).parent / "data" / "different_layers.json"
 BASE = (
     "--nproc-per-node 8 pretrain_gpt.py --num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 1024 "
     "--max-position-embeddings 1024 --micro-batch-size 2 --global-batch-size 16 --train-iters 10 --lr 1e-4 "
@@ -60,6 +61,9 @@ DEEPSEEK = (
     "--moe-router-pre-softmax --moe-router-enable-expert-bias --moe-router-dtype fp32 --moe-permute-fusion "
     "--moe-router-load-balancing-type seq_aux_loss --moe-aux-loss-coeff 1e-4 --mtp-num-layers 1 "
 )
+DIFFERENT = (
+    f"{LLAMA} --num-layers 8 --use-rotary-position-embeddings --use-rope-scaling --heterogeneous-layers-config-path {LAYERS} "
+)
 GRID = {
     "gpt": "--bf16",
     "gpt, tp2": "--bf16 --tensor-model-parallel-size 2",
@@ -79,6 +83,11 @@ GRID = {
     "gpt, half offloaded": f"--bf16 {OFFLOAD} --optimizer-offload-fraction 0.5 --manual-gc",
     "gpt, offloaded": f"--bf16 --tensor-model-parallel-size 2 {OFFLOAD} --grad-reduce-in-bf16 --manual-gc",
     "gpt, nothing offloaded": f"--bf16 {OFFLOAD} --optimizer-offload-fraction 0 --grad-reduce-in-bf16 --manual-gc",
+    "layers that differ": f"--bf16 {DIFFERENT} --micro-batch-size 1",
+    "layers that differ, tp2": f"--bf16 {DIFFERENT} --micro-batch-size 1 --tensor-model-parallel-size 2",
+    "layers that differ, recomputed": f"--bf16 {DIFFERENT} --recompute-granularity full --recompute-method uniform "
+    "--recompute-num-layers 1",
+    "llama, tp2, one sample": f"--bf16 {LLAMA} --micro-batch-size 1 --tensor-model-parallel-size 2",
     "llama, interleaved pp4": f"--bf16 {LLAMA} --num-layers 16 --pipeline-model-parallel-size 4 "
     "--num-layers-per-virtual-pipeline-stage 1 --global-batch-size 64",
     "llama, two predictions, tp2 sp": f"--bf16 {LLAMA} --mtp-num-layers 2 --tensor-model-parallel-size 2 --sequence-parallel",

@@ -88,6 +88,7 @@ VARIANTS = [
     "--moe-token-dispatcher-type alltoall",
     "--num-experts 8 --expert-model-parallel-size 2 --disable-bias-linear --moe-token-dispatcher-type flex",
     "--fp4-format e2m1",
+    "--heterogeneous-layers-config-path config.json",
 ]
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 
 import torch
 
 from allocator_hook.step.versions import known_to
-from analyzer.specs import Launch
+from analyzer.specs import Branch, Launch
 
 TORCH_DTYPES: Final = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -17,6 +18,10 @@ def transformer_config(launch: Launch) -> Any:
     from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 
     config_class = MLATransformerConfig if launch.model.mla is not None else TransformerConfig
+    if launch.model.blocks:
+        from megatron.core.transformer.heterogeneous.heterogeneous_config import HeterogeneousTransformerConfig
+
+        config_class = HeterogeneousTransformerConfig
     model, parallel, runtime = launch.model, launch.parallel, launch.runtime
     dtype = TORCH_DTYPES[launch.precision.parameters]
     options = {
@@ -48,6 +53,7 @@ def transformer_config(launch: Launch) -> Any:
         "mtp_num_layers": model.mtp_num_layers or None,
         "mtp_loss_scaling_factor": 0.1 if model.mtp_num_layers else None,  # likewise
         **_window(launch),
+        **_blocks(launch),
         "attention_backend": attention_backend(launch),
         "transformer_impl": model.implementation,
         "cross_entropy_loss_fusion": model.cross_entropy != "unfused",
@@ -101,6 +107,30 @@ def _yarn(launch: Launch) -> dict[str, Any]:
         "yarn_mscale_all_dim": 1.0,
         "yarn_correction_range_round_to_int": True,
     }
+
+
+def _blocks(launch: Launch) -> dict[str, Any]:
+    """Layers that differ, as the JSON that `HeterogeneousTransformerConfig` reads."""
+    model = launch.model
+    if not model.blocks:
+        return {}
+
+    def branch(kind: Branch, **sizes: int | None) -> dict[str, Any]:
+        full = kind == "full"
+        return {
+            "no_op": kind == "none",
+            "replace_with_linear": kind == "linear",
+            **{name: size if full else None for name, size in sizes.items()},
+        }
+
+    layers = [
+        {
+            "attention": branch(block.attention, num_query_groups=model.num_query_groups),
+            "mlp": branch(block.feed_forward, ffn_hidden_size=block.ffn_hidden_size),
+        }
+        for block in model.blocks
+    ]
+    return {"heterogeneous_layers_config_encoded_json": json.dumps({"block_configs": layers})}
 
 
 def _window(launch: Launch) -> dict[str, Any]:

@@ -22,6 +22,10 @@ def layer_spec(launch: Launch, config: Any, *, virtual_stage: int | None) -> Any
         return block(
             config, use_transformer_engine=te, **known_to(block, normalization=config.normalization, vp_stage=virtual_stage)
         )
+    if launch.model.blocks:
+        from megatron.core.models.gpt.heterogeneous.heterogeneous_layer_specs import get_gpt_heterogeneous_layer_spec
+
+        return get_gpt_heterogeneous_layer_spec(config, use_te=True)
     return _alike(launch, config)
 
 

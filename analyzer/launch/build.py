@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from analyzer.launch.inert import inert_options
 from analyzer.launch.supported import assumptions_of, refuse_unmodelled
@@ -28,6 +28,9 @@ from analyzer.launch.validate_runtime import check_runtime, check_sequence_paral
 from analyzer.launch.validate_shape import check_shape
 from analyzer.launch.vocabulary import read_vocabulary
 from analyzer.specs import HardwareSpec, Launch, ParallelSpec
+
+DIFFERENT_LAYERS: Final = ("heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json")
+"""Options of a model whose layers differ."""
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
@@ -94,6 +97,19 @@ def build(
     )
     model = replace(model, moe=moe, mtp_num_layers=check_mtp(arguments, model=model, context=grid.context))
     recompute = check_recompute(arguments, model=model, tensor=grid.tensor, sequence_parallel=sequence_parallel)
+    if [dest for dest in DIFFERENT_LAYERS if arguments.get(dest) is not None]:
+        from analyzer.launch.validate_layers import check_layers  # a millisecond that most launches need not spend
+
+        blocks = check_layers(
+            arguments,
+            model=model,
+            tensor=grid.tensor,
+            sequence_parallel=sequence_parallel,
+            virtual=stages.virtual,
+            recompute=recompute,
+            folder=folder,
+        )
+        model = replace(model, blocks=blocks)
     side_by_side = check_side_by_side(
         arguments, model=model, grid=grid, virtual=stages.virtual, recompute=recompute, precision=precision
     )

@@ -26,6 +26,7 @@ _MODELLED: Final = """
     first_last_layers_bf16 fp16 fp16_lm_cross_entropy fp32_residual_connection fp8 fp8_amax_history_len
     fp8_param_gather fp8_recipe fsdp_double_buffer global_batch_size grad_reduce_in_bf16
     gradient_accumulation_fusion group_query_attention hidden_dropout hidden_size
+    heterogeneous_layers_config_encoded_json heterogeneous_layers_config_path
     hierarchical_context_parallel_sizes init_model_with_meta_device kv_channels kv_lora_rank log_num_zeros_in_grad
     log_params_norm loss_scale lr_decay_samples lr_warmup_samples main_grads_dtype main_params_dtype
     make_vocab_size_divisible_by manual_gc masked_softmax_fusion max_position_embeddings megatron_fsdp_grad_comm_dtype

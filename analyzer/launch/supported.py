@@ -34,8 +34,6 @@ _UNSET: Final[tuple[object, ...]] = (None, False, 0, "", (), "none")
 
 REFUSED: Final[dict[str, tuple[str, str]]] = {
     # models other than a GPT
-    "heterogeneous_layers_config_path": ("layers that differ from each other are not modelled", _WITHOUT),
-    "heterogeneous_layers_config_encoded_json": ("layers that differ from each other are not modelled", _WITHOUT),
     "is_hybrid_model": ("hybrids of Mamba and attention are not modelled", _DENSE),
     "hybrid_layer_pattern": ("hybrids of Mamba and attention are not modelled", _DENSE),
     "hybrid_override_pattern": ("hybrids of Mamba and attention are not modelled", _DENSE),

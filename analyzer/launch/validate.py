@@ -2,7 +2,7 @@
 
 The checks themselves lie by topic in `validate_parallel`, `validate_pipeline`, `validate_shape`, `validate_model`,
 `validate_mla`, `validate_moe`, `validate_router`, `validate_mtp`, `validate_batch`, `validate_precision`,
-`validate_optimizer`, `validate_recompute` and `validate_runtime`. They follow Megatron's `validate_args` and the
+`validate_optimizer`, `validate_recompute`, `validate_layers` and `validate_runtime`. They follow Megatron's `validate_args` and the
 `__post_init__` of its configs, read in core 0.16.1 unless a line says otherwise.
 """
 

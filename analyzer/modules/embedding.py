@@ -90,7 +90,16 @@ def embedding(shapes: Shapes) -> Module:
                 source="torch.nn.Dropout",
             )
         )
-    return Module(name="embedding", children=tuple(children), source="LanguageModelEmbedding")
+    return Module(name="embedding", children=tuple(children), output_of=_last_maker(shapes), source="LanguageModelEmbedding")
+
+
+def _last_maker(shapes: Shapes) -> str:
+    """Who makes the result: turning [b, s, h] round copies unless b is 1, and sequence parallelism clones its part."""
+    model = shapes.model
+    if model.hidden_dropout > 0:
+        return "embedding_dropout"
+    copied = shapes.b > 1 or shapes.sp or model.position_embedding == "learned_absolute" or model.fp32_residual_connection
+    return "" if copied else "word_embeddings"
 
 
 def batch(shapes: Shapes, *, tokens: bool, labels: bool) -> Module:

@@ -5,14 +5,19 @@ Source: core/transformer/transformer_layer.py and transformer_block.py _checkpoi
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 from analyzer.modules.attention import self_attention
 from analyzer.modules.dropout import bias_dropout_add
+from analyzer.modules.linear import gathered_linear
 from analyzer.modules.mlp import mlp
 from analyzer.modules.norm import standalone_norm
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import LAYER, STREAM, Collective, Module, Tensor
+from analyzer.specs import BlockSpec
+
+_ALL_OF_IT: Final = BlockSpec()
 
 
 class LayerKind(NamedTuple):
@@ -29,6 +34,8 @@ class LayerKind(NamedTuple):
     """Not offloaded to the host: its backward comes next."""
     on_host: bool = False
     """Offloaded as a whole."""
+    block: BlockSpec = _ALL_OF_IT
+    """What it is made of, where layers differ by configuration."""
 
     def build(self, shapes: Shapes, *, input_shares: str = "") -> Module:
         """A layer of this kind."""
@@ -36,7 +43,9 @@ class LayerKind(NamedTuple):
             shapes = shapes.in_16_bit
         if self.other_kernel:
             shapes = shapes.windowed
-        layer = transformer_layer(shapes, mixture=self.mixture, input_shares=input_shares)
+        if self.block.ffn_hidden_size is not None:
+            shapes = shapes.of_width(self.block.ffn_hidden_size)
+        layer = transformer_layer(shapes, mixture=self.mixture, input_shares=input_shares, block=self.block)
         if shapes.launch.activation_offload is None or self.stays:
             return layer
         from analyzer.modules.offload import offloaded, offloaded_whole  # a millisecond that most launches need not spend
@@ -44,13 +53,15 @@ class LayerKind(NamedTuple):
         return offloaded_whole(layer) if self.on_host else offloaded(shapes.launch.activation_offload, layer)
 
 
-def transformer_layer(shapes: Shapes, *, mixture: bool = False, input_shares: str = "") -> Module:
+def transformer_layer(shapes: Shapes, *, mixture: bool = False, input_shares: str = "", block: BlockSpec = _ALL_OF_IT) -> Module:
     """[s, b, h] → [s, b, h], with experts where `mixture`. `input_shares` says that a checkpoint already keeps its input.
 
     Transformer Engine fuses the norms into the projections after them, but for latent attention and mixtures.
 
     While a branch runs backward, the gradient of the residual stream waits beside it.
     """
+    if block.attention != "full" or block.feed_forward != "full":
+        return _with_replacements(shapes, block, input_shares=input_shares)
     te = shapes.model.implementation == "transformer_engine"
     fused = te and shapes.model.mla is None
     norms = () if fused else (standalone_norm(shapes, "input_layernorm", input_made_in=STREAM, input_shares=input_shares),)
@@ -66,6 +77,29 @@ def transformer_layer(shapes: Shapes, *, mixture: bool = False, input_shares: st
             _mixture(shapes) if mixture else mlp(shapes, fused_norm=te),
             bias_dropout_add(shapes, "mlp_bda"),
         ),
+        source="megatron.core.transformer.TransformerLayer",
+    )
+
+
+def _with_replacements(shapes: Shapes, block: BlockSpec, *, input_shares: str) -> Module:
+    """A layer of Transformer Engine, a branch of which is one linear layer, or is not there."""
+    here = {"input_made_in": STREAM, "input_shares": input_shares}
+    children: tuple[Module, ...] = ()
+    if block.attention != "none":
+        if block.attention == "full":
+            branch = self_attention(shapes, fused_norm=True, input_shares=input_shares)
+        else:
+            branch = gathered_linear(shapes, "self_attention", **here)
+        children = (branch, bias_dropout_add(shapes, "self_attn_bda"))
+        here = {"input_made_in": LAYER, "input_shares": ""}
+    if block.feed_forward != "none":
+        full = block.feed_forward == "full"
+        branch = mlp(shapes, fused_norm=True, **here) if full else gathered_linear(shapes, "mlp", **here)
+        children += (branch, bias_dropout_add(shapes, "mlp_bda"))
+    return Module(
+        name="layers",
+        backward_workspace=(shapes.hidden("residual gradient", dtype=shapes.residual_dtype),) if children else (),
+        children=children,
         source="megatron.core.transformer.TransformerLayer",
     )
 
@@ -94,13 +128,16 @@ def checkpointed(shapes: Shapes, *, kinds: tuple[LayerKind, ...]) -> Module:
         kept = Tensor(name=kept.name, shape=(s * b * h // shapes.t,), dtype=kept.dtype, formula=kept.formula + "/t")
         gather = shapes.tp("all_gather", "recompute")
     first = kinds[0].build(shapes, input_shares="" if distributed else "checkpoint input")
+    children = (first, *(kind.build(shapes) for kind in kinds[1:]))
+    if not distributed and not any(child.children for child in children):  # its input goes on to the next one that keeps it
+        kept = replace(kept, shares="output")
     return Module(
         name="checkpoint",
         function=True,
         saved=(kept,),
-        backward_workspace=shapes.made_again,
+        backward_workspace=() if kept.shares else shapes.made_again,
         collectives=gather,
-        children=(first, *(kind.build(shapes) for kind in kinds[1:])),
+        children=children,
         recomputed=True,
         source="tensor_parallel.checkpoint",
     )

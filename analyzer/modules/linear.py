@@ -6,6 +6,8 @@ megatron/core/tensor_parallel/layers.py (0.16.1) for the local implementation, w
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from analyzer.modules.norm import norm_parameters, norm_statistics
 from analyzer.modules.quantized import (
     backward_input,
@@ -115,6 +117,34 @@ def column_parallel(
         ),
         collectives=column_collectives(shapes),
         source="TELayerNormColumnParallelLinear" if fused_norm else "ColumnParallelLinear",
+    )
+
+
+def gathered_linear(shapes: Shapes, name: str, *, input_made_in: str, input_shares: str = "") -> Module:
+    """h → h in the place of attention or of the feed-forward block, its norm fused in; the output is gathered.
+
+    Under sequence parallelism Megatron fails with it, and `validate_layers` refuses it.
+    Source: core/transformer/heterogeneous/linear_replacements.py (0.16.1).
+    """
+    h = shapes.model.hidden_size
+    linear = column_parallel(
+        shapes,
+        name,
+        width=h // shapes.t,
+        full_width=h,
+        symbol="h/t",
+        bias=shapes.model.bias_linear,
+        fused_norm=True,
+        input_made_in=input_made_in,
+        input_shares=input_shares,
+    )
+    if shapes.t == 1:
+        return linear
+    gathered = (shapes.hidden("parts of all ranks"), shapes.hidden("gathered output"))
+    return replace(
+        linear,
+        forward_workspace=(shapes.wide("output", h // shapes.t, "h/t"), *gathered),
+        collectives=(*linear.collectives, *shapes.tp("all_gather", "forward")),
     )
 
 

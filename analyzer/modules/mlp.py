@@ -45,8 +45,11 @@ def activation(shapes: Shapes, *, width: int, wide: int) -> Module:
     )
 
 
-def mlp(shapes: Shapes, *, fused_norm: bool) -> Module:
-    """[s, b, h] → [s, b, h]; under a checkpoint with `--recompute-modules mlp`."""
+def mlp(shapes: Shapes, *, fused_norm: bool, input_made_in: str = LAYER, input_shares: str = "") -> Module:
+    """[s, b, h] → [s, b, h]; under a checkpoint with `--recompute-modules mlp`.
+
+    `input_made_in` and `input_shares` are of the tensor that its norm reads, where that is fused.
+    """
     model = shapes.model
     width = model.ffn_hidden_size // shapes.t
     gates = 2 if model.gated else 1
@@ -59,8 +62,8 @@ def mlp(shapes: Shapes, *, fused_norm: bool) -> Module:
             symbol="2·f/t" if model.gated else "f/t",
             bias=model.bias_linear,
             fused_norm=fused_norm,
-            input_made_in=LAYER if fused_norm else "pre_mlp_layernorm",
-            input_shares="mlp input" if shapes.recomputes("mlp") and fused_norm else "",
+            input_made_in=input_made_in if fused_norm else "pre_mlp_layernorm",
+            input_shares="mlp input" if shapes.recomputes("mlp") and fused_norm else input_shares,
         ),
         activation(shapes, width=width, wide=gates * width),
         row_parallel(

@@ -14,7 +14,7 @@ from analyzer.modules.layer import LayerKind, layers_of_chunk
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Parameter
 from analyzer.results import Chunk
-from analyzer.specs import Launch, ParallelSpec
+from analyzer.specs import BlockSpec, Launch, ParallelSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +73,7 @@ def layer_kinds(launch: Launch, layers: Sequence[int]) -> tuple[LayerKind, ...]:
             in_16_bit=not first < layer <= last,
             other_kernel=bool(windowed) and windowed[layer - 1],
             on_host=layer <= on_host,
+            block=launch.model.blocks[layer - 1] if launch.model.blocks else BlockSpec(),
         )
         for layer in layers
     )

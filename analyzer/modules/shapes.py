@@ -74,6 +74,10 @@ class Shapes:
             return self
         return Shapes(replace(self.launch, model=replace(self.model, attention_backend=self.model.window_backend)))
 
+    def of_width(self, ffn_hidden_size: int) -> Shapes:
+        """The same with a feed-forward block of another width."""
+        return Shapes(replace(self.launch, model=replace(self.model, ffn_hidden_size=ffn_hidden_size)))
+
     @cached_property
     def s_split(self) -> int:
         """Tokens of the residual stream on this rank: s/t under sequence parallelism."""

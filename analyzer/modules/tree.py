@@ -122,6 +122,8 @@ class Module:
     collectives: tuple[Collective, ...] = ()
     children: tuple[Module, ...] = ()
     """In order of execution. A node with children holds its workspace throughout all of them."""
+    output_of: str = ""
+    """The child whose tensor it hands on as its own output; empty where it makes one."""
     function: bool = False
     """A call inside its parent, not a module of Megatron's: what it allocates, the parent is seen to allocate."""
     recomputed: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from analyzer.report.names import plural
 from analyzer.report.text import INDENT, KEY, Line, heading, wrap
 from analyzer.results import Report
-from analyzer.specs import Launch
+from analyzer.specs import Launch, ModelSpec
 from analyzer.units import format_count
 
 ENGINES = {"formula": "by formula", "shadow": "by shadow recording", "both": "by formula and shadow recording"}
@@ -34,9 +34,18 @@ def _model(launch: Launch) -> str:
         heads += f" in {model.num_query_groups} groups"
     padded = f" (padded to {model.padded_vocab_size:,})" if model.padded_vocab_size != model.vocab_size else ""
     return (
-        f"GPT, {model.num_layers} layers, hidden size {model.hidden_size:,}, feed-forward {model.ffn_hidden_size:,}, {heads}, "
+        f"GPT, {model.num_layers} layers, hidden size {model.hidden_size:,}, {_feed_forward(model)}, {heads}, "
         f"vocabulary {model.vocab_size:,}{padded}, {_more(launch)}{launch.precision.parameters}{_quantized(launch)}."
     )
+
+
+def _feed_forward(model: ModelSpec) -> str:
+    """Its width, or the widths where layers differ by configuration."""
+    full = [block for block in model.blocks if block.feed_forward == "full"]
+    widths = {block.ffn_hidden_size or model.ffn_hidden_size for block in full} if model.blocks else {model.ffn_hidden_size}
+    if len(widths) > 1:
+        return f"feed-forward {min(widths):,} to {max(widths):,}"
+    return f"feed-forward {widths.pop():,}" if widths else "no feed-forward"
 
 
 def _more(launch: Launch) -> str:
