@@ -66,7 +66,12 @@ def _activations(words: Words, *, layers: int, h: int, f: int, s: int, b: int, t
 
 def main(paths: list[str]) -> int:
     errors = []
-    for record in (record for path in paths for record in json.loads(Path(path).read_text())):
+    try:
+        records = [record for path in paths for record in json.loads(Path(path).read_text())]
+    except (OSError, ValueError) as error:
+        print(f"records cannot be read: {error}", file=sys.stderr)
+        return 2
+    for record in records:
         if record["kind"] != "dense" or record["rare"] or "--multi-latent-attention" in record["argv"]:
             continue
         runs = [record["measured"]] if "measured" in record else record["measured_per_rank"].values()
