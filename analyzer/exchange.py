@@ -79,8 +79,18 @@ def lingering(launch: Launch, *, pipeline_rank: int) -> Lingering:
     first = pipeline_rank == 0
     sent = () if first else (shapes.hidden("gradient sent to the previous stage"),)
     old = () if first else (shapes.hidden("input of the microbatch before"),)
-    received = (shapes.hidden("gradient received from the next stage"),) if pipeline_rank < parallel.pipeline - 1 else ()
+    received = received_gradient(launch) if pipeline_rank < parallel.pipeline - 1 else ()
     return Lingering(forward=(*sent, *old, *received), backward=sent)
+
+
+def received_gradient(launch: Launch) -> tuple[Tensor, ...]:
+    """[s, b, h]: what the next stage sent back, which the loop of 1F1B names throughout the backward.
+
+    Not in interleaved schedules: run without a GPU, the first chunk of Llama 3.1 405B does not hold it at its fullest instant.
+    """
+    if launch.parallel.virtual_pipeline is not None:
+        return ()
+    return (Shapes(launch).hidden("gradient received from the next stage"),)
 
 
 def _interleaved(launch: Launch) -> Lingering:

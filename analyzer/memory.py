@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from analyzer.blocks import is_replayed, refined
 from analyzer.device import SEGMENT, device_range, outside_allocator_bytes, reserved_bytes
-from analyzer.exchange import Stages, kept_inputs, lingering
+from analyzer.exchange import Stages, kept_inputs, lingering, received_gradient
 from analyzer.iteration import Peak, Surroundings, fullest_instant, order_of
 from analyzer.modules.model import ChunkKind, build, kind_of, parameters
 from analyzer.modules.shapes import Shapes
@@ -24,7 +24,7 @@ from analyzer.schedule import Step
 from analyzer.specs import Launch
 from analyzer.stages import chunks
 from analyzer.states import States, shares
-from analyzer.timeline import ChunkTimeline, Point, size, timeline
+from analyzer.timeline import ChunkTimeline, Point, size, timeline, with_received_gradient
 from analyzer.units import round_up
 
 if TYPE_CHECKING:
@@ -49,9 +49,11 @@ def rank_classes_of_tensors(launch: Launch) -> tuple[RankClass, ...]:
 def _tensors(launch: Launch, stages: Sequence[StageModel]) -> tuple[RankClass, ...]:
     cache: dict[int, ChunkTimeline] = {}
     for stage in stages:
-        for tree in stage.trees:
+        for chunk, tree in zip(stage.chunks, stage.trees, strict=True):
             if id(tree) not in cache:
-                cache[id(tree)] = _timeline(launch, tree)
+                line = _timeline(launch, tree)
+                received = () if chunk.post_process else received_gradient(launch)
+                cache[id(tree)] = with_received_gradient(tree, line, received) if received else line
     return tuple(each for stage in stages for each in _stage_classes(launch, stage, tuple(cache[id(tree)] for tree in stage.trees)))
 
 

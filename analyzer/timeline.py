@@ -7,7 +7,7 @@ alive at the worst instant of every module. Nothing here knows pipelines, optimi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -68,6 +68,33 @@ def timeline(tree: Module, *, first: Module | None = None) -> ChunkTimeline:
         backward=tuple(backward_points(tree, before=0, path="", around=())),
         first_forward=() if first is None else tuple(forward_points(first, before=0, path="", held=[])),
     )
+
+
+def with_received_gradient(tree: Module, line: ChunkTimeline, gradient: tuple[Tensor, ...]) -> ChunkTimeline:
+    """The same for a chunk that is sent the gradient of its output, which the schedule names until its backward is over.
+
+    In the last branch of the last layer it is the gradient of the residual stream, which is counted there; once the gradient
+    of that branch was added to it, the sum is another tensor. Source: `output_tensor_grad` of core/pipeline_parallel/schedules.py.
+    """
+    branch = _last_branch(tree)
+    inside = added = False
+    points = []
+    for point in line.backward:
+        was, inside = inside, not branch.isdisjoint(point.path.split("."))
+        added = added or (was and not inside)
+        points.append(replace(point, transient=(*point.transient, *gradient)) if added else point)
+    return replace(line, backward=tuple(points))
+
+
+def _last_branch(tree: Module) -> frozenset[str]:
+    """Names of what the backward of the last layer goes through before it comes to a residual connection."""
+    layers = [module for _, module in tree.walk() if module.name == "layers" and module.children]
+    names: list[str] = []
+    for child in reversed(layers[-1].children if layers else ()):
+        if names and child.name.endswith("_bda"):
+            break
+        names.append(child.name)
+    return frozenset(names)
 
 
 def _join(path: str, module: Module) -> str:

@@ -119,6 +119,10 @@ GRID = {
         f"--bf16 {LLAMA} --pipeline-model-parallel-size 2 --recompute-granularity full --recompute-method uniform "
         "--recompute-num-layers 1"
     ),
+    "llama, one of two layers recomputed, pp2": (
+        f"--bf16 {LLAMA} --pipeline-model-parallel-size 2 --recompute-granularity full --recompute-method block "
+        "--recompute-num-layers 1"
+    ),
     "llama, fp8 tensorwise, tp2 sp": (
         f"--bf16 {LLAMA} --fp8-format e4m3 --fp8-recipe tensorwise --tensor-model-parallel-size 2 --sequence-parallel"
     ),
