@@ -26,7 +26,7 @@ from analyzer.runtime import RuntimeItem, runtime_items
 from analyzer.schedule import Step
 from analyzer.specs import Launch
 from analyzer.states import adam_keeps_masters, remainder_bytes
-from analyzer.units import DTYPE_BYTES, dtype_bytes, round_up
+from analyzer.units import BLOCK, DTYPE_BYTES, dtype_bytes, round_up
 
 MOST_REQUESTS: Final = 25_000
 """For all ranks together: about 30 ms. Beyond it the reserved bytes are an estimate, and blocks as large as tensors."""
@@ -216,7 +216,7 @@ def _hold(allocator: CachingAllocator, sizes: Iterator[int]) -> int:
     for size in sizes:
         if size > SMALL_SIZE:
             allocator.malloc(size)
-            asked += -(-size // 512) * 512
+            asked += round_up(size, BLOCK)
     return asked
 
 

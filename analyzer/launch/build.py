@@ -97,7 +97,7 @@ def build(
     )
     model = replace(model, moe=moe, mtp_num_layers=check_mtp(arguments, model=model, context=grid.context))
     recompute = check_recompute(arguments, model=model, tensor=grid.tensor, sequence_parallel=sequence_parallel)
-    if [dest for dest in DIFFERENT_LAYERS if arguments.get(dest) is not None]:
+    if any(arguments.get(dest) is not None for dest in DIFFERENT_LAYERS):
         from analyzer.launch.validate_layers import check_layers  # a millisecond that most launches need not spend
 
         blocks = check_layers(

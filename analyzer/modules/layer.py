@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from analyzer.modules.attention import self_attention
+from analyzer.modules.core_attention import ATTENTION
 from analyzer.modules.dropout import bias_dropout_add
 from analyzer.modules.linear import gathered_linear
 from analyzer.modules.mlp import mlp
@@ -58,43 +59,31 @@ def transformer_layer(shapes: Shapes, *, mixture: bool = False, input_shares: st
 
     Transformer Engine fuses the norms into the projections after them, but for latent attention and mixtures.
 
-    While a branch runs backward, the gradient of the residual stream waits beside it.
+    A branch that `block` replaces or leaves out takes its norm with it. While a branch runs backward, the gradient of the residual
+    stream waits beside it.
     """
-    if block.attention != "full" or block.feed_forward != "full":
-        return _with_replacements(shapes, block, input_shares=input_shares)
     te = shapes.model.implementation == "transformer_engine"
     fused = te and shapes.model.mla is None
-    norms = () if fused else (standalone_norm(shapes, "input_layernorm", input_made_in=STREAM, input_shares=input_shares),)
-    pre_mlp = () if te and not mixture else (standalone_norm(shapes, "pre_mlp_layernorm", input_made_in=LAYER),)
-    return Module(
-        name="layers",
-        backward_workspace=(shapes.hidden("residual gradient", dtype=shapes.residual_dtype),),
-        children=(
-            *norms,
-            _attention(shapes, fused_norm=fused, input_shares=input_shares),
-            bias_dropout_add(shapes, "self_attn_bda"),
-            *pre_mlp,
-            _mixture(shapes) if mixture else mlp(shapes, fused_norm=te),
-            bias_dropout_add(shapes, "mlp_bda"),
-        ),
-        source="megatron.core.transformer.TransformerLayer",
-    )
-
-
-def _with_replacements(shapes: Shapes, block: BlockSpec, *, input_shares: str) -> Module:
-    """A layer of Transformer Engine, a branch of which is one linear layer, or is not there."""
-    here = {"input_made_in": STREAM, "input_shares": input_shares}
     children: tuple[Module, ...] = ()
+    made_in, shares = STREAM, input_shares
     if block.attention != "none":
-        if block.attention == "full":
-            branch = self_attention(shapes, fused_norm=True, input_shares=input_shares)
+        if not fused:
+            children = (standalone_norm(shapes, "input_layernorm", input_made_in=made_in, input_shares=shares),)
+        if block.attention == "linear":
+            branch = gathered_linear(shapes, ATTENTION, input_made_in=made_in, input_shares=shares)
         else:
-            branch = gathered_linear(shapes, "self_attention", **here)
-        children = (branch, bias_dropout_add(shapes, "self_attn_bda"))
-        here = {"input_made_in": LAYER, "input_shares": ""}
+            branch = _attention(shapes, fused_norm=fused, input_shares=shares)
+        children += (branch, bias_dropout_add(shapes, "self_attn_bda"))
+        made_in, shares = LAYER, ""
     if block.feed_forward != "none":
-        full = block.feed_forward == "full"
-        branch = mlp(shapes, fused_norm=True, **here) if full else gathered_linear(shapes, "mlp", **here)
+        if mixture or not te:
+            children += (standalone_norm(shapes, "pre_mlp_layernorm", input_made_in=LAYER),)
+        if block.feed_forward == "linear":
+            branch = gathered_linear(shapes, "mlp", input_made_in=made_in, input_shares=shares)
+        elif mixture:
+            branch = _mixture(shapes)
+        else:
+            branch = mlp(shapes, fused_norm=te, input_made_in=made_in, input_shares=shares)
         children += (branch, bias_dropout_add(shapes, "mlp_bda"))
     return Module(
         name="layers",
