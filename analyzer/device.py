@@ -41,16 +41,16 @@ def communicators(launch: Launch) -> int:
 
 
 def outside_allocator_bytes(launch: Launch) -> int:
-    """Context, communicators and DeepEP's buffers, which torch's statistics do not show and `nvidia-smi` does."""
+    """Context, communicators and the buffers of the flex dispatcher, which torch's statistics do not show and `nvidia-smi` does."""
     return CONTEXT + communicators(launch) * CHANNELS * CHANNEL_BYTES + _flex_buffers(launch)
 
 
 def _flex_buffers(launch: Launch) -> int:
-    if launch.model.moe is None or launch.model.moe.dispatcher != "flex":
+    if launch.model.moe is None or launch.model.moe.flex is None:
         return 0
-    from analyzer.modules.flex import deepep_buffer_bytes  # a millisecond that most launches need not spend
+    from analyzer.modules.flex import flex_buffer_bytes  # a millisecond that most launches need not spend
 
-    return deepep_buffer_bytes(launch)
+    return flex_buffer_bytes(launch)
 
 
 def device_range(launch: Launch, *, peak: int, reserved: int) -> tuple[int, int]:

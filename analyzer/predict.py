@@ -9,7 +9,7 @@ from analyzer.layout import check_layout, group_count, group_size, groups
 from analyzer.memory import rank_classes, rank_classes_of_tensors
 from analyzer.modules.model import full_model, parameters
 from analyzer.results import Advice, Message, RankClass, Report, StageModel
-from analyzer.specs import Launch
+from analyzer.specs import FlexSpec, Launch
 from analyzer.stages import mtp_rank
 from analyzer.units import GIB
 from analyzer.verdict import verdict
@@ -96,11 +96,8 @@ def _assumptions(launch: Launch, ranks: tuple[RankClass, ...]) -> tuple[str, ...
             "offloaded activations are taken to leave the GPU as soon as their part of the layer is done, and to come back when "
             "their backward starts: too low where copies to the host are slower than the layers"
         )
-    if launch.model.moe is not None and launch.model.moe.dispatcher == "flex":
-        stated.append(
-            "DeepEP sends a token once to a rank with several of its experts: choices are taken to be independent of each other, "
-            "so that activations are slightly too high where routing is limited to groups of experts"
-        )
+    if launch.model.moe is not None and launch.model.moe.flex is not None:
+        stated += _of_flex(launch.model.moe.flex)
     pool = max(rank.memory.graph_pool_bytes for rank in ranks)
     if pool:
         stated.append(
@@ -125,3 +122,16 @@ def _reserved(ranks: tuple[RankClass, ...]) -> str:
         return f"reserved memory: {replay}"
     which = "fullest stage" if replayed == 1 else f"{replayed} fullest stages"
     return f"reserved memory of the {which} of {len(ranks)}: {replay}; of the others: {estimate}"
+
+
+def _of_flex(flex: FlexSpec) -> tuple[str, ...]:
+    """What is taken for granted of the flex dispatcher."""
+    if flex.backend == "hybridep":
+        return (
+            f"HybridEP is taken to find NVLink domains of {flex.nvlink_ranks} ranks, and to hold buffers for the tokens of its "
+            "whole group outside PyTorch: too low where domains are smaller",
+        )
+    return (
+        "DeepEP sends a token once to a rank with several of its experts: choices are taken to be independent of each other, "
+        "so that activations are slightly too high where routing is limited to groups of experts",
+    )

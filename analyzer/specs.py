@@ -22,6 +22,17 @@ Activation = Literal["gelu", "swiglu", "geglu", "quick_geglu", "squared_relu", "
 
 
 @dataclass(frozen=True, kw_only=True)
+class FlexSpec:
+    """The library that the flex dispatcher sends tokens with."""
+
+    backend: Literal["deepep", "hybridep"] = "deepep"
+    sms: int = 20
+    """Multiprocessors that DeepEP's kernels take (`--moe-deepep-num-sms`)."""
+    nvlink_ranks: int = 8
+    """Ranks of a group that HybridEP takes to reach each other over NVLink."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class MoeSpec:
     """Mixture of experts: which layers have it, and how tokens reach their experts."""
 
@@ -39,8 +50,8 @@ class MoeSpec:
     legacy_grouped_gemm: bool = False
     """The experts of one layer in two fused weights, without Transformer Engine."""
     dispatcher: Literal["allgather", "alltoall", "flex"] = "allgather"
-    deepep_sms: int = 20
-    """Multiprocessors that the flex dispatcher's kernels take (`--moe-deepep-num-sms`)."""
+    flex: FlexSpec | None = None
+    """Of the flex dispatcher; None for the others."""
     permute_fusion: bool = False
     capacity_factor: float | None = None
     pad_to_capacity: bool = False

@@ -1,4 +1,4 @@
-"""The flex dispatcher with DeepEP: tokens that arrive, its buffers, and the groups that it knows."""
+"""The flex dispatcher: tokens that arrive, the buffers of DeepEP and HybridEP, and the groups that they know."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from analyzer.device import outside_allocator_bytes
 from analyzer.errors import InputError
 from analyzer.memory import rank_classes
 from analyzer.modules.dispatch import Routing
-from analyzer.modules.flex import arrivals, deepep_buffer_bytes
+from analyzer.modules.flex import arrivals, flex_buffer_bytes
 from analyzer.modules.shapes import Shapes
 from analyzer.units import MIB
 from tests.launch_of import launch_of
 
 MIXTURE = "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --disable-bias-linear --global-batch-size 64"
 FLEX = f"{MIXTURE} --moe-token-dispatcher-type flex --moe-enable-deepep --moe-router-dtype fp32 --expert-model-parallel-size"
+HYBRID = f"{MIXTURE} --moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep --moe-router-dtype fp32 "
+HYBRID += "--expert-model-parallel-size"
 S = 2048
 
 
@@ -39,15 +41,49 @@ def test_buffers_in_a_node() -> None:
     launch = launch_of(f"{FLEX} 8")
     row = 2 * 1024 + 8 + 128 * 8 + 128 * 4 + 128 * 4
     bytes_ = 10 * 8 * ((2 * 1 + 3) * 4 + 256 * row)
-    assert deepep_buffer_bytes(launch) == -(-bytes_ // 128) * 128
+    assert flex_buffer_bytes(launch) == -(-bytes_ // 128) * 128
     plain = launch_of(f"{MIXTURE} --moe-token-dispatcher-type alltoall --expert-model-parallel-size 8")
-    assert outside_allocator_bytes(launch) - outside_allocator_bytes(plain) == deepep_buffer_bytes(launch)
+    assert outside_allocator_bytes(launch) - outside_allocator_bytes(plain) == flex_buffer_bytes(launch)
 
 
 def test_buffers_over_a_network_come_in_large_pieces() -> None:
     launch = launch_of(f"{FLEX} 16 --num-experts 16", gpus=16)
     near = 10 * 8 * ((2 * 2 + 3) * 4 + 288 * (2 * 1024 + 8 + 2048))
-    assert deepep_buffer_bytes(launch) == -(-near // 128) * 128 + 512 * MIB
+    assert flex_buffer_bytes(launch) == -(-near // 128) * 128 + 512 * MIB
+
+
+def test_hybridep_holds_the_tokens_of_its_whole_group() -> None:
+    """buffer/intranode.cu: 8 ranks × 2048 tokens, each h in 16 bit, a scale for 128 values, and weights of 8 experts in fp32."""
+    assert flex_buffer_bytes(launch_of(f"{HYBRID} 8")) == 8 * 2048 * (2 * 1024 + 4 * 1024 // 128 + 4 * 8)
+
+
+def test_hybridep_between_domains() -> None:
+    """buffer/internode.cu: what a rank sends, with the weights of all experts; what 3 other domains send; sums back, twice."""
+    launch = launch_of(f"{HYBRID} 8", environ={"NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN": "4"})
+    values, scales, weights = 2 * 1024, 4 * 1024 // 128, 4 * 4
+    near = 8 * S * (values + scales + weights)
+    far = S * (values + scales + 2 * weights) + S * (values + scales + weights) + 2 * S * (values + weights)
+    assert flex_buffer_bytes(launch) == near + far
+
+
+def test_few_tokens_take_room_for_512() -> None:
+    few, many = (launch_of(f"{HYBRID} 4 --seq-length {length}") for length in (128, 512))
+    assert flex_buffer_bytes(few) == flex_buffer_bytes(many)
+
+
+def test_hybridep_keeps_maps_of_the_group_and_no_arrived_tokens() -> None:
+    """`metadata_preprocess_core` and `permute_processing`: 4·T·P + T·P/N + T·P·El + 4·T·P·El bytes, and rows of probabilities."""
+    tree = rank_classes(launch_of(f"{HYBRID} 4"))[0].trees[0]
+    [dispatch] = {module for _, module in tree.walk() if module.name == "dispatch"}
+    world, here, rows = 4 * S, 2, 2 * S
+    assert sum(tensor.bytes for tensor in dispatch.saved) == 4 * world + S + world * here + 4 * world * here + 4 * rows
+    assert all("arriv" not in tensor.name for tensor in (*dispatch.saved, *dispatch.forward_workspace))
+
+
+def test_hybridep_pads_rows_for_fp8_where_they_arrive() -> None:
+    """`pad_multiple`: half of 16 rows for each of two local experts, and no copy by the experts."""
+    fp8 = Routing(Shapes(launch_of(f"{HYBRID} 4 --fp8-format hybrid")))
+    assert fp8.rows == fp8.multiplied_rows == 2 * S + 2 * 16 // 2
 
 
 def test_fewer_rows_travel_than_with_all_to_all() -> None:
@@ -70,7 +106,10 @@ def test_fewer_rows_travel_than_with_all_to_all() -> None:
         (f"{FLEX} 1", "--moe-token-dispatcher-type flex", "2, 4, 8"),
         (f"{FLEX} 2 --moe-deepep-num-sms 7", "--moe-deepep-num-sms", "even"),
         (f"{FLEX} 2 --moe-expert-capacity-factor 1 --moe-pad-expert-input-to-capacity", "--moe-pad-expert-input", "alltoall"),
-        (f"{FLEX} 2 --moe-flex-dispatcher-backend hybridep", "--moe-flex-dispatcher-backend hybridep", "deepep"),
+        (f"{HYBRID} 2 --hidden-size 768", "--moe-flex-dispatcher-backend hybridep", "--hidden-size 1024"),
+        (f"{HYBRID} 1", "--moe-flex-dispatcher-backend hybridep", "--expert-model-parallel-size 2"),
+        (f"{HYBRID} 2 --num-experts 2", "--moe-flex-dispatcher-backend hybridep", "multiple of 4"),
+        (f"{HYBRID} 2 --moe-enable-deepep", "--moe-enable-deepep", "leave it out"),
     ],
 )
 def test_what_is_refused(line: str, option: str, remedy: str) -> None:

@@ -80,7 +80,9 @@ def check_supported(launch: Launch) -> None:
         raise UnsupportedError("--info-engine shadow", "FP4 has no stand-ins for its kernels", "use --info-engine formula for it")
     if launch.model.moe is not None and launch.model.moe.dispatcher == "flex":
         raise UnsupportedError(
-            "--info-engine shadow", "DeepEP sends past torch.distributed, and has no stand-in", "use --info-engine formula for it"
+            "--info-engine shadow",
+            "the flex dispatcher's libraries have no stand-in",
+            "use --info-engine formula for it",
         )
     layout = launch.parallel.pipeline_layout.layout or ()
     if any("m" in stage for stage in layout[:-1]):

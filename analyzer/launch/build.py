@@ -93,6 +93,7 @@ def build(
         sequence_parallel=sequence_parallel,
         precision=precision,
         gpu=gpu,
+        environ=environ,
         imbalance=moe_imbalance,
     )
     model = replace(model, moe=moe, mtp_num_layers=check_mtp(arguments, model=model, context=grid.context))

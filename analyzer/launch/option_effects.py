@@ -32,7 +32,7 @@ _MODELLED: Final = """
     make_vocab_size_divisible_by manual_gc masked_softmax_fusion max_position_embeddings megatron_fsdp_grad_comm_dtype
     megatron_fsdp_main_grads_dtype micro_batch_size microbatch_group_size_per_vp_stage min_offloaded_tensor_size
     moe_aux_loss_coeff
-    moe_deepep_num_sms moe_enable_deepep moe_flex_dispatcher_backend
+    moe_deepep_num_sms moe_enable_deepep moe_flex_dispatcher_backend moe_flex_dispatcher_num_sms
     moe_expert_capacity_factor moe_ffn_hidden_size moe_grouped_gemm moe_latent_size moe_layer_freq
     moe_layer_recompute moe_pad_expert_input_to_capacity moe_permute_fusion moe_router_dtype
     moe_router_enable_expert_bias moe_router_group_topk moe_router_load_balancing_type moe_router_num_groups
@@ -114,11 +114,12 @@ _REASONS: Final[dict[str, str]] = {
         rl_skip_bos_token rl_submission_granularity rl_training_cuda_graphs rl_use_sequence_packing
         rl_verify_model_weights_swap
     """,
-    "for other backends of the flex dispatcher, which are refused": """
-        moe_flex_dispatcher_num_sms moe_hybridep_num_blocks_permute
-        moe_hybridep_num_blocks_unpermute moe_hybridep_num_sms moe_hybridep_num_sms_preprocessing
-        moe_hybridep_pad_uneven_dispatch_inputs moe_ncclep_static_shape moe_ncclep_zero_copy
-        moe_permute_fusion_into_hybridep
+    "for NCCL-EP, which is refused": """
+        moe_ncclep_static_shape moe_ncclep_zero_copy
+    """,
+    "settings of HybridEP's kernels": """
+        moe_hybridep_num_blocks_permute moe_hybridep_num_blocks_unpermute moe_hybridep_num_sms
+        moe_hybridep_num_sms_preprocessing moe_hybridep_pad_uneven_dispatch_inputs moe_permute_fusion_into_hybridep
     """,
     "for two microbatches in one step, which is refused": """
         ep_overlap_early_attn_memory_release high_priority_a2a_comm_stream

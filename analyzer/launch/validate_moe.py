@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Final, Literal, cast
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.validate import multiple_near, number, option, positive, since, switched_on, text, whole
-from analyzer.specs import HardwareSpec, ModelSpec, MoeSpec, PrecisionSpec
+from analyzer.specs import FlexSpec, HardwareSpec, ModelSpec, MoeSpec, PrecisionSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from analyzer.launch.arguments import Arguments
     from analyzer.launch.validate_parallel import Grid
 
 IMBALANCE: Final = "--info-moe-imbalance"
-DEEPEP_SMS: Final = 20
-DEEPEP_RANKS: Final = (2, 4, 8, 16, 24, 32, 64, 128, 144, 160)
-"""Groups that deepseek-ai/DeepEP has settings for (`Buffer.get_dispatch_config`)."""
 
 
 def check_moe(
@@ -31,6 +30,7 @@ def check_moe(
     sequence_parallel: bool,
     precision: PrecisionSpec,
     gpu: HardwareSpec,
+    environ: Mapping[str, str],
     imbalance: float,
 ) -> tuple[MoeSpec | None, tuple[str, ...]]:
     """The mixture of `model`, None for a dense one, and what was taken for granted.
@@ -51,7 +51,11 @@ def check_moe(
     router = check_router(arguments, num_experts=num_experts)
     dispatcher = _dispatcher(arguments)
     capacity_factor, pad = _capacity(arguments, balancing=router.load_balancing)
-    sms = _flex(arguments, ranks=grid.expert * grid.expert_tensor, padded=pad) if dispatcher == "flex" else DEEPEP_SMS
+    flex: FlexSpec | None = None
+    if dispatcher == "flex":
+        from analyzer.launch.validate_flex import check_flex  # a millisecond that most launches need not spend
+
+        flex = check_flex(arguments, model=model, grid=grid, num_experts=num_experts, padded=pad, environ=environ)
     shared = _shared(arguments, dispatcher=dispatcher, bias=model.bias_linear, tensor=grid.tensor)
     grouped = switched_on(arguments, "moe_grouped_gemm")
     legacy = grouped and (model.implementation == "local" or switched_on(arguments, "moe_use_legacy_grouped_gemm"))
@@ -66,7 +70,7 @@ def check_moe(
         grouped_gemm=grouped,
         legacy_grouped_gemm=legacy,
         dispatcher=dispatcher,
-        deepep_sms=sms,
+        flex=flex,
         permute_fusion=switched_on(arguments, "moe_permute_fusion"),
         capacity_factor=capacity_factor,
         pad_to_capacity=pad,
@@ -151,29 +155,6 @@ def _dispatcher(arguments: Arguments) -> Literal["allgather", "alltoall", "flex"
     if written not in ("allgather", "alltoall"):
         raise UnsupportedError(f"{named} {written}", "this dispatcher is not modelled", f"use {named} alltoall or allgather")
     return cast(Literal["allgather", "alltoall"], written)
-
-
-def _flex(arguments: Arguments, *, ranks: int, padded: bool) -> int:
-    """Multiprocessors that DeepEP takes. Raises InputError for groups that it has no settings for."""
-    named = f"{option(arguments, 'moe_token_dispatcher_type')} flex"
-    backend = text(arguments, "moe_flex_dispatcher_backend", "deepep")
-    flag = option(arguments, "moe_flex_dispatcher_backend")
-    if backend != "deepep":
-        raise UnsupportedError(f"{flag} {backend}", "its buffers are not modelled", f"use {flag} deepep, or another dispatcher")
-    if ranks not in DEEPEP_RANKS:
-        raise InputError(
-            named,
-            f"DeepEP has no settings for {ranks} ranks that share experts",
-            f"make expert times expert-tensor size one of {', '.join(map(str, DEEPEP_RANKS))}",
-        )
-    if padded:
-        raise InputError(
-            option(arguments, "moe_pad_expert_input_to_capacity"), "does not go with DeepEP", "leave it out, or use alltoall"
-        )
-    sms = positive(arguments, "moe_deepep_num_sms") or DEEPEP_SMS
-    if sms % 2:
-        raise InputError(option(arguments, "moe_deepep_num_sms"), f"{sms} is odd", "give an even number, such as 20")
-    return sms
 
 
 def _capacity(arguments: Arguments, *, balancing: tuple[str, ...]) -> tuple[float | None, bool]:

@@ -15,7 +15,7 @@ from functools import cached_property
 from analyzer.modules.quantized import align_size
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Tensor
-from analyzer.specs import MoeSpec
+from analyzer.specs import FlexSpec, MoeSpec
 from analyzer.units import ceil_div
 
 
@@ -30,6 +30,12 @@ class Routing:
         """The mixture; only asked where there is one."""
         assert self.shapes.model.moe is not None
         return self.shapes.model.moe
+
+    @property
+    def flex(self) -> FlexSpec:
+        """Settings of the flex dispatcher; only asked where it is used."""
+        assert self.moe.flex is not None
+        return self.moe.flex
 
     @cached_property
     def ep(self) -> int:
@@ -67,8 +73,13 @@ class Routing:
 
     @cached_property
     def rows(self) -> int:
-        """Rows that this rank's experts work on."""
-        return int(self.sent * self.etp * self.moe.imbalance)
+        """Rows that this rank's experts work on; HybridEP pads them where they arrive."""
+        padding = self._padding(self.local_experts) if self._padded_on_arrival else 0
+        return int(self.sent * self.etp * self.moe.imbalance) + padding
+
+    @property
+    def _padded_on_arrival(self) -> bool:
+        return self.moe.flex is not None and self.moe.flex.backend == "hybridep" and not self.moe.pad_to_capacity
 
     def _padding(self, groups: int) -> int:
         """Rows that bring each of so many groups to the multiple that FP8 products need: half a multiple each, on average.
@@ -83,7 +94,7 @@ class Routing:
     @cached_property
     def pads(self) -> bool:
         """Whether the experts copy their rows to pad them for FP8: not where each already gets a multiple."""
-        if self.shapes.fp8 is None or self.moe.pad_for_quantization:
+        if self.shapes.fp8 is None or self.moe.pad_for_quantization or self._padded_on_arrival:
             return False
         return not self.moe.pad_to_capacity or self.rows // self.local_experts % 32 > 0
 

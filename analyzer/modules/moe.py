@@ -42,9 +42,9 @@ def moe_layer(shapes: Shapes) -> Module:
 def _dispatcher(shapes: Shapes) -> tuple[Module, Module]:
     """The way to the experts, and the way back."""
     if Routing(shapes).moe.dispatcher == "flex":
-        from analyzer.modules.flex import flex_combine, flex_dispatch  # a millisecond that most launches need not spend
+        from analyzer.modules.flex import flex  # a millisecond that most launches need not spend
 
-        return flex_dispatch(shapes), flex_combine(shapes)
+        return flex(shapes)
     return dispatch(shapes), combine(shapes)
 
 
