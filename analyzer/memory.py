@@ -149,7 +149,8 @@ def _pairs(launch: Launch, stage: StageModel, order: Sequence[Step]) -> dict[tup
     from analyzer.overlap import side_by_side  # a millisecond that most launches need not spend
 
     met = {(step.chunk, after.chunk) for step, after in pairwise(order) if step.paired}
-    return {(one, other): side_by_side(stage.trees[one], stage.trees[other]) for one, other in sorted(met)}
+    early = launch.runtime.early_attention_backward
+    return {(one, other): side_by_side(stage.trees[one], stage.trees[other], early=early) for one, other in sorted(met)}
 
 
 def _memory(launch: Launch, held: States, run: _Run, *, kept: int) -> RankMemory:

@@ -47,12 +47,13 @@ class _Unit:
         return points
 
 
-def side_by_side(forward: Module, backward: Module) -> Point:
+def side_by_side(forward: Module, backward: Module, *, early: bool = False) -> Point:
     """The fullest instant of a forward through one chunk and a backward through another, of two microbatches.
 
-    `saved` and `bytes` are of both, above what is alive beside them.
+    `saved` and `bytes` are of both, above what is alive beside them. `early`: attention goes backward before the other one's
+    experts run, not after.
     """
-    return max(_instants(_units(forward), _units(backward)), key=lambda point: point.bytes)
+    return max(_instants(_units(forward), _units(backward), early=early), key=lambda point: point.bytes)
 
 
 def _units(tree: Module) -> tuple[_Unit, list[_Unit], _Unit]:
@@ -76,7 +77,9 @@ def _units(tree: Module) -> tuple[_Unit, list[_Unit], _Unit]:
     return first, units, _Unit(tuple(module for module in after if module.name != "mtp"), kept, tree.name)
 
 
-def _instants(forward: tuple[_Unit, list[_Unit], _Unit], backward: tuple[_Unit, list[_Unit], _Unit]) -> Iterator[Point]:
+def _instants(
+    forward: tuple[_Unit, list[_Unit], _Unit], backward: tuple[_Unit, list[_Unit], _Unit], *, early: bool
+) -> Iterator[Point]:
     f_first, f_layers, f_last = forward
     b_first, b_layers, b_last = backward
     everything = b_last.before + b_last.retained
@@ -85,7 +88,7 @@ def _instants(forward: tuple[_Unit, list[_Unit], _Unit], backward: tuple[_Unit, 
     yield from _alone(b_last.backward(), beside=f_first.retained)
     pairs = min(len(f_layers), len(b_layers))
     for one, other in zip(f_layers[:pairs], reversed(b_layers[len(b_layers) - pairs :]), strict=True):
-        yield from _layers_together(one, other, held)
+        yield from _layers_together(one, other, held, early=early)
     kept = f_layers[pairs].before if pairs < len(f_layers) else f_last.before
     for other in reversed(b_layers[: len(b_layers) - pairs]):
         yield from _alone(other.backward(), beside=kept)
@@ -95,14 +98,20 @@ def _instants(forward: tuple[_Unit, list[_Unit], _Unit], backward: tuple[_Unit, 
     yield from _alone(b_first.backward(), beside=f_last.before + f_last.retained)
 
 
-def _layers_together(forward: _Unit, backward: _Unit, held: list[Tensor]) -> Iterator[Point]:
+def _layers_together(forward: _Unit, backward: _Unit, held: list[Tensor], *, early: bool) -> Iterator[Point]:
     """A layer's forward and another's backward: attention forward, feed-forward backward, feed-forward forward, attention
-    backward. Each computes while the other's experts send (`TransformerLayerSchedulePlan.run`)."""
+    backward, the last two the other way round where `early`. Each computes while the other's experts send
+    (`TransformerLayerSchedulePlan.run`)."""
     ahead, back = forward.forward(held), backward.backward()
     f_attention, f_experts = _halves(ahead)
     b_attention, b_experts = _halves(back)
+    between = f_experts[0].saved if f_experts else forward.before + forward.retained
     yield from _alone(f_attention, beside=backward.before + backward.retained)
-    yield from _alone(b_experts, beside=f_experts[0].saved if f_experts else forward.before + forward.retained)
+    yield from _alone(b_experts, beside=between)
+    if early:
+        yield from _alone(b_attention, beside=between)
+        yield from _alone(f_experts, beside=backward.before)
+        return
     yield from _alone(f_experts, beside=b_attention[0].saved if b_attention else backward.before)
     yield from _alone(b_attention, beside=forward.before + forward.retained)
 

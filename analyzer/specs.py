@@ -344,6 +344,10 @@ class RuntimeSpec:
     data_parallel_random_init: bool = False
     overlap_moe_expert_parallel_comm: bool = False
     """The forward of a microbatch and the backward of another run side by side, layer by layer."""
+    early_attention_backward: bool = False
+    """There a layer's attention goes backward before the other one's experts run (`--ep-overlap-early-attn-memory-release`)."""
+    delay_wgrad_compute: bool = False
+    """There weight gradients of a branch are computed once it has been through backward."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,7 +44,7 @@ _MODELLED: Final = """
     no_load_optim normalization num_attention_heads num_distributed_optimizer_instances num_experts num_layers
     num_layers_at_end_in_bf16 num_layers_at_start_in_bf16 num_layers_per_virtual_pipeline_stage num_query_groups
     num_virtual_stages_per_pipeline_rank offload_modules outer_dp_sharding_strategy overlap_grad_reduce overlap_p2p_comm
-    overlap_moe_expert_parallel_comm
+    overlap_moe_expert_parallel_comm delay_wgrad_compute ep_overlap_early_attn_memory_release
     overlap_p2p_comm_warmup_flush overlap_param_gather overlap_param_gather_with_optimizer_step pad_vocab_size
     padded_vocab_size pipeline_model_parallel_layout pipeline_model_parallel_size q_lora_rank qk_head_dim
     qk_layernorm qk_pos_emb_head_dim quick_geglu rampup_batch_size recompute_activations recompute_granularity
@@ -117,12 +117,12 @@ _REASONS: Final[dict[str, str]] = {
     "for NCCL-EP, which is refused": """
         moe_ncclep_static_shape moe_ncclep_zero_copy
     """,
+    "which stream messages of experts are sent on": """
+        high_priority_a2a_comm_stream
+    """,
     "settings of HybridEP's kernels": """
         moe_hybridep_num_blocks_permute moe_hybridep_num_blocks_unpermute moe_hybridep_num_sms
         moe_hybridep_num_sms_preprocessing moe_hybridep_pad_uneven_dispatch_inputs moe_permute_fusion_into_hybridep
-    """,
-    "for two microbatches in one step, which is refused": """
-        ep_overlap_early_attn_memory_release high_priority_a2a_comm_stream
     """,
     "which tokens an expert gets, not how many on average": """
         moe_router_bias_update_rate moe_router_force_load_balancing moe_router_quantile_balancing_ema

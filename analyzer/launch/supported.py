@@ -91,7 +91,6 @@ REFUSED: Final[dict[str, tuple[str, str]]] = {
     # offloading, graphs, overlap
     "optimizer_cuda_graph": ("a graph of the optimizer step is not modelled", _WITHOUT),
     "moe_paged_stash": ("paging of the experts' activations is not modelled", _WITHOUT),
-    "delay_wgrad_compute": ("delayed weight gradients are not modelled", _WITHOUT),
     "overlap_dispatch_backward_with_experts_wgrad": ("delayed weight gradients are not modelled", _WITHOUT),
     # training of another kind
     "skip_train": ("nothing is trained", _WITHOUT),

@@ -68,8 +68,15 @@ def _fine_grained(arguments: Arguments, *, model: ModelSpec) -> ActivationOffloa
 def check_side_by_side(
     arguments: Arguments, *, model: ModelSpec, grid: Grid, virtual: int | None, recompute: RecomputeSpec, precision: PrecisionSpec
 ) -> bool:
-    """`--overlap-moe-expert-parallel-comm`. Raises InputError for what Megatron refuses."""
+    """`--overlap-moe-expert-parallel-comm`, and options that go with it only. Raises InputError for what Megatron refuses."""
     if not switched_on(arguments, "overlap_moe_expert_parallel_comm"):
+        for dest in ("delay_wgrad_compute", "ep_overlap_early_attn_memory_release"):
+            if switched_on(arguments, dest):
+                raise InputError(
+                    option(arguments, dest),
+                    "needs microbatches side by side",
+                    "add --overlap-moe-expert-parallel-comm, or leave it out",
+                )
         return False
     named = option(arguments, "overlap_moe_expert_parallel_comm")
     if grid.pipeline > 1 and virtual is None:
@@ -86,6 +93,12 @@ def check_side_by_side(
         raise InputError(named, "contradicts full recomputation", "use --recompute-granularity selective")
     if precision.parameters == "fp32":
         raise InputError(named, "needs 16-bit training", "add --bf16")
+    if switched_on(arguments, "delay_wgrad_compute") and model.moe.legacy_grouped_gemm:
+        raise InputError(
+            option(arguments, "delay_wgrad_compute"),
+            "needs the experts of Transformer Engine",
+            "leave --moe-use-legacy-grouped-gemm out",
+        )
     if model.mtp_num_layers > 1:
         raise InputError(named, "goes with one multi-token prediction layer at most", "use --mtp-num-layers 1")
     return True

@@ -49,6 +49,8 @@ def check_runtime(
         use_cpu_initialization=switched_on(arguments, "use_cpu_initialization"),
         empty_unused_memory_level=whole(arguments, "empty_unused_memory_level") or 0,
         data_parallel_random_init=switched_on(arguments, "data_parallel_random_init"),
+        early_attention_backward=switched_on(arguments, "ep_overlap_early_attn_memory_release"),
+        delay_wgrad_compute=switched_on(arguments, "delay_wgrad_compute"),
     )
     return spec, assumptions
 

@@ -47,9 +47,13 @@ class LayerKind(NamedTuple):
         if self.block.ffn_hidden_size is not None:
             shapes = shapes.of_width(self.block.ffn_hidden_size)
         layer = transformer_layer(shapes, mixture=self.mixture, input_shares=input_shares, block=self.block)
+        if shapes.launch.runtime.delay_wgrad_compute:
+            from analyzer.modules.delayed import delayed  # a millisecond that most launches need not spend
+
+            layer = delayed(layer)
         if shapes.launch.activation_offload is None or self.stays:
             return layer
-        from analyzer.modules.offload import offloaded, offloaded_whole  # a millisecond that most launches need not spend
+        from analyzer.modules.offload import offloaded, offloaded_whole  # likewise
 
         return offloaded_whole(layer) if self.on_host else offloaded(shapes.launch.activation_offload, layer)
 
