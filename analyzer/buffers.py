@@ -65,6 +65,10 @@ class Buffer:
 
 def stage_buffers(launch: Launch, stage: StageModel) -> tuple[tuple[Buffer, ...], ...]:
     """Buffers of each chunk of a pipeline rank."""
+    if launch.optimizer.muon is not None and launch.optimizer.muon.aligned:
+        from analyzer.buffers_layer_wise import aligned_buffers  # a millisecond that most launches need not spend
+
+        return aligned_buffers(launch, stage)
     parameters = tuple(tuple(creation_order(tree)) for tree in stage.trees)
     rank_numel = sum(parameter.numel for chunk in parameters for parameter in chunk)
     return tuple(
@@ -185,7 +189,7 @@ def _buckets(launch: Launch, parameters: Sequence[Parameter], *, group_size: int
     """
     distributed = launch.optimizer.distributed
     alignment = PARAMETER_ALIGNMENT if distributed else 1
-    divisor = _divisor(launch, group_size) if distributed else 1
+    divisor = bucket_divisor(launch, group_size) if distributed else 1
     closed: list[Bucket] = []
     placed: list[tuple[int, int]] = []
     end = 0
@@ -210,7 +214,7 @@ def _bucket(placed: Sequence[tuple[int, int]], end: int, divisor: int) -> Bucket
     return Bucket(parameters=len(placed), numel_unpadded=end, numel=round_up(end, divisor), placed=tuple(placed))
 
 
-def _divisor(launch: Launch, group_size: int) -> int:
+def bucket_divisor(launch: Launch, group_size: int) -> int:
     """What the size of a bucket is padded to a multiple of, with the distributed optimizer."""
     aligned = lcm(group_size, BUCKET_ALIGNMENT)
     return lcm(aligned, HIGH_BUSBW_ALIGNMENT) if launch.optimizer.pad_buckets_for_high_nccl_busbw else aligned

@@ -28,7 +28,8 @@ def data_parallel_messages(launch: Launch, stage: StageModel) -> Iterator[Messag
     for buffers in held:
         for buffer in buffers:
             counts.update(_calls(launch, buffer))
-    if not launch.optimizer.overlap_param_gather and launch.megatron != "2023":
+    muon = launch.optimizer.muon
+    if not launch.optimizer.overlap_param_gather and launch.megatron != "2023" and muon is None:
         # dense and expert parameters have an optimizer each, and each gathers the whole chunk (`step_with_ready_grads`)
         optimizers = len({buffer.group for buffers in held for buffer in buffers})
         for call in counts:
@@ -45,7 +46,7 @@ def data_parallel_messages(launch: Launch, stage: StageModel) -> Iterator[Messag
             dtype=dtype,
             per_iteration=calls,
         )
-    if launch.optimizer.muon is not None:
+    if muon is not None:
         from analyzer.communication_muon import muon_messages  # a millisecond that most launches need not spend
 
         yield from muon_messages(launch, stage)

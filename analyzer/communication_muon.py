@@ -31,7 +31,7 @@ def muon_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
 
         for shared in stage_owners(launch, stage):
             calls.update(max(([*_calls(launch, own)] for own in shared), key=_bytes))
-        gathers = list(_gathers(listed))
+        gathers = [] if muon_of(launch).aligned else list(_gathers(listed))
     else:
         calls.update(_calls(launch, listed))
     for (group, kind, module, shape, dtype), count in (*calls.items(), *((call, 1) for call in gathers)):

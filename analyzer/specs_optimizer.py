@@ -12,6 +12,8 @@ class MuonSpec:
 
     layer_wise: bool = False
     """Whole parameters are shared out among replicas (`--optimizer dist_muon`)."""
+    aligned: bool = False
+    """Buffers are laid out so: a shard holds whole matrices, and everything else is the distributed optimizer's (0.18 on)."""
     tensor_parallel: Literal["blockwise", "duplicated", "distributed"] = "blockwise"
     """What is orthogonalized of a split matrix (`--muon-tp-mode`): its part, or all of it on every rank, or all of it together."""
     split_qkv: bool = True

@@ -1,7 +1,8 @@
 """Whole parameters shared out among replicas: who owns which, and what that makes of each rank's states.
 
 Read in megatron/core/optimizer/layer_wise_optimizer.py (`LayerWiseDistributedOptimizer.shard_params`, `allgather_params`),
-0.16.1. Gradients are all-reduced as without any sharding; after the step every rank sends what it owns to all others.
+0.16.1. Gradients are all-reduced as without any sharding; after the step every rank sends what it owns to all others. From 0.18
+on buffers may be laid out by owner (`buffers_layer_wise`), and what is no matrix is sharded by the distributed optimizer.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from analyzer.buffers import reduction_size, shard_numel
+from analyzer.buffers_layer_wise import rest_buffers, shard_owners
 from analyzer.modules.tree import Tensor
 from analyzer.results import RankRanges, StageModel
 from analyzer.specs import Launch
 from analyzer.states import States
-from analyzer.states_muon import with_owned
+from analyzer.states_muon import muon_of, with_owned
 from analyzer.states_replicas import alike_ranks
 from analyzer.states_weights import Weight, weights
 from analyzer.timeline import size
@@ -35,6 +38,8 @@ def owners(listed: Iterable[Weight], ranks: int) -> tuple[Owned, ...]:
 
 def stage_owners(launch: Launch, stage: StageModel) -> tuple[tuple[Owned, ...], tuple[Owned, ...]]:
     """Owners among data-parallel ranks (with context), and among the experts' replicas."""
+    if muon_of(launch).aligned:
+        return shard_owners(launch, stage, "dp_cp"), shard_owners(launch, stage, "edp") if launch.parallel.expert > 1 else ((),)
     listed = tuple(weights(launch, stage))
     dense = owners((weight for weight in listed if not weight.expert), launch.parallel.data_with_context)
     return dense, owners((weight for weight in listed if weight.expert), launch.parallel.expert_data)
@@ -43,6 +48,15 @@ def stage_owners(launch: Launch, stage: StageModel) -> tuple[tuple[Owned, ...], 
 def owned_states(launch: Launch, stage: StageModel, whole: States) -> tuple[tuple[RankRanges, States], ...]:
     """Ranks of a stage that hold equal states, with those states."""
     dense, experts = stage_owners(launch, stage)
+    if muon_of(launch).aligned:
+        rest = sum(shard_numel(buffer, reduction_size(launch, buffer.group)) for buffer in rest_buffers(launch, stage))
+        return alike_ranks(
+            launch.parallel,
+            stage.pipeline_rank,
+            dense=dense,
+            experts=experts,
+            made_of=lambda own, own_experts: with_owned(launch, whole, (*own, *own_experts), adams_shard=rest),
+        )
     in_dense = _gathered(dense)
     in_experts = _gathered(experts) if launch.parallel.expert_data > 1 else ()
 

@@ -34,8 +34,8 @@ def muon_states(launch: Launch, stage: StageModel, *, parameters: int, gradients
     return with_owned(launch, unowned, tuple(weights(launch, stage)))
 
 
-def with_owned(launch: Launch, states: States, owned: Sequence[Weight]) -> States:
-    """The states of a rank that updates `owned`."""
+def with_owned(launch: Launch, states: States, owned: Sequence[Weight], *, adams_shard: int = 0) -> States:
+    """The states of a rank that updates `owned`, and beside them so many elements of a shard by the distributed Adam."""
     each = [round_up(4 * weight.numel, BLOCK) for weight in owned]
     half = [weight.dtype != "fp32" for weight in owned]
     copied = launch.precision.parameters != "fp32" and launch.precision.gradients != "fp32"
@@ -43,13 +43,15 @@ def with_owned(launch: Launch, states: States, owned: Sequence[Weight]) -> State
     others = [weight for weight in owned if not weight.orthogonalized]
     lion = muon_of(launch).scalar_optimizer == "lion"
     updating = lion_updates(others) if lion else ()
-    of_others = sum((1 if lion else 2) * round_up(4 * weight.numel, BLOCK) for weight in others)
+    of_others = sum((1 if lion else 2) * round_up(4 * weight.numel, BLOCK) for weight in others) + 8 * adams_shard
+    masters = sum(bytes_each for bytes_each, is_half in zip(each, half, strict=True) if is_half)
+    masters += 4 * adams_shard if launch.precision.parameters != "fp32" else 0
     return replace(
         states,
         first_step_bytes=max(size(updating), size(orthogonalizing) - of_others, 0),  # their moments come after Muon's step
-        masters=sum(bytes_each for bytes_each, is_half in zip(each, half, strict=True) if is_half),
+        masters=masters,
         moments=sum(bytes_each for bytes_each, weight in zip(each, owned, strict=True) if weight.orthogonalized) + of_others,
-        gradient_copies=sum(bytes_each for bytes_each, is_half in zip(each, half, strict=True) if is_half) if copied else 0,
+        gradient_copies=masters if copied else 0,
         step_workspace=max(orthogonalizing, updating, key=size),
     )
 

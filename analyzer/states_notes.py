@@ -18,6 +18,8 @@ def optimizer_notes(launch: Launch, stages: Sequence[StageModel]) -> Iterator[st
         return
     if not launch.megatron.startswith("0.16"):
         yield f"Muon is modelled as in Megatron 0.16, which {launch.megatron} is taken to follow"
+    if muon.aligned:
+        yield "buffers of matrices are laid out by owner as in Megatron's code of June 2026, between releases 0.18 and 0.19"
     yield "temporaries of Muon are those of emerging_optimizers in its releases up to 2026"
     if muon.layer_wise and muon.tensor_parallel != "blockwise" and launch.parallel.data_with_context > 1:
         yield (

@@ -55,8 +55,15 @@ def weights(launch: Launch, stage: StageModel) -> Iterator[Weight]:
 def in_creation_order(launch: Launch, stage: StageModel) -> tuple[Weight, ...]:
     """The parameters of a rank, chunk by chunk, as `named_parameters` lists them."""
     held = zip(stage.chunks, stage.trees, strict=True)
-    modules = ((chunk, module) for chunk, tree in held for module in modules_in_order(tree))
-    return tuple(weight for chunk, module in modules for weight in _of_module(launch, module, marked=_marked(chunk)))
+    return tuple(weight for chunk, tree in held for _, weights in chunk_weights(launch, chunk, tree) for weight in weights)
+
+
+def chunk_weights(launch: Launch, chunk: Chunk, tree: Module) -> Iterator[tuple[Parameter, tuple[Weight, ...]]]:
+    """Each parameter of a chunk, with the weights that the optimizer sees in its place."""
+    marked = _marked(chunk)
+    for module in modules_in_order(tree):
+        for parameter in module.parameters:
+            yield parameter, tuple(_of_parameter(launch, module, parameter, marked=marked))
 
 
 def _marked(chunk: Chunk) -> tuple[str, ...]:
@@ -68,26 +75,25 @@ def _marked(chunk: Chunk) -> tuple[str, ...]:
     return ("word_embeddings", "output_layer") if chunk.pre_process else ("output_layer",)
 
 
-def _of_module(launch: Launch, module: Module, *, marked: tuple[str, ...]) -> Iterator[Weight]:
-    for parameter in module.parameters:
-        expert = parameter.sharding == "expert"
-        fused = expert and launch.model.moe is not None and launch.model.moe.legacy_grouped_gemm
-        shapes = [parameter.shape]
-        if fused:
-            shapes = [_fused(module, parameter)]
-        elif expert:
-            shapes = [parameter.shape[1:]] * parameter.shape[0]
-        split_qkv = module.name == "linear_qkv" and parameter.name == "weight"
-        for shape in shapes:
-            yield Weight(
-                shape=shape,
-                dtype=parameter.dtype,
-                orthogonalized=len(shape) == 2 and module.name not in marked,
-                expert=expert and launch.parallel.expert > 1,
-                group="etp" if expert else "tp",
-                partition=_partition(launch, module, expert=expert, fused=fused),
-                parts=_query_key_value(launch) if split_qkv else (),
-            )
+def _of_parameter(launch: Launch, module: Module, parameter: Parameter, *, marked: tuple[str, ...]) -> Iterator[Weight]:
+    expert = parameter.sharding == "expert"
+    fused = expert and launch.model.moe is not None and launch.model.moe.legacy_grouped_gemm
+    shapes = [parameter.shape]
+    if fused:
+        shapes = [_fused(module, parameter)]
+    elif expert:
+        shapes = [parameter.shape[1:]] * parameter.shape[0]
+    split_qkv = module.name == "linear_qkv" and parameter.name == "weight"
+    for shape in shapes:
+        yield Weight(
+            shape=shape,
+            dtype=parameter.dtype,
+            orthogonalized=len(shape) == 2 and module.name not in marked,
+            expert=expert and launch.parallel.expert > 1,
+            group="etp" if expert else "tp",
+            partition=_partition(launch, module, expert=expert, fused=fused),
+            parts=_query_key_value(launch) if split_qkv else (),
+        )
 
 
 def _fused(module: Module, parameter: Parameter) -> tuple[int, ...]:

@@ -246,8 +246,6 @@ def test_what_megatron_refuses(line: str, release: str, option: str) -> None:
 @pytest.mark.parametrize(
     ("line", "release"),
     [
-        ("--optimizer muon --use-distributed-optimizer", "0.18.2"),
-        ("--optimizer dist_muon", "0.19.0"),
         ("--optimizer dist_muon --overlap-grad-reduce --overlap-param-gather", "0.17.1"),
         ("--optimizer lion", "0.18.2"),
         ("--optimizer muon --muon-scalar-optimizer lion", "0.18.2"),

@@ -1,7 +1,8 @@
 """Muon, and Muon with whole parameters shared out among replicas: what Megatron demands of a launch with it.
 
 Megatron: `validate_args` and `get_megatron_muon_optimizer` (megatron/core/optimizer/muon.py), 0.16.1; 0.17 lets dist_muon
-overlap, and from 0.18 on the distributed optimizer's flag asks for the same sharing out.
+overlap, and from 0.18 on the distributed optimizer's flag asks for the same sharing out, in buffers laid out for it unless
+--no-use-layer-wise-param-layout is given.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ def check_muon(arguments: Arguments) -> MuonSpec | None:
     if not is_muon(arguments):
         return None
     layer_wise = _shares_out(arguments)
-    _check_overlap(arguments, layer_wise=layer_wise)
+    aligned = layer_wise and since(arguments, "0.18") and bool(arguments.get("use_layer_wise_param_layout", True))
+    _check_overlap(arguments, layer_wise=layer_wise, aligned=aligned)
     _check_companions(arguments)
     return MuonSpec(
         layer_wise=layer_wise,
+        aligned=aligned,
         tensor_parallel=cast(Literal["blockwise", "duplicated", "distributed"], text(arguments, "muon_tp_mode", "blockwise")),
         split_qkv=bool(arguments.get("muon_split_qkv", True)),
         nesterov=switched_on(arguments, "muon_use_nesterov") or switched_on(arguments, "muon_nesterov"),
@@ -49,17 +52,10 @@ def _shares_out(arguments: Arguments) -> bool:
     asked = switched_on(arguments, "use_distributed_optimizer")
     if asked and not since(arguments, "0.18"):
         raise InputError(named, "does not go with Muon", "leave it out, and use --optimizer dist_muon for sharded states")
-    dist_muon = text(arguments, "optimizer", "adam") == "dist_muon"
-    if (asked or dist_muon) and since(arguments, "0.18") and arguments.get("use_layer_wise_param_layout", True):
-        raise UnsupportedError(
-            "--optimizer dist_muon" if dist_muon else named,
-            "buffers laid out by owner of a parameter are not modelled",
-            "add --no-use-layer-wise-param-layout, or use --optimizer muon without it",
-        )
-    return asked or dist_muon
+    return asked or text(arguments, "optimizer", "adam") == "dist_muon"
 
 
-def _check_overlap(arguments: Arguments, *, layer_wise: bool) -> None:
+def _check_overlap(arguments: Arguments, *, layer_wise: bool, aligned: bool) -> None:
     overlaps = since(arguments, "0.18") or (layer_wise and since(arguments, "0.17"))
     for dest in ("overlap_grad_reduce", "overlap_param_gather"):
         if switched_on(arguments, dest) and not overlaps:
@@ -68,7 +64,8 @@ def _check_overlap(arguments: Arguments, *, layer_wise: bool) -> None:
         named = option(arguments, "overlap_param_gather")
         if not layer_wise:
             raise InputError(named, "there are no shards to gather", "leave it out")
-        raise UnsupportedError(named, "overlapped gathering of whole parameters is not modelled", "leave it out")
+        if not aligned:
+            raise UnsupportedError(named, "overlapped gathering of whole parameters is not modelled", "leave it out")
 
 
 def _check_companions(arguments: Arguments) -> None:

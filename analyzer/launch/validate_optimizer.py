@@ -28,8 +28,8 @@ def check_optimizer(arguments: Arguments, *, virtual_pipeline: int | None) -> Op
     check_lion(arguments)
     muon = check_muon(arguments)
     name = "muon" if muon is not None else text(arguments, "optimizer", "adam")
-    distributed = switched_on(arguments, "use_distributed_optimizer") and muon is None
-    if distributed and name != "adam":
+    distributed = muon.aligned if muon is not None else switched_on(arguments, "use_distributed_optimizer")
+    if distributed and name not in ("adam", "muon"):
         raise InputError(
             option(arguments, "use_distributed_optimizer"),
             f"shards adam, and --optimizer is {name}",

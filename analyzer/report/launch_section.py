@@ -82,7 +82,11 @@ def _sharded(launch: Launch) -> str:
     if fsdp is not None:
         how = "torch FSDP2" if fsdp.implementation == "torch" else f"Megatron-FSDP ({fsdp.strategy})"
     elif optimizer.muon is not None and optimizer.muon.layer_wise:
-        how = "whole parameters shared out"
+        how = (
+            "whole matrices in shards, the rest with the distributed optimizer"
+            if optimizer.muon.aligned
+            else "whole parameters shared out"
+        )
     else:
         how = "the distributed optimizer" if optimizer.distributed else ""
     return f" with {how}" if how else ""

@@ -1,0 +1,96 @@
+"""Buffers laid out by owner: what `LayerWiseDistributedOptimizer` of 0.18 on does with matrices, and Adam with the rest.
+
+Expectations are those of Megatron's own tests and pull requests of that layout (numbers 4509, 4771, 5415).
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analyzer.buffers import stage_buffers
+from analyzer.buffers_layer_wise import packed
+from analyzer.communication import messages
+from analyzer.memory import rank_classes, stage_models
+from analyzer.specs import Launch
+from analyzer.states_weights import Weight
+from tests.launch_of import launch_of
+
+LINES = "--position-embedding-type rope --normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights"
+H, LAYERS, VOCABULARY = 1024, 8, 32000
+MATRICES = LAYERS * 12 * H * H
+OTHERS = 2 * VOCABULARY * H + (2 * LAYERS + 1) * H
+EXPERTS = "--num-experts 8 --moe-grouped-gemm --moe-ffn-hidden-size 512 --expert-model-parallel-size 4"
+
+
+def matrices(*numels: int) -> list[Weight]:
+    return [Weight(shape=(numel, 1), dtype="bf16", orthogonalized=True) for numel in numels]
+
+
+def launch(more: str = "", gpus: int = 8) -> Launch:
+    return launch_of(f"{LINES} --optimizer dist_muon {more}", release="0.19.0", gpus=gpus)
+
+
+def test_equal_matrices_fill_all_shards() -> None:
+    """`test_uniform_params_exact_fit`: eight of 256 elements over four ranks are two for each, and nothing is padded."""
+    shards = packed(matrices(*[256] * 8), ranks=4, divisor=64)
+    assert [len(own) for own in shards.owned] == [2, 2, 2, 2]
+    assert shards.bucket.numel == 8 * 256
+
+
+def test_what_is_left_over_makes_a_whole_row() -> None:
+    """Pull request 5415: 100 equal matrices over 32 shards take 128 places."""
+    assert packed(matrices(*[2688 * 1856] * 100), ranks=32, divisor=128).bucket.numel == 128 * 2688 * 1856
+
+
+def test_the_largest_come_first_and_go_where_least_is() -> None:
+    shards = packed(matrices(64, 640, 128, 320, 256), ranks=2, divisor=64)
+    assert [[weight.numel for weight in own] for own in shards.owned] == [[640, 64], [320, 256, 128]]
+    assert shards.numel == 704
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=60), st.sampled_from([1, 2, 3, 8, 32]))
+def test_every_matrix_is_owned_once_and_none_is_cut(numels: list[int], ranks: int) -> None:
+    shards = packed(matrices(*numels), ranks=ranks, divisor=128)
+    assert sorted(weight.numel for own in shards.owned for weight in own) == sorted(numels)
+    assert all(sum(weight.numel for weight in own) <= shards.numel for own in shards.owned)
+    assert shards.numel % 128 == 0
+    assert shards.bucket.numel == ranks * shards.numel
+    mean, largest, gaps = sum(numels) / ranks, max(numels), 64 * len(numels)
+    assert shards.numel <= mean + largest + gaps + 128  # greedy: the fullest is at most the largest matrix above the mean
+
+
+def test_states_of_all_replicas_are_the_whole_model_once() -> None:
+    """fp32 weights and a momentum of matrices, Adam's two moments and weights of the rest; both lie on one replica each."""
+    classes = rank_classes(launch())
+    total = sum(each.memory.optimizer_bytes * sum(last - first + 1 for first, last in each.ranks) for each in classes)
+    assert total == pytest.approx(8 * MATRICES + 12 * OTHERS, rel=1e-4)
+
+
+def test_buffers_hold_parameters_and_gradients_with_their_padding() -> None:
+    (held,) = stage_buffers(launch(), stage_models(launch())[0])
+    rest, by_owner = held
+    assert rest.numel == pytest.approx(OTHERS, rel=1e-4)
+    assert by_owner.numel == 8 * 12 * H * H  # eight equal layers over eight replicas
+    memory = rank_classes(launch())[0].memory
+    assert memory.gradients_bytes == 4 * (rest.numel + by_owner.numel)
+    assert memory.parameters_bytes == 2 * (rest.numel + by_owner.numel)
+
+
+def test_gradients_are_scattered_and_parameters_gathered_through_the_buffers() -> None:
+    line = launch(f"{EXPERTS} --overlap-grad-reduce --overlap-param-gather")
+    (held,) = stage_buffers(line, stage_models(line)[0])
+    expected = sum(buffer.numel for buffer in held)
+    rows = messages(line, stage_models(line))
+    for kind, phase in (("reduce_scatter", "gradient"), ("all_gather", "parameter")):
+        sent = [row for row in rows if row.kind == kind and row.phase == phase]
+        assert {row.group for row in sent} == {"dp_cp", "edp"}
+        assert sum(row.shape[0] * row.calls_per_iteration for row in sent) == expected
+
+
+def test_few_matrices_leave_shards_empty() -> None:
+    """Two layers over 64 replicas: the fullest shard has one fc1 matrix, and all others are as large."""
+    few = launch("--num-layers 2 --global-batch-size 64", gpus=64)
+    (held,) = stage_buffers(few, stage_models(few)[0])
+    assert held[-1].numel == 64 * 4 * H * H
