@@ -20,7 +20,7 @@ from analyzer.caching_allocator import SMALL_SIZE, AllocatorSettings, CachingAll
 from analyzer.device import SEGMENT, device_range, outside_allocator_bytes
 from analyzer.errors import UnsupportedError
 from analyzer.iteration import order_of
-from analyzer.modules.tree import Module
+from analyzer.modules.tree import Module, Tensor
 from analyzer.results import MemoryPart, RankClass, RankMemory, StageModel
 from analyzer.runtime import RuntimeItem, runtime_items
 from analyzer.schedule import Step
@@ -84,9 +84,9 @@ class _Writer:
         self.requests: list[Request] = []
         self.slots = 0
 
-    def make(self, sizes: Iterator[int]) -> list[int]:
+    def make(self, tensors: Sequence[Tensor]) -> list[int]:
         made = []
-        for size in sizes:
+        for size in (tensor.bytes // tensor.pieces for tensor in tensors for _ in range(tensor.pieces)):
             if size > SMALL_SIZE:
                 self.requests.append((size, self.slots))
                 made.append(self.slots)
@@ -97,8 +97,8 @@ class _Writer:
         self.requests += [(0, slot) for slot in slots]
 
     def forward(self, module: Module) -> _Kept:
-        kept = self.make(tensor.bytes for tensor in module.saved)
-        temporary = self.make(tensor.bytes for tensor in module.forward_workspace)
+        kept = self.make(module.saved)
+        temporary = self.make(module.forward_workspace)
         children = [self.forward(child) for child in module.children]
         if module.recomputed:
             for child in children:
@@ -113,7 +113,7 @@ class _Writer:
             self.drop_all(child)
 
     def backward(self, module: Module, kept: _Kept) -> None:
-        temporary = self.make(tensor.bytes for tensor in module.backward_workspace)
+        temporary = self.make(module.backward_workspace)
         children = [self.forward(child) for child in module.children] if module.recomputed else kept.children
         for child, of_child in zip(reversed(module.children), reversed(children), strict=True):
             self.backward(child, of_child)
@@ -223,7 +223,7 @@ def _hold(allocator: CachingAllocator, sizes: Iterator[int]) -> int:
 def _states(launch: Launch, stage: StageModel, allocator: CachingAllocator) -> int:
     """Weights, buffers and masters. With the distributed optimizer the weights move into a buffer."""
     element = int(DTYPE_BYTES[launch.precision.parameters])
-    sizes = [element * parameter.numel for tree in stage.trees for parameter in creation_order(tree)]
+    sizes = [element * numel for numel in _numels(stage)]
     distributed = launch.optimizer.distributed
     own = [allocator.malloc(size) for size in sizes if size > SMALL_SIZE] if distributed else []
     asked = 0 if distributed else _hold(allocator, iter(sizes))
@@ -239,10 +239,16 @@ def _states(launch: Launch, stage: StageModel, allocator: CachingAllocator) -> i
     return asked + _hold(allocator, (4 * numel for numel in _owned(launch, stage)))
 
 
+def _numels(stage: StageModel) -> list[int]:
+    """Elements of each parameter of a rank, of each expert one by one."""
+    listed = (parameter for tree in stage.trees for parameter in creation_order(tree))
+    return [parameter.numel // parameter.pieces for parameter in listed for _ in range(parameter.pieces)]
+
+
 def _owned(launch: Launch, stage: StageModel) -> list[int]:
     """Elements of each parameter, or piece of one, whose optimizer states the rank has."""
     if not launch.optimizer.distributed:
-        return [parameter.numel for tree in stage.trees for parameter in creation_order(tree)]
+        return _numels(stage)
     return [
         numel
         for buffers in stage_buffers(launch, stage)

@@ -193,15 +193,15 @@ def _buckets(launch: Launch, parameters: Sequence[Parameter], *, group_size: int
     closed: list[Bucket] = []
     placed: list[tuple[int, int]] = []
     end = 0
-    for parameter in reversed(parameters):
+    for parameter, numel in ((each, each.numel // each.pieces) for each in reversed(parameters) for _ in range(each.pieces)):
         start = round_up(end, alignment)
         # first and last stage must shard the tied embedding alike, for its all-reduce comes after the reduce-scatter
         alone = parameter.shared_embedding and distributed
         if alone and placed:
             closed.append(_bucket(placed, start, divisor))
             placed, start = [], 0
-        placed.append((start, parameter.numel))
-        end = start + parameter.numel
+        placed.append((start, numel))
+        end = start + numel
         if alone or (bucket_size is not None and end >= bucket_size):
             closed.append(_bucket(placed, end, divisor))
             placed, end = [], 0

@@ -145,6 +145,12 @@ def _global_buffer(shapes: Shapes, names: set[str]) -> Iterator[RuntimeItem]:
         heads = launch.model.num_attention_heads // shapes.t
         scores = round_up(dtype_bytes(shapes.dtype, shapes.b * heads * shapes.s * launch.batch.seq_length), BLOCK)
         gather, scratch = (*gather, "core_attention"), max(scratch, scores)
+    moe = launch.model.moe
+    if moe is not None and moe.dispatcher == "allgather" and "dispatch" in names:
+        from analyzer.modules.allgather import gathered_tokens  # a millisecond that most launches need not spend
+
+        if launch.parallel.expert * launch.parallel.expert_tensor > 1:
+            gather, scratch = (*gather, "dispatch"), max(scratch, gathered_tokens(shapes).bytes)
     if scratch:
         yield RuntimeItem("Megatron's global memory buffer", scratch, gather, "forward")
 

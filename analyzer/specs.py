@@ -53,6 +53,8 @@ class MoeSpec:
     flex: FlexSpec | None = None
     """Of the flex dispatcher; None for the others."""
     permute_fusion: bool = False
+    adds_by_index: bool = False
+    """Rows of experts are added up to tokens by an operation that keeps them (`--deterministic-mode`, from 0.15 on)."""
     capacity_factor: float | None = None
     pad_to_capacity: bool = False
     pad_for_quantization: bool = False

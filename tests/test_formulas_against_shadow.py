@@ -43,6 +43,11 @@ MIXTURE = (
     "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-token-dispatcher-type alltoall --expert-model-parallel-size 2 "
     "--overlap-grad-reduce --overlap-param-gather "
 )
+SINKHORN = (
+    "--num-experts 8 --moe-router-topk 1 --moe-router-load-balancing-type sinkhorn --expert-model-parallel-size 2 "
+    "--disable-bias-linear "
+)
+GATHERED = "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-aux-loss-coeff 1e-2 --expert-model-parallel-size 8"
 QWEN = (
     f"{LLAMA} {MIXTURE} --qk-layernorm --kv-channels 64 --moe-ffn-hidden-size 256 --moe-router-dtype fp32 --moe-permute-fusion "
     "--moe-router-load-balancing-type global_aux_loss --moe-aux-loss-coeff 1e-3 "
@@ -95,6 +100,12 @@ GRID = {
     "llama, cp4": f"--bf16 {LLAMA} --context-parallel-size 4 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2",
     "llama, recompute, tp2 sp pp2": f"--bf16 {LLAMA} {SPLIT} --recompute-granularity selective --recompute-modules mlp",
     "mixtral, etp2": f"--bf16 {LLAMA} {MIXTURE} {SPLIT} --moe-aux-loss-coeff 1e-2",
+    "sinkhorn, all-gather, tp2 sp": f"--bf16 {SINKHORN} --tensor-model-parallel-size 2 --sequence-parallel",
+    "sinkhorn, all-gather, pp2 cp2": f"--bf16 {SINKHORN} --pipeline-model-parallel-size 2 --context-parallel-size 2",
+    "sinkhorn, deterministic": f"--bf16 {SINKHORN} {SPLIT} --deterministic-mode",
+    "all-gather, ep8, deterministic": f"--bf16 {LLAMA} {GATHERED} --deterministic-mode",
+    "all-gather, fp32 router": f"--bf16 {LLAMA} {GATHERED} --moe-router-dtype fp32 --moe-permute-fusion",
+    "mixtral, deterministic": f"--bf16 {LLAMA} {MIXTURE} --moe-aux-loss-coeff 1e-2 --deterministic-mode",
     "qwen3": f"--bf16 {QWEN} {SPLIT} --expert-tensor-parallel-size 1",
     "gpt-oss": f"--bf16 {GPT_OSS} --recompute-granularity selective --recompute-modules moe_act layernorm",
     "gpt-oss, yarn": f"--bf16 {GPT_OSS} --position-embedding-type yarn --info-megatron 0.19.0",

@@ -99,6 +99,17 @@ def _scatter(means: Means, args: Any, kwargs: Any, result: torch.Tensor) -> floa
     return before * (1 - share) + put * share
 
 
+def _index_put(means: Means, args: Any, kwargs: Any, result: torch.Tensor) -> float | None:
+    """Values at places that are all different, as the deterministic `topk_routing_with_score_function` writes its choice."""
+    del result
+    target, _, values, *accumulate = args
+    before, put = means.of(target), means.of(values)
+    if before is None or put is None or any(accumulate) or kwargs.get("accumulate") or not target.numel():
+        return None
+    share = values.numel() / target.numel()
+    return before * (1 - share) + put * share
+
+
 def _constant(value: float) -> Callable[..., float]:
     return lambda *_: value
 
@@ -116,6 +127,7 @@ _RULES: dict[Any, Callable[..., float | None]] = {
     aten.scatter.value: _scatter,
     aten.scatter.src: _scatter,
     aten.scatter_.value: _scatter,
+    aten.index_put_.default: _index_put,
     aten._to_copy.default: _same,
     aten.clone.default: _same,
     aten.index_select.default: _same,

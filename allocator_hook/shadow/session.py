@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ class Session:
         hooks = CollectiveHooks(self._sink, perform=False, stand_in=self._stand_in)
         gpu = Gpu.of(self.launch.hardware)
         environ(self.launch)
+        self._stack.enter_context(_deterministic(self.launch))
         self._stack.enter_context(
             Patches(Patch(*patch, "a call is recorded; its peers are not there") for patch in hooks.patches())
         )
@@ -115,6 +116,15 @@ class Session:
 
     def _current_bytes(self) -> int:
         return self._recorder.current_bytes if self._recorder is not None else 0
+
+
+@contextmanager
+def _deterministic(launch: Launch) -> Iterator[None]:
+    """What `validate_args` asks of PyTorch under `--deterministic-mode`: other operations, which may keep other tensors."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(launch.runtime.deterministic)
+    yield
+    torch.use_deterministic_algorithms(before)
 
 
 def _router_padding(means: Means) -> Iterator[Patch]:

@@ -72,6 +72,7 @@ def check_moe(
         dispatcher=dispatcher,
         flex=flex,
         permute_fusion=switched_on(arguments, "moe_permute_fusion"),
+        adds_by_index=switched_on(arguments, "deterministic_mode") and since(arguments, "0.15"),
         capacity_factor=capacity_factor,
         pad_to_capacity=pad,
         pad_for_quantization=router.pad_for_quantization,

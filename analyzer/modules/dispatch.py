@@ -156,14 +156,14 @@ def dispatch(shapes: Shapes) -> Module:
             (routing.row_tensor("sent gradients", routing.sent), shapes.hidden("token gradient")),
         ),
         collectives=tuple(_messages(routing)),
-        source=f"{moe.dispatcher} token dispatcher",
+        source="MoEAlltoAllTokenDispatcher",
     )
 
 
 def _selection(routing: Routing) -> tuple[Tensor, ...]:
     """What `masked_select` keeps of the probabilities and the routing map where nothing is fused."""
     moe = routing.moe
-    if moe.permute_fusion or moe.pad_to_capacity or moe.dispatcher != "alltoall":
+    if moe.permute_fusion or moe.pad_to_capacity:
         return ()
     shape = (moe.num_experts, routing.tokens)
     return (
@@ -182,8 +182,13 @@ def _sort_map(routing: Routing) -> tuple[Tensor, ...]:
 def dispatched(routing: Routing) -> tuple[Tensor, ...]:
     """Tokens as they were sent and as they came, which the frame of the layer names to its end (`MoELayer.forward`).
 
-    Where nothing is sent they are one, and where nothing is sorted the experts keep the last.
+    Where nothing is sent they are one, and where nothing is sorted the experts keep the last. Gathered tokens lie in a buffer
+    that stays, and only their probabilities are named.
     """
+    if routing.moe.dispatcher == "allgather":
+        from analyzer.modules.allgather import gathered_probabilities  # a millisecond that most launches need not spend
+
+        return gathered_probabilities(routing)
     if routing.moe.dispatcher != "alltoall":
         return ()
     arrives_apart = routing.local_experts > 1 or routing.etp > 1
@@ -191,6 +196,16 @@ def dispatched(routing: Routing) -> tuple[Tensor, ...]:
     if routing.ep == 1:
         return (sent,) if arrives_apart else ()
     return (sent, *((routing.row_tensor("received tokens", routing.sent),) if arrives_apart else ()))
+
+
+def summed_rows(routing: Routing, rows: int, *, made_in: str = "") -> tuple[Tensor, ...]:
+    """Rows that are added up to tokens, which PyTorch keeps where it does so deterministically: `index_add_` names its source.
+
+    `unpermute` in moe_utils.py, from 0.15 on.
+    """
+    if not routing.moe.adds_by_index or routing.moe.permute_fusion:
+        return ()
+    return (routing.row_tensor("rows that are summed", rows, made_in=made_in),)
 
 
 def shared_output(routing: Routing) -> tuple[Tensor, ...]:
@@ -211,15 +226,6 @@ def _messages(routing: Routing) -> Iterator[Collective]:
     dtype, probabilities = routing.shapes.dtype, routing.probability_dtype
     if ep * etp == 1:
         return
-    if moe.dispatcher == "allgather":
-        world = routing.tokens * ep * etp
-        hidden, chances = (world, routing.width), (world, moe.num_experts)
-        yield routing.message("all_gather", "tp_ep", chances, "bool", "forward")
-        yield routing.message("all_gather", "tp_ep", chances, probabilities, "forward")
-        yield routing.message("all_gather", "tp_ep", hidden, dtype, "forward")
-        yield routing.message("reduce_scatter", "tp_ep", hidden, dtype, "backward")
-        yield routing.message("reduce_scatter", "tp_ep", chances, probabilities, "backward")
-        return
     if not moe.pad_to_capacity:
         yield routing.message("all_gather", "tp_ep", (moe.num_experts * ep * etp,), "int64", "forward")
     for phase in ("forward", "backward"):
@@ -238,11 +244,6 @@ def _messages_back(routing: Routing) -> Iterator[Collective]:
     dtype, probabilities = routing.shapes.dtype, routing.probability_dtype
     if ep * etp == 1:
         return
-    if routing.moe.dispatcher == "allgather":
-        hidden = (routing.tokens * ep * etp, routing.width)
-        yield routing.message("reduce_scatter", "tp_ep", hidden, probabilities, "forward")
-        yield routing.message("all_gather", "tp_ep", hidden, probabilities, "backward")
-        return
     for phase in ("forward", "backward"):
         if etp > 1:
             kind = "reduce_scatter" if phase == "forward" else "all_gather"
@@ -256,7 +257,7 @@ def _summed_over_parts(routing: Routing) -> tuple[Tensor, ...]:
 
     `combine_preprocess`; NCCL takes a list of parts by way of a flat tensor (newLikeFlat in ProcessGroupNCCL).
     """
-    if routing.etp == 1 or routing.moe.dispatcher != "alltoall":
+    if routing.etp == 1:
         return ()
     dtype = routing.probability_dtype
     cast = (routing.row_tensor("rows to be summed", routing.rows, dtype=dtype),) if dtype != routing.shapes.dtype else ()
@@ -269,9 +270,13 @@ def combine(shapes: Shapes) -> Module:
     routing = Routing(shapes)
     several = routing.local_experts > 1
     unsorted = (routing.row_tensor("unsorted rows", routing.rows),) if several else ()
-    returned = (routing.row_tensor("returned rows", routing.sent),) if routing.ep > 1 else ()
+    kept = summed_rows(routing, routing.sent)
+    last = () if kept else (routing.row_tensor("returned rows", routing.sent),)
+    returned = last if routing.ep > 1 else ()
     shared = shared_output(routing)
     output = (shapes.hidden("output"), *((shapes.hidden("output with that of the shared experts"),) if shared else ()))
+    if kept:  # where PyTorch is deterministic, Megatron makes the zeros twice
+        output = (shapes.hidden("zeros"), *output)
     gradient = shapes.hidden("output gradient", shares="" if shapes.model.hidden_dropout > 0 else "residual gradient")
     gathers = routing.etp > 1  # into a flat tensor, which is copied
     travels = (routing.row_tensor("sent gradients", routing.sent),) if routing.ep > 1 or gathers else ()
@@ -280,12 +285,12 @@ def combine(shapes: Shapes) -> Module:
     forward = _largest(
         (routing.row_tensor("expert output", routing.rows), *unsorted, *_summed_over_parts(routing)),
         (*(unsorted or (routing.row_tensor("expert output", routing.rows),)), *returned),
-        (*(returned or (routing.row_tensor("returned rows", routing.sent),)), *output),
+        (*last, *output),
     )
     return Module(
         name="combine",
         function=True,
-        saved=_sort_map(routing),
+        saved=(*_sort_map(routing), *kept),
         forward_workspace=(*dispatched(routing), *forward, *shared),
         backward_workspace=_largest(
             (gradient, routing.row_tensor("sent gradients", routing.sent)),

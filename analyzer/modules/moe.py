@@ -7,6 +7,7 @@ width of one expert, fs of the shared experts together.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from analyzer.modules.dispatch import Routing, combine, dispatch, dispatched, shared_output
 from analyzer.modules.linear import weight_gradient
@@ -41,10 +42,15 @@ def moe_layer(shapes: Shapes) -> Module:
 
 def _dispatcher(shapes: Shapes) -> tuple[Module, Module]:
     """The way to the experts, and the way back."""
-    if Routing(shapes).moe.dispatcher == "flex":
+    dispatcher = Routing(shapes).moe.dispatcher
+    if dispatcher == "flex":
         from analyzer.modules.flex import flex  # a millisecond that most launches need not spend
 
         return flex(shapes)
+    if dispatcher == "allgather":
+        from analyzer.modules.allgather import allgather_combine, allgather_dispatch  # likewise
+
+        return allgather_dispatch(shapes), allgather_combine(shapes)
     return dispatch(shapes), combine(shapes)
 
 
@@ -57,11 +63,24 @@ def router(shapes: Shapes) -> Module:
     weight = Parameter(name="weight", shape=(moe.num_experts, model.hidden_size), dtype=shapes.dtype, sequence_parallel=shapes.sp)
     bias = (Parameter(name="bias", shape=(moe.num_experts,), dtype=shapes.dtype, sequence_parallel=shapes.sp),)
     in_fp32 = _in_router_type(routing, "input in the router's type")
-    whole_scores = moe.pre_softmax or moe.score_function == "sigmoid" or "sinkhorn" in moe.load_balancing
+    whole_scores = moe.pre_softmax or moe.score_function == "sigmoid"
     scored, formula = (per_expert, "4·T·E") if whole_scores else ((routing.tokens, moe.topk), "4·T·k")
     # sigmoid scores are divided by the sum of those of the chosen experts
     divided = moe.score_function == "sigmoid" and moe.topk > 1
     chosen = (Tensor(name="chosen scores", shape=(routing.tokens, moe.topk), dtype="fp32", formula="4·T·k"),) if divided else ()
+    choice: tuple[Tensor, ...] = (Tensor(name="chosen experts", shape=(routing.tokens, moe.topk), dtype="int64", formula="8·T·k"),)
+    handed_on = (
+        Tensor(name="probabilities", shape=per_expert, dtype=routing.probability_dtype, formula="T·E"),
+        Tensor(name="routing map", shape=per_expert, dtype="bool", formula="T·E"),
+    )
+    kept: tuple[Tensor, ...] = (Tensor(name="scores", shape=scored, dtype="fp32", formula=formula), *chosen)
+    if "sinkhorn" in moe.load_balancing:  # the map that scores are multiplied with, and of one expert scores in their own type
+        one = moe.topk == 1
+        kept = (
+            Tensor(name="scores", shape=per_expert, dtype=routing.probability_dtype if one else "fp32", formula="T·E"),
+            handed_on[1],
+        )
+        choice = ()
     balance = (Tensor(name="scores of the auxiliary loss", shape=per_expert, dtype="fp32", formula="4·T·E"),)
     first = "input of the shared experts" if moe.shared_ffn_hidden_size else shapes.keeper_of_mixture_input
     return Module(
@@ -69,15 +88,11 @@ def router(shapes: Shapes) -> Module:
         parameters=(weight, *(bias if model.bias_linear else ())),
         saved=(
             shapes.hidden("input", made_in="pre_mlp_layernorm", shares=first),
-            Tensor(name="scores", shape=scored, dtype="fp32", formula=formula),
-            *chosen,
+            *kept,
             *(balance if moe.aux_loss_coeff else ()),
-            Tensor(name="chosen experts", shape=(routing.tokens, moe.topk), dtype="int64", formula="8·T·k"),
+            *choice,
         ),
-        named=(  # by the dispatcher
-            Tensor(name="probabilities", shape=per_expert, dtype=routing.probability_dtype, formula="T·E"),
-            Tensor(name="routing map", shape=per_expert, dtype="bool", formula="T·E"),
-        ),
+        named=() if moe.dispatcher == "allgather" else handed_on,  # by the dispatcher
         forward_workspace=(
             Tensor(name="logits", shape=per_expert, dtype=routing.probability_dtype, formula="T·E"),
             *in_fp32,
@@ -123,6 +138,7 @@ def _expert_weight(routing: Routing, *, rows: int, columns: int, full: tuple[int
         sharding="expert",
         full_shape=(routing.moe.num_experts, *full),
         quantized=routing.shapes.fp8 is not None,
+        pieces=1 if routing.moe.legacy_grouped_gemm else routing.local_experts,
     )
 
 
@@ -146,26 +162,35 @@ def experts(shapes: Shapes) -> Module:
     rows = routing.multiplied_rows
     fc1 = (gates * width, routing.width)
     fc2 = (routing.width, width)
-    read = routing.row_tensor("fc1 output", rows, gates * width, made_in="mlp.experts.linear_fc1")
+    read = _apart(routing, routing.row_tensor("fc1 output", rows, gates * width, made_in="mlp.experts.linear_fc1"))
     written = routing.row_tensor("activation output", rows, width)
     # unfused, the product with the probabilities keeps its factor, and a gated activation the activated gate
-    unfused = () if model.bias_activation_fusion and model.gated else (routing.row_tensor("unweighted activation", rows, width),)
-    gate = kept_by_gate(model, lambda name, elements: routing.row_tensor(name, rows, elements), width)
+    unfused = (
+        ()
+        if model.bias_activation_fusion and model.gated
+        else (_apart(routing, routing.row_tensor("unweighted activation", rows, width)),)
+    )
+    gate = kept_by_gate(model, lambda name, elements: _apart(routing, routing.row_tensor(name, rows, elements)), width)
     promoted = (
         (routing.row_tensor("weighted in fp32", rows, width, dtype="fp32"),) if unfused and moe.router_dtype == "fp32" else ()
     )
     dropped = shapes.recomputes("moe_act")
     received = routing.row_tensor("input", rows, made_in="mlp")
-    product = routing.row_tensor("input", rows, width, made_in="mlp.experts")
+    product = _apart(routing, routing.row_tensor("input", rows, width, made_in="mlp.experts"))
     held = _held(routing)
     split = Split(experts=routing.local_experts, in_one_buffer=moe.grouped_gemm)
     unpadded = (routing.row_tensor("output without padding", routing.rows),) if routing.pads else ()
     biased = _bias_added(routing)
     # let go before the output is worked on
     quantized = forward_input(shapes, written, in_16_bit=False, original=dropped, split=split)
+    in_turn = runs_in_turn(routing)
+    turn = rows // routing.local_experts if in_turn else rows
+    output_grad = routing.row_tensor("output gradient", rows)
     return Module(
         name="experts",
         forward_workspace=(*dispatched(routing), *shared_output(routing)),
+        # of all experts, cut in views
+        backward_workspace=(output_grad,) if in_turn else (),
         children=(
             Module(
                 name="linear_fc1",
@@ -176,8 +201,9 @@ def experts(shapes: Shapes) -> Module:
                 saved=kept_input(shapes, received, split=split),
                 forward_workspace=(*held, *forward_input(shapes, received, in_16_bit=False, split=split), read),
                 backward_workspace=(
-                    *output_gradient(shapes, routing.row_tensor("output gradient", rows, gates * width), split=split),
+                    *output_gradient(shapes, routing.row_tensor("output gradient", turn, gates * width), split=split),
                     routing.row_tensor("input gradient", rows),
+                    *((routing.row_tensor("input gradients of all experts", rows),) if in_turn else ()),
                     *_weight_gradients(routing, fc1),
                 ),
                 source="TEGroupedLinear" if moe.grouped_gemm else "TEColumnParallelLinear for each expert",
@@ -189,9 +215,9 @@ def experts(shapes: Shapes) -> Module:
                 forward_workspace=(*held, *((*gate, *unfused) if dropped else ()), *promoted, written),
                 backward_workspace=(
                     *((*gate, *unfused) if dropped else ()),
-                    routing.row_tensor("output gradient", rows, width),
+                    routing.row_tensor("output gradient", turn, width),
                     # in fp32 the gradients of the product, of its factor and of the probabilities before they are summed
-                    *(promoted * 3 or (routing.row_tensor("fc1 output gradient", rows, gates * width),)),
+                    *(promoted * 3 or (routing.row_tensor("fc1 output gradient", turn, gates * width),)),
                 ),
                 source="weighted_bias_swiglu_impl" if not unfused else "activation times probabilities",
             ),
@@ -205,15 +231,18 @@ def experts(shapes: Shapes) -> Module:
                 forward_workspace=(
                     *held,
                     *((written,) if dropped or shapes.fp8 is not None else ()),
+                    *((routing.row_tensor("outputs of the experts", rows),) if in_turn else ()),
                     routing.row_tensor("output", rows),
                     *max(quantized, (*biased, *unpadded), key=lambda tensors: sum(tensor.bytes for tensor in tensors)),
                 ),
                 backward_workspace=(
                     *((written,) if dropped else ()),
-                    *output_gradient(shapes, routing.row_tensor("output gradient", rows), split=split),
+                    *output_gradient(
+                        shapes, replace(output_grad, shares="gradients of all experts" if in_turn else ""), split=split
+                    ),
                     *backward_input(shapes, written, original=dropped, split=split),
                     *biased[:1],
-                    routing.row_tensor("input gradient", rows, width),
+                    routing.row_tensor("input gradient", turn, width),
                     *_weight_gradients(routing, fc2),
                 ),
                 source="TEGroupedLinear" if moe.grouped_gemm else "TERowParallelLinear for each expert",
@@ -221,6 +250,18 @@ def experts(shapes: Shapes) -> Module:
         ),
         source="TEGroupedMLP" if moe.grouped_gemm else "SequentialMLP",
     )
+
+
+def runs_in_turn(routing: Routing) -> bool:
+    """Whether several experts of a rank run one after the other (`SequentialMLP`), each on its part of the rows."""
+    return not routing.moe.grouped_gemm and routing.local_experts > 1
+
+
+def _apart(routing: Routing, tensor: Tensor) -> Tensor:
+    """A tensor that each of such experts makes for itself."""
+    if not runs_in_turn(routing):
+        return tensor
+    return replace(tensor, pieces=routing.local_experts, made_in="mlp.experts")
 
 
 def _bias_added(routing: Routing) -> tuple[Tensor, ...]:
@@ -252,6 +293,7 @@ def _expert_bias(routing: Routing, width: int) -> tuple[Parameter, ...]:
             dtype=routing.shapes.dtype,
             sharding="expert",
             full_shape=(routing.moe.num_experts, width),
+            pieces=1 if routing.moe.legacy_grouped_gemm else routing.local_experts,
         ),
     )
 

@@ -40,6 +40,8 @@ class Parameter:
     """Its gradient is summed over tensor-parallel ranks once per step (norm weights, row biases under SP; q/k norms always)."""
     quantized: bool = False
     """Multiplied in FP8: cast from `dtype`, or with `--fp8-param-gather` stored so."""
+    pieces: int = 1
+    """Parameters of equal size that it stands for: one for each local expert."""
 
     @property
     def numel(self) -> int:
