@@ -26,7 +26,7 @@ from analyzer.runtime import RuntimeItem, runtime_items
 from analyzer.schedule import Step
 from analyzer.specs import Launch
 from analyzer.states import adam_keeps_masters, remainder_bytes
-from analyzer.units import BLOCK, DTYPE_BYTES, dtype_bytes, round_up
+from analyzer.units import DTYPE_BYTES, dtype_bytes, round_up
 
 MOST_REQUESTS: Final = 25_000
 """For all ranks together: about 30 ms. Beyond it the reserved bytes are an estimate, and blocks as large as tensors."""
@@ -40,6 +40,10 @@ class Blocks:
 
     unsplit: int
     """Bytes between iterations that are allocated and were not asked for."""
+    unsplit_at_first_peak: int
+    """The same at the peak of the first iteration."""
+    unsplit_at_peak: int
+    """The same at the peak of a later one."""
     unused: int
     """Bytes of segments beyond the allocated bytes, when either is at its peak."""
 
@@ -166,25 +170,37 @@ def _order(launch: Launch, stage: StageModel, microbatches: int) -> Sequence[Ste
 
 
 def _with_blocks(launch: Launch, memory: RankMemory, made: Blocks) -> RankMemory:
-    """The memory with blocks in the place of tensors. They are not there yet where the peak is in the first iteration."""
-    early = memory.peak_at.startswith("first iteration")
-    peak = memory.peak_allocated_bytes + (0 if early else made.unsplit)
+    """The memory with blocks in the place of tensors.
+
+    Those of the moments are not there yet where the peak is in the first iteration; those of activations are gone where it is
+    in the step.
+    """
+    if memory.peak_at.startswith("first iteration"):
+        at_peak = made.unsplit_at_first_peak
+    else:
+        at_peak = made.unsplit_at_peak if memory.peak_at.startswith(("forward", "backward")) else made.unsplit
+    peak = memory.peak_allocated_bytes + at_peak
     reserved = round_up(peak + made.unused, SEGMENT)
     part = MemoryPart(name="blocks that the allocator does not split", bytes=made.unsplit)
-    missing = MemoryPart(name="blocks not there yet", bytes=-made.unsplit)
+    more = at_peak - made.unsplit
+    of_activations = MemoryPart(
+        name="blocks of activations that it does not split" if more > 0 else "blocks not there yet", bytes=more
+    )
     return replace(
         memory,
         runtime_bytes=memory.runtime_bytes + made.unsplit,
         runtime_parts=(*memory.runtime_parts, part) if made.unsplit else memory.runtime_parts,
         allocated_bytes=memory.allocated_bytes + made.unsplit,
-        transient_bytes=memory.transient_bytes - (made.unsplit if early else 0),
-        transient_parts=(*memory.transient_parts, missing) if early and made.unsplit else memory.transient_parts,
+        transient_bytes=memory.transient_bytes + more,
+        transient_parts=(*memory.transient_parts, of_activations) if more else memory.transient_parts,
+        peak_allocated_first_iteration_bytes=memory.peak_allocated_first_iteration_bytes + made.unsplit_at_first_peak,
         peak_allocated_bytes=max(peak, memory.allocated_bytes + made.unsplit),
         peak_reserved_bytes=reserved,
         device_bytes=reserved + outside_allocator_bytes(launch),
         device_range_bytes=device_range(launch, peak=peak, reserved=reserved),
         unsplit_bytes=made.unsplit,
-        unsplit_at_peak_bytes=0 if early else made.unsplit,
+        unsplit_at_first_peak_bytes=made.unsplit_at_first_peak,
+        unsplit_at_peak_bytes=at_peak,
         replayed=True,
     )
 
@@ -200,43 +216,48 @@ def blocks(
 ) -> Blocks:
     """Runs a rank's requests. `orders` are those of the first iteration and of a later one, to their end or shorter."""
     allocator = CachingAllocator(settings)
-    asked = _states(launch, stage, allocator)
-    asked += _hold(allocator, (item.bytes for item in items if item.phase == "forward"))
+    _states(launch, stage, allocator)
+    _hold(allocator, (item.bytes for item in items if item.phase == "forward"))
     _iteration(allocator, scripts, orders[0])
-    asked += _hold(allocator, (item.bytes for item in items if item.phase == "backward"))
-    asked += _hold(allocator, _moments(launch, stage))
-    unsplit = allocator.allocated_bytes - asked
+    at_first_peak = allocator.unasked_at_peak_bytes
+    _hold(allocator, (item.bytes for item in items if item.phase == "backward"))
+    _hold(allocator, _moments(launch, stage))
+    unsplit = allocator.unasked_bytes
+    allocator.peak_allocated_bytes = 0
     _iteration(allocator, scripts, orders[1])
-    return Blocks(unsplit, allocator.peak_reserved_bytes - allocator.peak_allocated_bytes)
+    return Blocks(
+        unsplit=unsplit,
+        unsplit_at_first_peak=at_first_peak,
+        unsplit_at_peak=allocator.unasked_at_peak_bytes,
+        unused=allocator.peak_reserved_bytes - allocator.peak_allocated_bytes,
+    )
 
 
-def _hold(allocator: CachingAllocator, sizes: Iterator[int]) -> int:
-    """Requests what is never given back; the bytes that were asked for."""
-    asked = 0
+def _hold(allocator: CachingAllocator, sizes: Iterator[int]) -> None:
+    """Requests what is never given back."""
     for size in sizes:
         if size > SMALL_SIZE:
             allocator.malloc(size)
-            asked += round_up(size, BLOCK)
-    return asked
 
 
-def _states(launch: Launch, stage: StageModel, allocator: CachingAllocator) -> int:
+def _states(launch: Launch, stage: StageModel, allocator: CachingAllocator) -> None:
     """Weights, buffers and masters. With the distributed optimizer the weights move into a buffer."""
     element = int(DTYPE_BYTES[launch.precision.parameters])
     sizes = [element * numel for numel in _numels(stage)]
     distributed = launch.optimizer.distributed
     own = [allocator.malloc(size) for size in sizes if size > SMALL_SIZE] if distributed else []
-    asked = 0 if distributed else _hold(allocator, iter(sizes))
+    if not distributed:
+        _hold(allocator, iter(sizes))
     for buffers in stage_buffers(launch, stage):
         for buffer in buffers:
             if distributed:
-                asked += _hold(allocator, iter([dtype_bytes(buffer.parameter_dtype, buffer.numel)]))
-            asked += _hold(allocator, iter([dtype_bytes(buffer.gradient_dtype, buffer.numel)]))
+                _hold(allocator, iter([dtype_bytes(buffer.parameter_dtype, buffer.numel)]))
+            _hold(allocator, iter([dtype_bytes(buffer.gradient_dtype, buffer.numel)]))
     for address in own:
         allocator.free(address)
     if launch.precision.parameters == "fp32" or adam_keeps_masters(launch):
-        return asked
-    return asked + _hold(allocator, (4 * numel for numel in _owned(launch, stage)))
+        return
+    _hold(allocator, (4 * numel for numel in _owned(launch, stage)))
 
 
 def _numels(stage: StageModel) -> list[int]:

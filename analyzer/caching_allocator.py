@@ -55,12 +55,14 @@ class AllocatorSettings:
 class _Block:
     """A piece of a segment. `before` and `after` are its neighbours in the segment."""
 
-    __slots__ = ("address", "after", "before", "free", "pool", "size")
+    __slots__ = ("address", "after", "before", "free", "pool", "size", "unasked")
 
     def __init__(self, pool: _Pool, address: int, size: int) -> None:
         self.pool = pool
         self.address = address
         self.size = size
+        self.unasked = 0
+        """Bytes beyond those that were asked for, while it is handed out."""
         self.free = False
         self.before: _Block | None = None
         self.after: _Block | None = None
@@ -110,6 +112,10 @@ class CachingAllocator:
         self.reserved_bytes = 0
         self.peak_allocated_bytes = 0
         self.peak_reserved_bytes = 0
+        self.unasked_bytes = 0
+        """Of the allocated bytes, those beyond what was asked for: blocks that are not split."""
+        self.unasked_at_peak_bytes = 0
+        """The same when the allocated bytes were at their peak."""
 
     def malloc(self, bytes: int, *, stream: int = 0) -> int:
         """An address for `bytes`, which must be more than 0: PyTorch gives nothing out for nothing."""
@@ -124,14 +130,17 @@ class CachingAllocator:
             self._split(block, size)
         self._handed_out[block.address] = block
         self.allocated_bytes += block.size
+        block.unasked = block.size - size
+        self.unasked_bytes += block.unasked
         if self.allocated_bytes > self.peak_allocated_bytes:
-            self.peak_allocated_bytes = self.allocated_bytes
+            self.peak_allocated_bytes, self.unasked_at_peak_bytes = self.allocated_bytes, self.unasked_bytes
         return block.address
 
     def free(self, address: int) -> None:
         """Takes back what `malloc` gave. Raises KeyError where it gave no such thing."""
         block = self._handed_out.pop(address)
         self.allocated_bytes -= block.size
+        self.unasked_bytes -= block.unasked
         pool = block.pool
         for neighbour in (block.before, block.after):
             if neighbour is not None and neighbour.free:
@@ -151,7 +160,7 @@ class CachingAllocator:
 
     def reset_peaks(self) -> None:
         """As `torch.cuda.reset_peak_memory_stats`."""
-        self.peak_allocated_bytes = self.allocated_bytes
+        self.peak_allocated_bytes, self.unasked_at_peak_bytes = self.allocated_bytes, self.unasked_bytes
         self.peak_reserved_bytes = self.reserved_bytes
 
     def _pool(self, size: int, stream: int) -> _Pool:

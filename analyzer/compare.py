@@ -222,6 +222,7 @@ def _totals(rank: RankClass, recorded: Recorded) -> Iterator[TotalRow]:
     # a trace has tensors; what the allocator hands out beyond them is not in it
     allocated = memory.allocated_bytes - memory.unsplit_bytes
     peak = memory.peak_allocated_bytes - memory.unsplit_at_peak_bytes
+    first_peak = memory.peak_allocated_first_iteration_bytes - memory.unsplit_at_first_peak_bytes
     yield TotalRow(name="parameters", predicted=memory.parameters_bytes, recorded=recorded.parameters)
     yield TotalRow(name="gradients", predicted=memory.gradients_bytes, recorded=recorded.gradients)
     yield TotalRow(name="optimizer states", predicted=memory.optimizer_bytes, recorded=recorded.optimizer)
@@ -230,7 +231,7 @@ def _totals(rank: RankClass, recorded: Recorded) -> Iterator[TotalRow]:
     left = last.allocated_after - recorded.parameters - recorded.gradients - recorded.optimizer
     yield TotalRow(name="workspaces and what else stays", predicted=rest, recorded=left)
     yield TotalRow(name="allocated after a step", predicted=allocated, recorded=last.allocated_after)
-    yield TotalRow(name="peak of the first iteration", predicted=memory.peak_allocated_first_iteration_bytes, recorded=first.peak)
+    yield TotalRow(name="peak of the first iteration", predicted=first_peak, recorded=first.peak)
     if len(recorded.iterations) > 1:
         yield TotalRow(name="peak of later iterations", predicted=peak, recorded=last.peak)
 

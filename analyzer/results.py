@@ -69,8 +69,10 @@ class RankMemory:
     """In the memory pool of CUDA graphs: reserved, and no longer allocated once they are captured."""
     unsplit_bytes: int = 0
     """Of runtime_bytes: blocks that are larger than their tensors."""
+    unsplit_at_first_peak_bytes: int = 0
+    """The same at the peak of the first iteration, of activations."""
     unsplit_at_peak_bytes: int = 0
-    """The same at the peak: not there yet where that is in the first iteration."""
+    """The same at the peak, of activations too."""
     replayed: bool = False
     """The blocks and segments are those of a model of PyTorch's allocator, not an estimate."""
     runtime_parts: tuple[MemoryPart, ...] = ()

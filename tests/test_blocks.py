@@ -27,7 +27,7 @@ RECOMPUTE = (
 
 def large(module: Module) -> int:
     """Bytes of the large tensors that wait for the backward."""
-    own = sum(tensor.bytes for tensor in module.saved if tensor.bytes > SMALL_SIZE)
+    own = sum(tensor.bytes for tensor in module.saved if tensor.bytes // tensor.pieces > SMALL_SIZE)
     return own if module.recomputed else own + sum(map(large, module.children))
 
 
