@@ -41,16 +41,22 @@ def communicators(launch: Launch) -> int:
 
 
 def outside_allocator_bytes(launch: Launch) -> int:
-    """Context, communicators and the buffers of the flex dispatcher, which torch's statistics do not show and `nvidia-smi` does."""
-    return CONTEXT + communicators(launch) * CHANNELS * CHANNEL_BYTES + _flex_buffers(launch)
+    """Context, communicators and the buffers of libraries, which torch's statistics do not show and `nvidia-smi` does."""
+    return CONTEXT + communicators(launch) * CHANNELS * CHANNEL_BYTES + _library_buffers(launch)
 
 
-def _flex_buffers(launch: Launch) -> int:
-    if launch.model.moe is None or launch.model.moe.flex is None:
-        return 0
-    from analyzer.modules.flex import flex_buffer_bytes  # a millisecond that most launches need not spend
+def _library_buffers(launch: Launch) -> int:
+    """Of the flex dispatcher, and of Transformer Engine's overlap."""
+    held = 0
+    if launch.model.moe is not None and launch.model.moe.flex is not None:
+        from analyzer.modules.flex import flex_buffer_bytes  # a millisecond that most launches need not spend
 
-    return flex_buffer_bytes(launch)
+        held += flex_buffer_bytes(launch)
+    if launch.runtime.tp_comm_overlap:
+        from analyzer.device_userbuffers import userbuffer_bytes  # likewise
+
+        held += userbuffer_bytes(launch)
+    return held
 
 
 def device_range(launch: Launch, *, peak: int, reserved: int) -> tuple[int, int]:
@@ -64,5 +70,5 @@ def device_range(launch: Launch, *, peak: int, reserved: int) -> tuple[int, int]
         context + communicators(launch) * channels * CHANNEL_BYTES
         for context, channels in zip(CONTEXTS, CHANNELS_RANGE, strict=True)
     )
-    buffers = _flex_buffers(launch)
+    buffers = _library_buffers(launch)
     return peak + least + buffers, fragmented + most + buffers

@@ -130,7 +130,7 @@ def test_families_of_later_are_refused_by_name(line: str, option: str) -> None:
 @pytest.mark.parametrize(
     ("line", "word"),
     [
-        ("--tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap", "too low"),
+        ("--tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap", "too high"),
         ("--use-nccl-ub", "too low"),
         ("--load /dummy/checkpoints", "first iteration"),
         ("--fake-process-group", "too high"),

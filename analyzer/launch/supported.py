@@ -104,7 +104,7 @@ REFUSED: Final[dict[str, tuple[str, str]]] = {
 
 ASSUMED: Final[dict[str, str]] = {
     "use_transformer_engine_op_fuser": "operations are counted as without it, either way",
-    "tp_comm_overlap": "Transformer Engine's buffers for the overlap are not counted, so the prediction is too low",
+    "tp_comm_overlap": "what is gathered into its buffers still counts beside them, so the prediction is slightly too high",
     "nccl_ub": "buffers registered with NCCL lie in a memory pool of their own, whose rounding is not counted (too low)",
     "fsdp_db_use_persist_buf_on_alloc_fail": "layers unlike the others are counted as gathered anew each time, so slightly too low",
     "megatron_fsdp_max_pool_double_buffer": "layers unlike the others are counted as gathered anew each time, so slightly too low",
