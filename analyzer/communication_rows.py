@@ -70,8 +70,8 @@ def ranks_in_group(launch: Launch, group: str) -> int:
     return group_size(launch.parallel, group, tied=launch.model.tied_embeddings, mtp_rank=mtp_rank(launch.model, launch.parallel))
 
 
-def gradient_statistics_group(launch: Launch) -> str:
-    """The group over which gradient norm, overflow and zeros are summed.
+def gradient_statistics_group(launch: Launch, *, experts: bool = False) -> str:
+    """The group over which gradient norm, overflow and zeros are summed, those of `experts` if so.
 
     It spans every shard of the gradients: model parallel ranks, or with the distributed optimizer all ranks of an
     instance of it (`_get_megatron_optimizer_based_on_param_groups`, megatron/core/optimizer/__init__.py, 0.16.1; all
@@ -81,4 +81,6 @@ def gradient_statistics_group(launch: Launch) -> str:
     shared_out = muon is not None and muon.layer_wise
     if shared_out:
         return "world"
-    return "intra_dist_opt" if launch.optimizer.distributed else "mp"
+    if launch.optimizer.distributed:
+        return "intra_dist_opt"
+    return "tp_ep_pp" if experts else "mp"

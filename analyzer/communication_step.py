@@ -128,15 +128,19 @@ def scalar_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
     """All-reduces of one number around the optimizer step, and of the loss at the end.
 
     The norm is taken also where gradients are not clipped (`ChainedOptimizer.step`). The loss goes as a pair: its sum
-    and the number of tokens.
+    and the number of tokens. Experts have an optimizer of their own: each looks for overflow, and where it does so in
+    another group than the first, each sums its own norm and zeros.
     """
-    statistics = gradient_statistics_group(launch)
+    optimizers = [("optimizer", gradient_statistics_group(launch))]
+    if _updates_experts_apart(launch, stage):
+        optimizers.append(("optimizer.experts", gradient_statistics_group(launch, experts=True)))
+    summing = [each for place, each in enumerate(optimizers) if each[1] not in [group for _, group in optimizers[:place]]]
     scalars: list[tuple[str, str, Phase, int, str]] = []
     if launch.precision.parameters == "fp16":
-        scalars.append(("optimizer.found_inf", statistics, "gradient", 1, "fp32"))
-    scalars.append(("optimizer.grad_norm", statistics, "gradient", 1, "fp32"))
+        scalars += [(f"{owner}.found_inf", group, "gradient", 1, "fp32") for owner, group in optimizers]
+    scalars += [(f"{owner}.grad_norm", group, "gradient", 1, "fp32") for owner, group in summing]
     if launch.optimizer.log_num_zeros_in_grad:
-        scalars.append(("optimizer.num_zeros_in_grad", statistics, "gradient", 1, "fp32"))
+        scalars += [(f"{owner}.num_zeros_in_grad", group, "gradient", 1, "fp32") for owner, group in summing]
     scalars += [
         ("train_step.update_successful", "mp", "parameter", 1, "int32"),
         ("train_step.grad_norm", "mp", "parameter", 1, "fp32"),
@@ -161,3 +165,10 @@ def scalar_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
             dtype=dtype,
             per_iteration=1,
         )
+
+
+def _updates_experts_apart(launch: Launch, stage: StageModel) -> bool:
+    """Whether a rank has an optimizer for experts: with expert parallelism, where it has some."""
+    if launch.parallel.expert == 1 or launch.optimizer.muon is not None:
+        return False
+    return any(parameter.sharding == "expert" for tree in stage.trees for parameter in creation_order(tree))

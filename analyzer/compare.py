@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from analyzer.modules.tree import LAYER, MODEL_PATH, STREAM, Module, Tensor
@@ -126,9 +126,12 @@ def made_tensors(chunks: Sequence[Chunk], trees: Sequence[Module]) -> Iterator[t
 
 
 def _of_node(
-    module: Module, *, path: str, layer: str, stream: list[str], layers: Iterator[int]
+    module: Module, *, path: str, layer: str, stream: list[str], layers: Iterator[int], checkpointed: bool = False
 ) -> Iterator[tuple[str | None, Tensor]]:
-    """Tensors below `module`. `path` is the enclosing module, `layer` the enclosing layer, `stream` who made the hidden states."""
+    """Tensors below `module`. `path` is the enclosing module, `layer` the enclosing layer, `stream` who made the hidden states.
+
+    Of what is `checkpointed`, there is what modules themselves name: it is freed when they run again.
+    """
     here = path
     if module.name == "layers":
         layer = f"{path}.layers.{next(layers)}" if path else f"layers.{next(layers)}"
@@ -139,29 +142,19 @@ def _of_node(
         layer, here = "", "embedding"
     elif not module.function:
         here = f"{path}.{module.name}" if path else module.name
-    for tensor in module.saved:
-        if tensor.bytes:
+    named = (replace(tensor, lingers=True) for tensor in module.named) if checkpointed else ()
+    for tensor in (*module.saved, *named):
+        if tensor.bytes and (tensor.lingers or not checkpointed):
             yield _maker(tensor, here=here, layer=layer, stream=stream[0]), tensor
-    if module.recomputed:
-        _skip_layers(module, layers, stream, here)
-        return
+    within = checkpointed or module.recomputed
     for child in module.children:
-        yield from _of_node(child, path=here, layer=layer, stream=stream, layers=layers)
+        yield from _of_node(child, path=here, layer=layer, stream=stream, layers=layers, checkpointed=within)
     if module.name == "layers":
         stream[0] = layer if module.children else stream[0]
     elif module.name == "eh_proj":  # whose output is gathered where it is in parts
         stream[0] = layer if module.collectives else here
     elif module.name == "embedding" and any(child.saved for child in module.children):  # not where it lends its weight alone
         stream[0] = f"embedding.{module.output_of}" if module.output_of else "embedding"
-
-
-def _skip_layers(module: Module, layers: Iterator[int], stream: list[str], path: str) -> None:
-    """Counts the layers under a checkpoint, whose own tensors are not kept."""
-    for child in module.children:
-        if child.name == "layers":
-            name = f"layers.{next(layers)}"
-            if child.children:
-                stream[0] = f"{path}.{name}" if path else name
 
 
 def _maker(tensor: Tensor, *, here: str, layer: str, stream: str) -> str | None:

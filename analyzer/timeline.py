@@ -6,7 +6,7 @@ alive at the worst instant of every module. Nothing here knows pipelines, optimi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -76,14 +76,20 @@ def with_received_gradient(tree: Module, line: ChunkTimeline, gradient: tuple[Te
     In the last branch of the last layer it is the gradient of the residual stream, which is counted there; once the gradient
     of that branch was added to it, the sum is another tensor. Source: `output_tensor_grad` of core/pipeline_parallel/schedules.py.
     """
-    branch = _last_branch(tree)
-    inside = added = False
-    points = []
-    for point in line.backward:
-        was, inside = inside, not branch.isdisjoint(point.path.split("."))
-        added = added or (was and not inside)
-        points.append(replace(point, transient=(*point.transient, *gradient)) if added else point)
+    points = [
+        replace(point, transient=(*point.transient, *gradient)) if past else point
+        for point, past in _past_branch(_last_branch(tree), line.backward)
+    ]
     return replace(line, backward=tuple(points))
+
+
+def _past_branch(branch: frozenset[str], points: Iterable[Point]) -> Iterator[tuple[Point, bool]]:
+    """Each point, and whether the backward has been through `branch` by then."""
+    inside = past = False
+    for point in points:
+        was, inside = inside, not branch.isdisjoint(point.path.split("."))
+        past = past or (was and not inside)
+        yield point, past
 
 
 def _last_branch(tree: Module) -> frozenset[str]:
@@ -131,22 +137,57 @@ def _without_gradients(
         yield from _without_gradients(child, before=before, path=_join(path, module), held=held, around=around)
 
 
-def backward_points(module: Module, *, before: int, path: str, around: tuple[Tensor, ...]) -> Iterator[Point]:
+@dataclass
+class Outliving:
+    """Bytes that checkpoints have left behind so far in a backward: `Module.outlives`, and inputs that linger."""
+
+    bytes: int = 0
+    last: int = 0
+    """Of these, what the last layer left behind beside its input: the gradient that comes to the one before it."""
+
+
+def backward_points(
+    module: Module, *, before: int, path: str, around: tuple[Tensor, ...], left: Outliving | None = None
+) -> Iterator[Point]:
     """Points of the backward, last module first. `before` is what everything earlier in the chunk keeps.
 
-    A checkpointed module runs its forward again first; then its children go backward as any others.
+    A checkpointed module runs its forward again first; then its children go backward as any others. `left` counts what
+    outlives it.
     """
+    left = Outliving() if left is None else left
+    if module.recomputed and (module.outlives or any(tensor.lingers for tensor in module.saved)):
+        yield from _left_behind(module, before=before, path=path, around=around, left=left)
+        return
+    yield from _points_of_backward(module, before=before, path=path, around=around, left=left)
+
+
+def _left_behind(module: Module, *, before: int, path: str, around: tuple[Tensor, ...], left: Outliving) -> Iterator[Point]:
+    """As `backward_points`, of a checkpoint that leaves its input and the gradient of it behind.
+
+    The gradient that the layer after it left is that of the residual stream, which its last branch counts.
+    """
+    branch = _last_branch(module)
+    shared, left.last = left.last, 0
+    left.bytes -= shared
+    for point, past in _past_branch(branch, _points_of_backward(module, before=before, path=path, around=around, left=left)):
+        yield replace(point, saved=point.saved + shared) if past else point
+    gradient = size(module.outlives)
+    left.bytes += shared + gradient + sum(tensor.bytes for tensor in module.saved if tensor.lingers)
+    left.last = gradient if branch else 0
+
+
+def _points_of_backward(module: Module, *, before: int, path: str, around: tuple[Tensor, ...], left: Outliving) -> Iterator[Point]:
     here = before + size(module.saved)
     around = (*around, *module.backward_workspace) if module.children else around
     if not module.children:
-        yield Point("backward", _join(path, module), here, (*module.offloaded, *module.backward_workspace, *around))
+        yield Point("backward", _join(path, module), here + left.bytes, (*module.offloaded, *module.backward_workspace, *around))
         return
     starts = []
     for child in module.children:
         starts.append(here)
         if module.recomputed:
             for point in forward_points(child, before=here, path=_join(path, module), held=[]):
-                yield Point("backward", point.path, point.saved, (*point.transient, *around))
+                yield Point("backward", point.path, point.saved + left.bytes, (*point.transient, *around))
         here += child.retained_bytes
     for child, start in zip(reversed(module.children), reversed(starts), strict=True):
-        yield from backward_points(child, before=start, path=_join(path, module), around=around)
+        yield from backward_points(child, before=start, path=_join(path, module), around=around, left=left)

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from analyzer.communication import messages, totals
 from analyzer.layout import coordinates, group_of
+from analyzer.memory import stage_models
 from analyzer.modules.tree import Collective, Module, Parameter
 from analyzer.results import Message, StageModel
 from analyzer.schedule import steps
 from analyzer.specs import Launch
 from tests.communication_launch import BATCH, HIDDEN, SEQUENCE, make_launch, make_stages
+from tests.launch_of import BASE, launch_of
 
 MIB = 2**20
 HIDDEN_STATES = SEQUENCE * BATCH * HIDDEN * 2
@@ -300,6 +302,27 @@ def test_scalars_of_a_step() -> None:
         "loss.num_tokens": "dp_cp",
     }
     assert {row.group for row in rows_of(logged, module="loss.num_tokens")} == {"pp", "dp_cp"}
+
+
+@pytest.mark.parametrize(("distributed", "group"), [(False, "tp_ep_pp"), (True, "intra_dist_opt")])
+def test_experts_have_an_optimizer_of_their_own(distributed: bool, group: str) -> None:
+    """`get_megatron_optimizer` makes two of `ChainedOptimizer`: both look for overflow, groups that differ are summed apart."""
+    launch = launch_of(
+        "--fp16 --pipeline-model-parallel-size 2 --num-experts 8 --disable-bias-linear --expert-model-parallel-size 2 "
+        f"--log-num-zeros-in-grad{' --use-distributed-optimizer' * distributed}",
+        base=BASE.replace("--bf16", ""),
+    )
+    rows = [row for row in messages(launch, stage_models(launch)) if row.module.startswith("optimizer.") and not row.pipeline_rank]
+    found = {row.module: row.group for row in rows if row.message_bytes == 4}
+    dense = "intra_dist_opt" if distributed else "mp"
+    apart = {} if distributed else {"optimizer.experts.grad_norm": group, "optimizer.experts.num_zeros_in_grad": group}
+    assert found == {
+        "optimizer.found_inf": dense,
+        "optimizer.experts.found_inf": group,
+        "optimizer.grad_norm": dense,
+        "optimizer.num_zeros_in_grad": dense,
+        **apart,
+    }
 
 
 def test_what_the_code_of_2023_does_otherwise() -> None:

@@ -106,6 +106,13 @@ GRID = {
     "all-gather, ep8, deterministic": f"--bf16 {LLAMA} {GATHERED} --deterministic-mode",
     "all-gather, fp32 router": f"--bf16 {LLAMA} {GATHERED} --moe-router-dtype fp32 --moe-permute-fusion",
     "mixtral, deterministic": f"--bf16 {LLAMA} {MIXTURE} --moe-aux-loss-coeff 1e-2 --deterministic-mode",
+    "mixtral, recomputed, pp2": f"--bf16 {LLAMA} {MIXTURE} --moe-aux-loss-coeff 1e-2 --pipeline-model-parallel-size 2 "
+    "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+    "mixtral, layers recomputed": f"--bf16 {LLAMA} {MIXTURE} --recompute-granularity selective --recompute-modules moe layernorm",
+    "mixtral, fp16, both optimizers": f"--fp16 {LLAMA} {MIXTURE}",
+    "deepseek, attention recomputed": f"--bf16 {DEEPSEEK} --recompute-activations",
+    "deepseek, unfused attention recomputed": f"--bf16 {DEEPSEEK} --attention-backend unfused --recompute-activations",
+    "llama, flash attention, deterministic": f"--bf16 {LLAMA} --attention-backend flash --deterministic-mode",
     "qwen3": f"--bf16 {QWEN} {SPLIT} --expert-tensor-parallel-size 1",
     "gpt-oss": f"--bf16 {GPT_OSS} --recompute-granularity selective --recompute-modules moe_act layernorm",
     "gpt-oss, yarn": f"--bf16 {GPT_OSS} --position-embedding-type yarn --info-megatron 0.19.0",

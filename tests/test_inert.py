@@ -33,7 +33,7 @@ def test_what_does_nothing_is_said(line: str, sentence: str) -> None:
         "--num-experts 8 --moe-router-topk 2 --disable-bias-linear",
         "--multi-latent-attention --qk-head-dim 64 --position-embedding-type rope",
         "--cuda-graph-impl transformer_engine --cuda-graph-scope attn",
-        "--recompute-granularity selective --recompute-modules mlp",
+        "--recompute-granularity selective --recompute-modules mlp --disable-bias-linear",
     ],
 )
 def test_what_does_something_is_not(line: str) -> None:

@@ -81,6 +81,8 @@ REFUSED = [
     ("--fp16-lm-cross-entropy", "--fp16-lm-cross-entropy", "--fp16"),
     ("--swiglu --squared-relu", "--swiglu", "--squared-relu"),
     ("--squared-relu", "--squared-relu", "fused"),
+    ("--quick-geglu", "--quick-geglu", "fused"),
+    ("--recompute-granularity selective --recompute-modules mlp", "--recompute-modules", "returns its bias"),
     ("--swiglu --use-te-activation-func", "--use-te-activation-func", ""),
     ("--no-position-embedding", "--no-position-embedding", "learned_absolute"),
     (TP2 + "--tp-comm-overlap", "--tp-comm-overlap", "sequence parallelism"),
@@ -199,7 +201,7 @@ def test_ffn_hidden_size_of_megatron() -> None:
         # ran through the real validate_args: h = 1024 -> 2688 with --swiglu, 4096 without
         ("--swiglu", "0.16.1", 2688),
         ("", "0.16.1", 4096),
-        ("--quick-geglu", "0.16.1", 4096),
+        ("--quick-geglu --disable-bias-linear", "0.16.1", 4096),
         ("--swiglu --ffn-hidden-size 3000", "0.16.1", 3000),
         # the code of 2023 overwrites what is given
         ("--swiglu --ffn-hidden-size 3000", "2023", 2688),
@@ -225,6 +227,15 @@ def test_ffn_hidden_size(line: str, release: str, ffn: int) -> None:
 def test_gradient_types(line: str, parameters: str, gradients: str) -> None:
     precision = launch_of(line, base=BASE.replace("--bf16", "")).precision
     assert (precision.parameters, precision.gradients) == (parameters, gradients)
+
+
+def test_fp16_gradients_cannot_be_clipped_by_the_precision_aware_optimizer() -> None:
+    """`clip_grad_by_total_norm_fp32` asserts that gradients it reads apart from parameters are fp32 or bf16."""
+    line, base = "--fp16 --use-distributed-optimizer --use-precision-aware-optimizer", BASE.replace("--bf16", "")
+    with pytest.raises(InputError, match=r"^--use-precision-aware-optimizer: .*--accumulate-allreduce-grads-in-fp32"):
+        launch_of(line, base=base)
+    for remedy in ("--accumulate-allreduce-grads-in-fp32", "--clip-grad 0"):
+        assert launch_of(f"{line} {remedy}", base=base).optimizer.precision_aware
 
 
 def test_query_groups() -> None:
@@ -310,7 +321,9 @@ def test_evaluation_batch_from_0_18_on() -> None:
 
 def test_default_recompute_modules() -> None:
     assert launch_of("--recompute-activations").recompute.modules == ("core_attn",)
-    picked = launch_of("--recompute-granularity selective --recompute-modules mlp layernorm shared_experts").recompute
+    picked = launch_of(
+        "--recompute-granularity selective --recompute-modules mlp layernorm shared_experts --disable-bias-linear"
+    ).recompute
     assert picked.modules == ("layernorm", "mlp")
     assert launch_of("--recompute-modules mlp").recompute.granularity is None
 

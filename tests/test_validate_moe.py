@@ -80,6 +80,11 @@ REFUSED = [
     (E8 + "--moe-shared-expert-intermediate-size 0", "--moe-shared-expert-intermediate-size", "not above 0"),
     ("--num-experts 8 --moe-shared-expert-intermediate-size 512", "--moe-shared-expert-intermediate-size", "no biases"),
     (SHARED_EXPERTS + "--moe-shared-expert-overlap", "--moe-shared-expert-overlap", "allgather"),
+    (
+        SHARED_EXPERTS + "--moe-shared-expert-overlap --moe-token-dispatcher-type alltoall --moe-latent-size 512",
+        "--moe-shared-expert-overlap",
+        "--moe-latent-size",
+    ),
     (E8 + "--moe-enable-deepep", "--moe-enable-deepep", "allgather"),
     # parallelism and biases
     (E8 + TP2, "--num-experts", "sequence parallelism"),

@@ -56,7 +56,7 @@ def _saves_intermediates(recorder: Recorder, function: Callable[..., Any], args:
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         saved.append(tensor)
-        return tensor
+        return tensor.detach()  # an output that its own node kept would never be let go
 
     with recorder.one_kernel(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = function(*args, **kwargs)

@@ -16,7 +16,7 @@ from analyzer.launch.validate_fp8 import check_fp8
 from analyzer.launch.validate_fsdp import check_fsdp, sharding_optimizer
 from analyzer.launch.validate_graphs import check_graphs
 from analyzer.launch.validate_mla import check_mla
-from analyzer.launch.validate_model import check_model
+from analyzer.launch.validate_model import check_fused_activation, check_model
 from analyzer.launch.validate_moe import check_moe
 from analyzer.launch.validate_mtp import check_mtp
 from analyzer.launch.validate_optimizer import check_optimizer
@@ -64,7 +64,7 @@ def build(
     if stages.virtual is not None:
         check_schedule(arguments, batch=batch, pipeline=grid.pipeline, group=stages.microbatch_group_size)
     precision = check_precision(arguments)
-    optimizer = check_optimizer(arguments, virtual_pipeline=stages.virtual)
+    optimizer = check_optimizer(arguments, virtual_pipeline=stages.virtual, gradients=precision.gradients)
     vocabulary = read_vocabulary(arguments, tensor=grid.tensor, environ=environ, folder=folder)
     model, model_notes = check_model(
         arguments,
@@ -97,6 +97,7 @@ def build(
         imbalance=moe_imbalance,
     )
     model = replace(model, moe=moe, mtp_num_layers=check_mtp(arguments, model=model, context=grid.context))
+    check_fused_activation(model)
     recompute = check_recompute(arguments, model=model, tensor=grid.tensor, sequence_parallel=sequence_parallel)
     if any(arguments.get(dest) is not None for dest in DIFFERENT_LAYERS):
         from analyzer.launch.validate_layers import check_layers  # a millisecond that most launches need not spend

@@ -199,6 +199,16 @@ def _bias_activation_fusion(arguments: Arguments, *, activation: Activation, bia
     return fused
 
 
+def check_fused_activation(model: ModelSpec) -> None:
+    """Refuse a quick GEGLU fused with biases where an MLP is not an expert: it has no such kernel (`MLP.forward`)."""
+    if model.activation != "quick_geglu" or not model.bias_activation_fusion:
+        return
+    if model.moe is None or not all(model.moe.layers) or model.moe.shared_ffn_hidden_size is not None:
+        raise InputError(
+            "--quick-geglu", "has no kernel fused with biases but in experts", "add --no-bias-gelu-fusion or --disable-bias-linear"
+        )
+
+
 def _layer_scaling_assumption(scaling: bool, *, implementation: Implementation, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Transformer Engine takes the scaling from the environment, which has to agree (`TEDotProductAttention`)."""
     if implementation != "transformer_engine":

@@ -87,6 +87,8 @@ def check_moe(
         imbalance=imbalance,
     )
     _check_parallel(arguments, model=model, grid=grid, sequence_parallel=sequence_parallel, precision=precision)
+    if moe.shared_overlap and moe.latent_size is not None:
+        raise InputError(option(arguments, "moe_shared_expert_overlap"), "contradicts --moe-latent-size", "keep one of the two")
     if grouped:
         _check_grouped(arguments, model=model, moe=moe, precision=precision, gpu=gpu)
     _check_imbalance(moe, expert=grid.expert)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _STATE_DTYPES = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 
 
-def check_optimizer(arguments: Arguments, *, virtual_pipeline: int | None) -> OptimizerSpec:
-    """States and collectives of the optimizer. Raises InputError for what Megatron refuses.
+def check_optimizer(arguments: Arguments, *, virtual_pipeline: int | None, gradients: str) -> OptimizerSpec:
+    """States and collectives of the optimizer over gradients of this type. Raises InputError for what Megatron refuses.
 
     Optimizers other than adam, sgd, muon and lion are refused before, in `supported`.
     """
@@ -35,7 +35,7 @@ def check_optimizer(arguments: Arguments, *, virtual_pipeline: int | None) -> Op
             f"shards adam, and --optimizer is {name}",
             "use --optimizer adam, or leave it out",
         )
-    _check_precision_aware(arguments, name=name, distributed=distributed)
+    _check_precision_aware(arguments, name=name, distributed=distributed, gradients=gradients)
     _check_overlap(arguments, distributed=distributed, virtual_pipeline=virtual_pipeline)
     average = switched_on(arguments, "ddp_average_in_collective")
     if average and switched_on(arguments, "calculate_per_token_loss"):
@@ -67,13 +67,15 @@ def check_optimizer(arguments: Arguments, *, virtual_pipeline: int | None) -> Op
     )
 
 
-def _check_precision_aware(arguments: Arguments, *, name: str, distributed: bool) -> None:
+def _check_precision_aware(arguments: Arguments, *, name: str, distributed: bool, gradients: str) -> None:
     if switched_on(arguments, "use_precision_aware_optimizer"):
         named = option(arguments, "use_precision_aware_optimizer")
         if name != "adam":
             raise InputError(named, f"needs adam, and --optimizer is {name}", "use --optimizer adam, or leave it out")
         if not distributed:
             raise InputError(named, "needs the distributed optimizer", "add --use-distributed-optimizer")
+        if gradients == "fp16" and number(arguments, "clip_grad", 1.0) > 0:  # `clip_grad_by_total_norm_fp32`
+            raise InputError(named, "cannot clip fp16 gradients", "add --accumulate-allreduce-grads-in-fp32")
         return
     for dest in ("main_grads_dtype", *_STATE_DTYPES):
         dtype = text(arguments, dest, "fp32")

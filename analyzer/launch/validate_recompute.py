@@ -99,6 +99,8 @@ def _modules(arguments: Arguments, model: ModelSpec) -> tuple[str, ...]:
             raise InputError(named, f"{module!r} is not a module", f"use modules of {', '.join(MODULES)}")
     if "moe_act" in asked and not switched_on(arguments, "moe_grouped_gemm"):
         raise InputError(named, "moe_act needs --moe-grouped-gemm", "add it, or leave moe_act out")
+    if "mlp" in asked and model.bias_linear and (model.moe is None or not all(model.moe.layers)):
+        raise InputError(named, "a recomputed mlp returns its bias, and its backward never ends", "add --disable-bias-linear")
     if "mla_up_proj" in asked and model.mla is None:
         raise InputError(named, "mla_up_proj needs --multi-latent-attention", "add it, or leave mla_up_proj out")
     if "shared_experts" in asked and model.moe and model.moe.shared_overlap:

@@ -12,9 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Final
 
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Tensor
+from analyzer.units import ceil_div
+
+MULTIPROCESSORS: Final = 132
+"""Of a Hopper GPU, where none is named."""
 
 
 @dataclass(frozen=True)
@@ -77,15 +82,21 @@ def gradient_scratch(shapes: Shapes, *, query: int, grouped: bool, expanded: int
     """What the kernel itself needs in backward, for queries of `query` elements a token.
 
     Both cuDNN (dQ_accum in cudnn_frontend/node/scaled_dot_product_flash_attention.h) and flash-attn 2 (dq_accum in
-    csrc/flash_attn/flash_api.cpp) sum the gradient of queries in fp32. With fewer heads of keys than of queries flash-attn
+    csrc/flash_attn/flash_api.cpp) sum the gradient of queries in fp32; flash-attn 2 where it must be deterministic in as many
+    parts as fill the GPU (`mha_bwd`: (multiprocessors + b·a - 1) / (b·a)). With fewer heads of keys than of queries flash-attn
     first makes the gradients of keys and values for every head of queries: `expanded` elements, those of the queries
     where as many tokens are read.
     """
+    flash = shapes.model.attention_backend == "flash"
+    parts = 1
+    if flash and shapes.launch.runtime.deterministic:
+        heads = shapes.b * shapes.model.num_attention_heads // shapes.t
+        parts = ceil_div(shapes.launch.hardware.multiprocessors or MULTIPROCESSORS, heads)
     found = [
-        shapes.wide("query gradient in fp32", query, "a·d/t", dtype="fp32"),
+        shapes.wide("query gradient in fp32", parts * query, "a·d/t" if parts == 1 else "parts·a·d/t", dtype="fp32"),
         _statistics(shapes, "sums of the output and its gradient"),
     ]
-    if grouped and shapes.model.attention_backend == "flash":
+    if grouped and flash:
         found.append(shapes.wide("key and value gradients of every head", 2 * (expanded or query), "a·d/t"))
     return tuple(found)
 

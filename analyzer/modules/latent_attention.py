@@ -66,6 +66,8 @@ def latent_attention(shapes: Shapes) -> Module:
             forward_workspace=(*kernel.forward_workspace, *made_now[-3:]),
             backward_workspace=needed,
         )
+    if shapes.recompute_core_attention:
+        kernel = _under_checkpoint(shapes, kernel)
     kept = _compressed(shapes, "compressed keys and values", mla.kv_lora_rank + mla.qk_pos_emb_head_dim)
     named = tuple(replace(each, forward_workspace=(*each.forward_workspace, kept)) for each in (kernel, projection))
     return Module(
@@ -304,6 +306,37 @@ def _core(shapes: Shapes) -> Module:
         forward_workspace=(tensor("output in [s,b,a,d]", mla.v_head_dim, kept=False),) if copied else (),
         backward_workspace=(*gradients, *gradient_scratch(shapes, query=heads * mla.query_head_dim, grouped=False), *again),
         source="FlashAttention" if model.attention_backend == "flash" else "FusedAttnFunc",
+    )
+
+
+def _under_checkpoint(shapes: Shapes, kernel: Module) -> Module:
+    """The kernel with `--recompute-modules core_attn`: queries, keys and values stay, and what the unfused rotation keeps.
+
+    Where a kernel copies them first, it works on copies in its second run too.
+    """
+    heads = shapes.model.num_attention_heads // shapes.t
+    share = "recomputed up projections" if shapes.recomputes("mla_up_proj") else ""
+    widths = _widths(_spec(shapes))
+    makers = (_makes_queries(shapes), ATTENTION, ATTENTION)
+    kept = tuple(
+        shapes.wide(name, heads * width, "a·d/t", made_in=maker, shares=share)
+        for (name, width), maker in zip(widths, makers, strict=True)
+    )
+    copied = shapes.model.attention_backend == "flash" and shapes.b > 1
+    names = {name for name, _ in widths}
+    tables = tuple(tensor for tensor in kernel.saved if tensor.name.startswith(("cos of", "sin of")))
+    inside = tuple(
+        replace(tensor, shares="checkpoint input") if tensor.name in names and not copied else tensor
+        for tensor in kernel.saved
+        if tensor not in tables
+    )
+    return Module(
+        name="core_attention_checkpoint",
+        function=True,
+        saved=(*tables, *kept),
+        children=(replace(kernel, saved=inside),),
+        recomputed=True,
+        source="tensor_parallel.checkpoint",
     )
 
 

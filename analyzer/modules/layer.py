@@ -120,14 +120,22 @@ def checkpointed(shapes: Shapes, *, kinds: tuple[LayerKind, ...]) -> Module:
         s, b, h = kept.shape
         kept = Tensor(name=kept.name, shape=(s * b * h // shapes.t,), dtype=kept.dtype, formula=kept.formula + "/t")
         gather = shapes.tp("all_gather", "recompute")
+    outlives: tuple[Tensor, ...] = ()
+    if any(kind.mixture for kind in kinds):
+        from analyzer.modules.moe import named_by_probabilities  # a millisecond that most launches need not spend
+
+        outlives = named_by_probabilities(shapes)
     first = kinds[0].build(shapes, input_shares="" if distributed else "checkpoint input")
     children = (first, *(kind.build(shapes) for kind in kinds[1:]))
     if not distributed and not any(child.children for child in children):  # its input goes on to the next one that keeps it
         kept = replace(kept, shares="output")
+    if outlives and not distributed:
+        kept, outlives = replace(kept, lingers=True), outlives[1:]
     return Module(
         name="checkpoint",
         function=True,
         saved=(kept,),
+        outlives=outlives,
         backward_workspace=() if kept.shares else shapes.made_again,
         collectives=gather,
         children=children,
@@ -136,10 +144,11 @@ def checkpointed(shapes: Shapes, *, kinds: tuple[LayerKind, ...]) -> Module:
     )
 
 
-def layers_of_chunk(shapes: Shapes, kinds: tuple[LayerKind, ...]) -> tuple[Module, ...]:
+def layers_of_chunk(shapes: Shapes, kinds: tuple[LayerKind, ...], *, received: bool = False) -> tuple[Module, ...]:
     """The layers of one model chunk, those that full recompute covers under checkpoints. Layers that are alike are one object.
 
-    uniform: groups of `--recompute-num-layers`; block: the first so many layers of the chunk, each on its own.
+    uniform: groups of `--recompute-num-layers`; block: the first so many layers of the chunk, each on its own. `received` says
+    that the first input comes from another stage, whose schedule names it anyway.
     """
     recompute = shapes.launch.recompute
     plain = {kind: kind.build(shapes) for kind in set(kinds)}
@@ -153,4 +162,7 @@ def layers_of_chunk(shapes: Shapes, kinds: tuple[LayerKind, ...]) -> tuple[Modul
         covered = len(kinds)
         groups = [kinds[start : start + size] for start in range(0, len(kinds), size)]
     under = {group: checkpointed(shapes, kinds=group) for group in set(groups)}
-    return (*(under[group] for group in groups), *(plain[kind] for kind in kinds[covered:]))
+    checkpoints = [under[group] for group in groups]
+    if received and checkpoints:
+        checkpoints[0] = replace(checkpoints[0], saved=tuple(replace(each, lingers=False) for each in checkpoints[0].saved))
+    return (*checkpoints, *(plain[kind] for kind in kinds[covered:]))

@@ -81,9 +81,10 @@ def layer_kinds(launch: Launch, layers: Sequence[int]) -> tuple[LayerKind, ...]:
 
 def build(shapes: Shapes, kind: ChunkKind) -> Module:
     """As `chunk_tree`, for a chunk of this kind."""
+    layers = layers_of_chunk(shapes, kind.layers, received=not kind.pre_process)
     decoder = Module(
         name="decoder",
-        children=(*layers_of_chunk(shapes, kind.layers), *((final_norm(shapes),) if kind.final_norm else ())),
+        children=(*layers, *((final_norm(shapes),) if kind.final_norm else ())),
         source="megatron.core.transformer.TransformerBlock",
     )
     first, last, predicts = kind.pre_process, kind.post_process, kind.mtp_layers > 0

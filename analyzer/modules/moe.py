@@ -31,13 +31,19 @@ def moe_layer(shapes: Shapes) -> Module:
     kept = shapes.hidden("mixture input", made_in="pre_mlp_layernorm", shares=once[0].name if once else "")
     return Module(
         name="mlp",
-        saved=(kept,),
+        saved=(replace(kept, lingers=not once),),
+        outlives=named_by_probabilities(shapes)[1 if not once else 0 :],
         forward_workspace=once,
         backward_workspace=(*again, *shapes.made_again),
         children=inside,
         recomputed=True,
         source="tensor_parallel.checkpoint around MoELayer",
     )
+
+
+def named_by_probabilities(shapes: Shapes) -> tuple[Tensor, ...]:
+    """What the probabilities that a dispatcher names lead back to under a checkpoint: its input, and the gradient of that."""
+    return (shapes.hidden("input of the checkpoint"), shapes.hidden("gradient of the checkpoint's input"))
 
 
 def _dispatcher(shapes: Shapes) -> tuple[Module, Module]:

@@ -119,6 +119,8 @@ class Module:
     """Alive together at the worst instant of its backward, beyond everything saved up to and including itself."""
     named: tuple[Tensor, ...] = ()
     """Named by the module itself from its forward until its next one, and kept by nothing else: there is one set at any time."""
+    outlives: tuple[Tensor, ...] = ()
+    """Alive from its backward until its next forward, since a module inside names what leads back to it."""
     forward_held: tuple[Tensor, ...] = ()
     """Alive from its forward to the end of the forward of the chunk, and not in backward: the frame still names them."""
     collectives: tuple[Collective, ...] = ()
@@ -142,7 +144,7 @@ class Module:
     @cached_property
     def lingering_bytes(self) -> int:
         """What the modules themselves name between iterations."""
-        own = (*self.named, *(tensor for tensor in self.saved if tensor.lingers))
+        own = (*self.named, *self.outlives, *(tensor for tensor in self.saved if tensor.lingers))
         return sum(tensor.bytes for tensor in own) + sum(child.lingering_bytes for child in self.children)
 
     @cached_property

@@ -21,6 +21,7 @@ GROUPS: Final = {
     "embd": "word embedding",
     "pos_embd": "position embedding",
     "mp": "model",
+    "tp_ep_pp": "model, of experts",
 }
 """Kinds of process groups in words; a kind that is not here goes by its key."""
 
