@@ -242,6 +242,24 @@ def test_imbalance_is_a_number_of_one_or_more(word: str) -> None:
     assert parse(["--info-moe-imbalance", "2"], environ={}, folder=Path("/nowhere"))[2].moe_imbalance == 2
 
 
+@pytest.mark.parametrize(
+    ("line", "release", "remedy"),
+    [
+        ("", "0.16.1", "--no-bias-gelu-fusion"),
+        ("", "0.13.0", None),
+        ("--no-bias-gelu-fusion", "0.16.1", None),
+        ("--moe-grouped-gemm --no-bias-dropout-fusion", "0.16.1", "--no-bias-gelu-fusion"),
+        ("--swiglu", "0.16.1", "--no-bias-swiglu-fusion"),
+        ("--swiglu --moe-grouped-gemm --no-bias-dropout-fusion", "0.16.1", None),
+        ("--quick-geglu --moe-grouped-gemm --no-bias-dropout-fusion", "0.16.1", None),
+    ],
+)
+def test_fusions_that_stop_at_the_first_forward_are_named(line: str, release: str, remedy: str | None) -> None:
+    """What megatron-core 0.16.1 raised, and what it ran, on tensors without memory; 0.13 multiplied by probabilities later."""
+    notes = [each for each in launch_of(f"--num-experts 8 {line}", release=release).assumptions if "first forward pass" in each]
+    assert [note.split(" add ")[1].split()[0] for note in notes] == ([] if remedy is None else [remedy])
+
+
 def test_recompute_modules_of_a_mixture() -> None:
     line = "--recompute-granularity selective --recompute-modules moe moe_act shared_experts mlp layernorm"
     assert launch_of(GROUPED + line).recompute.modules == ("layernorm", "mlp", "moe", "moe_act")

@@ -92,7 +92,7 @@ def check_moe(
     if grouped:
         _check_grouped(arguments, model=model, moe=moe, precision=precision, gpu=gpu)
     _check_imbalance(moe, expert=grid.expert)
-    return moe, _routing_assumptions(moe)
+    return moe, (*_routing_assumptions(moe), *_fusion_assumptions(arguments, model=model, grouped=grouped))
 
 
 def _num_experts(arguments: Arguments) -> int | None:
@@ -226,6 +226,23 @@ def _check_parallel(
         raise InputError(
             option(arguments, "expert_model_parallel_size"), "does not go with --fp16 before Megatron-LM core 0.16", "use --bf16"
         )
+
+
+def _fusion_assumptions(arguments: Arguments, *, model: ModelSpec, grouped: bool) -> tuple[str, ...]:
+    """Biases and activation in one kernel that multiplies by probabilities: experts have it for gated activations alone.
+
+    Megatron builds the model, and raises when it first runs (`TEGroupedMLP`, `MLP.forward`, `weighted_bias_swiglu_impl`).
+    """
+    if not (model.bias_linear and model.bias_activation_fusion and since(arguments, "0.14")):
+        return ()
+    named = option(arguments, "num_experts")
+    if model.activation in ("gelu", "squared_relu"):
+        fault, remedy = "experts cannot fuse biases with a plain activation", "--no-bias-gelu-fusion"
+    elif model.activation == "swiglu" and not grouped:  # grouped ones add their biases before
+        fault, remedy = "experts in turn cannot fuse biases with SwiGLU", "--no-bias-swiglu-fusion"
+    else:
+        return ()
+    return (f"{named}: Megatron stops in the first forward pass, since {fault}; add {remedy} or --disable-bias-linear.",)
 
 
 def _check_grouped(arguments: Arguments, *, model: ModelSpec, moe: MoeSpec, precision: PrecisionSpec, gpu: HardwareSpec) -> None:

@@ -225,6 +225,8 @@ def unfused_kernel(shapes: Shapes) -> Module:
         maker = _rotated_or_normed(shapes).format("q") or ATTENTION
         repeated = tuple(heads.tensor(f"repeated {name}", heads.query) for name in ("key", "value"))
         inputs = (heads.tensor("query", heads.query, made_in=maker), *repeated)
+    elif model.implementation == "transformer_engine" and _rotated_or_normed(shapes):
+        inputs = (*inputs[1:], heads.tensor("value", heads.key))  # get_qkv_layout: in one layout, so the slice of qkv is copied
     probabilities = scores(shapes, "softmax", dtype=softmax)
     cast = (scores(shapes, "softmax in 16 bit"),) if softmax != shapes.dtype else ()
     return Module(
@@ -260,11 +262,23 @@ def core_attention(shapes: Shapes) -> Module:
     kernel = unfused_kernel(shapes) if shapes.model.attention_backend == "unfused" else fused_kernel(shapes)
     if not shapes.recompute_core_attention:
         return kernel
+    return kernel_under_checkpoint(kernel, checkpoint_inputs(shapes))
+
+
+def kernel_under_checkpoint(kernel: Module, inputs: tuple[Tensor, ...]) -> Module:
+    """The kernel with `--recompute-modules core_attn`: its `inputs` stay, and what the unfused rotation before it keeps.
+
+    In its second run it keeps the inputs themselves where it does so without a checkpoint, else copies.
+    """
+    tables = tuple(tensor for tensor in kernel.saved if tensor.name.startswith(("cos of", "sin of")))
+    inside = tuple(
+        replace(tensor, shares="checkpoint input") if tensor.made_in else tensor for tensor in kernel.saved if tensor not in tables
+    )
     return Module(
         name="core_attention_checkpoint",
         function=True,
-        saved=checkpoint_inputs(shapes),
-        children=(kernel,),
+        saved=(*tables, *inputs),
+        children=(replace(kernel, saved=inside),),
         recomputed=True,
         source="tensor_parallel.checkpoint",
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from analyzer.modules.context_attention import Exchange, exchanging_kernel, gradient_scratch
-from analyzer.modules.core_attention import ATTENTION, scores
+from analyzer.modules.core_attention import ATTENTION, kernel_under_checkpoint, scores
 from analyzer.modules.linear import column_collectives, row_parallel, split_weight, weight_gradient
 from analyzer.modules.norm import norm_parameters, norm_statistics
 from analyzer.modules.quantized import backward_input, forward_input, kept_input, norm_gradient, output_gradient
@@ -67,7 +67,7 @@ def latent_attention(shapes: Shapes) -> Module:
             backward_workspace=needed,
         )
     if shapes.recompute_core_attention:
-        kernel = _under_checkpoint(shapes, kernel)
+        kernel = kernel_under_checkpoint(kernel, _checkpoint_inputs(shapes))
     kept = _compressed(shapes, "compressed keys and values", mla.kv_lora_rank + mla.qk_pos_emb_head_dim)
     named = tuple(replace(each, forward_workspace=(*each.forward_workspace, kept)) for each in (kernel, projection))
     return Module(
@@ -309,34 +309,14 @@ def _core(shapes: Shapes) -> Module:
     )
 
 
-def _under_checkpoint(shapes: Shapes, kernel: Module) -> Module:
-    """The kernel with `--recompute-modules core_attn`: queries, keys and values stay, and what the unfused rotation keeps.
-
-    Where a kernel copies them first, it works on copies in its second run too.
-    """
+def _checkpoint_inputs(shapes: Shapes) -> tuple[Tensor, ...]:
+    """Queries, keys and values as a checkpoint around the attention keeps them."""
     heads = shapes.model.num_attention_heads // shapes.t
     share = "recomputed up projections" if shapes.recomputes("mla_up_proj") else ""
-    widths = _widths(_spec(shapes))
     makers = (_makes_queries(shapes), ATTENTION, ATTENTION)
-    kept = tuple(
+    return tuple(
         shapes.wide(name, heads * width, "a·d/t", made_in=maker, shares=share)
-        for (name, width), maker in zip(widths, makers, strict=True)
-    )
-    copied = shapes.model.attention_backend == "flash" and shapes.b > 1
-    names = {name for name, _ in widths}
-    tables = tuple(tensor for tensor in kernel.saved if tensor.name.startswith(("cos of", "sin of")))
-    inside = tuple(
-        replace(tensor, shares="checkpoint input") if tensor.name in names and not copied else tensor
-        for tensor in kernel.saved
-        if tensor not in tables
-    )
-    return Module(
-        name="core_attention_checkpoint",
-        function=True,
-        saved=(*tables, *kept),
-        children=(replace(kernel, saved=inside),),
-        recomputed=True,
-        source="tensor_parallel.checkpoint",
+        for (name, width), maker in zip(_widths(_spec(shapes)), makers, strict=True)
     )
 
 

@@ -87,6 +87,7 @@ def router(shapes: Shapes) -> Module:
             handed_on[1],
         )
         choice = ()
+    logits = Tensor(name="logits", shape=per_expert, dtype=routing.probability_dtype, formula="T·E")
     balance = (Tensor(name="scores of the auxiliary loss", shape=per_expert, dtype="fp32", formula="4·T·E"),)
     first = "input of the shared experts" if moe.shared_ffn_hidden_size else shapes.keeper_of_mixture_input
     return Module(
@@ -95,12 +96,13 @@ def router(shapes: Shapes) -> Module:
         saved=(
             shapes.hidden("input", made_in="pre_mlp_layernorm", shares=first),
             *kept,
+            *((logits,) if moe.z_loss_coeff else ()),  # of their logsumexp
             *(balance if moe.aux_loss_coeff else ()),
             *choice,
         ),
         named=() if moe.dispatcher == "allgather" else handed_on,  # by the dispatcher
         forward_workspace=(
-            Tensor(name="logits", shape=per_expert, dtype=routing.probability_dtype, formula="T·E"),
+            logits,
             *in_fp32,
             *shared_output(routing),
         ),
