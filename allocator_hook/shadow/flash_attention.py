@@ -37,16 +37,21 @@ class FlashAttention(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, _, _, _ = ctx.saved_tensors
         grad = grads[0] if grads[0].stride(-1) == 1 else grads[0].contiguous()
-        batch, queries, heads, width = q.shape
-        rounded = -(-queries // 128) * 128
-        unit = 32 if width <= 128 else 64
         dq, dk, dv = like(q), like(k), like(v)
-        sums = empty((batch, heads, rounded), torch.float32)
-        splits = -(-ctx.multiprocessors // (batch * heads)) if ctx.deterministic else 1
-        accumulated = empty((*((splits,) if splits > 1 else ()), batch, rounded, heads, -(-width // unit) * unit), torch.float32)
-        expanded = [empty((batch, k.shape[1], heads, width), k.dtype) for _ in range(2)] if k.shape[2] != heads else []
-        del grad, sums, accumulated, expanded
+        scratch = _scratch(q, k, ctx.multiprocessors if ctx.deterministic else 0)
+        del grad, scratch
         return dq, dk, dv, None, None, None
+
+
+def _scratch(q: torch.Tensor, k: torch.Tensor, multiprocessors: int) -> list[torch.Tensor]:
+    """What `mha_bwd` allocates for itself, the sums of dO·O first; dQ in as many parts as fill the `multiprocessors`."""
+    batch, queries, heads, width = q.shape
+    rounded, unit = -(-queries // 128) * 128, 32 if width <= 128 else 64
+    parts = max(1, -(-multiprocessors // (batch * heads)))
+    sums = empty((batch, heads, rounded), torch.float32)
+    accumulated = empty((*((parts,) if parts > 1 else ()), batch, rounded, heads, -(-width // unit) * unit), torch.float32)
+    expanded = [empty((batch, k.shape[1], heads, width), k.dtype) for _ in range(2)] if k.shape[2] != heads else []
+    return [sums, accumulated, *expanded]
 
 
 def modules(gpu: Gpu) -> dict[str, ModuleType]:
@@ -60,7 +65,7 @@ def modules(gpu: Gpu) -> dict[str, ModuleType]:
 
     interface.flash_attn_func = flash_attn_func  # type: ignore[attr-defined]
     interface._flash_attn_forward = _flash_forward  # type: ignore[attr-defined]
-    interface._flash_attn_backward = _flash_backward  # type: ignore[attr-defined]
+    interface._flash_attn_backward = _flash_backward(gpu.multiprocessors)  # type: ignore[attr-defined]
     for name in ("flash_attn_varlen_func", "_flash_attn_varlen_forward", "_flash_attn_varlen_backward"):
         setattr(interface, name, _refuse(name))
     package = ModuleType("flash_attn")
@@ -78,19 +83,16 @@ def _flash_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, *
     return like(q), empty((batch, heads, queries), torch.float32), empty((0,), q.dtype), empty((2,), torch.int64)
 
 
-def _flash_backward(
-    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, softmax_lse: torch.Tensor,
-    dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor, *_: Any, **__: Any,
-) -> torch.Tensor:  # fmt: skip
+def _flash_backward(multiprocessors: int) -> Any:
     """`_flash_attn_backward` as context parallelism calls it: the gradients are given, the scratch is its own."""
-    del dout, v, out, softmax_lse, dq, dk, dv
-    batch, queries, heads, width = q.shape
-    rounded, unit = -(-queries // 128) * 128, 32 if width <= 128 else 64
-    sums = empty((batch, heads, rounded), torch.float32)
-    accumulated = empty((batch, rounded, heads, -(-width // unit) * unit), torch.float32)
-    expanded = [empty((batch, k.shape[1], heads, width), k.dtype) for _ in range(2)] if k.shape[2] != heads else []
-    del accumulated, expanded
-    return sums
+
+    def backward(
+        dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, *_: Any, deterministic: bool = False, **__: Any
+    ) -> torch.Tensor:
+        del dout
+        return _scratch(q, k, multiprocessors if deterministic else 0)[0]
+
+    return backward
 
 
 def _refuse(name: str) -> Any:

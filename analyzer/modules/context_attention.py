@@ -78,8 +78,10 @@ def output_is_new(shapes: Shapes) -> bool:
     return parallel.context > 1 and parallel.cp_comm_type in ("a2a", "all_gather")
 
 
-def gradient_scratch(shapes: Shapes, *, query: int, grouped: bool, expanded: int | None = None) -> tuple[Tensor, ...]:
-    """What the kernel itself needs in backward, for queries of `query` elements a token.
+def gradient_scratch(
+    shapes: Shapes, *, query: int, grouped: bool, expanded: int | None = None, inner: int = 1
+) -> tuple[Tensor, ...]:
+    """What the kernel itself needs in backward, for queries of `query` elements a token whose heads `inner` ranks share.
 
     Both cuDNN (dQ_accum in cudnn_frontend/node/scaled_dot_product_flash_attention.h) and flash-attn 2 (dq_accum in
     csrc/flash_attn/flash_api.cpp) sum the gradient of queries in fp32; flash-attn 2 where it must be deterministic in as many
@@ -90,7 +92,7 @@ def gradient_scratch(shapes: Shapes, *, query: int, grouped: bool, expanded: int
     flash = shapes.model.attention_backend == "flash"
     parts = 1
     if flash and shapes.launch.runtime.deterministic:
-        heads = shapes.b * shapes.model.num_attention_heads // shapes.t
+        heads = shapes.b * shapes.model.num_attention_heads // (shapes.t * inner)
         parts = ceil_div(shapes.launch.hardware.multiprocessors or MULTIPROCESSORS, heads)
     found = [
         shapes.wide("query gradient in fp32", parts * query, "a·d/t" if parts == 1 else "parts·a·d/t", dtype="fp32"),
@@ -198,7 +200,8 @@ def _backward(exchange: Exchange) -> Iterator[Tensor]:
     if exchange.kind == "all_gather":
         yield from _backward_of_gathered(exchange)
         return
-    scratch = gradient_scratch(exchange.shapes, query=exchange.query, grouped=exchange.grouped)
+    inner = exchange.shapes.launch.parallel.context if exchange.kind == "a2a" else exchange.inner
+    scratch = gradient_scratch(exchange.shapes, query=exchange.query, grouped=exchange.grouped, inner=inner)
     if exchange.kind == "a2a":
         yield one("exchanged output gradient", exchange.output)
         yield one("query, key and value gradients", exchange.inputs)
