@@ -48,6 +48,7 @@ SINKHORN = (
     "--disable-bias-linear "
 )
 GATHERED = "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-aux-loss-coeff 1e-2 --expert-model-parallel-size 8"
+SHARED = f"{LLAMA} {MIXTURE} --moe-shared-expert-intermediate-size 512 --moe-shared-expert-gate"
 QWEN = (
     f"{LLAMA} {MIXTURE} --qk-layernorm --kv-channels 64 --moe-ffn-hidden-size 256 --moe-router-dtype fp32 --moe-permute-fusion "
     "--moe-router-load-balancing-type global_aux_loss --moe-aux-loss-coeff 1e-3 "
@@ -110,6 +111,13 @@ GRID = {
     "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
     "mixtral, layers recomputed": f"--bf16 {LLAMA} {MIXTURE} --recompute-granularity selective --recompute-modules moe layernorm",
     "mixtral, fp16, both optimizers": f"--fp16 {LLAMA} {MIXTURE}",
+    "shared experts, overlapped, tp2 sp": f"--bf16 {SHARED} --moe-shared-expert-overlap --tensor-model-parallel-size 2 "
+    "--sequence-parallel",
+    "shared experts, z-loss": f"--bf16 {SHARED} --moe-z-loss-coeff 1e-3",
+    "gpt, rope, unfused attention": "--bf16 --position-embedding-type rope --attention-backend unfused",
+    "gpt, rope, unfused attention recomputed": "--bf16 --position-embedding-type rope --attention-backend unfused "
+    "--recompute-activations",
+    "gpt, cp2, deterministic": "--bf16 --context-parallel-size 2 --pipeline-model-parallel-size 2 --deterministic-mode",
     "deepseek, attention recomputed": f"--bf16 {DEEPSEEK} --recompute-activations",
     "deepseek, unfused attention recomputed": f"--bf16 {DEEPSEEK} --attention-backend unfused --recompute-activations",
     "llama, flash attention, deterministic": f"--bf16 {LLAMA} --attention-backend flash --deterministic-mode",

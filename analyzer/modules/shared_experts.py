@@ -34,12 +34,19 @@ def shared_experts(shapes: Shapes) -> Module:
     read_first = shapes.hidden(name, made_in="pre_mlp_layernorm", shares=shapes.keeper_of_mixture_input)
     kept = shapes.hidden("input", shares=name)
     original = keeps_original(shapes)
-    product = shapes.wide("input", width, "fs/t", made_in="mlp.shared_experts")
+    apart = moe.shared_overlap  # then the dispatcher calls its parts, and its linear layers exchange nothing themselves
+    caller = "mlp" if apart else "mlp.shared_experts"
+    product = shapes.wide("input", width, "fs/t", made_in=caller)
+    there, back = column_collectives(shapes), row_collectives(shapes)
+    if apart and shapes.sp:  # the whole input is kept, and not gathered again
+        kept, gathered = shapes.hidden("input", gathered=True, made_in=caller), ()
+        there = (*shapes.tp("all_gather", "forward"), *shapes.tp("reduce_scatter", "backward"))
+        back = (*shapes.tp("reduce_scatter", "forward"), *shapes.tp("all_gather", "backward"))
     inside = (
         Module(
             name="linear_fc1",
             parameters=(split_weight(shapes, (gates * width, h), full=(gates * full, h)),),
-            saved=(kept,) if original else kept_input(shapes, kept, gathered=shapes.sp),
+            saved=(kept,) if original else kept_input(shapes, kept, gathered=shapes.sp and not apart),
             forward_workspace=(*forward_input(shapes, kept, gathered=gathered, original=original), read),
             backward_workspace=(
                 *output_gradient(shapes, shapes.wide("output gradient", gates * width, "fs/t")),
@@ -47,7 +54,7 @@ def shared_experts(shapes: Shapes) -> Module:
                 shapes.hidden("input gradient", gathered=True),
                 *weight_gradient(shapes, (gates * width, h)),
             ),
-            collectives=column_collectives(shapes),
+            collectives=there,
             source="TEColumnParallelLinear",
         ),
         Module(
@@ -69,10 +76,12 @@ def shared_experts(shapes: Shapes) -> Module:
                 *_shared_output_gradient(shapes),
                 shapes.wide("input gradient", width, "fs/t"),
             ),
-            collectives=row_collectives(shapes),
+            collectives=back,
             source="TERowParallelLinear",
         ),
     )
+    if moe.shared_gate:
+        inside = (*inside, _gate(shapes, made_in=caller))
     recomputed = shapes.recomputes("shared_experts")
     return Module(
         name="shared_experts",
@@ -82,6 +91,20 @@ def shared_experts(shapes: Shapes) -> Module:
         children=inside,
         recomputed=recomputed,
         source="SharedExpertMLP",
+    )
+
+
+def _gate(shapes: Shapes, *, made_in: str) -> Module:
+    """The product of the output and a score of each token, [s, b, 1]: it keeps both."""
+    score = Tensor(name="gate score", shape=(shapes.s, shapes.b, 1), dtype=shapes.dtype, formula="2·s·b", made_in=made_in)
+    output = shapes.hidden("output", made_in=made_in)
+    return Module(
+        name="gate",
+        function=True,
+        saved=(output, score),
+        forward_workspace=(shapes.hidden("weighted output"),),
+        backward_workspace=(shapes.hidden("output gradient"), shapes.hidden("input gradient")),
+        source="SharedExpertMLP with use_shared_expert_gate",
     )
 
 
