@@ -84,12 +84,7 @@ def lingering(launch: Launch, *, pipeline_rank: int) -> Lingering:
 
 
 def received_gradient(launch: Launch) -> tuple[Tensor, ...]:
-    """[s, b, h]: what the next stage sent back, which the loop of 1F1B names throughout the backward.
-
-    Not in interleaved schedules: run without a GPU, the first chunk of Llama 3.1 405B does not hold it at its fullest instant.
-    """
-    if launch.parallel.virtual_pipeline is not None:
-        return ()
+    """[s, b, h]: what the next stage sent back, which the frame of the schedule names throughout the backward."""
     return (Shapes(launch).hidden("gradient received from the next stage"),)
 
 

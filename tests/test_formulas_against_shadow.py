@@ -117,6 +117,8 @@ GRID = {
     "gpt, rope, unfused attention": "--bf16 --position-embedding-type rope --attention-backend unfused",
     "gpt, rope, unfused attention recomputed": "--bf16 --position-embedding-type rope --attention-backend unfused "
     "--recompute-activations",
+    "gpt, interleaved, cp2": "--bf16 --num-layers 8 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2 "
+    "--context-parallel-size 2",
     "gpt, cp2, deterministic": "--bf16 --context-parallel-size 2 --pipeline-model-parallel-size 2 --deterministic-mode",
     "deepseek, attention recomputed": f"--bf16 {DEEPSEEK} --recompute-activations",
     "deepseek, unfused attention recomputed": f"--bf16 {DEEPSEEK} --attention-backend unfused --recompute-activations",
