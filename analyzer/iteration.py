@@ -141,6 +141,7 @@ def fullest_instant(
     waiting = 0
     in_flight = [0] * len(timelines)
     best = Peak(bytes=runtime, runtime=runtime, activations=0, transient=(), in_flight=tuple(in_flight), where="between iterations")
+    left = [line.left if warm else 0 for line in timelines]
     for place, step in enumerate(order):
         line = timelines[step.chunk]
         running_too = 0  # kept by the microbatch whose backward runs side by side with this forward
@@ -153,17 +154,23 @@ def fullest_instant(
         if step.kind == "forward" and line.first_forward and not warm and (step.kind, step.chunk) not in seen:
             points = line.first_forward
         elif (step.kind, step.chunk) in seen or not absent:
-            points = (line.forward_peak if step.kind == "forward" else line.backward_peak,)
+            points = (line.forward_peak if step.kind == "forward" else _backward_peak(line, again=bool(left[step.chunk])),)
         if step.paired:
             other = order[place + 1].chunk
             points = (about.pairs[step.chunk, other],)
             running_too = timelines[other].retained
             runtime, absent = runtime + sum(item.bytes for item in absent), []
         seen.add((step.kind, step.chunk))
+        left[step.chunk] = 0
+        left_beside = sum(
+            each + (other.left_input if flying else 0)
+            for each, other, flying in zip(left, timelines, in_flight, strict=True)
+            if each
+        )
         beside = neighbours.beside(place, step, in_flight)
         for point in points:
             runtime += _appear(absent, point)
-            total = runtime + waiting - running_too + point.bytes + size(beside)
+            total = runtime + waiting - running_too + point.bytes + size(beside) + left_beside
             if total > best.bytes:
                 best = Peak(
                     bytes=total,
@@ -177,8 +184,14 @@ def fullest_instant(
             waiting += keeps
         else:
             in_flight[step.chunk] -= 1
+            left[step.chunk] = line.left
             neighbours.end(step)
     return best
+
+
+def _backward_peak(line: ChunkTimeline, *, again: bool) -> Point:
+    """The fullest instant of a backward; `again` where the last thing that the chunk ran was a backward, too."""
+    return line.next_backward_peak if again else line.backward_peak
 
 
 def _appear(absent: list[RuntimeItem], point: Point) -> int:

@@ -26,6 +26,10 @@ class Point:
     """Kept for backward at that instant."""
     transient: tuple[Tensor, ...]
     """Alive beside it."""
+    left: int = 0
+    """Of `saved`, what checkpoints behind it have left: `Outliving`."""
+    rerun: bool = False
+    """In the second forward of a checkpoint."""
 
     @cached_property
     def bytes(self) -> int:
@@ -43,6 +47,12 @@ class ChunkTimeline:
     backward: tuple[Point, ...]
     first_forward: tuple[Point, ...] = ()
     """Of the first microbatch of all, where it differs from the others."""
+    left: int = 0
+    """Bytes that its checkpoints leave behind from their backward until they run again, in the next microbatch."""
+    left_of_layer: int = 0
+    """Of these, what the first of them leaves."""
+    left_input: int = 0
+    """What the first checkpoint leaves beside, where its input was received and the schedule may name it, too."""
 
     @cached_property
     def forward_peak(self) -> Point:
@@ -54,6 +64,12 @@ class ChunkTimeline:
         """The fullest instant of the backward."""
         return max(self.backward, key=lambda point: point.bytes)
 
+    @cached_property
+    def next_backward_peak(self) -> Point:
+        """The same where the microbatch before left something behind in every layer that has not yet run again."""
+        found = max(self.backward, key=lambda point: point.bytes - point.left)
+        return replace(found, saved=max(found.saved, found.saved - found.left + self.left - self.left_of_layer))
+
 
 def size(tensors: tuple[Tensor, ...]) -> int:
     """Bytes of tensors that are alive together."""
@@ -62,11 +78,16 @@ def size(tensors: tuple[Tensor, ...]) -> int:
 
 def timeline(tree: Module, *, first: Module | None = None) -> ChunkTimeline:
     """Both passes of a chunk. `first` is its tree in the first forward of all, where that differs."""
+    left = Outliving()
+    backward = tuple(backward_points(tree, before=0, path="", around=(), left=left))
     return ChunkTimeline(
         retained=tree.retained_bytes,
         forward=tuple(forward_points(tree, before=0, path="", held=[])),
-        backward=tuple(backward_points(tree, before=0, path="", around=())),
+        backward=backward,
         first_forward=() if first is None else tuple(forward_points(first, before=0, path="", held=[])),
+        left=left.bytes,
+        left_of_layer=left.of_layer,
+        left_input=left.received,
     )
 
 
@@ -87,7 +108,7 @@ def _past_branch(branch: frozenset[str], points: Iterable[Point]) -> Iterator[tu
     """Each point, and whether the backward has been through `branch` by then."""
     inside = past = False
     for point in points:
-        was, inside = inside, not branch.isdisjoint(point.path.split("."))
+        was, inside = inside, not (point.rerun or branch.isdisjoint(point.path.split(".")))
         past = past or (was and not inside)
         yield point, past
 
@@ -144,6 +165,10 @@ class Outliving:
     bytes: int = 0
     last: int = 0
     """Of these, what the last layer left behind beside its input: the gradient that comes to the one before it."""
+    of_layer: int = 0
+    """What the last checkpoint left."""
+    received: int = 0
+    """The input of that, where it was received."""
 
 
 def backward_points(
@@ -170,9 +195,11 @@ def _left_behind(module: Module, *, before: int, path: str, around: tuple[Tensor
     shared, left.last = left.last, 0
     left.bytes -= shared
     for point, past in _past_branch(branch, _points_of_backward(module, before=before, path=path, around=around, left=left)):
-        yield replace(point, saved=point.saved + shared) if past else point
+        yield replace(point, saved=point.saved + shared, left=point.left + shared) if past else point
     gradient = size(module.outlives)
-    left.bytes += shared + gradient + sum(tensor.bytes for tensor in module.saved if tensor.lingers)
+    left.of_layer = gradient + sum(tensor.bytes for tensor in module.saved if tensor.lingers)
+    left.received = 0 if not branch or any(tensor.lingers for tensor in module.saved) else size(module.saved)
+    left.bytes += shared + left.of_layer
     left.last = gradient if branch else 0
 
 
@@ -180,14 +207,16 @@ def _points_of_backward(module: Module, *, before: int, path: str, around: tuple
     here = before + size(module.saved)
     around = (*around, *module.backward_workspace) if module.children else around
     if not module.children:
-        yield Point("backward", _join(path, module), here + left.bytes, (*module.offloaded, *module.backward_workspace, *around))
+        yield Point(
+            "backward", _join(path, module), here + left.bytes, (*module.offloaded, *module.backward_workspace, *around), left.bytes
+        )
         return
     starts = []
     for child in module.children:
         starts.append(here)
         if module.recomputed:
             for point in forward_points(child, before=here, path=_join(path, module), held=[]):
-                yield Point("backward", point.path, point.saved + left.bytes, (*point.transient, *around))
+                yield Point("backward", point.path, point.saved + left.bytes, (*point.transient, *around), left.bytes, rerun=True)
         here += child.retained_bytes
     for child, start in zip(reversed(module.children), reversed(starts), strict=True):
         yield from backward_points(child, before=start, path=_join(path, module), around=around, left=left)

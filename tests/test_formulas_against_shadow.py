@@ -109,6 +109,10 @@ GRID = {
     "mixtral, deterministic": f"--bf16 {LLAMA} {MIXTURE} --moe-aux-loss-coeff 1e-2 --deterministic-mode",
     "mixtral, recomputed, pp2": f"--bf16 {LLAMA} {MIXTURE} --moe-aux-loss-coeff 1e-2 --pipeline-model-parallel-size 2 "
     "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+    "mixtral, recomputed by two, interleaved": f"--bf16 {LLAMA} {MIXTURE} --num-layers 8 --pipeline-model-parallel-size 2 "
+    "--num-layers-per-virtual-pipeline-stage 2 --recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
+    "mixtral, plain gelu": f"--bf16 {LLAMA} {MIXTURE}".replace("--swiglu ", "") + "--pipeline-model-parallel-size 2 "
+    "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
     "mixtral, layers recomputed": f"--bf16 {LLAMA} {MIXTURE} --recompute-granularity selective --recompute-modules moe layernorm",
     "mixtral, fp16, both optimizers": f"--fp16 {LLAMA} {MIXTURE}",
     "shared experts, overlapped, tp2 sp": f"--bf16 {SHARED} --moe-shared-expert-overlap --tensor-model-parallel-size 2 "

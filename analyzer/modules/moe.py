@@ -225,7 +225,7 @@ def experts(shapes: Shapes) -> Module:
                     *((*gate, *unfused) if dropped else ()),
                     routing.row_tensor("output gradient", turn, width),
                     # in fp32 the gradients of the product, of its factor and of the probabilities before they are summed
-                    *(promoted * 3 or (routing.row_tensor("fc1 output gradient", turn, gates * width),)),
+                    *(promoted * 3 or (routing.row_tensor("gradients of both factors", turn, 2 * width),)),
                 ),
                 source="weighted_bias_swiglu_impl" if not unfused else "activation times probabilities",
             ),

@@ -42,7 +42,7 @@ def shared_experts(shapes: Shapes) -> Module:
         kept, gathered = shapes.hidden("input", gathered=True, made_in=caller), ()
         there = (*shapes.tp("all_gather", "forward"), *shapes.tp("reduce_scatter", "backward"))
         back = (*shapes.tp("reduce_scatter", "forward"), *shapes.tp("all_gather", "backward"))
-    inside = (
+    inside: tuple[Module, ...] = (
         Module(
             name="linear_fc1",
             parameters=(split_weight(shapes, (gates * width, h), full=(gates * full, h)),),
