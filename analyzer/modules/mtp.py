@@ -59,12 +59,19 @@ def _depth(shapes: Shapes, depth: int) -> Module:
     stays = offload is not None and offload.last_stays and depth == shapes.model.mtp_num_layers - 1
     inside = (*_joined(shapes, states=states, here=here, kept_apart=recomputed), _layer(shapes, stays=stays), _final_norm(shapes))
     if recomputed:
-        kept = (states, shapes.hidden(EMBEDDED, made_in=f"{MODEL_PATH}embedding"))
+        kept: tuple[Tensor, ...] = (states, shapes.hidden(EMBEDDED, made_in=f"{MODEL_PATH}embedding"))
+        outlives: tuple[Tensor, ...] = ()
+        if _is_mixture(shapes):
+            from analyzer.modules.moe import named_by_probabilities  # a millisecond that most launches need not spend
+
+            kept = tuple(replace(tensor, lingers=True) for tensor in kept)
+            outlives = named_by_probabilities(shapes)[1:] * 2
         inside = (
             Module(
                 name="checkpoint",
                 function=True,
                 saved=kept,
+                outlives=outlives,
                 backward_workspace=shapes.made_again,
                 children=inside,
                 recomputed=True,
@@ -149,10 +156,14 @@ def _projection_messages(shapes: Shapes) -> tuple[Collective, ...]:
     )
 
 
+def _is_mixture(shapes: Shapes) -> bool:
+    """Whether a prediction layer is one, as the decoder's last."""
+    return shapes.model.moe is not None and shapes.model.moe.layers[-1]
+
+
 def _layer(shapes: Shapes, *, stays: bool) -> Module:
     """A transformer layer like the decoder's last. `stays`: it is not offloaded, since its backward comes next."""
-    moe = shapes.model.moe
-    kind = LayerKind(mixture=moe is not None and moe.layers[-1], stays=stays)
+    kind = LayerKind(mixture=_is_mixture(shapes), stays=stays)
     return replace(kind.build(shapes, input_shares=PROJECTED if shapes.sp else ""), name="transformer_layer")
 
 
