@@ -30,13 +30,13 @@ def activation(shapes: Shapes, *, width: int, wide: int) -> Module:
     model = shapes.model
     symbol = "2·f/t" if model.gated else "f/t"
     gate = kept_by_gate(model, lambda name, elements: shapes.wide(name, elements, "f/t"), width)
-    biased = () if model.bias_activation_fusion or not model.bias_linear else (shapes.wide("fc1 output", wide, symbol),)
+    biased = model.bias_linear and not model.bias_activation_fusion  # what fc1 made is gone once the bias was added
     kept = shapes.wide("biased fc1 output" if biased else "fc1 output", wide, symbol, made_in="" if biased else "mlp.linear_fc1")
     return Module(
         name="activation_func",
         function=True,
         saved=(kept, *gate),
-        forward_workspace=(*biased, shapes.wide("output", width, "f/t")),
+        forward_workspace=(shapes.wide("output", width, "f/t"),),
         backward_workspace=(
             shapes.wide("output gradient", width, "f/t"),
             shapes.wide("fc1 output gradient", wide, symbol),
