@@ -85,6 +85,11 @@ def _items(launch: Launch, trees: Sequence[Module]) -> Iterator[RuntimeItem]:
         yield RuntimeItem("cuBLAS workspace of the main thread", cublas_workspace_bytes(launch), torch_products, "forward")
     if names.intersection(torch_products):
         yield RuntimeItem("cuBLAS workspace of the autograd thread", cublas_workspace_bytes(launch), torch_products, "backward")
+    if te and unfused and launch.model.mla is None and launch.model.softmax_type == "vanilla":
+        from analyzer.modules.core_attention import causal_mask, softmax_is_fused
+
+        if not softmax_is_fused(shapes):
+            yield RuntimeItem("Transformer Engine's causal mask", causal_mask(shapes).bytes, ("core_attention",), "forward")
     yield from _global_buffer(shapes, names)
     if launch.optimizer.offload is not None and not launch.optimizer.offload.collected:
         from analyzer.states_offload import whole_model_bytes  # a millisecond that most launches need not spend

@@ -119,10 +119,13 @@ GRID = {
     "--sequence-parallel",
     "shared experts, z-loss": f"--bf16 {SHARED} --moe-z-loss-coeff 1e-3",
     "gpt, rope, unfused attention": "--bf16 --position-embedding-type rope --attention-backend unfused",
+    "gpt, unfused attention, two heads": "--bf16 --micro-batch-size 1 --tensor-model-parallel-size 4 --attention-backend unfused "
+    "--pipeline-model-parallel-size 2 --attention-dropout 0",
     "gpt, rope, unfused attention recomputed": "--bf16 --position-embedding-type rope --attention-backend unfused "
     "--recompute-activations",
     "gpt, interleaved, cp2": "--bf16 --num-layers 8 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2 "
     "--context-parallel-size 2",
+    "gpt, unfused swiglu, pp4": "--bf16 --swiglu --no-bias-swiglu-fusion --pipeline-model-parallel-size 4",
     "gpt, cp2, deterministic": "--bf16 --context-parallel-size 2 --pipeline-model-parallel-size 2 --deterministic-mode",
     "deepseek, attention recomputed": f"--bf16 {DEEPSEEK} --recompute-activations",
     "deepseek, unfused attention recomputed": f"--bf16 {DEEPSEEK} --attention-backend unfused --recompute-activations",

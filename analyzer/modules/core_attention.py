@@ -207,18 +207,32 @@ def fused_kernel(shapes: Shapes) -> Module:
     )
 
 
+def softmax_is_fused(shapes: Shapes) -> bool:
+    """`FusedScaleMaskSoftmax.is_kernel_available`: 16 bit, a row that fits the kernel, and heads of samples by fours."""
+    model, keys = shapes.model, shapes.launch.batch.seq_length
+    if shapes.dtype == "fp32" or model.softmax_type != "vanilla":  # the kernel takes no sink
+        return False
+    by_fours = shapes.b * (model.num_attention_heads // shapes.t) % 4 == 0
+    if model.implementation == "transformer_engine":  # which does not read --no-masked-softmax-fusion
+        return by_fours and 16 < keys < 16384 and keys % 8 == 0
+    return by_fours and model.masked_softmax_fusion and 16 < keys <= 4096 and keys % 4 == 0
+
+
+def causal_mask(shapes: Shapes) -> Tensor:
+    """[1, 1, s, s]: what Transformer Engine's softmax without a kernel fills in; `_get_default_causal_mask` keeps another."""
+    keys = shapes.launch.batch.seq_length
+    return Tensor(name="causal mask", shape=(1, 1, keys, keys), dtype="bool", formula="s²")
+
+
 def unfused_kernel(shapes: Shapes) -> Module:
     """Batched products with the matrix of scores in memory: softmax, its dropped-out copy and the mask are kept."""
     model = shapes.model
     heads = Heads(shapes)
-    in_16_bit = shapes.dtype != "fp32"
-    # FusedScaleMaskSoftmax.is_kernel_available: 16-bit input, fusion on, and a row that fits the kernel
-    longest = 4096 if model.implementation != "transformer_engine" else 16384
-    fused_softmax = in_16_bit and model.masked_softmax_fusion and 16 < shapes.launch.batch.seq_length <= longest
-    fp32_softmax = model.attention_softmax_in_fp32
-    if model.softmax_type != "vanilla":  # the kernel takes no sink; without it Transformer Engine works in fp32
-        fused_softmax, fp32_softmax = False, fp32_softmax or model.implementation == "transformer_engine"
-    softmax = "fp32" if not fused_softmax and fp32_softmax else shapes.dtype
+    te = model.implementation == "transformer_engine"
+    fused_softmax = softmax_is_fused(shapes)
+    softmax = "fp32" if not fused_softmax and (te or model.attention_softmax_in_fp32) else shapes.dtype
+    masked = te and not fused_softmax and model.softmax_type == "vanilla"
+    mask = (causal_mask(shapes),) if masked else ()
     dropout = model.attention_dropout > 0
     inputs = checkpoint_inputs(shapes)
     if heads.grouped:  # keys and values are repeated for each query head, the originals dropped
@@ -227,6 +241,10 @@ def unfused_kernel(shapes: Shapes) -> Module:
         inputs = (heads.tensor("query", heads.query, made_in=maker), *repeated)
     elif model.implementation == "transformer_engine" and _rotated_or_normed(shapes):
         inputs = (*inputs[1:], heads.tensor("value", heads.key))  # get_qkv_layout: in one layout, so the slice of qkv is copied
+    made: tuple[Tensor, ...] = (scores(shapes, "scores"), heads.tensor("context", heads.query))
+    if masked:  # the worst instant is the cast to 16 bit, when dropout has yet to make what it keeps: three bytes of four
+        rest = scores(shapes, "scores and softmax in 16 bit, less what dropout keeps", dtype="bool")
+        made = (scores(shapes, "masked scores", dtype="fp32"), rest if dropout else scores(shapes, "scores"))
     probabilities = scores(shapes, "softmax", dtype=softmax)
     cast = (scores(shapes, "softmax in 16 bit"),) if softmax != shapes.dtype else ()
     return Module(
@@ -236,8 +254,9 @@ def unfused_kernel(shapes: Shapes) -> Module:
             *inputs,
             probabilities,
             *((scores(shapes, "dropped-out softmax"), scores(shapes, "dropout mask", dtype="bool")) if dropout else cast),
+            *mask,
         ),
-        forward_workspace=(scores(shapes, "scores"), heads.tensor("context", heads.query)),
+        forward_workspace=made,
         backward_workspace=(
             heads.tensor("output gradient", heads.query),
             scores(shapes, "softmax gradient"),
