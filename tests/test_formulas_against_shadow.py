@@ -125,6 +125,9 @@ GRID = {
     "--recompute-activations",
     "gpt, interleaved, cp2": "--bf16 --num-layers 8 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2 "
     "--context-parallel-size 2",
+    "gpt, one group a rank, pp2": "--bf16 --group-query-attention --num-query-groups 4 --tensor-model-parallel-size 4 "
+    "--pipeline-model-parallel-size 2 --recompute-activations",
+    "llama, one group a rank": f"--bf16 {LLAMA} --tensor-model-parallel-size 4 --recompute-activations",
     "gpt, unfused swiglu, pp4": "--bf16 --swiglu --no-bias-swiglu-fusion --pipeline-model-parallel-size 4",
     "gpt, cp2, deterministic": "--bf16 --context-parallel-size 2 --pipeline-model-parallel-size 2 --deterministic-mode",
     "deepseek, attention recomputed": f"--bf16 {DEEPSEEK} --recompute-activations",

@@ -51,6 +51,11 @@ class Heads:
         """Fewer key/value heads than query heads."""
         return self.shapes.model.num_query_groups < self.shapes.model.num_attention_heads
 
+    @property
+    def regrouped(self) -> bool:
+        """Whether the queries of the groups of a rank are copied to lie head by head: of one group they are a view."""
+        return self.grouped and self.key > self.shapes.model.kv_channels
+
     def tensor(self, name: str, width: int, *, shares: str = "", made_in: str = "") -> Tensor:
         """[s, b, width] in the activations' element type."""
         symbol = "(a+2g)·d/t" if width == self.qkv else "a·d/t" if width == self.query else "g·d/t"
@@ -80,7 +85,7 @@ def query_key_norm(shapes: Shapes) -> Module:
             source="transformer_engine.pytorch.ops.LayerNorm on a strided view",
         )
 
-    queries = one("q_layernorm", heads.query, heads.count, "a", ATTENTION if heads.grouped else "")
+    queries = one("q_layernorm", heads.query, heads.count, "a", ATTENTION if heads.regrouped else "")
     keys = one("k_layernorm", heads.key, key_heads, "g")
     return Module(name="qk_layernorm", function=True, children=(queries, keys))
 
@@ -118,7 +123,7 @@ def inputs_saved(shapes: Shapes) -> tuple[Tensor, ...]:
     if not (heads.grouped or maker or flash):
         return (heads.tensor("qkv", heads.qkv, made_in=QKV),)
     copied = flash and shapes.b > 1
-    query_maker = "" if copied else maker.format("q") or (ATTENTION if heads.grouped else "")
+    query_maker = "" if copied else maker.format("q") or (ATTENTION if heads.regrouped else "")
     return (
         heads.tensor("query", heads.query, made_in=query_maker),
         heads.tensor("key", heads.key, made_in="" if copied else maker.format("k")),
@@ -137,7 +142,7 @@ def checkpoint_inputs(shapes: Shapes) -> tuple[Tensor, ...]:
     if maker:
         query = heads.tensor("query", heads.query, made_in=maker.format("q"))
         return (qkv, query, heads.tensor("key", heads.key, made_in=maker.format("k")))
-    return (qkv, heads.tensor("query", heads.query, made_in=ATTENTION)) if heads.grouped else (qkv,)
+    return (qkv, heads.tensor("query", heads.query, made_in=ATTENTION)) if heads.regrouped else (qkv,)
 
 
 def scores(shapes: Shapes, name: str, *, dtype: str | None = None) -> Tensor:
@@ -152,7 +157,7 @@ def scores(shapes: Shapes, name: str, *, dtype: str | None = None) -> Tensor:
 def exchange(shapes: Shapes) -> Exchange:
     """Sizes of the exchange among context-parallel ranks."""
     heads = Heads(shapes)
-    made_by = _rotated_or_normed(shapes).format("q") or (ATTENTION if heads.grouped else "")
+    made_by = _rotated_or_normed(shapes).format("q") or (ATTENTION if heads.regrouped else "")
     return Exchange(
         shapes, query=heads.query, key=heads.key, value=heads.key, output=heads.query, made_by=made_by, grouped=heads.grouped
     )
@@ -183,7 +188,7 @@ def fused_kernel(shapes: Shapes) -> Module:
     transposed = flash and shapes.b > 1
     inputs = inputs_saved(shapes)
     made = () if len(inputs) == 1 else (heads.tensor("qkv", heads.qkv),)
-    if heads.grouped and _rotated_or_normed(shapes):  # frames also name the copy that was rotated
+    if heads.regrouped and _rotated_or_normed(shapes):  # frames also name the copy that was rotated
         made = (*made, heads.tensor("query before rotation", heads.query))
     if transposed and _rotated_or_normed(shapes):  # and what is copied into [b, s, a, d]
         made = (*made, heads.tensor("query, key and value in [s,b,a,d]", heads.qkv))
@@ -236,7 +241,7 @@ def unfused_kernel(shapes: Shapes) -> Module:
     dropout = model.attention_dropout > 0
     inputs = checkpoint_inputs(shapes)
     if heads.grouped:  # keys and values are repeated for each query head, the originals dropped
-        maker = _rotated_or_normed(shapes).format("q") or ATTENTION
+        maker = _rotated_or_normed(shapes).format("q") or (ATTENTION if heads.regrouped else "")
         repeated = tuple(heads.tensor(f"repeated {name}", heads.query) for name in ("key", "value"))
         inputs = (heads.tensor("query", heads.query, made_in=maker), *repeated)
     elif model.implementation == "transformer_engine" and _rotated_or_normed(shapes):
