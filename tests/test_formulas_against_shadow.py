@@ -200,6 +200,16 @@ SINCE = {
     "deepseek, two optimizers gather": "0.16",
     "deepseek, split": "0.16",
     "deepseek, recompute": "0.16",
+    "deepseek, attention recomputed": "0.16",
+    "deepseek, unfused attention recomputed": "0.16",
+    # before, there was no --moe-shared-expert-gate
+    "shared experts, overlapped, tp2 sp": "0.16",
+    "shared experts, z-loss": "0.16",
+    # before, rows of experts were summed without an index, and the linear half of a gate had no offset that makes a tensor of it
+    "sinkhorn, deterministic": "0.15",
+    "all-gather, ep8, deterministic": "0.15",
+    "mixtral, deterministic": "0.15",
+    "gpt, unfused swiglu, pp4": "0.15",
     # before, there was no --softmax-type
     "gpt-oss": "0.15",
     "gpt-oss, split": "0.15",
