@@ -59,7 +59,7 @@ def _depth(shapes: Shapes, depth: int) -> Module:
     stays = offload is not None and offload.last_stays and depth == shapes.model.mtp_num_layers - 1
     inside = (*_joined(shapes, states=states, here=here, kept_apart=recomputed), _layer(shapes, stays=stays), _final_norm(shapes))
     if recomputed:
-        kept: tuple[Tensor, ...] = (states, shapes.hidden(EMBEDDED, made_in=f"{MODEL_PATH}embedding"))
+        kept: tuple[Tensor, ...] = (states, shapes.hidden(EMBEDDED, made_in=_embedding(shapes)))
         outlives: tuple[Tensor, ...] = ()
         if _is_mixture(shapes):
             from analyzer.modules.moe import named_by_probabilities  # a millisecond that most launches need not spend
@@ -94,12 +94,18 @@ def _lookup(shapes: Shapes, *, here: str) -> Module:
     return replace(found, children=children, saved=(ids,) if shapes.t == 1 else ())
 
 
+def _embedding(shapes: Shapes) -> str:
+    """Path of the module that makes the embedded tokens."""
+    last = embedding(shapes).output_of
+    return f"{MODEL_PATH}embedding.{last}" if last else f"{MODEL_PATH}embedding"
+
+
 def _joined(shapes: Shapes, *, states: Tensor, here: str, kept_apart: bool) -> tuple[Module, ...]:
     """Norms of embedding and `states`, and the projection 2·h → h of the two side by side.
 
     `kept_apart`: a checkpoint keeps the inputs of both norms.
     """
-    embedded = f"{MODEL_PATH}embedding"
+    embedded = _embedding(shapes)
     enorm = standalone_norm(shapes, "enorm", input_made_in=embedded, input_shares=EMBEDDED if kept_apart else "")
     hnorm = standalone_norm(shapes, "hnorm", input_made_in=states.made_in, input_shares=states.name if kept_apart else "")
     return enorm, hnorm, _projection(shapes, here=here)
