@@ -108,8 +108,9 @@ def _past_branch(branch: frozenset[str], points: Iterable[Point]) -> Iterator[tu
     """Each point, and whether the backward has been through `branch` by then."""
     inside = past = False
     for point in points:
-        was, inside = inside, not (point.rerun or branch.isdisjoint(point.path.split(".")))
-        past = past or (was and not inside)
+        if not point.rerun:
+            was, inside = inside, not branch.isdisjoint(point.path.split("."))
+            past = past or (was and not inside)
         yield point, past
 
 
