@@ -150,3 +150,12 @@ def test_tensor_parallel_messages_of_a_depth() -> None:
         ("reduce_scatter", 4096 * 1024): 30,
         ("reduce_scatter", 4096 * 2048): 2,
     }
+
+
+@pytest.mark.parametrize(("layout", "copies"), [("Et|tt|tttt|tmL", False), ("Et|tt|ttttt|mL", True)])
+def test_a_stage_of_predictions_alone_copies_what_it_received(layout: str, copies: bool) -> None:
+    """`TransformerBlock.forward` clones where it has neither layers nor a norm: the received tensor stays beside the copy."""
+    stages = f"--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout {layout}"
+    launch = launch_of(f"--mtp-num-layers 1 --position-embedding-type rope {stages}")
+    decoder = next(child for child in stage_models(launch)[-1].trees[-1].children if child.name == "decoder")
+    assert sum(tensor.bytes for tensor in decoder.saved) == copies * 2 * 2048 * 1024

@@ -12,7 +12,7 @@ from analyzer.modules.embedding import batch, embedding
 from analyzer.modules.head import final_norm, head
 from analyzer.modules.layer import LayerKind, layers_of_chunk
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import Module, Parameter
+from analyzer.modules.tree import STREAM, Module, Parameter
 from analyzer.results import Chunk
 from analyzer.specs import BlockSpec, Launch, ParallelSpec
 
@@ -82,8 +82,11 @@ def layer_kinds(launch: Launch, layers: Sequence[int]) -> tuple[LayerKind, ...]:
 def build(shapes: Shapes, kind: ChunkKind) -> Module:
     """As `chunk_tree`, for a chunk of this kind."""
     layers = layers_of_chunk(shapes, kind.layers, received=not kind.pre_process)
+    # a block of nothing hands on a copy of what its stage received (`TransformerBlock.forward`)
+    copies = not (kind.pre_process or kind.layers or kind.final_norm)
     decoder = Module(
         name="decoder",
+        saved=(shapes.hidden("received hidden states", made_in=STREAM),) if copies else (),
         children=(*layers, *((final_norm(shapes),) if kind.final_norm else ())),
         source="megatron.core.transformer.TransformerBlock",
     )
@@ -99,7 +102,11 @@ def build(shapes: Shapes, kind: ChunkKind) -> Module:
 
         if predicts and not first:
             before.append(embedding_weights(shapes))
-        after = (*((mtp_block(shapes),) if predicts else ()), *(mtp_heads(shapes) if last else ()), *after)
+        after = (
+            *((mtp_block(shapes, after="decoder" if copies else "decoder.final_layernorm"),) if predicts else ()),
+            *(mtp_heads(shapes) if last else ()),
+            *after,
+        )
     return Module(name="gpt_model", children=(*before, decoder, *after), source="megatron.core.models.gpt.GPTModel")
 
 

@@ -29,9 +29,12 @@ def embedding_weights(shapes: Shapes) -> Module:
     return Module(name="embedding", children=(words,), source="LanguageModelEmbedding")
 
 
-def mtp_block(shapes: Shapes) -> Module:
-    """All depths, one after the other; while they run backward, the gradient of all depths' states waits beside them."""
-    depths = tuple(_depth(shapes, depth) for depth in range(shapes.model.mtp_num_layers))
+def mtp_block(shapes: Shapes, *, after: str) -> Module:
+    """All depths, one after the other; while they run backward, the gradient of all depths' states waits beside them.
+
+    `after` is the path of the module that makes what the first of them reads.
+    """
+    depths = tuple(_depth(shapes, depth, after=after) for depth in range(shapes.model.mtp_num_layers))
     return Module(
         name="mtp",
         backward_workspace=(_all_depths(shapes, "gradient of the hidden states of all depths"),),
@@ -48,11 +51,11 @@ def _all_depths(shapes: Shapes, name: str, *, made_in: str = "") -> Tensor:
     return Tensor(name=name, shape=(depths * s, b, h), dtype=one.dtype, formula=f"(1+D)·{one.formula}", made_in=made_in)
 
 
-def _depth(shapes: Shapes, depth: int) -> Module:
+def _depth(shapes: Shapes, depth: int, *, after: str) -> Module:
     """[s, b, h] and the token ids → [s, b, h]."""
     recompute = shapes.launch.recompute
     recomputed = recompute.granularity == "full" and recompute.method == "uniform"  # block leaves these layers alone
-    before = f"mtp.layers.{depth - 1}.final_layernorm" if depth else "decoder.final_layernorm"
+    before = f"mtp.layers.{depth - 1}.final_layernorm" if depth else after
     states = shapes.hidden("checkpoint input", made_in=MODEL_PATH + before)
     here = f"{MODEL_PATH}mtp.layers.{depth}"
     offload = shapes.launch.activation_offload
