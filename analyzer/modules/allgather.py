@@ -89,7 +89,7 @@ def allgather_combine(shapes: Shapes) -> Module:
     grouped = routing.moe.grouped_gemm or routing.local_experts == 1
     kept = summed_rows(routing, routing.rows, made_in="mlp.experts.linear_fc2" if grouped else "mlp.experts")
     expert_output = () if kept else (routing.row_tensor("expert output", routing.rows),)
-    gradient = shapes.hidden("output gradient", shares="" if shapes.model.hidden_dropout > 0 else "residual gradient")
+    gradient = shapes.branch_gradient
     forward = (
         (*expert_output, summed, *((summed,) if kept else ())),  # PyTorch makes the zeros twice where it is deterministic
         (summed, *(promoted if promotes else ()), *(() if alone else (*reduced, shapes.hidden("output")))),

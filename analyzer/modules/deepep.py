@@ -93,7 +93,7 @@ def deepep_combine(shapes: Shapes) -> Module:
     routing = Routing(shapes)
     came = arrivals(routing)
     output = (shapes.hidden("output"), *shared_output(routing))
-    gradient = shapes.hidden("output gradient", shares="" if shapes.model.hidden_dropout > 0 else "residual gradient")
+    gradient = shapes.branch_gradient
     return Module(
         name="combine",
         function=True,

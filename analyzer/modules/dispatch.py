@@ -277,7 +277,7 @@ def combine(shapes: Shapes) -> Module:
     output = (shapes.hidden("output"), *((shapes.hidden("output with that of the shared experts"),) if shared else ()))
     if kept:  # where PyTorch is deterministic, Megatron makes the zeros twice
         output = (shapes.hidden("zeros"), *output)
-    gradient = shapes.hidden("output gradient", shares="" if shapes.model.hidden_dropout > 0 else "residual gradient")
+    gradient = shapes.branch_gradient
     gathers = routing.etp > 1  # into a flat tensor, which is copied
     travels = (routing.row_tensor("sent gradients", routing.sent),) if routing.ep > 1 or gathers else ()
     again = (several and routing.ep == 1) or gathers

@@ -91,7 +91,7 @@ def hybridep_combine(shapes: Shapes) -> Module:
     """Rows of the local experts → [T, h], summed on the way back."""
     routing = Routing(shapes)
     came = arrivals(routing)
-    gradient = shapes.hidden("output gradient", shares="" if shapes.model.hidden_dropout > 0 else "residual gradient")
+    gradient = shapes.branch_gradient
     return Module(
         name="combine",
         function=True,

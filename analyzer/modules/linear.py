@@ -169,7 +169,7 @@ def row_parallel(
     read = shapes.wide("input", width, symbol, shares=input_shares, made_in=input_made_in)
     original = keeps_16_bit and keeps_original(shapes)
     gathered = (shapes.hidden("gathered output gradient", gathered=True),) if shapes.sp else ()
-    gradient = shapes.hidden("output gradient", shares="" if shapes.model.hidden_dropout > 0 else "residual gradient")
+    gradient = shapes.branch_gradient
     biases = (Parameter(name="bias", shape=(h,), dtype=shapes.dtype, sequence_parallel=shapes.sp),) if bias else ()
     return Module(
         name=name,

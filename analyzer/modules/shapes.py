@@ -121,6 +121,11 @@ class Shapes:
         return "recomputed norm output" if self.recomputes("layernorm") else ""
 
     @property
+    def branch_gradient(self) -> Tensor:
+        """[s, b, h]: of a branch's output, a tensor of its own where dropout stands between it and the residual stream."""
+        return self.hidden("output gradient", shares="" if self.model.hidden_dropout > 0 else "residual gradient")
+
+    @property
     def made_again(self) -> tuple[Tensor, ...]:
         """The output of what a checkpoint runs again, which its frame names while that goes backward (`CheckpointFunction`)."""
         return (self.hidden("output made again", dtype=self.residual_dtype),)
