@@ -79,13 +79,13 @@ def lingering(launch: Launch, *, pipeline_rank: int) -> Lingering:
     first = pipeline_rank == 0
     sent = () if first else (shapes.hidden("gradient sent to the previous stage"),)
     old = () if first else (shapes.hidden("input of the microbatch before"),)
-    received = received_gradient(launch) if pipeline_rank < parallel.pipeline - 1 else ()
+    received = (received_gradient(launch),) if pipeline_rank < parallel.pipeline - 1 else ()
     return Lingering(forward=(*sent, *old, *received), backward=sent)
 
 
-def received_gradient(launch: Launch) -> tuple[Tensor, ...]:
+def received_gradient(launch: Launch) -> Tensor:
     """[s, b, h]: what the next stage sent back, which the frame of the schedule names throughout the backward."""
-    return (Shapes(launch).hidden("gradient received from the next stage"),)
+    return Shapes(launch).hidden("gradient received from the next stage")
 
 
 def _interleaved(launch: Launch) -> Lingering:

@@ -52,8 +52,7 @@ def _tensors(launch: Launch, stages: Sequence[StageModel]) -> tuple[RankClass, .
         for chunk, tree in zip(stage.chunks, stage.trees, strict=True):
             if id(tree) not in cache:
                 line = _timeline(launch, tree)
-                received = () if chunk.post_process else received_gradient(launch)
-                cache[id(tree)] = with_received_gradient(tree, line, received) if received else line
+                cache[id(tree)] = line if chunk.post_process else with_received_gradient(tree, line, received_gradient(launch))
     return tuple(each for stage in stages for each in _stage_classes(launch, stage, tuple(cache[id(tree)] for tree in stage.trees)))
 
 

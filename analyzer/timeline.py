@@ -91,14 +91,14 @@ def timeline(tree: Module, *, first: Module | None = None) -> ChunkTimeline:
     )
 
 
-def with_received_gradient(tree: Module, line: ChunkTimeline, gradient: tuple[Tensor, ...]) -> ChunkTimeline:
+def with_received_gradient(tree: Module, line: ChunkTimeline, gradient: Tensor) -> ChunkTimeline:
     """The same for a chunk that is sent the gradient of its output, which the schedule names until its backward is over.
 
     In the last branch of the last layer it is the gradient of the residual stream, which is counted there; once the gradient
     of that branch was added to it, the sum is another tensor. Source: `output_tensor_grad` of core/pipeline_parallel/schedules.py.
     """
     points = [
-        replace(point, transient=(*point.transient, *gradient)) if past else point
+        replace(point, transient=(*point.transient, gradient)) if past else point
         for point, past in _past_branch(_last_branch(tree), line.backward)
     ]
     return replace(line, backward=tuple(points))
