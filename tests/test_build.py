@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
@@ -13,8 +12,8 @@ from analyzer.launch.build import build
 from analyzer.launch.parse import parse
 from analyzer.launch.torchrun import World
 from analyzer.specs import HardwareSpec, Launch
+from tests.data_files import measured_records, truth_records
 from tests.launch_of import BASE, BLACKWELL, HOPPER, arguments_of, launch_of
-from tests.shared_data import shared
 
 LLAMA_3_8B = (
     "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention "
@@ -136,7 +135,7 @@ def launch_from(record_argv: list[str], *, gpus: int, environ: dict[str, str], g
 
 def test_dense_models_of_megatron() -> None:
     dense = 0
-    for record in json.loads(shared("truth/parameters.json").read_text())["records"]:
+    for record in truth_records("parameters.json"):
         if "--num-experts" in record["argv"]:
             continue  # in test_validate_moe
         launch, layout = launch_from(record["argv"], gpus=record["world_size"], environ={}, gpu=HOPPER), record["layout"]
@@ -157,7 +156,7 @@ def test_measured_runs_are_taken() -> None:
     capability = {"A100-80GB": (8, 0), "H100-80GB": (9, 0), "GB200": (10, 0), "B200": (10, 0)}
     taken = 0
     for file in ("b200.json", "megatron_ci.json"):
-        for record in json.loads(shared(f"measured/{file}").read_text()):
+        for record in measured_records(file):
             gpu = HardwareSpec(name=record["gpu"], compute_capability=capability[record["gpu"]])
             gpus = record["nodes"] * record["gpus_per_node"]
             launch_from(record["argv"], gpus=gpus, environ=record["env"], gpu=gpu)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from analyzer.launch.arguments import Arguments
 from analyzer.launch.argv_parser import read_words
 from analyzer.launch.catalogue import load_catalogue
 from analyzer.launch.option_table import frozen
-from tests.shared_data import shared
+from tests.data_files import data_file, parser_options
 
 RELEASES = ("0.12.3", "0.13.0", "0.14.0", "0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.0")
 SAMPLES = {"int": ("7", 7), "float": ("0.5", 0.5), "str": ("x", "x"), None: ("x", "x"), "bool": ("x", True),
@@ -25,11 +24,6 @@ def read(*argv: str) -> Arguments:
     from analyzer.launch.parse import parse
 
     return parse(argv, environ={}, folder=Path("/nowhere"))[0]
-
-
-def dumped(release: str) -> list[dict[str, Any]]:
-    content: list[dict[str, Any]] = json.loads(shared(f"reference/megatron_options/core_v{release}.json").read_text())
-    return content
 
 
 def sample(option: dict[str, Any]) -> tuple[str, object]:
@@ -44,7 +38,7 @@ def sample(option: dict[str, Any]) -> tuple[str, object]:
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_every_option_of_a_release(release: str) -> None:
-    options = dumped(release)
+    options = parser_options(release)
     table = load_catalogue().table(release)
     assert set(table.options) == {flag for option in options for flag in option["flags"]}
     defaults: dict[str, object] = {}
@@ -65,7 +59,7 @@ def test_every_option_of_a_release(release: str) -> None:
 
 
 def test_catalogue_is_what_the_tool_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = shared("reference/megatron_options")
+    folder = data_file("options")
     root = Path(__file__).parent.parent
     monkeypatch.syspath_prepend(str(root / "tools"))
     import make_catalogue  # type: ignore[import-not-found]

@@ -161,7 +161,7 @@ def test_the_printed_communication_adds_up() -> None:
 def test_groups_carry_the_names_of_nodes_and_gpus() -> None:
     text = _text(small_report())
     assert "8 groups of 2 GPUs, tensor (tp)" in text
-    # ../shared/reference/analysis_tool_2023.txt lists these for its sample
+    # the groups that the proposal of 2023 prints for its sample (docs/proposal-2023.md)
     for group in ("[n0_g0 n0_g1]", "[n0_g0 n1_g0]", "[n0_g0 n0_g2 n0_g4 n0_g6]", "[n1_g1 n1_g3 n1_g5 n1_g7]"):
         assert group in text
     # context parallelism is 1, and the experts' data groups are those of the data

@@ -6,7 +6,6 @@ compiled quantizers were replaced by functions that allocate what `csrc/quantize
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -25,8 +24,8 @@ from analyzer.specs import HardwareSpec, Launch
 from analyzer.states import adam_keeps_masters, states
 from analyzer.timeline import timeline
 from tests.cli import report
+from tests.data_files import measured_records
 from tests.launch_of import AMPERE, BLACKWELL, HOPPER, launch_of
-from tests.shared_data import shared
 
 ONE_LAYER = (
     "--num-layers 1 --hidden-size 1024 --num-attention-heads 16 --ffn-hidden-size 4096 --seq-length 2048 --micro-batch-size 2 "
@@ -129,7 +128,7 @@ def test_stored_parameters() -> None:
 
 @pytest.mark.parametrize("gpu", ["gb200", "h100"])
 def test_measured_steady_state_and_peak(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    records: list[dict[str, Any]] = json.loads(shared("measured/megatron_ci.json").read_text())
+    records: list[dict[str, Any]] = measured_records("megatron_ci.json")
     [record] = [each for each in records if "current_scaling" in each["id"] and gpu in each["id"]]
     for name, value in record["env"].items():
         monkeypatch.setenv(name, value)

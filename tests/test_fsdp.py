@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from math import lcm, prod
 
@@ -20,8 +19,8 @@ from analyzer.sharded_buckets import padded_numel, sharded_buckets
 from analyzer.specs import FsdpSpec, Launch
 from analyzer.states import States, states
 from analyzer.unsharded import chunk_passes
+from tests.data_files import measured_records
 from tests.launch_of import BASE, BLACKWELL, HOPPER, launch_of
-from tests.shared_data import shared
 
 MEGATRON = "--use-megatron-fsdp --ckpt-format fsdp_dtensor --use-distributed-optimizer --untie-embeddings-and-output-weights"
 TORCH = "--use-torch-fsdp2 --no-gradient-accumulation-fusion --untie-embeddings-and-output-weights"
@@ -298,7 +297,7 @@ def test_measured(gpu: str) -> None:
     That code was between 0.17 and 0.18: it already gathers nothing ahead from outside layers, which decides the peak.
     """
     wanted = f"gpt3_mcore_te_tp2_zp_z3_resume_fsdp_dtensor/dev_dgx_{gpu}"
-    [record] = [each for each in json.loads(shared("measured/megatron_ci.json").read_text()) if each["id"].endswith(wanted)]
+    [record] = [each for each in measured_records("megatron_ci.json") if each["id"].endswith(wanted)]
     launch = launch_of(
         " ".join(str(word) for word in record["argv"]),
         base="",

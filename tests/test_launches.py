@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,11 @@ import pytest
 
 from analyzer.errors import InputError
 from analyzer.launch.parse import parse
-from tests.shared_data import shared
+from tests.data_files import measured_records, truth_records
 
 
 def records() -> list[dict[str, Any]]:
-    content: list[dict[str, Any]] = json.loads(shared("truth/launches.json").read_text())["records"]
-    return content
+    return truth_records("launches.json")
 
 
 @pytest.mark.parametrize("index", range(52))
@@ -40,7 +38,7 @@ def test_parse_outcome(index: int) -> None:
 
 def test_every_measured_launch_parses() -> None:
     for name in ("megatron_ci", "b200"):
-        for record in json.loads(shared(f"measured/{name}.json").read_text()):
+        for record in measured_records(f"{name}.json"):
             argv = ["--nnodes", str(record["nodes"]), "--nproc-per-node", str(record["gpus_per_node"]), *record["argv"]]
             _, world, _ = parse(argv, environ={}, folder=Path("/nowhere"))
             assert world.size == record["nodes"] * record["gpus_per_node"]

@@ -1,8 +1,7 @@
-"""Process groups against those that Megatron 0.16.1 made (../shared/truth/groups.json), and as properties."""
+"""Process groups against those that Megatron 0.16.1 made (tests/data/truth/groups.json), and as properties."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -25,15 +24,15 @@ from analyzer.layout import (
     pipeline_rank_ranges,
 )
 from analyzer.specs import ParallelSpec
-from tests.shared_data import shared
+from tests.data_files import truth
 
 PP_LAST = "tp-cp-ep-dp-pp"
 DP_LAST = "tp-cp-ep-pp-dp"
 
 
 @cache
-def truth() -> dict[str, Any]:
-    return json.loads(shared("truth/groups.json").read_text())
+def recorded_groups() -> dict[str, Any]:
+    return truth("groups.json")
 
 
 def spec(world: int, **sizes: Any) -> ParallelSpec:
@@ -86,12 +85,12 @@ def layouts(draw: st.DrawFn) -> ParallelSpec:
 
 
 def test_every_record_is_held_against() -> None:
-    assert (len(truth()["records"]), len(truth()["refused"])) == (21, 5)
+    assert (len(recorded_groups()["records"]), len(recorded_groups()["refused"])) == (21, 5)
 
 
 @pytest.mark.parametrize("index", range(21))
 def test_groups_are_those_of_megatron(index: int) -> None:
-    record = truth()["records"][index]
+    record = recorded_groups()["records"][index]
     parallel = spec_of_argv(record["argv"], record["world_size"])
     check_layout(parallel)
     assert not record["truncated"]
@@ -105,7 +104,7 @@ def test_groups_are_those_of_megatron(index: int) -> None:
 
 @pytest.mark.parametrize("index", range(21))
 def test_sizes_and_positions_are_those_of_megatron(index: int) -> None:
-    record = truth()["records"][index]
+    record = recorded_groups()["records"][index]
     parallel = spec_of_argv(record["argv"], record["world_size"])
     sizes = record["sizes"]
     assert (parallel.data, parallel.expert_data) == (sizes["dp"], sizes["edp"])
@@ -124,7 +123,7 @@ def test_sizes_and_positions_are_those_of_megatron(index: int) -> None:
 
 @pytest.mark.parametrize("index", range(5))
 def test_what_megatron_refuses_is_refused(index: int) -> None:
-    record = truth()["refused"][index]
+    record = recorded_groups()["refused"][index]
     with pytest.raises(InputError) as error:
         check_layout(spec_of_argv(record["argv"], record["world_size"]))
     assert all(name in record["argv"] for name in error.value.option.split(" × "))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from analyzer.trace import Label, read_trace
 from tests.cli import assert_refused, run, torchrun
-from tests.shared_data import shared
+from tests.data_files import truth_records
 
 MODEL = (
     "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 512 --max-position-embeddings 512 --micro-batch-size 1 "
@@ -67,8 +66,8 @@ def test_the_shadow_gives_the_same_report(tmp_path: Path, monkeypatch: pytest.Mo
 @needs_shadow
 @pytest.mark.parametrize("model", ["gpt2-345m", "qwen2.5-0.5b"])
 def test_parameters_of_the_real_code(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """../shared/truth/parameters.json: what the real Megatron builds on each pipeline rank."""
-    records = json.loads(shared("truth/parameters.json").read_text())["records"]
+    """tests/data/truth/parameters.json: what the real Megatron builds on each pipeline rank."""
+    records = truth_records("parameters.json")
     record = next(each for each in records if each["model"] == model and each["layout"]["pp"] > 1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for truth in record["per_pp_rank"]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -25,8 +24,8 @@ from analyzer.launch.parse import parse
 from analyzer.specs import Launch
 from analyzer.trace import read_trace
 from analyzer.trace_events import CollectiveEvent, Label, Mark
+from tests.data_files import measured_records
 from tests.launch_of import launch_of
-from tests.shared_data import shared
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -137,7 +136,7 @@ def test_recomputation_is_told_from_forward(tmp_path: Path) -> None:
 
 def measured(name: str, part: str) -> dict[str, Any]:
     """The record whose id contains `part`."""
-    return next(record for record in json.loads(shared(f"measured/{name}.json").read_text()) if part in record["id"])
+    return next(record for record in measured_records(f"{name}.json") if part in record["id"])
 
 
 def launch_from(record: dict[str, Any]) -> Launch:

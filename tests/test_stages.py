@@ -1,8 +1,7 @@
-"""Layers of each chunk against those that Megatron 0.16.1 built (../shared/truth/parameters.json), and as properties."""
+"""Layers of each chunk against those that Megatron 0.16.1 built (tests/data/truth/parameters.json), and as properties."""
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from typing import Any
 
@@ -14,12 +13,12 @@ from analyzer.errors import InputError
 from analyzer.results import Chunk
 from analyzer.specs import ParallelSpec, PipelineSpec
 from analyzer.stages import chunks
-from tests.shared_data import shared
+from tests.data_files import truth_records
 
 
 @cache
 def records() -> list[dict[str, Any]]:
-    return json.loads(shared("truth/parameters.json").read_text())["records"]
+    return truth_records("parameters.json")
 
 
 def spec(pipeline: int, virtual: int | None = None, **layout: Any) -> ParallelSpec:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +14,13 @@ from analyzer.launch.build import build
 from analyzer.launch.option_effects import MODELLED, NO_EFFECT
 from analyzer.launch.supported import ASSUMED, HARMLESS, REFUSED, assumptions_of
 from analyzer.launch.torchrun import World
+from tests.data_files import parser_options
 from tests.launch_of import BASE, HOPPER, arguments_of, launch_of
-from tests.shared_data import shared
 
 
 @pytest.mark.parametrize("release", ["0.12.3", "0.13.0", "0.14.0", "0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.0"])
 def test_every_option_is_in_exactly_one_table(release: str) -> None:
-    options = json.loads(shared(f"reference/megatron_options/core_v{release}.json").read_text())
+    options = parser_options(release)
     for dest in {each["dest"] for each in options}:
         tables = [
             name

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.cli import report, torchrun
-from tests.shared_data import shared, truth_records
+from tests.data_files import truth_records
 
-FILE = "truth/groups.json"
+FILE = "groups.json"
 SIZES = {
     "tp": "tensor",
     "pp": "pipeline",
@@ -33,7 +33,6 @@ def launch(record: dict[str, Any]) -> list[str]:
 
 
 def test_the_records_are_at_hand() -> None:
-    shared(FILE)
     assert len(truth_records(FILE)) == 21
     assert sum("--num-experts" in record["argv"] for record in truth_records(FILE)) == 13
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.cli import assert_refused, run
-from tests.shared_data import shared, truth_records
+from tests.data_files import truth_records
 
-FILE = "truth/launches.json"
+FILE = "launches.json"
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +67,6 @@ TAKEN = [record for record in truth_records(FILE) if unrecognised(record) is Non
 
 
 def test_the_records_are_at_hand() -> None:
-    shared(FILE)
     assert len(truth_records(FILE)) == 52
     assert sum(refused_option(record) is None for record in TAKEN) == 10
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.cli import report, torchrun
-from tests.shared_data import shared, truth_records
+from tests.data_files import truth_records
 
-FILE = "truth/parameters.json"
+FILE = "parameters.json"
 KINDS = {
     "word_embeddings": "word_embedding",
     "position_embeddings": "position_embedding",
@@ -33,7 +33,6 @@ TAKEN = truth_records(FILE)
 
 
 def test_the_records_are_at_hand() -> None:
-    shared(FILE)
     assert len(TAKEN) == 53
 
 

@@ -5,8 +5,6 @@ Each case states a rule of `validate_args` or of a config's `__post_init__` in M
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,8 +13,8 @@ from analyzer.errors import InputError
 from analyzer.launch.validate_parallel import check_grid
 from analyzer.launch.validate_pipeline import check_stages
 from analyzer.launch.validate_shape import ffn_hidden_size
+from tests.data_files import truth, truth_records
 from tests.launch_of import AMPERE, BASE, BLACKWELL, arguments_of, launch_of
-from tests.shared_data import shared
 
 TP2 = "--tensor-model-parallel-size 2 "
 PP2 = "--pipeline-model-parallel-size 2 "
@@ -166,7 +164,7 @@ def test_required(dest: str) -> None:
 
 def test_worlds_that_megatron_refuses() -> None:
     refused = 0
-    for record in json.loads(shared("truth/groups.json").read_text())["refused"]:
+    for record in truth("groups.json")["refused"]:
         arguments = arguments_of(" ".join(record["argv"]))
         with pytest.raises(InputError):  # noqa: PT012 - either of the two may refuse
             grid = check_grid(arguments, world_size=record["world_size"])
@@ -176,7 +174,7 @@ def test_worlds_that_megatron_refuses() -> None:
 
 
 def test_grids_of_megatron() -> None:
-    for record in json.loads(shared("truth/groups.json").read_text())["records"]:
+    for record in truth_records("groups.json"):
         arguments, sizes = arguments_of(" ".join(record["argv"])), record["sizes"]
         grid = check_grid(arguments, world_size=record["world_size"])
         stages = check_stages(arguments, num_layers=int(str(arguments.get("num_layers"))), pipeline=grid.pipeline)
@@ -190,7 +188,7 @@ def test_grids_of_megatron() -> None:
 
 
 def test_ffn_hidden_size_of_megatron() -> None:
-    for record in json.loads(shared("truth/parameters.json").read_text())["records"]:
+    for record in truth_records("parameters.json"):
         arguments = arguments_of(" ".join(record["argv"]))
         assert ffn_hidden_size(arguments, hidden_size=int(str(arguments.get("hidden_size")))) == record["ffn_hidden_size"]
 

@@ -6,7 +6,6 @@ Megatron-LM 0.16.1, or of the attention kernels of Transformer Engine 2.11.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,8 @@ from analyzer.launch.parse import parse
 from analyzer.launch.pipeline_layout import check_layout
 from analyzer.launch.validate_mtp import check_mtp
 from analyzer.specs import HardwareSpec, MlaSpec
+from tests.data_files import truth_records
 from tests.launch_of import AMPERE, BASE, BLACKWELL, HOPPER, arguments_of, launch_of
-from tests.shared_data import shared
 
 MLA = "--multi-latent-attention --position-embedding-type rope "
 RTX = HardwareSpec(name="RTX PRO 6000", compute_capability=(12, 0))
@@ -106,7 +105,7 @@ def test_deepseek_and_kimi() -> None:
     The norms of the compressions are fused into the up-projections, and counted as norms.
     """
     seen = set()
-    for record in json.loads(shared("truth/parameters.json").read_text())["records"]:
+    for record in truth_records("parameters.json"):
         if "--multi-latent-attention" not in record["argv"]:
             continue
         words = ["--nproc-per-node", str(record["world_size"]), *record["argv"]]

@@ -1,12 +1,11 @@
 """Mixtures of experts: what Megatron refuses is refused, what it derives is derived.
 
 Each case states a rule of `validate_args`, `TransformerConfig.__post_init__` or `megatron/core/transformer/moe` in
-Megatron-LM 0.16.1; launches and their sizes are those that the real one built or refused (../shared/truth).
+Megatron-LM 0.16.1; launches and their sizes are those that the real one built or refused (tests/data/truth).
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ from analyzer.launch.build import build
 from analyzer.launch.parse import parse
 from analyzer.launch.torchrun import World
 from analyzer.specs import HardwareSpec, Launch, MoeSpec
+from tests.data_files import truth, truth_records
 from tests.launch_of import BASE, HOPPER, arguments_of, launch_of
-from tests.shared_data import SHARED, shared
 
 E8 = "--num-experts 8 --disable-bias-linear "
 TP2 = "--tensor-model-parallel-size 2 "
@@ -281,13 +280,11 @@ def launch_from(record: dict[str, Any]) -> Launch:
 
 
 def groups(kind: str) -> list[dict[str, Any]]:
-    file = SHARED / "truth/groups.json"
-    records: list[dict[str, Any]] = json.loads(file.read_text())[kind] if file.exists() else []
+    records: list[dict[str, Any]] = truth("groups.json")[kind]
     return records
 
 
 def test_the_records_are_at_hand() -> None:
-    shared("truth/groups.json")
     assert (len(groups("records")), len(groups("refused"))) == (21, 5)
 
 
@@ -317,7 +314,7 @@ def test_grids_that_megatron_refuses(record: dict[str, Any]) -> None:
 def test_published_mixtures() -> None:
     """Every mixture whose parameters Megatron counted."""
     built = 0
-    for record in json.loads(shared("truth/parameters.json").read_text())["records"]:
+    for record in truth_records("parameters.json"):
         words = record["argv"]
         if "--num-experts" not in words:
             continue

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from analyzer.errors import InputError
 from analyzer.launch.tokenizer_files import read_sentencepieces
 from analyzer.launch.vocabulary import Vocabulary, pad_vocabulary, read_vocabulary
+from tests.data_files import truth_records
 from tests.launch_of import arguments_of
-from tests.shared_data import shared
 
 
 def read(
@@ -24,7 +24,7 @@ def read(
 
 
 def test_padding_of_real_megatron() -> None:
-    for record in json.loads(shared("truth/parameters.json").read_text())["records"]:
+    for record in truth_records("parameters.json"):
         size, tensor = record["tokenizer_vocab"], record["layout"]["tp"]
         assert pad_vocabulary(size, divisible_by=128, tensor=tensor) == record["padded_vocab_size"], record["model"]
 

@@ -1,14 +1,15 @@
 """Write analyzer/launch/catalogue.json: every option of the Megatron-LM releases that we know, once per variant.
 
-    python tools/make_catalogue.py ../shared/reference/megatron_options
+    python tools/make_catalogue.py
 
-The folder holds `core_vX.Y.Z.json`, one list of argparse actions for each release. A row of the catalogue is
+The folder tests/data/options holds `core_vX.Y.Z.json.gz`, one list of argparse actions for each release. A row of the catalogue is
 [releases, flags, dest, kind, nargs, const, default, type, choices]: `releases` is a bit mask over the list of
 releases, and nulls at the end are left out.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import sys
@@ -18,14 +19,16 @@ from typing import Any
 
 from options_2023 import ALREADY_THERE, CHANGED_DEFAULTS, GONE
 
-CATALOGUE = Path(__file__).parent.parent / "analyzer" / "launch" / "catalogue.json"
+ROOT = Path(__file__).parent.parent
+CATALOGUE = ROOT / "analyzer" / "launch" / "catalogue.json"
+OPTIONS = ROOT / "tests" / "data" / "options"
 FIELDS = ("flags", "dest", "kind", "nargs", "const", "default", "type", "choices")
 KINDS = {"StoreAction": "store", "StoreTrueAction": "true", "StoreFalseAction": "false", "BooleanOptionalAction": "boolean"}
 
 
 def version(path: Path) -> tuple[int, ...]:
     """(0, 16, 1) of core_v0.16.1.json."""
-    return tuple(int(part) for part in re.findall(r"\d+", path.stem))
+    return tuple(int(part) for part in re.findall(r"\d+", path.name))
 
 
 def options_2023(oldest: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -56,9 +59,9 @@ def rows(releases: dict[str, list[dict[str, Any]]]) -> list[list[Any]]:
     return [[mask, *json.loads(key)] for key, mask in masks.items()]
 
 
-def main(folder: Path) -> None:
-    files = sorted(folder.glob("core_v*.json"), key=version)
-    releases = {path.stem.removeprefix("core_v"): json.loads(path.read_text()) for path in files}
+def main(folder: Path = OPTIONS) -> None:
+    files = sorted(folder.glob("core_v*.json.gz"), key=version)
+    releases = {".".join(map(str, version(path))): json.loads(gzip.decompress(path.read_bytes())) for path in files}
     oldest = next(iter(releases.values()))
     releases = {"2023": options_2023(oldest), **releases}
     lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows(releases))
@@ -66,4 +69,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(*map(Path, sys.argv[1:2]))
