@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 from analyzer.errors import CHECK_FAILED, DOES_NOT_FIT, FITS, AnalyzerError, InputError
 
 if TYPE_CHECKING:
-    from allocator_hook.shadow.report import Compared
+    from analyzer.cli.shadow_report import Compared
     from analyzer.launch.info_options import InfoOptions
     from analyzer.results import Report
-    from analyzer.trace import Trace
+    from analyzer.trace.reader import Trace
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(argv: list[str]) -> int:
     """Reads the launch, predicts, reports; starts the training where `--info-launch` asks for it and it fits."""
-    from analyzer.gpus import hardware
+    from analyzer.hardware.gpus import hardware
     from analyzer.launch.build import build
     from analyzer.launch.parse import parse, words_of_launch
     from analyzer.predict import predict
@@ -63,7 +63,7 @@ def run(argv: list[str]) -> int:
     if trace is not None:
         if options.record is not None or options.engine != "formula":
             raise InputError("--info-check", "goes neither with --info-record nor with an engine", "give it alone")
-        from analyzer.check import as_recorded
+        from analyzer.trace.check import as_recorded
 
         return _check(predict(as_recorded(launch, trace.header)), trace, options)
     report = predict(launch, note=" ".join(notes))
@@ -71,7 +71,7 @@ def run(argv: list[str]) -> int:
         _record(report, options, argv)
     compared: tuple[Compared, ...] = ()
     if options.engine != "formula":
-        from allocator_hook.engines import run_engine
+        from analyzer.cli.engines import run_engine
 
         report, compared = run_engine(
             report, engine=options.engine, argv=_command(argv), environ=environ, tolerance=options.tolerance
@@ -93,7 +93,7 @@ def _trace_to_check(argv: list[str]) -> Trace | None:
     path = value_of("--info-check", argv)
     if path is None:
         return None
-    from analyzer.trace import read_trace
+    from analyzer.trace.reader import read_trace
 
     try:
         return read_trace(path)
@@ -105,8 +105,8 @@ def _trace_to_check(argv: list[str]) -> Trace | None:
 
 def _check(report: Report, trace: Trace, options: InfoOptions) -> int:
     """Prints what a check found; exit status 3 where it failed."""
-    from analyzer.check import check
-    from analyzer.report.comparison_section import print_comparison, write_comparison
+    from analyzer.report.console.comparison_section import print_comparison, write_comparison
+    from analyzer.trace.check import check
 
     found = check(report, trace, tolerance=options.tolerance)
     with _standard_output() as stream:
@@ -115,7 +115,7 @@ def _check(report: Report, trace: Trace, options: InfoOptions) -> int:
         else:
             print_comparison(found, trace.header, stream=stream)
     if options.json not in (None, "-"):
-        from analyzer.report.json_report import write_text
+        from analyzer.report.json.document import write_text
 
         write_text(write_comparison(found, trace.header), str(options.json))
     return CHECK_FAILED if found.failures else FITS
@@ -128,8 +128,8 @@ def _command(argv: list[str]) -> tuple[str, ...]:
 
 def _record(report: Report, options: InfoOptions, argv: list[str]) -> None:
     """Writes the trace that `--info-record` asks for, of the fullest rank unless `--info-rank` names one."""
-    from allocator_hook.record import record
-    from analyzer.check import shortened
+    from analyzer.cli.record import record
+    from analyzer.trace.check import shortened
 
     launch = report.launch if options.layers is None else shortened(report.launch, options.layers)
     rank = options.rank if options.rank is not None else report.verdict.tightest_rank
@@ -141,7 +141,7 @@ def _record(report: Report, options: InfoOptions, argv: list[str]) -> None:
 def _write(report: Report, options: InfoOptions, compared: tuple[Compared, ...]) -> None:
     """The JSON report where it was asked for, and the console's unless standard output is taken by the JSON."""
     if options.json is not None:
-        from analyzer.report.json_report import dumps, to_json, write_text
+        from analyzer.report.json.document import dumps, to_json, write_text
 
         document = dumps({**to_json(report), **_comparisons(compared)})
         if options.json == "-":
@@ -149,12 +149,12 @@ def _write(report: Report, options: InfoOptions, compared: tuple[Compared, ...])
                 stream.write(document)
             return
         write_text(document, options.json)
-    from analyzer.report.console import print_report
+    from analyzer.report.console.report import print_report
 
     with _standard_output() as stream:
         print_report(report, detail=options.detail, stream=stream)
         if compared:
-            from analyzer.report.comparison_section import print_comparison
+            from analyzer.report.console.comparison_section import print_comparison
 
             for each in compared:
                 print_comparison(each.comparison, each.header, stream=stream)
@@ -164,7 +164,7 @@ def _comparisons(compared: tuple[Compared, ...]) -> dict[str, Any]:
     """What `--info-engine both` adds to the JSON report."""
     if not compared:
         return {}
-    from analyzer.report.comparison_section import comparison_json
+    from analyzer.report.console.comparison_section import comparison_json
 
     return {"comparisons": [comparison_json(each.comparison, each.header) for each in compared]}
 

@@ -22,7 +22,7 @@ from typing import Any, Final, Literal
 
 from allocator_hook.trace_writer import TraceWriter
 from analyzer.errors import AnalyzerError
-from analyzer.trace_events import Header, TraceError
+from analyzer.trace.events import Header, TraceError
 
 _ACTIONS: Final[dict[str, Literal["allocation", "free", "failed"]]] = {
     "alloc": "allocation",

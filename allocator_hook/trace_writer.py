@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from analyzer.trace_events import PHASES, Header, Phase, Role
-from analyzer.trace_format import (
+from analyzer.trace.events import PHASES, Header, Phase, Role
+from analyzer.trace.format import (
     ALLOCATION,
     CHECKSUM,
     COLLECTIVE,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from analyzer.errors import AnalyzerError
-from analyzer.trace import Allocation, Free, Label, Mark, Trace, read_trace
+from analyzer.trace.reader import Allocation, Free, Label, Mark, Trace, read_trace
 
 PROTOCOL: Final = 4
 """The newest pickle protocol that the visualizer reads."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from analyzer.communication import messages, totals
-from analyzer.layout import check_layout, group_count, group_size, groups
-from analyzer.memory import rank_classes, rank_classes_of_tensors
-from analyzer.modules.model import full_model, parameters
+from analyzer.communication.table import messages, totals
+from analyzer.layout.groups import check_layout, group_count, group_size, groups
+from analyzer.layout.stages import mtp_rank
+from analyzer.memory.ranks import rank_classes, rank_classes_of_tensors
+from analyzer.memory.verdict import verdict
+from analyzer.modules.models.gpt import full_model, parameters
 from analyzer.results import Advice, Message, RankClass, Report, StageModel
 from analyzer.specs import FlexSpec, Launch
-from analyzer.stages import mtp_rank
 from analyzer.units import GIB
-from analyzer.verdict import verdict
 
 REPORTED_GROUPS: Final = ("tp", "pp", "dp", "dp_cp", "cp", "ep", "etp", "edp", "tp_ep", "embd", "pos_embd")
 WHOLE_LISTS_UP_TO: Final = 4096
@@ -55,7 +55,7 @@ def predict(launch: Launch, *, note: str = "") -> Report:
 
 
 def _advice(launch: Launch) -> tuple[Advice, ...]:
-    from analyzer.advice import advise  # only where a launch does not fit
+    from analyzer.search.advice import advise  # only where a launch does not fit
 
     return advise(launch, predict=rank_classes, screen=rank_classes_of_tensors)
 
@@ -105,7 +105,7 @@ def _assumptions(launch: Launch, ranks: tuple[RankClass, ...]) -> tuple[str, ...
             "have it, allocated memory during the capture only"
         )
     if launch.optimizer.offload is not None or launch.optimizer.muon is not None:
-        from analyzer.states_notes import optimizer_notes  # a millisecond that most launches need not spend
+        from analyzer.states.notes import optimizer_notes  # a millisecond that most launches need not spend
 
         stated.extend(optimizer_notes(launch, _stages(ranks)))
     return tuple(stated)

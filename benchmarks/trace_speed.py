@@ -19,12 +19,12 @@ sys.path.insert(0, str(REPOSITORY))
 
 from allocator_hook.cuda.build import build  # noqa: E402
 from allocator_hook.cuda.library import CudaRecorder  # noqa: E402
-from analyzer.trace import Header  # noqa: E402
+from analyzer.trace.reader import Header  # noqa: E402
 
 READ = """
 import resource, sys, time
-from analyzer.trace import read_trace
-from analyzer.trace_format import ALLOCATION
+from analyzer.trace.reader import read_trace
+from analyzer.trace.format import ALLOCATION
 start = time.perf_counter()
 trace = read_trace(sys.argv[1])
 checked = time.perf_counter()

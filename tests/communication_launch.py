@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from analyzer.layout.stages import chunks
 from analyzer.modules.tree import Collective, Module, Parameter
 from analyzer.results import Chunk, StageModel
 from analyzer.specs import (
@@ -18,7 +19,6 @@ from analyzer.specs import (
     RecomputeSpec,
     RuntimeSpec,
 )
-from analyzer.stages import chunks
 
 SEQUENCE, BATCH, HIDDEN = 64, 2, 32
 

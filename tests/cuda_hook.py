@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from allocator_hook.cuda.library import CudaRecorder
-from analyzer.trace import Allocation, Event, Free, Header, Trace
+from analyzer.trace.reader import Allocation, Event, Free, Header, Trace
 
 REPOSITORY: Final = Path(__file__).resolve().parent.parent
 HAS_COMPILERS: Final = bool(shutil.which("g++") and shutil.which("gcc"))

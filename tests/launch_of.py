@@ -8,8 +8,8 @@ from pathlib import Path
 from analyzer.launch.arguments import Arguments
 from analyzer.launch.argv_parser import read_words
 from analyzer.launch.build import build
-from analyzer.launch.catalogue import load_catalogue
-from analyzer.launch.torchrun import World
+from analyzer.launch.launchers.torchrun import World
+from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.specs import HardwareSpec, Launch
 
 BASE = (

@@ -13,9 +13,9 @@ import torch
 from megatron.core.optimizer import layer_wise_optimizer
 from megatron.core.optimizer.cpu_offloading.hybrid_optimizer import HybridDeviceOptimizer
 
-from analyzer.states_layer_wise import Owned, owners
-from analyzer.states_offload import Piece, place
-from analyzer.states_weights import Weight
+from analyzer.states.cpu_offload import Piece, place
+from analyzer.states.layer_wise import Owned, owners
+from analyzer.states.matrices import Weight
 
 CASES = 100
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from analyzer.errors import InputError
-from analyzer.memory import rank_classes, stage_models
-from analyzer.modules.model import ChunkKind, build, layer_kinds
+from analyzer.memory.overlapped_microbatches import side_by_side
+from analyzer.memory.passes import timeline
+from analyzer.memory.ranks import rank_classes, stage_models
+from analyzer.modules.models.gpt import ChunkKind, build, layer_kinds
 from analyzer.modules.shapes import Shapes
-from analyzer.overlap import side_by_side
-from analyzer.schedule import Step, steps
-from analyzer.timeline import timeline
+from analyzer.schedule.pipeline import Step, steps
 from tests.launch_of import launch_of
 
 S, H, HEADS, LAYERS = 2048, 1024, 16, 8

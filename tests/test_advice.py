@@ -8,9 +8,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.advice import advise
 from analyzer.errors import UnsupportedError
 from analyzer.results import RankClass
+from analyzer.search.advice import advise
 from analyzer.specs import Launch, PipelineSpec
 from tests.fake_report import make_launch, make_rank
 

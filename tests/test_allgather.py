@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from analyzer.memory import rank_classes, stage_models
+from analyzer.memory.ranks import rank_classes, stage_models
+from analyzer.memory.workspaces import runtime_items
 from analyzer.modules.tree import Module
-from analyzer.runtime import runtime_items
 from analyzer.specs import Launch
 from tests.launch_of import launch_of
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.errors import InputError
-from analyzer.launch.attention import AttentionNeeds, choose_backend
+from analyzer.launch.derive.model.attention_backend import AttentionNeeds, choose_backend
 from analyzer.specs import HardwareSpec
 from tests.launch_of import AMPERE, BASE, BLACKWELL, HOPPER, launch_of
 

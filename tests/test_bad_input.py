@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from analyzer.launch.catalogue import load_catalogue
+from analyzer.launch.options.catalogue import load_catalogue
 from tests.cli import assert_refused, run
 
 BASE = (

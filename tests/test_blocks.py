@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.blocks import blocks, refined, script
-from analyzer.buffers import creation_order, shard_numel, shard_pieces, stage_buffers
-from analyzer.caching_allocator import SMALL_SIZE, AllocatorSettings
-from analyzer.iteration import order_of
-from analyzer.memory import rank_classes, rank_classes_of_tensors, stage_models
+from analyzer.memory.allocator.caching_allocator import SMALL_SIZE, AllocatorSettings
+from analyzer.memory.allocator.replay import blocks, refined, script
+from analyzer.memory.iteration import order_of
+from analyzer.memory.ranks import rank_classes, rank_classes_of_tensors, stage_models
+from analyzer.memory.workspaces import runtime_items
 from analyzer.modules.tree import Module, Tensor
-from analyzer.runtime import runtime_items
 from analyzer.specs import Launch
+from analyzer.states.buffers import creation_order, shard_numel, shard_pieces, stage_buffers
 from analyzer.units import MIB
 from tests.launch_of import BASE, launch_of
 
@@ -131,7 +131,7 @@ def test_the_environment_of_the_launch_decides() -> None:
 @pytest.mark.parametrize("pipeline", [1, 4])
 def test_the_fullest_ranks_come_first_where_there_are_too_many(pipeline: int, monkeypatch: pytest.MonkeyPatch) -> None:
     launch = launch_of(f"--pipeline-model-parallel-size {pipeline} --global-batch-size 32")
-    monkeypatch.setattr("analyzer.blocks.MOST_REQUESTS", 1_500)
+    monkeypatch.setattr("analyzer.memory.allocator.replay.MOST_REQUESTS", 1_500)
     ranks = rank_classes(launch)
     bare = rank_classes_of_tensors(launch)
     replayed = [rank.memory.replayed for rank in ranks]

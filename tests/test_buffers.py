@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.buffers import Bucket, bucket_size, chunk_buffers, creation_order, shard_numel, stage_buffers
 from analyzer.modules.tree import Module, Parameter
+from analyzer.states.buffers import Bucket, bucket_size, chunk_buffers, creation_order, shard_numel, stage_buffers
 from tests.communication_launch import make_launch, make_stages
 
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.buffers import stage_buffers
-from analyzer.buffers_layer_wise import packed
-from analyzer.communication import messages
-from analyzer.memory import rank_classes, stage_models
+from analyzer.communication.table import messages
+from analyzer.memory.ranks import rank_classes, stage_models
 from analyzer.specs import Launch
-from analyzer.states_weights import Weight
+from analyzer.states.buffers import stage_buffers
+from analyzer.states.buffers_layer_wise import packed
+from analyzer.states.matrices import Weight
 from tests.launch_of import launch_of
 
 LINES = "--position-embedding-type rope --normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights"

@@ -9,8 +9,8 @@ import pytest
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.build import build
+from analyzer.launch.launchers.torchrun import World
 from analyzer.launch.parse import parse
-from analyzer.launch.torchrun import World
 from analyzer.specs import HardwareSpec, Launch
 from tests.data_files import measured_records, truth_records
 from tests.launch_of import BASE, BLACKWELL, HOPPER, arguments_of, launch_of

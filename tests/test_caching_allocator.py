@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.caching_allocator import AllocatorSettings, CachingAllocator
 from analyzer.errors import UnsupportedError
+from analyzer.memory.allocator.caching_allocator import AllocatorSettings, CachingAllocator
 from analyzer.units import KIB, MIB
 
 EXPANDABLE = AllocatorSettings(expandable_segments=True)

@@ -10,8 +10,8 @@ import pytest
 from analyzer.errors import InputError
 from analyzer.launch.arguments import Arguments
 from analyzer.launch.argv_parser import read_words
-from analyzer.launch.catalogue import load_catalogue
-from analyzer.launch.option_table import frozen
+from analyzer.launch.options.catalogue import load_catalogue
+from analyzer.launch.options.option_table import frozen
 from tests.data_files import data_file, parser_options
 
 RELEASES = ("0.12.3", "0.13.0", "0.14.0", "0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.0")
@@ -66,7 +66,7 @@ def test_catalogue_is_what_the_tool_writes(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(make_catalogue, "CATALOGUE", tmp_path / "catalogue.json")
     make_catalogue.main(folder)
-    assert (tmp_path / "catalogue.json").read_text() == (root / "analyzer/launch/catalogue.json").read_text()
+    assert (tmp_path / "catalogue.json").read_text() == (root / "analyzer/launch/options/catalogue.json").read_text()
 
 
 @pytest.mark.parametrize(

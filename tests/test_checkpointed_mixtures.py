@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from analyzer.memory import rank_classes, stage_models
+from analyzer.memory.passes import Point, timeline
+from analyzer.memory.ranks import rank_classes, stage_models
 from analyzer.modules.tree import Module
-from analyzer.timeline import Point, timeline
 from tests.launch_of import launch_of
 
 S, H, HEADS = 2048, 1024, 16

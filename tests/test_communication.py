@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analyzer.communication import messages, totals
-from analyzer.layout import coordinates, group_of
-from analyzer.memory import stage_models
+from analyzer.communication.table import messages, totals
+from analyzer.layout.groups import coordinates, group_of
+from analyzer.memory.ranks import stage_models
 from analyzer.modules.tree import Collective, Module, Parameter
 from analyzer.results import Message, StageModel
-from analyzer.schedule import steps
+from analyzer.schedule.pipeline import steps
 from analyzer.specs import Launch
 from tests.communication_launch import BATCH, HIDDEN, SEQUENCE, make_launch, make_stages
 from tests.launch_of import BASE, launch_of

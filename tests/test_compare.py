@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from allocator_hook.trace_writer import TraceWriter
-from analyzer.compare import MODEL, compare, made_tensors
 from analyzer.launch.build import build
 from analyzer.launch.parse import parse
-from analyzer.memory import rank_classes
+from analyzer.memory.ranks import rank_classes
 from analyzer.modules.tree import Module, Tensor
-from analyzer.recorded import fold
 from analyzer.results import RankClass
 from analyzer.specs import HardwareSpec
-from analyzer.trace import Header, read_trace
+from analyzer.trace.compare import MODEL, compare, made_tensors
+from analyzer.trace.reader import Header, read_trace
+from analyzer.trace.summary import fold
 from tests.cli import assert_refused, run
 from tests.test_modules import launch
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from analyzer.report.console import print_report, render
-from analyzer.report.text import Line, plain, table
+from analyzer.report.console.report import print_report, render
+from analyzer.report.console.text import Line, plain, table
 from analyzer.results import Advice, Report
 from tests.fake_report import large_report, make_launch, make_report, small_report
 

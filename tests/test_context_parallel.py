@@ -10,10 +10,10 @@ from collections import Counter
 
 import pytest
 
-from analyzer.communication import messages
-from analyzer.communication_rows import ranks_in_group
+from analyzer.communication.rows import ranks_in_group
+from analyzer.communication.table import messages
 from analyzer.errors import InputError
-from analyzer.memory import rank_classes_of_tensors, stage_models
+from analyzer.memory.ranks import rank_classes_of_tensors, stage_models
 from analyzer.specs import Launch
 from tests.launch_of import launch_of
 

@@ -17,7 +17,7 @@ from allocator_hook.cuda.build import build
 from allocator_hook.cuda.install import install
 from allocator_hook.cuda.library import CudaRecorder
 from analyzer.errors import InputError
-from analyzer.trace import read_trace
+from analyzer.trace.reader import read_trace
 from tests.cuda_hook import HAS_COMPILERS, HEADER, REPOSITORY, free, kinds, malloc
 
 pytestmark = pytest.mark.skipif(not HAS_COMPILERS, reason="g++ and gcc are not installed")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from analyzer.trace import Mark, read_trace
+from analyzer.trace.reader import Mark, read_trace
 from tests.cuda_hook import HAS_COMPILERS, REPOSITORY, kinds, replay
 
 pytestmark = pytest.mark.skipif(not HAS_COMPILERS, reason="g++ and gcc are not installed")
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not HAS_COMPILERS, reason="g++ and gcc are not i
 PRELUDE = """
 import ctypes, os, signal, sys, threading, time
 from allocator_hook.cuda.library import CudaRecorder
-from analyzer.trace import Header
+from analyzer.trace.reader import Header
 recorder, runtime = CudaRecorder(sys.argv[1]), ctypes.CDLL(os.environ["ALLOCATOR_HOOK_CUDART"])
 malloc, free = recorder.library.hook_malloc, recorder.library.hook_free
 path = sys.argv[2]

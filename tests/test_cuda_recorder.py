@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from allocator_hook.cuda.library import CudaRecorder
-from analyzer.trace import Allocation, CollectiveEvent, Free, Label, Mark, read_trace
+from analyzer.trace.reader import Allocation, CollectiveEvent, Free, Label, Mark, read_trace
 from tests.cuda_hook import HAS_COMPILERS, HEADER, free, kinds, malloc, replay
 
 pytestmark = pytest.mark.skipif(not HAS_COMPILERS, reason="g++ and gcc are not installed")

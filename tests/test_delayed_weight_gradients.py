@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from analyzer.errors import InputError
-from analyzer.memory import rank_classes
+from analyzer.memory.overlapped_microbatches import side_by_side
+from analyzer.memory.ranks import rank_classes
 from analyzer.modules.tree import Module
-from analyzer.overlap import side_by_side
 from tests.launch_of import launch_of
 
 MIXTURE = (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from analyzer.errors import InputError
-from analyzer.modules.model import full_model, parameters
+from analyzer.modules.models.gpt import full_model, parameters
 from analyzer.specs import BlockSpec, Launch
 from tests.launch_of import launch_of
 

@@ -6,11 +6,11 @@ from itertools import combinations
 
 import pytest
 
-from analyzer.device import outside_allocator_bytes
 from analyzer.errors import InputError
-from analyzer.memory import rank_classes
-from analyzer.modules.dispatch import Routing
-from analyzer.modules.flex import arrivals, flex_buffer_bytes
+from analyzer.memory.device_overhead import outside_allocator_bytes
+from analyzer.memory.ranks import rank_classes
+from analyzer.modules.moe.alltoall import Routing
+from analyzer.modules.moe.flex import arrivals, flex_buffer_bytes
 from analyzer.modules.shapes import Shapes
 from analyzer.units import MIB
 from tests.launch_of import launch_of

@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.errors import InputError, UnsupportedError
-from analyzer.fp8_weights import cast_bytes, scaling_bytes
-from analyzer.memory import stage_models
-from analyzer.modules.model import parameters
+from analyzer.memory.passes import timeline
+from analyzer.memory.ranks import stage_models
+from analyzer.memory.workspaces import runtime_items
+from analyzer.modules.models.gpt import parameters
 from analyzer.modules.quantized import scales
 from analyzer.modules.tree import Module
 from analyzer.predict import predict
-from analyzer.runtime import runtime_items
 from analyzer.specs import HardwareSpec, Launch
-from analyzer.states import adam_keeps_masters, states
-from analyzer.timeline import timeline
+from analyzer.states.fp8_weights import cast_bytes, scaling_bytes
+from analyzer.states.of_rank import adam_keeps_masters, states
 from tests.cli import report
 from tests.data_files import measured_records
 from tests.launch_of import AMPERE, BLACKWELL, HOPPER, launch_of

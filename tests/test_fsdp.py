@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.communication import messages
-from analyzer.communication_data import data_parallel_messages
+from analyzer.communication.data_parallel import data_parallel_messages
+from analyzer.communication.table import messages
 from analyzer.errors import InputError, UnsupportedError
-from analyzer.memory import rank_classes, stage_models
-from analyzer.modules.model import parameters
+from analyzer.memory.ranks import rank_classes, stage_models
+from analyzer.modules.models.gpt import parameters
+from analyzer.passes.fsdp_gathering import chunk_passes
 from analyzer.results import Message
-from analyzer.sharded_buckets import padded_numel, sharded_buckets
 from analyzer.specs import FsdpSpec, Launch
-from analyzer.states import States, states
-from analyzer.unsharded import chunk_passes
+from analyzer.states.fsdp_buckets import padded_numel, sharded_buckets
+from analyzer.states.of_rank import States, states
 from tests.data_files import measured_records
 from tests.launch_of import BASE, BLACKWELL, HOPPER, launch_of
 

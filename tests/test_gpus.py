@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer import gpus
 from analyzer.errors import InputError
+from analyzer.hardware import gpus
 from analyzer.specs import HardwareSpec
 
 GIB = 2**30

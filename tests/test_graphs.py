@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from analyzer.errors import InputError
-from analyzer.graphs import emptied
-from analyzer.memory import rank_classes, rank_classes_of_tensors
+from analyzer.memory.cuda_graphs import emptied
+from analyzer.memory.ranks import rank_classes, rank_classes_of_tensors
 from analyzer.modules.tree import Module
 from analyzer.results import RankMemory
 from analyzer.specs import Launch

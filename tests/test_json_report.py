@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from analyzer.errors import InputError
-from analyzer.report.json_report import dumps, to_json, write_json
+from analyzer.report.json.document import dumps, to_json, write_json
 from analyzer.results import Advice
 from tests.fake_report import count, large_report, small_report
 

@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from analyzer.errors import InputError
-from analyzer.layout import (
+from analyzer.layout.groups import (
     GROUP_KINDS,
     check_layout,
     coordinates,

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from analyzer.errors import InputError
-from analyzer.launch import megatron_parser
 from analyzer.launch.arguments import Arguments
+from analyzer.launch.options import megatron_parser
 from analyzer.launch.parse import parse
 
 ARGUMENTS = """

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.memory import rank_classes, stage_models
-from analyzer.runtime import cublas_workspace_bytes, runtime_items, te_workspace_bytes
+from analyzer.memory.ranks import rank_classes, stage_models
+from analyzer.memory.workspaces import cublas_workspace_bytes, runtime_items, te_workspace_bytes
 from analyzer.specs import HardwareSpec, Launch, OptimizerSpec, PrecisionSpec, RecomputeSpec
-from analyzer.states import states
+from analyzer.states.of_rank import states
 from analyzer.units import MIB
 from tests.test_modules import launch
 

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analyzer.memory.passes import timeline
 from analyzer.modules.layer import LayerKind, checkpointed, layers_of_chunk, transformer_layer
-from analyzer.modules.model import ChunkKind, build, full_model, parameters
+from analyzer.modules.models.gpt import ChunkKind, build, full_model, parameters
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module
 from analyzer.specs import (
@@ -30,7 +31,6 @@ from analyzer.specs import (
     RecomputeSpec,
     RuntimeSpec,
 )
-from analyzer.timeline import timeline
 from tests.launch_of import launch_of
 
 STATISTICS = ("mu", "rsigma", "softmax statistics", "random state")

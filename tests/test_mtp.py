@@ -9,12 +9,12 @@ from collections import Counter
 
 import pytest
 
-from analyzer.communication import messages
-from analyzer.layout import group_size, groups
-from analyzer.memory import rank_classes_of_tensors, stage_models
-from analyzer.modules.model import full_model, parameters
+from analyzer.communication.table import messages
+from analyzer.layout.groups import group_size, groups
+from analyzer.memory.passes import timeline
+from analyzer.memory.ranks import rank_classes_of_tensors, stage_models
+from analyzer.modules.models.gpt import full_model, parameters
 from analyzer.specs import Launch
-from analyzer.timeline import timeline
 from tests.launch_of import launch_of
 
 SMALL = (

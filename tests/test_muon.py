@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator_hook.step.supported import check_supported
-from analyzer.communication import messages
+from analyzer.communication.table import messages
 from analyzer.errors import AnalyzerError, InputError, UnsupportedError
-from analyzer.memory import rank_classes, stage_models
+from analyzer.memory.passes import size
+from analyzer.memory.ranks import rank_classes, stage_models
 from analyzer.results import Message
 from analyzer.specs import Launch, MuonSpec
-from analyzer.states import States, shares, states
-from analyzer.states_layer_wise import owners
-from analyzer.states_muon import orthogonalization
-from analyzer.states_weights import Weight, weights
-from analyzer.timeline import size
+from analyzer.states.layer_wise import owners
+from analyzer.states.matrices import Weight, weights
+from analyzer.states.muon import orthogonalization
+from analyzer.states.of_rank import States, shares, states
 from tests.launch_of import launch_of
 
 LINES = "--position-embedding-type rope --normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights"

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.errors import InputError
-from analyzer.memory import rank_classes, stage_models
+from analyzer.memory.ranks import rank_classes, stage_models
 from analyzer.predict import predict
 from analyzer.specs import Launch
-from analyzer.states import States, states
-from analyzer.states_offload import Piece, host_bytes, place
+from analyzer.states.cpu_offload import Piece, host_bytes, place
+from analyzer.states.of_rank import States, states
 from tests.launch_of import launch_of
 
 OFFLOAD = "--optimizer-cpu-offload --use-precision-aware-optimizer --use-distributed-optimizer"

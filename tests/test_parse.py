@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.arguments import Arguments
-from analyzer.launch.catalogue import load_catalogue
 from analyzer.launch.info_options import FLAGS, InfoOptions
+from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.launch.parse import parse
 from tests.cli import assert_refused, run, torchrun
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.errors import InputError
-from analyzer.launch.pipeline_layout import check_layout, unroll
+from analyzer.launch.derive.pipeline_layout import check_layout, unroll
 
 
 @pytest.mark.parametrize(

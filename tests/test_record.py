@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from analyzer.trace import Label, read_trace
+from analyzer.trace.reader import Label, read_trace
 from tests.cli import assert_refused, run, torchrun
 from tests.data_files import truth_records
 
@@ -94,7 +94,7 @@ def test_a_rank_outside_the_world_is_refused() -> None:
 
 @pytest.mark.parametrize("option", [("--info-allocator", "malloc"), ("--info-allocator", "malloc", "--info-record", "x.trace")])
 def test_an_allocator_is_refused_where_none_would_serve(option: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("allocator_hook.record.has_gpu", lambda: False)
+    monkeypatch.setattr("analyzer.cli.record.has_gpu", lambda: False)
     assert_refused(run(*torchrun(1), *MODEL, *option), "--info-allocator")
 
 
@@ -103,7 +103,7 @@ def test_an_allocator_is_refused_where_none_would_serve(option: tuple[str, ...],
 )
 def test_the_cuda_recorder_allocates_as_asked(given: tuple[str, ...], mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("allocator_hook.record.has_gpu", lambda: True)
+    monkeypatch.setattr("analyzer.cli.record.has_gpu", lambda: True)
     monkeypatch.setattr("allocator_hook.cuda.session.record_on_gpu", lambda _launch, *, mode, **_rest: asked.append(mode))
     assert run(*torchrun(1), *MODEL, "--info-record", "x.trace", *given).status == 0
     assert asked == [mode]

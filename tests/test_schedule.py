@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.errors import InputError
-from analyzer.schedule import Step, equivalent_microbatches, in_flight_peak, steps
+from analyzer.schedule.pipeline import Step, equivalent_microbatches, in_flight_peak, steps
 
 
 def text(order: tuple[Step, ...]) -> str:

@@ -18,12 +18,12 @@ import pytest
 
 from allocator_hook.shadow import engine
 from allocator_hook.shadow.fold import fold
-from analyzer.gpus import hardware
+from analyzer.hardware.gpus import hardware
 from analyzer.launch.build import build
 from analyzer.launch.parse import parse
 from analyzer.specs import Launch
-from analyzer.trace import read_trace
-from analyzer.trace_events import CollectiveEvent, Label, Mark
+from analyzer.trace.events import CollectiveEvent, Label, Mark
+from analyzer.trace.reader import read_trace
 from tests.data_files import measured_records
 from tests.launch_of import launch_of
 

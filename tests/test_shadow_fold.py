@@ -15,7 +15,7 @@ from allocator_hook.step.supported import READ, check_supported
 from allocator_hook.trace_writer import TraceWriter
 from analyzer import specs
 from analyzer.errors import UnsupportedError
-from analyzer.trace_events import Header
+from analyzer.trace.events import Header
 from analyzer.units import MIB
 from tests.launch_of import launch_of
 

@@ -16,7 +16,7 @@ from allocator_hook import visualizer as visualizer_module
 from allocator_hook.snapshot import convert_snapshot
 from allocator_hook.trace_writer import TraceWriter
 from allocator_hook.visualizer import write_visualizer
-from analyzer.trace import Allocation, Event, Free, Header, TraceError, read_trace
+from analyzer.trace.reader import Allocation, Event, Free, Header, TraceError, read_trace
 
 MIB = 2**20
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.errors import InputError
+from analyzer.layout.stages import chunks
 from analyzer.results import Chunk
 from analyzer.specs import ParallelSpec, PipelineSpec
-from analyzer.stages import chunks
 from tests.data_files import truth_records
 
 

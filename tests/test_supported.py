@@ -11,9 +11,9 @@ import pytest
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.build import build
-from analyzer.launch.option_effects import MODELLED, NO_EFFECT
-from analyzer.launch.supported import ASSUMED, HARMLESS, REFUSED, assumptions_of
-from analyzer.launch.torchrun import World
+from analyzer.launch.coverage.option_effects import MODELLED, NO_EFFECT
+from analyzer.launch.coverage.supported import ASSUMED, HARMLESS, REFUSED, assumptions_of
+from analyzer.launch.launchers.torchrun import World
 from tests.data_files import parser_options
 from tests.launch_of import BASE, HOPPER, arguments_of, launch_of
 

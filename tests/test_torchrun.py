@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.errors import InputError, UnsupportedError
+from analyzer.launch.launchers.torchrun import World
 from analyzer.launch.parse import parse
-from analyzer.launch.torchrun import World
 
 
 def world(*argv: str, **environ: str) -> World:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from allocator_hook.trace_writer import TraceWriter, compress
 from analyzer.errors import AnalyzerError
-from analyzer.trace import (
+from analyzer.trace.integrity import check
+from analyzer.trace.reader import (
     PHASES,
     Allocation,
     CollectiveEvent,
@@ -28,7 +29,6 @@ from analyzer.trace import (
     TraceError,
     read_trace,
 )
-from analyzer.trace_check import check
 
 RECORD = 48
 HEADER = Header(

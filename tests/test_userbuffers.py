@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from analyzer.device import outside_allocator_bytes
-from analyzer.device_userbuffers import GATHERING, SCATTERING, userbuffer_bytes
+from analyzer.memory.device_overhead import outside_allocator_bytes
+from analyzer.memory.userbuffers import GATHERING, SCATTERING, userbuffer_bytes
 from tests.launch_of import launch_of
 
 LINE = "--tensor-model-parallel-size 4 --sequence-parallel --micro-batch-size 2"

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.errors import InputError
-from analyzer.launch.validate_parallel import check_grid
-from analyzer.launch.validate_pipeline import check_stages
-from analyzer.launch.validate_shape import ffn_hidden_size
+from analyzer.launch.derive.model.shape import ffn_hidden_size
+from analyzer.launch.derive.parallel import check_grid
+from analyzer.launch.derive.pipeline import check_stages
 from tests.data_files import truth, truth_records
 from tests.launch_of import AMPERE, BASE, BLACKWELL, arguments_of, launch_of
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from analyzer.errors import InputError, UnsupportedError
-from analyzer.launch.attention import AttentionNeeds, choose_backend
 from analyzer.launch.build import build
+from analyzer.launch.derive.model.attention_backend import AttentionNeeds, choose_backend
+from analyzer.launch.derive.model.mtp import check_mtp
+from analyzer.launch.derive.pipeline_layout import check_layout
 from analyzer.launch.parse import parse
-from analyzer.launch.pipeline_layout import check_layout
-from analyzer.launch.validate_mtp import check_mtp
 from analyzer.specs import HardwareSpec, MlaSpec
 from tests.data_files import truth_records
 from tests.launch_of import AMPERE, BASE, BLACKWELL, HOPPER, arguments_of, launch_of

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.build import build
+from analyzer.launch.launchers.torchrun import World
 from analyzer.launch.parse import parse
-from analyzer.launch.torchrun import World
 from analyzer.specs import HardwareSpec, Launch, MoeSpec
 from tests.data_files import truth, truth_records
 from tests.launch_of import BASE, HOPPER, arguments_of, launch_of

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from analyzer.memory.verdict import fullest, verdict
 from analyzer.results import RankClass
 from analyzer.specs import HardwareSpec
-from analyzer.verdict import fullest, verdict
 from tests.fake_report import small_report
 
 RANKS = small_report().ranks

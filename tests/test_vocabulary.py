@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.errors import InputError
-from analyzer.launch.tokenizer_files import read_sentencepieces
-from analyzer.launch.vocabulary import Vocabulary, pad_vocabulary, read_vocabulary
+from analyzer.launch.tokenizer.tokenizer_files import read_sentencepieces
+from analyzer.launch.tokenizer.vocabulary import Vocabulary, pad_vocabulary, read_vocabulary
 from tests.data_files import truth_records
 from tests.launch_of import arguments_of
 

@@ -1,4 +1,4 @@
-"""Write analyzer/launch/catalogue.json: every option of the Megatron-LM releases that we know, once per variant.
+"""Write analyzer/launch/options/catalogue.json: every option of the Megatron-LM releases that we know, once per variant.
 
     python tools/make_catalogue.py
 
@@ -20,7 +20,7 @@ from typing import Any
 from options_2023 import ALREADY_THERE, CHANGED_DEFAULTS, GONE
 
 ROOT = Path(__file__).parent.parent
-CATALOGUE = ROOT / "analyzer" / "launch" / "catalogue.json"
+CATALOGUE = ROOT / "analyzer" / "launch" / "options" / "catalogue.json"
 OPTIONS = ROOT / "tests" / "data" / "options"
 FIELDS = ("flags", "dest", "kind", "nargs", "const", "default", "type", "choices")
 KINDS = {"StoreAction": "store", "StoreTrueAction": "true", "StoreFalseAction": "false", "BooleanOptionalAction": "boolean"}

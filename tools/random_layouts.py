@@ -16,9 +16,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from allocator_hook.engines import run_engine
+from analyzer.cli.engines import run_engine
 from analyzer.errors import AnalyzerError, InputError
-from analyzer.gpus import hardware
+from analyzer.hardware.gpus import hardware
 from analyzer.launch.build import build
 from analyzer.launch.parse import parse
 from analyzer.predict import predict

@@ -11,7 +11,7 @@ from typing import Any
 from allocator_hook.cuda.build import build
 from allocator_hook.cuda.library import CudaRecorder, Mode
 from analyzer.errors import InputError
-from analyzer.trace_events import Header
+from analyzer.trace.events import Header
 
 _OPTION = "--info-record"
 

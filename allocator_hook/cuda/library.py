@@ -9,8 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal
 
-from analyzer.trace_events import PHASES, Header, Phase, Role
-from analyzer.trace_format import collective_text, header_text, label_text
+from analyzer.trace.events import PHASES, Header, Phase, Role
+from analyzer.trace.format import collective_text, header_text, label_text
 
 Mode = Literal["pool", "malloc"]
 MODES: Final[dict[Mode, int]] = {"pool": 0, "malloc": 1}

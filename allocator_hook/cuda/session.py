@@ -10,7 +10,7 @@ from allocator_hook.cuda.install import check, install
 from allocator_hook.cuda.library import Mode
 from allocator_hook.packages import installed
 from analyzer.specs import Launch
-from analyzer.trace_events import Header
+from analyzer.trace.events import Header
 
 
 def record_on_gpu(launch: Launch, *, rank: int, path: Path, argv: Sequence[str], iterations: int, mode: Mode = "pool") -> int:

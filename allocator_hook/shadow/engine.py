@@ -19,7 +19,7 @@ from allocator_hook.shadow.launch_json import to_json
 from allocator_hook.shadow.request import Request
 from allocator_hook.step.supported import check_supported
 from analyzer.errors import AnalyzerError
-from analyzer.schedule import equivalent_microbatches
+from analyzer.schedule.pipeline import equivalent_microbatches
 from analyzer.specs import Launch
 
 ROOT: Final = Path(__file__).resolve().parents[2]

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from analyzer.caching_allocator import AllocatorSettings, CachingAllocator
-from analyzer.trace import read_trace
-from analyzer.trace_events import Allocation, Free, Label, Mark, Role
+from analyzer.memory.allocator.caching_allocator import AllocatorSettings, CachingAllocator
+from analyzer.trace.events import Allocation, Free, Label, Mark, Role
+from analyzer.trace.reader import read_trace
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,9 +28,9 @@ from allocator_hook.step.patching import Patch, Patches
 from allocator_hook.step.sink import CollectiveWriter
 from allocator_hook.trace_writer import TraceWriter
 from analyzer.errors import AnalyzerError
-from analyzer.runtime import cublas_workspace_bytes
+from analyzer.memory.workspaces import cublas_workspace_bytes
 from analyzer.specs import Launch
-from analyzer.trace_events import Header
+from analyzer.trace.events import Header
 
 
 class Session:

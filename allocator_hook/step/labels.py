@@ -10,7 +10,7 @@ import torch
 from allocator_hook.step.collectives import DTYPES
 from allocator_hook.step.marks import global_name, unwrap
 from allocator_hook.step.train import Trained
-from analyzer.trace_events import Role
+from analyzer.trace.events import Role
 
 
 class LabelSink(Protocol):

@@ -10,7 +10,7 @@ import torch
 from allocator_hook.step.collectives import DTYPES
 from allocator_hook.step.groups import GroupInfo, named_groups
 from allocator_hook.step.marks import Marks
-from analyzer.trace_events import Phase
+from analyzer.trace.events import Phase
 
 
 class CollectiveTarget(Protocol):

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from analyzer.errors import InputError
-from analyzer.launch.option_table import Option, OptionTable
-from analyzer.launch.option_values import Refused, convert
+from analyzer.launch.options.option_table import Option, OptionTable
+from analyzer.launch.options.option_values import Refused, convert
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,26 +7,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from analyzer.launch.inert import inert_options
-from analyzer.launch.supported import assumptions_of, refuse_unmodelled
-from analyzer.launch.validate import since
-from analyzer.launch.validate_activations import check_activation_offload, check_side_by_side
-from analyzer.launch.validate_batch import check_batch, check_schedule
-from analyzer.launch.validate_fp8 import check_fp8
-from analyzer.launch.validate_fsdp import check_fsdp, sharding_optimizer
-from analyzer.launch.validate_graphs import check_graphs
-from analyzer.launch.validate_mla import check_mla
-from analyzer.launch.validate_model import check_fused_activation, check_model
-from analyzer.launch.validate_moe import check_moe
-from analyzer.launch.validate_mtp import check_mtp
-from analyzer.launch.validate_optimizer import check_optimizer
-from analyzer.launch.validate_parallel import check_connections, check_context, check_grid
-from analyzer.launch.validate_pipeline import check_stages
-from analyzer.launch.validate_precision import check_precision
-from analyzer.launch.validate_recompute import check_recompute
-from analyzer.launch.validate_runtime import check_runtime, check_sequence_parallel
-from analyzer.launch.validate_shape import check_shape
-from analyzer.launch.vocabulary import read_vocabulary
+from analyzer.launch.coverage.ignored import inert_options
+from analyzer.launch.coverage.supported import assumptions_of, refuse_unmodelled
+from analyzer.launch.derive.activations import check_activation_offload, check_side_by_side
+from analyzer.launch.derive.batch import check_batch, check_schedule
+from analyzer.launch.derive.cuda_graphs import check_graphs
+from analyzer.launch.derive.fp8 import check_fp8
+from analyzer.launch.derive.fsdp import check_fsdp, sharding_optimizer
+from analyzer.launch.derive.model.gpt import check_fused_activation, check_model
+from analyzer.launch.derive.model.mla import check_mla
+from analyzer.launch.derive.model.moe import check_moe
+from analyzer.launch.derive.model.mtp import check_mtp
+from analyzer.launch.derive.model.shape import check_shape
+from analyzer.launch.derive.optimizer import check_optimizer
+from analyzer.launch.derive.parallel import check_connections, check_context, check_grid
+from analyzer.launch.derive.pipeline import check_stages
+from analyzer.launch.derive.precision import check_precision
+from analyzer.launch.derive.reading import since
+from analyzer.launch.derive.recompute import check_recompute
+from analyzer.launch.derive.training_flags import check_runtime, check_sequence_parallel
+from analyzer.launch.tokenizer.vocabulary import read_vocabulary
 from analyzer.specs import HardwareSpec, Launch, ParallelSpec
 
 DIFFERENT_LAYERS: Final = ("heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json")
@@ -34,7 +34,7 @@ DIFFERENT_LAYERS: Final = ("heterogeneous_layers_config_path", "heterogeneous_la
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
-    from analyzer.launch.torchrun import World
+    from analyzer.launch.launchers.torchrun import World
 
 
 def build(
@@ -100,7 +100,7 @@ def build(
     check_fused_activation(model)
     recompute = check_recompute(arguments, model=model, tensor=grid.tensor, sequence_parallel=sequence_parallel)
     if any(arguments.get(dest) is not None for dest in DIFFERENT_LAYERS):
-        from analyzer.launch.validate_layers import check_layers  # a millisecond that most launches need not spend
+        from analyzer.launch.derive.model.heterogeneous import check_layers  # a millisecond that most launches need not spend
 
         blocks = check_layers(
             arguments,

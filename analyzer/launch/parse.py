@@ -9,14 +9,14 @@ from types import MappingProxyType
 from analyzer.errors import InputError
 from analyzer.launch.arguments import Arguments
 from analyzer.launch.argv_parser import Reading, is_option, read_words
-from analyzer.launch.catalogue import PREFERRED, Catalogue, describe, load_catalogue
+from analyzer.launch.coverage.legacy_options import UNRECOGNISED, refuse_retired
 from analyzer.launch.entry_script import check_entry
 from analyzer.launch.info_options import PREFIX, InfoOptions, read_info_options, takes_value
-from analyzer.launch.legacy_options import UNRECOGNISED, refuse_retired
-from analyzer.launch.megatron_parser import find_checkout, load_table
-from analyzer.launch.option_table import Option, OptionTable
+from analyzer.launch.launchers.torchrun import World, read_world
+from analyzer.launch.options.catalogue import PREFERRED, Catalogue, describe, load_catalogue
+from analyzer.launch.options.megatron_parser import find_checkout, load_table
+from analyzer.launch.options.option_table import Option, OptionTable
 from analyzer.launch.split_argv import split_argv
-from analyzer.launch.torchrun import World, read_world
 
 
 def parse(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> tuple[Arguments, World, InfoOptions]:
@@ -55,7 +55,7 @@ def parse(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> t
         assumptions=tuple(assumptions),
     )
     if arguments.get("use_checkpoint_args"):
-        from analyzer.launch.checkpoint_args import with_checkpoint_args
+        from analyzer.launch.options.checkpoint_args import with_checkpoint_args
 
         arguments = with_checkpoint_args(arguments, folder)
     return arguments, world, info

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from analyzer.errors import InputError
-from analyzer.launch import info_options, torchrun_options
+from analyzer.launch import info_options
 from analyzer.launch.argv_parser import is_option, operands_of
-from analyzer.launch.option_table import Option
+from analyzer.launch.launchers import torchrun_options
+from analyzer.launch.options.option_table import Option
 
 LAUNCHERS: Final = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch"})
 """Names of the launcher itself, where a script kept them in front of its options."""

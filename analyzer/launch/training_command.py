@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from analyzer.errors import InputError
-from analyzer.launch.catalogue import load_catalogue
+from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.launch.split_argv import split_argv
 
 DEFAULT_SCRIPT: Final = "pretrain_gpt.py"

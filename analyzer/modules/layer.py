@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from analyzer.modules.attention import self_attention
-from analyzer.modules.core_attention import ATTENTION
+from analyzer.modules.attention.core_attention import ATTENTION
+from analyzer.modules.attention.self_attention import self_attention
 from analyzer.modules.dropout import bias_dropout_add
 from analyzer.modules.linear import gathered_linear
 from analyzer.modules.mlp import mlp
@@ -48,12 +48,12 @@ class LayerKind(NamedTuple):
             shapes = shapes.of_width(self.block.ffn_hidden_size)
         layer = transformer_layer(shapes, mixture=self.mixture, input_shares=input_shares, block=self.block)
         if shapes.launch.runtime.delay_wgrad_compute:
-            from analyzer.modules.delayed import delayed  # a millisecond that most launches need not spend
+            from analyzer.passes.delayed_weight_gradients import delayed  # a millisecond that most launches need not spend
 
             layer = delayed(layer)
         if shapes.launch.activation_offload is None or self.stays:
             return layer
-        from analyzer.modules.offload import offloaded, offloaded_whole  # likewise
+        from analyzer.passes.activation_offload import offloaded, offloaded_whole  # likewise
 
         return offloaded_whole(layer) if self.on_host else offloaded(shapes.launch.activation_offload, layer)
 
@@ -100,13 +100,13 @@ def transformer_layer(shapes: Shapes, *, mixture: bool = False, input_shares: st
 def _attention(shapes: Shapes, *, fused_norm: bool, input_shares: str) -> Module:
     if shapes.model.mla is None:
         return self_attention(shapes, fused_norm=fused_norm, input_shares=input_shares if fused_norm else "")
-    from analyzer.modules.latent_attention import latent_attention  # a millisecond that most launches need not spend
+    from analyzer.modules.attention.latent_attention import latent_attention  # a millisecond that most launches need not spend
 
     return latent_attention(shapes)
 
 
 def _mixture(shapes: Shapes) -> Module:
-    from analyzer.modules.moe import moe_layer  # likewise
+    from analyzer.modules.moe.layer import moe_layer  # likewise
 
     return moe_layer(shapes)
 
@@ -122,7 +122,7 @@ def checkpointed(shapes: Shapes, *, kinds: tuple[LayerKind, ...]) -> Module:
         gather = shapes.tp("all_gather", "recompute")
     outlives: tuple[Tensor, ...] = ()
     if any(kind.mixture for kind in kinds):
-        from analyzer.modules.moe import named_by_probabilities  # a millisecond that most launches need not spend
+        from analyzer.modules.moe.layer import named_by_probabilities  # a millisecond that most launches need not spend
 
         outlives = named_by_probabilities(shapes)
     first = kinds[0].build(shapes, input_shares="" if distributed else "checkpoint input")

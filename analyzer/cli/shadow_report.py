@@ -1,0 +1,97 @@
+"""Traces of a launch's rank classes -> the same report as the formulas give, and the two side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from allocator_hook.packages import installed, warnings
+from analyzer.memory.allocator.caching_allocator import AllocatorSettings
+from analyzer.memory.device_overhead import device_range, outside_allocator_bytes
+from analyzer.memory.verdict import verdict
+from analyzer.results import RankClass, RankMemory, Report
+from analyzer.specs import Launch
+from analyzer.trace.allocator_replay import Replayed, replay
+from analyzer.trace.compare import Comparison, compare
+from analyzer.trace.events import Header
+from analyzer.trace.reader import read_trace
+from analyzer.trace.summary import fold
+
+
+def first_ranks(report: Report) -> tuple[int, ...]:
+    """A rank of each class."""
+    return tuple(each.ranks[0][0] for each in report.ranks)
+
+
+def recorded_report(report: Report, traces: Mapping[int, Path], *, settings: AllocatorSettings) -> Report:
+    """The report with the memory of each rank class, and its timeline, as its trace shows them."""
+    ranks = []
+    timelines = []
+    for each in report.ranks:
+        found = replay(read_trace(traces[each.ranks[0][0]]), settings)
+        ranks.append(replace(each, memory=_memory(report.launch, found)))
+        timelines.append(found.timeline)
+    versions = ", ".join(f"{name} {version}" for name, version in installed().items())
+    return replace(
+        report,
+        engine="shadow",
+        ranks=tuple(ranks),
+        timelines=tuple(timelines),
+        verdict=verdict(ranks, report.launch.hardware, note=report.verdict.note),
+        assumptions=(
+            *report.assumptions,
+            f"Memory is of a run of the real code on tensors without data: {versions}. Its bytes are those of blocks as PyTorch's "
+            "allocator hands them out, which may be larger than their tensors; formulas are held against the tensors.",
+            "Communication is by formula; --info-engine both holds the recorded calls against it.",
+            *warnings(installed()),
+            *_other_release(report.launch.megatron, installed()["megatron-core"]),
+        ),
+    )
+
+
+def _memory(launch: Launch, found: Replayed) -> RankMemory:
+    """Parts at the peak add up to it: what is neither a state nor a workspace nor an activation is temporary."""
+    states = {kind: found.after[kind] for kind in ("parameter", "gradient", "optimizer", "workspace")}
+    activations = found.at_peak["activation"]
+    return RankMemory(
+        parameters_bytes=states["parameter"],
+        gradients_bytes=states["gradient"],
+        optimizer_bytes=states["optimizer"],
+        runtime_bytes=found.allocated - states["parameter"] - states["gradient"] - states["optimizer"],
+        allocated_bytes=found.allocated,
+        activations_bytes=activations,
+        transient_bytes=found.peak - found.allocated - activations,
+        peak_allocated_first_iteration_bytes=found.peak_first_iteration,
+        peak_allocated_bytes=found.peak,
+        peak_at=found.peak_at,
+        peak_reserved_bytes=found.peak_reserved,
+        device_bytes=found.peak_reserved + outside_allocator_bytes(launch),
+        device_range_bytes=device_range(launch, peak=found.peak_reserved, reserved=found.peak_reserved),
+    )
+
+
+def _other_release(described: str, ran: str) -> tuple[str, ...]:
+    """A word where formulas and run are not of one release."""
+    if described.split(".")[:2] == ran.split(".")[:2]:
+        return ()
+    return (f"The shadow ran megatron-core {ran}, which is installed; formulas and options are of {described}.",)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Formula and trace of one rank class."""
+
+    rank: RankClass
+    comparison: Comparison
+    header: Header
+
+
+def comparisons(report: Report, traces: Mapping[int, Path], *, tolerance: float) -> tuple[Compared, ...]:
+    """Formula against trace for each rank class. `report` is of as many microbatches as were run."""
+    found = []
+    for each in report.ranks:
+        trace = read_trace(traces[each.ranks[0][0]])
+        messages = [message for message in report.communication if message.pipeline_rank == each.pipeline_rank]
+        found.append(Compared(each, compare(each, fold(trace), messages=messages, tolerance=tolerance), trace.header))
+    return tuple(found)

@@ -1,0 +1,103 @@
+"""Messages of full sharding: parameters gathered and gradients reduced, bucket by bucket or unit by unit.
+
+Read in megatron/core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py (`AllGatherPipeline.all_gather_params`,
+`GradReducePipeline._bucket_group_gradient_reduce`), 0.16.1, and torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py
+(torch 2.13). Calls that are issued together count one by one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from analyzer.communication.rows import Kind, Phase, row
+from analyzer.modules.tree import Module
+from analyzer.passes.fsdp_gathering import chunk_passes
+from analyzer.results import Message, StageModel
+from analyzer.specs import Launch
+from analyzer.states.fsdp_buckets import ShardedBucket, fsdp_of, reduced_dtype, shard_ranks, sharded_buckets
+from analyzer.states.fsdp_torch import torch_units
+
+Call = tuple[str, Kind, Phase, str, int, str]
+"""Group, kind, phase, module, elements and dtype."""
+
+
+def sharding_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
+    """One row for each kind and size of message; equal buckets, also of other chunks, are calls of the same row."""
+    of_chunk = _torch_calls if fsdp_of(launch).implementation == "torch" else _megatron_calls
+    each_microbatch: Counter[Call] = Counter()
+    each_iteration: Counter[Call] = Counter()
+    for tree in stage.trees:
+        for call, per_microbatch, per_iteration in of_chunk(launch, tree):
+            each_microbatch[call] += per_microbatch
+            each_iteration[call] += per_iteration
+    for call in each_microbatch + each_iteration:  # without those that are never made
+        group, kind, phase, module, numel, dtype = call
+        yield row(
+            launch,
+            pipeline_rank=stage.pipeline_rank,
+            group=group,
+            kind=kind,
+            phase=phase,
+            module=module,
+            shape=(numel,),
+            dtype=dtype,
+            per_microbatch=each_microbatch[call],
+            per_iteration=each_iteration[call],
+        )
+
+
+def _megatron_calls(launch: Launch, tree: Module) -> Iterator[tuple[Call, int, int]]:
+    """Calls of one chunk with how often each microbatch and each iteration makes them.
+
+    Gradients that are sharded are reduced in every microbatch, others in the last. Layers whose parameters are sharded are
+    gathered for the forward and for the backward; everything else is gathered once, after the step.
+    """
+    strategy = fsdp_of(launch).strategy
+    buckets = sharded_buckets(launch, tree)
+    passes = chunk_passes(launch, tree, buckets)
+    for number, bucket in enumerate(buckets):
+        gradients = reduced_dtype(launch, bucket)
+        kind: Kind = "all_reduce" if strategy == "no_shard" else "reduce_scatter"
+        each = strategy in ("optim_grads", "optim_grads_params")
+        yield _call(launch, bucket, kind, "gradient", gradients), int(each), int(not each)
+        if strategy != "no_shard":
+            if bucket.unit is None:
+                yield _call(launch, bucket, "all_gather", "parameter", bucket.dtype), 0, 1
+            else:
+                yield _call(launch, bucket, "all_gather", "forward", bucket.dtype), passes.gathered_forward[number], 0
+                yield _call(launch, bucket, "all_gather", "backward", bucket.dtype), passes.gathered_backward[number], 0
+        yield from _outer_calls(launch, bucket)
+
+
+def _call(launch: Launch, bucket: ShardedBucket, kind: Kind, phase: Phase, dtype: str) -> Call:
+    """A message of a whole bucket among the ranks that share it."""
+    group = f"intra_{bucket.group}" if launch.parallel.distributed_optimizer_instances > 1 else bucket.group
+    return group, kind, phase, _name(bucket, "gradients" if phase == "gradient" else "parameters"), bucket.numel, dtype
+
+
+def _outer_calls(launch: Launch, bucket: ShardedBucket) -> Iterator[tuple[Call, int, int]]:
+    """Between instances of the optimizer: gradients once for each iteration, and parameters where they own different ones."""
+    if launch.parallel.distributed_optimizer_instances == 1:
+        return
+    fsdp = fsdp_of(launch)
+    sharded = fsdp.strategy in ("optim_grads", "optim_grads_params")
+    numel = bucket.numel // shard_ranks(launch, bucket.group) if sharded else bucket.numel
+    reduction: Kind = "reduce_scatter" if fsdp.outer_sharding else "all_reduce"
+    gradients = reduced_dtype(launch, bucket)
+    yield ("inter_dist_opt", reduction, "gradient", _name(bucket, "gradient_shard"), numel, gradients), 0, 1
+    if fsdp.outer_sharding:
+        yield ("inter_dist_opt", "all_gather", "parameter", _name(bucket, "parameter_shard"), numel, bucket.dtype), 0, 1
+
+
+def _name(bucket: ShardedBucket, what: str) -> str:
+    return f"data_parallel.experts.{what}" if bucket.expert else f"data_parallel.{what}"
+
+
+def _torch_calls(launch: Launch, tree: Module) -> Iterator[tuple[Call, int, int]]:
+    """Every unit is gathered and reduced in every microbatch; for backward again where forward has dropped it."""
+    again = int(fsdp_of(launch).reshard_after_forward)
+    for unit in torch_units(launch, tree):
+        yield ("dp_cp", "all_gather", "forward", "data_parallel.parameters", unit.numel, unit.dtype), 1, 0
+        yield ("dp_cp", "all_gather", "backward", "data_parallel.parameters", unit.numel, unit.dtype), again, 0
+        yield ("dp_cp", "reduce_scatter", "gradient", "data_parallel.gradients", unit.numel, unit.dtype), 1, 0

@@ -1,0 +1,71 @@
+"""What the code of 2023 (before megatron-core 0.3) sends otherwise: the batch and the scalars of a step.
+
+Read in pretrain_gpt.py, megatron/core/tensor_parallel/data.py (`broadcast_data`), megatron/training.py,
+megatron/utils.py and megatron/optimizer/ of August 2023. Gradients and parameters go as later, over buffers that are
+not cut into buckets (buffers.py). Symbols: s sequence, b micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from analyzer.communication.rows import Phase, gradient_statistics_group, row
+from analyzer.results import Message, StageModel
+from analyzer.specs import Launch
+
+MAX_DATA_DIMENSIONS = 5
+"""Sizes that `broadcast_data` sends ahead of a tensor (`_MAX_DATA_DIM`)."""
+
+
+def legacy_batch_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
+    """`broadcast_data` of tokens [b, s + 1], on every stage and for each of its chunks; masks are built from them."""
+    tokens = launch.batch.micro_batch_size * (launch.batch.seq_length + 1)
+    for name, numel in (("sizes", MAX_DATA_DIMENSIONS), ("text", tokens)):
+        yield row(
+            launch,
+            pipeline_rank=stage.pipeline_rank,
+            group="tp",
+            kind="broadcast",
+            phase="forward",
+            module=f"batch.{name}",
+            shape=(numel,),
+            dtype="int64",
+            per_microbatch=len(stage.chunks),
+        )
+
+
+def legacy_scalar_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
+    """The loss is averaged for each microbatch; the norm is taken only to clip, and nothing is told to other ranks."""
+    if any(chunk.post_process for chunk in stage.chunks):
+        yield row(
+            launch,
+            pipeline_rank=stage.pipeline_rank,
+            group="dp",
+            kind="all_reduce",
+            phase="forward",
+            module="loss.average",
+            shape=(1,),
+            dtype="fp32",
+            per_microbatch=1,
+        )
+    statistics = gradient_statistics_group(launch)
+    optimizer = launch.optimizer
+    scalars: tuple[tuple[bool, str, str, Phase], ...] = (
+        (launch.precision.parameters == "fp16", "optimizer.found_inf", statistics, "gradient"),
+        (optimizer.clip_grad > 0, "optimizer.grad_norm", statistics, "gradient"),
+        (optimizer.log_num_zeros_in_grad, "optimizer.num_zeros_in_grad", statistics, "gradient"),
+        (optimizer.log_params_norm, "params_norm", "mp", "parameter"),
+    )
+    for sent, module, group, phase in scalars:
+        if sent:
+            yield row(
+                launch,
+                pipeline_rank=stage.pipeline_rank,
+                group=group,
+                kind="all_reduce",
+                phase=phase,
+                module=module,
+                shape=(1,),
+                dtype="fp32",
+                per_iteration=1,
+            )

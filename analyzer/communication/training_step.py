@@ -1,0 +1,174 @@
+"""What a training step sends beside modules, pipeline and buckets: the batch, shared gradients, and many scalars.
+
+Read in megatron/training/utils.py (`get_batch_on_this_tp_rank`, `calc_params_l2_norm`), training.py (`train_step`),
+megatron/core/distributed/finalize_model_grads.py and megatron/core/optimizer/{optimizer,clip_grads}.py, 0.16.1; what
+the code of 2023 did otherwise is in communication_legacy.py. Symbols: s sequence, b micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from analyzer.communication.rows import Kind, Phase, gradient_statistics_group, row
+from analyzer.results import Message, StageModel
+from analyzer.specs import Launch
+from analyzer.states.buffers import creation_order
+
+
+def batch_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
+    """Rank 0 of each tensor-parallel group broadcasts what its stage needs of the batch, for each microbatch.
+
+    Only the first and the last stage read the batch; sequences are still whole, context parallelism cuts them later.
+    """
+    shape = (launch.batch.micro_batch_size, launch.batch.seq_length)
+    predicts = any(chunk.mtp_layers for chunk in stage.chunks)  # needs all of it
+    first = predicts or any(chunk.pre_process for chunk in stage.chunks)
+    last = predicts or any(chunk.post_process for chunk in stage.chunks)
+    fields: list[tuple[str, tuple[int, ...], str]] = []
+    if first:
+        fields.append(("tokens", shape, "int64"))
+    if last:
+        fields += [("labels", shape, "int64"), ("loss_mask", shape, "fp32")]
+    if (first or last) and launch.runtime.attention_mask_in_dataloader:
+        fields.append(("attention_mask", (shape[0], 1, shape[1], shape[1]), "bool"))
+    if first:
+        # the number of cumulative lengths of packed sequences, and the lengths: none
+        fields += [("position_ids", shape, "int64"), ("cu_seqlens_size", (), "int64"), ("cu_seqlens", (0,), "int32")]
+    for name, size, dtype in fields:
+        yield row(
+            launch,
+            pipeline_rank=stage.pipeline_rank,
+            group="tp",
+            kind="broadcast",
+            phase="forward",
+            module=f"batch.{name}",
+            shape=size,
+            dtype=dtype,
+            per_microbatch=1,
+        )
+
+
+def shared_gradient_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
+    """Gradients of weights that several ranks hold and each computes from a part of the tokens or for its own use.
+
+    Replicated weights of sequence-parallel regions, and q/k norms always: one all-reduce of a flattened copy over
+    tensor-parallel ranks. Tied word embedding: between the first and the last pipeline rank, at full size also with
+    the distributed optimizer, since it comes after the reduce-scatter and works on the whole buffer in place.
+    """
+    parameters = tuple(parameter for tree in stage.trees for parameter in creation_order(tree))
+    replicated = sum(parameter.numel for parameter in parameters if parameter.sequence_parallel)
+    if replicated:
+        yield row(
+            launch,
+            pipeline_rank=stage.pipeline_rank,
+            group="tp",
+            kind="all_reduce",
+            phase="gradient",
+            module="replicated_gradients",
+            shape=(replicated,),
+            dtype=launch.precision.gradients,
+            per_iteration=1,
+        )
+    for embedding in (parameter for parameter in parameters if parameter.shared_embedding):
+        yield row(
+            launch,
+            pipeline_rank=stage.pipeline_rank,
+            group="embd",
+            kind="all_reduce",
+            phase="gradient",
+            module="word_embeddings.gradient",
+            shape=embedding.shape,
+            dtype=launch.precision.gradients,
+            per_iteration=1,
+        )
+
+
+def expert_bias_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
+    """Tokens of each expert in all mixtures of a rank, summed to move the biases of the experts (`_update_router_expert_bias`).
+
+    The counts are a buffer of the router's, and the wrapper of the model casts those with the weights.
+    """
+    moe = launch.model.moe
+    if moe is None or not moe.expert_bias:
+        return
+    routers = sum(module.name == "router" for tree in stage.trees for _, module in tree.walk())
+    if routers:
+        yield row(
+            launch,
+            pipeline_rank=stage.pipeline_rank,
+            group="tp_dp_cp",
+            kind="all_reduce",
+            phase="gradient",
+            module="router.expert_bias",
+            shape=(routers, moe.num_experts),
+            dtype=launch.precision.parameters,
+            per_iteration=1,
+        )
+
+
+def token_count_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
+    """With `--calculate-per-token-loss` the last stage tells the others the number of tokens, and replicas add theirs."""
+    calls: tuple[tuple[str, Kind], ...] = (("pp", "broadcast"), ("dp_cp", "all_reduce"))
+    if launch.runtime.calculate_per_token_loss:
+        for group, kind in calls:
+            yield row(
+                launch,
+                pipeline_rank=stage.pipeline_rank,
+                group=group,
+                kind=kind,
+                phase="gradient",
+                module="loss.num_tokens",
+                shape=(),
+                dtype="int32",
+                per_iteration=1,
+            )
+
+
+def scalar_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
+    """All-reduces of one number around the optimizer step, and of the loss at the end.
+
+    The norm is taken also where gradients are not clipped (`ChainedOptimizer.step`). The loss goes as a pair: its sum
+    and the number of tokens. Experts have an optimizer of their own: each looks for overflow, and where it does so in
+    another group than the first, each sums its own norm and zeros.
+    """
+    optimizers = [("optimizer", gradient_statistics_group(launch))]
+    if _updates_experts_apart(launch, stage):
+        optimizers.append(("optimizer.experts", gradient_statistics_group(launch, experts=True)))
+    summing = [each for place, each in enumerate(optimizers) if each[1] not in [group for _, group in optimizers[:place]]]
+    scalars: list[tuple[str, str, Phase, int, str]] = []
+    if launch.precision.parameters == "fp16":
+        scalars += [(f"{owner}.found_inf", group, "gradient", 1, "fp32") for owner, group in optimizers]
+    scalars += [(f"{owner}.grad_norm", group, "gradient", 1, "fp32") for owner, group in summing]
+    if launch.optimizer.log_num_zeros_in_grad:
+        scalars += [(f"{owner}.num_zeros_in_grad", group, "gradient", 1, "fp32") for owner, group in summing]
+    scalars += [
+        ("train_step.update_successful", "mp", "parameter", 1, "int32"),
+        ("train_step.grad_norm", "mp", "parameter", 1, "fp32"),
+    ]
+    if launch.optimizer.log_num_zeros_in_grad:
+        scalars.append(("train_step.num_zeros_in_grad", "mp", "parameter", 1, "fp32"))
+    if any(chunk.post_process for chunk in stage.chunks):
+        scalars.append(("loss.average", "dp_cp", "forward", 2, "fp32"))
+        if launch.model.mtp_num_layers:
+            scalars.append(("mtp_loss.average", "dp_cp", "forward", launch.model.mtp_num_layers, "fp32"))
+    if launch.optimizer.log_params_norm:
+        scalars += [("params_norm.shards", "dp_cp", "parameter", 1, "fp32"), ("params_norm", "mp", "parameter", 1, "fp32")]
+    for module, group, phase, numel, dtype in scalars:
+        yield row(
+            launch,
+            pipeline_rank=stage.pipeline_rank,
+            group=group,
+            kind="all_reduce",
+            phase=phase,
+            module=module,
+            shape=(numel,),
+            dtype=dtype,
+            per_iteration=1,
+        )
+
+
+def _updates_experts_apart(launch: Launch, stage: StageModel) -> bool:
+    """Whether a rank has an optimizer for experts: with expert parallelism, where it has some."""
+    if launch.parallel.expert == 1 or launch.optimizer.muon is not None:
+        return False
+    return any(parameter.sharding == "expert" for tree in stage.trees for parameter in creation_order(tree))

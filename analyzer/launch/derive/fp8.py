@@ -1,0 +1,144 @@
+"""FP8 and FP4 in Transformer Engine's linear layers: format, recipe, stored parameters, layers left in 16 bit.
+
+Megatron: `validate_args`, `TransformerConfig.__post_init__` and `OptimizerConfig.__post_init__`, 0.16.1. What a GPU can
+multiply: transformer_engine/pytorch/quantization.py check_*_support, and sizes: utils.py assert_dim_for_fp8_exec (TE 2.11).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final, Literal, cast
+
+from analyzer.errors import InputError, UnsupportedError
+from analyzer.launch.derive.reading import option, positive, switched_on, text, whole
+from analyzer.specs import Fp8Recipe, Fp8Spec, HardwareSpec, OptimizerSpec
+
+if TYPE_CHECKING:
+    from analyzer.launch.arguments import Arguments
+
+LEAST_CAPABILITY: Final[dict[str, tuple[int, int]]] = {
+    "delayed": (8, 9), "tensorwise": (8, 9), "blockwise": (9, 0), "mxfp8": (10, 0), "nvfp4": (10, 0),
+}  # fmt: skip
+"""Compute capability from which a recipe runs."""
+_NO_MXFP8_FROM: Final = (12, 0)
+
+
+def check_fp8(
+    arguments: Arguments, *, num_layers: int, pipeline: int, optimizer: OptimizerSpec, implementation: str, gpu: HardwareSpec
+) -> tuple[Fp8Spec | None, tuple[str, ...]]:
+    """What is multiplied and stored in FP8, None where nothing is; and what is assumed.
+
+    Raises InputError for what Megatron refuses.
+    """
+    written = arguments.get("fp8")
+    in_4_bit = arguments.get("fp4")
+    if in_4_bit is not None:
+        if written is not None:
+            raise InputError(option(arguments, "fp4"), f"contradicts {option(arguments, 'fp8')}", "keep one of the two")
+        written = in_4_bit
+    stored = switched_on(arguments, "fp8_param_gather")
+    reused = switched_on(arguments, "reuse_grad_buf_for_mxfp8_param_ag")
+    if reused and not stored:
+        named = option(arguments, "reuse_grad_buf_for_mxfp8_param_ag")
+        raise InputError(named, "is for parameters stored in FP8", "add --fp8-param-gather, or leave it out")
+    if written is None:
+        if stored:
+            raise InputError(option(arguments, "fp8_param_gather"), "FP8 is not on", "add --fp8-format hybrid, or leave it out")
+        return None, ()
+    named = option(arguments, "fp8")
+    if implementation != "transformer_engine":
+        raise InputError(named, f"the {implementation} implementation has no FP8", "use --transformer-impl transformer_engine")
+    recipe = _recipe(arguments, gpu)
+    if stored and recipe == "nvfp4":
+        raise InputError(option(arguments, "fp8_param_gather"), "FP8 is not on", "leave it out")
+    if stored:
+        _check_stored(arguments, recipe=recipe, reused=reused, optimizer=optimizer)
+    start, end = _layers_in_16_bit(arguments, recipe=recipe, most=num_layers // pipeline)
+    _check_recompute(arguments, recipe=recipe)
+    spec = Fp8Spec(
+        format=cast(Literal["e4m3", "hybrid", "e2m1"], str(written)),
+        recipe=recipe,
+        stored_parameters=stored,
+        layers_at_start_in_16_bit=start,
+        layers_at_end_in_16_bit=end,
+        amax_history_len=positive(arguments, "fp8_amax_history_len") or 1,
+    )
+    return spec, tuple(_assumptions(arguments, recipe=recipe, gpu=gpu))
+
+
+def _assumptions(arguments: Arguments, *, recipe: Fp8Recipe, gpu: HardwareSpec) -> Iterator[str]:
+    if gpu.compute_capability is None and recipe in ("delayed", "tensorwise"):
+        yield "No GPU is named: FP8 tensors are taken to need a transposed copy, as on Hopper."
+    if arguments.get("recompute_granularity") == "full":
+        when = "" if recipe == "blockwise" else " of the first iteration"
+        yield f"Checkpointed layers make FP8 copies by columns as they run again; counted before, they raise the peak{when}."
+    if arguments.get("num_experts") and not switched_on(arguments, "moe_pad_expert_input_to_capacity"):
+        multiple = {"mxfp8": 32, "nvfp4": 128}.get(recipe, 16)
+        yield f"Each expert's tokens are padded to a multiple of {multiple}: {multiple // 2} more are counted for each."
+
+
+def _recipe(arguments: Arguments, gpu: HardwareSpec) -> Fp8Recipe:
+    in_4_bit = arguments.get("fp4") is not None
+    recipe = text(arguments, "fp4_recipe", "nvfp4") if in_4_bit else text(arguments, "fp8_recipe", "delayed")
+    named = option(arguments, "fp4") if in_4_bit else f"{option(arguments, 'fp8_recipe')} {recipe}"
+    known = [each for each in LEAST_CAPABILITY if (each == "nvfp4") == in_4_bit]
+    if recipe not in known:
+        raise UnsupportedError(
+            f"{option(arguments, 'fp4_recipe' if in_4_bit else 'fp8_recipe')} {recipe}",
+            "quantizers of one's own are not modelled", f"use {', '.join(known)}",
+        )  # fmt: skip
+    capability = gpu.compute_capability
+    if capability is not None:
+        here = gpu.name or "this GPU"
+        if capability < LEAST_CAPABILITY[recipe]:
+            major, minor = LEAST_CAPABILITY[recipe]
+            raise InputError(
+                named, f"needs compute capability {major}.{minor} or later, and {here} has {capability[0]}.{capability[1]}",
+                "use another recipe, or another GPU",
+            )  # fmt: skip
+        if recipe == "mxfp8" and capability >= _NO_MXFP8_FROM:
+            raise InputError(named, f"Transformer Engine does not run it on {here}", "use --fp8-recipe tensorwise")
+    return cast(Fp8Recipe, recipe)
+
+
+def _check_stored(arguments: Arguments, *, recipe: Fp8Recipe, reused: bool, optimizer: OptimizerSpec) -> None:
+    named = option(arguments, "fp8_param_gather")
+    if not optimizer.distributed:
+        raise InputError(named, "needs the distributed optimizer", "add --use-distributed-optimizer")
+    if recipe == "mxfp8" and not reused:  # replace_raw_data (transformer_engine/pytorch/tensor/utils.py) cannot move its parameters
+        raise InputError(
+            named, "parameters in mxfp8 cannot lie in a buffer of their own", "add --reuse-grad-buf-for-mxfp8-param-ag"
+        )
+    if recipe != "mxfp8" and reused:
+        raise UnsupportedError(
+            option(arguments, "reuse_grad_buf_for_mxfp8_param_ag"), f"it is not modelled for {recipe} parameters", "leave it out"
+        )
+
+
+def _layers_in_16_bit(arguments: Arguments, *, recipe: Fp8Recipe, most: int) -> tuple[int, int]:
+    if not switched_on(arguments, "first_last_layers_bf16"):
+        return 0, 0
+    if recipe == "delayed":
+        raise InputError(
+            option(arguments, "first_last_layers_bf16"), "the delayed recipe covers all layers", "use --fp8-recipe tensorwise"
+        )
+    counts = []
+    for dest in ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"):
+        count = whole(arguments, dest)
+        count = 1 if count is None else count
+        if not 0 <= count <= most:
+            raise InputError(option(arguments, dest), f"{count} is not between 0 and the {most} layers of a stage", f"use {most}")
+        counts.append(count)
+    return counts[0], counts[1]
+
+
+def _check_recompute(arguments: Arguments, *, recipe: Fp8Recipe) -> None:
+    if recipe != "delayed" or arguments.get("recompute_granularity") != "selective":
+        return
+    asked = arguments.get("recompute_modules")
+    for module in ("moe_act", "layernorm"):
+        if isinstance(asked, list | tuple) and module in asked:
+            raise InputError(
+                option(arguments, "recompute_modules"), f"{module} does not go with the delayed recipe of FP8",
+                "use --fp8-recipe tensorwise",
+            )  # fmt: skip

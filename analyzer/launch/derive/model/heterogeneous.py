@@ -1,0 +1,173 @@
+"""Layers that differ by configuration (`--heterogeneous-layers-config-path`), as in the Nemotron models of Llama.
+
+Megatron: `validate_model_config_args_from_heterogeneous_config` (megatron/training/arguments.py),
+core/transformer/heterogeneous/heterogeneous_config.py and core/models/gpt/heterogeneous, 0.16.1.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
+
+from analyzer.errors import InputError, UnsupportedError
+from analyzer.launch.derive.reading import option, switched_on
+from analyzer.specs import BlockSpec, Branch
+
+if TYPE_CHECKING:
+    from analyzer.launch.arguments import Arguments
+    from analyzer.specs import ModelSpec, RecomputeSpec
+
+_PATH: Final = "heterogeneous_layers_config_path"
+_TEXT: Final = "heterogeneous_layers_config_encoded_json"
+
+_INCOMPATIBLE: Final = {
+    "num_experts": "Megatron builds the layers of a mixture in their place",
+    "multi_latent_attention": "Megatron has latent attention for layers that are alike only",
+    "mtp_num_layers": "prediction layers are not modelled with them",
+    "fine_grained_activation_offloading": "offloading is not modelled with them",
+    "cpu_offloading_num_layers": "offloading is not modelled with them",
+    "enable_cuda_graph": "CUDA graphs are not modelled with them",
+    "external_cuda_graph": "CUDA graphs are not modelled with them",
+}
+
+Json = dict[str, object]
+
+
+def check_layers(
+    arguments: Arguments,
+    *,
+    model: ModelSpec,
+    tensor: int,
+    sequence_parallel: bool,
+    virtual: int | None,
+    recompute: RecomputeSpec,
+    folder: Path,
+) -> tuple[BlockSpec, ...]:
+    """What each decoder layer is made of, from the file that is named, relative to `folder`.
+
+    Raises InputError for a file that cannot be read or that says other sizes than the options, UnsupportedError for
+    options that are not modelled with it.
+    """
+    named = option(arguments, _PATH)
+    if arguments.get(_PATH) is None:
+        raise InputError(option(arguments, _TEXT), f"does nothing without {named}", f"add {named}, or leave it out")
+    _check_options(arguments, model=model, virtual=virtual, recompute=recompute)
+    content = _read(arguments, folder=folder)
+    layers = content.get("block_configs")
+    if not isinstance(layers, list) or not layers or not all(isinstance(layer, dict) for layer in layers):
+        raise InputError(named, "has no block_configs, one for each layer", "name the config.json of a model that has them")
+    blocks = tuple(_block(named, layer, at=at, hidden=model.hidden_size) for at, layer in enumerate(layers, 1))
+    _check_sizes(arguments, content, layers, model=model)
+    if len(blocks) != model.num_layers:
+        raise InputError(named, f"has block_configs for {len(blocks)} of {model.num_layers} layers", "give one for each layer")
+    for at, block in enumerate(blocks, 1):
+        if sequence_parallel and tensor > 1 and "linear" in (block.attention, block.feed_forward):
+            raise InputError(
+                option(arguments, "sequence_parallel"),
+                f"fails at the linear layer in layer {at} of {named}: Megatron pads the sequence in the place of the hidden size",
+                "leave it out, or use --tensor-model-parallel-size 1",
+            )
+        if block.ffn_hidden_size is not None and block.ffn_hidden_size % tensor:
+            raise InputError(
+                named,
+                f"the feed-forward width {block.ffn_hidden_size} of layer {at} cannot be split over {tensor} ranks",
+                f"use {option(arguments, 'tensor_model_parallel_size')} with a divisor of it",
+            )
+    return blocks
+
+
+def _check_options(arguments: Arguments, *, model: ModelSpec, virtual: int | None, recompute: RecomputeSpec) -> None:
+    named = option(arguments, _PATH)
+    for dest, reason in _INCOMPATIBLE.items():
+        if arguments.get(dest):
+            raise UnsupportedError(option(arguments, dest), f"does not go with {named}: {reason}", "leave one of them out")
+    if arguments.get("cuda_graph_impl") not in (None, "none"):
+        raise UnsupportedError(
+            option(arguments, "cuda_graph_impl"), f"CUDA graphs are not modelled with {named}", "leave one of them out"
+        )
+    if virtual is not None:
+        raise InputError(named, "does not go with virtual pipeline stages (`gpt_builder` names none)", "leave those out")
+    if model.implementation != "transformer_engine":
+        raise UnsupportedError(
+            option(arguments, "transformer_impl"),
+            f"local layers are not modelled with {named}",
+            "use --transformer-impl transformer_engine",
+        )
+    if recompute.granularity == "selective" and set(recompute.modules) - {"core_attn"}:
+        raise UnsupportedError(
+            option(arguments, "recompute_modules"),
+            f"of the modules only core_attn is modelled with {named}",
+            "use core_attn, or --recompute-granularity full",
+        )
+
+
+def _read(arguments: Arguments, *, folder: Path) -> Json:
+    """The configuration: the text where that is given too, as Megatron saves it in checkpoints, else the file."""
+    encoded = arguments.get(_TEXT)
+    named = option(arguments, _TEXT if encoded else _PATH)
+    path = folder / str(arguments.get(_PATH))
+    try:
+        content = json.loads(str(encoded) if encoded else path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(named, f"{path} cannot be read ({error.strerror})", "name the config.json of the model") from None
+    except ValueError:
+        raise InputError(named, "is not JSON", "name the config.json of the model") from None
+    if not isinstance(content, dict):
+        raise InputError(named, "is not an object of JSON", "name the config.json of the model")
+    return content
+
+
+def _block(named: str, layer: Json, *, at: int, hidden: int) -> BlockSpec:
+    attention, feed_forward = layer.get("attention"), layer.get("ffn") or layer.get("mlp")
+    if not isinstance(attention, dict) or not isinstance(feed_forward, dict):
+        raise InputError(named, f"layer {at} does not say its attention and ffn", "give both")
+    kind = _kind(feed_forward)
+    width = _width(named, feed_forward, at=at, hidden=hidden) if kind == "full" else None
+    return BlockSpec(attention=_kind(attention), feed_forward=kind, ffn_hidden_size=width)
+
+
+def _kind(branch: Json) -> Branch:
+    if branch.get("no_op"):
+        return "none"
+    return "linear" if branch.get("replace_with_linear") else "full"
+
+
+def _width(named: str, branch: Json, *, at: int, hidden: int) -> int | None:
+    """`MLPConfig`: the width itself, or the least multiple of 256 from 2/3 of so many hidden sizes; None for the model's."""
+    width, multiple = branch.get("ffn_hidden_size"), branch.get("ffn_mult")
+    given = multiple if "ffn_hidden_size" not in branch else width
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, int | float) or given <= 0:
+        raise InputError(named, f"the feed-forward width {given!r} of layer {at} is not a number above 0", "give one")
+    if "ffn_hidden_size" in branch:
+        return int(given)
+    return -(-int(2 * given * hidden / 3) // 256) * 256
+
+
+def _check_sizes(arguments: Arguments, content: Json, layers: list[Json], *, model: ModelSpec) -> None:
+    """Megatron compares the options with the file, and stops where they differ."""
+    named = option(arguments, _PATH)
+    shared = [each for layer in layers if (each := cast(Json, layer["attention"]).get("n_heads_in_group")) is not None]
+    if not shared or any(each != shared[0] for each in shared) or not isinstance(shared[0], int) or shared[0] <= 0:
+        raise InputError(named, "its n_heads_in_group are not the same number in all layers with attention", "give one")
+    wanted = {
+        "num_layers": (content.get("num_hidden_layers"), model.num_layers),
+        "hidden_size": (content.get("hidden_size"), model.hidden_size),
+        "num_attention_heads": (content.get("num_attention_heads"), model.num_attention_heads),
+        "num_query_groups": (model.num_attention_heads // shared[0], model.num_query_groups),
+        "swiglu": (content.get("hidden_act") == "silu", model.activation == "swiglu"),
+        "normalization": ("RMSNorm", model.normalization),
+        "untie_embeddings_and_output_weights": (not content.get("tie_word_embeddings"), not model.tied_embeddings),
+        "use_rotary_position_embeddings": (True, switched_on(arguments, "use_rotary_position_embeddings")),
+        "use_rope_scaling": (True, switched_on(arguments, "use_rope_scaling")),
+        "rotary_percent": (1.0, model.rotary_percent),
+    }
+    for dest, (expected, given) in wanted.items():
+        if expected != given:
+            raise InputError(option(arguments, dest), f"is {_word(given)}, and {named} wants {_word(expected)}", "make them agree")
+
+
+def _word(value: object) -> str:
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)

@@ -1,0 +1,48 @@
+"""Multi-token prediction: how many layers predict further tokens.
+
+Megatron: `validate_args`, 0.16.1. Where they lie in the pipeline is checked in `pipeline_layout`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from analyzer.errors import InputError
+from analyzer.launch.derive.reading import option, since, whole
+
+if TYPE_CHECKING:
+    from analyzer.launch.arguments import Arguments
+    from analyzer.specs import ModelSpec
+
+
+def mtp_layers(arguments: Arguments) -> int:
+    """The number of layers, 0 without any. Raises InputError for a negative one."""
+    layers = whole(arguments, "mtp_num_layers") or 0
+    if layers < 0:
+        raise InputError(option(arguments, "mtp_num_layers"), f"{layers} is below 0", "give 1 or more, or leave it out")
+    return layers
+
+
+def check_mtp(arguments: Arguments, *, model: ModelSpec, context: int) -> int:
+    """The number of layers that go with `model`. Raises InputError where it cannot have any."""
+    layers = mtp_layers(arguments)
+    if not layers:
+        return 0
+    named = option(arguments, "mtp_num_layers")
+    if model.implementation == "legacy":
+        raise InputError(named, "legacy models do not have it", "leave out --use-legacy-models")
+    if model.position_embedding not in ("rope", "none"):
+        raise InputError(
+            named,
+            f"does not go with {model.position_embedding} positions",
+            "use --position-embedding-type rope or none",
+        )
+    if arguments.get("recompute_method") == "uniform" and whole(arguments, "recompute_num_layers") not in (None, 1):
+        raise InputError(
+            option(arguments, "recompute_num_layers"),
+            "with multi-token prediction full recomputation covers one layer at a time",
+            "use --recompute-num-layers 1",
+        )
+    if context > 1 and not since(arguments, "0.13"):
+        raise InputError(named, "does not go with context parallelism before core 0.13", "use --context-parallel-size 1")
+    return layers

@@ -1,0 +1,113 @@
+"""Activation recomputation.
+
+Megatron: `validate_args` and `TransformerConfig.__post_init__`, 0.16.1; in the 2023 code `--recompute-num-layers` is 1.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal, cast
+
+from analyzer.errors import InputError
+from analyzer.launch.derive.reading import option, switched_on, whole
+from analyzer.specs import ModelSpec, RecomputeSpec
+
+if TYPE_CHECKING:
+    from analyzer.launch.arguments import Arguments
+
+MODULES: Final = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
+"""What selective recomputation can drop."""
+
+
+def check_recompute(arguments: Arguments, *, model: ModelSpec, tensor: int, sequence_parallel: bool) -> RecomputeSpec:
+    """What of `model` is recomputed. Raises InputError for what Megatron refuses."""
+    granularity, method, num_layers = _granularity(arguments)
+    distribute = switched_on(arguments, "distribute_saved_activations")
+    if granularity is None:
+        if distribute:
+            raise InputError(
+                option(arguments, "distribute_saved_activations"),
+                "needs full recomputation",
+                "add --recompute-granularity full, or leave it out",
+            )
+        return RecomputeSpec()
+    if distribute:
+        _check_distribute(arguments, granularity=granularity, method=method, tensor=tensor, sequence_parallel=sequence_parallel)
+    modules = _modules(arguments, model) if granularity == "selective" else ()
+    return RecomputeSpec(
+        granularity=cast(Literal["selective", "full"], granularity),
+        method=cast(Literal["uniform", "block"] | None, method),
+        num_layers=num_layers,
+        modules=modules,
+        distribute_saved_activations=distribute,
+    )
+
+
+def _granularity(arguments: Arguments) -> tuple[str | None, str | None, int | None]:
+    """Granularity, method and layers, as they go together."""
+    method_value = arguments.get("recompute_method")
+    method = None if method_value is None else str(method_value)
+    num_layers = whole(arguments, "recompute_num_layers")
+    granularity = "selective" if switched_on(arguments, "recompute_activations") else arguments.get("recompute_granularity")
+    if switched_on(arguments, "moe_layer_recompute"):
+        if granularity == "full":
+            raise InputError(
+                option(arguments, "moe_layer_recompute"), "contradicts --recompute-granularity full", "keep one of the two"
+            )
+        granularity = "selective"
+    named = option(arguments, "recompute_granularity")
+    if granularity is None:
+        return None, None, None
+    if granularity == "selective":
+        if method is not None:
+            raise InputError(option(arguments, "recompute_method"), "selective recomputation has no method", "leave it out")
+        if num_layers is not None:
+            raise InputError(option(arguments, "recompute_num_layers"), "selective recomputation takes every layer", "leave it out")
+        return "selective", None, None
+    if granularity != "full":
+        raise InputError(named, f"{granularity!r} is not a granularity", "use full or selective")
+    if method not in ("uniform", "block"):
+        raise InputError(named, "full recomputation needs a method", "add --recompute-method uniform or --recompute-method block")
+    if num_layers is None:
+        raise InputError(named, "full recomputation needs a number of layers", "add --recompute-num-layers 1")
+    least = 1 if method == "uniform" else 0
+    if num_layers < least:
+        raise InputError(option(arguments, "recompute_num_layers"), f"{num_layers} is below {least}", f"use {least} or more")
+    return "full", method, num_layers
+
+
+def _check_distribute(arguments: Arguments, *, granularity: str, method: str | None, tensor: int, sequence_parallel: bool) -> None:
+    named = option(arguments, "distribute_saved_activations")
+    if tensor == 1:
+        raise InputError(
+            named, "there is one tensor-parallel rank to distribute over", "add --tensor-model-parallel-size 2, or leave it out"
+        )
+    if granularity != "full" or method is None:
+        raise InputError(
+            named, f"does not go with {granularity} recomputation", "use --recompute-granularity full, or leave it out"
+        )
+    if sequence_parallel:
+        raise InputError(named, "contradicts --sequence-parallel, which distributes them already", "leave it out")
+
+
+def _modules(arguments: Arguments, model: ModelSpec) -> tuple[str, ...]:
+    """What selective recomputation drops, of the modules that `model` has; Megatron takes the others and drops nothing."""
+    value = arguments.get("recompute_modules")
+    named = option(arguments, "recompute_modules")
+    asked = ["core_attn"] if value is None else [str(each) for each in value] if isinstance(value, list | tuple) else [str(value)]
+    for module in asked:
+        if module not in MODULES:
+            raise InputError(named, f"{module!r} is not a module", f"use modules of {', '.join(MODULES)}")
+    if "moe_act" in asked and not switched_on(arguments, "moe_grouped_gemm"):
+        raise InputError(named, "moe_act needs --moe-grouped-gemm", "add it, or leave moe_act out")
+    if "mlp" in asked and model.bias_linear and (model.moe is None or not all(model.moe.layers)):
+        raise InputError(named, "a recomputed mlp returns its bias, and its backward never ends", "add --disable-bias-linear")
+    if "mla_up_proj" in asked and model.mla is None:
+        raise InputError(named, "mla_up_proj needs --multi-latent-attention", "add it, or leave mla_up_proj out")
+    if "shared_experts" in asked and model.moe and model.moe.shared_overlap:
+        raise InputError(named, "shared_experts contradicts --moe-shared-expert-overlap", "keep one of the two")
+    if switched_on(arguments, "moe_layer_recompute"):
+        asked.append("moe")
+    absent: tuple[str, ...] = () if model.moe else ("moe", "moe_act")
+    if model.moe is None or model.moe.shared_ffn_hidden_size is None:
+        absent += ("shared_experts",)
+    return tuple(module for module in MODULES if module in asked and module not in absent)

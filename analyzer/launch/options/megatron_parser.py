@@ -1,0 +1,111 @@
+"""The options of a Megatron-LM checkout, by its own parser; remembered, so that the next run imports nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from analyzer.errors import InputError
+from analyzer.launch.options.option_table import Option, OptionTable, make_table
+
+PARSERS: Final = ("megatron/training/arguments.py", "megatron/arguments.py")
+"""Where the parser is: since core 0.6, and before."""
+DEFINING_FILES: Final = ("megatron/arguments.py", "megatron/training/arg*.py", "megatron/training/**/*config*.py",
+                         "megatron/core/*config*.py", "megatron/core/*/*config*.py", "megatron/core/*/*/*config*.py",
+                         "megatron/core/**/enums.py", "megatron/core/package_info.py",
+                         "megatron/training/config/*.py")  # fmt: skip
+"""Whose content decides what the options are."""
+SECONDS: Final = 120
+
+
+def find_checkout(folder: Path, *, environ: Mapping[str, str], entry: str | None) -> Path | None:
+    """The checkout that the launch would import: beside its script, in the working folder, or on PYTHONPATH."""
+    beside = [(folder / entry).parent] if entry is not None and "/" in entry else []
+    on_path = [folder / part for part in environ.get("PYTHONPATH", "").split(":") if part]
+    for candidate in (*beside, folder, *on_path):
+        if (candidate / PARSERS[0]).is_file():
+            return candidate
+    return None
+
+
+def load_table(checkout: Path, *, environ: Mapping[str, str]) -> OptionTable:
+    """The options of `checkout`. Raises InputError where there is no parser, or it cannot be loaded."""
+    parser = next((checkout / name for name in PARSERS if (checkout / name).is_file()), None)
+    if parser is None:
+        raise InputError("--info-megatron", f"{checkout} holds no {PARSERS[0]}", "name the root folder of a Megatron-LM checkout")
+    remembered = _cache_folder(environ) / f"{_content_hash(checkout)}.json"
+    try:
+        rows = json.loads(remembered.read_bytes())
+    except (OSError, ValueError):
+        rows = _extract(checkout)
+        _remember(remembered, rows)
+    return make_table((Option(**row) for row in rows), release=_release(checkout), source=str(parser))
+
+
+def _cache_folder(environ: Mapping[str, str]) -> Path:
+    home = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or Path.home()) / ".cache"
+    return Path(home) / "get-training-info"
+
+
+def _content_hash(checkout: Path) -> str:
+    """A digest of every file that can change the options, of our own extraction too."""
+    from hashlib import sha256
+
+    digest = sha256(Path(__file__).with_name("extract_options.py").read_bytes())
+    for path in sorted({path for pattern in DEFINING_FILES for path in checkout.glob(pattern) if path.is_file()}):
+        digest.update(str(path.relative_to(checkout)).encode() + b"\0")
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _extract(checkout: Path) -> list[dict[str, object]]:
+    """Run extract_options.py: first without PyTorch, which is quicker, then with it."""
+    import subprocess
+    import sys
+    import tempfile
+
+    failure = "it made no output"
+    script = Path(__file__).with_name("extract_options.py")
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "options.json"
+        for torch in ("without-torch", "with-torch"):
+            command = [sys.executable, "-P", "-B", str(script), str(checkout.resolve()), str(output), torch]
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+            except subprocess.TimeoutExpired:
+                failure = f"it took more than {SECONDS} s"
+                continue
+            if done.returncode == 0 and output.is_file():
+                rows: list[dict[str, object]] = json.loads(output.read_text())
+                return rows
+            failure = (done.stderr.strip().splitlines() or [failure])[-1]
+    raise InputError(
+        "--info-megatron", f"the parser in {checkout} cannot be loaded: {failure}", "leave it out to use the built-in catalogue"
+    )
+
+
+def _remember(path: Path, rows: list[dict[str, object]]) -> None:
+    """Write the rows, whole or not at all; a cache that cannot be written is no fault."""
+    import os
+
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(rows))
+        partial.replace(path)
+    except OSError:
+        return
+
+
+def _release(checkout: Path) -> str:
+    """The version that megatron/core/package_info.py states; '2023' before core 0.3 or without one."""
+    try:
+        text = (checkout / "megatron/core/package_info.py").read_text()
+    except OSError:
+        return "2023"
+    numbers = [re.search(rf"^{name}\s*=\s*(\d+)", text, re.MULTILINE) for name in ("MAJOR", "MINOR", "PATCH")]
+    version = tuple(int(found.group(1)) if found else 0 for found in numbers)
+    return "2023" if version < (0, 3) else ".".join(map(str, version))

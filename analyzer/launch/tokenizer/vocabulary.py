@@ -1,0 +1,214 @@
+"""Tokens of the tokenizer, and rows of the embedding: the tokens padded as Megatron pads them.
+
+Megatron: `_vocab_size_with_padding` (megatron/training/tokenizer/tokenizer.py up to 0.16,
+megatron/core/tokenizers/utils/build_tokenizer.py from 0.17 on). Nothing is asked of the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from analyzer.errors import InputError
+from analyzer.launch.derive.reading import option, positive, since, text, whole
+from analyzer.launch.tokenizer.known_tokenizers import GPT2, LLAMA_2, TIKTOKEN_DEFAULT, known_size
+from analyzer.launch.tokenizer.tokenizer_files import count_hugging_face, count_vocabulary_json, read_sentencepieces, read_words
+from analyzer.units import round_up
+
+if TYPE_CHECKING:
+    from analyzer.launch.arguments import Arguments
+
+DEFAULT_TOKENIZER: Final = "GPT2BPETokenizer"
+"""What pretrain_gpt.py takes where none is given."""
+_UNREADABLE: Final = (OSError, ValueError, KeyError, TypeError, IndexError)
+"""What the readers of tokenizer files raise for a file that is not one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """Tokens, rows of the embedding over all tensor-parallel ranks, and what was taken for granted."""
+
+    size: int
+    padded: int
+    assumptions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Count:
+    """Tokens of a tokenizer, and the assumption that they rest on."""
+
+    size: int
+    assumption: str | None = None
+
+
+def pad_vocabulary(size: int, *, divisible_by: int, tensor: int) -> int:
+    """`size` rounded up to a multiple of `--make-vocab-size-divisible-by` × tensor-parallel size."""
+    return round_up(size, divisible_by * tensor)
+
+
+def read_vocabulary(arguments: Arguments, *, tensor: int, environ: Mapping[str, str], folder: Path) -> Vocabulary:
+    """The vocabulary of the launch; relative files are looked for in `folder`.
+
+    Raises InputError where its size cannot be known, naming the option that would tell it.
+    """
+    given = positive(arguments, "padded_vocab_size")
+    try:
+        count = _count(arguments, environ=environ, folder=folder)
+    except InputError:
+        if given is None:
+            raise
+        count = _Count(size=given, assumption="The tokenizer is not at hand: its tokens are counted as --padded-vocab-size.")
+    assumptions = () if count.assumption is None else (count.assumption,)
+    if given is not None:
+        if given % tensor:
+            raise InputError(
+                option(arguments, "padded_vocab_size"),
+                f"{given} rows cannot be split over {tensor} tensor-parallel ranks",
+                f"use a multiple of {tensor}",
+            )
+        return Vocabulary(size=min(count.size, given), padded=given, assumptions=assumptions)
+    if arguments.get("pad_vocab_size") is False:
+        if count.size % tensor:
+            raise InputError(
+                option(arguments, "pad_vocab_size"),
+                f"{count.size} tokens cannot be split over {tensor} tensor-parallel ranks",
+                "leave it out",
+            )
+        return Vocabulary(size=count.size, padded=count.size, assumptions=assumptions)
+    divisible_by = positive(arguments, "make_vocab_size_divisible_by") or 128
+    return Vocabulary(
+        size=count.size, padded=pad_vocabulary(count.size, divisible_by=divisible_by, tensor=tensor), assumptions=assumptions
+    )
+
+
+def _count(arguments: Arguments, *, environ: Mapping[str, str], folder: Path) -> _Count:
+    """Tokens by the rule of `--tokenizer-type`."""
+    kind = text(arguments, "tokenizer_type", DEFAULT_TOKENIZER)
+    if kind in ("NullTokenizer", "NullMultimodalTokenizer"):
+        return _count_null(arguments, kind)
+    if kind == "TikTokenizer":
+        return _Count(size=positive(arguments, "vocab_size") or TIKTOKEN_DEFAULT)
+    if kind in ("HuggingFaceTokenizer", "SFTTokenizer"):
+        return _count_named(arguments, kind, environ=environ, folder=folder)
+    if kind == "GPT2BPETokenizer":
+        return _count_file(arguments, kind, dest="vocab_file", folder=folder, count=count_vocabulary_json, known=GPT2)
+    if kind in ("Llama2Tokenizer", "GPTSentencePieceTokenizer"):
+        known = LLAMA_2 if kind == "Llama2Tokenizer" else None
+        return _count_file(
+            arguments, kind, dest="tokenizer_model", folder=folder, count=lambda path: len(read_sentencepieces(path)), known=known
+        )
+    if kind == "SentencePieceTokenizer":
+        extra = whole(arguments, "vocab_extra_ids") or 0
+        special = not since(arguments, "0.17") or bool(arguments.get("tokenizer_sentencepiece_legacy"))
+        return _count_file(
+            arguments,
+            kind,
+            dest="tokenizer_model",
+            folder=folder,
+            count=lambda path: _sentencepiece_tokens(path, extra=extra, special=special),
+        )
+    if kind.startswith("BertWordPiece"):
+        extra = whole(arguments, "vocab_extra_ids") or 0
+        return _count_file(
+            arguments, kind, dest="vocab_file", folder=folder, count=lambda path: len(read_words(path) | {"[BOS]", "[EOS]"}) + extra
+        )
+    return _count_told(arguments, kind, "is not one whose tokens can be counted here")
+
+
+def _count_null(arguments: Arguments, kind: str) -> _Count:
+    """`--vocab-size`, and one token for the end of a document: up to 0.17, and always for the multimodal twin."""
+    size = positive(arguments, "vocab_size")
+    if size is None:
+        raise InputError("--vocab-size", f"{kind} needs it", "add --vocab-size N")
+    return _Count(size=size if kind == "NullTokenizer" and since(arguments, "0.18") else size + 1)
+
+
+def _count_told(arguments: Arguments, kind: str, why: str) -> _Count:
+    """What `--vocab-size` says where the tokenizer itself cannot be read. Raises InputError without it."""
+    size = positive(arguments, "vocab_size")
+    if size is None:
+        raise InputError(
+            option(arguments, "tokenizer_type"),
+            f"the vocabulary of {kind} is not known: it {why}",
+            "add --vocab-size N, or --padded-vocab-size N",
+        )
+    return _Count(size=size, assumption=f"{size} tokens are taken from --vocab-size: {kind} {why}.")
+
+
+def _count_file(
+    arguments: Arguments, kind: str, *, dest: str, folder: Path, count: Callable[[Path], int], known: int | None = None
+) -> _Count:
+    """Tokens that the file of `dest` holds; where it is not at hand, `--vocab-size` or the size known of this kind."""
+    named = option(arguments, dest)
+    value = arguments.get(dest)
+    path = None if value is None else folder / str(value)
+    if path is not None and path.is_file():
+        return _Count(size=_counted(path, named, count))
+    missing = f"{named} is not given" if path is None else f"{value} is not here"
+    if known is not None and arguments.get("vocab_size") is None:
+        return _Count(size=known, assumption=f"{kind} is taken to have its usual {known} tokens: {missing}.")
+    return _count_told(arguments, kind, f"is not at hand ({missing})")
+
+
+def _counted(path: Path, named: str, count: Callable[[Path], int]) -> int:
+    try:
+        size = count(path)
+    except _UNREADABLE as error:
+        raise _unreadable(named, path, error) from None
+    if size <= 0:
+        raise InputError(named, f"{path} holds no tokens", "name the right file")
+    return size
+
+
+def _unreadable(named: str, path: Path, error: Exception) -> InputError:
+    why = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return InputError(
+        named, f"{path} cannot be read as a vocabulary ({why})", "name the right file, or give --vocab-size N without it"
+    )
+
+
+def _sentencepiece_tokens(path: Path, *, extra: int, special: bool) -> int:
+    """Pieces of the model; up to 0.16 with the special tokens that it lacks and `--vocab-extra-ids`."""
+    pieces = set(read_sentencepieces(path))
+    if not special:
+        return len(pieces)
+    lacking = sum(piece not in pieces for piece in ("<pad>", "<s>", "</s>"))
+    return len(pieces | {"<CLS>", "<SEP>", "<EOD>", "<MASK>"} | {f"<extra_id_{i}>" for i in range(extra)}) + lacking
+
+
+def _count_named(arguments: Arguments, kind: str, *, environ: Mapping[str, str], folder: Path) -> _Count:
+    """Tokens of a Hugging Face tokenizer: a folder, a file, a name in the local cache, or a well-known name."""
+    value = arguments.get("tokenizer_model")
+    named = option(arguments, "tokenizer_model")
+    if value is None:
+        return _count_told(arguments, kind, f"needs {named}")
+    name = str(value)
+    place = folder / name if (folder / name).exists() else _cached(name, environ=environ)
+    if place is not None:
+        try:
+            size, source = count_hugging_face(place)
+        except _UNREADABLE as error:
+            raise _unreadable(named, place, error) from None
+        if source != "config.json":
+            return _Count(size=size)
+        return _Count(size=size, assumption=f"{size} tokens are the vocab_size of {place / source}, which may count unused rows.")
+    known = known_size(name)
+    if known is not None and arguments.get("vocab_size") is None:
+        return _Count(
+            size=known, assumption=f"The tokenizer of {name} is taken to have its published {known} tokens: its files are not here."
+        )
+    return _count_told(arguments, kind, f"is not at hand ({name} is neither here nor a name whose size is known)")
+
+
+def _cached(name: str, *, environ: Mapping[str, str]) -> Path | None:
+    """The newest snapshot of a name in the local cache of Hugging Face."""
+    home = environ.get("HF_HOME") or str(Path(environ.get("HOME", "~")) / ".cache" / "huggingface")
+    hub = Path(environ.get("HF_HUB_CACHE") or Path(home) / "hub")
+    snapshots = hub / f"models--{name.replace('/', '--')}" / "snapshots"
+    try:
+        found = sorted((entry for entry in snapshots.iterdir() if entry.is_dir()), key=lambda entry: entry.stat().st_mtime)
+    except OSError:
+        return None
+    return found[-1] if found else None

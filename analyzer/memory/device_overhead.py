@@ -1,0 +1,74 @@
+"""From bytes in tensors to bytes on the device: segments, the CUDA context and communicators. These are estimates.
+
+Sources: PyTorch c10/cuda/CUDACachingAllocator.cpp (segments of 2 MiB and more); NCCL src/include/{device,comm}.h
+(buffers of the protocols Simple, LL128 and LL for each channel).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from analyzer.specs import Launch
+from analyzer.units import KIB, MIB, round_up
+
+SEGMENT: Final = 2 * MIB
+CONTEXT: Final = 512 * MIB
+"""CUDA context with the kernels of PyTorch, cuBLAS, cuDNN and Transformer Engine loaded; between 0.4 and 0.8 GiB."""
+CHANNELS: Final = 16
+CHANNEL_BYTES: Final = 4 * MIB + 120 * 640 * 8 * 8 + 512 * KIB
+"""One connection of a channel: Simple 4 MiB (NCCL_BUFFSIZE), LL128 120 × 640 threads × 8 B × 8 steps, LL 512 KiB."""
+
+
+FRAGMENTATION: Final = 0.08
+"""Reserved over allocated, at most: 0.7 to 7.5 % on the 56 ranks that were measured (docs/accuracy.md)."""
+CONTEXTS: Final = (400 * MIB, 800 * MIB)
+"""The least and the most that a CUDA context takes on the GPUs of today."""
+CHANNELS_RANGE: Final = (2, 32)
+"""Channels of a communicator: NCCL's least over a network, and the most that it opens over NVLink."""
+
+
+def reserved_bytes(peak: int, largest_transient: int) -> int:
+    """Bytes in the allocator's segments: the peak, and no hole found for the largest temporary tensor."""
+    return round_up(peak + largest_transient, SEGMENT)
+
+
+def communicators(launch: Launch) -> int:
+    """NCCL communicators that a rank opens: one for each kind of group with more than one member."""
+    parallel = launch.parallel
+    sizes = (parallel.tensor, parallel.pipeline, parallel.data_with_context, parallel.context)
+    copies = launch.model.tied_embeddings or launch.model.mtp_num_layers > 0
+    return sum(size > 1 for size in sizes) + (copies and parallel.pipeline > 1)
+
+
+def outside_allocator_bytes(launch: Launch) -> int:
+    """Context, communicators and the buffers of libraries, which torch's statistics do not show and `nvidia-smi` does."""
+    return CONTEXT + communicators(launch) * CHANNELS * CHANNEL_BYTES + _library_buffers(launch)
+
+
+def _library_buffers(launch: Launch) -> int:
+    """Of the flex dispatcher, and of Transformer Engine's overlap."""
+    held = 0
+    if launch.model.moe is not None and launch.model.moe.flex is not None:
+        from analyzer.modules.moe.flex import flex_buffer_bytes  # a millisecond that most launches need not spend
+
+        held += flex_buffer_bytes(launch)
+    if launch.runtime.tp_comm_overlap:
+        from analyzer.memory.userbuffers import userbuffer_bytes  # likewise
+
+        held += userbuffer_bytes(launch)
+    return held
+
+
+def device_range(launch: Launch, *, peak: int, reserved: int) -> tuple[int, int]:
+    """The least and the most that the device may show, for an allocated peak and an estimate of the reserved bytes.
+
+    The least is what is sure: every byte that is allocated at the peak, and the smallest context and communicators. The
+    most has segments with `FRAGMENTATION` on top of the peak, and the largest of both.
+    """
+    fragmented = max(reserved, round_up(int(peak * (1 + FRAGMENTATION)), SEGMENT))
+    least, most = (
+        context + communicators(launch) * channels * CHANNEL_BYTES
+        for context, channels in zip(CONTEXTS, CHANNELS_RANGE, strict=True)
+    )
+    buffers = _library_buffers(launch)
+    return peak + least + buffers, fragmented + most + buffers

@@ -1,0 +1,39 @@
+"""Self-attention: projection to q, k and v, the kernel, projection back. Source: core/transformer/attention.py (0.16.1)."""
+
+from __future__ import annotations
+
+from analyzer.modules.attention.core_attention import Heads, core_attention, output_is_kept_apart, query_key_norm
+from analyzer.modules.linear import column_parallel, row_parallel
+from analyzer.modules.shapes import Shapes
+from analyzer.modules.tree import STREAM, Module
+
+
+def self_attention(shapes: Shapes, *, fused_norm: bool, input_shares: str = "") -> Module:
+    """[s, b, h] → [s, b, h]."""
+    model = shapes.model
+    heads = Heads(shapes)
+    full_width = model.query_projection_size + 2 * model.key_value_projection_size
+    qkv = column_parallel(
+        shapes,
+        "linear_qkv",
+        width=full_width // shapes.t,
+        full_width=full_width,
+        symbol="(a+2g)·d/t",
+        bias=model.bias_qkv,
+        fused_norm=fused_norm,
+        input_made_in=STREAM if fused_norm else "input_layernorm",
+        input_shares=input_shares,
+    )
+    projection = row_parallel(
+        shapes,
+        "linear_proj",
+        width=heads.query,
+        full_width=model.query_projection_size,
+        symbol="a·d/t",
+        bias=model.bias_linear,
+        input_made_in="self_attention.core_attention",
+        input_shares="" if output_is_kept_apart(shapes) else "core_attention output",
+        keeps_16_bit=True,
+    )
+    norms = (query_key_norm(shapes),) if model.qk_layernorm else ()
+    return Module(name="self_attention", children=(qkv, *norms, core_attention(shapes), projection))

@@ -1,0 +1,236 @@
+"""Multi-token prediction: layers after the decoder that each look one token further, and a head and a loss for each.
+
+Legend: D depths (`--mtp-num-layers`); depth k joins the states of depth k - 1 with the embedding of the token k places on.
+
+Sources: core/transformer/multi_token_prediction.py, core/models/gpt/gpt_model.py `_postprocess` (0.16.1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from analyzer.modules.embedding import embedding, vocabulary_weight
+from analyzer.modules.head import cross_entropy, output_layer
+from analyzer.modules.layer import LayerKind
+from analyzer.modules.linear import split_weight, weight_gradient
+from analyzer.modules.norm import standalone_norm
+from analyzer.modules.quantized import backward_input, forward_input, gathers, kept_input, output_gradient
+from analyzer.modules.shapes import Shapes
+from analyzer.modules.tree import MODEL_PATH, Collective, Module, Tensor
+
+ALL_DEPTHS = "hidden states of all depths"
+EMBEDDED = "embedded tokens"
+PROJECTED = "gathered output of the projection"
+
+
+def embedding_weights(shapes: Shapes) -> Module:
+    """The copy of the word embedding on a stage that holds these layers and is not the first."""
+    words = Module(name="word_embeddings", parameters=(vocabulary_weight(shapes, shared=True),), source="VocabParallelEmbedding")
+    return Module(name="embedding", children=(words,), source="LanguageModelEmbedding")
+
+
+def mtp_block(shapes: Shapes, *, after: str) -> Module:
+    """All depths, one after the other; while they run backward, the gradient of all depths' states waits beside them.
+
+    `after` is the path of the module that makes what the first of them reads.
+    """
+    depths = tuple(_depth(shapes, depth, after=after) for depth in range(shapes.model.mtp_num_layers))
+    return Module(
+        name="mtp",
+        backward_workspace=(_all_depths(shapes, "gradient of the hidden states of all depths"),),
+        children=depths,
+        source="MultiTokenPredictionBlock",
+    )
+
+
+def _all_depths(shapes: Shapes, name: str, *, made_in: str = "") -> Tensor:
+    """[(1 + D)·s, b, h]: the decoder's output and that of each depth, one after the other."""
+    one = shapes.hidden(name)
+    s, b, h = one.shape
+    depths = 1 + shapes.model.mtp_num_layers
+    return Tensor(name=name, shape=(depths * s, b, h), dtype=one.dtype, formula=f"(1+D)·{one.formula}", made_in=made_in)
+
+
+def _depth(shapes: Shapes, depth: int, *, after: str) -> Module:
+    """[s, b, h] and the token ids → [s, b, h]."""
+    recompute = shapes.launch.recompute
+    recomputed = recompute.granularity == "full" and recompute.method == "uniform"  # block leaves these layers alone
+    before = f"mtp.layers.{depth - 1}.final_layernorm" if depth else after
+    states = shapes.hidden("checkpoint input", made_in=MODEL_PATH + before)
+    here = f"{MODEL_PATH}mtp.layers.{depth}"
+    offload = shapes.launch.activation_offload
+    stays = offload is not None and offload.last_stays and depth == shapes.model.mtp_num_layers - 1
+    inside = (*_joined(shapes, states=states, here=here, kept_apart=recomputed), _layer(shapes, stays=stays), _final_norm(shapes))
+    if recomputed:
+        kept: tuple[Tensor, ...] = (states, shapes.hidden(EMBEDDED, made_in=_embedding(shapes)))
+        outlives: tuple[Tensor, ...] = ()
+        if _is_mixture(shapes):
+            from analyzer.modules.moe.layer import named_by_probabilities  # a millisecond that most launches need not spend
+
+            kept = tuple(replace(tensor, lingers=True) for tensor in kept)
+            outlives = named_by_probabilities(shapes)[1:] * 2
+        inside = (
+            Module(
+                name="checkpoint",
+                function=True,
+                saved=kept,
+                outlives=outlives,
+                backward_workspace=shapes.made_again,
+                children=inside,
+                recomputed=True,
+                source="tensor_parallel.checkpoint",
+            ),
+        )
+    return Module(
+        name="layers",
+        collectives=_roll_messages(shapes, ("int64", "int64")),  # token and position ids
+        children=(_lookup(shapes, here=here), *inside),
+        source="MultiTokenPredictionLayer",
+    )
+
+
+def _lookup(shapes: Shapes, *, here: str) -> Module:
+    """The embedding of the next tokens, through the weight that the stage holds."""
+    found = embedding(shapes)
+    ids = Tensor(name="rolled token ids", shape=(shapes.b, shapes.s), dtype="int64", formula="8·s·b", made_in=here)
+    children = tuple(replace(child, parameters=()) for child in found.children)
+    return replace(found, children=children, saved=(ids,) if shapes.t == 1 else ())
+
+
+def _embedding(shapes: Shapes) -> str:
+    """Path of the module that makes the embedded tokens."""
+    last = embedding(shapes).output_of
+    return f"{MODEL_PATH}embedding.{last}" if last else f"{MODEL_PATH}embedding"
+
+
+def _joined(shapes: Shapes, *, states: Tensor, here: str, kept_apart: bool) -> tuple[Module, ...]:
+    """Norms of embedding and `states`, and the projection 2·h → h of the two side by side.
+
+    `kept_apart`: a checkpoint keeps the inputs of both norms.
+    """
+    embedded = _embedding(shapes)
+    enorm = standalone_norm(shapes, "enorm", input_made_in=embedded, input_shares=EMBEDDED if kept_apart else "")
+    hnorm = standalone_norm(shapes, "hnorm", input_made_in=states.made_in, input_shares=states.name if kept_apart else "")
+    return enorm, hnorm, _projection(shapes, here=here)
+
+
+def _twice(shapes: Shapes, name: str, *, gathered: bool = False, made_in: str = "") -> Tensor:
+    """[s, b, 2·h], or its shard under sequence parallelism unless `gathered`."""
+    one = shapes.hidden(name, gathered=gathered)
+    s, b, h = one.shape
+    return Tensor(name=name, shape=(s, b, 2 * h), dtype=one.dtype, formula=f"2·{one.formula}", made_in=made_in)
+
+
+def _projection(shapes: Shapes, *, here: str) -> Module:
+    """[s, b, 2·h] → [s, b, h/t], gathered to [s, b, h] over tensor-parallel ranks.
+
+    Under sequence parallelism a rank goes on with its part of that, which is a view: the whole stays.
+    """
+    h, t = shapes.model.hidden_size, shapes.t
+    gathered = (_twice(shapes, "gathered input", gathered=True),) if shapes.sp else ()
+    read = _twice(shapes, "input", made_in=here)
+    part = shapes.wide("output", h // t, "h/t")
+    whole = (shapes.hidden(PROJECTED, gathered=True, made_in=here),) if t > 1 else ()
+    viewed = whole if shapes.sp else ()
+    return Module(
+        name="eh_proj",
+        parameters=(split_weight(shapes, (h // t, 2 * h), full=(h, 2 * h)),),
+        saved=(*kept_input(shapes, read, gathered=shapes.sp), *viewed),
+        forward_workspace=(*forward_input(shapes, read, gathered=gathered), part, *(() if viewed else whole)),
+        backward_workspace=(
+            *whole,
+            *output_gradient(shapes, shapes.wide("output gradient", h // t, "h/t")),
+            *backward_input(shapes, read, gathered=gathered),
+            _twice(shapes, "input gradient", gathered=True),
+            *((_twice(shapes, "scattered input gradient"),) if shapes.sp else ()),
+            *weight_gradient(shapes, (h // t, 2 * h)),
+        ),
+        collectives=_projection_messages(shapes),
+        source="TEColumnParallelLinear / ColumnParallelLinear",
+    )
+
+
+def _projection_messages(shapes: Shapes) -> tuple[Collective, ...]:
+    """Those of a column-parallel layer of 2·h, and the gather of its output; the split has its mirror in backward."""
+    wide = 2 * shapes.model.hidden_size
+    gather = shapes.tp("all_gather", "forward")
+    if not shapes.sp:
+        return (*gather, *shapes.tp("all_reduce", "backward", width=wide))
+    return (
+        *gathers(shapes, "forward", width=wide, quantizes=True),
+        *gather,
+        *shapes.tp("all_gather", "backward"),
+        *gathers(shapes, "backward", width=wide),
+        *shapes.tp("reduce_scatter", "backward", width=wide),
+    )
+
+
+def _is_mixture(shapes: Shapes) -> bool:
+    """Whether a prediction layer is one, as the decoder's last."""
+    return shapes.model.moe is not None and shapes.model.moe.layers[-1]
+
+
+def _layer(shapes: Shapes, *, stays: bool) -> Module:
+    """A transformer layer like the decoder's last. `stays`: it is not offloaded, since its backward comes next."""
+    kind = LayerKind(mixture=_is_mixture(shapes), stays=stays)
+    return replace(kind.build(shapes, input_shares=PROJECTED if shapes.sp else ""), name="transformer_layer")
+
+
+def _final_norm(shapes: Shapes) -> Module:
+    norm = standalone_norm(shapes, "final_layernorm", input_made_in="transformer_layer")
+    return replace(norm, forward_workspace=(*norm.forward_workspace, _all_depths(shapes, ALL_DEPTHS)))
+
+
+def _roll_messages(shapes: Shapes, dtypes: tuple[str, ...]) -> tuple[Collective, ...]:
+    """Under context parallelism the first token of each of the two chunks of a rank goes to a neighbour (`roll_tensor`).
+
+    Counted for a rank with as many neighbours as any has: two, or the one of a pair.
+    """
+    neighbours = min(2, shapes.launch.parallel.context - 1)
+    if not neighbours:
+        return ()
+    return tuple(
+        Collective(kind="send", group="cp", shape=(shapes.b,), dtype=dtype, phase="forward", count=neighbours) for dtype in dtypes
+    )
+
+
+def mtp_heads(shapes: Shapes) -> tuple[Module, ...]:
+    """Output layer and loss of each depth, before those of the model, with the same weight.
+
+    The frame names the logits of the depth before until those of the next are made. In backward the gradients of what
+    later heads have read wait.
+    """
+    depths = shapes.model.mtp_num_layers
+    return tuple(_mtp_head(shapes, depth=depth, depths=depths) for depth in range(depths))
+
+
+def _mtp_head(shapes: Shapes, *, depth: int, depths: int) -> Module:
+    last = depth == depths - 1
+    layer = output_layer(shapes, owns_weight=False, shared=False, input_shares=ALL_DEPTHS)
+    loss = cross_entropy(shapes)
+    named = layer.forward_held
+    before = tuple(replace(tensor, name="logits of the depth before") for tensor in named) if depth else ()
+    if depth == 0:
+        layer = replace(layer, saved=(_all_depths(shapes, ALL_DEPTHS, made_in="mtp"),))
+    tokens = (shapes.b, shapes.s)
+    kept = tuple(Tensor(name=name, shape=tokens, dtype="fp32", formula="4·s·b") for name in ("rolled loss mask", "scaled loss"))
+    waiting = tuple(shapes.hidden(f"gradient of {1 + depth} hidden states") for depth in range(depths - depth))
+    return Module(
+        name="mtp_head",
+        function=True,
+        backward_workspace=waiting,
+        collectives=_roll_messages(shapes, ("int64", "fp32")),  # labels and loss mask
+        children=(
+            replace(
+                layer,
+                forward_workspace=(*layer.forward_workspace, *before, *(() if last else named)),
+                forward_held=named if last else (),
+            ),
+            replace(
+                loss,
+                saved=(*loss.saved, *kept),
+                forward_workspace=(*loss.forward_workspace, *(() if last else named)),
+            ),
+        ),
+        source="GPTModel._postprocess",
+    )

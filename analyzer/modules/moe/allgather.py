@@ -1,0 +1,138 @@
+"""The all-gather dispatcher: every rank is sent all tokens of the group, and picks those of its experts.
+
+Legend as in dispatch.py; W tokens of the group (T·P), El = E/ep experts of this rank.
+
+Source: core/transformer/moe/token_dispatcher.py `MoEAllGatherTokenDispatcher`, moe_utils.py permute and unpermute (0.16.1).
+The gathered tokens themselves lie in Megatron's global memory buffer, which `runtime` counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from analyzer.modules.moe.alltoall import Routing, shared_output, summed_rows
+from analyzer.modules.shapes import Shapes
+from analyzer.modules.tree import Collective, Module, Tensor
+
+
+def gathered_tokens(shapes: Shapes) -> Tensor:
+    """[W, hx], of all ranks that share experts."""
+    routing = Routing(shapes)
+    return routing.row_tensor("gathered tokens", routing.tokens * routing.ep * routing.etp)
+
+
+def gathered_probabilities(routing: Routing) -> tuple[Tensor, ...]:
+    """[W, E], which the frame of the layer names to its end; where nothing is gathered they are the router's."""
+    if routing.ep * routing.etp == 1:
+        return ()
+    shape = (routing.tokens * routing.ep * routing.etp, routing.moe.num_experts)
+    return (Tensor(name="gathered probabilities", shape=shape, dtype=routing.probability_dtype, formula="W·E"),)
+
+
+def allgather_dispatch(shapes: Shapes) -> Module:
+    """Tokens [T, hx] → rows of the local experts, sorted by expert."""
+    routing = Routing(shapes)
+    world, here = routing.tokens * routing.ep * routing.etp, routing.local_experts
+    alone = routing.ep * routing.etp == 1
+    gathers = () if alone else (Tensor(name="gathered routing map", shape=(world, routing.moe.num_experts), dtype="bool"),)
+    # the part of the local experts is cut out into copies; the whole of a map is no copy
+    apart = routing.ep > 1
+    row_map = (
+        Tensor(name="row id map", shape=(world, 2 * here + 1), dtype="int32", formula="4·W·(2El+1)", lingers=True)
+        if routing.moe.permute_fusion
+        else Tensor(name="sorted indices", shape=(routing.rows,), dtype="int64", formula="8·T·k", lingers=True)
+    )
+    local_map = Tensor(name="routing map of the local experts", shape=(world, here), dtype="bool", formula="W·El")
+    chances = Tensor(
+        name="probabilities of the local experts", shape=(world, here), dtype=routing.probability_dtype, formula="W·El"
+    )
+    selected = (
+        Tensor(name="transposed routing map", shape=(here, world), dtype="bool", formula="W·El"),
+        Tensor(name="transposed probabilities", shape=(here, world), dtype=routing.probability_dtype, formula="W·El"),
+    )
+    rows = routing.row_tensor("rows of the local experts", routing.rows)
+    return Module(
+        name="dispatch",
+        function=True,
+        saved=(
+            row_map,
+            *selected,
+            Tensor(name="permuted probabilities", shape=(routing.rows,), dtype=routing.probability_dtype, lingers=True),
+        ),
+        named=(local_map,),
+        forward_workspace=(
+            *gathered_probabilities(routing),
+            *(gathers if apart else ()),
+            *((chances,) if apart else ()),
+            rows,
+            *shared_output(routing),
+        ),
+        backward_workspace=(
+            routing.row_tensor("row gradients", routing.rows),
+            routing.row_tensor("gradients of the gathered tokens", world),
+            *(() if alone else (shapes.hidden("token gradient"),)),
+        ),
+        collectives=tuple(_messages(routing)),
+        source="MoEAllGatherTokenDispatcher",
+    )
+
+
+def allgather_combine(shapes: Shapes) -> Module:
+    """Rows of the local experts → [T, h], summed over the experts of each token, then over the ranks."""
+    routing = Routing(shapes)
+    world = routing.tokens * routing.ep * routing.etp
+    alone = routing.ep * routing.etp == 1
+    summed = routing.row_tensor("sums of the gathered tokens", world)
+    promotes = not alone and routing.probability_dtype != shapes.dtype
+    promoted = (routing.row_tensor("sums in the type of the probabilities", world, dtype=routing.probability_dtype),)
+    reduced = (shapes.hidden("output", dtype=routing.probability_dtype),) if promotes else ()
+    grouped = routing.moe.grouped_gemm or routing.local_experts == 1
+    kept = summed_rows(routing, routing.rows, made_in="mlp.experts.linear_fc2" if grouped else "mlp.experts")
+    expert_output = () if kept else (routing.row_tensor("expert output", routing.rows),)
+    gradient = shapes.branch_gradient
+    forward = (
+        (*expert_output, summed, *((summed,) if kept else ())),  # PyTorch makes the zeros twice where it is deterministic
+        (summed, *(promoted if promotes else ()), *(() if alone else (*reduced, shapes.hidden("output")))),
+    )
+    received = (routing.row_tensor("gathered gradients", world),)
+    backward = (
+        (gradient, *(promoted * 2 if promotes else ()), *(() if alone else received)),
+        (gradient, *(() if alone else received), routing.row_tensor("row gradients", routing.rows)),
+    )
+    return Module(
+        name="combine",
+        function=True,
+        saved=kept,
+        forward_workspace=(
+            *gathered_probabilities(routing),
+            *max(forward, key=lambda tensors: sum(tensor.bytes for tensor in tensors)),
+            *shared_output(routing),
+        ),
+        backward_workspace=max(backward, key=lambda tensors: sum(tensor.bytes for tensor in tensors)),
+        collectives=tuple(_messages_back(routing)),
+        source="MoEAllGatherTokenDispatcher",
+    )
+
+
+def _messages(routing: Routing) -> Iterator[Collective]:
+    """Of the way to the experts, and of its mirror in backward."""
+    world = routing.tokens * routing.ep * routing.etp
+    if world == routing.tokens:
+        return
+    hidden, chances = (world, routing.width), (world, routing.moe.num_experts)
+    dtype, probabilities = routing.shapes.dtype, routing.probability_dtype
+    yield routing.message("all_gather", "tp_ep", chances, "bool", "forward")
+    yield routing.message("all_gather", "tp_ep", chances, probabilities, "forward")
+    yield routing.message("all_gather", "tp_ep", hidden, dtype, "forward")
+    yield routing.message("reduce_scatter", "tp_ep", hidden, dtype, "backward")
+    yield routing.message("reduce_scatter", "tp_ep", chances, probabilities, "backward")
+
+
+def _messages_back(routing: Routing) -> Iterator[Collective]:
+    """Of the way back from the experts; sums are in the type of the probabilities (`token_combine`)."""
+    world = routing.tokens * routing.ep * routing.etp
+    if world == routing.tokens:
+        return
+    hidden = (world, routing.width)
+    yield routing.message("reduce_scatter", "tp_ep", hidden, routing.probability_dtype, "forward")
+    yield routing.message("all_gather", "tp_ep", hidden, routing.probability_dtype, "backward")

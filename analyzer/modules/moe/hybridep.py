@@ -1,0 +1,108 @@
+"""The flex dispatcher with HybridEP: tokens arrive in buffers of the driver, from where one kernel spreads them out.
+
+Legend as in flex.py; N ranks of a group share an NVLink domain, P/N domains.
+
+Sources: core/transformer/moe/token_dispatcher.py `_HybridEPManager`, fused_a2a.py (0.16.1); deepseek-ai/DeepEP, branch
+hybrid-ep: deep_ep/hybrid_ep_buffer.py, csrc/hybrid_ep/executor/executor.cu and extension/permute.cu (what PyTorch holds),
+buffer/intranode.cu and internode.cu (what it does not).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from analyzer.modules.moe.alltoall import Routing, shared_output
+from analyzer.modules.moe.flex import arrivals, messages
+from analyzer.modules.shapes import Shapes
+from analyzer.modules.tree import Collective, Module, Tensor
+from analyzer.specs import Launch
+from analyzer.units import round_up
+
+FEWEST_TOKENS: Final = 512
+"""Buffers hold no fewer tokens of a rank."""
+SCALE_BLOCK: Final = 128
+"""Values that share a scale; buffers have room for scales also where nothing is sent in FP8."""
+MAP_BLOCK: Final = 16
+"""Rows of the map of what other domains send are a multiple of it."""
+
+
+def hybridep_buffer_bytes(launch: Launch) -> int:
+    """Room for every token of the group on every rank, and between domains for those of a rank, to send and to receive."""
+    routing = Routing(Shapes(launch))
+    ranks = routing.ep * routing.etp
+    domain, domains = routing.flex.nvlink_ranks, ranks // routing.flex.nvlink_ranks
+    tokens = max(routing.tokens, FEWEST_TOKENS)
+    values, scales = 2 * routing.width, 4 * (routing.width // SCALE_BLOCK)
+    weights = 4 * routing.local_experts * domain
+    near = tokens * ranks * (values + scales + weights)
+    if domains == 1:
+        return near
+    sent = tokens * (values + scales + weights * domains)
+    to_experts = tokens * (domains - 1) * (values + scales + weights)
+    back = 2 * tokens * (domains - 1) * (values + weights)  # sums of the domain, and those of the others
+    return near + sent + to_experts + back
+
+
+def hybridep_dispatch(shapes: Shapes) -> Module:
+    """Tokens [T, hx] → rows of the local experts, sorted by expert."""
+    routing = Routing(shapes)
+    tokens, here, came = routing.tokens, routing.local_experts, arrivals(routing)
+    ranks = routing.ep * routing.etp
+    world, domain = tokens * ranks, routing.flex.nvlink_ranks
+    domains = ranks // domain
+    chances = (tokens, here * ranks)
+    whole_map = Tensor(name="routing map of the group", shape=(world, here * ranks), dtype="bool", formula="T·P·E")
+    between = (
+        (Tensor(name="domains of each token", shape=(tokens, domains - 1), dtype="bool", formula="T·(P/N-1)"),)
+        if domains > 1
+        else ()
+    )
+    return Module(
+        name="dispatch",
+        function=True,
+        saved=(
+            Tensor(name="places in the domain", shape=(tokens * domains, domain), dtype="int32", formula="4·T·P"),
+            Tensor(name="tokens from domains", shape=(round_up(tokens, MAP_BLOCK), domains), dtype="bool", formula="T·P/N"),
+            *between,
+            Tensor(name="routing map of the local experts", shape=(world, here), dtype="bool", formula="T·P·El"),
+            Tensor(name="row id map", shape=(world, here), dtype="int32", formula="4·T·P·El"),
+            Tensor(name="permuted probabilities", shape=(routing.rows,), dtype="fp32", formula="4·T·k", lingers=True),
+        ),
+        forward_workspace=(
+            whole_map,
+            routing.row_tensor("rows of the local experts", routing.rows),
+            *shared_output(routing),
+        ),
+        backward_workspace=(
+            routing.row_tensor("row gradients", routing.rows),
+            shapes.hidden("token gradient"),
+            Tensor(name="gradients of probabilities", shape=chances, dtype="fp32", formula="4·T·E"),
+        ),
+        collectives=(
+            Collective(kind="all_gather", group="tp_ep", shape=whole_map.shape, dtype="bool", phase="forward"),
+            *messages(routing, came, phase="forward", weights=True),
+            *messages(routing, came, phase="backward", weights=True),
+        ),
+        source="MoEFlexTokenDispatcher with HybridEP",
+    )
+
+
+def hybridep_combine(shapes: Shapes) -> Module:
+    """Rows of the local experts → [T, h], summed on the way back."""
+    routing = Routing(shapes)
+    came = arrivals(routing)
+    gradient = shapes.branch_gradient
+    return Module(
+        name="combine",
+        function=True,
+        forward_workspace=(
+            routing.row_tensor("expert output", routing.rows),
+            shapes.hidden("output"),
+            *shared_output(routing),
+        ),
+        backward_workspace=(gradient, routing.row_tensor("row gradients", routing.rows)),
+        collectives=tuple(
+            each for phase in ("forward", "backward") for each in messages(routing, came, phase=phase, weights=False)
+        ),
+        source="MoEFlexTokenDispatcher with HybridEP",
+    )

@@ -1,0 +1,324 @@
+"""What Megatron-FSDP has unsharded at each moment: parameters gathered ahead, gradients that wait for their reduction.
+
+Read in megatron/core/distributed/fsdp/src/megatron_fsdp/megatron_fsdp.py (`_register_fsdp_hooks`) and
+param_and_grad_buffer.py (`AllGatherPipeline`, `GradReducePipeline`), 0.16.1. Before a module runs, its buckets are
+gathered, and those after them up to half of a communication unit; a layer's are dropped when it has run. Gradients of
+a bucket are collected unsharded, and dropped when a communication unit of them has been reduced since. Buckets outside
+layers stay until the optimizer has stepped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final
+
+from analyzer.modules.tree import Module, Tensor
+from analyzer.specs import Launch
+from analyzer.states.fsdp_buckets import (
+    Segment,
+    ShardedBucket,
+    bucket_size,
+    fsdp_of,
+    is_segment,
+    reduced_dtype,
+    segments,
+    shard_ranks,
+    sharded_buckets,
+)
+
+LEAST_UNIT: Final = 1_000_000_000
+"""Elements of a communication unit, where two average layers are not more (`_init_fsdp_param_and_grad_buffer`)."""
+BUFFERS: Final = 2
+"""Layers that the persistent buffers of `--fsdp-double-buffer` hold (`UB_BUFFER_NUM`)."""
+PARAMETERS: Final = "gathered parameters"
+GRADIENTS: Final = "unsharded gradients"
+
+Ids = frozenset[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkPasses:
+    """What is unsharded in each segment of a chunk, by bucket, and how often each bucket is gathered in a microbatch."""
+
+    forward: tuple[Ids, ...]
+    backward: tuple[Ids, ...]
+    gradients: tuple[Ids, ...]
+    gathered_forward: tuple[int, ...]
+    """For each bucket, with what is gathered in forward for the backward."""
+    gathered_backward: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Buckets of a chunk and where they are used."""
+
+    launch: Launch
+    tree: Module
+    buckets: tuple[ShardedBucket, ...]
+
+    @cached_property
+    def pieces(self) -> tuple[Segment, ...]:
+        return tuple(segments(self.tree))
+
+    @cached_property
+    def parts(self) -> tuple[tuple[Ids, ...], ...]:
+        """For each segment the buckets of each module in it, units one by one."""
+        of_segment: list[set[int]] = [set() for _ in self.pieces]
+        of_unit: dict[int, set[int]] = {}
+        for number, bucket in enumerate(self.buckets):
+            if bucket.unit is not None:
+                of_unit.setdefault(bucket.unit, set()).add(number)
+            else:
+                for segment in bucket.segments:
+                    of_segment[segment].add(number)
+        parts: list[tuple[Ids, ...]] = []
+        unit = 0
+        for piece, outside in zip(self.pieces, of_segment, strict=True):
+            if piece.units and of_unit:
+                parts.append(tuple(frozenset(of_unit[unit + index]) for index in range(len(piece.modules))))
+                unit += len(piece.modules)
+            else:
+                parts.append((frozenset(outside),))
+        return tuple(parts)
+
+    @cached_property
+    def together(self) -> tuple[Ids, ...]:
+        """For each bucket those gathered with it: of the same unit, experts apart."""
+        members: dict[tuple[int, bool], set[int]] = {}
+        for number, bucket in enumerate(self.buckets):
+            if bucket.unit is not None:
+                members.setdefault((bucket.unit, bucket.expert), set()).add(number)
+        return tuple(
+            frozenset({number} if bucket.unit is None else members[bucket.unit, bucket.expert])
+            for number, bucket in enumerate(self.buckets)
+        )
+
+    @cached_property
+    def unit_size(self) -> int:
+        """Elements of a communication unit."""
+        asked = fsdp_of(self.launch).communication_unit_size
+        if asked is not None:
+            return asked
+        units = {bucket.unit for bucket in self.buckets if bucket.unit is not None}
+        if not units:
+            return max(LEAST_UNIT, bucket_size(self.launch) or 0)
+        layers = sum(p.numel for bucket in self.buckets if bucket.unit is not None for p in bucket.parameters)
+        return max(LEAST_UNIT, layers // len(units) * 2)
+
+    @cached_property
+    def pooled(self) -> Ids:
+        """Units that share the persistent buffers: the largest set of units that are alike."""
+        if not fsdp_of(self.launch).double_buffer:
+            return frozenset()
+        alike: dict[tuple[tuple[str, int], ...], set[int]] = {}
+        for unit in sorted({bucket.unit for bucket in self.buckets if bucket.unit is not None}):
+            key = tuple((b.dtype, sum(p.numel for p in b.parameters)) for b in self.buckets if b.unit == unit)
+            alike.setdefault(key, set()).add(unit)
+        largest: set[int] = max(alike.values(), key=len) if alike else set()
+        return frozenset(largest)
+
+    def ahead(self, wanted: Ids, *, step: int) -> Ids:
+        """The buckets to gather where `wanted` are needed, `step` 1 in forward and -1 in backward."""
+        chosen = set(wanted)
+        units: set[int | None] = {self.buckets[number].unit for number in wanted} & self.pooled
+        following = min(wanted) if step > 0 else max(wanted)
+        extra = 0
+        while extra < self.unit_size // 2:
+            while following in chosen:
+                following += step
+            if not 0 <= following < len(self.buckets):
+                break
+            if fsdp_of(self.launch).double_buffer:
+                units = units | {self.buckets[following].unit}
+                if len(units) > BUFFERS:
+                    break
+            added = self.together[following] - chosen
+            extra += sum(self.buckets[number].numel for number in added)
+            chosen |= added
+        return frozenset(chosen)
+
+    def size(self, ids: Ids) -> int:
+        """Elements of these buckets."""
+        return sum(self.buckets[number].numel for number in ids)
+
+
+def chunk_passes(launch: Launch, tree: Module, buckets: tuple[ShardedBucket, ...], *, first: bool = False) -> ChunkPasses:
+    """One microbatch through a chunk; `first`: no backward has run yet."""
+    chunk = _Chunk(launch, tree, buckets)
+    gathered = [0] * len(buckets), [0] * len(buckets)
+    nothing: tuple[Ids, ...] = (frozenset(),) * len(chunk.pieces)
+    forward = backward = gradients = nothing
+    fsdp = fsdp_of(launch)
+    if fsdp.strategy == "optim_grads_params":
+        outside = frozenset(number for number, bucket in enumerate(buckets) if bucket.unit is None)
+        ready = set[int]() if first else set(outside)
+        forward = tuple(_forward(chunk, ready, gathered[0], prefetches=first or fsdp.outside_layers_prefetches))
+        backward = tuple(reversed(list(_backward(chunk, ready, gathered[1]))))
+    if fsdp.strategy in ("optim_grads", "optim_grads_params"):
+        gradients = tuple(reversed(list(_gradients(chunk))))
+    return ChunkPasses(
+        forward=forward,
+        backward=backward,
+        gradients=gradients,
+        gathered_forward=tuple(gathered[0]),
+        gathered_backward=tuple(gathered[1]),
+    )
+
+
+def _gather(ready: set[int], asked: Ids, counts: list[int]) -> bool:
+    """Gathers what is not there yet; whether there was any."""
+    missing = asked - ready
+    for number in missing:
+        counts[number] += 1
+    ready |= missing
+    return bool(missing)
+
+
+def _forward(chunk: _Chunk, ready: set[int], counts: list[int], *, prefetches: bool) -> Iterator[Ids]:
+    """What is unsharded in each segment; `ready` is left as it is at the end. Layers always gather ahead."""
+    for piece, parts in zip(chunk.pieces, chunk.parts, strict=True):
+        largest: Ids = frozenset(ready)
+        for wanted in parts:
+            if wanted:
+                _gather(ready, chunk.ahead(wanted, step=1) if piece.units or prefetches else wanted, counts)
+            largest = max(largest, frozenset(ready), key=chunk.size)
+            if piece.units:
+                ready -= wanted
+        yield largest
+
+
+def _backward(chunk: _Chunk, ready: set[int], counts: list[int]) -> Iterator[Ids]:
+    """What is unsharded in each segment, the last first. Only layers gather.
+
+    Layers that the end of the forward gathered ahead are given up when the first other layer is gathered.
+    """
+    spare = {number for number in ready if chunk.buckets[number].unit is not None}
+    for piece, parts in zip(reversed(chunk.pieces), reversed(chunk.parts), strict=True):
+        if not piece.units:
+            yield frozenset(ready)
+            continue
+        largest: Ids = frozenset()
+        if len(parts) > 1:  # layers under one checkpoint run forward again, each gathered without what follows
+            for wanted in parts:
+                spare -= wanted
+                if _gather(ready, wanted, counts):
+                    ready -= spare
+                    spare = set()
+            largest = frozenset(ready)
+        for wanted in reversed(parts):
+            spare -= wanted
+            asked = chunk.ahead(wanted, step=-1)
+            if asked - ready:
+                ready -= spare
+                spare = set()
+            _gather(ready, asked, counts)
+            largest = max(largest, frozenset(ready), key=chunk.size)
+            ready -= wanted
+        yield largest
+
+
+def _gradients(chunk: _Chunk) -> Iterator[Ids]:
+    """Buckets of gradients in each segment, the last first."""
+    unfinished = {number: set(bucket.segments) for number, bucket in enumerate(chunk.buckets)}
+    alive: set[int] = set()
+    queue: list[int] = []
+    for index in range(len(chunk.pieces) - 1, -1, -1):
+        largest: Ids = frozenset(alive)
+        for wanted in reversed(chunk.parts[index]):
+            alive |= wanted
+            largest = max(largest, frozenset(alive), key=chunk.size)
+            for number in sorted(wanted):
+                unfinished[number].discard(index)
+                if not unfinished[number]:
+                    _make_room(chunk, alive, queue, number)
+                    queue.append(number)
+        yield largest
+
+
+def _make_room(chunk: _Chunk, alive: set[int], queue: list[int], coming: int) -> None:
+    """Drops the oldest reduced buckets before another one is reduced."""
+    waiting = sum(chunk.buckets[number].numel for number in queue)
+    coming_unit = chunk.buckets[coming].unit
+    while queue and (waiting > chunk.unit_size or _beyond_buffers(chunk, queue, coming_unit)):
+        oldest = queue.pop(0)
+        waiting -= chunk.buckets[oldest].numel
+        alive.discard(oldest)
+
+
+def _beyond_buffers(chunk: _Chunk, queue: Sequence[int], coming: int | None) -> bool:
+    """Whether the persistent buffers are too few for the units that wait and the one that comes."""
+    if not fsdp_of(chunk.launch).double_buffer:
+        return False
+    return len({chunk.buckets[number].unit for number in queue} | {coming}) > BUFFERS
+
+
+def gathered_after_step(launch: Launch, buckets: tuple[ShardedBucket, ...], tree: Module) -> int:
+    """Bytes of parameters that are unsharded between iterations.
+
+    After the optimizer step the first buckets are gathered for the next forward. `--log-params-norm` gives them up again,
+    but for what stays outside layers.
+    """
+    fsdp = fsdp_of(launch)
+    if fsdp.strategy != "optim_grads_params" or not buckets:
+        return 0
+    chunk = _Chunk(launch, tree, buckets)
+    held: Ids = frozenset()
+    if fsdp.outside_layers_stay:
+        held = frozenset(number for number, bucket in enumerate(buckets) if bucket.unit is None)
+    if not launch.optimizer.log_params_norm:
+        held |= chunk.ahead(chunk.together[0], step=1)
+    return sum(tensor.bytes for tensor in _tensors(chunk, held, PARAMETERS))
+
+
+def pool_bytes(launch: Launch, tree: Module) -> tuple[int, int]:
+    """Bytes of the persistent buffers for parameters and for gradients, 0 without `--fsdp-double-buffer`."""
+    chunk = _Chunk(launch, tree, sharded_buckets(launch, tree))
+    if not chunk.pooled:
+        return 0, 0
+    unit = min(chunk.pooled)
+    whole = frozenset(number for number, bucket in enumerate(chunk.buckets) if bucket.unit == unit)
+    unpooled = replace(chunk.launch, fsdp=replace(fsdp_of(launch), double_buffer=False))
+    plain = _Chunk(unpooled, tree, chunk.buckets)
+    parameters, gradients = (
+        BUFFERS * sum(tensor.bytes for tensor in _tensors(plain, whole, name)) for name in (PARAMETERS, GRADIENTS)
+    )
+    return parameters, gradients
+
+
+def _tensors(chunk: _Chunk, ids: Ids, name: str) -> tuple[Tensor, ...]:
+    """The unsharded buckets that lie outside persistent buffers: one tensor for each element type."""
+    sizes: dict[str, int] = {}
+    for number in sorted(ids):
+        bucket = chunk.buckets[number]
+        if shard_ranks(chunk.launch, bucket.group) > 1 and bucket.unit not in chunk.pooled:
+            dtype = bucket.dtype if name == PARAMETERS else reduced_dtype(chunk.launch, bucket)
+            sizes[dtype] = sizes.get(dtype, 0) + bucket.numel
+    return tuple(Tensor(name=name, shape=(numel,), dtype=dtype, formula="whole buckets") for dtype, numel in sizes.items())
+
+
+def with_unsharded(launch: Launch, tree: Module, *, first: bool = False) -> Module:
+    """The tree with all that is unsharded as workspace of the modules concerned."""
+    chunk = _Chunk(launch, tree, sharded_buckets(launch, tree))
+    passes = chunk_passes(launch, tree, chunk.buckets, first=first)
+    workspaces = [
+        (
+            _tensors(chunk, ahead, PARAMETERS),
+            (*_tensors(chunk, behind, PARAMETERS), *_tensors(chunk, waiting, GRADIENTS)),
+        )
+        for ahead, behind, waiting in zip(passes.forward, passes.backward, passes.gradients, strict=True)
+    ]
+    return decorated(tree, iter(workspaces))
+
+
+def decorated(module: Module, workspaces: Iterator[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]) -> Module:
+    """The module with forward and backward workspace added to its segments, in the order of `segments`."""
+    if not is_segment(module):
+        return replace(module, children=tuple(decorated(child, workspaces) for child in module.children))
+    forward, backward = next(workspaces)
+    return replace(
+        module,
+        forward_workspace=(*module.forward_workspace, *forward),
+        backward_workspace=(*module.backward_workspace, *backward),
+    )

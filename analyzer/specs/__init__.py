@@ -1,0 +1,43 @@
+"""What a launch asks for, as frozen records that the analysis reads and nothing changes.
+
+`analyzer.launch` makes them from the command line. They already contain what Megatron's `validate_args` derives: padded vocabulary,
+ffn_hidden_size, data-parallel size, number of microbatches. Names are Megatron's.
+"""
+
+from analyzer.specs.hardware import HardwareSpec
+from analyzer.specs.job import Launch
+from analyzer.specs.model import Activation, AttentionBackend, BlockSpec, Branch, CrossEntropy, Implementation, MlaSpec, ModelSpec
+from analyzer.specs.moe import FlexSpec, MoeSpec
+from analyzer.specs.optimizer import FsdpSpec, MuonSpec, OffloadSpec, OptimizerSpec
+from analyzer.specs.parallel import ParallelSpec, PipelineSpec
+from analyzer.specs.precision import Fp8Recipe, Fp8Spec, PrecisionSpec
+from analyzer.specs.training import ActivationOffloadSpec, BatchSpec, GraphSpec, RecomputeSpec, RuntimeSpec
+
+__all__ = [
+    "Activation",
+    "ActivationOffloadSpec",
+    "AttentionBackend",
+    "BatchSpec",
+    "BlockSpec",
+    "Branch",
+    "CrossEntropy",
+    "FlexSpec",
+    "Fp8Recipe",
+    "Fp8Spec",
+    "FsdpSpec",
+    "GraphSpec",
+    "HardwareSpec",
+    "Implementation",
+    "Launch",
+    "MlaSpec",
+    "ModelSpec",
+    "MoeSpec",
+    "MuonSpec",
+    "OffloadSpec",
+    "OptimizerSpec",
+    "ParallelSpec",
+    "PipelineSpec",
+    "PrecisionSpec",
+    "RecomputeSpec",
+    "RuntimeSpec",
+]

@@ -1,0 +1,33 @@
+"""A training job: everything that the analysis reads about a launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from analyzer.specs.hardware import HardwareSpec
+from analyzer.specs.model import ModelSpec
+from analyzer.specs.optimizer import FsdpSpec, OptimizerSpec
+from analyzer.specs.parallel import ParallelSpec
+from analyzer.specs.precision import PrecisionSpec
+from analyzer.specs.training import ActivationOffloadSpec, BatchSpec, GraphSpec, RecomputeSpec, RuntimeSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One launch, understood."""
+
+    model: ModelSpec
+    parallel: ParallelSpec
+    batch: BatchSpec
+    precision: PrecisionSpec
+    optimizer: OptimizerSpec
+    recompute: RecomputeSpec
+    runtime: RuntimeSpec
+    hardware: HardwareSpec
+    megatron: str
+    """The release whose behaviour is assumed: '0.16.1', or '2023' for the code before core 0.3."""
+    assumptions: tuple[str, ...] = ()
+    """What was taken for granted while the arguments were read, one sentence each."""
+    fsdp: FsdpSpec | None = None
+    graphs: GraphSpec | None = None
+    activation_offload: ActivationOffloadSpec | None = None

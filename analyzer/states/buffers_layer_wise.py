@@ -1,0 +1,133 @@
+"""Buffers of matrices that Muon's replicas own whole: every bucket in as many shards as there are replicas, none cut through.
+
+Read in megatron/core/optimizer/layer_wise_optimizer.py (`_compute_per_buffer_param_layout`, `_shard_params_from_layout`) and
+param_layout.py, as of June 2026, the code of 0.18 and 0.19. Everything else of a chunk lies in buffers of the distributed
+optimizer, and is Adam's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heapreplace
+from math import lcm
+from typing import Final, Literal
+
+from analyzer.modules.tree import Module
+from analyzer.results import Chunk, StageModel
+from analyzer.specs import Launch
+from analyzer.states.buffers import (
+    PARAMETER_ALIGNMENT,
+    Bucket,
+    Buffer,
+    bucket_divisor,
+    bucket_size,
+    chunk_buffers,
+    creation_order,
+    reduction_size,
+)
+from analyzer.states.matrices import Weight, chunk_weights
+from analyzer.units import round_up
+
+PADDING_FLOOR: Final = 0.9
+"""A bucket stays open until it fills so much of what its largest matrix makes it."""
+
+
+@dataclass(frozen=True)
+class _Shards:
+    """One bucket, as matrices by replica."""
+
+    owned: tuple[tuple[Weight, ...], ...]
+    numel: int
+    """Of one shard, padding counted in."""
+
+    @property
+    def bucket(self) -> Bucket:
+        """As a message."""
+        matrices = [weight for own in self.owned for weight in own]
+        return Bucket(
+            parameters=len(matrices), numel_unpadded=sum(weight.numel for weight in matrices), numel=self.numel * len(self.owned)
+        )
+
+
+def aligned_buffers(launch: Launch, stage: StageModel) -> tuple[tuple[Buffer, ...], ...]:
+    """Buffers of each chunk of a pipeline rank: those of matrices last."""
+    chunks = []
+    for index, (chunk, tree) in enumerate(zip(stage.chunks, stage.trees, strict=True)):
+        size = _bucket_size(launch, stage, index)
+        rest = [parameter for parameter, listed in chunk_weights(launch, chunk, tree) if not listed[0].orthogonalized]
+        matrices = [
+            Buffer(
+                parameter_dtype=launch.precision.parameters,
+                gradient_dtype="fp32" if launch.precision.gradients == "fp32" else launch.precision.parameters,
+                group=group,
+                buckets=tuple(shards.bucket for shards in _sharded(launch, chunk, tree, group=group, size=size)),
+            )
+            for group in _groups(launch)
+        ]
+        chunks.append((*chunk_buffers(launch, rest, bucket_size=size), *(buffer for buffer in matrices if buffer.buckets)))
+    return tuple(chunks)
+
+
+def rest_buffers(launch: Launch, stage: StageModel) -> Iterator[Buffer]:
+    """Of these, those of the distributed optimizer: of everything that is no matrix of Muon's."""
+    for index, (chunk, tree) in enumerate(zip(stage.chunks, stage.trees, strict=True)):
+        rest = [parameter for parameter, listed in chunk_weights(launch, chunk, tree) if not listed[0].orthogonalized]
+        yield from chunk_buffers(launch, rest, bucket_size=_bucket_size(launch, stage, index))
+
+
+def shard_owners(launch: Launch, stage: StageModel, group: Literal["dp_cp", "edp"]) -> tuple[tuple[Weight, ...], ...]:
+    """Matrices that each replica of a group owns, over all chunks and buckets of a pipeline rank."""
+    owned: list[list[Weight]] = [[] for _ in range(reduction_size(launch, group))]
+    for index, (chunk, tree) in enumerate(zip(stage.chunks, stage.trees, strict=True)):
+        for shards in _sharded(launch, chunk, tree, group=group, size=_bucket_size(launch, stage, index)):
+            for own, more in zip(owned, shards.owned, strict=True):
+                own.extend(more)
+    return tuple(tuple(own) for own in owned)
+
+
+def _groups(launch: Launch) -> tuple[Literal["dp_cp", "edp"], ...]:
+    return ("dp_cp", "edp") if launch.parallel.expert > 1 else ("dp_cp",)
+
+
+def _bucket_size(launch: Launch, stage: StageModel, index: int) -> int | None:
+    numel = sum(parameter.numel for tree in stage.trees for parameter in creation_order(tree))
+    return bucket_size(launch, pipeline_rank=stage.pipeline_rank, chunk=index, rank_numel=numel)
+
+
+def _sharded(
+    launch: Launch, chunk: Chunk, tree: Module, *, group: Literal["dp_cp", "edp"], size: int | None
+) -> tuple[_Shards, ...]:
+    """Buckets of a chunk's matrices, filled in reverse order of creation."""
+    ranks = reduction_size(launch, group)
+    listed = [weight for _, weights in chunk_weights(launch, chunk, tree) for weight in weights]
+    matrices = [weight for weight in listed if weight.orthogonalized and weight.expert == (group == "edp")]
+    divisor = lcm(PARAMETER_ALIGNMENT, bucket_divisor(launch, ranks) // ranks)
+    closed, held, numel, largest = [], list[Weight](), 0, 0
+    for weight in reversed(matrices):
+        held.append(weight)
+        numel, largest = numel + weight.numel, max(largest, weight.numel)
+        if size is not None and numel >= max(size, int(ranks * largest * PADDING_FLOOR)):
+            closed.append(packed(held, ranks=ranks, divisor=divisor))
+            held, numel, largest = [], 0, 0
+    if held:
+        closed.append(packed(held, ranks=ranks, divisor=divisor))
+    return tuple(closed)
+
+
+def packed(matrices: Sequence[Weight], *, ranks: int, divisor: int) -> _Shards:
+    """Matrices from large to small, each to the shard that is the least full; of equal ones to the first.
+
+    Shards are padded to the fullest, and that to a multiple of `divisor` elements.
+    """
+    owned: list[list[Weight]] = [[] for _ in range(ranks)]
+    ends = [(0, rank) for rank in range(ranks)]
+    heapify(ends)
+    fullest = 0
+    for weight in sorted(matrices, key=lambda weight: -weight.numel):
+        end, rank = ends[0]
+        end = round_up(end, PARAMETER_ALIGNMENT) + weight.numel
+        heapreplace(ends, (end, rank))
+        owned[rank].append(weight)
+        fullest = max(fullest, end)
+    return _Shards(owned=tuple(tuple(own) for own in owned), numel=round_up(fullest, divisor))

@@ -1,0 +1,27 @@
+"""Full sharding in memory, of Megatron or of torch: which formulas stand for a launch."""
+
+from __future__ import annotations
+
+from analyzer.memory.passes import ChunkTimeline, timeline
+from analyzer.modules.tree import Module
+from analyzer.passes.fsdp_gathering import with_unsharded
+from analyzer.results import StageModel
+from analyzer.specs import Launch
+from analyzer.states.fsdp_buckets import fsdp_of
+from analyzer.states.fsdp_megatron import sharded_states
+from analyzer.states.fsdp_torch import torch_states, with_unsharded_units
+from analyzer.states.of_rank import States
+
+
+def fsdp_states(launch: Launch, stage: StageModel) -> States:
+    """States of one rank of a pipeline stage."""
+    if fsdp_of(launch).implementation == "torch":
+        return torch_states(launch, stage)
+    return sharded_states(launch, stage)
+
+
+def fsdp_timeline(launch: Launch, tree: Module) -> ChunkTimeline:
+    """Both passes of a chunk, with what is unsharded as workspace."""
+    if fsdp_of(launch).implementation == "torch":
+        return timeline(with_unsharded_units(launch, tree))
+    return timeline(with_unsharded(launch, tree), first=with_unsharded(launch, tree, first=True))

@@ -1,0 +1,241 @@
+"""Buckets of Megatron-FSDP: which parameters are gathered and reduced together, and how they are padded.
+
+Read in megatron/core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py (`_get_parameter_groups`,
+`build_data_parallel_buffer_index`) and mcore_fsdp_adapter.py, 0.16.1. Sizes are elements.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import lcm, prod
+from typing import Final, Literal
+
+from analyzer.modules.tree import Module, Parameter
+from analyzer.specs import FsdpSpec, Launch
+from analyzer.states.buffers import DEFAULT_BUCKET_SIZE, DEFAULT_BUCKET_SIZE_PER_RANK, creation_order, reduction_size
+from analyzer.units import round_up
+
+UNIT_SOURCE: Final = "megatron.core.transformer.TransformerLayer"
+"""The FSDP unit: its parameters are gathered before it runs and dropped after it, where parameters are sharded."""
+
+Group = Literal["dp_cp", "edp"]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardedBucket:
+    """Parameters of one unit, or outside units, in one flat buffer."""
+
+    unit: int | None
+    """Number of the unit in its chunk; None for what is outside."""
+    group: Group
+    """Ranks that share it: replicas of the dense model, or of an expert."""
+    dtype: str
+    """Of the parameters, as they are stored and gathered."""
+    numel: int
+    """With padding: elements of each message."""
+    parameters: tuple[Parameter, ...]
+    segments: frozenset[int]
+    """Where in the chunk its parameters are used, as `segments` counts."""
+
+    @property
+    def expert(self) -> bool:
+        """Whether it holds routed experts, which are never in one bucket with other parameters."""
+        return self.group == "edp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """A piece of a chunk in which the same parameters are at hand: a module without children, a layer, or layers under one
+    checkpoint."""
+
+    modules: tuple[Module, ...]
+    units: bool
+    """Whether its modules are FSDP units."""
+
+
+def fsdp_of(launch: Launch) -> FsdpSpec:
+    """The launch's own; only called where there is one."""
+    assert launch.fsdp is not None
+    return launch.fsdp
+
+
+def is_unit(module: Module) -> bool:
+    """Whether Megatron takes this module as an FSDP unit, with `--data-parallel-sharding-strategy optim_grads_params`."""
+    return module.source == UNIT_SOURCE
+
+
+def layers_under_checkpoint(module: Module) -> bool:
+    """Whether this is a checkpoint around whole units."""
+    return module.recomputed and all(is_unit(child) for child in module.children)
+
+
+def is_segment(module: Module) -> bool:
+    """Whether a module is one piece: a unit, units under one checkpoint, another checkpoint, or a module without children."""
+    return is_unit(module) or module.recomputed or not module.children
+
+
+def segments(tree: Module) -> Iterator[Segment]:
+    """Pieces of a chunk in the order of execution."""
+    if is_segment(tree):
+        under = layers_under_checkpoint(tree)
+        yield Segment(modules=tree.children if under else (tree,), units=under or is_unit(tree))
+        return
+    for child in tree.children:
+        yield from segments(child)
+
+
+def sharded_buckets(launch: Launch, tree: Module) -> tuple[ShardedBucket, ...]:
+    """Buckets of one chunk in Megatron's order, which is also that of the prefetch.
+
+    Only the strategy that shards parameters has units; the others fill buckets across layers.
+    """
+    has_units = fsdp_of(launch).strategy == "optim_grads_params"
+    groups: dict[tuple[int | None, bool, str], list[tuple[int, Parameter]]] = {}
+    unit = 0
+    for index, segment in enumerate(segments(tree)):
+        for module in segment.modules:
+            number = unit if segment.units and has_units else None
+            unit += segment.units
+            for parameter in creation_order(module):
+                key = (number, parameter.sharding == "expert", stored_dtype(launch, parameter))
+                groups.setdefault(key, []).append((index, parameter))
+    padded: dict[tuple[int, ...], int] = {}
+    return tuple(
+        _bucket(launch, members, unit=number, expert=expert, dtype=dtype, padded=padded)
+        for (number, expert, dtype), held in groups.items()
+        for members in (_split(launch, held) if number is None else (held,))
+        if members
+    )
+
+
+def stored_dtype(launch: Launch, parameter: Parameter) -> str:
+    """Element type in which a parameter is stored: FP8 with `--fp8-param-gather`."""
+    fp8 = launch.precision.fp8
+    return "fp8" if parameter.quantized and fp8 is not None and fp8.stored_parameters else parameter.dtype
+
+
+def gradient_dtype(launch: Launch, bucket: ShardedBucket) -> str:
+    """Element type in which a bucket's gradients are summed. fp32 gradients overrule what is asked."""
+    if launch.precision.gradients == "fp32":
+        return "fp32"
+    return fsdp_of(launch).main_gradients or ("bf16" if bucket.dtype == "fp8" else bucket.dtype)
+
+
+def reduced_dtype(launch: Launch, bucket: ShardedBucket) -> str:
+    """Element type in which a bucket's gradients are collected unsharded, and sent."""
+    if launch.precision.gradients == "fp32":
+        return "fp32"
+    return fsdp_of(launch).reduced_gradients or gradient_dtype(launch, bucket)
+
+
+def _bucket(
+    launch: Launch,
+    members: Sequence[tuple[int, Parameter]],
+    *,
+    unit: int | None,
+    expert: bool,
+    dtype: str,
+    padded: dict[tuple[int, ...], int],
+) -> ShardedBucket:
+    """One bucket; `padded` remembers sizes, since layers that are alike hold the very same parameters."""
+    group: Group = "edp" if expert else "dp_cp"
+    parameters = tuple(parameter for _, parameter in members)
+    key = (expert, *(id(parameter) for parameter in parameters))
+    if key not in padded:
+        shapes = [shape for parameter in parameters for shape in _shapes(parameter)]
+        ranks = None if fsdp_of(launch).strategy == "no_shard" else padding_ranks(launch, group)
+        padded[key] = padded_numel(shapes, ranks=ranks)
+    return ShardedBucket(
+        unit=unit,
+        group=group,
+        dtype=dtype,
+        numel=padded[key],
+        parameters=parameters,
+        segments=frozenset(index for index, _ in members),
+    )
+
+
+def _split(launch: Launch, members: Sequence[tuple[int, Parameter]]) -> Iterator[list[tuple[int, Parameter]]]:
+    """Parameters outside units, cut where a bucket is full; a tied embedding that two pipeline stages share is alone."""
+    strategy, limit = fsdp_of(launch).strategy, bucket_size(launch)
+    bucket: list[tuple[int, Parameter]] = []
+    for member in members:
+        if member[1].shared_embedding and strategy != "no_shard":
+            yield from (bucket, [member])
+            bucket = []
+            continue
+        bucket.append(member)
+        if limit is not None and sum(parameter.numel for _, parameter in bucket) >= limit:
+            yield bucket
+            bucket = []
+    yield bucket
+
+
+def bucket_size(launch: Launch) -> int | None:
+    """Elements at which a bucket outside units closes; None where all is one bucket (`get_model`)."""
+    optimizer = launch.optimizer
+    if not optimizer.overlap_grad_reduce or optimizer.overlap_param_gather_with_optimizer_step:
+        return None
+    default = max(DEFAULT_BUCKET_SIZE, DEFAULT_BUCKET_SIZE_PER_RANK * launch.parallel.data_with_context)
+    return optimizer.ddp_bucket_size or default
+
+
+def shard_ranks(launch: Launch, group: Group) -> int:
+    """Ranks over which parameters and gradients are sharded: those of one instance of the optimizer."""
+    return reduction_size(launch, group)
+
+
+def padding_ranks(launch: Launch, group: Group) -> int:
+    """Ranks whose multiple a bucket is: all that share its fp32 weights."""
+    instances = launch.parallel.distributed_optimizer_instances if fsdp_of(launch).outer_sharding else 1
+    return shard_ranks(launch, group) * instances
+
+
+def _shapes(parameter: Parameter) -> Iterator[Shape]:
+    """Shapes as Megatron holds them: routed experts have a weight each."""
+    if parameter.sharding == "expert" and len(parameter.shape) == 3:
+        yield from (parameter.shape[1:],) * parameter.shape[0]
+    else:
+        yield parameter.shape
+
+
+def padded_numel(shapes: Sequence[Shape], *, ranks: int | None) -> int:
+    """Elements of a bucket: rows of parameters are not split over ranks, so they start at multiples of the longest row.
+
+    What a parameter leaves of its last row is filled with parameters that are shorter than a row. The whole is a
+    multiple of `ranks` rows; None where nothing is sharded.
+    """
+    ordered = sorted(((prod(shape[1:]), prod(shape)) for shape in shapes), key=lambda sizes: -sizes[0])
+    row = ordered[0][0]
+    for own, size in ordered:
+        fits = own == row or (row % own == 0 and size % row == 0) or size < row
+        row = row if fits else lcm(row, own)
+    end = _laid_out([size for _, size in ordered], row=row)
+    return end if ranks is None else round_up(end, ranks * row)
+
+
+def _laid_out(sizes: Sequence[int], *, row: int) -> int:
+    """Where the last parameter ends."""
+    regular = deque(size for size in sizes if size >= row)
+    fragments = [size for size in sizes if size < row]
+    end = 0
+    while regular:
+        size = regular.popleft()
+        if size % row == 0:
+            end += size
+            continue
+        end += round_up(size, row)
+        space = row - size % row
+        other = next((each for each in regular if each % row and size % row + each % row <= row), None)
+        if other is not None:  # the rest of another shares this last row
+            regular.remove(other)
+            space -= other % row
+            end += other // row * row
+        for fragment in tuple(fragments):
+            if fragment <= space:
+                space -= fragment
+                fragments.remove(fragment)
+    return end + sum(fragments)

@@ -1,0 +1,91 @@
+"""Whole parameters shared out among replicas: who owns which, and what that makes of each rank's states.
+
+Read in megatron/core/optimizer/layer_wise_optimizer.py (`LayerWiseDistributedOptimizer.shard_params`, `allgather_params`),
+0.16.1. Gradients are all-reduced as without any sharding; after the step every rank sends what it owns to all others. From 0.18
+on buffers may be laid out by owner (`buffers_layer_wise`), and what is no matrix is sharded by the distributed optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from analyzer.memory.passes import size
+from analyzer.modules.tree import Tensor
+from analyzer.results import RankRanges, StageModel
+from analyzer.specs import Launch
+from analyzer.states.buffers import reduction_size, shard_numel
+from analyzer.states.buffers_layer_wise import rest_buffers, shard_owners
+from analyzer.states.matrices import Weight, weights
+from analyzer.states.muon import muon_of, with_owned
+from analyzer.states.of_rank import States
+from analyzer.states.replicas import alike_ranks
+
+Owned = tuple[Weight, ...]
+
+
+def owners(listed: Iterable[Weight], ranks: int) -> tuple[Owned, ...]:
+    """What each of `ranks` replicas owns: parameters sorted from small to large go to them forth and back.
+
+    Of equal sizes the one that is listed first comes first.
+    """
+    owned: list[list[Weight]] = [[] for _ in range(ranks)]
+    loop = [*range(ranks), *reversed(range(ranks))]
+    for place, weight in enumerate(sorted(listed, key=lambda weight: weight.numel)):
+        owned[loop[place % len(loop)]].append(weight)
+    return tuple(tuple(each) for each in owned)
+
+
+def stage_owners(launch: Launch, stage: StageModel) -> tuple[tuple[Owned, ...], tuple[Owned, ...]]:
+    """Owners among data-parallel ranks (with context), and among the experts' replicas."""
+    if muon_of(launch).aligned:
+        return shard_owners(launch, stage, "dp_cp"), shard_owners(launch, stage, "edp") if launch.parallel.expert > 1 else ((),)
+    listed = tuple(weights(launch, stage))
+    dense = owners((weight for weight in listed if not weight.expert), launch.parallel.data_with_context)
+    return dense, owners((weight for weight in listed if weight.expert), launch.parallel.expert_data)
+
+
+def owned_states(launch: Launch, stage: StageModel, whole: States) -> tuple[tuple[RankRanges, States], ...]:
+    """Ranks of a stage that hold equal states, with those states."""
+    dense, experts = stage_owners(launch, stage)
+    if muon_of(launch).aligned:
+        rest = sum(shard_numel(buffer, reduction_size(launch, buffer.group)) for buffer in rest_buffers(launch, stage))
+        return alike_ranks(
+            launch.parallel,
+            stage.pipeline_rank,
+            dense=dense,
+            experts=experts,
+            made_of=lambda own, own_experts: with_owned(launch, whole, (*own, *own_experts), adams_shard=rest),
+        )
+    in_dense = _gathered(dense)
+    in_experts = _gathered(experts) if launch.parallel.expert_data > 1 else ()
+
+    def made_of(own: Owned, own_experts: Owned) -> States:
+        held = with_owned(launch, whole, (*own, *own_experts))
+        gathering = max(_sent(own, in_dense), _sent(own_experts, in_experts), key=size)  # after all steps
+        return replace(
+            held,
+            step_workspace=max(held.step_workspace, gathering, key=size),
+            first_step_bytes=max(held.first_step_bytes, size(gathering)),
+        )
+
+    return alike_ranks(launch.parallel, stage.pipeline_rank, dense=dense, experts=experts, made_of=made_of)
+
+
+def _gathered(shared: Sequence[Owned]) -> tuple[Tensor, ...]:
+    """Updated parameters of every rank, as they come in; where all own equally much, by way of one tensor for all.
+
+    Parts of equal size are copied out of a stacked tensor, others broadcast one by one (`ProcessGroupNCCL::allgather`).
+    """
+    listed = [weight for each in shared for weight in each]
+    if not listed:
+        return ()
+    numels = [sum(weight.numel for weight in each) for each in shared]
+    arriving = Tensor(name="gathered parameters", shape=(sum(numels),), dtype=listed[0].dtype, formula="parameters")
+    return (arriving, replace(arriving, name="stacked parameters")) if len(set(numels)) == 1 else (arriving,)
+
+
+def _sent(own: Owned, received: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Beside what comes in, one's own in a row; a single one is sent as it lies."""
+    numel = sum(weight.numel for weight in own) if len(own) > 1 else 0
+    return (*received, *(replace(tensor, name="own parameters to send", shape=(numel,)) for tensor in received[:1]))

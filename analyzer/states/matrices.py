@@ -1,0 +1,127 @@
+"""The parameters of a rank as optimizers see them that treat matrices unlike vectors.
+
+Read in megatron/core/optimizer/muon.py (`get_megatron_muon_optimizer`), megatron/core/transformer/moe/experts.py and
+tensor_parallel/layers.py, 0.16.1, and in Transformer Engine 2.11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Final
+
+from analyzer.modules.tree import Module, Parameter
+from analyzer.results import Chunk, StageModel
+from analyzer.specs import Launch
+from analyzer.states.buffers import modules_in_order
+
+UNSPLIT: Final = ("position_embeddings", "router", "shared_experts")
+"""Matrices of plain modules: the position table, the router's weight, the gate of the shared experts."""
+SPLIT_BY_COLUMN: Final = ("linear_proj", "linear_fc2")
+"""Row-parallel layers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weight:
+    """A parameter as the optimizer sees it: of grouped experts one for each."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    orthogonalized: bool
+    expert: bool = False
+    """Reduced over the experts' replicas."""
+    group: str = "tp"
+    """Ranks over which it is split."""
+    partition: int | None = None
+    """The dimension along which it is split, also over a group of one; None where Muon takes it for whole."""
+    parts: tuple[int, ...] = ()
+    """Rows of queries, keys and values of one query group."""
+
+    @property
+    def numel(self) -> int:
+        """Elements on this rank."""
+        return prod(self.shape)
+
+
+def weights(launch: Launch, stage: StageModel) -> Iterator[Weight]:
+    """The parameters of a rank in the order in which the optimizers list them: Muon's, then Adam's."""
+    listed = in_creation_order(launch, stage)
+    yield from (weight for weight in listed if weight.orthogonalized)
+    yield from (weight for weight in listed if not weight.orthogonalized and len(weight.shape) > 1)
+    yield from (weight for weight in listed if not weight.orthogonalized and len(weight.shape) == 1)
+
+
+def in_creation_order(launch: Launch, stage: StageModel) -> tuple[Weight, ...]:
+    """The parameters of a rank, chunk by chunk, as `named_parameters` lists them."""
+    held = zip(stage.chunks, stage.trees, strict=True)
+    return tuple(weight for chunk, tree in held for _, weights in chunk_weights(launch, chunk, tree) for weight in weights)
+
+
+def chunk_weights(launch: Launch, chunk: Chunk, tree: Module) -> Iterator[tuple[Parameter, tuple[Weight, ...]]]:
+    """Each parameter of a chunk, with the weights that the optimizer sees in its place."""
+    marked = _marked(chunk)
+    for module in modules_in_order(tree):
+        for parameter in module.parameters:
+            yield parameter, tuple(_of_parameter(launch, module, parameter, marked=marked))
+
+
+def _marked(chunk: Chunk) -> tuple[str, ...]:
+    """Modules whose weights are marked `is_embedding_or_output_parameter`, which Muon leaves to Adam.
+
+    A position table is not, nor is the copy of the word embedding that multi-token prediction reads on another stage
+    (`LanguageModule.setup_embeddings_and_output_layer`).
+    """
+    return ("word_embeddings", "output_layer") if chunk.pre_process else ("output_layer",)
+
+
+def _of_parameter(launch: Launch, module: Module, parameter: Parameter, *, marked: tuple[str, ...]) -> Iterator[Weight]:
+    expert = parameter.sharding == "expert"
+    fused = expert and launch.model.moe is not None and launch.model.moe.legacy_grouped_gemm
+    shapes = [parameter.shape]
+    if fused:
+        shapes = [_fused(module, parameter)]
+    elif expert:
+        shapes = [parameter.shape[1:]] * parameter.shape[0]
+    split_qkv = module.name == "linear_qkv" and parameter.name == "weight"
+    for shape in shapes:
+        yield Weight(
+            shape=shape,
+            dtype=parameter.dtype,
+            orthogonalized=len(shape) == 2 and module.name not in marked,
+            expert=expert and launch.parallel.expert > 1,
+            group="etp" if expert else "tp",
+            partition=_partition(launch, module, expert=expert, fused=fused),
+            parts=_query_key_value(launch) if split_qkv else (),
+        )
+
+
+def _fused(module: Module, parameter: Parameter) -> tuple[int, ...]:
+    """`GroupedMLP` keeps the experts of a layer in one matrix: side by side for fc1, one below the other for fc2."""
+    if len(parameter.shape) != 3:
+        return parameter.shape
+    experts, rows, columns = parameter.shape
+    return (columns, experts * rows) if module.name == "linear_fc1" else (experts * columns, rows)
+
+
+def _partition(launch: Launch, module: Module, *, expert: bool, fused: bool) -> int | None:
+    """`partition_dim` of a weight.
+
+    Transformer Engine's layers set it also where they know of no split, to 0: whole projections, and experts that leave
+    communication to the dispatcher (`reset_parameters` of Linear and GroupedLinear, TE 2.11).
+    """
+    if module.name in UNSPLIT:
+        return None
+    by_column = module.name in SPLIT_BY_COLUMN
+    if fused:
+        return 0 if by_column else 1
+    unknowing = expert and (launch.parallel.expert > 1 or launch.parallel.expert_tensor > 1)
+    if unknowing and launch.model.implementation == "transformer_engine":
+        return 0
+    return 1 if by_column else 0
+
+
+def _query_key_value(launch: Launch) -> tuple[int, ...]:
+    model = launch.model
+    width = model.kv_channels
+    return (model.num_attention_heads // model.num_query_groups * width, width, width)

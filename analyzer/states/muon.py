@@ -1,0 +1,115 @@
+"""Muon: which weights it takes, what it keeps for them, and what one orthogonalization needs.
+
+Read in megatron/core/optimizer/muon.py (`TensorParallelMuon`, `get_megatron_muon_optimizer`, 0.16.1) and in the
+orthogonalized_optimizers of emerging_optimizers (`OrthogonalizedOptimizer.step`, `newton_schulz_tp`, `newton_schulz`,
+`newton_schulz_step`, the releases of November 2025 to 2026 alike). Muon keeps one momentum for each element (Jordan et
+al. 2024), Adam two; both update fp32 masters of 16-bit parameters (`Float16OptimizerWithFloat16Params`).
+Symbols: m, n rows and columns of what is orthogonalized; k the side that is squared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from analyzer.memory.passes import size
+from analyzer.modules.tree import Tensor
+from analyzer.results import StageModel
+from analyzer.specs import Launch, MuonSpec
+from analyzer.states.lion import lion_updates
+from analyzer.states.matrices import Weight, weights
+from analyzer.states.of_rank import States
+from analyzer.units import BLOCK, round_up
+
+
+def muon_of(launch: Launch) -> MuonSpec:
+    """Its settings. The launch has some."""
+    assert launch.optimizer.muon is not None
+    return launch.optimizer.muon
+
+
+def muon_states(launch: Launch, stage: StageModel, *, parameters: int, gradients: int) -> States:
+    """States of a rank that owns every parameter it holds."""
+    unowned = States(parameters=parameters, gradients=gradients, masters=0, moments=0, gradient_copies=0)
+    return with_owned(launch, unowned, tuple(weights(launch, stage)))
+
+
+def with_owned(launch: Launch, states: States, owned: Sequence[Weight], *, adams_shard: int = 0) -> States:
+    """The states of a rank that updates `owned`, and beside them so many elements of a shard by the distributed Adam."""
+    each = [round_up(4 * weight.numel, BLOCK) for weight in owned]
+    half = [weight.dtype != "fp32" for weight in owned]
+    copied = launch.precision.parameters != "fp32" and launch.precision.gradients != "fp32"
+    orthogonalizing = _largest_orthogonalization(launch, owned)
+    others = [weight for weight in owned if not weight.orthogonalized]
+    lion = muon_of(launch).scalar_optimizer == "lion"
+    updating = lion_updates(others) if lion else ()
+    of_others = sum((1 if lion else 2) * round_up(4 * weight.numel, BLOCK) for weight in others) + 8 * adams_shard
+    masters = sum(bytes_each for bytes_each, is_half in zip(each, half, strict=True) if is_half)
+    masters += 4 * adams_shard if launch.precision.parameters != "fp32" else 0
+    return replace(
+        states,
+        first_step_bytes=max(size(updating), size(orthogonalizing) - of_others, 0),  # their moments come after Muon's step
+        masters=masters,
+        moments=sum(bytes_each for bytes_each, weight in zip(each, owned, strict=True) if weight.orthogonalized) + of_others,
+        gradient_copies=masters if copied else 0,
+        step_workspace=max(orthogonalizing, updating, key=size),
+    )
+
+
+def _largest_orthogonalization(launch: Launch, owned: Sequence[Weight]) -> tuple[Tensor, ...]:
+    kinds = dict.fromkeys(replace(weight, expert=False) for weight in owned if weight.orthogonalized)
+    return max((orthogonalization(launch, weight) for weight in kinds), key=size, default=())
+
+
+def orthogonalization(launch: Launch, weight: Weight) -> tuple[Tensor, ...]:
+    """What is alive beside gradients and momentum at the fullest instant of one weight's update.
+
+    Queries, keys and values are cut out into copies, orthogonalized one after the other and put together again; with one
+    query group on the rank they are views.
+    """
+    muon = muon_of(launch)
+    rows, columns = weight.shape
+    moved: tuple[Tensor, ...] = (_fp32("gradient with Nesterov momentum", rows, columns),) if muon.nesterov else ()
+    if not weight.parts or not muon.split_qkv:
+        return max(((*moved, *instant) for instant in _instants(launch, weight, rows, columns)), key=size)
+    groups = rows // sum(weight.parts)
+    apart = tuple(_fp32("queries, keys and values apart", groups * part, columns) for part in weight.parts) if groups > 1 else ()
+    instants = []
+    done: tuple[Tensor, ...] = ()
+    for part in weight.parts:
+        instants += [(*moved, *apart, *done, *instant) for instant in _instants(launch, weight, groups * part, columns)]
+        done += (_fp32("orthogonalized parts", groups * part, columns),)
+    instants.append((*moved, *done, _fp32("orthogonalized gradient", rows, columns)))
+    return max(instants, key=size)
+
+
+def _instants(launch: Launch, weight: Weight, rows: int, columns: int) -> Iterator[tuple[Tensor, ...]]:
+    """Tensors that are alive together, for each instant that may be the fullest of `newton_schulz_tp` and the scaling."""
+    muon = muon_of(launch)
+    partition = None if muon.tensor_parallel == "blockwise" else weight.partition
+    m, n = rows, columns
+    squared = min(m, n)
+    around: tuple[Tensor, ...] = ()
+    if partition is not None and muon.tensor_parallel == "duplicated":
+        ranks = group_ranks(launch, weight.group)
+        m, n = (m * ranks, n) if partition == 0 else (m, n * ranks)
+        squared = min(m, n)
+        around = (_fp32("gathered parts", m, n), _fp32("gathered gradient", m, n))
+    elif partition is not None:
+        squared = n if partition == 0 else m
+    iterate = replace(_fp32("iterate", m, n), dtype=muon.iterates_dtype)
+    square = replace(_fp32("square of the iterate", squared, squared), dtype=muon.iterates_dtype)
+    if muon.iterates_dtype != "fp32":
+        yield (*around, _fp32("normalized gradient", m, n), iterate)
+    yield (*around, iterate, square, replace(square, name="polynomial of the square"), replace(iterate, name="next iterate"))
+    scaled = _fp32("scaled update", rows, columns)
+    yield (_fp32("orthogonalized gradient", m, n), scaled, scaled)
+
+
+def group_ranks(launch: Launch, group: str) -> int:
+    """Ranks over which a weight is split."""
+    return launch.parallel.expert_tensor if group == "etp" else launch.parallel.tensor
+
+
+def _fp32(name: str, rows: int, columns: int) -> Tensor:
+    return Tensor(name=name, shape=(rows, columns), dtype="fp32", formula="4·m·n")

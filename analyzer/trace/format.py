@@ -1,0 +1,161 @@
+"""The bytes of a trace: records, kinds and the checksum, for its reader and its writers. allocator_hook/FORMAT.md explains them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Any, Final
+
+from analyzer.trace.events import FORMAT_VERSION, CollectiveEvent, Header, Label
+
+MAGIC: Final = b"\x89MEMTRC\n"
+GZIP_MAGIC: Final = b"\x1f\x8b"
+PREAMBLE: Final = struct.Struct("<8sHHI28x")
+"""Magic, major, minor, bytes of a record; its CRC-32 follows."""
+RECORD: Final = struct.Struct("<BBhIQQQQI")
+"""kind, flags, device, sequence, time_ns, pointer, bytes, stream, text; its checksum follows."""
+WHOLE_RECORD: Final = struct.Struct("<BBhIQQQQII")
+TEXT_PIECE: Final = struct.Struct("<BBhI36s")
+"""kind, flags, used bytes, sequence, UTF-8 text; its checksum follows."""
+CHECKSUM: Final = struct.Struct("<I")
+RECORD_BYTES: Final = RECORD.size + CHECKSUM.size
+PIECE_BYTES: Final = 36
+
+HEADER: Final = 1
+TEXT: Final = 2
+ALLOCATION: Final = 3
+FAILED_ALLOCATION: Final = 4
+FREE: Final = 5
+ENTER: Final = 6
+LEAVE: Final = 7
+COLLECTIVE: Final = 8
+LABEL: Final = 9
+END: Final = 10
+EVENT_KINDS: Final = (ALLOCATION, FAILED_ALLOCATION, FREE, ENTER, LEAVE, COLLECTIVE, LABEL)
+
+MORE: Final = 1
+"""Flag of a piece of text after which another one follows."""
+
+RESIDUE: Final = 0x2144DF1C
+"""CRC-32 of any bytes followed by their own CRC-32. It is therefore the CRC-32 of the file after every whole record, so that one
+call checks any number of records, and a record can be sealed without knowing what came before it."""
+
+
+def seal(record: bytes) -> bytes:
+    """`record` (44 bytes) with its checksum: the CRC-32 of the whole file up to here."""
+    return record + CHECKSUM.pack(zlib.crc32(record, RESIDUE))
+
+
+def preamble(version: tuple[int, int] = FORMAT_VERSION) -> bytes:
+    """The first 48 bytes of a file."""
+    start = PREAMBLE.pack(MAGIC, *version, RECORD_BYTES)
+    return start + CHECKSUM.pack(zlib.crc32(start))
+
+
+def text_records(kind: int, text: str, sequence: int) -> bytes:
+    """`text` as records of `kind` HEADER or TEXT, the first numbered `sequence`."""
+    data = text.encode()
+    pieces = [data[i : i + PIECE_BYTES] for i in range(0, len(data), PIECE_BYTES)] or [b""]
+    last = len(pieces) - 1
+    return b"".join(
+        seal(TEXT_PIECE.pack(kind, MORE if i < last else 0, len(piece), (sequence + i) & 0xFFFFFFFF, piece))
+        for i, piece in enumerate(pieces)
+    )
+
+
+def header_text(header: Header) -> str:
+    """The header as JSON. Its version stands in the preamble."""
+    return _json(
+        {
+            "recorder": header.recorder,
+            "argv": list(header.argv),
+            "versions": dict(header.versions),
+            "gpu": header.gpu,
+            "rank": header.rank,
+            "world_size": header.world_size,
+            "extra": dict(header.extra),
+        }
+    )
+
+
+def header_from_text(text: str, version: tuple[int, int]) -> Header:
+    """The inverse of `header_text`; fields it does not know are left out. Raises ValueError, KeyError or TypeError."""
+    fields = json.loads(text)
+    return Header(
+        recorder=fields["recorder"],
+        argv=tuple(fields["argv"]),
+        versions=fields["versions"],
+        gpu=fields["gpu"],
+        rank=int(fields["rank"]),
+        world_size=int(fields["world_size"]),
+        extra=fields["extra"],
+        version=version,
+    )
+
+
+def collective_text(
+    *,
+    kind: str,
+    group: str,
+    members: Sequence[int],
+    size: int | None,
+    shape: Sequence[int],
+    dtype: str,
+    phase: str | None,
+    peer: int | None,
+) -> str:
+    """What stays the same from one call of a collective to the next. `size` None: as many as there are members."""
+    return _json(
+        {
+            "kind": kind,
+            "group": group,
+            "members": list(members),
+            "size": len(members) if size is None else size,
+            "shape": list(shape),
+            "dtype": dtype,
+            "phase": phase,
+            "peer": peer,
+        }
+    )
+
+
+def label_text(*, role: str, name: str, shape: Sequence[int], dtype: str) -> str:
+    """What a label says of a tensor, without its place."""
+    return _json({"role": role, "name": name, "shape": list(shape), "dtype": dtype})
+
+
+def collective_event(sequence: int, time_ns: int, size_bytes: int, text: str) -> CollectiveEvent:
+    """The event that `text` of `collective_text` describes. Raises ValueError, KeyError or TypeError."""
+    fields = _fields(text)
+    return CollectiveEvent(
+        sequence=sequence,
+        time_ns=time_ns,
+        kind=fields["kind"],
+        group=fields["group"],
+        members=tuple(fields["members"]),
+        size=fields["size"],
+        shape=tuple(fields["shape"]),
+        dtype=fields["dtype"],
+        bytes=size_bytes,
+        phase=fields["phase"],
+        peer=fields["peer"],
+    )
+
+
+def label_event(sequence: int, time_ns: int, pointer: int, size_bytes: int, text: str) -> Label:
+    """The event that `text` of `label_text` describes. Raises ValueError, KeyError or TypeError."""
+    fields = _fields(text)
+    return Label(sequence, time_ns, pointer, fields["role"], fields["name"], tuple(fields["shape"]), fields["dtype"], size_bytes)
+
+
+@functools.lru_cache(maxsize=4096)
+def _fields(text: str) -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads(text)
+    return fields
+
+
+def _json(fields: dict[str, Any]) -> str:
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,152 @@
+"""Reads a trace: what a recorder saw of a training step. allocator_hook/FORMAT.md describes the file.
+
+The whole file is checked when it is opened, with one CRC-32 call for each 3 MiB; events are decoded as they are asked for.
+A trace is mapped into memory, or unpacked into it where it is compressed: ten million events take 480 MB.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final, Literal
+
+from analyzer.trace import format as fmt
+from analyzer.trace.events import (
+    PHASES,
+    ROLES,
+    Allocation,
+    CollectiveEvent,
+    Event,
+    Free,
+    Header,
+    Label,
+    Mark,
+    Phase,
+    Recorder,
+    Role,
+    TraceError,
+)
+from analyzer.trace.integrity import Contents, check
+from analyzer.trace.source import load
+
+__all__ = [
+    "PHASES",
+    "ROLES",
+    "Allocation",
+    "CollectiveEvent",
+    "Columns",
+    "Event",
+    "Free",
+    "Header",
+    "Label",
+    "Mark",
+    "Phase",
+    "Recorder",
+    "Role",
+    "Trace",
+    "TraceError",
+    "read_trace",
+]
+
+_SIGN_BIT: Final = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Every record of a trace as columns of equal length, nothing copied: element i of each belongs to the record of sequence i.
+
+    `kind` holds the numbers of analyzer.trace_format (ALLOCATION, FREE, ...); FORMAT.md says what the others hold for each kind.
+    Leave out the records whose kind you do not know, and those that hold text.
+    """
+
+    kind: memoryview
+    flags: memoryview
+    device: memoryview
+    time_ns: memoryview
+    pointer: memoryview
+    bytes: memoryview
+    stream: memoryview
+    text: memoryview
+
+
+class Trace:
+    """A header, and events in the order in which they were recorded; iterate over it as often as you like.
+
+    `truncated`: the recorder did not finish, as after a kill or on a full disk; what is here is sound, up to its last whole record.
+    `skipped`: how many records were left out because this version does not know their kind.
+    `texts`: the names and descriptions of the file, by number.
+    """
+
+    def __init__(self, path: Path, header: Header, contents: Contents) -> None:
+        self.path = path
+        self.header = header
+        self.truncated = contents.truncated
+        self.skipped = contents.skipped
+        self.texts = contents.texts
+        self._events = contents.events
+        self._records = contents.records
+
+    def __len__(self) -> int:
+        """How many events iteration gives."""
+        return self._events
+
+    def __iter__(self) -> Iterator[Event]:
+        """The events. Raises TraceError where a sound record means nothing, which only a faulty writer can bring about."""
+        for sequence, record in enumerate(fmt.WHOLE_RECORD.iter_unpack(self._records)):
+            kind, _, device, _, time_ns, pointer, size, stream, _, _ = record
+            if kind == fmt.ALLOCATION:
+                yield Allocation(sequence, time_ns, pointer, size, device, stream, False)
+            elif kind == fmt.FREE:
+                yield Free(sequence, time_ns, pointer, device, stream)
+            elif kind in fmt.EVENT_KINDS:
+                try:
+                    yield self._rare_event(sequence, record)
+                except (IndexError, ValueError, KeyError, TypeError) as error:
+                    offset = fmt.RECORD_BYTES * (1 + sequence)
+                    raise TraceError(self.path, offset, f"a record that means nothing ({error!r})", "mend its writer") from error
+
+    def _rare_event(self, sequence: int, record: tuple[int, ...]) -> Event:
+        kind, flags, device, _, time_ns, pointer, size, stream, text, _ = record
+        if kind == fmt.FAILED_ALLOCATION:
+            return Allocation(sequence, time_ns, pointer, size, device, stream, True)
+        description = self.texts[text]
+        if kind == fmt.COLLECTIVE:
+            return fmt.collective_event(sequence, time_ns, size, description)
+        if kind == fmt.LABEL:
+            return fmt.label_event(sequence, time_ns, pointer, size, description)
+        way: Literal["enter", "leave"] = "enter" if kind == fmt.ENTER else "leave"
+        return Mark(sequence, time_ns, way, description, PHASES[flags], _signed(pointer), _signed(size))
+
+    @cached_property
+    def columns(self) -> Columns:
+        """The trace for programs that have no time for objects."""
+        longs = self._records.cast("Q")
+        return Columns(
+            kind=self._records[0 :: fmt.RECORD_BYTES],
+            flags=self._records[1 :: fmt.RECORD_BYTES],
+            device=self._records.cast("h")[1::24],
+            time_ns=longs[1::6],
+            pointer=longs[2::6],
+            bytes=longs[3::6],
+            stream=longs[4::6],
+            text=self._records.cast("I")[10::12],
+        )
+
+
+def read_trace(path: str | os.PathLike[str]) -> Trace:
+    """The trace at `path`, compressed or not, checked from end to end.
+
+    Raises TraceError where it is no trace, is damaged, ends inside its header or has a newer major version; OSError where it cannot
+    be read. A trace that merely breaks off is read, and says so.
+    """
+    path = Path(path)
+    data, cut_short = load(path)
+    header, contents = check(path, data, cut_short=cut_short)
+    return Trace(path, header, contents)
+
+
+def _signed(word: int) -> int:
+    return word - 2 * _SIGN_BIT if word >= _SIGN_BIT else word

@@ -1,0 +1,40 @@
+"""The bytes of a trace file: mapped, or unpacked where they are compressed."""
+
+from __future__ import annotations
+
+import mmap
+import zlib
+from pathlib import Path
+from typing import Final
+
+from analyzer.trace.events import TraceError
+from analyzer.trace.format import GZIP_MAGIC
+
+_PART_BYTES: Final = 1 << 16
+_GZIP: Final = 16 + zlib.MAX_WBITS
+
+
+def load(path: Path) -> tuple[memoryview, bool]:
+    """The bytes of the trace at `path`, and whether its compressed file breaks off. Raises TraceError, OSError."""
+    with path.open("rb") as file:
+        if file.read(len(GZIP_MAGIC)) == GZIP_MAGIC:
+            return _unpack(path)
+        size = file.seek(0, 2)
+        if size == 0:  # nothing to map
+            return memoryview(b""), False
+        return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)), False
+
+
+def _unpack(path: Path) -> tuple[memoryview, bool]:
+    data = bytearray()
+    stream = zlib.decompressobj(wbits=_GZIP)
+    with path.open("rb") as file:
+        try:
+            while not stream.eof and (part := file.read(_PART_BYTES)):
+                data += stream.decompress(part)
+        except zlib.error as error:
+            fault = f"its compressed file is damaged at or after this place ({error})"
+            raise TraceError(path, len(data), fault, "copy it again, or record it again") from error
+        if stream.unused_data or file.read(1):
+            raise TraceError(path, len(data), "data after the end of its compressed file", "copy it again")
+    return memoryview(data), not stream.eof

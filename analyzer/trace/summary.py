@@ -1,0 +1,192 @@
+"""What a trace shows of a training step, in the terms of the formulas: bytes by module, states, peaks, collectives.
+
+A tensor is *saved* when it is allocated in the forward of a microbatch and freed in a backward. Parameters, gradients and
+optimizer states are known by their labels; what labels leave out counts as neither.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import prod
+
+from analyzer.trace.events import Allocation, CollectiveEvent, Event, Free, Label, Mark
+from analyzer.units import BLOCK, round_up
+
+CollectiveKey = tuple[str, str, int, str]
+"""Kind, group, elements and dtype. Libraries flatten tensors before they send them, so shapes are not compared."""
+
+
+@dataclass(slots=True)
+class Block:
+    """A live allocation."""
+
+    bytes: int
+    """In whole blocks, as the caching allocator hands them out."""
+    module: str
+    phase: str
+    microbatch: int
+    iteration: int
+    role: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedIteration:
+    """One iteration of a trace."""
+
+    peak: int
+    """Most bytes alive at once."""
+    peak_module: str
+    allocated_after: int
+    """Bytes alive when it ended."""
+    saved: dict[str, tuple[int, ...]]
+    """By module: bytes of each tensor that one microbatch's forward left for its backward; of the first microbatch."""
+    collectives: Counter[CollectiveKey]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """A trace, folded."""
+
+    iterations: tuple[RecordedIteration, ...]
+    parameters: int
+    gradients: int
+    optimizer: int
+    failed: int
+    """Allocations that failed."""
+
+
+@dataclass
+class _Fold:
+    """The state of the walk over a trace."""
+
+    live: dict[int, Block] = field(default_factory=dict)
+    stack: list[Mark] = field(default_factory=list)
+    current: int = 0
+    failed: int = 0
+    peak: int = 0
+    peak_module: str = ""
+    iteration: int = -1
+    recent: deque[int] = field(default_factory=lambda: deque(maxlen=8))
+    """Pointers that were allocated last."""
+    phase: str = ""
+    """Of the mark that was entered last."""
+    microbatch: int = -1
+    """Of the mark that was entered last and has one."""
+    unnamed: list[Block] = field(default_factory=list)
+    """Made in a forward whose microbatch no mark has named yet: its batch."""
+    saved: dict[str, list[int]] = field(default_factory=dict)
+    collectives: Counter[CollectiveKey] = field(default_factory=Counter)
+    iterations: list[RecordedIteration] = field(default_factory=list)
+
+
+def fold(events: Iterable[Event]) -> Recorded:
+    """Walk a trace once. Works for any recorder; needs marks for modules and labels for states."""
+    state = _Fold()
+    for event in events:
+        if isinstance(event, Allocation):
+            _allocate(state, event)
+        elif isinstance(event, Free):
+            _free(state, event.pointer)
+        elif isinstance(event, Mark):
+            _mark(state, event)
+        elif isinstance(event, Label):
+            block = state.live.get(event.pointer)
+            if block is not None:
+                block.role = event.role
+        elif isinstance(event, CollectiveEvent):
+            if event.kind == "recv" and event.group in ("pp", "world"):
+                _receive(state, event.bytes)
+            if event.size == 1 or event.kind == "recv":
+                continue  # nothing is sent, or it was counted at its sender
+            # interleaved stages of two ranks send one way through the communicator of the world (p2p_communication.py)
+            group = "pp" if event.kind == "send" and event.group == "world" else event.group
+            state.collectives[event.kind, group, prod(event.shape), event.dtype] += 1
+    if state.iteration >= 0:
+        _end_iteration(state)
+    roles: Counter[str] = Counter()
+    for block in state.live.values():
+        roles[block.role] += block.bytes
+    return Recorded(
+        iterations=tuple(state.iterations),
+        parameters=roles["parameter"],
+        gradients=roles["gradient"],
+        optimizer=roles["optimizer"],
+        failed=state.failed,
+    )
+
+
+def _receive(state: _Fold, size: int) -> None:
+    """The tensor that was made for a message is no module's, whatever ran last."""
+    for pointer in reversed(state.recent):
+        block = state.live.get(pointer)
+        if block is not None and block.bytes == round_up(size, BLOCK):
+            block.role = "received"
+            return
+
+
+def _allocate(state: _Fold, event: Allocation) -> None:
+    if event.failed:
+        state.failed += 1
+        return
+    inner = state.stack[-1] if state.stack else None
+    size = round_up(event.bytes, BLOCK)
+    block = state.live[event.pointer] = Block(
+        bytes=size,
+        module=inner.name if inner else "",
+        phase=inner.phase if inner else "",
+        microbatch=state.microbatch,
+        iteration=inner.iteration if inner else -1,
+    )
+    if inner is not None and inner.phase == "forward" and inner.microbatch < 0:
+        state.unnamed.append(block)
+    state.recent.append(event.pointer)
+    state.current += size
+    if state.current > state.peak:
+        state.peak = state.current
+        state.peak_module = f"{inner.phase} of microbatch {inner.microbatch}, {inner.name}" if inner else ""
+
+
+def _free(state: _Fold, pointer: int) -> None:
+    block = state.live.pop(pointer, None)
+    if block is None:
+        return
+    state.current -= block.bytes
+    first = block.microbatch == 0 and block.iteration == state.iteration
+    phase = state.stack[-1].phase if state.stack else state.phase
+    if first and not block.role and block.phase == "forward" and phase in ("backward", "recompute"):
+        state.saved.setdefault(block.module, []).append(block.bytes)
+
+
+def _mark(state: _Fold, mark: Mark) -> None:
+    if mark.iteration >= 0 and mark.iteration != state.iteration:
+        if state.iteration >= 0:
+            _end_iteration(state)
+        state.iteration = mark.iteration
+    if mark.kind == "leave":
+        if state.stack:
+            state.stack.pop()
+        return
+    state.stack.append(mark)
+    state.phase = mark.phase
+    if mark.microbatch >= 0:
+        state.microbatch = mark.microbatch
+        if mark.phase == "forward":
+            for block in state.unnamed:
+                block.microbatch = mark.microbatch
+            state.unnamed = []
+
+
+def _end_iteration(state: _Fold) -> None:
+    state.iterations.append(
+        RecordedIteration(
+            peak=state.peak,
+            peak_module=state.peak_module,
+            allocated_after=state.current,
+            saved={module: tuple(sorted(sizes, reverse=True)) for module, sizes in state.saved.items()},
+            collectives=state.collectives,
+        )
+    )
+    state.peak, state.peak_module = state.current, ""
+    state.saved, state.collectives = {}, Counter()
