@@ -1,0 +1,197 @@
+"""Wrong input of every kind, through the whole program: exit 2 and one line that names the option and a remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from analyzer.launch.options.catalogue import load_catalogue
+from tests.command import assert_refused, run
+
+BASE = (
+    "--nproc-per-node 8 pretrain_gpt.py --num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 "
+    "--max-position-embeddings 2048 --micro-batch-size 2 --global-batch-size 64 --bf16 --lr 1e-4 --train-iters 10 "
+    "--info-gpu H100-80GB"
+)
+
+BAD = [
+    # no probability, no part
+    ("--hidden-dropout 2", "--hidden-dropout"),
+    ("--attention-dropout -0.5", "--attention-dropout"),
+    ("--position-embedding-type rope --rotary-percent 0", "--rotary-percent"),
+    ("--nproc-per-node eight", "--nproc-per-node"),
+    # sizes that do not divide
+    ("--num-attention-heads 15", "--num-attention-heads"),
+    ("--num-layers 23 --pipeline-model-parallel-size 2", "--num-layers"),
+    ("--tensor-model-parallel-size 3", "--tensor-model-parallel-size"),
+    ("--tensor-model-parallel-size 16", "--tensor-model-parallel-size"),
+    ("--pipeline-model-parallel-size 5", "--pipeline-model-parallel-size"),
+    ("--context-parallel-size 3", "--context-parallel-size"),
+    ("--global-batch-size 63", "--global-batch-size"),
+    ("--micro-batch-size 3", "--global-batch-size"),
+    ("--seq-length 2047 --tensor-model-parallel-size 2 --sequence-parallel", "--seq-length"),
+    ("--context-parallel-size 2 --seq-length 2046", "--seq-length"),
+    ("--group-query-attention --num-query-groups 3", "--num-query-groups"),
+    ("--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 5", "--num-layers-per-virtual-pipeline-stage"),
+    ("--num-distributed-optimizer-instances 3 --use-distributed-optimizer", "--num-distributed-optimizer-instances"),
+    ("--seq-length 4096", "--max-position-embeddings"),
+    # options that do not exist
+    ("--num-layer 24", "--num-layer"),
+    ("--sequence-paralel", "--sequence-paralel"),
+    ("--bogus 3", "--bogus"),
+    ("--info-gpus H100", "--info-gpus"),
+    ("--checkpoint-activations", "--checkpoint-activations"),
+    ("--activations-checkpoint-method uniform", "--activations-checkpoint-method"),
+    # values of the wrong type, missing, or too many
+    ("--num-layers twelve", "--num-layers"),
+    ("--num-layers 2.5", "--num-layers"),
+    ("--lr fast", "--lr"),
+    ("--num-layers", "--num-layers"),
+    ("--bf16 1", "--bf16"),
+    ("--normalization BatchNorm", "--normalization"),
+    ("--position-embedding-type alibi", "--position-embedding-type"),
+    ("--recompute-granularity partial", "--recompute-granularity"),
+    ("--nnodes two", "--nnodes"),
+    ("--nproc-per-node gpu", "--nproc-per-node"),
+    # zero and negative
+    ("--num-layers 0", "--num-layers"),
+    ("--hidden-size -1024", "--hidden-size"),
+    ("--num-attention-heads 0", "--num-attention-heads"),
+    ("--seq-length 0", "--seq-length"),
+    ("--tensor-model-parallel-size 0", "--tensor-model-parallel-size"),
+    ("--pipeline-model-parallel-size -2", "--pipeline-model-parallel-size"),
+    ("--micro-batch-size 0", "--micro-batch-size"),
+    ("--global-batch-size -64", "--global-batch-size"),
+    ("--ffn-hidden-size -4", "--ffn-hidden-size"),
+    ("--vocab-size -5", "--vocab-size"),
+    ("--make-vocab-size-divisible-by 0", "--make-vocab-size-divisible-by"),
+    ("--nnodes 0", "--nnodes"),
+    ("--nnodes 3:1", "--nnodes"),
+    # contradictions, and options that need another
+    ("--fp16", "--fp16"),
+    ("--swiglu --squared-relu", "--swiglu"),
+    ("--recompute-granularity full", "--recompute-granularity"),
+    ("--recompute-granularity selective --recompute-method uniform --recompute-num-layers 1", "--recompute-method"),
+    ("--overlap-param-gather", "--overlap-param-gather"),
+    ("--use-distributed-optimizer --optimizer sgd", "--use-distributed-optimizer"),
+    ("--num-layers-per-virtual-pipeline-stage 2", "--pipeline-model-parallel-size"),
+    ("--rampup-batch-size 16 16 1000", "--rampup-batch-size"),
+    ("--tp-comm-overlap", "--tp-comm-overlap"),
+    ("--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Etx", "--pipeline-model-parallel-layout"),
+    # files
+    ("--use-checkpoint-args", "--use-checkpoint-args"),
+    ("--use-checkpoint-args --load nowhere", "--use-checkpoint-args"),
+    ("--yaml-cfg nowhere.yaml", "--yaml-cfg"),
+    ("--info-megatron nowhere", "--info-megatron"),
+    ("--info-json nowhere/report.json", "--info-json"),
+    ("--info-json .", "--info-json"),
+    # vocabularies that nothing tells
+    ("--tokenizer-type NullTokenizer", "--vocab-size"),
+    ("--tokenizer-type HuggingFaceTokenizer", "--tokenizer-type"),
+    ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model nobody/nothing", "--tokenizer-type"),
+    ("--tokenizer-type SentencePieceTokenizer --tokenizer-model nowhere.model", "--tokenizer-type"),
+    # GPUs and our own options
+    ("--info-gpu H1000", "--info-gpu"),
+    ("--info-gpu-memory lots", "--info-gpu-memory"),
+    ("--info-gpu-memory 0", "--info-gpu-memory"),
+    ("--info-gpu-memory", "--info-gpu-memory"),
+    ("--info-detail some", "--info-detail"),
+    ("--info-engine magic", "--info-engine"),
+    # right for Megatron, and not modelled yet
+    ("--num-experts 8 --moe-token-dispatcher-type flex", "--moe-token-dispatcher-type"),
+    ("--mtp-num-layers 1", "--mtp-num-layers"),
+    ("--fp4-format e2m1", "--fp4-format"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An empty working folder, and nothing of the machine that runs the test."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("WORLD_SIZE", "SLURM_NTASKS", "SLURM_NNODES", "SLURM_NTASKS_PER_NODE", "HF_HOME", "HF_HUB_CACHE", "PYTHONPATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+
+
+def test_the_base_is_good() -> None:
+    outcome = run(*BASE.split())
+    assert (outcome.status, outcome.err) == (0, "")
+
+
+@pytest.mark.parametrize(("words", "named"), BAD, ids=lambda value: value if value.startswith("--") and " " in value else "")
+def test_refused(words: str, named: str) -> None:
+    assert_refused(run(*BASE.split(), *words.split()), named)
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [
+        ("--num-layer", "--num-layers"),
+        ("--hiden-size", "--hidden-size"),
+        ("--sequence-paralel", "--sequence-parallel"),
+        ("--tensor-model-paralell-size", "--tensor-model-parallel-size"),
+        ("--info-gpus", "--info-gpu"),
+    ],
+)
+def test_suggestion(misspelt: str, meant: str) -> None:
+    assert run(*BASE.split(), misspelt, "8").err.rstrip().endswith(f"did you mean {meant}?")
+
+
+def test_experts_whose_tensor_parallelism_was_not_asked_for() -> None:
+    """core/parallel_state.py: expert_tensor_parallel_size is tensor_model_parallel_size where it is not given."""
+    words = "--num-experts 8 --tensor-model-parallel-size 2 --expert-model-parallel-size 8 --sequence-parallel".split()
+    assert "--expert-tensor-parallel-size 1" in run(*BASE.split(), *words).err
+    assert run(*BASE.split(), *words, "--expert-tensor-parallel-size", "1").status == 0
+
+
+def test_the_header_says_what_is_not_usual() -> None:
+    plain = run(*BASE.split()).out
+    assert "experts" not in plain.partition("──")[0]
+    header = run(*BASE.split(), *"--num-experts 8 --moe-router-topk 4 --fp8-format hybrid".split()).out.partition("──")[0]
+    assert "8 experts, 4 for each token" in header
+    assert "and FP8 (delayed)" in header
+
+
+def test_suggested_batch_is_good() -> None:
+    refused = run(*BASE.split(), "--global-batch-size", "63")
+    assert refused.err.rstrip().endswith("for example 64")
+    assert run(*BASE.split(), "--global-batch-size", "64").status == 0
+
+
+@pytest.mark.parametrize("content", ["", "not json", "[]", '{"a": "b"', "\x00\x01"])
+def test_vocabulary_file_that_is_none(content: str, tmp_path: Path) -> None:
+    (tmp_path / "vocab.json").write_text(content)
+    assert_refused(run(*BASE.split(), "--vocab-file", "vocab.json"), "--vocab-file")
+
+
+def test_unwritable_report(tmp_path: Path) -> None:
+    (tmp_path / "report.json").mkdir()
+    assert_refused(run(*BASE.split(), "--info-json", "report.json"), "--info-json")
+
+
+def test_no_arguments_at_all() -> None:
+    outcome = run()
+    assert (outcome.status, outcome.out, outcome.err.count("\n")) == (2, "", 1)
+
+
+OPTIONS = sorted(flag for flag in load_catalogue().newest if not flag.startswith("--info"))
+WORDS = st.sampled_from(["0", "1", "2", "3", "7", "8", "-1", "0.5", "1e3", "x", "a=b", "none", "bf16", "full", "-", "=", "é", ""])
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.sampled_from(OPTIONS), st.lists(WORDS, max_size=2)), max_size=4))
+def test_nothing_breaks_it(options: list[tuple[str, list[str]]]) -> None:
+    """Any options of Megatron's with any words: an analysis, or one line."""
+    outcome = run(*BASE.split(), *(word for flag, words in options for word in (flag, *words)))
+    assert outcome.status in (0, 1, 2)
+    if outcome.status == 2:
+        assert outcome.out == ""
+        assert outcome.err.count("\n") == 1
+        assert "; " in outcome.err
+    else:
+        assert outcome.err == ""
+        assert outcome.out.startswith("GPT, ")

@@ -1,0 +1,154 @@
+"""Memory of ranks: states against Megatron's own table, activations in flight, workspaces, and parts that add up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analyzer.memory.ranks import rank_classes, stage_models
+from analyzer.memory.workspaces import cublas_workspace_bytes, runtime_items, te_workspace_bytes
+from analyzer.specs import HardwareSpec, Launch, OptimizerSpec, PrecisionSpec, RecomputeSpec
+from analyzer.states.of_rank import states
+from analyzer.units import MIB
+from tests.small_launch import launch
+
+
+def spread(asked: Launch, *, world: int, pipeline: int = 1, microbatches: int = 1, **parallel: Any) -> Launch:
+    """The launch on `world` ranks with so many microbatches on each replica."""
+    batch = replace(asked.batch, microbatches=microbatches, first_microbatches=microbatches)
+    sizes = replace(asked.parallel, world_size=world, gpus_per_node=world, pipeline=pipeline, **parallel)
+    return replace(asked, batch=batch, parallel=sizes)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "gradients", "whole", "fixed", "sharded"),
+    [("fp16", "fp16", 20, 4, 16), ("bf16", "fp32", 18, 6, 12), ("fp32", "fp32", 16, 8, 8)],
+)
+@pytest.mark.parametrize("data", [1, 8])
+def test_bytes_per_parameter(parameters: Any, gradients: Any, whole: int, fixed: int, sharded: int, data: int) -> None:
+    """Megatron-LM docs, "Distributed Optimizer", table of bytes per parameter; d is the data-parallel size."""
+    asked = replace(spread(launch(), world=data), precision=PrecisionSpec(parameters=parameters, gradients=gradients))
+    for distributed, expected in ((False, float(whole)), (True, fixed + sharded / data)):
+        held = replace(asked, optimizer=OptimizerSpec(distributed=distributed))
+        stage = stage_models(held)[0]
+        numel = sum(p.numel for tree in stage.trees for _, module in tree.walk() for p in module.parameters)
+        found = states(held, stage)
+        assert (found.steady + found.gradient_copies) / numel == pytest.approx(expected, rel=1e-4)
+
+
+def test_sgd_keeps_momentum_alone() -> None:
+    for momentum, expected in ((0.9, 4), (0.0, 0)):
+        asked = replace(launch(), optimizer=OptimizerSpec(name="sgd", sgd_momentum=momentum))
+        stage = stage_models(asked)[0]
+        assert states(asked, stage).moments == expected * states(asked, stage).masters // 4
+
+
+def test_the_precision_aware_optimizer_keeps_what_it_is_told() -> None:
+    """TE FusedAdam: moments in bf16, and the low half of each master beside its bf16 parameter."""
+    asked = replace(
+        launch(), optimizer=OptimizerSpec(distributed=True, precision_aware=True, exp_avg_dtype="bf16", exp_avg_sq_dtype="bf16")
+    )
+    found = states(asked, stage_models(asked)[0])
+    assert found.masters == 0
+    assert found.moments * 4 == found.gradients * (2 + 2 + 2)
+
+
+@given(pipeline=st.sampled_from([1, 2, 4]), microbatches=st.integers(1, 12))
+def test_stages_hold_the_microbatches_of_1f1b(pipeline: int, microbatches: int) -> None:
+    """Narayanan et al. 2021, section 2.2: at most p - r microbatches are in flight on rank r, and never more than there are."""
+    ranks = rank_classes(spread(launch(num_layers=4), world=pipeline, pipeline=pipeline, microbatches=microbatches))
+    for each in ranks:
+        assert each.memory.microbatches_in_flight == (min(pipeline - each.pipeline_rank, microbatches),)
+        assert each.memory.activations_bytes <= min(pipeline - each.pipeline_rank, microbatches) * each.trees[0].retained_bytes
+
+
+def test_more_microbatches_cost_nothing_once_the_pipeline_is_full() -> None:
+    few, many = (rank_classes(spread(launch(), world=4, pipeline=4, microbatches=m)) for m in (8, 5000))
+    assert [each.memory.peak_allocated_bytes for each in few] == [each.memory.peak_allocated_bytes for each in many]
+
+
+@given(
+    t=st.sampled_from([1, 2]),
+    pipeline=st.sampled_from([1, 2, 4]),
+    virtual=st.sampled_from([None, 2]),
+    distributed=st.booleans(),
+    fusion=st.booleans(),
+    recompute=st.sampled_from([RecomputeSpec(), RecomputeSpec(granularity="full", method="uniform", num_layers=1)]),
+)
+def test_parts_add_up(
+    t: int, pipeline: int, virtual: int | None, distributed: bool, fusion: bool, recompute: RecomputeSpec
+) -> None:
+    asked = spread(
+        launch(t=t, num_layers=8),
+        world=2 * t * pipeline,
+        pipeline=pipeline,
+        microbatches=8,
+        virtual_pipeline=virtual if pipeline > 1 else None,
+    )
+    asked = replace(
+        asked,
+        optimizer=OptimizerSpec(distributed=distributed),
+        recompute=recompute,
+        runtime=replace(asked.runtime, gradient_accumulation_fusion=fusion),
+    )
+    for each in rank_classes(asked):
+        memory = each.memory
+        static = memory.parameters_bytes + memory.gradients_bytes + memory.optimizer_bytes + memory.runtime_bytes
+        received = sum(not chunk.pre_process for chunk in each.chunks)
+        assert memory.allocated_bytes == static + received * 2 * (2 * 1024 * 2 * 1024)  # last inputs and their gradients, [s, b, h]
+        assert memory.peak_allocated_bytes == static + memory.activations_bytes + memory.transient_bytes
+        assert memory.runtime_bytes == sum(part.bytes for part in memory.runtime_parts)
+        assert memory.transient_bytes == sum(part.bytes for part in memory.transient_parts)
+        assert memory.peak_allocated_first_iteration_bytes <= memory.peak_allocated_bytes
+        assert memory.peak_allocated_bytes <= memory.peak_reserved_bytes <= memory.device_bytes
+
+
+def test_the_first_iteration_has_no_moments_at_its_peak() -> None:
+    [only] = rank_classes(launch())
+    stage = stage_models(launch())[0]
+    moments = states(launch(), stage).moments
+    # one microbatch: the workspace of the thread that runs backward comes after the loss, where the peak is
+    late = [part.bytes for part in only.memory.runtime_parts if "autograd" in part.name or "dummy" in part.name]
+    assert only.memory.peak_at.startswith("forward of microbatch 0, cross_entropy")
+    assert only.memory.peak_allocated_bytes - only.memory.peak_allocated_first_iteration_bytes == moments + sum(late)
+
+
+@pytest.mark.parametrize(
+    ("config", "capability", "expected"),
+    [
+        (":4096:8", (8, 0), 32 * MIB),
+        (":16:8", (9, 0), 128 * 1024),
+        (":4096:2:16:8", (9, 0), 8519680),
+        (None, (8, 0), 8519680),
+        (None, (9, 0), 32 * MIB),
+        (None, (10, 0), 32 * MIB),
+    ],
+)
+def test_cublas_workspaces(config: str | None, capability: tuple[int, int], expected: int) -> None:
+    """PyTorch's CublasHandlePool.cpp: `:SIZE:COUNT` in KiB; the default is :4096:2:16:8, on Hopper and Blackwell :4096:8."""
+    asked = replace(
+        launch(),
+        hardware=HardwareSpec(compute_capability=capability),
+        runtime=replace(launch().runtime, cublas_workspace_config=config),
+    )
+    assert cublas_workspace_bytes(asked) == expected
+
+
+def test_transformer_engine_workspaces() -> None:
+    """transformer_engine/pytorch/cpp_extensions/gemm.py get_cublas_workspace_size_bytes, TE 2.11."""
+    sizes = [te_workspace_bytes(replace(launch(), hardware=HardwareSpec(compute_capability=(major, 0)))) for major in (8, 9, 10)]
+    assert sizes == [4 * MIB, 32 * MIB + 1024, 32 * MIB + 1024]
+
+
+def test_dummy_weight_gradients_come_once_for_each_shape() -> None:
+    """transformer_engine/pytorch/module/base.py get_dummy_wgrad caches by shape and dtype."""
+    asked = launch(h=1024)
+    names = {item.name: item.bytes for item in runtime_items(asked, stage_models(asked)[0].trees) if "dummy" in item.name}
+    shapes = [(3072, 1024), (1024, 1024), (4096, 1024), (1024, 4096), (51200, 1024)]
+    assert names == {f"dummy weight gradient {list(shape)}": 2 * shape[0] * shape[1] for shape in shapes}
+    unfused = replace(asked, runtime=replace(asked.runtime, gradient_accumulation_fusion=False))
+    assert not [item for item in runtime_items(unfused, stage_models(unfused)[0].trees) if "dummy" in item.name]

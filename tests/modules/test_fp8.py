@@ -1,0 +1,272 @@
+"""FP8: what Transformer Engine keeps, needs and gathers, held against its own Python code and against real runs.
+
+The recorded bytes are of one layer of megatron-core 0.16.1 on the real Python side of Transformer Engine 2.11, whose
+compiled quantizers were replaced by functions that allocate what `csrc/quantizer.cpp` allocates.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analyzer.errors import InputError, UnsupportedError
+from analyzer.memory.passes import timeline
+from analyzer.memory.ranks import stage_models
+from analyzer.memory.workspaces import runtime_items
+from analyzer.modules.models.gpt import parameters
+from analyzer.modules.quantized import scales
+from analyzer.modules.tree import Module
+from analyzer.predict import predict
+from analyzer.specs import HardwareSpec, Launch
+from analyzer.states.fp8_weights import cast_bytes, scaling_bytes
+from analyzer.states.of_rank import adam_keeps_masters, states
+from tests.command import report
+from tests.data_files import measured_records
+from tests.launch_of import AMPERE, BLACKWELL, HOPPER, launch_of
+
+ONE_LAYER = (
+    "--num-layers 1 --hidden-size 1024 --num-attention-heads 16 --ffn-hidden-size 4096 --seq-length 2048 --micro-batch-size 2 "
+    "--max-position-embeddings 2048 --bf16 --tokenizer-type NullTokenizer --vocab-size 511 --make-vocab-size-divisible-by 1 "
+    "--no-create-attention-mask-in-dataloader --no-masked-softmax-fusion --no-gradient-accumulation-fusion "
+    "--attention-backend fused"
+)
+SMALL = 64 * 1024
+"""Bytes of what the formulas leave out: scalars, and maps of what is routed."""
+SPLIT = "--tensor-model-parallel-size 2 --sequence-parallel"
+EXPERTS = (
+    "--num-experts 8 --moe-router-topk 2 --moe-ffn-hidden-size 1024 --moe-grouped-gemm --moe-token-dispatcher-type alltoall "
+    "--swiglu --normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights"
+)
+RUNTIME = (
+    "Transformer Engine GEMM workspace",
+    "grouped GEMM workspaces of 4 streams",
+    "FP8 copies of weights",
+    "FP8 scaling factors",
+)
+
+
+def fp8(recipe: str, rest: str = "", *, blackwell: bool = False) -> Launch:
+    line = f"--fp8-format hybrid --fp8-recipe {recipe} {rest}"
+    return launch_of(line, base=ONE_LAYER, gpu=BLACKWELL if blackwell else HOPPER)
+
+
+def runtime_bytes(launch: Launch) -> int:
+    return sum(item.bytes for item in runtime_items(launch, stage_models(launch)[0].trees) if item.name in RUNTIME)
+
+
+def retained(launch: Launch) -> int:
+    [tree] = stage_models(launch)[0].trees
+    return timeline(tree).retained + runtime_bytes(launch)
+
+
+RETAINED = [
+    ("delayed", "", False, 210_145_280),
+    ("tensorwise", "", False, 205_976_064),
+    ("blockwise", "", False, 206_730_240),
+    ("delayed", "", True, 197_562_368),
+    ("tensorwise", "", True, 193_393_152),
+    ("mxfp8", "", True, 207_509_504),
+    ("delayed", SPLIT, False, 130_310_144 - 8_388_608),  # less Megatron's own buffer, in which the output layer gathers
+    ("tensorwise", SPLIT, False, 128_238_080 - 8_388_608),
+    ("blockwise", SPLIT, False, 128_595_968 - 8_388_608),
+    ("tensorwise", SPLIT, True, 121_946_624 - 8_388_608),
+    ("mxfp8", SPLIT, True, 128_985_088 - 8_388_608),
+    ("tensorwise", EXPERTS, False, 378_656_256),
+]
+
+
+@pytest.mark.parametrize(("recipe", "line", "blackwell", "recorded"), RETAINED)
+def test_what_forward_leaves_behind(recipe: str, line: str, blackwell: bool, recorded: int) -> None:
+    assert retained(fp8(recipe, line, blackwell=blackwell)) == pytest.approx(recorded, abs=SMALL)
+
+
+OFFSET = 1_050_112
+"""The loss's own gradients, alive in the recording during the whole backward pass of one rank; half with two ranks."""
+BACKWARD = [
+    ("tensorwise", "", False, {"linear_fc2": 244_688_896, "linear_fc1": 223_720_960, "linear_qkv": 154_225_152}, OFFSET),
+    ("delayed", "", False, {"linear_fc2": 248_858_112, "linear_proj": 150_258_176}, OFFSET),
+    ("blockwise", "", False, {"linear_fc2": 245_704_704, "linear_proj": 150_775_808}, OFFSET),
+    ("tensorwise", "", True, {"linear_fc2": 227_911_680, "linear_fc1": 194_360_832, "linear_proj": 133_506_560}, OFFSET),
+    ("mxfp8", "", True, {"linear_fc2": 246_483_968, "linear_proj": 151_555_072}, OFFSET),
+    ("tensorwise", SPLIT, False, {"linear_fc2": 151_762_944, "linear_fc1": 151_762_432, "linear_qkv": 117_014_016}, OFFSET // 2),
+    ("tensorwise", SPLIT, True, {"linear_fc2": 141_277_184, "linear_fc1": 132_888_064, "linear_proj": 94_074_368}, OFFSET // 2),
+    ("mxfp8", SPLIT, True, {"linear_fc2": 152_771_584, "linear_fc1": 148_708_352, "linear_proj": 105_307_136}, OFFSET // 2),
+    ("tensorwise", EXPERTS, False, {"experts.linear_fc2": 425_122_304, "experts.linear_fc1": 433_424_384}, 0),
+]
+
+
+@pytest.mark.parametrize(("recipe", "line", "blackwell", "recorded", "offset"), BACKWARD)
+def test_the_fullest_instant_of_a_backward(recipe: str, line: str, blackwell: bool, recorded: dict[str, int], offset: int) -> None:
+    launch = fp8(recipe, line, blackwell=blackwell)
+    [tree] = stage_models(launch)[0].trees
+    beside = runtime_bytes(launch) + (8_388_608 if SPLIT in line else 0)
+    points = {point.path: point.bytes + beside for point in timeline(tree).backward}
+    for layer, peak in recorded.items():
+        [found] = [bytes_ for path, bytes_ in points.items() if path.endswith(layer)]
+        assert found == pytest.approx(peak - offset, abs=2 * SMALL), layer
+
+
+def test_stored_parameters() -> None:
+    """As recorded, less the copies in 16 bit that are kept on the host until there are masters, and the quantizers' states."""
+    line = "--fp8-param-gather --use-distributed-optimizer"
+    host, quantizers = 25_165_824, 20_480
+    for recipe, blackwell, recorded in (
+        ("tensorwise", False, 55_627_776 - quantizers),
+        ("tensorwise", True, 43_044_864 - quantizers),
+        ("blockwise", False, 55_612_416),
+    ):
+        launch = fp8(recipe, line, blackwell=blackwell)
+        held = states(launch, stage_models(launch)[0])
+        assert held.parameters == pytest.approx(recorded - host, abs=8192), (recipe, blackwell)
+    mxfp8 = fp8("mxfp8", f"{line} --reuse-grad-buf-for-mxfp8-param-ag", blackwell=True)
+    embeddings_and_norms = 5_273_600  # once more, in the parameter buffer that they are gathered through
+    assert states(mxfp8, stage_models(mxfp8)[0]).parameters == pytest.approx(56_391_680 - host + embeddings_and_norms, abs=8192)
+
+
+@pytest.mark.parametrize("gpu", ["gb200", "h100"])
+def test_measured_steady_state_and_peak(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    records: list[dict[str, Any]] = measured_records("megatron_ci.json")
+    [record] = [each for each in records if "current_scaling" in each["id"] and gpu in each["id"]]
+    for name, value in record["env"].items():
+        monkeypatch.setenv(name, value)
+    nodes = ["--nnodes", str(record["nodes"]), "--nproc-per-node", str(record["gpus_per_node"])]
+    [rank] = report(*nodes, *record["argv"], "--info-gpu", record["gpu"])["ranks"]
+    assert rank["memory"]["allocated_bytes"] == pytest.approx(record["measured"]["allocated_bytes"], rel=0.01)
+    assert rank["memory"]["peak_allocated_bytes"] == pytest.approx(record["measured"]["peak_allocated_bytes"], rel=0.02)
+
+
+def test_weights_are_cast_once_where_one_copy_serves_all_products() -> None:
+    weights = 12 * 1024 * 1024
+    hopper, blackwell = fp8("tensorwise"), fp8("tensorwise", blackwell=True)
+    assert cast_bytes(hopper, stage_models(hopper)[0].trees) == 2 * weights + 4 * 512
+    assert cast_bytes(blackwell, stage_models(blackwell)[0].trees) == weights + 4 * 512
+    # four linear layers, and attention as three products (DotProductAttention.forward); five quantizers each, a scale and a maximum
+    assert scaling_bytes(hopper, stage_models(hopper)[0].trees) == (4 + 3) * 5 * 2 * 512
+
+
+def test_first_and_last_layers_stay_in_16_bit() -> None:
+    launch = launch_of(
+        "--fp8-format e4m3 --fp8-recipe tensorwise --first-last-layers-bf16 --num-layers-at-start-in-bf16 2 "
+        "--num-layers-at-end-in-bf16 1"
+    )
+    [tree] = stage_models(launch)[0].trees
+    assert [_quantized(layer) for layer in _layers(tree)] == [0, 0, 4, 4, 4, 4, 4, 0]
+
+
+def _layers(tree: Module) -> list[Module]:
+    return [module for path, module in tree.walk() if path == "gpt_model.decoder.layers"]
+
+
+def _quantized(module: Module) -> int:
+    return sum(parameter.quantized for parameter in parameters(module))
+
+
+def test_messages_are_gathered_in_fp8_and_reduced_in_16_bit() -> None:
+    launch = fp8("tensorwise", f"{SPLIT} --fp8-param-gather --use-distributed-optimizer")
+    rows = [row for row in predict(launch).communication if row.group == "tp" and "layers" in row.module]
+    assert {row.dtype for row in rows if row.kind == "all_gather"} == {"fp8"}
+    assert {row.dtype for row in rows if row.kind == "reduce_scatter"} == {"bf16"}
+    head = [row for row in predict(launch).communication if row.module.endswith("output_layer")]
+    assert {row.dtype for row in head} == {"bf16"}
+    data = [row for row in predict(launch).communication if row.group == "dp_cp" and row.kind == "all_gather"]
+    assert {row.dtype for row in data} == {"uint8", "bf16"}
+
+
+def test_the_precision_aware_adam_leaves_masters_to_megatron() -> None:
+    line = "--use-precision-aware-optimizer --use-distributed-optimizer"
+    assert adam_keeps_masters(launch_of(line))
+    assert adam_keeps_masters(fp8("delayed", line))
+    assert not adam_keeps_masters(fp8("tensorwise", line))
+
+
+@given(rows=st.integers(1, 64).map(lambda n: 128 * n), columns=st.integers(1, 64).map(lambda n: 128 * n))
+def test_a_scale_for_each_block(rows: int, columns: int) -> None:
+    for recipe, block, size in (("blockwise", 128, 4), ("mxfp8", 32, 1)):
+        for way in ("row", "column"):
+            shape, dtype = scales(recipe, rows, columns, way)  # type: ignore[arg-type]
+            assert shape[0] * shape[1] == rows * columns // block
+            assert dtype == ("fp32" if size == 4 else "uint8")
+
+
+@pytest.mark.parametrize(
+    ("line", "option"),
+    [
+        ("--fp8-param-gather", "--fp8-param-gather"),
+        ("--fp8-format hybrid --fp8-param-gather", "--fp8-param-gather"),
+        ("--reuse-grad-buf-for-mxfp8-param-ag", "--reuse-grad-buf-for-mxfp8-param-ag"),
+        ("--fp8-format hybrid --first-last-layers-bf16", "--first-last-layers-bf16"),
+        (
+            "--fp8-format hybrid --fp8-recipe tensorwise --first-last-layers-bf16 --num-layers-at-end-in-bf16 9",
+            "--num-layers-at-end-in-bf16",
+        ),
+        ("--fp8-format hybrid --fp8-recipe mxfp8", "--fp8-recipe mxfp8"),
+        ("--fp8-format hybrid --transformer-impl local", "--fp8-format"),
+        ("--fp8-format hybrid --recompute-granularity selective --recompute-modules layernorm", "--recompute-modules"),
+        ("--num-experts 8 --disable-bias-linear --moe-router-padding-for-quantization", "--moe-router-padding-for-quantization"),
+    ],
+)
+def test_refused(line: str, option: str) -> None:
+    with pytest.raises(InputError) as caught:
+        launch_of(line)
+    assert str(caught.value).startswith(option + ":")
+
+
+def test_not_on_ampere_and_not_with_quantizers_of_ones_own() -> None:
+    with pytest.raises(InputError, match=r"compute capability 8\.9"):
+        launch_of("--fp8-format hybrid", gpu=AMPERE)
+    with pytest.raises(UnsupportedError, match="custom"):
+        launch_of("--fp8-format hybrid --fp8-recipe custom --fp8-quantizer-factory a.b")
+
+
+def fp4(rest: str = "") -> Launch:
+    return launch_of(f"--fp4-format e2m1 {rest}", base=ONE_LAYER, gpu=BLACKWELL)
+
+
+@given(rows=st.integers(1, 40).map(lambda n: 16 * n), columns=st.integers(1, 40).map(lambda n: 16 * n))
+def test_fp4_has_one_scale_for_sixteen_values(rows: int, columns: int) -> None:
+    """`NVFP4Quantizer.get_scale_shape`: tiles of 128 × 4 for cuBLAS, and by columns those of the transpose."""
+    (outer, inner), dtype = scales("nvfp4", rows, columns, "row")
+    assert dtype == "uint8"
+    assert outer % 128 == 0 <= outer - rows < 128
+    assert inner % 4 == 0 <= inner - columns / 16 < 4
+    assert scales("nvfp4", rows, columns, "column") == scales("nvfp4", columns, rows, "row")
+
+
+def test_weights_in_fp4_are_held_twice_at_half_a_byte() -> None:
+    """By rows and by columns, and a sixteenth of a byte of scales for each value of either: 9/16 bytes twice."""
+    launch = fp4()
+    trees = stage_models(launch)[0].trees
+    numel = sum(parameter.numel for parameter in parameters(trees[0]) if parameter.quantized)
+    assert numel == 12 * 1024 * 1024
+    assert cast_bytes(launch, trees) == numel * 2 * 9 // 16
+
+
+def test_a_linear_layer_keeps_its_input_in_fp4() -> None:
+    """Its columns, for the gradient of the weight: 9/16 of a byte a value in the place of two bytes."""
+    saved, plain = (
+        {
+            module.name: sum(tensor.bytes for tensor in module.saved if "statistics" not in tensor.name)
+            for _, module in stage_models(launch)[0].trees[0].walk()
+        }
+        for launch in (fp4(), launch_of("", base=ONE_LAYER, gpu=BLACKWELL))
+    )
+    assert plain["linear_fc2"] - saved["linear_fc2"] == 2 * 2048 * 4096 * (2 - 9 / 16)
+
+
+@pytest.mark.parametrize(
+    ("line", "gpu", "option", "remedy"),
+    [
+        ("--fp4-format e2m1", HOPPER, "--fp4-format", "another GPU"),
+        ("--fp4-format e2m1 --fp8-format hybrid", BLACKWELL, "--fp4-format", "keep one"),
+        ("--fp4-format e2m1 --fp4-param-gather", BLACKWELL, "--fp4-param-gather", "leave it out"),
+        ("--fp4-format e2m1 --fp4-recipe custom", BLACKWELL, "--fp4-recipe custom", "nvfp4"),
+    ],
+)
+def test_what_fp4_does_not_go_with(line: str, gpu: HardwareSpec, option: str, remedy: str) -> None:
+    with pytest.raises(InputError) as refused:
+        launch_of(line, base=ONE_LAYER, gpu=gpu)
+    assert option in str(refused.value)
+    assert remedy in str(refused.value)

@@ -1,0 +1,225 @@
+"""A synthetic step whose trace is known by construction, against predictions that are right and wrong in one tensor."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from allocator_hook.trace_writer import TraceWriter
+from analyzer.launch.build import build
+from analyzer.launch.parse import parse
+from analyzer.memory.ranks import rank_classes
+from analyzer.modules.tree import Module, Tensor
+from analyzer.results import RankClass
+from analyzer.specs import HardwareSpec
+from analyzer.trace.compare import MODEL, compare, made_tensors
+from analyzer.trace.reader import Header, read_trace
+from analyzer.trace.summary import fold
+from tests.command import assert_refused, run
+from tests.small_launch import launch
+
+ITERATIONS = 2
+
+
+def predicted() -> RankClass:
+    [only] = rank_classes(launch(num_layers=2, attention_backend="fused"))
+    return only
+
+
+def write_step(path: Path, rank: RankClass, *, extra: int = 0, argv: tuple[str, ...] = (), world: int = 1) -> None:
+    """A trace in which every module makes exactly what `rank` predicts, and `extra` bytes in the first layer's mlp."""
+    addresses = iter(range(1 << 20, 1 << 40, 1 << 12))
+    memory = rank.memory
+    with TraceWriter(path, Header(recorder="shadow", argv=argv, versions={"torch": "2.13.0"}, world_size=world)) as trace:
+
+        def make(size: int, role: str = "", name: str = "") -> int:
+            pointer = next(addresses)
+            trace.allocation(pointer, size)
+            if role:
+                trace.label(pointer, role=role, name=name, shape=(size,), dtype="uint8", bytes=size)  # type: ignore[arg-type]
+            return pointer
+
+        trace.enter("", "build", -1, -1)
+        make(memory.parameters_bytes, "parameter", "parameters")
+        make(memory.gradients_bytes, "gradient", "gradients")
+        trace.leave("", "build", -1, -1)
+        for iteration in range(ITERATIONS):
+            kept = []
+            trace.enter("", "forward", 0, iteration)
+            for module, tensor in made_tensors(rank.chunks, rank.trees):
+                if module != MODEL:
+                    trace.enter(module, "forward", 0, iteration)
+                kept.append(make(tensor.bytes))
+                if module != MODEL:
+                    trace.leave(module, "forward", 0, iteration)
+            if extra:
+                trace.enter("decoder.layers.0.mlp", "forward", 0, iteration)
+                kept.append(make(extra))
+                trace.leave("decoder.layers.0.mlp", "forward", 0, iteration)
+            if iteration == 0:
+                make(memory.runtime_bytes)
+            trace.leave("", "forward", 0, iteration)
+            trace.enter("", "backward", 0, iteration)
+            for pointer in reversed(kept):
+                trace.free(pointer)
+            trace.leave("", "backward", 0, iteration)
+            trace.enter("", "optimizer", -1, iteration)
+            if iteration == 0:
+                make(memory.optimizer_bytes, "optimizer", "states")
+            trace.collective(kind="all_reduce", group="dp_cp", shape=(8,), dtype="fp32", bytes=32, size=2, phase="optimizer")
+            trace.leave("", "optimizer", -1, iteration)
+
+
+def change(tree: Module, module: str, tensor: str, **changes: object) -> Module:
+    """The tree with one tensor of the first module of that name changed; without it where the change is `drop`."""
+    done = False
+
+    def walk(node: Module) -> Module:
+        nonlocal done
+        saved: tuple[Tensor, ...] = node.saved
+        if node.name == module and not done:
+            done = True
+            saved = tuple(
+                replace(t, **changes) if t.name == tensor else t for t in saved if not (changes.get("drop") and t.name == tensor)
+            )  # type: ignore[arg-type]
+        return replace(node, saved=saved, children=tuple(map(walk, node.children)))
+
+    changed = walk(tree)
+    assert done
+    return changed
+
+
+@pytest.fixture
+def step(tmp_path: Path) -> tuple[RankClass, Path]:
+    rank = predicted()
+    path = tmp_path / "step.trace"
+    write_step(path, rank)
+    return rank, path
+
+
+def test_the_right_prediction_agrees_in_every_tensor(step: tuple[RankClass, Path]) -> None:
+    rank, path = step
+    found = compare(rank, fold(read_trace(path)))
+    assert found.explained == 1.0
+    assert all(row.difference == 0 and not row.only_predicted and not row.only_recorded for row in found.modules)
+    assert {row.name: row.error for row in found.totals if row.name in ("parameters", "gradients", "optimizer states")} == {
+        "parameters": 0, "gradients": 0, "optimizer states": 0,
+    }  # fmt: skip
+    names = [row.module for row in found.modules]
+    assert "decoder.layers.0.self_attention.linear_qkv" in names
+    assert "decoder.layers.1.mlp" in names
+    assert not [failure for failure in found.failures if failure.startswith("saved")]
+
+
+def test_one_wrong_tensor_is_found_and_no_other(step: tuple[RankClass, Path]) -> None:
+    rank, path = step
+    recorded = fold(read_trace(path))
+    wrong = replace(rank, trees=(change(rank.trees[0], "activation_func", "fc1 output", dtype="fp32"),))
+    found = compare(wrong, recorded)
+    off = [row for row in found.modules if row.difference]
+    assert [(row.module, [t.name for t in row.only_predicted]) for row in off] == [
+        ("decoder.layers.0.mlp.linear_fc1", ["fc1 output"])
+    ]
+    right = 2 * 1024 * 2 * 4096  # bytes of [s, b, 4h] in bf16
+    assert off[0].only_recorded == (right,)
+    assert off[0].difference == right
+    assert [f for f in found.failures if f.startswith("saved")] == [f"saved in decoder.layers.0.mlp.linear_fc1: {right:+,} bytes"]
+    assert found.explained < 1.0
+
+
+def test_a_tensor_that_nobody_predicted_is_named(tmp_path: Path) -> None:
+    rank = predicted()
+    path = tmp_path / "step.trace"
+    write_step(path, rank, extra=3 << 20)
+    found = compare(rank, fold(read_trace(path)))
+    assert [(row.module, row.only_recorded) for row in found.modules if row.difference] == [("decoder.layers.0.mlp", (3 << 20,))]
+
+
+def test_totals_come_from_the_labels_and_the_iterations(step: tuple[RankClass, Path]) -> None:
+    rank, path = step
+    recorded = fold(read_trace(path))
+    memory = rank.memory
+    assert (recorded.parameters, recorded.gradients, recorded.optimizer) == (
+        memory.parameters_bytes,
+        memory.gradients_bytes,
+        memory.optimizer_bytes,
+    )
+    saved = sum(tensor.bytes for _, tensor in made_tensors(rank.chunks, rank.trees))
+    static = memory.parameters_bytes + memory.gradients_bytes + memory.runtime_bytes
+    first, last = recorded.iterations
+    assert first.peak == static + max(saved, memory.optimizer_bytes)
+    assert last.peak == static + memory.optimizer_bytes + saved
+    assert last.allocated_after == memory.allocated_bytes
+    assert sum(last.collectives.values()) == 1
+
+
+def test_the_tolerance_decides(step: tuple[RankClass, Path]) -> None:
+    rank, path = step
+    recorded = fold(read_trace(path))
+    memory = replace(rank.memory, gradients_bytes=int(rank.memory.gradients_bytes * 1.005))
+    nearly = replace(rank, memory=memory)
+    assert not [f for f in compare(nearly, recorded, tolerance=0.01).failures if f.startswith("gradients")]
+    assert [f for f in compare(nearly, recorded, tolerance=0.001).failures if f.startswith("gradients")]
+
+
+def test_checkpointed_layers_keep_their_inputs_alone() -> None:
+    from analyzer.specs import RecomputeSpec
+
+    asked = replace(launch(num_layers=2), recompute=RecomputeSpec(granularity="full", method="uniform", num_layers=1))
+    [rank] = rank_classes(asked)
+    layered = [module for module, _ in made_tensors(rank.chunks, rank.trees) if module.startswith("decoder.layers")]
+    assert layered == ["decoder.layers.0", "decoder.layers.1"]
+
+
+WORDS = (
+    "--nproc-per-node 1 pretrain_gpt.py --num-layers 2 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 "
+    "--max-position-embeddings 1024 --micro-batch-size 2 --train-iters 1 --lr 1e-4 --bf16 --padded-vocab-size 51200 "
+    "--vocab-size 50257 --tokenizer-type NullTokenizer --attention-backend fused"
+).split()
+
+
+def recorded_step(path: Path, *, extra: int = 0, world: int = 1) -> None:
+    """A step that is what the program predicts for WORDS, but for `extra` bytes."""
+    arguments, where, _ = parse(WORDS, environ={}, folder=path.parent)
+    asked = build(arguments, where, environ={}, gpu=HardwareSpec(), folder=path.parent)
+    [rank] = rank_classes(asked)
+    write_step(path, rank, extra=extra, argv=("pretrain", *WORDS, "--info-record", "x"), world=world)
+
+
+def test_the_check_needs_nothing_but_the_trace(tmp_path: Path) -> None:
+    path = tmp_path / "step.trace"
+    recorded_step(path)
+    outcome = run("--info-check", str(path), "--info-tolerance", "0.2")
+    assert "decoder.layers.0–1.self_attention.linear_qkv" in outcome.out
+    assert "only" not in outcome.out
+    assert "100.00% of the recorded bytes" in outcome.out
+
+
+def test_a_failed_check_ends_with_3_and_says_where(tmp_path: Path) -> None:
+    path = tmp_path / "step.trace"
+    recorded_step(path, extra=64 << 20)
+    outcome = run("--info-check", str(path), *WORDS, "--info-json", str(tmp_path / "check.json"))
+    assert outcome.status == 3
+    assert "decoder.layers.0.mlp: only the trace has a tensor of 64.00 MiB" in outcome.out
+    told = json.loads((tmp_path / "check.json").read_text())
+    assert not told["passed"]
+    assert [row["only_recorded_bytes"] for row in told["modules"] if row["module"] == "decoder.layers.0.mlp"] == [[64 << 20]]
+
+
+@pytest.mark.parametrize("world", [2])
+def test_a_trace_of_another_world_is_refused(tmp_path: Path, world: int) -> None:
+    path = tmp_path / "step.trace"
+    recorded_step(path, world=world)
+    outcome = run("--info-check", str(path), *WORDS)
+    assert_refused(outcome, "--info-check")
+
+
+def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
+    assert_refused(run("--info-check", str(tmp_path / "missing"), *WORDS), "--info-check")
+    (tmp_path / "text").write_text("no trace")
+    outcome = run("--info-check", str(tmp_path / "text"), *WORDS)
+    assert outcome.status == 2
+    assert len(outcome.err.splitlines()) == 1
