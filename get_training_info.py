@@ -59,14 +59,14 @@ def run(argv: list[str]) -> int:
             raise InputError(f"--info-{field}", "says how a step is recorded, and none is", "give --info-record FILE with it")
     recorded_gpu = trace.header.gpu if trace is not None and trace.header.gpu else None
     gpu, notes = hardware(options.gpu or recorded_gpu, options.gpu_memory)
-    launch = build(arguments, world, environ=environ, gpu=gpu, folder=folder, moe_imbalance=options.moe_imbalance)
+    job = build(arguments, world, environ=environ, gpu=gpu, folder=folder, moe_imbalance=options.moe_imbalance)
     if trace is not None:
         if options.record is not None or options.engine != "formula":
             raise InputError("--info-check", "goes neither with --info-record nor with an engine", "give it alone")
         from analyzer.trace.check import as_recorded
 
-        return _check(predict(as_recorded(launch, trace.header)), trace, options)
-    report = predict(launch, note=" ".join(notes))
+        return _check(predict(as_recorded(job, trace.header)), trace, options)
+    report = predict(job, note=" ".join(notes))
     if options.record is not None:
         _record(report, options, argv)
     compared: tuple[Compared, ...] = ()
@@ -131,10 +131,10 @@ def _record(report: Report, options: InfoOptions, argv: list[str]) -> None:
     from analyzer.cli.record import record
     from analyzer.trace.check import shortened
 
-    launch = report.launch if options.layers is None else shortened(report.launch, options.layers)
+    job = report.job if options.layers is None else shortened(report.job, options.layers)
     rank = options.rank if options.rank is not None else report.verdict.tightest_rank
     path = Path(str(options.record))
-    recorder = record(launch, rank=rank, path=path, argv=_command(argv), allocator=options.allocator)
+    recorder = record(job, rank=rank, path=path, argv=_command(argv), allocator=options.allocator)
     print(f"{path}: rank {rank}, recorded by the {recorder} recorder", file=sys.stderr)
 
 

@@ -11,7 +11,7 @@ from analyzer.memory.ranks import rank_classes, rank_classes_of_tensors
 from analyzer.memory.verdict import verdict
 from analyzer.modules.models.gpt import full_model, parameters
 from analyzer.results import Advice, Message, RankClass, Report, StageModel
-from analyzer.specs import FlexSpec, Launch
+from analyzer.specs import FlexSpec, TrainingJob
 from analyzer.units import GIB
 
 REPORTED_GROUPS: Final = ("tp", "pp", "dp", "dp_cp", "cp", "ep", "etp", "edp", "tp_ep", "embd", "pos_embd")
@@ -19,27 +19,27 @@ WHOLE_LISTS_UP_TO: Final = 4096
 """Ranks of a world whose groups are all listed; beyond it each list is cut to about this many ranks."""
 
 
-def predict(launch: Launch, *, note: str = "") -> Report:
+def predict(job: TrainingJob, *, note: str = "") -> Report:
     """Trees, memory, groups, communication and verdict; `note` is about the GPU and goes with the verdict.
 
     Raises InputError for layouts that Megatron refuses.
     """
-    check_layout(launch.parallel)
-    ranks = rank_classes(launch)
-    whole = full_model(launch)
+    check_layout(job.parallel)
+    ranks = rank_classes(job)
+    whole = full_model(job)
     full = sum(parameter.full_numel for parameter in parameters(whole))
     routed = sum(parameter.full_numel for parameter in parameters(whole) if parameter.sharding == "expert")
-    model = launch.model
+    model = job.model
     padding = (model.padded_vocab_size - model.vocab_size) * model.hidden_size * (1 if model.tied_embeddings else 2)
-    rows = _messages(launch, ranks)
-    outcome = verdict(ranks, launch.hardware, note=note)
-    listed, truncated = _groups(launch)
+    rows = _messages(job, ranks)
+    outcome = verdict(ranks, job.hardware, note=note)
+    listed, truncated = _groups(job)
     return Report(
         engine="formula",
-        launch=launch,
+        job=job,
         groups=listed,
         groups_truncated=truncated,
-        group_counts={kind: group_count(launch.parallel, kind) for kind in REPORTED_GROUPS},
+        group_counts={kind: group_count(job.parallel, kind) for kind in REPORTED_GROUPS},
         full_model=whole,
         parameters=full,
         parameters_unpadded=full - padding,
@@ -47,21 +47,21 @@ def predict(launch: Launch, *, note: str = "") -> Report:
         parameters_routed_experts=routed,
         ranks=ranks,
         communication=rows,
-        communication_totals=totals(launch, rows),
+        communication_totals=totals(job, rows),
         verdict=outcome,
-        advice=_advice(launch) if outcome.fits is False else (),
-        assumptions=(*launch.assumptions, *_assumptions(launch, ranks)),
+        advice=_advice(job) if outcome.fits is False else (),
+        assumptions=(*job.assumptions, *_assumptions(job, ranks)),
     )
 
 
-def _advice(launch: Launch) -> tuple[Advice, ...]:
+def _advice(job: TrainingJob) -> tuple[Advice, ...]:
     from analyzer.search.advice import advise  # only where a launch does not fit
 
-    return advise(launch, predict=rank_classes, screen=rank_classes_of_tensors)
+    return advise(job, predict=rank_classes, screen=rank_classes_of_tensors)
 
 
-def _messages(launch: Launch, ranks: tuple[RankClass, ...]) -> tuple[Message, ...]:
-    return messages(launch, _stages(ranks))
+def _messages(job: TrainingJob, ranks: tuple[RankClass, ...]) -> tuple[Message, ...]:
+    return messages(job, _stages(ranks))
 
 
 def _stages(ranks: tuple[RankClass, ...]) -> tuple[StageModel, ...]:
@@ -70,10 +70,10 @@ def _stages(ranks: tuple[RankClass, ...]) -> tuple[StageModel, ...]:
     return tuple(StageModel(pipeline_rank=rank, chunks=each.chunks, trees=each.trees) for rank, each in stages.items())
 
 
-def _groups(launch: Launch) -> tuple[dict[str, tuple[tuple[int, ...], ...]], bool]:
+def _groups(job: TrainingJob) -> tuple[dict[str, tuple[tuple[int, ...], ...]], bool]:
     """Process groups by kind, and whether the lists are cut."""
-    parallel = launch.parallel
-    tied, mtp = launch.model.tied_embeddings, mtp_rank(launch.model, parallel)
+    parallel = job.parallel
+    tied, mtp = job.model.tied_embeddings, mtp_rank(job.model, parallel)
     truncated = parallel.world_size > WHOLE_LISTS_UP_TO
     listed = {}
     for kind in REPORTED_GROUPS:
@@ -83,31 +83,31 @@ def _groups(launch: Launch) -> tuple[dict[str, tuple[tuple[int, ...], ...]], boo
     return listed, truncated
 
 
-def _assumptions(launch: Launch, ranks: tuple[RankClass, ...]) -> tuple[str, ...]:
+def _assumptions(job: TrainingJob, ranks: tuple[RankClass, ...]) -> tuple[str, ...]:
     """What the formulas themselves take for granted."""
     stated = [
         _reserved(ranks),
         "the CUDA context (0.5 GiB) and NCCL buffers (16 channels for each communicator) are estimates",
     ]
-    if launch.hardware.compute_capability is None and launch.model.implementation == "transformer_engine":
+    if job.hardware.compute_capability is None and job.model.implementation == "transformer_engine":
         stated.append("no GPU is named: workspaces are those of a Hopper GPU")
-    if launch.activation_offload is not None:
+    if job.activation_offload is not None:
         stated.append(
             "offloaded activations are taken to leave the GPU as soon as their part of the layer is done, and to come back when "
             "their backward starts: too low where copies to the host are slower than the layers"
         )
-    if launch.model.moe is not None and launch.model.moe.flex is not None:
-        stated += _of_flex(launch.model.moe.flex)
+    if job.model.moe is not None and job.model.moe.flex is not None:
+        stated += _of_flex(job.model.moe.flex)
     pool = max(rank.memory.graph_pool_bytes for rank in ranks)
     if pool:
         stated.append(
             f"kernels in CUDA graphs keep up to {pool / GIB:.2f} GiB in a memory pool of their own: reserved and device memory "
             "have it, allocated memory during the capture only"
         )
-    if launch.optimizer.offload is not None or launch.optimizer.muon is not None:
+    if job.optimizer.offload is not None or job.optimizer.muon is not None:
         from analyzer.states.notes import optimizer_notes  # a millisecond that most launches need not spend
 
-        stated.extend(optimizer_notes(launch, _stages(ranks)))
+        stated.extend(optimizer_notes(job, _stages(ranks)))
     return tuple(stated)
 
 

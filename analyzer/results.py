@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from analyzer.modules.tree import Module
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 
 RankRanges = tuple[tuple[int, int], ...]
 """Inclusive [first, last] ranges of global ranks."""
@@ -171,7 +171,7 @@ class Report:
     """Everything there is to say about a launch."""
 
     engine: Literal["formula", "shadow", "both"]
-    launch: Launch
+    job: TrainingJob
     groups: dict[str, tuple[tuple[int, ...], ...]]
     groups_truncated: bool
     group_counts: dict[str, int]

@@ -51,10 +51,10 @@ def commands() -> dict[str, tuple[str, ...]]:
     """Arguments of the interpreter, by what they measure."""
     named: dict[str, tuple[str, ...]] = {"baseline": BASELINE}
     for gpus in (8, 131_072):
-        launch = ("--nnodes", str(gpus // 8), "--nproc-per-node", "8", "pretrain_gpt.py", *LLAMA.split())
-        launch = (str(PROGRAM), *launch, "--global-batch-size", str(4 * gpus))
-        named[f"{gpus:,} GPUs, console"] = launch
-        named[f"{gpus:,} GPUs, JSON"] = (*launch, "--info-json", "-")
+        job = ("--nnodes", str(gpus // 8), "--nproc-per-node", "8", "pretrain_gpt.py", *LLAMA.split())
+        job = (str(PROGRAM), *job, "--global-batch-size", str(4 * gpus))
+        named[f"{gpus:,} GPUs, console"] = job
+        named[f"{gpus:,} GPUs, JSON"] = (*job, "--info-json", "-")
     return named
 
 

@@ -24,24 +24,24 @@ from analyzer.results import (
 from analyzer.specs import (
     BatchSpec,
     HardwareSpec,
-    Launch,
     ModelSpec,
     OptimizerSpec,
     ParallelSpec,
     PrecisionSpec,
     RecomputeSpec,
-    RuntimeSpec,
+    TrainingFlags,
+    TrainingJob,
 )
 
 GIB = 2**30
 MIB = 2**20
 
 
-def make_launch(*, layers: int = 24, hidden: int = 4096, heads: int = 32, **parallel: Any) -> Launch:
+def make_job(*, layers: int = 24, hidden: int = 4096, heads: int = 32, **parallel: Any) -> TrainingJob:
     """A bf16 launch without recompute; `parallel` overrides fields of its ParallelSpec."""
     sizes: dict[str, Any] = {"world_size": 16, "nodes": 2, "gpus_per_node": 8, "tensor": 2, "pipeline": 2, "expert_tensor": 2}
     spec = ParallelSpec(**(sizes | parallel))
-    return Launch(
+    return TrainingJob(
         model=ModelSpec(
             num_layers=layers,
             hidden_size=hidden,
@@ -65,7 +65,7 @@ def make_launch(*, layers: int = 24, hidden: int = 4096, heads: int = 32, **para
         precision=PrecisionSpec(parameters="bf16", gradients="fp32"),
         optimizer=OptimizerSpec(),
         recompute=RecomputeSpec(),
-        runtime=RuntimeSpec(),
+        flags=TrainingFlags(),
         hardware=HardwareSpec(name="H100-80GB", capacity_bytes=80 * GIB),
         megatron="0.16.1",
     )
@@ -141,16 +141,16 @@ def make_memory(*, parameters: int, activations: int, in_flight: int) -> RankMem
     )
 
 
-def make_rank(launch: Launch, stage: int) -> RankClass:
+def make_rank(job: TrainingJob, stage: int) -> RankClass:
     """The rank class of a pipeline rank, layers evenly spread (the last stages get fewer)."""
-    p = launch.parallel
-    per_stage = -(-launch.model.num_layers // p.pipeline)
-    layers = tuple(range(stage * per_stage + 1, min((stage + 1) * per_stage, launch.model.num_layers) + 1))
+    p = job.parallel
+    per_stage = -(-job.model.num_layers // p.pipeline)
+    layers = tuple(range(stage * per_stage + 1, min((stage + 1) * per_stage, job.model.num_layers) + 1))
     first, last = stage == 0, stage == p.pipeline - 1
-    tree = make_tree(layers=len(layers), hidden=launch.model.hidden_size, t=p.tensor, first=first, last=last)
+    tree = make_tree(layers=len(layers), hidden=job.model.hidden_size, t=p.tensor, first=first, last=last)
     ranks_per_stage = p.world_size // p.pipeline
-    in_flight = min(p.pipeline - stage, launch.batch.microbatches)
-    kept = in_flight * len(layers) * 4 * 2 * 2048 * 4 * launch.model.hidden_size
+    in_flight = min(p.pipeline - stage, job.batch.microbatches)
+    kept = in_flight * len(layers) * 4 * 2 * 2048 * 4 * job.model.hidden_size
     return RankClass(
         ranks=((stage * ranks_per_stage, (stage + 1) * ranks_per_stage - 1),),
         pipeline_rank=stage,
@@ -162,11 +162,11 @@ def make_rank(launch: Launch, stage: int) -> RankClass:
     )
 
 
-def make_messages(launch: Launch) -> tuple[Message, ...]:
+def make_messages(job: TrainingJob) -> tuple[Message, ...]:
     """Tensor-, pipeline- and data-parallel rows of every stage."""
-    p, m, wide = launch.parallel, launch.batch.microbatches, (2048, 4, launch.model.hidden_size)
-    size = 2 * 2048 * 4 * launch.model.hidden_size
-    layers = launch.model.num_layers // p.pipeline
+    p, m, wide = job.parallel, job.batch.microbatches, (2048, 4, job.model.hidden_size)
+    size = 2 * 2048 * 4 * job.model.hidden_size
+    layers = job.model.num_layers // p.pipeline
     blank = Message(
         group="tp",
         kind="all_reduce",
@@ -221,9 +221,9 @@ def make_messages(launch: Launch) -> tuple[Message, ...]:
     return tuple(rows)
 
 
-def make_groups(launch: Launch, *, limit: int) -> dict[str, tuple[tuple[int, ...], ...]]:
+def make_groups(job: TrainingJob, *, limit: int) -> dict[str, tuple[tuple[int, ...], ...]]:
     """Groups of the order tp-dp-pp, at most `limit` of a kind."""
-    p = launch.parallel
+    p = job.parallel
     t, d, s = p.tensor, p.data, p.world_size // p.pipeline
     data = tuple(tuple(range(stage * s + i, (stage + 1) * s, t)) for stage in range(p.pipeline) for i in range(t))
     return {
@@ -238,13 +238,13 @@ def make_groups(launch: Launch, *, limit: int) -> dict[str, tuple[tuple[int, ...
     }
 
 
-def make_report(launch: Launch, *, limit: int = 4096, advice: tuple[Advice, ...] = ()) -> Report:
+def make_report(job: TrainingJob, *, limit: int = 4096, advice: tuple[Advice, ...] = ()) -> Report:
     """Everything about a launch, by hand."""
-    p = launch.parallel
-    whole = make_tree(layers=launch.model.num_layers, hidden=launch.model.hidden_size, t=1, first=True, last=True)
-    ranks = tuple(make_rank(launch, stage) for stage in range(p.pipeline))
+    p = job.parallel
+    whole = make_tree(layers=job.model.num_layers, hidden=job.model.hidden_size, t=1, first=True, last=True)
+    ranks = tuple(make_rank(job, stage) for stage in range(p.pipeline))
     fullest = max(ranks, key=lambda each: each.memory.device_bytes)
-    rows = make_messages(launch)
+    rows = make_messages(job)
     totals = {}
     for kind in ("tp", "pp", "dp_cp"):
         by_stage = [[row for row in rows if row.group == kind and row.pipeline_rank == stage] for stage in range(p.pipeline)]
@@ -257,11 +257,11 @@ def make_report(launch: Launch, *, limit: int = 4096, advice: tuple[Advice, ...]
             cluster_calls_per_iteration=each * sum(calls),
             cluster_bytes_per_iteration=each * sum(sizes),
         )
-    capacity = launch.hardware.capacity_bytes
+    capacity = job.hardware.capacity_bytes
     return Report(
         engine="formula",
-        launch=launch,
-        groups=make_groups(launch, limit=limit),
+        job=job,
+        groups=make_groups(job, limit=limit),
         groups_truncated=p.world_size > 4096,
         group_counts={
             "tp": p.world_size // p.tensor,
@@ -275,7 +275,7 @@ def make_report(launch: Launch, *, limit: int = 4096, advice: tuple[Advice, ...]
         },
         full_model=whole,
         parameters=count(whole),
-        parameters_unpadded=count(whole) - (50432 - 50257) * launch.model.hidden_size,
+        parameters_unpadded=count(whole) - (50432 - 50257) * job.model.hidden_size,
         parameters_active=count(whole),
         parameters_routed_experts=0,
         ranks=ranks,
@@ -284,7 +284,7 @@ def make_report(launch: Launch, *, limit: int = 4096, advice: tuple[Advice, ...]
         verdict=Verdict(
             fits=None if capacity is None else fullest.memory.device_bytes <= capacity,
             state=None if capacity is None else "fits" if fullest.memory.device_range_bytes[1] <= capacity else "does not fit",
-            gpu=launch.hardware.name,
+            gpu=job.hardware.name,
             capacity_bytes=capacity,
             tightest_rank=fullest.ranks[0][0],
             headroom_bytes=None if capacity is None else capacity - fullest.memory.device_bytes,
@@ -299,13 +299,13 @@ def make_report(launch: Launch, *, limit: int = 4096, advice: tuple[Advice, ...]
 
 def small_report(**changes: Any) -> Report:
     """16 GPUs; `changes` are fields of Report."""
-    return replace(make_report(make_launch()), **changes)
+    return replace(make_report(make_job()), **changes)
 
 
 def large_report() -> Report:
     """16,384 GPUs, with groups cut short as the JSON contract allows."""
-    launch = make_launch(layers=126, hidden=16384, heads=128, world_size=16384, nodes=2048, tensor=8, pipeline=16, expert_tensor=8)
-    launch = replace(
-        launch, batch=BatchSpec(micro_batch_size=1, global_batch_size=2048, seq_length=8192, microbatches=16, first_microbatches=16)
+    job = make_job(layers=126, hidden=16384, heads=128, world_size=16384, nodes=2048, tensor=8, pipeline=16, expert_tensor=8)
+    job = replace(
+        job, batch=BatchSpec(micro_batch_size=1, global_batch_size=2048, seq_length=8192, microbatches=16, first_microbatches=16)
     )
-    return make_report(launch, limit=64)
+    return make_report(job, limit=64)

@@ -9,11 +9,11 @@ from typing import Any
 from allocator_hook.cuda.install import check, install
 from allocator_hook.cuda.library import Mode
 from allocator_hook.packages import installed
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 from analyzer.trace.events import Header
 
 
-def record_on_gpu(launch: Launch, *, rank: int, path: Path, argv: Sequence[str], iterations: int, mode: Mode = "pool") -> int:
+def record_on_gpu(job: TrainingJob, *, rank: int, path: Path, argv: Sequence[str], iterations: int, mode: Mode = "pool") -> int:
     """Writes the trace and gives the most bytes that were in use at once. Has to run before anything else uses CUDA.
 
     Memory is what the GPU held; messages are recorded and not sent, since the other ranks are not there.
@@ -28,8 +28,8 @@ def record_on_gpu(launch: Launch, *, rank: int, path: Path, argv: Sequence[str],
         versions={**installed(), "cuda driver": driver},
         gpu=gpu,
         rank=rank,
-        world_size=launch.parallel.world_size,
-        extra={"iterations": iterations, "microbatches": launch.batch.microbatches, "layers": launch.model.num_layers},
+        world_size=job.parallel.world_size,
+        extra={"iterations": iterations, "microbatches": job.batch.microbatches, "layers": job.model.num_layers},
     )
     recorder = install(path, header, mode=mode)
 
@@ -50,7 +50,7 @@ def record_on_gpu(launch: Launch, *, rank: int, path: Path, argv: Sequence[str],
 
     with Patches(Patch(*patch, "a call is recorded; its peers are not there") for patch in hooks.patches()):
         run(
-            launch,
+            job,
             rank=rank,
             iterations=iterations,
             marks=marks,

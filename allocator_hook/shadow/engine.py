@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Any, Final
 
 from allocator_hook.packages import installed
-from allocator_hook.shadow.launch_json import to_json
+from allocator_hook.shadow.job_json import to_json
 from allocator_hook.shadow.request import Request
 from allocator_hook.step.supported import check_supported
 from analyzer.errors import AnalyzerError
 from analyzer.schedule.pipeline import equivalent_microbatches
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 Progress = Callable[[int, int], None]
 
 
 def run(
-    launch: Launch,
+    job: TrainingJob,
     ranks: Sequence[int],
     *,
     jobs: int | None = None,
@@ -44,12 +44,12 @@ def run(
     runs as many as show the memory of all (`equivalent_microbatches`). Raises AnalyzerError where a package is
     missing, an option has no stand-in, or megatron-core fails. On an interruption no process is left behind.
     """
-    check_supported(launch)
+    check_supported(job)
     versions = installed()
-    microbatches = microbatches or enough_microbatches(launch)
+    microbatches = microbatches or enough_microbatches(job)
     folder = cache_dir or default_cache()
     folder.mkdir(parents=True, exist_ok=True)
-    keys = {rank: _key(launch, rank, iterations, microbatches, versions) for rank in ranks}
+    keys = {rank: _key(job, rank, iterations, microbatches, versions) for rank in ranks}
     traces = {rank: folder / f"{key}.trace" for rank, key in keys.items()}
     missing = {rank: path for rank, path in traces.items() if not path.exists()}
     done = len(traces) - len(missing)
@@ -57,7 +57,7 @@ def run(
     if missing:
         with tempfile.TemporaryDirectory(dir=folder) as unfinished:
             request = Request(
-                launch=launch,
+                job=job,
                 traces={rank: Path(unfinished) / path.name for rank, path in missing.items()},
                 iterations=iterations,
                 microbatches=microbatches,
@@ -77,13 +77,13 @@ def run(
     return traces
 
 
-def enough_microbatches(launch: Launch) -> int:
+def enough_microbatches(job: TrainingJob) -> int:
     """The fewest microbatches that need as much memory as those of the launch."""
-    parallel = launch.parallel
+    parallel = job.parallel
     return equivalent_microbatches(
         pipeline=parallel.pipeline,
         chunks=parallel.chunks,
-        microbatches=launch.batch.microbatches,
+        microbatches=job.batch.microbatches,
         group_size=parallel.microbatch_group_size,
     )
 
@@ -93,9 +93,9 @@ def default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "get-training-info" / "shadow"
 
 
-def _key(launch: Launch, rank: int, iterations: int, microbatches: int, versions: dict[str, str]) -> str:
+def _key(job: TrainingJob, rank: int, iterations: int, microbatches: int, versions: dict[str, str]) -> str:
     """Everything that a trace depends on. Assumptions are sentences about the launch, and change nothing."""
-    spec = json.loads(to_json(launch))
+    spec = json.loads(to_json(job))
     del spec["assumptions"]
     parts = json.dumps([spec, rank, iterations, microbatches, versions, _own_code()], sort_keys=True)
     return hashlib.sha256(parts.encode()).hexdigest()[:32]

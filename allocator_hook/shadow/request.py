@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from allocator_hook.shadow.launch_json import from_json, to_json
-from analyzer.specs import Launch
+from allocator_hook.shadow.job_json import from_json, to_json
+from analyzer.specs import TrainingJob
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """One launch, and the ranks of it that are to be recorded."""
 
-    launch: Launch
+    job: TrainingJob
     traces: Mapping[int, Path]
     """The file for each global rank."""
     iterations: int = 2
@@ -30,7 +30,7 @@ class Request:
     def to_json(self) -> str:
         return json.dumps(
             {
-                "launch": json.loads(to_json(self.launch)),
+                "job": json.loads(to_json(self.job)),
                 "traces": {str(rank): str(path) for rank, path in self.traces.items()},
                 "iterations": self.iterations,
                 "microbatches": self.microbatches,
@@ -44,7 +44,7 @@ class Request:
     def from_json(cls, text: str) -> Request:
         data = json.loads(text)
         return cls(
-            launch=from_json(json.dumps(data["launch"])),
+            job=from_json(json.dumps(data["job"])),
             traces={int(rank): Path(path) for rank, path in data["traces"].items()},
             iterations=data["iterations"],
             microbatches=data["microbatches"],

@@ -29,15 +29,15 @@ from allocator_hook.step.sink import CollectiveWriter
 from allocator_hook.trace_writer import TraceWriter
 from analyzer.errors import AnalyzerError
 from analyzer.memory.workspaces import cublas_workspace_bytes
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 from analyzer.trace.events import Header
 
 
 class Session:
     """A process in which CUDA is pretended. Use it as a context manager."""
 
-    def __init__(self, launch: Launch) -> None:
-        self.launch = launch
+    def __init__(self, job: TrainingJob) -> None:
+        self.job = job
         self._stack = ExitStack()
         self._one_kernel = OneKernel()
         self._sink: CollectiveWriter = CollectiveWriter()
@@ -45,9 +45,9 @@ class Session:
 
     def __enter__(self) -> Session:
         hooks = CollectiveHooks(self._sink, perform=False, stand_in=self._stand_in)
-        gpu = Gpu.of(self.launch.hardware)
-        environ(self.launch)
-        self._stack.enter_context(_deterministic(self.launch))
+        gpu = Gpu.of(self.job.hardware)
+        environ(self.job)
+        self._stack.enter_context(_deterministic(self.job))
         self._stack.enter_context(
             Patches(Patch(*patch, "a call is recorded; its peers are not there") for patch in hooks.patches())
         )
@@ -58,7 +58,7 @@ class Session:
         except ImportError as error:
             self._stack.close()
             raise AnalyzerError(f"--info-engine shadow: megatron-core cannot be imported ({error}); {INSTALL}") from error
-        if self.launch.model.implementation == "transformer_engine":
+        if self.job.model.implementation == "transformer_engine":
             _need_transformer_engine()
         return self
 
@@ -70,22 +70,22 @@ class Session:
         from allocator_hook.step.train import run
 
         path = Path(request.traces[rank])
-        gpu = Gpu.of(self.launch.hardware)
+        gpu = Gpu.of(self.job.hardware)
         header = Header(
             recorder="shadow",
             argv=request.argv,
             versions=request.versions,
             gpu=gpu.name,
             rank=rank,
-            world_size=self.launch.parallel.world_size,
+            world_size=self.job.parallel.world_size,
             extra={
-                "microbatches": request.microbatches or self.launch.batch.microbatches,
+                "microbatches": request.microbatches or self.job.batch.microbatches,
                 "iterations": request.iterations,
-                "layers": self.launch.model.num_layers,
+                "layers": self.job.model.num_layers,
             },
         )
         with TraceWriter(path, header) as writer, ExitStack() as stack:
-            recorder = Recorder(writer, cublas_workspace_bytes=cublas_workspace_bytes(self.launch))
+            recorder = Recorder(writer, cublas_workspace_bytes=cublas_workspace_bytes(self.job))
             marks = Marks(writer)
             stack.enter_context(Patches([*recorder.patches(), *_router_padding(recorder.means)]))
             self._recorder = self._one_kernel.recorder = recorder
@@ -100,7 +100,7 @@ class Session:
                     write_labels(trained, sink=writer, pointer=recorder.pointer, optimizer=True)
 
             run(
-                self.launch,
+                self.job,
                 rank=rank,
                 iterations=request.iterations,
                 marks=marks,
@@ -119,10 +119,10 @@ class Session:
 
 
 @contextmanager
-def _deterministic(launch: Launch) -> Iterator[None]:
+def _deterministic(job: TrainingJob) -> Iterator[None]:
     """What `validate_args` asks of PyTorch under `--deterministic-mode`: other operations, which may keep other tensors."""
     before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(launch.runtime.deterministic)
+    torch.use_deterministic_algorithms(job.flags.deterministic)
     yield
     torch.use_deterministic_algorithms(before)
 
@@ -148,11 +148,11 @@ def _need_transformer_engine() -> None:
         ) from error
 
 
-def environ(launch: Launch) -> None:
+def environ(job: TrainingJob) -> None:
     """What Transformer Engine and Megatron read from the environment, as the launch has it."""
-    if launch.runtime.deterministic:
+    if job.flags.deterministic:
         os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"
-    if launch.runtime.cuda_device_max_connections is not None:
-        os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = launch.runtime.cuda_device_max_connections
+    if job.flags.cuda_device_max_connections is not None:
+        os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = job.flags.cuda_device_max_connections
     for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):  # Megatron sets them from the backend
         os.environ.pop(name, None)

@@ -37,7 +37,7 @@ def main() -> int:
     try:
         from allocator_hook.shadow.session import Session
 
-        with Session(request.launch) as session:
+        with Session(request.job) as session:
             return _serve(session, request, answers)
     except AnalyzerError as error:
         return _fail(answers, str(error), error.exit_code)

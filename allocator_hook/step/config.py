@@ -8,22 +8,22 @@ from typing import Any, Final
 import torch
 
 from allocator_hook.step.versions import known_to
-from analyzer.specs import Branch, Launch
+from analyzer.specs import Branch, TrainingJob
 
 TORCH_DTYPES: Final = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def transformer_config(launch: Launch) -> Any:
+def transformer_config(job: TrainingJob) -> Any:
     """TransformerConfig. Functions of the training loop (gradient scaling, no_sync …) are set once there is a model."""
     from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 
-    config_class = MLATransformerConfig if launch.model.mla is not None else TransformerConfig
-    if launch.model.blocks:
+    config_class = MLATransformerConfig if job.model.mla is not None else TransformerConfig
+    if job.model.blocks:
         from megatron.core.transformer.heterogeneous.heterogeneous_config import HeterogeneousTransformerConfig
 
         config_class = HeterogeneousTransformerConfig
-    model, parallel, runtime = launch.model, launch.parallel, launch.runtime
-    dtype = TORCH_DTYPES[launch.precision.parameters]
+    model, parallel, flags = job.model, job.parallel, job.flags
+    dtype = TORCH_DTYPES[job.precision.parameters]
     options = {
         "num_layers": model.num_layers,
         "hidden_size": model.hidden_size,
@@ -40,7 +40,7 @@ def transformer_config(launch: Launch) -> Any:
         "add_bias_linear": model.bias_linear,
         "add_qkv_bias": model.bias_qkv,
         "gated_linear_unit": model.gated,
-        "activation_func": activation_function(launch),
+        "activation_func": activation_function(job),
         "bias_activation_fusion": model.bias_activation_fusion,
         "bias_dropout_fusion": model.bias_dropout_fusion,
         "masked_softmax_fusion": model.masked_softmax_fusion,
@@ -52,9 +52,9 @@ def transformer_config(launch: Launch) -> Any:
         "activation_func_clamp_value": 7.0 if model.activation_clamped else None,  # any value
         "mtp_num_layers": model.mtp_num_layers or None,
         "mtp_loss_scaling_factor": 0.1 if model.mtp_num_layers else None,  # likewise
-        **_window(launch),
-        **_blocks(launch),
-        "attention_backend": attention_backend(launch),
+        **_window(job),
+        **_blocks(job),
+        "attention_backend": attention_backend(job),
         "transformer_impl": model.implementation,
         "cross_entropy_loss_fusion": model.cross_entropy != "unfused",
         "cross_entropy_fusion_impl": "te" if model.cross_entropy == "te" else "native",
@@ -66,7 +66,7 @@ def transformer_config(launch: Launch) -> Any:
         "expert_tensor_parallel_size": parallel.expert_tensor,
         "sequence_parallel": parallel.sequence_parallel,
         "cp_comm_type": parallel.cp_comm_type,
-        "hierarchical_context_parallel_sizes": hierarchy(launch),
+        "hierarchical_context_parallel_sizes": hierarchy(job),
         "microbatch_group_size_per_vp_stage": parallel.microbatch_group_size or parallel.pipeline,
         "overlap_p2p_comm": parallel.overlap_p2p,
         "batch_p2p_comm": not parallel.overlap_p2p,
@@ -78,29 +78,29 @@ def transformer_config(launch: Launch) -> Any:
         "autocast_dtype": dtype,
         "perform_initialization": False,  # values do not matter
         "use_cpu_initialization": False,
-        "gradient_accumulation_fusion": runtime.gradient_accumulation_fusion,
-        "deterministic_mode": runtime.deterministic,
-        "calculate_per_token_loss": runtime.calculate_per_token_loss,
-        "defer_embedding_wgrad_compute": runtime.defer_embedding_wgrad,
-        **_stages(launch),
-        **_recompute(launch),
-        **_latent_attention(launch),
-        **_fp8(launch),
-        **mixture_options(launch),
+        "gradient_accumulation_fusion": flags.gradient_accumulation_fusion,
+        "deterministic_mode": flags.deterministic,
+        "calculate_per_token_loss": flags.calculate_per_token_loss,
+        "defer_embedding_wgrad_compute": flags.defer_embedding_wgrad,
+        **_stages(job),
+        **_recompute(job),
+        **_latent_attention(job),
+        **_fp8(job),
+        **mixture_options(job),
     }
     config = config_class(**known_to(config_class, **options))
-    for name, value in _yarn(launch).items():  # the model looks them up, and no release up to 0.16 declares them
+    for name, value in _yarn(job).items():  # the model looks them up, and no release up to 0.16 declares them
         setattr(config, name, value)
     return config
 
 
-def _yarn(launch: Launch) -> dict[str, Any]:
+def _yarn(job: TrainingJob) -> dict[str, Any]:
     """What a model with YaRN reads of its configuration. Its factors change values alone, unless they rule out the fused kernel."""
-    if launch.model.yarn_positions is None:
+    if job.model.yarn_positions is None:
         return {}
     return {
         "yarn_rotary_scaling_factor": 1.0,
-        "yarn_original_max_position_embeddings": launch.model.yarn_positions,
+        "yarn_original_max_position_embeddings": job.model.yarn_positions,
         "yarn_beta_fast": 32.0,
         "yarn_beta_slow": 1.0,
         "yarn_mscale": 1.0,
@@ -109,9 +109,9 @@ def _yarn(launch: Launch) -> dict[str, Any]:
     }
 
 
-def _blocks(launch: Launch) -> dict[str, Any]:
+def _blocks(job: TrainingJob) -> dict[str, Any]:
     """Layers that differ, as the JSON that `HeterogeneousTransformerConfig` reads."""
-    model = launch.model
+    model = job.model
     if not model.blocks:
         return {}
 
@@ -133,27 +133,27 @@ def _blocks(launch: Launch) -> dict[str, Any]:
     return {"heterogeneous_layers_config_encoded_json": json.dumps({"block_configs": layers})}
 
 
-def _window(launch: Launch) -> dict[str, Any]:
+def _window(job: TrainingJob) -> dict[str, Any]:
     """Sliding windows, and the layers that have one, one by one where not all do (from core 0.15 on)."""
-    windowed = launch.model.windowed
+    windowed = job.model.windowed
     if not any(windowed):
         return {}
     return {
-        "window_size": launch.model.window,
+        "window_size": job.model.window,
         "window_attn_skip_freq": None if all(windowed) else [int(each) for each in windowed],
     }
 
 
-def hierarchy(launch: Launch) -> list[int] | None:
+def hierarchy(job: TrainingJob) -> list[int] | None:
     """`--hierarchical-context-parallel-sizes`: ranks of an all-to-all, and of the rings over them."""
-    parallel = launch.parallel
+    parallel = job.parallel
     if parallel.cp_comm_type != "a2a+p2p":
         return None
     return [parallel.cp_inner_size, parallel.context // parallel.cp_inner_size]
 
 
-def _latent_attention(launch: Launch) -> dict[str, Any]:
-    mla = launch.model.mla
+def _latent_attention(job: TrainingJob) -> dict[str, Any]:
+    mla = job.model.mla
     if mla is None:
         return {}
     return {
@@ -167,8 +167,8 @@ def _latent_attention(launch: Launch) -> dict[str, Any]:
     }
 
 
-def _fp8(launch: Launch) -> dict[str, Any]:
-    fp8 = launch.precision.fp8
+def _fp8(job: TrainingJob) -> dict[str, Any]:
+    fp8 = job.precision.fp8
     if fp8 is None:
         return {}
     return {
@@ -182,15 +182,15 @@ def _fp8(launch: Launch) -> dict[str, Any]:
     }
 
 
-def stores_fp8(launch: Launch, *recipes: str) -> bool:
+def stores_fp8(job: TrainingJob, *recipes: str) -> bool:
     """Whether weights are stored in FP8, of one of these recipes where any are named."""
-    fp8 = launch.precision.fp8
+    fp8 = job.precision.fp8
     return fp8 is not None and fp8.stored_parameters and (not recipes or fp8.recipe in recipes)
 
 
-def mixture_options(launch: Launch) -> dict[str, Any]:
+def mixture_options(job: TrainingJob) -> dict[str, Any]:
     """Options of a mixture of experts."""
-    moe = launch.model.moe
+    moe = job.model.moe
     if moe is None:
         return {}
     return {
@@ -227,8 +227,8 @@ def _router_padding(padded: bool) -> dict[str, Any]:
     return {new if hasattr(TransformerConfig, new) else old: True} if padded else {}
 
 
-def _stages(launch: Launch) -> dict[str, Any]:
-    spread = launch.parallel.pipeline_layout
+def _stages(job: TrainingJob) -> dict[str, Any]:
+    spread = job.parallel.pipeline_layout
     return {
         "num_layers_in_first_pipeline_stage": spread.num_layers_in_first,
         "num_layers_in_last_pipeline_stage": spread.num_layers_in_last,
@@ -238,8 +238,8 @@ def _stages(launch: Launch) -> dict[str, Any]:
     }
 
 
-def _recompute(launch: Launch) -> dict[str, Any]:
-    recompute = launch.recompute
+def _recompute(job: TrainingJob) -> dict[str, Any]:
+    recompute = job.recompute
     return {
         "recompute_granularity": recompute.granularity,
         "recompute_method": recompute.method,
@@ -249,11 +249,11 @@ def _recompute(launch: Launch) -> dict[str, Any]:
     }
 
 
-def activation_function(launch: Launch) -> Any:
+def activation_function(job: TrainingJob) -> Any:
     """The function that `--swiglu` and its kin choose."""
     from torch.nn import functional
 
-    activation = launch.model.activation
+    activation = job.model.activation
     if activation == "squared_relu":
         from megatron.core.activations import squared_relu
 
@@ -266,51 +266,51 @@ def activation_function(launch: Launch) -> Any:
     return functional.silu if activation in ("swiglu", "silu") else functional.gelu
 
 
-def attention_backend(launch: Launch) -> Any:
+def attention_backend(job: TrainingJob) -> Any:
     """The backend that the launch settled on, and no other."""
     from megatron.core.transformer.enums import AttnBackend
 
-    return AttnBackend[launch.model.attention_backend]
+    return AttnBackend[job.model.attention_backend]
 
 
-def ddp_config(launch: Launch, *, parameters: int) -> Any:
+def ddp_config(job: TrainingJob, *, parameters: int) -> Any:
     """DistributedDataParallelConfig (`get_model`); `parameters` are those of the rank, which `--ddp-num-buckets` divides."""
     from megatron.core.distributed import DistributedDataParallelConfig
 
-    optimizer = launch.optimizer
+    optimizer = job.optimizer
     bucket_size = optimizer.ddp_bucket_size
     if optimizer.ddp_num_buckets:
         bucket_size = parameters // optimizer.ddp_num_buckets
     return DistributedDataParallelConfig(
         **known_to(
             DistributedDataParallelConfig,
-            grad_reduce_in_fp32=launch.precision.gradients == "fp32",
+            grad_reduce_in_fp32=job.precision.gradients == "fp32",
             overlap_grad_reduce=optimizer.overlap_grad_reduce,
             overlap_param_gather=optimizer.overlap_param_gather,
-            align_param_gather=_align_param_gather(launch),
+            align_param_gather=_align_param_gather(job),
             use_distributed_optimizer=optimizer.distributed,
-            num_distributed_optimizer_instances=launch.parallel.distributed_optimizer_instances,
-            check_for_nan_in_grad=launch.runtime.check_for_nan_in_loss_and_grad,
+            num_distributed_optimizer_instances=job.parallel.distributed_optimizer_instances,
+            check_for_nan_in_grad=job.flags.check_for_nan_in_loss_and_grad,
             bucket_size=bucket_size,
             pad_buckets_for_high_nccl_busbw=optimizer.pad_buckets_for_high_nccl_busbw,
             average_in_collective=optimizer.average_in_collective,
             reduce_scatter_with_fp32_accumulation=optimizer.reduce_scatter_with_fp32_accumulation,
-            fp8_param_gather=stores_fp8(launch),
-            reuse_grad_buf_for_mxfp8_param_ag=stores_fp8(launch, "mxfp8"),
+            fp8_param_gather=stores_fp8(job),
+            reuse_grad_buf_for_mxfp8_param_ag=stores_fp8(job, "mxfp8"),
         )
     )
 
 
-def _align_param_gather(launch: Launch) -> bool:
+def _align_param_gather(job: TrainingJob) -> bool:
     """`validate_args` aligns the gathers of pipeline stages where stages are interleaved."""
-    return launch.optimizer.overlap_param_gather and launch.parallel.virtual_pipeline is not None
+    return job.optimizer.overlap_param_gather and job.parallel.virtual_pipeline is not None
 
 
-def optimizer_config(launch: Launch) -> Any:
+def optimizer_config(job: TrainingJob) -> Any:
     """OptimizerConfig (`get_megatron_optimizer_config`)."""
     from megatron.core.optimizer import OptimizerConfig
 
-    spec, dtype = launch.optimizer, launch.precision.parameters
+    spec, dtype = job.optimizer, job.precision.parameters
     return OptimizerConfig(
         **known_to(
             OptimizerConfig,
@@ -327,7 +327,7 @@ def optimizer_config(launch: Launch) -> Any:
             overlap_param_gather_with_optimizer_step=spec.overlap_param_gather_with_optimizer_step,
             use_precision_aware_optimizer=spec.precision_aware,
             main_params_dtype=TORCH_DTYPES[spec.main_params_dtype],
-            main_grads_dtype=TORCH_DTYPES[launch.precision.gradients if spec.precision_aware else "fp32"],
+            main_grads_dtype=TORCH_DTYPES[job.precision.gradients if spec.precision_aware else "fp32"],
             exp_avg_dtype=TORCH_DTYPES[spec.exp_avg_dtype],
             exp_avg_sq_dtype=TORCH_DTYPES[spec.exp_avg_sq_dtype],
             optimizer_cpu_offload=spec.offload is not None,
@@ -335,7 +335,7 @@ def optimizer_config(launch: Launch) -> Any:
             pin_cpu_grads=spec.offload.pinned_gradients if spec.offload is not None else True,
             clip_grad=spec.clip_grad,
             log_num_zeros_in_grad=spec.log_num_zeros_in_grad,
-            fp8_recipe=None if launch.precision.fp8 is None else launch.precision.fp8.recipe,
-            reuse_grad_buf_for_mxfp8_param_ag=stores_fp8(launch, "mxfp8"),
+            fp8_recipe=None if job.precision.fp8 is None else job.precision.fp8.recipe,
+            reuse_grad_buf_for_mxfp8_param_ag=stores_fp8(job, "mxfp8"),
         )
     )

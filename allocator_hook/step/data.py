@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 
 
-def get_batch(launch: Launch, *, first: bool, last: bool, predicts: bool = False) -> dict[str, torch.Tensor | None]:
+def get_batch(job: TrainingJob, *, first: bool, last: bool, predicts: bool = False) -> dict[str, torch.Tensor | None]:
     """Fields of one microbatch: [b, s] each, and the mask [b, 1, s, s]; all None on stages in between.
 
     `get_batch_on_this_tp_rank` (megatron/training/utils.py, 0.16): TP rank 0 puts every field on the GPU and sends those
@@ -22,7 +22,7 @@ def get_batch(launch: Launch, *, first: bool, last: bool, predicts: bool = False
     fields = ("tokens", "labels", "loss_mask", "attention_mask", "position_ids")
     if not (first or last or predicts):
         return dict.fromkeys(fields)
-    batch = _on_gpu(launch)
+    batch = _on_gpu(job)
     if predicts or (first and last):
         needed = fields
     else:
@@ -34,17 +34,17 @@ def get_batch(launch: Launch, *, first: bool, last: bool, predicts: bool = False
             torch.distributed.broadcast(tensor, mpu.get_tensor_model_parallel_src_rank(), group=group)
     if rank > 0:
         batch = {name: batch[name] if name in needed else None for name in fields}
-    if launch.parallel.context > 1:
+    if job.parallel.context > 1:
         from megatron.core.utils import get_batch_on_this_cp_rank
 
         batch = get_batch_on_this_cp_rank(batch)
     return batch
 
 
-def _on_gpu(launch: Launch) -> dict[str, torch.Tensor | None]:
-    size = (launch.batch.micro_batch_size, launch.batch.seq_length)
+def _on_gpu(job: TrainingJob) -> dict[str, torch.Tensor | None]:
+    size = (job.batch.micro_batch_size, job.batch.seq_length)
     mask = None
-    if launch.runtime.attention_mask_in_dataloader:
+    if job.flags.attention_mask_in_dataloader:
         mask = torch.zeros((size[0], 1, size[1], size[1]), dtype=torch.bool, device="cuda")
     return {
         "tokens": torch.zeros(size, dtype=torch.int64, device="cuda"),
@@ -56,13 +56,13 @@ def _on_gpu(launch: Launch) -> dict[str, torch.Tensor | None]:
 
 
 def loss_function(
-    launch: Launch, loss_mask: torch.Tensor, output: torch.Tensor
+    job: TrainingJob, loss_mask: torch.Tensor, output: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
     """`loss_func` of pretrain_gpt.py (0.16): the masked sum, the number of tokens, and what is reported."""
     losses = output.view(-1).float()
     loss_mask = loss_mask.view(-1).float()
     loss = torch.sum(losses * loss_mask)
-    if launch.runtime.check_for_nan_in_loss_and_grad:
+    if job.flags.check_for_nan_in_loss_and_grad:
         for test in (torch.isnan, torch.isinf):
             test(loss).item()
     tokens = loss_mask.sum().clone().detach().to(torch.int)
@@ -73,8 +73,8 @@ def loss_function(
 class ForwardStep:
     """`forward_step` of pretrain_gpt.py, in the shape that Megatron's schedules call."""
 
-    def __init__(self, launch: Launch, before: Any) -> None:
-        self._launch = launch
+    def __init__(self, job: TrainingJob, before: Any) -> None:
+        self._launch = job
         self._before = before
 
     def __call__(self, data_iterator: Any, model: Any, *_: Any) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from allocator_hook.step.config import hierarchy, transformer_config
 from allocator_hook.step.versions import known_to
 from analyzer.errors import AnalyzerError
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,12 @@ class GroupInfo:
     members: tuple[int, ...]
 
 
-def initialize(launch: Launch, *, rank: int, seed: int = 1234) -> None:
+def initialize(job: TrainingJob, *, rank: int, seed: int = 1234) -> None:
     """torch.distributed with the fake backend, then Megatron's groups and random states, as `initialize_megatron` makes them."""
     from megatron.core import parallel_state, tensor_parallel
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    parallel = launch.parallel
+    parallel = job.parallel
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=parallel.world_size)
     parallel_state.initialize_model_parallel(
         **known_to(
@@ -36,19 +36,19 @@ def initialize(launch: Launch, *, rank: int, seed: int = 1234) -> None:
             pipeline_model_parallel_size=parallel.pipeline,
             virtual_pipeline_model_parallel_size=parallel.virtual_pipeline,
             context_parallel_size=parallel.context,
-            hierarchical_context_parallel_sizes=hierarchy(launch),
+            hierarchical_context_parallel_sizes=hierarchy(job),
             expert_model_parallel_size=parallel.expert,
             expert_tensor_parallel_size=parallel.expert_tensor,
             num_distributed_optimizer_instances=parallel.distributed_optimizer_instances,
             order=parallel.order,
             create_gloo_process_groups=False,
-            **_embedding_ranks(launch),
+            **_embedding_ranks(job),
         )
     )
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
 
 
-def _embedding_ranks(launch: Launch) -> dict[str, Any]:
+def _embedding_ranks(job: TrainingJob) -> dict[str, Any]:
     """Who holds the word embedding: `get_embedding_ranks` of pretrain_gpt.py, from core 0.16 on."""
     from megatron.core.transformer import multi_token_prediction
 
@@ -58,10 +58,10 @@ def _embedding_ranks(launch: Launch) -> dict[str, Any]:
     def embedding_ranks(pipeline: list[int], split_rank: int | None = None) -> list[int]:
         del split_rank
         holders = {pipeline[0]}
-        if len(pipeline) > 1 and launch.model.tied_embeddings:
+        if len(pipeline) > 1 and job.model.tied_embeddings:
             holders.add(pipeline[-1])
-        if len(pipeline) > 1 and launch.model.mtp_num_layers:
-            holders.update(multi_token_prediction.get_mtp_ranks(pipeline, transformer_config(launch)))
+        if len(pipeline) > 1 and job.model.mtp_num_layers:
+            holders.update(multi_token_prediction.get_mtp_ranks(pipeline, transformer_config(job)))
         return sorted(holders)
 
     return {"get_embedding_ranks": embedding_ranks}

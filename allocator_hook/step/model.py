@@ -9,34 +9,34 @@ import torch
 from allocator_hook.step.config import ddp_config
 from allocator_hook.step.versions import known_to
 from analyzer.errors import AnalyzerError
-from analyzer.specs import Launch, MoeSpec
+from analyzer.specs import MoeSpec, TrainingJob
 
 
-def layer_spec(launch: Launch, config: Any, *, virtual_stage: int | None) -> Any:
+def layer_spec(job: TrainingJob, config: Any, *, virtual_stage: int | None) -> Any:
     """The layers that Megatron would choose for `--transformer-impl`; of a mixture, those of this stage one by one."""
     from megatron.core.models.gpt import gpt_layer_specs as specs
 
-    if launch.model.moe is not None:
-        te = launch.model.implementation == "transformer_engine"
+    if job.model.moe is not None:
+        te = job.model.implementation == "transformer_engine"
         block = specs.get_gpt_decoder_block_spec
         return block(
             config, use_transformer_engine=te, **known_to(block, normalization=config.normalization, vp_stage=virtual_stage)
         )
-    if launch.model.blocks:
+    if job.model.blocks:
         from megatron.core.models.gpt.heterogeneous.heterogeneous_layer_specs import get_gpt_heterogeneous_layer_spec
 
         return get_gpt_heterogeneous_layer_spec(config, use_te=True)
-    return _alike(launch, config)
+    return _alike(job, config)
 
 
-def _alike(launch: Launch, config: Any, *, experts: MoeSpec | None = None) -> Any:
+def _alike(job: TrainingJob, config: Any, *, experts: MoeSpec | None = None) -> Any:
     """The spec of one layer, for a model whose layers are all alike."""
     from megatron.core.models.gpt import gpt_layer_specs as specs
 
-    latent: dict[str, Any] = {"multi_latent_attention": launch.model.mla is not None}
+    latent: dict[str, Any] = {"multi_latent_attention": job.model.mla is not None}
     if experts is not None:
         latent |= {"num_experts": experts.num_experts, "moe_grouped_gemm": experts.grouped_gemm}
-    if launch.model.implementation == "transformer_engine":
+    if job.model.implementation == "transformer_engine":
         function = specs.get_gpt_layer_with_transformer_engine_spec
         return function(**known_to(function, qk_layernorm=config.qk_layernorm, **latent))
     function = specs.get_gpt_layer_local_spec
@@ -44,34 +44,34 @@ def _alike(launch: Launch, config: Any, *, experts: MoeSpec | None = None) -> An
     return function(**options)
 
 
-def prediction_spec(launch: Launch, config: Any, decoder: Any, *, virtual_stage: int | None) -> Any:
+def prediction_spec(job: TrainingJob, config: Any, decoder: Any, *, virtual_stage: int | None) -> Any:
     """Layers of multi-token prediction, like the last of the decoder (`gpt_builder`); None where this stage has none.
 
     Before core 0.16 the spec was that of this stage, or a mixture's where the stage has no layer of the decoder.
     """
-    if not launch.model.mtp_num_layers:
+    if not job.model.mtp_num_layers:
         return None
     from megatron.core.models.gpt import gpt_layer_specs as specs
 
-    te = launch.model.implementation == "transformer_engine"
+    te = job.model.implementation == "transformer_engine"
     if hasattr(specs, "get_gpt_decoder_layer_specs"):
         build = specs.get_gpt_decoder_layer_specs
         layer = build(config, use_transformer_engine=te, **known_to(build, normalization=config.normalization))[-1]
     elif getattr(decoder, "layer_specs", None) == []:
-        layer = _alike(launch, config, experts=launch.model.moe)
+        layer = _alike(job, config, experts=job.model.moe)
     else:
         layer = decoder
     block = specs.get_gpt_mtp_block_spec
     return block(config, layer, use_transformer_engine=te, **known_to(block, vp_stage=virtual_stage))
 
 
-def chunk(launch: Launch, config: Any, *, virtual_stage: int | None) -> Any:
+def chunk(job: TrainingJob, config: Any, *, virtual_stage: int | None) -> Any:
     """One model chunk, on the GPU, in the precision of the launch and not yet wrapped for data parallelism."""
     from megatron.core import parallel_state, tensor_parallel
     from megatron.core.models.gpt import GPTModel, gpt_model
     from megatron.core.transformer.module import Float16Module
 
-    model = launch.model
+    model = job.model
     if model.yarn_positions is not None and not hasattr(gpt_model, "YarnRotaryEmbedding"):
         raise AnalyzerError(
             "--info-engine shadow: the installed megatron-core has no --position-embedding-type yarn; "
@@ -80,11 +80,11 @@ def chunk(launch: Launch, config: Any, *, virtual_stage: int | None) -> Any:
     stage = {"ignore_virtual": False, "vp_stage": virtual_stage}
     if virtual_stage is not None:
         parallel_state.set_virtual_pipeline_model_parallel_rank(virtual_stage)
-    decoder = layer_spec(launch, config, virtual_stage=virtual_stage)
+    decoder = layer_spec(job, config, virtual_stage=virtual_stage)
     module = GPTModel(
         config=config,
         transformer_layer_spec=decoder,
-        mtp_block_spec=prediction_spec(launch, config, decoder, virtual_stage=virtual_stage),
+        mtp_block_spec=prediction_spec(job, config, decoder, virtual_stage=virtual_stage),
         vocab_size=model.padded_vocab_size,
         max_sequence_length=model.max_position_embeddings,
         pre_process=_at_end(parallel_state.is_pipeline_first_stage, stage),
@@ -113,13 +113,13 @@ def _encoder_or_decoder() -> Any:
     return ModelType.encoder_or_decoder
 
 
-def chunks(launch: Launch, config: Any) -> list[Any]:
+def chunks(job: TrainingJob, config: Any) -> list[Any]:
     """Every chunk of the rank without data parallelism, in order of virtual stages."""
-    virtual = launch.parallel.virtual_pipeline
-    return [chunk(launch, config, virtual_stage=stage) for stage in (range(virtual) if virtual else (None,))]
+    virtual = job.parallel.virtual_pipeline
+    return [chunk(job, config, virtual_stage=stage) for stage in (range(virtual) if virtual else (None,))]
 
 
-def wrap(launch: Launch, config: Any, modules: list[Any]) -> list[Any]:
+def wrap(job: TrainingJob, config: Any, modules: list[Any]) -> list[Any]:
     """DistributedDataParallel around each chunk; parameters and gradients move into contiguous buffers here."""
     from megatron.core.distributed import DistributedDataParallel
 
@@ -127,10 +127,10 @@ def wrap(launch: Launch, config: Any, modules: list[Any]) -> list[Any]:
     return [
         DistributedDataParallel(
             config=config,
-            ddp_config=ddp_config(launch, parameters=total),
+            ddp_config=ddp_config(job, parameters=total),
             module=module,
             # chunks after the first, and all with an overlapped gather, reduce their gradients in one bucket
-            disable_bucketing=index > 0 or launch.optimizer.overlap_param_gather_with_optimizer_step,
+            disable_bucketing=index > 0 or job.optimizer.overlap_param_gather_with_optimizer_step,
         )
         for index, module in enumerate(modules)
     ]

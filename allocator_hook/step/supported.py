@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Final
 
 from analyzer.errors import UnsupportedError
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 
 READ: Final[dict[str, frozenset[str]]] = {
     "ModelSpec": frozenset(
@@ -43,13 +43,13 @@ READ: Final[dict[str, frozenset[str]]] = {
     ),
     "OffloadSpec": frozenset("fraction pinned_gradients collected".split()),
     "RecomputeSpec": frozenset("granularity method num_layers modules distribute_saved_activations".split()),
-    "RuntimeSpec": frozenset(
+    "TrainingFlags": frozenset(
         "gradient_accumulation_fusion attention_mask_in_dataloader deterministic calculate_per_token_loss "
         "check_for_nan_in_loss_and_grad defer_embedding_wgrad cublas_workspace_config cuda_device_max_connections "
         "use_cpu_initialization empty_unused_memory_level data_parallel_random_init allocator_config".split()
     ),
     "HardwareSpec": frozenset("name capacity_bytes compute_capability multiprocessors".split()),
-    "Launch": frozenset("model parallel batch precision optimizer recompute runtime hardware megatron assumptions".split()),
+    "TrainingJob": frozenset("model parallel batch precision optimizer recompute flags hardware megatron assumptions".split()),
 }
 """Fields by spec. Those that only change values or start-up, or that the installed release decides by itself, are among them."""
 
@@ -58,40 +58,40 @@ _NAMES: Final = {
     "Launch.fsdp": "fully sharded data parallelism",
     "Launch.graphs": "CUDA graphs",
     "Launch.activation_offload": "activations on the host",
-    "RuntimeSpec.overlap_moe_expert_parallel_comm": "two microbatches side by side (--overlap-moe-expert-parallel-comm)",
+    "TrainingFlags.overlap_moe_expert_parallel_comm": "two microbatches side by side (--overlap-moe-expert-parallel-comm)",
     "OptimizerSpec.muon": "Muon",
-    "RuntimeSpec.tp_comm_overlap": "--tp-comm-overlap",
+    "TrainingFlags.tp_comm_overlap": "--tp-comm-overlap",
     "MoeSpec.imbalance": "--info-moe-imbalance",
 }
 """Fields as users know them."""
 
 
-def check_supported(launch: Launch) -> None:
+def check_supported(job: TrainingJob) -> None:
     """Raises UnsupportedError for the first field that is set and that the step would ignore."""
-    if launch.model.implementation == "legacy":
+    if job.model.implementation == "legacy":
         raise UnsupportedError(
             "--info-engine shadow", "the code of 2023 is not in any megatron-core", "use --info-engine formula for it"
         )
-    if launch.optimizer.name not in ("adam", "sgd"):
+    if job.optimizer.name not in ("adam", "sgd"):
         raise UnsupportedError(
-            "--info-engine shadow", f"the recorded step does not run {launch.optimizer.name}", "use --info-engine formula for it"
+            "--info-engine shadow", f"the recorded step does not run {job.optimizer.name}", "use --info-engine formula for it"
         )
-    if launch.precision.fp8 is not None and launch.precision.fp8.recipe == "nvfp4":
+    if job.precision.fp8 is not None and job.precision.fp8.recipe == "nvfp4":
         raise UnsupportedError("--info-engine shadow", "FP4 has no stand-ins for its kernels", "use --info-engine formula for it")
-    if launch.model.moe is not None and launch.model.moe.dispatcher == "flex":
+    if job.model.moe is not None and job.model.moe.dispatcher == "flex":
         raise UnsupportedError(
             "--info-engine shadow",
             "the flex dispatcher's libraries have no stand-in",
             "use --info-engine formula for it",
         )
-    layout = launch.parallel.pipeline_layout.layout or ()
+    layout = job.parallel.pipeline_layout.layout or ()
     if any("m" in stage for stage in layout[:-1]):
         raise UnsupportedError(
             "--pipeline-model-parallel-layout",
             "prediction layers before the last stage send tensors whose shapes are values, which the shadow has none of",
             "put m into the last stage, or use --info-engine formula",
         )
-    for name in _ignored(launch):
+    for name in _ignored(job):
         raise UnsupportedError(
             "--info-engine shadow", f"the recorded step does not run {_NAMES.get(name, name)}", "use --info-engine formula"
         )

@@ -15,20 +15,20 @@ from allocator_hook.step.config import optimizer_config, stores_fp8, transformer
 from allocator_hook.step.data import ForwardStep
 from allocator_hook.step.marks import Marks
 from allocator_hook.step.versions import known_to
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 
 
 @dataclass
 class Trained:
     """What is alive after the step, for whoever wants to name its tensors."""
 
-    launch: Launch
+    job: TrainingJob
     chunks: list[Any]
     optimizer: Any
 
 
 def run(
-    launch: Launch,
+    job: TrainingJob,
     *,
     rank: int,
     iterations: int,
@@ -41,41 +41,41 @@ def run(
 
     `microbatches` replaces the number in the launch. Process groups are made here, with torch's fake backend.
     """
-    groups.initialize(launch, rank=rank)
-    config = transformer_config(launch)
+    groups.initialize(job, rank=rank)
+    config = transformer_config(job)
     with marks.whole("build"):
-        chunks = models.wrap(launch, config, models.chunks(launch, config))
-        optimizer = _optimizer(launch, chunks)
-    if launch.optimizer.offload is not None and launch.optimizer.offload.collected:
+        chunks = models.wrap(job, config, models.chunks(job, config))
+        optimizer = _optimizer(job, chunks)
+    if job.optimizer.offload is not None and job.optimizer.offload.collected:
         gc.collect()  # as `train` does with --manual-gc
     for chunk in chunks:
         marks.watch(chunk)
-    trained = Trained(launch, chunks, optimizer)
+    trained = Trained(job, chunks, optimizer)
     after_setup(trained)
-    _prepare(launch, config, trained, marks)
-    count = microbatches or launch.batch.microbatches
+    _prepare(job, config, trained, marks)
+    count = microbatches or job.batch.microbatches
     for iteration in range(iterations):
         marks.start_iteration(iteration)
-        _train_step(launch, trained, config, marks, count)
-        if iteration == 0 and launch.optimizer.distributed and launch.optimizer.overlap_param_gather:
+        _train_step(job, trained, config, marks, count)
+        if iteration == 0 and job.optimizer.distributed and job.optimizer.overlap_param_gather:
             for chunk in chunks:
                 chunk.enable_forward_pre_hook()
-            config.param_sync_func = _of_chunks(chunks, "start_param_sync", launch)
+            config.param_sync_func = _of_chunks(chunks, "start_param_sync", job)
         marks.finish()
         after_iteration(trained, iteration)
     return trained
 
 
-def _optimizer(launch: Launch, chunks: list[Any]) -> Any:
+def _optimizer(job: TrainingJob, chunks: list[Any]) -> Any:
     from megatron.core.optimizer import get_megatron_optimizer
 
-    config = optimizer_config(launch)
+    config = optimizer_config(job)
     return get_megatron_optimizer(
         **known_to(get_megatron_optimizer, config=config, model_chunks=chunks, use_gloo_process_groups=False)
     )
 
 
-def _prepare(launch: Launch, config: Any, trained: Trained, marks: Marks) -> None:
+def _prepare(job: TrainingJob, config: Any, trained: Trained, marks: Marks) -> None:
     """What `train` sets before its loop."""
     from megatron.core import distributed
 
@@ -87,26 +87,26 @@ def _prepare(launch: Launch, config: Any, trained: Trained, marks: Marks) -> Non
         chunk.train()
     config.grad_scale_func = trained.optimizer.scale_loss
     config.finalize_model_grads_func = finalize_model_grads
-    if launch.optimizer.overlap_grad_reduce:
+    if job.optimizer.overlap_grad_reduce:
         functions = [chunk.no_sync for chunk in trained.chunks]
         config.no_sync_func = functions[0] if len(functions) == 1 else functions
-        if launch.parallel.virtual_pipeline is not None:
-            config.grad_sync_func = _of_chunks(trained.chunks, "start_grad_sync", launch)
-    if launch.optimizer.distributed and launch.optimizer.overlap_param_gather:
+        if job.parallel.virtual_pipeline is not None:
+            config.grad_sync_func = _of_chunks(trained.chunks, "start_grad_sync", job)
+    if job.optimizer.distributed and job.optimizer.overlap_param_gather:
         # parameters are not gathered before the first step: they are all there
         for chunk in trained.chunks:
             chunk.disable_forward_pre_hook(**known_to(chunk.disable_forward_pre_hook, param_sync=False))
 
 
-def _of_chunks(chunks: list[Any], name: str, launch: Launch) -> Any:
+def _of_chunks(chunks: list[Any], name: str, job: TrainingJob) -> Any:
     """A function, or one for each chunk; None where stages are not interleaved."""
-    if launch.parallel.virtual_pipeline is None:
+    if job.parallel.virtual_pipeline is None:
         return None
     functions = [getattr(chunk, name) for chunk in chunks]
     return functions[0] if len(functions) == 1 else functions
 
 
-def _train_step(launch: Launch, trained: Trained, config: Any, marks: Marks, microbatches: int) -> None:
+def _train_step(job: TrainingJob, trained: Trained, config: Any, marks: Marks, microbatches: int) -> None:
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
     chunks, optimizer = trained.chunks, trained.optimizer
@@ -114,29 +114,29 @@ def _train_step(launch: Launch, trained: Trained, config: Any, marks: Marks, mic
         for chunk in chunks:
             chunk.zero_grad_buffer()
         optimizer.zero_grad()
-        if launch.optimizer.overlap_param_gather and stores_fp8(launch, "mxfp8"):
+        if job.optimizer.overlap_param_gather and stores_fp8(job, "mxfp8"):
             # gathered through the gradient buffer during the forward pass, which starts from the zeroed buffer
             for part in getattr(optimizer, "chained_optimizers", [optimizer]):
                 part._copy_main_params_to_param_buffer()
         losses = get_forward_backward_func()(
-            forward_step_func=ForwardStep(launch, marks.start_microbatch),
+            forward_step_func=ForwardStep(job, marks.start_microbatch),
             data_iterator=[None] * len(chunks) if len(chunks) > 1 else None,
             model=chunks if len(chunks) > 1 else chunks[0],
             num_microbatches=microbatches,
-            seq_length=launch.batch.seq_length,
-            micro_batch_size=launch.batch.micro_batch_size,
-            decoder_seq_length=launch.batch.seq_length,
+            seq_length=job.batch.seq_length,
+            micro_batch_size=job.batch.micro_batch_size,
+            decoder_seq_length=job.batch.seq_length,
             forward_only=False,
         )
-    if launch.runtime.empty_unused_memory_level >= 1:
+    if job.flags.empty_unused_memory_level >= 1:
         torch.cuda.empty_cache()
     with marks.whole("optimizer"):
         updated, norm, _ = optimizer.step()
         _reduce_statistics(updated, norm)
-        if launch.runtime.empty_unused_memory_level >= 2:
+        if job.flags.empty_unused_memory_level >= 2:
             torch.cuda.empty_cache()
         _reduce_losses(losses)
-        if launch.model.mtp_num_layers:
+        if job.model.mtp_num_layers:
             _reduce_prediction_losses(microbatches)
 
 

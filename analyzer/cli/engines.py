@@ -18,15 +18,15 @@ def run_engine(
     report: Report, *, engine: Literal["shadow", "both"], argv: Sequence[str], environ: Mapping[str, str], tolerance: float
 ) -> tuple[Report, tuple[Compared, ...]]:
     """The report with memory as the run showed it, and for `both` the formulas held against it. Raises AnalyzerError."""
-    launch = report.launch
-    traces = run(launch, first_ranks(report), argv=argv, progress=_progress)
+    job = report.job
+    traces = run(job, first_ranks(report), argv=argv, progress=_progress)
     ran = replace(report, engine=engine)
     recorded = replace(recorded_report(ran, traces, settings=AllocatorSettings.of(environ)), engine=engine)
     if engine == "shadow":
         return recorded, ()
-    count = enough_microbatches(launch)
-    batch = replace(launch.batch, microbatches=count, first_microbatches=count)
-    return recorded, comparisons(predict(replace(launch, batch=batch)), traces, tolerance=tolerance)
+    count = enough_microbatches(job)
+    batch = replace(job.batch, microbatches=count, first_microbatches=count)
+    return recorded, comparisons(predict(replace(job, batch=batch)), traces, tolerance=tolerance)
 
 
 def _progress(done: int, total: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from analyzer.errors import InputError
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 
 OPTION = "--info-record"
 ITERATIONS = 2
@@ -17,24 +17,24 @@ ITERATIONS = 2
 
 
 def record(
-    launch: Launch, *, rank: int, path: Path, argv: Sequence[str], allocator: Literal["pool", "malloc"] | None = None
+    job: TrainingJob, *, rank: int, path: Path, argv: Sequence[str], allocator: Literal["pool", "malloc"] | None = None
 ) -> str:
     """Writes the trace of `rank` to `path` and says which recorder did it. Raises AnalyzerError.
 
     `allocator` is what the CUDA recorder takes memory from; the shadow, which takes none, refuses it.
     """
-    if not 0 <= rank < launch.parallel.world_size:
-        raise InputError("--info-rank", f"there is no rank {rank} in a world of {launch.parallel.world_size}", "give a rank of it")
+    if not 0 <= rank < job.parallel.world_size:
+        raise InputError("--info-rank", f"there is no rank {rank} in a world of {job.parallel.world_size}", "give a rank of it")
     if has_gpu():
         from allocator_hook.cuda.session import record_on_gpu
 
-        record_on_gpu(launch, rank=rank, path=path, argv=argv, iterations=ITERATIONS, mode=allocator or "pool")
+        record_on_gpu(job, rank=rank, path=path, argv=argv, iterations=ITERATIONS, mode=allocator or "pool")
         return "cuda"
     if allocator is not None:
         raise InputError("--info-allocator", "there is no GPU here to allocate on", "leave it out, or record where there is one")
     from allocator_hook.shadow.engine import run
 
-    trace = run(launch, [rank], iterations=ITERATIONS, argv=argv)[rank]
+    trace = run(job, [rank], iterations=ITERATIONS, argv=argv)[rank]
     try:
         shutil.copyfile(trace, path)
     except OSError as error:

@@ -11,7 +11,7 @@ from analyzer.memory.allocator.caching_allocator import AllocatorSettings
 from analyzer.memory.device_overhead import device_range, outside_allocator_bytes
 from analyzer.memory.verdict import verdict
 from analyzer.results import RankClass, RankMemory, Report
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 from analyzer.trace.allocator_replay import Replayed, replay
 from analyzer.trace.compare import Comparison, compare
 from analyzer.trace.events import Header
@@ -30,7 +30,7 @@ def recorded_report(report: Report, traces: Mapping[int, Path], *, settings: All
     timelines = []
     for each in report.ranks:
         found = replay(read_trace(traces[each.ranks[0][0]]), settings)
-        ranks.append(replace(each, memory=_memory(report.launch, found)))
+        ranks.append(replace(each, memory=_memory(report.job, found)))
         timelines.append(found.timeline)
     versions = ", ".join(f"{name} {version}" for name, version in installed().items())
     return replace(
@@ -38,19 +38,19 @@ def recorded_report(report: Report, traces: Mapping[int, Path], *, settings: All
         engine="shadow",
         ranks=tuple(ranks),
         timelines=tuple(timelines),
-        verdict=verdict(ranks, report.launch.hardware, note=report.verdict.note),
+        verdict=verdict(ranks, report.job.hardware, note=report.verdict.note),
         assumptions=(
             *report.assumptions,
             f"Memory is of a run of the real code on tensors without data: {versions}. Its bytes are those of blocks as PyTorch's "
             "allocator hands them out, which may be larger than their tensors; formulas are held against the tensors.",
             "Communication is by formula; --info-engine both holds the recorded calls against it.",
             *warnings(installed()),
-            *_other_release(report.launch.megatron, installed()["megatron-core"]),
+            *_other_release(report.job.megatron, installed()["megatron-core"]),
         ),
     )
 
 
-def _memory(launch: Launch, found: Replayed) -> RankMemory:
+def _memory(job: TrainingJob, found: Replayed) -> RankMemory:
     """Parts at the peak add up to it: what is neither a state nor a workspace nor an activation is temporary."""
     states = {kind: found.after[kind] for kind in ("parameter", "gradient", "optimizer", "workspace")}
     activations = found.at_peak["activation"]
@@ -66,8 +66,8 @@ def _memory(launch: Launch, found: Replayed) -> RankMemory:
         peak_allocated_bytes=found.peak,
         peak_at=found.peak_at,
         peak_reserved_bytes=found.peak_reserved,
-        device_bytes=found.peak_reserved + outside_allocator_bytes(launch),
-        device_range_bytes=device_range(launch, peak=found.peak_reserved, reserved=found.peak_reserved),
+        device_bytes=found.peak_reserved + outside_allocator_bytes(job),
+        device_range_bytes=device_range(job, peak=found.peak_reserved, reserved=found.peak_reserved),
     )
 
 

@@ -21,14 +21,14 @@ from analyzer.modules.models.gpt import parameters
 from analyzer.modules.quantized import scales
 from analyzer.modules.tree import Module, Parameter
 from analyzer.results import Message, StageModel
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 from analyzer.states.fp8_weights import BACKWARD_QUANTIZERS, FORWARD_QUANTIZERS, matrices, quantized, quantized_products
 from analyzer.states.of_rank import adam_keeps_masters
 
 
-def largest_value_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
+def largest_value_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
     """All-reduces of fp32 values: of the delayed recipe for each microbatch and chunk, of stored weights once."""
-    fp8 = launch.precision.fp8
+    fp8 = job.precision.fp8
     products = quantized_products(stage.trees)
     if fp8 is None or not products:
         return
@@ -42,7 +42,7 @@ def largest_value_messages(launch: Launch, stage: StageModel) -> Iterator[Messag
         )
         for phase, quantizers, count in (call for call in calls if call[2]):
             yield row(
-                launch,
+                job,
                 pipeline_rank=stage.pipeline_rank,
                 group="tp_dp_cp",
                 kind="all_reduce",
@@ -53,13 +53,13 @@ def largest_value_messages(launch: Launch, stage: StageModel) -> Iterator[Messag
                 per_microbatch=count,
             )
     # mxfp8 is cast from whole parameters in 16 bit after they are gathered, and an Adam with masters of its own casts by itself
-    if fp8.stored_parameters and fp8.recipe != "mxfp8" and not adam_keeps_masters(launch):
+    if fp8.stored_parameters and fp8.recipe != "mxfp8" and not adam_keeps_masters(job):
         values: Counter[str] = Counter()
         for parameter in quantized(stage.trees):
-            values[_shard_group(launch, parameter)] += _largest_values(launch, parameter)
+            values[_shard_group(job, parameter)] += _largest_values(job, parameter)
         for group, count in values.items():
             yield row(
-                launch,
+                job,
                 pipeline_rank=stage.pipeline_rank,
                 group=group,
                 kind="all_reduce",
@@ -90,15 +90,15 @@ def _firsts(tree: Module) -> int:
     return 1 if outside == names else len(outside)
 
 
-def _shard_group(launch: Launch, parameter: Parameter) -> str:
+def _shard_group(job: TrainingJob, parameter: Parameter) -> str:
     """Over which the masters of a weight are sharded."""
-    group = "edp" if parameter.sharding == "expert" and launch.parallel.expert > 1 else "dp_cp"
-    return f"intra_{group}" if launch.parallel.distributed_optimizer_instances > 1 else group
+    group = "edp" if parameter.sharding == "expert" and job.parallel.expert > 1 else "dp_cp"
+    return f"intra_{group}" if job.parallel.distributed_optimizer_instances > 1 else group
 
 
-def _largest_values(launch: Launch, parameter: Parameter) -> int:
+def _largest_values(job: TrainingJob, parameter: Parameter) -> int:
     """One for each scale."""
-    assert launch.precision.fp8 is not None
+    assert job.precision.fp8 is not None
     count, rows, columns = matrices(parameter)
-    shape, _ = scales(launch.precision.fp8.recipe, rows, columns, "row", square_blocks=True)
+    shape, _ = scales(job.precision.fp8.recipe, rows, columns, "row", square_blocks=True)
     return count * prod(shape)

@@ -12,31 +12,31 @@ from collections.abc import Iterator
 
 from analyzer.communication.rows import Kind, Phase, row
 from analyzer.results import Message, StageModel
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 from analyzer.states.buffers import Buffer, reduction_size, stage_buffers
 
 
-def data_parallel_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
+def data_parallel_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
     """One row for each size of bucket; buckets of equal size, also of other chunks, are calls of the same row."""
-    if launch.fsdp is not None:
+    if job.fsdp is not None:
         from analyzer.communication.fsdp import sharding_messages  # a millisecond that most launches need not spend
 
-        yield from sharding_messages(launch, stage)
+        yield from sharding_messages(job, stage)
         return
     counts: Counter[tuple[str, Kind, Phase, str, int, str]] = Counter()
-    held = stage_buffers(launch, stage)
+    held = stage_buffers(job, stage)
     for buffers in held:
         for buffer in buffers:
-            counts.update(_calls(launch, buffer))
-    muon = launch.optimizer.muon
-    if not launch.optimizer.overlap_param_gather and launch.megatron != "2023" and muon is None:
+            counts.update(_calls(job, buffer))
+    muon = job.optimizer.muon
+    if not job.optimizer.overlap_param_gather and job.megatron != "2023" and muon is None:
         # dense and expert parameters have an optimizer each, and each gathers the whole chunk (`step_with_ready_grads`)
         optimizers = len({buffer.group for buffers in held for buffer in buffers})
         for call in counts:
             counts[call] *= optimizers if call[2] == "parameter" else 1
     for (group, kind, phase, module, numel, dtype), calls in counts.items():
         yield row(
-            launch,
+            job,
             pipeline_rank=stage.pipeline_rank,
             group=group,
             kind=kind,
@@ -49,20 +49,20 @@ def data_parallel_messages(launch: Launch, stage: StageModel) -> Iterator[Messag
     if muon is not None:
         from analyzer.communication.muon import muon_messages  # a millisecond that most launches need not spend
 
-        yield from muon_messages(launch, stage)
+        yield from muon_messages(job, stage)
 
 
-def _calls(launch: Launch, buffer: Buffer) -> Iterator[tuple[str, Kind, Phase, str, int, str]]:
+def _calls(job: TrainingJob, buffer: Buffer) -> Iterator[tuple[str, Kind, Phase, str, int, str]]:
     """(group, kind, phase, module, elements, dtype) of each call for one buffer."""
-    optimizer = launch.optimizer
+    optimizer = job.optimizer
     owner = "data_parallel.experts" if buffer.group == "edp" else "data_parallel"
     if not optimizer.distributed:
         for bucket in buffer.buckets:
             yield buffer.group, "all_reduce", "gradient", f"{owner}.gradients", bucket.numel, buffer.gradient_dtype
         return
-    instances = launch.parallel.distributed_optimizer_instances
+    instances = job.parallel.distributed_optimizer_instances
     group = f"intra_{buffer.group}" if instances > 1 else buffer.group
-    ranks = reduction_size(launch, buffer.group)
+    ranks = reduction_size(job, buffer.group)
     reduction: Kind = "all_to_all" if optimizer.reduce_scatter_with_fp32_accumulation else "reduce_scatter"
     for bucket in buffer.buckets:
         yield group, reduction, "gradient", f"{owner}.gradients", bucket.numel, buffer.gradient_dtype

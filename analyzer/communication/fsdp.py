@@ -14,7 +14,7 @@ from analyzer.communication.rows import Kind, Phase, row
 from analyzer.modules.tree import Module
 from analyzer.passes.fsdp_gathering import chunk_passes
 from analyzer.results import Message, StageModel
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 from analyzer.states.fsdp_buckets import ShardedBucket, fsdp_of, reduced_dtype, shard_ranks, sharded_buckets
 from analyzer.states.fsdp_torch import torch_units
 
@@ -22,19 +22,19 @@ Call = tuple[str, Kind, Phase, str, int, str]
 """Group, kind, phase, module, elements and dtype."""
 
 
-def sharding_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
+def sharding_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
     """One row for each kind and size of message; equal buckets, also of other chunks, are calls of the same row."""
-    of_chunk = _torch_calls if fsdp_of(launch).implementation == "torch" else _megatron_calls
+    of_chunk = _torch_calls if fsdp_of(job).implementation == "torch" else _megatron_calls
     each_microbatch: Counter[Call] = Counter()
     each_iteration: Counter[Call] = Counter()
     for tree in stage.trees:
-        for call, per_microbatch, per_iteration in of_chunk(launch, tree):
+        for call, per_microbatch, per_iteration in of_chunk(job, tree):
             each_microbatch[call] += per_microbatch
             each_iteration[call] += per_iteration
     for call in each_microbatch + each_iteration:  # without those that are never made
         group, kind, phase, module, numel, dtype = call
         yield row(
-            launch,
+            job,
             pipeline_rank=stage.pipeline_rank,
             group=group,
             kind=kind,
@@ -47,44 +47,44 @@ def sharding_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
         )
 
 
-def _megatron_calls(launch: Launch, tree: Module) -> Iterator[tuple[Call, int, int]]:
+def _megatron_calls(job: TrainingJob, tree: Module) -> Iterator[tuple[Call, int, int]]:
     """Calls of one chunk with how often each microbatch and each iteration makes them.
 
     Gradients that are sharded are reduced in every microbatch, others in the last. Layers whose parameters are sharded are
     gathered for the forward and for the backward; everything else is gathered once, after the step.
     """
-    strategy = fsdp_of(launch).strategy
-    buckets = sharded_buckets(launch, tree)
-    passes = chunk_passes(launch, tree, buckets)
+    strategy = fsdp_of(job).strategy
+    buckets = sharded_buckets(job, tree)
+    passes = chunk_passes(job, tree, buckets)
     for number, bucket in enumerate(buckets):
-        gradients = reduced_dtype(launch, bucket)
+        gradients = reduced_dtype(job, bucket)
         kind: Kind = "all_reduce" if strategy == "no_shard" else "reduce_scatter"
         each = strategy in ("optim_grads", "optim_grads_params")
-        yield _call(launch, bucket, kind, "gradient", gradients), int(each), int(not each)
+        yield _call(job, bucket, kind, "gradient", gradients), int(each), int(not each)
         if strategy != "no_shard":
             if bucket.unit is None:
-                yield _call(launch, bucket, "all_gather", "parameter", bucket.dtype), 0, 1
+                yield _call(job, bucket, "all_gather", "parameter", bucket.dtype), 0, 1
             else:
-                yield _call(launch, bucket, "all_gather", "forward", bucket.dtype), passes.gathered_forward[number], 0
-                yield _call(launch, bucket, "all_gather", "backward", bucket.dtype), passes.gathered_backward[number], 0
-        yield from _outer_calls(launch, bucket)
+                yield _call(job, bucket, "all_gather", "forward", bucket.dtype), passes.gathered_forward[number], 0
+                yield _call(job, bucket, "all_gather", "backward", bucket.dtype), passes.gathered_backward[number], 0
+        yield from _outer_calls(job, bucket)
 
 
-def _call(launch: Launch, bucket: ShardedBucket, kind: Kind, phase: Phase, dtype: str) -> Call:
+def _call(job: TrainingJob, bucket: ShardedBucket, kind: Kind, phase: Phase, dtype: str) -> Call:
     """A message of a whole bucket among the ranks that share it."""
-    group = f"intra_{bucket.group}" if launch.parallel.distributed_optimizer_instances > 1 else bucket.group
+    group = f"intra_{bucket.group}" if job.parallel.distributed_optimizer_instances > 1 else bucket.group
     return group, kind, phase, _name(bucket, "gradients" if phase == "gradient" else "parameters"), bucket.numel, dtype
 
 
-def _outer_calls(launch: Launch, bucket: ShardedBucket) -> Iterator[tuple[Call, int, int]]:
+def _outer_calls(job: TrainingJob, bucket: ShardedBucket) -> Iterator[tuple[Call, int, int]]:
     """Between instances of the optimizer: gradients once for each iteration, and parameters where they own different ones."""
-    if launch.parallel.distributed_optimizer_instances == 1:
+    if job.parallel.distributed_optimizer_instances == 1:
         return
-    fsdp = fsdp_of(launch)
+    fsdp = fsdp_of(job)
     sharded = fsdp.strategy in ("optim_grads", "optim_grads_params")
-    numel = bucket.numel // shard_ranks(launch, bucket.group) if sharded else bucket.numel
+    numel = bucket.numel // shard_ranks(job, bucket.group) if sharded else bucket.numel
     reduction: Kind = "reduce_scatter" if fsdp.outer_sharding else "all_reduce"
-    gradients = reduced_dtype(launch, bucket)
+    gradients = reduced_dtype(job, bucket)
     yield ("inter_dist_opt", reduction, "gradient", _name(bucket, "gradient_shard"), numel, gradients), 0, 1
     if fsdp.outer_sharding:
         yield ("inter_dist_opt", "all_gather", "parameter", _name(bucket, "parameter_shard"), numel, bucket.dtype), 0, 1
@@ -94,10 +94,10 @@ def _name(bucket: ShardedBucket, what: str) -> str:
     return f"data_parallel.experts.{what}" if bucket.expert else f"data_parallel.{what}"
 
 
-def _torch_calls(launch: Launch, tree: Module) -> Iterator[tuple[Call, int, int]]:
+def _torch_calls(job: TrainingJob, tree: Module) -> Iterator[tuple[Call, int, int]]:
     """Every unit is gathered and reduced in every microbatch; for backward again where forward has dropped it."""
-    again = int(fsdp_of(launch).reshard_after_forward)
-    for unit in torch_units(launch, tree):
+    again = int(fsdp_of(job).reshard_after_forward)
+    for unit in torch_units(job, tree):
         yield ("dp_cp", "all_gather", "forward", "data_parallel.parameters", unit.numel, unit.dtype), 1, 0
         yield ("dp_cp", "all_gather", "backward", "data_parallel.parameters", unit.numel, unit.dtype), again, 0
         yield ("dp_cp", "reduce_scatter", "gradient", "data_parallel.gradients", unit.numel, unit.dtype), 1, 0

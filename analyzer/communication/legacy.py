@@ -11,18 +11,18 @@ from collections.abc import Iterator
 
 from analyzer.communication.rows import Phase, gradient_statistics_group, row
 from analyzer.results import Message, StageModel
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 
 MAX_DATA_DIMENSIONS = 5
 """Sizes that `broadcast_data` sends ahead of a tensor (`_MAX_DATA_DIM`)."""
 
 
-def legacy_batch_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
+def legacy_batch_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
     """`broadcast_data` of tokens [b, s + 1], on every stage and for each of its chunks; masks are built from them."""
-    tokens = launch.batch.micro_batch_size * (launch.batch.seq_length + 1)
+    tokens = job.batch.micro_batch_size * (job.batch.seq_length + 1)
     for name, numel in (("sizes", MAX_DATA_DIMENSIONS), ("text", tokens)):
         yield row(
-            launch,
+            job,
             pipeline_rank=stage.pipeline_rank,
             group="tp",
             kind="broadcast",
@@ -34,11 +34,11 @@ def legacy_batch_messages(launch: Launch, stage: StageModel) -> Iterator[Message
         )
 
 
-def legacy_scalar_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
+def legacy_scalar_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
     """The loss is averaged for each microbatch; the norm is taken only to clip, and nothing is told to other ranks."""
     if any(chunk.post_process for chunk in stage.chunks):
         yield row(
-            launch,
+            job,
             pipeline_rank=stage.pipeline_rank,
             group="dp",
             kind="all_reduce",
@@ -48,10 +48,10 @@ def legacy_scalar_messages(launch: Launch, stage: StageModel) -> Iterator[Messag
             dtype="fp32",
             per_microbatch=1,
         )
-    statistics = gradient_statistics_group(launch)
-    optimizer = launch.optimizer
+    statistics = gradient_statistics_group(job)
+    optimizer = job.optimizer
     scalars: tuple[tuple[bool, str, str, Phase], ...] = (
-        (launch.precision.parameters == "fp16", "optimizer.found_inf", statistics, "gradient"),
+        (job.precision.parameters == "fp16", "optimizer.found_inf", statistics, "gradient"),
         (optimizer.clip_grad > 0, "optimizer.grad_norm", statistics, "gradient"),
         (optimizer.log_num_zeros_in_grad, "optimizer.num_zeros_in_grad", statistics, "gradient"),
         (optimizer.log_params_norm, "params_norm", "mp", "parameter"),
@@ -59,7 +59,7 @@ def legacy_scalar_messages(launch: Launch, stage: StageModel) -> Iterator[Messag
     for sent, module, group, phase in scalars:
         if sent:
             yield row(
-                launch,
+                job,
                 pipeline_rank=stage.pipeline_rank,
                 group=group,
                 kind="all_reduce",

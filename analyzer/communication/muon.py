@@ -12,7 +12,7 @@ from math import prod
 
 from analyzer.communication.rows import Kind, row
 from analyzer.results import Message, StageModel
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 from analyzer.states.matrices import Weight, weights
 from analyzer.states.muon import group_ranks, muon_of
 from analyzer.units import dtype_bytes
@@ -21,22 +21,22 @@ Call = tuple[str, Kind, str, tuple[int, ...], str]
 """Group, kind, module, shape and dtype."""
 
 
-def muon_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
+def muon_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
     """Rows of one rank's optimizer step; where whole parameters are shared out, of the rank that sends most over a split matrix."""
-    listed = tuple(weights(launch, stage))
+    listed = tuple(weights(job, stage))
     calls: Counter[Call] = Counter()
     gathers: list[Call] = []
-    if muon_of(launch).layer_wise and launch.parallel.data_with_context > 1:
+    if muon_of(job).layer_wise and job.parallel.data_with_context > 1:
         from analyzer.states.layer_wise import stage_owners
 
-        for shared in stage_owners(launch, stage):
-            calls.update(max(([*_calls(launch, own)] for own in shared), key=_bytes))
-        gathers = [] if muon_of(launch).aligned else list(_gathers(listed))
+        for shared in stage_owners(job, stage):
+            calls.update(max(([*_calls(job, own)] for own in shared), key=_bytes))
+        gathers = [] if muon_of(job).aligned else list(_gathers(listed))
     else:
-        calls.update(_calls(launch, listed))
+        calls.update(_calls(job, listed))
     for (group, kind, module, shape, dtype), count in (*calls.items(), *((call, 1) for call in gathers)):
         yield row(
-            launch,
+            job,
             pipeline_rank=stage.pipeline_rank,
             group=group,
             kind=kind,
@@ -56,9 +56,9 @@ def _gathers(listed: tuple[Weight, ...]) -> Iterator[Call]:
             yield group, "all_gather", f"{owner}.parameters", (sum(weight.numel for weight in held),), held[0].dtype
 
 
-def _calls(launch: Launch, owned: tuple[Weight, ...]) -> Iterator[Call]:
+def _calls(job: TrainingJob, owned: tuple[Weight, ...]) -> Iterator[Call]:
     """For each split matrix, of queries, keys and values one by one."""
-    muon = muon_of(launch)
+    muon = muon_of(job)
     if muon.tensor_parallel == "blockwise":
         return
     for weight in owned:
@@ -67,13 +67,13 @@ def _calls(launch: Launch, owned: tuple[Weight, ...]) -> Iterator[Call]:
         rows, columns = weight.shape
         groups = rows // sum(weight.parts) if weight.parts and muon.split_qkv else 1
         for part in weight.parts if weight.parts and muon.split_qkv else (rows,):
-            yield from _matrix_calls(launch, weight, groups * part, columns)
+            yield from _matrix_calls(job, weight, groups * part, columns)
 
 
-def _matrix_calls(launch: Launch, weight: Weight, rows: int, columns: int) -> Iterator[Call]:
-    muon = muon_of(launch)
+def _matrix_calls(job: TrainingJob, weight: Weight, rows: int, columns: int) -> Iterator[Call]:
+    muon = muon_of(job)
     if muon.tensor_parallel == "duplicated":
-        ranks = group_ranks(launch, weight.group)
+        ranks = group_ranks(job, weight.group)
         whole = (rows * ranks, columns) if weight.partition == 0 else (rows, columns * ranks)
         yield weight.group, "all_gather", "optimizer.muon.gradients", whole, "fp32"
         return

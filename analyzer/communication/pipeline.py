@@ -13,25 +13,25 @@ from collections.abc import Iterator
 from analyzer.communication.rows import Phase, row
 from analyzer.layout.stages import mtp_stage
 from analyzer.results import Message, StageModel
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 
 SHAPE_MESSAGE = (3,)
 """The three sizes of a tensor, sent before it where its receiver does not know them (`_communicate_shapes`)."""
 
 
-def hidden_states_shape(launch: Launch, *, states: int = 1) -> tuple[int, int, int]:
+def hidden_states_shape(job: TrainingJob, *, states: int = 1) -> tuple[int, int, int]:
     """[s/c, b, h] without sequence parallelism, where every tensor-parallel rank sends the whole; else [s/c/t, b, h].
 
     `states` of them, one after the other, go past multi-token prediction layers.
     """
-    parallel, batch = launch.parallel, launch.batch
+    parallel, batch = job.parallel, job.batch
     sequence = batch.seq_length // parallel.context
     if parallel.sequence_parallel:
         sequence //= parallel.tensor
-    return states * sequence, batch.micro_batch_size, launch.model.hidden_size
+    return states * sequence, batch.micro_batch_size, job.model.hidden_size
 
 
-def pipeline_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
+def pipeline_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
     """What a rank of this stage sends; the receive of the other rank is the same message and is not repeated.
 
     Every chunk sends its output on, but the one with the loss, and the gradient of its input back, but the one with
@@ -39,22 +39,22 @@ def pipeline_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
     a microbatch crosses v·p - 1 boundaries in each direction. With multi-token prediction layers on a rank other than
     the last, the sizes of every tensor are sent before it.
     """
-    parallel = launch.parallel
+    parallel = job.parallel
     sends: tuple[tuple[Phase, str, str, Counter[int]], ...] = (
-        ("forward", "pipeline.hidden_states", "next", _states_sent(launch, stage, forward=True)),
-        ("backward", "pipeline.hidden_states_gradient", "previous", _states_sent(launch, stage, forward=False)),
+        ("forward", "pipeline.hidden_states", "next", _states_sent(job, stage, forward=True)),
+        ("backward", "pipeline.hidden_states_gradient", "previous", _states_sent(job, stage, forward=False)),
     )
-    sizes = launch.model.mtp_num_layers > 0 and mtp_stage(parallel) % parallel.pipeline != parallel.pipeline - 1
+    sizes = job.model.mtp_num_layers > 0 and mtp_stage(parallel) % parallel.pipeline != parallel.pipeline - 1
     for phase, module, peer, boundaries in sends:
         tensors: list[tuple[str, tuple[int, ...], str, int]] = [
-            (module, hidden_states_shape(launch, states=states), launch.precision.parameters, calls)
+            (module, hidden_states_shape(job, states=states), job.precision.parameters, calls)
             for states, calls in boundaries.items()
         ]
         if sizes and boundaries:
             tensors.append((f"{module}.shape", SHAPE_MESSAGE, "int64", boundaries.total()))
         for name, shape, dtype, calls in tensors:
             yield row(
-                launch,
+                job,
                 pipeline_rank=stage.pipeline_rank,
                 group="pp",
                 kind="send",
@@ -68,7 +68,7 @@ def pipeline_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
             )
 
 
-def _states_sent(launch: Launch, stage: StageModel, *, forward: bool) -> Counter[int]:
+def _states_sent(job: TrainingJob, stage: StageModel, *, forward: bool) -> Counter[int]:
     """Boundaries that this rank's microbatch crosses, by the hidden states in the message.
 
     Multi-token prediction layers that have no loss on their stage send on what they received and the output of each depth.
@@ -77,7 +77,7 @@ def _states_sent(launch: Launch, stage: StageModel, *, forward: bool) -> Counter
     for chunk in stage.chunks:
         if chunk.post_process if forward else chunk.pre_process:
             continue
-        sender = chunk.virtual_stage * launch.parallel.pipeline + stage.pipeline_rank
-        past = (sender if forward else sender - 1) >= mtp_stage(launch.parallel)
-        boundaries[1 + (launch.model.mtp_num_layers if past else 0)] += 1
+        sender = chunk.virtual_stage * job.parallel.pipeline + stage.pipeline_rank
+        past = (sender if forward else sender - 1) >= mtp_stage(job.parallel)
+        boundaries[1 + (job.model.mtp_num_layers if past else 0)] += 1
     return boundaries

@@ -8,7 +8,7 @@ from typing import Literal
 from analyzer.layout.groups import group_size
 from analyzer.layout.stages import mtp_rank
 from analyzer.results import Message
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 from analyzer.units import dtype_bytes
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "recv", "broadcast"]
@@ -16,7 +16,7 @@ Phase = Literal["forward", "backward", "recompute", "gradient", "parameter"]
 
 
 def row(
-    launch: Launch,
+    job: TrainingJob,
     *,
     pipeline_rank: int,
     group: str,
@@ -32,7 +32,7 @@ def row(
 ) -> Message:
     """A message that one rank issues `per_microbatch` times for each microbatch, or `per_iteration` times in all."""
     message_bytes = dtype_bytes(dtype, prod(shape))
-    calls = per_microbatch * launch.batch.microbatches + per_iteration
+    calls = per_microbatch * job.batch.microbatches + per_iteration
     return Message(
         group=group,
         kind=kind,
@@ -50,37 +50,37 @@ def row(
     )
 
 
-def ranks_in_group(launch: Launch, group: str) -> int:
+def ranks_in_group(job: TrainingJob, group: str) -> int:
     """Ranks that share a message over `group`, one of `layout.GROUP_KINDS` or a part of dp_cp, edp or cp.
 
     `intra_dp_cp`, `intra_edp` and `inter_dist_opt` exist with several instances of the distributed optimizer: the
     ranks of one instance, and those that hold the same shard in each (megatron/core/parallel_state.py, 0.16.1);
     `cp_a2a` and `cp_p2p` with hierarchical context parallelism: inner groups, and ranks of equal place in each.
     """
-    instances = launch.parallel.distributed_optimizer_instances
+    instances = job.parallel.distributed_optimizer_instances
     if group in ("cp_a2a", "cp_p2p"):
-        inner = launch.parallel.cp_inner_size
-        return inner if group == "cp_a2a" else launch.parallel.context // inner
+        inner = job.parallel.cp_inner_size
+        return inner if group == "cp_a2a" else job.parallel.context // inner
     if group == "inter_dist_opt":
         return instances
     if group == "world":
-        return launch.parallel.world_size
+        return job.parallel.world_size
     if group in ("intra_dp_cp", "intra_edp"):
-        return group_size(launch.parallel, group.removeprefix("intra_")) // instances
-    return group_size(launch.parallel, group, tied=launch.model.tied_embeddings, mtp_rank=mtp_rank(launch.model, launch.parallel))
+        return group_size(job.parallel, group.removeprefix("intra_")) // instances
+    return group_size(job.parallel, group, tied=job.model.tied_embeddings, mtp_rank=mtp_rank(job.model, job.parallel))
 
 
-def gradient_statistics_group(launch: Launch, *, experts: bool = False) -> str:
+def gradient_statistics_group(job: TrainingJob, *, experts: bool = False) -> str:
     """The group over which gradient norm, overflow and zeros are summed, those of `experts` if so.
 
     It spans every shard of the gradients: model parallel ranks, or with the distributed optimizer all ranks of an
     instance of it (`_get_megatron_optimizer_based_on_param_groups`, megatron/core/optimizer/__init__.py, 0.16.1; all
     ranks in 2023). Where whole parameters are shared out, it is the world (`LayerWiseDistributedOptimizer.get_grad_norm`).
     """
-    muon = launch.optimizer.muon
+    muon = job.optimizer.muon
     shared_out = muon is not None and muon.layer_wise
     if shared_out:
         return "world"
-    if launch.optimizer.distributed:
+    if job.optimizer.distributed:
         return "intra_dist_opt"
     return "tp_ep_pp" if experts else "mp"

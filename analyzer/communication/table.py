@@ -23,29 +23,29 @@ from analyzer.communication.training_step import (
 )
 from analyzer.modules.tree import Collective, Module
 from analyzer.results import Message, MessageTotal, StageModel
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 
 ONCE_PER_ITERATION = ("gradient", "parameter")
 """Phases that are not run for each microbatch."""
 
 
-def messages(launch: Launch, ranks: Sequence[StageModel]) -> tuple[Message, ...]:
+def messages(job: TrainingJob, ranks: Sequence[StageModel]) -> tuple[Message, ...]:
     """Rows for a rank of each stage, stage by stage, in the order of an iteration.
 
     What would run over a group of one rank is left out: nothing is sent.
     """
-    rows = tuple(message for stage in ranks for message in _stage_messages(launch, stage))
-    shared = {group for group in {message.group for message in rows} if ranks_in_group(launch, group) > 1}
+    rows = tuple(message for stage in ranks for message in _stage_messages(job, stage))
+    shared = {group for group in {message.group for message in rows} if ranks_in_group(job, group) > 1}
     return tuple(message for message in rows if message.group in shared)
 
 
-def totals(launch: Launch, rows: Sequence[Message]) -> dict[str, MessageTotal]:
+def totals(job: TrainingJob, rows: Sequence[Message]) -> dict[str, MessageTotal]:
     """Sums for each group that something is sent over.
 
     The busiest rank is the one with most bytes, then most calls. The cluster's sum has every rank that makes a call,
     so a collective counts once for each member of the group and a point-to-point message once, at its sender.
     """
-    ranks_per_stage = launch.parallel.world_size // launch.parallel.pipeline
+    ranks_per_stage = job.parallel.world_size // job.parallel.pipeline
     sums: dict[str, dict[int, tuple[int, int]]] = {}
     for message in rows:
         stages = sums.setdefault(message.group, {})
@@ -63,26 +63,26 @@ def totals(launch: Launch, rows: Sequence[Message]) -> dict[str, MessageTotal]:
     return result
 
 
-def _stage_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
-    legacy = launch.megatron == "2023"
-    yield from (legacy_batch_messages if legacy else batch_messages)(launch, stage)
-    yield from _module_messages(launch, stage)
-    yield from pipeline_messages(launch, stage)
-    yield from data_parallel_messages(launch, stage)
-    if launch.precision.fp8 is not None:
+def _stage_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
+    legacy = job.megatron == "2023"
+    yield from (legacy_batch_messages if legacy else batch_messages)(job, stage)
+    yield from _module_messages(job, stage)
+    yield from pipeline_messages(job, stage)
+    yield from data_parallel_messages(job, stage)
+    if job.precision.fp8 is not None:
         from analyzer.communication.amax import largest_value_messages  # a millisecond that most launches need not spend
 
-        yield from largest_value_messages(launch, stage)
-    yield from shared_gradient_messages(launch, stage)
+        yield from largest_value_messages(job, stage)
+    yield from shared_gradient_messages(job, stage)
     if legacy:
-        yield from legacy_scalar_messages(launch, stage)
+        yield from legacy_scalar_messages(job, stage)
     else:
-        yield from expert_bias_messages(launch, stage)
-        yield from token_count_messages(launch, stage)
-        yield from scalar_messages(launch, stage)
+        yield from expert_bias_messages(job, stage)
+        yield from token_count_messages(job, stage)
+        yield from scalar_messages(job, stage)
 
 
-def _module_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
+def _module_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
     """What the modules of the stage issue; equal calls of equal layers, also of other chunks, make one row."""
     counts: Counter[tuple[str, Kind, str, tuple[int, ...], str, Phase]] = Counter()
     for tree in stage.trees:
@@ -91,7 +91,7 @@ def _module_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
     for (name, kind, group, shape, dtype, phase), calls in counts.items():
         once = phase in ONCE_PER_ITERATION
         yield row(
-            launch,
+            job,
             pipeline_rank=stage.pipeline_rank,
             group=group,
             kind=kind,

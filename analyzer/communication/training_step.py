@@ -11,16 +11,16 @@ from collections.abc import Iterator
 
 from analyzer.communication.rows import Kind, Phase, gradient_statistics_group, row
 from analyzer.results import Message, StageModel
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 from analyzer.states.buffers import creation_order
 
 
-def batch_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
+def batch_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
     """Rank 0 of each tensor-parallel group broadcasts what its stage needs of the batch, for each microbatch.
 
     Only the first and the last stage read the batch; sequences are still whole, context parallelism cuts them later.
     """
-    shape = (launch.batch.micro_batch_size, launch.batch.seq_length)
+    shape = (job.batch.micro_batch_size, job.batch.seq_length)
     predicts = any(chunk.mtp_layers for chunk in stage.chunks)  # needs all of it
     first = predicts or any(chunk.pre_process for chunk in stage.chunks)
     last = predicts or any(chunk.post_process for chunk in stage.chunks)
@@ -29,14 +29,14 @@ def batch_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
         fields.append(("tokens", shape, "int64"))
     if last:
         fields += [("labels", shape, "int64"), ("loss_mask", shape, "fp32")]
-    if (first or last) and launch.runtime.attention_mask_in_dataloader:
+    if (first or last) and job.flags.attention_mask_in_dataloader:
         fields.append(("attention_mask", (shape[0], 1, shape[1], shape[1]), "bool"))
     if first:
         # the number of cumulative lengths of packed sequences, and the lengths: none
         fields += [("position_ids", shape, "int64"), ("cu_seqlens_size", (), "int64"), ("cu_seqlens", (0,), "int32")]
     for name, size, dtype in fields:
         yield row(
-            launch,
+            job,
             pipeline_rank=stage.pipeline_rank,
             group="tp",
             kind="broadcast",
@@ -48,7 +48,7 @@ def batch_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
         )
 
 
-def shared_gradient_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
+def shared_gradient_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
     """Gradients of weights that several ranks hold and each computes from a part of the tokens or for its own use.
 
     Replicated weights of sequence-parallel regions, and q/k norms always: one all-reduce of a flattened copy over
@@ -59,60 +59,60 @@ def shared_gradient_messages(launch: Launch, stage: StageModel) -> Iterator[Mess
     replicated = sum(parameter.numel for parameter in parameters if parameter.sequence_parallel)
     if replicated:
         yield row(
-            launch,
+            job,
             pipeline_rank=stage.pipeline_rank,
             group="tp",
             kind="all_reduce",
             phase="gradient",
             module="replicated_gradients",
             shape=(replicated,),
-            dtype=launch.precision.gradients,
+            dtype=job.precision.gradients,
             per_iteration=1,
         )
     for embedding in (parameter for parameter in parameters if parameter.shared_embedding):
         yield row(
-            launch,
+            job,
             pipeline_rank=stage.pipeline_rank,
             group="embd",
             kind="all_reduce",
             phase="gradient",
             module="word_embeddings.gradient",
             shape=embedding.shape,
-            dtype=launch.precision.gradients,
+            dtype=job.precision.gradients,
             per_iteration=1,
         )
 
 
-def expert_bias_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
+def expert_bias_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
     """Tokens of each expert in all mixtures of a rank, summed to move the biases of the experts (`_update_router_expert_bias`).
 
     The counts are a buffer of the router's, and the wrapper of the model casts those with the weights.
     """
-    moe = launch.model.moe
+    moe = job.model.moe
     if moe is None or not moe.expert_bias:
         return
     routers = sum(module.name == "router" for tree in stage.trees for _, module in tree.walk())
     if routers:
         yield row(
-            launch,
+            job,
             pipeline_rank=stage.pipeline_rank,
             group="tp_dp_cp",
             kind="all_reduce",
             phase="gradient",
             module="router.expert_bias",
             shape=(routers, moe.num_experts),
-            dtype=launch.precision.parameters,
+            dtype=job.precision.parameters,
             per_iteration=1,
         )
 
 
-def token_count_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
+def token_count_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
     """With `--calculate-per-token-loss` the last stage tells the others the number of tokens, and replicas add theirs."""
     calls: tuple[tuple[str, Kind], ...] = (("pp", "broadcast"), ("dp_cp", "all_reduce"))
-    if launch.runtime.calculate_per_token_loss:
+    if job.flags.calculate_per_token_loss:
         for group, kind in calls:
             yield row(
-                launch,
+                job,
                 pipeline_rank=stage.pipeline_rank,
                 group=group,
                 kind=kind,
@@ -124,38 +124,38 @@ def token_count_messages(launch: Launch, stage: StageModel) -> Iterator[Message]
             )
 
 
-def scalar_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
+def scalar_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
     """All-reduces of one number around the optimizer step, and of the loss at the end.
 
     The norm is taken also where gradients are not clipped (`ChainedOptimizer.step`). The loss goes as a pair: its sum
     and the number of tokens. Experts have an optimizer of their own: each looks for overflow, and where it does so in
     another group than the first, each sums its own norm and zeros.
     """
-    optimizers = [("optimizer", gradient_statistics_group(launch))]
-    if _updates_experts_apart(launch, stage):
-        optimizers.append(("optimizer.experts", gradient_statistics_group(launch, experts=True)))
+    optimizers = [("optimizer", gradient_statistics_group(job))]
+    if _updates_experts_apart(job, stage):
+        optimizers.append(("optimizer.experts", gradient_statistics_group(job, experts=True)))
     summing = [each for place, each in enumerate(optimizers) if each[1] not in [group for _, group in optimizers[:place]]]
     scalars: list[tuple[str, str, Phase, int, str]] = []
-    if launch.precision.parameters == "fp16":
+    if job.precision.parameters == "fp16":
         scalars += [(f"{owner}.found_inf", group, "gradient", 1, "fp32") for owner, group in optimizers]
     scalars += [(f"{owner}.grad_norm", group, "gradient", 1, "fp32") for owner, group in summing]
-    if launch.optimizer.log_num_zeros_in_grad:
+    if job.optimizer.log_num_zeros_in_grad:
         scalars += [(f"{owner}.num_zeros_in_grad", group, "gradient", 1, "fp32") for owner, group in summing]
     scalars += [
         ("train_step.update_successful", "mp", "parameter", 1, "int32"),
         ("train_step.grad_norm", "mp", "parameter", 1, "fp32"),
     ]
-    if launch.optimizer.log_num_zeros_in_grad:
+    if job.optimizer.log_num_zeros_in_grad:
         scalars.append(("train_step.num_zeros_in_grad", "mp", "parameter", 1, "fp32"))
     if any(chunk.post_process for chunk in stage.chunks):
         scalars.append(("loss.average", "dp_cp", "forward", 2, "fp32"))
-        if launch.model.mtp_num_layers:
-            scalars.append(("mtp_loss.average", "dp_cp", "forward", launch.model.mtp_num_layers, "fp32"))
-    if launch.optimizer.log_params_norm:
+        if job.model.mtp_num_layers:
+            scalars.append(("mtp_loss.average", "dp_cp", "forward", job.model.mtp_num_layers, "fp32"))
+    if job.optimizer.log_params_norm:
         scalars += [("params_norm.shards", "dp_cp", "parameter", 1, "fp32"), ("params_norm", "mp", "parameter", 1, "fp32")]
     for module, group, phase, numel, dtype in scalars:
         yield row(
-            launch,
+            job,
             pipeline_rank=stage.pipeline_rank,
             group=group,
             kind="all_reduce",
@@ -167,8 +167,8 @@ def scalar_messages(launch: Launch, stage: StageModel) -> Iterator[Message]:
         )
 
 
-def _updates_experts_apart(launch: Launch, stage: StageModel) -> bool:
+def _updates_experts_apart(job: TrainingJob, stage: StageModel) -> bool:
     """Whether a rank has an optimizer for experts: with expert parallelism, where it has some."""
-    if launch.parallel.expert == 1 or launch.optimizer.muon is not None:
+    if job.parallel.expert == 1 or job.optimizer.muon is not None:
         return False
     return any(parameter.sharding == "expert" for tree in stage.trees for parameter in creation_order(tree))

@@ -28,7 +28,3 @@ class Arguments:
     def get(self, dest: str, default: object = None) -> object:
         """The value of `dest`; `default` where this release has no such option."""
         return self.values.get(dest, default)
-
-    def flag(self, dest: str) -> str:
-        """How to name the option of `dest` in a message: as the user wrote it, else as Megatron would."""
-        return self.spelled.get(dest) or "--" + dest.replace("_", "-")

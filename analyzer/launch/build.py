@@ -27,7 +27,7 @@ from analyzer.launch.derive.reading import since
 from analyzer.launch.derive.recompute import check_recompute
 from analyzer.launch.derive.training_flags import check_runtime, check_sequence_parallel
 from analyzer.launch.tokenizer.vocabulary import read_vocabulary
-from analyzer.specs import HardwareSpec, Launch, ParallelSpec
+from analyzer.specs import HardwareSpec, ParallelSpec, TrainingJob
 
 DIFFERENT_LAYERS: Final = ("heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json")
 """Options of a model whose layers differ."""
@@ -45,7 +45,7 @@ def build(
     gpu: HardwareSpec,
     folder: Path,
     moe_imbalance: float = 1.0,
-) -> Launch:
+) -> TrainingJob:
     """Derive and check everything that Megatron's `validate_args` and configs derive and check.
 
     `environ` is the environment and `folder` the working folder of the launch; `moe_imbalance` is the tokens of the
@@ -119,11 +119,11 @@ def build(
     activation_offload = check_activation_offload(
         arguments, model=model, pipeline=grid.pipeline, recompute=recompute, graphs=graphs
     )
-    runtime, runtime_notes = check_runtime(
+    flags, runtime_notes = check_runtime(
         arguments, pipeline=grid.pipeline, implementation=model.implementation, connections=connections, environ=environ
     )
-    runtime = replace(runtime, overlap_moe_expert_parallel_comm=side_by_side)
-    fsdp = check_fsdp(arguments, grid=grid, model=model, precision=precision, optimizer=optimizer, runtime=runtime, environ=environ)
+    flags = replace(flags, overlap_moe_expert_parallel_comm=side_by_side)
+    fsdp = check_fsdp(arguments, grid=grid, model=model, precision=precision, optimizer=optimizer, flags=flags, environ=environ)
     optimizer = sharding_optimizer(optimizer, fsdp, release_switches_overlap=not since(arguments, "0.14"))
     parallel = ParallelSpec(
         world_size=grid.world_size,
@@ -160,14 +160,14 @@ def build(
         *assumptions_of(arguments),
         *inert_options(arguments, tensor=grid.tensor),
     )
-    return Launch(
+    return TrainingJob(
         model=model,
         parallel=parallel,
         batch=batch,
         precision=precision,
         optimizer=optimizer,
         recompute=recompute,
-        runtime=runtime,
+        flags=flags,
         hardware=gpu,
         megatron=arguments.release,
         assumptions=notes,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from analyzer.errors import InputError, UnsupportedError
+from analyzer.errors import InputError
 from analyzer.units import parse_size
 
 PREFIX: Final = "--info-"
@@ -22,7 +22,6 @@ class InfoOptions:
     """Bytes."""
     json: str | None = None
     """A file, or '-' for standard output."""
-    html: str | None = None
     detail: Literal["summary", "full"] = "summary"
     """summary or full."""
     record: str | None = None
@@ -42,11 +41,6 @@ class InfoOptions:
 
 CHOICES: Final = {"engine": ("formula", "shadow", "both"), "detail": ("summary", "full"), "allocator": ("pool", "malloc")}
 FLAGS: Final = {PREFIX + field.replace("_", "-"): field for field in InfoOptions.__slots__}
-NOT_YET: Final[dict[tuple[str, str | None], str]] = {
-    ("html", None): "the HTML report",
-}
-"""Options (with a value, or with any) whose part of the program does not exist yet."""
-
 
 HELP: Final = {
     "engine": "formulas (default), a run of the real megatron-core without a GPU, or both held against each other",
@@ -120,9 +114,6 @@ def _value(flag: str, word: str | None) -> Any:
         raise InputError(flag, "has no value", f"write {flag} {'|'.join(CHOICES.get(field, ('VALUE',)))}")
     if field in CHOICES and word not in CHOICES[field]:
         raise InputError(flag, f"{word!r} is not a choice", f"use {' or '.join(CHOICES[field])}")
-    missing = NOT_YET.get((field, word)) or NOT_YET.get((field, None))
-    if missing:
-        raise UnsupportedError(flag, f"{missing} is not in this version", f"leave {flag} out")
     if field == "gpu_memory":
         return _size(flag, word)
     if field == "tolerance":

@@ -21,7 +21,7 @@ from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import LAYER, STREAM, Module, Tensor
 from analyzer.results import StageModel
 from analyzer.schedule.pipeline import Step
-from analyzer.specs import GraphSpec, Launch
+from analyzer.specs import GraphSpec, TrainingJob
 from analyzer.states.of_rank import States
 from analyzer.units import BLOCK, round_up
 
@@ -51,7 +51,7 @@ class Graphed:
 
 
 def graphed(
-    launch: Launch,
+    job: TrainingJob,
     stage: StageModel,
     held: States,
     items: Sequence[RuntimeItem],
@@ -64,19 +64,19 @@ def graphed(
 
     `orders` are those of the first iteration and of a later one, `eager` their fullest instants without graphs.
     """
-    graphs = launch.graphs
+    graphs = job.graphs
     assert graphs is not None
     whole = "full_iteration" in graphs.scope
-    inside = [_inside(launch, tree, whole=whole) for tree in stage.trees]
-    outside = [timeline(emptied(tree) if whole else _outside(launch, tree)) for tree in stage.trees]
+    inside = [_inside(job, tree, whole=whole) for tree in stage.trees]
+    outside = [timeline(emptied(tree) if whole else _outside(job, tree)) for tree in stage.trees]
     # without a pipeline one microbatch is captured, and its graphs serve all
-    one = launch.parallel.pipeline == 1 and not whole
+    one = job.parallel.pipeline == 1 and not whole
     recorded = (Step("forward", 0, 0), Step("backward", 0, 0)) if one else orders[1]
     captured = Surroundings(stages=about.stages)
     worst = fullest_instant(recorded, [timeline(tree) for tree in inside], about=captured, warm=True)
     worst = replace(worst, where=f"capture of CUDA graphs, {worst.where}")
-    layers = [0 if whole else sum(_in_scope(launch, each) != () for each in _layers(tree)) for tree in stage.trees]
-    kept = _kept(launch, graphs, _layers_in_flight(recorded, layers))
+    layers = [0 if whole else sum(_in_scope(job, each) != () for each in _layers(tree)) for tree in stage.trees]
+    kept = _kept(job, graphs, _layers_in_flight(recorded, layers))
     runtime = sum(item.bytes for item in (*items, *kept))
     bases = (held.before_first_step, held.steady)
     walks = (fullest_instant(order, outside, items=(*items, *kept), about=about, warm=True) for order in orders)
@@ -95,12 +95,12 @@ def _fuller(one: Peak, other: Peak) -> Peak:
     return max(one, other, key=lambda peak: peak.bytes)
 
 
-def _kept(launch: Launch, graphs: GraphSpec, layers: int) -> tuple[RuntimeItem, ...]:
+def _kept(job: TrainingJob, graphs: GraphSpec, layers: int) -> tuple[RuntimeItem, ...]:
     """What stays beside the pool for so many captured layers in flight."""
-    kept = [RuntimeItem("static inputs of CUDA graphs", layers * _static_bytes(launch, graphs), (), "forward")]
-    if launch.model.attention_backend == "unfused" and ("attn" in graphs.scope or not graphs.scope):
+    kept = [RuntimeItem("static inputs of CUDA graphs", layers * _static_bytes(job, graphs), (), "forward")]
+    if job.model.attention_backend == "unfused" and ("attn" in graphs.scope or not graphs.scope):
         # a workspace of cuBLAS belongs to a stream and a handle, and each of two threads has a handle
-        workspaces = STREAMS * 2 * cublas_workspace_bytes(launch)
+        workspaces = STREAMS * 2 * cublas_workspace_bytes(job)
         kept.append(RuntimeItem("cuBLAS workspaces of the capture's streams", workspaces, (), "forward"))
     return tuple(item for item in kept if item.bytes)
 
@@ -114,19 +114,19 @@ def _layers_in_flight(order: Sequence[Step], layers: Sequence[int]) -> int:
     return most
 
 
-def _static_bytes(launch: Launch, graphs: GraphSpec) -> int:
+def _static_bytes(job: TrainingJob, graphs: GraphSpec) -> int:
     """Inputs of one captured layer: the hidden states, and for attention a mask, bool[b, 1, s/c, s], whatever the kernel."""
-    hidden = Shapes(launch).hidden("input").bytes
+    hidden = Shapes(job).hidden("input").bytes
     if graphs.implementation == "local" or (graphs.scope and "attn" not in graphs.scope):
         return hidden
-    s = launch.batch.seq_length
-    return hidden + round_up(launch.batch.micro_batch_size * (s // launch.parallel.context) * s, BLOCK)
+    s = job.batch.seq_length
+    return hidden + round_up(job.batch.micro_batch_size * (s // job.parallel.context) * s, BLOCK)
 
 
-def _in_scope(launch: Launch, layer: Module) -> tuple[str, ...]:
+def _in_scope(job: TrainingJob, layer: Module) -> tuple[str, ...]:
     """Paths in a transformer layer that are captured; empty where the layer is left alone (`_layer_is_graphable`)."""
-    assert launch.graphs is not None
-    scope = launch.graphs.scope
+    assert job.graphs is not None
+    scope = job.graphs.scope
     if not scope:
         return (*_ATTENTION, *_FEED_FORWARD)
     mixture = any(module.name == "router" for child in layer.children if child.name == "mlp" for module in child.children)
@@ -134,7 +134,7 @@ def _in_scope(launch: Launch, layer: Module) -> tuple[str, ...]:
     if ("moe" if mixture else "mlp") in scope:
         paths += _FEED_FORWARD
     elif mixture and "moe_router" in scope:
-        moe = launch.model.moe
+        moe = job.model.moe
         paths += _ROUTER if moe is None or moe.shared_overlap else (*_ROUTER, "mlp.shared_experts")
     return paths
 
@@ -146,24 +146,24 @@ def _layers(tree: Module) -> list[Module]:
     return [layer for child in tree.children for layer in _layers(child)]
 
 
-def _inside(launch: Launch, tree: Module, *, whole: bool) -> Module:
+def _inside(job: TrainingJob, tree: Module, *, whole: bool) -> Module:
     """The tree with captured modules alone; the others are there, and hold nothing."""
     if whole:
         return tree
     if any(child.name == ATTENTION for child in tree.children):
-        paths = _in_scope(launch, tree)
+        paths = _in_scope(job, tree)
         part = _selected(tree, "", paths, inside=True)
         if not paths or "mlp_bda" in paths:  # the layer's output is saved by whatever reads it
             return part
-        return replace(part, saved=(*part.saved, Shapes(launch).hidden("static output")))
-    return replace(emptied(tree), children=tuple(_inside(launch, child, whole=False) for child in tree.children))
+        return replace(part, saved=(*part.saved, Shapes(job).hidden("static output")))
+    return replace(emptied(tree), children=tuple(_inside(job, child, whole=False) for child in tree.children))
 
 
-def _outside(launch: Launch, tree: Module) -> Module:
+def _outside(job: TrainingJob, tree: Module) -> Module:
     """The tree without what captured modules hold."""
     if any(child.name == ATTENTION for child in tree.children):
-        return _selected(tree, "", _in_scope(launch, tree), inside=False)
-    return replace(tree, children=tuple(_outside(launch, child) for child in tree.children))
+        return _selected(tree, "", _in_scope(job, tree), inside=False)
+    return replace(tree, children=tuple(_outside(job, child) for child in tree.children))
 
 
 def _selected(module: Module, path: str, paths: tuple[str, ...], *, inside: bool) -> Module:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 from analyzer.units import KIB, MIB, round_up
 
 SEGMENT: Final = 2 * MIB
@@ -32,34 +32,34 @@ def reserved_bytes(peak: int, largest_transient: int) -> int:
     return round_up(peak + largest_transient, SEGMENT)
 
 
-def communicators(launch: Launch) -> int:
+def communicators(job: TrainingJob) -> int:
     """NCCL communicators that a rank opens: one for each kind of group with more than one member."""
-    parallel = launch.parallel
+    parallel = job.parallel
     sizes = (parallel.tensor, parallel.pipeline, parallel.data_with_context, parallel.context)
-    copies = launch.model.tied_embeddings or launch.model.mtp_num_layers > 0
+    copies = job.model.tied_embeddings or job.model.mtp_num_layers > 0
     return sum(size > 1 for size in sizes) + (copies and parallel.pipeline > 1)
 
 
-def outside_allocator_bytes(launch: Launch) -> int:
+def outside_allocator_bytes(job: TrainingJob) -> int:
     """Context, communicators and the buffers of libraries, which torch's statistics do not show and `nvidia-smi` does."""
-    return CONTEXT + communicators(launch) * CHANNELS * CHANNEL_BYTES + _library_buffers(launch)
+    return CONTEXT + communicators(job) * CHANNELS * CHANNEL_BYTES + _library_buffers(job)
 
 
-def _library_buffers(launch: Launch) -> int:
+def _library_buffers(job: TrainingJob) -> int:
     """Of the flex dispatcher, and of Transformer Engine's overlap."""
     held = 0
-    if launch.model.moe is not None and launch.model.moe.flex is not None:
+    if job.model.moe is not None and job.model.moe.flex is not None:
         from analyzer.modules.moe.flex import flex_buffer_bytes  # a millisecond that most launches need not spend
 
-        held += flex_buffer_bytes(launch)
-    if launch.runtime.tp_comm_overlap:
+        held += flex_buffer_bytes(job)
+    if job.flags.tp_comm_overlap:
         from analyzer.memory.userbuffers import userbuffer_bytes  # likewise
 
-        held += userbuffer_bytes(launch)
+        held += userbuffer_bytes(job)
     return held
 
 
-def device_range(launch: Launch, *, peak: int, reserved: int) -> tuple[int, int]:
+def device_range(job: TrainingJob, *, peak: int, reserved: int) -> tuple[int, int]:
     """The least and the most that the device may show, for an allocated peak and an estimate of the reserved bytes.
 
     The least is what is sure: every byte that is allocated at the peak, and the smallest context and communicators. The
@@ -67,8 +67,7 @@ def device_range(launch: Launch, *, peak: int, reserved: int) -> tuple[int, int]
     """
     fragmented = max(reserved, round_up(int(peak * (1 + FRAGMENTATION)), SEGMENT))
     least, most = (
-        context + communicators(launch) * channels * CHANNEL_BYTES
-        for context, channels in zip(CONTEXTS, CHANNELS_RANGE, strict=True)
+        context + communicators(job) * channels * CHANNEL_BYTES for context, channels in zip(CONTEXTS, CHANNELS_RANGE, strict=True)
     )
-    buffers = _library_buffers(launch)
+    buffers = _library_buffers(job)
     return peak + least + buffers, fragmented + most + buffers

@@ -14,7 +14,7 @@ from analyzer.memory.workspaces import RuntimeItem
 from analyzer.modules.tree import Tensor
 from analyzer.results import StageModel
 from analyzer.schedule.pipeline import Step, equivalent_microbatches, steps
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +36,10 @@ class Peak:
     """Name of what is there beyond states, runtime, activations and `transient`; in the first iteration less than nothing."""
 
 
-def order_of(launch: Launch, stage: StageModel, microbatches: int) -> tuple[Step, ...]:
+def order_of(job: TrainingJob, stage: StageModel, microbatches: int) -> tuple[Step, ...]:
     """The steps of an iteration that matter for memory."""
-    parallel = launch.parallel
-    legacy = launch.megatron == "2023"
+    parallel = job.parallel
+    legacy = job.megatron == "2023"
     equivalent = equivalent_microbatches(
         pipeline=parallel.pipeline,
         chunks=parallel.chunks,
@@ -54,7 +54,7 @@ def order_of(launch: Launch, stage: StageModel, microbatches: int) -> tuple[Step
         microbatches=equivalent,
         group_size=parallel.microbatch_group_size,
         legacy=legacy,
-        combined=launch.runtime.overlap_moe_expert_parallel_comm,
+        combined=job.flags.overlap_moe_expert_parallel_comm,
     )
 
 

@@ -14,7 +14,7 @@ from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Tensor
 from analyzer.results import Chunk
 from analyzer.schedule.pipeline import Step
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 
 
 @dataclass(frozen=True)
@@ -65,30 +65,30 @@ class Stages:
         return self.chunks[chunk].post_process
 
 
-def lingering(launch: Launch, *, pipeline_rank: int) -> Lingering:
+def lingering(job: TrainingJob, *, pipeline_rank: int) -> Lingering:
     """Gradients sent and received, and an input, of the microbatch whose backward ran last.
 
     The gradient that was sent to the previous stage stays until the next one is made, the one that was received from the
     next stage until the next is received, after a forward. While that forward runs, `output_tensor` still names the old
     output, and through its graph the input that it was made from.
     """
-    parallel = launch.parallel
-    shapes = Shapes(launch)
+    parallel = job.parallel
+    shapes = Shapes(job)
     if parallel.virtual_pipeline is not None:
-        return _interleaved(launch)
+        return _interleaved(job)
     first = pipeline_rank == 0
     sent = () if first else (shapes.hidden("gradient sent to the previous stage"),)
     old = () if first else (shapes.hidden("input of the microbatch before"),)
-    received = (received_gradient(launch),) if pipeline_rank < parallel.pipeline - 1 else ()
+    received = (received_gradient(job),) if pipeline_rank < parallel.pipeline - 1 else ()
     return Lingering(forward=(*sent, *old, *received), backward=sent)
 
 
-def received_gradient(launch: Launch) -> Tensor:
+def received_gradient(job: TrainingJob) -> Tensor:
     """[s, b, h]: what the next stage sent back, which the frame of the schedule names throughout the backward."""
-    return Shapes(launch).hidden("gradient received from the next stage")
+    return Shapes(job).hidden("gradient received from the next stage")
 
 
-def _interleaved(launch: Launch) -> Lingering:
+def _interleaved(job: TrainingJob) -> Lingering:
     """Every rank sends and receives, since stages form a ring; what comes is asked for one step ahead.
 
     `forward_backward_pipelining_with_interleaving`: after a forward the input of the next one is received, beside the backward
@@ -96,11 +96,11 @@ def _interleaved(launch: Launch) -> Lingering:
     before the next forward. `input_tensor_grad` names the gradient
     that was sent last, and where messages overlap `input_tensor` the last input of the warm-up until the iteration ends.
     """
-    shapes = Shapes(launch)
+    shapes = Shapes(job)
     sent = (shapes.hidden("gradient sent to the previous stage"),)
     ahead = (shapes.hidden("gradient received ahead"),)
     output = (shapes.hidden("output of the forward before"),)
-    if not launch.parallel.overlap_p2p:
+    if not job.parallel.overlap_p2p:
         return Lingering(forward=sent, backward=sent, gradient_ahead=ahead, output=output)
     return Lingering(
         forward=sent,
@@ -112,8 +112,8 @@ def _interleaved(launch: Launch) -> Lingering:
     )
 
 
-def kept_inputs(launch: Launch, chunks: Sequence[Chunk]) -> tuple[tuple[Tensor, ...], ...]:
+def kept_inputs(job: TrainingJob, chunks: Sequence[Chunk]) -> tuple[tuple[Tensor, ...], ...]:
     """The last input of each chunk that receives one, and its gradient, until its next forward."""
-    shapes = Shapes(launch)
+    shapes = Shapes(job)
     both = (shapes.hidden("last input of an idle chunk"), shapes.hidden("its gradient"))
     return tuple(() if chunk.pre_process else both for chunk in chunks)

@@ -23,7 +23,7 @@ from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Tensor
 from analyzer.results import Chunk, MemoryPart, RankClass, RankMemory, StageModel
 from analyzer.schedule.pipeline import Step
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 from analyzer.states.of_rank import States, shares
 from analyzer.units import round_up
 
@@ -31,85 +31,85 @@ if TYPE_CHECKING:
     from analyzer.memory.cuda_graphs import Graphed
 
 
-def rank_classes(launch: Launch) -> tuple[RankClass, ...]:
+def rank_classes(job: TrainingJob) -> tuple[RankClass, ...]:
     """Memory of each pipeline rank: all ranks that share it are alike, unless whole parameters are shared out among them.
 
     The allocator's blocks and segments are counted in, where its requests are known in their order.
     """
-    stages = stage_models(launch)
-    ranks = _tensors(launch, stages)
-    return refined(launch, stages, ranks) if is_replayed(launch) else ranks
+    stages = stage_models(job)
+    ranks = _tensors(job, stages)
+    return refined(job, stages, ranks) if is_replayed(job) else ranks
 
 
-def rank_classes_of_tensors(launch: Launch) -> tuple[RankClass, ...]:
+def rank_classes_of_tensors(job: TrainingJob) -> tuple[RankClass, ...]:
     """The same for tensors alone, each in a block of its own size: quicker, and a little too low."""
-    return _tensors(launch, stage_models(launch))
+    return _tensors(job, stage_models(job))
 
 
-def _tensors(launch: Launch, stages: Sequence[StageModel]) -> tuple[RankClass, ...]:
+def _tensors(job: TrainingJob, stages: Sequence[StageModel]) -> tuple[RankClass, ...]:
     cache: dict[int, ChunkTimeline] = {}
     for stage in stages:
         for chunk, tree in zip(stage.chunks, stage.trees, strict=True):
             if id(tree) not in cache:
-                line = _timeline(launch, tree)
-                cache[id(tree)] = line if chunk.post_process else with_received_gradient(tree, line, received_gradient(launch))
-    return tuple(each for stage in stages for each in _stage_classes(launch, stage, tuple(cache[id(tree)] for tree in stage.trees)))
+                line = _timeline(job, tree)
+                cache[id(tree)] = line if chunk.post_process else with_received_gradient(tree, line, received_gradient(job))
+    return tuple(each for stage in stages for each in _stage_classes(job, stage, tuple(cache[id(tree)] for tree in stage.trees)))
 
 
-def _timeline(launch: Launch, tree: Module) -> ChunkTimeline:
+def _timeline(job: TrainingJob, tree: Module) -> ChunkTimeline:
     """Both passes of a chunk, with what is unsharded for them."""
-    if launch.fsdp is None:
+    if job.fsdp is None:
         return timeline(tree)
     from analyzer.states.fsdp import fsdp_timeline  # a millisecond that most launches need not spend
 
-    return fsdp_timeline(launch, tree)
+    return fsdp_timeline(job, tree)
 
 
-def stage_models(launch: Launch) -> tuple[StageModel, ...]:
+def stage_models(job: TrainingJob) -> tuple[StageModel, ...]:
     """Chunks and trees of each pipeline rank. Chunks that are alike share one tree."""
-    shapes = Shapes(launch)
+    shapes = Shapes(job)
     trees: dict[ChunkKind, Module] = {}
 
     def tree(chunk: Chunk) -> Module:
-        kind = kind_of(launch, chunk)
+        kind = kind_of(job, chunk)
         if kind not in trees:
             trees[kind] = build(shapes, kind)
         return trees[kind]
 
     return tuple(
         StageModel(pipeline_rank=rank, chunks=held, trees=tuple(tree(chunk) for chunk in held))
-        for rank, held in enumerate(chunks(launch.model.num_layers, launch.parallel, mtp_layers=launch.model.mtp_num_layers))
+        for rank, held in enumerate(chunks(job.model.num_layers, job.parallel, mtp_layers=job.model.mtp_num_layers))
     )
 
 
-def _stage_classes(launch: Launch, stage: StageModel, timelines: Sequence[ChunkTimeline]) -> Iterator[RankClass]:
+def _stage_classes(job: TrainingJob, stage: StageModel, timelines: Sequence[ChunkTimeline]) -> Iterator[RankClass]:
     """The ranks of one pipeline stage: all of them alike, unless they hold unlike states."""
     stuck = sum(tree.lingering_once for tree in stage.trees)
-    items = runtime_items(launch, stage.trees)
-    inputs = kept_inputs(launch, stage.chunks)
+    items = runtime_items(job, stage.trees)
+    inputs = kept_inputs(job, stage.chunks)
     stages = Stages(stage.chunks)
-    idle = inputs if launch.parallel.virtual_pipeline is not None else ((),) * len(inputs)
+    idle = inputs if job.parallel.virtual_pipeline is not None else ((),) * len(inputs)
     kept = sum(size(each) for each in inputs) + sum(tree.lingering_bytes for tree in stage.trees)
-    beside = lingering(launch, pipeline_rank=stage.pipeline_rank)
-    counts = (launch.batch.first_microbatches, launch.batch.microbatches)
-    orders = (order_of(launch, stage, counts[0]), order_of(launch, stage, counts[1]))
-    about = Surroundings(beside=beside, idle=idle, stages=stages, pairs=_pairs(launch, stage, orders[1]))
+    beside = lingering(job, pipeline_rank=stage.pipeline_rank)
+    counts = (job.batch.first_microbatches, job.batch.microbatches)
+    orders = (order_of(job, stage, counts[0]), order_of(job, stage, counts[1]))
+    about = Surroundings(beside=beside, idle=idle, stages=stages, pairs=_pairs(job, stage, orders[1]))
     first = fullest_instant(orders[0], timelines, items=items, about=about)
-    about = replace(about, first_keeps=_first_keeps(launch, stage))
+    about = replace(about, first_keeps=_first_keeps(job, stage))
     later = fullest_instant(orders[1], timelines, items=items, about=about, warm=True)
     held_parameters = [parameter for tree in stage.trees for parameter in parameters(tree)]
     numel = sum(parameter.numel for parameter in held_parameters)
     routed = sum(parameter.numel for parameter in held_parameters if parameter.sharding == "expert")
-    for ranks, held in shares(launch, stage):
+    for ranks, held in shares(job, stage):
         run = _Run(
             first=replace(first, bytes=first.bytes + held.before_first_step + stuck),
             later=replace(later, bytes=later.bytes + held.steady + stuck),
             items=items,
         )
-        if launch.graphs is not None:
+        if job.graphs is not None:
             from analyzer.memory.cuda_graphs import graphed  # a millisecond that most launches need not spend
 
-            graphs = graphed(launch, stage, held, items, orders=orders, about=about, eager=(run.first, run.later))
+            graphs = graphed(job, stage, held, items, orders=orders, about=about, eager=(run.first, run.later))
             run = _Run(first=graphs.first, later=graphs.later, items=(*items, *graphs.kept), graphs=graphs)
         yield RankClass(
             ranks=ranks,
@@ -118,7 +118,7 @@ def _stage_classes(launch: Launch, stage: StageModel, timelines: Sequence[ChunkT
             parameters_routed_experts=routed,
             chunks=stage.chunks,
             trees=stage.trees,
-            memory=_memory(launch, held, run, kept=kept),
+            memory=_memory(job, held, run, kept=kept),
         )
 
 
@@ -132,27 +132,27 @@ class _Run:
     graphs: Graphed | None = None
 
 
-def _first_keeps(launch: Launch, stage: StageModel) -> int:
+def _first_keeps(job: TrainingJob, stage: StageModel) -> int:
     """Bytes of the microbatch whose backward comes first that are not offloaded."""
-    if launch.activation_offload is None:
+    if job.activation_offload is None:
         return 0
     from analyzer.passes.activation_offload import stays_of_first  # a millisecond that most launches need not spend
 
     return stays_of_first(stage.trees[-1])
 
 
-def _pairs(launch: Launch, stage: StageModel, order: Sequence[Step]) -> dict[tuple[int, int], Point]:
+def _pairs(job: TrainingJob, stage: StageModel, order: Sequence[Step]) -> dict[tuple[int, int], Point]:
     """The fullest instants of the chunks that run forward and backward side by side."""
-    if not launch.runtime.overlap_moe_expert_parallel_comm:
+    if not job.flags.overlap_moe_expert_parallel_comm:
         return {}
     from analyzer.memory.overlapped_microbatches import side_by_side  # a millisecond that most launches need not spend
 
     met = {(step.chunk, after.chunk) for step, after in pairwise(order) if step.paired}
-    early = launch.runtime.early_attention_backward
+    early = job.flags.early_attention_backward
     return {(one, other): side_by_side(stage.trees[one], stage.trees[other], early=early) for one, other in sorted(met)}
 
 
-def _memory(launch: Launch, held: States, run: _Run, *, kept: int) -> RankMemory:
+def _memory(job: TrainingJob, held: States, run: _Run, *, kept: int) -> RankMemory:
     """The record of the JSON contract. The step itself may be fuller than the passes where these are short.
 
     `kept` bytes, of a stage's last inputs and of what modules still name, are there between iterations and gone or made
@@ -184,8 +184,8 @@ def _memory(launch: Launch, held: States, run: _Run, *, kept: int) -> RankMemory
         peak_allocated_bytes=fullest.bytes,
         peak_at=fullest.where,
         peak_reserved_bytes=reserved,
-        device_bytes=reserved + outside_allocator_bytes(launch),
-        device_range_bytes=device_range(launch, peak=max(fullest.bytes, replayed), reserved=reserved),
+        device_bytes=reserved + outside_allocator_bytes(job),
+        device_range_bytes=device_range(job, peak=max(fullest.bytes, replayed), reserved=reserved),
         graph_pool_bytes=pool,
         runtime_parts=(*(MemoryPart(name=item.name, bytes=item.bytes) for item in items), *kept_copies),
         transient_parts=(*_parts(fullest.transient), *((MemoryPart(name=fullest.rest, bytes=rest),) if rest else ())),

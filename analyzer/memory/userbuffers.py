@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 from analyzer.units import DTYPE_BYTES, MIB, round_up
 
 GATHERING: Final = (
@@ -31,13 +31,13 @@ GRANULARITY: Final = 2 * MIB
 """Of physical memory that the driver hands out."""
 
 
-def userbuffer_bytes(launch: Launch) -> int:
+def userbuffer_bytes(job: TrainingJob) -> int:
     """Memory of all buffers on a rank, with the methods that Transformer Engine takes where no file names others."""
-    if not launch.runtime.tp_comm_overlap or launch.parallel.tensor == 1:
+    if not job.flags.tp_comm_overlap or job.parallel.tensor == 1:
         return 0
-    batch = launch.batch
-    elements = batch.seq_length * batch.micro_batch_size // launch.parallel.context * launch.model.hidden_size
+    batch = job.batch
+    elements = batch.seq_length * batch.micro_batch_size // job.parallel.context * job.model.hidden_size
     wide = DTYPE_BYTES["bf16"]
-    gathered = 1 if launch.precision.fp8 is not None else wide
+    gathered = 1 if job.precision.fp8 is not None else wide
     sizes = (*(gathered for _ in GATHERING), *(wide for _ in SCATTERING))
     return sum(round_up(int(elements * size), GRANULARITY) for size in sizes)

@@ -37,7 +37,7 @@ def embedding(shapes: Shapes) -> Module:
     """Token ids [b, s] → [s, b, h]. The result is kept by the first layer."""
     model = shapes.model
     h = model.hidden_size
-    copied = (model.tied_embeddings or model.mtp_num_layers > 0) and shapes.launch.parallel.pipeline > 1
+    copied = (model.tied_embeddings or model.mtp_num_layers > 0) and shapes.job.parallel.pipeline > 1
     masks = (
         (
             Tensor(name="mask of foreign tokens", shape=(shapes.b, shapes.s), dtype="bool", formula="s·b"),
@@ -109,8 +109,8 @@ def batch(shapes: Shapes, *, tokens: bool, labels: bool) -> Module:
     megatron/training/utils.py get_batch_on_this_tp_rank: int64 ids, fp32 loss mask, and the bool mask [b, 1, s, s] of the
     whole sequence unless `--no-create-attention-mask-in-dataloader`; of all of them a context-parallel rank keeps its rows.
     """
-    runtime = shapes.launch.runtime
-    s = shapes.launch.batch.seq_length
+    flags = shapes.job.flags
+    s = shapes.job.batch.seq_length
     ids = (shapes.b, shapes.s)
     learned = shapes.model.position_embedding == "learned_absolute"
     held = [
@@ -122,7 +122,7 @@ def batch(shapes: Shapes, *, tokens: bool, labels: bool) -> Module:
         *([Tensor(name="labels", shape=ids, dtype="int64"), Tensor(name="loss mask", shape=ids, dtype="fp32")] if labels else []),
     ]
     kept: tuple[Tensor, ...] = ()
-    if runtime.attention_mask_in_dataloader:
+    if flags.attention_mask_in_dataloader:
         mask = Tensor(name="attention mask", shape=(shapes.b, 1, shapes.s, s), dtype="bool", formula="b·s²", made_in=MODEL_PATH)
         if shapes.checkpoints_attention:
             kept = (mask,)

@@ -55,8 +55,8 @@ def _weight_gradient(shapes: Shapes, rows: int) -> tuple[Tensor, ...]:
 
     With Transformer Engine installed 0.16.1 takes the empty one from its cache (`runtime`); the 2023 code made it anew.
     """
-    runtime = shapes.launch.runtime
-    if runtime.gradient_accumulation_fusion and shapes.model.implementation != "legacy":
+    flags = shapes.job.flags
+    if flags.gradient_accumulation_fusion and shapes.model.implementation != "legacy":
         return ()
     return (Tensor(name="weight gradient", shape=(rows, shapes.model.hidden_size), dtype=shapes.dtype, formula="one weight"),)
 
@@ -100,7 +100,7 @@ def cross_entropy(shapes: Shapes) -> Module:
     # torch.compile turns the in-place steps of the jitted functions into new tensors: input and result live together
     compiled = (logits(shapes, "softmax before it is rewritten", "fp32"),) if shapes.model.cross_entropy == "native" else ()
     # in 2023 the maximum was subtracted into a new tensor while the caller held the fp32 copy
-    subtracted = (logits(shapes, "logits in fp32", "fp32"),) if shapes.launch.megatron == "2023" else ()
+    subtracted = (logits(shapes, "logits in fp32", "fp32"),) if shapes.job.megatron == "2023" else ()
     return Module(
         name="cross_entropy",
         function=True,
@@ -129,7 +129,7 @@ def head(shapes: Shapes, *, pre_process: bool, mtp_here: bool = False) -> tuple[
         output_layer(
             shapes,
             owns_weight=not (tied and pre_process),
-            shared=tied and shapes.launch.parallel.pipeline > 1 and not mtp_here,
+            shared=tied and shapes.job.parallel.pipeline > 1 and not mtp_here,
             input_shares="hidden states of all depths" if model.mtp_num_layers else "",
         ),
         cross_entropy(shapes),

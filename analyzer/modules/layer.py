@@ -47,15 +47,15 @@ class LayerKind(NamedTuple):
         if self.block.ffn_hidden_size is not None:
             shapes = shapes.of_width(self.block.ffn_hidden_size)
         layer = transformer_layer(shapes, mixture=self.mixture, input_shares=input_shares, block=self.block)
-        if shapes.launch.runtime.delay_wgrad_compute:
+        if shapes.job.flags.delay_wgrad_compute:
             from analyzer.passes.delayed_weight_gradients import delayed  # a millisecond that most launches need not spend
 
             layer = delayed(layer)
-        if shapes.launch.activation_offload is None or self.stays:
+        if shapes.job.activation_offload is None or self.stays:
             return layer
         from analyzer.passes.activation_offload import offloaded, offloaded_whole  # likewise
 
-        return offloaded_whole(layer) if self.on_host else offloaded(shapes.launch.activation_offload, layer)
+        return offloaded_whole(layer) if self.on_host else offloaded(shapes.job.activation_offload, layer)
 
 
 def transformer_layer(shapes: Shapes, *, mixture: bool = False, input_shares: str = "", block: BlockSpec = _ALL_OF_IT) -> Module:
@@ -113,7 +113,7 @@ def _mixture(shapes: Shapes) -> Module:
 
 def checkpointed(shapes: Shapes, *, kinds: tuple[LayerKind, ...]) -> Module:
     """Layers whose first input alone is kept, or its 1/t with `--distribute-saved-activations`."""
-    distributed = shapes.launch.recompute.distribute_saved_activations and shapes.t > 1
+    distributed = shapes.job.recompute.distribute_saved_activations and shapes.t > 1
     kept = shapes.hidden("checkpoint input", dtype=shapes.residual_dtype, made_in=STREAM)
     gather: tuple[Collective, ...] = ()
     if distributed:
@@ -150,7 +150,7 @@ def layers_of_chunk(shapes: Shapes, kinds: tuple[LayerKind, ...], *, received: b
     uniform: groups of `--recompute-num-layers`; block: the first so many layers of the chunk, each on its own. `received` says
     that the first input comes from another stage, whose schedule names it anyway.
     """
-    recompute = shapes.launch.recompute
+    recompute = shapes.job.recompute
     plain = {kind: kind.build(shapes) for kind in set(kinds)}
     if recompute.granularity != "full":
         return tuple(plain[kind] for kind in kinds)

@@ -28,7 +28,7 @@ def weight_gradient(shapes: Shapes, shape: tuple[int, int]) -> tuple[Tensor, ...
     With `--no-gradient-accumulation-fusion` autograd makes a tensor of the weight's size, which the hook of
     DistributedDataParallel adds to main_grad and drops.
     """
-    if shapes.launch.runtime.gradient_accumulation_fusion:
+    if shapes.job.flags.gradient_accumulation_fusion:
         return ()
     return (Tensor(name="weight gradient", shape=shape, dtype=shapes.dtype, formula="one weight"),)
 

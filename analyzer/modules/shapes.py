@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from analyzer.modules.tree import Collective, Phase, Tensor
-from analyzer.specs import Fp8Spec, Launch, ModelSpec
+from analyzer.specs import Fp8Spec, ModelSpec, TrainingJob
 from analyzer.units import DTYPE_BYTES
 
 
@@ -18,37 +18,37 @@ from analyzer.units import DTYPE_BYTES
 class Shapes:
     """Sizes of a launch as its modules see them. `t` is 1 and `sp` False for the model without parallelism."""
 
-    launch: Launch
+    job: TrainingJob
 
     @property
     def model(self) -> ModelSpec:
         """The model's own sizes."""
-        return self.launch.model
+        return self.job.model
 
     @cached_property
     def t(self) -> int:
         """Tensor-parallel size."""
-        return self.launch.parallel.tensor
+        return self.job.parallel.tensor
 
     @cached_property
     def sp(self) -> bool:
         """Whether activations between the parallel regions are split along the sequence."""
-        return self.launch.parallel.sequence_parallel and self.t > 1
+        return self.job.parallel.sequence_parallel and self.t > 1
 
     @cached_property
     def s(self) -> int:
         """Tokens of a sample on this rank, before sequence parallelism splits them further."""
-        return self.launch.batch.seq_length // self.launch.parallel.context
+        return self.job.batch.seq_length // self.job.parallel.context
 
     @cached_property
     def b(self) -> int:
         """Micro-batch size."""
-        return self.launch.batch.micro_batch_size
+        return self.job.batch.micro_batch_size
 
     @cached_property
     def dtype(self) -> str:
         """Element type of parameters and activations."""
-        return self.launch.precision.parameters
+        return self.job.precision.parameters
 
     @cached_property
     def residual_dtype(self) -> str:
@@ -58,25 +58,25 @@ class Shapes:
     @cached_property
     def fp8(self) -> Fp8Spec | None:
         """How the linear layers multiply, None in 16 bit."""
-        return self.launch.precision.fp8
+        return self.job.precision.fp8
 
     @cached_property
     def in_16_bit(self) -> Shapes:
         """The same without FP8: of what is outside Transformer Engine's linear layers, and of layers kept in 16 bit."""
         if self.fp8 is None:
             return self
-        return Shapes(replace(self.launch, precision=replace(self.launch.precision, fp8=None)))
+        return Shapes(replace(self.job, precision=replace(self.job.precision, fp8=None)))
 
     @cached_property
     def windowed(self) -> Shapes:
         """The same with the attention kernel of layers that see a window only."""
         if self.model.window_backend is None:
             return self
-        return Shapes(replace(self.launch, model=replace(self.model, attention_backend=self.model.window_backend)))
+        return Shapes(replace(self.job, model=replace(self.model, attention_backend=self.model.window_backend)))
 
     def of_width(self, ffn_hidden_size: int) -> Shapes:
         """The same with a feed-forward block of another width."""
-        return Shapes(replace(self.launch, model=replace(self.model, ffn_hidden_size=ffn_hidden_size)))
+        return Shapes(replace(self.job, model=replace(self.model, ffn_hidden_size=ffn_hidden_size)))
 
     @cached_property
     def s_split(self) -> int:
@@ -86,20 +86,20 @@ class Shapes:
     @property
     def recompute_core_attention(self) -> bool:
         """Selective recompute of the attention kernel."""
-        recompute = self.launch.recompute
+        recompute = self.job.recompute
         return recompute.granularity == "selective" and "core_attn" in recompute.modules
 
     @property
     def checkpoints_attention(self) -> bool:
         """Whether a checkpoint gets the attention mask as an argument: full recompute of any layer, or of core attention."""
-        recompute = self.launch.recompute
+        recompute = self.job.recompute
         if recompute.granularity == "full":
             return recompute.method == "uniform" or bool(recompute.num_layers)
         return self.recompute_core_attention
 
     def recomputes(self, module: str) -> bool:
         """Whether `--recompute-modules` names this module and recompute is selective."""
-        return self.launch.recompute.granularity == "selective" and module in self.launch.recompute.modules
+        return self.job.recompute.granularity == "selective" and module in self.job.recompute.modules
 
     @property
     def dropped_norm_output(self) -> tuple[Tensor, ...]:

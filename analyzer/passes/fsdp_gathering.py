@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Final
 
 from analyzer.modules.tree import Module, Tensor
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 from analyzer.states.fsdp_buckets import (
     Segment,
     ShardedBucket,
@@ -54,7 +54,7 @@ class ChunkPasses:
 class _Chunk:
     """Buckets of a chunk and where they are used."""
 
-    launch: Launch
+    job: TrainingJob
     tree: Module
     buckets: tuple[ShardedBucket, ...]
 
@@ -98,19 +98,19 @@ class _Chunk:
     @cached_property
     def unit_size(self) -> int:
         """Elements of a communication unit."""
-        asked = fsdp_of(self.launch).communication_unit_size
+        asked = fsdp_of(self.job).communication_unit_size
         if asked is not None:
             return asked
         units = {bucket.unit for bucket in self.buckets if bucket.unit is not None}
         if not units:
-            return max(LEAST_UNIT, bucket_size(self.launch) or 0)
+            return max(LEAST_UNIT, bucket_size(self.job) or 0)
         layers = sum(p.numel for bucket in self.buckets if bucket.unit is not None for p in bucket.parameters)
         return max(LEAST_UNIT, layers // len(units) * 2)
 
     @cached_property
     def pooled(self) -> Ids:
         """Units that share the persistent buffers: the largest set of units that are alike."""
-        if not fsdp_of(self.launch).double_buffer:
+        if not fsdp_of(self.job).double_buffer:
             return frozenset()
         alike: dict[tuple[tuple[str, int], ...], set[int]] = {}
         for unit in sorted({bucket.unit for bucket in self.buckets if bucket.unit is not None}):
@@ -130,7 +130,7 @@ class _Chunk:
                 following += step
             if not 0 <= following < len(self.buckets):
                 break
-            if fsdp_of(self.launch).double_buffer:
+            if fsdp_of(self.job).double_buffer:
                 units = units | {self.buckets[following].unit}
                 if len(units) > BUFFERS:
                     break
@@ -144,13 +144,13 @@ class _Chunk:
         return sum(self.buckets[number].numel for number in ids)
 
 
-def chunk_passes(launch: Launch, tree: Module, buckets: tuple[ShardedBucket, ...], *, first: bool = False) -> ChunkPasses:
+def chunk_passes(job: TrainingJob, tree: Module, buckets: tuple[ShardedBucket, ...], *, first: bool = False) -> ChunkPasses:
     """One microbatch through a chunk; `first`: no backward has run yet."""
-    chunk = _Chunk(launch, tree, buckets)
+    chunk = _Chunk(job, tree, buckets)
     gathered = [0] * len(buckets), [0] * len(buckets)
     nothing: tuple[Ids, ...] = (frozenset(),) * len(chunk.pieces)
     forward = backward = gradients = nothing
-    fsdp = fsdp_of(launch)
+    fsdp = fsdp_of(job)
     if fsdp.strategy == "optim_grads_params":
         outside = frozenset(number for number, bucket in enumerate(buckets) if bucket.unit is None)
         ready = set[int]() if first else set(outside)
@@ -249,37 +249,37 @@ def _make_room(chunk: _Chunk, alive: set[int], queue: list[int], coming: int) ->
 
 def _beyond_buffers(chunk: _Chunk, queue: Sequence[int], coming: int | None) -> bool:
     """Whether the persistent buffers are too few for the units that wait and the one that comes."""
-    if not fsdp_of(chunk.launch).double_buffer:
+    if not fsdp_of(chunk.job).double_buffer:
         return False
     return len({chunk.buckets[number].unit for number in queue} | {coming}) > BUFFERS
 
 
-def gathered_after_step(launch: Launch, buckets: tuple[ShardedBucket, ...], tree: Module) -> int:
+def gathered_after_step(job: TrainingJob, buckets: tuple[ShardedBucket, ...], tree: Module) -> int:
     """Bytes of parameters that are unsharded between iterations.
 
     After the optimizer step the first buckets are gathered for the next forward. `--log-params-norm` gives them up again,
     but for what stays outside layers.
     """
-    fsdp = fsdp_of(launch)
+    fsdp = fsdp_of(job)
     if fsdp.strategy != "optim_grads_params" or not buckets:
         return 0
-    chunk = _Chunk(launch, tree, buckets)
+    chunk = _Chunk(job, tree, buckets)
     held: Ids = frozenset()
     if fsdp.outside_layers_stay:
         held = frozenset(number for number, bucket in enumerate(buckets) if bucket.unit is None)
-    if not launch.optimizer.log_params_norm:
+    if not job.optimizer.log_params_norm:
         held |= chunk.ahead(chunk.together[0], step=1)
     return sum(tensor.bytes for tensor in _tensors(chunk, held, PARAMETERS))
 
 
-def pool_bytes(launch: Launch, tree: Module) -> tuple[int, int]:
+def pool_bytes(job: TrainingJob, tree: Module) -> tuple[int, int]:
     """Bytes of the persistent buffers for parameters and for gradients, 0 without `--fsdp-double-buffer`."""
-    chunk = _Chunk(launch, tree, sharded_buckets(launch, tree))
+    chunk = _Chunk(job, tree, sharded_buckets(job, tree))
     if not chunk.pooled:
         return 0, 0
     unit = min(chunk.pooled)
     whole = frozenset(number for number, bucket in enumerate(chunk.buckets) if bucket.unit == unit)
-    unpooled = replace(chunk.launch, fsdp=replace(fsdp_of(launch), double_buffer=False))
+    unpooled = replace(chunk.job, fsdp=replace(fsdp_of(job), double_buffer=False))
     plain = _Chunk(unpooled, tree, chunk.buckets)
     parameters, gradients = (
         BUFFERS * sum(tensor.bytes for tensor in _tensors(plain, whole, name)) for name in (PARAMETERS, GRADIENTS)
@@ -292,16 +292,16 @@ def _tensors(chunk: _Chunk, ids: Ids, name: str) -> tuple[Tensor, ...]:
     sizes: dict[str, int] = {}
     for number in sorted(ids):
         bucket = chunk.buckets[number]
-        if shard_ranks(chunk.launch, bucket.group) > 1 and bucket.unit not in chunk.pooled:
-            dtype = bucket.dtype if name == PARAMETERS else reduced_dtype(chunk.launch, bucket)
+        if shard_ranks(chunk.job, bucket.group) > 1 and bucket.unit not in chunk.pooled:
+            dtype = bucket.dtype if name == PARAMETERS else reduced_dtype(chunk.job, bucket)
             sizes[dtype] = sizes.get(dtype, 0) + bucket.numel
     return tuple(Tensor(name=name, shape=(numel,), dtype=dtype, formula="whole buckets") for dtype, numel in sizes.items())
 
 
-def with_unsharded(launch: Launch, tree: Module, *, first: bool = False) -> Module:
+def with_unsharded(job: TrainingJob, tree: Module, *, first: bool = False) -> Module:
     """The tree with all that is unsharded as workspace of the modules concerned."""
-    chunk = _Chunk(launch, tree, sharded_buckets(launch, tree))
-    passes = chunk_passes(launch, tree, chunk.buckets, first=first)
+    chunk = _Chunk(job, tree, sharded_buckets(job, tree))
+    passes = chunk_passes(job, tree, chunk.buckets, first=first)
     workspaces = [
         (
             _tensors(chunk, ahead, PARAMETERS),

@@ -82,17 +82,6 @@ def equivalent_microbatches(
     return min(microbatches, 3 * group + microbatches % group)
 
 
-def in_flight_peak(order: tuple[Step, ...]) -> tuple[int, ...]:
-    """Microbatches of each chunk that wait for their backward when most do, over all chunks; the first such time."""
-    in_flight = [0] * (max(step.chunk for step in order) + 1)
-    peak = tuple(in_flight)
-    for step in order:
-        in_flight[step.chunk] += 1 if step.kind == "forward" else -1
-        if sum(in_flight) > sum(peak):
-            peak = tuple(in_flight)
-    return peak
-
-
 def _warmup(*, pipeline: int, pipeline_rank: int, chunks: int, group_size: int) -> int:
     """Forwards before the first backward, were there no end of microbatches (`get_pp_rank_microbatches`)."""
     behind = pipeline - pipeline_rank - 1

@@ -5,13 +5,13 @@ ffn_hidden_size, data-parallel size, number of microbatches. Names are Megatron'
 """
 
 from analyzer.specs.hardware import HardwareSpec
-from analyzer.specs.job import Launch
+from analyzer.specs.job import TrainingJob
 from analyzer.specs.model import Activation, AttentionBackend, BlockSpec, Branch, CrossEntropy, Implementation, MlaSpec, ModelSpec
 from analyzer.specs.moe import FlexSpec, MoeSpec
 from analyzer.specs.optimizer import FsdpSpec, MuonSpec, OffloadSpec, OptimizerSpec
 from analyzer.specs.parallel import ParallelSpec, PipelineSpec
 from analyzer.specs.precision import Fp8Recipe, Fp8Spec, PrecisionSpec
-from analyzer.specs.training import ActivationOffloadSpec, BatchSpec, GraphSpec, RecomputeSpec, RuntimeSpec
+from analyzer.specs.training import ActivationOffloadSpec, BatchSpec, GraphSpec, RecomputeSpec, TrainingFlags
 
 __all__ = [
     "Activation",
@@ -28,7 +28,6 @@ __all__ = [
     "GraphSpec",
     "HardwareSpec",
     "Implementation",
-    "Launch",
     "MlaSpec",
     "ModelSpec",
     "MoeSpec",
@@ -39,5 +38,6 @@ __all__ = [
     "PipelineSpec",
     "PrecisionSpec",
     "RecomputeSpec",
-    "RuntimeSpec",
+    "TrainingFlags",
+    "TrainingJob",
 ]

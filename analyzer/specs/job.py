@@ -9,11 +9,11 @@ from analyzer.specs.model import ModelSpec
 from analyzer.specs.optimizer import FsdpSpec, OptimizerSpec
 from analyzer.specs.parallel import ParallelSpec
 from analyzer.specs.precision import PrecisionSpec
-from analyzer.specs.training import ActivationOffloadSpec, BatchSpec, GraphSpec, RecomputeSpec, RuntimeSpec
+from analyzer.specs.training import ActivationOffloadSpec, BatchSpec, GraphSpec, RecomputeSpec, TrainingFlags
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
+class TrainingJob:
     """One launch, understood."""
 
     model: ModelSpec
@@ -22,7 +22,7 @@ class Launch:
     precision: PrecisionSpec
     optimizer: OptimizerSpec
     recompute: RecomputeSpec
-    runtime: RuntimeSpec
+    flags: TrainingFlags
     hardware: HardwareSpec
     megatron: str
     """The release whose behaviour is assumed: '0.16.1', or '2023' for the code before core 0.3."""

@@ -58,7 +58,7 @@ class GraphSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RuntimeSpec:
+class TrainingFlags:
     """Everything else that decides about bytes or messages."""
 
     gradient_accumulation_fusion: bool = True

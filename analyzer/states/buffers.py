@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 from analyzer.modules.tree import Module, Parameter
 from analyzer.results import StageModel
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 from analyzer.units import round_up
 
 PARAMETER_ALIGNMENT: Final = 64
@@ -63,19 +63,19 @@ class Buffer:
         return sum(bucket.numel for bucket in self.buckets)
 
 
-def stage_buffers(launch: Launch, stage: StageModel) -> tuple[tuple[Buffer, ...], ...]:
+def stage_buffers(job: TrainingJob, stage: StageModel) -> tuple[tuple[Buffer, ...], ...]:
     """Buffers of each chunk of a pipeline rank."""
-    if launch.optimizer.muon is not None and launch.optimizer.muon.aligned:
+    if job.optimizer.muon is not None and job.optimizer.muon.aligned:
         from analyzer.states.buffers_layer_wise import aligned_buffers  # a millisecond that most launches need not spend
 
-        return aligned_buffers(launch, stage)
+        return aligned_buffers(job, stage)
     parameters = tuple(tuple(creation_order(tree)) for tree in stage.trees)
     rank_numel = sum(parameter.numel for chunk in parameters for parameter in chunk)
     return tuple(
         chunk_buffers(
-            launch,
+            job,
             chunk,
-            bucket_size=bucket_size(launch, pipeline_rank=stage.pipeline_rank, chunk=index, rank_numel=rank_numel),
+            bucket_size=bucket_size(job, pipeline_rank=stage.pipeline_rank, chunk=index, rank_numel=rank_numel),
         )
         for index, chunk in enumerate(parameters)
     )
@@ -102,12 +102,12 @@ def modules_in_order(tree: Module) -> Iterator[Module]:
         yield from modules_in_order(child)
 
 
-def bucket_size(launch: Launch, *, pipeline_rank: int, chunk: int, rank_numel: int) -> int | None:
+def bucket_size(job: TrainingJob, *, pipeline_rank: int, chunk: int, rank_numel: int) -> int | None:
     """Elements at which a bucket of this chunk closes; None where each buffer is one bucket.
 
     `chunk` counts the chunks of the pipeline rank from 0, `rank_numel` the parameters of all of them.
     """
-    optimizer = launch.optimizer
+    optimizer = job.optimizer
     if not optimizer.overlap_grad_reduce or optimizer.overlap_param_gather_with_optimizer_step:
         return None
     if pipeline_rank > 0 or chunk > 0:  # their communication is not on the critical path
@@ -116,53 +116,53 @@ def bucket_size(launch: Launch, *, pipeline_rank: int, chunk: int, rank_numel: i
         return optimizer.ddp_bucket_size
     if optimizer.ddp_num_buckets is not None:
         return rank_numel // optimizer.ddp_num_buckets
-    return max(DEFAULT_BUCKET_SIZE, DEFAULT_BUCKET_SIZE_PER_RANK * launch.parallel.data_with_context)
+    return max(DEFAULT_BUCKET_SIZE, DEFAULT_BUCKET_SIZE_PER_RANK * job.parallel.data_with_context)
 
 
-def chunk_buffers(launch: Launch, parameters: Sequence[Parameter], *, bucket_size: int | None) -> tuple[Buffer, ...]:
+def chunk_buffers(job: TrainingJob, parameters: Sequence[Parameter], *, bucket_size: int | None) -> tuple[Buffer, ...]:
     """Buffers of a model chunk whose parameters are given in the order of their creation, dense ones first.
 
     There is one for each pair of dtypes, in the order in which the pairs first occur. Expert parameters have buffers
     of their own with expert parallelism (`allreduce` False); without it they are reduced like all others. Weights that
     are stored in FP8 have buffers of bytes.
     """
-    if launch.megatron == "2023":
-        return _legacy_buffers(launch, parameters)
-    fp8 = launch.precision.fp8
+    if job.megatron == "2023":
+        return _legacy_buffers(job, parameters)
+    fp8 = job.precision.fp8
     mxfp8 = fp8 is not None and fp8.recipe == "mxfp8"
     return tuple(
         Buffer(
-            parameter_dtype=launch.precision.parameters if mxfp8 and stored == "uint8" else stored,
+            parameter_dtype=job.precision.parameters if mxfp8 and stored == "uint8" else stored,
             gradient_dtype=gradient_dtype,
             group=group,
-            buckets=_buckets(launch, members, group_size=reduction_size(launch, group), bucket_size=bucket_size),
+            buckets=_buckets(job, members, group_size=reduction_size(job, group), bucket_size=bucket_size),
             gathers_through_gradients=mxfp8 and stored == "uint8",
         )
-        for (group, stored, gradient_dtype), members in _by_kind(launch, parameters)
+        for (group, stored, gradient_dtype), members in _by_kind(job, parameters)
     )
 
 
-def parameters_by_buffer(launch: Launch, tree: Module) -> tuple[tuple[Parameter, ...], ...]:
+def parameters_by_buffer(job: TrainingJob, tree: Module) -> tuple[tuple[Parameter, ...], ...]:
     """What each buffer of a chunk holds, in the order of creation."""
-    return tuple(tuple(members) for _, members in _by_kind(launch, tuple(creation_order(tree))))
+    return tuple(tuple(members) for _, members in _by_kind(job, tuple(creation_order(tree))))
 
 
-def _by_kind(launch: Launch, parameters: Sequence[Parameter]) -> list[tuple[_Kind, list[Parameter]]]:
+def _by_kind(job: TrainingJob, parameters: Sequence[Parameter]) -> list[tuple[_Kind, list[Parameter]]]:
     """Parameters that share a buffer; kinds of dense ones first."""
-    fp8 = launch.precision.fp8
+    fp8 = job.precision.fp8
     kinds: dict[_Kind, list[Parameter]] = {}
     for parameter in parameters:
-        expert = parameter.sharding == "expert" and launch.parallel.expert > 1
-        gradient_dtype = "fp32" if launch.precision.gradients == "fp32" else parameter.dtype
+        expert = parameter.sharding == "expert" and job.parallel.expert > 1
+        gradient_dtype = "fp32" if job.precision.gradients == "fp32" else parameter.dtype
         stored = "uint8" if parameter.quantized and fp8 is not None and fp8.stored_parameters else parameter.dtype
         kinds.setdefault(("edp" if expert else "dp_cp", stored, gradient_dtype), []).append(parameter)
     return sorted(kinds.items(), key=lambda kind: kind[0][0] == "edp")
 
 
-def reduction_size(launch: Launch, group: Literal["dp_cp", "edp"]) -> int:
+def reduction_size(job: TrainingJob, group: Literal["dp_cp", "edp"]) -> int:
     """Ranks over which a bucket is reduced and sharded: those of one instance of the distributed optimizer."""
-    ranks = launch.parallel.data_with_context if group == "dp_cp" else launch.parallel.expert_data
-    return ranks // launch.parallel.distributed_optimizer_instances
+    ranks = job.parallel.data_with_context if group == "dp_cp" else job.parallel.expert_data
+    return ranks // job.parallel.distributed_optimizer_instances
 
 
 def shard_numel(buffer: Buffer, group_size: int) -> int:
@@ -182,14 +182,14 @@ def shard_pieces(buffer: Buffer, group_size: int) -> list[int]:
     return owned
 
 
-def _buckets(launch: Launch, parameters: Sequence[Parameter], *, group_size: int, bucket_size: int | None) -> tuple[Bucket, ...]:
+def _buckets(job: TrainingJob, parameters: Sequence[Parameter], *, group_size: int, bucket_size: int | None) -> tuple[Bucket, ...]:
     """Buckets of one buffer, filled in reverse order of creation, which is about the order of the backward pass.
 
     Buckets start at multiples of the alignment of parameters, so positions inside a bucket tell all.
     """
-    distributed = launch.optimizer.distributed
+    distributed = job.optimizer.distributed
     alignment = PARAMETER_ALIGNMENT if distributed else 1
-    divisor = bucket_divisor(launch, group_size) if distributed else 1
+    divisor = bucket_divisor(job, group_size) if distributed else 1
     closed: list[Bucket] = []
     placed: list[tuple[int, int]] = []
     end = 0
@@ -214,23 +214,23 @@ def _bucket(placed: Sequence[tuple[int, int]], end: int, divisor: int) -> Bucket
     return Bucket(parameters=len(placed), numel_unpadded=end, numel=round_up(end, divisor), placed=tuple(placed))
 
 
-def bucket_divisor(launch: Launch, group_size: int) -> int:
+def bucket_divisor(job: TrainingJob, group_size: int) -> int:
     """What the size of a bucket is padded to a multiple of, with the distributed optimizer."""
     aligned = lcm(group_size, BUCKET_ALIGNMENT)
-    return lcm(aligned, HIGH_BUSBW_ALIGNMENT) if launch.optimizer.pad_buckets_for_high_nccl_busbw else aligned
+    return lcm(aligned, HIGH_BUSBW_ALIGNMENT) if job.optimizer.pad_buckets_for_high_nccl_busbw else aligned
 
 
-def _legacy_buffers(launch: Launch, parameters: Sequence[Parameter]) -> tuple[Buffer, ...]:
+def _legacy_buffers(job: TrainingJob, parameters: Sequence[Parameter]) -> tuple[Buffer, ...]:
     """One buffer for each gradient dtype, always padded to the data-parallel size, never cut into buckets."""
     kinds: dict[str, list[Parameter]] = {}
     for parameter in parameters:
-        kinds.setdefault("fp32" if launch.precision.gradients == "fp32" else parameter.dtype, []).append(parameter)
+        kinds.setdefault("fp32" if job.precision.gradients == "fp32" else parameter.dtype, []).append(parameter)
     return tuple(
         Buffer(
-            parameter_dtype=launch.precision.parameters,
+            parameter_dtype=job.precision.parameters,
             gradient_dtype=gradient_dtype,
             group="dp_cp",
-            buckets=(_legacy_bucket(members, launch.parallel.data_with_context),),
+            buckets=(_legacy_bucket(members, job.parallel.data_with_context),),
         )
         for gradient_dtype, members in kinds.items()
     )

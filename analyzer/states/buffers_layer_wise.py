@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 from analyzer.modules.tree import Module
 from analyzer.results import Chunk, StageModel
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 from analyzer.states.buffers import (
     PARAMETER_ALIGNMENT,
     Bucket,
@@ -50,59 +50,59 @@ class _Shards:
         )
 
 
-def aligned_buffers(launch: Launch, stage: StageModel) -> tuple[tuple[Buffer, ...], ...]:
+def aligned_buffers(job: TrainingJob, stage: StageModel) -> tuple[tuple[Buffer, ...], ...]:
     """Buffers of each chunk of a pipeline rank: those of matrices last."""
     chunks = []
     for index, (chunk, tree) in enumerate(zip(stage.chunks, stage.trees, strict=True)):
-        size = _bucket_size(launch, stage, index)
-        rest = [parameter for parameter, listed in chunk_weights(launch, chunk, tree) if not listed[0].orthogonalized]
+        size = _bucket_size(job, stage, index)
+        rest = [parameter for parameter, listed in chunk_weights(job, chunk, tree) if not listed[0].orthogonalized]
         matrices = [
             Buffer(
-                parameter_dtype=launch.precision.parameters,
-                gradient_dtype="fp32" if launch.precision.gradients == "fp32" else launch.precision.parameters,
+                parameter_dtype=job.precision.parameters,
+                gradient_dtype="fp32" if job.precision.gradients == "fp32" else job.precision.parameters,
                 group=group,
-                buckets=tuple(shards.bucket for shards in _sharded(launch, chunk, tree, group=group, size=size)),
+                buckets=tuple(shards.bucket for shards in _sharded(job, chunk, tree, group=group, size=size)),
             )
-            for group in _groups(launch)
+            for group in _groups(job)
         ]
-        chunks.append((*chunk_buffers(launch, rest, bucket_size=size), *(buffer for buffer in matrices if buffer.buckets)))
+        chunks.append((*chunk_buffers(job, rest, bucket_size=size), *(buffer for buffer in matrices if buffer.buckets)))
     return tuple(chunks)
 
 
-def rest_buffers(launch: Launch, stage: StageModel) -> Iterator[Buffer]:
+def rest_buffers(job: TrainingJob, stage: StageModel) -> Iterator[Buffer]:
     """Of these, those of the distributed optimizer: of everything that is no matrix of Muon's."""
     for index, (chunk, tree) in enumerate(zip(stage.chunks, stage.trees, strict=True)):
-        rest = [parameter for parameter, listed in chunk_weights(launch, chunk, tree) if not listed[0].orthogonalized]
-        yield from chunk_buffers(launch, rest, bucket_size=_bucket_size(launch, stage, index))
+        rest = [parameter for parameter, listed in chunk_weights(job, chunk, tree) if not listed[0].orthogonalized]
+        yield from chunk_buffers(job, rest, bucket_size=_bucket_size(job, stage, index))
 
 
-def shard_owners(launch: Launch, stage: StageModel, group: Literal["dp_cp", "edp"]) -> tuple[tuple[Weight, ...], ...]:
+def shard_owners(job: TrainingJob, stage: StageModel, group: Literal["dp_cp", "edp"]) -> tuple[tuple[Weight, ...], ...]:
     """Matrices that each replica of a group owns, over all chunks and buckets of a pipeline rank."""
-    owned: list[list[Weight]] = [[] for _ in range(reduction_size(launch, group))]
+    owned: list[list[Weight]] = [[] for _ in range(reduction_size(job, group))]
     for index, (chunk, tree) in enumerate(zip(stage.chunks, stage.trees, strict=True)):
-        for shards in _sharded(launch, chunk, tree, group=group, size=_bucket_size(launch, stage, index)):
+        for shards in _sharded(job, chunk, tree, group=group, size=_bucket_size(job, stage, index)):
             for own, more in zip(owned, shards.owned, strict=True):
                 own.extend(more)
     return tuple(tuple(own) for own in owned)
 
 
-def _groups(launch: Launch) -> tuple[Literal["dp_cp", "edp"], ...]:
-    return ("dp_cp", "edp") if launch.parallel.expert > 1 else ("dp_cp",)
+def _groups(job: TrainingJob) -> tuple[Literal["dp_cp", "edp"], ...]:
+    return ("dp_cp", "edp") if job.parallel.expert > 1 else ("dp_cp",)
 
 
-def _bucket_size(launch: Launch, stage: StageModel, index: int) -> int | None:
+def _bucket_size(job: TrainingJob, stage: StageModel, index: int) -> int | None:
     numel = sum(parameter.numel for tree in stage.trees for parameter in creation_order(tree))
-    return bucket_size(launch, pipeline_rank=stage.pipeline_rank, chunk=index, rank_numel=numel)
+    return bucket_size(job, pipeline_rank=stage.pipeline_rank, chunk=index, rank_numel=numel)
 
 
 def _sharded(
-    launch: Launch, chunk: Chunk, tree: Module, *, group: Literal["dp_cp", "edp"], size: int | None
+    job: TrainingJob, chunk: Chunk, tree: Module, *, group: Literal["dp_cp", "edp"], size: int | None
 ) -> tuple[_Shards, ...]:
     """Buckets of a chunk's matrices, filled in reverse order of creation."""
-    ranks = reduction_size(launch, group)
-    listed = [weight for _, weights in chunk_weights(launch, chunk, tree) for weight in weights]
+    ranks = reduction_size(job, group)
+    listed = [weight for _, weights in chunk_weights(job, chunk, tree) for weight in weights]
     matrices = [weight for weight in listed if weight.orthogonalized and weight.expert == (group == "edp")]
-    divisor = lcm(PARAMETER_ALIGNMENT, bucket_divisor(launch, ranks) // ranks)
+    divisor = lcm(PARAMETER_ALIGNMENT, bucket_divisor(job, ranks) // ranks)
     closed, held, numel, largest = [], list[Weight](), 0, 0
     for weight in reversed(matrices):
         held.append(weight)

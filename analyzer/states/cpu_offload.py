@@ -15,7 +15,7 @@ from typing import Literal
 
 from analyzer.modules.tree import Module, Parameter
 from analyzer.results import RankRanges, StageModel
-from analyzer.specs import Launch, OffloadSpec
+from analyzer.specs import OffloadSpec, TrainingJob
 from analyzer.states.buffers import PARAMETER_ALIGNMENT, Buffer, creation_order, parameters_by_buffer, reduction_size, stage_buffers
 from analyzer.states.of_rank import States
 from analyzer.states.replicas import alike_ranks
@@ -50,10 +50,10 @@ class Placed:
         return sum(piece.numel for piece in self.host)
 
 
-def offload_of(launch: Launch) -> OffloadSpec:
+def offload_of(job: TrainingJob) -> OffloadSpec:
     """Its settings. The launch has some."""
-    assert launch.optimizer.offload is not None
-    return launch.optimizer.offload
+    assert job.optimizer.offload is not None
+    return job.optimizer.offload
 
 
 def place(pieces: Sequence[Piece], fraction: float) -> Placed:
@@ -67,27 +67,27 @@ def place(pieces: Sequence[Piece], fraction: float) -> Placed:
     return Placed(gpu=tuple(ordered[count:]), host=tuple(ordered[:count]))
 
 
-def offloaded_states(launch: Launch, stage: StageModel, *, parameters: int, gradients: int) -> States:
+def offloaded_states(job: TrainingJob, stage: StageModel, *, parameters: int, gradients: int) -> States:
     """States of the rank that keeps most on its GPU."""
     unplaced = States(parameters=parameters, gradients=gradients, masters=0, moments=0, gradient_copies=0)
-    dense, experts = (max(placed, key=lambda each: each.kept) for placed in _placements(launch, stage))
-    return _with_kept(launch, unplaced, (*dense.gpu, *experts.gpu), whole=whole_model_bytes(launch, stage.trees))
+    dense, experts = (max(placed, key=lambda each: each.kept) for placed in _placements(job, stage))
+    return _with_kept(job, unplaced, (*dense.gpu, *experts.gpu), whole=whole_model_bytes(job, stage.trees))
 
 
-def states_of_ranks(launch: Launch, stage: StageModel, held: States) -> tuple[tuple[RankRanges, States], ...]:
+def states_of_ranks(job: TrainingJob, stage: StageModel, held: States) -> tuple[tuple[RankRanges, States], ...]:
     """Ranks of a stage that keep equal states on their GPUs, with those states."""
-    dense, experts = _placements(launch, stage)
-    whole = whole_model_bytes(launch, stage.trees)
+    dense, experts = _placements(job, stage)
+    whole = whole_model_bytes(job, stage.trees)
     return alike_ranks(
-        launch.parallel,
+        job.parallel,
         stage.pipeline_rank,
         dense=dense,
         experts=experts,
-        made_of=lambda own, own_experts: _with_kept(launch, held, (*own.gpu, *own_experts.gpu), whole=whole),
+        made_of=lambda own, own_experts: _with_kept(job, held, (*own.gpu, *own_experts.gpu), whole=whole),
     )
 
 
-def _with_kept(launch: Launch, states: States, kept: Sequence[Piece], *, whole: int) -> States:
+def _with_kept(job: TrainingJob, states: States, kept: Sequence[Piece], *, whole: int) -> States:
     """The states of a rank that keeps those of `kept` on its GPU."""
     sizes = [(round_up(4 * piece.numel, BLOCK), piece.dtype != "fp32") for piece in kept]
     masters = sum(size for size, half in sizes if half)
@@ -95,31 +95,31 @@ def _with_kept(launch: Launch, states: States, kept: Sequence[Piece], *, whole: 
         states,
         masters=masters,
         moments=sum(2 * size for size, _ in sizes),
-        kept_copies=masters if launch.precision.gradients != "fp32" else 0,
+        kept_copies=masters if job.precision.gradients != "fp32" else 0,
         at_start=states.parameters + states.gradients + whole + masters,
         at_start_where="making of the optimizer",
         at_start_rest="fp32 weights of the whole model before they are sharded",
     )
 
 
-def whole_model_bytes(launch: Launch, trees: Sequence[Module]) -> int:
+def whole_model_bytes(job: TrainingJob, trees: Sequence[Module]) -> int:
     """fp32 copies on the GPU that the optimizer makes of whole parameters, before it is made anew of shards.
 
     The first one stands in a circle of references with its hooks, so that its copies stay until garbage is collected.
     """
-    return sum(round_up(4 * piece.numel, BLOCK) for piece in _kept_whole(launch, trees))
+    return sum(round_up(4 * piece.numel, BLOCK) for piece in _kept_whole(job, trees))
 
 
-def _kept_whole(launch: Launch, trees: Sequence[Module]) -> Iterator[Piece]:
+def _kept_whole(job: TrainingJob, trees: Sequence[Module]) -> Iterator[Piece]:
     held = [parameter for tree in trees for parameter in creation_order(tree)]
     for expert in (False, True):
         pieces = [
             piece
             for parameter in held
-            if (parameter.sharding == "expert" and launch.parallel.expert > 1) is expert
-            for piece in _whole(launch, parameter)
+            if (parameter.sharding == "expert" and job.parallel.expert > 1) is expert
+            for piece in _whole(job, parameter)
         ]
-        yield from (piece for piece in place(pieces, offload_of(launch).fraction).gpu if piece.dtype != "fp32")
+        yield from (piece for piece in place(pieces, offload_of(job).fraction).gpu if piece.dtype != "fp32")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,21 +132,21 @@ class HostBytes:
     """Beside `pageable`, while the optimizer is made: fp32 weights of the whole model."""
 
 
-def host_bytes(launch: Launch, stage: StageModel) -> HostBytes:
+def host_bytes(job: TrainingJob, stage: StageModel) -> HostBytes:
     """Of the rank that offloads most.
 
     PyTorch's allocator of pinned memory rounds to powers of two (`CachingHostAllocator`). Weights are pinned only where
     they are fp32 from the start: the fp32 copy of a pinned 16-bit one is not.
     """
-    offload = offload_of(launch)
-    placements = (max(placed, key=lambda each: each.gone) for placed in _placements(launch, stage))
+    offload = offload_of(job)
+    placements = (max(placed, key=lambda each: each.gone) for placed in _placements(job, stage))
     pieces = [piece for placed in placements for piece in placed.host]
     full = [4 * piece.numel for piece in pieces]
     pinned_weights = [4 * piece.numel for piece in pieces if piece.dtype == "fp32"]
     pinned = sum(map(_power_of_two, pinned_weights)) + (sum(map(_power_of_two, full)) if offload.pinned_gradients else 0)
     pageable = sum(full) - sum(pinned_weights) + 2 * sum(full) + (0 if offload.pinned_gradients else sum(full))
     whole = sum(parameter.numel for tree in stage.trees for parameter in creation_order(tree))
-    kept = sum(piece.numel for piece in _kept_whole(launch, stage.trees))
+    kept = sum(piece.numel for piece in _kept_whole(job, stage.trees))
     return HostBytes(pageable=pageable, pinned=pinned, while_made=4 * (whole - kept))
 
 
@@ -154,31 +154,31 @@ def _power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length() if size else 0
 
 
-def _placements(launch: Launch, stage: StageModel) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
+def _placements(job: TrainingJob, stage: StageModel) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
     """What each rank of an instance of the distributed optimizer offloads, of dense parameters and of experts'."""
-    buffers = tuple(_buffers(launch, stage))
-    fraction = offload_of(launch).fraction
+    buffers = tuple(_buffers(job, stage))
+    fraction = offload_of(job).fraction
 
     def placed(group: Literal["dp_cp", "edp"]) -> tuple[Placed, ...]:
-        ranks = reduction_size(launch, group)
+        ranks = reduction_size(job, group)
         shards: list[list[Piece]] = [[] for _ in range(ranks)]
         for buffer, held in (pair for pair in buffers if pair[0].group == group):
-            for rank, piece in _cut(launch, buffer, held, ranks):
+            for rank, piece in _cut(job, buffer, held, ranks):
                 shards[rank].append(piece)
         return tuple(place(shard, fraction) for shard in shards)
 
     return placed("dp_cp"), placed("edp")
 
 
-def _buffers(launch: Launch, stage: StageModel) -> Iterator[tuple[Buffer, Sequence[Parameter]]]:
+def _buffers(job: TrainingJob, stage: StageModel) -> Iterator[tuple[Buffer, Sequence[Parameter]]]:
     """The buffers of a rank with what each holds."""
-    for tree, buffers in zip(stage.trees, stage_buffers(launch, stage), strict=True):
-        yield from zip(buffers, parameters_by_buffer(launch, tree), strict=True)
+    for tree, buffers in zip(stage.trees, stage_buffers(job, stage), strict=True):
+        yield from zip(buffers, parameters_by_buffer(job, tree), strict=True)
 
 
-def _cut(launch: Launch, buffer: Buffer, held: Sequence[Parameter], ranks: int) -> Iterator[tuple[int, Piece]]:
+def _cut(job: TrainingJob, buffer: Buffer, held: Sequence[Parameter], ranks: int) -> Iterator[tuple[int, Piece]]:
     """The part of each parameter in each rank's shard, in the order in which the buffer holds them."""
-    backward = [piece for parameter in reversed(held) for piece in reversed(_whole(launch, parameter))]
+    backward = [piece for parameter in reversed(held) for piece in reversed(_whole(job, parameter))]
     sizes = iter(parameter.numel for parameter in reversed(held))
     queue = iter(backward)
     for bucket in buffer.buckets:
@@ -195,9 +195,9 @@ def _cut(launch: Launch, buffer: Buffer, held: Sequence[Parameter], ranks: int) 
                 start += piece.numel
 
 
-def _whole(launch: Launch, parameter: Parameter) -> tuple[Piece, ...]:
+def _whole(job: TrainingJob, parameter: Parameter) -> tuple[Piece, ...]:
     """A parameter as the optimizer sees it: of grouped experts one for each."""
-    moe = launch.model.moe
+    moe = job.model.moe
     apart = parameter.sharding == "expert" and not (moe is not None and moe.legacy_grouped_gemm)
     dimensions = len(parameter.shape) - apart
     count = parameter.shape[0] if apart else 1

@@ -18,7 +18,7 @@ from typing import Final
 from analyzer.modules.models.gpt import parameters
 from analyzer.modules.quantized import WHOLE_TENSOR, Way, element, reads_any_layout, scales
 from analyzer.modules.tree import Module, Parameter
-from analyzer.specs import Fp8Recipe, Launch
+from analyzer.specs import Fp8Recipe, TrainingJob
 from analyzer.units import BLOCK, dtype_bytes, round_up
 
 FORWARD_QUANTIZERS: Final = 3
@@ -29,25 +29,25 @@ ATTENTION_PRODUCTS: Final = 3
 """Products that Transformer Engine's attention kernel has quantizers for, also where it runs in 16 bit."""
 
 
-def cast_bytes(launch: Launch, trees: Sequence[Module]) -> int:
+def cast_bytes(job: TrainingJob, trees: Sequence[Module]) -> int:
     """Copies of the weights that are not stored in FP8."""
-    fp8 = launch.precision.fp8
+    fp8 = job.precision.fp8
     if fp8 is None or fp8.stored_parameters:
         return 0
-    ways = _ways(launch, fp8.recipe)
+    ways = _ways(job, fp8.recipe)
     return sum(_copy_bytes(parameter, fp8.recipe, ways) for parameter in quantized(trees))
 
 
-def beside_the_buffer_bytes(launch: Launch, trees: Sequence[Module]) -> int:
+def beside_the_buffer_bytes(job: TrainingJob, trees: Sequence[Module]) -> int:
     """What stored FP8 weights need outside the parameter buffer: copies by columns and scales; of mxfp8 all.
 
     The buffer that mxfp8 weights are gathered through is the gradient buffer, and parameters in 16 bit then stay where
     they were made, beside a parameter buffer of their own (`reuse_grad_buf_for_mxfp8_param_ag`).
     """
-    fp8 = launch.precision.fp8
+    fp8 = job.precision.fp8
     if fp8 is None or not fp8.stored_parameters:
         return 0
-    ways = _ways(launch, fp8.recipe)
+    ways = _ways(job, fp8.recipe)
     every = sum(_copy_bytes(parameter, fp8.recipe, ways) for parameter in quantized(trees))
     if fp8.recipe == "mxfp8":
         others = (parameter for tree in trees for parameter in parameters(tree) if not parameter.quantized)
@@ -55,9 +55,9 @@ def beside_the_buffer_bytes(launch: Launch, trees: Sequence[Module]) -> int:
     return every - sum(_data_bytes(parameter, fp8.recipe) for parameter in quantized(trees))
 
 
-def scaling_bytes(launch: Launch, trees: Sequence[Module]) -> int:
+def scaling_bytes(job: TrainingJob, trees: Sequence[Module]) -> int:
     """Scaling factors and largest values of the quantizers of all layers: of recipes with one scale for a tensor."""
-    fp8 = launch.precision.fp8
+    fp8 = job.precision.fp8
     if fp8 is None or fp8.recipe not in WHOLE_TENSOR:
         return 0
     products = list(_products(trees))
@@ -89,8 +89,8 @@ def quantized(trees: Sequence[Module]) -> Iterator[Parameter]:
     return (parameter for tree in trees for parameter in parameters(tree) if parameter.quantized)
 
 
-def _ways(launch: Launch, recipe: Fp8Recipe) -> tuple[Way, ...]:
-    return ("row",) if recipe in WHOLE_TENSOR and reads_any_layout(launch) else ("row", "column")
+def _ways(job: TrainingJob, recipe: Fp8Recipe) -> tuple[Way, ...]:
+    return ("row",) if recipe in WHOLE_TENSOR and reads_any_layout(job) else ("row", "column")
 
 
 def matrices(parameter: Parameter) -> tuple[int, int, int]:

@@ -13,7 +13,7 @@ from math import lcm, prod
 from typing import Final, Literal
 
 from analyzer.modules.tree import Module, Parameter
-from analyzer.specs import FsdpSpec, Launch
+from analyzer.specs import FsdpSpec, TrainingJob
 from analyzer.states.buffers import DEFAULT_BUCKET_SIZE, DEFAULT_BUCKET_SIZE_PER_RANK, creation_order, reduction_size
 from analyzer.units import round_up
 
@@ -56,10 +56,10 @@ class Segment:
     """Whether its modules are FSDP units."""
 
 
-def fsdp_of(launch: Launch) -> FsdpSpec:
+def fsdp_of(job: TrainingJob) -> FsdpSpec:
     """The launch's own; only called where there is one."""
-    assert launch.fsdp is not None
-    return launch.fsdp
+    assert job.fsdp is not None
+    return job.fsdp
 
 
 def is_unit(module: Module) -> bool:
@@ -87,12 +87,12 @@ def segments(tree: Module) -> Iterator[Segment]:
         yield from segments(child)
 
 
-def sharded_buckets(launch: Launch, tree: Module) -> tuple[ShardedBucket, ...]:
+def sharded_buckets(job: TrainingJob, tree: Module) -> tuple[ShardedBucket, ...]:
     """Buckets of one chunk in Megatron's order, which is also that of the prefetch.
 
     Only the strategy that shards parameters has units; the others fill buckets across layers.
     """
-    has_units = fsdp_of(launch).strategy == "optim_grads_params"
+    has_units = fsdp_of(job).strategy == "optim_grads_params"
     groups: dict[tuple[int | None, bool, str], list[tuple[int, Parameter]]] = {}
     unit = 0
     for index, segment in enumerate(segments(tree)):
@@ -100,39 +100,39 @@ def sharded_buckets(launch: Launch, tree: Module) -> tuple[ShardedBucket, ...]:
             number = unit if segment.units and has_units else None
             unit += segment.units
             for parameter in creation_order(module):
-                key = (number, parameter.sharding == "expert", stored_dtype(launch, parameter))
+                key = (number, parameter.sharding == "expert", stored_dtype(job, parameter))
                 groups.setdefault(key, []).append((index, parameter))
     padded: dict[tuple[int, ...], int] = {}
     return tuple(
-        _bucket(launch, members, unit=number, expert=expert, dtype=dtype, padded=padded)
+        _bucket(job, members, unit=number, expert=expert, dtype=dtype, padded=padded)
         for (number, expert, dtype), held in groups.items()
-        for members in (_split(launch, held) if number is None else (held,))
+        for members in (_split(job, held) if number is None else (held,))
         if members
     )
 
 
-def stored_dtype(launch: Launch, parameter: Parameter) -> str:
+def stored_dtype(job: TrainingJob, parameter: Parameter) -> str:
     """Element type in which a parameter is stored: FP8 with `--fp8-param-gather`."""
-    fp8 = launch.precision.fp8
+    fp8 = job.precision.fp8
     return "fp8" if parameter.quantized and fp8 is not None and fp8.stored_parameters else parameter.dtype
 
 
-def gradient_dtype(launch: Launch, bucket: ShardedBucket) -> str:
+def gradient_dtype(job: TrainingJob, bucket: ShardedBucket) -> str:
     """Element type in which a bucket's gradients are summed. fp32 gradients overrule what is asked."""
-    if launch.precision.gradients == "fp32":
+    if job.precision.gradients == "fp32":
         return "fp32"
-    return fsdp_of(launch).main_gradients or ("bf16" if bucket.dtype == "fp8" else bucket.dtype)
+    return fsdp_of(job).main_gradients or ("bf16" if bucket.dtype == "fp8" else bucket.dtype)
 
 
-def reduced_dtype(launch: Launch, bucket: ShardedBucket) -> str:
+def reduced_dtype(job: TrainingJob, bucket: ShardedBucket) -> str:
     """Element type in which a bucket's gradients are collected unsharded, and sent."""
-    if launch.precision.gradients == "fp32":
+    if job.precision.gradients == "fp32":
         return "fp32"
-    return fsdp_of(launch).reduced_gradients or gradient_dtype(launch, bucket)
+    return fsdp_of(job).reduced_gradients or gradient_dtype(job, bucket)
 
 
 def _bucket(
-    launch: Launch,
+    job: TrainingJob,
     members: Sequence[tuple[int, Parameter]],
     *,
     unit: int | None,
@@ -146,7 +146,7 @@ def _bucket(
     key = (expert, *(id(parameter) for parameter in parameters))
     if key not in padded:
         shapes = [shape for parameter in parameters for shape in _shapes(parameter)]
-        ranks = None if fsdp_of(launch).strategy == "no_shard" else padding_ranks(launch, group)
+        ranks = None if fsdp_of(job).strategy == "no_shard" else padding_ranks(job, group)
         padded[key] = padded_numel(shapes, ranks=ranks)
     return ShardedBucket(
         unit=unit,
@@ -158,9 +158,9 @@ def _bucket(
     )
 
 
-def _split(launch: Launch, members: Sequence[tuple[int, Parameter]]) -> Iterator[list[tuple[int, Parameter]]]:
+def _split(job: TrainingJob, members: Sequence[tuple[int, Parameter]]) -> Iterator[list[tuple[int, Parameter]]]:
     """Parameters outside units, cut where a bucket is full; a tied embedding that two pipeline stages share is alone."""
-    strategy, limit = fsdp_of(launch).strategy, bucket_size(launch)
+    strategy, limit = fsdp_of(job).strategy, bucket_size(job)
     bucket: list[tuple[int, Parameter]] = []
     for member in members:
         if member[1].shared_embedding and strategy != "no_shard":
@@ -174,24 +174,24 @@ def _split(launch: Launch, members: Sequence[tuple[int, Parameter]]) -> Iterator
     yield bucket
 
 
-def bucket_size(launch: Launch) -> int | None:
+def bucket_size(job: TrainingJob) -> int | None:
     """Elements at which a bucket outside units closes; None where all is one bucket (`get_model`)."""
-    optimizer = launch.optimizer
+    optimizer = job.optimizer
     if not optimizer.overlap_grad_reduce or optimizer.overlap_param_gather_with_optimizer_step:
         return None
-    default = max(DEFAULT_BUCKET_SIZE, DEFAULT_BUCKET_SIZE_PER_RANK * launch.parallel.data_with_context)
+    default = max(DEFAULT_BUCKET_SIZE, DEFAULT_BUCKET_SIZE_PER_RANK * job.parallel.data_with_context)
     return optimizer.ddp_bucket_size or default
 
 
-def shard_ranks(launch: Launch, group: Group) -> int:
+def shard_ranks(job: TrainingJob, group: Group) -> int:
     """Ranks over which parameters and gradients are sharded: those of one instance of the optimizer."""
-    return reduction_size(launch, group)
+    return reduction_size(job, group)
 
 
-def padding_ranks(launch: Launch, group: Group) -> int:
+def padding_ranks(job: TrainingJob, group: Group) -> int:
     """Ranks whose multiple a bucket is: all that share its fp32 weights."""
-    instances = launch.parallel.distributed_optimizer_instances if fsdp_of(launch).outer_sharding else 1
-    return shard_ranks(launch, group) * instances
+    instances = job.parallel.distributed_optimizer_instances if fsdp_of(job).outer_sharding else 1
+    return shard_ranks(job, group) * instances
 
 
 def _shapes(parameter: Parameter) -> Iterator[Shape]:

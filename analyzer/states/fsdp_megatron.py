@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from analyzer.modules.models.gpt import parameters
 from analyzer.passes.fsdp_gathering import gathered_after_step
 from analyzer.results import StageModel
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 from analyzer.states.fsdp_buckets import (
     ShardedBucket,
     fsdp_of,
@@ -29,65 +29,65 @@ MASTER_BYTES = 4
 """fp32 weights are always kept (`preserve_fp32_weights`)."""
 
 
-def sharded_states(launch: Launch, stage: StageModel) -> States:
+def sharded_states(job: TrainingJob, stage: StageModel) -> States:
     """States of one rank of a pipeline stage."""
-    chunks = [sharded_buckets(launch, tree) for tree in stage.trees]
+    chunks = [sharded_buckets(job, tree) for tree in stage.trees]
     buckets = [bucket for chunk in chunks for bucket in chunk]
-    fsdp = fsdp_of(launch)
-    owned = sum(owned_numel(launch, bucket) for bucket in buckets)
-    moments = 8 if launch.optimizer.name == "adam" else 4 if launch.optimizer.sgd_momentum else 0
+    fsdp = fsdp_of(job)
+    owned = sum(owned_numel(job, bucket) for bucket in buckets)
+    moments = 8 if job.optimizer.name == "adam" else 4 if job.optimizer.sgd_momentum else 0
     by_dtype: dict[str, int] = {}
     for bucket in buckets:
-        dtype = gradient_dtype(launch, bucket)
-        by_dtype[dtype] = by_dtype.get(dtype, 0) + _gradient_numel(launch, bucket)
-    copied = sum(owned_numel(launch, bucket) for bucket in buckets if gradient_dtype(launch, bucket) != "fp32")
+        dtype = gradient_dtype(job, bucket)
+        by_dtype[dtype] = by_dtype.get(dtype, 0) + _gradient_numel(job, bucket)
+    copied = sum(owned_numel(job, bucket) for bucket in buckets if gradient_dtype(job, bucket) != "fp32")
     return States(
-        parameters=sum(_parameter_bytes(launch, bucket) for bucket in buckets),
+        parameters=sum(_parameter_bytes(job, bucket) for bucket in buckets),
         gradients=sum(round_up(dtype_bytes(dtype, numel), BLOCK) for dtype, numel in by_dtype.items()),
-        masters=sum(round_up(MASTER_BYTES * owned_numel(launch, bucket), BLOCK) for bucket in buckets),
+        masters=sum(round_up(MASTER_BYTES * owned_numel(job, bucket), BLOCK) for bucket in buckets),
         moments=moments * owned,
         gradient_copies=MASTER_BYTES * copied,
         moments_from_start=fsdp.moments_from_start,
-        gathered=sum(gathered_after_step(launch, chunk, tree) for chunk, tree in zip(chunks, stage.trees, strict=True)),
-        at_start=0 if fsdp.starts_from_meta else _at_start(launch, stage, buckets),
+        gathered=sum(gathered_after_step(job, chunk, tree) for chunk, tree in zip(chunks, stage.trees, strict=True)),
+        at_start=0 if fsdp.starts_from_meta else _at_start(job, stage, buckets),
     )
 
 
-def owned_numel(launch: Launch, bucket: ShardedBucket) -> int:
+def owned_numel(job: TrainingJob, bucket: ShardedBucket) -> int:
     """Elements whose fp32 weights and moments one rank keeps."""
-    if fsdp_of(launch).strategy == "no_shard":
+    if fsdp_of(job).strategy == "no_shard":
         return bucket.numel
-    return bucket.numel // padding_ranks(launch, bucket.group)
+    return bucket.numel // padding_ranks(job, bucket.group)
 
 
-def _parameter_bytes(launch: Launch, bucket: ShardedBucket) -> int:
-    strategy = fsdp_of(launch).strategy
+def _parameter_bytes(job: TrainingJob, bucket: ShardedBucket) -> int:
+    strategy = fsdp_of(job).strategy
     if strategy == "no_shard":  # parameters stay where they were made
         return sum(round_up(dtype_bytes(bucket.dtype, parameter.numel), BLOCK) for parameter in bucket.parameters)
-    ranks = shard_ranks(launch, bucket.group) if strategy == "optim_grads_params" else 1
+    ranks = shard_ranks(job, bucket.group) if strategy == "optim_grads_params" else 1
     return round_up(dtype_bytes(bucket.dtype, bucket.numel // ranks), BLOCK)
 
 
-def _gradient_numel(launch: Launch, bucket: ShardedBucket) -> int:
-    sharded = fsdp_of(launch).strategy in ("optim_grads", "optim_grads_params")
-    return bucket.numel // shard_ranks(launch, bucket.group) if sharded else bucket.numel
+def _gradient_numel(job: TrainingJob, bucket: ShardedBucket) -> int:
+    sharded = fsdp_of(job).strategy in ("optim_grads", "optim_grads_params")
+    return bucket.numel // shard_ranks(job, bucket.group) if sharded else bucket.numel
 
 
-def _at_start(launch: Launch, stage: StageModel, buckets: Sequence[ShardedBucket]) -> int:
+def _at_start(job: TrainingJob, stage: StageModel, buckets: Sequence[ShardedBucket]) -> int:
     """The fullest instant while the model is sharded: it lies whole on the GPU, and gives way bucket by bucket."""
     left = sum(
-        round_up(dtype_bytes(stored_dtype(launch, parameter), parameter.numel), BLOCK)
+        round_up(dtype_bytes(stored_dtype(job, parameter), parameter.numel), BLOCK)
         for tree in stage.trees
         for parameter in parameters(tree)
     )
-    strategy = fsdp_of(launch).strategy
+    strategy = fsdp_of(job).strategy
     made = fullest = 0
     for bucket in buckets:
-        made += round_up(MASTER_BYTES * owned_numel(launch, bucket), BLOCK)
+        made += round_up(MASTER_BYTES * owned_numel(job, bucket), BLOCK)
         if strategy == "no_shard":
             fullest = max(fullest, left + made)
             continue
-        made += _parameter_bytes(launch, bucket)
+        made += _parameter_bytes(job, bucket)
         gathered = round_up(dtype_bytes(bucket.dtype, bucket.numel), BLOCK) if strategy == "optim_grads_params" else 0
         fullest = max(fullest, left + made + gathered)
         left -= sum(round_up(dtype_bytes(bucket.dtype, parameter.numel), BLOCK) for parameter in bucket.parameters)

@@ -15,7 +15,7 @@ from typing import Final
 from analyzer.modules.models.gpt import parameters
 from analyzer.modules.tree import Module, Parameter, Tensor
 from analyzer.results import StageModel
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 from analyzer.states.buffers import creation_order
 from analyzer.states.fsdp_buckets import fsdp_of, is_unit
 from analyzer.states.of_rank import States
@@ -40,50 +40,50 @@ class TorchUnit:
     dtype: str
 
 
-def torch_states(launch: Launch, stage: StageModel) -> States:
+def torch_states(job: TrainingJob, stage: StageModel) -> States:
     """States of one rank: everything is sharded over data- and context-parallel ranks.
 
     Gradients have the type of the parameters. The step copies them to fp32 and drops them, and the copies live until
     the next iteration starts.
     """
     held = [parameter for tree in stage.trees for parameter in parameters(tree)]
-    owned = sum(_shard_numel(launch, parameter) for parameter in held)
-    shards = sum(round_up(dtype_bytes(parameter.dtype, _shard_numel(launch, parameter)), BLOCK) for parameter in held)
-    half = launch.precision.parameters != "fp32"
+    owned = sum(_shard_numel(job, parameter) for parameter in held)
+    shards = sum(round_up(dtype_bytes(parameter.dtype, _shard_numel(job, parameter)), BLOCK) for parameter in held)
+    half = job.precision.parameters != "fp32"
     whole = sum(round_up(dtype_bytes(parameter.dtype, parameter.numel), BLOCK) for parameter in held)
-    moments = 8 if launch.optimizer.name == "adam" else 4 if launch.optimizer.sgd_momentum else 0
+    moments = 8 if job.optimizer.name == "adam" else 4 if job.optimizer.sgd_momentum else 0
     return States(
         parameters=shards,
         gradients=shards,
         masters=4 * owned if half else 0,
         moments=moments * owned,
         gradient_copies=4 * owned - shards if half else 0,
-        at_start=0 if fsdp_of(launch).starts_from_meta else whole,
+        at_start=0 if fsdp_of(job).starts_from_meta else whole,
     )
 
 
-def torch_units(launch: Launch, tree: Module) -> Iterator[TorchUnit]:
+def torch_units(job: TrainingJob, tree: Module) -> Iterator[TorchUnit]:
     """Units of a chunk in the order of execution; the root's own parameters last."""
     root: list[Parameter] = []
     for module in _pieces(tree):
         held = list(creation_order(module))
         if _is_torch_unit(module) and held:
-            yield _unit(launch, module.name, held)
+            yield _unit(job, module.name, held)
         else:
             root += held
     if root:
-        yield _unit(launch, "root", root)
+        yield _unit(job, "root", root)
 
 
-def with_unsharded_units(launch: Launch, tree: Module) -> Module:
+def with_unsharded_units(job: TrainingJob, tree: Module) -> Module:
     """The tree with what FSDP2 has unsharded as workspace of its units.
 
     In forward the buffer of the all-gather stays beside the parameters copied out of it until the next unit is there.
     In backward the unit before is gathered ahead, and the buffer of the reduction of the unit after waits.
     """
     pieces = list(_pieces(tree))
-    units = [_unit(launch, piece.name, list(creation_order(piece))) for piece in pieces if _is_torch_unit(piece)]
-    kept = not fsdp_of(launch).reshard_after_forward
+    units = [_unit(job, piece.name, list(creation_order(piece))) for piece in pieces if _is_torch_unit(piece)]
+    kept = not fsdp_of(job).reshard_after_forward
     passed = 0
     workspaces: list[Workspaces] = []
     for piece in pieces:
@@ -126,16 +126,16 @@ def _is_torch_unit(module: Module) -> bool:
     return is_unit(module) or module.name in ("embedding", "output_layer")
 
 
-def _unit(launch: Launch, name: str, held: list[Parameter]) -> TorchUnit:
-    ranks = launch.parallel.data_with_context
-    numel = sum(ranks * _shard_numel(launch, parameter) for parameter in held)
-    return TorchUnit(name=name, numel=numel, dtype=launch.precision.parameters)
+def _unit(job: TrainingJob, name: str, held: list[Parameter]) -> TorchUnit:
+    ranks = job.parallel.data_with_context
+    numel = sum(ranks * _shard_numel(job, parameter) for parameter in held)
+    return TorchUnit(name=name, numel=numel, dtype=job.precision.parameters)
 
 
-def _shard_numel(launch: Launch, parameter: Parameter) -> int:
+def _shard_numel(job: TrainingJob, parameter: Parameter) -> int:
     """Elements of a parameter on one rank."""
     rows = parameter.shape[0]
-    return ceil_div(rows, launch.parallel.data_with_context) * (parameter.numel // rows)
+    return ceil_div(rows, job.parallel.data_with_context) * (parameter.numel // rows)
 
 
 def _tensor(name: str, unit: TorchUnit) -> Tensor:

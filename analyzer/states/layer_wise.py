@@ -13,7 +13,7 @@ from dataclasses import replace
 from analyzer.memory.passes import size
 from analyzer.modules.tree import Tensor
 from analyzer.results import RankRanges, StageModel
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 from analyzer.states.buffers import reduction_size, shard_numel
 from analyzer.states.buffers_layer_wise import rest_buffers, shard_owners
 from analyzer.states.matrices import Weight, weights
@@ -36,32 +36,32 @@ def owners(listed: Iterable[Weight], ranks: int) -> tuple[Owned, ...]:
     return tuple(tuple(each) for each in owned)
 
 
-def stage_owners(launch: Launch, stage: StageModel) -> tuple[tuple[Owned, ...], tuple[Owned, ...]]:
+def stage_owners(job: TrainingJob, stage: StageModel) -> tuple[tuple[Owned, ...], tuple[Owned, ...]]:
     """Owners among data-parallel ranks (with context), and among the experts' replicas."""
-    if muon_of(launch).aligned:
-        return shard_owners(launch, stage, "dp_cp"), shard_owners(launch, stage, "edp") if launch.parallel.expert > 1 else ((),)
-    listed = tuple(weights(launch, stage))
-    dense = owners((weight for weight in listed if not weight.expert), launch.parallel.data_with_context)
-    return dense, owners((weight for weight in listed if weight.expert), launch.parallel.expert_data)
+    if muon_of(job).aligned:
+        return shard_owners(job, stage, "dp_cp"), shard_owners(job, stage, "edp") if job.parallel.expert > 1 else ((),)
+    listed = tuple(weights(job, stage))
+    dense = owners((weight for weight in listed if not weight.expert), job.parallel.data_with_context)
+    return dense, owners((weight for weight in listed if weight.expert), job.parallel.expert_data)
 
 
-def owned_states(launch: Launch, stage: StageModel, whole: States) -> tuple[tuple[RankRanges, States], ...]:
+def owned_states(job: TrainingJob, stage: StageModel, whole: States) -> tuple[tuple[RankRanges, States], ...]:
     """Ranks of a stage that hold equal states, with those states."""
-    dense, experts = stage_owners(launch, stage)
-    if muon_of(launch).aligned:
-        rest = sum(shard_numel(buffer, reduction_size(launch, buffer.group)) for buffer in rest_buffers(launch, stage))
+    dense, experts = stage_owners(job, stage)
+    if muon_of(job).aligned:
+        rest = sum(shard_numel(buffer, reduction_size(job, buffer.group)) for buffer in rest_buffers(job, stage))
         return alike_ranks(
-            launch.parallel,
+            job.parallel,
             stage.pipeline_rank,
             dense=dense,
             experts=experts,
-            made_of=lambda own, own_experts: with_owned(launch, whole, (*own, *own_experts), adams_shard=rest),
+            made_of=lambda own, own_experts: with_owned(job, whole, (*own, *own_experts), adams_shard=rest),
         )
     in_dense = _gathered(dense)
-    in_experts = _gathered(experts) if launch.parallel.expert_data > 1 else ()
+    in_experts = _gathered(experts) if job.parallel.expert_data > 1 else ()
 
     def made_of(own: Owned, own_experts: Owned) -> States:
-        held = with_owned(launch, whole, (*own, *own_experts))
+        held = with_owned(job, whole, (*own, *own_experts))
         gathering = max(_sent(own, in_dense), _sent(own_experts, in_experts), key=size)  # after all steps
         return replace(
             held,
@@ -69,7 +69,7 @@ def owned_states(launch: Launch, stage: StageModel, whole: States) -> tuple[tupl
             first_step_bytes=max(held.first_step_bytes, size(gathering)),
         )
 
-    return alike_ranks(launch.parallel, stage.pipeline_rank, dense=dense, experts=experts, made_of=made_of)
+    return alike_ranks(job.parallel, stage.pipeline_rank, dense=dense, experts=experts, made_of=made_of)
 
 
 def _gathered(shared: Sequence[Owned]) -> tuple[Tensor, ...]:

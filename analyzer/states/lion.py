@@ -12,15 +12,15 @@ from itertools import pairwise
 from analyzer.memory.passes import size
 from analyzer.modules.tree import Tensor
 from analyzer.results import StageModel
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 from analyzer.states.matrices import Weight, in_creation_order
 from analyzer.states.of_rank import States
 from analyzer.units import BLOCK, round_up
 
 
-def lion_states(launch: Launch, stage: StageModel, *, parameters: int, gradients: int) -> States:
+def lion_states(job: TrainingJob, stage: StageModel, *, parameters: int, gradients: int) -> States:
     """States of a rank, which owns every parameter it holds."""
-    held = sorted(in_creation_order(launch, stage), key=lambda weight: len(weight.shape) == 1)  # vectors have a group of their own
+    held = sorted(in_creation_order(job, stage), key=lambda weight: len(weight.shape) == 1)  # vectors have a group of their own
     each = [(round_up(4 * weight.numel, BLOCK), weight.dtype != "fp32") for weight in held]
     masters = sum(size_each for size_each, half in each if half)
     updates = lion_updates(held)
@@ -29,7 +29,7 @@ def lion_states(launch: Launch, stage: StageModel, *, parameters: int, gradients
         gradients=gradients,
         masters=masters,
         moments=sum(size_each for size_each, _ in each),
-        gradient_copies=masters if launch.precision.gradients != "fp32" else 0,
+        gradient_copies=masters if job.precision.gradients != "fp32" else 0,
         step_workspace=updates,
         first_step_bytes=size(updates),
     )

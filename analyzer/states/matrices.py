@@ -13,7 +13,7 @@ from typing import Final
 
 from analyzer.modules.tree import Module, Parameter
 from analyzer.results import Chunk, StageModel
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 from analyzer.states.buffers import modules_in_order
 
 UNSPLIT: Final = ("position_embeddings", "router", "shared_experts")
@@ -44,26 +44,26 @@ class Weight:
         return prod(self.shape)
 
 
-def weights(launch: Launch, stage: StageModel) -> Iterator[Weight]:
+def weights(job: TrainingJob, stage: StageModel) -> Iterator[Weight]:
     """The parameters of a rank in the order in which the optimizers list them: Muon's, then Adam's."""
-    listed = in_creation_order(launch, stage)
+    listed = in_creation_order(job, stage)
     yield from (weight for weight in listed if weight.orthogonalized)
     yield from (weight for weight in listed if not weight.orthogonalized and len(weight.shape) > 1)
     yield from (weight for weight in listed if not weight.orthogonalized and len(weight.shape) == 1)
 
 
-def in_creation_order(launch: Launch, stage: StageModel) -> tuple[Weight, ...]:
+def in_creation_order(job: TrainingJob, stage: StageModel) -> tuple[Weight, ...]:
     """The parameters of a rank, chunk by chunk, as `named_parameters` lists them."""
     held = zip(stage.chunks, stage.trees, strict=True)
-    return tuple(weight for chunk, tree in held for _, weights in chunk_weights(launch, chunk, tree) for weight in weights)
+    return tuple(weight for chunk, tree in held for _, weights in chunk_weights(job, chunk, tree) for weight in weights)
 
 
-def chunk_weights(launch: Launch, chunk: Chunk, tree: Module) -> Iterator[tuple[Parameter, tuple[Weight, ...]]]:
+def chunk_weights(job: TrainingJob, chunk: Chunk, tree: Module) -> Iterator[tuple[Parameter, tuple[Weight, ...]]]:
     """Each parameter of a chunk, with the weights that the optimizer sees in its place."""
     marked = _marked(chunk)
     for module in modules_in_order(tree):
         for parameter in module.parameters:
-            yield parameter, tuple(_of_parameter(launch, module, parameter, marked=marked))
+            yield parameter, tuple(_of_parameter(job, module, parameter, marked=marked))
 
 
 def _marked(chunk: Chunk) -> tuple[str, ...]:
@@ -75,9 +75,9 @@ def _marked(chunk: Chunk) -> tuple[str, ...]:
     return ("word_embeddings", "output_layer") if chunk.pre_process else ("output_layer",)
 
 
-def _of_parameter(launch: Launch, module: Module, parameter: Parameter, *, marked: tuple[str, ...]) -> Iterator[Weight]:
+def _of_parameter(job: TrainingJob, module: Module, parameter: Parameter, *, marked: tuple[str, ...]) -> Iterator[Weight]:
     expert = parameter.sharding == "expert"
-    fused = expert and launch.model.moe is not None and launch.model.moe.legacy_grouped_gemm
+    fused = expert and job.model.moe is not None and job.model.moe.legacy_grouped_gemm
     shapes = [parameter.shape]
     if fused:
         shapes = [_fused(module, parameter)]
@@ -89,10 +89,10 @@ def _of_parameter(launch: Launch, module: Module, parameter: Parameter, *, marke
             shape=shape,
             dtype=parameter.dtype,
             orthogonalized=len(shape) == 2 and module.name not in marked,
-            expert=expert and launch.parallel.expert > 1,
+            expert=expert and job.parallel.expert > 1,
             group="etp" if expert else "tp",
-            partition=_partition(launch, module, expert=expert, fused=fused),
-            parts=_query_key_value(launch) if split_qkv else (),
+            partition=_partition(job, module, expert=expert, fused=fused),
+            parts=_query_key_value(job) if split_qkv else (),
         )
 
 
@@ -104,7 +104,7 @@ def _fused(module: Module, parameter: Parameter) -> tuple[int, ...]:
     return (columns, experts * rows) if module.name == "linear_fc1" else (experts * columns, rows)
 
 
-def _partition(launch: Launch, module: Module, *, expert: bool, fused: bool) -> int | None:
+def _partition(job: TrainingJob, module: Module, *, expert: bool, fused: bool) -> int | None:
     """`partition_dim` of a weight.
 
     Transformer Engine's layers set it also where they know of no split, to 0: whole projections, and experts that leave
@@ -115,13 +115,13 @@ def _partition(launch: Launch, module: Module, *, expert: bool, fused: bool) -> 
     by_column = module.name in SPLIT_BY_COLUMN
     if fused:
         return 0 if by_column else 1
-    unknowing = expert and (launch.parallel.expert > 1 or launch.parallel.expert_tensor > 1)
-    if unknowing and launch.model.implementation == "transformer_engine":
+    unknowing = expert and (job.parallel.expert > 1 or job.parallel.expert_tensor > 1)
+    if unknowing and job.model.implementation == "transformer_engine":
         return 0
     return 1 if by_column else 0
 
 
-def _query_key_value(launch: Launch) -> tuple[int, ...]:
-    model = launch.model
+def _query_key_value(job: TrainingJob) -> tuple[int, ...]:
+    model = job.model
     width = model.kv_channels
     return (model.num_attention_heads // model.num_query_groups * width, width, width)

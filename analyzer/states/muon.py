@@ -15,37 +15,37 @@ from dataclasses import replace
 from analyzer.memory.passes import size
 from analyzer.modules.tree import Tensor
 from analyzer.results import StageModel
-from analyzer.specs import Launch, MuonSpec
+from analyzer.specs import MuonSpec, TrainingJob
 from analyzer.states.lion import lion_updates
 from analyzer.states.matrices import Weight, weights
 from analyzer.states.of_rank import States
 from analyzer.units import BLOCK, round_up
 
 
-def muon_of(launch: Launch) -> MuonSpec:
+def muon_of(job: TrainingJob) -> MuonSpec:
     """Its settings. The launch has some."""
-    assert launch.optimizer.muon is not None
-    return launch.optimizer.muon
+    assert job.optimizer.muon is not None
+    return job.optimizer.muon
 
 
-def muon_states(launch: Launch, stage: StageModel, *, parameters: int, gradients: int) -> States:
+def muon_states(job: TrainingJob, stage: StageModel, *, parameters: int, gradients: int) -> States:
     """States of a rank that owns every parameter it holds."""
     unowned = States(parameters=parameters, gradients=gradients, masters=0, moments=0, gradient_copies=0)
-    return with_owned(launch, unowned, tuple(weights(launch, stage)))
+    return with_owned(job, unowned, tuple(weights(job, stage)))
 
 
-def with_owned(launch: Launch, states: States, owned: Sequence[Weight], *, adams_shard: int = 0) -> States:
+def with_owned(job: TrainingJob, states: States, owned: Sequence[Weight], *, adams_shard: int = 0) -> States:
     """The states of a rank that updates `owned`, and beside them so many elements of a shard by the distributed Adam."""
     each = [round_up(4 * weight.numel, BLOCK) for weight in owned]
     half = [weight.dtype != "fp32" for weight in owned]
-    copied = launch.precision.parameters != "fp32" and launch.precision.gradients != "fp32"
-    orthogonalizing = _largest_orthogonalization(launch, owned)
+    copied = job.precision.parameters != "fp32" and job.precision.gradients != "fp32"
+    orthogonalizing = _largest_orthogonalization(job, owned)
     others = [weight for weight in owned if not weight.orthogonalized]
-    lion = muon_of(launch).scalar_optimizer == "lion"
+    lion = muon_of(job).scalar_optimizer == "lion"
     updating = lion_updates(others) if lion else ()
     of_others = sum((1 if lion else 2) * round_up(4 * weight.numel, BLOCK) for weight in others) + 8 * adams_shard
     masters = sum(bytes_each for bytes_each, is_half in zip(each, half, strict=True) if is_half)
-    masters += 4 * adams_shard if launch.precision.parameters != "fp32" else 0
+    masters += 4 * adams_shard if job.precision.parameters != "fp32" else 0
     return replace(
         states,
         first_step_bytes=max(size(updating), size(orthogonalizing) - of_others, 0),  # their moments come after Muon's step
@@ -56,42 +56,42 @@ def with_owned(launch: Launch, states: States, owned: Sequence[Weight], *, adams
     )
 
 
-def _largest_orthogonalization(launch: Launch, owned: Sequence[Weight]) -> tuple[Tensor, ...]:
+def _largest_orthogonalization(job: TrainingJob, owned: Sequence[Weight]) -> tuple[Tensor, ...]:
     kinds = dict.fromkeys(replace(weight, expert=False) for weight in owned if weight.orthogonalized)
-    return max((orthogonalization(launch, weight) for weight in kinds), key=size, default=())
+    return max((orthogonalization(job, weight) for weight in kinds), key=size, default=())
 
 
-def orthogonalization(launch: Launch, weight: Weight) -> tuple[Tensor, ...]:
+def orthogonalization(job: TrainingJob, weight: Weight) -> tuple[Tensor, ...]:
     """What is alive beside gradients and momentum at the fullest instant of one weight's update.
 
     Queries, keys and values are cut out into copies, orthogonalized one after the other and put together again; with one
     query group on the rank they are views.
     """
-    muon = muon_of(launch)
+    muon = muon_of(job)
     rows, columns = weight.shape
     moved: tuple[Tensor, ...] = (_fp32("gradient with Nesterov momentum", rows, columns),) if muon.nesterov else ()
     if not weight.parts or not muon.split_qkv:
-        return max(((*moved, *instant) for instant in _instants(launch, weight, rows, columns)), key=size)
+        return max(((*moved, *instant) for instant in _instants(job, weight, rows, columns)), key=size)
     groups = rows // sum(weight.parts)
     apart = tuple(_fp32("queries, keys and values apart", groups * part, columns) for part in weight.parts) if groups > 1 else ()
     instants = []
     done: tuple[Tensor, ...] = ()
     for part in weight.parts:
-        instants += [(*moved, *apart, *done, *instant) for instant in _instants(launch, weight, groups * part, columns)]
+        instants += [(*moved, *apart, *done, *instant) for instant in _instants(job, weight, groups * part, columns)]
         done += (_fp32("orthogonalized parts", groups * part, columns),)
     instants.append((*moved, *done, _fp32("orthogonalized gradient", rows, columns)))
     return max(instants, key=size)
 
 
-def _instants(launch: Launch, weight: Weight, rows: int, columns: int) -> Iterator[tuple[Tensor, ...]]:
+def _instants(job: TrainingJob, weight: Weight, rows: int, columns: int) -> Iterator[tuple[Tensor, ...]]:
     """Tensors that are alive together, for each instant that may be the fullest of `newton_schulz_tp` and the scaling."""
-    muon = muon_of(launch)
+    muon = muon_of(job)
     partition = None if muon.tensor_parallel == "blockwise" else weight.partition
     m, n = rows, columns
     squared = min(m, n)
     around: tuple[Tensor, ...] = ()
     if partition is not None and muon.tensor_parallel == "duplicated":
-        ranks = group_ranks(launch, weight.group)
+        ranks = group_ranks(job, weight.group)
         m, n = (m * ranks, n) if partition == 0 else (m, n * ranks)
         squared = min(m, n)
         around = (_fp32("gathered parts", m, n), _fp32("gathered gradient", m, n))
@@ -106,9 +106,9 @@ def _instants(launch: Launch, weight: Weight, rows: int, columns: int) -> Iterat
     yield (_fp32("orthogonalized gradient", m, n), scaled, scaled)
 
 
-def group_ranks(launch: Launch, group: str) -> int:
+def group_ranks(job: TrainingJob, group: str) -> int:
     """Ranks over which a weight is split."""
-    return launch.parallel.expert_tensor if group == "etp" else launch.parallel.tensor
+    return job.parallel.expert_tensor if group == "etp" else job.parallel.tensor
 
 
 def _fp32(name: str, rows: int, columns: int) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Final
 
 from analyzer.errors import InputError
 from analyzer.results import Report
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 from analyzer.trace.compare import Comparison, compare
 from analyzer.trace.events import Header
 from analyzer.trace.reader import Trace
@@ -19,7 +19,7 @@ OPTION: Final = "--info-check"
 def check(report: Report, trace: Trace, *, tolerance: float) -> Comparison:
     """Compare the recorded rank. Raises InputError where the trace belongs to another world, or breaks off before a step."""
     header = trace.header
-    world = report.launch.parallel.world_size
+    world = report.job.parallel.world_size
     if header.world_size != world:
         raise InputError(
             OPTION,
@@ -34,20 +34,20 @@ def check(report: Report, trace: Trace, *, tolerance: float) -> Comparison:
     return compare(rank, recorded, messages=messages, tolerance=tolerance)
 
 
-def as_recorded(launch: Launch, header: Header) -> Launch:
+def as_recorded(job: TrainingJob, header: Header) -> TrainingJob:
     """The launch with as many layers and microbatches as were recorded: fewer may show the same."""
     layers, count = header.extra.get("layers"), header.extra.get("microbatches")
     if layers:
-        launch = shortened(launch, int(layers))
+        job = shortened(job, int(layers))
     if count:
-        launch = replace(launch, batch=replace(launch.batch, microbatches=int(count), first_microbatches=int(count)))
-    return launch
+        job = replace(job, batch=replace(job.batch, microbatches=int(count), first_microbatches=int(count)))
+    return job
 
 
-def shortened(launch: Launch, layers: int) -> Launch:
+def shortened(job: TrainingJob, layers: int) -> TrainingJob:
     """The launch with fewer decoder layers. Raises InputError where it has not so many."""
-    if not 0 < layers <= launch.model.num_layers:
-        raise InputError("--info-layers", f"the model has {launch.model.num_layers} layers, not {layers}", "give fewer")
-    moe = launch.model.moe
-    model = replace(launch.model, num_layers=layers, moe=moe and replace(moe, layers=moe.layers[:layers]))
-    return replace(launch, model=model)
+    if not 0 < layers <= job.model.num_layers:
+        raise InputError("--info-layers", f"the model has {job.model.num_layers} layers, not {layers}", "give fewer")
+    moe = job.model.moe
+    model = replace(job.model, num_layers=layers, moe=moe and replace(moe, layers=moe.layers[:layers]))
+    return replace(job, model=model)

@@ -78,8 +78,8 @@ def test_what_sed_makes_runs_from_any_folder(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == (expected_file(script).read_text(), "")
 
 
-@pytest.mark.parametrize("launch", OWN_EXAMPLES)
-def test_the_same_sed_line_works_on_the_examples_of_megatron(launch: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("job", OWN_EXAMPLES)
+def test_the_same_sed_line_works_on_the_examples_of_megatron(job: str, tmp_path: Path) -> None:
     made = tmp_path / "train.sh"
     made.write_text(
         "#!/bin/bash\nexport CUDA_DEVICE_MAX_CONNECTIONS=1\nPRETRAIN_SCRIPT_PATH=megatron/pretrain_gpt.py\n"
@@ -87,8 +87,8 @@ def test_the_same_sed_line_works_on_the_examples_of_megatron(launch: str, tmp_pa
         "GPT_MODEL_ARGS=(\n    --num-layers 24 \n    --hidden-size 1024 \n    --num-attention-heads 16 \n"
         "    --seq-length 1024 \n    --max-position-embeddings 1024 \n)\n"
         "TRAINING_ARGS=(\n    --micro-batch-size 1 \n    --global-batch-size 8 \n    --train-iters 10 --lr 1e-4 --fp16\n)\n"
-        + ("DISTRIBUTED_ARGS=${DISTRIBUTED_ARGS[*]}\n" if "$DISTRIBUTED_ARGS" in launch else "")
-        + launch
+        + ("DISTRIBUTED_ARGS=${DISTRIBUTED_ARGS[*]}\n" if "$DISTRIBUTED_ARGS" in job else "")
+        + job
     )
     sed = sed_line(SCRIPTS[0]).partition(" examples/")[0]
     done = run(f"{sed} {made} | bash")

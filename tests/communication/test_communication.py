@@ -15,24 +15,24 @@ from analyzer.memory.ranks import stage_models
 from analyzer.modules.tree import Collective, Module, Parameter
 from analyzer.results import Message, StageModel
 from analyzer.schedule.pipeline import steps
-from analyzer.specs import Launch
-from tests.communication_launch import BATCH, HIDDEN, SEQUENCE, make_launch, make_stages
-from tests.launch_of import BASE, launch_of
+from analyzer.specs import TrainingJob
+from tests.communication_job import BATCH, HIDDEN, SEQUENCE, make_job, make_stages
+from tests.job_of import BASE, job_of
 
 MIB = 2**20
 HIDDEN_STATES = SEQUENCE * BATCH * HIDDEN * 2
 
 
-def rows_of(launch: Launch, **wanted: Any) -> list[Message]:
+def rows_of(job: TrainingJob, **wanted: Any) -> list[Message]:
     """Messages of the hand-made model whose fields are as wanted."""
-    found = messages(launch, make_stages(launch))
+    found = messages(job, make_stages(job))
     return [row for row in found if all(getattr(row, field) == value for field, value in wanted.items())]
 
 
-def simulate(launch: Launch) -> dict[str, tuple[int, int]]:
+def simulate(job: TrainingJob) -> dict[str, tuple[int, int]]:
     """(calls, bytes) of tp and pp in the whole world, by letting every rank run its schedule."""
-    parallel = launch.parallel
-    stages = make_stages(launch)
+    parallel = job.parallel
+    stages = make_stages(job)
     sent: dict[str, list[int]] = {"tp": [], "pp": []}
     for rank in range(parallel.world_size):
         pipeline_rank = coordinates(parallel, rank).pipeline
@@ -43,7 +43,7 @@ def simulate(launch: Launch) -> dict[str, tuple[int, int]]:
             pipeline=parallel.pipeline,
             pipeline_rank=pipeline_rank,
             chunks=parallel.chunks,
-            microbatches=launch.batch.microbatches,
+            microbatches=job.batch.microbatches,
         ):
             calls = [call for _, module in stage.trees[step.chunk].walk() for call in module.collectives]
             if parallel.tensor > 1:
@@ -77,7 +77,7 @@ def test_closed_form_is_what_all_ranks_send_together(
     sequence_parallel: bool,
     order: str,
 ) -> None:
-    launch = make_launch(
+    job = make_job(
         world_size=tensor * pipeline * context * data,
         tensor=tensor,
         pipeline=pipeline,
@@ -88,15 +88,15 @@ def test_closed_form_is_what_all_ranks_send_together(
         order=order,
         microbatches=microbatches,
     )
-    rows = [row for row in messages(launch, make_stages(launch)) if row.module.startswith(("decoder", "pipeline"))]
-    found = totals(launch, rows)
+    rows = [row for row in messages(job, make_stages(job)) if row.module.startswith(("decoder", "pipeline"))]
+    found = totals(job, rows)
     closed = {group: (total.cluster_calls_per_iteration, total.cluster_bytes_per_iteration) for group, total in found.items()}
-    assert closed == simulate(launch)
+    assert closed == simulate(job)
 
 
 def test_the_layout_of_the_2023_proposal() -> None:
     """2 nodes of 8, TP2 PP2 DP4, b 4, s 2048, h 4096: messages of 64 MiB, four tensor-parallel ones a layer."""
-    launch = make_launch(
+    job = make_job(
         world_size=16,
         tensor=2,
         pipeline=2,
@@ -109,7 +109,7 @@ def test_the_layout_of_the_2023_proposal() -> None:
         microbatches=32,
         megatron="2023",
     )
-    layers = rows_of(launch, group="tp", pipeline_rank=1, kind="all_reduce")
+    layers = rows_of(job, group="tp", pipeline_rank=1, kind="all_reduce")
     assert {row.module for row in layers} == {
         "decoder.layers.self_attention.linear_qkv",
         "decoder.layers.self_attention.linear_proj",
@@ -119,20 +119,20 @@ def test_the_layout_of_the_2023_proposal() -> None:
     assert {row.message_bytes for row in layers} == {64 * MIB}
     assert sum(row.calls_per_microbatch for row in layers) == 4 * 16
     assert sum(row.calls_per_iteration for row in layers) == 2048
-    (sent,) = rows_of(launch, group="pp", pipeline_rank=0)
+    (sent,) = rows_of(job, group="pp", pipeline_rank=0)
     assert (sent.message_bytes, sent.calls_per_iteration, sent.peer, sent.batched) == (64 * MIB, 32, "next", True)
-    cluster = totals(launch, messages(launch, make_stages(launch)))["pp"]
+    cluster = totals(job, messages(job, make_stages(job)))["pp"]
     # the proposal gives 2048 calls and 128 GiB: it counts four for each microbatch and GPU, where a GPU sends one
     assert (cluster.cluster_calls_per_iteration, cluster.cluster_bytes_per_iteration) == (2048 // 4, 128 * 1024 * MIB // 4)
 
 
 def test_a_microbatch_costs_bsh_between_stages_and_interleaving_multiplies_it() -> None:
     """Narayanan et al. 2021 (arXiv:2104.04473): bsh between consecutive devices; v chunks make v times the messages."""
-    plain = make_launch(world_size=4, pipeline=4)
+    plain = make_job(world_size=4, pipeline=4)
     (forward,) = rows_of(plain, group="pp", pipeline_rank=1, phase="forward")
     assert forward.message_bytes == HIDDEN_STATES
     assert forward.calls_per_microbatch == 1
-    interleaved = make_launch(world_size=4, pipeline=4, virtual_pipeline=2, overlap_p2p=True)
+    interleaved = make_job(world_size=4, pipeline=4, virtual_pipeline=2, overlap_p2p=True)
     crossed = Counter[str]()
     for row in rows_of(interleaved, group="pp"):
         assert row.batched is False
@@ -144,24 +144,24 @@ def test_a_microbatch_costs_bsh_between_stages_and_interleaving_multiplies_it() 
 
 def test_sequence_parallel_ranks_send_a_shard_each() -> None:
     """Korthikanti et al. 2022 (arXiv:2205.05198): what lies between stages is split along the sequence."""
-    launch = make_launch(world_size=8, tensor=4, expert_tensor=4, pipeline=2, sequence_parallel=True)
-    (sent,) = rows_of(launch, group="pp", pipeline_rank=0)
+    job = make_job(world_size=8, tensor=4, expert_tensor=4, pipeline=2, sequence_parallel=True)
+    (sent,) = rows_of(job, group="pp", pipeline_rank=0)
     assert sent.shape == (SEQUENCE // 4, BATCH, HIDDEN)
     assert sent.message_bytes * 4 == HIDDEN_STATES
 
 
 def test_gradients_and_parameters_of_the_distributed_optimizer() -> None:
     """Reduce-scatter of 4 and all-gather of 2 bytes for each parameter; all-reduce of 4 without it."""
-    stage = make_stages(make_launch(world_size=8))[0]
+    stage = make_stages(make_job(world_size=8))[0]
     numel = sum(parameter.numel for _, module in stage.trees[0].walk() for parameter in module.parameters)
-    (reduced,) = rows_of(make_launch(world_size=8), module="data_parallel.gradients")
+    (reduced,) = rows_of(make_job(world_size=8), module="data_parallel.gradients")
     assert (reduced.kind, reduced.group, reduced.message_bytes, reduced.calls_per_microbatch) == (
         "all_reduce",
         "dp_cp",
         4 * numel,
         0,
     )
-    sharded = make_launch(world_size=8, distributed=True)
+    sharded = make_job(world_size=8, distributed=True)
     (scattered,) = rows_of(sharded, module="data_parallel.gradients")
     (gathered,) = rows_of(sharded, module="data_parallel.parameters")
     assert (scattered.kind, gathered.kind) == ("reduce_scatter", "all_gather")
@@ -169,7 +169,7 @@ def test_gradients_and_parameters_of_the_distributed_optimizer() -> None:
     assert scattered.message_bytes == 2 * gathered.message_bytes
     assert 0 <= scattered.message_bytes - 4 * numel < 4 * (128 + 8 * 5 * 64)
     (exchanged,) = rows_of(
-        make_launch(world_size=8, distributed=True, reduce_scatter_with_fp32_accumulation=True),
+        make_job(world_size=8, distributed=True, reduce_scatter_with_fp32_accumulation=True),
         phase="gradient",
         module="data_parallel.gradients",
     )
@@ -177,8 +177,8 @@ def test_gradients_and_parameters_of_the_distributed_optimizer() -> None:
 
 
 def test_buckets_are_calls_and_add_up_to_the_buffer() -> None:
-    whole = make_launch(world_size=8, distributed=True)
-    bucketed = make_launch(world_size=8, distributed=True, overlap_grad_reduce=True, ddp_bucket_size=4000)
+    whole = make_job(world_size=8, distributed=True)
+    bucketed = make_job(world_size=8, distributed=True, overlap_grad_reduce=True, ddp_bucket_size=4000)
     (one,) = rows_of(whole, module="data_parallel.gradients")
     many = rows_of(bucketed, module="data_parallel.gradients")
     assert one.calls_per_iteration == 1
@@ -187,29 +187,29 @@ def test_buckets_are_calls_and_add_up_to_the_buffer() -> None:
 
 
 def test_instances_of_the_optimizer_reduce_inside_and_then_across() -> None:
-    launch = make_launch(world_size=8, distributed=True, distributed_optimizer_instances=2)
-    inside, across = rows_of(launch, phase="gradient", dtype="fp32")[:2]
+    job = make_job(world_size=8, distributed=True, distributed_optimizer_instances=2)
+    inside, across = rows_of(job, phase="gradient", dtype="fp32")[:2]
     assert (inside.group, inside.kind) == ("intra_dp_cp", "reduce_scatter")
     assert (across.group, across.kind) == ("inter_dist_opt", "all_reduce")
     assert across.shape[0] * 4 == inside.shape[0]
-    assert [row.group for row in rows_of(launch, kind="all_gather")] == ["intra_dp_cp"]
+    assert [row.group for row in rows_of(job, kind="all_gather")] == ["intra_dp_cp"]
 
 
 @pytest.mark.parametrize(("tied", "stages"), [(True, [0, 3]), (False, [])])
 def test_tied_embeddings_are_reduced_between_first_and_last_stage(tied: bool, stages: list[int]) -> None:
-    launch = make_launch(world_size=8, tensor=2, expert_tensor=2, pipeline=4, tied_embeddings=tied, distributed=True)
-    rows = rows_of(launch, group="embd")
+    job = make_job(world_size=8, tensor=2, expert_tensor=2, pipeline=4, tied_embeddings=tied, distributed=True)
+    rows = rows_of(job, group="embd")
     assert [row.pipeline_rank for row in rows] == stages
     assert all(row.shape == (128 // 2, HIDDEN) and row.dtype == "fp32" and row.calls_per_iteration == 1 for row in rows)
 
 
 def test_replicated_gradients_go_in_one_flat_message() -> None:
-    launch = make_launch(world_size=2, tensor=2, expert_tensor=2)
-    (stage,) = make_stages(launch)
+    job = make_job(world_size=2, tensor=2, expert_tensor=2)
+    (stage,) = make_stages(job)
     norm = Parameter(name="weight", shape=(HIDDEN,), dtype="bf16", sequence_parallel=True)
     norms = tuple(Module(name=f"norm_{index}", parameters=(norm,)) for index in range(3))
     tree = Module(name="GPTModel", children=(*norms, *stage.trees[0].children))
-    found = messages(launch, [StageModel(pipeline_rank=0, chunks=stage.chunks, trees=(tree,))])
+    found = messages(job, [StageModel(pipeline_rank=0, chunks=stage.chunks, trees=(tree,))])
     (flat,) = [row for row in found if row.module == "replicated_gradients"]
     assert (flat.group, flat.kind, flat.shape, flat.dtype, flat.calls_per_iteration) == (
         "tp",
@@ -221,8 +221,8 @@ def test_replicated_gradients_go_in_one_flat_message() -> None:
 
 
 def test_counts_recompute_and_once_per_iteration_of_modules() -> None:
-    launch = make_launch(world_size=2, tensor=2, expert_tensor=2, microbatches=8)
-    (stage,) = make_stages(launch)
+    job = make_job(world_size=2, tensor=2, expert_tensor=2, microbatches=8)
+    (stage,) = make_stages(job)
     calls = (
         Collective(kind="all_reduce", group="tp", shape=(4,), dtype="fp32", phase="recompute", count=3),
         Collective(kind="all_reduce", group="tp", shape=(4,), dtype="fp32", phase="recompute"),
@@ -230,7 +230,7 @@ def test_counts_recompute_and_once_per_iteration_of_modules() -> None:
         Collective(kind="all_gather", group="cp", shape=(5,), dtype="fp32", phase="forward"),
     )
     tree = Module(name="GPTModel", children=(Module(name="a.0", collectives=calls), Module(name="a.1", collectives=calls)))
-    found = messages(launch, [StageModel(pipeline_rank=0, chunks=stage.chunks, trees=(tree,))])
+    found = messages(job, [StageModel(pipeline_rank=0, chunks=stage.chunks, trees=(tree,))])
     assert [
         (row.phase, row.calls_per_microbatch, row.calls_per_iteration, row.bytes_per_iteration)
         for row in found
@@ -257,30 +257,30 @@ def test_counts_recompute_and_once_per_iteration_of_modules() -> None:
     ],
 )
 def test_stages_are_given_what_they_need_of_the_batch(pipeline: int, fields: list[set[str]]) -> None:
-    launch = make_launch(world_size=4 * pipeline, tensor=2, expert_tensor=2, pipeline=pipeline, context=2)
+    job = make_job(world_size=4 * pipeline, tensor=2, expert_tensor=2, pipeline=pipeline, context=2)
     for rank, expected in enumerate(fields):
-        rows = rows_of(launch, kind="broadcast", pipeline_rank=rank)
+        rows = rows_of(job, kind="broadcast", pipeline_rank=rank)
         assert {row.module.removeprefix("batch.") for row in rows} == expected
         assert all(row.calls_per_microbatch == 1 for row in rows)
         sizes = {row.module.removeprefix("batch."): row.message_bytes for row in rows}
         assert sizes.get("attention_mask", BATCH * SEQUENCE * SEQUENCE) == BATCH * SEQUENCE * SEQUENCE
         assert sizes.get("tokens", 8 * BATCH * SEQUENCE) == 8 * BATCH * SEQUENCE
-    without = make_launch(world_size=2, tensor=2, expert_tensor=2, attention_mask_in_dataloader=False)
+    without = make_job(world_size=2, tensor=2, expert_tensor=2, attention_mask_in_dataloader=False)
     assert not rows_of(without, module="batch.attention_mask")
 
 
-def scalars(launch: Launch, pipeline_rank: int) -> dict[str, str]:
+def scalars(job: TrainingJob, pipeline_rank: int) -> dict[str, str]:
     """Module and group of the messages of a few bytes that are all-reduced or broadcast once."""
-    rows = rows_of(launch, pipeline_rank=pipeline_rank)
+    rows = rows_of(job, pipeline_rank=pipeline_rank)
     return {row.module: row.group for row in rows if row.message_bytes <= 8 and row.calls_per_microbatch == 0}
 
 
 def test_scalars_of_a_step() -> None:
-    plain = make_launch(world_size=4, pipeline=2, tied_embeddings=False)
+    plain = make_job(world_size=4, pipeline=2, tied_embeddings=False)
     always = {"optimizer.grad_norm": "mp", "train_step.update_successful": "mp", "train_step.grad_norm": "mp"}
     assert scalars(plain, 0) == always
     assert scalars(plain, 1) == {**always, "loss.average": "dp_cp"}
-    logged = make_launch(
+    logged = make_job(
         world_size=4,
         pipeline=2,
         tied_embeddings=False,
@@ -307,12 +307,12 @@ def test_scalars_of_a_step() -> None:
 @pytest.mark.parametrize(("distributed", "group"), [(False, "tp_ep_pp"), (True, "intra_dist_opt")])
 def test_experts_have_an_optimizer_of_their_own(distributed: bool, group: str) -> None:
     """`get_megatron_optimizer` makes two of `ChainedOptimizer`: both look for overflow, groups that differ are summed apart."""
-    launch = launch_of(
+    job = job_of(
         "--fp16 --pipeline-model-parallel-size 2 --num-experts 8 --disable-bias-linear --expert-model-parallel-size 2 "
         f"--log-num-zeros-in-grad{' --use-distributed-optimizer' * distributed}",
         base=BASE.replace("--bf16", ""),
     )
-    rows = [row for row in messages(launch, stage_models(launch)) if row.module.startswith("optimizer.") and not row.pipeline_rank]
+    rows = [row for row in messages(job, stage_models(job)) if row.module.startswith("optimizer.") and not row.pipeline_rank]
     found = {row.module: row.group for row in rows if row.message_bytes == 4}
     dense = "intra_dist_opt" if distributed else "mp"
     apart = {} if distributed else {"optimizer.experts.grad_norm": group, "optimizer.experts.num_zeros_in_grad": group}
@@ -326,38 +326,36 @@ def test_experts_have_an_optimizer_of_their_own(distributed: bool, group: str) -
 
 
 def test_what_the_code_of_2023_does_otherwise() -> None:
-    launch = make_launch(
-        megatron="2023", world_size=16, tensor=2, expert_tensor=2, pipeline=2, virtual_pipeline=2, tied_embeddings=False
-    )
+    job = make_job(megatron="2023", world_size=16, tensor=2, expert_tensor=2, pipeline=2, virtual_pipeline=2, tied_embeddings=False)
     for rank in (0, 1):
-        text, sizes = (rows_of(launch, module=f"batch.{name}", pipeline_rank=rank)[0] for name in ("text", "sizes"))
+        text, sizes = (rows_of(job, module=f"batch.{name}", pipeline_rank=rank)[0] for name in ("text", "sizes"))
         assert (text.shape, text.dtype, text.calls_per_microbatch) == ((BATCH * (SEQUENCE + 1),), "int64", 2)
         assert (sizes.shape, sizes.calls_per_microbatch) == ((5,), 2)
-    assert scalars(launch, 0) == {"optimizer.grad_norm": "mp"}
-    (loss,) = rows_of(launch, module="loss.average")
+    assert scalars(job, 0) == {"optimizer.grad_norm": "mp"}
+    (loss,) = rows_of(job, module="loss.average")
     assert (loss.pipeline_rank, loss.group, loss.shape, loss.calls_per_microbatch) == (1, "dp", (1,), 1)
-    unclipped = make_launch(megatron="2023", world_size=2, tensor=2, expert_tensor=2, clip_grad=0.0)
+    unclipped = make_job(megatron="2023", world_size=2, tensor=2, expert_tensor=2, clip_grad=0.0)
     assert scalars(unclipped, 0) == {}
 
 
 def test_a_single_rank_sends_nothing() -> None:
-    launch = make_launch(calculate_per_token_loss=True, distributed=True, log_params_norm=True)
-    assert messages(launch, make_stages(launch)) == ()
+    job = make_job(calculate_per_token_loss=True, distributed=True, log_params_norm=True)
+    assert messages(job, make_stages(job)) == ()
 
 
 def test_busiest_rank_and_cluster() -> None:
     """The stage with more layers is the busiest; the cluster has every stage once for each of its ranks."""
-    launch = make_launch(world_size=16, tensor=2, expert_tensor=2, pipeline=2, tied_embeddings=False)
-    first, last = make_stages(launch)
-    rows = [row for row in messages(launch, [first, last]) if row.module.startswith("decoder")]
+    job = make_job(world_size=16, tensor=2, expert_tensor=2, pipeline=2, tied_embeddings=False)
+    first, last = make_stages(job)
+    rows = [row for row in messages(job, [first, last]) if row.module.startswith("decoder")]
     fewer = [row for row in rows if row.pipeline_rank == 0 or "mlp" in row.module]
-    total = totals(launch, fewer)["tp"]
+    total = totals(job, fewer)["tp"]
     assert total.calls_per_iteration == 4 * 4 * 8
     assert total.bytes_per_iteration == 4 * 4 * 8 * HIDDEN_STATES
     assert total.cluster_calls_per_iteration == 8 * (4 * 4 * 8 + 2 * 4 * 8)
 
 
 def test_rows_do_not_grow_with_the_world_or_the_batch() -> None:
-    small = make_launch(world_size=8, tensor=2, expert_tensor=2, pipeline=2, distributed=True)
-    large = make_launch(world_size=2**17, tensor=2, expert_tensor=2, pipeline=2, distributed=True, microbatches=4096)
+    small = make_job(world_size=8, tensor=2, expert_tensor=2, pipeline=2, distributed=True)
+    large = make_job(world_size=2**17, tensor=2, expert_tensor=2, pipeline=2, distributed=True, microbatches=4096)
     assert len(rows_of(small)) == len(rows_of(large))

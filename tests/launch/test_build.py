@@ -11,9 +11,9 @@ from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.build import build
 from analyzer.launch.launchers.torchrun import World
 from analyzer.launch.parse import parse
-from analyzer.specs import HardwareSpec, Launch
+from analyzer.specs import HardwareSpec, TrainingJob
 from tests.data_files import measured_records, truth_records
-from tests.launch_of import BASE, BLACKWELL, HOPPER, arguments_of, launch_of
+from tests.job_of import BASE, BLACKWELL, HOPPER, arguments_of, job_of
 
 LLAMA_3_8B = (
     "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention "
@@ -25,30 +25,30 @@ LLAMA_3_8B = (
 
 
 def test_llama_3_8b() -> None:
-    launch = launch_of("--tensor-model-parallel-size 4 --sequence-parallel", base=LLAMA_3_8B, gpus=16)
-    model, parallel = launch.model, launch.parallel
+    job = job_of("--tensor-model-parallel-size 4 --sequence-parallel", base=LLAMA_3_8B, gpus=16)
+    model, parallel = job.model, job.parallel
     assert (model.kv_channels, model.num_query_groups, model.padded_vocab_size) == (128, 8, 128512)
     assert (model.activation, model.gated, model.normalization, model.position_embedding) == ("swiglu", True, "RMSNorm", "rope")
     assert (model.bias_linear, model.bias_qkv, model.tied_embeddings, model.rope_fusion) == (False, False, False, True)
     assert (parallel.data, parallel.nodes, parallel.gpus_per_node) == (4, 2, 8)
-    assert launch.batch.microbatches == 32
-    assert launch.precision.gradients == "fp32"
-    assert launch.optimizer.distributed
-    assert launch.megatron == "0.16.1"
+    assert job.batch.microbatches == 32
+    assert job.precision.gradients == "fp32"
+    assert job.optimizer.distributed
+    assert job.megatron == "0.16.1"
 
 
 def test_qkv_bias_alone() -> None:
-    model = launch_of("--add-qkv-bias", base=LLAMA_3_8B).model
+    model = job_of("--add-qkv-bias", base=LLAMA_3_8B).model
     assert (model.bias_linear, model.bias_qkv) == (False, True)
 
 
 def test_fusions_by_default_and_turned_off() -> None:
-    on = launch_of("").model
+    on = job_of("").model
     assert (on.bias_activation_fusion, on.bias_dropout_fusion, on.masked_softmax_fusion) == (True, True, True)
-    off = launch_of("--no-bias-gelu-fusion --no-bias-dropout-fusion --no-masked-softmax-fusion").model
+    off = job_of("--no-bias-gelu-fusion --no-bias-dropout-fusion --no-masked-softmax-fusion").model
     assert (off.bias_activation_fusion, off.bias_dropout_fusion, off.masked_softmax_fusion) == (False, False, False)
-    assert not launch_of("--disable-bias-linear").model.bias_activation_fusion
-    assert launch_of("--disable-bias-linear --swiglu").model.bias_activation_fusion
+    assert not job_of("--disable-bias-linear").model.bias_activation_fusion
+    assert job_of("--disable-bias-linear --swiglu").model.bias_activation_fusion
 
 
 @pytest.mark.parametrize(
@@ -61,74 +61,72 @@ def test_fusions_by_default_and_turned_off() -> None:
     ],
 )
 def test_cross_entropy(line: str, loss: str) -> None:
-    assert launch_of(line).model.cross_entropy == loss
+    assert job_of(line).model.cross_entropy == loss
 
 
 def test_squared_relu() -> None:
-    assert launch_of("--squared-relu --disable-bias-linear").model.activation == "squared_relu"
-    assert launch_of("--squared-relu --no-bias-gelu-fusion").model.bias_linear
+    assert job_of("--squared-relu --disable-bias-linear").model.activation == "squared_relu"
+    assert job_of("--squared-relu --no-bias-gelu-fusion").model.bias_linear
 
 
 def test_positions() -> None:
-    assert launch_of("--use-rotary-position-embeddings --no-position-embedding").model.position_embedding == "rope"
-    assert launch_of("--position-embedding-type none").model.position_embedding == "none"
-    assert not launch_of("--position-embedding-type rope --no-rope-fusion").model.rope_fusion
-    assert not launch_of("").model.rope_fusion
+    assert job_of("--use-rotary-position-embeddings --no-position-embedding").model.position_embedding == "rope"
+    assert job_of("--position-embedding-type none").model.position_embedding == "none"
+    assert not job_of("--position-embedding-type rope --no-rope-fusion").model.rope_fusion
+    assert not job_of("").model.rope_fusion
 
 
 def test_query_key_layer_scaling() -> None:
     line = "--apply-query-key-layer-scaling"
-    launch = launch_of(line)
-    assert launch.model.attention_softmax_in_fp32
-    assert any("NVTE_APPLY_QK_LAYER_SCALING=1" in each for each in launch.assumptions)
-    assert not any("QK_LAYER" in each for each in launch_of(line + " --transformer-impl local").assumptions)
+    job = job_of(line)
+    assert job.model.attention_softmax_in_fp32
+    assert any("NVTE_APPLY_QK_LAYER_SCALING=1" in each for each in job.assumptions)
+    assert not any("QK_LAYER" in each for each in job_of(line + " --transformer-impl local").assumptions)
     with pytest.raises(InputError, match=r"^--apply-query-key-layer-scaling: is off and NVTE_APPLY_QK_LAYER_SCALING is 1"):
-        launch_of("", environ={"NVTE_APPLY_QK_LAYER_SCALING": "1"})
+        job_of("", environ={"NVTE_APPLY_QK_LAYER_SCALING": "1"})
 
 
 def test_code_of_2023() -> None:
-    launch = launch_of("--use-flash-attn --swiglu --use-distributed-optimizer", release="2023")
-    assert launch.megatron == "2023"
-    assert (launch.model.implementation, launch.model.attention_backend) == ("legacy", "flash")
-    assert launch.model.apply_query_key_layer_scaling
-    assert launch.precision.gradients == "fp32"
+    job = job_of("--use-flash-attn --swiglu --use-distributed-optimizer", release="2023")
+    assert job.megatron == "2023"
+    assert (job.model.implementation, job.model.attention_backend) == ("legacy", "flash")
+    assert job.model.apply_query_key_layer_scaling
+    assert job.precision.gradients == "fp32"
     with pytest.raises(UnsupportedError, match=r"^--transformer-impl"):
-        launch_of("--transformer-impl transformer_engine", release="2023")
+        job_of("--transformer-impl transformer_engine", release="2023")
 
 
 def test_worlds_too_small_for_2023_are_cut() -> None:
-    launch = launch_of("--tensor-model-parallel-size 8 --pipeline-model-parallel-size 4", release="2023", gpus=4)
-    assert (launch.parallel.tensor, launch.parallel.pipeline) == (4, 1)
-    assert any("cuts" in each for each in launch.assumptions)
+    job = job_of("--tensor-model-parallel-size 8 --pipeline-model-parallel-size 4", release="2023", gpus=4)
+    assert (job.parallel.tensor, job.parallel.pipeline) == (4, 1)
+    assert any("cuts" in each for each in job.assumptions)
 
 
 def test_legacy_models() -> None:
-    assert launch_of("--use-legacy-models --transformer-impl local").model.implementation == "legacy"
+    assert job_of("--use-legacy-models --transformer-impl local").model.implementation == "legacy"
     with pytest.raises(UnsupportedError, match=r"^--use-legacy-models"):
-        launch_of("--use-legacy-models")
+        job_of("--use-legacy-models")
 
 
 def test_nan_check_is_off_under_dynamic_loss_scaling() -> None:
     fp16 = BASE.replace("--bf16", "--fp16")
-    assert launch_of("").runtime.check_for_nan_in_loss_and_grad
-    assert not launch_of("", base=fp16).runtime.check_for_nan_in_loss_and_grad
-    assert launch_of("--loss-scale 1024", base=fp16).runtime.check_for_nan_in_loss_and_grad
+    assert job_of("").flags.check_for_nan_in_loss_and_grad
+    assert not job_of("", base=fp16).flags.check_for_nan_in_loss_and_grad
+    assert job_of("--loss-scale 1024", base=fp16).flags.check_for_nan_in_loss_and_grad
 
 
 def test_environment_of_the_runtime() -> None:
-    runtime = launch_of("", environ={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}).runtime
+    runtime = job_of("", environ={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}).flags
     assert runtime.cublas_workspace_config == ":4096:8"
 
 
 def test_assumptions_are_sentences_and_not_repeated() -> None:
-    assumptions = launch_of(
-        "--tensor-model-parallel-size 2 --context-parallel-size 2 --load /dummy --deterministic-mode"
-    ).assumptions
+    assumptions = job_of("--tensor-model-parallel-size 2 --context-parallel-size 2 --load /dummy --deterministic-mode").assumptions
     assert all(each.endswith(".") and "\n" not in each for each in assumptions)
     assert len(set(assumptions)) == len(assumptions)
 
 
-def launch_from(record_argv: list[str], *, gpus: int, environ: dict[str, str], gpu: HardwareSpec) -> Launch:
+def job_from(record_argv: list[str], *, gpus: int, environ: dict[str, str], gpu: HardwareSpec) -> TrainingJob:
     arguments, world, _ = parse(["--nproc-per-node", str(gpus), *record_argv], environ=environ, folder=Path("/nowhere"))
     return build(arguments, world, environ=environ, gpu=gpu, folder=Path("/nowhere"))
 
@@ -138,11 +136,11 @@ def test_dense_models_of_megatron() -> None:
     for record in truth_records("parameters.json"):
         if "--num-experts" in record["argv"]:
             continue  # in test_validate_moe
-        launch, layout = launch_from(record["argv"], gpus=record["world_size"], environ={}, gpu=HOPPER), record["layout"]
-        assert launch.model.vocab_size == record["tokenizer_vocab"]
-        assert launch.model.padded_vocab_size == record["padded_vocab_size"]
-        assert launch.model.ffn_hidden_size == record["ffn_hidden_size"]
-        parallel = launch.parallel
+        job, layout = job_from(record["argv"], gpus=record["world_size"], environ={}, gpu=HOPPER), record["layout"]
+        assert job.model.vocab_size == record["tokenizer_vocab"]
+        assert job.model.padded_vocab_size == record["padded_vocab_size"]
+        assert job.model.ffn_hidden_size == record["ffn_hidden_size"]
+        parallel = job.parallel
         assert (parallel.tensor, parallel.pipeline, parallel.context, parallel.data) == tuple(
             layout[k] for k in ("tp", "pp", "cp", "dp")
         )
@@ -159,7 +157,7 @@ def test_measured_runs_are_taken() -> None:
         for record in measured_records(file):
             gpu = HardwareSpec(name=record["gpu"], compute_capability=capability[record["gpu"]])
             gpus = record["nodes"] * record["gpus_per_node"]
-            launch_from(record["argv"], gpus=gpus, environ=record["env"], gpu=gpu)
+            job_from(record["argv"], gpus=gpus, environ=record["env"], gpu=gpu)
             taken += 1
     assert taken == 127
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.launch_of import launch_of
+from tests.job_of import job_of
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from tests.launch_of import launch_of
     ],
 )
 def test_what_does_nothing_is_said(line: str, sentence: str) -> None:
-    assert sentence in launch_of(line).assumptions
+    assert sentence in job_of(line).assumptions
 
 
 @pytest.mark.parametrize(
@@ -37,4 +37,4 @@ def test_what_does_nothing_is_said(line: str, sentence: str) -> None:
     ],
 )
 def test_what_does_something_is_not(line: str) -> None:
-    assert not [sentence for sentence in launch_of(line).assumptions if "no effect" in sentence]
+    assert not [sentence for sentence in job_of(line).assumptions if "no effect" in sentence]

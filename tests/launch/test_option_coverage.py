@@ -15,7 +15,7 @@ from analyzer.launch.coverage.option_effects import MODELLED, NO_EFFECT
 from analyzer.launch.coverage.supported import ASSUMED, HARMLESS, REFUSED, assumptions_of
 from analyzer.launch.launchers.torchrun import World
 from tests.data_files import parser_options
-from tests.launch_of import BASE, HOPPER, arguments_of, launch_of
+from tests.job_of import BASE, HOPPER, arguments_of, job_of
 
 
 @pytest.mark.parametrize("release", ["0.12.3", "0.13.0", "0.14.0", "0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.0"])
@@ -34,7 +34,7 @@ def test_every_option_is_in_exactly_one_table(release: str) -> None:
 def test_defaults_need_no_word(release: str) -> None:
     arguments = arguments_of(BASE, release=release)
     assert assumptions_of(arguments) == ()
-    launch_of("", release=release)
+    job_of("", release=release)
 
 
 class Recorded(Mapping[str, object]):
@@ -121,7 +121,7 @@ def test_modelled_options_are_read() -> None:
 )
 def test_families_of_later_are_refused_by_name(line: str, option: str) -> None:
     with pytest.raises(UnsupportedError) as error:
-        launch_of(line)
+        job_of(line)
     assert error.value.option.startswith(option)
     assert "\n" not in str(error.value)
 
@@ -138,7 +138,7 @@ def test_families_of_later_are_refused_by_name(line: str, option: str) -> None:
 )
 def test_assumptions_name_the_option_and_the_direction(line: str, word: str) -> None:
     assumed = [
-        each for each in launch_of(line).assumptions if each.startswith(line.split()[-1].replace("/dummy/checkpoints", "--load"))
+        each for each in job_of(line).assumptions if each.startswith(line.split()[-1].replace("/dummy/checkpoints", "--load"))
     ]
     assert len(assumed) == 1
     assert word in assumed[0]

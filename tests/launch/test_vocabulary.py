@@ -14,7 +14,7 @@ from analyzer.errors import InputError
 from analyzer.launch.tokenizer.tokenizer_files import read_sentencepieces
 from analyzer.launch.tokenizer.vocabulary import Vocabulary, pad_vocabulary, read_vocabulary
 from tests.data_files import truth_records
-from tests.launch_of import arguments_of
+from tests.job_of import arguments_of
 
 
 def read(

@@ -12,10 +12,10 @@ from analyzer.memory.iteration import order_of
 from analyzer.memory.ranks import rank_classes, rank_classes_of_tensors, stage_models
 from analyzer.memory.workspaces import runtime_items
 from analyzer.modules.tree import Module, Tensor
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 from analyzer.states.buffers import creation_order, shard_numel, shard_pieces, stage_buffers
 from analyzer.units import MIB
-from tests.launch_of import BASE, launch_of
+from tests.job_of import BASE, job_of
 
 RECOMPUTE = (
     "",
@@ -35,7 +35,7 @@ def large(module: Module) -> int:
 def test_everything_requested_is_given_back_once(recompute: str, moe: bool, t: int) -> None:
     line = f"{recompute} --tensor-model-parallel-size {t} --sequence-parallel"
     line += " --num-experts 4 --disable-bias-linear" if moe else ""
-    [tree] = stage_models(launch_of(line))[0].trees
+    [tree] = stage_models(job_of(line))[0].trees
     written = script(tree)
     held: dict[int, int] = {}
 
@@ -62,10 +62,10 @@ def test_everything_requested_is_given_back_once(recompute: str, moe: bool, t: i
 def test_pieces_of_a_shard_are_its_parameters(data: int, overlap: bool) -> None:
     """The first rank owns the front of every bucket; without the padding between parameters it is what they have there."""
     line = "--use-distributed-optimizer" + (" --overlap-grad-reduce --overlap-param-gather" if overlap else "")
-    launch = launch_of(line, gpus=data)
-    [stage] = stage_models(launch)
+    job = job_of(line, gpus=data)
+    [stage] = stage_models(job)
     everything = sum(parameter.numel for parameter in creation_order(stage.trees[0]))
-    for buffers in stage_buffers(launch, stage):
+    for buffers in stage_buffers(job, stage):
         for buffer in buffers:
             pieces = shard_pieces(buffer, data)
             assert sum(shard_pieces(buffer, 1)) == everything
@@ -73,12 +73,12 @@ def test_pieces_of_a_shard_are_its_parameters(data: int, overlap: bool) -> None:
             assert shard_numel(buffer, data) - sum(pieces) < 64 * (len(pieces) + 1) + 128 * data
 
 
-def one_tensor(bytes: int, launch: Launch) -> tuple[int, int]:
+def one_tensor(bytes: int, job: TrainingJob) -> tuple[int, int]:
     """Unsplit and unused bytes of a rank whose only activation has so many bytes."""
-    [stage] = stage_models(launch)
+    [stage] = stage_models(job)
     tree = Module(name="gpt_model", saved=(Tensor(name="x", shape=(bytes,), dtype="uint8"),))
-    orders = (order_of(launch, stage, 1), order_of(launch, stage, 1))
-    made = blocks(launch, stage, [script(tree)], runtime_items(launch, ()), orders=orders, settings=AllocatorSettings())
+    orders = (order_of(job, stage, 1), order_of(job, stage, 1))
+    made = blocks(job, stage, [script(tree)], runtime_items(job, ()), orders=orders, settings=AllocatorSettings())
     return made.unsplit, made.unused
 
 
@@ -90,18 +90,18 @@ def test_a_moment_takes_the_whole_of_a_block_that_is_little_larger() -> None:
     and to a new segment of 20 MiB, where 3, 4, 4 and 4 leave 5 MiB to the last of 4: 1 MiB too much. A free block of 24 MiB
     takes the second and the next three, and leaves 1.75 MiB, and nothing is too large.
     """
-    launch = launch_of(
+    job = job_of(
         "--num-layers 1 --hidden-size 512 --num-attention-heads 8 --vocab-size 5759 --position-embedding-type none",
         base=BASE.replace("--vocab-size 32000", ""),
     )
-    assert launch.model.padded_vocab_size == 5760
-    alone, _ = one_tensor(1, launch)
-    assert one_tensor(23 * MIB, launch)[0] == alone - 7 * MIB // 4
+    assert job.model.padded_vocab_size == 5760
+    alone, _ = one_tensor(1, job)
+    assert one_tensor(23 * MIB, job)[0] == alone - 7 * MIB // 4
 
 
 def test_blocks_are_counted_between_iterations_and_at_the_peak() -> None:
-    launch = launch_of("--use-distributed-optimizer --num-layers 12 --hidden-size 512 --num-attention-heads 8 --seq-length 1024")
-    plain, [found] = rank_classes_of_tensors(launch), rank_classes(launch)
+    job = job_of("--use-distributed-optimizer --num-layers 12 --hidden-size 512 --num-attention-heads 8 --seq-length 1024")
+    plain, [found] = rank_classes_of_tensors(job), rank_classes(job)
     memory, bare = found.memory, plain[0].memory
     unsplit = memory.allocated_bytes - bare.allocated_bytes
     assert unsplit >= 0
@@ -112,16 +112,16 @@ def test_blocks_are_counted_between_iterations_and_at_the_peak() -> None:
 
 
 def test_settings_that_are_not_simulated_leave_the_estimate() -> None:
-    launch = launch_of("", environ={"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"})
-    ranks = rank_classes_of_tensors(launch)
-    assert refined(launch, stage_models(launch), ranks) == ranks
-    assert not rank_classes(launch)[0].memory.replayed
+    job = job_of("", environ={"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"})
+    ranks = rank_classes_of_tensors(job)
+    assert refined(job, stage_models(job), ranks) == ranks
+    assert not rank_classes(job)[0].memory.replayed
 
 
 def test_the_environment_of_the_launch_decides() -> None:
     """With segments that grow there are no holes at their ends, so fewer bytes are reserved."""
-    plain = rank_classes(launch_of("--micro-batch-size 4"))[0].memory
-    growing = rank_classes(launch_of("--micro-batch-size 4", environ={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}))[
+    plain = rank_classes(job_of("--micro-batch-size 4"))[0].memory
+    growing = rank_classes(job_of("--micro-batch-size 4", environ={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}))[
         0
     ].memory
     assert growing.replayed
@@ -130,10 +130,10 @@ def test_the_environment_of_the_launch_decides() -> None:
 
 @pytest.mark.parametrize("pipeline", [1, 4])
 def test_the_fullest_ranks_come_first_where_there_are_too_many(pipeline: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    launch = launch_of(f"--pipeline-model-parallel-size {pipeline} --global-batch-size 32")
+    job = job_of(f"--pipeline-model-parallel-size {pipeline} --global-batch-size 32")
     monkeypatch.setattr("analyzer.memory.allocator.replay.MOST_REQUESTS", 1_500)
-    ranks = rank_classes(launch)
-    bare = rank_classes_of_tensors(launch)
+    ranks = rank_classes(job)
+    bare = rank_classes_of_tensors(job)
     replayed = [rank.memory.replayed for rank in ranks]
     order = sorted(range(pipeline), key=lambda stage: -bare[stage].memory.device_bytes)
     assert [replayed[stage] for stage in order] == sorted(replayed, reverse=True)

@@ -11,7 +11,7 @@ import pytest
 from analyzer.memory.passes import Point, timeline
 from analyzer.memory.ranks import rank_classes, stage_models
 from analyzer.modules.tree import Module
-from tests.launch_of import launch_of
+from tests.job_of import job_of
 
 S, H, HEADS = 2048, 1024, 16
 HIDDEN = 2 * S * H
@@ -24,11 +24,11 @@ MLA = (
 
 
 def module(line: str, name: str) -> Module:
-    return next(module for _, module in stage_models(launch_of(line))[0].trees[0].walk() if module.name == name)
+    return next(module for _, module in stage_models(job_of(line))[0].trees[0].walk() if module.name == name)
 
 
 def left_after_a_step(line: str) -> int:
-    return rank_classes(launch_of(line))[0].memory.allocated_bytes
+    return rank_classes(job_of(line))[0].memory.allocated_bytes
 
 
 def test_layers_leave_their_input_and_its_gradient() -> None:
@@ -41,7 +41,7 @@ def test_layers_leave_their_input_and_its_gradient() -> None:
 
 def test_what_a_layer_left_is_there_in_the_backward_of_those_before_it() -> None:
     """Its input instead of being freed; its gradient is the one that the layer before starts from, until that is summed up."""
-    line = timeline(stage_models(launch_of(f"--num-layers 2 {MIXTURE} {FULL}"))[0].trees[0])
+    line = timeline(stage_models(job_of(f"--num-layers 2 {MIXTURE} {FULL}"))[0].trees[0])
 
     def runs(name: str) -> tuple[Point, Point]:
         """In backward proper, of the last layer and of the one before it."""

@@ -9,9 +9,9 @@ from analyzer.memory.cuda_graphs import emptied
 from analyzer.memory.ranks import rank_classes, rank_classes_of_tensors
 from analyzer.modules.tree import Module
 from analyzer.results import RankMemory
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 from analyzer.units import KIB, MIB
-from tests.launch_of import BLACKWELL, HOPPER, launch_of
+from tests.job_of import BLACKWELL, HOPPER, job_of
 
 S, H, LAYERS = 2048, 1024, 8
 HIDDEN = 2 * S * H
@@ -21,41 +21,41 @@ MIXTURE = "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-token-di
 PADDED = f"{MIXTURE} --moe-expert-capacity-factor 1.0 --moe-pad-expert-input-to-capacity"
 
 
-def memory(launch: Launch, *, rank: int = 0) -> RankMemory:
-    return rank_classes(launch)[rank].memory
+def memory(job: TrainingJob, *, rank: int = 0) -> RankMemory:
+    return rank_classes(job)[rank].memory
 
 
 NOW = f"{TE} --cuda-graph-warmup-steps 0"
 """Captured before the first iteration, whose peak then has the static inputs."""
 
 
-def static(launch: Launch, *, rank: int = 0) -> int:
-    return next(part.bytes for part in memory(launch, rank=rank).runtime_parts if part.name == "static inputs of CUDA graphs")
+def static(job: TrainingJob, *, rank: int = 0) -> int:
+    return next(part.bytes for part in memory(job, rank=rank).runtime_parts if part.name == "static inputs of CUDA graphs")
 
 
 def test_without_a_pipeline_each_layer_has_one_set_of_inputs() -> None:
     """`_get_cuda_graph_input_data`: one microbatch is captured where there is no pipeline; `get_layer_static_inputs`: hidden
     states in bf16, and a mask of one byte for each pair of positions."""
-    assert static(launch_of(f"{NOW} --global-batch-size 64")) == LAYERS * (HIDDEN + MASK)
+    assert static(job_of(f"{NOW} --global-batch-size 64")) == LAYERS * (HIDDEN + MASK)
 
 
 def test_in_a_pipeline_each_microbatch_in_flight_has_inputs() -> None:
     """1F1B keeps four microbatches of the two layers in flight on the first of four stages, and one on the last."""
-    launch = launch_of(f"{NOW} --pipeline-model-parallel-size 4 --global-batch-size 64")
-    assert static(launch) == 4 * 2 * (HIDDEN + MASK)
-    assert static(launch, rank=3) == 1 * 2 * (HIDDEN + MASK)
+    job = job_of(f"{NOW} --pipeline-model-parallel-size 4 --global-batch-size 64")
+    assert static(job) == 4 * 2 * (HIDDEN + MASK)
+    assert static(job, rank=3) == 1 * 2 * (HIDDEN + MASK)
 
 
 def test_only_attention_is_given_a_mask() -> None:
-    assert static(launch_of(f"{NOW} --cuda-graph-scope mlp")) == LAYERS * HIDDEN
+    assert static(job_of(f"{NOW} --cuda-graph-scope mlp")) == LAYERS * HIDDEN
 
 
 def test_whole_layers_in_the_pool_leave_embedding_and_head_outside() -> None:
     """What is allocated while graphs are replayed does not grow with the layers, but for static inputs."""
     warm = "--cuda-graph-warmup-steps 0"
-    few, many = (memory(launch_of(f"{TE} {warm} --num-layers {layers}")) for layers in (8, 16))
+    few, many = (memory(job_of(f"{TE} {warm} --num-layers {layers}")) for layers in (8, 16))
     grown = many.graph_pool_bytes - few.graph_pool_bytes
-    plain_few, plain_many = (memory(launch_of(f"--attention-backend flash --attention-dropout 0 --hidden-dropout 0 {more}"))
+    plain_few, plain_many = (memory(job_of(f"--attention-backend flash --attention-dropout 0 --hidden-dropout 0 {more}"))
                              for more in ("--num-layers 8", "--num-layers 16"))  # fmt: skip
     kept = plain_many.activations_bytes - plain_few.activations_bytes
     assert grown == pytest.approx(kept, abs=2 * MIB)
@@ -64,28 +64,28 @@ def test_whole_layers_in_the_pool_leave_embedding_and_head_outside() -> None:
 
 
 def test_reserved_memory_holds_the_pool_beside_a_replay() -> None:
-    with_graphs = memory(launch_of(TE))
+    with_graphs = memory(job_of(TE))
     assert with_graphs.graph_pool_bytes > 0
     assert with_graphs.peak_reserved_bytes >= with_graphs.allocated_bytes + with_graphs.graph_pool_bytes
 
 
 def test_warm_up_iterations_run_without_graphs() -> None:
     """Three iterations come before the capture by default, and are as full as without graphs."""
-    launch = launch_of("--attention-backend flash --attention-dropout 0 --hidden-dropout 0")
-    plain = rank_classes_of_tensors(launch)[0].memory
-    warmed = memory(launch_of(TE))
+    job = job_of("--attention-backend flash --attention-dropout 0 --hidden-dropout 0")
+    plain = rank_classes_of_tensors(job)[0].memory
+    warmed = memory(job_of(TE))
     assert warmed.peak_allocated_first_iteration_bytes == plain.peak_allocated_first_iteration_bytes
     assert warmed.peak_allocated_bytes >= plain.peak_allocated_bytes
 
 
 def test_the_streams_of_a_capture_have_workspaces_of_cublas() -> None:
     """Unfused attention multiplies through PyTorch: 2 streams, 2 threads, 32 MiB on Hopper (`getChosenWorkspaceSize`)."""
-    parts = memory(launch_of(NOW.replace("flash", "unfused"))).runtime_parts
+    parts = memory(job_of(NOW.replace("flash", "unfused"))).runtime_parts
     assert {part.name: part.bytes for part in parts}["cuBLAS workspaces of the capture's streams"] == 4 * 4096 * 8 * KIB
 
 
 def test_the_whole_iteration_has_no_static_inputs_of_layers() -> None:
-    names = [part.name for part in memory(launch_of("--cuda-graph-impl local --cuda-graph-scope full_iteration")).runtime_parts]
+    names = [part.name for part in memory(job_of("--cuda-graph-impl local --cuda-graph-scope full_iteration")).runtime_parts]
     assert names
     assert "static inputs of CUDA graphs" not in names
 
@@ -102,7 +102,7 @@ def test_the_whole_iteration_has_no_static_inputs_of_layers() -> None:
     ],
 )
 def test_every_release_has_its_options(line: str, release: str) -> None:
-    assert memory(launch_of(line, release=release)).graph_pool_bytes > 0
+    assert memory(job_of(line, release=release)).graph_pool_bytes > 0
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_every_release_has_its_options(line: str, release: str) -> None:
 )
 def test_what_megatron_refuses(line: str, option: str, remedy: str) -> None:
     with pytest.raises(InputError) as refused:
-        launch_of(line)
+        job_of(line)
     assert option in str(refused.value)
     assert remedy in str(refused.value)
 
@@ -134,13 +134,13 @@ def test_segments_that_grow_need_nccl_kept_from_registering_them() -> None:
     growing = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     for line, gpu in ((TE, HOPPER), (TE, BLACKWELL), ("--cuda-graph-impl local", HOPPER)):
         with pytest.raises(InputError, match="NCCL_GRAPH_REGISTER=0"):
-            launch_of(line, environ=growing, gpu=gpu)
-        launch_of(line, environ={**growing, "NCCL_GRAPH_REGISTER": "0"}, gpu=gpu)
-    launch_of("--cuda-graph-impl local", environ=growing, gpu=BLACKWELL)
+            job_of(line, environ=growing, gpu=gpu)
+        job_of(line, environ={**growing, "NCCL_GRAPH_REGISTER": "0"}, gpu=gpu)
+    job_of("--cuda-graph-impl local", environ=growing, gpu=BLACKWELL)
 
 
 def test_emptied_modules_keep_their_parameters() -> None:
-    tree: Module = rank_classes(launch_of(""))[0].trees[0]
+    tree: Module = rank_classes(job_of(""))[0].trees[0]
     bare = emptied(tree)
     assert bare.retained_bytes == 0
     assert [module.parameters for _, module in bare.walk()] == [module.parameters for _, module in tree.walk()]

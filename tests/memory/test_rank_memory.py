@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from analyzer.memory.ranks import rank_classes, stage_models
 from analyzer.memory.workspaces import cublas_workspace_bytes, runtime_items, te_workspace_bytes
-from analyzer.specs import HardwareSpec, Launch, OptimizerSpec, PrecisionSpec, RecomputeSpec
+from analyzer.specs import HardwareSpec, OptimizerSpec, PrecisionSpec, RecomputeSpec, TrainingJob
 from analyzer.states.of_rank import states
 from analyzer.units import MIB
-from tests.small_launch import launch
+from tests.small_job import job
 
 
-def spread(asked: Launch, *, world: int, pipeline: int = 1, microbatches: int = 1, **parallel: Any) -> Launch:
+def spread(asked: TrainingJob, *, world: int, pipeline: int = 1, microbatches: int = 1, **parallel: Any) -> TrainingJob:
     """The launch on `world` ranks with so many microbatches on each replica."""
     batch = replace(asked.batch, microbatches=microbatches, first_microbatches=microbatches)
     sizes = replace(asked.parallel, world_size=world, gpus_per_node=world, pipeline=pipeline, **parallel)
@@ -31,7 +31,7 @@ def spread(asked: Launch, *, world: int, pipeline: int = 1, microbatches: int = 
 @pytest.mark.parametrize("data", [1, 8])
 def test_bytes_per_parameter(parameters: Any, gradients: Any, whole: int, fixed: int, sharded: int, data: int) -> None:
     """Megatron-LM docs, "Distributed Optimizer", table of bytes per parameter; d is the data-parallel size."""
-    asked = replace(spread(launch(), world=data), precision=PrecisionSpec(parameters=parameters, gradients=gradients))
+    asked = replace(spread(job(), world=data), precision=PrecisionSpec(parameters=parameters, gradients=gradients))
     for distributed, expected in ((False, float(whole)), (True, fixed + sharded / data)):
         held = replace(asked, optimizer=OptimizerSpec(distributed=distributed))
         stage = stage_models(held)[0]
@@ -42,7 +42,7 @@ def test_bytes_per_parameter(parameters: Any, gradients: Any, whole: int, fixed:
 
 def test_sgd_keeps_momentum_alone() -> None:
     for momentum, expected in ((0.9, 4), (0.0, 0)):
-        asked = replace(launch(), optimizer=OptimizerSpec(name="sgd", sgd_momentum=momentum))
+        asked = replace(job(), optimizer=OptimizerSpec(name="sgd", sgd_momentum=momentum))
         stage = stage_models(asked)[0]
         assert states(asked, stage).moments == expected * states(asked, stage).masters // 4
 
@@ -50,7 +50,7 @@ def test_sgd_keeps_momentum_alone() -> None:
 def test_the_precision_aware_optimizer_keeps_what_it_is_told() -> None:
     """TE FusedAdam: moments in bf16, and the low half of each master beside its bf16 parameter."""
     asked = replace(
-        launch(), optimizer=OptimizerSpec(distributed=True, precision_aware=True, exp_avg_dtype="bf16", exp_avg_sq_dtype="bf16")
+        job(), optimizer=OptimizerSpec(distributed=True, precision_aware=True, exp_avg_dtype="bf16", exp_avg_sq_dtype="bf16")
     )
     found = states(asked, stage_models(asked)[0])
     assert found.masters == 0
@@ -60,14 +60,14 @@ def test_the_precision_aware_optimizer_keeps_what_it_is_told() -> None:
 @given(pipeline=st.sampled_from([1, 2, 4]), microbatches=st.integers(1, 12))
 def test_stages_hold_the_microbatches_of_1f1b(pipeline: int, microbatches: int) -> None:
     """Narayanan et al. 2021, section 2.2: at most p - r microbatches are in flight on rank r, and never more than there are."""
-    ranks = rank_classes(spread(launch(num_layers=4), world=pipeline, pipeline=pipeline, microbatches=microbatches))
+    ranks = rank_classes(spread(job(num_layers=4), world=pipeline, pipeline=pipeline, microbatches=microbatches))
     for each in ranks:
         assert each.memory.microbatches_in_flight == (min(pipeline - each.pipeline_rank, microbatches),)
         assert each.memory.activations_bytes <= min(pipeline - each.pipeline_rank, microbatches) * each.trees[0].retained_bytes
 
 
 def test_more_microbatches_cost_nothing_once_the_pipeline_is_full() -> None:
-    few, many = (rank_classes(spread(launch(), world=4, pipeline=4, microbatches=m)) for m in (8, 5000))
+    few, many = (rank_classes(spread(job(), world=4, pipeline=4, microbatches=m)) for m in (8, 5000))
     assert [each.memory.peak_allocated_bytes for each in few] == [each.memory.peak_allocated_bytes for each in many]
 
 
@@ -83,7 +83,7 @@ def test_parts_add_up(
     t: int, pipeline: int, virtual: int | None, distributed: bool, fusion: bool, recompute: RecomputeSpec
 ) -> None:
     asked = spread(
-        launch(t=t, num_layers=8),
+        job(t=t, num_layers=8),
         world=2 * t * pipeline,
         pipeline=pipeline,
         microbatches=8,
@@ -93,7 +93,7 @@ def test_parts_add_up(
         asked,
         optimizer=OptimizerSpec(distributed=distributed),
         recompute=recompute,
-        runtime=replace(asked.runtime, gradient_accumulation_fusion=fusion),
+        flags=replace(asked.flags, gradient_accumulation_fusion=fusion),
     )
     for each in rank_classes(asked):
         memory = each.memory
@@ -108,9 +108,9 @@ def test_parts_add_up(
 
 
 def test_the_first_iteration_has_no_moments_at_its_peak() -> None:
-    [only] = rank_classes(launch())
-    stage = stage_models(launch())[0]
-    moments = states(launch(), stage).moments
+    [only] = rank_classes(job())
+    stage = stage_models(job())[0]
+    moments = states(job(), stage).moments
     # one microbatch: the workspace of the thread that runs backward comes after the loss, where the peak is
     late = [part.bytes for part in only.memory.runtime_parts if "autograd" in part.name or "dummy" in part.name]
     assert only.memory.peak_at.startswith("forward of microbatch 0, cross_entropy")
@@ -131,24 +131,24 @@ def test_the_first_iteration_has_no_moments_at_its_peak() -> None:
 def test_cublas_workspaces(config: str | None, capability: tuple[int, int], expected: int) -> None:
     """PyTorch's CublasHandlePool.cpp: `:SIZE:COUNT` in KiB; the default is :4096:2:16:8, on Hopper and Blackwell :4096:8."""
     asked = replace(
-        launch(),
+        job(),
         hardware=HardwareSpec(compute_capability=capability),
-        runtime=replace(launch().runtime, cublas_workspace_config=config),
+        flags=replace(job().flags, cublas_workspace_config=config),
     )
     assert cublas_workspace_bytes(asked) == expected
 
 
 def test_transformer_engine_workspaces() -> None:
     """transformer_engine/pytorch/cpp_extensions/gemm.py get_cublas_workspace_size_bytes, TE 2.11."""
-    sizes = [te_workspace_bytes(replace(launch(), hardware=HardwareSpec(compute_capability=(major, 0)))) for major in (8, 9, 10)]
+    sizes = [te_workspace_bytes(replace(job(), hardware=HardwareSpec(compute_capability=(major, 0)))) for major in (8, 9, 10)]
     assert sizes == [4 * MIB, 32 * MIB + 1024, 32 * MIB + 1024]
 
 
 def test_dummy_weight_gradients_come_once_for_each_shape() -> None:
     """transformer_engine/pytorch/module/base.py get_dummy_wgrad caches by shape and dtype."""
-    asked = launch(h=1024)
+    asked = job(h=1024)
     names = {item.name: item.bytes for item in runtime_items(asked, stage_models(asked)[0].trees) if "dummy" in item.name}
     shapes = [(3072, 1024), (1024, 1024), (4096, 1024), (1024, 4096), (51200, 1024)]
     assert names == {f"dummy weight gradient {list(shape)}": 2 * shape[0] * shape[1] for shape in shapes}
-    unfused = replace(asked, runtime=replace(asked.runtime, gradient_accumulation_fusion=False))
+    unfused = replace(asked, flags=replace(asked.flags, gradient_accumulation_fusion=False))
     assert not [item for item in runtime_items(unfused, stage_models(unfused)[0].trees) if "dummy" in item.name]

@@ -14,8 +14,8 @@ from analyzer.communication.rows import ranks_in_group
 from analyzer.communication.table import messages
 from analyzer.errors import InputError
 from analyzer.memory.ranks import rank_classes_of_tensors, stage_models
-from analyzer.specs import Launch
-from tests.launch_of import launch_of
+from analyzer.specs import TrainingJob
+from tests.job_of import job_of
 
 WIDE = (
     "--num-layers 4 --hidden-size 256 --ffn-hidden-size 256 --num-attention-heads 16 --kv-channels 128 --seq-length 32768 "
@@ -29,8 +29,8 @@ FUSED, FLASH = "--micro-batch-size 1", "--micro-batch-size 2 --attention-backend
 MIB = 2**20
 
 
-def wide(line: str, gpus: int = 4) -> Launch:
-    return launch_of(f"{line} --context-parallel-size {gpus}", base=WIDE, gpus=gpus, environ={"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
+def wide(line: str, gpus: int = 4) -> TrainingJob:
+    return job_of(f"{line} --context-parallel-size {gpus}", base=WIDE, gpus=gpus, environ={"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
 
 
 @pytest.mark.parametrize(
@@ -64,16 +64,16 @@ def test_peak_of_a_hierarchy() -> None:
     assert only.memory.peak_allocated_bytes / MIB == pytest.approx(564.50, rel=2e-3)
 
 
-def calls(launch: Launch) -> dict[tuple[str, str, str, int], int]:
+def calls(job: TrainingJob) -> dict[tuple[str, str, str, int], int]:
     """Calls of a layer for each microbatch, by kind, group, phase and elements."""
     counts: Counter[tuple[str, str, str, int]] = Counter()
-    for row in messages(launch, stage_models(launch)):
+    for row in messages(job, stage_models(job)):
         if row.group.startswith("cp"):
             numel = 1
             for size in row.shape:
                 numel *= size
             counts[row.kind, row.group, row.phase, numel] += row.calls_per_microbatch
-    return {key: count // launch.model.num_layers for key, count in counts.items()}
+    return {key: count // job.model.num_layers for key, count in counts.items()}
 
 
 TOKENS, QUERY, KEY = 8192, 16 * 128, 4 * 128
@@ -106,10 +106,10 @@ def test_messages_of_the_other_ways() -> None:
 
 def test_messages_of_a_hierarchy() -> None:
     """Inner groups exchange heads, outer rings keys and values; backward the output is exchanged once more."""
-    launch = wide(f"{GROUPED} {FUSED} --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 4", 8)
+    job = wide(f"{GROUPED} {FUSED} --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 4", 8)
     tokens = TOKENS // 2
     pair = tokens * 2 * KEY
-    assert calls(launch) == {
+    assert calls(job) == {
         ("all_to_all", "cp_a2a", "forward", tokens * QUERY): 2,
         ("all_to_all", "cp_a2a", "forward", tokens * KEY): 2,
         ("all_to_all", "cp_a2a", "backward", tokens * QUERY): 3,
@@ -118,7 +118,7 @@ def test_messages_of_a_hierarchy() -> None:
         ("send", "cp_p2p", "backward", pair): 2,
         ("send", "cp_p2p", "backward", 2 * pair): 2,
     }
-    assert (ranks_in_group(launch, "cp_a2a"), ranks_in_group(launch, "cp_p2p")) == (2, 4)
+    assert (ranks_in_group(job, "cp_a2a"), ranks_in_group(job, "cp_p2p")) == (2, 4)
 
 
 def test_a_hierarchy_of_one_level() -> None:
@@ -133,9 +133,9 @@ def test_a_hierarchy_of_one_level() -> None:
 
 def test_latent_attention_round_the_ring() -> None:
     """Keys have 192 elements and values 128, of every head; they travel together."""
-    launch = wide(f"{FUSED} --multi-latent-attention --kv-channels 128 --rope-type yarn --no-rope-fusion")
+    job = wide(f"{FUSED} --multi-latent-attention --kv-channels 128 --rope-type yarn --no-rope-fusion")
     pair = TOKENS * 16 * (192 + 128)
-    assert calls(launch) == {
+    assert calls(job) == {
         ("send", "cp", "forward", pair): 3,
         ("send", "cp", "backward", pair): 2,
         ("send", "cp", "backward", 2 * pair): 2,
@@ -148,5 +148,5 @@ def test_windows_and_sinks_need_an_exchange_that_knows_them() -> None:
         with pytest.raises(InputError, match=r"Transformer Engine has no"):
             wide(f"{FUSED} {option} --cp-comm-type p2p")
     assert wide(f"{FUSED} --window-size 128,0 --cp-comm-type all_gather").model.attention_backend == "fused"
-    launch = wide(f"{FUSED} --softmax-type learnable --cp-comm-type a2a")
-    assert calls(launch)["all_gather", "cp", "backward", 16] == 1
+    job = wide(f"{FUSED} --softmax-type learnable --cp-comm-type a2a")
+    assert calls(job)["all_gather", "cp", "backward", 16] == 1

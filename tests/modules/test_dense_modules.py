@@ -22,8 +22,8 @@ from analyzer.modules.tree import Module
 from analyzer.specs import (
     RecomputeSpec,
 )
-from tests.launch_of import launch_of
-from tests.small_launch import launch
+from tests.job_of import job_of
+from tests.small_job import job
 
 STATISTICS = ("mu", "rsigma", "softmax statistics", "random state")
 
@@ -48,20 +48,20 @@ shapes_of_layers = st.fixed_dictionaries(
 @given(sizes=shapes_of_layers)
 def test_a_layer_keeps_34_sbh_and_its_scores(implementation: str, sizes: dict[str, int]) -> None:
     s, b, h, a = sizes["s"], sizes["b"], sizes["h"], sizes["a"]
-    layer = transformer_layer(Shapes(launch(**sizes, implementation=implementation)))
+    layer = transformer_layer(Shapes(job(**sizes, implementation=implementation)))
     assert kept(layer) == 34 * s * b * h + 5 * a * s * s * b
 
 
 @given(sizes=shapes_of_layers, t=st.sampled_from([2, 4, 8]))
 def test_tensor_parallelism_leaves_ten_sbh_whole(sizes: dict[str, int], t: int) -> None:
     s, b, h, a = sizes["s"], sizes["b"], sizes["h"], sizes["a"]
-    assert kept(transformer_layer(Shapes(launch(**sizes, t=t)))) == 10 * s * b * h + (24 * s * b * h + 5 * a * s * s * b) // t
+    assert kept(transformer_layer(Shapes(job(**sizes, t=t)))) == 10 * s * b * h + (24 * s * b * h + 5 * a * s * s * b) // t
 
 
 @given(sizes=shapes_of_layers, t=st.sampled_from([2, 4, 8]))
 def test_sequence_parallelism_divides_everything(sizes: dict[str, int], t: int) -> None:
     s, b, h, a = sizes["s"], sizes["b"], sizes["h"], sizes["a"]
-    assert kept(transformer_layer(Shapes(launch(**sizes, t=t, sp=True)))) == (34 * s * b * h + 5 * a * s * s * b) // t
+    assert kept(transformer_layer(Shapes(job(**sizes, t=t, sp=True)))) == (34 * s * b * h + 5 * a * s * s * b) // t
 
 
 @pytest.mark.parametrize(("b", "t"), [(1, 8), (2, 8), (1, 4), (2, 1)])
@@ -71,25 +71,25 @@ def test_softmax_has_a_kernel_for_heads_of_samples_by_fours(b: int, t: int) -> N
     sizes = {"s": s, "b": b, "h": h, "a": a, "t": t}
     more = 0 if a // t * b % 4 == 0 else 2 * a * s * s * b // t + s * s
     expected = 10 * s * b * h + (24 * s * b * h + 5 * a * s * s * b) // t + more
-    assert kept(transformer_layer(Shapes(launch(**sizes)))) == expected
+    assert kept(transformer_layer(Shapes(job(**sizes)))) == expected
 
 
 @given(sizes=shapes_of_layers)
 def test_selective_recompute_drops_the_scores(sizes: dict[str, int]) -> None:
     s, b, h = sizes["s"], sizes["b"], sizes["h"]
-    asked = replace(launch(**sizes), recompute=RecomputeSpec(granularity="selective", modules=("core_attn",)))
+    asked = replace(job(**sizes), recompute=RecomputeSpec(granularity="selective", modules=("core_attn",)))
     assert kept(transformer_layer(Shapes(asked))) == 34 * s * b * h
 
 
 @given(sizes=shapes_of_layers)
 def test_full_recompute_leaves_the_input_of_each_group(sizes: dict[str, int]) -> None:
     s, b, h = sizes["s"], sizes["b"], sizes["h"]
-    assert checkpointed(Shapes(launch(**sizes)), kinds=(LayerKind(),) * 3).retained_bytes == 2 * s * b * h
+    assert checkpointed(Shapes(job(**sizes)), kinds=(LayerKind(),) * 3).retained_bytes == 2 * s * b * h
 
 
 def test_distributed_saved_activations_keep_a_part_each() -> None:
     asked = replace(
-        launch(t=4), recompute=RecomputeSpec(granularity="full", method="uniform", num_layers=1, distribute_saved_activations=True)
+        job(t=4), recompute=RecomputeSpec(granularity="full", method="uniform", num_layers=1, distribute_saved_activations=True)
     )
     assert checkpointed(Shapes(asked), kinds=(LayerKind(),)).retained_bytes == 2 * 1024 * 2 * 1024 // 4
 
@@ -98,27 +98,27 @@ def test_distributed_saved_activations_keep_a_part_each() -> None:
 def test_a_fused_kernel_keeps_its_output_and_no_scores(backend: str) -> None:
     """TE 2.11: q, k, v and the output; FlashAttention's output is copied into the layout of the projection."""
     s, b, h, a = 1024, 2, 1024, 16
-    layer = transformer_layer(Shapes(launch(attention_backend=backend)))
+    layer = transformer_layer(Shapes(job(attention_backend=backend)))
     statistics = 4 * b * a * s + 4 * 4 * s * b + 512
     assert layer.retained_bytes == (36 if backend == "flash" else 34) * s * b * h + statistics
 
 
 def test_one_sample_has_one_layout() -> None:
     """With b = 1 [s, b, h] is [b, s, h] in memory, and FlashAttention's output needs no copy."""
-    flash, fused = (transformer_layer(Shapes(launch(b=1, attention_backend=kind))).retained_bytes for kind in ("flash", "fused"))
+    flash, fused = (transformer_layer(Shapes(job(b=1, attention_backend=kind))).retained_bytes for kind in ("flash", "fused"))
     assert flash == fused
 
 
 def test_no_dropout_no_masks() -> None:
     s, b, h = 1024, 2, 1024
-    layer = transformer_layer(Shapes(launch(hidden_dropout=0.0, attention_backend="fused")))
+    layer = transformer_layer(Shapes(job(hidden_dropout=0.0, attention_backend="fused")))
     assert kept(layer) == 32 * s * b * h
 
 
 def test_a_gated_layer_of_llama() -> None:
     """RMSNorm, SwiGLU and no biases: 2·(2 + 2) + (4 + 4g/a) + 2 + 2·3·f/h per s·b·h, f read twice and written once."""
     s, b, h, a, g, f = 2048, 1, 4096, 32, 8, 14336
-    llama = launch(
+    llama = job(
         s=s,
         b=b,
         h=h,
@@ -139,17 +139,17 @@ def test_a_gated_layer_of_llama() -> None:
 
 
 def test_block_recompute_covers_the_first_layers_of_the_chunk() -> None:
-    asked = replace(launch(), recompute=RecomputeSpec(granularity="full", method="block", num_layers=3))
+    asked = replace(job(), recompute=RecomputeSpec(granularity="full", method="block", num_layers=3))
     names = [module.name for module in layers_of_chunk(Shapes(asked), (LayerKind(),) * 5)]
     assert names == ["checkpoint"] * 3 + ["layers"] * 2
-    nothing = replace(launch(), recompute=RecomputeSpec(granularity="full", method="block", num_layers=0))
+    nothing = replace(job(), recompute=RecomputeSpec(granularity="full", method="block", num_layers=0))
     assert {module.name for module in layers_of_chunk(Shapes(nothing), (LayerKind(),) * 2)} == {"layers"}
 
 
 def test_parameters_of_gpt3_175b() -> None:
     """Narayanan et al. 2021, equation 2: 12·l·h²·(1 + 13/(12·h) + (V + s)/(12·l·h)), and the final norm's 2·h."""
     layers, h, s, v = 96, 12288, 2048, 51200
-    gpt3 = launch(s=s, h=h, a=96, num_layers=layers, padded_vocab_size=v)
+    gpt3 = job(s=s, h=h, a=96, num_layers=layers, padded_vocab_size=v)
     formula = 12 * layers * h * h + 13 * layers * h + (v + s) * h + 2 * h
     assert sum(parameter.numel for parameter in parameters(full_model(gpt3))) == formula
 
@@ -166,7 +166,7 @@ def test_recomputed_norms_drop_their_outputs_and_statistics(precision: str) -> N
         "--multi-latent-attention --num-experts 8 --moe-grouped-gemm --moe-token-dispatcher-type alltoall"
     )
     plain, again = (
-        transformer_layer(Shapes(launch_of(f"{line} {more}")), mixture=True).retained_bytes
+        transformer_layer(Shapes(job_of(f"{line} {more}")), mixture=True).retained_bytes
         for more in ("", "--recompute-granularity selective --recompute-modules layernorm")
     )
     s, h = 2048, 1024
@@ -177,7 +177,7 @@ def test_recomputed_norms_drop_their_outputs_and_statistics(precision: str) -> N
 
 def test_shards_add_up_to_the_whole() -> None:
     for t in (2, 8):
-        tree = build(Shapes(launch(t=t)), ChunkKind(layers=(LayerKind(),) * 4))
+        tree = build(Shapes(job(t=t)), ChunkKind(layers=(LayerKind(),) * 4))
         split = [parameter for parameter in parameters(tree) if parameter.sharding == "tensor"]
         assert split
         assert all(parameter.numel * t == parameter.full_numel for parameter in split)
@@ -193,7 +193,7 @@ def test_backward_starts_from_what_forward_kept(t: int, sp: bool, recompute: str
         "selective": RecomputeSpec(granularity="selective", modules=("core_attn",)),
         "full": RecomputeSpec(granularity="full", method="uniform", num_layers=1),
     }[recompute]
-    asked = replace(launch(t=t, sp=sp and t > 1), recompute=spec)
+    asked = replace(job(t=t, sp=sp and t > 1), recompute=spec)
     line = timeline(build(Shapes(asked), ChunkKind(layers=(LayerKind(),) * layers)))
     assert line.backward[0].saved == line.retained
     assert line.forward_peak.bytes >= line.retained

@@ -20,12 +20,12 @@ from analyzer.modules.models.gpt import parameters
 from analyzer.modules.quantized import scales
 from analyzer.modules.tree import Module
 from analyzer.predict import predict
-from analyzer.specs import HardwareSpec, Launch
+from analyzer.specs import HardwareSpec, TrainingJob
 from analyzer.states.fp8_weights import cast_bytes, scaling_bytes
 from analyzer.states.of_rank import adam_keeps_masters, states
 from tests.command import report
 from tests.data_files import measured_records
-from tests.launch_of import AMPERE, BLACKWELL, HOPPER, launch_of
+from tests.job_of import AMPERE, BLACKWELL, HOPPER, job_of
 
 ONE_LAYER = (
     "--num-layers 1 --hidden-size 1024 --num-attention-heads 16 --ffn-hidden-size 4096 --seq-length 2048 --micro-batch-size 2 "
@@ -48,18 +48,18 @@ RUNTIME = (
 )
 
 
-def fp8(recipe: str, rest: str = "", *, blackwell: bool = False) -> Launch:
+def fp8(recipe: str, rest: str = "", *, blackwell: bool = False) -> TrainingJob:
     line = f"--fp8-format hybrid --fp8-recipe {recipe} {rest}"
-    return launch_of(line, base=ONE_LAYER, gpu=BLACKWELL if blackwell else HOPPER)
+    return job_of(line, base=ONE_LAYER, gpu=BLACKWELL if blackwell else HOPPER)
 
 
-def runtime_bytes(launch: Launch) -> int:
-    return sum(item.bytes for item in runtime_items(launch, stage_models(launch)[0].trees) if item.name in RUNTIME)
+def runtime_bytes(job: TrainingJob) -> int:
+    return sum(item.bytes for item in runtime_items(job, stage_models(job)[0].trees) if item.name in RUNTIME)
 
 
-def retained(launch: Launch) -> int:
-    [tree] = stage_models(launch)[0].trees
-    return timeline(tree).retained + runtime_bytes(launch)
+def retained(job: TrainingJob) -> int:
+    [tree] = stage_models(job)[0].trees
+    return timeline(tree).retained + runtime_bytes(job)
 
 
 RETAINED = [
@@ -100,9 +100,9 @@ BACKWARD = [
 
 @pytest.mark.parametrize(("recipe", "line", "blackwell", "recorded", "offset"), BACKWARD)
 def test_the_fullest_instant_of_a_backward(recipe: str, line: str, blackwell: bool, recorded: dict[str, int], offset: int) -> None:
-    launch = fp8(recipe, line, blackwell=blackwell)
-    [tree] = stage_models(launch)[0].trees
-    beside = runtime_bytes(launch) + (8_388_608 if SPLIT in line else 0)
+    job = fp8(recipe, line, blackwell=blackwell)
+    [tree] = stage_models(job)[0].trees
+    beside = runtime_bytes(job) + (8_388_608 if SPLIT in line else 0)
     points = {point.path: point.bytes + beside for point in timeline(tree).backward}
     for layer, peak in recorded.items():
         [found] = [bytes_ for path, bytes_ in points.items() if path.endswith(layer)]
@@ -118,8 +118,8 @@ def test_stored_parameters() -> None:
         ("tensorwise", True, 43_044_864 - quantizers),
         ("blockwise", False, 55_612_416),
     ):
-        launch = fp8(recipe, line, blackwell=blackwell)
-        held = states(launch, stage_models(launch)[0])
+        job = fp8(recipe, line, blackwell=blackwell)
+        held = states(job, stage_models(job)[0])
         assert held.parameters == pytest.approx(recorded - host, abs=8192), (recipe, blackwell)
     mxfp8 = fp8("mxfp8", f"{line} --reuse-grad-buf-for-mxfp8-param-ag", blackwell=True)
     embeddings_and_norms = 5_273_600  # once more, in the parameter buffer that they are gathered through
@@ -148,11 +148,11 @@ def test_weights_are_cast_once_where_one_copy_serves_all_products() -> None:
 
 
 def test_first_and_last_layers_stay_in_16_bit() -> None:
-    launch = launch_of(
+    job = job_of(
         "--fp8-format e4m3 --fp8-recipe tensorwise --first-last-layers-bf16 --num-layers-at-start-in-bf16 2 "
         "--num-layers-at-end-in-bf16 1"
     )
-    [tree] = stage_models(launch)[0].trees
+    [tree] = stage_models(job)[0].trees
     assert [_quantized(layer) for layer in _layers(tree)] == [0, 0, 4, 4, 4, 4, 4, 0]
 
 
@@ -165,19 +165,19 @@ def _quantized(module: Module) -> int:
 
 
 def test_messages_are_gathered_in_fp8_and_reduced_in_16_bit() -> None:
-    launch = fp8("tensorwise", f"{SPLIT} --fp8-param-gather --use-distributed-optimizer")
-    rows = [row for row in predict(launch).communication if row.group == "tp" and "layers" in row.module]
+    job = fp8("tensorwise", f"{SPLIT} --fp8-param-gather --use-distributed-optimizer")
+    rows = [row for row in predict(job).communication if row.group == "tp" and "layers" in row.module]
     assert {row.dtype for row in rows if row.kind == "all_gather"} == {"fp8"}
     assert {row.dtype for row in rows if row.kind == "reduce_scatter"} == {"bf16"}
-    head = [row for row in predict(launch).communication if row.module.endswith("output_layer")]
+    head = [row for row in predict(job).communication if row.module.endswith("output_layer")]
     assert {row.dtype for row in head} == {"bf16"}
-    data = [row for row in predict(launch).communication if row.group == "dp_cp" and row.kind == "all_gather"]
+    data = [row for row in predict(job).communication if row.group == "dp_cp" and row.kind == "all_gather"]
     assert {row.dtype for row in data} == {"uint8", "bf16"}
 
 
 def test_the_precision_aware_adam_leaves_masters_to_megatron() -> None:
     line = "--use-precision-aware-optimizer --use-distributed-optimizer"
-    assert adam_keeps_masters(launch_of(line))
+    assert adam_keeps_masters(job_of(line))
     assert adam_keeps_masters(fp8("delayed", line))
     assert not adam_keeps_masters(fp8("tensorwise", line))
 
@@ -210,19 +210,19 @@ def test_a_scale_for_each_block(rows: int, columns: int) -> None:
 )
 def test_refused(line: str, option: str) -> None:
     with pytest.raises(InputError) as caught:
-        launch_of(line)
+        job_of(line)
     assert str(caught.value).startswith(option + ":")
 
 
 def test_not_on_ampere_and_not_with_quantizers_of_ones_own() -> None:
     with pytest.raises(InputError, match=r"compute capability 8\.9"):
-        launch_of("--fp8-format hybrid", gpu=AMPERE)
+        job_of("--fp8-format hybrid", gpu=AMPERE)
     with pytest.raises(UnsupportedError, match="custom"):
-        launch_of("--fp8-format hybrid --fp8-recipe custom --fp8-quantizer-factory a.b")
+        job_of("--fp8-format hybrid --fp8-recipe custom --fp8-quantizer-factory a.b")
 
 
-def fp4(rest: str = "") -> Launch:
-    return launch_of(f"--fp4-format e2m1 {rest}", base=ONE_LAYER, gpu=BLACKWELL)
+def fp4(rest: str = "") -> TrainingJob:
+    return job_of(f"--fp4-format e2m1 {rest}", base=ONE_LAYER, gpu=BLACKWELL)
 
 
 @given(rows=st.integers(1, 40).map(lambda n: 16 * n), columns=st.integers(1, 40).map(lambda n: 16 * n))
@@ -237,11 +237,11 @@ def test_fp4_has_one_scale_for_sixteen_values(rows: int, columns: int) -> None:
 
 def test_weights_in_fp4_are_held_twice_at_half_a_byte() -> None:
     """By rows and by columns, and a sixteenth of a byte of scales for each value of either: 9/16 bytes twice."""
-    launch = fp4()
-    trees = stage_models(launch)[0].trees
+    job = fp4()
+    trees = stage_models(job)[0].trees
     numel = sum(parameter.numel for parameter in parameters(trees[0]) if parameter.quantized)
     assert numel == 12 * 1024 * 1024
-    assert cast_bytes(launch, trees) == numel * 2 * 9 // 16
+    assert cast_bytes(job, trees) == numel * 2 * 9 // 16
 
 
 def test_a_linear_layer_keeps_its_input_in_fp4() -> None:
@@ -249,9 +249,9 @@ def test_a_linear_layer_keeps_its_input_in_fp4() -> None:
     saved, plain = (
         {
             module.name: sum(tensor.bytes for tensor in module.saved if "statistics" not in tensor.name)
-            for _, module in stage_models(launch)[0].trees[0].walk()
+            for _, module in stage_models(job)[0].trees[0].walk()
         }
-        for launch in (fp4(), launch_of("", base=ONE_LAYER, gpu=BLACKWELL))
+        for job in (fp4(), job_of("", base=ONE_LAYER, gpu=BLACKWELL))
     )
     assert plain["linear_fc2"] - saved["linear_fc2"] == 2 * 2048 * 4096 * (2 - 9 / 16)
 
@@ -267,6 +267,6 @@ def test_a_linear_layer_keeps_its_input_in_fp4() -> None:
 )
 def test_what_fp4_does_not_go_with(line: str, gpu: HardwareSpec, option: str, remedy: str) -> None:
     with pytest.raises(InputError) as refused:
-        launch_of(line, base=ONE_LAYER, gpu=gpu)
+        job_of(line, base=ONE_LAYER, gpu=gpu)
     assert option in str(refused.value)
     assert remedy in str(refused.value)

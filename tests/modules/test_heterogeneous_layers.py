@@ -9,9 +9,9 @@ import pytest
 
 from analyzer.errors import InputError
 from analyzer.modules.models.gpt import full_model, parameters
-from analyzer.specs import BlockSpec, Launch
+from analyzer.specs import BlockSpec, TrainingJob
 from tests.data_files import data_file
-from tests.launch_of import launch_of
+from tests.job_of import job_of
 
 DATA = data_file("different_layers.json")
 LAUNCH = (
@@ -22,8 +22,8 @@ LAUNCH = (
 )
 
 
-def launched(options: str = "", *, config: Path | str = DATA) -> Launch:
-    return launch_of(f"{LAUNCH} --heterogeneous-layers-config-path {config} {options}")
+def launched(options: str = "", *, config: Path | str = DATA) -> TrainingJob:
+    return job_of(f"{LAUNCH} --heterogeneous-layers-config-path {config} {options}")
 
 
 def test_branches_are_what_the_file_says() -> None:
@@ -57,9 +57,9 @@ def test_parameters_of_every_kind_of_layer() -> None:
     attention, linear = h * 1024 + 512 * h + h, h * h + h
     widths = 2 * 1792 + 2 * 1024 + 512
     layers = 4 * attention + 2 * linear + 3 * h * widths + 5 * h
-    launch = launched()
-    outside = 2 * launch.model.padded_vocab_size * h + h
-    assert sum(parameter.numel for parameter in parameters(full_model(launch))) == layers + outside
+    job = launched()
+    outside = 2 * job.model.padded_vocab_size * h + h
+    assert sum(parameter.numel for parameter in parameters(full_model(job))) == layers + outside
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from analyzer.layout.groups import group_size, groups
 from analyzer.memory.passes import timeline
 from analyzer.memory.ranks import rank_classes_of_tensors, stage_models
 from analyzer.modules.models.gpt import full_model, parameters
-from analyzer.specs import Launch
-from tests.launch_of import launch_of
+from analyzer.specs import TrainingJob
+from tests.job_of import job_of
 
 SMALL = (
     "--num-layers 4 --hidden-size 1024 --num-attention-heads 16 --seq-length 4096 --max-position-embeddings 4096 "
@@ -28,12 +28,12 @@ UNTIED = "--untie-embeddings-and-output-weights"
 MIB = 2**20
 
 
-def small(line: str, gpus: int = 1) -> Launch:
-    return launch_of(line, base=SMALL, gpus=gpus, environ={"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
+def small(line: str, gpus: int = 1) -> TrainingJob:
+    return job_of(line, base=SMALL, gpus=gpus, environ={"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
 
 
-def numel(launch: Launch) -> int:
-    return sum(parameter.full_numel for parameter in parameters(full_model(launch)))
+def numel(job: TrainingJob) -> int:
+    return sum(parameter.full_numel for parameter in parameters(full_model(job)))
 
 
 DEEPSEEK_V3 = (
@@ -48,9 +48,9 @@ DEEPSEEK_V3 = (
 
 def test_parameters_of_deepseek_v3() -> None:
     """671 billion, and 11.5 billion that the prediction layer has for itself (README_WEIGHTS.md of DeepSeek-V3)."""
-    plain = numel(launch_of("", base=DEEPSEEK_V3))
+    plain = numel(job_of("", base=DEEPSEEK_V3))
     assert round(plain / 1e9) == 671
-    own = numel(launch_of("--mtp-num-layers 1", base=DEEPSEEK_V3)) - plain
+    own = numel(job_of("--mtp-num-layers 1", base=DEEPSEEK_V3)) - plain
     assert own == pytest.approx(11.5e9, rel=0.01)
 
 
@@ -68,8 +68,8 @@ def test_copies_of_the_embedding() -> None:
     vocabulary = small("").model.padded_vocab_size * 1024
     sizes = {}
     for tied in ("", UNTIED):
-        launch = small(f"{tied} --mtp-num-layers 1 --pipeline-model-parallel-size 2", 2)
-        stages = [stage.trees[0] for stage in stage_models(launch)]
+        job = small(f"{tied} --mtp-num-layers 1 --pipeline-model-parallel-size 2", 2)
+        stages = [stage.trees[0] for stage in stage_models(job)]
         sizes[tied] = [[p.shared_embedding for p in parameters(stage) if p.numel == vocabulary] for stage in stages]
     assert sizes == {"": [[True], [True, False]], UNTIED: [[True], [True, False]]}  # language_model.py marks both of the pair
 
@@ -104,9 +104,9 @@ def test_peaks_of_megatron(line: str, gpus: int, rank: int, peak: float) -> None
 
 def test_every_depth_keeps_a_softmax_of_its_own() -> None:
     """Head and loss of each depth: 4·s·b·V bytes more from the forward to the backward."""
-    launch = small(f"{UNTIED} --mtp-num-layers 2")
-    softmax = 4 * 4096 * launch.model.padded_vocab_size
-    (plain,), (two,) = (stage_models(each)[0].trees for each in (small(UNTIED), launch))
+    job = small(f"{UNTIED} --mtp-num-layers 2")
+    softmax = 4 * 4096 * job.model.padded_vocab_size
+    (plain,), (two,) = (stage_models(each)[0].trees for each in (small(UNTIED), job))
     names = Counter(t.name for _, module in two.walk() for t in module.saved if t.bytes == softmax)
     assert names == {"softmax": 3}
     assert timeline(two).retained - timeline(plain).retained > 2 * softmax
@@ -114,10 +114,10 @@ def test_every_depth_keeps_a_softmax_of_its_own() -> None:
 
 def test_messages_past_the_layers() -> None:
     """D + 1 hidden states in a message, and the three sizes of each before it."""
-    launch = small("--mtp-num-layers 2 --pipeline-model-parallel-size 4 --pipeline-model-parallel-layout Ett|tt|mm|L", 4)
+    job = small("--mtp-num-layers 2 --pipeline-model-parallel-size 4 --pipeline-model-parallel-layout Ett|tt|mm|L", 4)
     sent = {
         (row.pipeline_rank, row.module): row.shape
-        for row in messages(launch, stage_models(launch))
+        for row in messages(job, stage_models(job))
         if row.group == "pp" and row.dtype == "bf16"
     }
     one, three = (4096, 1, 1024), (3 * 4096, 1, 1024)
@@ -129,16 +129,16 @@ def test_messages_past_the_layers() -> None:
         (2, "pipeline.hidden_states_gradient"): one,
         (3, "pipeline.hidden_states_gradient"): three,
     }
-    sizes = [row for row in messages(launch, stage_models(launch)) if row.group == "pp" and row.dtype == "int64"]
+    sizes = [row for row in messages(job, stage_models(job)) if row.group == "pp" and row.dtype == "int64"]
     assert {(row.shape, row.calls_per_microbatch) for row in sizes} == {((3,), 1)}
     assert len(sizes) == 6
 
 
 def test_tensor_parallel_messages_of_a_depth() -> None:
     """Counted by megatron-core itself with two depths: gathers of 2·h for the projection, and of h for everything else."""
-    launch = small(f"{UNTIED} --mtp-num-layers 2 --tensor-model-parallel-size 2 --sequence-parallel", 2)
+    job = small(f"{UNTIED} --mtp-num-layers 2 --tensor-model-parallel-size 2 --sequence-parallel", 2)
     counts: Counter[tuple[str, int]] = Counter()
-    for row in messages(launch, stage_models(launch)):
+    for row in messages(job, stage_models(job)):
         if row.group == "tp" and row.dtype == "bf16" and row.calls_per_microbatch:
             numel = 1
             for size in row.shape:
@@ -156,6 +156,6 @@ def test_tensor_parallel_messages_of_a_depth() -> None:
 def test_a_stage_of_predictions_alone_copies_what_it_received(layout: str, copies: bool) -> None:
     """`TransformerBlock.forward` clones where it has neither layers nor a norm: the received tensor stays beside the copy."""
     stages = f"--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout {layout}"
-    launch = launch_of(f"--mtp-num-layers 1 --position-embedding-type rope {stages}")
-    decoder = next(child for child in stage_models(launch)[-1].trees[-1].children if child.name == "decoder")
+    job = job_of(f"--mtp-num-layers 1 --position-embedding-type rope {stages}")
+    decoder = next(child for child in stage_models(job)[-1].trees[-1].children if child.name == "decoder")
     assert sum(tensor.bytes for tensor in decoder.saved) == copies * 2 * 2048 * 1024

@@ -11,7 +11,7 @@ from analyzer.memory.ranks import rank_classes, stage_models
 from analyzer.modules.models.gpt import ChunkKind, build, layer_kinds
 from analyzer.modules.shapes import Shapes
 from analyzer.schedule.pipeline import Step, steps
-from tests.launch_of import launch_of
+from tests.job_of import job_of
 
 S, H, HEADS, LAYERS = 2048, 1024, 16, 8
 DENSE = "--attention-backend flash --attention-dropout 0 --hidden-dropout 0"
@@ -24,7 +24,7 @@ COMBINED = f"{MIXTURE} --overlap-moe-expert-parallel-comm"
 
 
 def retained(line: str) -> int:
-    return sum(timeline(tree).retained for tree in stage_models(launch_of(line))[0].trees)
+    return sum(timeline(tree).retained for tree in stage_models(job_of(line))[0].trees)
 
 
 def test_attention_goes_to_the_host_but_for_the_last_layer_and_small_statistics() -> None:
@@ -57,13 +57,13 @@ def test_whole_layers_on_the_host_leave_the_others() -> None:
 
 def test_what_is_offloaded_is_there_while_its_module_runs() -> None:
     """The peak of one layer's attention is the same; only what waits is less."""
-    plain, offloading = (rank_classes(launch_of(line))[0].memory for line in (DENSE, f"{OFFLOAD} core_attn"))
+    plain, offloading = (rank_classes(job_of(line))[0].memory for line in (DENSE, f"{OFFLOAD} core_attn"))
     assert offloading.peak_allocated_bytes < plain.peak_allocated_bytes
     worst = []
     for line in (DENSE, f"{OFFLOAD} core_attn"):
-        launch = launch_of(line)
-        one_layer = ChunkKind(layers=layer_kinds(launch, [1]), pre_process=False, post_process=False, final_norm=False)
-        backward = timeline(build(Shapes(launch), one_layer)).backward
+        job = job_of(line)
+        one_layer = ChunkKind(layers=layer_kinds(job, [1]), pre_process=False, post_process=False, final_norm=False)
+        backward = timeline(build(Shapes(job), one_layer)).backward
         worst.append(max(point.bytes for point in backward if "core_attention" in point.path))
     assert worst[0] == worst[1]
 
@@ -92,7 +92,7 @@ def test_in_a_pipeline_one_forward_more_comes_first(rank: int) -> None:
 
 def test_a_pair_keeps_what_one_microbatch_keeps_and_a_little() -> None:
     """What the forward keeps grows as what the backward has kept shrinks, a layer at a time."""
-    [stage] = stage_models(launch_of(COMBINED))
+    [stage] = stage_models(job_of(COMBINED))
     [tree] = stage.trees
     line = timeline(tree)
     pair = side_by_side(tree, tree)
@@ -102,7 +102,7 @@ def test_a_pair_keeps_what_one_microbatch_keeps_and_a_little() -> None:
 
 def test_side_by_side_needs_more_than_one_after_the_other() -> None:
     plain, combined = (
-        rank_classes(launch_of(f"{line} --global-batch-size 64"))[0].memory.peak_allocated_bytes for line in (MIXTURE, COMBINED)
+        rank_classes(job_of(f"{line} --global-batch-size 64"))[0].memory.peak_allocated_bytes for line in (MIXTURE, COMBINED)
     )
     assert combined > plain
 
@@ -131,6 +131,6 @@ def test_side_by_side_needs_more_than_one_after_the_other() -> None:
 )
 def test_what_megatron_refuses(line: str, option: str, remedy: str) -> None:
     with pytest.raises(InputError) as refused:
-        launch_of(line)
+        job_of(line)
     assert option in str(refused.value)
     assert remedy in str(refused.value)

@@ -8,7 +8,7 @@ from analyzer.errors import InputError
 from analyzer.memory.overlapped_microbatches import side_by_side
 from analyzer.memory.ranks import rank_classes
 from analyzer.modules.tree import Module
-from tests.launch_of import launch_of
+from tests.job_of import job_of
 
 MIXTURE = (
     "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-ffn-hidden-size 512 --swiglu --disable-bias-linear "
@@ -19,7 +19,7 @@ H, F = 1024, 512
 
 
 def tree(more: str = "") -> Module:
-    return rank_classes(launch_of(f"{MIXTURE} {more}"))[0].trees[0]
+    return rank_classes(job_of(f"{MIXTURE} {more}"))[0].trees[0]
 
 
 def backward_bytes(path: str, more: str = "") -> int:
@@ -54,7 +54,7 @@ def test_attention_does_not_wait_for_the_experts() -> None:
 
 def test_the_peak_is_higher() -> None:
     small = f"{MIXTURE} --vocab-size 1024"  # with a peak in the layers
-    plain, waiting = (rank_classes(launch_of(f"{small} {more}"))[0].memory for more in ("", "--delay-wgrad-compute"))
+    plain, waiting = (rank_classes(job_of(f"{small} {more}"))[0].memory for more in ("", "--delay-wgrad-compute"))
     assert waiting.peak_allocated_bytes > plain.peak_allocated_bytes
     assert waiting.allocated_bytes == plain.allocated_bytes
 
@@ -64,13 +64,13 @@ def test_early_attention_makes_room_for_the_other_ones_experts() -> None:
     one = tree()
     late, early = side_by_side(one, one), side_by_side(one, one, early=True)
     assert early.bytes <= late.bytes
-    launch = launch_of(f"{MIXTURE} --ep-overlap-early-attn-memory-release", release="0.16.1")
-    assert launch.runtime.early_attention_backward
+    job = job_of(f"{MIXTURE} --ep-overlap-early-attn-memory-release", release="0.16.1")
+    assert job.flags.early_attention_backward
 
 
 @pytest.mark.parametrize("flag", ["--delay-wgrad-compute", "--ep-overlap-early-attn-memory-release"])
 def test_alone_they_are_refused(flag: str) -> None:
     with pytest.raises(InputError) as refused:
-        launch_of(f"{MIXTURE.replace(' --overlap-moe-expert-parallel-comm', '')} {flag}")
+        job_of(f"{MIXTURE.replace(' --overlap-moe-expert-parallel-comm', '')} {flag}")
     assert str(refused.value).startswith(flag)
     assert "--overlap-moe-expert-parallel-comm" in str(refused.value)

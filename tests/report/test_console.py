@@ -11,7 +11,7 @@ import pytest
 from analyzer.report.console.report import print_report, render
 from analyzer.report.console.text import Line, plain, table
 from analyzer.results import Advice, Report
-from tests.fake_report import large_report, make_launch, make_report, small_report
+from tests.fake_report import large_report, make_job, make_report, small_report
 
 SECTIONS = (
     "Full model without parallelism",
@@ -190,8 +190,8 @@ def test_full_detail_prints_everything() -> None:
 
 
 def test_stages_alike_stand_in_one_column() -> None:
-    launch = make_launch(layers=8, pipeline=4)
-    report = make_report(launch)
+    job = make_job(layers=8, pipeline=4)
+    report = make_report(job)
     first = report.ranks[1]
     alike = [replace(rank, memory=first.memory, parameters=first.parameters) for rank in report.ranks[1:3]]
     text = _text(replace(report, ranks=(report.ranks[0], *alike, report.ranks[3])))
@@ -221,8 +221,8 @@ def test_without_a_capacity_there_is_no_verdict_and_the_note_says_why() -> None:
 
 
 def test_one_gpu_has_no_sections_about_others() -> None:
-    launch = make_launch(world_size=1, nodes=1, gpus_per_node=1, tensor=1, pipeline=1, expert_tensor=1)
-    report = replace(make_report(launch), communication=(), communication_totals={})
+    job = make_job(world_size=1, nodes=1, gpus_per_node=1, tensor=1, pipeline=1, expert_tensor=1)
+    report = replace(make_report(job), communication=(), communication_totals={})
     text = _text(report)
     assert "One GPU sends nothing." in text
     assert not re.search(r"── (Pipeline|Data|Tensor) parallelism", text)

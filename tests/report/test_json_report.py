@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from analyzer.errors import InputError
-from analyzer.report.json.document import dumps, to_json, write_json
+from analyzer.report.json.document import dumps, to_json, write_text
 from analyzer.results import Advice
 from tests.fake_report import count, large_report, small_report
 
@@ -125,7 +125,7 @@ def test_advice_and_an_unknown_capacity() -> None:
 
 
 def test_a_file_holds_the_document(tmp_path: Path) -> None:
-    write_json(small_report(), str(tmp_path / "report.json"))
+    write_text(dumps(to_json(small_report())), str(tmp_path / "report.json"))
     text = (tmp_path / "report.json").read_text(encoding="utf-8")
     assert json.loads(text) == json.loads(json.dumps(to_json(small_report())))
 
@@ -133,5 +133,5 @@ def test_a_file_holds_the_document(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["missing/report.json", "."])
 def test_an_unwritable_file_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match=r"^--info-json: cannot write .*; name a file") as caught:
-        write_json(small_report(), str(tmp_path / name))
+        write_text(dumps(to_json(small_report())), str(tmp_path / name))
     assert "\n" not in str(caught.value)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.errors import InputError
-from analyzer.schedule.pipeline import Step, equivalent_microbatches, in_flight_peak, steps
+from analyzer.schedule.pipeline import Step, equivalent_microbatches, steps
 
 
 def text(order: tuple[Step, ...]) -> str:
@@ -98,6 +98,17 @@ def test_each_microbatch_goes_forward_then_backward_through_each_chunk(pipeline:
         for microbatch in range(pipeline["microbatches"]):
             for chunk in range(pipeline["chunks"]):
                 assert place["forward", microbatch, chunk] < place["backward", microbatch, chunk]
+
+
+def in_flight_peak(order: tuple[Step, ...]) -> tuple[int, ...]:
+    """Microbatches of each chunk that wait for their backward when most do, over all chunks; the first such time."""
+    in_flight = [0] * (max(step.chunk for step in order) + 1)
+    peak = tuple(in_flight)
+    for step in order:
+        in_flight[step.chunk] += 1 if step.kind == "forward" else -1
+        if sum(in_flight) > sum(peak):
+            peak = tuple(in_flight)
+    return peak
 
 
 @given(pipelines())

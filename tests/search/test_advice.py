@@ -11,48 +11,48 @@ from hypothesis import strategies as st
 from analyzer.errors import UnsupportedError
 from analyzer.results import RankClass
 from analyzer.search.advice import advise
-from analyzer.specs import Launch, PipelineSpec
-from tests.fake_report import make_launch, make_rank
+from analyzer.specs import PipelineSpec, TrainingJob
+from tests.fake_report import make_job, make_rank
 
-SEEN: list[Launch] = []
+SEEN: list[TrainingJob] = []
 
 
-def _predict(device: Callable[[Launch], float]) -> Callable[[Launch], tuple[RankClass, ...]]:
+def _predict(device: Callable[[TrainingJob], float]) -> Callable[[TrainingJob], tuple[RankClass, ...]]:
     """A prediction of one rank class that takes `device(launch)` bytes; remembers what it was asked."""
-    rank = make_rank(make_launch(), 0)
+    rank = make_rank(make_job(), 0)
     SEEN.clear()
 
-    def predict(launch: Launch) -> tuple[RankClass, ...]:
-        SEEN.append(launch)
-        return (replace(rank, memory=replace(rank.memory, device_bytes=int(device(launch)))),)
+    def predict(job: TrainingJob) -> tuple[RankClass, ...]:
+        SEEN.append(job)
+        return (replace(rank, memory=replace(rank.memory, device_bytes=int(device(job)))),)
 
     return predict
 
 
-def _model(launch: Launch) -> float:
+def _model(job: TrainingJob) -> float:
     """States and activations as the papers have them, in units that do not matter: more of anything takes more."""
-    p = launch.parallel
-    states = 1000 * (6 + 12 / (p.data_with_context if launch.optimizer.distributed else 1)) / (p.tensor * p.pipeline)
-    kept = {None: 34, "selective": 30, "full": 2}[launch.recompute.granularity]
+    p = job.parallel
+    states = 1000 * (6 + 12 / (p.data_with_context if job.optimizer.distributed else 1)) / (p.tensor * p.pipeline)
+    kept = {None: 34, "selective": 30, "full": 2}[job.recompute.granularity]
     split = p.tensor if p.sequence_parallel else 1 + (p.tensor - 1) / 2
-    return states + 100 * kept * launch.batch.micro_batch_size / split
+    return states + 100 * kept * job.batch.micro_batch_size / split
 
 
-def _launch(capacity: int, **parallel: int) -> Launch:
-    launch = make_launch(**parallel)
-    return replace(launch, hardware=replace(launch.hardware, capacity_bytes=capacity))
+def _launch(capacity: int, **parallel: int) -> TrainingJob:
+    job = make_job(**parallel)
+    return replace(job, hardware=replace(job.hardware, capacity_bytes=capacity))
 
 
 def test_nothing_is_advised_where_it_fits_or_no_capacity_is_known() -> None:
     assert advise(_launch(10**9), predict=_predict(_model)) == ()
-    unknown = make_launch()
+    unknown = make_job()
     assert advise(replace(unknown, hardware=replace(unknown.hardware, capacity_bytes=None)), predict=_predict(_model)) == ()
 
 
 def test_what_fits_alone_comes_mildest_first_with_what_it_saves() -> None:
-    launch = _launch(11_600)
-    before = _model(launch)
-    advice = advise(launch, predict=_predict(_model))
+    job = _launch(11_600)
+    before = _model(job)
+    advice = advise(job, predict=_predict(_model))
     # tensor parallelism 4 would fit too, but it brings the sequence parallelism that is enough by itself
     assert [a.change for a in advice] == [
         "--use-distributed-optimizer",
@@ -65,8 +65,8 @@ def test_what_fits_alone_comes_mildest_first_with_what_it_saves() -> None:
 
 
 def test_pairs_are_named_only_where_nothing_fits_alone() -> None:
-    launch = _launch(2_600)
-    advice = advise(launch, predict=_predict(_model))
+    job = _launch(2_600)
+    advice = advise(job, predict=_predict(_model))
     full = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
     assert [a.change for a in advice] == [
         "--micro-batch-size 2 --tensor-model-parallel-size 8 --sequence-parallel",
@@ -79,12 +79,12 @@ def test_pairs_are_named_only_where_nothing_fits_alone() -> None:
 def test_recompute_of_the_feed_forward_comes_before_that_of_all() -> None:
     """Dense models of releases that know --recompute-modules; a mixture's `mlp` would be its dense layers alone."""
 
-    def by_modules(launch: Launch) -> float:
-        recompute = launch.recompute
+    def by_modules(job: TrainingJob) -> float:
+        recompute = job.recompute
         return 100 if recompute.granularity == "full" else 500 if "mlp" in recompute.modules else 1000
 
-    def advised(launch: Launch) -> set[str]:
-        return {a.change.split(" --recompute-modules ")[-1] for a in advise(launch, predict=_predict(by_modules)) if a.fits}
+    def advised(job: TrainingJob) -> set[str]:
+        return {a.change.split(" --recompute-modules ")[-1] for a in advise(job, predict=_predict(by_modules)) if a.fits}
 
     full = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
     assert advised(_launch(600)) == {"core_attn mlp"}
@@ -100,33 +100,33 @@ def test_where_nothing_is_enough_the_best_come_and_say_so() -> None:
 
 
 def test_a_change_that_the_engine_refuses_is_passed_over() -> None:
-    def device(launch: Launch) -> float:
-        if launch.recompute.granularity == "full":
+    def device(job: TrainingJob) -> float:
+        if job.recompute.granularity == "full":
             raise UnsupportedError("--recompute-granularity", "full is not modelled", "leave it out")
-        return _model(launch)
+        return _model(job)
 
     assert not any("full" in a.change for a in advise(_launch(1), predict=_predict(device)))
 
 
 def test_a_change_that_saves_nothing_is_not_named() -> None:
-    advice = advise(_launch(5_000), predict=_predict(lambda launch: 10_000 if launch.batch.micro_batch_size > 1 else 4_000))
+    advice = advise(_launch(5_000), predict=_predict(lambda job: 10_000 if job.batch.micro_batch_size > 1 else 4_000))
     assert [a.change for a in advice] == ["--micro-batch-size 1"]
 
 
 def test_tensor_parallelism_stays_in_a_node_and_brings_the_vocabulary_and_batch_with_it() -> None:
-    launch = _launch(1, tensor=1, pipeline=1, expert_tensor=1)
-    advise(launch, predict=_predict(_model))
+    job = _launch(1, tensor=1, pipeline=1, expert_tensor=1)
+    advise(job, predict=_predict(_model))
     wider = [seen for seen in SEEN if seen.parallel.tensor == 8]
     assert wider
     assert max(seen.parallel.tensor for seen in SEEN) == 8
     for seen in wider:
-        assert seen.model.padded_vocab_size % (8 * 128) == 0 or seen.model.padded_vocab_size == launch.model.padded_vocab_size
+        assert seen.model.padded_vocab_size % (8 * 128) == 0 or seen.model.padded_vocab_size == job.model.padded_vocab_size
         assert seen.parallel.expert_tensor == 8
 
 
 def test_a_custom_layout_of_the_pipeline_is_left_alone() -> None:
-    launch = _launch(1)
-    uneven = replace(launch, parallel=replace(launch.parallel, pipeline_layout=PipelineSpec(num_layers_in_first=10)))
+    job = _launch(1)
+    uneven = replace(job, parallel=replace(job.parallel, pipeline_layout=PipelineSpec(num_layers_in_first=10)))
     advise(uneven, predict=_predict(_model))
     assert {seen.parallel.pipeline for seen in SEEN} == {2}
 
@@ -143,7 +143,7 @@ def test_only_launches_that_megatron_takes_are_tried(
     tensor: int, pipeline: int, nodes: int, virtual: int | None, micro: int, per_replica: int
 ) -> None:
     world = 8 * nodes * pipeline
-    launch = make_launch(
+    job = make_job(
         world_size=world,
         nodes=world // 8,
         tensor=tensor,
@@ -153,14 +153,14 @@ def test_only_launches_that_megatron_takes_are_tried(
     )
     m = per_replica * pipeline
     batch = replace(
-        launch.batch,
+        job.batch,
         micro_batch_size=micro,
         microbatches=m,
         first_microbatches=m,
-        global_batch_size=m * micro * launch.parallel.data,
+        global_batch_size=m * micro * job.parallel.data,
     )
-    launch = replace(launch, batch=batch, hardware=replace(launch.hardware, capacity_bytes=1))
-    advise(launch, predict=_predict(_model))
+    job = replace(job, batch=batch, hardware=replace(job.hardware, capacity_bytes=1))
+    advise(job, predict=_predict(_model))
     for seen in SEEN:
         p, b = seen.parallel, seen.batch
         assert p.world_size == world
@@ -175,6 +175,6 @@ def test_only_launches_that_megatron_takes_are_tried(
 
 
 def test_the_distributed_optimizer_is_for_adam() -> None:
-    launch = _launch(1)
-    advise(replace(launch, optimizer=replace(launch.optimizer, name="sgd")), predict=_predict(_model))
+    job = _launch(1)
+    advise(replace(job, optimizer=replace(job.optimizer, name="sgd")), predict=_predict(_model))
     assert not any(seen.optimizer.distributed for seen in SEEN)

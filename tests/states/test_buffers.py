@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from analyzer.modules.tree import Module, Parameter
 from analyzer.states.buffers import Bucket, bucket_size, chunk_buffers, creation_order, shard_numel, stage_buffers
-from tests.communication_launch import make_launch, make_stages
+from tests.communication_job import make_job, make_stages
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ def parameters_of(numels: tuple[int, ...], *, shared_embedding: int | None = Non
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_buckets_are_those_of_megatron(case: Case) -> None:
-    launch = make_launch(world_size=case.group, distributed=case.distributed, pad_buckets_for_high_nccl_busbw=case.busbw)
+    job = make_job(world_size=case.group, distributed=case.distributed, pad_buckets_for_high_nccl_busbw=case.busbw)
     parameters = parameters_of(case.numels, shared_embedding=case.shared_embedding)
-    (buffer,) = chunk_buffers(launch, parameters, bucket_size=case.bucket_size)
+    (buffer,) = chunk_buffers(job, parameters, bucket_size=case.bucket_size)
     assert buffer.buckets == tuple(Bucket(parameters=n, numel_unpadded=u, numel=p) for n, u, p in case.buckets)
     assert (buffer.parameter_dtype, buffer.gradient_dtype, buffer.group) == ("bf16", "fp32", "dp_cp")
 
@@ -62,8 +62,8 @@ def test_buckets_are_those_of_megatron(case: Case) -> None:
     busbw=st.booleans(),
 )
 def test_buckets_hold_every_parameter_once(numels: list[int], group: int, size: int | None, distributed: bool, busbw: bool) -> None:
-    launch = make_launch(world_size=group, distributed=distributed, pad_buckets_for_high_nccl_busbw=busbw)
-    (buffer,) = chunk_buffers(launch, parameters_of(tuple(numels)), bucket_size=size)
+    job = make_job(world_size=group, distributed=distributed, pad_buckets_for_high_nccl_busbw=busbw)
+    (buffer,) = chunk_buffers(job, parameters_of(tuple(numels)), bucket_size=size)
     assert sum(bucket.parameters for bucket in buffer.buckets) == len(numels)
     last_created = list(reversed(numels))
     for bucket in buffer.buckets:
@@ -95,39 +95,39 @@ def test_buckets_hold_every_parameter_once(numels: list[int], group: int, size: 
     ],
 )
 def test_bucket_size(changes: dict[str, Any], where: tuple[int, int], expected: int | None) -> None:
-    assert bucket_size(make_launch(**changes), pipeline_rank=where[0], chunk=where[1], rank_numel=1000) == expected
+    assert bucket_size(make_job(**changes), pipeline_rank=where[0], chunk=where[1], rank_numel=1000) == expected
 
 
 def test_only_the_first_chunk_of_the_first_stage_is_bucketed() -> None:
-    launch = make_launch(world_size=2, pipeline=2, virtual_pipeline=2, overlap_grad_reduce=True, ddp_bucket_size=5000)
-    first, last = make_stages(launch)
-    (bucketed,), (whole,) = stage_buffers(launch, first)
+    job = make_job(world_size=2, pipeline=2, virtual_pipeline=2, overlap_grad_reduce=True, ddp_bucket_size=5000)
+    first, last = make_stages(job)
+    (bucketed,), (whole,) = stage_buffers(job, first)
     # from the end: fc2 + fc1 | qkv + proj + fc2 of the layer before | fc1 + qkv | proj + embedding
     assert [bucket.numel for bucket in bucketed.buckets] == [4100 + 4000, 3000 + 1000 + 4100, 4000 + 3000, 1000 + 4096]
     assert len(whole.buckets) == 1
-    assert [len(buffer.buckets) for (buffer,) in stage_buffers(launch, last)] == [1, 1]
+    assert [len(buffer.buckets) for (buffer,) in stage_buffers(job, last)] == [1, 1]
 
 
 def test_dtypes_and_experts_have_buffers_of_their_own() -> None:
-    launch = make_launch(world_size=8, expert=4, distributed=True, gradients="bf16")
+    job = make_job(world_size=8, expert=4, distributed=True, gradients="bf16")
     parameters = [
         Parameter(name="expert", shape=(1000,), dtype="bf16", sharding="expert"),
         *parameters_of((100,)),
         Parameter(name="router", shape=(10,), dtype="fp32"),
     ]
-    found = chunk_buffers(launch, parameters, bucket_size=None)
+    found = chunk_buffers(job, parameters, bucket_size=None)
     assert [(b.group, b.parameter_dtype, b.gradient_dtype, b.numel) for b in found] == [
         ("dp_cp", "bf16", "bf16", 128),
         ("dp_cp", "fp32", "fp32", 128),
         ("edp", "bf16", "bf16", 1024),
     ]
-    assert [b.group for b in chunk_buffers(make_launch(world_size=8), parameters, bucket_size=None)] == ["dp_cp", "dp_cp"]
+    assert [b.group for b in chunk_buffers(make_job(world_size=8), parameters, bucket_size=None)] == ["dp_cp", "dp_cp"]
 
 
 def test_padding_is_for_one_instance_of_the_distributed_optimizer() -> None:
-    whole = make_launch(world_size=12, distributed=True)
-    halves = make_launch(world_size=12, distributed=True, distributed_optimizer_instances=4)
-    sizes = [chunk_buffers(launch, parameters_of((1,)), bucket_size=None)[0].numel for launch in (whole, halves)]
+    whole = make_job(world_size=12, distributed=True)
+    halves = make_job(world_size=12, distributed=True, distributed_optimizer_instances=4)
+    sizes = [chunk_buffers(job, parameters_of((1,)), bucket_size=None)[0].numel for job in (whole, halves)]
     assert sizes == [lcm(12, 128), lcm(3, 128)]
 
 
@@ -145,6 +145,6 @@ def test_creation_order_has_the_projection_first() -> None:
 
 @pytest.mark.parametrize("distributed", [False, True])
 def test_the_code_of_2023_pads_to_the_data_parallel_size_and_has_no_buckets(distributed: bool) -> None:
-    launch = make_launch(megatron="2023", world_size=6, distributed=distributed, overlap_grad_reduce=True, ddp_bucket_size=10)
-    (buffer,) = chunk_buffers(launch, parameters_of((100, 3, 50), shared_embedding=0), bucket_size=10)
+    job = make_job(megatron="2023", world_size=6, distributed=distributed, overlap_grad_reduce=True, ddp_bucket_size=10)
+    (buffer,) = chunk_buffers(job, parameters_of((100, 3, 50), shared_embedding=0), bucket_size=10)
     assert buffer.buckets == (Bucket(parameters=3, numel_unpadded=153, numel=156),)

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from analyzer.communication.table import messages
 from analyzer.memory.ranks import rank_classes, stage_models
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 from analyzer.states.buffers import stage_buffers
 from analyzer.states.buffers_layer_wise import packed
 from analyzer.states.matrices import Weight
-from tests.launch_of import launch_of
+from tests.job_of import job_of
 
 LINES = "--position-embedding-type rope --normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights"
 H, LAYERS, VOCABULARY = 1024, 8, 32000
@@ -28,8 +28,8 @@ def matrices(*numels: int) -> list[Weight]:
     return [Weight(shape=(numel, 1), dtype="bf16", orthogonalized=True) for numel in numels]
 
 
-def launch(more: str = "", gpus: int = 8) -> Launch:
-    return launch_of(f"{LINES} --optimizer dist_muon {more}", release="0.19.0", gpus=gpus)
+def job(more: str = "", gpus: int = 8) -> TrainingJob:
+    return job_of(f"{LINES} --optimizer dist_muon {more}", release="0.19.0", gpus=gpus)
 
 
 def test_equal_matrices_fill_all_shards() -> None:
@@ -63,23 +63,23 @@ def test_every_matrix_is_owned_once_and_none_is_cut(numels: list[int], ranks: in
 
 def test_states_of_all_replicas_are_the_whole_model_once() -> None:
     """fp32 weights and a momentum of matrices, Adam's two moments and weights of the rest; both lie on one replica each."""
-    classes = rank_classes(launch())
+    classes = rank_classes(job())
     total = sum(each.memory.optimizer_bytes * sum(last - first + 1 for first, last in each.ranks) for each in classes)
     assert total == pytest.approx(8 * MATRICES + 12 * OTHERS, rel=1e-4)
 
 
 def test_buffers_hold_parameters_and_gradients_with_their_padding() -> None:
-    (held,) = stage_buffers(launch(), stage_models(launch())[0])
+    (held,) = stage_buffers(job(), stage_models(job())[0])
     rest, by_owner = held
     assert rest.numel == pytest.approx(OTHERS, rel=1e-4)
     assert by_owner.numel == 8 * 12 * H * H  # eight equal layers over eight replicas
-    memory = rank_classes(launch())[0].memory
+    memory = rank_classes(job())[0].memory
     assert memory.gradients_bytes == 4 * (rest.numel + by_owner.numel)
     assert memory.parameters_bytes == 2 * (rest.numel + by_owner.numel)
 
 
 def test_gradients_are_scattered_and_parameters_gathered_through_the_buffers() -> None:
-    line = launch(f"{EXPERTS} --overlap-grad-reduce --overlap-param-gather")
+    line = job(f"{EXPERTS} --overlap-grad-reduce --overlap-param-gather")
     (held,) = stage_buffers(line, stage_models(line)[0])
     expected = sum(buffer.numel for buffer in held)
     rows = messages(line, stage_models(line))
@@ -91,6 +91,6 @@ def test_gradients_are_scattered_and_parameters_gathered_through_the_buffers() -
 
 def test_few_matrices_leave_shards_empty() -> None:
     """Two layers over 64 replicas: the fullest shard has one fc1 matrix, and all others are as large."""
-    few = launch("--num-layers 2 --global-batch-size 64", gpus=64)
+    few = job("--num-layers 2 --global-batch-size 64", gpus=64)
     (held,) = stage_buffers(few, stage_models(few)[0])
     assert held[-1].numel == 64 * 4 * H * H

@@ -16,11 +16,11 @@ from analyzer.memory.ranks import rank_classes, stage_models
 from analyzer.modules.models.gpt import parameters
 from analyzer.passes.fsdp_gathering import chunk_passes
 from analyzer.results import Message
-from analyzer.specs import FsdpSpec, Launch
+from analyzer.specs import FsdpSpec, TrainingJob
 from analyzer.states.fsdp_buckets import padded_numel, sharded_buckets
 from analyzer.states.of_rank import States, states
 from tests.data_files import measured_records
-from tests.launch_of import BASE, BLACKWELL, HOPPER, launch_of
+from tests.job_of import BASE, BLACKWELL, HOPPER, job_of
 
 MEGATRON = "--use-megatron-fsdp --ckpt-format fsdp_dtensor --use-distributed-optimizer --untie-embeddings-and-output-weights"
 TORCH = "--use-torch-fsdp2 --no-gradient-accumulation-fusion --untie-embeddings-and-output-weights"
@@ -30,20 +30,20 @@ LAYER_SHAPES = [
 """A layer of h 512 with biases, two tensor-parallel ranks."""
 
 
-def sharded(strategy: str, line: str = "", *, gpus: int = 8, release: str = "0.16.1") -> Launch:
-    return launch_of(f"{MEGATRON} --data-parallel-sharding-strategy {strategy} {line}", gpus=gpus, release=release)
+def sharded(strategy: str, line: str = "", *, gpus: int = 8, release: str = "0.16.1") -> TrainingJob:
+    return job_of(f"{MEGATRON} --data-parallel-sharding-strategy {strategy} {line}", gpus=gpus, release=release)
 
 
-def states_of(launch: Launch) -> States:
-    return states(launch, stage_models(launch)[0])
+def states_of(job: TrainingJob) -> States:
+    return states(job, stage_models(job)[0])
 
 
-def numel_of(launch: Launch) -> int:
-    return sum(parameter.numel for parameter in parameters(stage_models(launch)[0].trees[0]))
+def numel_of(job: TrainingJob) -> int:
+    return sum(parameter.numel for parameter in parameters(stage_models(job)[0].trees[0]))
 
 
-def data_messages(launch: Launch) -> list[Message]:
-    return list(data_parallel_messages(launch, stage_models(launch)[0]))
+def data_messages(job: TrainingJob) -> list[Message]:
+    return list(data_parallel_messages(job, stage_models(job)[0]))
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_each_strategy_shards_what_its_name_says(
     strategy: str, parameters_share: int, gradients_share: int, optimizer_share: int
 ) -> None:
     """Docstring of `MegatronFSDP`: optim is ZeRO-1, optim_grads ZeRO-2, optim_grads_params ZeRO-3; fp32 weights always."""
-    launch = sharded(strategy)
-    held, numel = states_of(launch), numel_of(launch)
+    job = sharded(strategy)
+    held, numel = states_of(job), numel_of(job)
     assert held.parameters == pytest.approx(2 * numel / parameters_share, rel=2e-3)
     assert held.gradients == pytest.approx(4 * numel / gradients_share, rel=2e-3)
     assert held.masters == pytest.approx(4 * numel / optimizer_share, rel=2e-3)
@@ -105,11 +105,11 @@ def test_outer_sharding_spreads_optimizer_states_over_all_replicas() -> None:
 
 def test_the_whole_model_lies_on_the_gpu_before_it_is_sharded() -> None:
     """`get_model` makes it there, but with `--init-model-with-meta-device`."""
-    launch = sharded("optim_grads_params")
-    whole = 2 * numel_of(launch)
-    assert whole < states_of(launch).at_start < 1.6 * whole  # the first bucket, and shards
+    job = sharded("optim_grads_params")
+    whole = 2 * numel_of(job)
+    assert whole < states_of(job).at_start < 1.6 * whole  # the first bucket, and shards
     assert states_of(sharded("optim_grads_params", "--init-model-with-meta-device")).at_start == 0
-    small = launch_of(
+    small = job_of(
         f"{MEGATRON} --data-parallel-sharding-strategy optim_grads_params --num-layers 32 --hidden-size 8192 "
         "--num-attention-heads 64 "
         "--seq-length 64 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1 "
@@ -123,11 +123,11 @@ def test_the_whole_model_lies_on_the_gpu_before_it_is_sharded() -> None:
 
 def test_small_models_are_gathered_whole() -> None:
     """Half of a communication unit, 500 million elements, is gathered ahead; layers go one by one as they have run."""
-    launch = sharded("optim_grads_params")
-    tree = stage_models(launch)[0].trees[0]
-    buckets = sharded_buckets(launch, tree)
+    job = sharded("optim_grads_params")
+    tree = stage_models(job)[0].trees[0]
+    buckets = sharded_buckets(job, tree)
     assert [bucket.unit for bucket in buckets] == [None, *range(8)]
-    passes = chunk_passes(launch, tree, buckets)
+    passes = chunk_passes(job, tree, buckets)
     everything = frozenset(range(9))
     layers = [ids for ids in passes.forward[1:] if ids != everything]  # nothing is gathered before the embedding
     assert layers == [everything - set(range(1, layer)) for layer in range(2, 9)]
@@ -139,10 +139,10 @@ def test_small_models_are_gathered_whole() -> None:
 
 def test_a_small_communication_unit_holds_a_layer_and_the_next() -> None:
     size = 2 * 12_000_000
-    launch = sharded("optim_grads_params", f"--suggested-communication-unit-size {size}")
-    tree = stage_models(launch)[0].trees[0]
-    buckets = sharded_buckets(launch, tree)
-    passes = chunk_passes(launch, tree, buckets)
+    job = sharded("optim_grads_params", f"--suggested-communication-unit-size {size}")
+    tree = stage_models(job)[0].trees[0]
+    buckets = sharded_buckets(job, tree)
+    passes = chunk_passes(job, tree, buckets)
     assert max(len(ids) for ids in passes.forward) == 3  # what is outside layers, a layer and the next
     assert max(len(ids) for ids in passes.backward) == 3
     # the final norm gathers the first layer, which the backward of the last gives up again
@@ -152,11 +152,11 @@ def test_a_small_communication_unit_holds_a_layer_and_the_next() -> None:
 
 def test_later_releases_gather_from_outside_layers_once() -> None:
     """From 0.18 on modules outside layers stay in the state PRE_BACKWARD after the first backward, and gather nothing ahead."""
-    launch = sharded("optim_grads_params", release="0.18.2")
-    tree = stage_models(launch)[0].trees[0]
-    buckets = sharded_buckets(launch, tree)
-    assert chunk_passes(launch, tree, buckets, first=True).forward[-1] == frozenset(range(9))
-    later = chunk_passes(launch, tree, buckets)
+    job = sharded("optim_grads_params", release="0.18.2")
+    tree = stage_models(job)[0].trees[0]
+    buckets = sharded_buckets(job, tree)
+    assert chunk_passes(job, tree, buckets, first=True).forward[-1] == frozenset(range(9))
+    later = chunk_passes(job, tree, buckets)
     assert later.forward[-1] == frozenset({0})
     assert later.gathered_backward == (0, *(1,) * 8)
 
@@ -175,9 +175,9 @@ def test_types_of_gradients() -> None:
     """0.17 sums and sends gradients in types of their own, unless the gradient buffer is in fp32."""
     line = "--megatron-fsdp-main-grads-dtype fp32 --megatron-fsdp-grad-comm-dtype bf16"
     for extra, summed, sent in (("", 4, "fp32"), ("--grad-reduce-in-bf16", 4, "bf16")):
-        launch = sharded("optim_grads_params", f"{line} {extra}", release="0.17.1")
-        assert states_of(launch).gradients == pytest.approx(summed * numel_of(launch) / 8, rel=2e-3)
-        assert {row.dtype for row in data_messages(launch) if row.kind == "reduce_scatter"} == {sent}
+        job = sharded("optim_grads_params", f"{line} {extra}", release="0.17.1")
+        assert states_of(job).gradients == pytest.approx(summed * numel_of(job) / 8, rel=2e-3)
+        assert {row.dtype for row in data_messages(job) if row.kind == "reduce_scatter"} == {sent}
     plain = sharded("optim_grads_params", "--grad-reduce-in-bf16")
     assert states_of(plain).gradients == pytest.approx(2 * numel_of(plain) / 8, rel=2e-3)
     assert states_of(plain).gradient_copies == pytest.approx(4 * numel_of(plain) / 8, rel=2e-3)
@@ -194,10 +194,10 @@ def test_the_peak_holds_what_is_unsharded() -> None:
 
 def test_messages_of_sharded_parameters() -> None:
     """Layers: gathered for forward and backward and reduced in every microbatch; what is outside: gathered once."""
-    launch = sharded("optim_grads_params", "--global-batch-size 32")
-    numel = numel_of(launch)
+    job = sharded("optim_grads_params", "--global-batch-size 32")
+    numel = numel_of(job)
     sums: dict[tuple[str, bool], int] = {}
-    for row in data_messages(launch):
+    for row in data_messages(job):
         key = (row.kind, row.calls_per_microbatch > 0)
         sums[key] = sums.get(key, 0) + (row.calls_per_microbatch or row.calls_per_iteration) * row.shape[0]
     outside = (2 * 32_128 + 2048) * 1024  # embedding, output layer and positions
@@ -221,21 +221,21 @@ def test_messages_of_replicated_parameters(strategy: str, kinds: set[tuple[str, 
 
 def test_torch_shards_everything_evenly() -> None:
     """Parameters and gradients in 16 bit, fp32 weights and moments: (2 + 2 + 4 + 8)/n bytes of each parameter."""
-    launch = launch_of(TORCH)
-    held, numel = states_of(launch), numel_of(launch)
+    job = job_of(TORCH)
+    held, numel = states_of(job), numel_of(job)
     assert held.steady == pytest.approx(16 * numel / 8, rel=1e-3)
     assert held.at_start == pytest.approx(2 * numel, rel=1e-6)
-    rows = data_messages(launch)
+    rows = data_messages(job)
     gathered = sum(row.calls_per_microbatch * row.shape[0] for row in rows if row.kind == "all_gather")
     assert gathered == pytest.approx(2 * numel, rel=1e-3)
     assert sum(row.calls_per_microbatch for row in rows if row.kind == "reduce_scatter") == 8 + 3
-    kept = data_messages(launch_of(f"{TORCH} --torch-fsdp2-no-reshard-after-forward"))
+    kept = data_messages(job_of(f"{TORCH} --torch-fsdp2-no-reshard-after-forward"))
     assert {row.phase for row in kept} == {"forward", "gradient"}
 
 
 def test_torch_holds_fewer_temporaries_than_parameters() -> None:
-    memory = rank_classes(launch_of(TORCH))[0].memory
-    kept = rank_classes(launch_of(f"{TORCH} --torch-fsdp2-no-reshard-after-forward"))[0].memory
+    memory = rank_classes(job_of(TORCH))[0].memory
+    kept = rank_classes(job_of(f"{TORCH} --torch-fsdp2-no-reshard-after-forward"))[0].memory
     layers = 2 * 8 * 12 * 1024**2
     assert kept.peak_allocated_bytes - memory.peak_allocated_bytes > layers
     assert sum(part.bytes for part in kept.transient_parts if part.name == "gathered parameters") > layers
@@ -256,31 +256,31 @@ def test_torch_holds_fewer_temporaries_than_parameters() -> None:
 def test_megatron_refuses(line: str, option: str) -> None:
     """`validate_args` of 0.16.1."""
     with pytest.raises(InputError) as error:
-        launch_of(line)
+        job_of(line)
     assert error.value.option == option
 
 
 def test_connections_must_be_more_than_one() -> None:
     """Full sharding turns the demand around: CUDA_DEVICE_MAX_CONNECTIONS must not be 1."""
     line = f"{MEGATRON} --tensor-model-parallel-size 2"
-    assert launch_of(line).runtime.cuda_device_max_connections is None
+    assert job_of(line).flags.cuda_device_max_connections is None
     with pytest.raises(InputError, match="CUDA_DEVICE_MAX_CONNECTIONS"):
-        launch_of(line, environ={"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
+        job_of(line, environ={"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
 
 
 def test_releases_differ() -> None:
     """`--use-custom-fsdp` before 0.14; 0.18 made full sharding the default; 0.19 switches the distributed optimizer on."""
     with pytest.raises(InputError, match="distributed optimizer"):
-        launch_of("--use-custom-fsdp", release="0.13.0")
+        job_of("--use-custom-fsdp", release="0.13.0")
     with pytest.raises(InputError, match="fused"):
-        launch_of("--use-custom-fsdp --use-distributed-optimizer --data-parallel-sharding-strategy optim_grads", release="0.13.0")
+        job_of("--use-custom-fsdp --use-distributed-optimizer --data-parallel-sharding-strategy optim_grads", release="0.13.0")
     with pytest.raises(UnsupportedError):
-        launch_of("--use-megatron-fsdp --ckpt-format fsdp_dtensor")
-    latest = launch_of("--use-megatron-fsdp --ckpt-format fsdp_dtensor", release="0.19.0")
+        job_of("--use-megatron-fsdp --ckpt-format fsdp_dtensor")
+    latest = job_of("--use-megatron-fsdp --ckpt-format fsdp_dtensor", release="0.19.0")
     assert latest.optimizer.distributed
     assert latest.fsdp is not None
     assert latest.fsdp.strategy == "optim_grads_params"
-    assert launch_of(MEGATRON).fsdp == FsdpSpec(implementation="megatron", strategy="no_shard")
+    assert job_of(MEGATRON).fsdp == FsdpSpec(implementation="megatron", strategy="no_shard")
 
 
 def test_loading_makes_moments_before_the_first_iteration() -> None:
@@ -298,17 +298,17 @@ def test_measured(gpu: str) -> None:
     """
     wanted = f"gpt3_mcore_te_tp2_zp_z3_resume_fsdp_dtensor/dev_dgx_{gpu}"
     [record] = [each for each in measured_records("megatron_ci.json") if each["id"].endswith(wanted)]
-    launch = launch_of(
+    job = job_of(
         " ".join(str(word) for word in record["argv"]),
         base="",
         gpus=8,
         environ=record["env"],
         gpu=HOPPER if gpu == "h100" else BLACKWELL,
     )
-    memory = rank_classes(launch)[0].memory
+    memory = rank_classes(job)[0].memory
     assert memory.allocated_bytes == pytest.approx(record["measured"]["allocated_bytes"], rel=0.005)
-    assert launch.fsdp is not None
-    newer = replace(launch, fsdp=replace(launch.fsdp, outside_layers_prefetches=False))
+    assert job.fsdp is not None
+    newer = replace(job, fsdp=replace(job.fsdp, outside_layers_prefetches=False))
     peak = rank_classes(newer)[0].memory
     assert peak.peak_allocated_bytes == pytest.approx(record["measured"]["peak_allocated_bytes"], rel=0.003)
     assert peak.peak_at.startswith("first iteration")
@@ -317,31 +317,31 @@ def test_measured(gpu: str) -> None:
 def test_experts_are_sharded_over_their_own_replicas() -> None:
     line = "--num-experts 8 --moe-grouped-gemm --disable-bias-linear --expert-model-parallel-size 4 "
     line += "--moe-token-dispatcher-type alltoall"
-    launch = sharded("optim_grads_params", line)
-    stage = stage_models(launch)[0]
+    job = sharded("optim_grads_params", line)
+    stage = stage_models(job)[0]
     experts = sum(p.numel for p in parameters(stage.trees[0]) if p.sharding == "expert")
-    rest = numel_of(launch) - experts
-    assert states_of(launch).parameters == pytest.approx(2 * (rest / 8 + experts / 2), rel=2e-3)
-    groups = {row.group for row in messages(launch, [stage]) if row.kind == "reduce_scatter" and row.phase == "gradient"}
+    rest = numel_of(job) - experts
+    assert states_of(job).parameters == pytest.approx(2 * (rest / 8 + experts / 2), rel=2e-3)
+    groups = {row.group for row in messages(job, [stage]) if row.kind == "reduce_scatter" and row.phase == "gradient"}
     assert {"dp_cp", "edp"} <= groups
 
 
 def test_base_has_no_sharding() -> None:
-    assert launch_of("", base=BASE).fsdp is None
+    assert job_of("", base=BASE).fsdp is None
 
 
 @pytest.mark.parametrize(
-    "launch",
+    "job",
     [
         *(sharded(strategy) for strategy in ("no_shard", "optim", "optim_grads", "optim_grads_params")),
         sharded("optim_grads_params", "--load /dummy", release="0.18.2"),
         sharded("optim_grads_params", "--hidden-size 8192 --num-attention-heads 64 --num-layers 32 --seq-length 64"),
-        launch_of(TORCH),
+        job_of(TORCH),
     ],
 )
-def test_parts_add_up(launch: Launch) -> None:
+def test_parts_add_up(job: TrainingJob) -> None:
     """Wherever the peak is: in an iteration, in the first one, in the step, or while the model is sharded."""
-    memory = rank_classes(launch)[0].memory
+    memory = rank_classes(job)[0].memory
     static = memory.parameters_bytes + memory.gradients_bytes + memory.optimizer_bytes + memory.runtime_bytes
     assert memory.peak_allocated_bytes == static + memory.activations_bytes + memory.transient_bytes
     assert memory.transient_bytes == sum(part.bytes for part in memory.transient_parts)

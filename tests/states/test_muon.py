@@ -12,12 +12,12 @@ from analyzer.errors import AnalyzerError, InputError, UnsupportedError
 from analyzer.memory.passes import size
 from analyzer.memory.ranks import rank_classes, stage_models
 from analyzer.results import Message
-from analyzer.specs import Launch, MuonSpec
+from analyzer.specs import MuonSpec, TrainingJob
 from analyzer.states.layer_wise import owners
 from analyzer.states.matrices import Weight, weights
 from analyzer.states.muon import orthogonalization
 from analyzer.states.of_rank import States, shares, states
-from tests.launch_of import launch_of
+from tests.job_of import job_of
 
 LINES = "--position-embedding-type rope --normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights"
 H, LAYERS, VOCABULARY = 1024, 8, 32128
@@ -30,12 +30,12 @@ EXPERTS = "--num-experts 8 --moe-grouped-gemm --moe-ffn-hidden-size 512 --expert
 
 
 def states_of(line: str) -> States:
-    launch = launch_of(f"{LINES} {line}")
-    return states(launch, stage_models(launch)[0])
+    job = job_of(f"{LINES} {line}")
+    return states(job, stage_models(job)[0])
 
 
-def sent(launch: Launch) -> list[Message]:
-    return [message for message in messages(launch, stage_models(launch)) if message.phase == "parameter"]
+def sent(job: TrainingJob) -> list[Message]:
+    return [message for message in messages(job, stage_models(job)) if message.phase == "parameter"]
 
 
 def test_one_momentum_for_matrices_and_two_moments_for_the_rest() -> None:
@@ -58,9 +58,9 @@ def test_gradients_in_bf16_are_copied_for_the_step() -> None:
 def test_lion_keeps_one_moment() -> None:
     """Chen et al. 2023: Lion keeps a momentum alone, for every parameter; the update is made before it is applied."""
     line = f"{LINES} --vocab-size 32000"
-    alone, beside = (launch_of(f"{line} {more}", release="0.17.1") for more in ("--optimizer lion", LION_BESIDE))
-    for launch in (alone, beside):
-        held = states(launch, stage_models(launch)[0])
+    alone, beside = (job_of(f"{line} {more}", release="0.17.1") for more in ("--optimizer lion", LION_BESIDE))
+    for job in (alone, beside):
+        held = states(job, stage_models(job)[0])
         assert held.masters == held.moments == held.gradients == 2 * held.parameters
     output_layer = alone.model.padded_vocab_size * H
     last_matrix = 4 * H * H  # fc2 of the last layer
@@ -71,13 +71,13 @@ def test_lion_keeps_one_moment() -> None:
 
 def test_what_is_orthogonalized() -> None:
     """`get_megatron_muon_optimizer`: what is of two dimensions and not marked as embedding or output layer; a position table is."""
-    launch = launch_of("--optimizer muon")
-    listed = tuple(weights(launch, stage_models(launch)[0]))
+    job = job_of("--optimizer muon")
+    listed = tuple(weights(job, stage_models(job)[0]))
     taken = [weight.shape for weight in listed if weight.orthogonalized]
     assert taken.count((2048, H)) == 1  # positions
     assert taken.count((3 * H, H)) == taken.count((4 * H, H)) == LAYERS
     assert (VOCABULARY, H) not in taken
-    experts = launch_of(f"--optimizer muon {EXPERTS} --disable-bias-linear")
+    experts = job_of(f"--optimizer muon {EXPERTS} --disable-bias-linear")
     one_each = [weight for weight in weights(experts, stage_models(experts)[0]) if weight.expert]
     assert all(weight.orthogonalized for weight in one_each)
     assert len(one_each) == LAYERS * 2 * 2  # two local experts with two matrices each
@@ -85,12 +85,12 @@ def test_what_is_orthogonalized() -> None:
 
 def test_the_embedding_that_prediction_layers_read_gets_muon() -> None:
     """`setup_embeddings_and_output_layer` marks it on the first stage alone; Muon then makes room for V·h."""
-    launch = launch_of(f"--optimizer muon --pipeline-model-parallel-size 2 --mtp-num-layers 1 {LINES}")
-    first, last = stage_models(launch)
+    job = job_of(f"--optimizer muon --pipeline-model-parallel-size 2 --mtp-num-layers 1 {LINES}")
+    first, last = stage_models(job)
     embedding = (VOCABULARY, H)
-    assert [weight.orthogonalized for weight in weights(launch, first) if weight.shape == embedding] == [False]
-    assert [weight.orthogonalized for weight in weights(launch, last) if weight.shape == embedding] == [True, False]
-    assert size(states(launch, last).step_workspace) == 12 * VOCABULARY * H
+    assert [weight.orthogonalized for weight in weights(job, first) if weight.shape == embedding] == [False]
+    assert [weight.orthogonalized for weight in weights(job, last) if weight.shape == embedding] == [True, False]
+    assert size(states(job, last).step_workspace) == 12 * VOCABULARY * H
 
 
 @pytest.mark.parametrize(
@@ -108,17 +108,17 @@ def test_a_step_needs_room_for_the_largest_matrix(line: str, bytes_per_element: 
 
 def test_square_matrices_in_fp32_need_their_squares() -> None:
     """X, XXᵀ, b·XXᵀ + c·(XXᵀ)² and the next X: four times 4·h²."""
-    launch = launch_of("--optimizer muon --muon-fp32-matmul-prec high")
+    job = job_of("--optimizer muon --muon-fp32-matmul-prec high")
     square = Weight(shape=(H, H), dtype="bf16", orthogonalized=True, partition=1)
-    assert size(orthogonalization(launch, square)) == 16 * H * H
+    assert size(orthogonalization(job, square)) == 16 * H * H
 
 
 def test_split_matrices_are_gathered_by_every_rank() -> None:
     """`newton_schulz_tp` with duplicated: all parts and the whole of them, normalized, and again in bf16: 4 + 4 + 4 + 2 bytes."""
-    launch = launch_of("--optimizer muon --tensor-model-parallel-size 2 --muon-tp-mode duplicated")
+    job = job_of("--optimizer muon --tensor-model-parallel-size 2 --muon-tp-mode duplicated")
     half = Weight(shape=(2 * H, H), dtype="bf16", orthogonalized=True, partition=0)
-    assert size(orthogonalization(launch, half)) == 14 * 4 * H * H
-    gathers = [message for message in sent(launch) if message.module == "optimizer.muon.gradients"]
+    assert size(orthogonalization(job, half)) == 14 * 4 * H * H
+    gathers = [message for message in sent(job) if message.module == "optimizer.muon.gradients"]
     assert {(message.shape, message.group, message.dtype): message.calls_per_iteration for message in gathers} == {
         ((H, H), "tp", "fp32"): 4 * LAYERS,  # queries, keys, values, projection
         ((4 * H, H), "tp", "fp32"): LAYERS,
@@ -128,15 +128,15 @@ def test_split_matrices_are_gathered_by_every_rank() -> None:
 
 def test_distributed_steps_reduce_squares() -> None:
     """`newton_schulz_step`: XXᵀ of the unsplit side, once a step, and one norm for each matrix."""
-    launch = launch_of("--optimizer muon --tensor-model-parallel-size 2 --muon-tp-mode distributed")
-    rows = {(message.module, message.shape): message.calls_per_iteration for message in sent(launch)}
+    job = job_of("--optimizer muon --tensor-model-parallel-size 2 --muon-tp-mode distributed")
+    rows = {(message.module, message.shape): message.calls_per_iteration for message in sent(job)}
     matrices = 6 * LAYERS
     assert rows["optimizer.muon.norm", (1,)] == matrices
     assert rows["optimizer.muon.square", (H, H)] == 5 * matrices
 
 
 def test_blockwise_sends_nothing() -> None:
-    assert not [message for message in sent(launch_of("--optimizer muon --tensor-model-parallel-size 2")) if message.group == "tp"]
+    assert not [message for message in sent(job_of("--optimizer muon --tensor-model-parallel-size 2")) if message.group == "tp"]
 
 
 def test_forth_and_back() -> None:
@@ -161,8 +161,8 @@ def test_every_parameter_has_one_owner(numels: list[int], ranks: int) -> None:
 def test_shared_out_states_add_up_to_the_whole(layout: str) -> None:
     """Each parameter of a replica is owned once, and every rank of the world stands in one class."""
     line = f"{LINES} {layout}"
-    whole, shared = (rank_classes(launch_of(f"{line} --optimizer {name}")) for name in ("muon", "dist_muon"))
-    replicas = launch_of(line).parallel.data_with_context
+    whole, shared = (rank_classes(job_of(f"{line} --optimizer {name}")) for name in ("muon", "dist_muon"))
+    replicas = job_of(line).parallel.data_with_context
     assert sorted(rank for each in shared for rank in ranks_of(each.ranks)) == list(range(8))
     total = sum(each.memory.optimizer_bytes * len(ranks_of(each.ranks)) for each in shared)
     assert total * replicas == sum(each.memory.optimizer_bytes * len(ranks_of(each.ranks)) for each in whole)
@@ -171,13 +171,13 @@ def test_shared_out_states_add_up_to_the_whole(layout: str) -> None:
 
 def test_experts_are_shared_out_among_their_own_replicas() -> None:
     """Eight ranks, four expert-parallel: dense parameters have eight owners, experts two."""
-    launch = launch_of(f"{LINES} {EXPERTS} --optimizer dist_muon")
-    listed = tuple(weights(launch, stage_models(launch)[0]))
+    job = job_of(f"{LINES} {EXPERTS} --optimizer dist_muon")
+    listed = tuple(weights(job, stage_models(job)[0]))
     dense = 4 * sum(w.numel * (2 if w.orthogonalized else 3) for w in listed if not w.expert)
     experts = 4 * sum(w.numel * 2 for w in listed if w.expert)
-    total = sum(each.memory.optimizer_bytes * len(ranks_of(each.ranks)) for each in rank_classes(launch))
+    total = sum(each.memory.optimizer_bytes * len(ranks_of(each.ranks)) for each in rank_classes(job))
     assert total == dense + 4 * experts
-    gathers = {message.group: message.shape for message in sent(launch) if message.kind == "all_gather"}
+    gathers = {message.group: message.shape for message in sent(job) if message.kind == "all_gather"}
     assert gathers == {
         "dp_cp": (sum(w.numel for w in listed if not w.expert),),
         "edp": (sum(w.numel for w in listed if w.expert),),
@@ -186,39 +186,39 @@ def test_experts_are_shared_out_among_their_own_replicas() -> None:
 
 def test_updated_parameters_come_in_beside_those_that_are_sent() -> None:
     """`allgather_params`: a flat copy of what the rank owns, and a tensor for each rank's; 2 bytes each."""
-    launch = launch_of(f"{LINES} --optimizer dist_muon")
-    fullest = max(rank_classes(launch), key=lambda each: each.memory.allocated_bytes)
-    held = states(launch, stage_models(launch)[0])
+    job = job_of(f"{LINES} --optimizer dist_muon")
+    fullest = max(rank_classes(job), key=lambda each: each.memory.allocated_bytes)
+    held = states(job, stage_models(job)[0])
     assert fullest.memory.optimizer_bytes < held.masters + held.moments
-    dense = owners(weights(launch, stage_models(launch)[0]), 8)
+    dense = owners(weights(job, stage_models(job)[0]), 8)
     smallest, largest = (f([sum(w.numel for w in owned) for owned in dense]) for f in (min, max))
     whole = MATRICES + OTHERS
-    temporaries = {size(held.step_workspace) for _, held in shares(launch, stage_models(launch)[0])}
+    temporaries = {size(held.step_workspace) for _, held in shares(job, stage_models(job)[0])}
     assert min(temporaries) == pytest.approx(2 * (whole + smallest), rel=1e-3)
     assert max(temporaries) == pytest.approx(2 * (whole + largest), rel=1e-3)
 
 
 def test_equal_parts_are_gathered_by_way_of_a_stack() -> None:
     """`newLikeFlat` in `ProcessGroupNCCL::allgather`; each replica of the experts owns four of 32 equal matrices."""
-    launch = launch_of(
+    job = job_of(
         f"{LINES} --num-experts 8 --moe-grouped-gemm --moe-ffn-hidden-size 4096 --expert-model-parallel-size 2 "
         "--optimizer dist_muon"
     )
     experts = LAYERS * 4 * 2 * 4096 * H
-    temporaries = {size(held.step_workspace) for _, held in shares(launch, stage_models(launch)[0])}
+    temporaries = {size(held.step_workspace) for _, held in shares(job, stage_models(job)[0])}
     assert temporaries == {2 * (experts + experts + experts // 4)}
 
 
 def test_one_replica_owns_all() -> None:
     line = f"{LINES} --tensor-model-parallel-size 8"
-    alone = rank_classes(launch_of(f"{line} --optimizer dist_muon"))
-    assert [each.memory for each in alone] == [each.memory for each in rank_classes(launch_of(f"{line} --optimizer muon"))]
+    alone = rank_classes(job_of(f"{line} --optimizer dist_muon"))
+    assert [each.memory for each in alone] == [each.memory for each in rank_classes(job_of(f"{line} --optimizer muon"))]
 
 
 def test_gradient_norms_span_all_ranks() -> None:
     """`LayerWiseDistributedOptimizer.get_grad_norm` names no group."""
-    launch = launch_of("--optimizer dist_muon --tensor-model-parallel-size 2")
-    (norm,) = (message for message in messages(launch, stage_models(launch)) if message.module == "optimizer.grad_norm")
+    job = job_of("--optimizer dist_muon --tensor-model-parallel-size 2")
+    (norm,) = (message for message in messages(job, stage_models(job)) if message.module == "optimizer.grad_norm")
     assert norm.group == "world"
 
 
@@ -238,7 +238,7 @@ def test_gradient_norms_span_all_ranks() -> None:
 )
 def test_what_megatron_refuses(line: str, release: str, option: str) -> None:
     with pytest.raises(InputError) as error:
-        launch_of(line, release=release)
+        job_of(line, release=release)
     assert error.value.option == option
     assert not isinstance(error.value, UnsupportedError)
 
@@ -254,12 +254,12 @@ def test_what_megatron_refuses(line: str, release: str, option: str) -> None:
 )
 def test_what_is_not_modelled_is_refused(line: str, release: str) -> None:
     with pytest.raises(UnsupportedError):
-        launch_of(line, release=release)
+        job_of(line, release=release)
 
 
 def test_muon_does_not_go_with_fp16() -> None:
     with pytest.raises(AnalyzerError, match="--fp16"):
-        launch_of(
+        job_of(
             "--optimizer muon",
             base="--num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 "
             "--max-position-embeddings 2048 --micro-batch-size 1 --fp16 --tokenizer-type NullTokenizer --vocab-size 32000",
@@ -269,15 +269,15 @@ def test_muon_does_not_go_with_fp16() -> None:
 def test_the_shadow_refuses_what_it_does_not_run() -> None:
     for line, release in (("--optimizer muon", "0.16.1"), ("--optimizer lion", "0.17.1")):
         with pytest.raises(UnsupportedError, match=line.split()[-1]):
-            check_supported(launch_of(line, release=release))
+            check_supported(job_of(line, release=release))
 
 
 def test_later_releases_share_out_without_a_layout() -> None:
-    launch = launch_of("--optimizer muon --use-distributed-optimizer --no-use-layer-wise-param-layout", release="0.18.2")
-    assert launch.optimizer.muon == MuonSpec(layer_wise=True)
-    assert not launch.optimizer.distributed
-    alike = launch_of("--optimizer dist_muon --no-use-layer-wise-param-layout", release="0.18.2")
-    assert rank_classes(launch) == rank_classes(alike)
+    job = job_of("--optimizer muon --use-distributed-optimizer --no-use-layer-wise-param-layout", release="0.18.2")
+    assert job.optimizer.muon == MuonSpec(layer_wise=True)
+    assert not job.optimizer.distributed
+    alike = job_of("--optimizer dist_muon --no-use-layer-wise-param-layout", release="0.18.2")
+    assert rank_classes(job) == rank_classes(alike)
 
 
 def ranks_of(ranges: tuple[tuple[int, int], ...]) -> list[int]:

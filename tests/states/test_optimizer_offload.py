@@ -9,47 +9,47 @@ from hypothesis import strategies as st
 from analyzer.errors import InputError
 from analyzer.memory.ranks import rank_classes, stage_models
 from analyzer.predict import predict
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 from analyzer.states.cpu_offload import Piece, host_bytes, place
 from analyzer.states.of_rank import States, states
-from tests.launch_of import launch_of
+from tests.job_of import job_of
 
 OFFLOAD = "--optimizer-cpu-offload --use-precision-aware-optimizer --use-distributed-optimizer"
 
 
-def held(line: str, *, gpus: int = 8) -> tuple[States, Launch]:
-    launch = launch_of(line, gpus=gpus)
-    return states(launch, stage_models(launch)[0]), launch
+def held(line: str, *, gpus: int = 8) -> tuple[States, TrainingJob]:
+    job = job_of(line, gpus=gpus)
+    return states(job, stage_models(job)[0]), job
 
 
 def test_what_it_is_made_of_first_stays_unless_garbage_is_collected() -> None:
     """`train` of megatron/training/training.py collects with --manual-gc; the real optimizer's hooks refer to itself."""
     line = f"{OFFLOAD} --optimizer-offload-fraction 0"
-    stays, collected = (rank_classes(launch_of(f"{line} {more}"))[0].memory for more in ("", "--manual-gc"))
-    assert stays.runtime_bytes - collected.runtime_bytes == 4 * numel(launch_of(line))
+    stays, collected = (rank_classes(job_of(f"{line} {more}"))[0].memory for more in ("", "--manual-gc"))
+    assert stays.runtime_bytes - collected.runtime_bytes == 4 * numel(job_of(line))
     for name in ("peak_allocated_bytes", "peak_allocated_first_iteration_bytes", "allocated_bytes"):
-        assert getattr(stays, name) - getattr(collected, name) == 4 * numel(launch_of(line))
+        assert getattr(stays, name) - getattr(collected, name) == 4 * numel(job_of(line))
 
 
-def numel(launch: Launch) -> int:
-    return sum(p.numel for tree in stage_models(launch)[0].trees for _, module in tree.walk() for p in module.parameters)
+def numel(job: TrainingJob) -> int:
+    return sum(p.numel for tree in stage_models(job)[0].trees for _, module in tree.walk() for p in module.parameters)
 
 
 def test_everything_goes_by_default() -> None:
     """The catalogue's default of --optimizer-offload-fraction is 1: weights and gradients are left."""
-    found, launch = held(OFFLOAD)
+    found, job = held(OFFLOAD)
     without, _ = held("--use-distributed-optimizer")
     assert (found.masters, found.moments, found.gradient_copies) == (0, 0, 0)
     assert (found.parameters, found.gradients) == (without.parameters, without.gradients)
-    (rank,) = rank_classes(launch)
+    (rank,) = rank_classes(job)
     assert rank.memory.optimizer_bytes == 0
 
 
 @pytest.mark.parametrize(("gradients", "bytes_each"), [("", 12), ("--grad-reduce-in-bf16", 16)])
 def test_what_stays_is_as_large_as_without(gradients: str, bytes_each: int) -> None:
     """fp32 weight and two fp32 moments; `_set_sub_optimizer_grads` keeps an fp32 copy of 16-bit gradients."""
-    found, launch = held(f"{OFFLOAD} --optimizer-offload-fraction 0 {gradients}", gpus=1)
-    assert found.masters + found.moments + found.kept_copies == bytes_each * numel(launch)
+    found, job = held(f"{OFFLOAD} --optimizer-offload-fraction 0 {gradients}", gpus=1)
+    assert found.masters + found.moments + found.kept_copies == bytes_each * numel(job)
 
 
 def test_types_of_the_precision_aware_optimizer_are_not_handed_on() -> None:
@@ -60,8 +60,8 @@ def test_types_of_the_precision_aware_optimizer_are_not_handed_on() -> None:
 
 def test_the_optimizer_is_made_for_the_whole_model_first() -> None:
     """`DistributedOptimizer.__init__` makes the hybrid one anew from shards, when fp32 copies of whole parameters are there."""
-    found, launch = held(f"{OFFLOAD} --optimizer-offload-fraction 0")
-    assert found.at_start == found.parameters + found.gradients + 4 * numel(launch) + found.masters
+    found, job = held(f"{OFFLOAD} --optimizer-offload-fraction 0")
+    assert found.at_start == found.parameters + found.gradients + 4 * numel(job) + found.masters
 
 
 pieces = st.builds(Piece, numel=st.integers(1, 100), dtype=st.sampled_from(["bf16", "fp32"]), decays=st.booleans())
@@ -81,26 +81,26 @@ def test_whole_pieces_go_until_the_fraction_is_reached(held: list[Piece], fracti
 def test_no_rank_keeps_more_than_its_part(data: int, fraction: float, overlap: bool) -> None:
     """A rank keeps at most the rest of the fraction, of at most a shard with its padding."""
     more = "--overlap-grad-reduce --ddp-bucket-size 5000000" if overlap else ""
-    found, launch = held(f"{OFFLOAD} --optimizer-offload-fraction {fraction} {more}", gpus=data)
+    found, job = held(f"{OFFLOAD} --optimizer-offload-fraction {fraction} {more}", gpus=data)
     assert found.masters <= (1 - fraction) * found.gradients / data + 512 * 1000
     if fraction == 0:
-        assert found.masters == pytest.approx(4 * numel(launch) / data, rel=0.02)
+        assert found.masters == pytest.approx(4 * numel(job) / data, rel=0.02)
 
 
 def test_the_host_holds_sixteen_bytes() -> None:
     """fp32 weight, gradient and two moments; blocks of pinned gradients are powers of two."""
-    launch = launch_of(OFFLOAD, gpus=1)
-    need = host_bytes(launch, stage_models(launch)[0])
-    assert need.pageable == 12 * numel(launch)
-    assert 4 * numel(launch) <= need.pinned < 8 * numel(launch)
-    assert need.while_made == 4 * numel(launch)
-    unpinned = launch_of(f"{OFFLOAD} --no-pin-cpu-grads", gpus=1)
+    job = job_of(OFFLOAD, gpus=1)
+    need = host_bytes(job, stage_models(job)[0])
+    assert need.pageable == 12 * numel(job)
+    assert 4 * numel(job) <= need.pinned < 8 * numel(job)
+    assert need.while_made == 4 * numel(job)
+    unpinned = job_of(f"{OFFLOAD} --no-pin-cpu-grads", gpus=1)
     need = host_bytes(unpinned, stage_models(unpinned)[0])
     assert (need.pageable, need.pinned) == (16 * numel(unpinned), 0)
 
 
 def test_the_report_says_what_the_host_needs() -> None:
-    (note,) = (each for each in predict(launch_of(OFFLOAD)).assumptions if each.startswith("--optimizer-cpu-offload"))
+    (note,) = (each for each in predict(job_of(OFFLOAD)).assumptions if each.startswith("--optimizer-cpu-offload"))
     assert "for a node" in note
     assert "pinned" in note
 
@@ -116,5 +116,5 @@ def test_the_report_says_what_the_host_needs() -> None:
 )
 def test_what_megatron_refuses(line: str, option: str) -> None:
     with pytest.raises(InputError) as error:
-        launch_of(line)
+        job_of(line)
     assert error.value.option == option

@@ -19,13 +19,13 @@ from analyzer.trace.compare import MODEL, compare, made_tensors
 from analyzer.trace.reader import Header, read_trace
 from analyzer.trace.summary import fold
 from tests.command import assert_refused, run
-from tests.small_launch import launch
+from tests.small_job import job
 
 ITERATIONS = 2
 
 
 def predicted() -> RankClass:
-    [only] = rank_classes(launch(num_layers=2, attention_backend="fused"))
+    [only] = rank_classes(job(num_layers=2, attention_backend="fused"))
     return only
 
 
@@ -168,7 +168,7 @@ def test_the_tolerance_decides(step: tuple[RankClass, Path]) -> None:
 def test_checkpointed_layers_keep_their_inputs_alone() -> None:
     from analyzer.specs import RecomputeSpec
 
-    asked = replace(launch(num_layers=2), recompute=RecomputeSpec(granularity="full", method="uniform", num_layers=1))
+    asked = replace(job(num_layers=2), recompute=RecomputeSpec(granularity="full", method="uniform", num_layers=1))
     [rank] = rank_classes(asked)
     layered = [module for module, _ in made_tensors(rank.chunks, rank.trees) if module.startswith("decoder.layers")]
     assert layered == ["decoder.layers.0", "decoder.layers.1"]

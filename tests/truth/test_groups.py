@@ -27,7 +27,7 @@ def name(record: dict[str, Any]) -> str:
     return f"{record['world_size']}-" + "-".join(f"{key}{record['sizes'][key]}" for key in ("tp", "pp", "cp", "ep", "etp", "vpp"))
 
 
-def launch(record: dict[str, Any]) -> list[str]:
+def job(record: dict[str, Any]) -> list[str]:
     """The command line of a record."""
     return [*torchrun(record["world_size"]), *record["argv"]]
 
@@ -39,7 +39,7 @@ def test_the_records_are_at_hand() -> None:
 
 @pytest.mark.parametrize("record", truth_records(FILE), ids=name)
 def test_every_group(record: dict[str, Any]) -> None:
-    told = report(*launch(record))
+    told = report(*job(record))
     assert {key: told["parallel"][long] for key, long in SIZES.items()} == record["sizes"]
     assert told["groups_truncated"] is record["truncated"] is False
     reported = set(told["groups"])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.derive.reading import option, positive, since, switched_on, text
-from analyzer.specs import FsdpSpec, ModelSpec, OptimizerSpec, PrecisionSpec, RuntimeSpec
+from analyzer.specs import FsdpSpec, ModelSpec, OptimizerSpec, PrecisionSpec, TrainingFlags
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
@@ -35,7 +35,7 @@ def check_fsdp(
     model: ModelSpec,
     precision: PrecisionSpec,
     optimizer: OptimizerSpec,
-    runtime: RuntimeSpec,
+    flags: TrainingFlags,
     environ: Mapping[str, str],
 ) -> FsdpSpec | None:
     """What is sharded and how, None without full sharding. Raises InputError for what Megatron refuses."""
@@ -46,14 +46,14 @@ def check_fsdp(
     if environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
         raise InputError("CUDA_DEVICE_MAX_CONNECTIONS", f"is 1, and {named} needs more than one", "unset it")
     if dest == "use_torch_fsdp2":
-        _check_torch(arguments, grid=grid, model=model, precision=precision, optimizer=optimizer, runtime=runtime)
+        _check_torch(arguments, grid=grid, model=model, precision=precision, optimizer=optimizer, flags=flags)
         return FsdpSpec(
             implementation="torch",
             reshard_after_forward=bool(arguments.get("torch_fsdp2_reshard_after_forward", True)),
             starts_from_meta=switched_on(arguments, "init_model_with_meta_device"),
         )
     strategy = cast(Strategy, text(arguments, "data_parallel_sharding_strategy", "no_shard"))
-    _check_megatron(arguments, dest=dest, strategy=strategy, optimizer=optimizer, runtime=runtime)
+    _check_megatron(arguments, dest=dest, strategy=strategy, optimizer=optimizer, flags=flags)
     if precision.fp8 is not None and precision.fp8.stored_parameters and precision.fp8.recipe == "mxfp8":
         raise UnsupportedError(
             named, "sharded mxfp8 parameters and their transposes are not modelled", "leave out --fp8-param-gather"
@@ -97,7 +97,7 @@ def _loads_optimizer(arguments: Arguments) -> bool:
     return bool(arguments.get("load")) and text(arguments, "ckpt_format", "torch_dist") == "fsdp_dtensor" and not skipped
 
 
-def _check_megatron(arguments: Arguments, *, dest: str, strategy: Strategy, optimizer: OptimizerSpec, runtime: RuntimeSpec) -> None:
+def _check_megatron(arguments: Arguments, *, dest: str, strategy: Strategy, optimizer: OptimizerSpec, flags: TrainingFlags) -> None:
     named = option(arguments, dest)
     if switched_on(arguments, "use_torch_fsdp2"):
         raise InputError(named, "contradicts --use-torch-fsdp2", "keep one of the two")
@@ -108,7 +108,7 @@ def _check_megatron(arguments: Arguments, *, dest: str, strategy: Strategy, opti
     if dest == "use_custom_fsdp":
         if not optimizer.distributed:
             raise InputError(named, "needs the distributed optimizer", "add --use-distributed-optimizer")
-        if strategy in ("optim_grads", "optim_grads_params") and runtime.gradient_accumulation_fusion:
+        if strategy in ("optim_grads", "optim_grads_params") and flags.gradient_accumulation_fusion:
             raise InputError(
                 option(arguments, "data_parallel_sharding_strategy"),
                 f"{strategy} does not go with fused gradient accumulation",
@@ -130,7 +130,7 @@ def _check_torch(
     model: ModelSpec,
     precision: PrecisionSpec,
     optimizer: OptimizerSpec,
-    runtime: RuntimeSpec,
+    flags: TrainingFlags,
 ) -> None:
     named = option(arguments, "use_torch_fsdp2")
     checkpoint = text(arguments, "ckpt_format", "torch_dist")
@@ -138,7 +138,7 @@ def _check_torch(
         (grid.pipeline > 1, f"does not go with {grid.pipeline} pipeline ranks", "use --pipeline-model-parallel-size 1"),
         (grid.expert > 1, f"does not go with {grid.expert} expert-parallel ranks", "use --expert-model-parallel-size 1"),
         (optimizer.distributed, "contradicts --use-distributed-optimizer", "keep one of the two"),
-        (runtime.gradient_accumulation_fusion, "does not go with fused gradients", "add --no-gradient-accumulation-fusion"),
+        (flags.gradient_accumulation_fusion, "does not go with fused gradients", "add --no-gradient-accumulation-fusion"),
         (checkpoint not in ("torch_dist", "torch_dcp"), f"does not save as {checkpoint}", "use --ckpt-format torch_dist"),
         (model.tied_embeddings, "needs untied embeddings", "add --untie-embeddings-and-output-weights"),
         (precision.parameters == "fp16", "does not train in fp16", "use --bf16"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError
 from analyzer.launch.derive.reading import option, switched_on, whole
-from analyzer.specs import Implementation, RuntimeSpec
+from analyzer.specs import Implementation, TrainingFlags
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
@@ -30,12 +30,12 @@ def check_sequence_parallel(arguments: Arguments, *, tensor: int) -> bool:
 
 def check_runtime(
     arguments: Arguments, *, pipeline: int, implementation: Implementation, connections: str | None, environ: Mapping[str, str]
-) -> tuple[RuntimeSpec, tuple[str, ...]]:
+) -> tuple[TrainingFlags, tuple[str, ...]]:
     """Runtime switches, and what was taken for granted. Raises InputError for what Megatron refuses."""
     fusion = bool(arguments.get("gradient_accumulation_fusion", True))
     _check_deferred_embedding(arguments, pipeline=pipeline, fusion=fusion)
     assumptions = _check_deterministic(arguments, implementation=implementation, environ=environ)
-    spec = RuntimeSpec(
+    spec = TrainingFlags(
         gradient_accumulation_fusion=fusion,
         attention_mask_in_dataloader=bool(arguments.get("create_attention_mask_in_dataloader", True)),
         deterministic=switched_on(arguments, "deterministic_mode"),

@@ -158,11 +158,6 @@ class CachingAllocator:
                     pool.take(block)
                     self.reserved_bytes -= block.size
 
-    def reset_peaks(self) -> None:
-        """As `torch.cuda.reset_peak_memory_stats`."""
-        self.peak_allocated_bytes, self.unasked_at_peak_bytes = self.allocated_bytes, self.unasked_bytes
-        self.peak_reserved_bytes = self.reserved_bytes
-
     def _pool(self, size: int, stream: int) -> _Pool:
         key = (size <= SMALL_SIZE, stream)
         if key not in self._pools:

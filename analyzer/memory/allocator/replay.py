@@ -23,7 +23,7 @@ from analyzer.memory.workspaces import RuntimeItem, runtime_items
 from analyzer.modules.tree import Module, Tensor
 from analyzer.results import MemoryPart, RankClass, RankMemory, StageModel
 from analyzer.schedule.pipeline import Step
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 from analyzer.states.buffers import creation_order, reduction_size, shard_pieces, stage_buffers
 from analyzer.states.of_rank import adam_keeps_masters, remainder_bytes
 from analyzer.units import DTYPE_BYTES, dtype_bytes, round_up
@@ -125,22 +125,22 @@ class _Writer:
         self.drop(temporary)
 
 
-def is_replayed(launch: Launch) -> bool:
+def is_replayed(job: TrainingJob) -> bool:
     """Whether the tensors of a launch are made in the order of its trees, and its states one by one.
 
     Not so with sharded parameters, CUDA graphs, activations or states on the host, microbatches side by side, and Muon.
     """
-    elsewhere = launch.fsdp or launch.graphs or launch.activation_offload or launch.optimizer.offload
-    return not elsewhere and not launch.runtime.overlap_moe_expert_parallel_comm and launch.optimizer.name in ("adam", "sgd")
+    elsewhere = job.fsdp or job.graphs or job.activation_offload or job.optimizer.offload
+    return not elsewhere and not job.flags.overlap_moe_expert_parallel_comm and job.optimizer.name in ("adam", "sgd")
 
 
-def refined(launch: Launch, stages: Sequence[StageModel], ranks: Sequence[RankClass]) -> tuple[RankClass, ...]:
+def refined(job: TrainingJob, stages: Sequence[StageModel], ranks: Sequence[RankClass]) -> tuple[RankClass, ...]:
     """The ranks with the memory that the allocator makes of it, the fullest first, as far as `MOST_REQUESTS` go.
 
     All come back as they are where the settings of the allocator are not simulated.
     """
     try:
-        settings = AllocatorSettings.of({"PYTORCH_ALLOC_CONF": launch.runtime.allocator_config or ""})
+        settings = AllocatorSettings.of({"PYTORCH_ALLOC_CONF": job.flags.allocator_config or ""})
     except UnsupportedError:
         return tuple(ranks)
     scripts: dict[int, Script] = {}
@@ -152,24 +152,24 @@ def refined(launch: Launch, stages: Sequence[StageModel], ranks: Sequence[RankCl
     left = MOST_REQUESTS
     for index in sorted(range(len(ranks)), key=lambda index: -ranks[index].memory.device_bytes):
         stage = stages[index]
-        orders = (_order(launch, stage, launch.batch.first_microbatches), _order(launch, stage, launch.batch.microbatches))
+        orders = (_order(job, stage, job.batch.first_microbatches), _order(job, stage, job.batch.microbatches))
         left -= sum(len(scripts[id(stage.trees[step.chunk])]) for order in orders for step in order if step.kind == "forward")
         if left < 0:
             break
         memory = found[index].memory
         own = [scripts[id(tree)] for tree in stage.trees]
-        made = blocks(launch, stage, own, runtime_items(launch, stage.trees), orders=orders, settings=settings)
-        found[index] = replace(found[index], memory=_with_blocks(launch, memory, made))
+        made = blocks(job, stage, own, runtime_items(job, stage.trees), orders=orders, settings=settings)
+        found[index] = replace(found[index], memory=_with_blocks(job, memory, made))
     return tuple(found)
 
 
-def _order(launch: Launch, stage: StageModel, microbatches: int) -> Sequence[Step]:
+def _order(job: TrainingJob, stage: StageModel, microbatches: int) -> Sequence[Step]:
     """An iteration up to the first backward, when most is in flight: what comes after finds the blocks of what was before."""
-    order = order_of(launch, stage, microbatches)
+    order = order_of(job, stage, microbatches)
     return order[: 1 + next(place for place, step in enumerate(order) if step.kind == "backward")]
 
 
-def _with_blocks(launch: Launch, memory: RankMemory, made: Blocks) -> RankMemory:
+def _with_blocks(job: TrainingJob, memory: RankMemory, made: Blocks) -> RankMemory:
     """The memory with blocks in the place of tensors.
 
     Those of the moments are not there yet where the peak is in the first iteration; those of activations are gone where it is
@@ -196,8 +196,8 @@ def _with_blocks(launch: Launch, memory: RankMemory, made: Blocks) -> RankMemory
         peak_allocated_first_iteration_bytes=memory.peak_allocated_first_iteration_bytes + made.unsplit_at_first_peak,
         peak_allocated_bytes=max(peak, memory.allocated_bytes + made.unsplit),
         peak_reserved_bytes=reserved,
-        device_bytes=reserved + outside_allocator_bytes(launch),
-        device_range_bytes=device_range(launch, peak=peak, reserved=reserved),
+        device_bytes=reserved + outside_allocator_bytes(job),
+        device_range_bytes=device_range(job, peak=peak, reserved=reserved),
         unsplit_bytes=made.unsplit,
         unsplit_at_first_peak_bytes=made.unsplit_at_first_peak,
         unsplit_at_peak_bytes=at_peak,
@@ -206,7 +206,7 @@ def _with_blocks(launch: Launch, memory: RankMemory, made: Blocks) -> RankMemory
 
 
 def blocks(
-    launch: Launch,
+    job: TrainingJob,
     stage: StageModel,
     scripts: Sequence[Script],
     items: Sequence[RuntimeItem],
@@ -216,12 +216,12 @@ def blocks(
 ) -> Blocks:
     """Runs a rank's requests. `orders` are those of the first iteration and of a later one, to their end or shorter."""
     allocator = CachingAllocator(settings)
-    _states(launch, stage, allocator)
+    _states(job, stage, allocator)
     _hold(allocator, (item.bytes for item in items if item.phase == "forward"))
     _iteration(allocator, scripts, orders[0])
     at_first_peak = allocator.unasked_at_peak_bytes
     _hold(allocator, (item.bytes for item in items if item.phase == "backward"))
-    _hold(allocator, _moments(launch, stage))
+    _hold(allocator, _moments(job, stage))
     unsplit = allocator.unasked_bytes
     allocator.peak_allocated_bytes = 0
     _iteration(allocator, scripts, orders[1])
@@ -240,24 +240,24 @@ def _hold(allocator: CachingAllocator, sizes: Iterator[int]) -> None:
             allocator.malloc(size)
 
 
-def _states(launch: Launch, stage: StageModel, allocator: CachingAllocator) -> None:
+def _states(job: TrainingJob, stage: StageModel, allocator: CachingAllocator) -> None:
     """Weights, buffers and masters. With the distributed optimizer the weights move into a buffer."""
-    element = int(DTYPE_BYTES[launch.precision.parameters])
+    element = int(DTYPE_BYTES[job.precision.parameters])
     sizes = [element * numel for numel in _numels(stage)]
-    distributed = launch.optimizer.distributed
+    distributed = job.optimizer.distributed
     own = [allocator.malloc(size) for size in sizes if size > SMALL_SIZE] if distributed else []
     if not distributed:
         _hold(allocator, iter(sizes))
-    for buffers in stage_buffers(launch, stage):
+    for buffers in stage_buffers(job, stage):
         for buffer in buffers:
             if distributed:
                 _hold(allocator, iter([dtype_bytes(buffer.parameter_dtype, buffer.numel)]))
             _hold(allocator, iter([dtype_bytes(buffer.gradient_dtype, buffer.numel)]))
     for address in own:
         allocator.free(address)
-    if launch.precision.parameters == "fp32" or adam_keeps_masters(launch):
+    if job.precision.parameters == "fp32" or adam_keeps_masters(job):
         return
-    _hold(allocator, (4 * numel for numel in _owned(launch, stage)))
+    _hold(allocator, (4 * numel for numel in _owned(job, stage)))
 
 
 def _numels(stage: StageModel) -> list[int]:
@@ -266,30 +266,30 @@ def _numels(stage: StageModel) -> list[int]:
     return [parameter.numel // parameter.pieces for parameter in listed for _ in range(parameter.pieces)]
 
 
-def _owned(launch: Launch, stage: StageModel) -> list[int]:
+def _owned(job: TrainingJob, stage: StageModel) -> list[int]:
     """Elements of each parameter, or piece of one, whose optimizer states the rank has."""
-    if not launch.optimizer.distributed:
+    if not job.optimizer.distributed:
         return _numels(stage)
     return [
         numel
-        for buffers in stage_buffers(launch, stage)
+        for buffers in stage_buffers(job, stage)
         for buffer in buffers
-        for numel in shard_pieces(buffer, reduction_size(launch, buffer.group))
+        for numel in shard_pieces(buffer, reduction_size(job, buffer.group))
     ]
 
 
-def _moments(launch: Launch, stage: StageModel) -> Iterator[int]:
+def _moments(job: TrainingJob, stage: StageModel) -> Iterator[int]:
     """What the first step of the optimizer makes for each of them."""
-    optimizer = launch.optimizer
+    optimizer = job.optimizer
     if optimizer.name == "sgd":
         each: list[float] = [4] if optimizer.sgd_momentum else []
     elif optimizer.precision_aware:
         each = [float(DTYPE_BYTES[optimizer.exp_avg_dtype]), float(DTYPE_BYTES[optimizer.exp_avg_sq_dtype])]
-        if adam_keeps_masters(launch):
-            each.append(remainder_bytes(launch))
+        if adam_keeps_masters(job):
+            each.append(remainder_bytes(job))
     else:
         each = [4, 4]
-    for numel in _owned(launch, stage):
+    for numel in _owned(job, stage):
         for size in each:
             yield int(size * numel)
 

@@ -40,17 +40,17 @@ class Exchange:
     @property
     def kind(self) -> str:
         """p2p, a2a, all_gather or a2a+p2p."""
-        return self.shapes.launch.parallel.cp_comm_type
+        return self.shapes.job.parallel.cp_comm_type
 
     @property
     def inner(self) -> int:
         """i, 1 without a2a+p2p."""
-        return self.shapes.launch.parallel.cp_inner_size
+        return self.shapes.job.parallel.cp_inner_size
 
     @property
     def ring(self) -> int:
         """Ranks in the ring that keys and values go round, or in the one group of all_gather and a2a."""
-        return self.shapes.launch.parallel.context // self.inner
+        return self.shapes.job.parallel.context // self.inner
 
     @property
     def inputs(self) -> int:
@@ -74,7 +74,7 @@ class Exchange:
 
 def output_is_new(shapes: Shapes) -> bool:
     """Whether the kernel keeps an output for itself, and what it returns is another tensor."""
-    parallel = shapes.launch.parallel
+    parallel = shapes.job.parallel
     return parallel.context > 1 and parallel.cp_comm_type in ("a2a", "all_gather")
 
 
@@ -91,9 +91,9 @@ def gradient_scratch(
     """
     flash = shapes.model.attention_backend == "flash"
     parts = 1
-    if flash and shapes.launch.runtime.deterministic:
+    if flash and shapes.job.flags.deterministic:
         heads = shapes.b * shapes.model.num_attention_heads // (shapes.t * inner)
-        parts = ceil_div(shapes.launch.hardware.multiprocessors or MULTIPROCESSORS, heads)
+        parts = ceil_div(shapes.job.hardware.multiprocessors or MULTIPROCESSORS, heads)
     found = [
         shapes.wide("query gradient in fp32", parts * query, "a·d/t" if parts == 1 else "parts·a·d/t", dtype="fp32"),
         _statistics(shapes, "sums of the output and its gradient"),
@@ -200,7 +200,7 @@ def _backward(exchange: Exchange) -> Iterator[Tensor]:
     if exchange.kind == "all_gather":
         yield from _backward_of_gathered(exchange)
         return
-    inner = exchange.shapes.launch.parallel.context if exchange.kind == "a2a" else exchange.inner
+    inner = exchange.shapes.job.parallel.context if exchange.kind == "a2a" else exchange.inner
     scratch = gradient_scratch(exchange.shapes, query=exchange.query, grouped=exchange.grouped, inner=inner)
     if exchange.kind == "a2a":
         yield one("exchanged output gradient", exchange.output)

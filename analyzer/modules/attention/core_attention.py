@@ -148,7 +148,7 @@ def checkpoint_inputs(shapes: Shapes) -> tuple[Tensor, ...]:
 def scores(shapes: Shapes, name: str, *, dtype: str | None = None) -> Tensor:
     """[b, a/t, s, s]: the attention matrix that unfused attention materialises."""
     heads = Heads(shapes)
-    keys = shapes.launch.batch.seq_length
+    keys = shapes.job.batch.seq_length
     return Tensor(
         name=name, shape=(shapes.b, heads.count, shapes.s, keys), dtype=dtype or shapes.dtype, formula="b·a·s²/t elements"
     )
@@ -180,7 +180,7 @@ def fused_kernel(shapes: Shapes) -> Module:
     FlashAttention works in [b, s, a, d]: its output is copied once more into [s, b, a·d] for the projection,
     except where b = 1 makes the two layouts one. cuDNN reads the layout as it is.
     """
-    if shapes.launch.parallel.context > 1:
+    if shapes.job.parallel.context > 1:
         return replace(exchanging_kernel(exchange(shapes), tables=rotary_tables(shapes)), parameters=sinks(shapes))
     heads = Heads(shapes)
     flash = shapes.model.attention_backend == "flash"
@@ -214,7 +214,7 @@ def fused_kernel(shapes: Shapes) -> Module:
 
 def softmax_is_fused(shapes: Shapes) -> bool:
     """`FusedScaleMaskSoftmax.is_kernel_available`: 16 bit, a row that fits the kernel, and heads of samples by fours."""
-    model, keys = shapes.model, shapes.launch.batch.seq_length
+    model, keys = shapes.model, shapes.job.batch.seq_length
     if shapes.dtype == "fp32" or model.softmax_type != "vanilla":  # the kernel takes no sink
         return False
     by_fours = shapes.b * (model.num_attention_heads // shapes.t) % 4 == 0
@@ -225,7 +225,7 @@ def softmax_is_fused(shapes: Shapes) -> bool:
 
 def causal_mask(shapes: Shapes) -> Tensor:
     """[1, 1, s, s]: what Transformer Engine's softmax without a kernel fills in; `_get_default_causal_mask` keeps another."""
-    keys = shapes.launch.batch.seq_length
+    keys = shapes.job.batch.seq_length
     return Tensor(name="causal mask", shape=(1, 1, keys, keys), dtype="bool", formula="s²")
 
 

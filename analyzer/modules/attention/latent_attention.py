@@ -297,7 +297,7 @@ def _core(shapes: Shapes) -> Module:
             backward_workspace=(*gradients, *again, scores(shapes, "softmax gradient")),
             source="UnfusedDotProductAttention",
         )
-    if shapes.launch.parallel.context > 1:
+    if shapes.job.parallel.context > 1:
         return _over_context(shapes, made_by=_makes_queries(shapes), tables=tables, again=again)
     statistics = shapes.statistics("softmax statistics", shapes.b * heads * shapes.s, "4·b·a·s/t")
     return Module(

@@ -14,7 +14,7 @@ from analyzer.modules.layer import LayerKind, layers_of_chunk
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import STREAM, Module, Parameter
 from analyzer.results import Chunk
-from analyzer.specs import BlockSpec, Launch, ParallelSpec
+from analyzer.specs import BlockSpec, ParallelSpec, TrainingJob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,17 +29,17 @@ class ChunkKind:
     mtp_layers: int = 0
 
 
-def kind_of(launch: Launch, chunk: Chunk) -> ChunkKind:
+def kind_of(job: TrainingJob, chunk: Chunk) -> ChunkKind:
     """The kind of one chunk.
 
     The final norm comes with the loss, or with the last decoder layer where multi-token prediction layers follow it
     (`TransformerBlock.has_final_layernorm_in_this_stage`).
     """
-    last = launch.model.num_layers in chunk.layers
-    kinds = layer_kinds(launch, chunk.layers)
+    last = job.model.num_layers in chunk.layers
+    kinds = layer_kinds(job, chunk.layers)
     if (
-        launch.activation_offload is not None
-        and launch.activation_offload.last_stays
+        job.activation_offload is not None
+        and job.activation_offload.last_stays
         and kinds
         and chunk.post_process
         and not chunk.mtp_layers
@@ -49,38 +49,33 @@ def kind_of(launch: Launch, chunk: Chunk) -> ChunkKind:
         layers=kinds,
         pre_process=chunk.pre_process,
         post_process=chunk.post_process,
-        final_norm=last if launch.model.mtp_num_layers else chunk.post_process,
+        final_norm=last if job.model.mtp_num_layers else chunk.post_process,
         mtp_layers=chunk.mtp_layers,
     )
 
 
-def chunk_tree(launch: Launch, chunk: Chunk) -> Module:
-    """The tree of one chunk; its root is named `gpt_model`, its modules as in Megatron, layers without their number."""
-    return build(Shapes(launch), kind_of(launch, chunk))
-
-
-def layer_kinds(launch: Launch, layers: Sequence[int]) -> tuple[LayerKind, ...]:
+def layer_kinds(job: TrainingJob, layers: Sequence[int]) -> tuple[LayerKind, ...]:
     """The kinds of these global layer numbers, from 1. Layers left in 16 bit: `is_first_last_bf16_layer`, core/fp8_utils.py."""
-    moe, fp8 = launch.model.moe, launch.precision.fp8
-    first, last = 0, launch.model.num_layers
+    moe, fp8 = job.model.moe, job.precision.fp8
+    first, last = 0, job.model.num_layers
     if fp8 is not None:
         first, last = fp8.layers_at_start_in_16_bit, last - fp8.layers_at_end_in_16_bit
-    on_host = 0 if launch.activation_offload is None else launch.activation_offload.layers
-    windowed = launch.model.windowed if launch.model.window_backend else ()
+    on_host = 0 if job.activation_offload is None else job.activation_offload.layers
+    windowed = job.model.windowed if job.model.window_backend else ()
     return tuple(
         LayerKind(
             mixture=moe is not None and moe.layers[layer - 1],
             in_16_bit=not first < layer <= last,
             other_kernel=bool(windowed) and windowed[layer - 1],
             on_host=layer <= on_host,
-            block=launch.model.blocks[layer - 1] if launch.model.blocks else BlockSpec(),
+            block=job.model.blocks[layer - 1] if job.model.blocks else BlockSpec(),
         )
         for layer in layers
     )
 
 
 def build(shapes: Shapes, kind: ChunkKind) -> Module:
-    """As `chunk_tree`, for a chunk of this kind."""
+    """The tree of a chunk of this kind: its root is named `gpt_model`, its modules as in Megatron, layers without their number."""
     layers = layers_of_chunk(shapes, kind.layers, received=not kind.pre_process)
     # a block of nothing hands on a copy of what its stage received (`TransformerBlock.forward`)
     copies = not (kind.pre_process or kind.layers or kind.final_norm)
@@ -110,11 +105,11 @@ def build(shapes: Shapes, kind: ChunkKind) -> Module:
     return Module(name="gpt_model", children=(*before, decoder, *after), source="megatron.core.models.gpt.GPTModel")
 
 
-def full_model(launch: Launch) -> Module:
+def full_model(job: TrainingJob) -> Module:
     """The model without parallelism: one rank, all layers, nothing split."""
-    single = replace(launch, parallel=ParallelSpec(world_size=1, nodes=1, gpus_per_node=1))
-    kinds = layer_kinds(launch, range(1, launch.model.num_layers + 1))
-    return build(Shapes(single), ChunkKind(layers=kinds, mtp_layers=launch.model.mtp_num_layers))
+    single = replace(job, parallel=ParallelSpec(world_size=1, nodes=1, gpus_per_node=1))
+    kinds = layer_kinds(job, range(1, job.model.num_layers + 1))
+    return build(Shapes(single), ChunkKind(layers=kinds, mtp_layers=job.model.mtp_num_layers))
 
 
 def parameters(tree: Module) -> Iterator[Parameter]:

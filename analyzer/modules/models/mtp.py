@@ -53,12 +53,12 @@ def _all_depths(shapes: Shapes, name: str, *, made_in: str = "") -> Tensor:
 
 def _depth(shapes: Shapes, depth: int, *, after: str) -> Module:
     """[s, b, h] and the token ids → [s, b, h]."""
-    recompute = shapes.launch.recompute
+    recompute = shapes.job.recompute
     recomputed = recompute.granularity == "full" and recompute.method == "uniform"  # block leaves these layers alone
     before = f"mtp.layers.{depth - 1}.final_layernorm" if depth else after
     states = shapes.hidden("checkpoint input", made_in=MODEL_PATH + before)
     here = f"{MODEL_PATH}mtp.layers.{depth}"
-    offload = shapes.launch.activation_offload
+    offload = shapes.job.activation_offload
     stays = offload is not None and offload.last_stays and depth == shapes.model.mtp_num_layers - 1
     inside = (*_joined(shapes, states=states, here=here, kept_apart=recomputed), _layer(shapes, stays=stays), _final_norm(shapes))
     if recomputed:
@@ -186,7 +186,7 @@ def _roll_messages(shapes: Shapes, dtypes: tuple[str, ...]) -> tuple[Collective,
 
     Counted for a rank with as many neighbours as any has: two, or the one of a pair.
     """
-    neighbours = min(2, shapes.launch.parallel.context - 1)
+    neighbours = min(2, shapes.job.parallel.context - 1)
     if not neighbours:
         return ()
     return tuple(

@@ -40,12 +40,12 @@ class Routing:
     @cached_property
     def ep(self) -> int:
         """Expert-parallel size."""
-        return self.shapes.launch.parallel.expert
+        return self.shapes.job.parallel.expert
 
     @cached_property
     def etp(self) -> int:
         """Expert-tensor-parallel size."""
-        return self.shapes.launch.parallel.expert_tensor
+        return self.shapes.job.parallel.expert_tensor
 
     @cached_property
     def local_experts(self) -> int:

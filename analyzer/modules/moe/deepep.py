@@ -15,7 +15,7 @@ from analyzer.modules.moe.alltoall import Routing, shared_output
 from analyzer.modules.moe.flex import arrivals, messages
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Tensor
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 from analyzer.units import MIB, round_up
 
 PEERS: Final = 8
@@ -30,9 +30,9 @@ NETWORK_GRANULARITY: Final = 512 * MIB
 """NVSHMEM_CUMEM_GRANULARITY, which DeepEP sets."""
 
 
-def deepep_buffer_bytes(launch: Launch) -> int:
+def deepep_buffer_bytes(job: TrainingJob) -> int:
     """Memory of DeepEP's buffers on a rank, which the driver hands out and PyTorch does not know of."""
-    routing = Routing(Shapes(launch))
+    routing = Routing(Shapes(job))
     ranks = routing.ep * routing.etp
     channels = routing.flex.sms // 2
     row = 2 * routing.width + ROW_EXTRA

@@ -14,7 +14,7 @@ from math import prod
 from analyzer.modules.moe.alltoall import Routing
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 
 
 def flex(shapes: Shapes) -> tuple[Module, Module]:
@@ -28,17 +28,17 @@ def flex(shapes: Shapes) -> tuple[Module, Module]:
     return deepep_dispatch(shapes), deepep_combine(shapes)
 
 
-def flex_buffer_bytes(launch: Launch) -> int:
+def flex_buffer_bytes(job: TrainingJob) -> int:
     """Memory of the backend's buffers on a rank, which the driver hands out and PyTorch does not know of."""
-    if launch.model.moe is None or launch.model.moe.flex is None:
+    if job.model.moe is None or job.model.moe.flex is None:
         return 0
-    if launch.model.moe.flex.backend == "hybridep":
+    if job.model.moe.flex.backend == "hybridep":
         from analyzer.modules.moe.hybridep import hybridep_buffer_bytes
 
-        return hybridep_buffer_bytes(launch)
+        return hybridep_buffer_bytes(job)
     from analyzer.modules.moe.deepep import deepep_buffer_bytes
 
-    return deepep_buffer_bytes(launch)
+    return deepep_buffer_bytes(job)
 
 
 def arrivals(routing: Routing) -> int:

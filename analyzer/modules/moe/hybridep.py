@@ -15,7 +15,7 @@ from analyzer.modules.moe.alltoall import Routing, shared_output
 from analyzer.modules.moe.flex import arrivals, messages
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Tensor
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 from analyzer.units import round_up
 
 FEWEST_TOKENS: Final = 512
@@ -26,9 +26,9 @@ MAP_BLOCK: Final = 16
 """Rows of the map of what other domains send are a multiple of it."""
 
 
-def hybridep_buffer_bytes(launch: Launch) -> int:
+def hybridep_buffer_bytes(job: TrainingJob) -> int:
     """Room for every token of the group on every rank, and between domains for those of a rank, to send and to receive."""
-    routing = Routing(Shapes(launch))
+    routing = Routing(Shapes(job))
     ranks = routing.ep * routing.etp
     domain, domains = routing.flex.nvlink_ranks, ranks // routing.flex.nvlink_ranks
     tokens = max(routing.tokens, FEWEST_TOKENS)

@@ -51,7 +51,7 @@ def summary(report: Report, *, width: int) -> list[Line]:
 
 def pipeline(report: Report, *, width: int, whole: bool) -> list[Line]:
     """Which ranks make up a stage and which layers it holds, what stages send, and the pipeline groups."""
-    if report.launch.parallel.pipeline == 1:
+    if report.job.parallel.pipeline == 1:
         return []
     stages = table(("stage", "ranks", "GPUs", "holds"), _stage_rows(report, whole=whole), align="rlll", width=width)
     return [*heading("Pipeline parallelism", width=width), *stages, (), *_section(report, PIPELINE, width=width, whole=whole)]
@@ -59,14 +59,14 @@ def pipeline(report: Report, *, width: int, whole: bool) -> list[Line]:
 
 def data(report: Report, *, width: int, whole: bool) -> list[Line]:
     """How gradients and parameters travel between replicas, and the data-parallel groups."""
-    if report.launch.parallel.data_with_context == 1:
+    if report.job.parallel.data_with_context == 1:
         return []
     return [*heading("Data parallelism", width=width), *_section(report, DATA, width=width, whole=whole)]
 
 
 def tensor(report: Report, *, width: int, whole: bool) -> list[Line]:
     """What tensor-parallel ranks send, module by module, and their groups."""
-    if report.launch.parallel.tensor == 1:
+    if report.job.parallel.tensor == 1:
         return []
     return [*heading("Tensor parallelism", width=width), *_section(report, TENSOR, width=width, whole=whole)]
 
@@ -145,7 +145,7 @@ def _where(modules: Sequence[str], *, whole: bool) -> str:
 
 
 def _stage_rows(report: Report, *, whole: bool) -> list[list[str]]:
-    gpus_per_node = report.launch.parallel.gpus_per_node
+    gpus_per_node = report.job.parallel.gpus_per_node
     rows = []
     for rank in report.ranks:
         layers = names.numbers(sorted(layer for chunk in rank.chunks for layer in chunk.layers), whole=whole)

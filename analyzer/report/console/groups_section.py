@@ -34,5 +34,5 @@ def group_lists(report: Report, kind: str, *, width: int, whole: bool) -> list[L
 
 
 def _members(group: tuple[int, ...], report: Report, *, width: int, whole: bool) -> list[Line]:
-    text = names.members(group, gpus_per_node=report.launch.parallel.gpus_per_node, whole=whole)
+    text = names.members(group, gpus_per_node=report.job.parallel.gpus_per_node, whole=whole)
     return wrap(text, width=width, first=INDENT * 2, rest=INDENT * 3)

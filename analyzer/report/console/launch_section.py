@@ -5,15 +5,15 @@ from __future__ import annotations
 from analyzer.report.console.names import plural
 from analyzer.report.console.text import INDENT, KEY, Line, heading, wrap
 from analyzer.results import Report
-from analyzer.specs import Launch, ModelSpec
+from analyzer.specs import ModelSpec, TrainingJob
 from analyzer.units import format_count
 
 ENGINES = {"formula": "by formula", "shadow": "by shadow recording", "both": "by formula and shadow recording"}
 
 
-def launch(report: Report, *, width: int) -> list[Line]:
+def job(report: Report, *, width: int) -> list[Line]:
     """Three sentences: the model, the cluster and its layout, the batch."""
-    asked = report.launch
+    asked = report.job
     world = asked.parallel
     cluster = f"{plural(world.world_size, 'GPU')}, {plural(world.nodes, 'node')} of {world.gpus_per_node}: {_layout(asked)}."
     batch = asked.batch
@@ -27,15 +27,15 @@ def launch(report: Report, *, width: int) -> list[Line]:
     return [line for text in texts for line in wrap(text, width=width, rest=INDENT, style=KEY)]
 
 
-def _model(launch: Launch) -> str:
-    model = launch.model
+def _model(job: TrainingJob) -> str:
+    model = job.model
     heads = f"{model.num_attention_heads} heads"
     if model.num_query_groups != model.num_attention_heads:
         heads += f" in {model.num_query_groups} groups"
     padded = f" (padded to {model.padded_vocab_size:,})" if model.padded_vocab_size != model.vocab_size else ""
     return (
         f"GPT, {model.num_layers} layers, hidden size {model.hidden_size:,}, {_feed_forward(model)}, {heads}, "
-        f"vocabulary {model.vocab_size:,}{padded}, {_more(launch)}{launch.precision.parameters}{_quantized(launch)}."
+        f"vocabulary {model.vocab_size:,}{padded}, {_more(job)}{job.precision.parameters}{_quantized(job)}."
     )
 
 
@@ -48,9 +48,9 @@ def _feed_forward(model: ModelSpec) -> str:
     return f"feed-forward {widths.pop():,}" if widths else "no feed-forward"
 
 
-def _more(launch: Launch) -> str:
+def _more(job: TrainingJob) -> str:
     """What a dense model of the usual kind has not."""
-    model = launch.model
+    model = job.model
     parts = [
         f"{model.moe.num_experts} experts, {model.moe.topk} for each token" if model.moe else "",
         "latent attention" if model.mla else "",
@@ -59,26 +59,26 @@ def _more(launch: Launch) -> str:
     return "".join(f"{part}, " for part in parts if part)
 
 
-def _quantized(launch: Launch) -> str:
-    fp8 = launch.precision.fp8
+def _quantized(job: TrainingJob) -> str:
+    fp8 = job.precision.fp8
     return f" and FP8 ({fp8.recipe})" if fp8 is not None else ""
 
 
-def _layout(launch: Launch) -> str:
-    p = launch.parallel
+def _layout(job: TrainingJob) -> str:
+    p = job.parallel
     sizes = [
         ("tensor", p.tensor, " with sequence parallelism" if p.sequence_parallel else ""),
         ("pipeline", p.pipeline, f" in {p.virtual_pipeline} virtual stages each" if p.virtual_pipeline else ""),
         ("context", p.context, ""),
         ("expert", p.expert, ""),
-        ("data", p.data, _sharded(launch)),
+        ("data", p.data, _sharded(job)),
     ]
     return ", ".join(f"{name} {size}{more}" for name, size, more in sizes if size > 1) or "no parallelism"
 
 
-def _sharded(launch: Launch) -> str:
+def _sharded(job: TrainingJob) -> str:
     """How replicas share out states, and an optimizer other than Adam."""
-    optimizer, fsdp = launch.optimizer, launch.fsdp
+    optimizer, fsdp = job.optimizer, job.fsdp
     if fsdp is not None:
         how = "torch FSDP2" if fsdp.implementation == "torch" else f"Megatron-FSDP ({fsdp.strategy})"
     elif optimizer.muon is not None and optimizer.muon.layer_wise:

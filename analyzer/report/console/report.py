@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Literal, TextIO
 
 from analyzer.report.console import communication_section, model_section
-from analyzer.report.console.launch_section import assumptions, launch
+from analyzer.report.console.launch_section import assumptions, job
 from analyzer.report.console.memory_section import memory
 from analyzer.report.console.text import Line, plain
 from analyzer.report.console.timeline_section import timelines
@@ -27,7 +27,7 @@ def render(report: Report, *, width: int, detail: Detail = "summary") -> list[Li
     whole = detail == "full"
     width = max(width, LEAST_WIDTH)
     return [
-        *launch(report, width=width),
+        *job(report, width=width),
         *model_section.full_model(report, width=width, whole=whole),
         *memory(report, width=width, whole=whole),
         *timelines(report, width=width),

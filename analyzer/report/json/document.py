@@ -20,12 +20,12 @@ SCHEMA: Final = "training-info/1"
 
 def to_json(report: Report) -> dict[str, Any]:
     """The report as values that `json` writes."""
-    launch = report.launch
-    parallel, batch = launch.parallel, launch.batch
+    job = report.job
+    parallel, batch = job.parallel, job.batch
     return {
         "schema": SCHEMA,
         "engine": report.engine,
-        "megatron": launch.megatron,
+        "megatron": job.megatron,
         "world": {"size": parallel.world_size, "nodes": parallel.nodes, "gpus_per_node": parallel.gpus_per_node},
         "parallel": {
             "tensor": parallel.tensor,
@@ -50,7 +50,7 @@ def to_json(report: Report) -> dict[str, Any]:
             "parameters_unpadded": report.parameters_unpadded,
             "parameters_active": report.parameters_active,
             "parameters_routed_experts": report.parameters_routed_experts,
-            "padded_vocab_size": launch.model.padded_vocab_size,
+            "padded_vocab_size": job.model.padded_vocab_size,
             "tree": _tree(folds.Run(report.full_model, 1, report.full_model.name)),
         },
         "groups": {kind: [list(group) for group in groups] for kind, groups in report.groups.items()},
@@ -67,11 +67,6 @@ def to_json(report: Report) -> dict[str, Any]:
         "advice": [asdict(advice) for advice in report.advice],
         "assumptions": list(report.assumptions),
     }
-
-
-def write_json(report: Report, path: str) -> None:
-    """Writes the report to a file. Raises InputError where it cannot be written."""
-    write_text(dumps(to_json(report)), path)
 
 
 def write_text(text: str, path: str) -> None:

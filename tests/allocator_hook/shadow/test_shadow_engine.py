@@ -17,15 +17,16 @@ from typing import Any
 import pytest
 
 from allocator_hook.shadow import engine
-from allocator_hook.shadow.fold import fold
 from analyzer.hardware.gpus import hardware
 from analyzer.launch.build import build
 from analyzer.launch.parse import parse
-from analyzer.specs import Launch
+from analyzer.memory.allocator.caching_allocator import AllocatorSettings
+from analyzer.specs import TrainingJob
+from analyzer.trace.allocator_replay import Replayed, replay
 from analyzer.trace.events import CollectiveEvent, Label, Mark
 from analyzer.trace.reader import read_trace
 from tests.data_files import measured_records
-from tests.launch_of import launch_of
+from tests.job_of import job_of
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -51,7 +52,7 @@ SMALL = (
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """Traces of one rank of each stage of a small model: TP 2, PP 2, DP 2."""
-    return engine.run(launch_of(SMALL), [0, 4], cache_dir=tmp_path_factory.mktemp("shadow"))
+    return engine.run(job_of(SMALL), [0, 4], cache_dir=tmp_path_factory.mktemp("shadow"))
 
 
 def collectives(path: Path, iteration: int = 1) -> Iterator[CollectiveEvent]:
@@ -122,12 +123,12 @@ def test_marks_nest_and_backward_follows_forward(small: dict[int, Path]) -> None
 
 def test_the_cache_answers_without_a_worker(small: dict[int, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", None)
-    assert engine.run(launch_of(SMALL), [0, 4], cache_dir=small[0].parent) == small
+    assert engine.run(job_of(SMALL), [0, 4], cache_dir=small[0].parent) == small
 
 
 def test_recomputation_is_told_from_forward(tmp_path: Path) -> None:
     line = "--num-layers 2 --global-batch-size 8 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
-    path = engine.run(launch_of(line), [0], cache_dir=tmp_path, iterations=1)[0]
+    path = engine.run(job_of(line), [0], cache_dir=tmp_path, iterations=1)[0]
     entered = Counter((event.name, event.phase) for event in read_trace(path) if isinstance(event, Mark) and event.kind == "enter")
     for phase in ("forward", "recompute", "backward"):
         assert entered["decoder.layers.0.mlp", phase] == 1
@@ -139,7 +140,12 @@ def measured(name: str, part: str) -> dict[str, Any]:
     return next(record for record in measured_records(f"{name}.json") if part in record["id"])
 
 
-def launch_from(record: dict[str, Any]) -> Launch:
+def replayed(path: Path) -> Replayed:
+    """The trace at `path`, replayed through the simulated allocator."""
+    return replay(read_trace(path), AllocatorSettings())
+
+
+def job_from(record: dict[str, Any]) -> TrainingJob:
     environ = {**os.environ, **record["env"]}
     words = ["--nnodes", str(record["nodes"]), "--nproc-per-node", str(record["gpus_per_node"]), *record["argv"]]
     arguments, world, _ = parse(words, environ=environ, folder=Path("/nowhere"))
@@ -152,27 +158,29 @@ def test_b200_first_and_last_stage(rank: int, tmp_path: Path) -> None:
     record = measured("b200", "llama3_70b_l12_tp1_pp2_dp4")
     # its PyTorch (2.10, January 2026) had this default on Blackwell still
     record = {**record, "env": {**record["env"], "CUBLAS_WORKSPACE_CONFIG": ":4096:2:16:8"}}
-    usage = fold(engine.run(launch_from(record), [rank], cache_dir=tmp_path)[rank])
+    usage = replayed(engine.run(job_from(record), [rank], cache_dir=tmp_path)[rank])
     truth = record["measured_per_rank"][str(rank)]
-    assert usage.peak_allocated_bytes == pytest.approx(truth["peak_allocated_bytes"], rel=1e-4)
-    assert usage.peak_reserved_bytes == pytest.approx(truth["peak_reserved_bytes"], rel=1e-3)
+    assert usage.peak == pytest.approx(truth["peak_allocated_bytes"], rel=1e-4)
+    assert usage.peak_reserved == pytest.approx(truth["peak_reserved_bytes"], rel=1e-3)
 
 
 def test_h100_tensor_parallel(tmp_path: Path) -> None:
     """NVIDIA's own test of a 7B at TP4: steady state, first iteration, peak."""
     record = measured("megatron_ci", "gpt3_7b_tp4_pp1_memory_speed/dev_dgx_h100")
-    usage = fold(engine.run(launch_from(record), [record["rank"]], cache_dir=tmp_path)[record["rank"]])
-    for figure in ("allocated_bytes", "peak_allocated_first_iteration_bytes", "peak_allocated_bytes"):
-        assert getattr(usage, figure) == pytest.approx(record["measured"][figure], rel=1e-4)
+    usage = replayed(engine.run(job_from(record), [record["rank"]], cache_dir=tmp_path)[record["rank"]])
+    measured_bytes = record["measured"]
+    assert usage.allocated == pytest.approx(measured_bytes["allocated_bytes"], rel=1e-4)
+    assert usage.peak_first_iteration == pytest.approx(measured_bytes["peak_allocated_first_iteration_bytes"], rel=1e-4)
+    assert usage.peak == pytest.approx(measured_bytes["peak_allocated_bytes"], rel=1e-4)
 
 
 def test_a_mixture_with_latent_attention(tmp_path: Path) -> None:
     """DeepSeek-V2 shapes on eight B200s, EP4 PP2: tokens spread evenly, as an untrained router nearly does."""
     record = measured("b200", "deepseekv2_tp1_ep4_pp2")
-    usage = fold(engine.run(launch_from(record), [0], cache_dir=tmp_path)[0])
+    usage = replayed(engine.run(job_from(record), [0], cache_dir=tmp_path)[0])
     truth = record["measured_per_rank"]["0"]
-    assert usage.peak_allocated_bytes == pytest.approx(truth["peak_allocated_bytes"], rel=3e-3)
-    assert usage.peak_reserved_bytes == pytest.approx(truth["peak_reserved_bytes"], rel=5e-3)
+    assert usage.peak == pytest.approx(truth["peak_allocated_bytes"], rel=3e-3)
+    assert usage.peak_reserved == pytest.approx(truth["peak_reserved_bytes"], rel=5e-3)
 
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from analyzer.errors import InputError
 from analyzer.launch.derive.model.attention_backend import AttentionNeeds, choose_backend
 from analyzer.specs import HardwareSpec
-from tests.launch_of import AMPERE, BASE, BLACKWELL, HOPPER, launch_of
+from tests.job_of import AMPERE, BASE, BLACKWELL, HOPPER, job_of
 
 VOLTA = HardwareSpec(name="V100", compute_capability=(7, 0))
 
@@ -40,38 +40,38 @@ def test_auto(gpu: HardwareSpec, deterministic: bool, head_dim: int, picked: str
 
 
 def test_fp32_keeps_the_scores() -> None:
-    assert launch_of("", base=BASE.replace("--bf16", "")).model.attention_backend == "unfused"
+    assert job_of("", base=BASE.replace("--bf16", "")).model.attention_backend == "unfused"
     with pytest.raises(InputError, match="no flash attention for heads of 64, fp32"):
-        launch_of("--attention-backend flash", base=BASE.replace("--bf16", ""))
+        job_of("--attention-backend flash", base=BASE.replace("--bf16", ""))
 
 
 def test_the_flag_decides() -> None:
     for backend in ("flash", "fused", "unfused"):
-        assert launch_of(f"--attention-backend {backend}").model.attention_backend == backend
-    assert launch_of("--transformer-impl local").model.attention_backend == "unfused"
+        assert job_of(f"--attention-backend {backend}").model.attention_backend == backend
+    assert job_of("--transformer-impl local").model.attention_backend == "unfused"
 
 
 def test_context_parallelism_has_no_unfused_attention() -> None:
     with pytest.raises(InputError, match="no unfused attention"):
-        launch_of("--attention-backend unfused --context-parallel-size 2")
+        job_of("--attention-backend unfused --context-parallel-size 2")
 
 
 def test_the_environment_must_agree() -> None:
     with pytest.raises(InputError, match=r"^--attention-backend: auto needs NVTE_FLASH_ATTN=1 and the environment says 0"):
-        launch_of("", environ={"NVTE_FLASH_ATTN": "0"})
-    assert launch_of("--attention-backend flash", environ={"NVTE_FUSED_ATTN": "0"}).model.attention_backend == "flash"
+        job_of("", environ={"NVTE_FLASH_ATTN": "0"})
+    assert job_of("--attention-backend flash", environ={"NVTE_FUSED_ATTN": "0"}).model.attention_backend == "flash"
 
 
 def test_determinism_by_environment() -> None:
     environ = {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
-    assert launch_of("", gpu=BLACKWELL, environ=environ).model.attention_backend == "flash"
+    assert job_of("", gpu=BLACKWELL, environ=environ).model.attention_backend == "flash"
 
 
 def test_code_of_2023() -> None:
-    assert launch_of("", release="2023").model.attention_backend == "unfused"
-    assert launch_of("--use-flash-attn", release="2023").model.attention_backend == "flash"
+    assert job_of("", release="2023").model.attention_backend == "unfused"
+    assert job_of("--use-flash-attn", release="2023").model.attention_backend == "flash"
     with pytest.raises(InputError, match=r"^--use-flash-attn: .*16 bit"):
-        launch_of("--use-flash-attn", release="2023", base=BASE.replace("--bf16", ""))
+        job_of("--use-flash-attn", release="2023", base=BASE.replace("--bf16", ""))
 
 
 @given(st.integers(1, 512), st.booleans(), st.sampled_from([(7, 0), (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)]))

@@ -14,7 +14,7 @@ from analyzer.launch.derive.model.shape import ffn_hidden_size
 from analyzer.launch.derive.parallel import check_grid
 from analyzer.launch.derive.pipeline import check_stages
 from tests.data_files import truth, truth_records
-from tests.launch_of import AMPERE, BASE, BLACKWELL, arguments_of, launch_of
+from tests.job_of import AMPERE, BASE, BLACKWELL, arguments_of, job_of
 
 TP2 = "--tensor-model-parallel-size 2 "
 PP2 = "--pipeline-model-parallel-size 2 "
@@ -144,7 +144,7 @@ def with_base(line: str) -> str:
 @pytest.mark.parametrize(("line", "option", "word"), REFUSED, ids=[line for line, _, _ in REFUSED])
 def test_refused(line: str, option: str, word: str) -> None:
     with pytest.raises(InputError) as error:
-        launch_of(line, base=with_base(line))
+        job_of(line, base=with_base(line))
     assert error.value.option == option
     assert word in error.value.fault
     assert error.value.remedy
@@ -159,7 +159,7 @@ def test_required(dest: str) -> None:
     words = BASE.split()
     at = words.index(dest)
     with pytest.raises(InputError, match=rf"^{dest}: is missing; add it, for example {dest} \d+$"):
-        launch_of("", base=" ".join(words[:at] + words[at + 2 :]))
+        job_of("", base=" ".join(words[:at] + words[at + 2 :]))
 
 
 def test_worlds_that_megatron_refuses() -> None:
@@ -207,7 +207,7 @@ def test_ffn_hidden_size_of_megatron() -> None:
     ],
 )
 def test_ffn_hidden_size(line: str, release: str, ffn: int) -> None:
-    assert launch_of(line, release=release).model.ffn_hidden_size == ffn
+    assert job_of(line, release=release).model.ffn_hidden_size == ffn
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_ffn_hidden_size(line: str, release: str, ffn: int) -> None:
     ],
 )
 def test_gradient_types(line: str, parameters: str, gradients: str) -> None:
-    precision = launch_of(line, base=BASE.replace("--bf16", "")).precision
+    precision = job_of(line, base=BASE.replace("--bf16", "")).precision
     assert (precision.parameters, precision.gradients) == (parameters, gradients)
 
 
@@ -231,29 +231,29 @@ def test_fp16_gradients_cannot_be_clipped_by_the_precision_aware_optimizer() -> 
     """`clip_grad_by_total_norm_fp32` asserts that gradients it reads apart from parameters are fp32 or bf16."""
     line, base = "--fp16 --use-distributed-optimizer --use-precision-aware-optimizer", BASE.replace("--bf16", "")
     with pytest.raises(InputError, match=r"^--use-precision-aware-optimizer: .*--accumulate-allreduce-grads-in-fp32"):
-        launch_of(line, base=base)
+        job_of(line, base=base)
     for remedy in ("--accumulate-allreduce-grads-in-fp32", "--clip-grad 0"):
-        assert launch_of(f"{line} {remedy}", base=base).optimizer.precision_aware
+        assert job_of(f"{line} {remedy}", base=base).optimizer.precision_aware
 
 
 def test_query_groups() -> None:
-    assert launch_of("").model.num_query_groups == 16
-    assert launch_of("--group-query-attention").model.num_query_groups == 1
-    idle = launch_of("--num-query-groups 4")
+    assert job_of("").model.num_query_groups == 16
+    assert job_of("--group-query-attention").model.num_query_groups == 1
+    idle = job_of("--num-query-groups 4")
     assert idle.model.num_query_groups == 16
     assert any(each.startswith("--num-query-groups does nothing") for each in idle.assumptions)
 
 
 def test_fewer_query_groups_than_ranks_depend_on_the_release() -> None:
     line = "--tensor-model-parallel-size 8 --group-query-attention --num-query-groups 2"
-    assert any("query groups" in each and "too low" in each for each in launch_of(line).assumptions)
+    assert any("query groups" in each and "too low" in each for each in job_of(line).assumptions)
     with pytest.raises(InputError, match=r"use a multiple of 8$"):
-        launch_of(line, release="0.15.3")
+        job_of(line, release="0.15.3")
 
 
 def test_one_tensor_rank_has_no_sequence_parallelism() -> None:
-    assert not launch_of("--sequence-parallel").parallel.sequence_parallel
-    assert launch_of("--sequence-parallel " + TP2).parallel.sequence_parallel
+    assert not job_of("--sequence-parallel").parallel.sequence_parallel
+    assert job_of("--sequence-parallel " + TP2).parallel.sequence_parallel
 
 
 @pytest.mark.parametrize(
@@ -268,90 +268,90 @@ def test_one_tensor_rank_has_no_sequence_parallelism() -> None:
     ],
 )
 def test_virtual_stages(line: str, virtual: int | None, overlap: bool) -> None:
-    parallel = launch_of(line).parallel
+    parallel = job_of(line).parallel
     assert (parallel.virtual_pipeline, parallel.overlap_p2p) == (virtual, overlap)
 
 
 def test_virtual_stages_of_2023() -> None:
     line = PP4 + "--num-layers-per-virtual-pipeline-stage 1 --global-batch-size 16"
-    assert not launch_of(line, release="2023").parallel.overlap_p2p
+    assert not job_of(line, release="2023").parallel.overlap_p2p
     with pytest.raises(InputError, match="need 3 pipeline ranks"):
-        launch_of(line.replace(PP4, PP2), release="2023")
+        job_of(line.replace(PP4, PP2), release="2023")
 
 
 def test_virtual_stages_without_a_batch_get_the_least_that_runs() -> None:
-    launch = launch_of(PP4 + "--num-virtual-stages-per-pipeline-rank 2")
-    assert (launch.batch.global_batch_size, launch.batch.microbatches) == (8, 4)
-    assert any("--global-batch-size is not given" in each for each in launch.assumptions)
+    job = job_of(PP4 + "--num-virtual-stages-per-pipeline-rank 2")
+    assert (job.batch.global_batch_size, job.batch.microbatches) == (8, 4)
+    assert any("--global-batch-size is not given" in each for each in job.assumptions)
 
 
 @given(data=st.sampled_from([1, 2, 4, 8]), micro=st.integers(1, 8), microbatches=st.integers(1, 50))
 def test_batches_are_shared_out_without_rest(data: int, micro: int, microbatches: int) -> None:
     base = BASE.replace("--micro-batch-size 1", f"--micro-batch-size {micro}")
-    batch = launch_of(f"--global-batch-size {data * micro * microbatches}", base=base, gpus=data).batch
+    batch = job_of(f"--global-batch-size {data * micro * microbatches}", base=base, gpus=data).batch
     assert batch.microbatches == batch.first_microbatches == microbatches
 
 
 def test_default_batch_is_one_microbatch() -> None:
-    batch = launch_of(TP2).batch
+    batch = job_of(TP2).batch
     assert (batch.global_batch_size, batch.microbatches) == (4, 1)
 
 
 def test_rampup() -> None:
     line = "--rampup-batch-size 16 16 1000 --global-batch-size 64 --train-samples 5000"
-    batch = launch_of(line).batch
+    batch = job_of(line).batch
     assert (batch.first_microbatches, batch.microbatches) == (2, 8)
-    late = launch_of(line, release="0.19.0")
+    late = job_of(line, release="0.19.0")
     assert late.batch.first_microbatches == 8
     assert any(each.startswith("--rampup-batch-size") for each in late.assumptions)
 
 
 def test_decreased_batch() -> None:
-    assert launch_of("--global-batch-size 13 --decrease-batch-size-if-needed").batch.microbatches == 1
+    assert job_of("--global-batch-size 13 --decrease-batch-size-if-needed").batch.microbatches == 1
 
 
 def test_evaluation_batch_from_0_18_on() -> None:
     line = "--global-batch-size 12 --decrease-batch-size-if-needed"
-    assert launch_of(line).batch.microbatches == 1
+    assert job_of(line).batch.microbatches == 1
     with pytest.raises(InputError, match=r"^--eval-global-batch-size: an evaluation batch of 12"):
-        launch_of(line, release="0.19.0")
+        job_of(line, release="0.19.0")
 
 
 def test_default_recompute_modules() -> None:
-    assert launch_of("--recompute-activations").recompute.modules == ("core_attn",)
-    picked = launch_of(
+    assert job_of("--recompute-activations").recompute.modules == ("core_attn",)
+    picked = job_of(
         "--recompute-granularity selective --recompute-modules mlp layernorm shared_experts --disable-bias-linear"
     ).recompute
     assert picked.modules == ("layernorm", "mlp")
-    assert launch_of("--recompute-modules mlp").recompute.granularity is None
+    assert job_of("--recompute-modules mlp").recompute.granularity is None
 
 
 def test_block_recompute_of_no_layer() -> None:
-    recompute = launch_of("--recompute-granularity full --recompute-method block --recompute-num-layers 0").recompute
+    recompute = job_of("--recompute-granularity full --recompute-method block --recompute-num-layers 0").recompute
     assert recompute.num_layers == 0
 
 
 def test_recompute_num_layers_of_2023() -> None:
-    assert launch_of("--recompute-granularity full --recompute-method uniform", release="2023").recompute.num_layers == 1
+    assert job_of("--recompute-granularity full --recompute-method uniform", release="2023").recompute.num_layers == 1
 
 
 def test_cuda_device_max_connections() -> None:
-    assumed = launch_of(TP2)
-    assert assumed.runtime.cuda_device_max_connections == "1"
+    assumed = job_of(TP2)
+    assert assumed.flags.cuda_device_max_connections == "1"
     assert any(each.startswith("CUDA_DEVICE_MAX_CONNECTIONS=1") for each in assumed.assumptions)
-    assert not any("CUDA_DEVICE" in each for each in launch_of("").assumptions)
+    assert not any("CUDA_DEVICE" in each for each in job_of("").assumptions)
     other = {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}
-    assert launch_of("", environ=other).runtime.cuda_device_max_connections == "8"
-    assert launch_of(TP2, environ=other, gpu=BLACKWELL).runtime.cuda_device_max_connections == "8"
+    assert job_of("", environ=other).flags.cuda_device_max_connections == "8"
+    assert job_of(TP2, environ=other, gpu=BLACKWELL).flags.cuda_device_max_connections == "8"
     for line in (TP2, "--context-parallel-size 2"):
         with pytest.raises(InputError, match=r"^CUDA_DEVICE_MAX_CONNECTIONS: is 8"):
-            launch_of(line, environ=other, gpu=AMPERE)
+            job_of(line, environ=other, gpu=AMPERE)
 
 
 def test_deterministic_mode_wants_its_environment() -> None:
-    launch = launch_of("--deterministic-mode")
-    assert any("NCCL_ALGO=Ring" in each and "NVTE_ALLOW_NONDETERMINISTIC_ALGO=0" in each for each in launch.assumptions)
+    job = job_of("--deterministic-mode")
+    assert any("NCCL_ALGO=Ring" in each and "NVTE_ALLOW_NONDETERMINISTIC_ALGO=0" in each for each in job.assumptions)
     with pytest.raises(InputError, match=r"^NCCL_ALGO: NVLS"):
-        launch_of("--deterministic-mode", environ={"NCCL_ALGO": "NVLS"})
+        job_of("--deterministic-mode", environ={"NCCL_ALGO": "NVLS"})
     with pytest.raises(InputError, match=r"^NVTE_ALLOW_NONDETERMINISTIC_ALGO: 1"):
-        launch_of("--deterministic-mode", environ={"NCCL_ALGO": "Ring", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "1"})
+        job_of("--deterministic-mode", environ={"NCCL_ALGO": "Ring", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "1"})

@@ -18,7 +18,7 @@ from analyzer.launch.derive.pipeline_layout import check_layout
 from analyzer.launch.parse import parse
 from analyzer.specs import HardwareSpec, MlaSpec
 from tests.data_files import truth_records
-from tests.launch_of import AMPERE, BASE, BLACKWELL, HOPPER, arguments_of, launch_of
+from tests.job_of import AMPERE, BASE, BLACKWELL, HOPPER, arguments_of, job_of
 
 MLA = "--multi-latent-attention --position-embedding-type rope "
 RTX = HardwareSpec(name="RTX PRO 6000", compute_capability=(12, 0))
@@ -40,7 +40,7 @@ RTX = HardwareSpec(name="RTX PRO 6000", compute_capability=(12, 0))
 )
 def test_refused(line: str, option: str, fault: str) -> None:
     with pytest.raises(InputError) as error:
-        launch_of(line)
+        job_of(line)
     assert not isinstance(error.value, UnsupportedError)
     assert error.value.option == option
     assert fault in error.value.fault
@@ -48,28 +48,28 @@ def test_refused(line: str, option: str, fault: str) -> None:
 
 def test_grouped_queries_before_0_16() -> None:
     with pytest.raises(UnsupportedError, match=r"^--group-query-attention"):
-        launch_of(MLA + "--group-query-attention --num-query-groups 8", release="0.15.3")
+        job_of(MLA + "--group-query-attention --num-query-groups 8", release="0.15.3")
 
 
 def test_defaults() -> None:
-    model = launch_of(MLA).model
+    model = job_of(MLA).model
     assert model.mla == MlaSpec(q_lora_rank=None, kv_lora_rank=32, qk_head_dim=128, qk_pos_emb_head_dim=64, v_head_dim=128)
     assert model.mla.query_head_dim == 192
     assert model.rope_fusion
     assert model.num_query_groups == model.num_attention_heads
-    assert launch_of("").model.mla is None
+    assert job_of("").model.mla is None
 
 
 def test_rope() -> None:
-    assert not launch_of(MLA + "--rope-type rope --no-rope-fusion").model.rope_fusion
-    learned = launch_of("--multi-latent-attention --rope-type rope").model
+    assert not job_of(MLA + "--rope-type rope --no-rope-fusion").model.rope_fusion
+    learned = job_of("--multi-latent-attention --rope-type rope").model
     assert (learned.position_embedding, learned.rope_fusion) == ("learned_absolute", False)
-    assert launch_of("--rope-type rope --position-embedding-type rope").model.mla is None
+    assert job_of("--rope-type rope --position-embedding-type rope").model.mla is None
 
 
 def test_recompute_of_the_up_projections() -> None:
     line = "--recompute-granularity selective --recompute-modules mla_up_proj core_attn"
-    assert launch_of(MLA + line).recompute.modules == ("core_attn", "mla_up_proj")
+    assert job_of(MLA + line).recompute.modules == ("core_attn", "mla_up_proj")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_kernels_for_heads_of_two_sizes(gpu: HardwareSpec, head_dim: int, value_
 
 def test_a_kernel_that_cannot_do_it() -> None:
     with pytest.raises(InputError, match=r"no flash attention for heads of 192 and 128, 16-bit; use --attention-backend fused"):
-        launch_of(MLA + "--attention-backend flash")
+        job_of(MLA + "--attention-backend flash")
 
 
 def test_deepseek_and_kimi() -> None:
@@ -124,15 +124,15 @@ def test_deepseek_and_kimi() -> None:
 
 
 def test_multi_token_prediction_is_taken() -> None:
-    assert launch_of("--mtp-num-layers 1 --position-embedding-type rope").model.mtp_num_layers == 1
-    assert launch_of("--mtp-num-layers 0").model.mtp_num_layers == 0
+    assert job_of("--mtp-num-layers 1 --position-embedding-type rope").model.mtp_num_layers == 1
+    assert job_of("--mtp-num-layers 0").model.mtp_num_layers == 0
     full = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2"
     with pytest.raises(InputError, match=r"^--recompute-num-layers: with multi-token prediction"):
-        launch_of(f"--mtp-num-layers 1 --position-embedding-type rope {full}")
+        job_of(f"--mtp-num-layers 1 --position-embedding-type rope {full}")
 
 
 def test_layers_of_multi_token_prediction() -> None:
-    rope, learned = launch_of("--position-embedding-type rope").model, launch_of("").model
+    rope, learned = job_of("--position-embedding-type rope").model, job_of("").model
     two = arguments_of(BASE + " --mtp-num-layers 2")
     assert check_mtp(two, model=rope, context=1) == 2
     assert check_mtp(two, model=rope, context=2) == 2

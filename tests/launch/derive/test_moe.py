@@ -17,9 +17,9 @@ from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.build import build
 from analyzer.launch.launchers.torchrun import World
 from analyzer.launch.parse import parse
-from analyzer.specs import HardwareSpec, Launch, MoeSpec
+from analyzer.specs import HardwareSpec, MoeSpec, TrainingJob
 from tests.data_files import truth, truth_records
-from tests.launch_of import BASE, HOPPER, arguments_of, launch_of
+from tests.job_of import BASE, HOPPER, arguments_of, job_of
 
 E8 = "--num-experts 8 --disable-bias-linear "
 TP2 = "--tensor-model-parallel-size 2 "
@@ -29,7 +29,7 @@ VOLTA = HardwareSpec(name="V100-32GB", compute_capability=(7, 0))
 
 
 def moe_of(line: str, **where: Any) -> MoeSpec:
-    moe = launch_of(line, **where).model.moe
+    moe = job_of(line, **where).model.moe
     assert moe is not None
     return moe
 
@@ -112,7 +112,7 @@ REFUSED = [
 @pytest.mark.parametrize(("line", "option", "fault"), REFUSED, ids=[line for line, _, _ in REFUSED])
 def test_refused(line: str, option: str, fault: str) -> None:
     with pytest.raises(InputError) as error:
-        launch_of(line)
+        job_of(line)
     assert not isinstance(error.value, UnsupportedError)
     assert error.value.option == option
     assert fault in error.value.fault
@@ -132,36 +132,36 @@ def test_refused(line: str, option: str, fault: str) -> None:
 )
 def test_not_modelled(line: str, release: str, option: str) -> None:
     with pytest.raises(UnsupportedError) as error:
-        launch_of(line, release=release)
+        job_of(line, release=release)
     assert error.value.option == option
 
 
 def test_old_releases() -> None:
     with pytest.raises(InputError, match=r"^--num-experts: 0"):
-        launch_of("--num-experts 0", release="0.12.3")
-    assert launch_of("--num-experts 0").model.moe is None
-    assert launch_of("--moe-ffn-hidden-size 512", release="0.12.3").model.moe is None
+        job_of("--num-experts 0", release="0.12.3")
+    assert job_of("--num-experts 0").model.moe is None
+    assert job_of("--moe-ffn-hidden-size 512", release="0.12.3").model.moe is None
     half = BASE.replace("--bf16", "--fp16")
     assert moe_of(E8 + "--expert-model-parallel-size 2", base=half).num_experts == 8
     with pytest.raises(InputError, match=r"^--expert-model-parallel-size: does not go with --fp16"):
-        launch_of(E8 + "--expert-model-parallel-size 2", base=half, release="0.15.3")
+        job_of(E8 + "--expert-model-parallel-size 2", base=half, release="0.15.3")
     assert moe_of(GROUPED, base=half).grouped_gemm
     for line, release in ((GROUPED, "0.15.3"), (GROUPED + "--moe-use-legacy-grouped-gemm", "0.16.1")):
         with pytest.raises(InputError, match=r"^--moe-grouped-gemm: works in bf16 only"):
-            launch_of(line, base=half, release=release)
+            job_of(line, base=half, release=release)
 
 
 def test_grouped_products_need_ampere() -> None:
     with pytest.raises(InputError, match=r"^--moe-grouped-gemm: needs Ampere or later, and this is V100-32GB"):
-        launch_of(GROUPED, gpu=VOLTA)
+        job_of(GROUPED, gpu=VOLTA)
 
 
 def test_defaults_of_a_mixture() -> None:
-    launch = launch_of("--num-experts 8")
-    moe = launch.model.moe
+    job = job_of("--num-experts 8")
+    moe = job.model.moe
     assert moe == MoeSpec(num_experts=8, topk=2, ffn_hidden_size=4096, layers=(True,) * 8)
-    assert launch.parallel.expert_tensor == 1
-    assert launch_of("").model.moe is None
+    assert job.parallel.expert_tensor == 1
+    assert job_of("").model.moe is None
 
 
 def test_kinds_of_experts() -> None:
@@ -170,7 +170,7 @@ def test_kinds_of_experts() -> None:
     assert moe_of(GROUPED + "--moe-use-legacy-grouped-gemm").legacy_grouped_gemm
     assert moe_of(GROUPED + "--transformer-impl local").legacy_grouped_gemm
     assert not moe_of(E8 + "--moe-use-legacy-grouped-gemm").legacy_grouped_gemm
-    biased = launch_of("--num-experts 8 --moe-grouped-gemm --no-bias-dropout-fusion").model
+    biased = job_of("--num-experts 8 --moe-grouped-gemm --no-bias-dropout-fusion").model
     assert biased.bias_linear
     assert biased.moe is not None
 
@@ -200,26 +200,26 @@ def test_balancing() -> None:
 
 def test_capacity() -> None:
     assert moe_of(E8 + "--moe-expert-capacity-factor -1").capacity_factor is None
-    dropping = launch_of(E8 + "--moe-expert-capacity-factor 1.25")
+    dropping = job_of(E8 + "--moe-expert-capacity-factor 1.25")
     assert dropping.model.moe is not None
     assert (dropping.model.moe.capacity_factor, dropping.model.moe.pad_to_capacity) == (1.25, False)
     assert any("dropped" in each and "too high" in each for each in dropping.assumptions)
-    padded = launch_of(E8 + "--moe-expert-capacity-factor 1 --moe-pad-expert-input-to-capacity")
+    padded = job_of(E8 + "--moe-expert-capacity-factor 1 --moe-pad-expert-input-to-capacity")
     assert not any("Routing" in each or "dropped" in each for each in padded.assumptions)
 
 
-def imbalanced(line: str, imbalance: float) -> Launch:
+def imbalanced(line: str, imbalance: float) -> TrainingJob:
     arguments = arguments_of(f"{BASE} {line}")
     return build(arguments, World(1, 8), environ={}, gpu=HOPPER, folder=Path("/nowhere"), moe_imbalance=imbalance)
 
 
 def test_imbalance() -> None:
-    assert any("balanced" in each for each in launch_of(E8).assumptions)
-    launch = imbalanced(E8 + "--expert-model-parallel-size 8", 3.5)
-    assert launch.model.moe is not None
-    assert launch.model.moe.imbalance == 3.5
-    assert any("3.5 times the mean" in each for each in launch.assumptions)
-    assert not any("taken to be balanced" in each for each in launch.assumptions)
+    assert any("balanced" in each for each in job_of(E8).assumptions)
+    job = imbalanced(E8 + "--expert-model-parallel-size 8", 3.5)
+    assert job.model.moe is not None
+    assert job.model.moe.imbalance == 3.5
+    assert any("3.5 times the mean" in each for each in job.assumptions)
+    assert not any("taken to be balanced" in each for each in job.assumptions)
     with pytest.raises(InputError, match=r"^--info-moe-imbalance: there are no experts"):
         imbalanced("", 1.5)
 
@@ -255,25 +255,25 @@ def test_imbalance_is_a_number_of_one_or_more(word: str) -> None:
 )
 def test_fusions_that_stop_at_the_first_forward_are_named(line: str, release: str, remedy: str | None) -> None:
     """What megatron-core 0.16.1 raised, and what it ran, on tensors without memory; 0.13 multiplied by probabilities later."""
-    notes = [each for each in launch_of(f"--num-experts 8 {line}", release=release).assumptions if "first forward pass" in each]
+    notes = [each for each in job_of(f"--num-experts 8 {line}", release=release).assumptions if "first forward pass" in each]
     assert [note.split(" add ")[1].split()[0] for note in notes] == ([] if remedy is None else [remedy])
 
 
 def test_recompute_modules_of_a_mixture() -> None:
     line = "--recompute-granularity selective --recompute-modules moe moe_act shared_experts mlp layernorm"
-    assert launch_of(GROUPED + line).recompute.modules == ("layernorm", "mlp", "moe", "moe_act")
+    assert job_of(GROUPED + line).recompute.modules == ("layernorm", "mlp", "moe", "moe_act")
     everything = "--moe-shared-expert-intermediate-size 1024 " + line
-    assert launch_of(GROUPED + everything).recompute.modules == ("layernorm", "mlp", "moe", "moe_act", "shared_experts")
-    assert launch_of(E8 + "--moe-layer-recompute").recompute.modules == ("core_attn", "moe")
+    assert job_of(GROUPED + everything).recompute.modules == ("layernorm", "mlp", "moe", "moe_act", "shared_experts")
+    assert job_of(E8 + "--moe-layer-recompute").recompute.modules == ("core_attn", "moe")
 
 
 def test_assumptions_name_the_option_and_the_direction() -> None:
     for flag in ("--moe-input-jitter-eps 0.01", "--moe-router-fusion", "--moe-enable-routing-replay"):
-        (sentence,) = [each for each in launch_of(E8 + flag).assumptions if each.startswith(flag.split()[0])]
+        (sentence,) = [each for each in job_of(E8 + flag).assumptions if each.startswith(flag.split()[0])]
         assert "too low" in sentence or "too high" in sentence
 
 
-def launch_from(record: dict[str, Any]) -> Launch:
+def job_from(record: dict[str, Any]) -> TrainingJob:
     folder = Path("/nowhere")
     arguments, world, _ = parse(["--nproc-per-node", str(record["world_size"]), *record["argv"]], environ={}, folder=folder)
     return build(arguments, world, environ={}, gpu=HOPPER, folder=folder)
@@ -290,7 +290,7 @@ def test_the_records_are_at_hand() -> None:
 
 @pytest.mark.parametrize("record", groups("records"), ids=lambda record: "-".join(str(v) for v in record["sizes"].values()))
 def test_sizes_of_every_grid(record: dict[str, Any]) -> None:
-    parallel = launch_from(record).parallel
+    parallel = job_from(record).parallel
     assert record["sizes"] == {
         "tp": parallel.tensor,
         "pp": parallel.pipeline,
@@ -307,7 +307,7 @@ def test_sizes_of_every_grid(record: dict[str, Any]) -> None:
 @pytest.mark.parametrize("record", groups("refused"), ids=lambda record: record["error"][:60])
 def test_grids_that_megatron_refuses(record: dict[str, Any]) -> None:
     with pytest.raises(InputError) as error:
-        launch_from(record)
+        job_from(record)
     assert not isinstance(error.value, UnsupportedError)
 
 
@@ -318,8 +318,8 @@ def test_published_mixtures() -> None:
         words = record["argv"]
         if "--num-experts" not in words:
             continue
-        launch, layout = launch_from(record), record["layout"]
-        model, parallel = launch.model, launch.parallel
+        job, layout = job_from(record), record["layout"]
+        model, parallel = job.model, job.parallel
         assert model.moe is not None
         assert (model.padded_vocab_size, model.vocab_size) == (record["padded_vocab_size"], record["tokenizer_vocab"])
         assert model.ffn_hidden_size == record["ffn_hidden_size"]

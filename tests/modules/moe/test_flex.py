@@ -13,7 +13,7 @@ from analyzer.modules.moe.alltoall import Routing
 from analyzer.modules.moe.flex import arrivals, flex_buffer_bytes
 from analyzer.modules.shapes import Shapes
 from analyzer.units import MIB
-from tests.launch_of import launch_of
+from tests.job_of import job_of
 
 MIXTURE = "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --disable-bias-linear --global-batch-size 64"
 FLEX = f"{MIXTURE} --moe-token-dispatcher-type flex --moe-enable-deepep --moe-router-dtype fp32 --expert-model-parallel-size"
@@ -23,7 +23,7 @@ S = 2048
 
 
 def routing(ranks: int, more: str = "") -> Routing:
-    return Routing(Shapes(launch_of(f"{FLEX} {ranks} {more}", gpus=max(8, ranks))))
+    return Routing(Shapes(job_of(f"{FLEX} {ranks} {more}", gpus=max(8, ranks))))
 
 
 @pytest.mark.parametrize(("ranks", "topk"), [(2, 2), (4, 2), (4, 3), (8, 2), (8, 4)])
@@ -38,42 +38,42 @@ def test_a_token_arrives_once_on_each_rank_that_has_one_of_its_experts(ranks: in
 
 def test_buffers_in_a_node() -> None:
     """csrc/config.hpp get_nvl_buffer_size_hint: 10 channels, 8 peers, 256 rows each of h in 16 bit, source, choices, scales."""
-    launch = launch_of(f"{FLEX} 8")
+    job = job_of(f"{FLEX} 8")
     row = 2 * 1024 + 8 + 128 * 8 + 128 * 4 + 128 * 4
     bytes_ = 10 * 8 * ((2 * 1 + 3) * 4 + 256 * row)
-    assert flex_buffer_bytes(launch) == -(-bytes_ // 128) * 128
-    plain = launch_of(f"{MIXTURE} --moe-token-dispatcher-type alltoall --expert-model-parallel-size 8")
-    assert outside_allocator_bytes(launch) - outside_allocator_bytes(plain) == flex_buffer_bytes(launch)
+    assert flex_buffer_bytes(job) == -(-bytes_ // 128) * 128
+    plain = job_of(f"{MIXTURE} --moe-token-dispatcher-type alltoall --expert-model-parallel-size 8")
+    assert outside_allocator_bytes(job) - outside_allocator_bytes(plain) == flex_buffer_bytes(job)
 
 
 def test_buffers_over_a_network_come_in_large_pieces() -> None:
-    launch = launch_of(f"{FLEX} 16 --num-experts 16", gpus=16)
+    job = job_of(f"{FLEX} 16 --num-experts 16", gpus=16)
     near = 10 * 8 * ((2 * 2 + 3) * 4 + 288 * (2 * 1024 + 8 + 2048))
-    assert flex_buffer_bytes(launch) == -(-near // 128) * 128 + 512 * MIB
+    assert flex_buffer_bytes(job) == -(-near // 128) * 128 + 512 * MIB
 
 
 def test_hybridep_holds_the_tokens_of_its_whole_group() -> None:
     """buffer/intranode.cu: 8 ranks × 2048 tokens, each h in 16 bit, a scale for 128 values, and weights of 8 experts in fp32."""
-    assert flex_buffer_bytes(launch_of(f"{HYBRID} 8")) == 8 * 2048 * (2 * 1024 + 4 * 1024 // 128 + 4 * 8)
+    assert flex_buffer_bytes(job_of(f"{HYBRID} 8")) == 8 * 2048 * (2 * 1024 + 4 * 1024 // 128 + 4 * 8)
 
 
 def test_hybridep_between_domains() -> None:
     """buffer/internode.cu: what a rank sends, with the weights of all experts; what 3 other domains send; sums back, twice."""
-    launch = launch_of(f"{HYBRID} 8", environ={"NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN": "4"})
+    job = job_of(f"{HYBRID} 8", environ={"NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN": "4"})
     values, scales, weights = 2 * 1024, 4 * 1024 // 128, 4 * 4
     near = 8 * S * (values + scales + weights)
     far = S * (values + scales + 2 * weights) + S * (values + scales + weights) + 2 * S * (values + weights)
-    assert flex_buffer_bytes(launch) == near + far
+    assert flex_buffer_bytes(job) == near + far
 
 
 def test_few_tokens_take_room_for_512() -> None:
-    few, many = (launch_of(f"{HYBRID} 4 --seq-length {length}") for length in (128, 512))
+    few, many = (job_of(f"{HYBRID} 4 --seq-length {length}") for length in (128, 512))
     assert flex_buffer_bytes(few) == flex_buffer_bytes(many)
 
 
 def test_hybridep_keeps_maps_of_the_group_and_no_arrived_tokens() -> None:
     """`metadata_preprocess_core` and `permute_processing`: 4·T·P + T·P/N + T·P·El + 4·T·P·El bytes, and rows of probabilities."""
-    tree = rank_classes(launch_of(f"{HYBRID} 4"))[0].trees[0]
+    tree = rank_classes(job_of(f"{HYBRID} 4"))[0].trees[0]
     [dispatch] = {module for _, module in tree.walk() if module.name == "dispatch"}
     world, here, rows = 4 * S, 2, 2 * S
     assert sum(tensor.bytes for tensor in dispatch.saved) == 4 * world + S + world * here + 4 * world * here + 4 * rows
@@ -82,13 +82,13 @@ def test_hybridep_keeps_maps_of_the_group_and_no_arrived_tokens() -> None:
 
 def test_hybridep_pads_rows_for_fp8_where_they_arrive() -> None:
     """`pad_multiple`: half of 16 rows for each of two local experts, and no copy by the experts."""
-    fp8 = Routing(Shapes(launch_of(f"{HYBRID} 4 --fp8-format hybrid")))
+    fp8 = Routing(Shapes(job_of(f"{HYBRID} 4 --fp8-format hybrid")))
     assert fp8.rows == fp8.multiplied_rows == 2 * S + 2 * 16 // 2
 
 
 def test_fewer_rows_travel_than_with_all_to_all() -> None:
     """Messages of tokens are A rows in the place of k·T, in the group of all ranks that share experts."""
-    tree = rank_classes(launch_of(f"{FLEX} 4 --moe-router-topk 4"))[0].trees[0]
+    tree = rank_classes(job_of(f"{FLEX} 4 --moe-router-topk 4"))[0].trees[0]
     [sent] = {
         call.shape[0]
         for _, module in tree.walk()
@@ -114,6 +114,6 @@ def test_fewer_rows_travel_than_with_all_to_all() -> None:
 )
 def test_what_is_refused(line: str, option: str, remedy: str) -> None:
     with pytest.raises(InputError) as refused:
-        launch_of(line)
+        job_of(line)
     assert option in str(refused.value)
     assert remedy in str(refused.value)

@@ -11,19 +11,19 @@ from analyzer.results import Chunk, StageModel
 from analyzer.specs import (
     BatchSpec,
     HardwareSpec,
-    Launch,
     ModelSpec,
     OptimizerSpec,
     ParallelSpec,
     PrecisionSpec,
     RecomputeSpec,
-    RuntimeSpec,
+    TrainingFlags,
+    TrainingJob,
 )
 
 SEQUENCE, BATCH, HIDDEN = 64, 2, 32
 
 
-def make_launch(**changes: Any) -> Launch:
+def make_job(**changes: Any) -> TrainingJob:
     """A bf16 model with fp32 gradients on one GPU; a change is a field of the spec that has it, or `megatron`."""
     specs: dict[str, Any] = {
         "model": ModelSpec(
@@ -43,19 +43,19 @@ def make_launch(**changes: Any) -> Launch:
         "precision": PrecisionSpec(parameters="bf16", gradients="fp32"),
         "optimizer": OptimizerSpec(),
         "recompute": RecomputeSpec(),
-        "runtime": RuntimeSpec(),
+        "flags": TrainingFlags(),
         "hardware": HardwareSpec(),
     }
     megatron = changes.pop("megatron", "0.16.1")
     for field, value in changes.items():
         owner = next(name for name, spec in specs.items() if hasattr(spec, field))
         specs[owner] = replace(specs[owner], **{field: value})
-    return Launch(**specs, megatron=megatron)
+    return TrainingJob(**specs, megatron=megatron)
 
 
-def make_layer(launch: Launch, number: int) -> Module:
+def make_layer(job: TrainingJob, number: int) -> Module:
     """A layer with an all-reduce of [s, b, h] in each of four places, as without sequence parallelism."""
-    shape = (launch.batch.seq_length // launch.parallel.context, launch.batch.micro_batch_size, launch.model.hidden_size)
+    shape = (job.batch.seq_length // job.parallel.context, job.batch.micro_batch_size, job.model.hidden_size)
 
     def linear(name: str, phase: Any, numel: int) -> Module:
         return Module(
@@ -70,21 +70,21 @@ def make_layer(launch: Launch, number: int) -> Module:
     return Module(name=str(number), children=children)
 
 
-def make_tree(launch: Launch, chunk: Chunk) -> Module:
+def make_tree(job: TrainingJob, chunk: Chunk) -> Module:
     """A chunk: embedding, layers, output layer. Tied embeddings are marked as such where there are several stages."""
-    tied = launch.model.tied_embeddings and launch.parallel.pipeline > 1
-    table = Parameter(name="weight", shape=(128 // launch.parallel.tensor, HIDDEN), dtype="bf16", shared_embedding=tied)
+    tied = job.model.tied_embeddings and job.parallel.pipeline > 1
+    table = Parameter(name="weight", shape=(128 // job.parallel.tensor, HIDDEN), dtype="bf16", shared_embedding=tied)
     children = [Module(name="embedding", parameters=(table,))] if chunk.pre_process else []
-    layers = Module(name="layers", children=tuple(make_layer(launch, number) for number in chunk.layers))
+    layers = Module(name="layers", children=tuple(make_layer(job, number) for number in chunk.layers))
     children.append(Module(name="decoder", children=(layers,)))
-    if chunk.post_process and launch.parallel.pipeline > 1:
+    if chunk.post_process and job.parallel.pipeline > 1:
         children.append(Module(name="output_layer", parameters=(table,)))
     return Module(name="GPTModel", children=tuple(children))
 
 
-def make_stages(launch: Launch) -> tuple[StageModel, ...]:
+def make_stages(job: TrainingJob) -> tuple[StageModel, ...]:
     """The model of `make_tree` spread over the pipeline ranks of the launch."""
     return tuple(
-        StageModel(pipeline_rank=rank, chunks=of_rank, trees=tuple(make_tree(launch, chunk) for chunk in of_rank))
-        for rank, of_rank in enumerate(chunks(launch.model.num_layers, launch.parallel))
+        StageModel(pipeline_rank=rank, chunks=of_rank, trees=tuple(make_tree(job, chunk) for chunk in of_rank))
+        for rank, of_rank in enumerate(chunks(job.model.num_layers, job.parallel))
     )

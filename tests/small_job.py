@@ -7,17 +7,17 @@ from typing import Any
 from analyzer.specs import (
     BatchSpec,
     HardwareSpec,
-    Launch,
     ModelSpec,
     OptimizerSpec,
     ParallelSpec,
     PrecisionSpec,
     RecomputeSpec,
-    RuntimeSpec,
+    TrainingFlags,
+    TrainingJob,
 )
 
 
-def launch(*, s: int = 1024, b: int = 2, h: int = 1024, a: int = 16, t: int = 1, sp: bool = False, **model: Any) -> Launch:
+def job(*, s: int = 1024, b: int = 2, h: int = 1024, a: int = 16, t: int = 1, sp: bool = False, **model: Any) -> TrainingJob:
     """Four layers without parallelism but tensor parallelism; `model` holds further fields of ModelSpec."""
     sizes: dict[str, Any] = {
         "num_layers": 4,
@@ -32,14 +32,14 @@ def launch(*, s: int = 1024, b: int = 2, h: int = 1024, a: int = 16, t: int = 1,
         "position_embedding": "learned_absolute",
         "attention_backend": "unfused",
     }
-    return Launch(
+    return TrainingJob(
         model=ModelSpec(**{**sizes, **model}),
         parallel=ParallelSpec(world_size=t, nodes=1, gpus_per_node=t, tensor=t, sequence_parallel=sp),
         batch=BatchSpec(micro_batch_size=b, global_batch_size=b, seq_length=s, microbatches=1, first_microbatches=1),
         precision=PrecisionSpec(parameters="bf16", gradients="fp32"),
         optimizer=OptimizerSpec(),
         recompute=RecomputeSpec(),
-        runtime=RuntimeSpec(),
+        flags=TrainingFlags(),
         hardware=HardwareSpec(),
         megatron="0.16.1",
     )

@@ -7,18 +7,18 @@ import typing
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
-from analyzer.specs import Launch
+from analyzer.specs import TrainingJob
 
 
-def to_json(launch: Launch) -> str:
+def to_json(job: TrainingJob) -> str:
     """Keys in order, so that equal launches give equal text."""
-    return json.dumps(asdict(launch), sort_keys=True)
+    return json.dumps(asdict(job), sort_keys=True)
 
 
-def from_json(text: str) -> Launch:
+def from_json(text: str) -> TrainingJob:
     """The launch that `to_json` was given."""
-    launch: Launch = _build(Launch, json.loads(text))
-    return launch
+    job: TrainingJob = _build(TrainingJob, json.loads(text))
+    return job
 
 
 def _build(kind: Any, value: Any) -> Any:

@@ -10,7 +10,7 @@ from analyzer.launch.argv_parser import read_words
 from analyzer.launch.build import build
 from analyzer.launch.launchers.torchrun import World
 from analyzer.launch.options.catalogue import load_catalogue
-from analyzer.specs import HardwareSpec, Launch
+from analyzer.specs import HardwareSpec, TrainingJob
 
 BASE = (
     "--num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 "
@@ -37,7 +37,7 @@ def arguments_of(line: str, *, release: str = "0.16.1") -> Arguments:
     )
 
 
-def launch_of(
+def job_of(
     line: str,
     *,
     base: str = BASE,
@@ -46,7 +46,7 @@ def launch_of(
     environ: Mapping[str, str] | None = None,
     gpu: HardwareSpec = HOPPER,
     folder: Path = Path("/nowhere"),
-) -> Launch:
+) -> TrainingJob:
     """The launch that `base` and `line` describe on nodes of at most eight GPUs."""
     world = World(1, gpus) if gpus < 8 else World(gpus // 8, 8)
     return build(arguments_of(f"{base} {line}", release=release), world, environ=environ or {}, gpu=gpu, folder=folder)

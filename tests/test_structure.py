@@ -1,0 +1,209 @@
+"""The structure of the code: which package may import which, no import cycles, small folders, files and functions."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAVY = frozenset({"torch", "megatron", "transformer_engine", "numpy"})
+MOST_ENTRIES = 24
+"""Files and folders in analyzer/."""
+MOST_FILES = 20
+"""Python files in a folder, without `__init__.py`."""
+MOST_LINES = 400
+"""Of a file."""
+MOST_FUNCTION_LINES = 60
+
+LAYERS = (
+    {"units", "errors"},
+    {"specs"},
+    {"launch", "layout", "schedule", "hardware"},
+    {"modules"},
+    {"buffers"},
+    {"passes"},
+    {"program"},
+    {"results"},
+    {"states"},
+    {"memory", "communication"},
+    {"trace", "search"},
+    {"predict"},
+    {"report"},
+    {"api"},
+    {"cli"},
+)
+"""Packages and modules of analyzer/ from the bottom up. A package imports from itself and from the layers below it."""
+ALSO = {("predict", "search")}
+"""(package, package): imports within a layer that are wanted."""
+OF_LAUNCH = {"units", "errors", "specs", "launch"}
+"""What `analyzer.launch` knows: it turns words into specs and analyses nothing."""
+OF_RECORDERS = {"units", "errors", "specs", "trace", "memory", "schedule"}
+"""What `allocator_hook` may import from the analyzer."""
+
+SOURCES = sorted([ROOT / "get_training_info.py", *(ROOT / "analyzer").rglob("*.py"), *(ROOT / "allocator_hook").rglob("*.py")])
+
+
+def dotted(path: Path, root: Path = ROOT) -> str:
+    """The module name of a file: analyzer.memory.ranks."""
+    return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {dotted(path): path for path in SOURCES}
+
+
+def imports(path: Path, *, modules: Iterable[str] = frozenset(MODULES), module_level: bool = False) -> set[str]:
+    """Dotted names that a file imports when it runs: anywhere in it, or only where importing the file runs the line."""
+    found: set[str] = set()
+    for node in _running(ast.parse(path.read_text()), functions=not module_level):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are written in full"
+            for name in node.names:
+                whole = f"{node.module}.{name.name}"
+                found.add(whole if whole in modules else node.module or "")
+    return found
+
+
+def _running(tree: ast.AST, *, functions: bool) -> Iterator[ast.AST]:
+    """Nodes that run when the file is imported, with those of `functions` where asked; none of those for type checkers."""
+    for node in ast.iter_child_nodes(tree):
+        if not functions and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for other in node.orelse:
+                yield other
+                yield from _running(other, functions=functions)
+            continue
+        yield node
+        yield from _running(node, functions=functions)
+
+
+def cycles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """Groups of modules that import each other, directly or by way of others."""
+    reach: dict[str, set[str]] = {}
+    for start in graph:
+        seen: set[str] = set()
+        waiting = list(graph[start])
+        while waiting:
+            name = waiting.pop()
+            if name not in seen:
+                seen.add(name)
+                waiting += graph.get(name, ())
+        reach[start] = seen
+    groups = {frozenset({*(other for other in reach[name] if name in reach.get(other, ())), name}) for name in graph}
+    return [set(group) for group in groups if len(group) > 1]
+
+
+def package(module: str) -> str:
+    """The package or top-level module of a module of the analyzer: memory of analyzer.memory.ranks."""
+    return module.removeprefix("analyzer.").partition(".")[0]
+
+
+def level(name: str) -> int:
+    """The place of a package in LAYERS."""
+    found = [place for place, names in enumerate(LAYERS) if name in names]
+    assert found, f"analyzer.{name} is in no layer: add it to LAYERS"
+    return found[0]
+
+
+def of_analyzer(names: set[str]) -> set[str]:
+    return {package(name) for name in names if name.startswith("analyzer.")}
+
+
+ANALYZER = [path for path in SOURCES if path.is_relative_to(ROOT / "analyzer") and dotted(path) != "analyzer"]
+RECORDERS = [path for path in SOURCES if path.is_relative_to(ROOT / "allocator_hook")]
+
+
+@pytest.mark.parametrize("path", ANALYZER, ids=dotted)
+def test_imports_point_down(path: Path) -> None:
+    own = package(dotted(path))
+    upward = {name for name in of_analyzer(imports(path)) - {own} if level(name) >= level(own) and (own, name) not in ALSO}
+    assert not upward
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "analyzer" / "launch").rglob("*.py")), ids=dotted)
+def test_the_launch_package_knows_only_specs(path: Path) -> None:
+    assert of_analyzer(imports(path)) <= OF_LAUNCH
+
+
+@pytest.mark.parametrize("path", ANALYZER, ids=dotted)
+def test_the_analyzer_imports_no_heavy_library(path: Path) -> None:
+    assert {name.partition(".")[0] for name in imports(path, module_level=True)}.isdisjoint(HEAVY)
+    if package(dotted(path)) != "cli":
+        assert not {name for name in imports(path) if name.partition(".")[0] in ("allocator_hook", "get_training_info")}
+
+
+@pytest.mark.parametrize("path", RECORDERS, ids=dotted)
+def test_recorders_know_little_of_the_analyzer(path: Path) -> None:
+    assert of_analyzer(imports(path)) <= OF_RECORDERS
+    assert "get_training_info" not in imports(path)
+
+
+def test_no_import_cycles() -> None:
+    graph = {name: {other for other in imports(path) if other in MODULES and other != name} for name, path in MODULES.items()}
+    assert cycles(graph) == []
+
+
+def test_folders_are_small() -> None:
+    top = [
+        path
+        for path in (ROOT / "analyzer").iterdir()
+        if (path.suffix == ".py" and path.name != "__init__.py") or (path / "__init__.py").exists()
+    ]
+    assert len(top) <= MOST_ENTRIES
+    files: dict[Path, int] = {}
+    for path in SOURCES:
+        files[path.parent] = files.get(path.parent, 0) + (path.name != "__init__.py")
+    assert {folder: count for folder, count in files.items() if count > MOST_FILES} == {}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=dotted)
+def test_files_and_functions_are_small(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= MOST_LINES
+    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    long = {node.name for node in functions if (node.end_lineno or 0) - node.lineno + 1 > MOST_FUNCTION_LINES}
+    assert not long
+
+
+def test_the_checks_see_what_they_must(tmp_path: Path) -> None:
+    """The helpers of this file find what they forbid."""
+    file = tmp_path / "file.py"
+    file.write_text(
+        "import torch.nn\n"
+        "from typing import TYPE_CHECKING\n"
+        "if True:\n    from megatron import core\n"
+        "if TYPE_CHECKING:\n    import numpy\nelse:\n    import math\n"
+        "def f():\n    from analyzer.memory import ranks\n"
+    )
+    assert imports(file, module_level=True) == {"torch.nn", "typing", "megatron", "math"}
+    assert imports(file) == {"torch.nn", "typing", "megatron", "math", "analyzer.memory.ranks"}
+    assert level("modules") < level("memory") < level("report") < level("cli")
+    with pytest.raises(AssertionError, match="in no layer"):
+        level("memorial")
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [{"a", "b", "c"}]
+    assert cycles({"a": {"b"}, "b": set()}) == []
+
+
+@pytest.mark.parametrize("report", [(), ("--info-json", "-")], ids=["console", "json"])
+def test_the_main_job_loads_no_heavy_library(report: tuple[str, ...]) -> None:
+    launch = (
+        "--nproc-per-node 8 pretrain_gpt.py --num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 "
+        "--max-position-embeddings 2048 --micro-batch-size 1 --bf16 --lr 1e-4 --train-iters 10 --info-gpu H100-80GB"
+    )
+    program = (
+        "import sys\nimport get_training_info\n"
+        f"status = get_training_info.main({[*launch.split(), *report]!r})\n"
+        "print(*sorted(sys.modules), file=sys.stderr)\nsys.exit(status)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    loaded = {name.partition(".")[0] for name in done.stderr.split()}
+    assert "analyzer" in loaded
+    assert loaded.isdisjoint({*HEAVY, "allocator_hook", "yaml", "pynvml"})
