@@ -9,8 +9,10 @@ from analyzer.layout.groups import check_layout, group_count, group_size, groups
 from analyzer.layout.stages import mtp_rank
 from analyzer.memory.ranks import rank_classes, rank_classes_of_tensors
 from analyzer.memory.verdict import verdict
-from analyzer.modules.models.gpt import full_model, parameters
-from analyzer.results import Advice, Message, RankClass, Report, StageModel
+from analyzer.modules.stage import StageModel
+from analyzer.modules.tree import parameters
+from analyzer.passes.stages import full_model
+from analyzer.results import Advice, Message, RankClass, Report
 from analyzer.specs import FlexSpec, TrainingJob
 from analyzer.units import GIB
 

@@ -8,35 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from analyzer.layout.groups import RankRanges
+from analyzer.layout.stages import Chunk
 from analyzer.modules.tree import Module
 from analyzer.specs import TrainingJob
-
-RankRanges = tuple[tuple[int, int], ...]
-"""Inclusive [first, last] ranges of global ranks."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chunk:
-    """The part of the model that a pipeline rank holds as one virtual stage."""
-
-    virtual_stage: int
-    layers: tuple[int, ...]
-    """Global layer numbers, from 1."""
-    pre_process: bool
-    """Holds the embedding."""
-    post_process: bool
-    """Holds the output layer and the loss, and the final norm where no multi-token prediction layers come after it."""
-    mtp_layers: int = 0
-    """Multi-token prediction layers here: all of the model's, or none."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageModel:
-    """What a pipeline rank holds of the model: its chunks and a tree for each, in the same order."""
-
-    pipeline_rank: int
-    chunks: tuple[Chunk, ...]
-    trees: tuple[Module, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

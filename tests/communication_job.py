@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from analyzer.layout.stages import chunks
+from analyzer.layout.stages import Chunk, chunks
+from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Collective, Module, Parameter
-from analyzer.results import Chunk, StageModel
 from analyzer.specs import (
     BatchSpec,
     HardwareSpec,
@@ -57,16 +58,23 @@ def make_layer(job: TrainingJob, number: int) -> Module:
     """A layer with an all-reduce of [s, b, h] in each of four places, as without sequence parallelism."""
     shape = (job.batch.seq_length // job.parallel.context, job.batch.micro_batch_size, job.model.hidden_size)
 
-    def linear(name: str, phase: Any, numel: int) -> Module:
+    def linear(name: str, kind: ModuleKind, phase: Any, numel: int) -> Module:
         return Module(
             name=name,
+            kind=kind,
             parameters=(Parameter(name="weight", shape=(numel,), dtype="bf16", sharding="tensor"),),
             collectives=(Collective(kind="all_reduce", group="tp", shape=shape, dtype="bf16", phase=phase),),
         )
 
-    attention = (linear("linear_qkv", "backward", 3000), linear("linear_proj", "forward", 1000))
-    mlp = (linear("linear_fc1", "backward", 4000), linear("linear_fc2", "forward", 4100))
-    children = (Module(name="self_attention", children=attention), Module(name="mlp", children=mlp))
+    attention = (
+        linear("linear_qkv", ModuleKind.QKV, "backward", 3000),
+        linear("linear_proj", ModuleKind.ATTENTION_OUTPUT, "forward", 1000),
+    )
+    mlp = (linear("linear_fc1", ModuleKind.FC1, "backward", 4000), linear("linear_fc2", ModuleKind.FC2, "forward", 4100))
+    children = (
+        Module(name="self_attention", kind=ModuleKind.ATTENTION, children=attention),
+        Module(name="mlp", kind=ModuleKind.FEED_FORWARD, children=mlp),
+    )
     return Module(name=str(number), children=children)
 
 

@@ -9,18 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from analyzer.layout.stages import Chunk
 from analyzer.modules.tree import Collective, Module, Parameter, Tensor
-from analyzer.results import (
-    Advice,
-    Chunk,
-    MemoryPart,
-    Message,
-    MessageTotal,
-    RankClass,
-    RankMemory,
-    Report,
-    Verdict,
-)
+from analyzer.results import Advice, MemoryPart, Message, MessageTotal, RankClass, RankMemory, Report, Verdict
 from analyzer.specs import (
     BatchSpec,
     HardwareSpec,

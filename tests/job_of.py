@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from analyzer.buffers.of_stage import stage_buffers
 from analyzer.launch.arguments import Arguments
 from analyzer.launch.argv_parser import read_words
 from analyzer.launch.build import build
 from analyzer.launch.launchers.torchrun import World
 from analyzer.launch.options.catalogue import load_catalogue
+from analyzer.layout.groups import RankRanges
+from analyzer.modules.stage import StageModel
+from analyzer.passes.stages import stage_models
 from analyzer.specs import HardwareSpec, TrainingJob
+from analyzer.states.of_rank import stage_states, states_by_ranks
+from analyzer.states.record import States
 
 BASE = (
     "--num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 "
@@ -50,3 +56,15 @@ def job_of(
     """The launch that `base` and `line` describe on nodes of at most eight GPUs."""
     world = World(1, gpus) if gpus < 8 else World(gpus // 8, 8)
     return build(arguments_of(f"{base} {line}", release=release), world, environ=environ or {}, gpu=gpu, folder=folder)
+
+
+def states_of(job: TrainingJob, stage: StageModel | None = None) -> States:
+    """Model states of one rank of a pipeline stage, of the first one without `stage`."""
+    stage = stage or stage_models(job)[0]
+    return stage_states(job, stage, stage_buffers(job, stage))
+
+
+def states_by_ranks_of(job: TrainingJob, stage: StageModel | None = None) -> tuple[tuple[RankRanges, States], ...]:
+    """Ranks of a pipeline stage with equal model states, and those states."""
+    stage = stage or stage_models(job)[0]
+    return states_by_ranks(job, stage, stage_buffers(job, stage))

@@ -13,9 +13,9 @@ import torch
 from megatron.core.optimizer import layer_wise_optimizer
 from megatron.core.optimizer.cpu_offloading.hybrid_optimizer import HybridDeviceOptimizer
 
+from analyzer.buffers.matrices import OptimizerParameter
 from analyzer.states.cpu_offload import Piece, place
 from analyzer.states.layer_wise import Owned, owners
-from analyzer.states.matrices import Weight
 
 CASES = 100
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -86,9 +86,9 @@ def numels() -> list[int]:
     return [random.randint(1, 9) for _ in range(random.randint(0, 30))]
 
 
-def weight(numbered: tuple[int, int]) -> Weight:
+def weight(numbered: tuple[int, int]) -> OptimizerParameter:
     number, numel = numbered
-    return Weight(shape=(numel,), dtype="bf16", orthogonalized=True, parts=(number,))
+    return OptimizerParameter(shape=(numel,), dtype="bf16", orthogonalized=True, parts=(number,))
 
 
 def places(owned: tuple[Owned, ...]) -> list[list[int]]:

@@ -17,13 +17,13 @@ from collections.abc import Iterator
 from math import prod
 
 from analyzer.communication.rows import Phase, row
-from analyzer.modules.models.gpt import parameters
 from analyzer.modules.quantized import scales
-from analyzer.modules.tree import Module, Parameter
-from analyzer.results import Message, StageModel
+from analyzer.modules.stage import StageModel
+from analyzer.modules.tree import Module, Parameter, parameters
+from analyzer.results import Message
 from analyzer.specs import TrainingJob
+from analyzer.states.bytes_per_parameter import adam_keeps_masters
 from analyzer.states.fp8_weights import BACKWARD_QUANTIZERS, FORWARD_QUANTIZERS, matrices, quantized, quantized_products
-from analyzer.states.of_rank import adam_keeps_masters
 
 
 def largest_value_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:

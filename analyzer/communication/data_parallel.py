@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from analyzer.buffers.gradient_buffers import Buffer
+from analyzer.buffers.of_stage import stage_buffers
 from analyzer.communication.rows import Kind, Phase, row
-from analyzer.results import Message, StageModel
+from analyzer.layout.data_parallel import reduction_size
+from analyzer.modules.stage import StageModel
+from analyzer.results import Message
 from analyzer.specs import TrainingJob
-from analyzer.states.buffers import Buffer, reduction_size, stage_buffers
 
 
 def data_parallel_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
@@ -62,7 +65,7 @@ def _calls(job: TrainingJob, buffer: Buffer) -> Iterator[tuple[str, Kind, Phase,
         return
     instances = job.parallel.distributed_optimizer_instances
     group = f"intra_{buffer.group}" if instances > 1 else buffer.group
-    ranks = reduction_size(job, buffer.group)
+    ranks = reduction_size(job.parallel, buffer.group)
     reduction: Kind = "all_to_all" if optimizer.reduce_scatter_with_fp32_accumulation else "reduce_scatter"
     for bucket in buffer.buckets:
         yield group, reduction, "gradient", f"{owner}.gradients", bucket.numel, buffer.gradient_dtype

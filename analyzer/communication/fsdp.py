@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from analyzer.buffers.fsdp import ShardedBucket, fsdp_of, reduced_dtype, shard_ranks, sharded_buckets
+from analyzer.buffers.fsdp2 import torch_units
+from analyzer.buffers.fsdp_gathering import chunk_passes
 from analyzer.communication.rows import Kind, Phase, row
+from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module
-from analyzer.passes.fsdp_gathering import chunk_passes
-from analyzer.results import Message, StageModel
+from analyzer.results import Message
 from analyzer.specs import TrainingJob
-from analyzer.states.fsdp_buckets import ShardedBucket, fsdp_of, reduced_dtype, shard_ranks, sharded_buckets
-from analyzer.states.fsdp_torch import torch_units
 
 Call = tuple[str, Kind, Phase, str, int, str]
 """Group, kind, phase, module, elements and dtype."""

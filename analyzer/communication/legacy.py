@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from analyzer.communication.rows import Phase, gradient_statistics_group, row
-from analyzer.results import Message, StageModel
+from analyzer.modules.stage import StageModel
+from analyzer.results import Message
 from analyzer.specs import TrainingJob
 
 MAX_DATA_DIMENSIONS = 5

@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from math import prod
 
+from analyzer.buffers.matrices import OptimizerParameter, weights
 from analyzer.communication.rows import Kind, row
-from analyzer.results import Message, StageModel
+from analyzer.modules.stage import StageModel
+from analyzer.results import Message
 from analyzer.specs import TrainingJob
-from analyzer.states.matrices import Weight, weights
 from analyzer.states.muon import group_ranks, muon_of
 from analyzer.units import dtype_bytes
 
@@ -48,7 +49,7 @@ def muon_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
         )
 
 
-def _gathers(listed: tuple[Weight, ...]) -> Iterator[Call]:
+def _gathers(listed: tuple[OptimizerParameter, ...]) -> Iterator[Call]:
     """One call for all parameters of a kind; what a rank sends is what it owns, so parts are of unequal size."""
     for group, owner, expert in (("dp_cp", "data_parallel", False), ("edp", "data_parallel.experts", True)):
         held = [weight for weight in listed if weight.expert is expert]
@@ -56,7 +57,7 @@ def _gathers(listed: tuple[Weight, ...]) -> Iterator[Call]:
             yield group, "all_gather", f"{owner}.parameters", (sum(weight.numel for weight in held),), held[0].dtype
 
 
-def _calls(job: TrainingJob, owned: tuple[Weight, ...]) -> Iterator[Call]:
+def _calls(job: TrainingJob, owned: tuple[OptimizerParameter, ...]) -> Iterator[Call]:
     """For each split matrix, of queries, keys and values one by one."""
     muon = muon_of(job)
     if muon.tensor_parallel == "blockwise":
@@ -70,7 +71,7 @@ def _calls(job: TrainingJob, owned: tuple[Weight, ...]) -> Iterator[Call]:
             yield from _matrix_calls(job, weight, groups * part, columns)
 
 
-def _matrix_calls(job: TrainingJob, weight: Weight, rows: int, columns: int) -> Iterator[Call]:
+def _matrix_calls(job: TrainingJob, weight: OptimizerParameter, rows: int, columns: int) -> Iterator[Call]:
     muon = muon_of(job)
     if muon.tensor_parallel == "duplicated":
         ranks = group_ranks(job, weight.group)

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 from analyzer.communication.rows import Phase, row
 from analyzer.layout.stages import mtp_stage
-from analyzer.results import Message, StageModel
+from analyzer.modules.stage import StageModel
+from analyzer.results import Message
 from analyzer.specs import TrainingJob
 
 SHAPE_MESSAGE = (3,)

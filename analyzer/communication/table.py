@@ -21,8 +21,9 @@ from analyzer.communication.training_step import (
     shared_gradient_messages,
     token_count_messages,
 )
+from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Collective, Module
-from analyzer.results import Message, MessageTotal, StageModel
+from analyzer.results import Message, MessageTotal
 from analyzer.specs import TrainingJob
 
 ONCE_PER_ITERATION = ("gradient", "parameter")

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from analyzer.buffers.parameter_order import creation_order
 from analyzer.communication.rows import Kind, Phase, gradient_statistics_group, row
-from analyzer.results import Message, StageModel
+from analyzer.modules.stage import StageModel
+from analyzer.results import Message
 from analyzer.specs import TrainingJob
-from analyzer.states.buffers import creation_order
 
 
 def batch_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:

@@ -15,8 +15,10 @@ from math import prod
 from typing import Final
 
 from analyzer.errors import InputError
-from analyzer.results import RankRanges
 from analyzer.specs import ParallelSpec
+
+RankRanges = tuple[tuple[int, int], ...]
+"""Inclusive [first, last] ranges of global ranks."""
 
 DENSE_GROUPS: Final[dict[str, frozenset[str]]] = {
     "dp_cp": frozenset({"dp", "cp"}),

@@ -7,16 +7,31 @@ out to them in that order, as `get_num_layers_to_build` (megatron/core/transform
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import accumulate
 
 from analyzer.errors import InputError
-from analyzer.results import Chunk
 from analyzer.specs import ModelSpec, ParallelSpec
 
 LAYOUT = "--pipeline-model-parallel-layout"
 FIRST = "--decoder-first-pipeline-num-layers"
 LAST = "--decoder-last-pipeline-num-layers"
 VIRTUAL = "--num-virtual-stages-per-pipeline-rank"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """The part of the model that a pipeline rank holds as one virtual stage."""
+
+    virtual_stage: int
+    layers: tuple[int, ...]
+    """Global layer numbers, from 1."""
+    pre_process: bool
+    """Holds the embedding."""
+    post_process: bool
+    """Holds the output layer and the loss, and the final norm where no multi-token prediction layers come after it."""
+    mtp_layers: int = 0
+    """Multi-token prediction layers here: all of the model's, or none."""
 
 
 def chunks(model_layers: int, parallel: ParallelSpec, *, mtp_layers: int = 0) -> tuple[tuple[Chunk, ...], ...]:

@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 
 from analyzer.memory.iteration import Peak, Surroundings, fullest_instant
 from analyzer.memory.passes import timeline
-from analyzer.memory.workspaces import RuntimeItem, cublas_workspace_bytes
+from analyzer.memory.workspaces import FROM_START, Workspace, cublas_workspace_bytes
 from analyzer.modules.attention.core_attention import ATTENTION
-from analyzer.modules.shapes import Shapes
+from analyzer.modules.shapes import shapes_of
+from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import LAYER, STREAM, Module, Tensor
-from analyzer.results import StageModel
 from analyzer.schedule.pipeline import Step
 from analyzer.specs import GraphSpec, TrainingJob
-from analyzer.states.of_rank import States
+from analyzer.states.record import States
 from analyzer.units import BLOCK, round_up
 
 _ATTENTION = ("input_layernorm", ATTENTION, "self_attn_bda")
@@ -46,7 +46,7 @@ class Graphed:
     """Bytes of the pool: the fullest instant of all that is captured."""
     from_start: bool
     """The capture comes before the first iteration."""
-    kept: tuple[RuntimeItem, ...]
+    kept: tuple[Workspace, ...]
     """Static inputs, and workspaces of the streams of the capture."""
 
 
@@ -54,7 +54,7 @@ def graphed(
     job: TrainingJob,
     stage: StageModel,
     held: States,
-    items: Sequence[RuntimeItem],
+    items: Sequence[Workspace],
     *,
     orders: tuple[Sequence[Step], Sequence[Step]],
     about: Surroundings,
@@ -95,13 +95,13 @@ def _fuller(one: Peak, other: Peak) -> Peak:
     return max(one, other, key=lambda peak: peak.bytes)
 
 
-def _kept(job: TrainingJob, graphs: GraphSpec, layers: int) -> tuple[RuntimeItem, ...]:
+def _kept(job: TrainingJob, graphs: GraphSpec, layers: int) -> tuple[Workspace, ...]:
     """What stays beside the pool for so many captured layers in flight."""
-    kept = [RuntimeItem("static inputs of CUDA graphs", layers * _static_bytes(job, graphs), (), "forward")]
+    kept = [Workspace("static inputs of CUDA graphs", layers * _static_bytes(job, graphs), FROM_START, "forward")]
     if job.model.attention_backend == "unfused" and ("attn" in graphs.scope or not graphs.scope):
         # a workspace of cuBLAS belongs to a stream and a handle, and each of two threads has a handle
         workspaces = STREAMS * 2 * cublas_workspace_bytes(job)
-        kept.append(RuntimeItem("cuBLAS workspaces of the capture's streams", workspaces, (), "forward"))
+        kept.append(Workspace("cuBLAS workspaces of the capture's streams", workspaces, FROM_START, "forward"))
     return tuple(item for item in kept if item.bytes)
 
 
@@ -116,7 +116,7 @@ def _layers_in_flight(order: Sequence[Step], layers: Sequence[int]) -> int:
 
 def _static_bytes(job: TrainingJob, graphs: GraphSpec) -> int:
     """Inputs of one captured layer: the hidden states, and for attention a mask, bool[b, 1, s/c, s], whatever the kernel."""
-    hidden = Shapes(job).hidden("input").bytes
+    hidden = shapes_of(job).hidden("input").bytes
     if graphs.implementation == "local" or (graphs.scope and "attn" not in graphs.scope):
         return hidden
     s = job.batch.seq_length
@@ -155,7 +155,7 @@ def _inside(job: TrainingJob, tree: Module, *, whole: bool) -> Module:
         part = _selected(tree, "", paths, inside=True)
         if not paths or "mlp_bda" in paths:  # the layer's output is saved by whatever reads it
             return part
-        return replace(part, saved=(*part.saved, Shapes(job).hidden("static output")))
+        return replace(part, saved=(*part.saved, shapes_of(job).hidden("static output")))
     return replace(emptied(tree), children=tuple(_inside(job, child, whole=False) for child in tree.children))
 
 

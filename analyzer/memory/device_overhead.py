@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from analyzer.modules.shapes import shapes_of
 from analyzer.specs import TrainingJob
 from analyzer.units import KIB, MIB, round_up
 
@@ -49,9 +50,9 @@ def _library_buffers(job: TrainingJob) -> int:
     """Of the flex dispatcher, and of Transformer Engine's overlap."""
     held = 0
     if job.model.moe is not None and job.model.moe.flex is not None:
-        from analyzer.modules.moe.flex import flex_buffer_bytes  # a millisecond that most launches need not spend
+        from analyzer.modules.moe.dispatchers import flex_buffer_bytes  # a millisecond that most launches need not spend
 
-        held += flex_buffer_bytes(job)
+        held += flex_buffer_bytes(shapes_of(job))
     if job.flags.tp_comm_overlap:
         from analyzer.memory.userbuffers import userbuffer_bytes  # likewise
 

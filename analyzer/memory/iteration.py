@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from analyzer.memory.passes import ChunkTimeline, Point, size
+from analyzer.memory.passes import ChunkTimeline, Point
 from analyzer.memory.pipeline_tensors import Lingering, Stages
-from analyzer.memory.workspaces import RuntimeItem
-from analyzer.modules.tree import Tensor
-from analyzer.results import StageModel
+from analyzer.memory.workspaces import Workspace
+from analyzer.modules.stage import StageModel
+from analyzer.modules.tree import Tensor, total_bytes
 from analyzer.schedule.pipeline import Step, equivalent_microbatches, steps
 from analyzer.specs import TrainingJob
 
@@ -127,7 +127,7 @@ def fullest_instant(
     timelines: Sequence[ChunkTimeline],
     *,
     about: Surroundings,
-    items: Sequence[RuntimeItem] = (),
+    items: Sequence[Workspace] = (),
     warm: bool = False,
 ) -> Peak:
     """Walks an iteration, in bytes above states.
@@ -135,8 +135,8 @@ def fullest_instant(
     `warm`: workspaces and caches are all there from the start; else each appears with its first user.
     """
     neighbours = _Neighbours(about, order, chunks=len(timelines), warm=warm)
-    runtime = sum(item.bytes for item in items if warm or not item.modules)
-    absent = [] if warm else [item for item in items if item.modules]
+    runtime = sum(item.bytes for item in items if warm or not item.kinds)
+    absent = [] if warm else [item for item in items if item.kinds]
     seen: set[tuple[str, int]] = set()
     waiting = 0
     in_flight = [0] * len(timelines)
@@ -170,7 +170,7 @@ def fullest_instant(
         beside = neighbours.beside(place, step, in_flight)
         for point in points:
             runtime += _appear(absent, point)
-            total = runtime + waiting - running_too + point.bytes + size(beside) + left_beside
+            total = runtime + waiting - running_too + point.bytes + total_bytes(beside) + left_beside
             if total > best.bytes:
                 best = Peak(
                     bytes=total,
@@ -194,12 +194,11 @@ def _backward_peak(line: ChunkTimeline, *, again: bool) -> Point:
     return line.next_backward_peak if again else line.backward_peak
 
 
-def _appear(absent: list[RuntimeItem], point: Point) -> int:
+def _appear(absent: list[Workspace], point: Point) -> int:
     """Bytes of the items that the module of this point is the first to need; takes them off the list."""
     if not absent:
         return 0
-    name = point.path.rpartition(".")[2]
-    found = [item for item in absent if item.phase == point.phase and name in item.modules]
+    found = [item for item in absent if item.phase == point.phase and point.kind in item.kinds]
     for item in found:
         absent.remove(item)
     return sum(item.bytes for item in found)

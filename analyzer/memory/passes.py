@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from analyzer.modules.tree import Module, Tensor
+from analyzer.modules.kinds import RESIDUAL_ADDS, ModuleKind
+from analyzer.modules.tree import Module, Tensor, total_bytes
 
 Pass = Literal["forward", "backward"]
 
@@ -30,11 +31,12 @@ class Point:
     """Of `saved`, what checkpoints behind it have left: `Outliving`."""
     rerun: bool = False
     """In the second forward of a checkpoint."""
+    kind: ModuleKind = ModuleKind.OTHER
 
     @cached_property
     def bytes(self) -> int:
         """All that is alive."""
-        return self.saved + size(self.transient)
+        return self.saved + total_bytes(self.transient)
 
 
 @dataclass(frozen=True)
@@ -69,11 +71,6 @@ class ChunkTimeline:
         """The same where the microbatch before left something behind in every layer that has not yet run again."""
         found = max(self.backward, key=lambda point: point.bytes - point.left)
         return replace(found, saved=max(found.saved, found.saved - found.left + self.left - self.left_of_layer))
-
-
-def size(tensors: tuple[Tensor, ...]) -> int:
-    """Bytes of tensors that are alive together."""
-    return sum(tensor.bytes for tensor in tensors)
 
 
 def timeline(tree: Module, *, first: Module | None = None) -> ChunkTimeline:
@@ -119,7 +116,7 @@ def _last_branch(tree: Module) -> frozenset[str]:
     layers = [module for _, module in tree.walk() if module.name == "layers" and module.children]
     names: list[str] = []
     for child in reversed(layers[-1].children if layers else ()):
-        if names and child.name.endswith("_bda"):
+        if names and child.kind in RESIDUAL_ADDS:
             break
         names.append(child.name)
     return frozenset(names)
@@ -135,14 +132,14 @@ def forward_points(
     """Points of a forward that keeps what backward needs. `held` collects what lives to the end of the chunk's forward."""
     around = (*around, *module.forward_workspace)
     if module.recomputed:
-        own = before + size(module.saved)
+        own = before + total_bytes(module.saved)
         for child in module.children:
             yield from _without_gradients(child, before=own, path=_join(path, module), held=held, around=around)
         return
-    here = before + size(module.saved)
+    here = before + total_bytes(module.saved)
     held.extend(module.forward_held)
     if not module.children:
-        yield Point("forward", _join(path, module), here, (*module.offloaded, *around, *held))
+        yield Point("forward", _join(path, module), here, (*module.offloaded, *around, *held), kind=module.kind)
     for child in module.children:
         yield from forward_points(child, before=here, path=_join(path, module), held=held, around=around)
         here += child.retained_bytes
@@ -154,7 +151,7 @@ def _without_gradients(
     """Points of the first forward under a checkpoint: what a module would save lives only while it runs."""
     around = (*around, *module.forward_workspace)
     if not module.children:
-        yield Point("forward", _join(path, module), before, (*module.saved, *module.offloaded, *around, *held))
+        yield Point("forward", _join(path, module), before, (*module.saved, *module.offloaded, *around, *held), kind=module.kind)
     for child in module.children:
         yield from _without_gradients(child, before=before, path=_join(path, module), held=held, around=around)
 
@@ -197,19 +194,24 @@ def _left_behind(module: Module, *, before: int, path: str, around: tuple[Tensor
     left.bytes -= shared
     for point, past in _past_branch(branch, _points_of_backward(module, before=before, path=path, around=around, left=left)):
         yield replace(point, saved=point.saved + shared, left=point.left + shared) if past else point
-    gradient = size(module.outlives)
+    gradient = total_bytes(module.outlives)
     left.of_layer = gradient + sum(tensor.bytes for tensor in module.saved if tensor.lingers)
-    left.received = 0 if not branch or any(tensor.lingers for tensor in module.saved) else size(module.saved)
+    left.received = 0 if not branch or any(tensor.lingers for tensor in module.saved) else total_bytes(module.saved)
     left.bytes += shared + left.of_layer
     left.last = gradient if branch else 0
 
 
 def _points_of_backward(module: Module, *, before: int, path: str, around: tuple[Tensor, ...], left: Outliving) -> Iterator[Point]:
-    here = before + size(module.saved)
+    here = before + total_bytes(module.saved)
     around = (*around, *module.backward_workspace) if module.children else around
     if not module.children:
         yield Point(
-            "backward", _join(path, module), here + left.bytes, (*module.offloaded, *module.backward_workspace, *around), left.bytes
+            "backward",
+            _join(path, module),
+            here + left.bytes,
+            (*module.offloaded, *module.backward_workspace, *around),
+            left.bytes,
+            kind=module.kind,
         )
         return
     starts = []
@@ -217,7 +219,15 @@ def _points_of_backward(module: Module, *, before: int, path: str, around: tuple
         starts.append(here)
         if module.recomputed:
             for point in forward_points(child, before=here, path=_join(path, module), held=[]):
-                yield Point("backward", point.path, point.saved + left.bytes, (*point.transient, *around), left.bytes, rerun=True)
+                yield Point(
+                    "backward",
+                    point.path,
+                    point.saved + left.bytes,
+                    (*point.transient, *around),
+                    left.bytes,
+                    rerun=True,
+                    kind=point.kind,
+                )
         here += child.retained_bytes
     for child, start in zip(reversed(module.children), reversed(starts), strict=True):
         yield from backward_points(child, before=start, path=_join(path, module), around=around, left=left)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from analyzer.modules.shapes import Shapes
+from analyzer.layout.stages import Chunk
+from analyzer.modules.shapes import shapes_of
 from analyzer.modules.tree import Tensor
-from analyzer.results import Chunk
 from analyzer.schedule.pipeline import Step
 from analyzer.specs import TrainingJob
 
@@ -73,7 +73,7 @@ def lingering(job: TrainingJob, *, pipeline_rank: int) -> Lingering:
     output, and through its graph the input that it was made from.
     """
     parallel = job.parallel
-    shapes = Shapes(job)
+    shapes = shapes_of(job)
     if parallel.virtual_pipeline is not None:
         return _interleaved(job)
     first = pipeline_rank == 0
@@ -85,7 +85,7 @@ def lingering(job: TrainingJob, *, pipeline_rank: int) -> Lingering:
 
 def received_gradient(job: TrainingJob) -> Tensor:
     """[s, b, h]: what the next stage sent back, which the frame of the schedule names throughout the backward."""
-    return Shapes(job).hidden("gradient received from the next stage")
+    return shapes_of(job).hidden("gradient received from the next stage")
 
 
 def _interleaved(job: TrainingJob) -> Lingering:
@@ -96,7 +96,7 @@ def _interleaved(job: TrainingJob) -> Lingering:
     before the next forward. `input_tensor_grad` names the gradient
     that was sent last, and where messages overlap `input_tensor` the last input of the warm-up until the iteration ends.
     """
-    shapes = Shapes(job)
+    shapes = shapes_of(job)
     sent = (shapes.hidden("gradient sent to the previous stage"),)
     ahead = (shapes.hidden("gradient received ahead"),)
     output = (shapes.hidden("output of the forward before"),)
@@ -114,6 +114,6 @@ def _interleaved(job: TrainingJob) -> Lingering:
 
 def kept_inputs(job: TrainingJob, chunks: Sequence[Chunk]) -> tuple[tuple[Tensor, ...], ...]:
     """The last input of each chunk that receives one, and its gradient, until its next forward."""
-    shapes = Shapes(job)
+    shapes = shapes_of(job)
     both = (shapes.hidden("last input of an idle chunk"), shapes.hidden("its gradient"))
     return tuple(() if chunk.pre_process else both for chunk in chunks)

@@ -11,24 +11,31 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from analyzer.layout.stages import chunks
+from analyzer.buffers.of_stage import stage_buffers
 from analyzer.memory.allocator.replay import is_replayed, refined
 from analyzer.memory.device_overhead import SEGMENT, device_range, outside_allocator_bytes, reserved_bytes
 from analyzer.memory.iteration import Peak, Surroundings, fullest_instant, order_of
-from analyzer.memory.passes import ChunkTimeline, Point, size, timeline, with_received_gradient
+from analyzer.memory.passes import ChunkTimeline, Point, timeline, with_received_gradient
 from analyzer.memory.pipeline_tensors import Stages, kept_inputs, lingering, received_gradient
-from analyzer.memory.workspaces import RuntimeItem, runtime_items
-from analyzer.modules.models.gpt import ChunkKind, build, kind_of, parameters
-from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import Module, Tensor
-from analyzer.results import Chunk, MemoryPart, RankClass, RankMemory, StageModel
+from analyzer.memory.workspaces import Workspace, workspaces
+from analyzer.modules.stage import StageModel
+from analyzer.modules.tree import Module, Tensor, parameters, total_bytes
+from analyzer.passes.stages import stage_models
+from analyzer.results import MemoryPart, RankClass, RankMemory
 from analyzer.schedule.pipeline import Step
 from analyzer.specs import TrainingJob
-from analyzer.states.of_rank import States, shares
+from analyzer.states.of_rank import states_by_ranks
+from analyzer.states.record import StartPeak, States
 from analyzer.units import round_up
 
 if TYPE_CHECKING:
     from analyzer.memory.cuda_graphs import Graphed
+
+_START_REST = {
+    StartPeak.SHARDING: "model before it is sharded",
+    StartPeak.OPTIMIZER: "fp32 weights of the whole model before they are sharded",
+}
+"""What the peak before the first iteration contains beside the states."""
 
 
 def rank_classes(job: TrainingJob) -> tuple[RankClass, ...]:
@@ -60,36 +67,20 @@ def _timeline(job: TrainingJob, tree: Module) -> ChunkTimeline:
     """Both passes of a chunk, with what is unsharded for them."""
     if job.fsdp is None:
         return timeline(tree)
-    from analyzer.states.fsdp import fsdp_timeline  # a millisecond that most launches need not spend
+    from analyzer.passes.fsdp import fsdp_trees
 
-    return fsdp_timeline(job, tree)
-
-
-def stage_models(job: TrainingJob) -> tuple[StageModel, ...]:
-    """Chunks and trees of each pipeline rank. Chunks that are alike share one tree."""
-    shapes = Shapes(job)
-    trees: dict[ChunkKind, Module] = {}
-
-    def tree(chunk: Chunk) -> Module:
-        kind = kind_of(job, chunk)
-        if kind not in trees:
-            trees[kind] = build(shapes, kind)
-        return trees[kind]
-
-    return tuple(
-        StageModel(pipeline_rank=rank, chunks=held, trees=tuple(tree(chunk) for chunk in held))
-        for rank, held in enumerate(chunks(job.model.num_layers, job.parallel, mtp_layers=job.model.mtp_num_layers))
-    )
+    sharded, first = fsdp_trees(job, tree)
+    return timeline(sharded, first=first)
 
 
 def _stage_classes(job: TrainingJob, stage: StageModel, timelines: Sequence[ChunkTimeline]) -> Iterator[RankClass]:
     """The ranks of one pipeline stage: all of them alike, unless they hold unlike states."""
     stuck = sum(tree.lingering_once for tree in stage.trees)
-    items = runtime_items(job, stage.trees)
+    items = workspaces(job, stage.trees)
     inputs = kept_inputs(job, stage.chunks)
     stages = Stages(stage.chunks)
     idle = inputs if job.parallel.virtual_pipeline is not None else ((),) * len(inputs)
-    kept = sum(size(each) for each in inputs) + sum(tree.lingering_bytes for tree in stage.trees)
+    kept = sum(total_bytes(each) for each in inputs) + sum(tree.lingering_bytes for tree in stage.trees)
     beside = lingering(job, pipeline_rank=stage.pipeline_rank)
     counts = (job.batch.first_microbatches, job.batch.microbatches)
     orders = (order_of(job, stage, counts[0]), order_of(job, stage, counts[1]))
@@ -100,7 +91,7 @@ def _stage_classes(job: TrainingJob, stage: StageModel, timelines: Sequence[Chun
     held_parameters = [parameter for tree in stage.trees for parameter in parameters(tree)]
     numel = sum(parameter.numel for parameter in held_parameters)
     routed = sum(parameter.numel for parameter in held_parameters if parameter.sharding == "expert")
-    for ranks, held in shares(job, stage):
+    for ranks, held in states_by_ranks(job, stage, stage_buffers(job, stage)):
         run = _Run(
             first=replace(first, bytes=first.bytes + held.before_first_step + stuck),
             later=replace(later, bytes=later.bytes + held.steady + stuck),
@@ -128,7 +119,7 @@ class _Run:
 
     first: Peak
     later: Peak
-    items: tuple[RuntimeItem, ...]
+    items: tuple[Workspace, ...]
     graphs: Graphed | None = None
 
 
@@ -136,9 +127,9 @@ def _first_keeps(job: TrainingJob, stage: StageModel) -> int:
     """Bytes of the microbatch whose backward comes first that are not offloaded."""
     if job.activation_offload is None:
         return 0
-    from analyzer.passes.activation_offload import stays_of_first  # a millisecond that most launches need not spend
+    from analyzer.passes.activation_offload import offloaded_bytes_of_last_layer
 
-    return stays_of_first(stage.trees[-1])
+    return offloaded_bytes_of_last_layer(stage.trees[-1])
 
 
 def _pairs(job: TrainingJob, stage: StageModel, order: Sequence[Step]) -> dict[tuple[int, int], Point]:
@@ -201,7 +192,7 @@ def _fullest(held: States, *, allocated: int, first: Peak, later: Peak) -> Peak:
     """The fullest instant of the whole run: of a steady iteration where that is as full as any other."""
     copies = (Tensor(name="fp32 gradients", shape=(held.gradient_copies // 4,), dtype="fp32"),) if held.gradient_copies else ()
     stepping = Peak(
-        bytes=allocated + size(held.step_workspace),
+        bytes=allocated + total_bytes(held.step_workspace),
         runtime=0,
         activations=0,
         transient=(*copies, *held.step_workspace),
@@ -209,7 +200,7 @@ def _fullest(held: States, *, allocated: int, first: Peak, later: Peak) -> Peak:
         where="optimizer step",
         rest="kept between iterations",
     )
-    sharding = replace(stepping, bytes=held.at_start, transient=(), where=held.at_start_where, rest=held.at_start_rest)
+    sharding = replace(stepping, bytes=held.at_start, transient=(), where=held.start_peak.value, rest=_START_REST[held.start_peak])
     beginning = replace(first, where=f"first iteration, {first.where}", rest="not made yet in the first iteration")
     return max(later, stepping, beginning, sharding, key=lambda peak: peak.bytes)
 

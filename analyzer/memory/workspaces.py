@@ -1,4 +1,4 @@
-"""Memory that libraries keep beside the model: workspaces and caches, and when each first appears.
+"""Workspaces and caches: memory that libraries keep beside the model, and when each is first allocated.
 
 Sources: PyTorch aten/src/ATen/cuda/CublasHandlePool.cpp (getChosenWorkspaceSize); transformer_engine/pytorch/
 cpp_extensions/gemm.py get_cublas_workspace_size_bytes and module/base.py get_dummy_wgrad (TE 2.11);
@@ -10,37 +10,36 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Final, Literal
 
-from analyzer.memory.passes import Pass
-from analyzer.modules.shapes import Shapes
+from analyzer.modules.attention.core_attention import causal_mask, softmax_is_fused
+from analyzer.modules.kinds import LATENT_PROJECTIONS, LINEAR, ModuleKind
+from analyzer.modules.shapes import Shapes, shapes_of
 from analyzer.modules.tree import Module
 from analyzer.specs import TrainingJob
 from analyzer.units import BLOCK, KIB, MIB, dtype_bytes, round_up
 
-GROUPED_GEMM_STREAMS = 4
-"""Streams over which Transformer Engine spreads a grouped GEMM, each with a workspace (nvte_get_num_compute_streams)."""
-ROTARY_TABLES = 32
-"""Tables that the cache of `YarnRotaryEmbedding.forward` holds; with latent attention every layer has one of its own."""
-YARN_POSITIONS = 4096
+GROUPED_GEMM_STREAMS: Final = 4
+"""Streams over which Transformer Engine distributes a grouped GEMM, each with a workspace (nvte_get_num_compute_streams)."""
+ROTARY_TABLES: Final = 32
+"""Entries of the cache of `YarnRotaryEmbedding.forward`; with multi-latent attention every layer has an entry of its own."""
+YARN_POSITIONS: Final = 4096
 """`MLATransformerConfig.original_max_position_embeddings`, which no option of the training script changes."""
-LATENT = ("linear_q_proj", "linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj", "linear_kv_up_proj")
-LINEAR = ("linear_qkv", *LATENT, "linear_proj", "linear_fc1", "linear_fc2", "eh_proj")
-REPLACED = ("self_attention", "mlp")
-"""Branches that may be one linear layer themselves, with a weight of their own (`BlockSpec`)."""
+FROM_START: Final[frozenset[ModuleKind]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class RuntimeItem:
-    """Bytes that stay once a module of one of these names has first run in this pass; without names, from the start."""
+class Workspace:
+    """Bytes that stay allocated once a module of one of these kinds has run in this pass; without kinds, from the start."""
 
     name: str
     bytes: int
-    modules: tuple[str, ...]
-    phase: Pass
+    kinds: frozenset[ModuleKind]
+    phase: Literal["forward", "backward"]
 
 
 def capability(job: TrainingJob) -> tuple[int, int]:
-    """Compute capability of the target GPU; Hopper's where it is not known."""
+    """Compute capability of the target GPU; that of Hopper if no GPU is given."""
     return job.hardware.compute_capability or (9, 0)
 
 
@@ -62,128 +61,195 @@ def te_workspace_bytes(job: TrainingJob) -> int:
     return 32 * MIB + KIB if capability(job)[0] >= 9 else 4 * MIB
 
 
-def runtime_items(job: TrainingJob, trees: Sequence[Module]) -> tuple[RuntimeItem, ...]:
-    """Everything that the libraries keep on a rank which holds these chunks."""
-    return tuple(item for item in _items(job, trees) if item.bytes)
+def workspaces(job: TrainingJob, trees: Sequence[Module]) -> tuple[Workspace, ...]:
+    """Every workspace and cache on a rank that holds these chunks."""
+    context = _Context(job, shapes_of(job), trees, frozenset().union(*(tree.derived(_kinds) for tree in trees)))
+    parts = (
+        _gemm_workspaces(context),
+        _global_buffer(context),
+        _optimizer_leftovers(context),
+        _fsdp_double_buffers(context),
+        _dummy_weight_gradients(context),
+        _fp8_copies(context),
+        _rotary_tables(context),
+        _tables_of_latent_attention(context),
+    )
+    return tuple(each for part in parts for each in part if each.bytes)
 
 
-def _items(job: TrainingJob, trees: Sequence[Module]) -> Iterator[RuntimeItem]:
-    shapes = Shapes(job)
-    names = {module.name for tree in trees for _, module in tree.walk()}
-    te = job.model.implementation == "transformer_engine"
-    if te and names.intersection(LINEAR):
-        yield RuntimeItem("Transformer Engine GEMM workspace", round_up(te_workspace_bytes(job), BLOCK), LINEAR, "forward")
+@dataclass(frozen=True)
+class _Context:
+    """A rank whose workspaces are listed."""
+
+    job: TrainingJob
+    shapes: Shapes
+    trees: Sequence[Module]
+    kinds: frozenset[ModuleKind]
+    """Kinds of all modules in the trees."""
+
+    @property
+    def te(self) -> bool:
+        return self.job.model.implementation == "transformer_engine"
+
+    @property
+    def unfused(self) -> bool:
+        return self.job.model.attention_backend == "unfused"
+
+
+def _kinds(tree: Module) -> frozenset[ModuleKind]:
+    return frozenset({tree.kind}).union(*(child.derived(_kinds) for child in tree.children))
+
+
+def _gemm_workspaces(context: _Context) -> Iterator[Workspace]:
+    """Of Transformer Engine, and of PyTorch's cuBLAS handles: a handle belongs to a thread, and autograd has its own."""
+    job, kinds = context.job, context.kinds
+    te_bytes = round_up(te_workspace_bytes(job), BLOCK)
+    if context.te and kinds & LINEAR:
+        yield Workspace("Transformer Engine GEMM workspace", te_bytes, LINEAR, "forward")
     moe = job.model.moe
-    if te and moe is not None and moe.grouped_gemm and "experts" in names:
-        bytes_each = round_up(te_workspace_bytes(job), BLOCK)
-        yield RuntimeItem("grouped GEMM workspaces of 4 streams", GROUPED_GEMM_STREAMS * bytes_each, LINEAR, "forward")
-    # Megatron's own layers multiply through PyTorch, whose cuBLAS handles belong to a thread: autograd has another
-    unfused = job.model.attention_backend == "unfused"
+    if context.te and moe is not None and moe.grouped_gemm and ModuleKind.EXPERTS in kinds:
+        yield Workspace("grouped GEMM workspaces of 4 streams", GROUPED_GEMM_STREAMS * te_bytes, LINEAR, "forward")
     # the router too: te_general_gemm of core's extensions finds no get_workspace in Transformer Engine 2.11
-    torch_products = ("output_layer", "router", *(() if te else LINEAR), *(("core_attention",) if unfused else ()))
-    if names.intersection(torch_products) or job.optimizer.muon is not None:  # Muon multiplies in every stage
-        yield RuntimeItem("cuBLAS workspace of the main thread", cublas_workspace_bytes(job), torch_products, "forward")
-    if names.intersection(torch_products):
-        yield RuntimeItem("cuBLAS workspace of the autograd thread", cublas_workspace_bytes(job), torch_products, "backward")
-    if te and unfused and job.model.mla is None and job.model.softmax_type == "vanilla":
-        from analyzer.modules.attention.core_attention import causal_mask, softmax_is_fused
+    in_torch = frozenset({ModuleKind.OUTPUT_LAYER, ModuleKind.ROUTER})
+    in_torch |= FROM_START if context.te else LINEAR
+    in_torch |= {ModuleKind.ATTENTION_KERNEL} if context.unfused else FROM_START
+    if kinds & in_torch or job.optimizer.muon is not None:  # Muon multiplies matrices on every stage
+        yield Workspace("cuBLAS workspace of the main thread", cublas_workspace_bytes(job), in_torch, "forward")
+    if kinds & in_torch:
+        yield Workspace("cuBLAS workspace of the autograd thread", cublas_workspace_bytes(job), in_torch, "backward")
+    model = job.model
+    plain = context.te and context.unfused and model.mla is None and model.softmax_type == "vanilla"
+    if plain and not softmax_is_fused(context.shapes):
+        mask = causal_mask(context.shapes).bytes
+        yield Workspace("Transformer Engine's causal mask", mask, frozenset({ModuleKind.ATTENTION_KERNEL}), "forward")
 
-        if not softmax_is_fused(shapes):
-            yield RuntimeItem("Transformer Engine's causal mask", causal_mask(shapes).bytes, ("core_attention",), "forward")
-    yield from _global_buffer(shapes, names)
-    if job.optimizer.offload is not None and not job.optimizer.offload.collected:
-        from analyzer.states.cpu_offload import whole_model_bytes  # a millisecond that most launches need not spend
 
-        yield RuntimeItem("fp32 weights that the optimizer was made of first", whole_model_bytes(job, trees), (), "forward")
-    if job.fsdp is not None and job.fsdp.double_buffer:
-        yield from _double_buffers(job, trees)
-    if job.flags.gradient_accumulation_fusion and job.model.implementation != "legacy":
-        yield from _dummy_weight_gradients(shapes, trees)
-    if job.precision.fp8 is not None:
-        from analyzer.states.fp8_weights import cast_bytes, scaling_bytes  # a millisecond that most launches need not spend
+def _global_buffer(context: _Context) -> Iterator[Workspace]:
+    """Megatron's scratch buffer "mpu", which grows to the largest request and stays."""
+    job, shapes, kinds = context.job, context.shapes, context.kinds
+    users: frozenset[ModuleKind] = FROM_START
+    scratch = 0
+    if shapes.sp:
+        gathering = {ModuleKind.OUTPUT_LAYER}
+        gathering |= set() if context.te else {ModuleKind.QKV, ModuleKind.FC1}
+        users = kinds & gathering
+        scratch = shapes.hidden("gathered input", gathered=True).bytes if users else 0
+    if job.model.implementation == "local" and context.unfused and ModuleKind.ATTENTION_KERNEL in kinds:
+        heads = job.model.num_attention_heads // shapes.t
+        scores = round_up(dtype_bytes(shapes.dtype, shapes.b * heads * shapes.s * job.batch.seq_length), BLOCK)
+        users, scratch = users | {ModuleKind.ATTENTION_KERNEL}, max(scratch, scores)
+    moe = job.model.moe
+    gathers = moe is not None and moe.dispatcher == "allgather" and job.parallel.expert * job.parallel.expert_tensor > 1
+    if gathers and ModuleKind.DISPATCH in kinds:
+        from analyzer.modules.moe.allgather import gathered_tokens
 
-        kind = "FP4" if job.precision.fp8.recipe == "nvfp4" else "FP8"
-        yield RuntimeItem(f"{kind} copies of weights", cast_bytes(job, trees), LINEAR, "forward")
-        yield RuntimeItem("FP8 scaling factors", scaling_bytes(job, trees), LINEAR, "forward")
-    if job.model.position_embedding == "rope" and "linear_qkv" in names:
+        users, scratch = users | {ModuleKind.DISPATCH}, max(scratch, gathered_tokens(shapes).bytes)
+    if scratch:
+        yield Workspace("Megatron's global memory buffer", scratch, users, "forward")
+
+
+def _optimizer_leftovers(context: _Context) -> Iterator[Workspace]:
+    offload = context.job.optimizer.offload
+    if offload is not None and not offload.collected:
+        from analyzer.states.cpu_offload import whole_model_bytes
+
+        held = whole_model_bytes(context.job, context.trees)
+        yield Workspace("fp32 weights that the optimizer was first created with", held, FROM_START, "forward")
+
+
+def _fsdp_double_buffers(context: _Context) -> Iterator[Workspace]:
+    """Two persistent buffers each for the parameters and for the gradients of a layer (`FixedPoolAllocator`)."""
+    if context.job.fsdp is None or not context.job.fsdp.double_buffer:
+        return
+    from analyzer.buffers.fsdp_gathering import pool_bytes
+
+    gathered, reduced = map(max, zip(*(pool_bytes(context.job, tree) for tree in context.trees), strict=True))
+    yield Workspace("double buffer of gathered parameters", gathered, LINEAR, "forward")
+    yield Workspace("double buffer of unsharded gradients", reduced, LINEAR, "backward")
+
+
+def _dummy_weight_gradients(context: _Context) -> Iterator[Workspace]:
+    """Fused accumulation returns an empty gradient to autograd: one for each distinct shape, cached by Transformer Engine.
+
+    Megatron's own layers use the same cache (core/tensor_parallel/layers.py, 0.16.1).
+    """
+    shapes = context.shapes
+    if not shapes.inputs.gradient_accumulation_fusion or context.job.model.implementation == "legacy":
+        return
+    weights: dict[tuple[tuple[int, ...], str], ModuleKind] = {}
+    for tree in context.trees:
+        for module in tree.derived(_modules_with_fused_gradients):
+            if module.kind is ModuleKind.OUTPUT_LAYER:  # its weight may be that of the word embedding
+                rows = shapes.model.padded_vocab_size // shapes.t
+                weights.setdefault(((rows, shapes.model.hidden_size), shapes.dtype), module.kind)
+                continue
+            for parameter in module.parameters:
+                if parameter.name == "weight":  # of experts, one each: the last two dimensions
+                    weights.setdefault((parameter.shape[-2:], parameter.dtype), module.kind)
+    for (shape, dtype), kind in weights.items():
+        size = round_up(dtype_bytes(dtype, prod(shape)), BLOCK)
+        yield Workspace(f"dummy weight gradient {list(shape)}", size, frozenset({kind}), "backward")
+
+
+def _modules_with_fused_gradients(tree: Module) -> tuple[Module, ...]:
+    """The first module of each kind and weight shape whose weight gradient can be accumulated by the GEMM, in order."""
+    found: dict[int, Module] = {}
+    if tree.kind in LINEAR or tree.kind in (ModuleKind.OUTPUT_LAYER, ModuleKind.REPLACED_BRANCH):
+        found[id(tree)] = tree
+    for child in tree.children:
+        found.update((id(module), module) for module in child.derived(_modules_with_fused_gradients))
+    return tuple(found.values())
+
+
+def _fp8_copies(context: _Context) -> Iterator[Workspace]:
+    job = context.job
+    if job.precision.fp8 is None:
+        return
+    from analyzer.states.fp8_weights import cast_bytes, scaling_bytes
+
+    kind = "FP4" if job.precision.fp8.recipe == "nvfp4" else "FP8"
+    yield Workspace(f"{kind} copies of weights", cast_bytes(job, context.trees), LINEAR, "forward")
+    yield Workspace("FP8 scaling factors", scaling_bytes(job, context.trees), LINEAR, "forward")
+
+
+def _rotary_tables(context: _Context) -> Iterator[Workspace]:
+    """Every chunk has its own."""
+    job, shapes = context.job, context.shapes
+    if ModuleKind.QKV not in context.kinds:
+        return
+    users = frozenset({ModuleKind.QKV})
+    if job.model.position_embedding == "rope":
         width = int(job.model.kv_channels * job.model.rotary_percent)
         table = round_up(4 * shapes.s * width, BLOCK)  # the positions of this context-parallel rank
-        yield RuntimeItem("rotary position table", table * len(trees), ("linear_qkv",), "forward")  # every chunk has its own
+        yield Workspace("rotary position table", table * len(context.trees), users, "forward")
     yarn = job.model.yarn_positions
-    if yarn is not None and job.model.mla is None and "linear_qkv" in names:  # buffers, cast with the weights
+    if yarn is not None and job.model.mla is None:  # buffers, cast with the weights
         each = round_up(dtype_bytes(shapes.dtype, yarn * job.model.kv_channels), BLOCK)
-        yield RuntimeItem("cosines and sines of YaRN", 2 * each * len(trees), ("linear_qkv",), "forward")
-    yield from _tables_of_latent_attention(shapes, trees)
+        yield Workspace("cosines and sines of YaRN", 2 * each * len(context.trees), users, "forward")
 
 
-def _tables_of_latent_attention(shapes: Shapes, trees: Sequence[Module]) -> Iterator[RuntimeItem]:
-    """Each layer has positions of its own: angles in a cache, and with YaRN cosines and sines as buffers of its module.
+def _tables_of_latent_attention(context: _Context) -> Iterator[Workspace]:
+    """Each layer has its own positions: angles in a cache, and with YaRN cosines and sines as buffers of its module.
 
-    The buffers are made for YARN_POSITIONS and cast with the weights; the fused rotation makes them anew for its sequence.
+    The buffers are created for YARN_POSITIONS and cast with the weights; the fused rotation replaces them for its sequence.
     """
-    job, mla = shapes.job, shapes.model.mla
+    job, shapes, mla = context.job, context.shapes, context.job.model.mla
     if mla is None:
         return
-    layers = sum(module.name == "linear_kv_up_proj" for tree in trees for _, module in tree.walk())
+    layers = sum(tree.derived(_latent_layers) for tree in context.trees)
     width = mla.qk_pos_emb_head_dim
     table = round_up(4 * shapes.s * width, BLOCK)
-    yield RuntimeItem("rotary position tables of the layers", min(layers, ROTARY_TABLES) * table, ("linear_kv_up_proj",), "forward")
+    cached = min(layers, ROTARY_TABLES)
+    yield Workspace("rotary position tables of the layers", cached * table, frozenset({ModuleKind.KV_UP}), "forward")
     if mla.yarn:
         positions = shapes.s if job.model.rope_fusion else YARN_POSITIONS // job.parallel.context
         each = round_up(dtype_bytes(shapes.dtype, positions * width), BLOCK)
-        yield RuntimeItem("cosines and sines of YaRN", layers * 2 * each, LATENT, "forward")
+        yield Workspace("cosines and sines of YaRN", layers * 2 * each, LATENT_PROJECTIONS, "forward")
     if mla.first_angles_stay:
         each = round_up(4 * (YARN_POSITIONS // job.parallel.context) * width, BLOCK)
-        yield RuntimeItem("angles of these", min(layers, ROTARY_TABLES) * each, LATENT, "forward")
+        yield Workspace("RoPE frequency cache", cached * each, LATENT_PROJECTIONS, "forward")
 
 
-def _global_buffer(shapes: Shapes, names: set[str]) -> Iterator[RuntimeItem]:
-    """Megatron's scratch buffer "mpu", which grows to the largest request and stays."""
-    job = shapes.job
-    te = job.model.implementation == "transformer_engine"
-    gather: tuple[str, ...] = ()
-    scratch = 0
-    if shapes.sp:
-        gather = tuple(sorted(names.intersection(("output_layer",) if te else ("output_layer", "linear_qkv", "linear_fc1"))))
-        scratch = shapes.hidden("gathered input", gathered=True).bytes if gather else 0
-    if job.model.implementation == "local" and job.model.attention_backend == "unfused" and "core_attention" in names:
-        heads = job.model.num_attention_heads // shapes.t
-        scores = round_up(dtype_bytes(shapes.dtype, shapes.b * heads * shapes.s * job.batch.seq_length), BLOCK)
-        gather, scratch = (*gather, "core_attention"), max(scratch, scores)
-    moe = job.model.moe
-    if moe is not None and moe.dispatcher == "allgather" and "dispatch" in names:
-        from analyzer.modules.moe.allgather import gathered_tokens  # a millisecond that most launches need not spend
-
-        if job.parallel.expert * job.parallel.expert_tensor > 1:
-            gather, scratch = (*gather, "dispatch"), max(scratch, gathered_tokens(shapes).bytes)
-    if scratch:
-        yield RuntimeItem("Megatron's global memory buffer", scratch, gather, "forward")
-
-
-def _double_buffers(job: TrainingJob, trees: Sequence[Module]) -> Iterator[RuntimeItem]:
-    """Two persistent buffers each for the parameters and for the gradients of a layer (`FixedPoolAllocator`)."""
-    from analyzer.passes.fsdp_gathering import pool_bytes  # a millisecond that most launches need not spend
-
-    gathered, reduced = map(max, zip(*(pool_bytes(job, tree) for tree in trees), strict=True))
-    yield RuntimeItem("double buffer of gathered parameters", gathered, LINEAR, "forward")
-    yield RuntimeItem("double buffer of unsharded gradients", reduced, LINEAR, "backward")
-
-
-def _dummy_weight_gradients(shapes: Shapes, trees: Sequence[Module]) -> Iterator[RuntimeItem]:
-    """Fused accumulation hands autograd an empty gradient: one for each distinct shape, kept by Transformer Engine.
-
-    Megatron's own layers take theirs from the same cache (core/tensor_parallel/layers.py, 0.16.1).
-    """
-    weights: dict[tuple[tuple[int, ...], str], str] = {}
-    for tree in trees:
-        for _, module in tree.walk():
-            if module.name == "output_layer":  # its weight may be the word embedding's
-                rows = shapes.model.padded_vocab_size // shapes.t
-                weights.setdefault(((rows, shapes.model.hidden_size), shapes.dtype), module.name)
-            elif module.name in (*LINEAR, *REPLACED):
-                for parameter in module.parameters:
-                    if parameter.name == "weight":  # of experts, one each: the last two dimensions
-                        weights.setdefault((parameter.shape[-2:], parameter.dtype), module.name)
-    for (shape, dtype), name in weights.items():
-        size = round_up(dtype_bytes(dtype, prod(shape)), BLOCK)
-        yield RuntimeItem(f"dummy weight gradient {list(shape)}", size, (name,), "backward")
+def _latent_layers(tree: Module) -> int:
+    """Layers with multi-latent attention."""
+    return (tree.kind is ModuleKind.KV_UP) + sum(child.derived(_latent_layers) for child in tree.children)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Tensor
 
@@ -11,12 +12,13 @@ def dropout_mask(shapes: Shapes, name: str = "dropout mask") -> tuple[Tensor, ..
     return (shapes.hidden(name, dtype="bool"),) if shapes.model.hidden_dropout > 0 else ()
 
 
-def bias_dropout_add(shapes: Shapes, name: str) -> Module:
+def bias_dropout_add(shapes: Shapes, name: str, kind: ModuleKind) -> Module:
     """residual + dropout(x + bias). Keeps the mask; its output is kept by the norm that follows."""
     x = shapes.hidden("x")
     unfused = () if shapes.model.bias_dropout_fusion or shapes.model.hidden_dropout == 0 else (shapes.hidden("dropout output"),)
     return Module(
         name=name,
+        kind=kind,
         function=True,
         saved=dropout_mask(shapes),
         forward_workspace=(x, *unfused, shapes.hidden("output", dtype=shapes.residual_dtype)),

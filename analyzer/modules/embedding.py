@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from analyzer.modules.dropout import dropout_mask
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import MODEL_PATH, Collective, Module, Parameter, Tensor
 
@@ -37,7 +38,7 @@ def embedding(shapes: Shapes) -> Module:
     """Token ids [b, s] → [s, b, h]. The result is kept by the first layer."""
     model = shapes.model
     h = model.hidden_size
-    copied = (model.tied_embeddings or model.mtp_num_layers > 0) and shapes.job.parallel.pipeline > 1
+    copied = (model.tied_embeddings or model.mtp_num_layers > 0) and shapes.split.pipelined
     masks = (
         (
             Tensor(name="mask of foreign tokens", shape=(shapes.b, shapes.s), dtype="bool", formula="s·b"),
@@ -49,6 +50,7 @@ def embedding(shapes: Shapes) -> Module:
     lookup = shapes.hidden("embedded tokens", gathered=True)
     words = Module(
         name="word_embeddings",
+        kind=ModuleKind.WORD_EMBEDDINGS,
         parameters=(vocabulary_weight(shapes, shared=copied),),
         saved=masks,
         forward_workspace=(lookup, shapes.hidden("output")),
@@ -70,6 +72,7 @@ def embedding(shapes: Shapes) -> Module:
         children.append(
             Module(
                 name="position_embeddings",
+                kind=ModuleKind.POSITION_EMBEDDINGS,
                 parameters=(Parameter(name="weight", shape=table, dtype=shapes.dtype),),
                 saved=(token_ids(shapes, "position ids"),),
                 forward_workspace=(lookup, shapes.hidden("embedded positions", gathered=True), shapes.hidden("sum", gathered=True)),
@@ -90,7 +93,13 @@ def embedding(shapes: Shapes) -> Module:
                 source="torch.nn.Dropout",
             )
         )
-    return Module(name="embedding", children=tuple(children), output_of=_last_maker(shapes), source="LanguageModelEmbedding")
+    return Module(
+        name="embedding",
+        kind=ModuleKind.EMBEDDING,
+        children=tuple(children),
+        output_of=_last_maker(shapes),
+        source="LanguageModelEmbedding",
+    )
 
 
 def _last_maker(shapes: Shapes) -> str:
@@ -109,8 +118,7 @@ def batch(shapes: Shapes, *, tokens: bool, labels: bool) -> Module:
     megatron/training/utils.py get_batch_on_this_tp_rank: int64 ids, fp32 loss mask, and the bool mask [b, 1, s, s] of the
     whole sequence unless `--no-create-attention-mask-in-dataloader`; of all of them a context-parallel rank keeps its rows.
     """
-    flags = shapes.job.flags
-    s = shapes.job.batch.seq_length
+    s = shapes.inputs.sequence_length
     ids = (shapes.b, shapes.s)
     learned = shapes.model.position_embedding == "learned_absolute"
     held = [
@@ -122,7 +130,7 @@ def batch(shapes: Shapes, *, tokens: bool, labels: bool) -> Module:
         *([Tensor(name="labels", shape=ids, dtype="int64"), Tensor(name="loss mask", shape=ids, dtype="fp32")] if labels else []),
     ]
     kept: tuple[Tensor, ...] = ()
-    if flags.attention_mask_in_dataloader:
+    if shapes.inputs.attention_mask_in_dataloader:
         mask = Tensor(name="attention mask", shape=(shapes.b, 1, shapes.s, s), dtype="bool", formula="b·s²", made_in=MODEL_PATH)
         if shapes.checkpoints_attention:
             kept = (mask,)
@@ -130,6 +138,7 @@ def batch(shapes: Shapes, *, tokens: bool, labels: bool) -> Module:
             held.append(mask)
     return Module(
         name="batch",
+        kind=ModuleKind.BATCH,
         function=True,
         saved=kept,
         forward_held=tuple(held),

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from analyzer.modules.embedding import vocabulary_weight
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import column_collectives
-from analyzer.modules.norm import FINAL, standalone_norm
+from analyzer.modules.norm import standalone_norm
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import MODEL_PATH, STREAM, Collective, Module, Tensor
 
@@ -35,6 +36,7 @@ def output_layer(shapes: Shapes, *, owns_weight: bool, shared: bool, input_share
     overwritten = model.cross_entropy == "te" or shapes.dtype == "fp32"  # then the loss keeps this very tensor
     return Module(
         name="output_layer",
+        kind=ModuleKind.OUTPUT_LAYER,
         parameters=(vocabulary_weight(shapes, shared=shared),) if owns_weight else (),
         saved=(shapes.hidden("input", made_in="decoder.final_layernorm", shares=input_shares),),
         forward_workspace=(made,) if overwritten else (),
@@ -55,8 +57,7 @@ def _weight_gradient(shapes: Shapes, rows: int) -> tuple[Tensor, ...]:
 
     With Transformer Engine installed 0.16.1 takes the empty one from its cache (`runtime`); the 2023 code made it anew.
     """
-    flags = shapes.job.flags
-    if flags.gradient_accumulation_fusion and shapes.model.implementation != "legacy":
+    if shapes.inputs.gradient_accumulation_fusion and shapes.model.implementation != "legacy":
         return ()
     return (Tensor(name="weight gradient", shape=(rows, shapes.model.hidden_size), dtype=shapes.dtype, formula="one weight"),)
 
@@ -100,9 +101,10 @@ def cross_entropy(shapes: Shapes) -> Module:
     # torch.compile turns the in-place steps of the jitted functions into new tensors: input and result live together
     compiled = (logits(shapes, "softmax before it is rewritten", "fp32"),) if shapes.model.cross_entropy == "native" else ()
     # in 2023 the maximum was subtracted into a new tensor while the caller held the fp32 copy
-    subtracted = (logits(shapes, "logits in fp32", "fp32"),) if shapes.job.megatron == "2023" else ()
+    subtracted = (logits(shapes, "logits in fp32", "fp32"),) if shapes.inputs.legacy else ()
     return Module(
         name="cross_entropy",
+        kind=ModuleKind.LOSS,
         function=True,
         saved=(softmax, *small, Tensor(name="loss", shape=tokens, dtype="fp32", formula="4·s·b")),
         forward_workspace=(
@@ -129,7 +131,7 @@ def head(shapes: Shapes, *, pre_process: bool, mtp_here: bool = False) -> tuple[
         output_layer(
             shapes,
             owns_weight=not (tied and pre_process),
-            shared=tied and shapes.job.parallel.pipeline > 1 and not mtp_here,
+            shared=tied and shapes.split.pipelined and not mtp_here,
             input_shares="hidden states of all depths" if model.mtp_num_layers else "",
         ),
         cross_entropy(shapes),
@@ -138,4 +140,4 @@ def head(shapes: Shapes, *, pre_process: bool, mtp_here: bool = False) -> tuple[
 
 def final_norm(shapes: Shapes) -> Module:
     """The norm at the end of the decoder; its output is what the output layer keeps."""
-    return standalone_norm(shapes, FINAL, input_made_in=STREAM)
+    return standalone_norm(shapes, "final_layernorm", ModuleKind.FINAL_NORM, input_made_in=STREAM)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.norm import norm_parameters, norm_statistics
 from analyzer.modules.quantized import (
     backward_input,
@@ -28,7 +29,7 @@ def weight_gradient(shapes: Shapes, shape: tuple[int, int]) -> tuple[Tensor, ...
     With `--no-gradient-accumulation-fusion` autograd makes a tensor of the weight's size, which the hook of
     DistributedDataParallel adds to main_grad and drops.
     """
-    if shapes.job.flags.gradient_accumulation_fusion:
+    if shapes.inputs.gradient_accumulation_fusion:
         return ()
     return (Tensor(name="weight gradient", shape=shape, dtype=shapes.dtype, formula="one weight"),)
 
@@ -64,6 +65,7 @@ def row_collectives(shapes: Shapes) -> tuple[Collective, ...]:
 def column_parallel(
     shapes: Shapes,
     name: str,
+    kind: ModuleKind,
     *,
     width: int,
     full_width: int,
@@ -99,6 +101,7 @@ def column_parallel(
     row = Parameter(name="bias", shape=(width,), dtype=shapes.dtype, sharding="tensor", full_shape=(full_width,))
     return Module(
         name=name,
+        kind=kind,
         parameters=(*norm, weight, *((row,) if bias else ())),
         saved=saved,
         forward_workspace=(
@@ -130,6 +133,7 @@ def gathered_linear(shapes: Shapes, name: str, *, input_made_in: str, input_shar
     linear = column_parallel(
         shapes,
         name,
+        ModuleKind.REPLACED_BRANCH,
         width=h // shapes.t,
         full_width=h,
         symbol="h/t",
@@ -151,6 +155,7 @@ def gathered_linear(shapes: Shapes, name: str, *, input_made_in: str, input_shar
 def row_parallel(
     shapes: Shapes,
     name: str,
+    kind: ModuleKind,
     *,
     width: int,
     full_width: int,
@@ -173,6 +178,7 @@ def row_parallel(
     biases = (Parameter(name="bias", shape=(h,), dtype=shapes.dtype, sequence_parallel=shapes.sp),) if bias else ()
     return Module(
         name=name,
+        kind=kind,
         parameters=(weight, *biases),
         saved=(read,) if original else kept_input(shapes, read),
         forward_workspace=(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import column_parallel, row_parallel
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import LAYER, Module, Tensor
@@ -34,6 +35,7 @@ def activation(shapes: Shapes, *, width: int, wide: int) -> Module:
     kept = shapes.wide("biased fc1 output" if biased else "fc1 output", wide, symbol, made_in="" if biased else "mlp.linear_fc1")
     return Module(
         name="activation_func",
+        kind=ModuleKind.ACTIVATION,
         function=True,
         saved=(kept, *gate),
         forward_workspace=(shapes.wide("output", width, "f/t"),),
@@ -57,6 +59,7 @@ def mlp(shapes: Shapes, *, fused_norm: bool, input_made_in: str = LAYER, input_s
         column_parallel(
             shapes,
             "linear_fc1",
+            ModuleKind.FC1,
             width=gates * width,
             full_width=gates * model.ffn_hidden_size,
             symbol="2·f/t" if model.gated else "f/t",
@@ -69,6 +72,7 @@ def mlp(shapes: Shapes, *, fused_norm: bool, input_made_in: str = LAYER, input_s
         row_parallel(
             shapes,
             "linear_fc2",
+            ModuleKind.FC2,
             width=width,
             full_width=model.ffn_hidden_size,
             symbol="f/t",
@@ -77,9 +81,10 @@ def mlp(shapes: Shapes, *, fused_norm: bool, input_made_in: str = LAYER, input_s
         ),
     )
     if not shapes.recomputes("mlp"):
-        return Module(name="mlp", children=children)
+        return Module(name="mlp", kind=ModuleKind.FEED_FORWARD, children=children)
     return Module(
         name="mlp",
+        kind=ModuleKind.FEED_FORWARD,
         saved=(shapes.hidden("mlp input", dtype=shapes.residual_dtype, made_in=LAYER if fused_norm else "pre_mlp_layernorm"),),
         backward_workspace=shapes.made_again,
         children=children,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Parameter, Tensor
-
-FINAL = "final_layernorm"
-"""The norm after the last layer, which selective recomputation leaves alone."""
 
 
 def norm_parameters(shapes: Shapes, width: int, *, prefix: str = "", always_summed: bool = False) -> tuple[Parameter, ...]:
@@ -38,7 +36,9 @@ def norm_statistics(shapes: Shapes, rows: int, symbol: str) -> tuple[Tensor, ...
     return (inverse,)
 
 
-def standalone_norm(shapes: Shapes, name: str, *, input_made_in: str, input_shares: str = "") -> Module:
+def standalone_norm(
+    shapes: Shapes, name: str, kind: ModuleKind = ModuleKind.OTHER, *, input_made_in: str, input_shares: str = ""
+) -> Module:
     """A norm of the residual stream in a module of its own. Its output is kept by the linear layer that follows.
 
     Source: core/transformer/transformer_layer.py input_layernorm, transformer_engine/pytorch/ops/basic/layer_norm.py.
@@ -47,9 +47,10 @@ def standalone_norm(shapes: Shapes, name: str, *, input_made_in: str, input_shar
     output = shapes.hidden("output")
     gradient = shapes.hidden("input gradient")
     statistics = norm_statistics(shapes, rows, "4·s·b/t" if shapes.sp else "4·s·b")
-    recomputed = name != FINAL and shapes.recomputes("layernorm")  # then its statistics are made again too
+    recomputed = kind is not ModuleKind.FINAL_NORM and shapes.recomputes("layernorm")  # then its statistics are made again too
     return Module(
         name=name,
+        kind=kind,
         parameters=norm_parameters(shapes, shapes.model.hidden_size),
         saved=(
             shapes.hidden("input", dtype=shapes.residual_dtype, shares=input_shares, made_in=input_made_in),

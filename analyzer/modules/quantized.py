@@ -19,7 +19,7 @@ from typing import Final, Literal
 
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Phase, Tensor
-from analyzer.specs import Fp8Recipe, TrainingJob
+from analyzer.specs import Fp8Recipe
 from analyzer.units import ceil_div, dtype_bytes, round_up
 
 Way = Literal["row", "column"]
@@ -42,16 +42,16 @@ class Split:
 _WHOLE: Final = Split()
 
 
-def reads_any_layout(job: TrainingJob) -> bool:
+def reads_any_layout(compute_capability: tuple[int, int] | None) -> bool:
     """Whether the GPU's FP8 products take rows and columns alike: Blackwell of data centres does. Hopper where no GPU is named."""
-    capability = job.hardware.compute_capability or _HOPPER
+    capability = compute_capability or _HOPPER
     return (10, 0) <= capability < (12, 0) or capability >= (13, 0)
 
 
 def copies(shapes: Shapes) -> int:
     """FP8 copies that give rows and columns."""
     assert shapes.fp8 is not None
-    return 1 if shapes.fp8.recipe in WHOLE_TENSOR and reads_any_layout(shapes.job) else 2
+    return 1 if shapes.fp8.recipe in WHOLE_TENSOR and reads_any_layout(shapes.inputs.compute_capability) else 2
 
 
 def keeps_original(shapes: Shapes) -> bool:

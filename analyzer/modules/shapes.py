@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from analyzer.modules.inputs import ModuleInputs, Split, module_inputs
 from analyzer.modules.tree import Collective, Phase, Tensor
 from analyzer.specs import Fp8Spec, ModelSpec, TrainingJob
 from analyzer.units import DTYPE_BYTES
@@ -16,39 +17,44 @@ from analyzer.units import DTYPE_BYTES
 
 @dataclass(frozen=True)
 class Shapes:
-    """Sizes of a launch as its modules see them. `t` is 1 and `sp` False for the model without parallelism."""
+    """Sizes as the modules of one rank see them. `t` is 1 and `sp` False for the model without parallelism."""
 
-    job: TrainingJob
+    inputs: ModuleInputs
 
     @property
     def model(self) -> ModelSpec:
-        """The model's own sizes."""
-        return self.job.model
+        """The sizes of the model."""
+        return self.inputs.model
+
+    @property
+    def split(self) -> Split:
+        """The sizes of every dimension of parallelism that splits modules."""
+        return self.inputs.split
 
     @cached_property
     def t(self) -> int:
         """Tensor-parallel size."""
-        return self.job.parallel.tensor
+        return self.split.tensor
 
     @cached_property
     def sp(self) -> bool:
-        """Whether activations between the parallel regions are split along the sequence."""
-        return self.job.parallel.sequence_parallel and self.t > 1
+        """Whether sequence parallelism splits the activations between tensor-parallel regions."""
+        return self.split.sequence_parallel
 
     @cached_property
     def s(self) -> int:
-        """Tokens of a sample on this rank, before sequence parallelism splits them further."""
-        return self.job.batch.seq_length // self.job.parallel.context
+        """Tokens of a sample on this rank, before sequence parallelism splits them."""
+        return self.inputs.sequence_length // self.split.context
 
     @cached_property
     def b(self) -> int:
         """Micro-batch size."""
-        return self.job.batch.micro_batch_size
+        return self.inputs.micro_batch_size
 
     @cached_property
     def dtype(self) -> str:
         """Element type of parameters and activations."""
-        return self.job.precision.parameters
+        return self.inputs.dtype
 
     @cached_property
     def residual_dtype(self) -> str:
@@ -57,26 +63,24 @@ class Shapes:
 
     @cached_property
     def fp8(self) -> Fp8Spec | None:
-        """How the linear layers multiply, None in 16 bit."""
-        return self.job.precision.fp8
+        """How the GEMMs of linear layers are quantized; None for 16 bit."""
+        return self.inputs.fp8
 
     @cached_property
     def in_16_bit(self) -> Shapes:
-        """The same without FP8: of what is outside Transformer Engine's linear layers, and of layers kept in 16 bit."""
-        if self.fp8 is None:
-            return self
-        return Shapes(replace(self.job, precision=replace(self.job.precision, fp8=None)))
+        """The same without FP8: for modules outside Transformer Engine's linear layers, and for layers that stay in 16 bit."""
+        return self if self.fp8 is None else Shapes(replace(self.inputs, fp8=None))
 
     @cached_property
     def windowed(self) -> Shapes:
-        """The same with the attention kernel of layers that see a window only."""
+        """The same with the attention kernel of layers with a sliding window."""
         if self.model.window_backend is None:
             return self
-        return Shapes(replace(self.job, model=replace(self.model, attention_backend=self.model.window_backend)))
+        return Shapes(replace(self.inputs, model=replace(self.model, attention_backend=self.model.window_backend)))
 
     def of_width(self, ffn_hidden_size: int) -> Shapes:
-        """The same with a feed-forward block of another width."""
-        return Shapes(replace(self.job, model=replace(self.model, ffn_hidden_size=ffn_hidden_size)))
+        """The same with an FFN of another width."""
+        return Shapes(replace(self.inputs, model=replace(self.model, ffn_hidden_size=ffn_hidden_size)))
 
     @cached_property
     def s_split(self) -> int:
@@ -86,49 +90,48 @@ class Shapes:
     @property
     def recompute_core_attention(self) -> bool:
         """Selective recompute of the attention kernel."""
-        recompute = self.job.recompute
-        return recompute.granularity == "selective" and "core_attn" in recompute.modules
+        return self.recomputes("core_attn")
 
     @property
     def checkpoints_attention(self) -> bool:
         """Whether a checkpoint gets the attention mask as an argument: full recompute of any layer, or of core attention."""
-        recompute = self.job.recompute
+        recompute = self.inputs.recompute
         if recompute.granularity == "full":
             return recompute.method == "uniform" or bool(recompute.num_layers)
         return self.recompute_core_attention
 
     def recomputes(self, module: str) -> bool:
-        """Whether `--recompute-modules` names this module and recompute is selective."""
-        return self.job.recompute.granularity == "selective" and module in self.job.recompute.modules
+        """Whether `--recompute-modules` lists this module and recompute is selective."""
+        return self.inputs.recompute.granularity == "selective" and module in self.inputs.recompute.modules
 
     @property
     def dropped_norm_output(self) -> tuple[Tensor, ...]:
-        """With `--recompute-modules layernorm`, the output of a norm of its own, until the block that reads it is over."""
+        """With `--recompute-modules layernorm`, the output of a standalone norm: freed when the block that reads it has run."""
         return (self.hidden("recomputed norm output"),) if self.recomputes("layernorm") else ()
 
     @property
     def norm_output_made_again(self) -> tuple[Tensor, ...]:
-        """The same in backward: as it is made, and copied into the storage that was emptied (`CheckpointWithoutOutput`)."""
+        """The same in backward: the recomputed tensor, and its copy in the storage that was freed (`CheckpointWithoutOutput`)."""
         return tuple(
             each for again in self.dropped_norm_output for each in (again, replace(again, name=f"copy of the {again.name}"))
         )
 
     @property
-    def keeper_of_mixture_input(self) -> str:
-        """What has the input of a mixture of experts already: a checkpoint, or nothing where the norm is computed again."""
+    def keeper_of_moe_input(self) -> str:
+        """The tensor that already stores the input of a MoE layer: a checkpoint input, or nothing if the norm is recomputed."""
         if self.recomputes("moe"):
-            return "mixture input"
+            return "MoE layer input"
         return "recomputed norm output" if self.recomputes("layernorm") else ""
 
     @property
     def branch_gradient(self) -> Tensor:
-        """[s, b, h]: of a branch's output, a tensor of its own where dropout stands between it and the residual stream."""
+        """[s, b, h]: gradient of a branch's output. Without dropout it shares storage with the residual gradient."""
         return self.hidden("output gradient", shares="" if self.model.hidden_dropout > 0 else "residual gradient")
 
     @property
     def made_again(self) -> tuple[Tensor, ...]:
-        """The output of what a checkpoint runs again, which its frame names while that goes backward (`CheckpointFunction`)."""
-        return (self.hidden("output made again", dtype=self.residual_dtype),)
+        """The recomputed output of a checkpoint: a local variable references it during the backward (`CheckpointFunction`)."""
+        return (self.hidden("recomputed output", dtype=self.residual_dtype),)
 
     def hidden(self, name: str, *, gathered: bool = False, dtype: str | None = None, shares: str = "", made_in: str = "") -> Tensor:
         """[s, b, h], or its shard [s/t, b, h] under sequence parallelism unless `gathered`."""
@@ -144,7 +147,7 @@ class Shapes:
         )
 
     def wide(self, name: str, width: int, symbol: str, *, dtype: str | None = None, shares: str = "", made_in: str = "") -> Tensor:
-        """[s, b, width]: an activation inside a parallel region, `width` already divided by t."""
+        """[s, b, width]: an activation inside a tensor-parallel region, `width` already divided by t."""
         kind = dtype or self.dtype
         return Tensor(
             name=name,
@@ -172,3 +175,8 @@ class Shapes:
                 phase=phase,
             ),
         )
+
+
+def shapes_of(job: TrainingJob) -> Shapes:
+    """The shapes of a job."""
+    return Shapes(module_inputs(job))

@@ -7,12 +7,13 @@ d elements of a head, f feed-forward width, V padded vocabulary, t tensor-parall
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Literal
+from typing import Literal, TypeVar
 
+from analyzer.modules.kinds import ModuleKind
 from analyzer.units import BLOCK, ceil_div, dtype_bytes, round_up
 
 Sharding = Literal["tensor", "replicated", "expert"]
@@ -21,6 +22,8 @@ Phase = Literal["forward", "backward", "recompute", "gradient", "parameter"]
 STREAM = "stream"
 LAYER = "."
 MODEL_PATH = "/"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,54 +108,57 @@ class Collective:
 
 @dataclass(frozen=True, kw_only=True)
 class Module:
-    """One node. Its own tensors come beside those of its children; nothing is counted twice."""
+    """One node of the tree. The tensors of a node do not include those of its children."""
 
     name: str
+    kind: ModuleKind = ModuleKind.OTHER
     parameters: tuple[Parameter, ...] = ()
     saved: tuple[Tensor, ...] = ()
-    """Kept from its forward until its backward."""
+    """Saved for backward: allocated from its forward until its backward."""
     offloaded: tuple[Tensor, ...] = ()
-    """Copied to the host once its forward is done, and back before its backward."""
+    """Saved for backward on the host: copied there after its forward, and back before its backward."""
     forward_workspace: tuple[Tensor, ...] = ()
-    """Alive together at the worst instant of its forward, beyond everything saved up to and including itself."""
+    """Temporary tensors at the peak of its forward, beside everything saved up to and including itself."""
     backward_workspace: tuple[Tensor, ...] = ()
-    """Alive together at the worst instant of its backward, beyond everything saved up to and including itself."""
+    """Temporary tensors at the peak of its backward, beside everything saved up to and including itself."""
     named: tuple[Tensor, ...] = ()
-    """Named by the module itself from its forward until its next one, and kept by nothing else: there is one set at any time."""
+    """Referenced by a module attribute from one forward to the next, not by autograd. One copy exists, however many
+    microbatches are in flight."""
     outlives: tuple[Tensor, ...] = ()
-    """Alive from its backward until its next forward, since a module inside names what leads back to it."""
+    """Still allocated after its backward, until its next forward: a submodule attribute holds a tensor whose autograd graph
+    references it."""
     forward_held: tuple[Tensor, ...] = ()
-    """Alive from its forward to the end of the forward of the chunk, and not in backward: the frame still names them."""
+    """Kept alive by a local variable of the calling function until the chunk's forward returns; freed before backward."""
     collectives: tuple[Collective, ...] = ()
     children: tuple[Module, ...] = ()
     """In order of execution. A node with children holds its workspace throughout all of them."""
     output_of: str = ""
-    """The child whose tensor it hands on as its own output; empty where it makes one."""
+    """The child whose tensor is returned as the output; empty if the module allocates its output."""
     function: bool = False
-    """A call inside its parent, not a module of Megatron's: what it allocates, the parent is seen to allocate."""
+    """A function call inside its parent, not a Megatron module: recorders attribute its allocations to the parent."""
     recomputed: bool = False
-    """The children's saved tensors are dropped after forward and made again in backward; `saved` holds what stays."""
+    """The children's saved tensors are freed after forward and computed again in backward; `saved` holds what stays."""
     source: str = ""
-    """The module of megatron-core or Transformer Engine whose behaviour this is."""
+    """The module of megatron-core or Transformer Engine that behaves so. For readers only."""
 
     @cached_property
     def retained_bytes(self) -> int:
-        """What stays from its forward until its backward, its children counted in."""
-        own = sum(tensor.bytes for tensor in self.saved)
+        """Bytes saved for backward by it and its children."""
+        own = total_bytes(self.saved)
         return own if self.recomputed else own + sum(child.retained_bytes for child in self.children)
 
     @cached_property
     def lingering_bytes(self) -> int:
-        """What the modules themselves name between iterations."""
+        """Bytes that module attributes reference between iterations, here and in its children."""
         own = (*self.named, *self.outlives, *(tensor for tensor in self.saved if tensor.lingers))
-        return sum(tensor.bytes for tensor in own) + sum(child.lingering_bytes for child in self.children)
+        return total_bytes(own) + sum(child.lingering_bytes for child in self.children)
 
     @cached_property
     def lingering_once(self) -> int:
-        """Of these, what nothing else keeps, or a checkpoint would drop: one set of it, whatever is in flight."""
+        """Of `lingering_bytes`, those that nothing else references, or that a checkpoint would free: one copy exists."""
         if self.recomputed:
-            return sum(tensor.bytes for tensor in self.named) + sum(child.lingering_bytes for child in self.children)
-        return sum(tensor.bytes for tensor in self.named) + sum(child.lingering_once for child in self.children)
+            return total_bytes(self.named) + sum(child.lingering_bytes for child in self.children)
+        return total_bytes(self.named) + sum(child.lingering_once for child in self.children)
 
     def walk(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """Every node with its dotted path, parents first."""
@@ -160,3 +166,27 @@ class Module:
         yield path, self
         for child in self.children:
             yield from child.walk(path)
+
+    def derived(self, function: Callable[[Module], T]) -> T:
+        """`function` of this module, computed once for each object. For functions whose result depends on the tree alone."""
+        cache: dict[object, object] = self.__dict__.setdefault("_derived", {})
+        if function not in cache:
+            cache[function] = function(self)
+        return cache[function]  # type: ignore[return-value]
+
+
+def total_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of tensors that are alive together."""
+    return sum(tensor.bytes for tensor in tensors)
+
+
+def largest(*groups: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Of groups of tensors that are never alive together, the one with most bytes."""
+    return max(groups, key=total_bytes)
+
+
+def parameters(tree: Module) -> Iterator[Parameter]:
+    """Every parameter of a tree, in the order of execution."""
+    yield from tree.parameters
+    for child in tree.children:
+        yield from parameters(child)

@@ -1,8 +1,8 @@
-"""Offloading of activations: which saved tensors of a transformer layer go to the host.
+"""Offloading of activations: which saved tensors of transformer layers lie on the host between forward and backward.
 
 A group of operations is offloaded as one: every large tensor that autograd saves inside it is copied to pinned host memory
-when the group's forward is done, its memory on the GPU is let go, and it is copied back before the group's backward.
-Transformer Engine offloads the first N of L layers as a whole, so that L - N of them are on the GPU at once.
+after the group's forward, freed on the GPU, and copied back before the group's backward. Transformer Engine offloads the
+first N of L layers as a whole, so that L - N of them are on the GPU at once.
 
 Sources: core/pipeline_parallel/fine_grained_activation_offload.py and the modules that open its groups (0.16.1),
 core/transformer/{transformer_layer,attention,multi_latent_attention}.py, core/transformer/moe/experts.py;
@@ -15,66 +15,64 @@ from dataclasses import replace
 from math import prod
 from typing import Final
 
-from analyzer.modules.attention.core_attention import ATTENTION
-from analyzer.modules.tree import Module
+from analyzer.modules.kinds import LATENT_PROJECTIONS, ModuleKind
+from analyzer.modules.tree import Module, total_bytes
 from analyzer.specs import ActivationOffloadSpec
 
-_PROJECTIONS: Final = (
-    "linear_qkv",
-    "qk_layernorm.q_layernorm",
-    "qk_layernorm.k_layernorm",
-    "linear_q_proj",
-    "linear_q_down_proj",
-    "linear_q_up_proj",
-    "linear_kv_down_proj",
-    "linear_kv_up_proj",
-)
-GROUPS: Final[dict[str, tuple[str, ...]]] = {
-    "attn_norm": ("input_layernorm",),
-    "qkv_linear": tuple(f"{ATTENTION}.{name}" for name in _PROJECTIONS),
-    "core_attn": (f"{ATTENTION}.core_attention",),
-    "attn_proj": (f"{ATTENTION}.linear_proj",),
-    "mlp_norm": ("pre_mlp_layernorm",),
-    "expert_fc1": ("mlp.experts.linear_fc1",),
-    "moe_act": ("mlp.experts.activation_func",),
+Place = tuple[ModuleKind, ModuleKind]
+"""The kinds of a parent and of its child."""
+
+GROUPS: Final[dict[str, frozenset[Place]]] = {
+    "attn_norm": frozenset({(ModuleKind.LAYER, ModuleKind.ATTENTION_NORM)}),
+    "qkv_linear": frozenset(
+        {
+            (ModuleKind.ATTENTION, ModuleKind.QKV),
+            (ModuleKind.QK_NORMS, ModuleKind.Q_NORM),
+            (ModuleKind.QK_NORMS, ModuleKind.K_NORM),
+            *((ModuleKind.ATTENTION, kind) for kind in LATENT_PROJECTIONS),
+        }
+    ),
+    "core_attn": frozenset({(ModuleKind.ATTENTION, ModuleKind.ATTENTION_KERNEL)}),
+    "attn_proj": frozenset({(ModuleKind.ATTENTION, ModuleKind.ATTENTION_OUTPUT)}),
+    "mlp_norm": frozenset({(ModuleKind.LAYER, ModuleKind.FEED_FORWARD_NORM)}),
+    "expert_fc1": frozenset({(ModuleKind.EXPERTS, ModuleKind.FC1)}),
+    "moe_act": frozenset({(ModuleKind.EXPERTS, ModuleKind.ACTIVATION)}),
 }
-"""By the name that `--offload-modules` takes: paths in a layer."""
+"""For each name of `--offload-modules`, where its modules are in a layer."""
 
 
-def offloaded(offload: ActivationOffloadSpec, layer: Module) -> Module:
-    """The layer with the large saved tensors of these groups on the host between its forward and its backward."""
-    paths = {path for name in offload.modules for path in GROUPS[name]}
-    return _offloaded(layer, "", paths, offload.min_elements)
+def with_offloaded_groups(offload: ActivationOffloadSpec, layer: Module) -> Module:
+    """The layer with the large saved tensors of the given groups on the host."""
+    places = frozenset(place for name in offload.modules for place in GROUPS[name])
+    return _with_offloaded(layer, places, offload.min_elements) if places else layer
 
 
-def offloaded_whole(layer: Module) -> Module:
-    """The layer with all that it saves on the host."""
-    children = tuple(offloaded_whole(child) for child in layer.children)
+def with_everything_offloaded(layer: Module) -> Module:
+    """The layer with all its saved tensors on the host."""
+    children = tuple(with_everything_offloaded(child) for child in layer.children)
     gone = tuple(tensor for tensor in layer.saved if tensor.bytes)
     return replace(layer, saved=tuple(tensor for tensor in layer.saved if not tensor.bytes), offloaded=gone, children=children)
 
 
-def _offloaded(module: Module, path: str, paths: set[str], least: int) -> Module:
-    children = tuple(_offloaded(child, f"{path}.{child.name}" if path else child.name, paths, least) for child in module.children)
-    if path not in paths:
-        return replace(module, children=children)
-    gone = tuple(tensor for tensor in module.saved if tensor.bytes and prod(tensor.shape) >= least)
-    return replace(module, saved=tuple(tensor for tensor in module.saved if tensor not in gone), offloaded=gone, children=children)
+def _with_offloaded(module: Module, places: frozenset[Place], least: int) -> Module:
+    children = []
+    for child in module.children:
+        changed = _with_offloaded(child, places, least)
+        if (module.kind, child.kind) in places:
+            gone = tuple(tensor for tensor in child.saved if tensor.bytes and prod(tensor.shape) >= least)
+            changed = replace(changed, saved=tuple(tensor for tensor in child.saved if tensor not in gone), offloaded=gone)
+        children.append(changed)
+    return replace(module, children=tuple(children))
 
 
-def stays_of_first(tree: Module) -> int:
-    """Bytes of the last layer's groups of a chunk: of the microbatch whose backward comes first they are not offloaded.
+def offloaded_bytes_of_last_layer(tree: Module) -> int:
+    """Bytes of the groups of a chunk's last layer: they are not offloaded for the microbatch whose backward comes first.
 
     From the second iteration on, when the groups are known (`PipelineOffloadManager.post_warmup_callback`).
     """
-    return max((_bytes(layer) for layer in _layers(tree)[-1:]), default=0)
+    layers = [module for _, module in tree.walk() if module.kind is ModuleKind.LAYER]
+    return _offloaded_bytes(layers[-1]) if layers else 0
 
 
-def _layers(tree: Module) -> list[Module]:
-    if any(child.name == ATTENTION for child in tree.children):
-        return [tree]
-    return [layer for child in tree.children for layer in _layers(child)]
-
-
-def _bytes(module: Module) -> int:
-    return sum(tensor.bytes for tensor in module.offloaded) + sum(_bytes(child) for child in module.children)
+def _offloaded_bytes(module: Module) -> int:
+    return total_bytes(module.offloaded) + sum(_offloaded_bytes(child) for child in module.children)

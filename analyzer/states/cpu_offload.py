@@ -11,15 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
+from analyzer.buffers.gradient_buffers import PARAMETER_ALIGNMENT, Buffer, parameters_by_buffer
+from analyzer.buffers.parameter_order import creation_order
+from analyzer.layout.data_parallel import ReductionGroup, reduction_size
+from analyzer.layout.groups import RankRanges
+from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module, Parameter
-from analyzer.results import RankRanges, StageModel
 from analyzer.specs import OffloadSpec, TrainingJob
-from analyzer.states.buffers import PARAMETER_ALIGNMENT, Buffer, creation_order, parameters_by_buffer, reduction_size, stage_buffers
-from analyzer.states.of_rank import States
+from analyzer.states.record import StartPeak, States
 from analyzer.states.replicas import alike_ranks
 from analyzer.units import BLOCK, round_up
+
+StageBuffers = Sequence[Sequence[Buffer]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +71,18 @@ def place(pieces: Sequence[Piece], fraction: float) -> Placed:
     return Placed(gpu=tuple(ordered[count:]), host=tuple(ordered[:count]))
 
 
-def offloaded_states(job: TrainingJob, stage: StageModel, *, parameters: int, gradients: int) -> States:
+def offloaded_states(job: TrainingJob, stage: StageModel, buffers: StageBuffers, *, parameters: int, gradients: int) -> States:
     """States of the rank that keeps most on its GPU."""
     unplaced = States(parameters=parameters, gradients=gradients, masters=0, moments=0, gradient_copies=0)
-    dense, experts = (max(placed, key=lambda each: each.kept) for placed in _placements(job, stage))
+    dense, experts = (max(placed, key=lambda each: each.kept) for placed in _placements(job, stage, buffers))
     return _with_kept(job, unplaced, (*dense.gpu, *experts.gpu), whole=whole_model_bytes(job, stage.trees))
 
 
-def states_of_ranks(job: TrainingJob, stage: StageModel, held: States) -> tuple[tuple[RankRanges, States], ...]:
+def states_of_ranks(
+    job: TrainingJob, stage: StageModel, held: States, buffers: StageBuffers
+) -> tuple[tuple[RankRanges, States], ...]:
     """Ranks of a stage that keep equal states on their GPUs, with those states."""
-    dense, experts = _placements(job, stage)
+    dense, experts = _placements(job, stage, buffers)
     whole = whole_model_bytes(job, stage.trees)
     return alike_ranks(
         job.parallel,
@@ -97,8 +103,7 @@ def _with_kept(job: TrainingJob, states: States, kept: Sequence[Piece], *, whole
         moments=sum(2 * size for size, _ in sizes),
         kept_copies=masters if job.precision.gradients != "fp32" else 0,
         at_start=states.parameters + states.gradients + whole + masters,
-        at_start_where="making of the optimizer",
-        at_start_rest="fp32 weights of the whole model before they are sharded",
+        start_peak=StartPeak.OPTIMIZER,
     )
 
 
@@ -132,14 +137,14 @@ class HostBytes:
     """Beside `pageable`, while the optimizer is made: fp32 weights of the whole model."""
 
 
-def host_bytes(job: TrainingJob, stage: StageModel) -> HostBytes:
+def host_bytes(job: TrainingJob, stage: StageModel, buffers: StageBuffers) -> HostBytes:
     """Of the rank that offloads most.
 
     PyTorch's allocator of pinned memory rounds to powers of two (`CachingHostAllocator`). Weights are pinned only where
     they are fp32 from the start: the fp32 copy of a pinned 16-bit one is not.
     """
     offload = offload_of(job)
-    placements = (max(placed, key=lambda each: each.gone) for placed in _placements(job, stage))
+    placements = (max(placed, key=lambda each: each.gone) for placed in _placements(job, stage, buffers))
     pieces = [piece for placed in placements for piece in placed.host]
     full = [4 * piece.numel for piece in pieces]
     pinned_weights = [4 * piece.numel for piece in pieces if piece.dtype == "fp32"]
@@ -154,13 +159,13 @@ def _power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length() if size else 0
 
 
-def _placements(job: TrainingJob, stage: StageModel) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
+def _placements(job: TrainingJob, stage: StageModel, stage_buffers: StageBuffers) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
     """What each rank of an instance of the distributed optimizer offloads, of dense parameters and of experts'."""
-    buffers = tuple(_buffers(job, stage))
+    buffers = tuple(_buffers(job, stage, stage_buffers))
     fraction = offload_of(job).fraction
 
-    def placed(group: Literal["dp_cp", "edp"]) -> tuple[Placed, ...]:
-        ranks = reduction_size(job, group)
+    def placed(group: ReductionGroup) -> tuple[Placed, ...]:
+        ranks = reduction_size(job.parallel, group)
         shards: list[list[Piece]] = [[] for _ in range(ranks)]
         for buffer, held in (pair for pair in buffers if pair[0].group == group):
             for rank, piece in _cut(job, buffer, held, ranks):
@@ -170,9 +175,9 @@ def _placements(job: TrainingJob, stage: StageModel) -> tuple[tuple[Placed, ...]
     return placed("dp_cp"), placed("edp")
 
 
-def _buffers(job: TrainingJob, stage: StageModel) -> Iterator[tuple[Buffer, Sequence[Parameter]]]:
+def _buffers(job: TrainingJob, stage: StageModel, stage_buffers: StageBuffers) -> Iterator[tuple[Buffer, Sequence[Parameter]]]:
     """The buffers of a rank with what each holds."""
-    for tree, buffers in zip(stage.trees, stage_buffers(job, stage), strict=True):
+    for tree, buffers in zip(stage.trees, stage_buffers, strict=True):
         yield from zip(buffers, parameters_by_buffer(job, tree), strict=True)
 
 

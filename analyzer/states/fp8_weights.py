@@ -15,9 +15,8 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Final
 
-from analyzer.modules.models.gpt import parameters
 from analyzer.modules.quantized import WHOLE_TENSOR, Way, element, reads_any_layout, scales
-from analyzer.modules.tree import Module, Parameter
+from analyzer.modules.tree import Module, Parameter, parameters
 from analyzer.specs import Fp8Recipe, TrainingJob
 from analyzer.units import BLOCK, dtype_bytes, round_up
 
@@ -90,7 +89,7 @@ def quantized(trees: Sequence[Module]) -> Iterator[Parameter]:
 
 
 def _ways(job: TrainingJob, recipe: Fp8Recipe) -> tuple[Way, ...]:
-    return ("row",) if recipe in WHOLE_TENSOR and reads_any_layout(job) else ("row", "column")
+    return ("row",) if recipe in WHOLE_TENSOR and reads_any_layout(job.hardware.compute_capability) else ("row", "column")
 
 
 def matrices(parameter: Parameter) -> tuple[int, int, int]:

@@ -9,24 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from analyzer.modules.models.gpt import parameters
-from analyzer.passes.fsdp_gathering import gathered_after_step
-from analyzer.results import StageModel
+from analyzer.buffers.fsdp import ShardedBucket, fsdp_of, gradient_dtype, padding_ranks, shard_ranks, sharded_buckets, stored_dtype
+from analyzer.buffers.fsdp_gathering import gathered_after_step
+from analyzer.modules.stage import StageModel
+from analyzer.modules.tree import parameters
 from analyzer.specs import TrainingJob
-from analyzer.states.fsdp_buckets import (
-    ShardedBucket,
-    fsdp_of,
-    gradient_dtype,
-    padding_ranks,
-    shard_ranks,
-    sharded_buckets,
-    stored_dtype,
-)
-from analyzer.states.of_rank import States
+from analyzer.states.bytes_per_parameter import FP32, fp32_moments
+from analyzer.states.record import States
 from analyzer.units import BLOCK, dtype_bytes, round_up
-
-MASTER_BYTES = 4
-"""fp32 weights are always kept (`preserve_fp32_weights`)."""
 
 
 def sharded_states(job: TrainingJob, stage: StageModel) -> States:
@@ -35,7 +25,6 @@ def sharded_states(job: TrainingJob, stage: StageModel) -> States:
     buckets = [bucket for chunk in chunks for bucket in chunk]
     fsdp = fsdp_of(job)
     owned = sum(owned_numel(job, bucket) for bucket in buckets)
-    moments = 8 if job.optimizer.name == "adam" else 4 if job.optimizer.sgd_momentum else 0
     by_dtype: dict[str, int] = {}
     for bucket in buckets:
         dtype = gradient_dtype(job, bucket)
@@ -44,9 +33,9 @@ def sharded_states(job: TrainingJob, stage: StageModel) -> States:
     return States(
         parameters=sum(_parameter_bytes(job, bucket) for bucket in buckets),
         gradients=sum(round_up(dtype_bytes(dtype, numel), BLOCK) for dtype, numel in by_dtype.items()),
-        masters=sum(round_up(MASTER_BYTES * owned_numel(job, bucket), BLOCK) for bucket in buckets),
-        moments=moments * owned,
-        gradient_copies=MASTER_BYTES * copied,
+        masters=sum(round_up(FP32 * owned_numel(job, bucket), BLOCK) for bucket in buckets),
+        moments=int(sum(fp32_moments(job))) * owned,
+        gradient_copies=FP32 * copied,
         moments_from_start=fsdp.moments_from_start,
         gathered=sum(gathered_after_step(job, chunk, tree) for chunk, tree in zip(chunks, stage.trees, strict=True)),
         at_start=0 if fsdp.starts_from_meta else _at_start(job, stage, buckets),
@@ -83,7 +72,7 @@ def _at_start(job: TrainingJob, stage: StageModel, buckets: Sequence[ShardedBuck
     strategy = fsdp_of(job).strategy
     made = fullest = 0
     for bucket in buckets:
-        made += round_up(MASTER_BYTES * owned_numel(job, bucket), BLOCK)
+        made += round_up(FP32 * owned_numel(job, bucket), BLOCK)
         if strategy == "no_shard":
             fullest = max(fullest, left + made)
             continue

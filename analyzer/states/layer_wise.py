@@ -10,26 +10,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from analyzer.memory.passes import size
-from analyzer.modules.tree import Tensor
-from analyzer.results import RankRanges, StageModel
+from analyzer.buffers.gradient_buffers import shard_numel
+from analyzer.buffers.layer_wise import rest_buffers, shard_owners
+from analyzer.buffers.matrices import OptimizerParameter, weights
+from analyzer.layout.data_parallel import reduction_size
+from analyzer.layout.groups import RankRanges
+from analyzer.modules.stage import StageModel
+from analyzer.modules.tree import Tensor, total_bytes
 from analyzer.specs import TrainingJob
-from analyzer.states.buffers import reduction_size, shard_numel
-from analyzer.states.buffers_layer_wise import rest_buffers, shard_owners
-from analyzer.states.matrices import Weight, weights
 from analyzer.states.muon import muon_of, with_owned
-from analyzer.states.of_rank import States
+from analyzer.states.record import States
 from analyzer.states.replicas import alike_ranks
 
-Owned = tuple[Weight, ...]
+Owned = tuple[OptimizerParameter, ...]
 
 
-def owners(listed: Iterable[Weight], ranks: int) -> tuple[Owned, ...]:
+def owners(listed: Iterable[OptimizerParameter], ranks: int) -> tuple[Owned, ...]:
     """What each of `ranks` replicas owns: parameters sorted from small to large go to them forth and back.
 
     Of equal sizes the one that is listed first comes first.
     """
-    owned: list[list[Weight]] = [[] for _ in range(ranks)]
+    owned: list[list[OptimizerParameter]] = [[] for _ in range(ranks)]
     loop = [*range(ranks), *reversed(range(ranks))]
     for place, weight in enumerate(sorted(listed, key=lambda weight: weight.numel)):
         owned[loop[place % len(loop)]].append(weight)
@@ -49,7 +50,7 @@ def owned_states(job: TrainingJob, stage: StageModel, whole: States) -> tuple[tu
     """Ranks of a stage that hold equal states, with those states."""
     dense, experts = stage_owners(job, stage)
     if muon_of(job).aligned:
-        rest = sum(shard_numel(buffer, reduction_size(job, buffer.group)) for buffer in rest_buffers(job, stage))
+        rest = sum(shard_numel(buffer, reduction_size(job.parallel, buffer.group)) for buffer in rest_buffers(job, stage))
         return alike_ranks(
             job.parallel,
             stage.pipeline_rank,
@@ -62,11 +63,11 @@ def owned_states(job: TrainingJob, stage: StageModel, whole: States) -> tuple[tu
 
     def made_of(own: Owned, own_experts: Owned) -> States:
         held = with_owned(job, whole, (*own, *own_experts))
-        gathering = max(_sent(own, in_dense), _sent(own_experts, in_experts), key=size)  # after all steps
+        gathering = max(_sent(own, in_dense), _sent(own_experts, in_experts), key=total_bytes)  # after all steps
         return replace(
             held,
-            step_workspace=max(held.step_workspace, gathering, key=size),
-            first_step_bytes=max(held.first_step_bytes, size(gathering)),
+            step_workspace=max(held.step_workspace, gathering, key=total_bytes),
+            first_step_bytes=max(held.first_step_bytes, total_bytes(gathering)),
         )
 
     return alike_ranks(job.parallel, stage.pipeline_rank, dense=dense, experts=experts, made_of=made_of)

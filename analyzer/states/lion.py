@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from analyzer.memory.passes import size
-from analyzer.modules.tree import Tensor
-from analyzer.results import StageModel
+from analyzer.buffers.matrices import OptimizerParameter, parameters_in_creation_order
+from analyzer.modules.stage import StageModel
+from analyzer.modules.tree import Tensor, total_bytes
 from analyzer.specs import TrainingJob
-from analyzer.states.matrices import Weight, in_creation_order
-from analyzer.states.of_rank import States
+from analyzer.states.record import States
 from analyzer.units import BLOCK, round_up
 
 
 def lion_states(job: TrainingJob, stage: StageModel, *, parameters: int, gradients: int) -> States:
     """States of a rank, which owns every parameter it holds."""
-    held = sorted(in_creation_order(job, stage), key=lambda weight: len(weight.shape) == 1)  # vectors have a group of their own
+    held = sorted(
+        parameters_in_creation_order(job, stage), key=lambda weight: len(weight.shape) == 1
+    )  # vectors have a group of their own
     each = [(round_up(4 * weight.numel, BLOCK), weight.dtype != "fp32") for weight in held]
     masters = sum(size_each for size_each, half in each if half)
     updates = lion_updates(held)
@@ -31,11 +32,11 @@ def lion_states(job: TrainingJob, stage: StageModel, *, parameters: int, gradien
         moments=sum(size_each for size_each, _ in each),
         gradient_copies=masters if job.precision.gradients != "fp32" else 0,
         step_workspace=updates,
-        first_step_bytes=size(updates),
+        first_step_bytes=total_bytes(updates),
     )
 
 
-def lion_updates(owned: Sequence[Weight]) -> tuple[Tensor, ...]:
+def lion_updates(owned: Sequence[OptimizerParameter]) -> tuple[Tensor, ...]:
     """The update of a parameter, and that of the one before, whose name it takes: at their largest."""
     tensors = [Tensor(name="update", shape=weight.shape, dtype="fp32", formula="4·numel") for weight in owned]
-    return max((tuple(tensors[:1]), *pairwise(tensors)), key=size)
+    return max((tuple(tensors[:1]), *pairwise(tensors)), key=total_bytes)

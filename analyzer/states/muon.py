@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from analyzer.memory.passes import size
-from analyzer.modules.tree import Tensor
-from analyzer.results import StageModel
+from analyzer.buffers.matrices import OptimizerParameter, weights
+from analyzer.modules.stage import StageModel
+from analyzer.modules.tree import Tensor, total_bytes
 from analyzer.specs import MuonSpec, TrainingJob
 from analyzer.states.lion import lion_updates
-from analyzer.states.matrices import Weight, weights
-from analyzer.states.of_rank import States
+from analyzer.states.record import States
 from analyzer.units import BLOCK, round_up
 
 
@@ -34,7 +33,7 @@ def muon_states(job: TrainingJob, stage: StageModel, *, parameters: int, gradien
     return with_owned(job, unowned, tuple(weights(job, stage)))
 
 
-def with_owned(job: TrainingJob, states: States, owned: Sequence[Weight], *, adams_shard: int = 0) -> States:
+def with_owned(job: TrainingJob, states: States, owned: Sequence[OptimizerParameter], *, adams_shard: int = 0) -> States:
     """The states of a rank that updates `owned`, and beside them so many elements of a shard by the distributed Adam."""
     each = [round_up(4 * weight.numel, BLOCK) for weight in owned]
     half = [weight.dtype != "fp32" for weight in owned]
@@ -48,20 +47,22 @@ def with_owned(job: TrainingJob, states: States, owned: Sequence[Weight], *, ada
     masters += 4 * adams_shard if job.precision.parameters != "fp32" else 0
     return replace(
         states,
-        first_step_bytes=max(size(updating), size(orthogonalizing) - of_others, 0),  # their moments come after Muon's step
+        first_step_bytes=max(
+            total_bytes(updating), total_bytes(orthogonalizing) - of_others, 0
+        ),  # their moments come after Muon's step
         masters=masters,
         moments=sum(bytes_each for bytes_each, weight in zip(each, owned, strict=True) if weight.orthogonalized) + of_others,
         gradient_copies=masters if copied else 0,
-        step_workspace=max(orthogonalizing, updating, key=size),
+        step_workspace=max(orthogonalizing, updating, key=total_bytes),
     )
 
 
-def _largest_orthogonalization(job: TrainingJob, owned: Sequence[Weight]) -> tuple[Tensor, ...]:
+def _largest_orthogonalization(job: TrainingJob, owned: Sequence[OptimizerParameter]) -> tuple[Tensor, ...]:
     kinds = dict.fromkeys(replace(weight, expert=False) for weight in owned if weight.orthogonalized)
-    return max((orthogonalization(job, weight) for weight in kinds), key=size, default=())
+    return max((orthogonalization(job, weight) for weight in kinds), key=total_bytes, default=())
 
 
-def orthogonalization(job: TrainingJob, weight: Weight) -> tuple[Tensor, ...]:
+def orthogonalization(job: TrainingJob, weight: OptimizerParameter) -> tuple[Tensor, ...]:
     """What is alive beside gradients and momentum at the fullest instant of one weight's update.
 
     Queries, keys and values are cut out into copies, orthogonalized one after the other and put together again; with one
@@ -71,7 +72,7 @@ def orthogonalization(job: TrainingJob, weight: Weight) -> tuple[Tensor, ...]:
     rows, columns = weight.shape
     moved: tuple[Tensor, ...] = (_fp32("gradient with Nesterov momentum", rows, columns),) if muon.nesterov else ()
     if not weight.parts or not muon.split_qkv:
-        return max(((*moved, *instant) for instant in _instants(job, weight, rows, columns)), key=size)
+        return max(((*moved, *instant) for instant in _instants(job, weight, rows, columns)), key=total_bytes)
     groups = rows // sum(weight.parts)
     apart = tuple(_fp32("queries, keys and values apart", groups * part, columns) for part in weight.parts) if groups > 1 else ()
     instants = []
@@ -80,10 +81,10 @@ def orthogonalization(job: TrainingJob, weight: Weight) -> tuple[Tensor, ...]:
         instants += [(*moved, *apart, *done, *instant) for instant in _instants(job, weight, groups * part, columns)]
         done += (_fp32("orthogonalized parts", groups * part, columns),)
     instants.append((*moved, *done, _fp32("orthogonalized gradient", rows, columns)))
-    return max(instants, key=size)
+    return max(instants, key=total_bytes)
 
 
-def _instants(job: TrainingJob, weight: Weight, rows: int, columns: int) -> Iterator[tuple[Tensor, ...]]:
+def _instants(job: TrainingJob, weight: OptimizerParameter, rows: int, columns: int) -> Iterator[tuple[Tensor, ...]]:
     """Tensors that are alive together, for each instant that may be the fullest of `newton_schulz_tp` and the scaling."""
     muon = muon_of(job)
     partition = None if muon.tensor_parallel == "blockwise" else weight.partition

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from analyzer.results import StageModel
+from analyzer.buffers.of_stage import stage_buffers
+from analyzer.modules.stage import StageModel
 from analyzer.specs import TrainingJob
 from analyzer.units import format_bytes
 
@@ -31,7 +32,7 @@ def optimizer_notes(job: TrainingJob, stages: Sequence[StageModel]) -> Iterator[
 def _offload_notes(job: TrainingJob, stages: Sequence[StageModel]) -> Iterator[str]:
     from analyzer.states.cpu_offload import host_bytes, offload_of, whole_model_bytes
 
-    needs = [host_bytes(job, stage) for stage in stages]
+    needs = [host_bytes(job, stage, stage_buffers(job, stage)) for stage in stages]
     most = max(needs, key=lambda need: need.pageable + need.pinned)
     whole = most.pageable + most.pinned
     ranks = min(job.parallel.gpus_per_node, job.parallel.world_size)

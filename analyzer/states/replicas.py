@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
-from analyzer.layout.groups import replicas
-from analyzer.results import RankRanges
+from analyzer.layout.groups import RankRanges, replicas
 from analyzer.specs import ParallelSpec
-from analyzer.states.of_rank import States
+from analyzer.states.record import States
 
 Part = TypeVar("Part", bound=Hashable)
 

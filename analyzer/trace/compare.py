@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from analyzer.layout.stages import Chunk
 from analyzer.modules.tree import LAYER, MODEL_PATH, STREAM, Module, Tensor
-from analyzer.results import Chunk, Message, RankClass
+from analyzer.results import Message, RankClass
 from analyzer.trace.summary import CollectiveKey, Recorded
 
 MODEL = "(the model itself)"

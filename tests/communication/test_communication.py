@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from analyzer.communication.table import messages, totals
 from analyzer.layout.groups import coordinates, group_of
-from analyzer.memory.ranks import stage_models
+from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Collective, Module, Parameter
-from analyzer.results import Message, StageModel
+from analyzer.passes.stages import stage_models
+from analyzer.results import Message
 from analyzer.schedule.pipeline import steps
 from analyzer.specs import TrainingJob
 from tests.communication_job import BATCH, HIDDEN, SEQUENCE, make_job, make_stages

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.errors import InputError
-from analyzer.layout.stages import chunks
-from analyzer.results import Chunk
+from analyzer.layout.stages import Chunk, chunks
 from analyzer.specs import ParallelSpec, PipelineSpec
 from tests.data_files import truth_records
 

@@ -6,14 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analyzer.buffers.gradient_buffers import shard_numel, shard_pieces
+from analyzer.buffers.of_stage import stage_buffers
+from analyzer.buffers.parameter_order import creation_order
 from analyzer.memory.allocator.caching_allocator import SMALL_SIZE, AllocatorSettings
 from analyzer.memory.allocator.replay import blocks, refined, script
 from analyzer.memory.iteration import order_of
-from analyzer.memory.ranks import rank_classes, rank_classes_of_tensors, stage_models
-from analyzer.memory.workspaces import runtime_items
+from analyzer.memory.ranks import rank_classes, rank_classes_of_tensors
+from analyzer.memory.workspaces import workspaces
 from analyzer.modules.tree import Module, Tensor
+from analyzer.passes.stages import stage_models
 from analyzer.specs import TrainingJob
-from analyzer.states.buffers import creation_order, shard_numel, shard_pieces, stage_buffers
 from analyzer.units import MIB
 from tests.job_of import BASE, job_of
 
@@ -78,7 +81,7 @@ def one_tensor(bytes: int, job: TrainingJob) -> tuple[int, int]:
     [stage] = stage_models(job)
     tree = Module(name="gpt_model", saved=(Tensor(name="x", shape=(bytes,), dtype="uint8"),))
     orders = (order_of(job, stage, 1), order_of(job, stage, 1))
-    made = blocks(job, stage, [script(tree)], runtime_items(job, ()), orders=orders, settings=AllocatorSettings())
+    made = blocks(job, stage, [script(tree)], workspaces(job, ()), orders=orders, settings=AllocatorSettings())
     return made.unsplit, made.unused
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import pytest
 
 from analyzer.memory.passes import Point, timeline
-from analyzer.memory.ranks import rank_classes, stage_models
+from analyzer.memory.ranks import rank_classes
 from analyzer.modules.tree import Module
+from analyzer.passes.stages import stage_models
 from tests.job_of import job_of
 
 S, H, HEADS = 2048, 1024, 16

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.memory.ranks import rank_classes, stage_models
-from analyzer.memory.workspaces import cublas_workspace_bytes, runtime_items, te_workspace_bytes
+from analyzer.memory.ranks import rank_classes
+from analyzer.memory.workspaces import cublas_workspace_bytes, te_workspace_bytes, workspaces
+from analyzer.passes.stages import stage_models
 from analyzer.specs import HardwareSpec, OptimizerSpec, PrecisionSpec, RecomputeSpec, TrainingJob
-from analyzer.states.of_rank import states
 from analyzer.units import MIB
+from tests.job_of import states_of
 from tests.small_job import job
 
 
@@ -36,7 +37,7 @@ def test_bytes_per_parameter(parameters: Any, gradients: Any, whole: int, fixed:
         held = replace(asked, optimizer=OptimizerSpec(distributed=distributed))
         stage = stage_models(held)[0]
         numel = sum(p.numel for tree in stage.trees for _, module in tree.walk() for p in module.parameters)
-        found = states(held, stage)
+        found = states_of(held, stage)
         assert (found.steady + found.gradient_copies) / numel == pytest.approx(expected, rel=1e-4)
 
 
@@ -44,7 +45,7 @@ def test_sgd_keeps_momentum_alone() -> None:
     for momentum, expected in ((0.9, 4), (0.0, 0)):
         asked = replace(job(), optimizer=OptimizerSpec(name="sgd", sgd_momentum=momentum))
         stage = stage_models(asked)[0]
-        assert states(asked, stage).moments == expected * states(asked, stage).masters // 4
+        assert states_of(asked, stage).moments == expected * states_of(asked, stage).masters // 4
 
 
 def test_the_precision_aware_optimizer_keeps_what_it_is_told() -> None:
@@ -52,7 +53,7 @@ def test_the_precision_aware_optimizer_keeps_what_it_is_told() -> None:
     asked = replace(
         job(), optimizer=OptimizerSpec(distributed=True, precision_aware=True, exp_avg_dtype="bf16", exp_avg_sq_dtype="bf16")
     )
-    found = states(asked, stage_models(asked)[0])
+    found = states_of(asked, stage_models(asked)[0])
     assert found.masters == 0
     assert found.moments * 4 == found.gradients * (2 + 2 + 2)
 
@@ -110,7 +111,7 @@ def test_parts_add_up(
 def test_the_first_iteration_has_no_moments_at_its_peak() -> None:
     [only] = rank_classes(job())
     stage = stage_models(job())[0]
-    moments = states(job(), stage).moments
+    moments = states_of(job(), stage).moments
     # one microbatch: the workspace of the thread that runs backward comes after the loss, where the peak is
     late = [part.bytes for part in only.memory.runtime_parts if "autograd" in part.name or "dummy" in part.name]
     assert only.memory.peak_at.startswith("forward of microbatch 0, cross_entropy")
@@ -147,8 +148,8 @@ def test_transformer_engine_workspaces() -> None:
 def test_dummy_weight_gradients_come_once_for_each_shape() -> None:
     """transformer_engine/pytorch/module/base.py get_dummy_wgrad caches by shape and dtype."""
     asked = job(h=1024)
-    names = {item.name: item.bytes for item in runtime_items(asked, stage_models(asked)[0].trees) if "dummy" in item.name}
+    names = {item.name: item.bytes for item in workspaces(asked, stage_models(asked)[0].trees) if "dummy" in item.name}
     shapes = [(3072, 1024), (1024, 1024), (4096, 1024), (1024, 4096), (51200, 1024)]
     assert names == {f"dummy weight gradient {list(shape)}": 2 * shape[0] * shape[1] for shape in shapes}
     unfused = replace(asked, flags=replace(asked.flags, gradient_accumulation_fusion=False))
-    assert not [item for item in runtime_items(unfused, stage_models(unfused)[0].trees) if "dummy" in item.name]
+    assert not [item for item in workspaces(unfused, stage_models(unfused)[0].trees) if "dummy" in item.name]

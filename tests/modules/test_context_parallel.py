@@ -13,7 +13,8 @@ import pytest
 from analyzer.communication.rows import ranks_in_group
 from analyzer.communication.table import messages
 from analyzer.errors import InputError
-from analyzer.memory.ranks import rank_classes_of_tensors, stage_models
+from analyzer.memory.ranks import rank_classes_of_tensors
+from analyzer.passes.stages import stage_models
 from analyzer.specs import TrainingJob
 from tests.job_of import job_of
 

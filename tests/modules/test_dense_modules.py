@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.memory.passes import timeline
+from analyzer.modules.inputs import module_inputs
 from analyzer.modules.layer import LayerKind, checkpointed, layers_of_chunk, transformer_layer
-from analyzer.modules.models.gpt import ChunkKind, build, full_model, parameters
-from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import Module
+from analyzer.modules.models.gpt import ChunkKind, chunk_tree, full_model
+from analyzer.modules.shapes import shapes_of
+from analyzer.modules.tree import Module, parameters
 from analyzer.specs import (
     RecomputeSpec,
 )
@@ -48,20 +49,20 @@ shapes_of_layers = st.fixed_dictionaries(
 @given(sizes=shapes_of_layers)
 def test_a_layer_keeps_34_sbh_and_its_scores(implementation: str, sizes: dict[str, int]) -> None:
     s, b, h, a = sizes["s"], sizes["b"], sizes["h"], sizes["a"]
-    layer = transformer_layer(Shapes(job(**sizes, implementation=implementation)))
+    layer = transformer_layer(shapes_of(job(**sizes, implementation=implementation)))
     assert kept(layer) == 34 * s * b * h + 5 * a * s * s * b
 
 
 @given(sizes=shapes_of_layers, t=st.sampled_from([2, 4, 8]))
 def test_tensor_parallelism_leaves_ten_sbh_whole(sizes: dict[str, int], t: int) -> None:
     s, b, h, a = sizes["s"], sizes["b"], sizes["h"], sizes["a"]
-    assert kept(transformer_layer(Shapes(job(**sizes, t=t)))) == 10 * s * b * h + (24 * s * b * h + 5 * a * s * s * b) // t
+    assert kept(transformer_layer(shapes_of(job(**sizes, t=t)))) == 10 * s * b * h + (24 * s * b * h + 5 * a * s * s * b) // t
 
 
 @given(sizes=shapes_of_layers, t=st.sampled_from([2, 4, 8]))
 def test_sequence_parallelism_divides_everything(sizes: dict[str, int], t: int) -> None:
     s, b, h, a = sizes["s"], sizes["b"], sizes["h"], sizes["a"]
-    assert kept(transformer_layer(Shapes(job(**sizes, t=t, sp=True)))) == (34 * s * b * h + 5 * a * s * s * b) // t
+    assert kept(transformer_layer(shapes_of(job(**sizes, t=t, sp=True)))) == (34 * s * b * h + 5 * a * s * s * b) // t
 
 
 @pytest.mark.parametrize(("b", "t"), [(1, 8), (2, 8), (1, 4), (2, 1)])
@@ -71,47 +72,47 @@ def test_softmax_has_a_kernel_for_heads_of_samples_by_fours(b: int, t: int) -> N
     sizes = {"s": s, "b": b, "h": h, "a": a, "t": t}
     more = 0 if a // t * b % 4 == 0 else 2 * a * s * s * b // t + s * s
     expected = 10 * s * b * h + (24 * s * b * h + 5 * a * s * s * b) // t + more
-    assert kept(transformer_layer(Shapes(job(**sizes)))) == expected
+    assert kept(transformer_layer(shapes_of(job(**sizes)))) == expected
 
 
 @given(sizes=shapes_of_layers)
 def test_selective_recompute_drops_the_scores(sizes: dict[str, int]) -> None:
     s, b, h = sizes["s"], sizes["b"], sizes["h"]
     asked = replace(job(**sizes), recompute=RecomputeSpec(granularity="selective", modules=("core_attn",)))
-    assert kept(transformer_layer(Shapes(asked))) == 34 * s * b * h
+    assert kept(transformer_layer(shapes_of(asked))) == 34 * s * b * h
 
 
 @given(sizes=shapes_of_layers)
 def test_full_recompute_leaves_the_input_of_each_group(sizes: dict[str, int]) -> None:
     s, b, h = sizes["s"], sizes["b"], sizes["h"]
-    assert checkpointed(Shapes(job(**sizes)), kinds=(LayerKind(),) * 3).retained_bytes == 2 * s * b * h
+    assert checkpointed(shapes_of(job(**sizes)), kinds=(LayerKind(),) * 3).retained_bytes == 2 * s * b * h
 
 
 def test_distributed_saved_activations_keep_a_part_each() -> None:
     asked = replace(
         job(t=4), recompute=RecomputeSpec(granularity="full", method="uniform", num_layers=1, distribute_saved_activations=True)
     )
-    assert checkpointed(Shapes(asked), kinds=(LayerKind(),)).retained_bytes == 2 * 1024 * 2 * 1024 // 4
+    assert checkpointed(shapes_of(asked), kinds=(LayerKind(),)).retained_bytes == 2 * 1024 * 2 * 1024 // 4
 
 
 @pytest.mark.parametrize("backend", ["flash", "fused"])
 def test_a_fused_kernel_keeps_its_output_and_no_scores(backend: str) -> None:
     """TE 2.11: q, k, v and the output; FlashAttention's output is copied into the layout of the projection."""
     s, b, h, a = 1024, 2, 1024, 16
-    layer = transformer_layer(Shapes(job(attention_backend=backend)))
+    layer = transformer_layer(shapes_of(job(attention_backend=backend)))
     statistics = 4 * b * a * s + 4 * 4 * s * b + 512
     assert layer.retained_bytes == (36 if backend == "flash" else 34) * s * b * h + statistics
 
 
 def test_one_sample_has_one_layout() -> None:
     """With b = 1 [s, b, h] is [b, s, h] in memory, and FlashAttention's output needs no copy."""
-    flash, fused = (transformer_layer(Shapes(job(b=1, attention_backend=kind))).retained_bytes for kind in ("flash", "fused"))
+    flash, fused = (transformer_layer(shapes_of(job(b=1, attention_backend=kind))).retained_bytes for kind in ("flash", "fused"))
     assert flash == fused
 
 
 def test_no_dropout_no_masks() -> None:
     s, b, h = 1024, 2, 1024
-    layer = transformer_layer(Shapes(job(hidden_dropout=0.0, attention_backend="fused")))
+    layer = transformer_layer(shapes_of(job(hidden_dropout=0.0, attention_backend="fused")))
     assert kept(layer) == 32 * s * b * h
 
 
@@ -135,15 +136,15 @@ def test_a_gated_layer_of_llama() -> None:
         attention_backend="fused",
     )
     expected = s * b * (2 * h * 4 + 2 * (h + 2 * h * g // a) + 2 * h + 2 * 3 * f)
-    assert kept(transformer_layer(Shapes(llama))) == expected
+    assert kept(transformer_layer(shapes_of(llama))) == expected
 
 
 def test_block_recompute_covers_the_first_layers_of_the_chunk() -> None:
     asked = replace(job(), recompute=RecomputeSpec(granularity="full", method="block", num_layers=3))
-    names = [module.name for module in layers_of_chunk(Shapes(asked), (LayerKind(),) * 5)]
+    names = [module.name for module in layers_of_chunk(shapes_of(asked), (LayerKind(),) * 5)]
     assert names == ["checkpoint"] * 3 + ["layers"] * 2
     nothing = replace(job(), recompute=RecomputeSpec(granularity="full", method="block", num_layers=0))
-    assert {module.name for module in layers_of_chunk(Shapes(nothing), (LayerKind(),) * 2)} == {"layers"}
+    assert {module.name for module in layers_of_chunk(shapes_of(nothing), (LayerKind(),) * 2)} == {"layers"}
 
 
 def test_parameters_of_gpt3_175b() -> None:
@@ -151,7 +152,7 @@ def test_parameters_of_gpt3_175b() -> None:
     layers, h, s, v = 96, 12288, 2048, 51200
     gpt3 = job(s=s, h=h, a=96, num_layers=layers, padded_vocab_size=v)
     formula = 12 * layers * h * h + 13 * layers * h + (v + s) * h + 2 * h
-    assert sum(parameter.numel for parameter in parameters(full_model(gpt3))) == formula
+    assert sum(parameter.numel for parameter in parameters(full_model(module_inputs(gpt3)))) == formula
 
 
 @pytest.mark.parametrize("precision", ["--bf16", "--bf16 --fp8-format hybrid --fp8-recipe tensorwise"])
@@ -166,7 +167,7 @@ def test_recomputed_norms_drop_their_outputs_and_statistics(precision: str) -> N
         "--multi-latent-attention --num-experts 8 --moe-grouped-gemm --moe-token-dispatcher-type alltoall"
     )
     plain, again = (
-        transformer_layer(Shapes(job_of(f"{line} {more}")), mixture=True).retained_bytes
+        transformer_layer(shapes_of(job_of(f"{line} {more}")), moe=True).retained_bytes
         for more in ("", "--recompute-granularity selective --recompute-modules layernorm")
     )
     s, h = 2048, 1024
@@ -177,7 +178,7 @@ def test_recomputed_norms_drop_their_outputs_and_statistics(precision: str) -> N
 
 def test_shards_add_up_to_the_whole() -> None:
     for t in (2, 8):
-        tree = build(Shapes(job(t=t)), ChunkKind(layers=(LayerKind(),) * 4))
+        tree = chunk_tree(module_inputs(job(t=t)), ChunkKind(layers=(LayerKind(),) * 4))
         split = [parameter for parameter in parameters(tree) if parameter.sharding == "tensor"]
         assert split
         assert all(parameter.numel * t == parameter.full_numel for parameter in split)
@@ -194,7 +195,7 @@ def test_backward_starts_from_what_forward_kept(t: int, sp: bool, recompute: str
         "full": RecomputeSpec(granularity="full", method="uniform", num_layers=1),
     }[recompute]
     asked = replace(job(t=t, sp=sp and t > 1), recompute=spec)
-    line = timeline(build(Shapes(asked), ChunkKind(layers=(LayerKind(),) * layers)))
+    line = timeline(chunk_tree(module_inputs(asked), ChunkKind(layers=(LayerKind(),) * layers)))
     assert line.backward[0].saved == line.retained
     assert line.forward_peak.bytes >= line.retained
     saved = [point.saved for point in line.backward]

@@ -14,18 +14,17 @@ from hypothesis import strategies as st
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.memory.passes import timeline
-from analyzer.memory.ranks import stage_models
-from analyzer.memory.workspaces import runtime_items
-from analyzer.modules.models.gpt import parameters
+from analyzer.memory.workspaces import workspaces
 from analyzer.modules.quantized import scales
-from analyzer.modules.tree import Module
+from analyzer.modules.tree import Module, parameters
+from analyzer.passes.stages import stage_models
 from analyzer.predict import predict
 from analyzer.specs import HardwareSpec, TrainingJob
+from analyzer.states.bytes_per_parameter import adam_keeps_masters
 from analyzer.states.fp8_weights import cast_bytes, scaling_bytes
-from analyzer.states.of_rank import adam_keeps_masters, states
 from tests.command import report
 from tests.data_files import measured_records
-from tests.job_of import AMPERE, BLACKWELL, HOPPER, job_of
+from tests.job_of import AMPERE, BLACKWELL, HOPPER, job_of, states_of
 
 ONE_LAYER = (
     "--num-layers 1 --hidden-size 1024 --num-attention-heads 16 --ffn-hidden-size 4096 --seq-length 2048 --micro-batch-size 2 "
@@ -54,7 +53,7 @@ def fp8(recipe: str, rest: str = "", *, blackwell: bool = False) -> TrainingJob:
 
 
 def runtime_bytes(job: TrainingJob) -> int:
-    return sum(item.bytes for item in runtime_items(job, stage_models(job)[0].trees) if item.name in RUNTIME)
+    return sum(item.bytes for item in workspaces(job, stage_models(job)[0].trees) if item.name in RUNTIME)
 
 
 def retained(job: TrainingJob) -> int:
@@ -119,11 +118,11 @@ def test_stored_parameters() -> None:
         ("blockwise", False, 55_612_416),
     ):
         job = fp8(recipe, line, blackwell=blackwell)
-        held = states(job, stage_models(job)[0])
+        held = states_of(job, stage_models(job)[0])
         assert held.parameters == pytest.approx(recorded - host, abs=8192), (recipe, blackwell)
     mxfp8 = fp8("mxfp8", f"{line} --reuse-grad-buf-for-mxfp8-param-ag", blackwell=True)
     embeddings_and_norms = 5_273_600  # once more, in the parameter buffer that they are gathered through
-    assert states(mxfp8, stage_models(mxfp8)[0]).parameters == pytest.approx(56_391_680 - host + embeddings_and_norms, abs=8192)
+    assert states_of(mxfp8, stage_models(mxfp8)[0]).parameters == pytest.approx(56_391_680 - host + embeddings_and_norms, abs=8192)
 
 
 @pytest.mark.parametrize("gpu", ["gb200", "h100"])

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from analyzer.errors import InputError
-from analyzer.modules.models.gpt import full_model, parameters
+from analyzer.modules.inputs import module_inputs
+from analyzer.modules.models.gpt import full_model
+from analyzer.modules.tree import parameters
 from analyzer.specs import BlockSpec, TrainingJob
 from tests.data_files import data_file
 from tests.job_of import job_of
@@ -59,7 +61,7 @@ def test_parameters_of_every_kind_of_layer() -> None:
     layers = 4 * attention + 2 * linear + 3 * h * widths + 5 * h
     job = launched()
     outside = 2 * job.model.padded_vocab_size * h + h
-    assert sum(parameter.numel for parameter in parameters(full_model(job))) == layers + outside
+    assert sum(parameter.numel for parameter in parameters(full_model(module_inputs(job)))) == layers + outside
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,11 @@ import pytest
 from analyzer.communication.table import messages
 from analyzer.layout.groups import group_size, groups
 from analyzer.memory.passes import timeline
-from analyzer.memory.ranks import rank_classes_of_tensors, stage_models
-from analyzer.modules.models.gpt import full_model, parameters
+from analyzer.memory.ranks import rank_classes_of_tensors
+from analyzer.modules.inputs import module_inputs
+from analyzer.modules.models.gpt import full_model
+from analyzer.modules.tree import parameters
+from analyzer.passes.stages import stage_models
 from analyzer.specs import TrainingJob
 from tests.job_of import job_of
 
@@ -33,7 +36,7 @@ def small(line: str, gpus: int = 1) -> TrainingJob:
 
 
 def numel(job: TrainingJob) -> int:
-    return sum(parameter.full_numel for parameter in parameters(full_model(job)))
+    return sum(parameter.full_numel for parameter in parameters(full_model(module_inputs(job))))
 
 
 DEEPSEEK_V3 = (

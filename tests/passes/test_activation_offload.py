@@ -7,9 +7,9 @@ import pytest
 from analyzer.errors import InputError
 from analyzer.memory.overlapped_microbatches import side_by_side
 from analyzer.memory.passes import timeline
-from analyzer.memory.ranks import rank_classes, stage_models
-from analyzer.modules.models.gpt import ChunkKind, build, layer_kinds
-from analyzer.modules.shapes import Shapes
+from analyzer.memory.ranks import rank_classes
+from analyzer.modules.kinds import ModuleKind
+from analyzer.passes.stages import stage_models
 from analyzer.schedule.pipeline import Step, steps
 from tests.job_of import job_of
 
@@ -62,8 +62,9 @@ def test_what_is_offloaded_is_there_while_its_module_runs() -> None:
     worst = []
     for line in (DENSE, f"{OFFLOAD} core_attn"):
         job = job_of(line)
-        one_layer = ChunkKind(layers=layer_kinds(job, [1]), pre_process=False, post_process=False, final_norm=False)
-        backward = timeline(build(Shapes(job), one_layer)).backward
+        tree = stage_models(job)[0].trees[0]
+        first_layer = next(module for _, module in tree.walk() if module.kind is ModuleKind.LAYER)
+        backward = timeline(first_layer).backward
         worst.append(max(point.bytes for point in backward if "core_attention" in point.path))
     assert worst[0] == worst[1]
 

@@ -42,7 +42,7 @@ def test_gathered_inputs_wait_whole() -> None:
     more = "--delay-wgrad-compute --tensor-model-parallel-size 2 --sequence-parallel --multi-latent-attention"
     more += " --expert-model-parallel-size 2"
     [last] = {module for where, module in tree(more).walk() if where.endswith("self_attention.linear_q_proj")}
-    waiting = [tensor for tensor in last.backward_workspace if "linear_kv_up_proj, waiting" in tensor.name]
+    waiting = [tensor for tensor in last.backward_workspace if "linear_kv_up_proj, delayed" in tensor.name]
     assert any(tensor.shape[0] == 2048 for tensor in waiting if "input" in tensor.name)
 
 

@@ -10,8 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analyzer.buffers.gradient_buffers import Bucket, bucket_size, chunk_buffers, shard_numel
+from analyzer.buffers.of_stage import stage_buffers
+from analyzer.buffers.parameter_order import creation_order
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Parameter
-from analyzer.states.buffers import Bucket, bucket_size, chunk_buffers, creation_order, shard_numel, stage_buffers
 from tests.communication_job import make_job, make_stages
 
 
@@ -134,10 +137,12 @@ def test_padding_is_for_one_instance_of_the_distributed_optimizer() -> None:
 def test_creation_order_has_the_projection_first() -> None:
     """`named_parameters` of megatron-core's SelfAttention lists linear_proj before linear_qkv."""
 
-    def leaf(name: str) -> Module:
-        return Module(name=name, parameters=(Parameter(name=name, shape=(1,), dtype="bf16"),))
+    def leaf(name: str, kind: ModuleKind = ModuleKind.OTHER) -> Module:
+        return Module(name=name, kind=kind, parameters=(Parameter(name=name, shape=(1,), dtype="bf16"),))
 
-    attention = Module(name="self_attention", children=(leaf("linear_qkv"), leaf("k_layernorm"), leaf("linear_proj")))
+    projection = leaf("linear_proj", ModuleKind.ATTENTION_OUTPUT)
+    children = (leaf("linear_qkv", ModuleKind.QKV), leaf("k_layernorm"), projection)
+    attention = Module(name="self_attention", kind=ModuleKind.ATTENTION, children=children)
     layer = Module(name="0", children=(leaf("input_layernorm"), attention, leaf("mlp")))
     names = [parameter.name for parameter in creation_order(layer)]
     assert names == ["input_layernorm", "linear_proj", "linear_qkv", "k_layernorm", "mlp"]

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analyzer.buffers.layer_wise import packed
+from analyzer.buffers.matrices import OptimizerParameter
+from analyzer.buffers.of_stage import stage_buffers
 from analyzer.communication.table import messages
-from analyzer.memory.ranks import rank_classes, stage_models
+from analyzer.memory.ranks import rank_classes
+from analyzer.passes.stages import stage_models
 from analyzer.specs import TrainingJob
-from analyzer.states.buffers import stage_buffers
-from analyzer.states.buffers_layer_wise import packed
-from analyzer.states.matrices import Weight
 from tests.job_of import job_of
 
 LINES = "--position-embedding-type rope --normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights"
@@ -24,8 +25,8 @@ OTHERS = 2 * VOCABULARY * H + (2 * LAYERS + 1) * H
 EXPERTS = "--num-experts 8 --moe-grouped-gemm --moe-ffn-hidden-size 512 --expert-model-parallel-size 4"
 
 
-def matrices(*numels: int) -> list[Weight]:
-    return [Weight(shape=(numel, 1), dtype="bf16", orthogonalized=True) for numel in numels]
+def matrices(*numels: int) -> list[OptimizerParameter]:
+    return [OptimizerParameter(shape=(numel, 1), dtype="bf16", orthogonalized=True) for numel in numels]
 
 
 def job(more: str = "", gpus: int = 8) -> TrainingJob:

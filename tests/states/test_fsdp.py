@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analyzer.buffers.fsdp import padded_numel, sharded_buckets
+from analyzer.buffers.fsdp_gathering import chunk_passes
 from analyzer.communication.data_parallel import data_parallel_messages
 from analyzer.communication.table import messages
 from analyzer.errors import InputError, UnsupportedError
-from analyzer.memory.ranks import rank_classes, stage_models
-from analyzer.modules.models.gpt import parameters
-from analyzer.passes.fsdp_gathering import chunk_passes
+from analyzer.memory.ranks import rank_classes
+from analyzer.modules.tree import parameters
+from analyzer.passes.stages import stage_models
 from analyzer.results import Message
 from analyzer.specs import FsdpSpec, TrainingJob
-from analyzer.states.fsdp_buckets import padded_numel, sharded_buckets
-from analyzer.states.of_rank import States, states
 from tests.data_files import measured_records
-from tests.job_of import BASE, BLACKWELL, HOPPER, job_of
+from tests.job_of import BASE, BLACKWELL, HOPPER, job_of, states_of
 
 MEGATRON = "--use-megatron-fsdp --ckpt-format fsdp_dtensor --use-distributed-optimizer --untie-embeddings-and-output-weights"
 TORCH = "--use-torch-fsdp2 --no-gradient-accumulation-fusion --untie-embeddings-and-output-weights"
@@ -32,10 +32,6 @@ LAYER_SHAPES = [
 
 def sharded(strategy: str, line: str = "", *, gpus: int = 8, release: str = "0.16.1") -> TrainingJob:
     return job_of(f"{MEGATRON} --data-parallel-sharding-strategy {strategy} {line}", gpus=gpus, release=release)
-
-
-def states_of(job: TrainingJob) -> States:
-    return states(job, stage_models(job)[0])
 
 
 def numel_of(job: TrainingJob) -> int:

@@ -7,17 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator_hook.step.supported import check_supported
+from analyzer.buffers.matrices import OptimizerParameter, weights
 from analyzer.communication.table import messages
 from analyzer.errors import AnalyzerError, InputError, UnsupportedError
-from analyzer.memory.passes import size
-from analyzer.memory.ranks import rank_classes, stage_models
+from analyzer.memory.ranks import rank_classes
+from analyzer.modules.tree import total_bytes
+from analyzer.passes.stages import stage_models
 from analyzer.results import Message
 from analyzer.specs import MuonSpec, TrainingJob
 from analyzer.states.layer_wise import owners
-from analyzer.states.matrices import Weight, weights
 from analyzer.states.muon import orthogonalization
-from analyzer.states.of_rank import States, shares, states
-from tests.job_of import job_of
+from analyzer.states.record import States
+from tests.job_of import job_of, states_by_ranks_of, states_of
 
 LINES = "--position-embedding-type rope --normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights"
 H, LAYERS, VOCABULARY = 1024, 8, 32128
@@ -29,9 +30,9 @@ LION_BESIDE = "--optimizer muon --muon-scalar-optimizer lion"
 EXPERTS = "--num-experts 8 --moe-grouped-gemm --moe-ffn-hidden-size 512 --expert-model-parallel-size 4"
 
 
-def states_of(line: str) -> States:
+def muon_states_of(line: str) -> States:
     job = job_of(f"{LINES} {line}")
-    return states(job, stage_models(job)[0])
+    return states_of(job, stage_models(job)[0])
 
 
 def sent(job: TrainingJob) -> list[Message]:
@@ -40,7 +41,7 @@ def sent(job: TrainingJob) -> list[Message]:
 
 def test_one_momentum_for_matrices_and_two_moments_for_the_rest() -> None:
     """Jordan et al. 2024: Muon keeps a momentum buffer alone; embedding, output layer and vectors go to Adam."""
-    held = states_of("--optimizer muon")
+    held = muon_states_of("--optimizer muon")
     assert held.masters == 4 * (MATRICES + OTHERS)
     assert held.moments == 4 * MATRICES + 8 * OTHERS
     assert held.gradients == 4 * (MATRICES + OTHERS)  # nothing is sharded
@@ -50,7 +51,7 @@ def test_one_momentum_for_matrices_and_two_moments_for_the_rest() -> None:
 
 def test_gradients_in_bf16_are_copied_for_the_step() -> None:
     """`Float16OptimizerWithFloat16Params._copy_model_grads_to_main_grads`."""
-    held = states_of("--optimizer muon --grad-reduce-in-bf16")
+    held = muon_states_of("--optimizer muon --grad-reduce-in-bf16")
     assert held.gradient_copies == 4 * (MATRICES + OTHERS)
     assert held.gradients == 2 * (MATRICES + OTHERS)
 
@@ -60,13 +61,13 @@ def test_lion_keeps_one_moment() -> None:
     line = f"{LINES} --vocab-size 32000"
     alone, beside = (job_of(f"{line} {more}", release="0.17.1") for more in ("--optimizer lion", LION_BESIDE))
     for job in (alone, beside):
-        held = states(job, stage_models(job)[0])
+        held = states_of(job, stage_models(job)[0])
         assert held.masters == held.moments == held.gradients == 2 * held.parameters
     output_layer = alone.model.padded_vocab_size * H
     last_matrix = 4 * H * H  # fc2 of the last layer
-    assert size(states(alone, stage_models(alone)[0]).step_workspace) == 4 * (output_layer + last_matrix)
+    assert total_bytes(states_of(alone, stage_models(alone)[0]).step_workspace) == 4 * (output_layer + last_matrix)
     # beside Muon the output layer follows the embedding
-    assert size(states(beside, stage_models(beside)[0]).step_workspace) == 4 * 2 * output_layer
+    assert total_bytes(states_of(beside, stage_models(beside)[0]).step_workspace) == 4 * 2 * output_layer
 
 
 def test_what_is_orthogonalized() -> None:
@@ -90,7 +91,7 @@ def test_the_embedding_that_prediction_layers_read_gets_muon() -> None:
     embedding = (VOCABULARY, H)
     assert [weight.orthogonalized for weight in weights(job, first) if weight.shape == embedding] == [False]
     assert [weight.orthogonalized for weight in weights(job, last) if weight.shape == embedding] == [True, False]
-    assert size(states(job, last).step_workspace) == 12 * VOCABULARY * H
+    assert total_bytes(states_of(job, last).step_workspace) == 12 * VOCABULARY * H
 
 
 @pytest.mark.parametrize(
@@ -103,21 +104,21 @@ def test_the_embedding_that_prediction_layers_read_gets_muon() -> None:
 )
 def test_a_step_needs_room_for_the_largest_matrix(line: str, bytes_per_element: int) -> None:
     """`newton_schulz` and `scaled_orthogonalize_fn`, line by line; the largest is fc1 with 4h · h."""
-    assert size(states_of(f"--optimizer muon {line}").step_workspace) == bytes_per_element * 4 * H * H
+    assert total_bytes(muon_states_of(f"--optimizer muon {line}").step_workspace) == bytes_per_element * 4 * H * H
 
 
 def test_square_matrices_in_fp32_need_their_squares() -> None:
     """X, XXᵀ, b·XXᵀ + c·(XXᵀ)² and the next X: four times 4·h²."""
     job = job_of("--optimizer muon --muon-fp32-matmul-prec high")
-    square = Weight(shape=(H, H), dtype="bf16", orthogonalized=True, partition=1)
-    assert size(orthogonalization(job, square)) == 16 * H * H
+    square = OptimizerParameter(shape=(H, H), dtype="bf16", orthogonalized=True, partition=1)
+    assert total_bytes(orthogonalization(job, square)) == 16 * H * H
 
 
 def test_split_matrices_are_gathered_by_every_rank() -> None:
     """`newton_schulz_tp` with duplicated: all parts and the whole of them, normalized, and again in bf16: 4 + 4 + 4 + 2 bytes."""
     job = job_of("--optimizer muon --tensor-model-parallel-size 2 --muon-tp-mode duplicated")
-    half = Weight(shape=(2 * H, H), dtype="bf16", orthogonalized=True, partition=0)
-    assert size(orthogonalization(job, half)) == 14 * 4 * H * H
+    half = OptimizerParameter(shape=(2 * H, H), dtype="bf16", orthogonalized=True, partition=0)
+    assert total_bytes(orthogonalization(job, half)) == 14 * 4 * H * H
     gathers = [message for message in sent(job) if message.module == "optimizer.muon.gradients"]
     assert {(message.shape, message.group, message.dtype): message.calls_per_iteration for message in gathers} == {
         ((H, H), "tp", "fp32"): 4 * LAYERS,  # queries, keys, values, projection
@@ -141,13 +142,15 @@ def test_blockwise_sends_nothing() -> None:
 
 def test_forth_and_back() -> None:
     """The example in `LayerWiseDistributedOptimizer.shard_params`: ten parameters in their order, four ranks."""
-    listed = [Weight(shape=(numel, 1), dtype="bf16", orthogonalized=True) for numel in range(1, 11)]
+    listed = [OptimizerParameter(shape=(numel, 1), dtype="bf16", orthogonalized=True) for numel in range(1, 11)]
     assert [[weight.numel - 1 for weight in owned] for owned in owners(listed, 4)] == [[0, 7, 8], [1, 6, 9], [2, 5], [3, 4]]
 
 
 @given(numels=st.lists(st.integers(1, 50), max_size=60), ranks=st.integers(1, 9))
 def test_every_parameter_has_one_owner(numels: list[int], ranks: int) -> None:
-    listed = [Weight(shape=(numel,), dtype="bf16", orthogonalized=False, parts=(place,)) for place, numel in enumerate(numels)]
+    listed = [
+        OptimizerParameter(shape=(numel,), dtype="bf16", orthogonalized=False, parts=(place,)) for place, numel in enumerate(numels)
+    ]
     shared = owners(listed, ranks)
     assert sorted(weight.parts for owned in shared for weight in owned) == sorted(weight.parts for weight in listed)
     assert max(map(len, shared)) - min(map(len, shared)) <= 2
@@ -188,12 +191,12 @@ def test_updated_parameters_come_in_beside_those_that_are_sent() -> None:
     """`allgather_params`: a flat copy of what the rank owns, and a tensor for each rank's; 2 bytes each."""
     job = job_of(f"{LINES} --optimizer dist_muon")
     fullest = max(rank_classes(job), key=lambda each: each.memory.allocated_bytes)
-    held = states(job, stage_models(job)[0])
+    held = states_of(job, stage_models(job)[0])
     assert fullest.memory.optimizer_bytes < held.masters + held.moments
     dense = owners(weights(job, stage_models(job)[0]), 8)
     smallest, largest = (f([sum(w.numel for w in owned) for owned in dense]) for f in (min, max))
     whole = MATRICES + OTHERS
-    temporaries = {size(held.step_workspace) for _, held in shares(job, stage_models(job)[0])}
+    temporaries = {total_bytes(held.step_workspace) for _, held in states_by_ranks_of(job, stage_models(job)[0])}
     assert min(temporaries) == pytest.approx(2 * (whole + smallest), rel=1e-3)
     assert max(temporaries) == pytest.approx(2 * (whole + largest), rel=1e-3)
 
@@ -205,7 +208,7 @@ def test_equal_parts_are_gathered_by_way_of_a_stack() -> None:
         "--optimizer dist_muon"
     )
     experts = LAYERS * 4 * 2 * 4096 * H
-    temporaries = {size(held.step_workspace) for _, held in shares(job, stage_models(job)[0])}
+    temporaries = {total_bytes(held.step_workspace) for _, held in states_by_ranks_of(job, stage_models(job)[0])}
     assert temporaries == {2 * (experts + experts + experts // 4)}
 
 

@@ -6,20 +6,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analyzer.buffers.of_stage import stage_buffers
 from analyzer.errors import InputError
-from analyzer.memory.ranks import rank_classes, stage_models
+from analyzer.memory.ranks import rank_classes
+from analyzer.passes.stages import stage_models
 from analyzer.predict import predict
 from analyzer.specs import TrainingJob
-from analyzer.states.cpu_offload import Piece, host_bytes, place
-from analyzer.states.of_rank import States, states
-from tests.job_of import job_of
+from analyzer.states.cpu_offload import HostBytes, Piece, host_bytes, place
+from analyzer.states.record import States
+from tests.job_of import job_of, states_of
 
 OFFLOAD = "--optimizer-cpu-offload --use-precision-aware-optimizer --use-distributed-optimizer"
 
 
+def host_bytes_of(job: TrainingJob) -> HostBytes:
+    stage = stage_models(job)[0]
+    return host_bytes(job, stage, stage_buffers(job, stage))
+
+
 def held(line: str, *, gpus: int = 8) -> tuple[States, TrainingJob]:
     job = job_of(line, gpus=gpus)
-    return states(job, stage_models(job)[0]), job
+    return states_of(job, stage_models(job)[0]), job
 
 
 def test_what_it_is_made_of_first_stays_unless_garbage_is_collected() -> None:
@@ -90,12 +97,12 @@ def test_no_rank_keeps_more_than_its_part(data: int, fraction: float, overlap: b
 def test_the_host_holds_sixteen_bytes() -> None:
     """fp32 weight, gradient and two moments; blocks of pinned gradients are powers of two."""
     job = job_of(OFFLOAD, gpus=1)
-    need = host_bytes(job, stage_models(job)[0])
+    need = host_bytes_of(job)
     assert need.pageable == 12 * numel(job)
     assert 4 * numel(job) <= need.pinned < 8 * numel(job)
     assert need.while_made == 4 * numel(job)
     unpinned = job_of(f"{OFFLOAD} --no-pin-cpu-grads", gpus=1)
-    need = host_bytes(unpinned, stage_models(unpinned)[0])
+    need = host_bytes_of(unpinned)
     assert (need.pageable, need.pinned) == (16 * numel(unpinned), 0)
 
 

@@ -15,17 +15,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from analyzer.buffers.gradient_buffers import shard_pieces
+from analyzer.buffers.of_stage import stage_buffers
+from analyzer.buffers.parameter_order import creation_order
 from analyzer.errors import UnsupportedError
+from analyzer.layout.data_parallel import reduction_size
 from analyzer.memory.allocator.caching_allocator import SMALL_SIZE, AllocatorSettings, CachingAllocator
 from analyzer.memory.device_overhead import SEGMENT, device_range, outside_allocator_bytes
 from analyzer.memory.iteration import order_of
-from analyzer.memory.workspaces import RuntimeItem, runtime_items
+from analyzer.memory.workspaces import Workspace, workspaces
+from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module, Tensor
-from analyzer.results import MemoryPart, RankClass, RankMemory, StageModel
+from analyzer.results import MemoryPart, RankClass, RankMemory
 from analyzer.schedule.pipeline import Step
 from analyzer.specs import TrainingJob
-from analyzer.states.buffers import creation_order, reduction_size, shard_pieces, stage_buffers
-from analyzer.states.of_rank import adam_keeps_masters, remainder_bytes
+from analyzer.states.bytes_per_parameter import adam_keeps_masters, bytes_per_parameter
 from analyzer.units import DTYPE_BYTES, dtype_bytes, round_up
 
 MOST_REQUESTS: Final = 25_000
@@ -158,7 +162,7 @@ def refined(job: TrainingJob, stages: Sequence[StageModel], ranks: Sequence[Rank
             break
         memory = found[index].memory
         own = [scripts[id(tree)] for tree in stage.trees]
-        made = blocks(job, stage, own, runtime_items(job, stage.trees), orders=orders, settings=settings)
+        made = blocks(job, stage, own, workspaces(job, stage.trees), orders=orders, settings=settings)
         found[index] = replace(found[index], memory=_with_blocks(job, memory, made))
     return tuple(found)
 
@@ -209,7 +213,7 @@ def blocks(
     job: TrainingJob,
     stage: StageModel,
     scripts: Sequence[Script],
-    items: Sequence[RuntimeItem],
+    items: Sequence[Workspace],
     *,
     orders: tuple[Sequence[Step], Sequence[Step]],
     settings: AllocatorSettings,
@@ -274,21 +278,13 @@ def _owned(job: TrainingJob, stage: StageModel) -> list[int]:
         numel
         for buffers in stage_buffers(job, stage)
         for buffer in buffers
-        for numel in shard_pieces(buffer, reduction_size(job, buffer.group))
+        for numel in shard_pieces(buffer, reduction_size(job.parallel, buffer.group))
     ]
 
 
 def _moments(job: TrainingJob, stage: StageModel) -> Iterator[int]:
-    """What the first step of the optimizer makes for each of them."""
-    optimizer = job.optimizer
-    if optimizer.name == "sgd":
-        each: list[float] = [4] if optimizer.sgd_momentum else []
-    elif optimizer.precision_aware:
-        each = [float(DTYPE_BYTES[optimizer.exp_avg_dtype]), float(DTYPE_BYTES[optimizer.exp_avg_sq_dtype])]
-        if adam_keeps_masters(job):
-            each.append(remainder_bytes(job))
-    else:
-        each = [4, 4]
+    """What the first step of the optimizer creates for each of them."""
+    each = bytes_per_parameter(job).moments
     for numel in _owned(job, stage):
         for size in each:
             yield int(size * numel)

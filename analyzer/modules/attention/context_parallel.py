@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Tensor
 from analyzer.units import ceil_div
@@ -40,17 +41,17 @@ class Exchange:
     @property
     def kind(self) -> str:
         """p2p, a2a, all_gather or a2a+p2p."""
-        return self.shapes.job.parallel.cp_comm_type
+        return self.shapes.split.cp_comm_type
 
     @property
     def inner(self) -> int:
         """i, 1 without a2a+p2p."""
-        return self.shapes.job.parallel.cp_inner_size
+        return self.shapes.split.cp_inner_size
 
     @property
     def ring(self) -> int:
         """Ranks in the ring that keys and values go round, or in the one group of all_gather and a2a."""
-        return self.shapes.job.parallel.context // self.inner
+        return self.shapes.split.context // self.inner
 
     @property
     def inputs(self) -> int:
@@ -74,8 +75,7 @@ class Exchange:
 
 def output_is_new(shapes: Shapes) -> bool:
     """Whether the kernel keeps an output for itself, and what it returns is another tensor."""
-    parallel = shapes.job.parallel
-    return parallel.context > 1 and parallel.cp_comm_type in ("a2a", "all_gather")
+    return shapes.split.context > 1 and shapes.split.cp_comm_type in ("a2a", "all_gather")
 
 
 def gradient_scratch(
@@ -91,9 +91,9 @@ def gradient_scratch(
     """
     flash = shapes.model.attention_backend == "flash"
     parts = 1
-    if flash and shapes.job.flags.deterministic:
+    if flash and shapes.inputs.deterministic:
         heads = shapes.b * shapes.model.num_attention_heads // (shapes.t * inner)
-        parts = ceil_div(shapes.job.hardware.multiprocessors or MULTIPROCESSORS, heads)
+        parts = ceil_div(shapes.inputs.multiprocessors or MULTIPROCESSORS, heads)
     found = [
         shapes.wide("query gradient in fp32", parts * query, "a·d/t" if parts == 1 else "parts·a·d/t", dtype="fp32"),
         _statistics(shapes, "sums of the output and its gradient"),
@@ -113,6 +113,7 @@ def exchanging_kernel(exchange: Exchange, *, tables: tuple[Tensor, ...]) -> Modu
     """The kernel and its exchange. `tables` are the rotary tables that the layer keeps, if any."""
     return Module(
         name="core_attention",
+        kind=ModuleKind.ATTENTION_KERNEL,
         saved=(*tables, *_saved(exchange)),
         forward_workspace=(*_before(exchange), *_forward(exchange)),
         backward_workspace=tuple(_backward(exchange)),
@@ -200,7 +201,7 @@ def _backward(exchange: Exchange) -> Iterator[Tensor]:
     if exchange.kind == "all_gather":
         yield from _backward_of_gathered(exchange)
         return
-    inner = exchange.shapes.job.parallel.context if exchange.kind == "a2a" else exchange.inner
+    inner = exchange.shapes.split.context if exchange.kind == "a2a" else exchange.inner
     scratch = gradient_scratch(exchange.shapes, query=exchange.query, grouped=exchange.grouped, inner=inner)
     if exchange.kind == "a2a":
         yield one("exchanged output gradient", exchange.output)

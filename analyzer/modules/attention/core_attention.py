@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from analyzer.modules.attention.context_parallel import Exchange, exchanging_kernel, gradient_scratch, output_is_new
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.norm import norm_parameters
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Parameter, Tensor
@@ -72,9 +73,10 @@ def query_key_norm(shapes: Shapes) -> Module:
     key_heads = heads.key // shapes.model.kv_channels
     per_row = 2 if shapes.model.normalization == "LayerNorm" else 1
 
-    def one(name: str, width: int, count: int, symbol: str, made_in: str = "") -> Module:
+    def one(name: str, kind: ModuleKind, width: int, count: int, symbol: str, made_in: str = "") -> Module:
         return Module(
             name=name,
+            kind=kind,
             parameters=norm_parameters(shapes, shapes.model.kv_channels, always_summed=True),
             saved=(
                 heads.tensor("input", width, made_in=made_in),
@@ -85,9 +87,9 @@ def query_key_norm(shapes: Shapes) -> Module:
             source="transformer_engine.pytorch.ops.LayerNorm on a strided view",
         )
 
-    queries = one("q_layernorm", heads.query, heads.count, "a", ATTENTION if heads.regrouped else "")
-    keys = one("k_layernorm", heads.key, key_heads, "g")
-    return Module(name="qk_layernorm", function=True, children=(queries, keys))
+    queries = one("q_layernorm", ModuleKind.Q_NORM, heads.query, heads.count, "a", ATTENTION if heads.regrouped else "")
+    keys = one("k_layernorm", ModuleKind.K_NORM, heads.key, key_heads, "g")
+    return Module(name="qk_layernorm", kind=ModuleKind.QK_NORMS, function=True, children=(queries, keys))
 
 
 def rotary_tables(shapes: Shapes) -> tuple[Tensor, ...]:
@@ -148,7 +150,7 @@ def checkpoint_inputs(shapes: Shapes) -> tuple[Tensor, ...]:
 def scores(shapes: Shapes, name: str, *, dtype: str | None = None) -> Tensor:
     """[b, a/t, s, s]: the attention matrix that unfused attention materialises."""
     heads = Heads(shapes)
-    keys = shapes.job.batch.seq_length
+    keys = shapes.inputs.sequence_length
     return Tensor(
         name=name, shape=(shapes.b, heads.count, shapes.s, keys), dtype=dtype or shapes.dtype, formula="b·a·s²/t elements"
     )
@@ -180,7 +182,7 @@ def fused_kernel(shapes: Shapes) -> Module:
     FlashAttention works in [b, s, a, d]: its output is copied once more into [s, b, a·d] for the projection,
     except where b = 1 makes the two layouts one. cuDNN reads the layout as it is.
     """
-    if shapes.job.parallel.context > 1:
+    if shapes.split.context > 1:
         return replace(exchanging_kernel(exchange(shapes), tables=rotary_tables(shapes)), parameters=sinks(shapes))
     heads = Heads(shapes)
     flash = shapes.model.attention_backend == "flash"
@@ -194,6 +196,7 @@ def fused_kernel(shapes: Shapes) -> Module:
         made = (*made, heads.tensor("query, key and value in [s,b,a,d]", heads.qkv))
     return Module(
         name="core_attention",
+        kind=ModuleKind.ATTENTION_KERNEL,
         saved=(
             *rotary_tables(shapes),
             *inputs,
@@ -214,7 +217,7 @@ def fused_kernel(shapes: Shapes) -> Module:
 
 def softmax_is_fused(shapes: Shapes) -> bool:
     """`FusedScaleMaskSoftmax.is_kernel_available`: 16 bit, a row that fits the kernel, and heads of samples by fours."""
-    model, keys = shapes.model, shapes.job.batch.seq_length
+    model, keys = shapes.model, shapes.inputs.sequence_length
     if shapes.dtype == "fp32" or model.softmax_type != "vanilla":  # the kernel takes no sink
         return False
     by_fours = shapes.b * (model.num_attention_heads // shapes.t) % 4 == 0
@@ -225,7 +228,7 @@ def softmax_is_fused(shapes: Shapes) -> bool:
 
 def causal_mask(shapes: Shapes) -> Tensor:
     """[1, 1, s, s]: what Transformer Engine's softmax without a kernel fills in; `_get_default_causal_mask` keeps another."""
-    keys = shapes.job.batch.seq_length
+    keys = shapes.inputs.sequence_length
     return Tensor(name="causal mask", shape=(1, 1, keys, keys), dtype="bool", formula="s²")
 
 
@@ -254,6 +257,7 @@ def unfused_kernel(shapes: Shapes) -> Module:
     cast = (scores(shapes, "softmax in 16 bit"),) if softmax != shapes.dtype else ()
     return Module(
         name="core_attention",
+        kind=ModuleKind.ATTENTION_KERNEL,
         saved=(
             *rotary_tables(shapes),
             *inputs,
@@ -300,6 +304,7 @@ def kernel_under_checkpoint(kernel: Module, inputs: tuple[Tensor, ...]) -> Modul
     )
     return Module(
         name="core_attention_checkpoint",
+        kind=ModuleKind.ATTENTION_KERNEL_CHECKPOINT,
         function=True,
         saved=(*tables, *inputs),
         children=(replace(kernel, saved=inside),),

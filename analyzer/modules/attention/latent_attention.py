@@ -7,15 +7,25 @@ Source: core/transformer/multi_latent_attention.py (0.16.1). Down projections ar
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from analyzer.modules.attention.context_parallel import Exchange, exchanging_kernel, gradient_scratch
 from analyzer.modules.attention.core_attention import ATTENTION, kernel_under_checkpoint, scores
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import column_collectives, row_parallel, split_weight, weight_gradient
 from analyzer.modules.norm import norm_parameters, norm_statistics
 from analyzer.modules.quantized import backward_input, forward_input, kept_input, norm_gradient, output_gradient
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Parameter, Tensor
 from analyzer.specs import MlaSpec
+
+_KINDS: Final = {
+    "linear_q_proj": ModuleKind.Q_PROJECTION,
+    "linear_q_down_proj": ModuleKind.Q_DOWN,
+    "linear_q_up_proj": ModuleKind.Q_UP,
+    "linear_kv_down_proj": ModuleKind.KV_DOWN,
+    "linear_kv_up_proj": ModuleKind.KV_UP,
+}
 
 
 def latent_attention(shapes: Shapes) -> Module:
@@ -48,6 +58,7 @@ def latent_attention(shapes: Shapes) -> Module:
     projection = row_parallel(
         shapes,
         "linear_proj",
+        ModuleKind.ATTENTION_OUTPUT,
         width=values,
         full_width=shapes.model.num_attention_heads * mla.v_head_dim,
         symbol="a·dv/t",
@@ -72,6 +83,7 @@ def latent_attention(shapes: Shapes) -> Module:
     named = tuple(replace(each, forward_workspace=(*each.forward_workspace, kept)) for each in (kernel, projection))
     return Module(
         name=ATTENTION,
+        kind=ModuleKind.ATTENTION,
         forward_workspace=shapes.dropped_norm_output,
         backward_workspace=shapes.norm_output_made_again,
         children=(*children, *named),
@@ -114,6 +126,7 @@ def _down(shapes: Shapes, name: str, *, width: int, position: int, first: bool) 
     )
     return Module(
         name=name,
+        kind=_KINDS[name],
         parameters=(weight,),
         saved=(read,) if dropped else kept_input(shapes, read),
         forward_workspace=(*forward_input(shapes, read, original=dropped), output, *beside),
@@ -172,6 +185,7 @@ def _up(shapes: Shapes, name: str, *, width: int, source_width: int, normed: boo
     queries = shapes.wide("queries", shapes.model.num_attention_heads // shapes.t * mla.query_head_dim, "a·dq/t")
     return Module(
         name=name,
+        kind=_KINDS[name],
         parameters=(
             *(norm_parameters(shapes, source_width, prefix="layer_norm_") if normed else ()),
             split_weight(shapes, (width, source_width), full=(full, source_width)),
@@ -292,16 +306,18 @@ def _core(shapes: Shapes) -> Module:
         dropout = (scores(shapes, "dropped-out softmax"), scores(shapes, "dropout mask", dtype="bool"))
         return Module(
             name="core_attention",
+            kind=ModuleKind.ATTENTION_KERNEL,
             saved=(*tables, *inputs, scores(shapes, "softmax"), *(dropout if model.attention_dropout > 0 else ())),
             forward_workspace=(scores(shapes, "scores"), output),
             backward_workspace=(*gradients, *again, scores(shapes, "softmax gradient")),
             source="UnfusedDotProductAttention",
         )
-    if shapes.job.parallel.context > 1:
+    if shapes.split.context > 1:
         return _over_context(shapes, made_by=_makes_queries(shapes), tables=tables, again=again)
     statistics = shapes.statistics("softmax statistics", shapes.b * heads * shapes.s, "4·b·a·s/t")
     return Module(
         name="core_attention",
+        kind=ModuleKind.ATTENTION_KERNEL,
         saved=(*tables, *inputs, output, statistics, Tensor(name="random state", shape=(2,), dtype="int64")),
         forward_workspace=(tensor("output in [s,b,a,d]", mla.v_head_dim, kept=False),) if copied else (),
         backward_workspace=(*gradients, *gradient_scratch(shapes, query=heads * mla.query_head_dim, grouped=False), *again),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from analyzer.modules.attention.core_attention import Heads, core_attention, output_is_kept_apart, query_key_norm
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import column_parallel, row_parallel
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import STREAM, Module
@@ -16,6 +17,7 @@ def self_attention(shapes: Shapes, *, fused_norm: bool, input_shares: str = "") 
     qkv = column_parallel(
         shapes,
         "linear_qkv",
+        ModuleKind.QKV,
         width=full_width // shapes.t,
         full_width=full_width,
         symbol="(a+2g)·d/t",
@@ -27,6 +29,7 @@ def self_attention(shapes: Shapes, *, fused_norm: bool, input_shares: str = "") 
     projection = row_parallel(
         shapes,
         "linear_proj",
+        ModuleKind.ATTENTION_OUTPUT,
         width=heads.query,
         full_width=model.query_projection_size,
         symbol="a·d/t",
@@ -36,4 +39,4 @@ def self_attention(shapes: Shapes, *, fused_norm: bool, input_shares: str = "") 
         keeps_16_bit=True,
     )
     norms = (query_key_norm(shapes),) if model.qk_layernorm else ()
-    return Module(name="self_attention", children=(qkv, *norms, core_attention(shapes), projection))
+    return Module(name="self_attention", kind=ModuleKind.ATTENTION, children=(qkv, *norms, core_attention(shapes), projection))

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from analyzer.modules.checkpoints import moe_checkpoint_leftovers
 from analyzer.modules.embedding import embedding, vocabulary_weight
 from analyzer.modules.head import cross_entropy, output_layer
-from analyzer.modules.layer import LayerKind
+from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.layer import LayerKind, layer_tree
 from analyzer.modules.linear import split_weight, weight_gradient
 from analyzer.modules.norm import standalone_norm
 from analyzer.modules.quantized import backward_input, forward_input, gathers, kept_input, output_gradient
@@ -25,8 +27,13 @@ PROJECTED = "gathered output of the projection"
 
 def embedding_weights(shapes: Shapes) -> Module:
     """The copy of the word embedding on a stage that holds these layers and is not the first."""
-    words = Module(name="word_embeddings", parameters=(vocabulary_weight(shapes, shared=True),), source="VocabParallelEmbedding")
-    return Module(name="embedding", children=(words,), source="LanguageModelEmbedding")
+    words = Module(
+        name="word_embeddings",
+        kind=ModuleKind.WORD_EMBEDDINGS,
+        parameters=(vocabulary_weight(shapes, shared=True),),
+        source="VocabParallelEmbedding",
+    )
+    return Module(name="embedding", kind=ModuleKind.EMBEDDING, children=(words,), source="LanguageModelEmbedding")
 
 
 def mtp_block(shapes: Shapes, *, after: str) -> Module:
@@ -37,6 +44,7 @@ def mtp_block(shapes: Shapes, *, after: str) -> Module:
     depths = tuple(_depth(shapes, depth, after=after) for depth in range(shapes.model.mtp_num_layers))
     return Module(
         name="mtp",
+        kind=ModuleKind.MTP,
         backward_workspace=(_all_depths(shapes, "gradient of the hidden states of all depths"),),
         children=depths,
         source="MultiTokenPredictionBlock",
@@ -53,25 +61,22 @@ def _all_depths(shapes: Shapes, name: str, *, made_in: str = "") -> Tensor:
 
 def _depth(shapes: Shapes, depth: int, *, after: str) -> Module:
     """[s, b, h] and the token ids → [s, b, h]."""
-    recompute = shapes.job.recompute
+    recompute = shapes.inputs.recompute
     recomputed = recompute.granularity == "full" and recompute.method == "uniform"  # block leaves these layers alone
     before = f"mtp.layers.{depth - 1}.final_layernorm" if depth else after
     states = shapes.hidden("checkpoint input", made_in=MODEL_PATH + before)
     here = f"{MODEL_PATH}mtp.layers.{depth}"
-    offload = shapes.job.activation_offload
-    stays = offload is not None and offload.last_stays and depth == shapes.model.mtp_num_layers - 1
-    inside = (*_joined(shapes, states=states, here=here, kept_apart=recomputed), _layer(shapes, stays=stays), _final_norm(shapes))
+    inside = (*_joined(shapes, states=states, here=here, kept_apart=recomputed), _layer(shapes), _final_norm(shapes))
     if recomputed:
         kept: tuple[Tensor, ...] = (states, shapes.hidden(EMBEDDED, made_in=_embedding(shapes)))
         outlives: tuple[Tensor, ...] = ()
-        if _is_mixture(shapes):
-            from analyzer.modules.moe.layer import named_by_probabilities  # a millisecond that most launches need not spend
-
+        if _has_experts(shapes):
             kept = tuple(replace(tensor, lingers=True) for tensor in kept)
-            outlives = named_by_probabilities(shapes)[1:] * 2
+            outlives = moe_checkpoint_leftovers(shapes)[1:] * 2
         inside = (
             Module(
                 name="checkpoint",
+                kind=ModuleKind.CHECKPOINT,
                 function=True,
                 saved=kept,
                 outlives=outlives,
@@ -83,6 +88,7 @@ def _depth(shapes: Shapes, depth: int, *, after: str) -> Module:
         )
     return Module(
         name="layers",
+        kind=ModuleKind.MTP_DEPTH,
         collectives=_roll_messages(shapes, ("int64", "int64")),  # token and position ids
         children=(_lookup(shapes, here=here), *inside),
         source="MultiTokenPredictionLayer",
@@ -134,6 +140,7 @@ def _projection(shapes: Shapes, *, here: str) -> Module:
     viewed = whole if shapes.sp else ()
     return Module(
         name="eh_proj",
+        kind=ModuleKind.MTP_PROJECTION,
         parameters=(split_weight(shapes, (h // t, 2 * h), full=(h, 2 * h)),),
         saved=(*kept_input(shapes, read, gathered=shapes.sp), *viewed),
         forward_workspace=(*forward_input(shapes, read, gathered=gathered), part, *(() if viewed else whole)),
@@ -165,19 +172,19 @@ def _projection_messages(shapes: Shapes) -> tuple[Collective, ...]:
     )
 
 
-def _is_mixture(shapes: Shapes) -> bool:
-    """Whether a prediction layer is one, as the decoder's last."""
+def _has_experts(shapes: Shapes) -> bool:
+    """Whether a prediction layer is a MoE layer, as the last layer of the decoder."""
     return shapes.model.moe is not None and shapes.model.moe.layers[-1]
 
 
-def _layer(shapes: Shapes, *, stays: bool) -> Module:
-    """A transformer layer like the decoder's last. `stays`: it is not offloaded, since its backward comes next."""
-    kind = LayerKind(mixture=_is_mixture(shapes), stays=stays)
-    return replace(kind.build(shapes, input_shares=PROJECTED if shapes.sp else ""), name="transformer_layer")
+def _layer(shapes: Shapes) -> Module:
+    """A transformer layer like the last one of the decoder."""
+    kind = LayerKind(moe=_has_experts(shapes))
+    return replace(layer_tree(shapes.inputs, kind, PROJECTED if shapes.sp else ""), name="transformer_layer")
 
 
 def _final_norm(shapes: Shapes) -> Module:
-    norm = standalone_norm(shapes, "final_layernorm", input_made_in="transformer_layer")
+    norm = standalone_norm(shapes, "final_layernorm", ModuleKind.FINAL_NORM, input_made_in="transformer_layer")
     return replace(norm, forward_workspace=(*norm.forward_workspace, _all_depths(shapes, ALL_DEPTHS)))
 
 
@@ -186,7 +193,7 @@ def _roll_messages(shapes: Shapes, dtypes: tuple[str, ...]) -> tuple[Collective,
 
     Counted for a rank with as many neighbours as any has: two, or the one of a pair.
     """
-    neighbours = min(2, shapes.job.parallel.context - 1)
+    neighbours = min(2, shapes.split.context - 1)
     if not neighbours:
         return ()
     return tuple(

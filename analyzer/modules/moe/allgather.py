@@ -1,6 +1,6 @@
 """The all-gather dispatcher: every rank is sent all tokens of the group, and picks those of its experts.
 
-Legend as in dispatch.py; W tokens of the group (T·P), El = E/ep experts of this rank.
+Legend as in routing.py; W tokens of the group (T·P), El = E/ep experts of this rank.
 
 Source: core/transformer/moe/token_dispatcher.py `MoEAllGatherTokenDispatcher`, moe_utils.py permute and unpermute (0.16.1).
 The gathered tokens themselves lie in Megatron's global memory buffer, which `runtime` counts.
@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analyzer.modules.moe.alltoall import Routing, shared_output, summed_rows
+from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.moe.routing import Routing, shared_output, summed_rows
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import Collective, Module, Tensor
+from analyzer.modules.tree import Collective, Module, Tensor, largest
 
 
 def gathered_tokens(shapes: Shapes) -> Tensor:
@@ -53,6 +54,7 @@ def allgather_dispatch(shapes: Shapes) -> Module:
     rows = routing.row_tensor("rows of the local experts", routing.rows)
     return Module(
         name="dispatch",
+        kind=ModuleKind.DISPATCH,
         function=True,
         saved=(
             row_map,
@@ -105,10 +107,10 @@ def allgather_combine(shapes: Shapes) -> Module:
         saved=kept,
         forward_workspace=(
             *gathered_probabilities(routing),
-            *max(forward, key=lambda tensors: sum(tensor.bytes for tensor in tensors)),
+            *largest(*forward),
             *shared_output(routing),
         ),
-        backward_workspace=max(backward, key=lambda tensors: sum(tensor.bytes for tensor in tensors)),
+        backward_workspace=largest(*backward),
         collectives=tuple(_messages_back(routing)),
         source="MoEAllGatherTokenDispatcher",
     )

@@ -1,7 +1,4 @@
-"""How tokens reach their experts and come back: rows on this rank, buffers on the way, messages.
-
-Legend: T tokens of this rank (s·b, or s·b/t under sequence parallelism), k experts of a token, E experts, P ranks of
-the tp_ep group (expert-tensor size times expert size), hx width of a row (h, or the latent size).
+"""The all-to-all dispatcher: each token is sent to the ranks of its experts, and back. Legend as in routing.py.
 
 Source: core/transformer/moe/token_dispatcher.py and moe_utils.py permute, unpermute, sort_chunks_by_idxs (0.16.1).
 """
@@ -9,117 +6,15 @@ Source: core/transformer/moe/token_dispatcher.py and moe_utils.py permute, unper
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 
-from analyzer.modules.quantized import align_size
+from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.moe.routing import Routing, shared_output, summed_rows
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import Collective, Module, Tensor
-from analyzer.specs import FlexSpec, MoeSpec
-from analyzer.units import ceil_div
+from analyzer.modules.tree import Collective, Module, Tensor, largest
 
 
-@dataclass(frozen=True)
-class Routing:
-    """Sizes of routed tokens. Routing is balanced but for `--info-moe-imbalance`, which scales the rows of the experts."""
-
-    shapes: Shapes
-
-    @property
-    def moe(self) -> MoeSpec:
-        """The mixture; only asked where there is one."""
-        assert self.shapes.model.moe is not None
-        return self.shapes.model.moe
-
-    @property
-    def flex(self) -> FlexSpec:
-        """Settings of the flex dispatcher; only asked where it is used."""
-        assert self.moe.flex is not None
-        return self.moe.flex
-
-    @cached_property
-    def ep(self) -> int:
-        """Expert-parallel size."""
-        return self.shapes.job.parallel.expert
-
-    @cached_property
-    def etp(self) -> int:
-        """Expert-tensor-parallel size."""
-        return self.shapes.job.parallel.expert_tensor
-
-    @cached_property
-    def local_experts(self) -> int:
-        """E/ep."""
-        return self.moe.num_experts // self.ep
-
-    @cached_property
-    def tokens(self) -> int:
-        """T."""
-        return self.shapes.s_split * self.shapes.b
-
-    @cached_property
-    def width(self) -> int:
-        """hx."""
-        return self.moe.latent_size or self.shapes.model.hidden_size
-
-    @cached_property
-    def sent(self) -> int:
-        """Rows that this rank sends: T·k, or E times the capacity where inputs are padded to it."""
-        if self.moe.pad_to_capacity and self.moe.capacity_factor is not None:
-            capacity = ceil_div(int(self.moe.topk * self.tokens * self.moe.capacity_factor), self.moe.num_experts)
-            return capacity * self.moe.num_experts
-        padding = self._padding(self.moe.num_experts) if self.moe.pad_for_quantization else 0
-        return self.tokens * self.moe.topk + padding
-
-    @cached_property
-    def rows(self) -> int:
-        """Rows that this rank's experts work on; HybridEP pads them where they arrive."""
-        padding = self._padding(self.local_experts) if self._padded_on_arrival else 0
-        return int(self.sent * self.etp * self.moe.imbalance) + padding
-
-    @property
-    def _padded_on_arrival(self) -> bool:
-        return self.moe.flex is not None and self.moe.flex.backend == "hybridep" and not self.moe.pad_to_capacity
-
-    def _padding(self, groups: int) -> int:
-        """Rows that bring each of so many groups to the multiple that FP8 products need: half a multiple each, on average.
-
-        Source: core/fp8_utils.py get_fp8_align_size (0.16.1).
-        """
-        fp8 = self.shapes.fp8
-        if fp8 is None:
-            return 0
-        return groups * align_size(fp8.recipe) // 2
-
-    @cached_property
-    def pads(self) -> bool:
-        """Whether the experts copy their rows to pad them for FP8: not where each already gets a multiple."""
-        if self.shapes.fp8 is None or self.moe.pad_for_quantization or self._padded_on_arrival:
-            return False
-        return not self.moe.pad_to_capacity or self.rows // self.local_experts % 32 > 0
-
-    @cached_property
-    def multiplied_rows(self) -> int:
-        """Rows of the experts' products, padding counted in."""
-        return self.rows + (self._padding(self.local_experts) if self.pads else 0)
-
-    @cached_property
-    def probability_dtype(self) -> str:
-        """Element type of routing probabilities."""
-        return {"fp32": "fp32", "fp64": "fp64"}.get(self.moe.router_dtype or "", self.shapes.dtype)
-
-    def row_tensor(self, name: str, rows: int, width: int | None = None, *, dtype: str | None = None, made_in: str = "") -> Tensor:
-        """[rows, width]."""
-        return Tensor(
-            name=name, shape=(rows, width or self.width), dtype=dtype or self.shapes.dtype, formula="T·k rows", made_in=made_in
-        )
-
-    def message(self, kind: str, group: str, shape: tuple[int, ...], dtype: str, phase: str, count: int = 1) -> Collective:
-        """A message of the dispatcher."""
-        return Collective(kind=kind, group=group, shape=shape, dtype=dtype, phase=phase, count=count)  # type: ignore[arg-type]
-
-
-def dispatch(shapes: Shapes) -> Module:
+def alltoall_dispatch(shapes: Shapes) -> Module:
     """Tokens [T, hx] → rows of the local experts, sorted by expert."""
     routing = Routing(shapes)
     moe = routing.moe
@@ -134,6 +29,7 @@ def dispatch(shapes: Shapes) -> Module:
     several = routing.local_experts > 1
     return Module(
         name="dispatch",
+        kind=ModuleKind.DISPATCH,
         function=True,
         saved=(
             replace(row_map, lingers=True),
@@ -148,7 +44,7 @@ def dispatch(shapes: Shapes) -> Module:
             *shared_output(routing),
         ),
         # each step of the way back reads one and writes another
-        backward_workspace=_largest(
+        backward_workspace=largest(
             (
                 routing.row_tensor("row gradients", routing.rows),
                 *((routing.row_tensor("sorted row gradients", routing.rows),) if several or routing.ep > 1 else ()),
@@ -179,45 +75,16 @@ def _sort_map(routing: Routing) -> tuple[Tensor, ...]:
     return (Tensor(name="sort map", shape=(routing.rows,), dtype="int32", formula="4·T·k"),)
 
 
-def dispatched(routing: Routing) -> tuple[Tensor, ...]:
-    """Tokens as they were sent and as they came, which the frame of the layer names to its end (`MoELayer.forward`).
+def dispatched_tokens(routing: Routing) -> tuple[Tensor, ...]:
+    """Tokens as they were sent and received, which the frame of the layer references until it returns.
 
-    Where nothing is sent they are one, and where nothing is sorted the experts keep the last. Gathered tokens lie in a buffer
-    that stays, and only their probabilities are named.
+    If nothing is sent they are one tensor; if nothing is sorted the experts save the last one.
     """
-    if routing.moe.dispatcher == "allgather":
-        from analyzer.modules.moe.allgather import gathered_probabilities  # a millisecond that most launches need not spend
-
-        return gathered_probabilities(routing)
-    if routing.moe.dispatcher != "alltoall":
-        return ()
-    arrives_apart = routing.local_experts > 1 or routing.etp > 1
+    sorts = routing.local_experts > 1 or routing.etp > 1
     sent = routing.row_tensor("permuted tokens", routing.sent)
     if routing.ep == 1:
-        return (sent,) if arrives_apart else ()
-    return (sent, *((routing.row_tensor("received tokens", routing.sent),) if arrives_apart else ()))
-
-
-def summed_rows(routing: Routing, rows: int, *, made_in: str = "") -> tuple[Tensor, ...]:
-    """Rows that are added up to tokens, which PyTorch keeps where it does so deterministically: `index_add_` names its source.
-
-    `unpermute` in moe_utils.py, from 0.15 on.
-    """
-    if not routing.moe.adds_by_index or routing.moe.permute_fusion:
-        return ()
-    return (routing.row_tensor("rows that are summed", rows, made_in=made_in),)
-
-
-def shared_output(routing: Routing) -> tuple[Tensor, ...]:
-    """What the shared experts gave, until it is added to the output of the others."""
-    if not routing.moe.shared_ffn_hidden_size or routing.moe.shared_overlap:
-        return ()
-    return (routing.shapes.hidden("output of the shared experts"),)
-
-
-def _largest(*groups: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Of groups of tensors that are never alive together, the one that needs most."""
-    return max(groups, key=lambda group: sum(tensor.bytes for tensor in group))
+        return (sent,) if sorts else ()
+    return (sent, *((routing.row_tensor("received tokens", routing.sent),) if sorts else ()))
 
 
 def _messages(routing: Routing) -> Iterator[Collective]:
@@ -265,7 +132,7 @@ def _summed_over_parts(routing: Routing) -> tuple[Tensor, ...]:
     return (*cast, *flat, routing.row_tensor("sums", routing.sent, dtype=dtype))
 
 
-def combine(shapes: Shapes) -> Module:
+def alltoall_combine(shapes: Shapes) -> Module:
     """Rows of the local experts → [T, h], summed over the experts of each token."""
     routing = Routing(shapes)
     several = routing.local_experts > 1
@@ -282,7 +149,7 @@ def combine(shapes: Shapes) -> Module:
     travels = (routing.row_tensor("sent gradients", routing.sent),) if routing.ep > 1 or gathers else ()
     again = (several and routing.ep == 1) or gathers
     sorts = (routing.row_tensor("sorted gradients", routing.rows),) if again else ()
-    forward = _largest(
+    forward = largest(
         (routing.row_tensor("expert output", routing.rows), *unsorted, *_summed_over_parts(routing)),
         (*(unsorted or (routing.row_tensor("expert output", routing.rows),)), *returned),
         (*last, *output),
@@ -291,8 +158,8 @@ def combine(shapes: Shapes) -> Module:
         name="combine",
         function=True,
         saved=(*_sort_map(routing), *kept),
-        forward_workspace=(*dispatched(routing), *forward, *shared),
-        backward_workspace=_largest(
+        forward_workspace=(*dispatched_tokens(routing), *forward, *shared),
+        backward_workspace=largest(
             (gradient, routing.row_tensor("sent gradients", routing.sent)),
             (gradient, *travels, routing.row_tensor("received gradients", routing.rows), *sorts),
         ),

@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from analyzer.modules.moe.alltoall import Routing, shared_output
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.flex import arrivals, messages
+from analyzer.modules.moe.routing import Routing, shared_output
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Tensor
-from analyzer.specs import TrainingJob
 from analyzer.units import MIB, round_up
 
 PEERS: Final = 8
@@ -30,9 +30,9 @@ NETWORK_GRANULARITY: Final = 512 * MIB
 """NVSHMEM_CUMEM_GRANULARITY, which DeepEP sets."""
 
 
-def deepep_buffer_bytes(job: TrainingJob) -> int:
+def deepep_buffer_bytes(shapes: Shapes) -> int:
     """Memory of DeepEP's buffers on a rank, which the driver hands out and PyTorch does not know of."""
-    routing = Routing(Shapes(job))
+    routing = Routing(shapes)
     ranks = routing.ep * routing.etp
     channels = routing.flex.sms // 2
     row = 2 * routing.width + ROW_EXTRA
@@ -57,6 +57,7 @@ def deepep_dispatch(shapes: Shapes) -> Module:
     )
     return Module(
         name="dispatch",
+        kind=ModuleKind.DISPATCH,
         function=True,
         saved=(
             Tensor(name="chosen instances", shape=choices, dtype="int64", formula="8·T·k", lingers=True),

@@ -1,8 +1,9 @@
-"""The flex dispatcher: each token travels once to each rank that has one of its experts, and is spread out there.
+"""What the backends of the flex dispatcher share: how many tokens arrive, and their messages.
 
-Legend as in dispatch.py; A are the tokens that arrive on a rank, El = E/ep its experts, P the ranks that share experts.
-Choices of experts are taken to be independent: a token misses all of El experts with probability ∏ (E - El - i)/(E - i) over
-its k choices.
+Each token is sent once to each rank that has one of its experts, and copied there for each expert.
+Legend as in routing.py; A is the number of tokens that arrive
+on a rank, El = E/ep its experts, P the ranks that share experts. Expert choices are assumed to be
+independent: a token has none of the El experts with probability ∏ (E - El - i)/(E - i) over its k choices.
 
 Source: core/transformer/moe/token_dispatcher.py `MoEFlexTokenDispatcher` (0.16.1).
 """
@@ -11,34 +12,8 @@ from __future__ import annotations
 
 from math import prod
 
-from analyzer.modules.moe.alltoall import Routing
-from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import Collective, Module
-from analyzer.specs import TrainingJob
-
-
-def flex(shapes: Shapes) -> tuple[Module, Module]:
-    """The way to the experts, and the way back, by the backend of the launch."""
-    if Routing(shapes).flex.backend == "hybridep":
-        from analyzer.modules.moe.hybridep import hybridep_combine, hybridep_dispatch
-
-        return hybridep_dispatch(shapes), hybridep_combine(shapes)
-    from analyzer.modules.moe.deepep import deepep_combine, deepep_dispatch
-
-    return deepep_dispatch(shapes), deepep_combine(shapes)
-
-
-def flex_buffer_bytes(job: TrainingJob) -> int:
-    """Memory of the backend's buffers on a rank, which the driver hands out and PyTorch does not know of."""
-    if job.model.moe is None or job.model.moe.flex is None:
-        return 0
-    if job.model.moe.flex.backend == "hybridep":
-        from analyzer.modules.moe.hybridep import hybridep_buffer_bytes
-
-        return hybridep_buffer_bytes(job)
-    from analyzer.modules.moe.deepep import deepep_buffer_bytes
-
-    return deepep_buffer_bytes(job)
+from analyzer.modules.moe.routing import Routing
+from analyzer.modules.tree import Collective
 
 
 def arrivals(routing: Routing) -> int:

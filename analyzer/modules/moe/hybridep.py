@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from analyzer.modules.moe.alltoall import Routing, shared_output
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.flex import arrivals, messages
+from analyzer.modules.moe.routing import Routing, shared_output
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Tensor
-from analyzer.specs import TrainingJob
 from analyzer.units import round_up
 
 FEWEST_TOKENS: Final = 512
@@ -26,9 +26,9 @@ MAP_BLOCK: Final = 16
 """Rows of the map of what other domains send are a multiple of it."""
 
 
-def hybridep_buffer_bytes(job: TrainingJob) -> int:
+def hybridep_buffer_bytes(shapes: Shapes) -> int:
     """Room for every token of the group on every rank, and between domains for those of a rank, to send and to receive."""
-    routing = Routing(Shapes(job))
+    routing = Routing(shapes)
     ranks = routing.ep * routing.etp
     domain, domains = routing.flex.nvlink_ranks, ranks // routing.flex.nvlink_ranks
     tokens = max(routing.tokens, FEWEST_TOKENS)
@@ -59,6 +59,7 @@ def hybridep_dispatch(shapes: Shapes) -> Module:
     )
     return Module(
         name="dispatch",
+        kind=ModuleKind.DISPATCH,
         function=True,
         saved=(
             Tensor(name="places in the domain", shape=(tokens * domains, domain), dtype="int32", formula="4·T·P"),

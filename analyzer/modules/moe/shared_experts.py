@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import column_collectives, row_collectives, split_weight, weight_gradient
 from analyzer.modules.mlp import kept_by_gate
-from analyzer.modules.moe.alltoall import Routing
+from analyzer.modules.moe.routing import Routing
 from analyzer.modules.quantized import backward_input, forward_input, keeps_original, kept_input, output_gradient
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Parameter, Tensor
@@ -31,7 +32,7 @@ def shared_experts(shapes: Shapes) -> Module:
     read = shapes.wide("fc1 output", gates * width, "2·fs/t" if model.gated else "fs/t", made_in="mlp.shared_experts.linear_fc1")
     activated = kept_by_gate(model, lambda name, elements: shapes.wide(name, elements, "fs/t"), width)
     name = "input of the shared experts"
-    read_first = shapes.hidden(name, made_in="pre_mlp_layernorm", shares=shapes.keeper_of_mixture_input)
+    read_first = shapes.hidden(name, made_in="pre_mlp_layernorm", shares=shapes.keeper_of_moe_input)
     kept = shapes.hidden("input", shares=name)
     original = keeps_original(shapes)
     apart = moe.shared_overlap  # then the dispatcher calls its parts, and its linear layers exchange nothing themselves
@@ -45,6 +46,7 @@ def shared_experts(shapes: Shapes) -> Module:
     inside: tuple[Module, ...] = (
         Module(
             name="linear_fc1",
+            kind=ModuleKind.FC1,
             parameters=(split_weight(shapes, (gates * width, h), full=(gates * full, h)),),
             saved=(kept,) if original else kept_input(shapes, kept, gathered=shapes.sp and not apart),
             forward_workspace=(*forward_input(shapes, kept, gathered=gathered, original=original), read),
@@ -59,6 +61,7 @@ def shared_experts(shapes: Shapes) -> Module:
         ),
         Module(
             name="activation_func",
+            kind=ModuleKind.ACTIVATION,
             function=True,
             saved=(read, *activated),
             forward_workspace=(shapes.wide("output", width, "fs/t"),),
@@ -69,6 +72,7 @@ def shared_experts(shapes: Shapes) -> Module:
         ),
         Module(
             name="linear_fc2",
+            kind=ModuleKind.FC2,
             parameters=(split_weight(shapes, (h, width), full=(h, full)),),
             saved=kept_input(shapes, product),
             forward_workspace=(*forward_input(shapes, product), shapes.hidden("output", gathered=True)),
@@ -85,6 +89,7 @@ def shared_experts(shapes: Shapes) -> Module:
     recomputed = shapes.recomputes("shared_experts")
     return Module(
         name="shared_experts",
+        kind=ModuleKind.SHARED_EXPERTS,
         parameters=gate,
         saved=(read_first,),
         backward_workspace=(shapes.hidden("input gradient of the routed experts"), *(shapes.made_again if recomputed else ())),

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from analyzer.layout.groups import RankRanges
 from analyzer.memory.verdict import fullest
 from analyzer.report.console import names
 from analyzer.report.console.text import DIM, GAP, INDENT, Line, fit, heading, line, table, wrap
-from analyzer.results import MemoryPart, RankClass, RankMemory, RankRanges, Report
+from analyzer.results import MemoryPart, RankClass, RankMemory, Report
 from analyzer.units import format_bytes, format_count
 
 COLUMNS_SHOWN = 6

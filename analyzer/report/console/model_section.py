@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from analyzer.layout.stages import Chunk
 from analyzer.modules.tree import Collective, Module
 from analyzer.report import tree_sums as folds
 from analyzer.report.console import names
 from analyzer.report.console.text import INDENT, KEY, Line, heading, line, table
 from analyzer.report.console.tree_view import Figure, Note, tree_view
-from analyzer.results import Chunk, RankClass, Report
+from analyzer.results import RankClass, Report
 from analyzer.units import format_bytes, format_count, format_shape
 
 PHASES = ("forward", "backward", "recompute", "gradient", "parameter")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from analyzer.layout.groups import node_name
-from analyzer.results import RankRanges
+from analyzer.layout.groups import RankRanges, node_name
 
 GROUPS: Final = {
     "tp": "tensor",

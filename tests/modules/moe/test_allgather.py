@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from analyzer.memory.ranks import rank_classes, stage_models
-from analyzer.memory.workspaces import runtime_items
+from analyzer.memory.ranks import rank_classes
+from analyzer.memory.workspaces import workspaces
 from analyzer.modules.tree import Module
+from analyzer.passes.stages import stage_models
 from analyzer.specs import TrainingJob
 from tests.job_of import job_of
 
@@ -40,10 +41,10 @@ def test_deterministic_sums_keep_their_rows(more: str, release: str, kept: int) 
 def test_gathered_tokens_lie_in_a_buffer_that_stays(vocabulary: str) -> None:
     """`gather_from_sequence_parallel_region` with `use_global_buffer`: tokens of four ranks, more than the output layer gathers."""
     job = job_of(f"{SINKHORN} {vocabulary}")
-    [buffer] = [item for item in runtime_items(job, stage_models(job)[0].trees) if "global memory buffer" in item.name]
+    [buffer] = [item for item in workspaces(job, stage_models(job)[0].trees) if "global memory buffer" in item.name]
     assert buffer.bytes == 2 * WORLD * H
     alone = job_of(f"--num-experts 8 --disable-bias-linear {vocabulary}")
-    assert not any("global memory buffer" in item.name for item in runtime_items(alone, stage_models(alone)[0].trees))
+    assert not any("global memory buffer" in item.name for item in workspaces(alone, stage_models(alone)[0].trees))
 
 
 def test_what_the_dispatcher_keeps() -> None:

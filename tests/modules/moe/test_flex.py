@@ -9,9 +9,10 @@ import pytest
 from analyzer.errors import InputError
 from analyzer.memory.device_overhead import outside_allocator_bytes
 from analyzer.memory.ranks import rank_classes
-from analyzer.modules.moe.alltoall import Routing
-from analyzer.modules.moe.flex import arrivals, flex_buffer_bytes
-from analyzer.modules.shapes import Shapes
+from analyzer.modules.moe.dispatchers import flex_buffer_bytes
+from analyzer.modules.moe.flex import arrivals
+from analyzer.modules.moe.routing import Routing
+from analyzer.modules.shapes import shapes_of
 from analyzer.units import MIB
 from tests.job_of import job_of
 
@@ -23,7 +24,7 @@ S = 2048
 
 
 def routing(ranks: int, more: str = "") -> Routing:
-    return Routing(Shapes(job_of(f"{FLEX} {ranks} {more}", gpus=max(8, ranks))))
+    return Routing(shapes_of(job_of(f"{FLEX} {ranks} {more}", gpus=max(8, ranks))))
 
 
 @pytest.mark.parametrize(("ranks", "topk"), [(2, 2), (4, 2), (4, 3), (8, 2), (8, 4)])
@@ -41,20 +42,20 @@ def test_buffers_in_a_node() -> None:
     job = job_of(f"{FLEX} 8")
     row = 2 * 1024 + 8 + 128 * 8 + 128 * 4 + 128 * 4
     bytes_ = 10 * 8 * ((2 * 1 + 3) * 4 + 256 * row)
-    assert flex_buffer_bytes(job) == -(-bytes_ // 128) * 128
+    assert flex_buffer_bytes(shapes_of(job)) == -(-bytes_ // 128) * 128
     plain = job_of(f"{MIXTURE} --moe-token-dispatcher-type alltoall --expert-model-parallel-size 8")
-    assert outside_allocator_bytes(job) - outside_allocator_bytes(plain) == flex_buffer_bytes(job)
+    assert outside_allocator_bytes(job) - outside_allocator_bytes(plain) == flex_buffer_bytes(shapes_of(job))
 
 
 def test_buffers_over_a_network_come_in_large_pieces() -> None:
     job = job_of(f"{FLEX} 16 --num-experts 16", gpus=16)
     near = 10 * 8 * ((2 * 2 + 3) * 4 + 288 * (2 * 1024 + 8 + 2048))
-    assert flex_buffer_bytes(job) == -(-near // 128) * 128 + 512 * MIB
+    assert flex_buffer_bytes(shapes_of(job)) == -(-near // 128) * 128 + 512 * MIB
 
 
 def test_hybridep_holds_the_tokens_of_its_whole_group() -> None:
     """buffer/intranode.cu: 8 ranks × 2048 tokens, each h in 16 bit, a scale for 128 values, and weights of 8 experts in fp32."""
-    assert flex_buffer_bytes(job_of(f"{HYBRID} 8")) == 8 * 2048 * (2 * 1024 + 4 * 1024 // 128 + 4 * 8)
+    assert flex_buffer_bytes(shapes_of(job_of(f"{HYBRID} 8"))) == 8 * 2048 * (2 * 1024 + 4 * 1024 // 128 + 4 * 8)
 
 
 def test_hybridep_between_domains() -> None:
@@ -63,12 +64,12 @@ def test_hybridep_between_domains() -> None:
     values, scales, weights = 2 * 1024, 4 * 1024 // 128, 4 * 4
     near = 8 * S * (values + scales + weights)
     far = S * (values + scales + 2 * weights) + S * (values + scales + weights) + 2 * S * (values + weights)
-    assert flex_buffer_bytes(job) == near + far
+    assert flex_buffer_bytes(shapes_of(job)) == near + far
 
 
 def test_few_tokens_take_room_for_512() -> None:
     few, many = (job_of(f"{HYBRID} 4 --seq-length {length}") for length in (128, 512))
-    assert flex_buffer_bytes(few) == flex_buffer_bytes(many)
+    assert flex_buffer_bytes(shapes_of(few)) == flex_buffer_bytes(shapes_of(many))
 
 
 def test_hybridep_keeps_maps_of_the_group_and_no_arrived_tokens() -> None:
@@ -82,7 +83,7 @@ def test_hybridep_keeps_maps_of_the_group_and_no_arrived_tokens() -> None:
 
 def test_hybridep_pads_rows_for_fp8_where_they_arrive() -> None:
     """`pad_multiple`: half of 16 rows for each of two local experts, and no copy by the experts."""
-    fp8 = Routing(Shapes(job_of(f"{HYBRID} 4 --fp8-format hybrid")))
+    fp8 = Routing(shapes_of(job_of(f"{HYBRID} 4 --fp8-format hybrid")))
     assert fp8.rows == fp8.multiplied_rows == 2 * S + 2 * 16 // 2
 
 

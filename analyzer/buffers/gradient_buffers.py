@@ -8,13 +8,14 @@ optimizer there is a parameter buffer of the same elements in `parameter_dtype`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import lcm
-from typing import Final, Literal
+from typing import Final
 
+from analyzer.buffers.parameter_order import creation_order
+from analyzer.layout.data_parallel import ReductionGroup, reduction_size
 from analyzer.modules.tree import Module, Parameter
-from analyzer.results import StageModel
 from analyzer.specs import TrainingJob
 from analyzer.units import round_up
 
@@ -28,7 +29,7 @@ DEFAULT_BUCKET_SIZE: Final = 40_000_000
 DEFAULT_BUCKET_SIZE_PER_RANK: Final = 1_000_000
 """Elements, times the data-parallel size with context: the default where that is more than DEFAULT_BUCKET_SIZE."""
 
-_Kind = tuple[Literal["dp_cp", "edp"], str, str]
+_Kind = tuple[ReductionGroup, str, str]
 """Group, and types of parameters as they are stored and of gradients."""
 
 
@@ -52,7 +53,7 @@ class Buffer:
 
     parameter_dtype: str
     gradient_dtype: str
-    group: Literal["dp_cp", "edp"]
+    group: ReductionGroup
     buckets: tuple[Bucket, ...]
     gathers_through_gradients: bool = False
     """Parameters are gathered in 16 bit through the gradient buffer, and lie in none (`--reuse-grad-buf-for-mxfp8-param-ag`)."""
@@ -61,45 +62,6 @@ class Buffer:
     def numel(self) -> int:
         """Elements that are allocated."""
         return sum(bucket.numel for bucket in self.buckets)
-
-
-def stage_buffers(job: TrainingJob, stage: StageModel) -> tuple[tuple[Buffer, ...], ...]:
-    """Buffers of each chunk of a pipeline rank."""
-    if job.optimizer.muon is not None and job.optimizer.muon.aligned:
-        from analyzer.states.buffers_layer_wise import aligned_buffers  # a millisecond that most launches need not spend
-
-        return aligned_buffers(job, stage)
-    parameters = tuple(tuple(creation_order(tree)) for tree in stage.trees)
-    rank_numel = sum(parameter.numel for chunk in parameters for parameter in chunk)
-    return tuple(
-        chunk_buffers(
-            job,
-            chunk,
-            bucket_size=bucket_size(job, pipeline_rank=stage.pipeline_rank, chunk=index, rank_numel=rank_numel),
-        )
-        for index, chunk in enumerate(parameters)
-    )
-
-
-def creation_order(tree: Module) -> Iterator[Parameter]:
-    """Parameters of a chunk as `named_parameters` lists them."""
-    for module in modules_in_order(tree):
-        yield from module.parameters
-
-
-def modules_in_order(tree: Module) -> Iterator[Module]:
-    """Modules of a chunk in the order in which their parameters are listed.
-
-    That is the order of the tree but for attention, which makes its kernel (with its sinks) and its output projection
-    before the one of queries, keys and values (`Attention.__init__`, `SelfAttention.__init__` in
-    megatron/core/transformer/attention.py).
-    """
-    yield tree
-    children: Sequence[Module] = tree.children
-    if tree.name == "self_attention":
-        children = sorted(children, key=lambda child: (not child.name.startswith("core_attention"), child.name != "linear_proj"))
-    for child in children:
-        yield from modules_in_order(child)
 
 
 def bucket_size(job: TrainingJob, *, pipeline_rank: int, chunk: int, rank_numel: int) -> int | None:
@@ -135,7 +97,7 @@ def chunk_buffers(job: TrainingJob, parameters: Sequence[Parameter], *, bucket_s
             parameter_dtype=job.precision.parameters if mxfp8 and stored == "uint8" else stored,
             gradient_dtype=gradient_dtype,
             group=group,
-            buckets=_buckets(job, members, group_size=reduction_size(job, group), bucket_size=bucket_size),
+            buckets=_buckets(job, members, group_size=reduction_size(job.parallel, group), bucket_size=bucket_size),
             gathers_through_gradients=mxfp8 and stored == "uint8",
         )
         for (group, stored, gradient_dtype), members in _by_kind(job, parameters)
@@ -157,12 +119,6 @@ def _by_kind(job: TrainingJob, parameters: Sequence[Parameter]) -> list[tuple[_K
         stored = "uint8" if parameter.quantized and fp8 is not None and fp8.stored_parameters else parameter.dtype
         kinds.setdefault(("edp" if expert else "dp_cp", stored, gradient_dtype), []).append(parameter)
     return sorted(kinds.items(), key=lambda kind: kind[0][0] == "edp")
-
-
-def reduction_size(job: TrainingJob, group: Literal["dp_cp", "edp"]) -> int:
-    """Ranks over which a bucket is reduced and sharded: those of one instance of the distributed optimizer."""
-    ranks = job.parallel.data_with_context if group == "dp_cp" else job.parallel.expert_data
-    return ranks // job.parallel.distributed_optimizer_instances
 
 
 def shard_numel(buffer: Buffer, group_size: int) -> int:

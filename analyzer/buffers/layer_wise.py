@@ -11,22 +11,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from math import lcm
-from typing import Final, Literal
+from typing import Final
 
+from analyzer.buffers.gradient_buffers import PARAMETER_ALIGNMENT, Bucket, Buffer, bucket_divisor, bucket_size, chunk_buffers
+from analyzer.buffers.matrices import OptimizerParameter, chunk_parameters
+from analyzer.buffers.parameter_order import creation_order
+from analyzer.layout.data_parallel import ReductionGroup, reduction_size
+from analyzer.layout.stages import Chunk
+from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module
-from analyzer.results import Chunk, StageModel
 from analyzer.specs import TrainingJob
-from analyzer.states.buffers import (
-    PARAMETER_ALIGNMENT,
-    Bucket,
-    Buffer,
-    bucket_divisor,
-    bucket_size,
-    chunk_buffers,
-    creation_order,
-    reduction_size,
-)
-from analyzer.states.matrices import Weight, chunk_weights
 from analyzer.units import round_up
 
 PADDING_FLOOR: Final = 0.9
@@ -37,7 +31,7 @@ PADDING_FLOOR: Final = 0.9
 class _Shards:
     """One bucket, as matrices by replica."""
 
-    owned: tuple[tuple[Weight, ...], ...]
+    owned: tuple[tuple[OptimizerParameter, ...], ...]
     numel: int
     """Of one shard, padding counted in."""
 
@@ -55,7 +49,7 @@ def aligned_buffers(job: TrainingJob, stage: StageModel) -> tuple[tuple[Buffer, 
     chunks = []
     for index, (chunk, tree) in enumerate(zip(stage.chunks, stage.trees, strict=True)):
         size = _bucket_size(job, stage, index)
-        rest = [parameter for parameter, listed in chunk_weights(job, chunk, tree) if not listed[0].orthogonalized]
+        rest = [parameter for parameter, listed in chunk_parameters(job, chunk, tree) if not listed[0].orthogonalized]
         matrices = [
             Buffer(
                 parameter_dtype=job.precision.parameters,
@@ -72,13 +66,13 @@ def aligned_buffers(job: TrainingJob, stage: StageModel) -> tuple[tuple[Buffer, 
 def rest_buffers(job: TrainingJob, stage: StageModel) -> Iterator[Buffer]:
     """Of these, those of the distributed optimizer: of everything that is no matrix of Muon's."""
     for index, (chunk, tree) in enumerate(zip(stage.chunks, stage.trees, strict=True)):
-        rest = [parameter for parameter, listed in chunk_weights(job, chunk, tree) if not listed[0].orthogonalized]
+        rest = [parameter for parameter, listed in chunk_parameters(job, chunk, tree) if not listed[0].orthogonalized]
         yield from chunk_buffers(job, rest, bucket_size=_bucket_size(job, stage, index))
 
 
-def shard_owners(job: TrainingJob, stage: StageModel, group: Literal["dp_cp", "edp"]) -> tuple[tuple[Weight, ...], ...]:
+def shard_owners(job: TrainingJob, stage: StageModel, group: ReductionGroup) -> tuple[tuple[OptimizerParameter, ...], ...]:
     """Matrices that each replica of a group owns, over all chunks and buckets of a pipeline rank."""
-    owned: list[list[Weight]] = [[] for _ in range(reduction_size(job, group))]
+    owned: list[list[OptimizerParameter]] = [[] for _ in range(reduction_size(job.parallel, group))]
     for index, (chunk, tree) in enumerate(zip(stage.chunks, stage.trees, strict=True)):
         for shards in _sharded(job, chunk, tree, group=group, size=_bucket_size(job, stage, index)):
             for own, more in zip(owned, shards.owned, strict=True):
@@ -86,7 +80,7 @@ def shard_owners(job: TrainingJob, stage: StageModel, group: Literal["dp_cp", "e
     return tuple(tuple(own) for own in owned)
 
 
-def _groups(job: TrainingJob) -> tuple[Literal["dp_cp", "edp"], ...]:
+def _groups(job: TrainingJob) -> tuple[ReductionGroup, ...]:
     return ("dp_cp", "edp") if job.parallel.expert > 1 else ("dp_cp",)
 
 
@@ -95,15 +89,13 @@ def _bucket_size(job: TrainingJob, stage: StageModel, index: int) -> int | None:
     return bucket_size(job, pipeline_rank=stage.pipeline_rank, chunk=index, rank_numel=numel)
 
 
-def _sharded(
-    job: TrainingJob, chunk: Chunk, tree: Module, *, group: Literal["dp_cp", "edp"], size: int | None
-) -> tuple[_Shards, ...]:
+def _sharded(job: TrainingJob, chunk: Chunk, tree: Module, *, group: ReductionGroup, size: int | None) -> tuple[_Shards, ...]:
     """Buckets of a chunk's matrices, filled in reverse order of creation."""
-    ranks = reduction_size(job, group)
-    listed = [weight for _, weights in chunk_weights(job, chunk, tree) for weight in weights]
+    ranks = reduction_size(job.parallel, group)
+    listed = [weight for _, weights in chunk_parameters(job, chunk, tree) for weight in weights]
     matrices = [weight for weight in listed if weight.orthogonalized and weight.expert == (group == "edp")]
     divisor = lcm(PARAMETER_ALIGNMENT, bucket_divisor(job, ranks) // ranks)
-    closed, held, numel, largest = [], list[Weight](), 0, 0
+    closed, held, numel, largest = [], list[OptimizerParameter](), 0, 0
     for weight in reversed(matrices):
         held.append(weight)
         numel, largest = numel + weight.numel, max(largest, weight.numel)
@@ -115,12 +107,12 @@ def _sharded(
     return tuple(closed)
 
 
-def packed(matrices: Sequence[Weight], *, ranks: int, divisor: int) -> _Shards:
+def packed(matrices: Sequence[OptimizerParameter], *, ranks: int, divisor: int) -> _Shards:
     """Matrices from large to small, each to the shard that is the least full; of equal ones to the first.
 
     Shards are padded to the fullest, and that to a multiple of `divisor` elements.
     """
-    owned: list[list[Weight]] = [[] for _ in range(ranks)]
+    owned: list[list[OptimizerParameter]] = [[] for _ in range(ranks)]
     ends = [(0, rank) for rank in range(ranks)]
     heapify(ends)
     fullest = 0

@@ -14,19 +14,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
-from analyzer.modules.tree import Module, Tensor
-from analyzer.specs import TrainingJob
-from analyzer.states.fsdp_buckets import (
+from analyzer.buffers.fsdp import (
     Segment,
     ShardedBucket,
     bucket_size,
     fsdp_of,
-    is_segment,
     reduced_dtype,
     segments,
     shard_ranks,
     sharded_buckets,
 )
+from analyzer.modules.tree import Module, Tensor
+from analyzer.specs import TrainingJob
 
 LEAST_UNIT: Final = 1_000_000_000
 """Elements of a communication unit, where two average layers are not more (`_init_fsdp_param_and_grad_buffer`)."""
@@ -51,7 +50,7 @@ class ChunkPasses:
 
 
 @dataclass(frozen=True)
-class _Chunk:
+class Gathering:
     """Buckets of a chunk and where they are used."""
 
     job: TrainingJob
@@ -143,10 +142,20 @@ class _Chunk:
         """Elements of these buckets."""
         return sum(self.buckets[number].numel for number in ids)
 
+    def tensors(self, ids: Ids, name: str) -> tuple[Tensor, ...]:
+        """The unsharded buckets outside the persistent buffers: one tensor for each element type."""
+        sizes: dict[str, int] = {}
+        for number in sorted(ids):
+            bucket = self.buckets[number]
+            if shard_ranks(self.job, bucket.group) > 1 and bucket.unit not in self.pooled:
+                dtype = bucket.dtype if name == PARAMETERS else reduced_dtype(self.job, bucket)
+                sizes[dtype] = sizes.get(dtype, 0) + bucket.numel
+        return tuple(Tensor(name=name, shape=(numel,), dtype=dtype, formula="whole buckets") for dtype, numel in sizes.items())
+
 
 def chunk_passes(job: TrainingJob, tree: Module, buckets: tuple[ShardedBucket, ...], *, first: bool = False) -> ChunkPasses:
     """One microbatch through a chunk; `first`: no backward has run yet."""
-    chunk = _Chunk(job, tree, buckets)
+    chunk = Gathering(job, tree, buckets)
     gathered = [0] * len(buckets), [0] * len(buckets)
     nothing: tuple[Ids, ...] = (frozenset(),) * len(chunk.pieces)
     forward = backward = gradients = nothing
@@ -176,7 +185,7 @@ def _gather(ready: set[int], asked: Ids, counts: list[int]) -> bool:
     return bool(missing)
 
 
-def _forward(chunk: _Chunk, ready: set[int], counts: list[int], *, prefetches: bool) -> Iterator[Ids]:
+def _forward(chunk: Gathering, ready: set[int], counts: list[int], *, prefetches: bool) -> Iterator[Ids]:
     """What is unsharded in each segment; `ready` is left as it is at the end. Layers always gather ahead."""
     for piece, parts in zip(chunk.pieces, chunk.parts, strict=True):
         largest: Ids = frozenset(ready)
@@ -189,7 +198,7 @@ def _forward(chunk: _Chunk, ready: set[int], counts: list[int], *, prefetches: b
         yield largest
 
 
-def _backward(chunk: _Chunk, ready: set[int], counts: list[int]) -> Iterator[Ids]:
+def _backward(chunk: Gathering, ready: set[int], counts: list[int]) -> Iterator[Ids]:
     """What is unsharded in each segment, the last first. Only layers gather.
 
     Layers that the end of the forward gathered ahead are given up when the first other layer is gathered.
@@ -219,7 +228,7 @@ def _backward(chunk: _Chunk, ready: set[int], counts: list[int]) -> Iterator[Ids
         yield largest
 
 
-def _gradients(chunk: _Chunk) -> Iterator[Ids]:
+def _gradients(chunk: Gathering) -> Iterator[Ids]:
     """Buckets of gradients in each segment, the last first."""
     unfinished = {number: set(bucket.segments) for number, bucket in enumerate(chunk.buckets)}
     alive: set[int] = set()
@@ -237,7 +246,7 @@ def _gradients(chunk: _Chunk) -> Iterator[Ids]:
         yield largest
 
 
-def _make_room(chunk: _Chunk, alive: set[int], queue: list[int], coming: int) -> None:
+def _make_room(chunk: Gathering, alive: set[int], queue: list[int], coming: int) -> None:
     """Drops the oldest reduced buckets before another one is reduced."""
     waiting = sum(chunk.buckets[number].numel for number in queue)
     coming_unit = chunk.buckets[coming].unit
@@ -247,7 +256,7 @@ def _make_room(chunk: _Chunk, alive: set[int], queue: list[int], coming: int) ->
         alive.discard(oldest)
 
 
-def _beyond_buffers(chunk: _Chunk, queue: Sequence[int], coming: int | None) -> bool:
+def _beyond_buffers(chunk: Gathering, queue: Sequence[int], coming: int | None) -> bool:
     """Whether the persistent buffers are too few for the units that wait and the one that comes."""
     if not fsdp_of(chunk.job).double_buffer:
         return False
@@ -263,62 +272,25 @@ def gathered_after_step(job: TrainingJob, buckets: tuple[ShardedBucket, ...], tr
     fsdp = fsdp_of(job)
     if fsdp.strategy != "optim_grads_params" or not buckets:
         return 0
-    chunk = _Chunk(job, tree, buckets)
+    chunk = Gathering(job, tree, buckets)
     held: Ids = frozenset()
     if fsdp.outside_layers_stay:
         held = frozenset(number for number, bucket in enumerate(buckets) if bucket.unit is None)
     if not job.optimizer.log_params_norm:
         held |= chunk.ahead(chunk.together[0], step=1)
-    return sum(tensor.bytes for tensor in _tensors(chunk, held, PARAMETERS))
+    return sum(tensor.bytes for tensor in chunk.tensors(held, PARAMETERS))
 
 
 def pool_bytes(job: TrainingJob, tree: Module) -> tuple[int, int]:
     """Bytes of the persistent buffers for parameters and for gradients, 0 without `--fsdp-double-buffer`."""
-    chunk = _Chunk(job, tree, sharded_buckets(job, tree))
+    chunk = Gathering(job, tree, sharded_buckets(job, tree))
     if not chunk.pooled:
         return 0, 0
     unit = min(chunk.pooled)
     whole = frozenset(number for number, bucket in enumerate(chunk.buckets) if bucket.unit == unit)
     unpooled = replace(chunk.job, fsdp=replace(fsdp_of(job), double_buffer=False))
-    plain = _Chunk(unpooled, tree, chunk.buckets)
+    plain = Gathering(unpooled, tree, chunk.buckets)
     parameters, gradients = (
-        BUFFERS * sum(tensor.bytes for tensor in _tensors(plain, whole, name)) for name in (PARAMETERS, GRADIENTS)
+        BUFFERS * sum(tensor.bytes for tensor in plain.tensors(whole, name)) for name in (PARAMETERS, GRADIENTS)
     )
     return parameters, gradients
-
-
-def _tensors(chunk: _Chunk, ids: Ids, name: str) -> tuple[Tensor, ...]:
-    """The unsharded buckets that lie outside persistent buffers: one tensor for each element type."""
-    sizes: dict[str, int] = {}
-    for number in sorted(ids):
-        bucket = chunk.buckets[number]
-        if shard_ranks(chunk.job, bucket.group) > 1 and bucket.unit not in chunk.pooled:
-            dtype = bucket.dtype if name == PARAMETERS else reduced_dtype(chunk.job, bucket)
-            sizes[dtype] = sizes.get(dtype, 0) + bucket.numel
-    return tuple(Tensor(name=name, shape=(numel,), dtype=dtype, formula="whole buckets") for dtype, numel in sizes.items())
-
-
-def with_unsharded(job: TrainingJob, tree: Module, *, first: bool = False) -> Module:
-    """The tree with all that is unsharded as workspace of the modules concerned."""
-    chunk = _Chunk(job, tree, sharded_buckets(job, tree))
-    passes = chunk_passes(job, tree, chunk.buckets, first=first)
-    workspaces = [
-        (
-            _tensors(chunk, ahead, PARAMETERS),
-            (*_tensors(chunk, behind, PARAMETERS), *_tensors(chunk, waiting, GRADIENTS)),
-        )
-        for ahead, behind, waiting in zip(passes.forward, passes.backward, passes.gradients, strict=True)
-    ]
-    return decorated(tree, iter(workspaces))
-
-
-def decorated(module: Module, workspaces: Iterator[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]) -> Module:
-    """The module with forward and backward workspace added to its segments, in the order of `segments`."""
-    if not is_segment(module):
-        return replace(module, children=tuple(decorated(child, workspaces) for child in module.children))
-    forward, backward = next(workspaces)
-    return replace(
-        module,
-        forward_workspace=(*module.forward_workspace, *forward),
-        backward_workspace=(*module.backward_workspace, *backward),
-    )

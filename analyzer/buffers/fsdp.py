@@ -10,17 +10,15 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import lcm, prod
-from typing import Final, Literal
 
+from analyzer.buffers.gradient_buffers import DEFAULT_BUCKET_SIZE, DEFAULT_BUCKET_SIZE_PER_RANK
+from analyzer.buffers.parameter_order import creation_order
+from analyzer.layout.data_parallel import ReductionGroup, reduction_size
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Parameter
 from analyzer.specs import FsdpSpec, TrainingJob
-from analyzer.states.buffers import DEFAULT_BUCKET_SIZE, DEFAULT_BUCKET_SIZE_PER_RANK, creation_order, reduction_size
 from analyzer.units import round_up
 
-UNIT_SOURCE: Final = "megatron.core.transformer.TransformerLayer"
-"""The FSDP unit: its parameters are gathered before it runs and dropped after it, where parameters are sharded."""
-
-Group = Literal["dp_cp", "edp"]
 Shape = tuple[int, ...]
 
 
@@ -30,7 +28,7 @@ class ShardedBucket:
 
     unit: int | None
     """Number of the unit in its chunk; None for what is outside."""
-    group: Group
+    group: ReductionGroup
     """Ranks that share it: replicas of the dense model, or of an expert."""
     dtype: str
     """Of the parameters, as they are stored and gathered."""
@@ -63,8 +61,9 @@ def fsdp_of(job: TrainingJob) -> FsdpSpec:
 
 
 def is_unit(module: Module) -> bool:
-    """Whether Megatron takes this module as an FSDP unit, with `--data-parallel-sharding-strategy optim_grads_params`."""
-    return module.source == UNIT_SOURCE
+    """Whether this module is an FSDP unit with `--data-parallel-sharding-strategy optim_grads_params`: its parameters are
+    gathered before it runs and freed after it."""
+    return module.kind is ModuleKind.LAYER
 
 
 def layers_under_checkpoint(module: Module) -> bool:
@@ -141,7 +140,7 @@ def _bucket(
     padded: dict[tuple[int, ...], int],
 ) -> ShardedBucket:
     """One bucket; `padded` remembers sizes, since layers that are alike hold the very same parameters."""
-    group: Group = "edp" if expert else "dp_cp"
+    group: ReductionGroup = "edp" if expert else "dp_cp"
     parameters = tuple(parameter for _, parameter in members)
     key = (expert, *(id(parameter) for parameter in parameters))
     if key not in padded:
@@ -183,12 +182,12 @@ def bucket_size(job: TrainingJob) -> int | None:
     return optimizer.ddp_bucket_size or default
 
 
-def shard_ranks(job: TrainingJob, group: Group) -> int:
+def shard_ranks(job: TrainingJob, group: ReductionGroup) -> int:
     """Ranks over which parameters and gradients are sharded: those of one instance of the optimizer."""
-    return reduction_size(job, group)
+    return reduction_size(job.parallel, group)
 
 
-def padding_ranks(job: TrainingJob, group: Group) -> int:
+def padding_ranks(job: TrainingJob, group: ReductionGroup) -> int:
     """Ranks whose multiple a bucket is: all that share its fp32 weights."""
     instances = job.parallel.distributed_optimizer_instances if fsdp_of(job).outer_sharding else 1
     return shard_ranks(job, group) * instances

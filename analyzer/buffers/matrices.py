@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import Final
 
+from analyzer.buffers.parameter_order import modules_in_order
+from analyzer.layout.stages import Chunk
+from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module, Parameter
-from analyzer.results import Chunk, StageModel
 from analyzer.specs import TrainingJob
-from analyzer.states.buffers import modules_in_order
 
 UNSPLIT: Final = ("position_embeddings", "router", "shared_experts")
 """Matrices of plain modules: the position table, the router's weight, the gate of the shared experts."""
@@ -23,7 +24,7 @@ SPLIT_BY_COLUMN: Final = ("linear_proj", "linear_fc2")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weight:
+class OptimizerParameter:
     """A parameter as the optimizer sees it: of grouped experts one for each."""
 
     shape: tuple[int, ...]
@@ -44,21 +45,21 @@ class Weight:
         return prod(self.shape)
 
 
-def weights(job: TrainingJob, stage: StageModel) -> Iterator[Weight]:
+def weights(job: TrainingJob, stage: StageModel) -> Iterator[OptimizerParameter]:
     """The parameters of a rank in the order in which the optimizers list them: Muon's, then Adam's."""
-    listed = in_creation_order(job, stage)
+    listed = parameters_in_creation_order(job, stage)
     yield from (weight for weight in listed if weight.orthogonalized)
     yield from (weight for weight in listed if not weight.orthogonalized and len(weight.shape) > 1)
     yield from (weight for weight in listed if not weight.orthogonalized and len(weight.shape) == 1)
 
 
-def in_creation_order(job: TrainingJob, stage: StageModel) -> tuple[Weight, ...]:
+def parameters_in_creation_order(job: TrainingJob, stage: StageModel) -> tuple[OptimizerParameter, ...]:
     """The parameters of a rank, chunk by chunk, as `named_parameters` lists them."""
     held = zip(stage.chunks, stage.trees, strict=True)
-    return tuple(weight for chunk, tree in held for _, weights in chunk_weights(job, chunk, tree) for weight in weights)
+    return tuple(weight for chunk, tree in held for _, weights in chunk_parameters(job, chunk, tree) for weight in weights)
 
 
-def chunk_weights(job: TrainingJob, chunk: Chunk, tree: Module) -> Iterator[tuple[Parameter, tuple[Weight, ...]]]:
+def chunk_parameters(job: TrainingJob, chunk: Chunk, tree: Module) -> Iterator[tuple[Parameter, tuple[OptimizerParameter, ...]]]:
     """Each parameter of a chunk, with the weights that the optimizer sees in its place."""
     marked = _marked(chunk)
     for module in modules_in_order(tree):
@@ -75,7 +76,9 @@ def _marked(chunk: Chunk) -> tuple[str, ...]:
     return ("word_embeddings", "output_layer") if chunk.pre_process else ("output_layer",)
 
 
-def _of_parameter(job: TrainingJob, module: Module, parameter: Parameter, *, marked: tuple[str, ...]) -> Iterator[Weight]:
+def _of_parameter(
+    job: TrainingJob, module: Module, parameter: Parameter, *, marked: tuple[str, ...]
+) -> Iterator[OptimizerParameter]:
     expert = parameter.sharding == "expert"
     fused = expert and job.model.moe is not None and job.model.moe.legacy_grouped_gemm
     shapes = [parameter.shape]
@@ -85,7 +88,7 @@ def _of_parameter(job: TrainingJob, module: Module, parameter: Parameter, *, mar
         shapes = [parameter.shape[1:]] * parameter.shape[0]
     split_qkv = module.name == "linear_qkv" and parameter.name == "weight"
     for shape in shapes:
-        yield Weight(
+        yield OptimizerParameter(
             shape=shape,
             dtype=parameter.dtype,
             orthogonalized=len(shape) == 2 and module.name not in marked,

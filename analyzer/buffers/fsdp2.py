@@ -1,0 +1,69 @@
+"""Units of torch's FSDP2: parameters that one collective gathers or reduces.
+
+A unit is the embedding, a transformer layer or the output layer; the rest, the final norm, belongs to the root. Each parameter is
+split along its first dimension, padded to a multiple of the ranks.
+
+Source: megatron/core/distributed/torch_fully_sharded_data_parallel.py (0.16.1),
+torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (torch 2.13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from analyzer.buffers.parameter_order import creation_order
+from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.tree import Module, Parameter
+from analyzer.specs import TrainingJob
+from analyzer.units import ceil_div
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchUnit:
+    """Parameters that are gathered and reduced by one collective."""
+
+    name: str
+    numel: int
+    """With the padding of each parameter."""
+    dtype: str
+
+
+def torch_units(job: TrainingJob, tree: Module) -> Iterator[TorchUnit]:
+    """Units of a chunk in the order of execution; the root's own parameters last."""
+    root: list[Parameter] = []
+    for module in unit_pieces(tree):
+        held = list(creation_order(module))
+        if is_torch_unit(module) and held:
+            yield torch_unit(job, module.name, held)
+        else:
+            root += held
+    if root:
+        yield torch_unit(job, "root", root)
+
+
+def unit_pieces(tree: Module) -> Iterator[Module]:
+    """Units, and modules outside them that have no children."""
+    if is_torch_unit(tree) or not tree.children:
+        yield tree
+        return
+    for child in tree.children:
+        yield from unit_pieces(child)
+
+
+def is_torch_unit(module: Module) -> bool:
+    """Whether Megatron wraps this module as a unit of its own."""
+    return module.kind in (ModuleKind.LAYER, ModuleKind.EMBEDDING, ModuleKind.OUTPUT_LAYER)
+
+
+def torch_unit(job: TrainingJob, name: str, held: list[Parameter]) -> TorchUnit:
+    """The unit of these parameters."""
+    ranks = job.parallel.data_with_context
+    numel = sum(ranks * torch_shard_numel(job, parameter) for parameter in held)
+    return TorchUnit(name=name, numel=numel, dtype=job.precision.parameters)
+
+
+def torch_shard_numel(job: TrainingJob, parameter: Parameter) -> int:
+    """Elements of a parameter on one rank."""
+    rows = parameter.shape[0]
+    return ceil_div(rows, job.parallel.data_with_context) * (parameter.numel // rows)

@@ -1,0 +1,24 @@
+"""Which code stands for the attention branch and for the MoE branch of a layer. Variants are loaded when they are used."""
+
+from __future__ import annotations
+
+from analyzer.modules.shapes import Shapes
+from analyzer.modules.tree import Module
+
+
+def attention_branch(shapes: Shapes, *, fused_norm: bool, input_shares: str) -> Module:
+    """Multi-latent attention if the model has it, else self-attention with its norm fused in where `fused_norm`."""
+    if shapes.model.mla is not None:
+        from analyzer.modules.attention.latent_attention import latent_attention
+
+        return latent_attention(shapes)
+    from analyzer.modules.attention.self_attention import self_attention
+
+    return self_attention(shapes, fused_norm=fused_norm, input_shares=input_shares if fused_norm else "")
+
+
+def moe_branch(shapes: Shapes) -> Module:
+    """A MoE layer."""
+    from analyzer.modules.moe.layer import moe_layer
+
+    return moe_layer(shapes)

@@ -1,0 +1,80 @@
+"""What module formulas depend on, and nothing else: the cache key of module trees.
+
+Two jobs with equal inputs have equal trees, whatever their world size, batch, schedule or optimizer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from analyzer.specs import Fp8Spec, ModelSpec, RecomputeSpec, TrainingJob
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """How the modules of a pipeline stage are split over ranks."""
+
+    tensor: int = 1
+    sequence_parallel: bool = False
+    context: int = 1
+    cp_comm_type: str = "p2p"
+    """p2p, a2a, all_gather or a2a+p2p."""
+    cp_inner_size: int = 1
+    """Ranks of the inner groups of a2a+p2p."""
+    expert: int = 1
+    expert_tensor: int = 1
+    pipelined: bool = False
+    """Whether there are several pipeline stages, so that copies of the word embedding can lie on two of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleInputs:
+    """Everything that the tree of a model chunk depends on, beside the kinds of its layers."""
+
+    model: ModelSpec
+    split: Split
+    micro_batch_size: int
+    sequence_length: int
+    """Tokens of a sample, before context parallelism splits them."""
+    dtype: str
+    """Element type of parameters and activations."""
+    fp8: Fp8Spec | None = None
+    recompute: RecomputeSpec
+    gradient_accumulation_fusion: bool = True
+    """The GEMM of a weight gradient accumulates into the gradient buffer."""
+    attention_mask_in_dataloader: bool = True
+    deterministic: bool = False
+    legacy: bool = False
+    """The code of August 2023."""
+    compute_capability: tuple[int, int] | None = None
+    """Of the target GPU; None if no GPU is given."""
+    multiprocessors: int | None = None
+
+
+def module_inputs(job: TrainingJob) -> ModuleInputs:
+    """The inputs of a job's module trees."""
+    parallel = job.parallel
+    return ModuleInputs(
+        model=job.model,
+        split=Split(
+            tensor=parallel.tensor,
+            sequence_parallel=parallel.sequence_parallel and parallel.tensor > 1,
+            context=parallel.context,
+            cp_comm_type=parallel.cp_comm_type,
+            cp_inner_size=parallel.cp_inner_size,
+            expert=parallel.expert,
+            expert_tensor=parallel.expert_tensor,
+            pipelined=parallel.pipeline > 1,
+        ),
+        micro_batch_size=job.batch.micro_batch_size,
+        sequence_length=job.batch.seq_length,
+        dtype=job.precision.parameters,
+        fp8=job.precision.fp8,
+        recompute=job.recompute,
+        gradient_accumulation_fusion=job.flags.gradient_accumulation_fusion,
+        attention_mask_in_dataloader=job.flags.attention_mask_in_dataloader,
+        deterministic=job.flags.deterministic,
+        legacy=job.megatron == "2023",
+        compute_capability=job.hardware.compute_capability,
+        multiprocessors=job.hardware.multiprocessors,
+    )

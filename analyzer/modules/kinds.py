@@ -1,0 +1,78 @@
+"""What a module is. Names are Megatron's and serve comparison and print; decisions are made by kind."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import Final
+
+
+class ModuleKind(Enum):
+    """The part that a module plays in a GPT model."""
+
+    MODEL = auto()
+    BATCH = auto()
+    EMBEDDING = auto()
+    WORD_EMBEDDINGS = auto()
+    POSITION_EMBEDDINGS = auto()
+    DECODER = auto()
+    LAYER = auto()
+    """A transformer layer, in the decoder or of multi-token prediction."""
+    CHECKPOINT = auto()
+    """Activation checkpointing around whole layers."""
+    ATTENTION = auto()
+    ATTENTION_NORM = auto()
+    QKV = auto()
+    QK_NORMS = auto()
+    Q_NORM = auto()
+    K_NORM = auto()
+    Q_PROJECTION = auto()
+    """Of multi-latent attention without compressed queries."""
+    Q_DOWN = auto()
+    Q_UP = auto()
+    KV_DOWN = auto()
+    KV_UP = auto()
+    ATTENTION_KERNEL = auto()
+    ATTENTION_KERNEL_CHECKPOINT = auto()
+    ATTENTION_OUTPUT = auto()
+    ATTENTION_ADD = auto()
+    """Bias, dropout and residual after attention."""
+    FEED_FORWARD = auto()
+    """A dense FFN or a MoE layer."""
+    FEED_FORWARD_NORM = auto()
+    FC1 = auto()
+    ACTIVATION = auto()
+    FC2 = auto()
+    FEED_FORWARD_ADD = auto()
+    REPLACED_BRANCH = auto()
+    """One linear layer instead of attention or of the FFN."""
+    ROUTER = auto()
+    DISPATCH = auto()
+    EXPERTS = auto()
+    SHARED_EXPERTS = auto()
+    FINAL_NORM = auto()
+    OUTPUT_LAYER = auto()
+    LOSS = auto()
+    MTP = auto()
+    MTP_DEPTH = auto()
+    MTP_PROJECTION = auto()
+    OTHER = auto()
+
+
+LATENT_PROJECTIONS: Final = frozenset(
+    {ModuleKind.Q_PROJECTION, ModuleKind.Q_DOWN, ModuleKind.Q_UP, ModuleKind.KV_DOWN, ModuleKind.KV_UP}
+)
+"""Projections of multi-latent attention."""
+LINEAR: Final = frozenset(
+    {
+        ModuleKind.QKV,
+        *LATENT_PROJECTIONS,
+        ModuleKind.ATTENTION_OUTPUT,
+        ModuleKind.FC1,
+        ModuleKind.FC2,
+        ModuleKind.MTP_PROJECTION,
+    }
+)
+"""Linear layers of transformer layers."""
+ATTENTION_BRANCH: Final = frozenset({ModuleKind.ATTENTION_NORM, ModuleKind.ATTENTION, ModuleKind.ATTENTION_ADD})
+FEED_FORWARD_BRANCH: Final = frozenset({ModuleKind.FEED_FORWARD_NORM, ModuleKind.FEED_FORWARD, ModuleKind.FEED_FORWARD_ADD})
+RESIDUAL_ADDS: Final = frozenset({ModuleKind.ATTENTION_ADD, ModuleKind.FEED_FORWARD_ADD})

@@ -1,0 +1,255 @@
+"""The routed experts of a rank: two GEMMs for each expert, grouped into one call or executed sequentially.
+
+Source: core/transformer/moe/experts.py (0.16.1): TEGroupedMLP, SequentialMLP.
+Symbols as in routing.py; fm is the width of an expert.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.linear import weight_gradient
+from analyzer.modules.mlp import kept_by_gate
+from analyzer.modules.moe.routing import Routing, shared_output
+from analyzer.modules.quantized import Split, backward_input, forward_input, kept_input, output_gradient
+from analyzer.modules.shapes import Shapes
+from analyzer.modules.tree import Module, Parameter, Tensor, largest
+
+
+@dataclass(frozen=True)
+class _Experts:
+    """Sizes and tensors that several parts of the experts share."""
+
+    routing: Routing
+
+    @property
+    def shapes(self) -> Shapes:
+        return self.routing.shapes
+
+    @property
+    def width(self) -> int:
+        """fm, of one expert-tensor-parallel rank."""
+        return self.routing.moe.ffn_hidden_size // self.routing.etp
+
+    @property
+    def gates(self) -> int:
+        """fc1 outputs of `width` for each activation output."""
+        return 2 if self.shapes.model.gated else 1
+
+    @property
+    def rows(self) -> int:
+        return self.routing.multiplied_rows
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows of one GEMM call."""
+        return self.rows // self.routing.local_experts if runs_sequentially(self.routing) else self.rows
+
+    @property
+    def drops_activation(self) -> bool:
+        """`--recompute-modules moe_act`."""
+        return self.shapes.recomputes("moe_act")
+
+    @property
+    def split(self) -> Split:
+        return Split(experts=self.routing.local_experts, in_one_buffer=self.routing.moe.grouped_gemm)
+
+    @property
+    def fc1_output(self) -> Tensor:
+        output = self.routing.row_tensor("fc1 output", self.rows, self.gates * self.width, made_in="mlp.experts.linear_fc1")
+        return _by_expert(self.routing, output)
+
+    @property
+    def activation_output(self) -> Tensor:
+        return self.routing.row_tensor("activation output", self.rows, self.width)
+
+    @property
+    def output_gradient(self) -> Tensor:
+        return self.routing.row_tensor("output gradient", self.rows)
+
+
+def experts(shapes: Shapes, *, dispatched: tuple[Tensor, ...]) -> Module:
+    """Rows [R, hx] → [R, hx] through the local experts; routing probabilities are applied after the activation.
+
+    `dispatched`: tensors of the dispatcher that the layer's frame references until the experts return.
+    """
+    sizes = _Experts(Routing(shapes))
+    routing = sizes.routing
+    return Module(
+        name="experts",
+        kind=ModuleKind.EXPERTS,
+        forward_workspace=(*dispatched, *shared_output(routing)),
+        # sequential experts read views of one gradient of all experts
+        backward_workspace=(sizes.output_gradient,) if runs_sequentially(routing) else (),
+        children=(_fc1(sizes), _activation(sizes), _fc2(sizes)),
+        source="TEGroupedMLP" if routing.moe.grouped_gemm else "SequentialMLP",
+    )
+
+
+def _fc1(sizes: _Experts) -> Module:
+    routing, shapes, split = sizes.routing, sizes.shapes, sizes.split
+    moe = routing.moe
+    shape = (sizes.gates * sizes.width, routing.width)
+    received = routing.row_tensor("input", sizes.rows, made_in="mlp")
+    all_gradients = (routing.row_tensor("input gradients of all experts", sizes.rows),) if runs_sequentially(routing) else ()
+    return Module(
+        name="linear_fc1",
+        kind=ModuleKind.FC1,
+        parameters=(
+            _expert_weight(routing, rows=shape[0], columns=shape[1], full=(sizes.gates * moe.ffn_hidden_size, routing.width)),
+            *_expert_bias(routing, sizes.gates * moe.ffn_hidden_size),
+        ),
+        saved=kept_input(shapes, received, split=split),
+        forward_workspace=(
+            *_held(routing),
+            *forward_input(shapes, received, in_16_bit=False, split=split),
+            sizes.fc1_output,
+        ),
+        backward_workspace=(
+            *output_gradient(
+                shapes, routing.row_tensor("output gradient", sizes.rows_at_once, sizes.gates * sizes.width), split=split
+            ),
+            routing.row_tensor("input gradient", sizes.rows),
+            *all_gradients,
+            *_weight_gradients(routing, shape),
+        ),
+        source="TEGroupedLinear" if moe.grouped_gemm else "TEColumnParallelLinear for each expert",
+    )
+
+
+def _activation(sizes: _Experts) -> Module:
+    """Activation times probabilities. Unfused, the multiplication saves its factor, and a gated activation the activated gate."""
+    routing, model, rows, width = sizes.routing, sizes.shapes.model, sizes.rows, sizes.width
+    unfused: tuple[Tensor, ...] = ()
+    if not (model.bias_activation_fusion and model.gated):
+        unfused = (_by_expert(routing, routing.row_tensor("unweighted activation", rows, width)),)
+    gate = kept_by_gate(model, lambda name, elements: _by_expert(routing, routing.row_tensor(name, rows, elements)), width)
+    promoted: tuple[Tensor, ...] = ()
+    if unfused and routing.moe.router_dtype == "fp32":
+        promoted = (routing.row_tensor("weighted in fp32", rows, width, dtype="fp32"),)
+    recomputed = (*gate, *unfused) if sizes.drops_activation else ()
+    both = routing.row_tensor("gradients of both factors", sizes.rows_at_once, 2 * width)
+    return Module(
+        name="activation_func",
+        kind=ModuleKind.ACTIVATION,
+        function=True,
+        saved=(sizes.fc1_output,) if sizes.drops_activation else (sizes.fc1_output, *gate, *unfused),
+        forward_workspace=(*_held(routing), *recomputed, *promoted, sizes.activation_output),
+        backward_workspace=(
+            *recomputed,
+            routing.row_tensor("output gradient", sizes.rows_at_once, width),
+            # in fp32: gradients of the product, of its factor, and of the probabilities before they are summed
+            *(promoted * 3 or (both,)),
+        ),
+        source="activation times probabilities" if unfused else "weighted_bias_swiglu_impl",
+    )
+
+
+def _fc2(sizes: _Experts) -> Module:
+    routing, shapes, split = sizes.routing, sizes.shapes, sizes.split
+    moe, rows, width = routing.moe, sizes.rows, sizes.width
+    dropped, sequential = sizes.drops_activation, runs_sequentially(routing)
+    shape = (routing.width, width)
+    product = _by_expert(routing, routing.row_tensor("input", rows, width, made_in="mlp.experts"))
+    written = sizes.activation_output
+    # freed before bias and padding are handled
+    quantized = forward_input(shapes, written, in_16_bit=False, original=dropped, split=split)
+    unpadded = (routing.row_tensor("output without padding", routing.rows),) if routing.pads else ()
+    biased = _bias_added(routing)
+    gradient = replace(sizes.output_gradient, shares="gradients of all experts" if sequential else "")
+    return Module(
+        name="linear_fc2",
+        kind=ModuleKind.FC2,
+        parameters=(
+            _expert_weight(routing, rows=shape[0], columns=shape[1], full=(routing.width, moe.ffn_hidden_size)),
+            *_expert_bias(routing, routing.width),
+        ),
+        saved=() if dropped else kept_input(shapes, product, split=split),
+        forward_workspace=(
+            *_held(routing),
+            *((written,) if dropped or shapes.fp8 is not None else ()),
+            *((routing.row_tensor("outputs of the experts", rows),) if sequential else ()),
+            routing.row_tensor("output", rows),
+            *largest(quantized, (*biased, *unpadded)),
+        ),
+        backward_workspace=(
+            *((written,) if dropped else ()),
+            *output_gradient(shapes, gradient, split=split),
+            *backward_input(shapes, written, original=dropped, split=split),
+            *biased[:1],
+            routing.row_tensor("input gradient", sizes.rows_at_once, width),
+            *_weight_gradients(routing, shape),
+        ),
+        source="TEGroupedLinear" if moe.grouped_gemm else "TERowParallelLinear for each expert",
+    )
+
+
+def runs_sequentially(routing: Routing) -> bool:
+    """Whether several experts of a rank run one after the other (`SequentialMLP`), each on its part of the rows."""
+    return not routing.moe.grouped_gemm and routing.local_experts > 1
+
+
+def _by_expert(routing: Routing, tensor: Tensor) -> Tensor:
+    """A tensor that each sequential expert allocates for itself."""
+    if not runs_sequentially(routing):
+        return tensor
+    return replace(tensor, pieces=routing.local_experts, made_in="mlp.experts")
+
+
+def _expert_weight(routing: Routing, *, rows: int, columns: int, full: tuple[int, int]) -> Parameter:
+    """Weights of all local experts of a layer: [E/ep, rows, columns]."""
+    return Parameter(
+        name="weight",
+        shape=(routing.local_experts, rows, columns),
+        dtype=routing.shapes.dtype,
+        sharding="expert",
+        full_shape=(routing.moe.num_experts, *full),
+        quantized=routing.shapes.fp8 is not None,
+        pieces=1 if routing.moe.legacy_grouped_gemm else routing.local_experts,
+    )
+
+
+def _weight_gradients(routing: Routing, shape: tuple[int, int]) -> tuple[Tensor, ...]:
+    """A grouped GEMM returns the gradients of all local experts at once; without it they come one by one."""
+    [*one] = weight_gradient(routing.shapes, shape)
+    if not one:
+        return ()
+    count = routing.local_experts if routing.moe.grouped_gemm else 1
+    return (
+        Tensor(name="weight gradients", shape=(count, *shape), dtype=routing.shapes.dtype, formula="weights of the local experts"),
+    )
+
+
+def _bias_added(routing: Routing) -> tuple[Tensor, ...]:
+    """The output with the bias of each expert times the probabilities, in their type: piece by piece, and put together.
+
+    `TEGroupedMLP._apply_bias`; experts that run one by one add it in place.
+    """
+    if not (routing.shapes.model.bias_linear and routing.moe.grouped_gemm):
+        return ()
+    names = ("output with bias", "output with bias, expert by expert")
+    return tuple(routing.row_tensor(name, routing.multiplied_rows, dtype=routing.probability_dtype) for name in names)
+
+
+def _held(routing: Routing) -> tuple[Tensor, ...]:
+    """Rows as they came and as padded for FP8: frames name them until the experts return, and no layer keeps them then."""
+    if routing.shapes.fp8 is None:
+        return ()
+    padded = (routing.row_tensor("padded rows", routing.multiplied_rows),) if routing.pads else ()
+    return (routing.row_tensor("received rows", routing.rows), *padded)
+
+
+def _expert_bias(routing: Routing, width: int) -> tuple[Parameter, ...]:
+    if not routing.shapes.model.bias_linear:
+        return ()
+    return (
+        Parameter(
+            name="bias",
+            shape=(routing.local_experts, width),
+            dtype=routing.shapes.dtype,
+            sharding="expert",
+            full_shape=(routing.moe.num_experts, width),
+            pieces=1 if routing.moe.legacy_grouped_gemm else routing.local_experts,
+        ),
+    )

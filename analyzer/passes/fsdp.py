@@ -1,0 +1,88 @@
+"""FSDP as a pass over the tree: what is unsharded while a module runs becomes part of its workspace.
+
+Sources: megatron_fsdp.py and param_and_grad_buffer.py of megatron/core/distributed/fsdp (0.16.1);
+torch/distributed/fsdp/_fully_shard/{_fsdp_param_group,_fsdp_collectives}.py (torch 2.13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Final
+
+from analyzer.buffers.fsdp import fsdp_of, is_segment, sharded_buckets
+from analyzer.buffers.fsdp2 import TorchUnit, is_torch_unit, torch_unit, unit_pieces
+from analyzer.buffers.fsdp_gathering import GRADIENTS, PARAMETERS, Gathering, chunk_passes
+from analyzer.buffers.parameter_order import creation_order
+from analyzer.modules.tree import Module, Tensor
+from analyzer.specs import TrainingJob
+
+ALL_GATHER: Final = "all-gather buffer"
+REDUCE_SCATTER: Final = "reduce-scatter buffer"
+
+Workspaces = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
+"""Of one module: in forward, and in backward."""
+
+
+def fsdp_trees(job: TrainingJob, tree: Module) -> tuple[Module, Module | None]:
+    """The tree with its unsharded parameters and gradients, and the tree of the very first forward where that differs."""
+    if fsdp_of(job).implementation == "torch":
+        return with_unsharded_units(job, tree), None
+    return with_unsharded_buckets(job, tree), with_unsharded_buckets(job, tree, first=True)
+
+
+def with_unsharded_buckets(job: TrainingJob, tree: Module, *, first: bool = False) -> Module:
+    """Megatron-FSDP: the unsharded buckets of each segment. `first`: no backward has run yet."""
+    gathering = Gathering(job, tree, sharded_buckets(job, tree))
+    passes = chunk_passes(job, tree, gathering.buckets, first=first)
+    workspaces = [
+        (
+            gathering.tensors(ahead, PARAMETERS),
+            (*gathering.tensors(behind, PARAMETERS), *gathering.tensors(waiting, GRADIENTS)),
+        )
+        for ahead, behind, waiting in zip(passes.forward, passes.backward, passes.gradients, strict=True)
+    ]
+    return _with_workspaces(tree, iter(workspaces), is_segment)
+
+
+def with_unsharded_units(job: TrainingJob, tree: Module) -> Module:
+    """The tree with what FSDP2 has unsharded as workspace of its units.
+
+    In forward the buffer of the all-gather stays beside the parameters copied out of it until the next unit is there.
+    In backward the unit before is gathered ahead, and the buffer of the reduction of the unit after waits.
+    """
+    pieces = list(unit_pieces(tree))
+    units = [torch_unit(job, piece.name, list(creation_order(piece))) for piece in pieces if is_torch_unit(piece)]
+    kept = not fsdp_of(job).reshard_after_forward
+    passed = 0
+    workspaces: list[Workspaces] = []
+    for piece in pieces:
+        before = units[passed - 1] if passed else None
+        still = tuple(_tensor(PARAMETERS, other) for other in units[:passed]) if kept else ()
+        buffer = () if before is None else (_tensor(ALL_GATHER, before),)
+        if not is_torch_unit(piece):
+            workspaces.append(((*still, *buffer), still))
+            continue
+        unit, following = units[passed], units[passed + 1 : passed + 2]
+        forward = (*still, _tensor(PARAMETERS, unit), _tensor(ALL_GATHER, unit))
+        ahead = still if kept else buffer
+        reducing = (_tensor(GRADIENTS, unit), *(_tensor(REDUCE_SCATTER, other) for other in following))
+        workspaces.append((forward, (*ahead, _tensor(PARAMETERS, unit), *reducing)))
+        passed += 1
+    return _with_workspaces(tree, iter(workspaces), lambda module: is_torch_unit(module) or not module.children)
+
+
+def _with_workspaces(module: Module, workspaces: Iterator[Workspaces], is_piece: Callable[[Module], bool]) -> Module:
+    """The module with forward and backward workspaces added to its pieces, in the order of execution."""
+    if not is_piece(module):
+        return replace(module, children=tuple(_with_workspaces(child, workspaces, is_piece) for child in module.children))
+    forward, backward = next(workspaces)
+    return replace(
+        module,
+        forward_workspace=(*module.forward_workspace, *forward),
+        backward_workspace=(*module.backward_workspace, *backward),
+    )
+
+
+def _tensor(name: str, unit: TorchUnit) -> Tensor:
+    return Tensor(name=name, shape=(unit.numel,), dtype=unit.dtype, formula=f"parameters of {unit.name}")

@@ -1,0 +1,113 @@
+"""The model of every pipeline stage: trees of its chunks, after the passes that a job asks for.
+
+Trees come from `modules.models.gpt.chunk_tree`, which caches them by what they depend on. The passes here change what the
+modules of a layer keep: delayed weight gradients, then activation offloading. FSDP and CUDA graphs are passes of `memory`, which
+leave the reported trees as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from analyzer.layout.stages import Chunk, chunks
+from analyzer.modules.inputs import ModuleInputs, module_inputs
+from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.models import gpt
+from analyzer.modules.stage import StageModel
+from analyzer.modules.tree import Module
+from analyzer.specs import TrainingJob
+
+Placement = Literal["gpu", "groups", "host"]
+"""Where the saved tensors of a layer lie: on the GPU, those of `--offload-modules` on the host, or all on the host."""
+
+
+def stage_models(job: TrainingJob) -> tuple[StageModel, ...]:
+    """Chunks and trees of each pipeline rank. Equal chunks share one tree."""
+    inputs = module_inputs(job)
+    passed: dict[tuple[int, tuple[Placement, ...]], Module] = {}
+
+    def tree(chunk: Chunk) -> Module:
+        built = gpt.chunk_tree(inputs, gpt.chunk_kind(job.model, job.precision.fp8, chunk))
+        if not _changes_layers(job):
+            return built
+        placements = _placements(job, chunk)
+        key = (id(built), placements)
+        if key not in passed:
+            passed[key] = _with_layers(built, _layer_pass(job), placements)
+        return passed[key]
+
+    return tuple(
+        StageModel(pipeline_rank=rank, chunks=held, trees=tuple(tree(chunk) for chunk in held))
+        for rank, held in enumerate(chunks(job.model.num_layers, job.parallel, mtp_layers=job.model.mtp_num_layers))
+    )
+
+
+def full_model(job: TrainingJob, inputs: ModuleInputs | None = None) -> Module:
+    """The model without parallelism: one rank, all layers, nothing split."""
+    built = gpt.full_model(inputs or module_inputs(job))
+    if not _changes_layers(job):
+        return built
+    layers = tuple(range(1, job.model.num_layers + 1))
+    everything = Chunk(virtual_stage=0, layers=layers, pre_process=True, post_process=False, mtp_layers=job.model.mtp_num_layers)
+    return _with_layers(built, _layer_pass(job), _placements(job, everything))
+
+
+def _changes_layers(job: TrainingJob) -> bool:
+    return job.flags.delay_wgrad_compute or job.activation_offload is not None
+
+
+def _placements(job: TrainingJob, chunk: Chunk) -> tuple[Placement, ...]:
+    """For each layer of the chunk, those of multi-token prediction last.
+
+    The last layer before the loss is not offloaded, since its backward comes next.
+    """
+    offload = job.activation_offload
+    if offload is None:
+        everywhere: Placement = "gpu"
+        return (everywhere,) * (len(chunk.layers) + chunk.mtp_layers)
+    decoder: list[Placement] = ["host" if layer <= offload.layers else "groups" for layer in chunk.layers]
+    predicting: list[Placement] = ["groups"] * chunk.mtp_layers
+    if offload.last_stays and chunk.mtp_layers:
+        predicting[-1] = "gpu"
+    elif offload.last_stays and chunk.post_process and decoder:
+        decoder[-1] = "gpu"
+    return (*decoder, *predicting)
+
+
+def _layer_pass(job: TrainingJob) -> Callable[[Module, Placement], Module]:
+    """What the passes make of one layer. The one place that imports them."""
+    offload = job.activation_offload
+
+    def changed(layer: Module, placement: Placement) -> Module:
+        if job.flags.delay_wgrad_compute:
+            from analyzer.passes.delayed_weight_gradients import with_delayed_weight_gradients
+
+            layer = with_delayed_weight_gradients(layer)
+        if offload is None or placement == "gpu":
+            return layer
+        from analyzer.passes.activation_offload import with_everything_offloaded, with_offloaded_groups
+
+        return with_everything_offloaded(layer) if placement == "host" else with_offloaded_groups(offload, layer)
+
+    return changed
+
+
+def _with_layers(tree: Module, change: Callable[[Module, Placement], Module], placements: Sequence[Placement]) -> Module:
+    """The tree with `change` applied to every transformer layer, in order. Equal layers stay one object."""
+    left = iter(placements)
+    done: dict[tuple[int, Placement], Module] = {}
+
+    def visit(module: Module) -> Module:
+        if module.kind is ModuleKind.LAYER:
+            placement = next(left)
+            key = (id(module), placement)
+            if key not in done:
+                done[key] = change(module, placement)
+            return done[key]
+        if not module.children:
+            return module
+        return replace(module, children=tuple(visit(child) for child in module.children))
+
+    return visit(tree)

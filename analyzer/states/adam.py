@@ -1,0 +1,33 @@
+"""States of Adam and SGD: fp32 master weights and moments, sharded by the distributed optimizer or complete.
+
+Sources: core/optimizer/{optimizer,distrib_optimizer}.py (0.16.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from analyzer.buffers.gradient_buffers import Buffer, shard_numel
+from analyzer.layout.data_parallel import reduction_size
+from analyzer.modules.stage import StageModel
+from analyzer.modules.tree import parameters as parameters_of
+from analyzer.specs import TrainingJob
+from analyzer.states.bytes_per_parameter import FP32, adam_keeps_masters, bytes_per_parameter
+from analyzer.states.record import States
+
+
+def adam_states(job: TrainingJob, stage: StageModel, buffers: Sequence[Buffer], *, parameters: int, gradients: int) -> States:
+    """States of one rank; `parameters` and `gradients` are bytes that are known already."""
+    if job.optimizer.distributed:
+        owned = sum(shard_numel(buffer, reduction_size(job.parallel, buffer.group)) for buffer in buffers)
+    else:
+        owned = sum(parameter.numel for tree in stage.trees for parameter in parameters_of(tree))
+    each = bytes_per_parameter(job)
+    copied = job.precision.parameters != "fp32" and job.precision.gradients != "fp32" and not adam_keeps_masters(job)
+    return States(
+        parameters=parameters,
+        gradients=gradients,
+        masters=int(each.master * owned),
+        moments=int(each.total_moments * owned),
+        gradient_copies=FP32 * owned if copied else 0,
+    )

@@ -1,0 +1,52 @@
+"""Model states of a rank: parameters, gradients and optimizer states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from analyzer.modules.tree import Tensor
+
+
+class StartPeak(Enum):
+    """What allocates most before the first iteration."""
+
+    SHARDING = "sharding of the model"
+    OPTIMIZER = "creation of the optimizer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class States:
+    """Bytes of model states on one rank, and when they are allocated."""
+
+    parameters: int
+    gradients: int
+    masters: int
+    """fp32 master weights, created with the optimizer."""
+    moments: int
+    """Optimizer moments, created in the first step."""
+    gradient_copies: int
+    """fp32 copies of 16-bit gradients: created in each step, freed before the next forward."""
+    moments_from_start: bool = False
+    """Moments exist before the first forward."""
+    gathered: int = 0
+    """Parameters that are unsharded between iterations."""
+    at_start: int = 0
+    """Peak while the states are created."""
+    start_peak: StartPeak = StartPeak.SHARDING
+    kept_copies: int = 0
+    """fp32 copies of 16-bit gradients that are created in the first step and stay."""
+    step_workspace: tuple[Tensor, ...] = ()
+    """Temporary tensors at the peak of the optimizer step, beside `gradient_copies`."""
+    first_step_bytes: int = 0
+    """At the peak of the first step, beyond what stays after it: some moments may be created later in it."""
+
+    @property
+    def before_first_step(self) -> int:
+        """Bytes when the first forward starts."""
+        return self.parameters + self.gradients + self.masters + (self.moments if self.moments_from_start else 0)
+
+    @property
+    def steady(self) -> int:
+        """Bytes when any later forward starts."""
+        return self.parameters + self.gradients + self.masters + self.moments + self.kept_copies
