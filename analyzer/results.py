@@ -6,6 +6,7 @@ All sizes are bytes and all ranks are global. `report/json_report.py` gives thes
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Literal
 
 from analyzer.layout.groups import RankRanges
@@ -22,38 +23,59 @@ class MemoryPart:
     bytes: int
 
 
+class PeakEvent(Enum):
+    """What runs at the peak of a training run. Values are for reports."""
+
+    BETWEEN_ITERATIONS = "between iterations"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER_STEP = "optimizer step"
+    MODEL_SHARDING = "sharding of the model"
+    OPTIMIZER_CREATION = "creation of the optimizer"
+    CAPTURE = "capture of CUDA graphs"
+    RECORDED = "recorded"
+    """Taken from a trace."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankMemory:
-    """Memory of a rank over an iteration. `*_bytes` as in the JSON contract of the design."""
+    """Memory of a rank over a training run. `*_bytes` as in the JSON contract, docs/json.md."""
 
     parameters_bytes: int
     gradients_bytes: int
     optimizer_bytes: int
     runtime_bytes: int
+    """Workspaces and caches."""
     allocated_bytes: int
+    """After an optimizer step."""
     activations_bytes: int
+    """Saved for backward, at the peak."""
     transient_bytes: int
+    """Everything else at the peak; negative where states do not exist yet."""
     peak_allocated_first_iteration_bytes: int
     peak_allocated_bytes: int
+    peak_event: PeakEvent
+    peak_in_first_iteration: bool = False
     peak_at: str
+    """The peak in words: 'backward of microbatch 3, output_layer'."""
     peak_reserved_bytes: int
     device_bytes: int
     device_range_bytes: tuple[int, int]
-    """The least and the most of device_bytes."""
+    """Lower and upper bound of device_bytes."""
     graph_pool_bytes: int = 0
-    """In the memory pool of CUDA graphs: reserved, and no longer allocated once they are captured."""
+    """Memory pool of CUDA graphs: reserved, and no longer allocated after their capture."""
     unsplit_bytes: int = 0
-    """Of runtime_bytes: blocks that are larger than their tensors."""
+    """Of runtime_bytes: what blocks are larger than their tensors."""
     unsplit_at_first_peak_bytes: int = 0
-    """The same at the peak of the first iteration, of activations."""
+    """The same for activations, at the peak of the first iteration."""
     unsplit_at_peak_bytes: int = 0
-    """The same at the peak, of activations too."""
+    """The same at the peak, with activations."""
     replayed: bool = False
-    """The blocks and segments are those of a model of PyTorch's allocator, not an estimate."""
+    """Blocks and segments come from the simulated allocator; otherwise they are an estimate."""
     runtime_parts: tuple[MemoryPart, ...] = ()
-    """What runtime_bytes is made of."""
+    """What runtime_bytes consists of."""
     transient_parts: tuple[MemoryPart, ...] = ()
-    """What is alive at the peak beside states and saved activations."""
+    """What transient_bytes consists of."""
     microbatches_in_flight: tuple[int, ...] = ()
     """For each chunk, at the peak."""
 

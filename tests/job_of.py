@@ -67,4 +67,5 @@ def states_of(job: TrainingJob, stage: StageModel | None = None) -> States:
 def states_by_ranks_of(job: TrainingJob, stage: StageModel | None = None) -> tuple[tuple[RankRanges, States], ...]:
     """Ranks of a pipeline stage with equal model states, and those states."""
     stage = stage or stage_models(job)[0]
-    return states_by_ranks(job, stage, stage_buffers(job, stage))
+    buffers = stage_buffers(job, stage)
+    return states_by_ranks(job, stage, buffers, stage_states(job, stage, buffers))

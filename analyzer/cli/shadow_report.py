@@ -10,7 +10,7 @@ from allocator_hook.packages import installed, warnings
 from analyzer.memory.allocator.caching_allocator import AllocatorSettings
 from analyzer.memory.device_overhead import device_range, outside_allocator_bytes
 from analyzer.memory.verdict import verdict
-from analyzer.results import RankClass, RankMemory, Report
+from analyzer.results import PeakEvent, RankClass, RankMemory, Report
 from analyzer.specs import TrainingJob
 from analyzer.trace.allocator_replay import Replayed, replay
 from analyzer.trace.compare import Comparison, compare
@@ -64,6 +64,7 @@ def _memory(job: TrainingJob, found: Replayed) -> RankMemory:
         transient_bytes=found.peak - found.allocated - activations,
         peak_allocated_first_iteration_bytes=found.peak_first_iteration,
         peak_allocated_bytes=found.peak,
+        peak_event=PeakEvent.RECORDED,
         peak_at=found.peak_at,
         peak_reserved_bytes=found.peak_reserved,
         device_bytes=found.peak_reserved + outside_allocator_bytes(job),

@@ -1,6 +1,7 @@
-"""One iteration of a rank, walked in the order of its schedule: the fullest instant, and what is alive then.
+"""One iteration of a rank in the order of its schedule: its peak, and what is allocated then.
 
-The chunks' timelines say what a microbatch keeps and needs, `schedule` which microbatches wait; `memory` adds the rest.
+`chunk_memory` says what a microbatch saves and needs, the schedule which microbatches are in flight; `ranks` adds the states. The
+walk is done in integers. What is allocated at the peak is put together once, at its end.
 """
 
 from __future__ import annotations
@@ -8,35 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from analyzer.memory.passes import ChunkTimeline, Point
-from analyzer.memory.pipeline_tensors import Lingering, Stages
+from analyzer.layout.stages import Chunk
+from analyzer.memory.chunk_memory import ChunkMemory, Point
+from analyzer.memory.peak import Peak, PeakPosition
+from analyzer.memory.pipeline_tensors import PipelineTensors, PipelineWalk
 from analyzer.memory.workspaces import Workspace
-from analyzer.modules.stage import StageModel
-from analyzer.modules.tree import Tensor, total_bytes
+from analyzer.modules.tree import Tensor
+from analyzer.results import PeakEvent
 from analyzer.schedule.pipeline import Step, equivalent_microbatches, steps
 from analyzer.specs import TrainingJob
 
 
-@dataclass(frozen=True, kw_only=True)
-class Peak:
-    """The fullest instant of an iteration on one rank."""
-
-    bytes: int
-    runtime: int
-    """Of workspaces and caches that were there by then."""
-    activations: int
-    """Kept for backward, of all microbatches in flight."""
-    transient: tuple[Tensor, ...]
-    in_flight: tuple[int, ...]
-    """Microbatches of each chunk whose backward has not ended, the running one counted in."""
-    where: str
-    before_capture: bool = False
-    """In an iteration that runs before CUDA graphs are captured."""
-    rest: str = "what modules and stages still name"
-    """Name of what is there beyond states, runtime, activations and `transient`; in the first iteration less than nothing."""
-
-
-def order_of(job: TrainingJob, stage: StageModel, microbatches: int) -> tuple[Step, ...]:
+def order_of(job: TrainingJob, pipeline_rank: int, microbatches: int) -> tuple[Step, ...]:
     """The steps of an iteration that matter for memory."""
     parallel = job.parallel
     legacy = job.megatron == "2023"
@@ -49,7 +33,7 @@ def order_of(job: TrainingJob, stage: StageModel, microbatches: int) -> tuple[St
     )
     return steps(
         pipeline=parallel.pipeline,
-        pipeline_rank=stage.pipeline_rank,
+        pipeline_rank=pipeline_rank,
         chunks=parallel.chunks,
         microbatches=equivalent,
         group_size=parallel.microbatch_group_size,
@@ -59,154 +43,175 @@ def order_of(job: TrainingJob, stage: StageModel, microbatches: int) -> tuple[St
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
-    """What is alive on a rank beside the microbatches in flight."""
+class PeakContext:
+    """What is allocated on a rank beside the microbatches in flight."""
 
-    beside: Lingering = field(default_factory=Lingering)
+    chunks: Sequence[Chunk]
+    pipeline: PipelineTensors = field(default_factory=PipelineTensors)
     idle: Sequence[tuple[Tensor, ...]] = ()
     """For each chunk, what it keeps while none of its microbatches is in flight, once it has run."""
-    stages: Stages
-    pairs: Mapping[tuple[int, int], Point] = field(default_factory=dict)
-    """The fullest instants of a forward through one chunk side by side with a backward through another."""
+    overlapped: Mapping[tuple[int, int], Point] = field(default_factory=dict)
+    """The peak of a forward through one chunk that overlaps with a backward through another."""
     first_keeps: int = 0
     """Bytes that stay of the microbatch whose backward comes first, beyond what others keep."""
 
 
-class _Neighbours:
-    """What stages send and receive, beside each step of an iteration in turn."""
-
-    def __init__(self, about: Surroundings, order: Sequence[Step], *, chunks: int, warm: bool) -> None:
-        self._about = about
-        self._warmed_up = _end_of_warmup(order)
-        # where all forwards come first, messages are not waited for beside a step
-        known = tuple(order) if self._warmed_up is not None else (None,) * len(order)
-        self._around = tuple(zip((None, *known[:-1]), (*known[1:], None), strict=True))
-        self._ended: tuple[int, int] | None = None
-        """Microbatch and chunk of the backward that ran last."""
-        self._over = False
-        """Whether the backward of the microbatch at the end of the warm-up has run."""
-        self._last = [0 if warm else -1] * chunks
-        """The microbatch that each chunk ran last; -1 before the first."""
-
-    def beside(self, place: int, step: Step, in_flight: Sequence[int]) -> tuple[Tensor, ...]:
-        """What is alive beside the step at this place of the order."""
-        about, ended = self._about, self._ended
-        if step.kind == "forward":
-            self._last[step.chunk] = step.microbatch
-        previous, following = self._around[place]
-        around = about.beside.beside(
-            step, previous=previous, following=following, after_backward=ended is not None, stages=about.stages
-        )
-        kept = {
-            (self._last[chunk], chunk): each
-            for chunk, each in enumerate(about.idle)
-            if self._last[chunk] >= 0 and not in_flight[chunk]
-        }
-        if self._over and self._warmed_up is not None and not about.stages.is_first(self._warmed_up[1]):
-            kept.setdefault(self._warmed_up, about.beside.of_warmup)
-        # the gradient of the input that was last in backward is the one that was sent
-        named = (each for which, both in kept.items() for each in (both[:1] if which == ended and around else both))
-        return (*around, *named)
-
-    def end(self, step: Step) -> None:
-        """A backward is over."""
-        self._ended = (step.microbatch, step.chunk)
-        self._over = self._over or self._ended == self._warmed_up
-
-
-def _end_of_warmup(order: Sequence[Step]) -> tuple[int, int] | None:
-    """Microbatch and chunk of the first forward after the warm-up, the last one before the first backward; None without any."""
-    first = next((index for index, step in enumerate(order) if step.kind == "backward"), 0)
-    if not any(step.kind == "forward" for step in order[first:]):
-        return None
-    return order[first - 1].microbatch, order[first - 1].chunk
-
-
-def fullest_instant(
+def peak_of_iteration(
     order: Sequence[Step],
-    timelines: Sequence[ChunkTimeline],
+    chunks: Sequence[ChunkMemory],
     *,
-    about: Surroundings,
-    items: Sequence[Workspace] = (),
+    context: PeakContext,
+    workspaces: Sequence[Workspace] = (),
     warm: bool = False,
 ) -> Peak:
-    """Walks an iteration, in bytes above states.
+    """The peak of an iteration, in bytes above states.
 
-    `warm`: workspaces and caches are all there from the start; else each appears with its first user.
+    `warm`: workspaces and caches exist from the start; otherwise each is allocated by its first user.
     """
-    neighbours = _Neighbours(about, order, chunks=len(timelines), warm=warm)
-    runtime = sum(item.bytes for item in items if warm or not item.kinds)
-    absent = [] if warm else [item for item in items if item.kinds]
-    seen: set[tuple[str, int]] = set()
-    waiting = 0
-    in_flight = [0] * len(timelines)
-    best = Peak(bytes=runtime, runtime=runtime, activations=0, transient=(), in_flight=tuple(in_flight), where="between iterations")
-    left = [line.left if warm else 0 for line in timelines]
+    walk = _Walk(order, chunks, context, workspaces, warm=warm)
     for place, step in enumerate(order):
-        line = timelines[step.chunk]
-        running_too = 0  # kept by the microbatch whose backward runs side by side with this forward
-        keeps = line.retained + (about.first_keeps if step.microbatch == 0 and step.chunk == len(timelines) - 1 else 0)
+        walk.take(place, step)
+    return walk.peak(order, context, warm=warm)
+
+
+class _Walk:
+    """The state of a walk over the steps of an iteration, in bytes."""
+
+    def __init__(
+        self,
+        order: Sequence[Step],
+        chunks: Sequence[ChunkMemory],
+        context: PeakContext,
+        workspaces: Sequence[Workspace],
+        *,
+        warm: bool,
+    ) -> None:
+        self._order = order
+        self._chunks = chunks
+        self._context = context
+        self._warm = warm
+        self._pipeline = PipelineWalk(context.pipeline, context.idle, context.chunks, order, warm=warm)
+        self._workspaces = sum(each.bytes for each in workspaces if warm or not each.kinds)
+        self._absent = [] if warm else [each for each in workspaces if each.kinds]
+        """Workspaces that their first user is yet to allocate."""
+        self._seen: set[tuple[str, int]] = set()
+        self._waiting = 0
+        """Bytes saved by microbatches in flight."""
+        self._in_flight = [0] * len(chunks)
+        self._left = [each.left if warm else 0 for each in chunks]
+        """Bytes that checkpoints of each chunk left behind in its last backward."""
+        self._highest = self._workspaces
+        self._peak: tuple[int, Point] | None = None
+        """The place of the highest step so far, and the instant in it."""
+        self._at_peak = (self._workspaces, 0, tuple(self._in_flight))
+        """Workspaces, activations and microbatches in flight at that instant."""
+
+    def take(self, place: int, step: Step) -> None:
+        """One step of the schedule."""
+        chunk = self._chunks[step.chunk]
+        context = self._context
+        forward = step.kind == "forward"
+        keeps = chunk.retained
+        if context.first_keeps and step.microbatch == 0 and step.chunk == len(self._chunks) - 1:
+            keeps += context.first_keeps
+        if forward:
+            self._in_flight[step.chunk] += 1
+        else:
+            self._waiting -= keeps
+        beside_step = 0  # saved by the microbatch whose backward overlaps with this forward
+        if step.paired:
+            other = self._order[place + 1].chunk
+            beside_step = self._chunks[other].retained
+            self._workspaces += sum(each.bytes for each in self._absent)
+            self._absent = []
+            points: tuple[Point, ...] = (context.overlapped[step.chunk, other],)
+        else:
+            points = self._points(step, chunk)
+        self._seen.add((step.kind, step.chunk))
+        self._left[step.chunk] = 0
+        base = self._waiting - beside_step + self._pipeline.bytes_during(place, step, self._in_flight) + self._left_beside()
+        for point in points:
+            if self._absent:
+                self._appear(point)
+            total = self._workspaces + base + point.bytes
+            if total > self._highest:
+                self._highest = total
+                self._peak = (place, point)
+                self._at_peak = (self._workspaces, self._waiting - beside_step + point.saved, tuple(self._in_flight))
+        if forward:
+            self._waiting += keeps
+        else:
+            self._in_flight[step.chunk] -= 1
+            self._left[step.chunk] = chunk.left
+            self._pipeline.end(step)
+
+    def _points(self, step: Step, chunk: ChunkMemory) -> tuple[Point, ...]:
+        """The instants of a step that may be the peak: all of them while workspaces are still to be allocated."""
+        new = (step.kind, step.chunk) not in self._seen
+        if step.kind == "forward":
+            if new and not self._warm and chunk.first_forward is not None:
+                return tuple(chunk.first_forward.points("forward"))
+            if new and any(each.phase == "forward" for each in self._absent):
+                return tuple(chunk.points("forward"))
+            return (chunk.forward_peak,)
+        if new and any(each.phase == "backward" for each in self._absent):
+            return tuple(chunk.points("backward"))
+        return (chunk.next_backward_peak if self._left[step.chunk] else chunk.backward_peak,)
+
+    def _left_beside(self) -> int:
+        """Bytes that checkpoints of other chunks left behind."""
+        if not any(self._left):
+            return 0
+        return sum(
+            left + (chunk.left_input if flying else 0)
+            for left, chunk, flying in zip(self._left, self._chunks, self._in_flight, strict=True)
+            if left
+        )
+
+    def _appear(self, point: Point) -> None:
+        """Counts the workspaces that this instant is the first to need."""
+        phase = "backward" if point.backward else "forward"
+        found = [each for each in self._absent if each.phase == phase and point.kind in each.kinds]
+        for each in found:
+            self._absent.remove(each)
+            self._workspaces += each.bytes
+
+    def peak(self, order: Sequence[Step], context: PeakContext, *, warm: bool) -> Peak:
+        """The highest instant, with its tensors."""
+        workspaces, activations, in_flight = self._at_peak
+        if self._peak is None:
+            position = PeakPosition(event=PeakEvent.BETWEEN_ITERATIONS)
+            return Peak(
+                bytes=self._highest, workspaces=workspaces, activations=0, transient=(), in_flight=in_flight, position=position
+            )
+        place, point = self._peak
+        step = order[place]
+        return Peak(
+            bytes=self._highest,
+            workspaces=workspaces,
+            activations=activations,
+            transient=(*point.transient, *_pipeline_tensors_at(place, order, context, len(self._chunks), warm=warm)),
+            in_flight=in_flight,
+            position=PeakPosition(
+                event=PeakEvent.FORWARD if step.kind == "forward" else PeakEvent.BACKWARD,
+                step=step,
+                path=point.path,
+                chunks=len(self._chunks),
+            ),
+        )
+
+
+def _pipeline_tensors_at(place: int, order: Sequence[Step], context: PeakContext, chunks: int, *, warm: bool) -> tuple[Tensor, ...]:
+    """The tensors of the pipeline schedule beside the step at this place."""
+    walk = PipelineWalk(context.pipeline, context.idle, context.chunks, order, warm=warm)
+    in_flight = [0] * chunks
+    for index, step in enumerate(order[: place + 1]):
         if step.kind == "forward":
             in_flight[step.chunk] += 1
-        else:
-            waiting -= keeps
-        points = line.forward if step.kind == "forward" else line.backward
-        if step.kind == "forward" and line.first_forward and not warm and (step.kind, step.chunk) not in seen:
-            points = line.first_forward
-        elif (step.kind, step.chunk) in seen or not absent:
-            points = (line.forward_peak if step.kind == "forward" else _backward_peak(line, again=bool(left[step.chunk])),)
-        if step.paired:
-            other = order[place + 1].chunk
-            points = (about.pairs[step.chunk, other],)
-            running_too = timelines[other].retained
-            runtime, absent = runtime + sum(item.bytes for item in absent), []
-        seen.add((step.kind, step.chunk))
-        left[step.chunk] = 0
-        left_beside = sum(
-            each + (other.left_input if flying else 0)
-            for each, other, flying in zip(left, timelines, in_flight, strict=True)
-            if each
-        )
-        beside = neighbours.beside(place, step, in_flight)
-        for point in points:
-            runtime += _appear(absent, point)
-            total = runtime + waiting - running_too + point.bytes + total_bytes(beside) + left_beside
-            if total > best.bytes:
-                best = Peak(
-                    bytes=total,
-                    runtime=runtime,
-                    activations=waiting - running_too + point.saved,
-                    transient=(*point.transient, *beside),
-                    in_flight=tuple(in_flight),
-                    where=_where(step, point, chunks=len(timelines)),
-                )
-        if step.kind == "forward":
-            waiting += keeps
-        else:
+        walk.bytes_during(index, step, in_flight)
+        if index == place:
+            break
+        if step.kind == "backward":
             in_flight[step.chunk] -= 1
-            left[step.chunk] = line.left
-            neighbours.end(step)
-    return best
-
-
-def _backward_peak(line: ChunkTimeline, *, again: bool) -> Point:
-    """The fullest instant of a backward; `again` where the last thing that the chunk ran was a backward, too."""
-    return line.next_backward_peak if again else line.backward_peak
-
-
-def _appear(absent: list[Workspace], point: Point) -> int:
-    """Bytes of the items that the module of this point is the first to need; takes them off the list."""
-    if not absent:
-        return 0
-    found = [item for item in absent if item.phase == point.phase and point.kind in item.kinds]
-    for item in found:
-        absent.remove(item)
-    return sum(item.bytes for item in found)
-
-
-def _where(step: Step, point: Point, *, chunks: int) -> str:
-    """The instant in words: 'backward of microbatch 3, decoder.layers.mlp.linear_fc2'."""
-    path = point.path.partition(".")[2]
-    chunk = f" of chunk {step.chunk}" if chunks > 1 else ""
-    beside = " beside a backward" if step.paired else ""
-    return f"{step.kind} of microbatch {step.microbatch}{chunk}{beside}, {path}"
+            walk.end(step)
+    return walk.tensors_during(place, order[place], in_flight)

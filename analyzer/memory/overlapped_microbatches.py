@@ -1,7 +1,7 @@
-"""A forward of one microbatch side by side with the backward of another (`--overlap-moe-expert-parallel-comm`).
+"""The forward of one microbatch overlapped with the backward of another (`--overlap-moe-expert-parallel-comm`).
 
-Layer by layer, first with last: the messages of the experts of the one run while the other computes. What the forward
-keeps grows as what the backward has kept shrinks.
+Layer by layer, the first with the last: the expert communication of one runs while the other computes. What the forward saves
+grows as what the backward has saved shrinks.
 
 Source: core/models/common/model_chunk_schedule_plan.py `TransformerModelChunkSchedulePlan.run` (0.16.1).
 """
@@ -11,70 +11,98 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from analyzer.memory.passes import Point, backward_points, forward_points
-from analyzer.modules.tree import Module, Tensor
+from analyzer.memory.block_memory import Instant, block_memory, branch_of
+from analyzer.memory.chunk_memory import Point
+from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.tree import Module, Tensor, total_bytes
+from analyzer.program.chunks import chunk_program
+
+_LAYER_KINDS = (ModuleKind.LAYER, ModuleKind.CHECKPOINT, ModuleKind.MTP)
+"""Blocks that are overlapped with one of the other microbatch."""
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """An instant of a unit."""
+
+    instant: Instant
+    path: str
+    saved: int
+    """Bytes saved by the microbatch at that instant."""
+    transient: tuple[Tensor, ...]
+    feed_forward: bool
+    """In the FFN or MoE branch of a layer."""
 
 
 @dataclass(frozen=True)
 class _Unit:
-    """A layer, or everything before the layers, or after them."""
+    """A layer, or everything before the layers, or everything after them."""
 
-    modules: tuple[Module, ...]
+    modules: tuple[tuple[Module, str], ...]
+    """Blocks, with the path of the module around each."""
     before: int
-    """Bytes that the units before it keep."""
-    path: str
+    """Bytes that earlier units save."""
 
     @property
     def retained(self) -> int:
-        return sum(module.retained_bytes for module in self.modules)
+        return sum(module.retained_bytes for module, _ in self.modules)
 
-    def forward(self, held: list[Tensor]) -> list[Point]:
-        """Instants of its forward, beside what the units before it keep. `held` lives to the end of the chunk's forward."""
-        points: list[Point] = []
+    @property
+    def after(self) -> int:
+        """Bytes that it and earlier units save."""
+        return self.before + self.retained
+
+    def forward(self, frame: list[Tensor]) -> list[_Placed]:
+        """Instants of its forward. `frame` collects what stays until the forward of the chunk returns."""
+        placed: list[_Placed] = []
         here = self.before
-        for module in self.modules:
-            points += forward_points(module, before=here, path=self.path, held=held)
-            here += module.retained_bytes
-        return points
+        for module, parent in self.modules:
+            memory = block_memory(module)
+            placed += [self._place(module, parent, instant, here, (*instant.transient, *frame)) for instant in memory.forward]
+            frame += memory.frame
+            here += memory.retained
+        return placed
 
-    def backward(self) -> list[Point]:
+    def backward(self) -> list[_Placed]:
         """Instants of its backward."""
-        points: list[Point] = []
+        placed: list[_Placed] = []
         here = self.before
-        for module in self.modules:
-            points += backward_points(module, before=here, path=self.path, around=())
-            here += module.retained_bytes
-        return points
+        for module, parent in self.modules:
+            memory = block_memory(module)
+            placed += [self._place(module, parent, instant, here, instant.transient) for instant in memory.backward]
+            here += memory.retained
+        return placed
+
+    def _place(self, module: Module, parent: str, instant: Instant, before: int, transient: tuple[Tensor, ...]) -> _Placed:
+        feed_forward = branch_of(instant, module) is ModuleKind.FEED_FORWARD
+        return _Placed(instant, f"{parent}.{instant.path}", before + instant.saved, transient, feed_forward)
 
 
-def side_by_side(forward: Module, backward: Module, *, early: bool = False) -> Point:
-    """The fullest instant of a forward through one chunk and a backward through another, of two microbatches.
+def overlapped_peak(forward: Module, backward: Module, *, early: bool = False) -> Point:
+    """The peak of a forward through one chunk and a backward through another, of two microbatches.
 
-    `saved` and `bytes` are of both, above what is alive beside them. `early`: attention goes backward before the other one's
-    experts run, not after.
+    Its bytes are those of both. `early`: the backward of attention runs before the experts of the other microbatch, not after.
     """
     return max(_instants(_units(forward), _units(backward), early=early), key=lambda point: point.bytes)
 
 
 def _units(tree: Module) -> tuple[_Unit, list[_Unit], _Unit]:
     """Everything before the layers, the layers, everything after them."""
-    names = [child.name for child in tree.children]
-    position = names.index("decoder")
-    decoder = tree.children[position]
-    layers = [child for child in decoder.children if child.name == "layers"]
-    rest = [child for child in decoder.children if child.name != "layers"]
-    after = [*rest, *tree.children[position + 1 :]]
-    kept = 0
-    first = _Unit(tree.children[:position], kept, tree.name)
-    kept += first.retained
-    units = []
-    for layer in layers:
-        units.append(_Unit((layer,), kept, f"{tree.name}.decoder"))
-        kept += layer.retained_bytes
-    for block in [module for module in after if module.name == "mtp"]:
-        units.append(_Unit((block,), kept, tree.name))
-        kept += block.retained_bytes
-    return first, units, _Unit(tuple(module for module in after if module.name != "mtp"), kept, tree.name)
+    blocks = [(block.module, block.parent) for block in chunk_program(tree).blocks for _ in range(block.times)]
+    places = [place for place, (module, _) in enumerate(blocks) if module.kind in _LAYER_KINDS]
+    start = places[0] if places else next((place for place, each in enumerate(blocks) if _after_layers(each[0])), len(blocks))
+    first = _Unit(tuple(blocks[:start]), 0)
+    kept = first.retained
+    layers = []
+    for place in places:
+        layers.append(_Unit((blocks[place],), kept))
+        kept = layers[-1].after
+    rest = tuple(each for place, each in enumerate(blocks) if place >= start and place not in places)
+    return first, layers, _Unit(rest, kept)
+
+
+def _after_layers(module: Module) -> bool:
+    return module.kind in (ModuleKind.FINAL_NORM, ModuleKind.DECODER, ModuleKind.OUTPUT_LAYER)
 
 
 def _instants(
@@ -82,47 +110,54 @@ def _instants(
 ) -> Iterator[Point]:
     f_first, f_layers, f_last = forward
     b_first, b_layers, b_last = backward
-    everything = b_last.before + b_last.retained
-    held: list[Tensor] = []
-    yield from _alone(f_first.forward(held), beside=everything)
+    frame: list[Tensor] = []
+    yield from _alone(f_first.forward(frame), beside=b_last.after)
     yield from _alone(b_last.backward(), beside=f_first.retained)
     pairs = min(len(f_layers), len(b_layers))
     for one, other in zip(f_layers[:pairs], reversed(b_layers[len(b_layers) - pairs :]), strict=True):
-        yield from _layers_together(one, other, held, early=early)
+        yield from _layers_together(one, other, frame, early=early)
     kept = f_layers[pairs].before if pairs < len(f_layers) else f_last.before
     for other in reversed(b_layers[: len(b_layers) - pairs]):
         yield from _alone(other.backward(), beside=kept)
     for one in f_layers[pairs:]:
-        yield from _alone(one.forward(held), beside=b_first.retained)
-    yield from _alone(f_last.forward(held), beside=b_first.retained)
-    yield from _alone(b_first.backward(), beside=f_last.before + f_last.retained)
+        yield from _alone(one.forward(frame), beside=b_first.retained)
+    yield from _alone(f_last.forward(frame), beside=b_first.retained)
+    yield from _alone(b_first.backward(), beside=f_last.after)
 
 
-def _layers_together(forward: _Unit, backward: _Unit, held: list[Tensor], *, early: bool) -> Iterator[Point]:
-    """A layer's forward and another's backward: attention forward, feed-forward backward, feed-forward forward, attention
-    backward, the last two the other way round where `early`. Each computes while the other's experts send
-    (`TransformerLayerSchedulePlan.run`)."""
-    ahead, back = forward.forward(held), backward.backward()
-    f_attention, f_experts = _halves(ahead)
-    b_attention, b_experts = _halves(back)
-    between = f_experts[0].saved if f_experts else forward.before + forward.retained
-    yield from _alone(f_attention, beside=backward.before + backward.retained)
+def _layers_together(forward: _Unit, backward: _Unit, frame: list[Tensor], *, early: bool) -> Iterator[Point]:
+    """A layer's forward and another's backward: attention forward, FFN backward, FFN forward, attention backward.
+
+    With `early` the last two in the opposite order. Each computes during the expert communication of the other
+    (`TransformerLayerSchedulePlan.run`).
+    """
+    f_attention, f_experts = _halves(forward.forward(frame))
+    b_attention, b_experts = _halves(backward.backward())
+    between = f_experts[0].saved if f_experts else forward.after
+    yield from _alone(f_attention, beside=backward.after)
     yield from _alone(b_experts, beside=between)
     if early:
         yield from _alone(b_attention, beside=between)
         yield from _alone(f_experts, beside=backward.before)
         return
     yield from _alone(f_experts, beside=b_attention[0].saved if b_attention else backward.before)
-    yield from _alone(b_attention, beside=forward.before + forward.retained)
+    yield from _alone(b_attention, beside=forward.after)
 
 
-def _halves(points: Sequence[Point]) -> tuple[list[Point], list[Point]]:
-    """Instants of a layer's attention, and those of its feed-forward block with the norm before it."""
-    experts = [point for point in points if {"pre_mlp_layernorm", "mlp", "mlp_bda"}.intersection(point.path.split("."))]
-    return [point for point in points if point not in experts], experts
+def _halves(placed: Sequence[_Placed]) -> tuple[list[_Placed], list[_Placed]]:
+    """Instants of a layer's attention, and those of its FFN or MoE branch."""
+    return [each for each in placed if not each.feed_forward], [each for each in placed if each.feed_forward]
 
 
-def _alone(points: Sequence[Point], *, beside: int) -> Iterator[Point]:
-    """Instants of what runs, with `beside` bytes kept by what does not."""
-    for point in points:
-        yield Point(point.phase, point.path, beside + point.saved, point.transient)
+def _alone(placed: Sequence[_Placed], *, beside: int) -> Iterator[Point]:
+    """Instants of one microbatch, with `beside` bytes saved by the other."""
+    for each in placed:
+        saved = beside + each.saved
+        yield Point(
+            path=each.path,
+            kind=each.instant.kind,
+            backward=each.instant.backward,
+            saved=saved,
+            transient=each.transient,
+            bytes=saved + total_bytes(each.transient),
+        )

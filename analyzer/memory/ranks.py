@@ -1,186 +1,226 @@
-"""Memory of every rank over an iteration: states, activations in flight by the real schedule, temporaries, and the peak.
+"""Memory of every rank over a training run: states, activations in flight by the real schedule, temporary tensors, and the peak.
 
-Modules say what one microbatch keeps and needs (`timeline`), the schedule says which microbatches wait
-(`schedule`), `states` and `runtime` what stays. The peak is the fullest instant of all of them together.
+`states` and `workspaces` are what stays, `iteration` walks the schedule. The peak is the highest instant of creation, first
+iteration, later iterations and optimizer step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from analyzer.buffers.of_stage import stage_buffers
-from analyzer.memory.allocator.replay import is_replayed, refined
+from analyzer.errors import UnsupportedError
+from analyzer.memory.allocator.caching_allocator import AllocatorSettings
+from analyzer.memory.allocator.replay import MOST_REQUESTS as MOST_REQUESTS
+from analyzer.memory.allocator.replay import first_steps, fragmentation, is_replayed, requests, with_fragmentation
+from analyzer.memory.allocator.script import script
 from analyzer.memory.device_overhead import SEGMENT, device_range, outside_allocator_bytes, reserved_bytes
-from analyzer.memory.iteration import Peak, Surroundings, fullest_instant, order_of
-from analyzer.memory.passes import ChunkTimeline, Point, timeline, with_received_gradient
-from analyzer.memory.pipeline_tensors import Stages, kept_inputs, lingering, received_gradient
-from analyzer.memory.workspaces import Workspace, workspaces
-from analyzer.modules.stage import StageModel
-from analyzer.modules.tree import Module, Tensor, parameters, total_bytes
-from analyzer.passes.stages import stage_models
-from analyzer.results import MemoryPart, RankClass, RankMemory
-from analyzer.schedule.pipeline import Step
+from analyzer.memory.iteration import PeakContext, peak_of_iteration
+from analyzer.memory.peak import Peak, PeakPosition, Remainder
+from analyzer.memory.pipeline_tensors import kept_inputs, pipeline_tensors
+from analyzer.memory.stages import StageAnalysis, analysed_stages, overlapped_points
+from analyzer.memory.workspaces import Workspace
+from analyzer.modules.tree import Tensor, total_bytes
+from analyzer.results import MemoryPart, PeakEvent, RankClass, RankMemory
 from analyzer.specs import TrainingJob
-from analyzer.states.of_rank import states_by_ranks
 from analyzer.states.record import StartPeak, States
 from analyzer.units import round_up
 
 if TYPE_CHECKING:
-    from analyzer.memory.cuda_graphs import Graphed
+    from analyzer.memory.cuda_graphs import GraphMemory
 
-_START_REST = {
-    StartPeak.SHARDING: "model before it is sharded",
-    StartPeak.OPTIMIZER: "fp32 weights of the whole model before they are sharded",
+_START = {
+    StartPeak.SHARDING: (PeakEvent.MODEL_SHARDING, Remainder.UNSHARDED),
+    StartPeak.OPTIMIZER: (PeakEvent.OPTIMIZER_CREATION, Remainder.OPTIMIZER),
 }
-"""What the peak before the first iteration contains beside the states."""
+"""What the peak before the first iteration is, and what it contains beside the states."""
 
 
 def rank_classes(job: TrainingJob) -> tuple[RankClass, ...]:
-    """Memory of each pipeline rank: all ranks that share it are alike, unless whole parameters are shared out among them.
+    """Memory of each pipeline rank. All ranks of a stage are equal unless whole parameters are distributed over them.
 
-    The allocator's blocks and segments are counted in, where its requests are known in their order.
+    Blocks and segments of the allocator are included where the order of its requests is known.
     """
-    stages = stage_models(job)
-    ranks = _tensors(job, stages)
-    return refined(job, stages, ranks) if is_replayed(job) else ranks
+    return replayed_classes(job, analysed_stages(job))
 
 
 def rank_classes_of_tensors(job: TrainingJob) -> tuple[RankClass, ...]:
-    """The same for tensors alone, each in a block of its own size: quicker, and a little too low."""
-    return _tensors(job, stage_models(job))
+    """The same for tensors alone, each in a block of its own size: faster, and slightly too low."""
+    return tensor_classes(job, analysed_stages(job))
 
 
-def _tensors(job: TrainingJob, stages: Sequence[StageModel]) -> tuple[RankClass, ...]:
-    cache: dict[int, ChunkTimeline] = {}
-    for stage in stages:
-        for chunk, tree in zip(stage.chunks, stage.trees, strict=True):
-            if id(tree) not in cache:
-                line = _timeline(job, tree)
-                cache[id(tree)] = line if chunk.post_process else with_received_gradient(tree, line, received_gradient(job))
-    return tuple(each for stage in stages for each in _stage_classes(job, stage, tuple(cache[id(tree)] for tree in stage.trees)))
+def tensor_classes(job: TrainingJob, stages: Sequence[StageAnalysis]) -> tuple[RankClass, ...]:
+    """Rank classes of all stages, in order, without the allocator replay."""
+    return tuple(each for stage in stages for each in _stage_classes(job, stage))
 
 
-def _timeline(job: TrainingJob, tree: Module) -> ChunkTimeline:
-    """Both passes of a chunk, with what is unsharded for them."""
-    if job.fsdp is None:
-        return timeline(tree)
-    from analyzer.passes.fsdp import fsdp_trees
+def replayed_classes(job: TrainingJob, stages: Sequence[StageAnalysis]) -> tuple[RankClass, ...]:
+    """The same with the memory that the allocator makes of it: from the highest rank class on, up to `MOST_REQUESTS`.
 
-    sharded, first = fsdp_trees(job, tree)
-    return timeline(sharded, first=first)
+    Without a replay where the order of requests is not known, or the settings of the allocator are not simulated.
+    """
+    ranks = tensor_classes(job, stages)
+    settings = _simulated(job)
+    if settings is None:
+        return ranks
+    found = list(ranks)
+    left = MOST_REQUESTS
+    for index in sorted(range(len(ranks)), key=lambda index: -ranks[index].memory.device_bytes):
+        stage = stages[index]
+        scripts = [script(tree) for tree in stage.model.trees]
+        orders = (first_steps(stage.orders[0]), first_steps(stage.orders[1]))
+        left -= requests(scripts, orders)
+        if left < 0:
+            break
+        made = fragmentation(job, stage.model, stage.buffers, scripts, stage.workspaces, orders=orders, settings=settings)
+        found[index] = replace(found[index], memory=with_fragmentation(job, found[index].memory, made))
+    return tuple(found)
 
 
-def _stage_classes(job: TrainingJob, stage: StageModel, timelines: Sequence[ChunkTimeline]) -> Iterator[RankClass]:
-    """The ranks of one pipeline stage: all of them alike, unless they hold unlike states."""
-    stuck = sum(tree.lingering_once for tree in stage.trees)
-    items = workspaces(job, stage.trees)
-    inputs = kept_inputs(job, stage.chunks)
-    stages = Stages(stage.chunks)
-    idle = inputs if job.parallel.virtual_pipeline is not None else ((),) * len(inputs)
-    kept = sum(total_bytes(each) for each in inputs) + sum(tree.lingering_bytes for tree in stage.trees)
-    beside = lingering(job, pipeline_rank=stage.pipeline_rank)
-    counts = (job.batch.first_microbatches, job.batch.microbatches)
-    orders = (order_of(job, stage, counts[0]), order_of(job, stage, counts[1]))
-    about = Surroundings(beside=beside, idle=idle, stages=stages, pairs=_pairs(job, stage, orders[1]))
-    first = fullest_instant(orders[0], timelines, items=items, about=about)
-    about = replace(about, first_keeps=_first_keeps(job, stage))
-    later = fullest_instant(orders[1], timelines, items=items, about=about, warm=True)
-    held_parameters = [parameter for tree in stage.trees for parameter in parameters(tree)]
-    numel = sum(parameter.numel for parameter in held_parameters)
-    routed = sum(parameter.numel for parameter in held_parameters if parameter.sharding == "expert")
-    for ranks, held in states_by_ranks(job, stage, stage_buffers(job, stage)):
-        run = _Run(
-            first=replace(first, bytes=first.bytes + held.before_first_step + stuck),
-            later=replace(later, bytes=later.bytes + held.steady + stuck),
-            items=items,
-        )
-        if job.graphs is not None:
-            from analyzer.memory.cuda_graphs import graphed  # a millisecond that most launches need not spend
+def _simulated(job: TrainingJob) -> AllocatorSettings | None:
+    """The allocator settings of a job that is replayed; None for others."""
+    if not is_replayed(job):
+        return None
+    try:
+        return AllocatorSettings.of({"PYTORCH_ALLOC_CONF": job.flags.allocator_config or ""})
+    except UnsupportedError:
+        return None
 
-            graphs = graphed(job, stage, held, items, orders=orders, about=about, eager=(run.first, run.later))
-            run = _Run(first=graphs.first, later=graphs.later, items=(*items, *graphs.kept), graphs=graphs)
+
+def _stage_classes(job: TrainingJob, stage: StageAnalysis) -> Iterator[RankClass]:
+    """The ranks of one pipeline stage: one class unless they have different states."""
+    iterations = _iterations(job, stage)
+    for ranks, states in stage.states:
         yield RankClass(
             ranks=ranks,
-            pipeline_rank=stage.pipeline_rank,
-            parameters=numel,
-            parameters_routed_experts=routed,
-            chunks=stage.chunks,
-            trees=stage.trees,
-            memory=_memory(job, held, run, kept=kept),
+            pipeline_rank=stage.model.pipeline_rank,
+            parameters=stage.parameters,
+            parameters_routed_experts=stage.parameters_routed_experts,
+            chunks=stage.model.chunks,
+            trees=stage.model.trees,
+            memory=_rank_memory(job, states, _with_states(job, stage, states, iterations), kept=iterations.kept),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Run:
-    """Fullest instants of a rank's iterations, and what stays beside its states."""
+class _Iterations:
+    """The iterations of a stage, in bytes above states."""
 
     first: Peak
     later: Peak
-    items: tuple[Workspace, ...]
-    graphs: Graphed | None = None
+    context: PeakContext
+    stuck: int
+    """Bytes that modules reference throughout an iteration."""
+    kept: int
+    """Bytes of last inputs, and of what modules reference, between iterations."""
 
 
-def _first_keeps(job: TrainingJob, stage: StageModel) -> int:
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """The peaks of a rank's iterations, states included, and what stays beside the states."""
+
+    first: Peak
+    later: Peak
+    workspaces: tuple[Workspace, ...]
+    graphs: GraphMemory | None = None
+
+
+def _iterations(job: TrainingJob, stage: StageAnalysis) -> _Iterations:
+    model, trees = stage.model, stage.model.trees
+    inputs = kept_inputs(job, model.chunks)
+    context = PeakContext(
+        chunks=model.chunks,
+        pipeline=pipeline_tensors(job, pipeline_rank=model.pipeline_rank),
+        idle=inputs if job.parallel.virtual_pipeline is not None else ((),) * len(inputs),
+        overlapped=overlapped_points(job, stage),
+    )
+    first = peak_of_iteration(stage.orders[0], stage.chunks, workspaces=stage.workspaces, context=context)
+    context = replace(context, first_keeps=_first_keeps(job, stage))
+    later = peak_of_iteration(stage.orders[1], stage.chunks, workspaces=stage.workspaces, context=context, warm=True)
+    return _Iterations(
+        first=first,
+        later=later,
+        context=context,
+        stuck=sum(tree.lingering_once for tree in trees),
+        kept=sum(total_bytes(each) for each in inputs) + sum(tree.lingering_bytes for tree in trees),
+    )
+
+
+def _first_keeps(job: TrainingJob, stage: StageAnalysis) -> int:
     """Bytes of the microbatch whose backward comes first that are not offloaded."""
     if job.activation_offload is None:
         return 0
     from analyzer.passes.activation_offload import offloaded_bytes_of_last_layer
 
-    return offloaded_bytes_of_last_layer(stage.trees[-1])
+    return offloaded_bytes_of_last_layer(stage.model.trees[-1])
 
 
-def _pairs(job: TrainingJob, stage: StageModel, order: Sequence[Step]) -> dict[tuple[int, int], Point]:
-    """The fullest instants of the chunks that run forward and backward side by side."""
-    if not job.flags.overlap_moe_expert_parallel_comm:
-        return {}
-    from analyzer.memory.overlapped_microbatches import side_by_side  # a millisecond that most launches need not spend
+def _with_states(job: TrainingJob, stage: StageAnalysis, states: States, iterations: _Iterations) -> _Run:
+    """The iterations of a rank with these states; with CUDA graphs, where there are some."""
+    first, later, stuck = iterations.first, iterations.later, iterations.stuck
+    run = _Run(
+        first=replace(first, bytes=first.bytes + states.before_first_step + stuck),
+        later=replace(later, bytes=later.bytes + states.steady + stuck),
+        workspaces=stage.workspaces,
+    )
+    if job.graphs is None:
+        return run
+    from analyzer.memory.cuda_graphs import graph_memory
 
-    met = {(step.chunk, after.chunk) for step, after in pairwise(order) if step.paired}
-    early = job.flags.early_attention_backward
-    return {(one, other): side_by_side(stage.trees[one], stage.trees[other], early=early) for one, other in sorted(met)}
+    graphs = graph_memory(
+        job,
+        job.graphs,
+        stage.model,
+        states,
+        stage.workspaces,
+        orders=stage.orders,
+        context=iterations.context,
+        eager=(run.first, run.later),
+    )
+    return _Run(first=graphs.first, later=graphs.later, workspaces=(*stage.workspaces, *graphs.kept), graphs=graphs)
 
 
-def _memory(job: TrainingJob, held: States, run: _Run, *, kept: int) -> RankMemory:
-    """The record of the JSON contract. The step itself may be fuller than the passes where these are short.
+def _rank_memory(job: TrainingJob, states: States, run: _Run, *, kept: int) -> RankMemory:
+    """The memory of a rank. The optimizer step can have the peak if forward and backward are short.
 
-    `kept` bytes, of a stage's last inputs and of what modules still name, are there between iterations and gone or made
-    anew when the next one runs. While CUDA graphs are replayed, their pool is reserved beside everything else.
+    `kept` bytes exist between iterations, and are freed or replaced when the next one runs. While CUDA graphs are replayed,
+    their pool is reserved beside everything else.
     """
     first, later, graphs = run.first, run.later, run.graphs
-    runtime = sum(item.bytes for item in run.items)
-    allocated = held.steady + runtime + held.gradient_copies + held.gathered + kept
-    fullest = _fullest(held, allocated=allocated, first=first, later=later)
-    captured_later = 0 if graphs is None or graphs.from_start else sum(item.bytes for item in graphs.kept)
+    runtime = sum(each.bytes for each in run.workspaces)
+    allocated = states.steady + runtime + states.gradient_copies + states.gathered + kept
+    peak = _highest(states, allocated=allocated, first=first, later=later)
+    captured_later = 0 if graphs is None or graphs.from_start else sum(each.bytes for each in graphs.kept)
     pool = 0 if graphs is None else round_up(graphs.pool, SEGMENT)
     replayed = 0 if graphs is None else pool + graphs.replay.bytes
-    reserved = max(_reserved(fullest), 0 if graphs is None else pool + _reserved(graphs.replay))
-    eager = captured_later if fullest.before_capture else 0  # static inputs are not there yet
-    items = run.items if not eager else tuple(item for item in run.items if graphs is None or item not in graphs.kept)
-    transient = fullest.bytes - held.steady - (runtime - eager) - fullest.activations
-    rest = transient - sum(tensor.bytes for tensor in fullest.transient)
-    kept_copies = (MemoryPart(name="fp32 gradients that the optimizer keeps", bytes=held.kept_copies),) if held.kept_copies else ()
-    after_first = allocated + held.first_step_bytes - captured_later
+    reserved = max(_reserved(peak), 0 if graphs is None else pool + _reserved(graphs.replay))
+    absent = captured_later if peak.before_capture else 0  # static inputs do not exist yet
+    shown = run.workspaces if not absent or graphs is None else tuple(each for each in run.workspaces if each not in graphs.kept)
+    transient = peak.bytes - states.steady - (runtime - absent) - peak.activations
+    rest = transient - total_bytes(peak.transient)
+    copies = (MemoryPart(name="fp32 gradients that the optimizer keeps", bytes=states.kept_copies),) if states.kept_copies else ()
+    after_first = allocated + states.first_step_bytes - captured_later
     return RankMemory(
-        parameters_bytes=held.parameters,
-        gradients_bytes=held.gradients,
-        optimizer_bytes=held.masters + held.moments,
-        runtime_bytes=runtime - eager + held.kept_copies,
+        parameters_bytes=states.parameters,
+        gradients_bytes=states.gradients,
+        optimizer_bytes=states.masters + states.moments,
+        runtime_bytes=runtime - absent + states.kept_copies,
         allocated_bytes=allocated,
-        activations_bytes=fullest.activations,
+        activations_bytes=peak.activations,
         transient_bytes=transient,
-        peak_allocated_first_iteration_bytes=max(first.bytes, after_first, held.at_start),
-        peak_allocated_bytes=fullest.bytes,
-        peak_at=fullest.where,
+        peak_allocated_first_iteration_bytes=max(first.bytes, after_first, states.at_start),
+        peak_allocated_bytes=peak.bytes,
+        peak_event=PeakEvent.CAPTURE if peak.position.capture else peak.position.event,
+        peak_in_first_iteration=peak.position.first_iteration,
+        peak_at=peak.position.text,
         peak_reserved_bytes=reserved,
         device_bytes=reserved + outside_allocator_bytes(job),
-        device_range_bytes=device_range(job, peak=max(fullest.bytes, replayed), reserved=reserved),
+        device_range_bytes=device_range(job, peak=max(peak.bytes, replayed), reserved=reserved),
         graph_pool_bytes=pool,
-        runtime_parts=(*(MemoryPart(name=item.name, bytes=item.bytes) for item in items), *kept_copies),
-        transient_parts=(*_parts(fullest.transient), *((MemoryPart(name=fullest.rest, bytes=rest),) if rest else ())),
-        microbatches_in_flight=fullest.in_flight,
+        runtime_parts=(*(MemoryPart(name=each.name, bytes=each.bytes) for each in shown), *copies),
+        transient_parts=(*_parts(peak.transient), *((MemoryPart(name=peak.remainder.value, bytes=rest),) if rest else ())),
+        microbatches_in_flight=peak.in_flight,
     )
 
 
@@ -188,25 +228,26 @@ def _reserved(peak: Peak) -> int:
     return reserved_bytes(peak.bytes, max((tensor.bytes for tensor in peak.transient), default=0))
 
 
-def _fullest(held: States, *, allocated: int, first: Peak, later: Peak) -> Peak:
-    """The fullest instant of the whole run: of a steady iteration where that is as full as any other."""
-    copies = (Tensor(name="fp32 gradients", shape=(held.gradient_copies // 4,), dtype="fp32"),) if held.gradient_copies else ()
+def _highest(states: States, *, allocated: int, first: Peak, later: Peak) -> Peak:
+    """The peak of the whole run: of a later iteration, if that is as high as any other."""
+    copies = (Tensor(name="fp32 gradients", shape=(states.gradient_copies // 4,), dtype="fp32"),) if states.gradient_copies else ()
     stepping = Peak(
-        bytes=allocated + total_bytes(held.step_workspace),
-        runtime=0,
+        bytes=allocated + total_bytes(states.step_workspace),
+        workspaces=0,
         activations=0,
-        transient=(*copies, *held.step_workspace),
+        transient=(*copies, *states.step_workspace),
         in_flight=tuple(0 for _ in later.in_flight),
-        where="optimizer step",
-        rest="kept between iterations",
+        position=PeakPosition(event=PeakEvent.OPTIMIZER_STEP),
+        remainder=Remainder.KEPT,
     )
-    sharding = replace(stepping, bytes=held.at_start, transient=(), where=held.start_peak.value, rest=_START_REST[held.start_peak])
-    beginning = replace(first, where=f"first iteration, {first.where}", rest="not made yet in the first iteration")
-    return max(later, stepping, beginning, sharding, key=lambda peak: peak.bytes)
+    event, remainder = _START[states.start_peak]
+    creating = replace(stepping, bytes=states.at_start, transient=(), position=PeakPosition(event=event), remainder=remainder)
+    beginning = replace(first, position=replace(first.position, first_iteration=True), remainder=Remainder.NOT_CREATED)
+    return max(later, stepping, beginning, creating, key=lambda peak: peak.bytes)
 
 
 def _parts(tensors: Sequence[Tensor]) -> tuple[MemoryPart, ...]:
-    """Temporaries by name, largest first; what shares another's storage costs nothing and is left out."""
+    """Temporary tensors by name, largest first; what shares another tensor's storage takes no memory and is left out."""
     sums: dict[str, int] = {}
     for tensor in tensors:
         if tensor.bytes:

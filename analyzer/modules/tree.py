@@ -7,7 +7,7 @@ d elements of a head, f feed-forward width, V padded vocabulary, t tensor-parall
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -167,12 +167,13 @@ class Module:
         for child in self.children:
             yield from child.walk(path)
 
-    def derived(self, function: Callable[[Module], T]) -> T:
-        """`function` of this module, computed once for each object. For functions whose result depends on the tree alone."""
+    def derived(self, function: Callable[..., T], *arguments: Hashable) -> T:
+        """`function(module, *arguments)`, computed once for each module object. For functions of nothing but these."""
         cache: dict[object, object] = self.__dict__.setdefault("_derived", {})
-        if function not in cache:
-            cache[function] = function(self)
-        return cache[function]  # type: ignore[return-value]
+        key = (function, *arguments) if arguments else function
+        if key not in cache:
+            cache[key] = function(self, *arguments)
+        return cache[key]  # type: ignore[return-value]
 
 
 def total_bytes(tensors: Iterable[Tensor]) -> int:

@@ -19,13 +19,14 @@ from analyzer.units import BLOCK, DTYPE_BYTES, dtype_bytes, round_up
 StageBuffers = Sequence[Sequence[Buffer]]
 
 
-def states_by_ranks(job: TrainingJob, stage: StageModel, buffers: StageBuffers) -> tuple[tuple[RankRanges, States], ...]:
+def states_by_ranks(
+    job: TrainingJob, stage: StageModel, buffers: StageBuffers, states: States
+) -> tuple[tuple[RankRanges, States], ...]:
     """Ranks of a pipeline stage that have equal states, with those states.
 
-    `buffers` are those of the stage (`buffers.of_stage.stage_buffers`). All ranks are equal unless whole parameters are
-    distributed over replicas, or some states are on the host.
+    `buffers` and `states` are those of the stage (`buffers.of_stage.stage_buffers`, `stage_states`). All ranks are equal unless
+    whole parameters are distributed over replicas, or some states are on the host.
     """
-    states = stage_states(job, stage, buffers)
     muon, offload = job.optimizer.muon, job.optimizer.offload
     if muon is not None and muon.layer_wise and job.parallel.data_with_context > 1:
         from analyzer.states.layer_wise import owned_states

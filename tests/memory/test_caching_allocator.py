@@ -58,11 +58,11 @@ def test_what_was_not_asked_for_is_counted_while_it_is_handed_out() -> None:
     allocator = CachingAllocator()
     allocator.free(allocator.malloc(30 * MIB))
     kept = allocator.malloc(29 * MIB + 512)
-    assert allocator.unasked_bytes == MIB - 512
+    assert allocator.unrequested_bytes == MIB - 512
     allocator.malloc(40 * MIB)
     allocator.free(kept)
-    assert allocator.unasked_bytes == 0
-    assert allocator.unasked_at_peak_bytes == MIB - 512
+    assert allocator.unrequested_bytes == 0
+    assert allocator.unrequested_at_peak_bytes == MIB - 512
 
 
 def test_the_smallest_block_that_fits_is_taken() -> None:

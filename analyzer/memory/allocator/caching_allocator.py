@@ -1,17 +1,17 @@
-"""PyTorch's CUDA caching allocator, simulated: what a sequence of requests makes of allocated and reserved memory.
+"""A simulation of PyTorch's CUDA caching allocator: allocated and reserved memory for a sequence of requests.
 
 c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.5 to 2.13): `round_size`, `get_allocation_size`, `get_pool`, `get_free_block`,
-`should_split`, `free_block`, `try_allocate_expandable_block`. Allocated bytes are those of the blocks handed out, which
-is what `torch.cuda.memory_allocated` says: a block of the large pool is not split for a rest of 1 MiB or less, so that
-it can be that much larger than what was asked for. Reserved bytes are those of the segments taken from CUDA.
+`should_split`, `free_block`, `try_allocate_expandable_block`. Allocated bytes are those of the blocks in use, which is what
+`torch.cuda.memory_allocated` reports: a block of the large pool is not split for a rest of 1 MiB or less, so it can be larger
+than what was requested. Reserved bytes are those of the segments allocated with CUDA.
 
-Known limitations: memory has no end, so nothing is ever given back to make room; streams do not wait for each other.
+Known limitations: memory is unlimited, so nothing is returned to CUDA to make room; streams do not wait for each other.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,25 +20,25 @@ from analyzer.units import MIB, round_up
 
 MIN_BLOCK: Final = 512
 SMALL_SIZE: Final = 1 * MIB
-"""Requests of up to this come from the small pool; `kSmallSize`."""
+"""Requests of up to this size use the small pool; `kSmallSize`."""
 SMALL_SEGMENT: Final = 2 * MIB
 LARGE_SEGMENT: Final = 20 * MIB
 MIN_LARGE_ALLOCATION: Final = 10 * MIB
-"""Requests from here on get a segment of their own."""
+"""Requests from this size on get a segment of their own."""
 ROUND_LARGE: Final = 2 * MIB
-_ENDLESS: Final = 1 << 62
+_UNLIMITED: Final = 1 << 62
 
 
 @dataclass(frozen=True, kw_only=True)
 class AllocatorSettings:
-    """What PYTORCH_CUDA_ALLOC_CONF (or PYTORCH_ALLOC_CONF) asks for, as far as it changes sizes."""
+    """The settings of PYTORCH_CUDA_ALLOC_CONF (or PYTORCH_ALLOC_CONF) that change sizes."""
 
     expandable_segments: bool = False
-    max_split_bytes: int = _ENDLESS
+    max_split_bytes: int = _UNLIMITED
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> AllocatorSettings:
-        """Reads the environment. Raises UnsupportedError for what is not simulated."""
+        """Reads the environment. Raises UnsupportedError for settings that are not simulated."""
         option = "PYTORCH_ALLOC_CONF" if "PYTORCH_ALLOC_CONF" in environ else "PYTORCH_CUDA_ALLOC_CONF"
         pairs = dict(part.split(":", 1) for part in environ.get(option, "").replace(" ", "").split(",") if ":" in part)
         if "roundup_power2_divisions" in pairs or pairs.get("backend", "native") != "native":
@@ -48,21 +48,21 @@ class AllocatorSettings:
         megabytes = pairs.get("max_split_size_mb")
         return cls(
             expandable_segments=pairs.get("expandable_segments", "False").lower() == "true",
-            max_split_bytes=int(megabytes) * MIB if megabytes else _ENDLESS,
+            max_split_bytes=int(megabytes) * MIB if megabytes else _UNLIMITED,
         )
 
 
 class _Block:
     """A piece of a segment. `before` and `after` are its neighbours in the segment."""
 
-    __slots__ = ("address", "after", "before", "free", "pool", "size", "unasked")
+    __slots__ = ("address", "after", "before", "free", "pool", "size", "unrequested")
 
     def __init__(self, pool: _Pool, address: int, size: int) -> None:
         self.pool = pool
         self.address = address
         self.size = size
-        self.unasked = 0
-        """Bytes beyond those that were asked for, while it is handed out."""
+        self.unrequested = 0
+        """Bytes beyond those requested, while it is in use."""
         self.free = False
         self.before: _Block | None = None
         self.after: _Block | None = None
@@ -71,85 +71,145 @@ class _Block:
 class _Pool:
     """Free blocks of one kind (small or large) and one stream, by size and address."""
 
-    __slots__ = ("blocks", "expandable", "keys", "small", "tail")
+    __slots__ = ("addresses", "blocks", "expandable", "sizes", "small", "tail")
 
     def __init__(self, *, small: bool, expandable: bool) -> None:
         self.small = small
         self.expandable = expandable
-        self.keys: list[tuple[int, int]] = []
+        self.sizes: list[int] = []
+        """The distinct sizes of free blocks, sorted."""
+        self.addresses: dict[int, list[int]] = {}
+        """For each size, the addresses of its free blocks, sorted."""
         self.blocks: dict[int, _Block] = {}
+        """Free blocks by address."""
         self.tail: _Block | None = None
-        """Last block of the expandable segment."""
+        """The last block of the expandable segment."""
 
     def add(self, block: _Block) -> None:
         block.free = True
-        insort(self.keys, (block.size, block.address))
-        self.blocks[block.address] = block
+        size, address = block.size, block.address
+        self.blocks[address] = block
+        addresses = self.addresses.get(size)
+        if addresses is None:
+            self.addresses[size] = [address]
+            insort(self.sizes, size)
+        else:
+            insort(addresses, address)
 
     def take(self, block: _Block) -> None:
         block.free = False
-        del self.keys[bisect_left(self.keys, (block.size, block.address))]
-        del self.blocks[block.address]
+        size, address = block.size, block.address
+        del self.blocks[address]
+        addresses = self.addresses[size]
+        if len(addresses) == 1:
+            del self.addresses[size]
+            del self.sizes[bisect_left(self.sizes, size)]
+        else:
+            del addresses[bisect_left(addresses, address)]
 
     def best_fit(self, size: int) -> _Block | None:
-        """The smallest that is large enough. A block that can grow counts as endless."""
-        for place in range(bisect_left(self.keys, (size, 0)), len(self.keys)):
-            block = self.blocks[self.keys[place][1]]
-            if block is not self.tail or place + 1 == len(self.keys):
-                return block
+        """The smallest block that is large enough, at the lowest address. A block that can grow counts as unlimited."""
+        place = bisect_left(self.sizes, size)
+        if place == len(self.sizes):
+            return None
+        if self.tail is None:
+            return self.blocks[self.addresses[self.sizes[place]][0]]
+        last = len(self.sizes) - 1
+        for index in range(place, last + 1):
+            addresses = self.addresses[self.sizes[index]]
+            for position, address in enumerate(addresses):
+                block = self.blocks[address]
+                if block is not self.tail or (index == last and position == len(addresses) - 1):
+                    return block
         return None
 
 
 class CachingAllocator:
-    """One device. `malloc` gives an address, `free` takes it back."""
+    """One device. `malloc` returns an address, `free` takes it back."""
 
     def __init__(self, settings: AllocatorSettings = AllocatorSettings()) -> None:
         self._settings = settings
         self._pools: dict[tuple[bool, int], _Pool] = {}
-        self._handed_out: dict[int, _Block] = {}
+        self._in_use: dict[int, _Block] = {}
         self._next_segment = LARGE_SEGMENT
         self.allocated_bytes = 0
         self.reserved_bytes = 0
         self.peak_allocated_bytes = 0
         self.peak_reserved_bytes = 0
-        self.unasked_bytes = 0
-        """Of the allocated bytes, those beyond what was asked for: blocks that are not split."""
-        self.unasked_at_peak_bytes = 0
+        self.unrequested_bytes = 0
+        """Of the allocated bytes, those beyond what was requested: blocks that are not split."""
+        self.unrequested_at_peak_bytes = 0
         """The same when the allocated bytes were at their peak."""
 
     def malloc(self, bytes: int, *, stream: int = 0) -> int:
-        """An address for `bytes`, which must be more than 0: PyTorch gives nothing out for nothing."""
+        """An address for `bytes`, which must be positive: PyTorch allocates nothing for empty tensors."""
         if bytes <= 0:
             raise ValueError(f"malloc of {bytes} bytes")
         size = (bytes + MIN_BLOCK - 1) // MIN_BLOCK * MIN_BLOCK
         pool = self._pools.get((size <= SMALL_SIZE, stream)) or self._pool(size, stream)
-        block = self._free_block(pool, size) if pool.keys else None
+        block = self._free_block(pool, size) if pool.sizes else None
         if block is None:
             block = self._grow(pool, size) if pool.expandable else self._segment(pool, size)
-        if self._splits(block, size):
+        rest = block.size - size
+        if rest and self._splits(pool, size, rest):
             self._split(block, size)
-        self._handed_out[block.address] = block
+            rest = 0
+        self._in_use[block.address] = block
         self.allocated_bytes += block.size
-        block.unasked = block.size - size
-        self.unasked_bytes += block.unasked
+        block.unrequested = rest
+        self.unrequested_bytes += rest
         if self.allocated_bytes > self.peak_allocated_bytes:
-            self.peak_allocated_bytes, self.unasked_at_peak_bytes = self.allocated_bytes, self.unasked_bytes
+            self.peak_allocated_bytes, self.unrequested_at_peak_bytes = self.allocated_bytes, self.unrequested_bytes
         return block.address
 
     def free(self, address: int) -> None:
-        """Takes back what `malloc` gave. Raises KeyError where it gave no such thing."""
-        block = self._handed_out.pop(address)
+        """Takes back what `malloc` returned. Raises KeyError for any other address."""
+        block = self._in_use.pop(address)
         self.allocated_bytes -= block.size
-        self.unasked_bytes -= block.unasked
+        self.unrequested_bytes -= block.unrequested
         pool = block.pool
-        for neighbour in (block.before, block.after):
-            if neighbour is not None and neighbour.free:
-                pool.take(neighbour)
-                self._merge(block, neighbour)
+        before, after = block.before, block.after
+        if before is not None and before.free:
+            pool.take(before)
+            self._merge(block, before)
+        if after is not None and after.free:
+            pool.take(after)
+            self._merge(block, after)
         pool.add(block)
 
+    def malloc_and_free(self, sizes: Sequence[int]) -> None:
+        """Allocates so many bytes each, and frees all of them again in the same order.
+
+        If free blocks serve all requests without being split, only the peak can change.
+        """
+        taken: dict[int, int] = {}
+        total = unrequested = 0
+        for bytes in sizes:
+            size = (bytes + MIN_BLOCK - 1) // MIN_BLOCK * MIN_BLOCK
+            pool = self._pools.get((size <= SMALL_SIZE, 0))
+            if pool is None or pool.tail is not None or self._settings.max_split_bytes != _UNLIMITED:
+                return self._malloc_then_free(sizes)
+            place = bisect_left(pool.sizes, size)
+            if place == len(pool.sizes):
+                return self._malloc_then_free(sizes)
+            whole = pool.sizes[place]
+            count = taken[whole] = taken.get(whole, 0) + 1
+            rest = whole - size
+            if count > len(pool.addresses[whole]) or (rest and (pool.small or rest > SMALL_SIZE)):
+                return self._malloc_then_free(sizes)
+            total += whole
+            unrequested += rest
+        if self.allocated_bytes + total > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = self.allocated_bytes + total
+            self.unrequested_at_peak_bytes = self.unrequested_bytes + unrequested
+        return None
+
+    def _malloc_then_free(self, sizes: Sequence[int]) -> None:
+        for address in [self.malloc(size) for size in sizes]:
+            self.free(address)
+
     def empty_cache(self) -> None:
-        """Gives back segments that are wholly free, as `torch.cuda.empty_cache` does."""
+        """Returns segments that are completely free to CUDA, as `torch.cuda.empty_cache` does."""
         for pool in self._pools.values():
             for block in list(pool.blocks.values()):
                 if pool.expandable:
@@ -169,7 +229,7 @@ class CachingAllocator:
         if block is None:
             return None
         limit = self._settings.max_split_bytes
-        if size < limit <= block.size or (size >= limit and block.size >= size + LARGE_SEGMENT):
+        if limit != _UNLIMITED and (size < limit <= block.size or (size >= limit and block.size >= size + LARGE_SEGMENT)):
             return None
         pool.take(block)
         return block
@@ -209,9 +269,8 @@ class CachingAllocator:
         self.reserved_bytes += bytes
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
 
-    def _splits(self, block: _Block, size: int) -> bool:
-        rest = block.size - size
-        if block.pool.small or block.pool.expandable:
+    def _splits(self, pool: _Pool, size: int, rest: int) -> bool:
+        if pool.small or pool.expandable:
             return rest >= MIN_BLOCK
         return size < self._settings.max_split_bytes and rest > SMALL_SIZE
 
@@ -227,7 +286,7 @@ class CachingAllocator:
         block.pool.add(rest)
 
     def _merge(self, block: _Block, neighbour: _Block) -> None:
-        """`block` swallows its free `neighbour`."""
+        """`block` absorbs its free `neighbour`."""
         if neighbour is block.before:
             block.address = neighbour.address
             block.before = neighbour.before
@@ -242,7 +301,7 @@ class CachingAllocator:
             block.pool.tail = block
 
     def _shrink(self, pool: _Pool, block: _Block) -> None:
-        """Unmaps whole pages at the end of the segment; those in the middle are rare and kept."""
+        """Unmaps complete pages at the end of the segment; those in the middle are rare and kept."""
         if block is not pool.tail:
             return
         page = SMALL_SEGMENT if pool.small else LARGE_SEGMENT

@@ -1,0 +1,130 @@
+"""What the memory of every pipeline stage depends on, computed once for a job. Stages that are alike share it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from analyzer.buffers.gradient_buffers import Buffer
+from analyzer.buffers.of_stage import stage_buffers
+from analyzer.layout.groups import RankRanges
+from analyzer.memory.chunk_memory import ChunkMemory, Point, chunk_memory
+from analyzer.memory.iteration import order_of
+from analyzer.memory.pipeline_tensors import received_gradient
+from analyzer.memory.workspaces import Workspace, workspaces
+from analyzer.modules.stage import StageModel
+from analyzer.modules.tree import Module, Tensor, parameters
+from analyzer.passes.stages import stage_models
+from analyzer.schedule.pipeline import Step
+from analyzer.specs import TrainingJob
+from analyzer.states.of_rank import stage_states, states_by_ranks
+from analyzer.states.record import States
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageAnalysis:
+    """One pipeline stage."""
+
+    model: StageModel
+    buffers: tuple[tuple[Buffer, ...], ...]
+    """Gradient and parameter buffers of each chunk."""
+    states: tuple[tuple[RankRanges, States], ...]
+    """Ranks with equal model states, and those states."""
+    workspaces: tuple[Workspace, ...]
+    chunks: tuple[ChunkMemory, ...]
+    orders: tuple[Sequence[Step], Sequence[Step]]
+    """The steps of the first iteration and of a later one."""
+    parameters: int
+    parameters_routed_experts: int
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What stages with the same trees have in common."""
+
+    buffers: tuple[tuple[Buffer, ...], ...]
+    states: States
+    workspaces: tuple[Workspace, ...]
+    chunks: tuple[ChunkMemory, ...]
+    parameters: int
+    parameters_routed_experts: int
+
+
+def analysed_stages(job: TrainingJob) -> tuple[StageAnalysis, ...]:
+    """Every pipeline stage of a job, in order."""
+    shared: dict[tuple[bool, tuple[int, ...]], _Shared] = {}
+    found = []
+    received = received_gradient(job)
+    for model in stage_models(job):
+        # only the first stage has several buckets
+        key = (model.pipeline_rank == 0, tuple(id(tree) for tree in model.trees))
+        if key not in shared:
+            shared[key] = _analysed(job, model, received)
+        common = shared[key]
+        found.append(
+            StageAnalysis(
+                model=model,
+                buffers=common.buffers,
+                states=states_by_ranks(job, model, common.buffers, common.states),
+                workspaces=common.workspaces,
+                chunks=common.chunks,
+                orders=_orders(job, model.pipeline_rank),
+                parameters=common.parameters,
+                parameters_routed_experts=common.parameters_routed_experts,
+            )
+        )
+    return tuple(found)
+
+
+def _analysed(job: TrainingJob, model: StageModel, received: Tensor) -> _Shared:
+    buffers = stage_buffers(job, model)
+    counts = [tree.derived(_parameter_counts) for tree in model.trees]
+    return _Shared(
+        buffers=buffers,
+        states=stage_states(job, model, buffers),
+        workspaces=workspaces(job, model.trees),
+        chunks=tuple(
+            _chunk_memory(job, tree, () if chunk.post_process else (received,))
+            for chunk, tree in zip(model.chunks, model.trees, strict=True)
+        ),
+        parameters=sum(every for every, _ in counts),
+        parameters_routed_experts=sum(routed for _, routed in counts),
+    )
+
+
+def _parameter_counts(tree: Module) -> tuple[int, int]:
+    """Elements of all parameters, and of those of routed experts."""
+    held = list(parameters(tree))
+    return sum(each.numel for each in held), sum(each.numel for each in held if each.sharding == "expert")
+
+
+def _chunk_memory(job: TrainingJob, tree: Module, received: tuple[Tensor, ...]) -> ChunkMemory:
+    """The memory of a chunk, with its unsharded parameters and gradients under FSDP."""
+    if job.fsdp is None:
+        return tree.derived(_plain_chunk_memory, received)
+    from analyzer.passes.fsdp import fsdp_trees
+
+    sharded, first = fsdp_trees(job, tree)
+    return chunk_memory(sharded, received=received, first=first)
+
+
+def _plain_chunk_memory(tree: Module, received: tuple[Tensor, ...]) -> ChunkMemory:
+    return chunk_memory(tree, received=received)
+
+
+def _orders(job: TrainingJob, pipeline_rank: int) -> tuple[Sequence[Step], Sequence[Step]]:
+    first, later = job.batch.first_microbatches, job.batch.microbatches
+    order = order_of(job, pipeline_rank, later)
+    return (order if first == later else order_of(job, pipeline_rank, first)), order
+
+
+def overlapped_points(job: TrainingJob, stage: StageAnalysis) -> dict[tuple[int, int], Point]:
+    """The peaks of the chunks whose forward overlaps with a backward, by (chunk forward, chunk backward)."""
+    if not job.flags.overlap_moe_expert_parallel_comm:
+        return {}
+    from analyzer.memory.overlapped_microbatches import overlapped_peak
+
+    met = {(step.chunk, after.chunk) for step, after in pairwise(stage.orders[1]) if step.paired}
+    trees, early = stage.model.trees, job.flags.early_attention_backward
+    return {(one, other): overlapped_peak(trees[one], trees[other], early=early) for one, other in sorted(met)}

@@ -1,0 +1,148 @@
+"""CUDA graphs as passes over the tree: the part of a chunk that graphs capture, and the part that they leave outside.
+
+Sources: core/transformer/cuda_graphs.py `_layer_is_graphable`, core/transformer/transformer_layer.py (0.16.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from analyzer.modules.kinds import ATTENTION_BRANCH, FEED_FORWARD_BRANCH, ModuleKind
+from analyzer.modules.tree import LAYER, STREAM, Module, Tensor
+from analyzer.specs import GraphSpec, MoeSpec
+
+WHOLE_ITERATION: Final = "full_iteration"
+"""The scope of graphs that capture whole iterations."""
+
+
+class Scope(NamedTuple):
+    """What graphs capture of one layer."""
+
+    children: frozenset[ModuleKind]
+    """Children of the layer that are captured, or partly captured."""
+    parts: frozenset[ModuleKind]
+    """Of a MoE layer that is partly captured, its captured children; empty if children are captured as a whole."""
+
+    @property
+    def whole(self) -> frozenset[ModuleKind]:
+        """Children of the layer that are captured as a whole."""
+        return self.children - {ModuleKind.FEED_FORWARD} if self.parts else self.children
+
+
+def layer_scope(graphs: GraphSpec, moe: MoeSpec | None, layer: Module) -> Scope:
+    """What graphs capture of a layer; nothing if they leave it alone."""
+    scope = graphs.scope
+    if not scope:
+        return Scope(ATTENTION_BRANCH | FEED_FORWARD_BRANCH, frozenset())
+    has_experts = any(
+        module.kind is ModuleKind.ROUTER
+        for child in layer.children
+        if child.kind is ModuleKind.FEED_FORWARD
+        for module in child.children
+    )
+    children: frozenset[ModuleKind] = ATTENTION_BRANCH if "attn" in scope else frozenset()
+    parts: frozenset[ModuleKind] = frozenset()
+    if ("moe" if has_experts else "mlp") in scope:
+        children |= FEED_FORWARD_BRANCH
+    elif has_experts and "moe_router" in scope:
+        children |= {ModuleKind.FEED_FORWARD_NORM, ModuleKind.FEED_FORWARD}
+        overlapped = moe is None or moe.shared_overlap
+        parts = frozenset({ModuleKind.ROUTER} if overlapped else {ModuleKind.ROUTER, ModuleKind.SHARED_EXPERTS})
+    return Scope(children, parts)
+
+
+def transformer_layers(tree: Module) -> list[Module]:
+    """The transformer layers with attention in a tree."""
+    if _is_layer(tree):
+        return [tree]
+    return [layer for child in tree.children for layer in transformer_layers(child)]
+
+
+def captured_tree(graphs: GraphSpec, moe: MoeSpec | None, tree: Module, *, static_output: Tensor) -> Module:
+    """The tree with the tensors of captured modules alone.
+
+    `static_output` is the output of a captured part that is not the last of its layer; otherwise what reads the layer's output
+    saves it.
+    """
+    if WHOLE_ITERATION in graphs.scope:
+        return tree
+    if _is_layer(tree):
+        return tree.derived(_captured_layer, layer_scope(graphs, moe, tree), static_output)
+    children = tuple(captured_tree(graphs, moe, child, static_output=static_output) for child in tree.children)
+    return replace(without_tensors(tree), children=children)
+
+
+def outside_tree(graphs: GraphSpec, moe: MoeSpec | None, tree: Module) -> Module:
+    """The tree without the tensors of captured modules."""
+    if WHOLE_ITERATION in graphs.scope:
+        return without_tensors(tree)
+    if _is_layer(tree):
+        return tree.derived(_outside_layer, layer_scope(graphs, moe, tree))
+    return replace(tree, children=tuple(outside_tree(graphs, moe, child) for child in tree.children))
+
+
+def without_tensors(module: Module) -> Module:
+    """The module with nothing that takes memory: its parameters are counted with the states."""
+    children = tuple(without_tensors(child) for child in module.children)
+    return replace(module, saved=(), forward_workspace=(), backward_workspace=(), forward_held=(), children=children)
+
+
+def _is_layer(module: Module) -> bool:
+    return any(child.kind is ModuleKind.ATTENTION for child in module.children)
+
+
+def _captured_layer(layer: Module, scope: Scope, static_output: Tensor) -> Module:
+    makers = _makers(layer)
+    children = []
+    for child in layer.children:
+        if child.kind in scope.whole:
+            children.append(_without_saved(child, scope, makers, made_inside=False))
+        elif child.kind in scope.children:
+            parts = tuple(
+                _without_saved(part, scope, makers, made_inside=False) if part.kind in scope.parts else without_tensors(part)
+                for part in child.children
+            )
+            children.append(replace(without_tensors(child), children=parts))
+        else:
+            children.append(without_tensors(child))
+    ends_inside = scope.children and ModuleKind.FEED_FORWARD_ADD not in scope.children
+    return replace(layer, saved=(*layer.saved, static_output) if ends_inside else layer.saved, children=tuple(children))
+
+
+def _outside_layer(layer: Module, scope: Scope) -> Module:
+    makers = _makers(layer)
+    children = []
+    for child in layer.children:
+        if child.kind in scope.whole:
+            children.append(without_tensors(child))
+        elif child.kind in scope.children:
+            parts = tuple(
+                without_tensors(part) if part.kind in scope.parts else _without_saved(part, scope, makers, made_inside=True)
+                for part in child.children
+            )
+            children.append(replace(child, children=parts))
+        else:
+            children.append(_without_saved(child, scope, makers, made_inside=True))
+    return replace(layer, children=tuple(children))
+
+
+def _makers(layer: Module) -> dict[str, ModuleKind]:
+    """The kind of the layer's child that allocates a tensor, by the tensor's `made_in`."""
+    makers = {child.name: child.kind for child in layer.children if child.kind in ATTENTION_BRANCH | FEED_FORWARD_BRANCH}
+    return {STREAM: ModuleKind.FEED_FORWARD_ADD, LAYER: ModuleKind.ATTENTION_ADD, **makers}
+
+
+def _without_saved(module: Module, scope: Scope, makers: Mapping[str, ModuleKind], *, made_inside: bool) -> Module:
+    """The module without the saved tensors that come from inside, or from outside, the captured part.
+
+    Those are static tensors, or lie in the pool of the graphs. Tensors of other modules are read where they are allocated.
+    """
+
+    def stays(tensor: Tensor) -> bool:
+        maker = makers.get(tensor.made_in)
+        return maker is None or (maker in scope.whole) is not made_inside
+
+    children = tuple(_without_saved(child, scope, makers, made_inside=made_inside) for child in module.children)
+    return replace(module, saved=tuple(filter(stays, module.saved)), children=children)
