@@ -11,7 +11,7 @@ from typing import Any
 
 from analyzer.layout.stages import Chunk
 from analyzer.modules.tree import Collective, Module, Parameter, Tensor
-from analyzer.results import Advice, MemoryPart, Message, MessageTotal, RankClass, RankMemory, Report, Verdict
+from analyzer.results import Advice, MemoryPart, Message, MessageTotal, PeakEvent, RankClass, RankMemory, Report, Verdict
 from analyzer.specs import (
     BatchSpec,
     HardwareSpec,
@@ -122,6 +122,8 @@ def make_memory(*, parameters: int, activations: int, in_flight: int) -> RankMem
         transient_bytes=transient_bytes,
         peak_allocated_first_iteration_bytes=peak - 8 * parameters,
         peak_allocated_bytes=peak,
+        peak_event=PeakEvent.BACKWARD,
+        peak_in_first_iteration=False,
         peak_at="backward of microbatch 1, output_layer",
         peak_reserved_bytes=peak + 300 * MIB,
         device_bytes=peak + 300 * MIB + 1200 * MIB,

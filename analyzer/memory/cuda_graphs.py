@@ -17,6 +17,7 @@ from typing import Final
 from analyzer.memory.chunk_memory import chunk_memory
 from analyzer.memory.iteration import PeakContext, peak_of_iteration
 from analyzer.memory.peak import Peak
+from analyzer.memory.pipeline_tensors import MessageOrder
 from analyzer.memory.workspaces import FROM_START, Workspace, cublas_workspace_bytes
 from analyzer.modules.shapes import shapes_of
 from analyzer.modules.stage import StageModel
@@ -55,23 +56,23 @@ def graph_memory(
     states: States,
     workspaces: Sequence[Workspace],
     *,
-    orders: tuple[Sequence[Step], Sequence[Step]],
+    iterations: tuple[MessageOrder, MessageOrder],
     context: PeakContext,
     eager: tuple[Peak, Peak],
 ) -> GraphMemory:
     """The iterations of a pipeline stage.
 
-    `orders` are those of the first iteration and of a later one, `eager` their peaks without graphs.
+    `iterations` are the steps of the first iteration and of a later one, `eager` their peaks without graphs.
     """
     whole = WHOLE_ITERATION in graphs.scope
-    recorded = _recorded_steps(job, orders[1], whole=whole)
-    capture = _capture_peak(job, graphs, stage, recorded, context)
-    kept = _kept(job, graphs, _layers_in_flight(recorded, _captured_layers(job, graphs, stage, whole=whole)))
+    recorded = _recorded_steps(job, stage, iterations[1], whole=whole)
+    capture = _capture_peak(job, graphs, stage, recorded)
+    kept = _kept(job, graphs, _layers_in_flight(recorded.order, _captured_layers(job, graphs, stage, whole=whole)))
     fixed = sum(each.bytes for each in (*workspaces, *kept))
     outside = [chunk_memory(outside_tree(graphs, job.model.moe, tree)) for tree in stage.trees]
     before, after = (
         _above(peak_of_iteration(order, outside, workspaces=(*workspaces, *kept), context=context, warm=True), base)
-        for order, base in zip(orders, (states.before_first_step, states.steady), strict=True)
+        for order, base in zip(iterations, (states.before_first_step, states.steady), strict=True)
     )
     from_start = graphs.implementation == "transformer_engine" and graphs.warmup_steps == 0
     if from_start:
@@ -83,18 +84,18 @@ def graph_memory(
     return GraphMemory(first=first, later=later, replay=after, pool=capture.bytes, from_start=from_start, kept=kept)
 
 
-def _recorded_steps(job: TrainingJob, order: Sequence[Step], *, whole: bool) -> Sequence[Step]:
+def _recorded_steps(job: TrainingJob, stage: StageModel, iteration: MessageOrder, *, whole: bool) -> MessageOrder:
     """The steps that are captured: without a pipeline those of one microbatch, whose graphs serve all."""
     if job.parallel.pipeline == 1 and not whole:
-        return (Step("forward", 0, 0), Step("backward", 0, 0))
-    return order
+        return MessageOrder((Step("forward", 0, 0), Step("backward", 0, 0)), stage.chunks)
+    return iteration
 
 
-def _capture_peak(job: TrainingJob, graphs: GraphSpec, stage: StageModel, recorded: Sequence[Step], context: PeakContext) -> Peak:
+def _capture_peak(job: TrainingJob, graphs: GraphSpec, stage: StageModel, recorded: MessageOrder) -> Peak:
     """The peak of the captured modules alone."""
     output = shapes_of(job).hidden("static output")
     inside = [chunk_memory(captured_tree(graphs, job.model.moe, tree, static_output=output)) for tree in stage.trees]
-    peak = peak_of_iteration(recorded, inside, context=PeakContext(chunks=context.chunks), warm=True)
+    peak = peak_of_iteration(recorded, inside, context=PeakContext(), warm=True)
     return replace(peak, position=replace(peak.position, capture=True))
 
 

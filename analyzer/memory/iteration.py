@@ -6,13 +6,12 @@ walk is done in integers. What is allocated at the peak is put together once, at
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from analyzer.layout.stages import Chunk
 from analyzer.memory.chunk_memory import ChunkMemory, Point
 from analyzer.memory.peak import Peak, PeakPosition
-from analyzer.memory.pipeline_tensors import PipelineTensors, PipelineWalk
+from analyzer.memory.pipeline_tensors import MessageOrder, PipelineTensors, PipelineWalk
 from analyzer.memory.workspaces import Workspace
 from analyzer.modules.tree import Tensor
 from analyzer.results import PeakEvent
@@ -30,6 +29,7 @@ def order_of(job: TrainingJob, pipeline_rank: int, microbatches: int) -> tuple[S
         microbatches=microbatches,
         group_size=parallel.microbatch_group_size,
         legacy=legacy,
+        pipeline_rank=pipeline_rank,
     )
     return steps(
         pipeline=parallel.pipeline,
@@ -46,7 +46,6 @@ def order_of(job: TrainingJob, pipeline_rank: int, microbatches: int) -> tuple[S
 class PeakContext:
     """What is allocated on a rank beside the microbatches in flight."""
 
-    chunks: Sequence[Chunk]
     pipeline: PipelineTensors = field(default_factory=PipelineTensors)
     idle: Sequence[tuple[Tensor, ...]] = ()
     """For each chunk, what it keeps while none of its microbatches is in flight, once it has run."""
@@ -57,7 +56,7 @@ class PeakContext:
 
 
 def peak_of_iteration(
-    order: Sequence[Step],
+    messages: MessageOrder,
     chunks: Sequence[ChunkMemory],
     *,
     context: PeakContext,
@@ -66,12 +65,14 @@ def peak_of_iteration(
 ) -> Peak:
     """The peak of an iteration, in bytes above states.
 
-    `warm`: workspaces and caches exist from the start; otherwise each is allocated by its first user.
+    `messages` has the steps of the iteration. `warm`: workspaces and caches exist from the start; otherwise each is allocated by
+    its first user.
     """
-    walk = _Walk(order, chunks, context, workspaces, warm=warm)
-    for place, step in enumerate(order):
-        walk.take(place, step)
-    return walk.peak(order, context, warm=warm)
+    walk = _Walk(messages, chunks, context, workspaces, warm=warm)
+    take = walk.take
+    for place, step in enumerate(messages.order):
+        take(place, step)
+    return walk.peak(messages, context, warm=warm)
 
 
 class _Walk:
@@ -79,27 +80,29 @@ class _Walk:
 
     def __init__(
         self,
-        order: Sequence[Step],
+        messages: MessageOrder,
         chunks: Sequence[ChunkMemory],
         context: PeakContext,
         workspaces: Sequence[Workspace],
         *,
         warm: bool,
     ) -> None:
-        self._order = order
+        self._order = messages.order
         self._chunks = chunks
         self._context = context
         self._warm = warm
-        self._pipeline = PipelineWalk(context.pipeline, context.idle, context.chunks, order, warm=warm)
+        self._pipeline = PipelineWalk(context.pipeline, context.idle, messages, warm=warm)
         self._workspaces = sum(each.bytes for each in workspaces if warm or not each.kinds)
         self._absent = [] if warm else [each for each in workspaces if each.kinds]
         """Workspaces that their first user is yet to allocate."""
-        self._seen: set[tuple[str, int]] = set()
+        self._new = set() if warm else {(kind, chunk) for kind in ("forward", "backward") for chunk in range(len(chunks))}
+        """Passes through chunks that have not run yet, and may allocate workspaces."""
         self._waiting = 0
         """Bytes saved by microbatches in flight."""
         self._in_flight = [0] * len(chunks)
         self._left = [each.left if warm else 0 for each in chunks]
         """Bytes that checkpoints of each chunk left behind in its last backward."""
+        self._leaves = any(each.left for each in chunks)
         self._highest = self._workspaces
         self._peak: tuple[int, Point] | None = None
         """The place of the highest step so far, and the instant in it."""
@@ -108,60 +111,80 @@ class _Walk:
 
     def take(self, place: int, step: Step) -> None:
         """One step of the schedule."""
-        chunk = self._chunks[step.chunk]
-        context = self._context
-        forward = step.kind == "forward"
+        number = step.chunk
+        chunk = self._chunks[number]
         keeps = chunk.retained
-        if context.first_keeps and step.microbatch == 0 and step.chunk == len(self._chunks) - 1:
-            keeps += context.first_keeps
+        if self._context.first_keeps and step.microbatch == 0 and number == len(self._chunks) - 1:
+            keeps += self._context.first_keeps
+        forward = step.kind == "forward"
         if forward:
-            self._in_flight[step.chunk] += 1
+            self._in_flight[number] += 1
         else:
             self._waiting -= keeps
-        beside_step = 0  # saved by the microbatch whose backward overlaps with this forward
+        base = self._waiting + self._pipeline.begin(place, step)
         if step.paired:
-            other = self._order[place + 1].chunk
-            beside_step = self._chunks[other].retained
-            self._workspaces += sum(each.bytes for each in self._absent)
-            self._absent = []
-            points: tuple[Point, ...] = (context.overlapped[step.chunk, other],)
+            self._overlapped(place, step, base)
+        elif self._new and (step.kind, number) in self._new:
+            self._first_pass(place, step, base)
+        elif forward:
+            self._left[number] = 0
+            self._instant(place, chunk.forward_peak, base)
         else:
-            points = self._points(step, chunk)
-        self._seen.add((step.kind, step.chunk))
-        self._left[step.chunk] = 0
-        base = self._waiting - beside_step + self._pipeline.bytes_during(place, step, self._in_flight) + self._left_beside()
-        for point in points:
-            if self._absent:
-                self._appear(point)
-            total = self._workspaces + base + point.bytes
-            if total > self._highest:
-                self._highest = total
-                self._peak = (place, point)
-                self._at_peak = (self._workspaces, self._waiting - beside_step + point.saved, tuple(self._in_flight))
+            point = chunk.next_backward_peak if self._left[number] else chunk.backward_peak
+            self._left[number] = 0
+            self._instant(place, point, base)
         if forward:
             self._waiting += keeps
         else:
-            self._in_flight[step.chunk] -= 1
-            self._left[step.chunk] = chunk.left
+            self._in_flight[number] -= 1
+            self._left[number] = chunk.left
             self._pipeline.end(step)
 
-    def _points(self, step: Step, chunk: ChunkMemory) -> tuple[Point, ...]:
-        """The instants of a step that may be the peak: all of them while workspaces are still to be allocated."""
-        new = (step.kind, step.chunk) not in self._seen
-        if step.kind == "forward":
-            if new and not self._warm and chunk.first_forward is not None:
-                return tuple(chunk.first_forward.points("forward"))
-            if new and any(each.phase == "forward" for each in self._absent):
-                return tuple(chunk.points("forward"))
-            return (chunk.forward_peak,)
-        if new and any(each.phase == "backward" for each in self._absent):
-            return tuple(chunk.points("backward"))
-        return (chunk.next_backward_peak if self._left[step.chunk] else chunk.backward_peak,)
+    def _instant(self, place: int, point: Point, base: int) -> None:
+        """An instant that may be the peak."""
+        total = self._workspaces + base + point.bytes
+        if self._leaves:
+            total += self._left_beside()
+        if total > self._highest:
+            self._highest = total
+            self._peak = (place, point)
+            self._at_peak = (self._workspaces, self._waiting + point.saved, tuple(self._in_flight))
+
+    def _first_pass(self, place: int, step: Step, base: int) -> None:
+        """The first forward or backward of a chunk: every instant, while workspaces are still to be allocated."""
+        self._new.discard((step.kind, step.chunk))
+        chunk = self._chunks[step.chunk]
+        again = self._left[step.chunk]
+        self._left[step.chunk] = 0
+        waited_for = any(each.phase == step.kind for each in self._absent)
+        if step.kind == "forward" and chunk.first_forward is not None:
+            points: Iterable[Point] = chunk.first_forward.points("forward")
+        elif waited_for:
+            points = chunk.points(step.kind)
+        elif step.kind == "forward":
+            points = (chunk.forward_peak,)
+        else:
+            points = (chunk.next_backward_peak if again else chunk.backward_peak,)
+        for point in points:
+            if waited_for:
+                self._appear(point)
+            self._instant(place, point, base)
+
+    def _overlapped(self, place: int, step: Step, base: int) -> None:
+        """A forward that overlaps with the backward after it, of a microbatch whose saved bytes are in the overlapped peak."""
+        other = self._order[place + 1].chunk
+        saved = self._chunks[other].retained
+        self._new.discard((step.kind, step.chunk))
+        self._workspaces += sum(each.bytes for each in self._absent)
+        self._absent = []
+        self._left[step.chunk] = 0
+        point = self._context.overlapped[step.chunk, other]
+        self._waiting -= saved
+        self._instant(place, point, base - saved)
+        self._waiting += saved
 
     def _left_beside(self) -> int:
         """Bytes that checkpoints of other chunks left behind."""
-        if not any(self._left):
-            return 0
         return sum(
             left + (chunk.left_input if flying else 0)
             for left, chunk, flying in zip(self._left, self._chunks, self._in_flight, strict=True)
@@ -176,7 +199,7 @@ class _Walk:
             self._absent.remove(each)
             self._workspaces += each.bytes
 
-    def peak(self, order: Sequence[Step], context: PeakContext, *, warm: bool) -> Peak:
+    def peak(self, messages: MessageOrder, context: PeakContext, *, warm: bool) -> Peak:
         """The highest instant, with its tensors."""
         workspaces, activations, in_flight = self._at_peak
         if self._peak is None:
@@ -185,12 +208,12 @@ class _Walk:
                 bytes=self._highest, workspaces=workspaces, activations=0, transient=(), in_flight=in_flight, position=position
             )
         place, point = self._peak
-        step = order[place]
+        step = messages.order[place]
         return Peak(
             bytes=self._highest,
             workspaces=workspaces,
             activations=activations,
-            transient=(*point.transient, *_pipeline_tensors_at(place, order, context, len(self._chunks), warm=warm)),
+            transient=(*point.transient, *_pipeline_tensors_at(place, messages, context, warm=warm)),
             in_flight=in_flight,
             position=PeakPosition(
                 event=PeakEvent.FORWARD if step.kind == "forward" else PeakEvent.BACKWARD,
@@ -201,17 +224,11 @@ class _Walk:
         )
 
 
-def _pipeline_tensors_at(place: int, order: Sequence[Step], context: PeakContext, chunks: int, *, warm: bool) -> tuple[Tensor, ...]:
+def _pipeline_tensors_at(place: int, messages: MessageOrder, context: PeakContext, *, warm: bool) -> tuple[Tensor, ...]:
     """The tensors of the pipeline schedule beside the step at this place."""
-    walk = PipelineWalk(context.pipeline, context.idle, context.chunks, order, warm=warm)
-    in_flight = [0] * chunks
-    for index, step in enumerate(order[: place + 1]):
-        if step.kind == "forward":
-            in_flight[step.chunk] += 1
-        walk.bytes_during(index, step, in_flight)
-        if index == place:
-            break
-        if step.kind == "backward":
-            in_flight[step.chunk] -= 1
-            walk.end(step)
-    return walk.tensors_during(place, order[place], in_flight)
+    walk = PipelineWalk(context.pipeline, context.idle, messages, warm=warm)
+    for index, step in enumerate(messages.order[:place]):
+        walk.begin(index, step)
+        walk.end(step)
+    walk.begin(place, messages.order[place])
+    return walk.tensors(place)

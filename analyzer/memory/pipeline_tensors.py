@@ -7,9 +7,10 @@ transformer_block.py set_input_tensor: a chunk keeps the input that it received 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import product
+from typing import Final, NamedTuple
 
 from analyzer.layout.stages import Chunk
 from analyzer.modules.shapes import shapes_of
@@ -18,15 +19,17 @@ from analyzer.schedule.pipeline import Step
 from analyzer.specs import TrainingJob
 
 
-class Neighbours(NamedTuple):
-    """What the steps before and after a step of the same rank say about its messages."""
+class Situation(NamedTuple):
+    """What surrounds a step of a rank."""
 
-    after_backward: bool = False
-    """A backward has run in this iteration."""
+    backward: bool = False
+    """The step is a backward."""
     awaits: bool = False
     """The next step is of the other kind and needs a message, which is received already."""
     sends: bool = False
-    """The step before was of the other kind, and its result is being sent."""
+    """A backward: the step before was a forward, and its result is being sent."""
+    after_backward: bool = False
+    """A backward has run in this iteration."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +49,17 @@ class PipelineTensors:
     of_warmup: tuple[Tensor, ...] = ()
     """Of the microbatch whose input came last before the first backward, once its own backward has run."""
 
-    def alive_during(self, step: Step, around: Neighbours) -> tuple[Tensor, ...]:
-        """What is allocated during `step`."""
-        if step.kind == "forward":
-            return (*(self.forward if around.after_backward else ()), *(self.gradient_ahead if around.awaits else ()))
+    def alive_during(self, situation: Situation) -> tuple[Tensor, ...]:
+        """What is allocated during a step."""
+        if not situation.backward:
+            return (
+                *(self.forward if situation.after_backward else ()),
+                *(self.gradient_ahead if situation.awaits else ()),
+            )
         return (
-            *(self.backward if around.after_backward else ()),
-            *(self.input_ahead if around.awaits else ()),
-            *(self.output if around.sends else ()),
+            *(self.backward if situation.after_backward else ()),
+            *(self.input_ahead if situation.awaits else ()),
+            *(self.output if situation.sends else ()),
         )
 
 
@@ -111,105 +117,126 @@ def kept_inputs(job: TrainingJob, chunks: Sequence[Chunk]) -> tuple[tuple[Tensor
     return tuple(() if chunk.pre_process else both for chunk in chunks)
 
 
+class MessageOrder:
+    """The steps of an iteration with the messages around each of them."""
+
+    def __init__(self, order: Sequence[Step], chunks: Sequence[Chunk]) -> None:
+        self.order = order
+        self.warmed_up = _end_of_warmup(order)
+        """Microbatch and chunk of the last forward before the first backward; None if no forward comes after that backward."""
+        self.receives_input = self.warmed_up is not None and not chunks[self.warmed_up[1]].pre_process
+        """Whether that forward got its input from another stage."""
+        self.situations = tuple(self._situations(chunks))
+        """For each step."""
+
+    def _situations(self, chunks: Sequence[Chunk]) -> Iterator[Situation]:
+        """Where all forwards come first, no message is received during a step."""
+        after = False
+        first, last = [chunk.pre_process for chunk in chunks], [chunk.post_process for chunk in chunks]
+        waits = self.warmed_up is not None
+        previous: Step | None = None
+        for step, following in zip(self.order, (*self.order[1:], None), strict=True):
+            turns = waits and following is not None and following.kind != step.kind
+            if step.kind == "forward":
+                yield _SITUATIONS[False, turns and following is not None and not last[following.chunk], False, after]
+            else:
+                awaits = turns and following is not None and not first[following.chunk]
+                sends = waits and previous is not None and previous.kind == "forward" and not last[previous.chunk]
+                yield _SITUATIONS[True, awaits, sends, after]
+                after = True
+            previous = step
+
+
+_SITUATIONS: Final = {flags: Situation(*flags) for flags in product((False, True), repeat=4)}
+
+
 class PipelineWalk:
     """The tensors of the pipeline schedule beside each step of an iteration, in order.
 
     `idle` has, for each chunk, what it keeps while none of its microbatches is in flight, once it has run. `warm`: earlier
-    iterations have run. Call `bytes_during` for every step, and `end` after every backward.
+    iterations have run. Call `begin` before every step, and `end` after it.
     """
 
-    def __init__(
-        self,
-        tensors: PipelineTensors,
-        idle: Sequence[tuple[Tensor, ...]],
-        chunks: Sequence[Chunk],
-        order: Sequence[Step],
-        *,
-        warm: bool,
-    ) -> None:
+    def __init__(self, tensors: PipelineTensors, idle: Sequence[tuple[Tensor, ...]], messages: MessageOrder, *, warm: bool) -> None:
         self._tensors = tensors
         self._idle = idle
-        self._chunks = chunks
-        self._order = order
-        self._warmed_up = _end_of_warmup(order)
+        self._messages = messages
+        self._situations = messages.situations
+        self._warmed_up = messages.warmed_up
+        self._bytes: dict[Situation, int] = {}
         self._ended: tuple[int, int] | None = None
         """Microbatch and chunk of the backward that ran last."""
         self._over = False
-        """Whether the backward of the microbatch at the end of the warm-up has run."""
+        """Whether the backward of the microbatch at the end of the warm-up has run, and it received its input."""
+        self._in_flight = [0] * len(idle)
         self._last = [0 if warm else -1] * len(idle)
         """The microbatch that each chunk ran last; -1 before the first."""
-        self._bytes: dict[tuple[str, Neighbours], int] = {}
-        self._idle_bytes = [(total_bytes(each), total_bytes(each[1:])) for each in idle]
-        self._keeps_inputs = any(whole for whole, _ in self._idle_bytes)
+        self._idle_bytes = [total_bytes(each) for each in idle]
+        self._idle_total = sum(self._idle_bytes) if warm else 0
+        """Bytes that idle chunks keep."""
+        self._idle_gradients = [total_bytes(each[1:]) for each in idle]
         self._warmup_bytes = (total_bytes(tensors.of_warmup), total_bytes(tensors.of_warmup[1:]))
-        self._has_warmup = self._warmed_up is not None and not chunks[self._warmed_up[1]].pre_process
+        self._keeps = any(self._idle_bytes)
 
-    def bytes_during(self, place: int, step: Step, in_flight: Sequence[int]) -> int:
-        """Bytes allocated during the step at this place of the order. `in_flight` counts microbatches of each chunk."""
-        if step.kind == "forward" and self._last:
-            self._last[step.chunk] = step.microbatch
-        around = self._around(place, step)
-        key = (step.kind, around)
-        if key not in self._bytes:
-            self._bytes[key] = total_bytes(self._tensors.alive_during(step, around))
-        found = self._bytes[key]
-        sent = self._ended if found else None
-        if self._keeps_inputs:
-            for chunk, (whole, gradient) in enumerate(self._idle_bytes):
-                last = self._last[chunk]
-                if whole and last >= 0 and not in_flight[chunk]:
-                    found += whole - gradient if (last, chunk) == sent else whole
-        if self._over and self._has_warmup and not self._is_idle(self._warmed_up, in_flight):
-            whole, gradient = self._warmup_bytes
-            found += whole - gradient if self._warmed_up == sent else whole
-        return found
+    def begin(self, place: int, step: Step) -> int:
+        """Bytes allocated during the step at this place of the order."""
+        situation = self._situations[place]
+        found = self._bytes.get(situation)
+        if found is None:
+            found = self._bytes[situation] = total_bytes(self._tensors.alive_during(situation))
+        if not self._keeps:
+            return found
+        if step.kind == "forward":
+            chunk = step.chunk
+            if not self._in_flight[chunk] and self._last[chunk] >= 0:
+                self._idle_total -= self._idle_bytes[chunk]
+            self._in_flight[chunk] += 1
+            self._last[chunk] = step.microbatch
+        return found + self._idle_total + self._exceptions(found > 0)
 
-    def tensors_during(self, place: int, step: Step, in_flight: Sequence[int]) -> tuple[Tensor, ...]:
-        """The tensors that `bytes_during` adds up; call it after that, before `end`."""
-        around = self._tensors.alive_during(step, self._around(place, step))
+    def end(self, step: Step) -> None:
+        """A step is over."""
+        if step.kind == "forward":
+            return
+        self._ended = (step.microbatch, step.chunk)
+        if self._keeps:
+            self._over = self._over or (self._ended == self._warmed_up and self._messages.receives_input)
+            self._in_flight[step.chunk] -= 1
+            if not self._in_flight[step.chunk]:
+                self._idle_total += self._idle_bytes[step.chunk]
+
+    def tensors(self, place: int) -> tuple[Tensor, ...]:
+        """The tensors during the step at this place; call it between `begin` and `end`."""
+        around = self._tensors.alive_during(self._situations[place])
         kept = {
             (self._last[chunk], chunk): each
             for chunk, each in enumerate(self._idle)
-            if self._last[chunk] >= 0 and not in_flight[chunk]
+            if each and self._last[chunk] >= 0 and not self._in_flight[chunk]
         }
-        if self._over and self._has_warmup and self._warmed_up is not None:
+        if self._over and self._warmed_up is not None:
             kept.setdefault(self._warmed_up, self._tensors.of_warmup)
         # the gradient of the input whose backward ran last is the one that was sent
         idle = (each for which, both in kept.items() for each in (both[:1] if which == self._ended and around else both))
         return (*around, *idle)
 
-    def end(self, step: Step) -> None:
-        """A backward is over."""
-        self._ended = (step.microbatch, step.chunk)
-        self._over = self._over or self._ended == self._warmed_up
+    def _exceptions(self, sent: bool) -> int:
+        """Bytes to add to those of idle chunks: the last input of the warm-up, less a gradient that is counted as sent."""
+        ended = self._ended if sent else None
+        found = 0
+        if ended is not None and self._is_idle(ended):
+            found -= self._idle_gradients[ended[1]]
+        if self._over and self._warmed_up is not None and not self._is_idle(self._warmed_up):
+            whole, gradient = self._warmup_bytes
+            found += whole - gradient if self._warmed_up == ended else whole
+        return found
 
-    def _is_idle(self, which: tuple[int, int] | None, in_flight: Sequence[int]) -> bool:
-        """Whether this microbatch is the last one of an idle chunk."""
-        if which is None or not self._idle:
-            return False
+    def _is_idle(self, which: tuple[int, int]) -> bool:
+        """Whether this microbatch is the last one of an idle chunk that keeps its input."""
         microbatch, chunk = which
-        return self._last[chunk] == microbatch and not in_flight[chunk]
-
-    def _around(self, place: int, step: Step) -> Neighbours:
-        """Where all forwards come first, no message is received during a step."""
-        after_backward = self._ended is not None
-        if self._warmed_up is None:
-            return Neighbours(after_backward)
-        order = self._order
-        following = order[place + 1] if place + 1 < len(order) else None
-        awaits = following is not None and following.kind != step.kind
-        if step.kind == "forward":
-            return Neighbours(after_backward, awaits and following is not None and not self._chunks[following.chunk].post_process)
-        previous = order[place - 1] if place else None
-        return Neighbours(
-            after_backward,
-            awaits and following is not None and not self._chunks[following.chunk].pre_process,
-            previous is not None and previous.kind == "forward" and not self._chunks[previous.chunk].post_process,
-        )
+        return self._last[chunk] == microbatch and not self._in_flight[chunk] and self._idle_bytes[chunk] > 0
 
 
 def _end_of_warmup(order: Sequence[Step]) -> tuple[int, int] | None:
-    """Microbatch and chunk of the last forward before the first backward; None if no forward comes after that backward."""
     first = next((place for place, step in enumerate(order) if step.kind == "backward"), 0)
     if not any(step.kind == "forward" for step in order[first:]):
         return None

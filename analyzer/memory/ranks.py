@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from analyzer.errors import UnsupportedError
 from analyzer.memory.allocator.caching_allocator import AllocatorSettings
-from analyzer.memory.allocator.replay import MOST_REQUESTS as MOST_REQUESTS
-from analyzer.memory.allocator.replay import first_steps, fragmentation, is_replayed, requests, with_fragmentation
+from analyzer.memory.allocator.replay import MOST_REQUESTS, first_steps, fragmentation, is_replayed, requests, with_fragmentation
 from analyzer.memory.allocator.script import script
 from analyzer.memory.device_overhead import SEGMENT, device_range, outside_allocator_bytes, reserved_bytes
 from analyzer.memory.iteration import PeakContext, peak_of_iteration
@@ -69,7 +68,7 @@ def replayed_classes(job: TrainingJob, stages: Sequence[StageAnalysis]) -> tuple
     for index in sorted(range(len(ranks)), key=lambda index: -ranks[index].memory.device_bytes):
         stage = stages[index]
         scripts = [script(tree) for tree in stage.model.trees]
-        orders = (first_steps(stage.orders[0]), first_steps(stage.orders[1]))
+        orders = (first_steps(stage.iterations[0].order), first_steps(stage.iterations[1].order))
         left -= requests(scripts, orders)
         if left < 0:
             break
@@ -130,14 +129,13 @@ def _iterations(job: TrainingJob, stage: StageAnalysis) -> _Iterations:
     model, trees = stage.model, stage.model.trees
     inputs = kept_inputs(job, model.chunks)
     context = PeakContext(
-        chunks=model.chunks,
         pipeline=pipeline_tensors(job, pipeline_rank=model.pipeline_rank),
         idle=inputs if job.parallel.virtual_pipeline is not None else ((),) * len(inputs),
         overlapped=overlapped_points(job, stage),
     )
-    first = peak_of_iteration(stage.orders[0], stage.chunks, workspaces=stage.workspaces, context=context)
+    first = peak_of_iteration(stage.iterations[0], stage.chunks, workspaces=stage.workspaces, context=context)
     context = replace(context, first_keeps=_first_keeps(job, stage))
-    later = peak_of_iteration(stage.orders[1], stage.chunks, workspaces=stage.workspaces, context=context, warm=True)
+    later = peak_of_iteration(stage.iterations[1], stage.chunks, workspaces=stage.workspaces, context=context, warm=True)
     return _Iterations(
         first=first,
         later=later,
@@ -174,7 +172,7 @@ def _with_states(job: TrainingJob, stage: StageAnalysis, states: States, iterati
         stage.model,
         states,
         stage.workspaces,
-        orders=stage.orders,
+        iterations=stage.iterations,
         context=iterations.context,
         eager=(run.first, run.later),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -11,12 +10,11 @@ from analyzer.buffers.of_stage import stage_buffers
 from analyzer.layout.groups import RankRanges
 from analyzer.memory.chunk_memory import ChunkMemory, Point, chunk_memory
 from analyzer.memory.iteration import order_of
-from analyzer.memory.pipeline_tensors import received_gradient
+from analyzer.memory.pipeline_tensors import MessageOrder, received_gradient
 from analyzer.memory.workspaces import Workspace, workspaces
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module, Tensor, parameters
 from analyzer.passes.stages import stage_models
-from analyzer.schedule.pipeline import Step
 from analyzer.specs import TrainingJob
 from analyzer.states.of_rank import stage_states, states_by_ranks
 from analyzer.states.record import States
@@ -33,7 +31,7 @@ class StageAnalysis:
     """Ranks with equal model states, and those states."""
     workspaces: tuple[Workspace, ...]
     chunks: tuple[ChunkMemory, ...]
-    orders: tuple[Sequence[Step], Sequence[Step]]
+    iterations: tuple[MessageOrder, MessageOrder]
     """The steps of the first iteration and of a later one."""
     parameters: int
     parameters_routed_experts: int
@@ -69,7 +67,7 @@ def analysed_stages(job: TrainingJob) -> tuple[StageAnalysis, ...]:
                 states=states_by_ranks(job, model, common.buffers, common.states),
                 workspaces=common.workspaces,
                 chunks=common.chunks,
-                orders=_orders(job, model.pipeline_rank),
+                iterations=_iterations(job, model),
                 parameters=common.parameters,
                 parameters_routed_experts=common.parameters_routed_experts,
             )
@@ -113,10 +111,12 @@ def _plain_chunk_memory(tree: Module, received: tuple[Tensor, ...]) -> ChunkMemo
     return chunk_memory(tree, received=received)
 
 
-def _orders(job: TrainingJob, pipeline_rank: int) -> tuple[Sequence[Step], Sequence[Step]]:
+def _iterations(job: TrainingJob, model: StageModel) -> tuple[MessageOrder, MessageOrder]:
     first, later = job.batch.first_microbatches, job.batch.microbatches
-    order = order_of(job, pipeline_rank, later)
-    return (order if first == later else order_of(job, pipeline_rank, first)), order
+    order = MessageOrder(order_of(job, model.pipeline_rank, later), model.chunks)
+    if first == later:
+        return order, order
+    return MessageOrder(order_of(job, model.pipeline_rank, first), model.chunks), order
 
 
 def overlapped_points(job: TrainingJob, stage: StageAnalysis) -> dict[tuple[int, int], Point]:
@@ -125,6 +125,6 @@ def overlapped_points(job: TrainingJob, stage: StageAnalysis) -> dict[tuple[int,
         return {}
     from analyzer.memory.overlapped_microbatches import overlapped_peak
 
-    met = {(step.chunk, after.chunk) for step, after in pairwise(stage.orders[1]) if step.paired}
+    met = {(step.chunk, after.chunk) for step, after in pairwise(stage.iterations[1].order) if step.paired}
     trees, early = stage.model.trees, job.flags.early_attention_backward
     return {(one, other): overlapped_peak(trees[one], trees[other], early=early) for one, other in sorted(met)}

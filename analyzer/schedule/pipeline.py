@@ -7,6 +7,7 @@ Read in megatron/core/pipeline_parallel/schedules.py, 0.16.1: `forward_backward_
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from analyzer.errors import InputError
@@ -49,25 +50,35 @@ def steps(
     if chunks > 1:
         _check_interleaved(pipeline=pipeline, microbatches=microbatches, group_size=group_size, legacy=legacy)
     group = pipeline if legacy or group_size is None else group_size
-    table = _table(chunks=chunks, microbatches=microbatches, group_size=group)
-    forwards = [Step("forward", microbatch, chunk) for microbatch, chunk in table]
-    backwards = [Step("backward", microbatch, chunks - 1 - chunk) for microbatch, chunk in table]
+    if chunks == 1:  # microbatch after microbatch: a longer iteration begins with the same steps
+        forwards, paired, backwards = (each[:microbatches] for each in _passes(1, 1 << (microbatches - 1).bit_length(), 1))
+    else:
+        forwards, paired, backwards = _passes(chunks, microbatches, group)
     if legacy and chunks > 1 and microbatches == pipeline:
-        warmup = len(table)
+        warmup = len(forwards)
     else:
         forwards_first = _warmup(pipeline=pipeline, pipeline_rank=pipeline_rank, chunks=chunks, group_size=group)
-        warmup = min(forwards_first + combined, len(table))
-    steady = len(table) - warmup
-    order = forwards[:warmup]
-    for forward, backward in zip(forwards[warmup:], backwards[:steady], strict=True):
-        order += (Step("forward", forward.microbatch, forward.chunk, paired=True) if combined else forward, backward)
-    return (*order, *backwards[steady:])
+        warmup = min(forwards_first + combined, len(forwards))
+    steady = len(forwards) - warmup
+    alternating = zip((paired if combined else forwards)[warmup:], backwards[:steady], strict=True)
+    return (*forwards[:warmup], *(step for pair in alternating for step in pair), *backwards[steady:])
+
+
+@lru_cache(maxsize=64)
+def _passes(chunks: int, microbatches: int, group_size: int) -> tuple[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...]]:
+    """All forwards, the same as overlapped ones, and all backwards, each in order; those of every pipeline rank."""
+    table = _table(chunks=chunks, microbatches=microbatches, group_size=group_size)
+    return (
+        tuple(Step("forward", microbatch, chunk) for microbatch, chunk in table),
+        tuple(Step("forward", microbatch, chunk, paired=True) for microbatch, chunk in table),
+        tuple(Step("backward", microbatch, chunks - 1 - chunk) for microbatch, chunk in table),
+    )
 
 
 def equivalent_microbatches(
-    *, pipeline: int, chunks: int, microbatches: int, group_size: int | None = None, legacy: bool = False
+    *, pipeline: int, chunks: int, microbatches: int, group_size: int | None = None, legacy: bool = False, pipeline_rank: int = 0
 ) -> int:
-    """A number of microbatches, at most `microbatches`, that is as good for memory, on every pipeline rank.
+    """A number of microbatches, at most `microbatches`, that gives the same memory on `pipeline_rank` and later ones.
 
     With it `steps` has the same set of situations: kind and chunk of the step, whether its microbatch is the first or
     the last of the iteration, and how many microbatches of each chunk are in flight. The steady state repeats, every
@@ -76,7 +87,7 @@ def equivalent_microbatches(
     Raises InputError where Megatron refuses the number of microbatches.
     """
     if chunks == 1:
-        return min(microbatches, pipeline + 2)
+        return min(microbatches, pipeline - pipeline_rank + 2)
     _check_interleaved(pipeline=pipeline, microbatches=microbatches, group_size=group_size, legacy=legacy)
     group = pipeline if legacy or group_size is None else group_size
     return min(microbatches, 3 * group + microbatches % group)

@@ -10,7 +10,8 @@ from analyzer.buffers.gradient_buffers import shard_numel, shard_pieces
 from analyzer.buffers.of_stage import stage_buffers
 from analyzer.buffers.parameter_order import creation_order
 from analyzer.memory.allocator.caching_allocator import SMALL_SIZE, AllocatorSettings
-from analyzer.memory.allocator.replay import blocks, refined, script
+from analyzer.memory.allocator.replay import fragmentation
+from analyzer.memory.allocator.script import TEMPORARY, Action, script
 from analyzer.memory.iteration import order_of
 from analyzer.memory.ranks import rank_classes, rank_classes_of_tensors
 from analyzer.memory.workspaces import workspaces
@@ -35,19 +36,22 @@ def large(module: Module) -> int:
 
 
 @given(recompute=st.sampled_from(RECOMPUTE), moe=st.booleans(), t=st.sampled_from([1, 2]))
-def test_everything_requested_is_given_back_once(recompute: str, moe: bool, t: int) -> None:
+def test_every_block_is_freed_once(recompute: str, moe: bool, t: int) -> None:
     line = f"{recompute} --tensor-model-parallel-size {t} --sequence-parallel"
     line += " --num-experts 4 --disable-bias-linear" if moe else ""
     [tree] = stage_models(job_of(line))[0].trees
     written = script(tree)
     held: dict[int, int] = {}
 
-    def run(requests: tuple[tuple[int, int], ...]) -> None:
-        for size, slot in requests:
+    def run(actions: tuple[Action, ...]) -> None:
+        for size, slot, sizes in actions:
             if size:
                 assert slot not in held
                 assert size > SMALL_SIZE
                 held[slot] = size
+            elif slot == TEMPORARY:
+                assert sizes
+                assert min(sizes) > SMALL_SIZE
             else:
                 del held[slot]
 
@@ -80,9 +84,10 @@ def one_tensor(bytes: int, job: TrainingJob) -> tuple[int, int]:
     """Unsplit and unused bytes of a rank whose only activation has so many bytes."""
     [stage] = stage_models(job)
     tree = Module(name="gpt_model", saved=(Tensor(name="x", shape=(bytes,), dtype="uint8"),))
-    orders = (order_of(job, stage, 1), order_of(job, stage, 1))
-    made = blocks(job, stage, [script(tree)], workspaces(job, ()), orders=orders, settings=AllocatorSettings())
-    return made.unsplit, made.unused
+    order = order_of(job, 0, 1)
+    buffers, scripts, kept = stage_buffers(job, stage), [script(tree)], workspaces(job, ())
+    found = fragmentation(job, stage, buffers, scripts, kept, orders=(order, order), settings=AllocatorSettings())
+    return found.unsplit, found.unused
 
 
 def test_a_moment_takes_the_whole_of_a_block_that_is_little_larger() -> None:
@@ -116,9 +121,9 @@ def test_blocks_are_counted_between_iterations_and_at_the_peak() -> None:
 
 def test_settings_that_are_not_simulated_leave_the_estimate() -> None:
     job = job_of("", environ={"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"})
-    ranks = rank_classes_of_tensors(job)
-    assert refined(job, stage_models(job), ranks) == ranks
-    assert not rank_classes(job)[0].memory.replayed
+    ranks = rank_classes(job)
+    assert ranks == rank_classes_of_tensors(job)
+    assert not ranks[0].memory.replayed
 
 
 def test_the_environment_of_the_launch_decides() -> None:
@@ -132,9 +137,9 @@ def test_the_environment_of_the_launch_decides() -> None:
 
 
 @pytest.mark.parametrize("pipeline", [1, 4])
-def test_the_fullest_ranks_come_first_where_there_are_too_many(pipeline: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_highest_ranks_are_replayed_first_where_there_are_too_many(pipeline: int, monkeypatch: pytest.MonkeyPatch) -> None:
     job = job_of(f"--pipeline-model-parallel-size {pipeline} --global-batch-size 32")
-    monkeypatch.setattr("analyzer.memory.allocator.replay.MOST_REQUESTS", 1_500)
+    monkeypatch.setattr("analyzer.memory.ranks.MOST_REQUESTS", 1_500)
     ranks = rank_classes(job)
     bare = rank_classes_of_tensors(job)
     replayed = [rank.memory.replayed for rank in ranks]

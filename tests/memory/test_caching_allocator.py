@@ -162,3 +162,39 @@ def test_laws(program: list[int], settings: AllocatorSettings) -> None:
     allocator.empty_cache()
     assert allocator.allocated_bytes == 0
     assert allocator.reserved_bytes == 0
+
+
+@given(
+    held=st.lists(st.integers(1 * MIB + 1, 40 * MIB), max_size=8),
+    freed=st.sets(st.integers(0, 7)),
+    temporary=st.lists(st.integers(1 * MIB + 1, 30 * MIB), min_size=1, max_size=5),
+    expandable=st.booleans(),
+)
+def test_temporary_tensors_leave_the_allocator_as_it_was(
+    held: list[int], freed: set[int], temporary: list[int], expandable: bool
+) -> None:
+    """`malloc_and_free` has the effect of separate calls, also on everything that is allocated later."""
+    together, apart = (CachingAllocator(AllocatorSettings(expandable_segments=expandable)) for _ in range(2))
+    for allocator in (together, apart):
+        addresses = [allocator.malloc(size) for size in held]
+        for place in sorted(freed):
+            if place < len(addresses):
+                allocator.free(addresses[place])
+    together.malloc_and_free(temporary)
+    for address in [apart.malloc(size) for size in temporary]:
+        apart.free(address)
+    for allocator in (together, apart):
+        for size in (*temporary, *held):
+            allocator.malloc(size)
+
+    def state(allocator: CachingAllocator) -> tuple[int, ...]:
+        return (
+            allocator.allocated_bytes,
+            allocator.reserved_bytes,
+            allocator.peak_allocated_bytes,
+            allocator.peak_reserved_bytes,
+            allocator.unrequested_bytes,
+            allocator.unrequested_at_peak_bytes,
+        )
+
+    assert state(together) == state(apart)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from analyzer.memory.passes import Point, timeline
+from analyzer.memory.chunk_memory import Point, chunk_memory
 from analyzer.memory.ranks import rank_classes
 from analyzer.modules.tree import Module
 from analyzer.passes.stages import stage_models
@@ -42,11 +42,11 @@ def test_layers_leave_their_input_and_its_gradient() -> None:
 
 def test_what_a_layer_left_is_there_in_the_backward_of_those_before_it() -> None:
     """Its input instead of being freed; its gradient is the one that the layer before starts from, until that is summed up."""
-    line = timeline(stage_models(job_of(f"--num-layers 2 {MIXTURE} {FULL}"))[0].trees[0])
+    memory = chunk_memory(stage_models(job_of(f"--num-layers 2 {MIXTURE} {FULL}"))[0].trees[0])
 
     def runs(name: str) -> tuple[Point, Point]:
         """In backward proper, of the last layer and of the one before it."""
-        found = [point for point in line.backward if point.path.endswith(name)]
+        found = [point for point in memory.points("backward") if point.path.endswith(name)]
         assert len(found) == 4  # each first runs again
         return found[1], found[3]
 

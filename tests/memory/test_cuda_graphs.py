@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from analyzer.errors import InputError
-from analyzer.memory.cuda_graphs import emptied
 from analyzer.memory.ranks import rank_classes, rank_classes_of_tensors
 from analyzer.modules.tree import Module
+from analyzer.passes.graph_scopes import without_tensors
 from analyzer.results import RankMemory
 from analyzer.specs import TrainingJob
 from analyzer.units import KIB, MIB
@@ -139,8 +139,8 @@ def test_segments_that_grow_need_nccl_kept_from_registering_them() -> None:
     job_of("--cuda-graph-impl local", environ=growing, gpu=BLACKWELL)
 
 
-def test_emptied_modules_keep_their_parameters() -> None:
+def test_modules_without_tensors_keep_their_parameters() -> None:
     tree: Module = rank_classes(job_of(""))[0].trees[0]
-    bare = emptied(tree)
+    bare = without_tensors(tree)
     assert bare.retained_bytes == 0
     assert [module.parameters for _, module in bare.walk()] == [module.parameters for _, module in tree.walk()]

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.memory.passes import timeline
+from analyzer.memory.chunk_memory import chunk_memory
 from analyzer.modules.inputs import module_inputs
 from analyzer.modules.layer import LayerKind, checkpointed, layers_of_chunk, transformer_layer
 from analyzer.modules.models.gpt import ChunkKind, chunk_tree, full_model
@@ -195,10 +195,10 @@ def test_backward_starts_from_what_forward_kept(t: int, sp: bool, recompute: str
         "full": RecomputeSpec(granularity="full", method="uniform", num_layers=1),
     }[recompute]
     asked = replace(job(t=t, sp=sp and t > 1), recompute=spec)
-    line = timeline(chunk_tree(module_inputs(asked), ChunkKind(layers=(LayerKind(),) * layers)))
-    assert line.backward[0].saved == line.retained
-    assert line.forward_peak.bytes >= line.retained
-    saved = [point.saved for point in line.backward]
+    memory = chunk_memory(chunk_tree(module_inputs(asked), ChunkKind(layers=(LayerKind(),) * layers)))
+    saved = [point.saved for point in memory.points("backward")]
+    assert saved[0] == memory.retained
+    assert memory.forward_peak.bytes >= memory.retained
     assert saved[-1] < saved[0]
     if recompute is None:
         assert saved == sorted(saved, reverse=True)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.errors import InputError, UnsupportedError
-from analyzer.memory.passes import timeline
+from analyzer.memory.chunk_memory import chunk_memory
 from analyzer.memory.workspaces import workspaces
 from analyzer.modules.quantized import scales
 from analyzer.modules.tree import Module, parameters
@@ -58,7 +58,7 @@ def runtime_bytes(job: TrainingJob) -> int:
 
 def retained(job: TrainingJob) -> int:
     [tree] = stage_models(job)[0].trees
-    return timeline(tree).retained + runtime_bytes(job)
+    return chunk_memory(tree).retained + runtime_bytes(job)
 
 
 RETAINED = [
@@ -98,11 +98,11 @@ BACKWARD = [
 
 
 @pytest.mark.parametrize(("recipe", "line", "blackwell", "recorded", "offset"), BACKWARD)
-def test_the_fullest_instant_of_a_backward(recipe: str, line: str, blackwell: bool, recorded: dict[str, int], offset: int) -> None:
+def test_the_peak_of_a_backward(recipe: str, line: str, blackwell: bool, recorded: dict[str, int], offset: int) -> None:
     job = fp8(recipe, line, blackwell=blackwell)
     [tree] = stage_models(job)[0].trees
     beside = runtime_bytes(job) + (8_388_608 if SPLIT in line else 0)
-    points = {point.path: point.bytes + beside for point in timeline(tree).backward}
+    points = {point.path: point.bytes + beside for point in chunk_memory(tree).points("backward")}
     for layer, peak in recorded.items():
         [found] = [bytes_ for path, bytes_ in points.items() if path.endswith(layer)]
         assert found == pytest.approx(peak - offset, abs=2 * SMALL), layer

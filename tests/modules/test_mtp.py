@@ -11,7 +11,7 @@ import pytest
 
 from analyzer.communication.table import messages
 from analyzer.layout.groups import group_size, groups
-from analyzer.memory.passes import timeline
+from analyzer.memory.chunk_memory import chunk_memory
 from analyzer.memory.ranks import rank_classes_of_tensors
 from analyzer.modules.inputs import module_inputs
 from analyzer.modules.models.gpt import full_model
@@ -112,7 +112,7 @@ def test_every_depth_keeps_a_softmax_of_its_own() -> None:
     (plain,), (two,) = (stage_models(each)[0].trees for each in (small(UNTIED), job))
     names = Counter(t.name for _, module in two.walk() for t in module.saved if t.bytes == softmax)
     assert names == {"softmax": 3}
-    assert timeline(two).retained - timeline(plain).retained > 2 * softmax
+    assert chunk_memory(two).retained - chunk_memory(plain).retained > 2 * softmax
 
 
 def test_messages_past_the_layers() -> None:

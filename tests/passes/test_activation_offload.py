@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from analyzer.errors import InputError
-from analyzer.memory.overlapped_microbatches import side_by_side
-from analyzer.memory.passes import timeline
+from analyzer.memory.block_memory import block_memory
+from analyzer.memory.chunk_memory import chunk_memory
+from analyzer.memory.overlapped_microbatches import overlapped_peak
 from analyzer.memory.ranks import rank_classes
 from analyzer.modules.kinds import ModuleKind
 from analyzer.passes.stages import stage_models
@@ -24,7 +25,7 @@ COMBINED = f"{MIXTURE} --overlap-moe-expert-parallel-comm"
 
 
 def retained(line: str) -> int:
-    return sum(timeline(tree).retained for tree in stage_models(job_of(line))[0].trees)
+    return sum(chunk_memory(tree).retained for tree in stage_models(job_of(line))[0].trees)
 
 
 def test_attention_goes_to_the_host_but_for_the_last_layer_and_small_statistics() -> None:
@@ -64,7 +65,7 @@ def test_what_is_offloaded_is_there_while_its_module_runs() -> None:
         job = job_of(line)
         tree = stage_models(job)[0].trees[0]
         first_layer = next(module for _, module in tree.walk() if module.kind is ModuleKind.LAYER)
-        backward = timeline(first_layer).backward
+        backward = block_memory(first_layer).backward
         worst.append(max(point.bytes for point in backward if "core_attention" in point.path))
     assert worst[0] == worst[1]
 
@@ -95,13 +96,13 @@ def test_a_pair_keeps_what_one_microbatch_keeps_and_a_little() -> None:
     """What the forward keeps grows as what the backward has kept shrinks, a layer at a time."""
     [stage] = stage_models(job_of(COMBINED))
     [tree] = stage.trees
-    line = timeline(tree)
-    pair = side_by_side(tree, tree)
-    assert max(line.forward_peak.bytes, line.backward_peak.bytes) <= pair.bytes
-    assert pair.bytes < line.retained + line.forward_peak.bytes
+    alone = chunk_memory(tree)
+    pair = overlapped_peak(tree, tree)
+    assert max(alone.forward_peak.bytes, alone.backward_peak.bytes) <= pair.bytes
+    assert pair.bytes < alone.retained + alone.forward_peak.bytes
 
 
-def test_side_by_side_needs_more_than_one_after_the_other() -> None:
+def test_overlapped_microbatches_need_more_than_one_after_the_other() -> None:
     plain, combined = (
         rank_classes(job_of(f"{line} --global-batch-size 64"))[0].memory.peak_allocated_bytes for line in (MIXTURE, COMBINED)
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from analyzer.errors import InputError
-from analyzer.memory.overlapped_microbatches import side_by_side
+from analyzer.memory.overlapped_microbatches import overlapped_peak
 from analyzer.memory.ranks import rank_classes
 from analyzer.modules.tree import Module
 from tests.job_of import job_of
@@ -62,7 +62,7 @@ def test_the_peak_is_higher() -> None:
 def test_early_attention_makes_room_for_the_other_ones_experts() -> None:
     """What attention kept is gone when the experts of the other microbatch run: their instants are that much lower."""
     one = tree()
-    late, early = side_by_side(one, one), side_by_side(one, one, early=True)
+    late, early = overlapped_peak(one, one), overlapped_peak(one, one, early=True)
     assert early.bytes <= late.bytes
     job = job_of(f"{MIXTURE} --ep-overlap-early-attn-memory-release", release="0.16.1")
     assert job.flags.early_attention_backward

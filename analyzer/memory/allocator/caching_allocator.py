@@ -71,11 +71,13 @@ class _Block:
 class _Pool:
     """Free blocks of one kind (small or large) and one stream, by size and address."""
 
-    __slots__ = ("addresses", "blocks", "expandable", "sizes", "small", "tail")
+    __slots__ = ("addresses", "blocks", "expandable", "sizes", "small", "splits_any_rest", "tail")
 
     def __init__(self, *, small: bool, expandable: bool) -> None:
         self.small = small
         self.expandable = expandable
+        self.splits_any_rest = small or expandable
+        """Blocks of the large pool stay whole if 1 MiB or less would be left."""
         self.sizes: list[int] = []
         """The distinct sizes of free blocks, sorted."""
         self.addresses: dict[int, list[int]] = {}
@@ -129,6 +131,7 @@ class CachingAllocator:
 
     def __init__(self, settings: AllocatorSettings = AllocatorSettings()) -> None:
         self._settings = settings
+        self._max_split = settings.max_split_bytes
         self._pools: dict[tuple[bool, int], _Pool] = {}
         self._in_use: dict[int, _Block] = {}
         self._next_segment = LARGE_SEGMENT
@@ -147,20 +150,21 @@ class CachingAllocator:
             raise ValueError(f"malloc of {bytes} bytes")
         size = (bytes + MIN_BLOCK - 1) // MIN_BLOCK * MIN_BLOCK
         pool = self._pools.get((size <= SMALL_SIZE, stream)) or self._pool(size, stream)
-        block = self._free_block(pool, size) if pool.sizes else None
+        block = self._free_block(pool, size)
         if block is None:
             block = self._grow(pool, size) if pool.expandable else self._segment(pool, size)
         rest = block.size - size
-        if rest and self._splits(pool, size, rest):
+        if rest and (pool.splits_any_rest or (rest > SMALL_SIZE and size < self._max_split)):
             self._split(block, size)
             rest = 0
-        self._in_use[block.address] = block
-        self.allocated_bytes += block.size
+        address = block.address
+        self._in_use[address] = block
         block.unrequested = rest
         self.unrequested_bytes += rest
-        if self.allocated_bytes > self.peak_allocated_bytes:
-            self.peak_allocated_bytes, self.unrequested_at_peak_bytes = self.allocated_bytes, self.unrequested_bytes
-        return block.address
+        self.allocated_bytes = allocated = self.allocated_bytes + size + rest
+        if allocated > self.peak_allocated_bytes:
+            self.peak_allocated_bytes, self.unrequested_at_peak_bytes = allocated, self.unrequested_bytes
+        return address
 
     def free(self, address: int) -> None:
         """Takes back what `malloc` returned. Raises KeyError for any other address."""
@@ -180,33 +184,47 @@ class CachingAllocator:
     def malloc_and_free(self, sizes: Sequence[int]) -> None:
         """Allocates so many bytes each, and frees all of them again in the same order.
 
-        If free blocks serve all requests without being split, only the peak can change.
+        If free blocks serve all requests, every block is merged again in the end: only the peak can change.
         """
-        taken: dict[int, int] = {}
-        total = unrequested = 0
-        for bytes in sizes:
-            size = (bytes + MIN_BLOCK - 1) // MIN_BLOCK * MIN_BLOCK
-            pool = self._pools.get((size <= SMALL_SIZE, 0))
-            if pool is None or pool.tail is not None or self._settings.max_split_bytes != _UNLIMITED:
-                return self._malloc_then_free(sizes)
-            place = bisect_left(pool.sizes, size)
-            if place == len(pool.sizes):
-                return self._malloc_then_free(sizes)
-            whole = pool.sizes[place]
-            count = taken[whole] = taken.get(whole, 0) + 1
-            rest = whole - size
-            if count > len(pool.addresses[whole]) or (rest and (pool.small or rest > SMALL_SIZE)):
-                return self._malloc_then_free(sizes)
-            total += whole
-            unrequested += rest
+        found = self._served_by_free_blocks(sizes)
+        if found is None:
+            for address in [self.malloc(size) for size in sizes]:
+                self.free(address)
+            return
+        total, unrequested = found
         if self.allocated_bytes + total > self.peak_allocated_bytes:
             self.peak_allocated_bytes = self.allocated_bytes + total
             self.unrequested_at_peak_bytes = self.unrequested_bytes + unrequested
-        return None
 
-    def _malloc_then_free(self, sizes: Sequence[int]) -> None:
-        for address in [self.malloc(size) for size in sizes]:
-            self.free(address)
+    def _served_by_free_blocks(self, sizes: Sequence[int]) -> tuple[int, int] | None:
+        """Bytes of the blocks that would serve these large requests, and those not requested; None if new segments are needed."""
+        pool = self._pools.get((False, 0))
+        if pool is None or pool.tail is not None or self._max_split != _UNLIMITED or min(sizes) <= SMALL_SIZE:
+            return None
+        taken: dict[int, int] = {}
+        rests: list[int] = []  # free pieces of blocks that are split, sorted
+        total = unrequested = 0
+        for bytes in sizes:
+            size = (bytes + MIN_BLOCK - 1) // MIN_BLOCK * MIN_BLOCK
+            place = bisect_left(pool.sizes, size)
+            while place < len(pool.sizes) and taken.get(pool.sizes[place], 0) >= len(pool.addresses[pool.sizes[place]]):
+                place += 1
+            whole = pool.sizes[place] if place < len(pool.sizes) else _UNLIMITED
+            piece = bisect_left(rests, size)
+            if piece < len(rests) and rests[piece] <= whole:
+                whole = rests.pop(piece)
+            elif whole == _UNLIMITED:
+                return None
+            else:
+                taken[whole] = taken.get(whole, 0) + 1
+            rest = whole - size
+            if rest > SMALL_SIZE:
+                insort(rests, rest)
+                total += size
+            else:
+                total += whole
+                unrequested += rest
+        return total, unrequested
 
     def empty_cache(self) -> None:
         """Returns segments that are completely free to CUDA, as `torch.cuda.empty_cache` does."""
@@ -225,14 +243,27 @@ class CachingAllocator:
         return self._pools[key]
 
     def _free_block(self, pool: _Pool, size: int) -> _Block | None:
-        block = pool.best_fit(size)
-        if block is None:
+        """Takes the best free block for a request; None if a new segment is needed."""
+        if pool.tail is None and self._max_split == _UNLIMITED:
+            place = bisect_left(pool.sizes, size)
+            if place == len(pool.sizes):
+                return None
+            found = pool.sizes[place]
+            addresses = pool.addresses[found]
+            block = pool.blocks.pop(addresses[0])
+            block.free = False
+            if len(addresses) == 1:
+                del pool.addresses[found]
+                del pool.sizes[place]
+            else:
+                del addresses[0]
+            return block
+        best = pool.best_fit(size)
+        limit = self._max_split
+        if best is None or size < limit <= best.size or (size >= limit and best.size >= size + LARGE_SEGMENT):
             return None
-        limit = self._settings.max_split_bytes
-        if limit != _UNLIMITED and (size < limit <= block.size or (size >= limit and block.size >= size + LARGE_SEGMENT)):
-            return None
-        pool.take(block)
-        return block
+        pool.take(best)
+        return best
 
     def _segment(self, pool: _Pool, size: int) -> _Block:
         if size <= SMALL_SIZE:
@@ -268,11 +299,6 @@ class CachingAllocator:
     def _reserve(self, bytes: int) -> None:
         self.reserved_bytes += bytes
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
-
-    def _splits(self, pool: _Pool, size: int, rest: int) -> bool:
-        if pool.small or pool.expandable:
-            return rest >= MIN_BLOCK
-        return size < self._settings.max_split_bytes and rest > SMALL_SIZE
 
     def _split(self, block: _Block, size: int) -> None:
         rest = _Block(block.pool, block.address + size, block.size - size)
