@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from analyzer.communication.table import messages, totals
-from analyzer.layout.groups import check_layout, group_count, group_size, groups
+from analyzer.layout.groups import group_count, group_size, groups
 from analyzer.layout.stages import mtp_rank
 from analyzer.memory.ranks import rank_classes, rank_classes_of_tensors
 from analyzer.memory.verdict import verdict
@@ -14,6 +14,7 @@ from analyzer.modules.tree import parameters
 from analyzer.passes.stages import full_model
 from analyzer.results import Advice, Message, RankClass, Report
 from analyzer.specs import FlexSpec, TrainingJob
+from analyzer.specs.rules import check_job
 from analyzer.units import GIB
 
 REPORTED_GROUPS: Final = ("tp", "pp", "dp", "dp_cp", "cp", "ep", "etp", "edp", "tp_ep", "embd", "pos_embd")
@@ -26,7 +27,7 @@ def predict(job: TrainingJob, *, note: str = "") -> Report:
 
     Raises InputError for layouts that Megatron refuses.
     """
-    check_layout(job.parallel)
+    check_job(job)
     ranks = rank_classes(job)
     whole = full_model(job)
     full = sum(parameter.full_numel for parameter in parameters(whole))

@@ -9,6 +9,7 @@ from analyzer.buffers.of_stage import stage_buffers
 from analyzer.launch.arguments import Arguments
 from analyzer.launch.argv_parser import read_words
 from analyzer.launch.build import build
+from analyzer.launch.derive.launch_input import LaunchInput
 from analyzer.launch.launchers.torchrun import World
 from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.layout.groups import RankRanges
@@ -41,6 +42,19 @@ def arguments_of(line: str, *, release: str = "0.16.1") -> Arguments:
         entry=None,
         assumptions=(),
     )
+
+
+def launch_of(
+    line: str,
+    *,
+    release: str = "0.16.1",
+    environ: Mapping[str, str] | None = None,
+    gpu: HardwareSpec = HOPPER,
+    folder: Path = Path("/nowhere"),
+) -> LaunchInput:
+    """What specs are derived from, for a line of options."""
+    arguments = arguments_of(line, release=release)
+    return LaunchInput(arguments=arguments, environ=environ or {}, folder=folder, gpu=gpu)
 
 
 def job_of(

@@ -1,9 +1,9 @@
-"""Where a rank stands and whom it talks to: coordinates, process groups, ranks of a pipeline stage.
+"""Process groups: coordinates of ranks, members of groups, ranks of a pipeline stage.
 
-A port of `RankGenerator` and `initialize_model_parallel` (megatron/core/parallel_state.py, 0.16.1) that answers
-for one rank or one group without listing the world. Ranks count through two grids of the same world, fastest
-dimension first in the order of `ParallelSpec.order`: the dense one (tp, cp, dp, pp) and the one of the experts,
-in which tp is the expert tensor size, cp is 1 and dp is what is left.
+A port of `RankGenerator` and `initialize_model_parallel` (megatron/core/parallel_state.py, 0.16.1) that answers for one rank or one
+group without listing the world. Ranks are numbered in two grids of the same world, fastest dimension first in the order of
+`ParallelSpec.order`: the dense grid (tp, cp, dp, pp), and the expert grid, where tp is the expert tensor-parallel size, cp is 1
+and dp is the rest. Sizes are assumed to follow `analyzer.specs.rules`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from itertools import islice
 from math import prod
 from typing import Final
 
-from analyzer.errors import InputError
 from analyzer.specs import ParallelSpec
 
 RankRanges = tuple[tuple[int, int], ...]
@@ -31,7 +30,7 @@ DENSE_GROUPS: Final[dict[str, frozenset[str]]] = {
     "tp_dp": frozenset({"tp", "dp"}),
     "tp_cp": frozenset({"tp", "cp"}),
 }
-"""Dimensions along which the ranks of a group differ, in the dense grid."""
+"""Dimensions along which ranks of a group differ, in the dense grid."""
 
 EXPERT_GROUPS: Final[dict[str, frozenset[str]]] = {
     "ep": frozenset({"ep"}),
@@ -40,10 +39,10 @@ EXPERT_GROUPS: Final[dict[str, frozenset[str]]] = {
     "tp_ep_pp": frozenset({"tp", "ep", "pp"}),
     "edp": frozenset({"dp"}),
 }
-"""The same in the grid of the experts, where tp is the expert tensor size and dp the replicas of an expert."""
+"""The same in the expert grid, where tp is the expert tensor-parallel size and dp the replicas of an expert."""
 
 GROUP_KINDS: Final = (*DENSE_GROUPS, "embd", "pos_embd", *EXPERT_GROUPS, "intra_dist_opt")
-"""Every kind of process group that Megatron makes."""
+"""Every kind of process group that Megatron creates."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,33 +70,8 @@ class _Axis:
         return rank // self.stride % self.size
 
 
-def check_layout(parallel: ParallelSpec) -> None:
-    """Refuse what Megatron refuses: `validate_args` for sizes and interleaving, `initialize_model_parallel` for groups.
-
-    Raises InputError.
-    """
-    _check_sizes(parallel)
-    if parallel.virtual_pipeline is not None:
-        _check_interleaving(parallel)
-    if not parallel.order.endswith("pp") and parallel.pipeline > 1 and parallel.expert_data != parallel.data:
-        raise InputError(
-            "--use-tp-pp-dp-mapping",
-            f"experts have {parallel.expert_data} data-parallel replicas and the other layers {parallel.data}, "
-            "which this order of ranks does not allow",
-            "leave it out, or make expert tensor × expert parallel size equal to tensor × context parallel size",
-        )
-    instances = parallel.distributed_optimizer_instances
-    for name, size in (("ranks", parallel.data_with_context), ("expert replicas", parallel.expert_data)):
-        if size % instances:
-            raise InputError(
-                "--num-distributed-optimizer-instances",
-                f"{size} data-parallel {name} cannot be split into {instances} instances",
-                f"use a divisor of {size}",
-            )
-
-
 def coordinates(parallel: ParallelSpec, rank: int) -> Coordinates:
-    """Where global `rank` stands in both grids."""
+    """Coordinates of global `rank` in both grids."""
     dense = {axis.name: axis.index(rank) for axis in _grid(parallel, expert=False)}
     experts = {axis.name: axis.index(rank) for axis in _grid(parallel, expert=True)}
     return Coordinates(
@@ -114,8 +88,8 @@ def coordinates(parallel: ParallelSpec, rank: int) -> Coordinates:
 def group_of(parallel: ParallelSpec, kind: str, rank: int, *, tied: bool = True, mtp_rank: int | None = None) -> tuple[int, ...]:
     """Ranks of the group of `kind` (one of GROUP_KINDS) that `rank` belongs to; O(size of the group).
 
-    Empty where it belongs to none: `embd` and `pos_embd` leave out pipeline ranks without that embedding.
-    `tied` and `mtp_rank` bear on `embd` alone, see `groups`.
+    Empty if it belongs to none: `embd` and `pos_embd` contain only pipeline ranks with that embedding. `tied` and `mtp_rank` apply
+    to `embd` only, see `groups`.
     """
     if kind in ("embd", "pos_embd"):
         members = _embedding_ranks(group_of(parallel, "pp", rank), kind, tied=tied, mtp_rank=mtp_rank)
@@ -129,12 +103,11 @@ def group_of(parallel: ParallelSpec, kind: str, rank: int, *, tied: bool = True,
 def groups(
     parallel: ParallelSpec, kind: str, *, tied: bool = True, mtp_rank: int | None = None, limit: int | None = None
 ) -> Iterator[tuple[int, ...]]:
-    """Groups of `kind` (one of GROUP_KINDS) in the order in which Megatron makes them, one at a time.
+    """Groups of `kind` (one of GROUP_KINDS) in the order in which Megatron creates them, at most `limit`.
 
-    `limit` stops after so many groups. `tied` bears on `embd` alone: with tied embeddings the group holds the first
-    and the last pipeline rank, without only the first (`get_embedding_ranks` in pretrain_gpt.py, 0.16), and in either
-    case `mtp_rank`, the pipeline rank of multi-token prediction layers where there are some. Releases before that, and
-    megatron-core by default, make the tied group in any case.
+    `tied` applies to `embd` only: with tied embeddings the group contains the first and the last pipeline rank, without only the
+    first (`get_embedding_ranks` in pretrain_gpt.py, 0.16), and in either case `mtp_rank`, the pipeline rank of the MTP layers.
+    Earlier releases, and megatron-core by default, create the tied group in any case.
     """
     yield from islice(_all_groups(parallel, kind, tied=tied, mtp_rank=mtp_rank), limit)
 
@@ -157,7 +130,7 @@ def group_count(parallel: ParallelSpec, kind: str) -> int:
 
 
 def pipeline_rank_ranges(parallel: ParallelSpec, pipeline_rank: int) -> RankRanges:
-    """Inclusive ranges of the global ranks that hold stage `pipeline_rank`; O(number of ranges)."""
+    """Inclusive ranges of the global ranks of pipeline stage `pipeline_rank`; O(number of ranges)."""
     pp = next(axis for axis in _grid(parallel, expert=False) if axis.name == "pp")
     if pp.size == 1:
         return ((0, parallel.world_size - 1),)
@@ -166,7 +139,7 @@ def pipeline_rank_ranges(parallel: ParallelSpec, pipeline_rank: int) -> RankRang
 
 
 def replicas(parallel: ParallelSpec, pipeline_rank: int) -> Iterator[tuple[int, int, int]]:
-    """Ranks that hold stage `pipeline_rank`, each with its place in its dp_cp group and in its edp group."""
+    """Ranks of pipeline stage `pipeline_rank`, each with its index in its dp_cp group and in its edp group."""
     axes = {axis.name: axis for axis in _grid(parallel, expert=False)}
     (expert_data,) = (axis for axis in _grid(parallel, expert=True) if axis.name == "dp")
     data, context = axes["dp"], axes["cp"]
@@ -177,50 +150,13 @@ def replicas(parallel: ParallelSpec, pipeline_rank: int) -> Iterator[tuple[int, 
 
 
 def node_name(rank: int, gpus_per_node: int) -> str:
-    """Where a rank runs when torchrun numbers nodes in order: 'n0_g0' is the first GPU of the first node."""
+    """Name of the GPU of a rank if torchrun numbers nodes in order: 'n0_g0' is the first GPU of the first node."""
     node, gpu = divmod(rank, gpus_per_node)
     return f"n{node}_g{gpu}"
 
 
-def _check_sizes(parallel: ParallelSpec) -> None:
-    sizes = {
-        "--tensor-model-parallel-size": parallel.tensor,
-        "--pipeline-model-parallel-size": parallel.pipeline,
-        "--context-parallel-size": parallel.context,
-        "--expert-model-parallel-size": parallel.expert,
-        "--expert-tensor-parallel-size": parallel.expert_tensor,
-        "--num-distributed-optimizer-instances": parallel.distributed_optimizer_instances,
-    }
-    for option, size in sizes.items():
-        if size < 1:
-            raise InputError(option, f"{size} is not a size", "use 1 or more")
-    dense = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size")
-    experts = ("--expert-tensor-parallel-size", "--expert-model-parallel-size", "--pipeline-model-parallel-size")
-    for options, holds in ((dense, "the model"), (experts, "all experts")):
-        ranks = prod(sizes[option] for option in options)
-        if parallel.world_size % ranks:
-            factors = {option: sizes[option] for option in options if sizes[option] > 1}
-            product = f"{' × '.join(map(str, factors.values()))} = {ranks}" if len(factors) > 1 else str(ranks)
-            raise InputError(
-                " × ".join(factors),
-                f"{product} ranks hold {holds} once, and the world of {parallel.world_size} ranks is not a multiple of that",
-                f"start a multiple of {ranks} ranks (--nnodes × --nproc-per-node) or change the sizes",
-            )
-
-
-def _check_interleaving(parallel: ParallelSpec) -> None:
-    least = 2 if parallel.overlap_p2p else 3
-    if parallel.pipeline < least:
-        off = "" if parallel.overlap_p2p else " with --no-overlap-p2p-communication"
-        raise InputError(
-            "--pipeline-model-parallel-size",
-            f"{parallel.pipeline} pipeline ranks are too few for {parallel.virtual_pipeline} virtual stages on each{off}",
-            f"use {least} or more, or no virtual stages",
-        )
-
-
 def _grid(parallel: ParallelSpec, *, expert: bool) -> tuple[_Axis, ...]:
-    """Dimensions of the dense grid or of the experts' one, fastest first."""
+    """Dimensions of the dense grid or of the expert grid, fastest first."""
     sizes = {
         "tp": parallel.expert_tensor if expert else parallel.tensor,
         "cp": 1 if expert else parallel.context,
@@ -271,7 +207,7 @@ def _all_groups(parallel: ParallelSpec, kind: str, *, tied: bool, mtp_rank: int 
 
 
 def _embedding_ranks(stages: tuple[int, ...], kind: str, *, tied: bool, mtp_rank: int | None) -> tuple[int, ...]:
-    """Those ranks of a pipeline group that hold the word embedding (`embd`) or the position embedding."""
+    """Ranks of a pipeline group with the word embedding (`embd`) or the position embedding."""
     holders = {0}
     if kind == "embd" and tied:
         holders.add(len(stages) - 1)
@@ -286,7 +222,7 @@ def _replicas_of_instance(parallel: ParallelSpec) -> int:
 
 
 def _optimizer_instance(parallel: ParallelSpec, instance: int) -> tuple[int, ...]:
-    """Ranks over which one instance of the distributed optimizer takes its gradient norm, ascending as torch keeps them."""
+    """Ranks over which one instance of the distributed optimizer computes its gradient norm, in ascending order as in torch."""
     replicas = _replicas_of_instance(parallel)
     inside, outside = _split(parallel, "tp_ep_pp")
     (data,) = (axis for axis in outside if axis.name == "dp")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
+
+AUXILIARY_LOSSES: Final = ("aux_loss", "seq_aux_loss", "global_aux_loss")
+"""Load-balancing types that add a loss, each with its coefficient."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,10 +96,10 @@ def test_code_of_2023() -> None:
         job_of("--transformer-impl transformer_engine", release="2023")
 
 
-def test_worlds_too_small_for_2023_are_cut() -> None:
+def test_the_2023_code_reduces_sizes_to_the_world() -> None:
     job = job_of("--tensor-model-parallel-size 8 --pipeline-model-parallel-size 4", release="2023", gpus=4)
     assert (job.parallel.tensor, job.parallel.pipeline) == (4, 1)
-    assert any("cuts" in each for each in job.assumptions)
+    assert any("reduces" in each for each in job.assumptions)
 
 
 def test_legacy_models() -> None:

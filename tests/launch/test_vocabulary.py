@@ -14,13 +14,20 @@ from analyzer.errors import InputError
 from analyzer.launch.tokenizer.tokenizer_files import read_sentencepieces
 from analyzer.launch.tokenizer.vocabulary import Vocabulary, pad_vocabulary, read_vocabulary
 from tests.data_files import truth_records
-from tests.job_of import arguments_of
+from tests.job_of import job_of, launch_of
 
 
 def read(
     line: str, *, tensor: int = 1, folder: Path = Path("/nowhere"), release: str = "0.16.1", home: str = "/nowhere"
 ) -> Vocabulary:
-    return read_vocabulary(arguments_of(line, release=release), tensor=tensor, environ={"HOME": home}, folder=folder)
+    return read_with_assumptions(line, tensor=tensor, folder=folder, release=release, home=home)[0]
+
+
+def read_with_assumptions(
+    line: str, *, tensor: int = 1, folder: Path = Path("/nowhere"), release: str = "0.16.1", home: str = "/nowhere"
+) -> tuple[Vocabulary, list[str]]:
+    launch = launch_of(line, release=release, environ={"HOME": home}, folder=folder)
+    return read_vocabulary(launch, tensor=tensor), launch.assumptions
 
 
 def test_padding_of_real_megatron() -> None:
@@ -51,9 +58,9 @@ def test_null_tokenizer_without_a_size() -> None:
 
 @pytest.mark.parametrize(("tensor", "padded"), [(1, 50304), (2, 50432), (4, 50688), (8, 51200)])
 def test_gpt2_without_its_file(tensor: int, padded: int) -> None:
-    vocabulary = read("--vocab-file ${VOCAB_FILE} --merge-file /dummy/merges.txt", tensor=tensor)
+    vocabulary, assumptions = read_with_assumptions("--vocab-file ${VOCAB_FILE} --merge-file /dummy/merges.txt", tensor=tensor)
     assert (vocabulary.size, vocabulary.padded) == (50257, padded)
-    assert "50257" in vocabulary.assumptions[0]
+    assert "50257" in assumptions[0]
 
 
 def test_gpt2_file(tmp_path: Path) -> None:
@@ -64,11 +71,13 @@ def test_gpt2_file(tmp_path: Path) -> None:
 
 def test_padded_size_is_taken_as_it_is() -> None:
     assert read("--tokenizer-type NullTokenizer --vocab-size 99 --padded-vocab-size 130", tensor=2).padded == 130
-    unknown = read("--tokenizer-type HuggingFaceTokenizer --tokenizer-model some/model --padded-vocab-size 1000")
+    unknown, assumptions = read_with_assumptions(
+        "--tokenizer-type HuggingFaceTokenizer --tokenizer-model some/model --padded-vocab-size 1000"
+    )
     assert (unknown.size, unknown.padded) == (1000, 1000)
-    assert unknown.assumptions
-    with pytest.raises(InputError, match=r"^--padded-vocab-size: 131 rows .* multiple of 2"):
-        read("--tokenizer-type NullTokenizer --vocab-size 99 --padded-vocab-size 131", tensor=2)
+    assert assumptions
+    with pytest.raises(InputError, match=r"^--padded-vocab-size: 131 vocabulary rows .* multiple of 2"):
+        job_of("--padded-vocab-size 131 --tensor-model-parallel-size 2")
 
 
 def test_no_padding() -> None:
@@ -91,9 +100,9 @@ def test_divisible_by() -> None:
 def test_an_unknown_size_is_refused(line: str) -> None:
     with pytest.raises(InputError, match=r"add --vocab-size N, or --padded-vocab-size N"):
         read(line)
-    told = read(line + " --vocab-size 5000")
+    told, assumptions = read_with_assumptions(line + " --vocab-size 5000")
     assert (told.size, told.padded) == (5000, 5120)
-    assert "--vocab-size" in told.assumptions[0]
+    assert "--vocab-size" in assumptions[0]
 
 
 @pytest.mark.parametrize(
@@ -101,9 +110,9 @@ def test_an_unknown_size_is_refused(line: str) -> None:
     [("meta-llama/Meta-Llama-3-8B", 128256), ("meta-llama/Llama-2-7b-hf", 32000), ("Qwen/Qwen2.5-7B", 151665), ("gpt2", 50257)],
 )
 def test_well_known_names(name: str, size: int) -> None:
-    vocabulary = read(f"--tokenizer-type HuggingFaceTokenizer --tokenizer-model {name}")
+    vocabulary, assumptions = read_with_assumptions(f"--tokenizer-type HuggingFaceTokenizer --tokenizer-model {name}")
     assert vocabulary.size == size
-    assert name in vocabulary.assumptions[0]
+    assert name in assumptions[0]
 
 
 def test_llama_2_without_its_file() -> None:
@@ -138,9 +147,9 @@ def test_hugging_face_vocab_json(tmp_path: Path) -> None:
 
 def test_hugging_face_config_alone_is_an_assumption(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 152064}))
-    vocabulary = read(f"--tokenizer-type HuggingFaceTokenizer --tokenizer-model {tmp_path}")
+    vocabulary, assumptions = read_with_assumptions(f"--tokenizer-type HuggingFaceTokenizer --tokenizer-model {tmp_path}")
     assert vocabulary.size == 152064
-    assert "unused rows" in vocabulary.assumptions[0]
+    assert "unused rows" in assumptions[0]
 
 
 def test_hugging_face_cache(tmp_path: Path) -> None:

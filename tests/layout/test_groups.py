@@ -11,10 +11,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from analyzer.errors import InputError
 from analyzer.layout.groups import (
     GROUP_KINDS,
-    check_layout,
     coordinates,
     group_count,
     group_of,
@@ -24,40 +22,14 @@ from analyzer.layout.groups import (
     pipeline_rank_ranges,
 )
 from analyzer.specs import ParallelSpec
+from analyzer.specs.rules.sizes import parallel_violations
 from tests.data_files import truth
-
-PP_LAST = "tp-cp-ep-dp-pp"
-DP_LAST = "tp-cp-ep-pp-dp"
+from tests.parallel_spec import DP_LAST, PP_LAST, spec, spec_of_argv
 
 
 @cache
 def recorded_groups() -> dict[str, Any]:
     return truth("groups.json")
-
-
-def spec(world: int, **sizes: Any) -> ParallelSpec:
-    return ParallelSpec(world_size=world, nodes=1, gpus_per_node=world, **{"overlap_p2p": True, **sizes})
-
-
-def option(argv: list[str], name: str, default: str | None = None) -> str | None:
-    return argv[argv.index(name) + 1] if name in argv else default
-
-
-def spec_of_argv(argv: list[str], world: int) -> ParallelSpec:
-    """The few options that decide about ranks, read by hand."""
-    tensor = int(option(argv, "--tensor-model-parallel-size", "1") or 1)
-    virtual = option(argv, "--num-virtual-stages-per-pipeline-rank")
-    return spec(
-        world,
-        tensor=tensor,
-        pipeline=int(option(argv, "--pipeline-model-parallel-size", "1") or 1),
-        virtual_pipeline=int(virtual) if virtual else None,
-        context=int(option(argv, "--context-parallel-size", "1") or 1),
-        expert=int(option(argv, "--expert-model-parallel-size", "1") or 1),
-        expert_tensor=int(option(argv, "--expert-tensor-parallel-size") or tensor),
-        order=DP_LAST if "--use-tp-pp-dp-mapping" in argv else PP_LAST,
-        overlap_p2p="--no-overlap-p2p-communication" not in argv,
-    )
 
 
 @st.composite
@@ -92,7 +64,7 @@ def test_every_record_is_held_against() -> None:
 def test_groups_are_those_of_megatron(index: int) -> None:
     record = recorded_groups()["records"][index]
     parallel = spec_of_argv(record["argv"], record["world_size"])
-    check_layout(parallel)
+    assert not list(parallel_violations(parallel, megatron="0.16.1"))
     assert not record["truncated"]
     untied = "--untie-embeddings-and-output-weights" in record["argv"]
     for kind, expected in record["groups"].items():
@@ -121,36 +93,9 @@ def test_sizes_and_positions_are_those_of_megatron(index: int) -> None:
         } == position
 
 
-@pytest.mark.parametrize("index", range(5))
-def test_what_megatron_refuses_is_refused(index: int) -> None:
-    record = recorded_groups()["refused"][index]
-    with pytest.raises(InputError) as error:
-        check_layout(spec_of_argv(record["argv"], record["world_size"]))
-    assert all(name in record["argv"] for name in error.value.option.split(" × "))
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("parallel", "named"),
-    [
-        (spec(8, tensor=0), "--tensor-model-parallel-size"),
-        (spec(8, pipeline=-1), "--pipeline-model-parallel-size"),
-        (spec(12, expert=8), "--expert-model-parallel-size"),
-        (spec(8, virtual_pipeline=2), "--pipeline-model-parallel-size"),
-        (spec(8, pipeline=2, virtual_pipeline=2, overlap_p2p=False), "--pipeline-model-parallel-size"),
-        (spec(8, distributed_optimizer_instances=3), "--num-distributed-optimizer-instances"),
-        (spec(8, expert=4, distributed_optimizer_instances=4), "--num-distributed-optimizer-instances"),
-    ],
-)
-def test_other_refusals_name_the_option(parallel: ParallelSpec, named: str) -> None:
-    with pytest.raises(InputError) as error:
-        check_layout(parallel)
-    assert error.value.option == named
-
-
 @given(layouts(), st.booleans())
 def test_groups_partition_the_world(parallel: ParallelSpec, tied: bool) -> None:
-    check_layout(parallel)
+    assert not list(parallel_violations(parallel, megatron="0.16.1"))
     for kind in GROUP_KINDS:
         made = list(groups(parallel, kind, tied=tied))
         assert len(made) == group_count(parallel, kind)
@@ -209,7 +154,7 @@ def test_experts_and_other_layers_share_their_pipeline_groups(parallel: Parallel
 def test_a_world_of_131072_ranks() -> None:
     """Llama 3 405B scaled up: 8 × 16 ranks hold the model; every answer by hand."""
     parallel = spec(131072, tensor=8, pipeline=16, expert_tensor=8)
-    check_layout(parallel)
+    assert not list(parallel_violations(parallel, megatron="0.16.1"))
     assert group_of(parallel, "pp", 131071) == tuple(8191 + 8192 * stage for stage in range(16))
     assert list(groups(parallel, "tp", limit=2)) == [tuple(range(8)), tuple(range(8, 16))]
     assert (group_count(parallel, "tp"), group_size(parallel, "dp")) == (16384, 1024)

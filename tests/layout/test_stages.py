@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.errors import InputError
 from analyzer.layout.stages import Chunk, chunks
 from analyzer.specs import ParallelSpec, PipelineSpec
 from tests.data_files import truth_records
@@ -135,37 +134,6 @@ def test_layers_are_a_partition_in_model_order(split: tuple[int, ParallelSpec]) 
     assert [layer for chunk in in_model_order for layer in chunk.layers] == list(range(1, total + 1))
     assert [chunk.pre_process for chunk in in_model_order].index(True) == 0
     assert [chunk.post_process for chunk in in_model_order].index(True) == len(in_model_order) - 1
-
-
-@pytest.mark.parametrize(
-    ("total", "parallel", "named"),
-    [
-        (30, spec(4), "--num-layers"),
-        (7, spec(4, account_for_loss=True, account_for_embedding=True), "--num-layers"),
-        (12, spec(4, 2), "--num-virtual-stages-per-pipeline-rank"),
-        (12, spec(4, num_layers_in_first=0), "--decoder-first-pipeline-num-layers"),
-        (12, spec(4, num_layers_in_last=4), "--decoder-last-pipeline-num-layers"),
-        (12, spec(4, num_layers_in_last=12), "--decoder-last-pipeline-num-layers"),
-        (12, spec(2, num_layers_in_first=4, num_layers_in_last=4),
-         "--decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers"),
-        (8, spec(2, 2, num_layers_in_first=4, num_layers_in_last=4),
-         "--decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers"),
-        (12, spec(1, num_layers_in_first=4, num_layers_in_last=8),
-         "--decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers"),
-        (12, spec(4, num_layers_in_last=3, account_for_loss=True), "--decoder-last-pipeline-num-layers"),
-        (4, spec(2, layout=("Ett", "ttL"), num_layers_in_first=2), "--pipeline-model-parallel-layout"),
-        (4, spec(2, layout=("Etttt", "", "L")), "--pipeline-model-parallel-layout"),
-        (4, spec(2, layout=("Ett", "tL")), "--pipeline-model-parallel-layout"),
-        (4, spec(2, layout=("tEt", "ttL")), "--pipeline-model-parallel-layout"),
-        (4, spec(2, layout=("Ett", "tt")), "--pipeline-model-parallel-layout"),
-        (4, spec(2, layout=("EttL", "ttL")), "--pipeline-model-parallel-layout"),
-        (4, spec(2, layout=("Ext", "tttL")), "--pipeline-model-parallel-layout"),
-    ],
-)  # fmt: skip
-def test_splits_that_cannot_be(total: int, parallel: ParallelSpec, named: str) -> None:
-    with pytest.raises(InputError) as error:
-        chunks(total, parallel)
-    assert error.value.option == named
 
 
 def test_multi_token_prediction_lies_in_the_last_stage_or_where_the_layout_says() -> None:

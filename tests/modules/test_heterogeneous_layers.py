@@ -67,8 +67,8 @@ def test_parameters_of_every_kind_of_layer() -> None:
 @pytest.mark.parametrize(
     ("options", "option", "word"),
     [
-        ("--num-experts 8", "--num-experts", "in their place"),
-        ("--mtp-num-layers 1", "--mtp-num-layers", "prediction"),
+        ("--num-experts 8", "--num-experts", "MoE layers instead"),
+        ("--mtp-num-layers 1", "--mtp-num-layers", "MTP layers"),
         ("--num-layers 4", "--num-layers", "wants 8"),
         ("--num-query-groups 2", "--num-query-groups", "wants 4"),
         ("--normalization LayerNorm", "--normalization", "RMSNorm"),

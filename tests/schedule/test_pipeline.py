@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.errors import InputError
 from analyzer.schedule.pipeline import Step, equivalent_microbatches, steps
 
 
@@ -187,27 +186,6 @@ def test_fewer_microbatches_are_as_good(pipeline: dict[str, Any]) -> None:
 )
 def test_how_few(arguments: dict[str, Any], few: int) -> None:
     assert equivalent_microbatches(**arguments) == few
-
-
-@pytest.mark.parametrize(
-    ("microbatches", "group_size", "legacy", "named"),
-    [
-        (3, None, False, "--global-batch-size"),
-        (6, None, False, "--global-batch-size"),
-        (8, 3, False, "--microbatch-group-size-per-virtual-pipeline-stage"),
-        (8, 9, False, "--microbatch-group-size-per-virtual-pipeline-stage"),
-        (13, 5, False, "--microbatch-group-size-per-virtual-pipeline-stage"),
-        (6, None, True, "--global-batch-size"),
-    ],
-)
-def test_what_megatron_refuses_is_refused(microbatches: int, group_size: int | None, legacy: bool, named: str) -> None:
-    """Four pipeline ranks of two chunks; the rules of `forward_backward_pipelining_with_interleaving`."""
-    arguments = {"pipeline": 4, "chunks": 2, "microbatches": microbatches, "group_size": group_size, "legacy": legacy}
-    with pytest.raises(InputError) as error:
-        steps(pipeline_rank=0, **arguments)
-    assert error.value.option == named
-    with pytest.raises(InputError):
-        equivalent_microbatches(**arguments)
 
 
 def test_a_last_group_that_is_large_enough_is_accepted() -> None:

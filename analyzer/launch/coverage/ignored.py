@@ -27,7 +27,7 @@ _INSTEAD: Final[dict[str, tuple[str, ...]]] = {"cuda_graph_impl": _GRAPHS, "reco
 """Other ways to ask for the same."""
 
 
-def inert_options(arguments: Arguments, *, tensor: int) -> tuple[str, ...]:
+def ignored_options(arguments: Arguments, *, tensor: int) -> tuple[str, ...]:
     """One sentence for each reason, with the options that were given for nothing."""
     return tuple(f"{_listed(arguments, dests)} no effect: {why}." for dests, why in _found(arguments, tensor=tensor) if dests)
 

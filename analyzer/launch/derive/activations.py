@@ -1,4 +1,4 @@
-"""Activations that wait for their backward on the host, and microbatches that run side by side.
+"""Activation offloading to the host, and overlapped microbatches.
 
 Megatron: `validate_args` and `TransformerConfig.__post_init__`, 0.16.1.
 """
@@ -13,17 +13,14 @@ from analyzer.specs import ActivationOffloadSpec
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
-    from analyzer.launch.derive.parallel import Grid
-    from analyzer.specs import GraphSpec, ModelSpec, PrecisionSpec, RecomputeSpec
+    from analyzer.specs import GraphSpec, ModelSpec, PrecisionSpec
 
 MODULES: Final = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act")
-"""What `--offload-modules` takes."""
+"""What `--offload-modules` accepts."""
 
 
-def check_activation_offload(
-    arguments: Arguments, *, model: ModelSpec, pipeline: int, recompute: RecomputeSpec, graphs: GraphSpec | None
-) -> ActivationOffloadSpec | None:
-    """What is offloaded; None where nothing is. Raises InputError for what Megatron refuses."""
+def activation_offload_spec(arguments: Arguments, *, model: ModelSpec, graphs: GraphSpec | None) -> ActivationOffloadSpec | None:
+    """Which activations are offloaded; None without offloading. Raises InputError for what Megatron refuses."""
     layers = whole(arguments, "cpu_offloading_num_layers") or 0
     fine = switched_on(arguments, "fine_grained_activation_offloading")
     if not layers:
@@ -35,12 +32,8 @@ def check_activation_offload(
         raise InputError(named, f"{layers} is not below the {model.num_layers} layers", f"use 1 to {model.num_layers - 1}")
     if model.implementation != "transformer_engine":
         raise InputError(named, "needs the layers of Transformer Engine", "use --transformer-impl transformer_engine")
-    if pipeline > 1:
-        raise InputError(named, "does not go with a pipeline", "use --pipeline-model-parallel-size 1, or leave it out")
-    if recompute.granularity is not None:
-        raise InputError(named, "does not go with recomputation", "leave --recompute-granularity out")
     if graphs is not None:
-        raise InputError(named, "does not go with CUDA graphs", "leave --cuda-graph-impl out")
+        raise InputError(named, "cannot be used with CUDA graphs", "leave --cuda-graph-impl out")
     return ActivationOffloadSpec(layers=layers)
 
 
@@ -51,7 +44,7 @@ def _fine_grained(arguments: Arguments, *, model: ModelSpec) -> ActivationOffloa
     value = arguments.get("offload_modules")
     asked = [str(each) for each in value] if isinstance(value, list | tuple) else []
     if not asked:
-        raise InputError(named, "is told no modules", "add --offload-modules core_attn attn_proj, or others")
+        raise InputError(named, "needs a list of modules", "add --offload-modules core_attn attn_proj, or others")
     for module in asked:
         if module not in MODULES:
             raise InputError(listed, f"{module!r} is not a module", f"use modules of {', '.join(MODULES)}")
@@ -65,32 +58,24 @@ def _fine_grained(arguments: Arguments, *, model: ModelSpec) -> ActivationOffloa
     )
 
 
-def check_side_by_side(
-    arguments: Arguments, *, model: ModelSpec, grid: Grid, virtual: int | None, recompute: RecomputeSpec, precision: PrecisionSpec
-) -> bool:
-    """`--overlap-moe-expert-parallel-comm`, and options that go with it only. Raises InputError for what Megatron refuses."""
+def overlaps_microbatches(arguments: Arguments, *, model: ModelSpec, precision: PrecisionSpec) -> bool:
+    """`--overlap-moe-expert-parallel-comm`, and options that need it. Raises InputError for what Megatron refuses."""
     if not switched_on(arguments, "overlap_moe_expert_parallel_comm"):
         for dest in ("delay_wgrad_compute", "ep_overlap_early_attn_memory_release"):
             if switched_on(arguments, dest):
                 raise InputError(
                     option(arguments, dest),
-                    "needs microbatches side by side",
+                    "needs overlapped microbatches",
                     "add --overlap-moe-expert-parallel-comm, or leave it out",
                 )
         return False
     named = option(arguments, "overlap_moe_expert_parallel_comm")
-    if grid.pipeline > 1 and virtual is None:
-        raise InputError(
-            named, "in a pipeline needs virtual stages", "add --num-layers-per-virtual-pipeline-stage 1, or leave it out"
-        )
-    if grid.expert == 1 or model.moe is None:
+    if model.moe is None:
         raise InputError(named, "needs expert parallelism", "add --expert-model-parallel-size 2, or leave it out")
     if model.moe.dispatcher == "allgather":
-        raise InputError(named, "needs a dispatcher by all-to-all", "add --moe-token-dispatcher-type alltoall")
+        raise InputError(named, "needs an all-to-all dispatcher", "add --moe-token-dispatcher-type alltoall")
     if model.moe.shared_overlap:
         raise InputError(named, "contradicts --moe-shared-expert-overlap", "keep one of the two")
-    if recompute.granularity == "full":
-        raise InputError(named, "contradicts full recomputation", "use --recompute-granularity selective")
     if precision.parameters == "fp32":
         raise InputError(named, "needs 16-bit training", "add --bf16")
     if switched_on(arguments, "delay_wgrad_compute") and model.moe.legacy_grouped_gemm:
@@ -100,5 +85,5 @@ def check_side_by_side(
             "leave --moe-use-legacy-grouped-gemm out",
         )
     if model.mtp_num_layers > 1:
-        raise InputError(named, "goes with one multi-token prediction layer at most", "use --mtp-num-layers 1")
+        raise InputError(named, "supports one MTP layer at most", "use --mtp-num-layers 1")
     return True

@@ -1,4 +1,4 @@
-"""Samples of an iteration and microbatches of a replica.
+"""Samples of an iteration and microbatches per data-parallel rank.
 
 Megatron: `validate_args`, and megatron/core/num_microbatches_calculator.py (0.16.1; the schedule of thresholds: 0.18).
 """
@@ -8,68 +8,44 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError
-from analyzer.launch.derive.reading import multiple_near, option, positive, required, since, switched_on
-from analyzer.specs import BatchSpec
+from analyzer.launch.derive.reading import option, positive, required, since, switched_on
+from analyzer.specs import BatchSpec, ParallelSpec
+from analyzer.specs.rules.violation import multiple_near
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
+    from analyzer.launch.derive.launch_input import LaunchInput
 
 _SUFFIXES: Final = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
-def check_batch(
-    arguments: Arguments, *, data: int, seq_length: int, least_microbatches: int = 1
-) -> tuple[BatchSpec, tuple[str, ...]]:
-    """Batch sizes of the first and of a full iteration, and what was taken for granted.
+def batch_spec(launch: LaunchInput, *, parallel: ParallelSpec, seq_length: int) -> BatchSpec:
+    """Batch sizes of the first and of a full iteration. Raises InputError where a batch cannot be split over the replicas.
 
-    Megatron's default is one microbatch for each replica. The interleaved schedule then stops at the first step; its
-    `least_microbatches` are taken instead. Raises InputError where a batch cannot be shared out among `data` replicas.
+    Megatron's default is one microbatch per data-parallel rank. The interleaved schedule fails with that, so the smallest number
+    that it runs with is assumed.
     """
+    arguments, data = launch.arguments, parallel.data
+    least = 1 if parallel.virtual_pipeline is None else parallel.microbatch_group_size or parallel.pipeline
     micro = required(arguments, "micro_batch_size", "1")
     given = positive(arguments, "global_batch_size")
     _check_length(arguments)
-    sizes, assumptions = _sizes(arguments, full=given or micro * data * least_microbatches, given=given is not None)
-    if least_microbatches > 1 and given is None and len(sizes) == 1:
-        assumptions += (
-            f"--global-batch-size is not given, and one microbatch is too few for virtual stages: "
-            f"{sizes[0]} is taken, the least that the schedule runs with.",
+    sizes = _sizes(launch, full=given or micro * data * least, given=given is not None)
+    if least > 1 and given is None and len(sizes) == 1:
+        launch.assume(
+            f"--global-batch-size is not given, and one microbatch is too few for virtual stages: {sizes[0]} is assumed, the "
+            "smallest size that the schedule runs with."
         )
     for size in sizes:
         _check_divisible(arguments, size=size, micro=micro, data=data)
     _check_evaluation(arguments, full=sizes[-1], micro=micro, data=data)
-    spec = BatchSpec(
+    return BatchSpec(
         micro_batch_size=micro,
         global_batch_size=sizes[-1],
         seq_length=seq_length,
         microbatches=sizes[-1] // (micro * data),
         first_microbatches=sizes[0] // (micro * data),
     )
-    return spec, assumptions
-
-
-def check_schedule(arguments: Arguments, *, batch: BatchSpec, pipeline: int, group: int | None) -> None:
-    """The interleaved schedule needs enough microbatches. Raises InputError where there are too few.
-
-    Megatron: `forward_backward_pipelining_with_interleaving`. `group` is the microbatch group of a virtual stage.
-    """
-    size = group or pipeline
-    named = option(arguments, "microbatch_group_size_per_vp_stage")
-    if size < pipeline:
-        raise InputError(named, f"{size} is less than the {pipeline} pipeline ranks", f"use {pipeline} or more")
-    for microbatches in {batch.first_microbatches, batch.microbatches}:
-        if microbatches < size:
-            raise InputError(
-                named if group else option(arguments, "global_batch_size"),
-                f"virtual stages need {size} microbatches on a replica, and there are {microbatches}",
-                f"use a global batch of {batch.global_batch_size // batch.microbatches * size} or more",
-            )
-        if 0 < microbatches % size < pipeline:
-            raise InputError(
-                named if group else option(arguments, "global_batch_size"),
-                f"{microbatches} microbatches in groups of {size} leave {microbatches % size}, fewer than the {pipeline} ranks",
-                f"use a multiple of {size} microbatches: a global batch of "
-                f"{batch.global_batch_size // batch.microbatches * multiple_near(microbatches, size)}",
-            )
 
 
 def _check_length(arguments: Arguments) -> None:
@@ -81,33 +57,35 @@ def _check_length(arguments: Arguments) -> None:
             raise InputError(option(arguments, dest), "contradicts --train-iters", "count in iterations or in samples, not in both")
 
 
-def _sizes(arguments: Arguments, *, full: int, given: bool) -> tuple[list[int], tuple[str, ...]]:
+def _sizes(launch: LaunchInput, *, full: int, given: bool) -> list[int]:
     """Global batch sizes of the training in order, the full one last: enough of them to check all."""
+    arguments = launch.arguments
     schedule = arguments.get("step_batch_size_schedule")
     if schedule:
         if given:
             raise InputError(
                 option(arguments, "step_batch_size_schedule"), "contradicts --global-batch-size", "keep one of the two"
             )
-        return _scheduled_sizes(arguments, str(schedule)), ()
+        return _scheduled_sizes(arguments, str(schedule))
     rampup = arguments.get("rampup_batch_size")
     if not rampup:
-        return [full], ()
+        return [full]
     named = option(arguments, "rampup_batch_size")
     if since(arguments, "0.18"):
-        return [full], (f"{named} is taken and not used by Megatron {arguments.release}: every iteration has the full batch.",)
+        launch.assume(f"Megatron {arguments.release} accepts {named} and ignores it: every iteration has the full batch.")
+        return [full]
     if arguments.get("train_iters") is not None:
-        raise InputError(named, "does not go with --train-iters", "count the training with --train-samples, or leave it out")
-    return _rampup_sizes(named, rampup, full=full), ()
+        raise InputError(named, "cannot be used with --train-iters", "count the training with --train-samples, or leave it out")
+    return _rampup_sizes(named, rampup, full=full)
 
 
 def _rampup_sizes(named: str, rampup: object, *, full: int) -> list[int]:
-    """START, the size after it, and the full batch: where these can be shared out, so can every size between."""
+    """START, the size after it, and the full batch: if these can be split over the replicas, so can every size between."""
     if not isinstance(rampup, list | tuple) or len(rampup) != 3 or not all(str(each).isdigit() for each in rampup):
         raise InputError(named, f"{rampup!r} is not three numbers", "give START INCREMENT SAMPLES")
     start, increment, samples = (int(each) for each in rampup)
     if start == 0 or increment == 0:
-        raise InputError(named, f"{start} {increment} {samples} begins or grows with nothing", "give START and INCREMENT above 0")
+        raise InputError(named, f"{start} {increment} {samples} starts or increases with 0", "give START and INCREMENT above 0")
     if start >= full:
         raise InputError(named, f"it starts at {start} and the full batch is {full}", f"start below {full}, or leave it out")
     if (full - start) % increment:
@@ -131,7 +109,7 @@ def _scheduled_sizes(arguments: Arguments, schedule: str) -> list[int]:
             ) from None
     if not steps or min(size for _, size in steps) <= 0:
         raise InputError(
-            option(arguments, "step_batch_size_schedule"), "it holds no batch size above 0", "write it as '0:768 250B:1536'"
+            option(arguments, "step_batch_size_schedule"), "it has no batch size above 0", "write it as '0:768 250B:1536'"
         )
     return [size for _, size in sorted(steps)]
 
@@ -149,7 +127,7 @@ def _check_divisible(arguments: Arguments, *, size: int, micro: int, data: int) 
 
 
 def _check_evaluation(arguments: Arguments, *, full: int, micro: int, data: int) -> None:
-    """From 0.18 on, `validate_args` holds the evaluation batch against the replicas."""
+    """From 0.18 on, `validate_args` checks that the evaluation batch divides."""
     if not since(arguments, "0.18"):
         return
     size = positive(arguments, "eval_global_batch_size") or full

@@ -15,15 +15,15 @@ from analyzer.specs import GraphSpec
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
-    from analyzer.specs import HardwareSpec, ModelSpec, RecomputeSpec
+    from analyzer.launch.derive.launch_input import LaunchInput
+    from analyzer.specs import HardwareSpec, ModelSpec
 
 SCOPES: Final = ("attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba", "full_iteration")
 
 
-def check_graphs(
-    arguments: Arguments, *, model: ModelSpec, recompute: RecomputeSpec, environ: Mapping[str, str], gpu: HardwareSpec
-) -> GraphSpec | None:
-    """How graphs are captured; None without any. Raises InputError for what Megatron refuses."""
+def graph_spec(launch: LaunchInput, *, model: ModelSpec) -> GraphSpec | None:
+    """How graphs are captured; None without graphs. Raises InputError for what Megatron refuses."""
+    arguments = launch.arguments
     implementation, named = _implementation(arguments)
     if implementation == "none":
         return None
@@ -34,12 +34,8 @@ def check_graphs(
         raise InputError(named, "transformer_engine does not capture whole iterations", "use --cuda-graph-impl local")
     if model.implementation != "transformer_engine" and implementation == "transformer_engine":
         raise InputError(named, "needs the layers of Transformer Engine", "use --transformer-impl transformer_engine")
-    _check_segments(named, implementation, environ=environ, gpu=gpu)
+    _check_segments(named, implementation, environ=launch.environ, gpu=launch.gpu)
     _check_experts(arguments, model, scope)
-    if recompute.granularity == "full" and scope != ("full_iteration",):
-        raise InputError(
-            named, "full recomputation goes with graphs of whole iterations only", "use --recompute-granularity selective"
-        )
     warmup = whole(arguments, "cuda_graph_warmup_steps")
     return GraphSpec(
         implementation=cast(Literal["transformer_engine", "local"], implementation),
@@ -64,19 +60,19 @@ def _implementation(arguments: Arguments) -> tuple[str, str]:
 
 
 def _scope(arguments: Arguments) -> tuple[str, ...]:
-    """What of a layer is captured; nothing stands for all of it."""
+    """Parts of a layer that are captured; empty for whole layers."""
     dest = next((each for each in ("cuda_graph_modules", "cuda_graph_scope_deprecated") if arguments.get(each)), "cuda_graph_scope")
     value = arguments.get(dest)
     words = [] if value is None else [str(each) for each in value] if isinstance(value, list | tuple) else str(value).split(",")
     asked = [word for word in words if word != "full"]
     for word in asked:
         if word not in SCOPES:
-            raise InputError(option(arguments, dest), f"{word!r} is no part of a layer", f"use some of {', '.join(SCOPES)}")
+            raise InputError(option(arguments, dest), f"{word!r} is not part of a layer", f"use some of {', '.join(SCOPES)}")
     return tuple(scope for scope in SCOPES if scope in asked)
 
 
 def _check_segments(named: str, implementation: str, *, environ: Mapping[str, str], gpu: HardwareSpec) -> None:
-    """Segments that grow need NCCL kept from registering them (core/transformer/cuda_graphs.py, 0.16.1).
+    """With expandable segments, NCCL must not register them (core/transformer/cuda_graphs.py, 0.16.1).
 
     For Megatron's own graphs on GPUs before Blackwell only.
     """
@@ -84,28 +80,28 @@ def _check_segments(named: str, implementation: str, *, environ: Mapping[str, st
     blackwell = gpu.compute_capability is not None and gpu.compute_capability >= (10, 0)
     if growing and environ.get("NCCL_GRAPH_REGISTER") != "0" and not (implementation == "local" and blackwell):
         raise InputError(
-            named, "does not go with expandable_segments:True in PYTORCH_CUDA_ALLOC_CONF", "export NCCL_GRAPH_REGISTER=0"
+            named, "cannot be used with expandable_segments:True in PYTORCH_CUDA_ALLOC_CONF", "export NCCL_GRAPH_REGISTER=0"
         )
 
 
 def _check_experts(arguments: Arguments, model: ModelSpec, scope: tuple[str, ...]) -> None:
-    """What of a mixture of experts can be captured: experts only where their input has one size."""
+    """Parts of MoE layers that can be captured. Experts need an input of constant size."""
     named = option(arguments, "cuda_graph_scope")
     moe = model.moe
     if moe is None:
         if "moe" in scope or "moe_router" in scope:
-            raise InputError(named, "names experts, and the model has none", "leave moe and moe_router out")
+            raise InputError(named, "includes experts, and the model has none", "leave moe and moe_router out")
         return
     if "moe" in scope and "moe_router" in scope:
         raise InputError(named, "moe covers moe_router", "keep one of the two")
     if "moe_preprocess" in scope and "moe_router" not in scope:
         raise InputError(named, "moe_preprocess needs moe_router", "add moe_router")
     if "mlp" in scope and all(moe.layers):
-        raise InputError(named, "names dense feed-forward layers, and the model has none", "leave mlp out")
+        raise InputError(named, "includes dense FFN layers, and the model has none", "leave mlp out")
     padded = moe.capacity_factor is not None and moe.pad_to_capacity
     if "moe" in scope and not padded:
         raise InputError(
             named,
-            "moe needs experts whose input has one size",
+            "moe needs experts whose input has a constant size",
             "add --moe-expert-capacity-factor 1.0 --moe-pad-expert-input-to-capacity, or use moe_router",
         )

@@ -1,4 +1,4 @@
-"""FP8 and FP4 in Transformer Engine's linear layers: format, recipe, stored parameters, layers left in 16 bit.
+"""FP8 and FP4 in Transformer Engine's linear layers: format, recipe, stored parameters, layers that stay in 16 bit.
 
 Megatron: `validate_args`, `TransformerConfig.__post_init__` and `OptimizerConfig.__post_init__`, 0.16.1. What a GPU can
 multiply: transformer_engine/pytorch/quantization.py check_*_support, and sizes: utils.py assert_dim_for_fp8_exec (TE 2.11).
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Final, Literal, cast
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.derive.reading import option, positive, switched_on, text, whole
-from analyzer.specs import Fp8Recipe, Fp8Spec, HardwareSpec, OptimizerSpec
+from analyzer.specs import Fp8Recipe, Fp8Spec, HardwareSpec, ModelSpec, OptimizerSpec, ParallelSpec
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
+    from analyzer.launch.derive.launch_input import LaunchInput
 
 LEAST_CAPABILITY: Final[dict[str, tuple[int, int]]] = {
     "delayed": (8, 9), "tensorwise": (8, 9), "blockwise": (9, 0), "mxfp8": (10, 0), "nvfp4": (10, 0),
@@ -23,13 +24,9 @@ LEAST_CAPABILITY: Final[dict[str, tuple[int, int]]] = {
 _NO_MXFP8_FROM: Final = (12, 0)
 
 
-def check_fp8(
-    arguments: Arguments, *, num_layers: int, pipeline: int, optimizer: OptimizerSpec, implementation: str, gpu: HardwareSpec
-) -> tuple[Fp8Spec | None, tuple[str, ...]]:
-    """What is multiplied and stored in FP8, None where nothing is; and what is assumed.
-
-    Raises InputError for what Megatron refuses.
-    """
+def fp8_spec(launch: LaunchInput, *, model: ModelSpec, parallel: ParallelSpec, optimizer: OptimizerSpec) -> Fp8Spec | None:
+    """GEMMs and parameters in FP8 or FP4; None without. Raises InputError for what Megatron refuses."""
+    arguments, gpu = launch.arguments, launch.gpu
     written = arguments.get("fp8")
     in_4_bit = arguments.get("fp4")
     if in_4_bit is not None:
@@ -44,18 +41,21 @@ def check_fp8(
     if written is None:
         if stored:
             raise InputError(option(arguments, "fp8_param_gather"), "FP8 is not on", "add --fp8-format hybrid, or leave it out")
-        return None, ()
+        return None
     named = option(arguments, "fp8")
-    if implementation != "transformer_engine":
-        raise InputError(named, f"the {implementation} implementation has no FP8", "use --transformer-impl transformer_engine")
+    if model.implementation != "transformer_engine":
+        raise InputError(
+            named, f"the {model.implementation} implementation has no FP8", "use --transformer-impl transformer_engine"
+        )
     recipe = _recipe(arguments, gpu)
     if stored and recipe == "nvfp4":
         raise InputError(option(arguments, "fp8_param_gather"), "FP8 is not on", "leave it out")
     if stored:
         _check_stored(arguments, recipe=recipe, reused=reused, optimizer=optimizer)
-    start, end = _layers_in_16_bit(arguments, recipe=recipe, most=num_layers // pipeline)
+    start, end = _layers_in_16_bit(arguments, recipe=recipe, most=model.num_layers // parallel.pipeline)
     _check_recompute(arguments, recipe=recipe)
-    spec = Fp8Spec(
+    launch.assume(*_assumptions(arguments, recipe=recipe, gpu=gpu))
+    return Fp8Spec(
         format=cast(Literal["e4m3", "hybrid", "e2m1"], str(written)),
         recipe=recipe,
         stored_parameters=stored,
@@ -63,18 +63,17 @@ def check_fp8(
         layers_at_end_in_16_bit=end,
         amax_history_len=positive(arguments, "fp8_amax_history_len") or 1,
     )
-    return spec, tuple(_assumptions(arguments, recipe=recipe, gpu=gpu))
 
 
 def _assumptions(arguments: Arguments, *, recipe: Fp8Recipe, gpu: HardwareSpec) -> Iterator[str]:
     if gpu.compute_capability is None and recipe in ("delayed", "tensorwise"):
-        yield "No GPU is named: FP8 tensors are taken to need a transposed copy, as on Hopper."
+        yield "No GPU is named: FP8 tensors are assumed to need a transposed copy, as on Hopper."
     if arguments.get("recompute_granularity") == "full":
         when = "" if recipe == "blockwise" else " of the first iteration"
-        yield f"Checkpointed layers make FP8 copies by columns as they run again; counted before, they raise the peak{when}."
+        yield f"Column-wise FP8 copies of recomputed layers are counted from the first forward on, so the peak{when} is too high."
     if arguments.get("num_experts") and not switched_on(arguments, "moe_pad_expert_input_to_capacity"):
         multiple = {"mxfp8": 32, "nvfp4": 128}.get(recipe, 16)
-        yield f"Each expert's tokens are padded to a multiple of {multiple}: {multiple // 2} more are counted for each."
+        yield f"The tokens of each expert are padded to a multiple of {multiple}: {multiple // 2} more are counted for each expert."
 
 
 def _recipe(arguments: Arguments, gpu: HardwareSpec) -> Fp8Recipe:
@@ -85,7 +84,7 @@ def _recipe(arguments: Arguments, gpu: HardwareSpec) -> Fp8Recipe:
     if recipe not in known:
         raise UnsupportedError(
             f"{option(arguments, 'fp4_recipe' if in_4_bit else 'fp8_recipe')} {recipe}",
-            "quantizers of one's own are not modelled", f"use {', '.join(known)}",
+            "custom quantizers are not modelled", f"use {', '.join(known)}",
         )  # fmt: skip
     capability = gpu.compute_capability
     if capability is not None:
@@ -107,7 +106,7 @@ def _check_stored(arguments: Arguments, *, recipe: Fp8Recipe, reused: bool, opti
         raise InputError(named, "needs the distributed optimizer", "add --use-distributed-optimizer")
     if recipe == "mxfp8" and not reused:  # replace_raw_data (transformer_engine/pytorch/tensor/utils.py) cannot move its parameters
         raise InputError(
-            named, "parameters in mxfp8 cannot lie in a buffer of their own", "add --reuse-grad-buf-for-mxfp8-param-ag"
+            named, "parameters in mxfp8 cannot be stored in a separate buffer", "add --reuse-grad-buf-for-mxfp8-param-ag"
         )
     if recipe != "mxfp8" and reused:
         raise UnsupportedError(
@@ -139,6 +138,6 @@ def _check_recompute(arguments: Arguments, *, recipe: Fp8Recipe) -> None:
     for module in ("moe_act", "layernorm"):
         if isinstance(asked, list | tuple) and module in asked:
             raise InputError(
-                option(arguments, "recompute_modules"), f"{module} does not go with the delayed recipe of FP8",
+                option(arguments, "recompute_modules"), f"{module} cannot be used with the delayed recipe of FP8",
                 "use --fp8-recipe tensorwise",
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Fully sharded data parallelism: Megatron-FSDP and torch's FSDP2, what they demand and what they switch on.
+"""Fully sharded data parallelism: Megatron-FSDP and torch's FSDP2, their requirements and the options that they turn on.
 
 Megatron: `validate_args` of the releases named in a line, and
 `load_checkpoint` (megatron/training/checkpointing.py), which makes optimizer states before it looks for a checkpoint of
@@ -7,7 +7,6 @@ the format fsdp_dtensor. Read in 0.16.1; what later releases do otherwise in meg
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -17,36 +16,30 @@ from analyzer.specs import FsdpSpec, ModelSpec, OptimizerSpec, PrecisionSpec, Tr
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
-    from analyzer.launch.derive.parallel import Grid
+    from analyzer.launch.derive.launch_input import LaunchInput
 
 Strategy = Literal["no_shard", "optim", "optim_grads", "optim_grads_params"]
 
 
 def sharding_flag(arguments: Arguments) -> str | None:
-    """The dest that asks for full sharding; None where nothing does."""
+    """The dest that turns full sharding on, or None."""
     dests = ("use_megatron_fsdp", "use_custom_fsdp", "use_torch_fsdp2")
     return next((dest for dest in dests if switched_on(arguments, dest)), None)
 
 
-def check_fsdp(
-    arguments: Arguments,
-    *,
-    grid: Grid,
-    model: ModelSpec,
-    precision: PrecisionSpec,
-    optimizer: OptimizerSpec,
-    flags: TrainingFlags,
-    environ: Mapping[str, str],
+def fsdp_spec(
+    launch: LaunchInput, *, model: ModelSpec, precision: PrecisionSpec, optimizer: OptimizerSpec, flags: TrainingFlags
 ) -> FsdpSpec | None:
-    """What is sharded and how, None without full sharding. Raises InputError for what Megatron refuses."""
+    """What is sharded and how; None without full sharding. Raises InputError for what Megatron refuses."""
+    arguments = launch.arguments
     dest = sharding_flag(arguments)
     if dest is None:
         return None
     named = option(arguments, dest)
-    if environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+    if launch.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
         raise InputError("CUDA_DEVICE_MAX_CONNECTIONS", f"is 1, and {named} needs more than one", "unset it")
     if dest == "use_torch_fsdp2":
-        _check_torch(arguments, grid=grid, model=model, precision=precision, optimizer=optimizer, flags=flags)
+        _check_torch(arguments, model=model, precision=precision, flags=flags)
         return FsdpSpec(
             implementation="torch",
             reshard_after_forward=bool(arguments.get("torch_fsdp2_reshard_after_forward", True)),
@@ -74,16 +67,16 @@ def check_fsdp(
 
 
 def _asked_dtype(arguments: Arguments, dest: str) -> str | None:
-    """A type of gradients; None where it is left open."""
+    """An element type of gradients; None for auto."""
     dtype = text(arguments, dest, "auto")
     return None if dtype == "auto" else dtype
 
 
 def sharding_optimizer(optimizer: OptimizerSpec, fsdp: FsdpSpec | None, *, release_switches_overlap: bool) -> OptimizerSpec:
-    """The optimizer with what Megatron-FSDP switches on.
+    """The optimizer with the options that Megatron-FSDP turns on.
 
-    0.19 makes it distributed itself. In 0.12 and 0.13 strategies that shard gradients overlapped their reduction before the
-    size of buckets was chosen; later they do so after it.
+    From 0.19 on the optimizer is distributed without the flag. In 0.12 and 0.13, strategies that shard gradients turn
+    `overlap_grad_reduce` on before the bucket size is chosen; later releases do so afterwards.
     """
     if fsdp is None or fsdp.implementation == "torch":
         return optimizer
@@ -111,7 +104,7 @@ def _check_megatron(arguments: Arguments, *, dest: str, strategy: Strategy, opti
         if strategy in ("optim_grads", "optim_grads_params") and flags.gradient_accumulation_fusion:
             raise InputError(
                 option(arguments, "data_parallel_sharding_strategy"),
-                f"{strategy} does not go with fused gradient accumulation",
+                f"{strategy} cannot be used with fused gradient accumulation",
                 "add --no-gradient-accumulation-fusion",
             )
         return
@@ -123,23 +116,20 @@ def _check_megatron(arguments: Arguments, *, dest: str, strategy: Strategy, opti
         )
 
 
-def _check_torch(
-    arguments: Arguments,
-    *,
-    grid: Grid,
-    model: ModelSpec,
-    precision: PrecisionSpec,
-    optimizer: OptimizerSpec,
-    flags: TrainingFlags,
-) -> None:
+def _check_torch(arguments: Arguments, *, model: ModelSpec, precision: PrecisionSpec, flags: TrainingFlags) -> None:
     named = option(arguments, "use_torch_fsdp2")
     checkpoint = text(arguments, "ckpt_format", "torch_dist")
     refusals = (
-        (grid.pipeline > 1, f"does not go with {grid.pipeline} pipeline ranks", "use --pipeline-model-parallel-size 1"),
-        (grid.expert > 1, f"does not go with {grid.expert} expert-parallel ranks", "use --expert-model-parallel-size 1"),
-        (optimizer.distributed, "contradicts --use-distributed-optimizer", "keep one of the two"),
-        (flags.gradient_accumulation_fusion, "does not go with fused gradients", "add --no-gradient-accumulation-fusion"),
-        (checkpoint not in ("torch_dist", "torch_dcp"), f"does not save as {checkpoint}", "use --ckpt-format torch_dist"),
+        (
+            flags.gradient_accumulation_fusion,
+            "cannot be used with fused gradient accumulation",
+            "add --no-gradient-accumulation-fusion",
+        ),
+        (
+            checkpoint not in ("torch_dist", "torch_dcp"),
+            f"does not save checkpoints as {checkpoint}",
+            "use --ckpt-format torch_dist",
+        ),
         (model.tied_embeddings, "needs untied embeddings", "add --untie-embeddings-and-output-weights"),
         (precision.parameters == "fp16", "does not train in fp16", "use --bf16"),
     )

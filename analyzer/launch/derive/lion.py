@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
 
 
-def check_lion(arguments: Arguments) -> None:
+def check_beside_lion(arguments: Arguments) -> None:
     """Raises InputError for what Megatron refuses beside Lion, and for what it would take and we have no model of."""
     if text(arguments, "optimizer", "adam") != "lion":
         return

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, cast
 
 from analyzer.errors import InputError, UnsupportedError
-from analyzer.launch.derive.reading import multiple_near, option, positive, since, switched_on, text
+from analyzer.launch.derive.reading import option, positive, since, switched_on, text
 from analyzer.specs import MuonSpec
+from analyzer.specs.rules.violation import multiple_near
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
@@ -26,7 +27,7 @@ def is_muon(arguments: Arguments) -> bool:
     return text(arguments, "optimizer", "adam") in ("muon", "dist_muon")
 
 
-def check_muon(arguments: Arguments) -> MuonSpec | None:
+def muon_spec(arguments: Arguments) -> MuonSpec | None:
     """How Muon works; None with another optimizer. Raises InputError for what Megatron refuses."""
     if not is_muon(arguments):
         return None

@@ -1,4 +1,4 @@
-"""The optimizer, its states and how gradients and parameters travel between replicas.
+"""The optimizer, its states, and how gradients and parameters are communicated between replicas.
 
 Megatron: `validate_args`, `OptimizerConfig.__post_init__`, `DistributedDataParallel` and `DistributedOptimizer`, 0.16.1.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, cast
 
 from analyzer.errors import InputError
-from analyzer.launch.derive.lion import check_lion
-from analyzer.launch.derive.muon import check_muon
-from analyzer.launch.derive.optimizer_offload import check_offload
+from analyzer.launch.derive.lion import check_beside_lion
+from analyzer.launch.derive.muon import muon_spec
+from analyzer.launch.derive.optimizer_offload import offload_spec
 from analyzer.launch.derive.reading import RELEASE_2023, number, option, positive, switched_on, text
 from analyzer.specs import OptimizerSpec
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 _STATE_DTYPES = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 
 
-def check_optimizer(arguments: Arguments, *, virtual_pipeline: int | None, gradients: str) -> OptimizerSpec:
-    """States and collectives of the optimizer over gradients of this type. Raises InputError for what Megatron refuses.
+def optimizer_spec(arguments: Arguments, *, gradients: str) -> OptimizerSpec:
+    """The optimizer and its collectives, for gradients of this type. Raises InputError for what Megatron refuses.
 
-    Optimizers other than adam, sgd, muon and lion are refused before, in `supported`.
+    Optimizers other than adam, sgd, muon and lion are refused earlier, in `coverage.supported`.
     """
-    check_lion(arguments)
-    muon = check_muon(arguments)
+    check_beside_lion(arguments)
+    muon = muon_spec(arguments)
     name = "muon" if muon is not None else text(arguments, "optimizer", "adam")
     distributed = muon.aligned if muon is not None else switched_on(arguments, "use_distributed_optimizer")
     if distributed and name not in ("adam", "muon"):
@@ -36,7 +36,7 @@ def check_optimizer(arguments: Arguments, *, virtual_pipeline: int | None, gradi
             "use --optimizer adam, or leave it out",
         )
     _check_precision_aware(arguments, name=name, distributed=distributed, gradients=gradients)
-    _check_overlap(arguments, distributed=distributed, virtual_pipeline=virtual_pipeline)
+    _check_overlap(arguments, distributed=distributed)
     average = switched_on(arguments, "ddp_average_in_collective")
     if average and switched_on(arguments, "calculate_per_token_loss"):
         raise InputError(
@@ -45,7 +45,7 @@ def check_optimizer(arguments: Arguments, *, virtual_pipeline: int | None, gradi
     return OptimizerSpec(
         name=cast(Literal["adam", "sgd", "muon", "lion"], name),
         muon=muon,
-        offload=check_offload(arguments),
+        offload=offload_spec(arguments),
         sgd_momentum=number(arguments, "sgd_momentum", 0.9),
         distributed=distributed,
         precision_aware=switched_on(arguments, "use_precision_aware_optimizer"),
@@ -87,7 +87,7 @@ def _check_precision_aware(arguments: Arguments, *, name: str, distributed: bool
             )
 
 
-def _check_overlap(arguments: Arguments, *, distributed: bool, virtual_pipeline: int | None) -> None:
+def _check_overlap(arguments: Arguments, *, distributed: bool) -> None:
     gather = switched_on(arguments, "overlap_param_gather")
     named = option(arguments, "overlap_param_gather")
     if gather and not distributed:
@@ -105,7 +105,5 @@ def _check_overlap(arguments: Arguments, *, distributed: bool, virtual_pipeline:
             "needs the distributed optimizer and --overlap-param-gather",
             "add --use-distributed-optimizer --overlap-param-gather",
         )
-    if virtual_pipeline is None:
-        raise InputError(named, "needs virtual pipeline stages", "add --num-virtual-stages-per-pipeline-rank 2, or leave it out")
     if text(arguments, "ckpt_format", "torch_dist") != "torch":
-        raise InputError(named, "does not go with distributed checkpoints", "add --ckpt-format torch")
+        raise InputError(named, "cannot be used with distributed checkpoints", "add --ckpt-format torch")

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
 
 
-def check_offload(arguments: Arguments) -> OffloadSpec | None:
-    """How much lies on the host; None where nothing is offloaded. Raises InputError for what Megatron refuses."""
+def offload_spec(arguments: Arguments) -> OffloadSpec | None:
+    """The share of states on the host; None without offloading. Raises InputError for what Megatron refuses."""
     if not switched_on(arguments, "optimizer_cpu_offload"):
         return None
     named = option(arguments, "optimizer_cpu_offload")

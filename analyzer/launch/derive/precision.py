@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
 
 
-def check_precision(arguments: Arguments) -> PrecisionSpec:
+def precision_spec(arguments: Arguments) -> PrecisionSpec:
     """Types of parameters and of the gradient buffer. Raises InputError for flags that contradict each other."""
     fp16, bf16 = switched_on(arguments, "fp16"), switched_on(arguments, "bf16")
     if fp16 and bf16:
@@ -24,7 +24,7 @@ def check_precision(arguments: Arguments) -> PrecisionSpec:
     half = fp16 or bf16
     if switched_on(arguments, "fp32_residual_connection") and not half:
         raise InputError(
-            option(arguments, "fp32_residual_connection"), "means something in 16 bit only", "add --bf16, or leave it out"
+            option(arguments, "fp32_residual_connection"), "has an effect in 16-bit training only", "add --bf16, or leave it out"
         )
     if switched_on(arguments, "fp16_lm_cross_entropy") and not fp16:
         raise InputError(option(arguments, "fp16_lm_cross_entropy"), "needs --fp16", "add --fp16, or leave it out")

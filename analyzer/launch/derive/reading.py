@@ -1,16 +1,18 @@
-"""What every check of the options shares: values read with their type, options named as the user wrote them.
+"""Values of options, read with their type, and errors that name options as the user wrote them.
 
-The checks themselves lie by topic in `validate_parallel`, `validate_pipeline`, `validate_shape`, `validate_model`,
-`validate_mla`, `validate_moe`, `validate_router`, `validate_mtp`, `validate_batch`, `validate_precision`,
-`validate_optimizer`, `validate_recompute`, `validate_layers` and `validate_runtime`. They follow Megatron's `validate_args` and the
-`__post_init__` of its configs, read in core 0.16.1 unless a line says otherwise.
+The modules of this package derive one spec each. They follow Megatron's `validate_args` and the `__post_init__` of its configs in
+core 0.16.1 unless a comment names another release. Rules about sizes that must divide each other are in `analyzer.specs.rules`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError
+from analyzer.specs.option_names import flag_of
+from analyzer.specs.release import release_number
+from analyzer.specs.rules.violation import Violation
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
@@ -18,36 +20,10 @@ if TYPE_CHECKING:
 RELEASE_2023: Final = "2023"
 """The code of August 2023, core package 0.2.0."""
 
-_FLAGS: Final = {
-    "add_bias_linear": "--disable-bias-linear",
-    "add_position_embedding": "--no-position-embedding",
-    "apply_rope_fusion": "--no-rope-fusion",
-    "bias_gelu_fusion": "--no-bias-gelu-fusion",
-    "clone_scatter_output_in_embedding": "--no-clone-scatter-output-in-embedding",
-    "deprecated_use_mcore_models": "--use-mcore-models",
-    "fp4": "--fp4-format",
-    "fp8": "--fp8-format",
-    "gradient_accumulation_fusion": "--no-gradient-accumulation-fusion",
-    "microbatch_group_size_per_vp_stage": "--microbatch-group-size-per-virtual-pipeline-stage",
-    "nccl_ub": "--use-nccl-ub",
-    "overlap_p2p_comm": "--no-overlap-p2p-communication",
-    "overlap_p2p_comm_warmup_flush": "--overlap-p2p-communication-warmup-flush",
-    "pad_vocab_size": "--no-pad-vocab-size",
-    "torch_fsdp2_reshard_after_forward": "--torch-fsdp2-no-reshard-after-forward",
-}
-"""Flags that are not their dest with dashes, of the dests that messages name."""
-
 
 def option(arguments: Arguments, dest: str) -> str:
     """The flag of `dest` as the user wrote it, or as Megatron names it where the user did not."""
-    return arguments.spelled.get(dest) or _FLAGS.get(dest) or "--" + dest.replace("_", "-")
-
-
-def release_number(release: str) -> tuple[int, ...]:
-    """'0.16.1' as (0, 16, 1), so that releases compare; '2023' as the core package of that year, (0, 2, 0)."""
-    if release == RELEASE_2023:
-        return (0, 2, 0)
-    return tuple(int(part) for part in release.split(".") if part.isdigit())
+    return arguments.spelled.get(dest) or flag_of(dest)
 
 
 def since(arguments: Arguments, release: str) -> bool:
@@ -117,6 +93,7 @@ def size(arguments: Arguments, dest: str) -> int:
     return 1 if value is None else value
 
 
-def multiple_near(value: int, factor: int) -> int:
-    """The multiple of `factor` next to `value`, at least one `factor`: what a remedy can propose."""
-    return max(1, round(value / factor)) * factor
+def refuse(arguments: Arguments, violations: Iterable[Violation]) -> None:
+    """Raises InputError for the first rule that is broken, with the options as the user wrote them."""
+    for found in violations:
+        raise InputError(" × ".join(option(arguments, dest) for dest in found.options), found.fault, found.remedy)

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
 
 MODULES: Final = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
-"""What selective recomputation can drop."""
+"""What `--recompute-modules` accepts."""
 
 
-def check_recompute(arguments: Arguments, *, model: ModelSpec, tensor: int, sequence_parallel: bool) -> RecomputeSpec:
-    """What of `model` is recomputed. Raises InputError for what Megatron refuses."""
+def recompute_spec(arguments: Arguments, *, model: ModelSpec) -> RecomputeSpec:
+    """Which parts of `model` are recomputed. Raises InputError for what Megatron refuses."""
     granularity, method, num_layers = _granularity(arguments)
     distribute = switched_on(arguments, "distribute_saved_activations")
     if granularity is None:
@@ -30,8 +30,6 @@ def check_recompute(arguments: Arguments, *, model: ModelSpec, tensor: int, sequ
                 "add --recompute-granularity full, or leave it out",
             )
         return RecomputeSpec()
-    if distribute:
-        _check_distribute(arguments, granularity=granularity, method=method, tensor=tensor, sequence_parallel=sequence_parallel)
     modules = _modules(arguments, model) if granularity == "selective" else ()
     return RecomputeSpec(
         granularity=cast(Literal["selective", "full"], granularity),
@@ -75,22 +73,8 @@ def _granularity(arguments: Arguments) -> tuple[str | None, str | None, int | No
     return "full", method, num_layers
 
 
-def _check_distribute(arguments: Arguments, *, granularity: str, method: str | None, tensor: int, sequence_parallel: bool) -> None:
-    named = option(arguments, "distribute_saved_activations")
-    if tensor == 1:
-        raise InputError(
-            named, "there is one tensor-parallel rank to distribute over", "add --tensor-model-parallel-size 2, or leave it out"
-        )
-    if granularity != "full" or method is None:
-        raise InputError(
-            named, f"does not go with {granularity} recomputation", "use --recompute-granularity full, or leave it out"
-        )
-    if sequence_parallel:
-        raise InputError(named, "contradicts --sequence-parallel, which distributes them already", "leave it out")
-
-
 def _modules(arguments: Arguments, model: ModelSpec) -> tuple[str, ...]:
-    """What selective recomputation drops, of the modules that `model` has; Megatron takes the others and drops nothing."""
+    """Modules of `model` that selective recomputation covers. Megatron ignores modules that the model does not have."""
     value = arguments.get("recompute_modules")
     named = option(arguments, "recompute_modules")
     asked = ["core_attn"] if value is None else [str(each) for each in value] if isinstance(value, list | tuple) else [str(value)]

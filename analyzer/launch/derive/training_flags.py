@@ -1,41 +1,33 @@
-"""Whatever else decides about bytes or messages.
+"""Flags that change memory or communication and belong to no other spec.
 
 Megatron: `validate_args` and `ModelParallelConfig.__post_init__`, 0.16.1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError
-from analyzer.launch.derive.reading import option, switched_on, whole
-from analyzer.specs import Implementation, TrainingFlags
+from analyzer.launch.derive.activations import overlaps_microbatches
+from analyzer.launch.derive.fsdp import sharding_flag
+from analyzer.launch.derive.reading import RELEASE_2023, option, since, switched_on, whole
+from analyzer.specs import Implementation, ModelSpec, ParallelSpec, PrecisionSpec, TrainingFlags
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
+    from analyzer.launch.derive.launch_input import LaunchInput
 
 _DETERMINISTIC_ALGORITHMS: Final = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
 
 
-def check_sequence_parallel(arguments: Arguments, *, tensor: int) -> bool:
-    """Whether activations are split along the sequence: with one tensor-parallel rank Megatron turns it off itself."""
-    sequence_parallel = tensor > 1 and switched_on(arguments, "sequence_parallel")
-    if switched_on(arguments, "tp_comm_overlap") and not sequence_parallel:
-        raise InputError(
-            option(arguments, "tp_comm_overlap"), "needs sequence parallelism", "add --sequence-parallel, or leave it out"
-        )
-    return sequence_parallel
-
-
-def check_runtime(
-    arguments: Arguments, *, pipeline: int, implementation: Implementation, connections: str | None, environ: Mapping[str, str]
-) -> tuple[TrainingFlags, tuple[str, ...]]:
-    """Runtime switches, and what was taken for granted. Raises InputError for what Megatron refuses."""
+def training_flags(launch: LaunchInput, *, model: ModelSpec, parallel: ParallelSpec, precision: PrecisionSpec) -> TrainingFlags:
+    """The flags of a launch. Raises InputError for what Megatron refuses."""
+    arguments, environ = launch.arguments, launch.environ
     fusion = bool(arguments.get("gradient_accumulation_fusion", True))
-    _check_deferred_embedding(arguments, pipeline=pipeline, fusion=fusion)
-    assumptions = _check_deterministic(arguments, implementation=implementation, environ=environ)
-    spec = TrainingFlags(
+    _check_deferred_embedding(arguments, fusion=fusion)
+    connections = _max_connections(launch, parallel)
+    _check_deterministic(launch, implementation=model.implementation)
+    return TrainingFlags(
         gradient_accumulation_fusion=fusion,
         attention_mask_in_dataloader=bool(arguments.get("create_attention_mask_in_dataloader", True)),
         deterministic=switched_on(arguments, "deterministic_mode"),
@@ -51,8 +43,39 @@ def check_runtime(
         data_parallel_random_init=switched_on(arguments, "data_parallel_random_init"),
         early_attention_backward=switched_on(arguments, "ep_overlap_early_attn_memory_release"),
         delay_wgrad_compute=switched_on(arguments, "delay_wgrad_compute"),
+        overlap_moe_expert_parallel_comm=overlaps_microbatches(arguments, model=model, precision=precision),
     )
-    return spec, assumptions
+
+
+def _max_connections(launch: LaunchInput, parallel: ParallelSpec) -> str | None:
+    """CUDA_DEVICE_MAX_CONNECTIONS of the run. Where Megatron needs 1 and it is not set here, 1 is assumed.
+
+    Megatron asserts that it is 1 under tensor or context parallelism on GPUs before Blackwell, except with full sharding and with
+    `--overlap-moe-expert-parallel-comm`.
+    """
+    arguments, gpu = launch.arguments, launch.gpu
+    value = launch.environ.get("CUDA_DEVICE_MAX_CONNECTIONS")
+    by_context = parallel.context > 1 and arguments.release != RELEASE_2023
+    blackwell = gpu.compute_capability is not None and gpu.compute_capability >= (10, 0)
+    overlapped = switched_on(arguments, "overlap_moe_expert_parallel_comm")
+    exempt = (
+        sharding_flag(arguments) is not None or overlapped or (blackwell and (since(arguments, "0.13") or parallel.tensor == 1))
+    )
+    if exempt or not (parallel.tensor > 1 or by_context):
+        return value
+    if value is None:
+        launch.assume(
+            "CUDA_DEVICE_MAX_CONNECTIONS=1 is assumed in the launch environment: Megatron requires it, and it is not set here."
+        )
+        return "1"
+    if value != "1":
+        why = f"tensor-parallel size {parallel.tensor}" if parallel.tensor > 1 else f"context-parallel size {parallel.context}"
+        raise InputError(
+            "CUDA_DEVICE_MAX_CONNECTIONS",
+            f"is {value}, and with {why} Megatron requires 1 on GPUs before Blackwell",
+            "export CUDA_DEVICE_MAX_CONNECTIONS=1, or name a Blackwell GPU with --info-gpu",
+        )
+    return value
 
 
 def _checks_for_nan(arguments: Arguments) -> bool:
@@ -61,20 +84,19 @@ def _checks_for_nan(arguments: Arguments) -> bool:
     return switched_on(arguments, "check_for_nan_in_loss_and_grad") and not dynamic
 
 
-def _check_deferred_embedding(arguments: Arguments, *, pipeline: int, fusion: bool) -> None:
+def _check_deferred_embedding(arguments: Arguments, *, fusion: bool) -> None:
     if not switched_on(arguments, "defer_embedding_wgrad_compute"):
         return
     named = option(arguments, "defer_embedding_wgrad_compute")
-    if pipeline == 1:
-        raise InputError(named, "there is no pipeline to defer it in", "add --pipeline-model-parallel-size 2, or leave it out")
     if not fusion:
         raise InputError(named, "contradicts --no-gradient-accumulation-fusion", "keep one of the two")
 
 
-def _check_deterministic(arguments: Arguments, *, implementation: Implementation, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """`--deterministic-mode` excludes some kernels and wants two variables set (`TEDotProductAttention`, `validate_args`)."""
+def _check_deterministic(launch: LaunchInput, *, implementation: Implementation) -> None:
+    """`--deterministic-mode` excludes some kernels and needs two variables (`TEDotProductAttention`, `validate_args`)."""
+    arguments, environ = launch.arguments, launch.environ
     if not switched_on(arguments, "deterministic_mode"):
-        return ()
+        return
     for dest in ("use_flash_attn", "cross_entropy_loss_fusion"):
         if switched_on(arguments, dest):
             raise InputError("--deterministic-mode", f"contradicts {option(arguments, dest)}", "keep one of the two")
@@ -85,7 +107,7 @@ def _check_deterministic(arguments: Arguments, *, implementation: Implementation
     elif algorithm not in _DETERMINISTIC_ALGORITHMS:
         raise InputError(
             "NCCL_ALGO",
-            f"{algorithm} does not go with --deterministic-mode",
+            f"{algorithm} is not deterministic",
             f"export one of {', '.join(_DETERMINISTIC_ALGORITHMS)}",
         )
     if implementation == "transformer_engine":
@@ -98,4 +120,5 @@ def _check_deterministic(arguments: Arguments, *, implementation: Implementation
                 f"{allowed} contradicts --deterministic-mode",
                 "export NVTE_ALLOW_NONDETERMINISTIC_ALGO=0",
             )
-    return (f"{' and '.join(unset)} set where the launch runs, as --deterministic-mode demands.",) if unset else ()
+    if unset:
+        launch.assume(f"{' and '.join(unset)} is assumed in the launch environment: --deterministic-mode requires it.")

@@ -1,7 +1,7 @@
 """Tokens of the tokenizer, and rows of the embedding: the tokens padded as Megatron pads them.
 
 Megatron: `_vocab_size_with_padding` (megatron/training/tokenizer/tokenizer.py up to 0.16,
-megatron/core/tokenizers/utils/build_tokenizer.py from 0.17 on). Nothing is asked of the network.
+megatron/core/tokenizers/utils/build_tokenizer.py from 0.17 on). No network access.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from analyzer.units import round_up
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
+    from analyzer.launch.derive.launch_input import LaunchInput
 
 DEFAULT_TOKENIZER: Final = "GPT2BPETokenizer"
-"""What pretrain_gpt.py takes where none is given."""
+"""The default of pretrain_gpt.py."""
 _UNREADABLE: Final = (OSError, ValueError, KeyError, TypeError, IndexError)
 """What the readers of tokenizer files raise for a file that is not one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """Tokens, rows of the embedding over all tensor-parallel ranks, and what was taken for granted."""
+    """Tokens, and rows of the embedding over all tensor-parallel ranks."""
 
     size: int
     padded: int
-    assumptions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Count:
-    """Tokens of a tokenizer, and the assumption that they rest on."""
+    """Tokens of a tokenizer, and the assumption behind that number."""
 
     size: int
     assumption: str | None = None
@@ -48,27 +48,22 @@ def pad_vocabulary(size: int, *, divisible_by: int, tensor: int) -> int:
     return round_up(size, divisible_by * tensor)
 
 
-def read_vocabulary(arguments: Arguments, *, tensor: int, environ: Mapping[str, str], folder: Path) -> Vocabulary:
-    """The vocabulary of the launch; relative files are looked for in `folder`.
-
-    Raises InputError where its size cannot be known, naming the option that would tell it.
-    """
+def read_vocabulary(launch: LaunchInput, *, tensor: int) -> Vocabulary:
+    """The vocabulary of a launch. Raises InputError if its size is not known, with the option that gives it."""
+    arguments = launch.arguments
     given = positive(arguments, "padded_vocab_size")
     try:
-        count = _count(arguments, environ=environ, folder=folder)
+        count = _count(arguments, environ=launch.environ, folder=launch.folder)
     except InputError:
         if given is None:
             raise
-        count = _Count(size=given, assumption="The tokenizer is not at hand: its tokens are counted as --padded-vocab-size.")
-    assumptions = () if count.assumption is None else (count.assumption,)
+        count = _Count(
+            size=given, assumption="The tokenizer was not found: --padded-vocab-size is assumed to be its number of tokens."
+        )
+    if count.assumption is not None:
+        launch.assume(count.assumption)
     if given is not None:
-        if given % tensor:
-            raise InputError(
-                option(arguments, "padded_vocab_size"),
-                f"{given} rows cannot be split over {tensor} tensor-parallel ranks",
-                f"use a multiple of {tensor}",
-            )
-        return Vocabulary(size=min(count.size, given), padded=given, assumptions=assumptions)
+        return Vocabulary(size=min(count.size, given), padded=given)
     if arguments.get("pad_vocab_size") is False:
         if count.size % tensor:
             raise InputError(
@@ -76,11 +71,9 @@ def read_vocabulary(arguments: Arguments, *, tensor: int, environ: Mapping[str, 
                 f"{count.size} tokens cannot be split over {tensor} tensor-parallel ranks",
                 "leave it out",
             )
-        return Vocabulary(size=count.size, padded=count.size, assumptions=assumptions)
+        return Vocabulary(size=count.size, padded=count.size)
     divisible_by = positive(arguments, "make_vocab_size_divisible_by") or 128
-    return Vocabulary(
-        size=count.size, padded=pad_vocabulary(count.size, divisible_by=divisible_by, tensor=tensor), assumptions=assumptions
-    )
+    return Vocabulary(size=count.size, padded=pad_vocabulary(count.size, divisible_by=divisible_by, tensor=tensor))
 
 
 def _count(arguments: Arguments, *, environ: Mapping[str, str], folder: Path) -> _Count:
@@ -114,7 +107,7 @@ def _count(arguments: Arguments, *, environ: Mapping[str, str], folder: Path) ->
         return _count_file(
             arguments, kind, dest="vocab_file", folder=folder, count=lambda path: len(read_words(path) | {"[BOS]", "[EOS]"}) + extra
         )
-    return _count_told(arguments, kind, "is not one whose tokens can be counted here")
+    return _count_given(arguments, kind, "is not a tokenizer that this program can read")
 
 
 def _count_null(arguments: Arguments, kind: str) -> _Count:
@@ -125,8 +118,8 @@ def _count_null(arguments: Arguments, kind: str) -> _Count:
     return _Count(size=size if kind == "NullTokenizer" and since(arguments, "0.18") else size + 1)
 
 
-def _count_told(arguments: Arguments, kind: str, why: str) -> _Count:
-    """What `--vocab-size` says where the tokenizer itself cannot be read. Raises InputError without it."""
+def _count_given(arguments: Arguments, kind: str, why: str) -> _Count:
+    """`--vocab-size`, if the tokenizer cannot be read. Raises InputError without it."""
     size = positive(arguments, "vocab_size")
     if size is None:
         raise InputError(
@@ -134,22 +127,22 @@ def _count_told(arguments: Arguments, kind: str, why: str) -> _Count:
             f"the vocabulary of {kind} is not known: it {why}",
             "add --vocab-size N, or --padded-vocab-size N",
         )
-    return _Count(size=size, assumption=f"{size} tokens are taken from --vocab-size: {kind} {why}.")
+    return _Count(size=size, assumption=f"{size} tokens are assumed, from --vocab-size: {kind} {why}.")
 
 
 def _count_file(
     arguments: Arguments, kind: str, *, dest: str, folder: Path, count: Callable[[Path], int], known: int | None = None
 ) -> _Count:
-    """Tokens that the file of `dest` holds; where it is not at hand, `--vocab-size` or the size known of this kind."""
+    """Tokens in the file of `dest`; if it does not exist, `--vocab-size` or the usual size of this kind."""
     named = option(arguments, dest)
     value = arguments.get(dest)
     path = None if value is None else folder / str(value)
     if path is not None and path.is_file():
         return _Count(size=_counted(path, named, count))
-    missing = f"{named} is not given" if path is None else f"{value} is not here"
+    missing = f"{named} is not given" if path is None else f"{value} was not found"
     if known is not None and arguments.get("vocab_size") is None:
-        return _Count(size=known, assumption=f"{kind} is taken to have its usual {known} tokens: {missing}.")
-    return _count_told(arguments, kind, f"is not at hand ({missing})")
+        return _Count(size=known, assumption=f"{kind} is assumed to have its usual {known} tokens: {missing}.")
+    return _count_given(arguments, kind, f"was not found ({missing})")
 
 
 def _counted(path: Path, named: str, count: Callable[[Path], int]) -> int:
@@ -158,7 +151,7 @@ def _counted(path: Path, named: str, count: Callable[[Path], int]) -> int:
     except _UNREADABLE as error:
         raise _unreadable(named, path, error) from None
     if size <= 0:
-        raise InputError(named, f"{path} holds no tokens", "name the right file")
+        raise InputError(named, f"{path} has no tokens", "name the right file")
     return size
 
 
@@ -183,7 +176,7 @@ def _count_named(arguments: Arguments, kind: str, *, environ: Mapping[str, str],
     value = arguments.get("tokenizer_model")
     named = option(arguments, "tokenizer_model")
     if value is None:
-        return _count_told(arguments, kind, f"needs {named}")
+        return _count_given(arguments, kind, f"needs {named}")
     name = str(value)
     place = folder / name if (folder / name).exists() else _cached(name, environ=environ)
     if place is not None:
@@ -197,9 +190,10 @@ def _count_named(arguments: Arguments, kind: str, *, environ: Mapping[str, str],
     known = known_size(name)
     if known is not None and arguments.get("vocab_size") is None:
         return _Count(
-            size=known, assumption=f"The tokenizer of {name} is taken to have its published {known} tokens: its files are not here."
+            size=known,
+            assumption=f"The tokenizer of {name} is assumed to have its published {known} tokens: its files were not found.",
         )
-    return _count_told(arguments, kind, f"is not at hand ({name} is neither here nor a name whose size is known)")
+    return _count_given(arguments, kind, f"was not found ({name} is neither a local tokenizer nor a name whose size is known)")
 
 
 def _cached(name: str, *, environ: Mapping[str, str]) -> Path | None:

@@ -13,8 +13,7 @@ import pytest
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.build import build
 from analyzer.launch.derive.model.attention_backend import AttentionNeeds, choose_backend
-from analyzer.launch.derive.model.mtp import check_mtp
-from analyzer.launch.derive.pipeline_layout import check_layout
+from analyzer.launch.derive.model.mtp import mtp_layers_of
 from analyzer.launch.parse import parse
 from analyzer.specs import HardwareSpec, MlaSpec
 from tests.data_files import truth_records
@@ -127,41 +126,19 @@ def test_multi_token_prediction_is_taken() -> None:
     assert job_of("--mtp-num-layers 1 --position-embedding-type rope").model.mtp_num_layers == 1
     assert job_of("--mtp-num-layers 0").model.mtp_num_layers == 0
     full = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2"
-    with pytest.raises(InputError, match=r"^--recompute-num-layers: with multi-token prediction"):
+    with pytest.raises(InputError, match=r"^--recompute-num-layers: with MTP layers"):
         job_of(f"--mtp-num-layers 1 --position-embedding-type rope {full}")
 
 
 def test_layers_of_multi_token_prediction() -> None:
     rope, learned = job_of("--position-embedding-type rope").model, job_of("").model
     two = arguments_of(BASE + " --mtp-num-layers 2")
-    assert check_mtp(two, model=rope, context=1) == 2
-    assert check_mtp(two, model=rope, context=2) == 2
-    assert check_mtp(arguments_of(BASE), model=learned, context=1) == 0
-    with pytest.raises(InputError, match=r"^--mtp-num-layers: does not go with learned_absolute"):
-        check_mtp(two, model=learned, context=1)
+    assert mtp_layers_of(two, model=rope, context=1) == 2
+    assert mtp_layers_of(two, model=rope, context=2) == 2
+    assert mtp_layers_of(arguments_of(BASE), model=learned, context=1) == 0
+    with pytest.raises(InputError, match=r"^--mtp-num-layers: is not supported with learned_absolute"):
+        mtp_layers_of(two, model=learned, context=1)
     with pytest.raises(InputError, match=r"^--mtp-num-layers: -1"):
-        check_mtp(arguments_of(BASE + " --mtp-num-layers=-1"), model=rope, context=1)
+        mtp_layers_of(arguments_of(BASE + " --mtp-num-layers=-1"), model=rope, context=1)
     with pytest.raises(InputError, match=r"^--mtp-num-layers: .*context parallelism"):
-        check_mtp(arguments_of(BASE + " --mtp-num-layers 2", release="0.12.3"), model=rope, context=2)
-
-
-def test_where_they_lie_in_the_pipeline() -> None:
-    assert check_layout("Et|t|mm|L", num_layers=2, pipeline=4, mtp_layers=2) == ("Et", "t", "mm", "L")
-    assert check_layout("Et|t|t|mmL", num_layers=3, pipeline=2, mtp_layers=2)[-1] == "mmL"
-
-
-@pytest.mark.parametrize(
-    ("layout", "mtp_layers", "fault"),
-    [
-        ("Ett|tL", 1, "holds 0 m"),
-        ("Ett|tmL", 2, "holds 1 m"),
-        ("Ett|tmL", 0, "no --mtp-num-layers"),
-        ("Etm|ttL", 1, "decoder layer after"),
-        ("Ettt|m|m|L", 2, "spreads m over 2"),
-        ("Ettt|m||L", 1, "before the last 2"),
-    ],
-)
-def test_where_they_cannot_lie(layout: str, mtp_layers: int, fault: str) -> None:
-    with pytest.raises(InputError) as error:
-        check_layout(layout, num_layers=3, pipeline=2, mtp_layers=mtp_layers)
-    assert fault in error.value.fault
+        mtp_layers_of(arguments_of(BASE + " --mtp-num-layers 2", release="0.12.3"), model=rope, context=2)

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.errors import InputError
-from analyzer.launch.derive.pipeline_layout import check_layout, unroll
+from analyzer.launch.derive.pipeline_layout import unroll
+from tests.job_of import job_of
 
 
 @pytest.mark.parametrize(
@@ -32,24 +33,31 @@ def test_repetition_is_writing_out(counts: list[int]) -> None:
     assert unroll(short) == tuple("t" * count for count in counts)
 
 
+@pytest.mark.parametrize(("written", "word"), [("Ett|ttx|L", "'x'"), ("Et*9999999999|tL", "unrolls")])
+def test_what_is_not_a_layout(written: str, word: str) -> None:
+    with pytest.raises(InputError, match="--pipeline-model-parallel-layout") as error:
+        unroll(written)
+    assert word in error.value.fault
+
+
 @pytest.mark.parametrize(
-    ("written", "layers", "pipeline", "word"),
+    ("written", "word"),
     [
-        ("Ett|ttx|L", 4, 3, "'x'"),
-        ("Ett|ttL", 4, 3, "2 stages"),
-        ("tt|ttL", 4, 2, "E"),
-        ("Ett|tt", 4, 2, "L"),
-        ("EEtt|ttL", 4, 2, "E"),
-        ("Ett|ttL", 5, 2, "4 decoder layers"),
-        ("Ett|tmtL", 4, 2, "m"),
-        ("Et*9999999999|tL", 4, 2, "unrolls"),
+        ("Ett|t|tttL", "3 stages"),
+        ("tt|ttttttL", "E"),
+        ("Ett|tttttt", "L"),
+        ("EEtt|ttttttL", "E"),
+        ("Ett|ttL", "4 decoder layers"),
+        ("Ett|tmtttttL", "m"),
     ],
 )
-def test_refused(written: str, layers: int, pipeline: int, word: str) -> None:
+def test_layouts_that_do_not_fit_the_model(written: str, word: str) -> None:
     with pytest.raises(InputError, match="--pipeline-model-parallel-layout") as error:
-        check_layout(written, num_layers=layers, pipeline=pipeline)
+        job_of(f"--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout {written}")
     assert word in error.value.fault
 
 
 def test_stages_of_a_virtual_pipeline() -> None:
-    assert check_layout("Et|t|tt|tt|t|tL", num_layers=8, pipeline=3) == ("Et", "t", "tt", "tt", "t", "tL")
+    job = job_of("--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et|tt|tt|tttL")
+    assert job.parallel.pipeline_layout.layout == ("Et", "tt", "tt", "tttL")
+    assert job.parallel.virtual_pipeline == 2

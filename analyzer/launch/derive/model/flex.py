@@ -1,4 +1,4 @@
-"""The flex dispatcher: which library it sends tokens with, and what that demands.
+"""The flex dispatcher: the library that communicates tokens, and its requirements.
 
 Megatron: `TransformerConfig.__post_init__` and `MoEFlexTokenDispatcher` (megatron/core/transformer/moe/token_dispatcher.py),
 0.16.1; deepseek-ai/DeepEP `Buffer.get_dispatch_config`, and on its branch hybrid-ep `BufferConfig::is_valid` and
@@ -10,42 +10,44 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError, UnsupportedError
-from analyzer.launch.derive.reading import multiple_near, option, positive, switched_on, text
-from analyzer.specs import FlexSpec, ModelSpec
+from analyzer.launch.derive.reading import option, positive, switched_on, text
+from analyzer.specs import FlexSpec, ModelSpec, ParallelSpec
+from analyzer.specs.rules.violation import multiple_near
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from analyzer.launch.arguments import Arguments
-    from analyzer.launch.derive.parallel import Grid
+    from analyzer.launch.derive.launch_input import LaunchInput
 
 DEEPEP_SMS: Final = 20
 DEEPEP_RANKS: Final = (2, 4, 8, 16, 24, 32, 64, 128, 144, 160)
-"""Groups that DeepEP has settings for."""
+"""Group sizes that DeepEP supports."""
 HYBRIDEP_WIDTH: Final = 512
-"""HybridEP moves rows of a multiple of so many values."""
+"""HybridEP needs rows whose length is a multiple of this."""
 DOMAIN_VARIABLES: Final = ("NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN", "NUM_OF_RANKS_PER_NVLINK_DOMAIN")
 """Of newer and older releases of HybridEP."""
 DOMAIN: Final = 8
 
 
-def check_flex(
-    arguments: Arguments, *, model: ModelSpec, grid: Grid, num_experts: int, padded: bool, environ: Mapping[str, str]
-) -> FlexSpec:
+def flex_spec(launch: LaunchInput, *, model: ModelSpec, parallel: ParallelSpec, num_experts: int, padded: bool) -> FlexSpec:
     """The library of the flex dispatcher.
 
-    `padded` says that the experts' input is padded to their capacity. Raises InputError for groups and widths that the library
+    `padded`: the input of the experts is padded to their capacity. Raises InputError for groups and widths that the library
     refuses, UnsupportedError for libraries that are not modelled.
     """
-    ranks = grid.expert * grid.expert_tensor
+    arguments = launch.arguments
+    ranks = parallel.expert * parallel.expert_tensor
     flag = option(arguments, "moe_flex_dispatcher_backend")
     backend = text(arguments, "moe_flex_dispatcher_backend", "deepep")
     if backend == "hybridep":
         if switched_on(arguments, "moe_enable_deepep"):
             raise InputError(
-                option(arguments, "moe_enable_deepep"), f"does not go with {flag} hybridep", f"leave it out, or use {flag} deepep"
+                option(arguments, "moe_enable_deepep"),
+                f"cannot be used with {flag} hybridep",
+                f"leave it out, or use {flag} deepep",
             )
-        return _hybridep(arguments, model=model, ranks=ranks, local_experts=num_experts // grid.expert, environ=environ)
+        return _hybridep(arguments, model=model, ranks=ranks, local_experts=num_experts // parallel.expert, environ=launch.environ)
     if backend != "deepep":
         raise UnsupportedError(
             f"{flag} {backend}", "its buffers are not modelled", f"use {flag} deepep or hybridep, or another dispatcher"
@@ -57,12 +59,12 @@ def _deepep(arguments: Arguments, *, ranks: int, padded: bool) -> FlexSpec:
     if ranks not in DEEPEP_RANKS:
         raise InputError(
             f"{option(arguments, 'moe_token_dispatcher_type')} flex",
-            f"DeepEP has no settings for {ranks} ranks that share experts",
-            f"make expert times expert-tensor size one of {', '.join(map(str, DEEPEP_RANKS))}",
+            f"DeepEP does not support groups of {ranks} ranks that share experts",
+            f"make expert × expert tensor-parallel size one of {', '.join(map(str, DEEPEP_RANKS))}",
         )
     if padded:
         raise InputError(
-            option(arguments, "moe_pad_expert_input_to_capacity"), "does not go with DeepEP", "leave it out, or use alltoall"
+            option(arguments, "moe_pad_expert_input_to_capacity"), "cannot be used with DeepEP", "leave it out, or use alltoall"
         )
     dest = "moe_flex_dispatcher_num_sms" if arguments.get("moe_flex_dispatcher_num_sms") else "moe_deepep_num_sms"
     sms = positive(arguments, dest) or DEEPEP_SMS
@@ -74,12 +76,12 @@ def _deepep(arguments: Arguments, *, ranks: int, padded: bool) -> FlexSpec:
 def _hybridep(arguments: Arguments, *, model: ModelSpec, ranks: int, local_experts: int, environ: Mapping[str, str]) -> FlexSpec:
     named = f"{option(arguments, 'moe_flex_dispatcher_backend')} hybridep"
     if ranks == 1:
-        raise InputError(named, "there is one rank, and nobody to send to", "use --expert-model-parallel-size 2 or more")
+        raise InputError(named, "needs more than one rank that shares experts", "use --expert-model-parallel-size 2 or more")
     width = positive(arguments, "moe_latent_size") or model.hidden_size
     if width % HYBRIDEP_WIDTH:
         raise InputError(
             named,
-            f"sends rows of a multiple of {HYBRIDEP_WIDTH} values, and these have {width}",
+            f"needs rows of a multiple of {HYBRIDEP_WIDTH} values, and these have {width}",
             f"use --hidden-size {multiple_near(width, HYBRIDEP_WIDTH)}, or another dispatcher",
         )
     domain = min(ranks, _domain(environ))
@@ -99,6 +101,6 @@ def _domain(environ: Mapping[str, str]) -> int:
         if written is None:
             continue
         if not written.isdecimal() or int(written) < 1:
-            raise InputError(name, f"{written!r} is no number of ranks", f"set it to {DOMAIN}, or unset it")
+            raise InputError(name, f"{written!r} is not a number of ranks", f"set it to {DOMAIN}, or unset it")
         return int(written)
     return DOMAIN

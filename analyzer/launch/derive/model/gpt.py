@@ -1,4 +1,4 @@
-"""Kind of the model: its layers, positions, activation, attention and loss.
+"""The GPT model: its layers, positions, activation, attention kernels and loss.
 
 Megatron: `validate_args`, `core_transformer_config_from_args` (megatron/training/arguments.py) and
 `TransformerConfig.__post_init__`, 0.16.1.
@@ -8,74 +8,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Final, Literal, cast
+from typing import TYPE_CHECKING, Final, Literal, TypedDict, cast
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.derive.model.attention_backend import AttentionNeeds, check_switches, choose_backend
-from analyzer.launch.derive.model.window import check_window, softmax_type
+from analyzer.launch.derive.model.mla import mla_spec
+from analyzer.launch.derive.model.window import read_window, softmax_type
 from analyzer.launch.derive.reading import RELEASE_2023, option, positive, share, since, switched_on, text
-from analyzer.specs import Activation, AttentionBackend, CrossEntropy, HardwareSpec, Implementation, MlaSpec, ModelSpec
+from analyzer.specs import Activation, AttentionBackend, CrossEntropy, Implementation, MlaSpec, ModelSpec, ParallelSpec
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
+    from analyzer.launch.derive.launch_input import LaunchInput
     from analyzer.launch.derive.model.shape import Shape
     from analyzer.launch.tokenizer.vocabulary import Vocabulary
 
 _POSITIONS: Final = ("learned_absolute", "rope", "yarn", "none")
-"""yarn (core 0.19 on) rotates as rope does, by other angles."""
+"""yarn (from core 0.19 on) is rope with other frequencies."""
 
 
-def _local_norm_assumption(arguments: Arguments, *, implementation: Implementation) -> tuple[str, ...]:
-    """RMSNorm of the local layers is torch's own (`LocalSpecProvider.layer_norm`, `WrappedTorchNorm`), which is bare."""
-    if implementation != "local" or arguments.get("normalization") != "RMSNorm":
-        return ()
-    return (
-        "--normalization RMSNorm of the local layers is torch's own: Megatron starts with --no-persist-layer-norm and without "
-        "--sequence-parallel only; its fp32 copies are not counted, so the prediction is too low.",
-    )
-
-
-def check_model(
-    arguments: Arguments,
-    *,
-    shape: Shape,
-    vocabulary: Vocabulary,
-    mla: MlaSpec | None,
-    half_precision: bool,
-    context: int,
-    cp_comm_type: str,
-    environ: Mapping[str, str],
-    gpu: HardwareSpec,
-) -> tuple[ModelSpec, tuple[str, ...]]:
-    """The model without its experts, and what was taken for granted. Raises InputError for kinds that contradict."""
+def model_spec(
+    launch: LaunchInput, *, shape: Shape, vocabulary: Vocabulary, parallel: ParallelSpec, half_precision: bool
+) -> ModelSpec:
+    """The model without experts and MTP layers. Raises InputError for options that contradict each other."""
+    arguments, environ = launch.arguments, launch.environ
     implementation = _implementation(arguments)
+    mla = mla_spec(arguments, parallel=parallel)
     position = _position(arguments)
     activation = _activation(arguments)
     bias = not _is_off(arguments, "add_bias_linear")
-    window, windowed = check_window(arguments, num_layers=shape.num_layers, implementation=implementation)
-    needs = AttentionNeeds(
-        half_precision=half_precision,
-        head_dim=mla.query_head_dim if mla else shape.kv_channels,
-        value_head_dim=mla.v_head_dim if mla else None,
-        context=context,
-        deterministic=switched_on(arguments, "deterministic_mode") or environ.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0",
-        max_logit=switched_on(arguments, "log_max_attention_logit"),
-        sinks=softmax_type(arguments, implementation=implementation) != "vanilla",
-        dropout=share(arguments, "attention_dropout", 0.1, zero=True) > 0,
-        cp_comm_type=cp_comm_type,
-    )
-    choose = partial(_attention, arguments, implementation=implementation, environ=environ, gpu=gpu)
-    if windowed and all(windowed):
-        needs = replace(needs, window=window)
-    backend, chosen = choose(needs)
-    window_backend = None
-    if window and any(windowed) and not all(windowed):
-        of_window, sentence = choose(replace(needs, window=window))
-        if of_window != backend:
-            window_backend = of_window
-            chosen += tuple(f"In layers with a window of {window[0]}: {each}" for each in sentence)
     scaling = switched_on(arguments, "apply_query_key_layer_scaling")
+    needs = _attention_needs(launch, shape, mla, parallel, implementation=implementation, half_precision=half_precision)
+    attention = _attention_kernels(launch, needs, num_layers=shape.num_layers, implementation=implementation)
     model = ModelSpec(
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
@@ -106,19 +70,77 @@ def check_model(
         apply_residual_connection_post_layernorm=switched_on(arguments, "apply_residual_connection_post_layernorm"),
         fp32_residual_connection=switched_on(arguments, "fp32_residual_connection"),
         implementation=implementation,
-        attention_backend=backend,
         softmax_type=softmax_type(arguments, implementation=implementation),
-        window=window,
-        windowed=windowed,
-        window_backend=window_backend,
         activation_clamped=arguments.get("activation_func_clamp_value") is not None,
         glu_offset=implementation != "legacy" and since(arguments, "0.15"),
         cross_entropy=_cross_entropy(arguments, implementation=implementation),
         fp16_lm_cross_entropy=switched_on(arguments, "fp16_lm_cross_entropy"),
         mla=mla,
+        **attention,
     )
-    chosen += _local_norm_assumption(arguments, implementation=implementation)
-    return model, chosen + _layer_scaling_assumption(scaling, implementation=implementation, environ=environ)
+    _assume_local_norms(launch, implementation=implementation)
+    _check_layer_scaling(launch, scaling, implementation=implementation, environ=environ)
+    return model
+
+
+class _AttentionFields(TypedDict):
+    """The fields of `ModelSpec` about windows and attention kernels."""
+
+    window: tuple[int, int] | None
+    windowed: tuple[bool, ...]
+    attention_backend: AttentionBackend
+    window_backend: AttentionBackend | None
+
+
+def _attention_needs(
+    launch: LaunchInput,
+    shape: Shape,
+    mla: MlaSpec | None,
+    parallel: ParallelSpec,
+    *,
+    implementation: Implementation,
+    half_precision: bool,
+) -> AttentionNeeds:
+    """What attention kernels must support, without windows."""
+    arguments = launch.arguments
+    return AttentionNeeds(
+        half_precision=half_precision,
+        head_dim=mla.query_head_dim if mla else shape.kv_channels,
+        value_head_dim=mla.v_head_dim if mla else None,
+        context=parallel.context,
+        deterministic=switched_on(arguments, "deterministic_mode") or launch.environ.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0",
+        max_logit=switched_on(arguments, "log_max_attention_logit"),
+        sinks=softmax_type(arguments, implementation=implementation) != "vanilla",
+        dropout=share(arguments, "attention_dropout", 0.1, zero=True) > 0,
+        cp_comm_type=parallel.cp_comm_type,
+    )
+
+
+def _attention_kernels(
+    launch: LaunchInput, needs: AttentionNeeds, *, num_layers: int, implementation: Implementation
+) -> _AttentionFields:
+    """The window, the layers with it, and the kernels of layers without and with it."""
+    window, windowed = read_window(launch.arguments, num_layers=num_layers, implementation=implementation)
+    if windowed and all(windowed):
+        needs = replace(needs, window=window)
+    backend, sentences = _attention(launch, needs, implementation=implementation)
+    launch.assume(*sentences)
+    window_backend = None
+    if window and any(windowed) and not all(windowed):
+        of_window, sentences = _attention(launch, replace(needs, window=window), implementation=implementation)
+        if of_window != backend:
+            window_backend = of_window
+            launch.assume(*(f"In layers with a window of {window[0]}: {each}" for each in sentences))
+    return {"window": window, "windowed": windowed, "attention_backend": backend, "window_backend": window_backend}
+
+
+def _assume_local_norms(launch: LaunchInput, *, implementation: Implementation) -> None:
+    """RMSNorm of the local layers is torch's own (`LocalSpecProvider.layer_norm`, `WrappedTorchNorm`)."""
+    if implementation == "local" and launch.arguments.get("normalization") == "RMSNorm":
+        launch.assume(
+            "--normalization RMSNorm of the local layers is torch's own: Megatron starts only with --no-persist-layer-norm and "
+            "without --sequence-parallel; its fp32 copies are not counted, so the prediction is too low."
+        )
 
 
 def _is_off(arguments: Arguments, dest: str) -> bool:
@@ -127,7 +149,7 @@ def _is_off(arguments: Arguments, dest: str) -> bool:
 
 
 def _implementation(arguments: Arguments) -> Implementation:
-    """Whose layers: Transformer Engine's, Megatron core's own, or those of the code before core."""
+    """Layers of Transformer Engine, of Megatron core (local), or of the code before core (legacy)."""
     written = text(arguments, "transformer_impl", "transformer_engine")
     if arguments.release == RELEASE_2023 or switched_on(arguments, "use_legacy_models"):
         if written == "transformer_engine":
@@ -140,7 +162,7 @@ def _implementation(arguments: Arguments) -> Implementation:
 
 
 def _position(arguments: Arguments) -> Literal["learned_absolute", "rope", "none"]:
-    """Position embeddings; kinds other than these three are refused before, in `supported`."""
+    """Position embeddings; other kinds are refused earlier, in `coverage.supported`."""
     rotary = switched_on(arguments, "use_rotary_position_embeddings")
     kind = "rope" if rotary else text(arguments, "position_embedding_type", "learned_absolute")
     if _is_off(arguments, "add_position_embedding") and kind not in ("rope", "yarn"):
@@ -148,7 +170,7 @@ def _position(arguments: Arguments) -> Literal["learned_absolute", "rope", "none
             return "none"
         raise InputError(
             option(arguments, "add_position_embedding"),
-            f"does not go with {kind} positions",
+            f"contradicts {kind} positions",
             "use --position-embedding-type none, or --position-embedding-type rope",
         )
     if kind not in _POSITIONS:
@@ -161,7 +183,7 @@ def _position(arguments: Arguments) -> Literal["learned_absolute", "rope", "none
 
 
 def _yarn_positions(arguments: Arguments) -> int | None:
-    """Those of the model before its sequences were made longer: the default of `YarnRotaryEmbedding` where none are given."""
+    """Positions of the model before its context was extended: by default those of `YarnRotaryEmbedding`."""
     if text(arguments, "position_embedding_type", "") != "yarn":
         return None
     return positive(arguments, "yarn_original_max_position_embeddings") or 4096
@@ -200,29 +222,30 @@ def _bias_activation_fusion(arguments: Arguments, *, activation: Activation, bia
 
 
 def check_fused_activation(model: ModelSpec) -> None:
-    """Refuse a quick GEGLU fused with biases where an MLP is not an expert: it has no such kernel (`MLP.forward`)."""
+    """Raises InputError for a quick GEGLU fused with biases outside experts, which has no kernel (`MLP.forward`)."""
     if model.activation != "quick_geglu" or not model.bias_activation_fusion:
         return
     if model.moe is None or not all(model.moe.layers) or model.moe.shared_ffn_hidden_size is not None:
         raise InputError(
-            "--quick-geglu", "has no kernel fused with biases but in experts", "add --no-bias-gelu-fusion or --disable-bias-linear"
+            "--quick-geglu", "has a kernel fused with biases only in experts", "add --no-bias-gelu-fusion or --disable-bias-linear"
         )
 
 
-def _layer_scaling_assumption(scaling: bool, *, implementation: Implementation, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Transformer Engine takes the scaling from the environment, which has to agree (`TEDotProductAttention`)."""
+def _check_layer_scaling(launch: LaunchInput, scaling: bool, *, implementation: Implementation, environ: Mapping[str, str]) -> None:
+    """Transformer Engine reads the scaling from the environment, which must agree (`TEDotProductAttention`)."""
     if implementation != "transformer_engine":
-        return ()
+        return
     value = environ.get("NVTE_APPLY_QK_LAYER_SCALING")
     if scaling and value is None:
-        return ("NVTE_APPLY_QK_LAYER_SCALING=1 is set where the launch runs, as --apply-query-key-layer-scaling demands.",)
-    if scaling != (value not in (None, "0")):
+        launch.assume(
+            "NVTE_APPLY_QK_LAYER_SCALING=1 is assumed in the launch environment: --apply-query-key-layer-scaling requires it."
+        )
+    elif scaling != (value not in (None, "0")):
         raise InputError(
             "--apply-query-key-layer-scaling",
             f"is {'on' if scaling else 'off'} and NVTE_APPLY_QK_LAYER_SCALING is {value}",
             f"export NVTE_APPLY_QK_LAYER_SCALING={int(scaling)}",
         )
-    return ()
 
 
 def _cross_entropy(arguments: Arguments, *, implementation: Implementation) -> CrossEntropy:
@@ -232,14 +255,10 @@ def _cross_entropy(arguments: Arguments, *, implementation: Implementation) -> C
 
 
 def _attention(
-    arguments: Arguments,
-    needs: AttentionNeeds,
-    *,
-    implementation: Implementation,
-    environ: Mapping[str, str],
-    gpu: HardwareSpec,
+    launch: LaunchInput, needs: AttentionNeeds, *, implementation: Implementation
 ) -> tuple[AttentionBackend, tuple[str, ...]]:
-    """The kernel of core attention; outside Transformer Engine the flags alone decide."""
+    """The kernel of core attention, and what is assumed about it. Outside Transformer Engine the flags alone decide."""
+    arguments = launch.arguments
     named = option(arguments, "attention_backend")
     requested = text(arguments, "attention_backend", "auto")
     if implementation == "legacy":
@@ -247,14 +266,14 @@ def _attention(
             return "unfused", ()
         if not needs.half_precision:
             raise InputError(
-                option(arguments, "use_flash_attn"), "flash attention works in 16 bit only", "add --bf16, or leave it out"
+                option(arguments, "use_flash_attn"), "flash attention supports 16 bit only", "add --bf16, or leave it out"
             )
         return "flash", ()
     if requested == "local":
         raise InputError(
-            named, "local is taken by Megatron only with a --spec that is not modelled", "use --transformer-impl local, or unfused"
+            named, "Megatron accepts local only with a --spec that is not modelled", "use --transformer-impl local, or unfused"
         )
-    check_switches(requested, environ=environ, option=named)
+    check_switches(requested, environ=launch.environ, option=named)
     if implementation == "local":
         if needs.context > 1:
             raise InputError(
@@ -263,5 +282,5 @@ def _attention(
                 "use --transformer-impl transformer_engine",
             )
         return "unfused", ()
-    backend, sentence = choose_backend(requested, needs=needs, gpu=gpu, option=named)
+    backend, sentence = choose_backend(requested, needs=needs, gpu=launch.gpu, option=named)
     return backend, (sentence,)

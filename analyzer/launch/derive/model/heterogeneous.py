@@ -16,15 +16,16 @@ from analyzer.specs import BlockSpec, Branch
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
+    from analyzer.launch.derive.launch_input import LaunchInput
     from analyzer.specs import ModelSpec, RecomputeSpec
 
 _PATH: Final = "heterogeneous_layers_config_path"
 _TEXT: Final = "heterogeneous_layers_config_encoded_json"
 
 _INCOMPATIBLE: Final = {
-    "num_experts": "Megatron builds the layers of a mixture in their place",
-    "multi_latent_attention": "Megatron has latent attention for layers that are alike only",
-    "mtp_num_layers": "prediction layers are not modelled with them",
+    "num_experts": "Megatron builds MoE layers instead",
+    "multi_latent_attention": "Megatron supports latent attention for equal layers only",
+    "mtp_num_layers": "MTP layers are not modelled with them",
     "fine_grained_activation_offloading": "offloading is not modelled with them",
     "cpu_offloading_num_layers": "offloading is not modelled with them",
     "enable_cuda_graph": "CUDA graphs are not modelled with them",
@@ -34,26 +35,18 @@ _INCOMPATIBLE: Final = {
 Json = dict[str, object]
 
 
-def check_layers(
-    arguments: Arguments,
-    *,
-    model: ModelSpec,
-    tensor: int,
-    sequence_parallel: bool,
-    virtual: int | None,
-    recompute: RecomputeSpec,
-    folder: Path,
-) -> tuple[BlockSpec, ...]:
-    """What each decoder layer is made of, from the file that is named, relative to `folder`.
+def block_specs(launch: LaunchInput, *, model: ModelSpec, recompute: RecomputeSpec) -> tuple[BlockSpec, ...]:
+    """The branches of each decoder layer, from the file that is named, relative to the working folder.
 
-    Raises InputError for a file that cannot be read or that says other sizes than the options, UnsupportedError for
+    Raises InputError for a file that cannot be read or whose sizes differ from the options, UnsupportedError for
     options that are not modelled with it.
     """
+    arguments = launch.arguments
     named = option(arguments, _PATH)
     if arguments.get(_PATH) is None:
         raise InputError(option(arguments, _TEXT), f"does nothing without {named}", f"add {named}, or leave it out")
-    _check_options(arguments, model=model, virtual=virtual, recompute=recompute)
-    content = _read(arguments, folder=folder)
+    _check_options(arguments, model=model, recompute=recompute)
+    content = _read(arguments, folder=launch.folder)
     layers = content.get("block_configs")
     if not isinstance(layers, list) or not layers or not all(isinstance(layer, dict) for layer in layers):
         raise InputError(named, "has no block_configs, one for each layer", "name the config.json of a model that has them")
@@ -61,33 +54,18 @@ def check_layers(
     _check_sizes(arguments, content, layers, model=model)
     if len(blocks) != model.num_layers:
         raise InputError(named, f"has block_configs for {len(blocks)} of {model.num_layers} layers", "give one for each layer")
-    for at, block in enumerate(blocks, 1):
-        if sequence_parallel and tensor > 1 and "linear" in (block.attention, block.feed_forward):
-            raise InputError(
-                option(arguments, "sequence_parallel"),
-                f"fails at the linear layer in layer {at} of {named}: Megatron pads the sequence in the place of the hidden size",
-                "leave it out, or use --tensor-model-parallel-size 1",
-            )
-        if block.ffn_hidden_size is not None and block.ffn_hidden_size % tensor:
-            raise InputError(
-                named,
-                f"the feed-forward width {block.ffn_hidden_size} of layer {at} cannot be split over {tensor} ranks",
-                f"use {option(arguments, 'tensor_model_parallel_size')} with a divisor of it",
-            )
     return blocks
 
 
-def _check_options(arguments: Arguments, *, model: ModelSpec, virtual: int | None, recompute: RecomputeSpec) -> None:
+def _check_options(arguments: Arguments, *, model: ModelSpec, recompute: RecomputeSpec) -> None:
     named = option(arguments, _PATH)
     for dest, reason in _INCOMPATIBLE.items():
         if arguments.get(dest):
-            raise UnsupportedError(option(arguments, dest), f"does not go with {named}: {reason}", "leave one of them out")
+            raise UnsupportedError(option(arguments, dest), f"cannot be used with {named}: {reason}", "leave one of them out")
     if arguments.get("cuda_graph_impl") not in (None, "none"):
         raise UnsupportedError(
             option(arguments, "cuda_graph_impl"), f"CUDA graphs are not modelled with {named}", "leave one of them out"
         )
-    if virtual is not None:
-        raise InputError(named, "does not go with virtual pipeline stages (`gpt_builder` names none)", "leave those out")
     if model.implementation != "transformer_engine":
         raise UnsupportedError(
             option(arguments, "transformer_impl"),

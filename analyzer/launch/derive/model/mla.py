@@ -1,4 +1,4 @@
-"""Multi-latent attention: its sizes, and what it does not go with.
+"""Multi-latent attention: its sizes, and the options that it excludes.
 
 Megatron: `validate_args`, `core_transformer_config_from_args`, `MLATransformerConfig.__post_init__`, 0.16.1; the local
 attention cannot be built with heads of two sizes. Context parallelism: `attn_forward_func_with_cp` of Transformer Engine
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.derive.reading import option, positive, since, switched_on, text
-from analyzer.specs import MlaSpec
+from analyzer.specs import MlaSpec, ParallelSpec
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
 
 
-def check_mla(arguments: Arguments, *, context: int, cp_comm_type: str) -> MlaSpec | None:
-    """Sizes of multi-latent attention, None without it. Raises InputError for what it does not go with."""
+def mla_spec(arguments: Arguments, *, parallel: ParallelSpec) -> MlaSpec | None:
+    """Sizes of multi-latent attention; None without it. Raises InputError for options that it excludes."""
     rope_type = text(arguments, "rope_type", "yarn")
     if not switched_on(arguments, "multi_latent_attention"):
         if arguments.get("rope_type") not in (None, "rope"):
@@ -29,9 +29,11 @@ def check_mla(arguments: Arguments, *, context: int, cp_comm_type: str) -> MlaSp
     _check_implementation(arguments)
     _check_queries(arguments)
     _check_positions(arguments, rope_type=rope_type)
-    if context > 1 and "p2p" not in cp_comm_type:
+    if parallel.context > 1 and "p2p" not in parallel.cp_comm_type:
         raise InputError(
-            option(arguments, "cp_comm_type"), f"{cp_comm_type} does not go with multi-latent attention", "use --cp-comm-type p2p"
+            option(arguments, "cp_comm_type"),
+            f"{parallel.cp_comm_type} is not supported with multi-latent attention",
+            "use --cp-comm-type p2p",
         )
     return MlaSpec(
         q_lora_rank=positive(arguments, "q_lora_rank"),
@@ -65,7 +67,7 @@ def _check_queries(arguments: Arguments) -> None:
 
 
 def _check_positions(arguments: Arguments, *, rope_type: str) -> None:
-    """It rotates part of each head itself, with a kernel of its own that knows YaRN alone."""
+    """It rotates part of each head in its own kernel, which supports YaRN only."""
     if switched_on(arguments, "rotary_interleaved"):
         raise InputError(option(arguments, "rotary_interleaved"), "contradicts --multi-latent-attention", "keep one of the two")
     rope = switched_on(arguments, "use_rotary_position_embeddings") or arguments.get("position_embedding_type") == "rope"

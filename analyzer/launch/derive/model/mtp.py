@@ -1,6 +1,6 @@
-"""Multi-token prediction: how many layers predict further tokens.
+"""Multi-token prediction (MTP).
 
-Megatron: `validate_args`, 0.16.1. Where they lie in the pipeline is checked in `pipeline_layout`.
+Megatron: `validate_args`, 0.16.1. Their place in the pipeline is checked by `analyzer.specs.rules.stages`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 def mtp_layers(arguments: Arguments) -> int:
-    """The number of layers, 0 without any. Raises InputError for a negative one."""
+    """The number of MTP layers, 0 without any. Raises InputError for a negative one."""
     layers = whole(arguments, "mtp_num_layers") or 0
     if layers < 0:
         raise InputError(option(arguments, "mtp_num_layers"), f"{layers} is below 0", "give 1 or more, or leave it out")
     return layers
 
 
-def check_mtp(arguments: Arguments, *, model: ModelSpec, context: int) -> int:
-    """The number of layers that go with `model`. Raises InputError where it cannot have any."""
+def mtp_layers_of(arguments: Arguments, *, model: ModelSpec, context: int) -> int:
+    """The number of MTP layers of `model`. Raises InputError if it cannot have any."""
     layers = mtp_layers(arguments)
     if not layers:
         return 0
@@ -34,15 +34,15 @@ def check_mtp(arguments: Arguments, *, model: ModelSpec, context: int) -> int:
     if model.position_embedding not in ("rope", "none"):
         raise InputError(
             named,
-            f"does not go with {model.position_embedding} positions",
+            f"is not supported with {model.position_embedding} positions",
             "use --position-embedding-type rope or none",
         )
     if arguments.get("recompute_method") == "uniform" and whole(arguments, "recompute_num_layers") not in (None, 1):
         raise InputError(
             option(arguments, "recompute_num_layers"),
-            "with multi-token prediction full recomputation covers one layer at a time",
+            "with MTP layers, full recomputation must cover one layer at a time",
             "use --recompute-num-layers 1",
         )
     if context > 1 and not since(arguments, "0.13"):
-        raise InputError(named, "does not go with context parallelism before core 0.13", "use --context-parallel-size 1")
+        raise InputError(named, "is not supported with context parallelism before core 0.13", "use --context-parallel-size 1")
     return layers

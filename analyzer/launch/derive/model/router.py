@@ -6,23 +6,20 @@ Megatron: `TransformerConfig.__post_init__`, `TopKRouter` (megatron/core/transfo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, cast
+from typing import TYPE_CHECKING, Final, Literal, TypedDict, cast
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.derive.reading import number, option, positive, switched_on, text
+from analyzer.specs.moe import AUXILIARY_LOSSES
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
 
-AUXILIARY: Final = ("aux_loss", "seq_aux_loss", "global_aux_loss")
-"""Ways to balance that add a loss, each with its coefficient."""
-_BALANCING: Final = (*AUXILIARY, "sinkhorn", "none")
+_BALANCING: Final = (*AUXILIARY_LOSSES, "sinkhorn", "none")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Router:
-    """What the router of every mixture does."""
+class Router(TypedDict):
+    """The fields of `MoeSpec` about the router."""
 
     topk: int
     load_balancing: tuple[str, ...]
@@ -31,12 +28,12 @@ class Router:
     score_function: Literal["softmax", "sigmoid"]
     pre_softmax: bool
     expert_bias: bool
-    dtype: Literal["fp32", "fp64"] | None
+    router_dtype: Literal["fp32", "fp64"] | None
     pad_for_quantization: bool
 
 
-def check_router(arguments: Arguments, *, num_experts: int) -> Router:
-    """The router over `num_experts` experts. Raises InputError for rules that contradict each other."""
+def read_router(arguments: Arguments, *, num_experts: int) -> Router:
+    """The router over `num_experts` experts. Raises InputError for options that contradict each other."""
     topk = positive(arguments, "moe_router_topk") or 2
     if topk > num_experts:
         raise InputError(
@@ -64,7 +61,7 @@ def check_router(arguments: Arguments, *, num_experts: int) -> Router:
         score_function=score,
         pre_softmax=pre_softmax,
         expert_bias=switched_on(arguments, "moe_router_enable_expert_bias"),
-        dtype=cast(Literal["fp32", "fp64"] | None, arguments.get("moe_router_dtype")),
+        router_dtype=cast(Literal["fp32", "fp64"] | None, arguments.get("moe_router_dtype")),
         pad_for_quantization=_pads_for_quantization(arguments),
     )
 
@@ -77,7 +74,7 @@ def _several(value: object, default: object) -> tuple[object, ...]:
 
 
 def _balancing(arguments: Arguments) -> tuple[tuple[str, ...], float]:
-    """Ways to balance, and the sum of the coefficients of those that are losses."""
+    """Load-balancing types, and the sum of the coefficients of those that are losses."""
     named = option(arguments, "moe_router_load_balancing_type")
     types = tuple(str(each) for each in _several(arguments.get("moe_router_load_balancing_type"), "aux_loss"))
     coefficients = tuple(float(str(each)) for each in _several(arguments.get("moe_aux_loss_coeff"), 0.0))
@@ -85,7 +82,7 @@ def _balancing(arguments: Arguments) -> tuple[tuple[str, ...], float]:
         if each == "quantile_balancing":
             raise UnsupportedError(named, "quantile balancing is not modelled", f"use one of {', '.join(_BALANCING)}")
         if each not in _BALANCING:
-            raise InputError(named, f"{each!r} is not a way to balance", f"use one of {', '.join(_BALANCING)}")
+            raise InputError(named, f"{each!r} is not a load-balancing type", f"use one of {', '.join(_BALANCING)}")
     if len(types) != len(coefficients):
         raise InputError(
             option(arguments, "moe_aux_loss_coeff"),
@@ -93,10 +90,8 @@ def _balancing(arguments: Arguments) -> tuple[tuple[str, ...], float]:
             "give one for each, in the same order",
         )
     if types == ("sinkhorn",) and coefficients[0]:
-        raise InputError(
-            option(arguments, "moe_aux_loss_coeff"), "sinkhorn balances without a loss", f"leave it out, or use {named} aux_loss"
-        )
-    return types, sum(share for each, share in zip(types, coefficients, strict=True) if each in AUXILIARY)
+        raise InputError(option(arguments, "moe_aux_loss_coeff"), "sinkhorn has no loss", f"leave it out, or use {named} aux_loss")
+    return types, sum(share for each, share in zip(types, coefficients, strict=True) if each in AUXILIARY_LOSSES)
 
 
 def _score_function(arguments: Arguments) -> Literal["softmax", "sigmoid"]:
@@ -109,7 +104,7 @@ def _score_function(arguments: Arguments) -> Literal["softmax", "sigmoid"]:
 
 
 def _check_groups(arguments: Arguments, *, num_experts: int, topk: int) -> None:
-    """Group-limited routing: the best `--moe-router-group-topk` of `--moe-router-num-groups` groups, then top-k within."""
+    """Group-limited routing: `--moe-router-group-topk` of `--moe-router-num-groups` groups are chosen, then top-k in them."""
     best = positive(arguments, "moe_router_group_topk")
     groups = positive(arguments, "moe_router_num_groups")
     if best is None:
@@ -137,7 +132,7 @@ def _check_bias(arguments: Arguments, *, score: str) -> None:
     if switched_on(arguments, "moe_router_enable_expert_bias") and score != "sigmoid":
         raise InputError(
             option(arguments, "moe_router_enable_expert_bias"),
-            f"does not go with {score} scores",
+            f"is not supported with {score} scores",
             "add --moe-router-score-function sigmoid",
         )
 
@@ -149,7 +144,9 @@ def _pads_for_quantization(arguments: Arguments) -> bool:
             raise InputError(option(arguments, dest), "pads for fp8 or fp4, and neither is on", "leave it out")
         if text(arguments, "moe_token_dispatcher_type", "allgather") == "allgather":
             raise InputError(
-                option(arguments, dest), "does not go with the allgather dispatcher", "add --moe-token-dispatcher-type alltoall"
+                option(arguments, dest),
+                "is not supported with the allgather dispatcher",
+                "add --moe-token-dispatcher-type alltoall",
             )
     return bool(asked)
 
@@ -158,6 +155,6 @@ def _check_flags(arguments: Arguments, *, topk: int) -> None:
     if switched_on(arguments, "moe_apply_probs_on_input") and topk != 1:
         raise InputError(
             option(arguments, "moe_apply_probs_on_input"),
-            f"goes with one expert for each token, not {topk}",
+            f"needs one expert for each token, not {topk}",
             "use --moe-router-topk 1",
         )

@@ -1,7 +1,7 @@
-"""Sizes of the decoder: what is missing filled in, what does not divide refused.
+"""Sizes of the decoder, with Megatron's defaults for those that are not given.
 
-Megatron: `validate_args` and `TransformerConfig.__post_init__`, 0.16.1. Where `divide` refuses only when a layer is
-built, the check is here too.
+Megatron: `validate_args` and `TransformerConfig.__post_init__`, 0.16.1. Whether they can be split is checked by
+`analyzer.specs.rules.model`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from analyzer.errors import InputError
-from analyzer.launch.derive.reading import RELEASE_2023, multiple_near, option, positive, required, since, switched_on
+from analyzer.launch.derive.reading import RELEASE_2023, option, positive, required, switched_on
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
+    from analyzer.launch.derive.launch_input import LaunchInput
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +29,12 @@ class Shape:
     kv_channels: int
     max_position_embeddings: int
     seq_length: int
-    assumptions: tuple[str, ...] = ()
 
 
 def ffn_hidden_size(arguments: Arguments, *, hidden_size: int) -> int:
-    """Width of the feed-forward layer: 4 h, or with `--swiglu` the multiple of 64 that is at most 8 h / 3.
+    """Width of the FFN: 4·h, or with `--swiglu` the largest multiple of 64 that is at most 8·h/3.
 
-    The 2023 code takes the latter with `--swiglu` even where `--ffn-hidden-size` is given.
+    The 2023 code uses the latter with `--swiglu` even if `--ffn-hidden-size` is given.
     """
     given = positive(arguments, "ffn_hidden_size")
     gated = switched_on(arguments, "swiglu")
@@ -43,8 +43,9 @@ def ffn_hidden_size(arguments: Arguments, *, hidden_size: int) -> int:
     return int(hidden_size * 4 * 2 / 3 / 64) * 64 if gated else 4 * hidden_size
 
 
-def check_shape(arguments: Arguments, *, tensor: int, context: int, sequence_parallel: bool) -> Shape:
-    """Sizes with their defaults filled in. Raises InputError for a size that is missing or does not divide."""
+def decoder_shape(launch: LaunchInput) -> Shape:
+    """Sizes with their defaults filled in. Raises InputError for a size that is missing."""
+    arguments = launch.arguments
     num_layers = _either(arguments, "num_layers", "encoder_num_layers", "32")
     hidden = required(arguments, "hidden_size", "4096")
     heads = required(arguments, "num_attention_heads", "32")
@@ -56,6 +57,13 @@ def check_shape(arguments: Arguments, *, tensor: int, context: int, sequence_par
             f"{positions} positions are fewer than the {seq_length} tokens of a sequence",
             f"use {seq_length} or more",
         )
+    decoder = positive(arguments, "decoder_seq_length")
+    if decoder is not None and decoder > positions:
+        raise InputError(
+            option(arguments, "decoder_seq_length"),
+            f"{decoder} is above --max-position-embeddings {positions}",
+            f"use {positions} or less",
+        )
     kv_channels = positive(arguments, "kv_channels")
     if kv_channels is None:
         if hidden % heads:
@@ -65,23 +73,10 @@ def check_shape(arguments: Arguments, *, tensor: int, context: int, sequence_par
                 f"use a divisor of {hidden}, or set --kv-channels",
             )
         kv_channels = hidden // heads
-    if heads % tensor:
-        raise InputError(
-            option(arguments, "num_attention_heads"),
-            f"{heads} heads cannot be split over {tensor} tensor-parallel ranks",
-            f"use a multiple of {tensor}, for example {multiple_near(heads, tensor)}",
-        )
-    groups, assumptions = _query_groups(arguments, heads=heads, tensor=tensor)
+    groups = _query_groups(launch, heads=heads)
     ffn = ffn_hidden_size(arguments, hidden_size=hidden)
-    if ffn % tensor:
-        raise InputError(
-            option(arguments, "ffn_hidden_size"),
-            f"{ffn} cannot be split over {tensor} tensor-parallel ranks",
-            f"use a multiple of {tensor}, for example --ffn-hidden-size {multiple_near(ffn, tensor)}",
-        )
-    _check_sequence(arguments, seq_length=seq_length, tensor=tensor, context=context, sequence_parallel=sequence_parallel)
     if ffn != (positive(arguments, "ffn_hidden_size") or ffn):
-        assumptions += (f"The 2023 code overrides --ffn-hidden-size with {ffn} under --swiglu.",)
+        launch.assume(f"The 2023 code overrides --ffn-hidden-size with {ffn} under --swiglu.")
     return Shape(
         num_layers=num_layers,
         hidden_size=hidden,
@@ -91,7 +86,6 @@ def check_shape(arguments: Arguments, *, tensor: int, context: int, sequence_par
         kv_channels=kv_channels,
         max_position_embeddings=positions,
         seq_length=seq_length,
-        assumptions=assumptions,
     )
 
 
@@ -100,53 +94,20 @@ def _either(arguments: Arguments, dest: str, twin: str, example: str) -> int:
     if arguments.get(twin) is None:
         return required(arguments, dest, example)
     if arguments.get(dest) is not None:
-        raise InputError(option(arguments, twin), f"says the same as {option(arguments, dest)}", "keep one of the two")
+        raise InputError(option(arguments, twin), f"has the same meaning as {option(arguments, dest)}", "keep one of the two")
     return required(arguments, twin, example)
 
 
-def _query_groups(arguments: Arguments, *, heads: int, tensor: int) -> tuple[int, tuple[str, ...]]:
-    """Key and value heads. Without `--group-query-attention` their number is not looked at."""
+def _query_groups(launch: LaunchInput, *, heads: int) -> int:
+    """Key and value heads. Without `--group-query-attention` their number has no effect."""
+    arguments = launch.arguments
     given = positive(arguments, "num_query_groups")
     named = option(arguments, "num_query_groups")
     if not switched_on(arguments, "group_query_attention"):
-        idle = "num_query_groups" in arguments.given and given != heads
-        return heads, (
-            (f"{named} does nothing without --group-query-attention: every head has its own keys and values.",) if idle else ()
-        )
+        if "num_query_groups" in arguments.given and given != heads:
+            launch.assume(f"{named} has no effect without --group-query-attention: every head has its own keys and values.")
+        return heads
     groups = given or 1
     if heads % groups:
         raise InputError(named, f"{heads} heads cannot share {groups} query groups", f"use a divisor of {heads}")
-    if groups % tensor == 0:
-        return groups, ()
-    if tensor % groups or not since(arguments, "0.16"):
-        raise InputError(
-            named,
-            f"{groups} query groups cannot be split over {tensor} tensor-parallel ranks",
-            f"use a multiple of {tensor}" + (" or a divisor of it" if since(arguments, "0.16") else ""),
-        )
-    return groups, (
-        f"{groups} query groups are fewer than {tensor} tensor-parallel ranks: gathering the projections before attention "
-        "and the copies of keys and values are not counted, so the peak is too low.",
-    )
-
-
-def _check_sequence(arguments: Arguments, *, seq_length: int, tensor: int, context: int, sequence_parallel: bool) -> None:
-    named = option(arguments, "seq_length")
-    if context > 1 and seq_length % (2 * context):
-        raise InputError(
-            named,
-            f"{seq_length} tokens cannot be cut into 2 × {context} chunks for context parallelism",
-            f"use a multiple of {2 * context}, for example {multiple_near(seq_length, 2 * context)}",
-        )
-    if sequence_parallel and seq_length // context % tensor:
-        raise InputError(
-            named,
-            f"{seq_length // context} tokens on a rank cannot be split over {tensor} ranks for --sequence-parallel",
-            f"use a multiple of {tensor * context}, for example {multiple_near(seq_length, tensor * context)}",
-        )
-    decoder = positive(arguments, "decoder_seq_length")
-    limit = positive(arguments, "max_position_embeddings")
-    if decoder is not None and limit is not None and decoder > limit:
-        raise InputError(
-            option(arguments, "decoder_seq_length"), f"{decoder} is above --max-position-embeddings {limit}", f"use {limit} or less"
-        )
+    return groups

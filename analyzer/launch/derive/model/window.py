@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 SoftmaxType = Literal["vanilla", "off-by-one", "learnable"]
 
 
-def check_window(
+def read_window(
     arguments: Arguments, *, num_layers: int, implementation: Implementation
 ) -> tuple[tuple[int, int] | None, tuple[bool, ...]]:
-    """The window (tokens before, tokens after) and which layers have it. Raises InputError for what is no window."""
+    """The window (tokens before, tokens after) and which layers have it. Raises InputError for what is not a window."""
     value = arguments.get("window_size")
     if value is None:
         return None, ()
@@ -46,7 +46,7 @@ def _layers(arguments: Arguments, *, num_layers: int) -> tuple[bool, ...]:
         return tuple(layer % frequency != 0 for layer in range(1, num_layers + 1))
     pattern = tuple(bool(each) for each in frequency) if isinstance(frequency, list | tuple) else ()
     if len(pattern) < num_layers:
-        raise InputError(named, f"it tells of {len(pattern)} layers and there are {num_layers}", f"give {num_layers} numbers")
+        raise InputError(named, f"it lists {len(pattern)} layers and there are {num_layers}", f"give {num_layers} numbers")
     return pattern[:num_layers]
 
 

@@ -1,0 +1,30 @@
+"""What the specs of a job are derived from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from analyzer.specs import HardwareSpec
+
+if TYPE_CHECKING:
+    from analyzer.launch.arguments import Arguments
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchInput:
+    """A launch command, and the assumptions that are made while it is read."""
+
+    arguments: Arguments
+    environ: Mapping[str, str]
+    folder: Path
+    """The working folder of the launch."""
+    gpu: HardwareSpec
+    assumptions: list[str] = field(default_factory=list)
+    """One sentence each, in the order in which they were made."""
+
+    def assume(self, *sentences: str) -> None:
+        """Adds to the assumptions that the report lists."""
+        self.assumptions.extend(sentences)

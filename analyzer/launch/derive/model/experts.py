@@ -1,0 +1,36 @@
+"""Whether a model has experts.
+
+Megatron: `validate_args`, 0.16.1. The experts themselves are read by `moe`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from analyzer.errors import InputError
+from analyzer.launch.derive.reading import option, since, whole
+
+if TYPE_CHECKING:
+    from analyzer.launch.arguments import Arguments
+
+IMBALANCE: Final = "--info-moe-imbalance"
+
+
+def num_experts(arguments: Arguments) -> int | None:
+    """None for a dense model; from 0.13 on, 0 means dense too. Raises InputError for other numbers below 1."""
+    experts = whole(arguments, "num_experts")
+    if experts is None or (experts == 0 and since(arguments, "0.13")):
+        return None
+    if experts <= 0:
+        raise InputError(option(arguments, "num_experts"), f"{experts} is not above 0", "give 1 or more, or leave it out")
+    return experts
+
+
+def check_dense(arguments: Arguments, *, imbalance: float) -> None:
+    """Raises InputError for options that need experts: from 0.13 on, `--moe-ffn-hidden-size` is one."""
+    if arguments.get("moe_ffn_hidden_size") is not None and since(arguments, "0.13"):
+        raise InputError(
+            option(arguments, "moe_ffn_hidden_size"), "there are no experts", "use --ffn-hidden-size, or add --num-experts"
+        )
+    if imbalance != 1:
+        raise InputError(IMBALANCE, "there are no experts", "add --num-experts, or leave it out")

@@ -1,0 +1,47 @@
+"""Layout rules: which sizes, splits and features Megatron accepts together.
+
+One place for the command line, which turns a violation into an error; for advice and search, which skip a layout that breaks a
+rule; and for `predict`, which checks a job made by hand. What can be refused without the sizes of the layout is checked where the
+options are read, in `launch.derive`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+from analyzer.errors import InputError
+from analyzer.specs.job import TrainingJob
+from analyzer.specs.option_names import flag_of
+from analyzer.specs.rules.features import feature_violations, schedule_violations
+from analyzer.specs.rules.model import model_violations, sequence_violations
+from analyzer.specs.rules.sizes import parallel_violations
+from analyzer.specs.rules.stages import stage_violations
+from analyzer.specs.rules.violation import Violation
+
+__all__ = ["Violation", "check_job", "first_violation", "violations"]
+
+
+def check_job(job: TrainingJob) -> None:
+    """Raises InputError for the first rule that a job breaks, with the options as Megatron names them."""
+    found = first_violation(job)
+    if found is not None:
+        raise InputError(" × ".join(map(flag_of, found.options)), found.fault, found.remedy)
+
+
+def first_violation(job: TrainingJob) -> Violation | None:
+    """The first rule that a job breaks, or None."""
+    return next(violations(job), None)
+
+
+def violations(job: TrainingJob) -> Iterator[Violation]:
+    """The rules that a job breaks, in an order in which later rules may rely on earlier ones."""
+    parallel, model = job.parallel, job.model
+    return chain(
+        parallel_violations(parallel, megatron=job.megatron),
+        stage_violations(model.num_layers, parallel, mtp_layers=model.mtp_num_layers),
+        model_violations(model, parallel, megatron=job.megatron),
+        sequence_violations(job.batch.seq_length, parallel),
+        schedule_violations(job.batch, parallel),
+        feature_violations(job),
+    )
