@@ -22,9 +22,28 @@ def transformer_config(job: TrainingJob) -> Any:
         from megatron.core.transformer.heterogeneous.heterogeneous_config import HeterogeneousTransformerConfig
 
         config_class = HeterogeneousTransformerConfig
-    model, parallel, flags = job.model, job.parallel, job.flags
-    dtype = TORCH_DTYPES[job.precision.parameters]
     options = {
+        **_model(job),
+        **_parallel(job),
+        **_precision_and_flags(job),
+        **_window(job),
+        **_blocks(job),
+        **_stages(job),
+        **_recompute(job),
+        **_latent_attention(job),
+        **_fp8(job),
+        **mixture_options(job),
+    }
+    config = config_class(**known_to(config_class, **options))
+    for name, value in _yarn(job).items():  # the model looks them up, and no release up to 0.16 declares them
+        setattr(config, name, value)
+    return config
+
+
+def _model(job: TrainingJob) -> dict[str, Any]:
+    """Sizes, fusions and kernels of the model."""
+    model = job.model
+    return {
         "num_layers": model.num_layers,
         "hidden_size": model.hidden_size,
         "ffn_hidden_size": model.ffn_hidden_size,
@@ -52,12 +71,17 @@ def transformer_config(job: TrainingJob) -> Any:
         "activation_func_clamp_value": 7.0 if model.activation_clamped else None,  # any value
         "mtp_num_layers": model.mtp_num_layers or None,
         "mtp_loss_scaling_factor": 0.1 if model.mtp_num_layers else None,  # likewise
-        **_window(job),
-        **_blocks(job),
         "attention_backend": attention_backend(job),
         "transformer_impl": model.implementation,
         "cross_entropy_loss_fusion": model.cross_entropy != "unfused",
         "cross_entropy_fusion_impl": "te" if model.cross_entropy == "te" else "native",
+    }
+
+
+def _parallel(job: TrainingJob) -> dict[str, Any]:
+    """Sizes of parallelism, and how pipeline ranks communicate."""
+    parallel = job.parallel
+    return {
         "tensor_model_parallel_size": parallel.tensor,
         "pipeline_model_parallel_size": parallel.pipeline,
         "virtual_pipeline_model_parallel_size": parallel.virtual_pipeline,
@@ -71,6 +95,13 @@ def transformer_config(job: TrainingJob) -> Any:
         "overlap_p2p_comm": parallel.overlap_p2p,
         "batch_p2p_comm": not parallel.overlap_p2p,
         "deallocate_pipeline_outputs": True,
+    }
+
+
+def _precision_and_flags(job: TrainingJob) -> dict[str, Any]:
+    """Element types, and flags of the training step."""
+    flags, dtype = job.flags, TORCH_DTYPES[job.precision.parameters]
+    return {
         "fp16": dtype is torch.float16,
         "bf16": dtype is torch.bfloat16,
         "params_dtype": dtype,
@@ -82,16 +113,7 @@ def transformer_config(job: TrainingJob) -> Any:
         "deterministic_mode": flags.deterministic,
         "calculate_per_token_loss": flags.calculate_per_token_loss,
         "defer_embedding_wgrad_compute": flags.defer_embedding_wgrad,
-        **_stages(job),
-        **_recompute(job),
-        **_latent_attention(job),
-        **_fp8(job),
-        **mixture_options(job),
     }
-    config = config_class(**known_to(config_class, **options))
-    for name, value in _yarn(job).items():  # the model looks them up, and no release up to 0.16 declares them
-        setattr(config, name, value)
-    return config
 
 
 def _yarn(job: TrainingJob) -> dict[str, Any]:

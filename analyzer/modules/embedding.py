@@ -35,54 +35,11 @@ def _lookup_messages(shapes: Shapes) -> tuple[Collective, ...]:
 
 
 def embedding(shapes: Shapes) -> Module:
-    """Token ids [b, s] → [s, b, h]. The result is kept by the first layer."""
+    """Token ids [b, s] → [s, b, h]. The first layer saves the result."""
     model = shapes.model
-    h = model.hidden_size
-    copied = (model.tied_embeddings or model.mtp_num_layers > 0) and shapes.split.pipelined
-    masks = (
-        (
-            Tensor(name="mask of foreign tokens", shape=(shapes.b, shapes.s), dtype="bool", formula="s·b"),
-            Tensor(name="masked token ids", shape=(shapes.b, shapes.s), dtype="int64", formula="8·s·b"),
-        )
-        if shapes.t > 1
-        else (token_ids(shapes, "tokens"),)
-    )
-    lookup = shapes.hidden("embedded tokens", gathered=True)
-    words = Module(
-        name="word_embeddings",
-        kind=ModuleKind.WORD_EMBEDDINGS,
-        parameters=(vocabulary_weight(shapes, shared=copied),),
-        saved=masks,
-        forward_workspace=(lookup, shapes.hidden("output")),
-        backward_workspace=(
-            shapes.hidden("output gradient", gathered=True),
-            Tensor(
-                name="weight gradient",
-                shape=(model.padded_vocab_size // shapes.t, h),
-                dtype=shapes.dtype,
-                formula="one weight: its gradient is never fused",
-            ),
-        ),
-        collectives=_lookup_messages(shapes),
-        source="VocabParallelEmbedding",
-    )
-    children = [words]
+    children = [_word_embeddings(shapes)]
     if model.position_embedding == "learned_absolute":
-        table = (model.max_position_embeddings, h)
-        children.append(
-            Module(
-                name="position_embeddings",
-                kind=ModuleKind.POSITION_EMBEDDINGS,
-                parameters=(Parameter(name="weight", shape=table, dtype=shapes.dtype),),
-                saved=(token_ids(shapes, "position ids"),),
-                forward_workspace=(lookup, shapes.hidden("embedded positions", gathered=True), shapes.hidden("sum", gathered=True)),
-                backward_workspace=(
-                    shapes.hidden("output gradient", gathered=True),
-                    Tensor(name="weight gradient", shape=table, dtype=shapes.dtype, formula="the table"),
-                ),
-                source="torch.nn.Embedding",
-            )
-        )
+        children.append(_position_embeddings(shapes))
     if model.hidden_dropout > 0:
         children.append(
             Module(
@@ -99,6 +56,53 @@ def embedding(shapes: Shapes) -> Module:
         children=tuple(children),
         output_of=_last_maker(shapes),
         source="LanguageModelEmbedding",
+    )
+
+
+def _word_embeddings(shapes: Shapes) -> Module:
+    """The word embedding, split over tensor-parallel ranks by rows of the vocabulary."""
+    model = shapes.model
+    shared = (model.tied_embeddings or model.mtp_num_layers > 0) and shapes.split.pipelined
+    masks = (
+        (
+            Tensor(name="mask of tokens of other ranks", shape=(shapes.b, shapes.s), dtype="bool", formula="s·b"),
+            Tensor(name="masked token ids", shape=(shapes.b, shapes.s), dtype="int64", formula="8·s·b"),
+        )
+        if shapes.t > 1
+        else (token_ids(shapes, "tokens"),)
+    )
+    gradient = Tensor(
+        name="weight gradient",
+        shape=(model.padded_vocab_size // shapes.t, model.hidden_size),
+        dtype=shapes.dtype,
+        formula="V/t·h: never fused",
+    )
+    return Module(
+        name="word_embeddings",
+        kind=ModuleKind.WORD_EMBEDDINGS,
+        parameters=(vocabulary_weight(shapes, shared=shared),),
+        saved=masks,
+        forward_workspace=(shapes.hidden("embedded tokens", gathered=True), shapes.hidden("output")),
+        backward_workspace=(shapes.hidden("output gradient", gathered=True), gradient),
+        collectives=_lookup_messages(shapes),
+        source="VocabParallelEmbedding",
+    )
+
+
+def _position_embeddings(shapes: Shapes) -> Module:
+    """The table of learned positions, and the sum with the embedded tokens."""
+    table = (shapes.model.max_position_embeddings, shapes.model.hidden_size)
+    return Module(
+        name="position_embeddings",
+        kind=ModuleKind.POSITION_EMBEDDINGS,
+        parameters=(Parameter(name="weight", shape=table, dtype=shapes.dtype),),
+        saved=(token_ids(shapes, "position ids"),),
+        forward_workspace=tuple(shapes.hidden(name, gathered=True) for name in ("embedded tokens", "embedded positions", "sum")),
+        backward_workspace=(
+            shapes.hidden("output gradient", gathered=True),
+            Tensor(name="weight gradient", shape=table, dtype=shapes.dtype, formula="the table"),
+        ),
+        source="torch.nn.Embedding",
     )
 
 

@@ -1,11 +1,12 @@
-"""Shared experts of a mixture: a dense block beside the routed ones.
+"""Shared experts of an MoE layer.
 
-Source: core/transformer/moe/{shared_experts,moe_layer}.py (0.16.1). fs is the width of all of them together.
+Source: core/transformer/moe/{shared_experts,moe_layer}.py (0.16.1). fs is the total width of the shared experts.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final, NamedTuple
 
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import column_collectives, row_collectives, split_weight, weight_gradient
@@ -13,85 +14,25 @@ from analyzer.modules.mlp import kept_by_gate
 from analyzer.modules.moe.routing import Routing
 from analyzer.modules.quantized import backward_input, forward_input, keeps_original, kept_input, output_gradient
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import Module, Parameter, Tensor
+from analyzer.modules.tree import Collective, Module, Parameter, Tensor
+from analyzer.specs import MoeSpec
 
 
 def shared_experts(shapes: Shapes) -> Module:
-    """A dense block beside the routed experts, on the same input, split like any other over tensor-parallel ranks."""
-    routing = Routing(shapes)
-    moe, model = routing.moe, shapes.model
-    assert moe.shared_ffn_hidden_size is not None
-    full = moe.shared_ffn_hidden_size
-    width = full // shapes.t
-    gates = 2 if model.gated else 1
-    h = model.hidden_size
-    gathered = (shapes.hidden("gathered input", gathered=True),) if shapes.sp else ()
-    gate = (
-        (Parameter(name="gate_weight", shape=(1, h), dtype=shapes.dtype, sequence_parallel=shapes.sp),) if moe.shared_gate else ()
-    )
-    read = shapes.wide("fc1 output", gates * width, "2·fs/t" if model.gated else "fs/t", made_in="mlp.shared_experts.linear_fc1")
-    activated = kept_by_gate(model, lambda name, elements: shapes.wide(name, elements, "fs/t"), width)
-    name = "input of the shared experts"
-    read_first = shapes.hidden(name, made_in="pre_mlp_layernorm", shares=shapes.keeper_of_moe_input)
-    kept = shapes.hidden("input", shares=name)
-    original = keeps_original(shapes)
-    apart = moe.shared_overlap  # then the dispatcher calls its parts, and its linear layers exchange nothing themselves
-    caller = "mlp" if apart else "mlp.shared_experts"
-    product = shapes.wide("input", width, "fs/t", made_in=caller)
-    there, back = column_collectives(shapes), row_collectives(shapes)
-    if apart and shapes.sp:  # the whole input is kept, and not gathered again
-        kept, gathered = shapes.hidden("input", gathered=True, made_in=caller), ()
-        there = (*shapes.tp("all_gather", "forward"), *shapes.tp("reduce_scatter", "backward"))
-        back = (*shapes.tp("reduce_scatter", "forward"), *shapes.tp("all_gather", "backward"))
-    inside: tuple[Module, ...] = (
-        Module(
-            name="linear_fc1",
-            kind=ModuleKind.FC1,
-            parameters=(split_weight(shapes, (gates * width, h), full=(gates * full, h)),),
-            saved=(kept,) if original else kept_input(shapes, kept, gathered=shapes.sp and not apart),
-            forward_workspace=(*forward_input(shapes, kept, gathered=gathered, original=original), read),
-            backward_workspace=(
-                *output_gradient(shapes, shapes.wide("output gradient", gates * width, "fs/t")),
-                *backward_input(shapes, kept, gathered=gathered, original=original),
-                shapes.hidden("input gradient", gathered=True),
-                *weight_gradient(shapes, (gates * width, h)),
-            ),
-            collectives=there,
-            source="TEColumnParallelLinear",
-        ),
-        Module(
-            name="activation_func",
-            kind=ModuleKind.ACTIVATION,
-            function=True,
-            saved=(read, *activated),
-            forward_workspace=(shapes.wide("output", width, "fs/t"),),
-            backward_workspace=(
-                shapes.wide("output gradient", width, "fs/t"),
-                shapes.wide("fc1 output gradient", gates * width, "fs/t"),
-            ),
-        ),
-        Module(
-            name="linear_fc2",
-            kind=ModuleKind.FC2,
-            parameters=(split_weight(shapes, (h, width), full=(h, full)),),
-            saved=kept_input(shapes, product),
-            forward_workspace=(*forward_input(shapes, product), shapes.hidden("output", gathered=True)),
-            backward_workspace=(
-                *_shared_output_gradient(shapes),
-                shapes.wide("input gradient", width, "fs/t"),
-            ),
-            collectives=back,
-            source="TERowParallelLinear",
-        ),
-    )
-    if moe.shared_gate:
-        inside = (*inside, _gate(shapes, made_in=caller))
+    """A dense block in addition to the routed experts, on the same input, split over tensor-parallel ranks like an MLP."""
+    parts = _Parts.of(shapes)
+    inside: tuple[Module, ...] = (_fc1(parts), _activation(parts), _fc2(parts))
+    gate: tuple[Parameter, ...] = ()
+    if parts.moe.shared_gate:
+        inside = (*inside, _gate(shapes, made_in=parts.caller))
+        shape = (1, shapes.model.hidden_size)
+        gate = (Parameter(name="gate_weight", shape=shape, dtype=shapes.dtype, sequence_parallel=shapes.sp),)
     recomputed = shapes.recomputes("shared_experts")
     return Module(
         name="shared_experts",
         kind=ModuleKind.SHARED_EXPERTS,
         parameters=gate,
-        saved=(read_first,),
+        saved=(shapes.hidden(_INPUT, made_in="pre_mlp_layernorm", shares=shapes.keeper_of_moe_input),),
         backward_workspace=(shapes.hidden("input gradient of the routed experts"), *(shapes.made_again if recomputed else ())),
         children=inside,
         recomputed=recomputed,
@@ -99,8 +40,111 @@ def shared_experts(shapes: Shapes) -> Module:
     )
 
 
+_INPUT: Final = "input of the shared experts"
+
+
+class _Parts(NamedTuple):
+    """What the linear layers of the shared experts have in common."""
+
+    shapes: Shapes
+    moe: MoeSpec
+    full: int
+    """Width of all shared experts."""
+    width: int
+    """The same on one tensor-parallel rank."""
+    gates: int
+    """Outputs of fc1 over inputs of fc2: 2 for gated activations."""
+    overlapped: bool
+    """The dispatcher calls the parts, and communicates for the linear layers (`--moe-shared-expert-overlap`)."""
+    caller: str
+    """Path of the module that calls the parts."""
+
+    @classmethod
+    def of(cls, shapes: Shapes) -> _Parts:
+        """The parts of the shared experts of a job."""
+        moe = Routing(shapes).moe
+        assert moe.shared_ffn_hidden_size is not None
+        return cls(
+            shapes=shapes,
+            moe=moe,
+            full=moe.shared_ffn_hidden_size,
+            width=moe.shared_ffn_hidden_size // shapes.t,
+            gates=2 if shapes.model.gated else 1,
+            overlapped=moe.shared_overlap,
+            caller="mlp" if moe.shared_overlap else "mlp.shared_experts",
+        )
+
+    @property
+    def fc1_output(self) -> Tensor:
+        """[s, b, fs/t], twice as wide for gated activations."""
+        formula = "2·fs/t" if self.gates == 2 else "fs/t"
+        return self.shapes.wide("fc1 output", self.gates * self.width, formula, made_in="mlp.shared_experts.linear_fc1")
+
+    def collectives(self, *, first: bool) -> tuple[Collective, ...]:
+        """Collectives of fc1 (`first`) or fc2."""
+        if not (self.overlapped and self.shapes.sp):
+            return column_collectives(self.shapes) if first else row_collectives(self.shapes)
+        forward, backward = ("all_gather", "reduce_scatter") if first else ("reduce_scatter", "all_gather")
+        return (*self.shapes.tp(forward, "forward"), *self.shapes.tp(backward, "backward"))
+
+
+def _fc1(parts: _Parts) -> Module:
+    shapes, width, h = parts.shapes, parts.gates * parts.width, parts.shapes.model.hidden_size
+    kept = shapes.hidden("input", shares=_INPUT)
+    gathered = (shapes.hidden("gathered input", gathered=True),) if shapes.sp else ()
+    if parts.overlapped and shapes.sp:  # the full input is saved, and not gathered again
+        kept, gathered = shapes.hidden("input", gathered=True, made_in=parts.caller), ()
+    original = keeps_original(shapes)
+    return Module(
+        name="linear_fc1",
+        kind=ModuleKind.FC1,
+        parameters=(split_weight(shapes, (width, h), full=(parts.gates * parts.full, h)),),
+        saved=(kept,) if original else kept_input(shapes, kept, gathered=shapes.sp and not parts.overlapped),
+        forward_workspace=(*forward_input(shapes, kept, gathered=gathered, original=original), parts.fc1_output),
+        backward_workspace=(
+            *output_gradient(shapes, shapes.wide("output gradient", width, "fs/t")),
+            *backward_input(shapes, kept, gathered=gathered, original=original),
+            shapes.hidden("input gradient", gathered=True),
+            *weight_gradient(shapes, (width, h)),
+        ),
+        collectives=parts.collectives(first=True),
+        source="TEColumnParallelLinear",
+    )
+
+
+def _activation(parts: _Parts) -> Module:
+    shapes, width = parts.shapes, parts.width
+    activated = kept_by_gate(shapes.model, lambda name, elements: shapes.wide(name, elements, "fs/t"), width)
+    return Module(
+        name="activation_func",
+        kind=ModuleKind.ACTIVATION,
+        function=True,
+        saved=(parts.fc1_output, *activated),
+        forward_workspace=(shapes.wide("output", width, "fs/t"),),
+        backward_workspace=(
+            shapes.wide("output gradient", width, "fs/t"),
+            shapes.wide("fc1 output gradient", parts.gates * width, "fs/t"),
+        ),
+    )
+
+
+def _fc2(parts: _Parts) -> Module:
+    shapes, width, h = parts.shapes, parts.width, parts.shapes.model.hidden_size
+    read = shapes.wide("input", width, "fs/t", made_in=parts.caller)
+    return Module(
+        name="linear_fc2",
+        kind=ModuleKind.FC2,
+        parameters=(split_weight(shapes, (h, width), full=(h, parts.full)),),
+        saved=kept_input(shapes, read),
+        forward_workspace=(*forward_input(shapes, read), shapes.hidden("output", gathered=True)),
+        backward_workspace=(*_shared_output_gradient(shapes), shapes.wide("input gradient", width, "fs/t")),
+        collectives=parts.collectives(first=False),
+        source="TERowParallelLinear",
+    )
+
+
 def _gate(shapes: Shapes, *, made_in: str) -> Module:
-    """The product of the output and a score of each token, [s, b, 1]: it keeps both."""
+    """The output times a score for each token, [s, b, 1]; both are saved."""
     score = Tensor(name="gate score", shape=(shapes.s, shapes.b, 1), dtype=shapes.dtype, formula="2·s·b", made_in=made_in)
     output = shapes.hidden("output", made_in=made_in)
     return Module(
@@ -114,7 +158,7 @@ def _gate(shapes: Shapes, *, made_in: str) -> Module:
 
 
 def _shared_output_gradient(shapes: Shapes) -> tuple[Tensor, ...]:
-    """The gradient of the shared experts' output, the whole of it. Its shard is the gradient of the layer's output."""
+    """The full gradient of the shared experts' output. Its shard is the gradient of the layer's output."""
     whole = shapes.hidden("gathered output gradient", gathered=True)
     if not shapes.sp:
         return output_gradient(shapes, whole)

@@ -1,0 +1,219 @@
+"""Projections of multi-latent attention: queries, keys and values through low-rank compressions with norms between.
+
+Legend: rq, rkv ranks of the compressions; dq elements of a query head, with its position part; dv elements of a value head.
+Source: core/transformer/multi_latent_attention.py (0.16.1). Down projections are not split over tensor-parallel ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from analyzer.modules.attention.core_attention import ATTENTION
+from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.linear import column_collectives, split_weight, weight_gradient
+from analyzer.modules.norm import norm_parameters, norm_statistics
+from analyzer.modules.quantized import backward_input, forward_input, kept_input, norm_gradient, output_gradient
+from analyzer.modules.shapes import Shapes
+from analyzer.modules.tree import Collective, Module, Parameter, Tensor
+from analyzer.specs import MlaSpec
+
+_KINDS: Final = {
+    "linear_q_proj": ModuleKind.Q_PROJECTION,
+    "linear_q_down_proj": ModuleKind.Q_DOWN,
+    "linear_q_up_proj": ModuleKind.Q_UP,
+    "linear_kv_down_proj": ModuleKind.KV_DOWN,
+    "linear_kv_up_proj": ModuleKind.KV_UP,
+}
+
+
+def mla_of(shapes: Shapes) -> MlaSpec:
+    assert shapes.model.mla is not None
+    return shapes.model.mla
+
+
+def compressed(shapes: Shapes, name: str, width: int, *, gathered: bool = False, made_in: str = "", shares: str = "") -> Tensor:
+    """[s, b, rank], or its shard under sequence parallelism."""
+    rows = shapes.s if gathered else shapes.s_split
+    return Tensor(name=name, shape=(rows, shapes.b, width), dtype=shapes.dtype, formula="2·s·b·r", made_in=made_in, shares=shares)
+
+
+def down_projection(shapes: Shapes, name: str, *, width: int, position: int, first: bool) -> Module:
+    """h → rank (and the rotary part of the key), not split. The first to read the norm's output keeps it; in FP8 each a copy."""
+    h = shapes.model.hidden_size
+    rows = width + position
+    output = compressed(shapes, "output", rows)
+    queries = shapes.model.mla.q_lora_rank if shapes.model.mla is not None else None
+    # keys follow queries, and in backward their gradients come first
+    beside = () if first or queries is None else (compressed(shapes, "compressed queries", queries),)
+    later = (shapes.hidden("input gradient of keys and values"),) if first and queries is not None else ()
+    dropped = shapes.recomputes("layernorm")
+    kept = "recomputed norm output" if dropped else "" if first else "normalized input"
+    read = shapes.hidden("input", made_in="input_layernorm", shares=kept)
+    weight = Parameter(
+        name="weight", shape=(rows, h), dtype=shapes.dtype, sequence_parallel=shapes.sp, quantized=shapes.fp8 is not None
+    )
+    return Module(
+        name=name,
+        kind=_KINDS[name],
+        parameters=(weight,),
+        saved=(read,) if dropped else kept_input(shapes, read),
+        forward_workspace=(*forward_input(shapes, read, original=dropped), output, *beside),
+        backward_workspace=(
+            *output_gradient(shapes, compressed(shapes, "output gradient", rows)),
+            *(backward_input(shapes, read, original=True) if dropped else ()),
+            shapes.hidden("input gradient"),
+            *beside,
+            *later,
+            *weight_gradient(shapes, (rows, h)),
+        ),
+        collectives=_position_messages(shapes, position),
+        source="TELinear, duplicated",
+    )
+
+
+def _position_messages(shapes: Shapes, width: int) -> tuple[Collective, ...]:
+    """Under sequence parallelism the rotary part of the key is gathered for the heads of each rank."""
+    if not (shapes.sp and width):
+        return ()
+    return (*shapes.tp("all_gather", "forward", width=width), *shapes.tp("reduce_scatter", "backward", width=width))
+
+
+def up_projection(shapes: Shapes, name: str, *, width: int, source_width: int, normed: bool, shares: bool = False) -> Module:
+    """rank → heads, split over tensor-parallel ranks, with the norm of the compression fused in if there is one.
+
+    The compressed keys and values are a slice of the down projection's output, which is copied.
+    """
+    dropped = shapes.recomputes("mla_up_proj")
+    keys_and_values = name == "linear_kv_up_proj"
+    read = _read_by_up(shapes, name, source_width, normed=normed, shares=shares)
+    kept, again = _kept_by_up(shapes, name, read, source_width, normed=normed, shares=shares)
+    gathered = (compressed(shapes, "gathered input", source_width, gathered=True),) if shapes.sp else ()
+    mla = mla_of(shapes)
+    latent = compressed(shapes, "compressed keys and values", mla.kv_lora_rank + mla.qk_pos_emb_head_dim)
+    queries = shapes.wide("queries", shapes.model.num_attention_heads // shapes.t * mla.query_head_dim, "a·dq/t")
+    calls = column_collectives(shapes, width=source_width)
+    return Module(
+        name=name,
+        kind=_KINDS[name],
+        parameters=(
+            *(norm_parameters(shapes, source_width, prefix="layer_norm_") if normed else ()),
+            split_weight(shapes, (width, source_width), full=(width * shapes.t, source_width)),
+        ),
+        saved=kept,
+        forward_workspace=(
+            *forward_input(shapes, read, gathered=gathered, in_16_bit=not normed),
+            shapes.wide("output", width, "a·d/t"),
+            *((queries,) if keys_and_values else ()),
+            *(() if shares or (dropped and keys_and_values) else (latent,)),
+            *again,
+        ),
+        backward_workspace=(
+            queries if keys_and_values else latent,  # the gradients of these come first
+            *again,
+            *(_made_again_and_gradients(shapes) if dropped else ()),
+            *output_gradient(shapes, shapes.wide("output gradient", width, "a·d/t")),
+            *backward_input(shapes, read, gathered=gathered),
+            compressed(shapes, "input gradient", source_width, gathered=True),
+            *(norm_gradient(shapes, read) if normed else ()),
+            *weight_gradient(shapes, (width, source_width)),
+        ),
+        collectives=_twice(calls) if dropped else calls,
+        source="TELayerNormColumnParallelLinear" if normed else "TEColumnParallelLinear",
+    )
+
+
+def _maker_of_input(name: str) -> str:
+    """The module that makes the input of an up projection, if that is the tensor itself and not a slice of it."""
+    return f"{ATTENTION}.{name.replace('_up_', '_down_')}" if name == "linear_q_up_proj" else ""
+
+
+def _read_by_up(shapes: Shapes, name: str, source_width: int, *, normed: bool, shares: bool) -> Tensor:
+    """The input of the GEMM."""
+    if shares:
+        return shapes.hidden("input", shares="normalized input")
+    if normed:
+        return compressed(shapes, "normalized input", source_width)
+    return compressed(shapes, "input", source_width, made_in=_maker_of_input(name))
+
+
+def _kept_by_up(
+    shapes: Shapes, name: str, read: Tensor, source_width: int, *, normed: bool, shares: bool
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Tensors that are saved, and tensors that are recomputed under `mla_up_proj` recomputation."""
+    source = compressed(shapes, "input", source_width, made_in=_maker_of_input(name))
+    if normed:
+        statistics = norm_statistics(shapes, shapes.s_split * shapes.b, "4·s·b")
+        kept = (source, *kept_input(shapes, read, gathered=shapes.sp), *statistics)
+    elif shares and shapes.recomputes("layernorm"):
+        kept = (read,)
+    else:
+        kept = kept_input(shapes, read, gathered=shapes.sp)
+    if not shapes.recomputes("mla_up_proj"):
+        return kept, ()
+    if name == "linear_kv_up_proj":  # the checkpoint saves the tensor that the compressed keys and values are a slice of
+        width = source_width + mla_of(shapes).qk_pos_emb_head_dim
+        maker = f"{ATTENTION}.linear_kv_down_proj"
+        return (compressed(shapes, "compressed keys and values", width, made_in=maker),), kept
+    return (kept, ()) if shares else ((source,), kept[1:])
+
+
+def rotation(shapes: Shapes) -> Module:
+    """Queries, keys and values put together from their parts, while the outputs of the projections are still named."""
+    mla = mla_of(shapes)
+    heads = shapes.model.num_attention_heads // shapes.t
+    position = Tensor(
+        name="rotary part of keys", shape=(shapes.s, shapes.b, mla.qk_pos_emb_head_dim), dtype=shapes.dtype, formula="2·s·b·d"
+    )
+    # a checkpoint keeps what was gathered; else it is a part of the compressed keys and values
+    kept = (position,) if shapes.sp and shapes.recomputes("mla_up_proj") else ()
+
+    def one(name: str, width: int) -> Tensor:
+        return shapes.wide(name, heads * width, "a·d/t")
+
+    latent = compressed(shapes, "compressed keys and values", mla.kv_lora_rank + mla.qk_pos_emb_head_dim)
+    made = tuple(one(name, width) for name, width in head_widths(mla))
+    if shapes.model.rope_fusion:  # the kernel turns queries where they are
+        return Module(
+            name="rotation",
+            function=True,
+            saved=kept,
+            forward_workspace=(one("keys and values", key_value_width(mla)), latent, *made),
+        )
+    parts = (
+        one("queries", mla.query_head_dim),
+        one("keys and values", key_value_width(mla)),
+        one("rotated parts of queries", mla.qk_pos_emb_head_dim),
+    )
+    return Module(name="rotation", function=True, saved=kept, forward_workspace=(*parts, latent, *made))
+
+
+def maker_of_queries(shapes: Shapes) -> str:
+    """The module whose tensor the queries are: the fused rotation turns them where their projection put them."""
+    if not shapes.model.rope_fusion:
+        return ATTENTION
+    return f"{ATTENTION}.linear_q_proj" if mla_of(shapes).q_lora_rank is None else f"{ATTENTION}.linear_q_up_proj"
+
+
+def _made_again_and_gradients(shapes: Shapes) -> tuple[Tensor, ...]:
+    """Outputs of the second run of a checkpoint, and their gradients: its frame names them while it goes backward."""
+    heads = shapes.model.num_attention_heads // shapes.t
+    return tuple(
+        shapes.wide(f"{name} {what}", heads * width, "a·d/t")
+        for name, width in head_widths(mla_of(shapes))
+        for what in ("made again", "gradient")
+    )
+
+
+def _twice(calls: tuple[Collective, ...]) -> tuple[Collective, ...]:
+    """With the forward's calls made once more when its results are computed again."""
+    return (*calls, *(replace(call, phase="recompute") for call in calls if call.phase == "forward"))
+
+
+def key_value_width(mla: MlaSpec) -> int:
+    """Elements of a head in the projection of keys and values."""
+    return mla.qk_head_dim + mla.v_head_dim
+
+
+def head_widths(mla: MlaSpec) -> tuple[tuple[str, int], ...]:
+    return (("query", mla.query_head_dim), ("key", mla.query_head_dim), ("value", mla.v_head_dim))
