@@ -96,7 +96,7 @@ class RankClass:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Message:
+class CommunicationRow:
     """One row of the communication table: one collective of one module on one pipeline rank."""
 
     group: str
@@ -119,7 +119,7 @@ class Message:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MessageTotal:
+class CommunicationTotal:
     """Sums over one kind of group: for the busiest rank, and over all ranks of the world."""
 
     calls_per_iteration: int
@@ -180,8 +180,8 @@ class Report:
     parameters_active: int
     parameters_routed_experts: int
     ranks: tuple[RankClass, ...]
-    communication: tuple[Message, ...]
-    communication_totals: dict[str, MessageTotal]
+    communication: tuple[CommunicationRow, ...]
+    communication_totals: dict[str, CommunicationTotal]
     verdict: Verdict
     advice: tuple[Advice, ...]
     assumptions: tuple[str, ...]

@@ -11,7 +11,17 @@ from typing import Any
 
 from analyzer.layout.stages import Chunk
 from analyzer.modules.tree import Collective, Module, Parameter, Tensor
-from analyzer.results import Advice, MemoryPart, Message, MessageTotal, PeakEvent, RankClass, RankMemory, Report, Verdict
+from analyzer.results import (
+    Advice,
+    CommunicationRow,
+    CommunicationTotal,
+    MemoryPart,
+    PeakEvent,
+    RankClass,
+    RankMemory,
+    Report,
+    Verdict,
+)
 from analyzer.specs import (
     BatchSpec,
     HardwareSpec,
@@ -155,12 +165,12 @@ def make_rank(job: TrainingJob, stage: int) -> RankClass:
     )
 
 
-def make_messages(job: TrainingJob) -> tuple[Message, ...]:
+def make_messages(job: TrainingJob) -> tuple[CommunicationRow, ...]:
     """Tensor-, pipeline- and data-parallel rows of every stage."""
     p, m, wide = job.parallel, job.batch.microbatches, (2048, 4, job.model.hidden_size)
     size = 2 * 2048 * 4 * job.model.hidden_size
     layers = job.model.num_layers // p.pipeline
-    blank = Message(
+    blank = CommunicationRow(
         group="tp",
         kind="all_reduce",
         phase="forward",
@@ -173,7 +183,7 @@ def make_messages(job: TrainingJob) -> tuple[Message, ...]:
         calls_per_iteration=layers * m,
         bytes_per_iteration=layers * m * size,
     )
-    rows: list[Message] = []
+    rows: list[CommunicationRow] = []
     for stage in range(p.pipeline):
         for module, phase in (
             ("self_attention.linear_proj", "forward"),
@@ -244,7 +254,7 @@ def make_report(job: TrainingJob, *, limit: int = 4096, advice: tuple[Advice, ..
         calls = [sum(row.calls_per_iteration for row in stage) for stage in by_stage]
         sizes = [sum(row.bytes_per_iteration for row in stage) for stage in by_stage]
         each = p.world_size // p.pipeline
-        totals[kind] = MessageTotal(
+        totals[kind] = CommunicationTotal(
             calls_per_iteration=max(calls),
             bytes_per_iteration=max(sizes),
             cluster_calls_per_iteration=each * sum(calls),

@@ -93,6 +93,6 @@ def comparisons(report: Report, traces: Mapping[int, Path], *, tolerance: float)
     found = []
     for each in report.ranks:
         trace = read_trace(traces[each.ranks[0][0]])
-        messages = [message for message in report.communication if message.pipeline_rank == each.pipeline_rank]
-        found.append(Compared(each, compare(each, fold(trace), messages=messages, tolerance=tolerance), trace.header))
+        rows = [row for row in report.communication if row.pipeline_rank == each.pipeline_rank]
+        found.append(Compared(each, compare(each, fold(trace), communication=rows, tolerance=tolerance), trace.header))
     return tuple(found)

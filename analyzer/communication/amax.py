@@ -1,10 +1,9 @@
-"""Largest values of FP8 tensors, agreed on by the ranks that scale alike.
+"""All-reduces of the amax (largest absolute value) of FP8 tensors over ranks that use the same scale.
 
-The delayed recipe keeps histories of them: those of all quantizers are reduced at the end of each forward pass under
-`fp8_autocast`, also where a checkpoint repeats it, and in the backward pass of its first layer
-(`FP8GlobalStateManager.reduce_and_update_fp8_tensors`). Weights stored in FP8 are cast from shards of their masters, so
-that ranks need the largest of all shards first (`cast_master_weights_to_fp8`). What one tensor sharded over tensor-parallel
-ranks needs is with its module.
+The delayed recipe keeps amax histories. Those of all quantizers are reduced at the end of each forward pass under `fp8_autocast`,
+also in a recomputation, and in the backward pass of its first layer (`FP8GlobalStateManager.reduce_and_update_fp8_tensors`).
+Weights stored in FP8 are cast from shards of their fp32 master weights, so ranks first need the amax over all shards
+(`cast_master_weights_to_fp8`). The amax of a tensor that is sharded over tensor-parallel ranks is reduced by its module.
 
 Sources: Transformer Engine 2.11, pytorch/quantization.py and pytorch/tensor/utils.py; `get_fp8_context` in
 megatron/core/fp8_utils.py (0.16.1).
@@ -16,18 +15,18 @@ from collections import Counter
 from collections.abc import Iterator
 from math import prod
 
-from analyzer.communication.rows import Phase, row
+from analyzer.communication.calls import Call, Phase
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.quantized import scales
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module, Parameter, parameters
-from analyzer.results import Message
 from analyzer.specs import TrainingJob
 from analyzer.states.bytes_per_parameter import adam_keeps_masters
 from analyzer.states.fp8_weights import BACKWARD_QUANTIZERS, FORWARD_QUANTIZERS, matrices, quantized, quantized_products
 
 
-def largest_value_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
-    """All-reduces of fp32 values: of the delayed recipe for each microbatch and chunk, of stored weights once."""
+def amax_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
+    """All-reduces of fp32 amax values: delayed recipe for each microbatch and chunk, stored weights once per iteration."""
     fp8 = job.precision.fp8
     products = quantized_products(stage.trees)
     if fp8 is None or not products:
@@ -41,9 +40,7 @@ def largest_value_messages(job: TrainingJob, stage: StageModel) -> Iterator[Mess
             ("backward", BACKWARD_QUANTIZERS, first + each),
         )
         for phase, quantizers, count in (call for call in calls if call[2]):
-            yield row(
-                job,
-                pipeline_rank=stage.pipeline_rank,
+            yield Call(
                 group="tp_dp_cp",
                 kind="all_reduce",
                 phase=phase,
@@ -52,15 +49,13 @@ def largest_value_messages(job: TrainingJob, stage: StageModel) -> Iterator[Mess
                 dtype="fp32",
                 per_microbatch=count,
             )
-    # mxfp8 is cast from whole parameters in 16 bit after they are gathered, and an Adam with masters of its own casts by itself
+    # mxfp8 is cast from full 16-bit parameters after they are gathered; an Adam with its own master weights casts them itself
     if fp8.stored_parameters and fp8.recipe != "mxfp8" and not adam_keeps_masters(job):
         values: Counter[str] = Counter()
         for parameter in quantized(stage.trees):
-            values[_shard_group(job, parameter)] += _largest_values(job, parameter)
+            values[_shard_group(job, parameter)] += _amax_values(job, parameter)
         for group, count in values.items():
-            yield row(
-                job,
-                pipeline_rank=stage.pipeline_rank,
+            yield Call(
                 group=group,
                 kind="all_reduce",
                 phase="parameter",
@@ -72,9 +67,9 @@ def largest_value_messages(job: TrainingJob, stage: StageModel) -> Iterator[Mess
 
 
 def _under_checkpoints(module: Module) -> tuple[int, int]:
-    """Checkpoints that multiply in FP8, each an `fp8_autocast` of its own when it runs again, and linear layers under them.
+    """Checkpoints with FP8 GEMMs, each with its own `fp8_autocast` when it is recomputed, and the linear layers in them.
 
-    Each of these takes itself for the first of its pass (`IS_FIRST_FP8_MODULE` in pytorch/module/linear.py).
+    Each of these layers counts as the first of its pass (`IS_FIRST_FP8_MODULE` in pytorch/module/linear.py).
     """
     if module.recomputed and any(parameter.quantized for parameter in parameters(module)):
         return 1, sum(any(parameter.quantized for parameter in each.parameters) for _, each in module.walk())
@@ -83,20 +78,20 @@ def _under_checkpoints(module: Module) -> tuple[int, int]:
 
 
 def _firsts(tree: Module) -> int:
-    """Modules outside checkpoints that take themselves for the first: with checkpointed layers the final norm does so too."""
-    decoder = next(child for child in tree.children if child.name == "decoder")
+    """Modules outside checkpoints that count as the first: with checkpointed layers the final norm is one too."""
+    decoder = next(child for child in tree.children if child.kind is ModuleKind.DECODER)
     names = {child.name for child in decoder.children}
     outside = {child.name for child in decoder.children if not child.recomputed}
     return 1 if outside == names else len(outside)
 
 
 def _shard_group(job: TrainingJob, parameter: Parameter) -> str:
-    """Over which the masters of a weight are sharded."""
+    """The group over which the master weights of a parameter are sharded."""
     group = "edp" if parameter.sharding == "expert" and job.parallel.expert > 1 else "dp_cp"
     return f"intra_{group}" if job.parallel.distributed_optimizer_instances > 1 else group
 
 
-def _largest_values(job: TrainingJob, parameter: Parameter) -> int:
+def _amax_values(job: TrainingJob, parameter: Parameter) -> int:
     """One for each scale."""
     assert job.precision.fp8 is not None
     count, rows, columns = matrices(parameter)

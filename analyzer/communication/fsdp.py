@@ -1,8 +1,8 @@
-"""Messages of full sharding: parameters gathered and gradients reduced, bucket by bucket or unit by unit.
+"""Communication of FSDP: parameters gathered and gradients reduced, bucket by bucket or unit by unit.
 
-Read in megatron/core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py (`AllGatherPipeline.all_gather_params`,
+Source: megatron/core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py (`AllGatherPipeline.all_gather_params`,
 `GradReducePipeline._bucket_group_gradient_reduce`), 0.16.1, and torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py
-(torch 2.13). Calls that are issued together count one by one.
+(torch 2.13). Coalesced calls are counted one by one.
 """
 
 from __future__ import annotations
@@ -13,18 +13,14 @@ from collections.abc import Iterator
 from analyzer.buffers.fsdp import ShardedBucket, fsdp_of, reduced_dtype, shard_ranks, sharded_buckets
 from analyzer.buffers.fsdp2 import torch_units
 from analyzer.buffers.fsdp_gathering import chunk_passes
-from analyzer.communication.rows import Kind, Phase, row
+from analyzer.communication.calls import Call, Kind, Phase
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module
-from analyzer.results import Message
 from analyzer.specs import TrainingJob
 
-Call = tuple[str, Kind, Phase, str, int, str]
-"""Group, kind, phase, module, elements and dtype."""
 
-
-def sharding_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
-    """One row for each kind and size of message; equal buckets, also of other chunks, are calls of the same row."""
+def fsdp_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
+    """One call for each kind and size of message, with the number of equal buckets, also those of other chunks."""
     of_chunk = _torch_calls if fsdp_of(job).implementation == "torch" else _megatron_calls
     each_microbatch: Counter[Call] = Counter()
     each_iteration: Counter[Call] = Counter()
@@ -32,27 +28,15 @@ def sharding_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
         for call, per_microbatch, per_iteration in of_chunk(job, tree):
             each_microbatch[call] += per_microbatch
             each_iteration[call] += per_iteration
-    for call in each_microbatch + each_iteration:  # without those that are never made
-        group, kind, phase, module, numel, dtype = call
-        yield row(
-            job,
-            pipeline_rank=stage.pipeline_rank,
-            group=group,
-            kind=kind,
-            phase=phase,
-            module=module,
-            shape=(numel,),
-            dtype=dtype,
-            per_microbatch=each_microbatch[call],
-            per_iteration=each_iteration[call],
-        )
+    for call in each_microbatch + each_iteration:  # without calls that are never made
+        yield call._replace(per_microbatch=each_microbatch[call], per_iteration=each_iteration[call])
 
 
 def _megatron_calls(job: TrainingJob, tree: Module) -> Iterator[tuple[Call, int, int]]:
-    """Calls of one chunk with how often each microbatch and each iteration makes them.
+    """Calls of one chunk, with their number for each microbatch and for each iteration.
 
-    Gradients that are sharded are reduced in every microbatch, others in the last. Layers whose parameters are sharded are
-    gathered for the forward and for the backward; everything else is gathered once, after the step.
+    Sharded gradients are reduced in every microbatch, others in the last. Layers with sharded parameters are gathered for the
+    forward and for the backward; everything else is gathered once, after the step.
     """
     strategy = fsdp_of(job).strategy
     buckets = sharded_buckets(job, tree)
@@ -72,13 +56,14 @@ def _megatron_calls(job: TrainingJob, tree: Module) -> Iterator[tuple[Call, int,
 
 
 def _call(job: TrainingJob, bucket: ShardedBucket, kind: Kind, phase: Phase, dtype: str) -> Call:
-    """A message of a whole bucket among the ranks that share it."""
+    """A collective over a bucket."""
     group = f"intra_{bucket.group}" if job.parallel.distributed_optimizer_instances > 1 else bucket.group
-    return group, kind, phase, _name(bucket, "gradients" if phase == "gradient" else "parameters"), bucket.numel, dtype
+    name = _name(bucket, "gradients" if phase == "gradient" else "parameters")
+    return Call(group, kind, phase, name, (bucket.numel,), dtype)
 
 
 def _outer_calls(job: TrainingJob, bucket: ShardedBucket) -> Iterator[tuple[Call, int, int]]:
-    """Between instances of the optimizer: gradients once for each iteration, and parameters where they own different ones."""
+    """Between instances of the optimizer: gradients once for each iteration, and parameters if the instances own different ones."""
     if job.parallel.distributed_optimizer_instances == 1:
         return
     fsdp = fsdp_of(job)
@@ -86,9 +71,9 @@ def _outer_calls(job: TrainingJob, bucket: ShardedBucket) -> Iterator[tuple[Call
     numel = bucket.numel // shard_ranks(job, bucket.group) if sharded else bucket.numel
     reduction: Kind = "reduce_scatter" if fsdp.outer_sharding else "all_reduce"
     gradients = reduced_dtype(job, bucket)
-    yield ("inter_dist_opt", reduction, "gradient", _name(bucket, "gradient_shard"), numel, gradients), 0, 1
+    yield Call("inter_dist_opt", reduction, "gradient", _name(bucket, "gradient_shard"), (numel,), gradients), 0, 1
     if fsdp.outer_sharding:
-        yield ("inter_dist_opt", "all_gather", "parameter", _name(bucket, "parameter_shard"), numel, bucket.dtype), 0, 1
+        yield Call("inter_dist_opt", "all_gather", "parameter", _name(bucket, "parameter_shard"), (numel,), bucket.dtype), 0, 1
 
 
 def _name(bucket: ShardedBucket, what: str) -> str:
@@ -96,9 +81,9 @@ def _name(bucket: ShardedBucket, what: str) -> str:
 
 
 def _torch_calls(job: TrainingJob, tree: Module) -> Iterator[tuple[Call, int, int]]:
-    """Every unit is gathered and reduced in every microbatch; for backward again where forward has dropped it."""
+    """Every unit is gathered and reduced in every microbatch, and gathered again for backward if forward freed it."""
     again = int(fsdp_of(job).reshard_after_forward)
     for unit in torch_units(job, tree):
-        yield ("dp_cp", "all_gather", "forward", "data_parallel.parameters", unit.numel, unit.dtype), 1, 0
-        yield ("dp_cp", "all_gather", "backward", "data_parallel.parameters", unit.numel, unit.dtype), again, 0
-        yield ("dp_cp", "reduce_scatter", "gradient", "data_parallel.gradients", unit.numel, unit.dtype), 1, 0
+        yield Call("dp_cp", "all_gather", "forward", "data_parallel.parameters", (unit.numel,), unit.dtype), 1, 0
+        yield Call("dp_cp", "all_gather", "backward", "data_parallel.parameters", (unit.numel,), unit.dtype), again, 0
+        yield Call("dp_cp", "reduce_scatter", "gradient", "data_parallel.gradients", (unit.numel,), unit.dtype), 1, 0

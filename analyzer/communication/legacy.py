@@ -1,30 +1,27 @@
-"""What the code of 2023 (before megatron-core 0.3) sends otherwise: the batch and the scalars of a step.
+"""Communication that differs in the code of 2023 (before megatron-core 0.3): the batch and the scalars of a step.
 
-Read in pretrain_gpt.py, megatron/core/tensor_parallel/data.py (`broadcast_data`), megatron/training.py,
-megatron/utils.py and megatron/optimizer/ of August 2023. Gradients and parameters go as later, over buffers that are
-not cut into buckets (buffers.py). Symbols: s sequence, b micro-batch.
+Source: pretrain_gpt.py, megatron/core/tensor_parallel/data.py (`broadcast_data`), megatron/training.py,
+megatron/utils.py and megatron/optimizer/ of August 2023. Gradients and parameters are communicated as in later
+releases, in buffers without buckets. Symbols: s sequence, b micro-batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analyzer.communication.rows import Phase, gradient_statistics_group, row
+from analyzer.communication.calls import Call, Phase, gradient_statistics_group
 from analyzer.modules.stage import StageModel
-from analyzer.results import Message
 from analyzer.specs import TrainingJob
 
 MAX_DATA_DIMENSIONS = 5
-"""Sizes that `broadcast_data` sends ahead of a tensor (`_MAX_DATA_DIM`)."""
+"""Sizes that `broadcast_data` sends before a tensor (`_MAX_DATA_DIM`)."""
 
 
-def legacy_batch_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
+def legacy_batch_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
     """`broadcast_data` of tokens [b, s + 1], on every stage and for each of its chunks; masks are built from them."""
     tokens = job.batch.micro_batch_size * (job.batch.seq_length + 1)
     for name, numel in (("sizes", MAX_DATA_DIMENSIONS), ("text", tokens)):
-        yield row(
-            job,
-            pipeline_rank=stage.pipeline_rank,
+        yield Call(
             group="tp",
             kind="broadcast",
             phase="forward",
@@ -35,12 +32,10 @@ def legacy_batch_messages(job: TrainingJob, stage: StageModel) -> Iterator[Messa
         )
 
 
-def legacy_scalar_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
-    """The loss is averaged for each microbatch; the norm is taken only to clip, and nothing is told to other ranks."""
+def legacy_scalar_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
+    """The loss is averaged for each microbatch; the norm is computed only for clipping."""
     if any(chunk.post_process for chunk in stage.chunks):
-        yield row(
-            job,
-            pipeline_rank=stage.pipeline_rank,
+        yield Call(
             group="dp",
             kind="all_reduce",
             phase="forward",
@@ -59,9 +54,7 @@ def legacy_scalar_messages(job: TrainingJob, stage: StageModel) -> Iterator[Mess
     )
     for sent, module, group, phase in scalars:
         if sent:
-            yield row(
-                job,
-                pipeline_rank=stage.pipeline_rank,
+            yield Call(
                 group=group,
                 kind="all_reduce",
                 phase=phase,

@@ -1,6 +1,6 @@
-"""Messages between pipeline stages: activations to the next, their gradients to the previous.
+"""Communication between pipeline stages: activations to the next stage, gradients to the previous one.
 
-Read in megatron/core/pipeline_parallel/schedules.py (`get_tensor_shapes` and the three schedules) and
+Source: megatron/core/pipeline_parallel/schedules.py (`get_tensor_shapes` and the three schedules) and
 p2p_communication.py (`P2PCommunicator`), 0.16.1. Symbols: s sequence, b micro-batch, h hidden, c context-parallel and
 t tensor-parallel size.
 """
@@ -10,20 +10,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from analyzer.communication.rows import Phase, row
+from analyzer.communication.calls import Call, Phase
 from analyzer.layout.stages import mtp_stage
 from analyzer.modules.stage import StageModel
-from analyzer.results import Message
 from analyzer.specs import TrainingJob
 
 SHAPE_MESSAGE = (3,)
-"""The three sizes of a tensor, sent before it where its receiver does not know them (`_communicate_shapes`)."""
+"""The three sizes of a tensor, sent before it if the receiver does not know them (`_communicate_shapes`)."""
 
 
 def hidden_states_shape(job: TrainingJob, *, states: int = 1) -> tuple[int, int, int]:
-    """[s/c, b, h] without sequence parallelism, where every tensor-parallel rank sends the whole; else [s/c/t, b, h].
+    """[s/c, b, h], or [s/c/t, b, h] with sequence parallelism.
 
-    `states` of them, one after the other, go past multi-token prediction layers.
+    `states`: hidden states in one message; several past MTP layers.
     """
     parallel, batch = job.parallel, job.batch
     sequence = batch.seq_length // parallel.context
@@ -32,13 +31,13 @@ def hidden_states_shape(job: TrainingJob, *, states: int = 1) -> tuple[int, int,
     return states * sequence, batch.micro_batch_size, job.model.hidden_size
 
 
-def pipeline_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
-    """What a rank of this stage sends; the receive of the other rank is the same message and is not repeated.
+def pipeline_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
+    """Sends of a rank of this stage. The receive of the other rank is the same message and is not listed.
 
-    Every chunk sends its output on, but the one with the loss, and the gradient of its input back, but the one with
-    the embedding. Interleaved, the last pipeline rank sends chunk i to the first pipeline rank's chunk i + 1, so that
-    a microbatch crosses v·p - 1 boundaries in each direction. With multi-token prediction layers on a rank other than
-    the last, the sizes of every tensor are sent before it.
+    Every chunk except the one with the loss sends its output, and every chunk except the one with the embedding sends the
+    gradient of its input back. If interleaved, the last pipeline rank sends the output of chunk i to chunk i + 1 of the first, so
+    a microbatch crosses v·p - 1 boundaries in each direction. With MTP layers on a rank other than the last, the sizes of every
+    tensor are sent before it.
     """
     parallel = job.parallel
     sends: tuple[tuple[Phase, str, str, Counter[int]], ...] = (
@@ -54,9 +53,7 @@ def pipeline_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
         if sizes and boundaries:
             tensors.append((f"{module}.shape", SHAPE_MESSAGE, "int64", boundaries.total()))
         for name, shape, dtype, calls in tensors:
-            yield row(
-                job,
-                pipeline_rank=stage.pipeline_rank,
+            yield Call(
                 group="pp",
                 kind="send",
                 phase=phase,
@@ -70,9 +67,9 @@ def pipeline_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
 
 
 def _states_sent(job: TrainingJob, stage: StageModel, *, forward: bool) -> Counter[int]:
-    """Boundaries that this rank's microbatch crosses, by the hidden states in the message.
+    """Boundaries that a microbatch of this rank crosses, by the number of hidden states in the message.
 
-    Multi-token prediction layers that have no loss on their stage send on what they received and the output of each depth.
+    MTP layers without the loss on their stage send what they received and the output of each depth.
     """
     boundaries: Counter[int] = Counter()
     for chunk in stage.chunks:

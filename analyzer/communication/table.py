@@ -1,61 +1,87 @@
-"""Who sends what, how often, and how many bytes: one iteration's messages of a rank of each pipeline stage.
+"""The communication table: the collectives and messages of one iteration, for a rank of each pipeline stage.
 
-Ranks that differ only in their tensor, context or data coordinate send alike, so a row stands for all ranks of its
-pipeline stage and the cost does not depend on the size of the world or the number of microbatches.
+Ranks that differ only in their tensor, context or data coordinate make the same calls. So a row stands for all ranks of its
+pipeline stage, and the cost does not depend on the world size or the number of microbatches.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from math import prod
 
-from analyzer.communication.data_parallel import data_parallel_messages
-from analyzer.communication.legacy import legacy_batch_messages, legacy_scalar_messages
-from analyzer.communication.pipeline import pipeline_messages
-from analyzer.communication.rows import Kind, Phase, ranks_in_group, row
+from analyzer.buffers.gradient_buffers import Buffer
+from analyzer.buffers.of_stage import stage_buffers
+from analyzer.communication.calls import Call, ranks_in_group
+from analyzer.communication.data_parallel import data_parallel_calls
+from analyzer.communication.legacy import legacy_batch_calls, legacy_scalar_calls
+from analyzer.communication.modules import module_calls
+from analyzer.communication.pipeline import pipeline_calls
 from analyzer.communication.training_step import (
-    batch_messages,
-    expert_bias_messages,
-    scalar_messages,
-    shared_gradient_messages,
-    token_count_messages,
+    batch_calls,
+    expert_bias_calls,
+    scalar_calls,
+    shared_gradient_calls,
+    token_count_calls,
 )
 from analyzer.modules.stage import StageModel
-from analyzer.modules.tree import Collective, Module
-from analyzer.results import Message, MessageTotal
+from analyzer.results import CommunicationRow, CommunicationTotal
 from analyzer.specs import TrainingJob
+from analyzer.units import dtype_bytes
 
-ONCE_PER_ITERATION = ("gradient", "parameter")
-"""Phases that are not run for each microbatch."""
+Buffers = Sequence[Sequence[Buffer]]
+"""Gradient and parameter buffers of each chunk of a stage."""
 
 
-def messages(job: TrainingJob, ranks: Sequence[StageModel]) -> tuple[Message, ...]:
+def communication_rows(
+    job: TrainingJob, stages: Sequence[StageModel], buffers: Sequence[Buffers] | None = None
+) -> tuple[CommunicationRow, ...]:
     """Rows for a rank of each stage, stage by stage, in the order of an iteration.
 
-    What would run over a group of one rank is left out: nothing is sent.
+    `buffers` are those of each stage, if they are known. Calls over a group of one rank are left out.
     """
-    rows = tuple(message for stage in ranks for message in _stage_messages(job, stage))
-    shared = {group for group in {message.group for message in rows} if ranks_in_group(job, group) > 1}
-    return tuple(message for message in rows if message.group in shared)
+    buffers = buffers if buffers is not None else [stage_buffers(job, stage) for stage in stages]
+    found = [(stage, call) for stage, held in zip(stages, buffers, strict=True) for call in _stage_calls(job, stage, held)]
+    groups = {call.group for _, call in found}
+    shared = {group for group in groups if ranks_in_group(job, group) > 1}
+    return tuple(_row(job, stage, call) for stage, call in found if call.group in shared)
 
 
-def totals(job: TrainingJob, rows: Sequence[Message]) -> dict[str, MessageTotal]:
-    """Sums for each group that something is sent over.
+def _row(job: TrainingJob, stage: StageModel, call: Call) -> CommunicationRow:
+    message_bytes = dtype_bytes(call.dtype, prod(call.shape))
+    calls = call.per_microbatch * job.batch.microbatches + call.per_iteration
+    return CommunicationRow(
+        group=call.group,
+        kind=call.kind,
+        phase=call.phase,
+        module=call.module,
+        pipeline_rank=stage.pipeline_rank,
+        shape=call.shape,
+        dtype=call.dtype,
+        message_bytes=message_bytes,
+        calls_per_microbatch=call.per_microbatch,
+        calls_per_iteration=calls,
+        bytes_per_iteration=calls * message_bytes,
+        peer=call.peer,
+        batched=call.batched,
+    )
 
-    The busiest rank is the one with most bytes, then most calls. The cluster's sum has every rank that makes a call,
-    so a collective counts once for each member of the group and a point-to-point message once, at its sender.
+
+def totals(job: TrainingJob, rows: Sequence[CommunicationRow]) -> dict[str, CommunicationTotal]:
+    """Sums for each group with calls.
+
+    The busiest rank is the one with most bytes, then most calls. The sum over the cluster counts every rank that makes a call: a
+    collective once for each member of the group, a point-to-point message once, at its sender.
     """
     ranks_per_stage = job.parallel.world_size // job.parallel.pipeline
     sums: dict[str, dict[int, tuple[int, int]]] = {}
-    for message in rows:
-        stages = sums.setdefault(message.group, {})
-        size, calls = stages.get(message.pipeline_rank, (0, 0))
-        stages[message.pipeline_rank] = (size + message.bytes_per_iteration, calls + message.calls_per_iteration)
+    for row in rows:
+        stages = sums.setdefault(row.group, {})
+        size, calls = stages.get(row.pipeline_rank, (0, 0))
+        stages[row.pipeline_rank] = (size + row.bytes_per_iteration, calls + row.calls_per_iteration)
     result = {}
     for group, stages in sums.items():
         size, calls = max(stages.values())
-        result[group] = MessageTotal(
+        result[group] = CommunicationTotal(
             calls_per_iteration=calls,
             bytes_per_iteration=size,
             cluster_calls_per_iteration=ranks_per_stage * sum(calls for _, calls in stages.values()),
@@ -64,63 +90,34 @@ def totals(job: TrainingJob, rows: Sequence[Message]) -> dict[str, MessageTotal]
     return result
 
 
-def _stage_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
+def _stage_calls(job: TrainingJob, stage: StageModel, buffers: Buffers) -> Iterator[Call]:
     legacy = job.megatron == "2023"
-    yield from (legacy_batch_messages if legacy else batch_messages)(job, stage)
-    yield from _module_messages(job, stage)
-    yield from pipeline_messages(job, stage)
-    yield from data_parallel_messages(job, stage)
-    if job.precision.fp8 is not None:
-        from analyzer.communication.amax import largest_value_messages  # a millisecond that most launches need not spend
-
-        yield from largest_value_messages(job, stage)
-    yield from shared_gradient_messages(job, stage)
+    yield from (legacy_batch_calls if legacy else batch_calls)(job, stage)
+    yield from module_calls(stage)
+    yield from pipeline_calls(job, stage)
+    if job.fsdp is None:
+        yield from data_parallel_calls(job, buffers)
+    yield from _optional_calls(job, stage)
+    yield from shared_gradient_calls(job, stage)
     if legacy:
-        yield from legacy_scalar_messages(job, stage)
+        yield from legacy_scalar_calls(job, stage)
     else:
-        yield from expert_bias_messages(job, stage)
-        yield from token_count_messages(job, stage)
-        yield from scalar_messages(job, stage)
+        yield from expert_bias_calls(job, stage)
+        yield from token_count_calls(job)
+        yield from scalar_calls(job, stage)
 
 
-def _module_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
-    """What the modules of the stage issue; equal calls of equal layers, also of other chunks, make one row."""
-    counts: Counter[tuple[str, Kind, str, tuple[int, ...], str, Phase]] = Counter()
-    for tree in stage.trees:
-        for path, call in _calls(tree, path="", again=False):
-            counts[_table_name(path), call.kind, call.group, call.shape, call.dtype, call.phase] += call.count
-    for (name, kind, group, shape, dtype, phase), calls in counts.items():
-        once = phase in ONCE_PER_ITERATION
-        yield row(
-            job,
-            pipeline_rank=stage.pipeline_rank,
-            group=group,
-            kind=kind,
-            phase=phase,
-            module=name,
-            shape=shape,
-            dtype=dtype,
-            per_microbatch=0 if once else calls,
-            per_iteration=calls if once else 0,
-        )
+def _optional_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
+    """Calls of features that most jobs do not have. Their modules are imported here only, for a short start-up."""
+    if job.fsdp is not None:
+        from analyzer.communication.fsdp import fsdp_calls
 
+        yield from fsdp_calls(job, stage)
+    elif job.optimizer.muon is not None:
+        from analyzer.communication.muon import muon_calls
 
-def _calls(module: Module, *, path: str, again: bool) -> Iterator[tuple[str, Collective]]:
-    """Every call with its module's path. Below a checkpoint (`again`) those of the forward are made once more in backward.
+        yield from muon_calls(job, stage)
+    if job.precision.fp8 is not None:
+        from analyzer.communication.amax import amax_calls
 
-    Losses of routers are computed where gradients are recorded (`TopKRouter.routing`), so then in backward alone.
-    """
-    here = f"{path}.{module.name}" if path else module.name
-    for call in module.collectives:
-        if not (again and module.name == "router"):
-            yield here, call
-        if again and call.phase == "forward":
-            yield here, replace(call, phase="recompute")
-    for child in module.children:
-        yield from _calls(child, path=here, again=again or module.recomputed)
-
-
-def _table_name(path: str) -> str:
-    """The path of a module without the root of its tree and without layer numbers."""
-    root, *parts = path.split(".")
-    return ".".join(part for part in parts if not part.isdigit()) or root
+        yield from amax_calls(job, stage)

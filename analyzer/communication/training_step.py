@@ -1,8 +1,8 @@
-"""What a training step sends beside modules, pipeline and buckets: the batch, shared gradients, and many scalars.
+"""Communication of a training step outside modules, pipeline and buckets: the batch, shared gradients, and scalars.
 
-Read in megatron/training/utils.py (`get_batch_on_this_tp_rank`, `calc_params_l2_norm`), training.py (`train_step`),
-megatron/core/distributed/finalize_model_grads.py and megatron/core/optimizer/{optimizer,clip_grads}.py, 0.16.1; what
-the code of 2023 did otherwise is in communication_legacy.py. Symbols: s sequence, b micro-batch.
+Source: megatron/training/utils.py (`get_batch_on_this_tp_rank`, `calc_params_l2_norm`), training.py (`train_step`),
+megatron/core/distributed/finalize_model_grads.py and megatron/core/optimizer/{optimizer,clip_grads}.py, 0.16.1; the
+code of 2023 is in `legacy`. Symbols: s sequence, b micro-batch.
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from analyzer.buffers.parameter_order import creation_order
-from analyzer.communication.rows import Kind, Phase, gradient_statistics_group, row
+from analyzer.communication.calls import Call, Kind, Phase, gradient_statistics_group
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.stage import StageModel
-from analyzer.results import Message
+from analyzer.modules.tree import Module
 from analyzer.specs import TrainingJob
 
 
-def batch_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
-    """Rank 0 of each tensor-parallel group broadcasts what its stage needs of the batch, for each microbatch.
+def batch_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
+    """Rank 0 of each tensor-parallel group broadcasts the fields of the batch that its stage needs, for each microbatch.
 
-    Only the first and the last stage read the batch; sequences are still whole, context parallelism cuts them later.
+    Only the first and the last stage read the batch. Context parallelism splits the sequences later.
     """
     shape = (job.batch.micro_batch_size, job.batch.seq_length)
-    predicts = any(chunk.mtp_layers for chunk in stage.chunks)  # needs all of it
+    predicts = any(chunk.mtp_layers for chunk in stage.chunks)  # MTP layers need all fields
     first = predicts or any(chunk.pre_process for chunk in stage.chunks)
     last = predicts or any(chunk.post_process for chunk in stage.chunks)
     fields: list[tuple[str, tuple[int, ...], str]] = []
@@ -36,9 +37,7 @@ def batch_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
         # the number of cumulative lengths of packed sequences, and the lengths: none
         fields += [("position_ids", shape, "int64"), ("cu_seqlens_size", (), "int64"), ("cu_seqlens", (0,), "int32")]
     for name, size, dtype in fields:
-        yield row(
-            job,
-            pipeline_rank=stage.pipeline_rank,
+        yield Call(
             group="tp",
             kind="broadcast",
             phase="forward",
@@ -49,19 +48,17 @@ def batch_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
         )
 
 
-def shared_gradient_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
-    """Gradients of weights that several ranks hold and each computes from a part of the tokens or for its own use.
+def shared_gradient_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
+    """Gradients of replicated weights that each rank computes from a part of the tokens.
 
-    Replicated weights of sequence-parallel regions, and q/k norms always: one all-reduce of a flattened copy over
-    tensor-parallel ranks. Tied word embedding: between the first and the last pipeline rank, at full size also with
-    the distributed optimizer, since it comes after the reduce-scatter and works on the whole buffer in place.
+    Replicated weights of sequence-parallel regions, and q/k norms always: one all-reduce of a flattened copy over tensor-parallel
+    ranks. Tied word embedding: an all-reduce between the first and the last pipeline rank, at full size also with the distributed
+    optimizer, because it follows the reduce-scatter and works on the whole buffer in place.
     """
     parameters = tuple(parameter for tree in stage.trees for parameter in creation_order(tree))
     replicated = sum(parameter.numel for parameter in parameters if parameter.sequence_parallel)
     if replicated:
-        yield row(
-            job,
-            pipeline_rank=stage.pipeline_rank,
+        yield Call(
             group="tp",
             kind="all_reduce",
             phase="gradient",
@@ -71,9 +68,7 @@ def shared_gradient_messages(job: TrainingJob, stage: StageModel) -> Iterator[Me
             per_iteration=1,
         )
     for embedding in (parameter for parameter in parameters if parameter.shared_embedding):
-        yield row(
-            job,
-            pipeline_rank=stage.pipeline_rank,
+        yield Call(
             group="embd",
             kind="all_reduce",
             phase="gradient",
@@ -84,19 +79,17 @@ def shared_gradient_messages(job: TrainingJob, stage: StageModel) -> Iterator[Me
         )
 
 
-def expert_bias_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
-    """Tokens of each expert in all mixtures of a rank, summed to move the biases of the experts (`_update_router_expert_bias`).
+def expert_bias_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
+    """Tokens of each expert in all MoE layers of a rank, reduced to update the expert biases (`_update_router_expert_bias`).
 
-    The counts are a buffer of the router's, and the wrapper of the model casts those with the weights.
+    The counts are a buffer of the router, which the model wrapper casts to the type of the weights.
     """
     moe = job.model.moe
     if moe is None or not moe.expert_bias:
         return
-    routers = sum(module.name == "router" for tree in stage.trees for _, module in tree.walk())
+    routers = sum(tree.derived(_routers) for tree in stage.trees)
     if routers:
-        yield row(
-            job,
-            pipeline_rank=stage.pipeline_rank,
+        yield Call(
             group="tp_dp_cp",
             kind="all_reduce",
             phase="gradient",
@@ -107,14 +100,16 @@ def expert_bias_messages(job: TrainingJob, stage: StageModel) -> Iterator[Messag
         )
 
 
-def token_count_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
-    """With `--calculate-per-token-loss` the last stage tells the others the number of tokens, and replicas add theirs."""
+def _routers(tree: Module) -> int:
+    return sum(module.kind is ModuleKind.ROUTER for _, module in tree.walk())
+
+
+def token_count_calls(job: TrainingJob) -> Iterator[Call]:
+    """With `--calculate-per-token-loss` the last stage broadcasts the number of tokens, and replicas sum it."""
     calls: tuple[tuple[str, Kind], ...] = (("pp", "broadcast"), ("dp_cp", "all_reduce"))
     if job.flags.calculate_per_token_loss:
         for group, kind in calls:
-            yield row(
-                job,
-                pipeline_rank=stage.pipeline_rank,
+            yield Call(
                 group=group,
                 kind=kind,
                 phase="gradient",
@@ -125,12 +120,12 @@ def token_count_messages(job: TrainingJob, stage: StageModel) -> Iterator[Messag
             )
 
 
-def scalar_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
+def scalar_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
     """All-reduces of one number around the optimizer step, and of the loss at the end.
 
-    The norm is taken also where gradients are not clipped (`ChainedOptimizer.step`). The loss goes as a pair: its sum
-    and the number of tokens. Experts have an optimizer of their own: each looks for overflow, and where it does so in
-    another group than the first, each sums its own norm and zeros.
+    The norm is computed also without clipping (`ChainedOptimizer.step`). The loss is a pair: its sum and the number of tokens.
+    Experts have a separate optimizer: each optimizer checks for overflow, and if its group differs from the first one, computes its
+    own norm and number of zeros.
     """
     optimizers = [("optimizer", gradient_statistics_group(job))]
     if _updates_experts_apart(job, stage):
@@ -155,9 +150,7 @@ def scalar_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
     if job.optimizer.log_params_norm:
         scalars += [("params_norm.shards", "dp_cp", "parameter", 1, "fp32"), ("params_norm", "mp", "parameter", 1, "fp32")]
     for module, group, phase, numel, dtype in scalars:
-        yield row(
-            job,
-            pipeline_rank=stage.pipeline_rank,
+        yield Call(
             group=group,
             kind="all_reduce",
             phase=phase,
@@ -169,7 +162,7 @@ def scalar_messages(job: TrainingJob, stage: StageModel) -> Iterator[Message]:
 
 
 def _updates_experts_apart(job: TrainingJob, stage: StageModel) -> bool:
-    """Whether a rank has an optimizer for experts: with expert parallelism, where it has some."""
+    """Whether a rank has a separate optimizer for experts: with expert parallelism, if it has experts."""
     if job.parallel.expert == 1 or job.optimizer.muon is not None:
         return False
     return any(parameter.sharding == "expert" for tree in stage.trees for parameter in creation_order(tree))

@@ -26,7 +26,7 @@ def token_ids(shapes: Shapes, name: str) -> Tensor:
     return Tensor(name=name, shape=(shapes.b, shapes.s), dtype="int64", formula="8·s·b", made_in=MODEL_PATH)
 
 
-def _lookup_messages(shapes: Shapes) -> tuple[Collective, ...]:
+def _lookup_collectives(shapes: Shapes) -> tuple[Collective, ...]:
     """Each rank knows its part of the vocabulary: partial embeddings are summed, and scattered where nothing stands against it."""
     if not shapes.sp:
         return shapes.tp("all_reduce", "forward")
@@ -84,7 +84,7 @@ def _word_embeddings(shapes: Shapes) -> Module:
         saved=masks,
         forward_workspace=(shapes.hidden("embedded tokens", gathered=True), shapes.hidden("output")),
         backward_workspace=(shapes.hidden("output gradient", gathered=True), gradient),
-        collectives=_lookup_messages(shapes),
+        collectives=_lookup_collectives(shapes),
         source="VocabParallelEmbedding",
     )
 

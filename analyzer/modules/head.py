@@ -62,7 +62,7 @@ def _weight_gradient(shapes: Shapes, rows: int) -> tuple[Tensor, ...]:
     return (Tensor(name="weight gradient", shape=(rows, shapes.model.hidden_size), dtype=shapes.dtype, formula="one weight"),)
 
 
-def _loss_messages(shapes: Shapes) -> tuple[Collective, ...]:
+def _loss_collectives(shapes: Shapes) -> tuple[Collective, ...]:
     """Per-token maxima and sums over the tensor-parallel group, fp32."""
     if shapes.t == 1:
         return ()
@@ -113,7 +113,7 @@ def cross_entropy(shapes: Shapes) -> Module:
             *subtracted,
         ),
         backward_workspace=(*cast, *compiled),
-        collectives=_loss_messages(shapes),
+        collectives=_loss_collectives(shapes),
         source="transformer_engine.pytorch.cross_entropy" if te else "_VocabParallelCrossEntropy",
     )
 

@@ -49,6 +49,7 @@ class _Lowering:
     def forward(self, module: Module, path: str, phase: Phase, *, discards: bool) -> None:
         """`discards`: under a checkpoint, in its first forward."""
         saved = Role.DISCARDED if discards else Role.SAVED
+        self._append(OperationKind.BEGIN, phase, path, module)
         self._memory(OperationKind.ALLOCATE, phase, path, module, saved, module.saved)
         self._memory(OperationKind.ALLOCATE, phase, path, module, Role.WORKSPACE, module.forward_workspace)
         if not (discards or module.recomputed):
@@ -63,8 +64,10 @@ class _Lowering:
         if discards:
             self._memory(OperationKind.FREE, phase, path, module, Role.DISCARDED, module.saved)
         self._memory(OperationKind.FREE, phase, path, module, Role.WORKSPACE, module.forward_workspace)
+        self._append(OperationKind.END, phase, path, module)
 
     def backward(self, module: Module, path: str) -> None:
+        self._append(OperationKind.BEGIN, "backward", path, module)
         if leaves_tensors(module):
             self._append(OperationKind.FREE, "backward", path, module, Role.LEFTOVER)
         self._memory(OperationKind.ALLOCATE, "backward", path, module, Role.WORKSPACE, module.backward_workspace)
@@ -87,6 +90,7 @@ class _Lowering:
         if leaves_tensors(module):
             left = (*module.outlives, *(tensor for tensor in module.saved if tensor.lingers))
             self._append(OperationKind.ALLOCATE, "backward", path, module, Role.LEFTOVER, left)
+        self._append(OperationKind.END, "backward", path, module)
 
     def _compute(self, module: Module, path: str, phase: Phase) -> None:
         self._memory(OperationKind.ALLOCATE, phase, path, module, Role.TRANSFER, module.offloaded)

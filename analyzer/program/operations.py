@@ -1,4 +1,4 @@
-"""Operations of a module in the order of execution: compute, collective, allocate, free.
+"""Operations of a module in the order of execution: begin, compute, collective, allocate, free, end.
 
 Lowering a module tree gives a sequence of operations for its forward and one for its backward (`lowering`). Everything that
 needs an order reads these sequences: memory, the allocator replay, communication and the comparison with traces.
@@ -18,6 +18,9 @@ Phase = Literal["forward", "backward", "recompute"]
 class OperationKind(Enum):
     """What an operation does."""
 
+    BEGIN = auto()
+    """A module starts to run; its children run until its END."""
+    END = auto()
     ALLOCATE = auto()
     FREE = auto()
     COMPUTE = auto()

@@ -30,8 +30,8 @@ def check(report: Report, trace: Trace, *, tolerance: float) -> Comparison:
     if not recorded.iterations:
         raise InputError(OPTION, "the trace breaks off before the first step", "record it again")
     rank = next(each for each in report.ranks if any(first <= header.rank <= last for first, last in each.ranks))
-    messages = [message for message in report.communication if message.pipeline_rank == rank.pipeline_rank]
-    return compare(rank, recorded, messages=messages, tolerance=tolerance)
+    rows = [row for row in report.communication if row.pipeline_rank == rank.pipeline_rank]
+    return compare(rank, recorded, communication=rows, tolerance=tolerance)
 
 
 def as_recorded(job: TrainingJob, header: Header) -> TrainingJob:

@@ -1,7 +1,7 @@
-"""Formulas held against a trace: module by module, tensor by tensor, and in total.
+"""Formulas compared with a trace: by module, by tensor, and in total.
 
-Tensors of the two sides are matched by their size within the module that makes them. What is left over on either side is
-listed; nothing is tolerated silently. Works from the trace alone, without torch.
+Tensors of the two sides are matched by their size within the module that makes them. Unmatched tensors of either side are listed.
+Needs the trace only, not torch.
 """
 
 from __future__ import annotations
@@ -10,18 +10,22 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import NamedTuple
 
 from analyzer.layout.stages import Chunk
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import LAYER, MODEL_PATH, STREAM, Module, Tensor
-from analyzer.results import Message, RankClass
+from analyzer.program.chunks import chunk_program
+from analyzer.program.operations import Operation, OperationKind
+from analyzer.results import CommunicationRow, RankClass
 from analyzer.trace.summary import CollectiveKey, Recorded
 
 MODEL = "(the model itself)"
-"""Where the loss is computed: in the frame of the model, in no module of its own."""
+"""Maker of the tensors of the loss, which the model computes outside any module."""
 PACKING = "batch.cu_seqlens"
-"""Lengths of packed sequences, which the batch of a recorded step has none of."""
+"""Lengths of packed sequences, which a recorded step does not broadcast."""
 NEGLIGIBLE = 1e-3
-"""A module whose difference is less than this share of all saved bytes is listed, and fails no check."""
+"""A module whose difference is below this share of all saved bytes is listed, but does not fail a check."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +36,9 @@ class ModuleRow:
     predicted: int
     recorded: int
     only_predicted: tuple[Tensor, ...]
-    """Tensors that the formulas have and the trace has not."""
+    """Predicted tensors without a recorded one."""
     only_recorded: tuple[int, ...]
-    """Bytes of tensors that the trace has and the formulas have not."""
+    """Bytes of recorded tensors without a predicted one."""
 
     @property
     def difference(self) -> int:
@@ -44,7 +48,7 @@ class ModuleRow:
 
 @dataclass(frozen=True, kw_only=True)
 class TotalRow:
-    """A figure of the whole rank on both sides."""
+    """A total of the rank on both sides."""
 
     name: str
     predicted: int
@@ -52,7 +56,7 @@ class TotalRow:
 
     @property
     def error(self) -> float:
-        """(predicted - recorded) / recorded; 0 where both are nothing."""
+        """(predicted - recorded) / recorded; 0 if both are 0."""
         if self.recorded == self.predicted:
             return 0.0
         return (self.predicted - self.recorded) / self.recorded if self.recorded else float("inf")
@@ -60,7 +64,7 @@ class TotalRow:
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveRow:
-    """One kind of call whose number differs."""
+    """A call whose number differs."""
 
     key: CollectiveKey
     predicted: int
@@ -69,19 +73,19 @@ class CollectiveRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Everything that a check has to say."""
+    """The result of a check."""
 
     modules: tuple[ModuleRow, ...]
     totals: tuple[TotalRow, ...]
     collectives: tuple[CollectiveRow, ...]
     """Only those that differ."""
     explained: float
-    """Share of the recorded saved bytes that a predicted tensor of the same module and size accounts for."""
+    """Share of the recorded saved bytes that match a predicted tensor of the same module and size."""
     tolerance: float
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """What differs by more than the tolerance, one phrase each."""
+        """Differences above the tolerance, one phrase each."""
         found = [f"{row.name}: {row.error:+.2%}" for row in self.totals if abs(row.error) > self.tolerance]
         whole = sum(row.recorded for row in self.modules)
         for row in self.modules:
@@ -91,13 +95,15 @@ class Comparison:
         return tuple(found)
 
 
-def compare(rank: RankClass, recorded: Recorded, *, messages: Sequence[Message] = (), tolerance: float = 0.01) -> Comparison:
-    """Hold the prediction for a rank against the recording of one. The last iteration of the trace is the steady one.
+def compare(
+    rank: RankClass, recorded: Recorded, *, communication: Sequence[CommunicationRow] = (), tolerance: float = 0.01
+) -> Comparison:
+    """Compares the prediction for a rank with a recording. The last iteration of the trace counts as the steady state.
 
-    Raises ValueError where the trace has no iteration.
+    Raises ValueError if the trace has no iteration.
     """
     if not recorded.iterations:
-        raise ValueError("the trace has no iteration: it broke off before the first step")
+        raise ValueError("the trace has no iteration: it ends before the first step")
     last = recorded.iterations[-1]
     rows = _module_rows(rank, last.saved)
     matched = sum(row.recorded - sum(row.only_recorded) for row in rows)
@@ -105,7 +111,7 @@ def compare(rank: RankClass, recorded: Recorded, *, messages: Sequence[Message] 
     return Comparison(
         modules=rows,
         totals=tuple(_totals(rank, recorded)),
-        collectives=_collective_rows(messages, last.collectives),
+        collectives=_collective_rows(communication, last.collectives),
         explained=matched / whole if whole else 1.0,
         tolerance=tolerance,
     )
@@ -114,48 +120,84 @@ def compare(rank: RankClass, recorded: Recorded, *, messages: Sequence[Message] 
 def made_tensors(chunks: Sequence[Chunk], trees: Sequence[Module]) -> Iterator[tuple[str, Tensor]]:
     """Every saved tensor of one microbatch with the module that makes it, named as Megatron names it.
 
-    Layers have their numbers in the whole model, from 0, those of multi-token prediction numbers of their own.
-    What a pipeline stage receives is left out: no module makes it.
+    Layers have their numbers in the whole model, from 0; MTP layers have their own numbers. Tensors that a pipeline stage receives
+    are left out: no module makes them.
     """
     for chunk, tree in zip(chunks, trees, strict=True):
-        layers = iter((*(layer - 1 for layer in chunk.layers), *range(chunk.mtp_layers)))
-        stream = [""]  # who made the hidden states so far; on a later stage nobody here
-        for child in tree.children:
-            for path, tensor in _of_node(child, path="", layer="", stream=stream, layers=layers):
+        names = _Names(chunk)
+        for operation in chunk_program(tree).expanded("forward"):
+            for path, tensor in names.take(operation):
                 if path is not None:
                     yield path or MODEL, tensor
 
 
-def _of_node(
-    module: Module, *, path: str, layer: str, stream: list[str], layers: Iterator[int], checkpointed: bool = False
-) -> Iterator[tuple[str | None, Tensor]]:
-    """Tensors below `module`. `path` is the enclosing module, `layer` the enclosing layer, `stream` who made the hidden states.
+class _Frame(NamedTuple):
+    """A module that runs."""
 
-    Of what is `checkpointed`, there is what modules themselves name: it is freed when they run again.
-    """
-    here = path
-    if module.name == "layers":
-        layer = f"{path}.layers.{next(layers)}" if path else f"layers.{next(layers)}"
-        here = layer
-    elif module.name == "transformer_layer":  # inside a layer of multi-token prediction
-        layer = here = f"{path}.transformer_layer"
-    elif module.name == "embedding":  # one, whoever calls it
-        layer, here = "", "embedding"
-    elif not module.function:
-        here = f"{path}.{module.name}" if path else module.name
-    named = (replace(tensor, lingers=True) for tensor in module.named) if checkpointed else ()
-    for tensor in (*module.saved, *named):
-        if tensor.bytes and (tensor.lingers or not checkpointed):
-            yield _maker(tensor, here=here, layer=layer, stream=stream[0]), tensor
-    within = checkpointed or module.recomputed
-    for child in module.children:
-        yield from _of_node(child, path=here, layer=layer, stream=stream, layers=layers, checkpointed=within)
-    if module.name == "layers":
-        stream[0] = layer if module.children else stream[0]
-    elif module.name == "eh_proj":  # whose output is gathered where it is in parts
-        stream[0] = layer if module.collectives else here
-    elif module.name == "embedding" and any(child.saved for child in module.children):  # not where it lends its weight alone
-        stream[0] = f"embedding.{module.output_of}" if module.output_of else "embedding"
+    module: Module
+    path: str
+    """Its name in Megatron; of a function that of its caller."""
+    layer: str
+    """The enclosing transformer layer."""
+    checkpointed: bool
+    """It runs in the first forward of a checkpoint."""
+
+
+class _Names:
+    """Megatron's names of the modules that make tensors, in the order of a forward."""
+
+    def __init__(self, chunk: Chunk) -> None:
+        self._layers = iter((*(layer - 1 for layer in chunk.layers), *range(chunk.mtp_layers)))
+        self._frames: list[_Frame] = []
+        self._stream = ""
+        """The module that made the hidden states; none yet on a later stage."""
+
+    def take(self, operation: Operation) -> Iterator[tuple[str | None, Tensor]]:
+        """Tensors that an operation saves, each with its maker; None for tensors that were received."""
+        if operation.kind is OperationKind.BEGIN:
+            frame = self._begin(operation)
+            # under a checkpoint only tensors that modules themselves reference stay: the others are freed until the recomputation
+            named = tuple(replace(tensor, lingers=True) for tensor in operation.module.named) if frame.checkpointed else ()
+            for tensor in (*operation.module.saved, *named):
+                if tensor.bytes and (tensor.lingers or not frame.checkpointed):
+                    yield _maker(tensor, here=frame.path, layer=frame.layer, stream=self._stream), tensor
+        elif operation.kind is OperationKind.END:
+            self._end(self._frames.pop())
+
+    def _begin(self, operation: Operation) -> _Frame:
+        module = operation.module
+        if self._frames:
+            outer = self._frames[-1]
+            path, layer, checkpointed = outer.path, outer.layer, outer.checkpointed or outer.module.recomputed
+        else:  # a block: the modules around it, without the root
+            path, layer, checkpointed = operation.path.partition(".")[2].rpartition(".")[0], "", False
+        if self._is_numbered(module):
+            path = layer = f"{path}.layers.{next(self._layers)}" if path else f"layers.{next(self._layers)}"
+        elif module.kind is ModuleKind.LAYER:
+            path = layer = f"{path}.{module.name}"
+        elif module.kind is ModuleKind.EMBEDDING:  # there is one, whichever module calls it
+            path, layer = "embedding", ""
+        elif not module.function and module.kind is not ModuleKind.MODEL:
+            path = f"{path}.{module.name}" if path else module.name
+        frame = _Frame(module, path, layer, checkpointed)
+        self._frames.append(frame)
+        return frame
+
+    def _is_numbered(self, module: Module) -> bool:
+        """Whether this is one of the `layers` of the decoder or of MTP, and not the transformer layer inside an MTP layer."""
+        inside_mtp = any(frame.module.kind is ModuleKind.MTP_DEPTH for frame in self._frames)
+        return module.kind is ModuleKind.MTP_DEPTH or (module.kind is ModuleKind.LAYER and not inside_mtp)
+
+    def _end(self, frame: _Frame) -> None:
+        """Hidden states leave a layer, a projection of MTP, or the embedding."""
+        module = frame.module
+        if self._is_numbered(module):
+            self._stream = frame.layer if module.children else self._stream
+        elif module.kind is ModuleKind.MTP_PROJECTION:  # its output is gathered if it is split
+            self._stream = frame.layer if module.collectives else frame.path
+        elif module.kind is ModuleKind.EMBEDDING and any(child.saved for child in module.children):
+            # not if it only lends its weight
+            self._stream = f"embedding.{module.output_of}" if module.output_of else "embedding"
 
 
 def _maker(tensor: Tensor, *, here: str, layer: str, stream: str) -> str | None:
@@ -182,7 +224,7 @@ def _module_rows(rank: RankClass, saved: dict[str, tuple[int, ...]]) -> tuple[Mo
 
 
 def _known(module: str, predicted: dict[str, list[Tensor]]) -> str:
-    """The nearest enclosing module that the formulas know: kernels have modules of their own inside core_attention."""
+    """The nearest enclosing module in the prediction: recorded kernels have further modules inside core_attention."""
     name = module
     while name and name not in predicted:
         name = name.rpartition(".")[0]
@@ -190,7 +232,7 @@ def _known(module: str, predicted: dict[str, list[Tensor]]) -> str:
 
 
 def _row(name: str, tensors: Sequence[Tensor], sizes: Sequence[int]) -> ModuleRow:
-    """Tensors and recorded sizes, matched. Where one microbatch is in flight, what lingers is freed in the next forward."""
+    """Tensors and recorded sizes, matched. With one microbatch in flight, lingering tensors are freed in the next forward."""
     left = Counter(sizes)
     missing = []
     seen_later = 0
@@ -213,7 +255,7 @@ def _row(name: str, tensors: Sequence[Tensor], sizes: Sequence[int]) -> ModuleRo
 
 def _totals(rank: RankClass, recorded: Recorded) -> Iterator[TotalRow]:
     memory = rank.memory
-    # a trace has tensors; what the allocator hands out beyond them is not in it
+    # a trace contains tensors, without fragmentation
     allocated = memory.allocated_bytes - memory.unsplit_bytes
     peak = memory.peak_allocated_bytes - memory.unsplit_at_peak_bytes
     first_peak = memory.peak_allocated_first_iteration_bytes - memory.unsplit_at_first_peak_bytes
@@ -223,22 +265,22 @@ def _totals(rank: RankClass, recorded: Recorded) -> Iterator[TotalRow]:
     rest = allocated - memory.parameters_bytes - memory.gradients_bytes - memory.optimizer_bytes
     first, last = recorded.iterations[0], recorded.iterations[-1]
     left = last.allocated_after - recorded.parameters - recorded.gradients - recorded.optimizer
-    yield TotalRow(name="workspaces and what else stays", predicted=rest, recorded=left)
+    yield TotalRow(name="workspaces and other kept tensors", predicted=rest, recorded=left)
     yield TotalRow(name="allocated after a step", predicted=allocated, recorded=last.allocated_after)
     yield TotalRow(name="peak of the first iteration", predicted=first_peak, recorded=first.peak)
     if len(recorded.iterations) > 1:
         yield TotalRow(name="peak of later iterations", predicted=peak, recorded=last.peak)
 
 
-def _collective_rows(messages: Sequence[Message], recorded: Counter[CollectiveKey]) -> tuple[CollectiveRow, ...]:
-    if not messages:
+def _collective_rows(rows: Sequence[CommunicationRow], recorded: Counter[CollectiveKey]) -> tuple[CollectiveRow, ...]:
+    if not rows:
         return ()
     predicted: Counter[CollectiveKey] = Counter()
-    for message in messages:
-        if message.module.startswith(PACKING):
+    for row in rows:
+        if row.module.startswith(PACKING):
             continue
-        dtype = "uint8" if message.dtype == "fp8" else message.dtype  # FP8 is sent as bytes
-        predicted[message.kind, message.group, prod(message.shape), dtype] += message.calls_per_iteration
+        dtype = "uint8" if row.dtype == "fp8" else row.dtype  # FP8 is sent as bytes
+        predicted[row.kind, row.group, prod(row.shape), dtype] += row.calls_per_iteration
     keys = sorted(predicted.keys() | recorded.keys(), key=str)
     return tuple(
         CollectiveRow(key=key, predicted=predicted[key], recorded=recorded[key]) for key in keys if predicted[key] != recorded[key]

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analyzer.communication.table import messages, totals
+from analyzer.communication.table import communication_rows, totals
 from analyzer.layout.groups import coordinates, group_of
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Collective, Module, Parameter
 from analyzer.passes.stages import stage_models
-from analyzer.results import Message
+from analyzer.results import CommunicationRow
 from analyzer.schedule.pipeline import steps
 from analyzer.specs import TrainingJob
 from tests.communication_job import BATCH, HIDDEN, SEQUENCE, make_job, make_stages
@@ -24,9 +24,9 @@ MIB = 2**20
 HIDDEN_STATES = SEQUENCE * BATCH * HIDDEN * 2
 
 
-def rows_of(job: TrainingJob, **wanted: Any) -> list[Message]:
+def rows_of(job: TrainingJob, **wanted: Any) -> list[CommunicationRow]:
     """Messages of the hand-made model whose fields are as wanted."""
-    found = messages(job, make_stages(job))
+    found = communication_rows(job, make_stages(job))
     return [row for row in found if all(getattr(row, field) == value for field, value in wanted.items())]
 
 
@@ -89,7 +89,7 @@ def test_closed_form_is_what_all_ranks_send_together(
         order=order,
         microbatches=microbatches,
     )
-    rows = [row for row in messages(job, make_stages(job)) if row.module.startswith(("decoder", "pipeline"))]
+    rows = [row for row in communication_rows(job, make_stages(job)) if row.module.startswith(("decoder", "pipeline"))]
     found = totals(job, rows)
     closed = {group: (total.cluster_calls_per_iteration, total.cluster_bytes_per_iteration) for group, total in found.items()}
     assert closed == simulate(job)
@@ -122,7 +122,7 @@ def test_the_layout_of_the_2023_proposal() -> None:
     assert sum(row.calls_per_iteration for row in layers) == 2048
     (sent,) = rows_of(job, group="pp", pipeline_rank=0)
     assert (sent.message_bytes, sent.calls_per_iteration, sent.peer, sent.batched) == (64 * MIB, 32, "next", True)
-    cluster = totals(job, messages(job, make_stages(job)))["pp"]
+    cluster = totals(job, communication_rows(job, make_stages(job)))["pp"]
     # the proposal gives 2048 calls and 128 GiB: it counts four for each microbatch and GPU, where a GPU sends one
     assert (cluster.cluster_calls_per_iteration, cluster.cluster_bytes_per_iteration) == (2048 // 4, 128 * 1024 * MIB // 4)
 
@@ -210,7 +210,7 @@ def test_replicated_gradients_go_in_one_flat_message() -> None:
     norm = Parameter(name="weight", shape=(HIDDEN,), dtype="bf16", sequence_parallel=True)
     norms = tuple(Module(name=f"norm_{index}", parameters=(norm,)) for index in range(3))
     tree = Module(name="GPTModel", children=(*norms, *stage.trees[0].children))
-    found = messages(job, [StageModel(pipeline_rank=0, chunks=stage.chunks, trees=(tree,))])
+    found = communication_rows(job, [StageModel(pipeline_rank=0, chunks=stage.chunks, trees=(tree,))])
     (flat,) = [row for row in found if row.module == "replicated_gradients"]
     assert (flat.group, flat.kind, flat.shape, flat.dtype, flat.calls_per_iteration) == (
         "tp",
@@ -231,7 +231,7 @@ def test_counts_recompute_and_once_per_iteration_of_modules() -> None:
         Collective(kind="all_gather", group="cp", shape=(5,), dtype="fp32", phase="forward"),
     )
     tree = Module(name="GPTModel", children=(Module(name="a.0", collectives=calls), Module(name="a.1", collectives=calls)))
-    found = messages(job, [StageModel(pipeline_rank=0, chunks=stage.chunks, trees=(tree,))])
+    found = communication_rows(job, [StageModel(pipeline_rank=0, chunks=stage.chunks, trees=(tree,))])
     assert [
         (row.phase, row.calls_per_microbatch, row.calls_per_iteration, row.bytes_per_iteration)
         for row in found
@@ -313,7 +313,9 @@ def test_experts_have_an_optimizer_of_their_own(distributed: bool, group: str) -
         f"--log-num-zeros-in-grad{' --use-distributed-optimizer' * distributed}",
         base=BASE.replace("--bf16", ""),
     )
-    rows = [row for row in messages(job, stage_models(job)) if row.module.startswith("optimizer.") and not row.pipeline_rank]
+    rows = [
+        row for row in communication_rows(job, stage_models(job)) if row.module.startswith("optimizer.") and not row.pipeline_rank
+    ]
     found = {row.module: row.group for row in rows if row.message_bytes == 4}
     dense = "intra_dist_opt" if distributed else "mp"
     apart = {} if distributed else {"optimizer.experts.grad_norm": group, "optimizer.experts.num_zeros_in_grad": group}
@@ -341,14 +343,14 @@ def test_what_the_code_of_2023_does_otherwise() -> None:
 
 def test_a_single_rank_sends_nothing() -> None:
     job = make_job(calculate_per_token_loss=True, distributed=True, log_params_norm=True)
-    assert messages(job, make_stages(job)) == ()
+    assert communication_rows(job, make_stages(job)) == ()
 
 
 def test_busiest_rank_and_cluster() -> None:
     """The stage with more layers is the busiest; the cluster has every stage once for each of its ranks."""
     job = make_job(world_size=16, tensor=2, expert_tensor=2, pipeline=2, tied_embeddings=False)
     first, last = make_stages(job)
-    rows = [row for row in messages(job, [first, last]) if row.module.startswith("decoder")]
+    rows = [row for row in communication_rows(job, [first, last]) if row.module.startswith("decoder")]
     fewer = [row for row in rows if row.pipeline_rank == 0 or "mlp" in row.module]
     total = totals(job, fewer)["tp"]
     assert total.calls_per_iteration == 4 * 4 * 8

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from analyzer.communication.calls import ranks_in_group
 
-from analyzer.communication.rows import ranks_in_group
-from analyzer.communication.table import messages
+from analyzer.communication.table import communication_rows
 from analyzer.errors import InputError
 from analyzer.memory.ranks import rank_classes_of_tensors
 from analyzer.passes.stages import stage_models
@@ -68,7 +68,7 @@ def test_peak_of_a_hierarchy() -> None:
 def calls(job: TrainingJob) -> dict[tuple[str, str, str, int], int]:
     """Calls of a layer for each microbatch, by kind, group, phase and elements."""
     counts: Counter[tuple[str, str, str, int]] = Counter()
-    for row in messages(job, stage_models(job)):
+    for row in communication_rows(job, stage_models(job)):
         if row.group.startswith("cp"):
             numel = 1
             for size in row.shape:

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from analyzer.communication.table import messages
+from analyzer.communication.table import communication_rows
 from analyzer.layout.groups import group_size, groups
 from analyzer.memory.chunk_memory import chunk_memory
 from analyzer.memory.ranks import rank_classes_of_tensors
@@ -120,7 +120,7 @@ def test_messages_past_the_layers() -> None:
     job = small("--mtp-num-layers 2 --pipeline-model-parallel-size 4 --pipeline-model-parallel-layout Ett|tt|mm|L", 4)
     sent = {
         (row.pipeline_rank, row.module): row.shape
-        for row in messages(job, stage_models(job))
+        for row in communication_rows(job, stage_models(job))
         if row.group == "pp" and row.dtype == "bf16"
     }
     one, three = (4096, 1, 1024), (3 * 4096, 1, 1024)
@@ -132,7 +132,7 @@ def test_messages_past_the_layers() -> None:
         (2, "pipeline.hidden_states_gradient"): one,
         (3, "pipeline.hidden_states_gradient"): three,
     }
-    sizes = [row for row in messages(job, stage_models(job)) if row.group == "pp" and row.dtype == "int64"]
+    sizes = [row for row in communication_rows(job, stage_models(job)) if row.group == "pp" and row.dtype == "int64"]
     assert {(row.shape, row.calls_per_microbatch) for row in sizes} == {((3,), 1)}
     assert len(sizes) == 6
 
@@ -141,7 +141,7 @@ def test_tensor_parallel_messages_of_a_depth() -> None:
     """Counted by megatron-core itself with two depths: gathers of 2·h for the projection, and of h for everything else."""
     job = small(f"{UNTIED} --mtp-num-layers 2 --tensor-model-parallel-size 2 --sequence-parallel", 2)
     counts: Counter[tuple[str, int]] = Counter()
-    for row in messages(job, stage_models(job)):
+    for row in communication_rows(job, stage_models(job)):
         if row.group == "tp" and row.dtype == "bf16" and row.calls_per_microbatch:
             numel = 1
             for size in row.shape:

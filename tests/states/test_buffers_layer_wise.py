@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from analyzer.buffers.layer_wise import packed
 from analyzer.buffers.matrices import OptimizerParameter
 from analyzer.buffers.of_stage import stage_buffers
-from analyzer.communication.table import messages
+from analyzer.communication.table import communication_rows
 from analyzer.memory.ranks import rank_classes
 from analyzer.passes.stages import stage_models
 from analyzer.specs import TrainingJob
@@ -83,7 +83,7 @@ def test_gradients_are_scattered_and_parameters_gathered_through_the_buffers() -
     line = job(f"{EXPERTS} --overlap-grad-reduce --overlap-param-gather")
     (held,) = stage_buffers(line, stage_models(line)[0])
     expected = sum(buffer.numel for buffer in held)
-    rows = messages(line, stage_models(line))
+    rows = communication_rows(line, stage_models(line))
     for kind, phase in (("reduce_scatter", "gradient"), ("all_gather", "parameter")):
         sent = [row for row in rows if row.kind == kind and row.phase == phase]
         assert {row.group for row in sent} == {"dp_cp", "edp"}

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from analyzer.buffers.fsdp import padded_numel, sharded_buckets
 from analyzer.buffers.fsdp_gathering import chunk_passes
-from analyzer.communication.data_parallel import data_parallel_messages
-from analyzer.communication.table import messages
+from analyzer.communication.table import communication_rows
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.memory.ranks import rank_classes
 from analyzer.modules.tree import parameters
 from analyzer.passes.stages import stage_models
-from analyzer.results import Message
+from analyzer.results import CommunicationRow
 from analyzer.specs import FsdpSpec, TrainingJob
 from tests.data_files import measured_records
 from tests.job_of import BASE, BLACKWELL, HOPPER, job_of, states_of
@@ -38,8 +37,9 @@ def numel_of(job: TrainingJob) -> int:
     return sum(parameter.numel for parameter in parameters(stage_models(job)[0].trees[0]))
 
 
-def data_messages(job: TrainingJob) -> list[Message]:
-    return list(data_parallel_messages(job, stage_models(job)[0]))
+def data_messages(job: TrainingJob) -> list[CommunicationRow]:
+    rows = communication_rows(job, stage_models(job)[:1])
+    return [row for row in rows if row.module.startswith("data_parallel")]
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ def test_experts_are_sharded_over_their_own_replicas() -> None:
     experts = sum(p.numel for p in parameters(stage.trees[0]) if p.sharding == "expert")
     rest = numel_of(job) - experts
     assert states_of(job).parameters == pytest.approx(2 * (rest / 8 + experts / 2), rel=2e-3)
-    groups = {row.group for row in messages(job, [stage]) if row.kind == "reduce_scatter" and row.phase == "gradient"}
+    groups = {row.group for row in communication_rows(job, [stage]) if row.kind == "reduce_scatter" and row.phase == "gradient"}
     assert {"dp_cp", "edp"} <= groups
 
 

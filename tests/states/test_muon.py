@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from allocator_hook.step.supported import check_supported
 from analyzer.buffers.matrices import OptimizerParameter, weights
-from analyzer.communication.table import messages
+from analyzer.communication.table import communication_rows
 from analyzer.errors import AnalyzerError, InputError, UnsupportedError
 from analyzer.memory.ranks import rank_classes
 from analyzer.modules.tree import total_bytes
 from analyzer.passes.stages import stage_models
-from analyzer.results import Message
+from analyzer.results import CommunicationRow
 from analyzer.specs import MuonSpec, TrainingJob
 from analyzer.states.layer_wise import owners
 from analyzer.states.muon import orthogonalization
@@ -35,8 +35,8 @@ def muon_states_of(line: str) -> States:
     return states_of(job, stage_models(job)[0])
 
 
-def sent(job: TrainingJob) -> list[Message]:
-    return [message for message in messages(job, stage_models(job)) if message.phase == "parameter"]
+def sent(job: TrainingJob) -> list[CommunicationRow]:
+    return [message for message in communication_rows(job, stage_models(job)) if message.phase == "parameter"]
 
 
 def test_one_momentum_for_matrices_and_two_moments_for_the_rest() -> None:
@@ -221,7 +221,7 @@ def test_one_replica_owns_all() -> None:
 def test_gradient_norms_span_all_ranks() -> None:
     """`LayerWiseDistributedOptimizer.get_grad_norm` names no group."""
     job = job_of("--optimizer dist_muon --tensor-model-parallel-size 2")
-    (norm,) = (message for message in messages(job, stage_models(job)) if message.module == "optimizer.grad_norm")
+    (norm,) = (message for message in communication_rows(job, stage_models(job)) if message.module == "optimizer.grad_norm")
     assert norm.group == "world"
 
 

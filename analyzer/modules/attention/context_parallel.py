@@ -117,7 +117,7 @@ def exchanging_kernel(exchange: Exchange, *, tables: tuple[Tensor, ...]) -> Modu
         saved=(*tables, *_saved(exchange)),
         forward_workspace=(*_before(exchange), *_forward(exchange)),
         backward_workspace=tuple(_backward(exchange)),
-        collectives=tuple(exchange_messages(exchange)),
+        collectives=tuple(exchange_collectives(exchange)),
         source={"a2a": "AttnFuncWithCPAndQKVOA2A", "all_gather": "AttnFuncWithCPAndKVAllGather"}.get(
             exchange.kind, "AttnFuncWithCPAndKVP2P"
         ),
@@ -254,7 +254,7 @@ def _exchange_of_gradients(exchange: Exchange) -> Iterator[Tensor]:
     yield one("gradients sent and received", under_way)
 
 
-def exchange_messages(exchange: Exchange) -> Iterator[Collective]:
+def exchange_collectives(exchange: Exchange) -> Iterator[Collective]:
     """What one rank sends. All-gathers and reduce-scatters have the shape of the whole."""
     shapes = exchange.shapes
     tokens = (shapes.s, shapes.b)

@@ -67,12 +67,12 @@ def down_projection(shapes: Shapes, name: str, *, width: int, position: int, fir
             *later,
             *weight_gradient(shapes, (rows, h)),
         ),
-        collectives=_position_messages(shapes, position),
+        collectives=_position_collectives(shapes, position),
         source="TELinear, duplicated",
     )
 
 
-def _position_messages(shapes: Shapes, width: int) -> tuple[Collective, ...]:
+def _position_collectives(shapes: Shapes, width: int) -> tuple[Collective, ...]:
     """Under sequence parallelism the rotary part of the key is gathered for the heads of each rank."""
     if not (shapes.sp and width):
         return ()

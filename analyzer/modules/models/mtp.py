@@ -89,7 +89,7 @@ def _depth(shapes: Shapes, depth: int, *, after: str) -> Module:
     return Module(
         name="layers",
         kind=ModuleKind.MTP_DEPTH,
-        collectives=_roll_messages(shapes, ("int64", "int64")),  # token and position ids
+        collectives=_roll_collectives(shapes, ("int64", "int64")),  # token and position ids
         children=(_lookup(shapes, here=here), *inside),
         source="MultiTokenPredictionLayer",
     )
@@ -152,12 +152,12 @@ def _projection(shapes: Shapes, *, here: str) -> Module:
             *((_twice(shapes, "scattered input gradient"),) if shapes.sp else ()),
             *weight_gradient(shapes, (h // t, 2 * h)),
         ),
-        collectives=_projection_messages(shapes),
+        collectives=_projection_collectives(shapes),
         source="TEColumnParallelLinear / ColumnParallelLinear",
     )
 
 
-def _projection_messages(shapes: Shapes) -> tuple[Collective, ...]:
+def _projection_collectives(shapes: Shapes) -> tuple[Collective, ...]:
     """Those of a column-parallel layer of 2·h, and the gather of its output; the split has its mirror in backward."""
     wide = 2 * shapes.model.hidden_size
     gather = shapes.tp("all_gather", "forward")
@@ -188,7 +188,7 @@ def _final_norm(shapes: Shapes) -> Module:
     return replace(norm, forward_workspace=(*norm.forward_workspace, _all_depths(shapes, ALL_DEPTHS)))
 
 
-def _roll_messages(shapes: Shapes, dtypes: tuple[str, ...]) -> tuple[Collective, ...]:
+def _roll_collectives(shapes: Shapes, dtypes: tuple[str, ...]) -> tuple[Collective, ...]:
     """Under context parallelism the first token of each of the two chunks of a rank goes to a neighbour (`roll_tensor`).
 
     Counted for a rank with as many neighbours as any has: two, or the one of a pair.
@@ -226,7 +226,7 @@ def _mtp_head(shapes: Shapes, *, depth: int, depths: int) -> Module:
         name="mtp_head",
         function=True,
         backward_workspace=waiting,
-        collectives=_roll_messages(shapes, ("int64", "fp32")),  # labels and loss mask
+        collectives=_roll_collectives(shapes, ("int64", "fp32")),  # labels and loss mask
         children=(
             replace(
                 layer,

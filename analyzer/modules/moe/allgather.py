@@ -74,7 +74,7 @@ def allgather_dispatch(shapes: Shapes) -> Module:
             routing.row_tensor("gradients of the gathered tokens", world),
             *(() if alone else (shapes.hidden("token gradient"),)),
         ),
-        collectives=tuple(_messages(routing)),
+        collectives=tuple(_collectives(routing)),
         source="MoEAllGatherTokenDispatcher",
     )
 
@@ -116,7 +116,7 @@ def allgather_combine(shapes: Shapes) -> Module:
     )
 
 
-def _messages(routing: Routing) -> Iterator[Collective]:
+def _collectives(routing: Routing) -> Iterator[Collective]:
     """Of the way to the experts, and of its mirror in backward."""
     world = routing.tokens * routing.ep * routing.etp
     if world == routing.tokens:

@@ -51,7 +51,7 @@ def alltoall_dispatch(shapes: Shapes) -> Module:
             ),
             (routing.row_tensor("sent gradients", routing.sent), shapes.hidden("token gradient")),
         ),
-        collectives=tuple(_messages(routing)),
+        collectives=tuple(_collectives(routing)),
         source="MoEAlltoAllTokenDispatcher",
     )
 
@@ -87,7 +87,7 @@ def dispatched_tokens(routing: Routing) -> tuple[Tensor, ...]:
     return (sent, *((routing.row_tensor("received tokens", routing.sent),) if sorts else ()))
 
 
-def _messages(routing: Routing) -> Iterator[Collective]:
+def _collectives(routing: Routing) -> Iterator[Collective]:
     """Of the way to the experts, and of its mirror in backward."""
     moe, ep, etp = routing.moe, routing.ep, routing.etp
     dtype, probabilities = routing.shapes.dtype, routing.probability_dtype

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.moe.flex import arrivals, messages
+from analyzer.modules.moe.flex import arrivals, collectives
 from analyzer.modules.moe.routing import Routing, shared_output
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Tensor
@@ -83,7 +83,9 @@ def deepep_dispatch(shapes: Shapes) -> Module:
             shapes.hidden("token gradient"),
         ),
         collectives=tuple(
-            each for phase in ("forward", "backward") for each in messages(routing, came, phase=phase, weights=phase == "forward")
+            each
+            for phase in ("forward", "backward")
+            for each in collectives(routing, came, phase=phase, weights=phase == "forward")
         ),
         source="MoEFlexTokenDispatcher with DeepEP",
     )
@@ -109,7 +111,7 @@ def deepep_combine(shapes: Shapes) -> Module:
             routing.row_tensor("row gradients", routing.rows),
         ),
         collectives=tuple(
-            each for phase in ("forward", "backward") for each in messages(routing, came, phase=phase, weights=False)
+            each for phase in ("forward", "backward") for each in collectives(routing, came, phase=phase, weights=False)
         ),
         source="MoEFlexTokenDispatcher with DeepEP",
     )

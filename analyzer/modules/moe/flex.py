@@ -24,7 +24,7 @@ def arrivals(routing: Routing) -> int:
     return min(group, int(group * (1 - missed) * routing.moe.imbalance))
 
 
-def messages(routing: Routing, came: int, *, phase: str, weights: bool) -> tuple[Collective, ...]:
+def collectives(routing: Routing, came: int, *, phase: str, weights: bool) -> tuple[Collective, ...]:
     """Tokens, and on the way out the weights of their choices with them."""
     tokens = routing.message("all_to_all", "tp_ep", (came, routing.width), routing.shapes.dtype, phase)
     if not weights:

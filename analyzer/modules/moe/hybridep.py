@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.moe.flex import arrivals, messages
+from analyzer.modules.moe.flex import arrivals, collectives
 from analyzer.modules.moe.routing import Routing, shared_output
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Tensor
@@ -81,8 +81,8 @@ def hybridep_dispatch(shapes: Shapes) -> Module:
         ),
         collectives=(
             Collective(kind="all_gather", group="tp_ep", shape=whole_map.shape, dtype="bool", phase="forward"),
-            *messages(routing, came, phase="forward", weights=True),
-            *messages(routing, came, phase="backward", weights=True),
+            *collectives(routing, came, phase="forward", weights=True),
+            *collectives(routing, came, phase="backward", weights=True),
         ),
         source="MoEFlexTokenDispatcher with HybridEP",
     )
@@ -103,7 +103,7 @@ def hybridep_combine(shapes: Shapes) -> Module:
         ),
         backward_workspace=(gradient, routing.row_tensor("row gradients", routing.rows)),
         collectives=tuple(
-            each for phase in ("forward", "backward") for each in messages(routing, came, phase=phase, weights=False)
+            each for phase in ("forward", "backward") for each in collectives(routing, came, phase=phase, weights=False)
         ),
         source="MoEFlexTokenDispatcher with HybridEP",
     )

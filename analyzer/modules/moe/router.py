@@ -66,7 +66,7 @@ def router(shapes: Shapes) -> Module:
             shapes.hidden("input gradient"),
             *in_fp32,
         ),
-        collectives=tuple(_balance_messages(routing)),
+        collectives=tuple(_balance_collectives(routing)),
         source="TopKRouter",
     )
 
@@ -81,7 +81,7 @@ def _in_router_type(routing: Routing, name: str) -> tuple[Tensor, ...]:
     return (routing.shapes.hidden(name, dtype=routing.probability_dtype),)
 
 
-def _balance_messages(routing: Routing) -> Iterator[Collective]:
+def _balance_collectives(routing: Routing) -> Iterator[Collective]:
     """Tokens of each expert, summed for each auxiliary loss: over the sequence, or for the global loss over all replicas."""
     moe = routing.moe
     counts = {"aux_loss": moe.num_experts, "seq_aux_loss": routing.shapes.b * moe.num_experts, "global_aux_loss": moe.num_experts}

@@ -8,7 +8,7 @@ from dataclasses import replace
 from analyzer.report.console import names
 from analyzer.report.console.groups_section import group_lists
 from analyzer.report.console.text import DIM, INDENT, KEY, Line, heading, line, table, wrap
-from analyzer.results import Message, Report
+from analyzer.results import CommunicationRow, Report
 from analyzer.units import format_bytes, format_count, format_shape
 
 MESSAGES_SHOWN = 5
@@ -99,12 +99,12 @@ def _own(report: Report, kind: str) -> bool:
     return kind in named and not any(report.groups.get(before) == groups for before in named[: named.index(kind)])
 
 
-def _messages(messages: Sequence[Message], *, width: int, whole: bool) -> list[Line]:
+def _messages(messages: Sequence[CommunicationRow], *, width: int, whole: bool) -> list[Line]:
     """A line for each kind of message, the largest first, and below it what one rank of each stage sends in an iteration.
 
     Modules of a stage that send the same are added up, and stages that come out alike stand together.
     """
-    kinds: dict[Message, dict[int, list[Message]]] = {}
+    kinds: dict[CommunicationRow, dict[int, list[CommunicationRow]]] = {}
     for message in messages:
         kind = replace(message, module="", pipeline_rank=0, calls_per_microbatch=0, calls_per_iteration=0, bytes_per_iteration=0)
         kinds.setdefault(kind, {}).setdefault(message.pipeline_rank, []).append(message)
@@ -131,7 +131,7 @@ def _messages(messages: Sequence[Message], *, width: int, whole: bool) -> list[L
     return lines
 
 
-def _bytes(sent: Sequence[Message]) -> int:
+def _bytes(sent: Sequence[CommunicationRow]) -> int:
     """What one rank sends of these in an iteration."""
     return sum(message.bytes_per_iteration for message in sent)
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from analyzer.errors import InputError
 from analyzer.modules.tree import Collective, Parameter, Tensor
 from analyzer.report import tree_sums as folds
-from analyzer.results import MemoryPart, Message, RankClass, RankMemory, Report
+from analyzer.results import CommunicationRow, MemoryPart, RankClass, RankMemory, Report
 
 SCHEMA: Final = "training-info/1"
 
@@ -138,7 +138,7 @@ def _part(part: MemoryPart) -> dict[str, Any]:
     return {"name": part.name, "bytes": part.bytes}
 
 
-def _message(message: Message) -> dict[str, Any]:
+def _message(message: CommunicationRow) -> dict[str, Any]:
     # asdict copies deeply, which costs too much for hundreds of rows
     return {
         "group": message.group,

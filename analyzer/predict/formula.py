@@ -1,0 +1,78 @@
+"""The formula engine: from a training job to its full report."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from analyzer.communication.table import communication_rows, totals
+from analyzer.layout.groups import group_count, group_size, groups
+from analyzer.layout.stages import mtp_rank
+from analyzer.memory.ranks import rank_classes, rank_classes_of_tensors, replayed_classes
+from analyzer.memory.stages import analysed_stages
+from analyzer.memory.verdict import verdict
+from analyzer.modules.tree import parameters
+from analyzer.passes.stages import full_model
+from analyzer.predict.assumptions import assumptions
+from analyzer.results import Advice, Report
+from analyzer.specs import TrainingJob
+from analyzer.specs.rules import check_job
+
+REPORTED_GROUPS: Final = ("tp", "pp", "dp", "dp_cp", "cp", "ep", "etp", "edp", "tp_ep", "embd", "pos_embd")
+WHOLE_LISTS_UP_TO: Final = 4096
+"""World size up to which all groups are listed; beyond it each list has about this many ranks."""
+
+
+def predict(job: TrainingJob, *, note: str = "") -> Report:
+    """Trees, memory, groups, communication and verdict; `note` is about the GPU and is part of the verdict.
+
+    Raises InputError for layouts that Megatron refuses.
+    """
+    check_job(job)
+    stages = analysed_stages(job)
+    ranks = replayed_classes(job, stages)
+    models = [stage.model for stage in stages]
+    rows = communication_rows(job, models, [stage.buffers for stage in stages])
+    outcome = verdict(ranks, job.hardware, note=note)
+    listed, truncated = _groups(job)
+    whole = full_model(job)
+    full = sum(parameter.full_numel for parameter in parameters(whole))
+    routed = sum(parameter.full_numel for parameter in parameters(whole) if parameter.sharding == "expert")
+    model = job.model
+    padding = (model.padded_vocab_size - model.vocab_size) * model.hidden_size * (1 if model.tied_embeddings else 2)
+    return Report(
+        engine="formula",
+        job=job,
+        groups=listed,
+        groups_truncated=truncated,
+        group_counts={kind: group_count(job.parallel, kind) for kind in REPORTED_GROUPS},
+        full_model=whole,
+        parameters=full,
+        parameters_unpadded=full - padding,
+        parameters_active=full - (routed - routed * model.moe.topk // model.moe.num_experts if model.moe else 0),
+        parameters_routed_experts=routed,
+        ranks=ranks,
+        communication=rows,
+        communication_totals=totals(job, rows),
+        verdict=outcome,
+        advice=_advice(job) if outcome.fits is False else (),
+        assumptions=(*job.assumptions, *assumptions(job, ranks, models)),
+    )
+
+
+def _advice(job: TrainingJob) -> tuple[Advice, ...]:
+    from analyzer.search.advice import advise  # imported for launches that do not fit only, for a short start-up
+
+    return advise(job, predict=rank_classes, screen=rank_classes_of_tensors)
+
+
+def _groups(job: TrainingJob) -> tuple[dict[str, tuple[tuple[int, ...], ...]], bool]:
+    """Process groups by kind, and whether the lists are shortened."""
+    parallel = job.parallel
+    tied, mtp = job.model.tied_embeddings, mtp_rank(job.model, parallel)
+    truncated = parallel.world_size > WHOLE_LISTS_UP_TO
+    listed = {}
+    for kind in REPORTED_GROUPS:
+        members = max(1, group_size(parallel, kind, tied=tied, mtp_rank=mtp))
+        limit = max(1, WHOLE_LISTS_UP_TO // 8 // members) if truncated else None
+        listed[kind] = tuple(groups(parallel, kind, tied=tied, mtp_rank=mtp, limit=limit))
+    return listed, truncated
