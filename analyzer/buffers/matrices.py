@@ -1,7 +1,7 @@
-"""The parameters of a rank as optimizers see them that treat matrices unlike vectors.
+"""The parameters of a rank for optimizers that update matrices and vectors differently.
 
-Read in megatron/core/optimizer/muon.py (`get_megatron_muon_optimizer`), megatron/core/transformer/moe/experts.py and
-tensor_parallel/layers.py, 0.16.1, and in Transformer Engine 2.11.
+Source: megatron/core/optimizer/muon.py (`get_megatron_muon_optimizer`), megatron/core/transformer/moe/experts.py and
+tensor_parallel/layers.py, 0.16.1, and Transformer Engine 2.11.
 """
 
 from __future__ import annotations
@@ -13,29 +13,30 @@ from typing import Final
 
 from analyzer.buffers.parameter_order import modules_in_order
 from analyzer.layout.stages import Chunk
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module, Parameter
 from analyzer.specs import TrainingJob
 
-UNSPLIT: Final = ("position_embeddings", "router", "shared_experts")
-"""Matrices of plain modules: the position table, the router's weight, the gate of the shared experts."""
-SPLIT_BY_COLUMN: Final = ("linear_proj", "linear_fc2")
+UNSPLIT: Final = frozenset({ModuleKind.POSITION_EMBEDDINGS, ModuleKind.ROUTER, ModuleKind.SHARED_EXPERTS})
+"""Modules with matrices that are not split: the position table, the weight of the router, the gate of shared experts."""
+SPLIT_BY_COLUMN: Final = frozenset({ModuleKind.ATTENTION_OUTPUT, ModuleKind.FC2})
 """Row-parallel layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerParameter:
-    """A parameter as the optimizer sees it: of grouped experts one for each."""
+    """A parameter of the optimizer. Grouped experts have one for each expert."""
 
     shape: tuple[int, ...]
     dtype: str
     orthogonalized: bool
     expert: bool = False
-    """Reduced over the experts' replicas."""
+    """Reduced over the replicas of the experts."""
     group: str = "tp"
     """Ranks over which it is split."""
     partition: int | None = None
-    """The dimension along which it is split, also over a group of one; None where Muon takes it for whole."""
+    """The dimension along which it is split, also over a group of one; None if Muon assumes that it is not split."""
     parts: tuple[int, ...] = ()
     """Rows of queries, keys and values of one query group."""
 
@@ -60,24 +61,25 @@ def parameters_in_creation_order(job: TrainingJob, stage: StageModel) -> tuple[O
 
 
 def chunk_parameters(job: TrainingJob, chunk: Chunk, tree: Module) -> Iterator[tuple[Parameter, tuple[OptimizerParameter, ...]]]:
-    """Each parameter of a chunk, with the weights that the optimizer sees in its place."""
+    """Each parameter of a chunk, with the parameters of the optimizer for it."""
     marked = _marked(chunk)
     for module in modules_in_order(tree):
         for parameter in module.parameters:
             yield parameter, tuple(_of_parameter(job, module, parameter, marked=marked))
 
 
-def _marked(chunk: Chunk) -> tuple[str, ...]:
-    """Modules whose weights are marked `is_embedding_or_output_parameter`, which Muon leaves to Adam.
+def _marked(chunk: Chunk) -> frozenset[ModuleKind]:
+    """Modules whose weights are marked `is_embedding_or_output_parameter`: Adam updates them instead of Muon.
 
-    A position table is not, nor is the copy of the word embedding that multi-token prediction reads on another stage
+    The position table is not marked, nor is the copy of the word embedding of MTP layers on another stage
     (`LanguageModule.setup_embeddings_and_output_layer`).
     """
-    return ("word_embeddings", "output_layer") if chunk.pre_process else ("output_layer",)
+    embeddings = {ModuleKind.WORD_EMBEDDINGS} if chunk.pre_process else set()
+    return frozenset({ModuleKind.OUTPUT_LAYER, *embeddings})
 
 
 def _of_parameter(
-    job: TrainingJob, module: Module, parameter: Parameter, *, marked: tuple[str, ...]
+    job: TrainingJob, module: Module, parameter: Parameter, *, marked: frozenset[ModuleKind]
 ) -> Iterator[OptimizerParameter]:
     expert = parameter.sharding == "expert"
     fused = expert and job.model.moe is not None and job.model.moe.legacy_grouped_gemm
@@ -86,12 +88,12 @@ def _of_parameter(
         shapes = [_fused(module, parameter)]
     elif expert:
         shapes = [parameter.shape[1:]] * parameter.shape[0]
-    split_qkv = module.name == "linear_qkv" and parameter.name == "weight"
+    split_qkv = module.kind is ModuleKind.QKV and parameter.name == "weight"
     for shape in shapes:
         yield OptimizerParameter(
             shape=shape,
             dtype=parameter.dtype,
-            orthogonalized=len(shape) == 2 and module.name not in marked,
+            orthogonalized=len(shape) == 2 and module.kind not in marked,
             expert=expert and job.parallel.expert > 1,
             group="etp" if expert else "tp",
             partition=_partition(job, module, expert=expert, fused=fused),
@@ -100,26 +102,26 @@ def _of_parameter(
 
 
 def _fused(module: Module, parameter: Parameter) -> tuple[int, ...]:
-    """`GroupedMLP` keeps the experts of a layer in one matrix: side by side for fc1, one below the other for fc2."""
+    """`GroupedMLP` stores the experts of a layer in one matrix: concatenated by columns for fc1, by rows for fc2."""
     if len(parameter.shape) != 3:
         return parameter.shape
     experts, rows, columns = parameter.shape
-    return (columns, experts * rows) if module.name == "linear_fc1" else (experts * columns, rows)
+    return (columns, experts * rows) if module.kind is ModuleKind.FC1 else (experts * columns, rows)
 
 
 def _partition(job: TrainingJob, module: Module, *, expert: bool, fused: bool) -> int | None:
     """`partition_dim` of a weight.
 
-    Transformer Engine's layers set it also where they know of no split, to 0: whole projections, and experts that leave
-    communication to the dispatcher (`reset_parameters` of Linear and GroupedLinear, TE 2.11).
+    Transformer Engine's layers set it to 0 also without a split: for replicated projections, and for experts whose dispatcher does
+    the communication (`reset_parameters` of Linear and GroupedLinear, TE 2.11).
     """
-    if module.name in UNSPLIT:
+    if module.kind in UNSPLIT:
         return None
-    by_column = module.name in SPLIT_BY_COLUMN
+    by_column = module.kind in SPLIT_BY_COLUMN
     if fused:
         return 0 if by_column else 1
-    unknowing = expert and (job.parallel.expert > 1 or job.parallel.expert_tensor > 1)
-    if unknowing and job.model.implementation == "transformer_engine":
+    unaware = expert and (job.parallel.expert > 1 or job.parallel.expert_tensor > 1)
+    if unaware and job.model.implementation == "transformer_engine":
         return 0
     return 1 if by_column else 0
 

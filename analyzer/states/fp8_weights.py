@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Final
 
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.quantized import WHOLE_TENSOR, Way, element, reads_any_layout, scales
 from analyzer.modules.tree import Module, Parameter, parameters
 from analyzer.specs import Fp8Recipe, TrainingJob
@@ -80,7 +81,7 @@ def _products(trees: Sequence[Module]) -> Iterator[int]:
         yield matrices(parameter)[0]
     for tree in trees:
         for _, module in tree.walk():
-            if module.name == "self_attention" and any(parameter.quantized for parameter in parameters(module)):
+            if module.kind is ModuleKind.ATTENTION and any(parameter.quantized for parameter in parameters(module)):
                 yield ATTENTION_PRODUCTS
 
 

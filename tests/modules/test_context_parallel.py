@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from analyzer.communication.calls import ranks_in_group
 
+from analyzer.communication.calls import ranks_in_group
 from analyzer.communication.table import communication_rows
 from analyzer.errors import InputError
 from analyzer.memory.ranks import rank_classes_of_tensors
