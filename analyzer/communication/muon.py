@@ -14,6 +14,7 @@ from analyzer.buffers.matrices import OptimizerParameter, weights
 from analyzer.communication.calls import Call, Kind
 from analyzer.modules.stage import StageModel
 from analyzer.specs import TrainingJob
+from analyzer.states.layer_wise import stage_owners
 from analyzer.states.muon import group_ranks, muon_of
 from analyzer.units import dtype_bytes
 
@@ -24,8 +25,6 @@ def muon_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
     calls: Counter[Call] = Counter()
     gathers: list[Call] = []
     if muon_of(job).layer_wise and job.parallel.data_with_context > 1:
-        from analyzer.states.layer_wise import stage_owners
-
         for shared in stage_owners(job, stage):
             calls.update(max(([*_calls(job, own)] for own in shared), key=_bytes))
         gathers = [] if muon_of(job).aligned else list(_gathers(listed))

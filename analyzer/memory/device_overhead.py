@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from analyzer.memory.features import userbuffer_bytes_of
+from analyzer.modules.moe.dispatchers import flex_buffer_bytes
 from analyzer.modules.shapes import shapes_of
 from analyzer.specs import TrainingJob
 from analyzer.units import KIB, MIB, round_up
@@ -47,17 +49,9 @@ def outside_allocator_bytes(job: TrainingJob) -> int:
 
 
 def _library_buffers(job: TrainingJob) -> int:
-    """Of the flex dispatcher, and of Transformer Engine's overlap."""
-    held = 0
-    if job.model.moe is not None and job.model.moe.flex is not None:
-        from analyzer.modules.moe.dispatchers import flex_buffer_bytes  # a millisecond that most launches need not spend
-
-        held += flex_buffer_bytes(shapes_of(job))
-    if job.flags.tp_comm_overlap:
-        from analyzer.memory.userbuffers import userbuffer_bytes  # likewise
-
-        held += userbuffer_bytes(job)
-    return held
+    """Buffers of the flex dispatcher and of Transformer Engine's userbuffers."""
+    flex = flex_buffer_bytes(shapes_of(job)) if job.model.moe is not None and job.model.moe.flex is not None else 0
+    return flex + userbuffer_bytes_of(job)
 
 
 def device_range(job: TrainingJob, *, peak: int, reserved: int) -> tuple[int, int]:

@@ -15,12 +15,14 @@ from analyzer.memory.allocator.caching_allocator import AllocatorSettings
 from analyzer.memory.allocator.replay import MOST_REQUESTS, first_steps, fragmentation, is_replayed, requests, with_fragmentation
 from analyzer.memory.allocator.script import script
 from analyzer.memory.device_overhead import SEGMENT, device_range, outside_allocator_bytes, reserved_bytes
+from analyzer.memory.features import graph_memory_of, overlapped_points
 from analyzer.memory.iteration import PeakContext, peak_of_iteration
 from analyzer.memory.peak import Peak, PeakPosition, Remainder
 from analyzer.memory.pipeline_tensors import kept_inputs, pipeline_tensors
-from analyzer.memory.stages import StageAnalysis, analysed_stages, overlapped_points
+from analyzer.memory.stages import StageAnalysis, analysed_stages
 from analyzer.memory.workspaces import Workspace
 from analyzer.modules.tree import Tensor, total_bytes
+from analyzer.passes.stages import kept_by_last_layer
 from analyzer.results import MemoryPart, PeakEvent, RankClass, RankMemory
 from analyzer.specs import TrainingJob
 from analyzer.states.record import StartPeak, States
@@ -131,10 +133,10 @@ def _iterations(job: TrainingJob, stage: StageAnalysis) -> _Iterations:
     context = PeakContext(
         pipeline=pipeline_tensors(job, pipeline_rank=model.pipeline_rank),
         idle=inputs if job.parallel.virtual_pipeline is not None else ((),) * len(inputs),
-        overlapped=overlapped_points(job, stage),
+        overlapped=overlapped_points(job, model.trees, stage.iterations[1].order),
     )
     first = peak_of_iteration(stage.iterations[0], stage.chunks, workspaces=stage.workspaces, context=context)
-    context = replace(context, first_keeps=_first_keeps(job, stage))
+    context = replace(context, first_keeps=kept_by_last_layer(job, model.trees[-1]))
     later = peak_of_iteration(stage.iterations[1], stage.chunks, workspaces=stage.workspaces, context=context, warm=True)
     return _Iterations(
         first=first,
@@ -145,15 +147,6 @@ def _iterations(job: TrainingJob, stage: StageAnalysis) -> _Iterations:
     )
 
 
-def _first_keeps(job: TrainingJob, stage: StageAnalysis) -> int:
-    """Bytes of the microbatch whose backward comes first that are not offloaded."""
-    if job.activation_offload is None:
-        return 0
-    from analyzer.passes.activation_offload import offloaded_bytes_of_last_layer
-
-    return offloaded_bytes_of_last_layer(stage.model.trees[-1])
-
-
 def _with_states(job: TrainingJob, stage: StageAnalysis, states: States, iterations: _Iterations) -> _Run:
     """The iterations of a rank with these states; with CUDA graphs, where there are some."""
     first, later, stuck = iterations.first, iterations.later, iterations.stuck
@@ -162,13 +155,8 @@ def _with_states(job: TrainingJob, stage: StageAnalysis, states: States, iterati
         later=replace(later, bytes=later.bytes + states.steady + stuck),
         workspaces=stage.workspaces,
     )
-    if job.graphs is None:
-        return run
-    from analyzer.memory.cuda_graphs import graph_memory
-
-    graphs = graph_memory(
+    graphs = graph_memory_of(
         job,
-        job.graphs,
         stage.model,
         states,
         stage.workspaces,
@@ -176,6 +164,8 @@ def _with_states(job: TrainingJob, stage: StageAnalysis, states: States, iterati
         context=iterations.context,
         eager=(run.first, run.later),
     )
+    if graphs is None:
+        return run
     return _Run(first=graphs.first, later=graphs.later, workspaces=(*stage.workspaces, *graphs.kept), graphs=graphs)
 
 

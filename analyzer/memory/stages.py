@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 from analyzer.buffers.gradient_buffers import Buffer
 from analyzer.buffers.of_stage import stage_buffers
 from analyzer.layout.groups import RankRanges
-from analyzer.memory.chunk_memory import ChunkMemory, Point, chunk_memory
+from analyzer.memory.chunk_memory import ChunkMemory, chunk_memory
 from analyzer.memory.iteration import order_of
 from analyzer.memory.pipeline_tensors import MessageOrder, received_gradient
 from analyzer.memory.workspaces import Workspace, workspaces
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module, Tensor, parameters
-from analyzer.passes.stages import stage_models
+from analyzer.passes.stages import fsdp_trees_of, stage_models
 from analyzer.specs import TrainingJob
 from analyzer.states.of_rank import stage_states, states_by_ranks
 from analyzer.states.record import States
@@ -101,9 +100,7 @@ def _chunk_memory(job: TrainingJob, tree: Module, received: tuple[Tensor, ...]) 
     """The memory of a chunk, with its unsharded parameters and gradients under FSDP."""
     if job.fsdp is None:
         return tree.derived(_plain_chunk_memory, received)
-    from analyzer.passes.fsdp import fsdp_trees
-
-    sharded, first = fsdp_trees(job, tree)
+    sharded, first = fsdp_trees_of(job, tree)
     return chunk_memory(sharded, received=received, first=first)
 
 
@@ -117,14 +114,3 @@ def _iterations(job: TrainingJob, model: StageModel) -> tuple[MessageOrder, Mess
     if first == later:
         return order, order
     return MessageOrder(order_of(job, model.pipeline_rank, first), model.chunks), order
-
-
-def overlapped_points(job: TrainingJob, stage: StageAnalysis) -> dict[tuple[int, int], Point]:
-    """The peaks of the chunks whose forward overlaps with a backward, by (chunk forward, chunk backward)."""
-    if not job.flags.overlap_moe_expert_parallel_comm:
-        return {}
-    from analyzer.memory.overlapped_microbatches import overlapped_peak
-
-    met = {(step.chunk, after.chunk) for step, after in pairwise(stage.iterations[1].order) if step.paired}
-    trees, early = stage.model.trees, job.flags.early_attention_backward
-    return {(one, other): overlapped_peak(trees[one], trees[other], early=early) for one, other in sorted(met)}

@@ -14,6 +14,7 @@ from typing import Final, Literal
 
 from analyzer.modules.attention.core_attention import causal_mask, softmax_is_fused
 from analyzer.modules.kinds import LATENT_PROJECTIONS, LINEAR, ModuleKind
+from analyzer.modules.moe.dispatchers import gathered_token_bytes
 from analyzer.modules.shapes import Shapes, shapes_of
 from analyzer.modules.tree import Module
 from analyzer.specs import TrainingJob
@@ -67,8 +68,7 @@ def workspaces(job: TrainingJob, trees: Sequence[Module]) -> tuple[Workspace, ..
     parts = (
         _gemm_workspaces(context),
         _global_buffer(context),
-        _optimizer_leftovers(context),
-        _fsdp_double_buffers(context),
+        _offloading_and_fsdp(context),
         _dummy_weight_gradients(context),
         _fp8_copies(context),
         _rotary_tables(context),
@@ -141,31 +141,26 @@ def _global_buffer(context: _Context) -> Iterator[Workspace]:
     moe = job.model.moe
     gathers = moe is not None and moe.dispatcher == "allgather" and job.parallel.expert * job.parallel.expert_tensor > 1
     if gathers and ModuleKind.DISPATCH in kinds:
-        from analyzer.modules.moe.allgather import gathered_tokens
-
-        users, scratch = users | {ModuleKind.DISPATCH}, max(scratch, gathered_tokens(shapes).bytes)
+        users, scratch = users | {ModuleKind.DISPATCH}, max(scratch, gathered_token_bytes(shapes))
     if scratch:
         yield Workspace("Megatron's global memory buffer", scratch, users, "forward")
 
 
-def _optimizer_leftovers(context: _Context) -> Iterator[Workspace]:
-    offload = context.job.optimizer.offload
-    if offload is not None and not offload.collected:
+def _offloading_and_fsdp(context: _Context) -> Iterator[Workspace]:
+    """Of optimizer offloading and FSDP, whose modules are imported here only, for a short start-up."""
+    job = context.job
+    if job.optimizer.offload is not None and not job.optimizer.offload.collected:
         from analyzer.states.cpu_offload import whole_model_bytes
 
-        held = whole_model_bytes(context.job, context.trees)
+        held = whole_model_bytes(job, context.trees)
         yield Workspace("fp32 weights that the optimizer was first created with", held, FROM_START, "forward")
+    if job.fsdp is not None and job.fsdp.double_buffer:
+        from analyzer.buffers.fsdp_gathering import pool_bytes
 
-
-def _fsdp_double_buffers(context: _Context) -> Iterator[Workspace]:
-    """Two persistent buffers each for the parameters and for the gradients of a layer (`FixedPoolAllocator`)."""
-    if context.job.fsdp is None or not context.job.fsdp.double_buffer:
-        return
-    from analyzer.buffers.fsdp_gathering import pool_bytes
-
-    gathered, reduced = map(max, zip(*(pool_bytes(context.job, tree) for tree in context.trees), strict=True))
-    yield Workspace("double buffer of gathered parameters", gathered, LINEAR, "forward")
-    yield Workspace("double buffer of unsharded gradients", reduced, LINEAR, "backward")
+        # two persistent buffers each for the parameters and for the gradients of a layer (`FixedPoolAllocator`)
+        gathered, reduced = map(max, zip(*(pool_bytes(job, tree) for tree in context.trees), strict=True))
+        yield Workspace("double buffer of gathered parameters", gathered, LINEAR, "forward")
+        yield Workspace("double buffer of unsharded gradients", reduced, LINEAR, "backward")
 
 
 def _dummy_weight_gradients(context: _Context) -> Iterator[Workspace]:
@@ -202,6 +197,7 @@ def _modules_with_fused_gradients(tree: Module) -> tuple[Module, ...]:
 
 
 def _fp8_copies(context: _Context) -> Iterator[Workspace]:
+    """Of FP8 and FP4, whose module is imported here only, for a short start-up."""
     job = context.job
     if job.precision.fp8 is None:
         return

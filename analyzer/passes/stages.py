@@ -111,3 +111,21 @@ def _with_layers(tree: Module, change: Callable[[Module, Placement], Module], pl
         return replace(module, children=tuple(visit(child) for child in module.children))
 
     return visit(tree)
+
+
+def fsdp_trees_of(job: TrainingJob, tree: Module) -> tuple[Module, Module | None]:
+    """A tree with its unsharded parameters and gradients, and the tree in the first forward of all if that differs."""
+    if job.fsdp is None:
+        return tree, None
+    from analyzer.passes.fsdp import fsdp_trees
+
+    return fsdp_trees(job, tree)
+
+
+def kept_by_last_layer(job: TrainingJob, tree: Module) -> int:
+    """With activation offloading, bytes of the last layer that are not offloaded for the microbatch whose backward comes first."""
+    if job.activation_offload is None:
+        return 0
+    from analyzer.passes.activation_offload import offloaded_bytes_of_last_layer
+
+    return offloaded_bytes_of_last_layer(tree)

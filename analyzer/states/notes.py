@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from analyzer.buffers.of_stage import stage_buffers
 from analyzer.modules.stage import StageModel
 from analyzer.specs import TrainingJob
+from analyzer.states.cpu_offload import host_bytes, offload_of, whole_model_bytes
 from analyzer.units import format_bytes
 
 
@@ -30,8 +31,6 @@ def optimizer_notes(job: TrainingJob, stages: Sequence[StageModel]) -> Iterator[
 
 
 def _offload_notes(job: TrainingJob, stages: Sequence[StageModel]) -> Iterator[str]:
-    from analyzer.states.cpu_offload import host_bytes, offload_of, whole_model_bytes
-
     needs = [host_bytes(job, stage, stage_buffers(job, stage)) for stage in stages]
     most = max(needs, key=lambda need: need.pageable + need.pinned)
     whole = most.pageable + most.pinned

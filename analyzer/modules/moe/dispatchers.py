@@ -51,3 +51,10 @@ def flex_buffer_bytes(shapes: Shapes) -> int:
     from analyzer.modules.moe.deepep import deepep_buffer_bytes
 
     return deepep_buffer_bytes(shapes)
+
+
+def gathered_token_bytes(shapes: Shapes) -> int:
+    """Bytes of the tokens that the all-gather dispatcher gathers, which lie in Megatron's global memory buffer."""
+    from analyzer.modules.moe.allgather import gathered_tokens
+
+    return gathered_tokens(shapes).bytes
