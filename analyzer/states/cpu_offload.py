@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from analyzer.buffers.gradient_buffers import PARAMETER_ALIGNMENT, Buffer, parameters_by_buffer
+from analyzer.buffers.gradient_buffers import Buffer, parameters_by_buffer
 from analyzer.buffers.parameter_order import creation_order
 from analyzer.layout.data_parallel import ReductionGroup, reduction_size
 from analyzer.layout.groups import RankRanges
@@ -182,22 +182,15 @@ def _buffers(job: TrainingJob, stage: StageModel, stage_buffers: StageBuffers) -
 
 
 def _cut(job: TrainingJob, buffer: Buffer, held: Sequence[Parameter], ranks: int) -> Iterator[tuple[int, Piece]]:
-    """The part of each parameter in each rank's shard, in the order in which the buffer holds them."""
-    backward = [piece for parameter in reversed(held) for piece in reversed(_whole(job, parameter))]
-    sizes = iter(parameter.numel for parameter in reversed(held))
-    queue = iter(backward)
+    """The part of each parameter in the shard of each rank, in the order of the buffer."""
+    pieces = iter([piece for parameter in reversed(held) for piece in reversed(_whole(job, parameter))])
     for bucket in buffer.buckets:
         shard = bucket.numel // ranks
-        end = 0
-        for _ in range(bucket.parameters):
-            start = round_up(end, PARAMETER_ALIGNMENT)
-            end = start + next(sizes)
-            while start < end:
-                piece = next(queue)
-                for rank in range(start // shard, -(-(start + piece.numel) // shard)):
-                    numel = min(start + piece.numel, (rank + 1) * shard) - max(start, rank * shard)
-                    yield rank, Piece(numel, piece.dtype, piece.decays)
-                start += piece.numel
+        for start, _ in bucket.placed:
+            piece = next(pieces)
+            for rank in range(start // shard, -(-(start + piece.numel) // shard)):
+                numel = min(start + piece.numel, (rank + 1) * shard) - max(start, rank * shard)
+                yield rank, Piece(numel, piece.dtype, piece.decays)
 
 
 def _whole(job: TrainingJob, parameter: Parameter) -> tuple[Piece, ...]:

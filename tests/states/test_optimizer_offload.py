@@ -125,3 +125,15 @@ def test_what_megatron_refuses(line: str, option: str) -> None:
     with pytest.raises(InputError) as error:
         job_of(line)
     assert error.value.option == option
+
+
+@pytest.mark.parametrize("grouped", ["", "--moe-grouped-gemm"])
+def test_each_expert_is_a_parameter_of_its_own(grouped: str) -> None:
+    """Eight experts on one rank: with everything on the host, no fp32 weights and moments stay, whatever the padding of buffers."""
+    line = f"{OFFLOAD} --num-experts 8 --disable-bias-linear --expert-model-parallel-size 2 {grouped}"
+    states = states_of(job_of(line))
+    assert (states.masters, states.moments) == (0, 0)
+    half = states_of(job_of(f"{line} --optimizer-offload-fraction 0.5"))
+    everything = states_of(job_of(f"{line} --optimizer-offload-fraction 0"))
+    assert 0 < half.masters < everything.masters
+    assert everything.moments == pytest.approx(2 * everything.masters, rel=1e-3)
