@@ -1,6 +1,6 @@
-"""Megatron's contiguous parameter and gradient buffers, and the buckets they are reduced in.
+"""Megatron's contiguous parameter and gradient buffers, and their buckets.
 
-Read in megatron/core/distributed/param_and_grad_buffer.py (`_ParamAndGradBuffer`), distributed_data_parallel.py
+Source: megatron/core/distributed/param_and_grad_buffer.py (`_ParamAndGradBuffer`), distributed_data_parallel.py
 (`DistributedDataParallel`) and megatron/training/training.py (`get_model`), 0.16.1; for 2023 in
 megatron/model/distributed.py. Sizes are elements; the gradient buffer has `gradient_dtype`, and with the distributed
 optimizer there is a parameter buffer of the same elements in `parameter_dtype`.
@@ -8,12 +8,13 @@ optimizer there is a parameter buffer of the same elements in `parameter_dtype`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
 from math import lcm
 from typing import Final
 
-from analyzer.buffers.parameter_order import creation_order
+from analyzer.buffers.parameter_order import ParameterRun, parameter_runs
 from analyzer.layout.data_parallel import ReductionGroup, reduction_size
 from analyzer.modules.tree import Module, Parameter
 from analyzer.specs import TrainingJob
@@ -27,7 +28,7 @@ HIGH_BUSBW_ALIGNMENT: Final = 2**16
 """Elements; the same with `--ddp-pad-buckets-for-high-nccl-busbw`."""
 DEFAULT_BUCKET_SIZE: Final = 40_000_000
 DEFAULT_BUCKET_SIZE_PER_RANK: Final = 1_000_000
-"""Elements, times the data-parallel size with context: the default where that is more than DEFAULT_BUCKET_SIZE."""
+"""Elements, times the data-parallel size with context: the default if that is more than DEFAULT_BUCKET_SIZE."""
 
 _Kind = tuple[ReductionGroup, str, str]
 """Group, and types of parameters as they are stored and of gradients."""
@@ -35,16 +36,25 @@ _Kind = tuple[ReductionGroup, str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """A contiguous piece of a buffer, reduced by one collective."""
+    """A contiguous part of a buffer, reduced by one collective."""
 
-    parameters: int
-    """How many it holds."""
     numel_unpadded: int
-    """With what aligns the parameters in it, without the padding of its end."""
+    """Elements with the alignment of parameters, without the padding at the end."""
     numel: int
     """Elements of the message."""
-    placed: tuple[tuple[int, int], ...] = field(default=(), compare=False)
-    """(first element, elements) of each parameter, in the order in which they lie."""
+    sizes: tuple[int, ...]
+    """Elements of each parameter, in the order of the buffer; of grouped experts, of each expert."""
+    alignment: int = 1
+    """Elements to a multiple of which the start of each parameter is rounded up."""
+
+    @property
+    def placed(self) -> Iterator[tuple[int, int]]:
+        """(first element, elements) of each parameter, in the order of the buffer."""
+        end = 0
+        for size in self.sizes:
+            start = -(-end // self.alignment) * self.alignment
+            yield start, size
+            end = start + size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +66,7 @@ class Buffer:
     group: ReductionGroup
     buckets: tuple[Bucket, ...]
     gathers_through_gradients: bool = False
-    """Parameters are gathered in 16 bit through the gradient buffer, and lie in none (`--reuse-grad-buf-for-mxfp8-param-ag`)."""
+    """Parameters are gathered in 16 bit through the gradient buffer, and have no buffer (`--reuse-grad-buf-for-mxfp8-param-ag`)."""
 
     @property
     def numel(self) -> int:
@@ -65,7 +75,7 @@ class Buffer:
 
 
 def bucket_size(job: TrainingJob, *, pipeline_rank: int, chunk: int, rank_numel: int) -> int | None:
-    """Elements at which a bucket of this chunk closes; None where each buffer is one bucket.
+    """Elements from which on a bucket of this chunk is closed; None if each buffer is one bucket.
 
     `chunk` counts the chunks of the pipeline rank from 0, `rank_numel` the parameters of all of them.
     """
@@ -81,15 +91,15 @@ def bucket_size(job: TrainingJob, *, pipeline_rank: int, chunk: int, rank_numel:
     return max(DEFAULT_BUCKET_SIZE, DEFAULT_BUCKET_SIZE_PER_RANK * job.parallel.data_with_context)
 
 
-def chunk_buffers(job: TrainingJob, parameters: Sequence[Parameter], *, bucket_size: int | None) -> tuple[Buffer, ...]:
+def chunk_buffers(job: TrainingJob, runs: Sequence[ParameterRun], *, bucket_size: int | None) -> tuple[Buffer, ...]:
     """Buffers of a model chunk whose parameters are given in the order of their creation, dense ones first.
 
-    There is one for each pair of dtypes, in the order in which the pairs first occur. Expert parameters have buffers
-    of their own with expert parallelism (`allreduce` False); without it they are reduced like all others. Weights that
-    are stored in FP8 have buffers of bytes.
+    There is one for each pair of dtypes, in the order in which the pairs first occur. With expert parallelism, expert parameters
+    have separate buffers (`allreduce` False); without it they are reduced with all others. Weights that are stored in FP8 have
+    buffers of bytes.
     """
     if job.megatron == "2023":
-        return _legacy_buffers(job, parameters)
+        return _legacy_buffers(job, runs)
     fp8 = job.precision.fp8
     mxfp8 = fp8 is not None and fp8.recipe == "mxfp8"
     return tuple(
@@ -100,102 +110,149 @@ def chunk_buffers(job: TrainingJob, parameters: Sequence[Parameter], *, bucket_s
             buckets=_buckets(job, members, group_size=reduction_size(job.parallel, group), bucket_size=bucket_size),
             gathers_through_gradients=mxfp8 and stored == "uint8",
         )
-        for (group, stored, gradient_dtype), members in _by_kind(job, parameters)
+        for (group, stored, gradient_dtype), members in _by_kind(job, runs)
     )
 
 
 def parameters_by_buffer(job: TrainingJob, tree: Module) -> tuple[tuple[Parameter, ...], ...]:
-    """What each buffer of a chunk holds, in the order of creation."""
-    return tuple(tuple(members) for _, members in _by_kind(job, tuple(creation_order(tree))))
+    """The parameters of each buffer of a chunk, in the order of their creation."""
+    return tuple(
+        tuple(parameter for run in members for _ in range(run.times) for parameter in run.parameters)
+        for _, members in _by_kind(job, parameter_runs(tree))
+    )
 
 
-def _by_kind(job: TrainingJob, parameters: Sequence[Parameter]) -> list[tuple[_Kind, list[Parameter]]]:
+def _by_kind(job: TrainingJob, runs: Sequence[ParameterRun]) -> list[tuple[_Kind, list[ParameterRun]]]:
     """Parameters that share a buffer; kinds of dense ones first."""
-    fp8 = job.precision.fp8
-    kinds: dict[_Kind, list[Parameter]] = {}
-    for parameter in parameters:
-        expert = parameter.sharding == "expert" and job.parallel.expert > 1
-        gradient_dtype = "fp32" if job.precision.gradients == "fp32" else parameter.dtype
-        stored = "uint8" if parameter.quantized and fp8 is not None and fp8.stored_parameters else parameter.dtype
-        kinds.setdefault(("edp" if expert else "dp_cp", stored, gradient_dtype), []).append(parameter)
+    kinds: dict[_Kind, list[ParameterRun]] = {}
+    for run in runs:
+        of_run: dict[_Kind, list[Parameter]] = {}
+        for parameter in run.parameters:
+            of_run.setdefault(_kind(job, parameter), []).append(parameter)
+        for kind, parameters in of_run.items():
+            kinds.setdefault(kind, []).append(ParameterRun(tuple(parameters), run.times))
     return sorted(kinds.items(), key=lambda kind: kind[0][0] == "edp")
 
 
-def shard_numel(buffer: Buffer, group_size: int) -> int:
-    """Elements of the buffer that one rank of the distributed optimizer owns, padding counted in.
+def _kind(job: TrainingJob, parameter: Parameter) -> _Kind:
+    fp8 = job.precision.fp8
+    expert = parameter.sharding == "expert" and job.parallel.expert > 1
+    gradient_dtype = "fp32" if job.precision.gradients == "fp32" else parameter.dtype
+    stored = "uint8" if parameter.quantized and fp8 is not None and fp8.stored_parameters else parameter.dtype
+    return "edp" if expert else "dp_cp", stored, gradient_dtype
 
-    Every bucket is cut into `group_size` equal pieces of its own, so a shard is spread over all buckets.
+
+def shard_numel(buffer: Buffer, group_size: int) -> int:
+    """Elements of the buffer that one rank of the distributed optimizer owns, with padding.
+
+    Every bucket is split into `group_size` equal parts, so a shard has a part of every bucket.
     """
     return sum(bucket.numel // group_size for bucket in buffer.buckets)
 
 
 def shard_pieces(buffer: Buffer, group_size: int) -> list[int]:
     """Elements of each parameter, or part of one, that the first rank of the group owns, in the order of creation."""
-    owned = []
-    for bucket in reversed(buffer.buckets):
-        end = bucket.numel // group_size
-        owned += [min(end, start + numel) - start for start, numel in reversed(bucket.placed) if start < end]
-    return owned
+    return [numel for bucket in reversed(buffer.buckets) for numel in reversed(_first_shard(bucket, group_size))]
 
 
-def _buckets(job: TrainingJob, parameters: Sequence[Parameter], *, group_size: int, bucket_size: int | None) -> tuple[Bucket, ...]:
+def _first_shard(bucket: Bucket, group_size: int) -> list[int]:
+    end = bucket.numel // group_size
+    return [min(end, start + numel) - start for start, numel in takewhile(lambda placed: placed[0] < end, bucket.placed)]
+
+
+def _buckets(job: TrainingJob, runs: Sequence[ParameterRun], *, group_size: int, bucket_size: int | None) -> tuple[Bucket, ...]:
     """Buckets of one buffer, filled in reverse order of creation, which is about the order of the backward pass.
 
-    Buckets start at multiples of the alignment of parameters, so positions inside a bucket tell all.
+    Buckets start at multiples of the alignment of parameters, so positions are counted within a bucket.
     """
     distributed = job.optimizer.distributed
-    alignment = PARAMETER_ALIGNMENT if distributed else 1
-    divisor = bucket_divisor(job, group_size) if distributed else 1
-    closed: list[Bucket] = []
-    placed: list[tuple[int, int]] = []
-    end = 0
-    for parameter, numel in ((each, each.numel // each.pieces) for each in reversed(parameters) for _ in range(each.pieces)):
-        start = round_up(end, alignment)
-        # first and last stage must shard the tied embedding alike, for its all-reduce comes after the reduce-scatter
-        alone = parameter.shared_embedding and distributed
-        if alone and placed:
-            closed.append(_bucket(placed, start, divisor))
-            placed, start = [], 0
-        placed.append((start, numel))
-        end = start + numel
-        if alone or (bucket_size is not None and end >= bucket_size):
-            closed.append(_bucket(placed, end, divisor))
-            placed, end = [], 0
-    if placed:
-        closed.append(_bucket(placed, end, divisor))
-    return tuple(closed)
+    filling = _Filling(
+        alignment=PARAMETER_ALIGNMENT if distributed else 1,
+        divisor=bucket_divisor(job, group_size) if distributed else 1,
+        limit=bucket_size,
+    )
+    for run in reversed(runs):
+        # first and last stage must shard the tied embedding equally: its all-reduce follows the reduce-scatter
+        if distributed and any(parameter.shared_embedding for parameter in run.parameters):
+            for parameter in reversed(run.parameters):
+                filling.add(_sizes((parameter,)), 1, alone=parameter.shared_embedding)
+        else:
+            filling.add(_sizes(run.parameters), run.times)
+    filling.close()
+    return tuple(filling.closed)
 
 
-def _bucket(placed: Sequence[tuple[int, int]], end: int, divisor: int) -> Bucket:
-    return Bucket(parameters=len(placed), numel_unpadded=end, numel=round_up(end, divisor), placed=tuple(placed))
+def _sizes(parameters: Sequence[Parameter]) -> list[int]:
+    """Elements of each parameter, of each expert separately, in reverse order of creation."""
+    return [size for each in reversed(parameters) for size in [each.numel // each.pieces] * each.pieces]
+
+
+class _Filling:
+    """Buckets while parameters are added."""
+
+    def __init__(self, *, alignment: int, divisor: int, limit: int | None) -> None:
+        self.closed: list[Bucket] = []
+        self._alignment = alignment
+        self._divisor = divisor
+        self._limit = limit
+        """Elements from which on a bucket is closed."""
+        self._sizes: list[int] = []
+        self._end = 0
+
+    def add(self, sizes: list[int], times: int, *, alone: bool = False) -> None:
+        """Adds parameters of these sizes, so many times in a row; `alone` in a bucket of their own."""
+        aligned = sum(round_up(size, self._alignment) for size in sizes)
+        gap = round_up(sizes[-1], self._alignment) - sizes[-1]
+        if alone:
+            self.close(aligned=True)
+        while times:
+            start = round_up(self._end, self._alignment)
+            # all at once if no bucket is closed in between
+            fitting = times if self._limit is None else min(times, max(0, self._limit - 1 + gap - start) // max(1, aligned))
+            if fitting:
+                self._sizes += sizes * fitting
+                self._end = start + fitting * aligned - gap
+                times -= fitting
+                continue
+            for size in sizes:
+                self._sizes.append(size)
+                self._end = round_up(self._end, self._alignment) + size
+                if self._limit is not None and self._end >= self._limit:
+                    self.close()
+            times -= 1
+        if alone:
+            self.close()
+
+    def close(self, *, aligned: bool = False) -> None:
+        """Ends the bucket if it has parameters; `aligned`: with the padding before a next parameter."""
+        if self._sizes:
+            end = round_up(self._end, self._alignment) if aligned else self._end
+            numel = round_up(end, self._divisor)
+            self.closed.append(Bucket(numel_unpadded=end, numel=numel, sizes=tuple(self._sizes), alignment=self._alignment))
+        self._sizes, self._end = [], 0
 
 
 def bucket_divisor(job: TrainingJob, group_size: int) -> int:
-    """What the size of a bucket is padded to a multiple of, with the distributed optimizer."""
+    """Elements to a multiple of which a bucket is padded with the distributed optimizer."""
     aligned = lcm(group_size, BUCKET_ALIGNMENT)
     return lcm(aligned, HIGH_BUSBW_ALIGNMENT) if job.optimizer.pad_buckets_for_high_nccl_busbw else aligned
 
 
-def _legacy_buffers(job: TrainingJob, parameters: Sequence[Parameter]) -> tuple[Buffer, ...]:
-    """One buffer for each gradient dtype, always padded to the data-parallel size, never cut into buckets."""
-    kinds: dict[str, list[Parameter]] = {}
-    for parameter in parameters:
-        kinds.setdefault("fp32" if job.precision.gradients == "fp32" else parameter.dtype, []).append(parameter)
+def _legacy_buffers(job: TrainingJob, runs: Sequence[ParameterRun]) -> tuple[Buffer, ...]:
+    """One buffer for each gradient dtype, always padded to the data-parallel size, without buckets."""
+    kinds: dict[str, list[int]] = {}
+    for run in reversed(runs):
+        for parameter in reversed(run.parameters * run.times):
+            kinds.setdefault("fp32" if job.precision.gradients == "fp32" else parameter.dtype, []).append(parameter.numel)
+    first = [parameter.dtype for run in runs for parameter in run.parameters]
     return tuple(
         Buffer(
             parameter_dtype=job.precision.parameters,
             gradient_dtype=gradient_dtype,
             group="dp_cp",
-            buckets=(_legacy_bucket(members, job.parallel.data_with_context),),
+            buckets=(
+                Bucket(numel_unpadded=sum(sizes), numel=round_up(sum(sizes), job.parallel.data_with_context), sizes=tuple(sizes)),
+            ),
         )
-        for gradient_dtype, members in kinds.items()
+        for gradient_dtype, sizes in sorted(kinds.items(), key=lambda kind: first.index(kind[0]) if kind[0] in first else 0)
     )
-
-
-def _legacy_bucket(parameters: Sequence[Parameter], data: int) -> Bucket:
-    placed = []
-    end = 0
-    for parameter in reversed(parameters):
-        placed.append((end, parameter.numel))
-        end += parameter.numel
-    return _bucket(placed, end, data)

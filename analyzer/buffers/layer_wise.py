@@ -15,7 +15,7 @@ from typing import Final
 
 from analyzer.buffers.gradient_buffers import PARAMETER_ALIGNMENT, Bucket, Buffer, bucket_divisor, bucket_size, chunk_buffers
 from analyzer.buffers.matrices import OptimizerParameter, chunk_parameters
-from analyzer.buffers.parameter_order import creation_order
+from analyzer.buffers.parameter_order import ParameterRun, numel_of
 from analyzer.layout.data_parallel import ReductionGroup, reduction_size
 from analyzer.layout.stages import Chunk
 from analyzer.modules.stage import StageModel
@@ -39,9 +39,8 @@ class _Shards:
     def bucket(self) -> Bucket:
         """As a message."""
         matrices = [weight for own in self.owned for weight in own]
-        return Bucket(
-            parameters=len(matrices), numel_unpadded=sum(weight.numel for weight in matrices), numel=self.numel * len(self.owned)
-        )
+        sizes = tuple(weight.numel for weight in matrices)
+        return Bucket(numel_unpadded=sum(sizes), numel=self.numel * len(self.owned), sizes=sizes)
 
 
 def aligned_buffers(job: TrainingJob, stage: StageModel) -> tuple[tuple[Buffer, ...], ...]:
@@ -59,7 +58,9 @@ def aligned_buffers(job: TrainingJob, stage: StageModel) -> tuple[tuple[Buffer, 
             )
             for group in _groups(job)
         ]
-        chunks.append((*chunk_buffers(job, rest, bucket_size=size), *(buffer for buffer in matrices if buffer.buckets)))
+        chunks.append(
+            (*chunk_buffers(job, [ParameterRun(tuple(rest))], bucket_size=size), *(buffer for buffer in matrices if buffer.buckets))
+        )
     return tuple(chunks)
 
 
@@ -67,7 +68,7 @@ def rest_buffers(job: TrainingJob, stage: StageModel) -> Iterator[Buffer]:
     """Of these, those of the distributed optimizer: of everything that is no matrix of Muon's."""
     for index, (chunk, tree) in enumerate(zip(stage.chunks, stage.trees, strict=True)):
         rest = [parameter for parameter, listed in chunk_parameters(job, chunk, tree) if not listed[0].orthogonalized]
-        yield from chunk_buffers(job, rest, bucket_size=_bucket_size(job, stage, index))
+        yield from chunk_buffers(job, [ParameterRun(tuple(rest))], bucket_size=_bucket_size(job, stage, index))
 
 
 def shard_owners(job: TrainingJob, stage: StageModel, group: ReductionGroup) -> tuple[tuple[OptimizerParameter, ...], ...]:
@@ -85,7 +86,7 @@ def _groups(job: TrainingJob) -> tuple[ReductionGroup, ...]:
 
 
 def _bucket_size(job: TrainingJob, stage: StageModel, index: int) -> int | None:
-    numel = sum(parameter.numel for tree in stage.trees for parameter in creation_order(tree))
+    numel = sum(numel_of(tree) for tree in stage.trees)
     return bucket_size(job, pipeline_rank=stage.pipeline_rank, chunk=index, rank_numel=numel)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from analyzer.buffers.gradient_buffers import Buffer, bucket_size, chunk_buffers
-from analyzer.buffers.parameter_order import creation_order
+from analyzer.buffers.parameter_order import numel_of, parameter_runs
 from analyzer.modules.stage import StageModel
 from analyzer.specs import TrainingJob
 
@@ -14,13 +14,12 @@ def stage_buffers(job: TrainingJob, stage: StageModel) -> tuple[tuple[Buffer, ..
         from analyzer.buffers.layer_wise import aligned_buffers
 
         return aligned_buffers(job, stage)
-    parameters = tuple(tuple(creation_order(tree)) for tree in stage.trees)
-    rank_numel = sum(parameter.numel for chunk in parameters for parameter in chunk)
+    rank_numel = sum(numel_of(tree) for tree in stage.trees)
     return tuple(
         chunk_buffers(
             job,
-            chunk,
+            parameter_runs(tree),
             bucket_size=bucket_size(job, pipeline_rank=stage.pipeline_rank, chunk=index, rank_numel=rank_numel),
         )
-        for index, chunk in enumerate(parameters)
+        for index, tree in enumerate(stage.trees)
     )

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analyzer.buffers.parameter_order import creation_order
+from analyzer.buffers.parameter_order import parameter_runs, sum_of_parameters
 from analyzer.communication.calls import Call, Kind, Phase, gradient_statistics_group
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.stage import StageModel
-from analyzer.modules.tree import Module
+from analyzer.modules.tree import Module, Parameter
 from analyzer.specs import TrainingJob
 
 
@@ -55,8 +55,7 @@ def shared_gradient_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]
     ranks. Tied word embedding: an all-reduce between the first and the last pipeline rank, at full size also with the distributed
     optimizer, because it follows the reduce-scatter and works on the whole buffer in place.
     """
-    parameters = tuple(parameter for tree in stage.trees for parameter in creation_order(tree))
-    replicated = sum(parameter.numel for parameter in parameters if parameter.sequence_parallel)
+    replicated = sum(tree.derived(_replicated_numel) for tree in stage.trees)
     if replicated:
         yield Call(
             group="tp",
@@ -67,7 +66,7 @@ def shared_gradient_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]
             dtype=job.precision.gradients,
             per_iteration=1,
         )
-    for embedding in (parameter for parameter in parameters if parameter.shared_embedding):
+    for embedding in (parameter for tree in stage.trees for parameter in tree.derived(_shared_embeddings)):
         yield Call(
             group="embd",
             kind="all_reduce",
@@ -77,6 +76,18 @@ def shared_gradient_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]
             dtype=job.precision.gradients,
             per_iteration=1,
         )
+
+
+def _replicated_numel(tree: Module) -> int:
+    return sum_of_parameters(tree, lambda parameter: parameter.numel if parameter.sequence_parallel else 0)
+
+
+def _shared_embeddings(tree: Module) -> list[Parameter]:
+    return [parameter for run in parameter_runs(tree) for parameter in run.parameters if parameter.shared_embedding]
+
+
+def _has_experts(tree: Module) -> bool:
+    return any(parameter.sharding == "expert" for run in parameter_runs(tree) for parameter in run.parameters)
 
 
 def expert_bias_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
@@ -165,4 +176,4 @@ def _updates_experts_apart(job: TrainingJob, stage: StageModel) -> bool:
     """Whether a rank has a separate optimizer for experts: with expert parallelism, if it has experts."""
     if job.parallel.expert == 1 or job.optimizer.muon is not None:
         return False
-    return any(parameter.sharding == "expert" for tree in stage.trees for parameter in creation_order(tree))
+    return any(tree.derived(_has_experts) for tree in stage.trees)

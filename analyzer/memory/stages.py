@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 from analyzer.buffers.gradient_buffers import Buffer
 from analyzer.buffers.of_stage import stage_buffers
+from analyzer.buffers.parameter_order import numel_of, sum_of_parameters
 from analyzer.layout.groups import RankRanges
 from analyzer.memory.chunk_memory import ChunkMemory, chunk_memory
 from analyzer.memory.iteration import order_of
 from analyzer.memory.pipeline_tensors import MessageOrder, received_gradient
 from analyzer.memory.workspaces import Workspace, workspaces
 from analyzer.modules.stage import StageModel
-from analyzer.modules.tree import Module, Tensor, parameters
+from analyzer.modules.tree import Module, Tensor
 from analyzer.passes.stages import fsdp_trees_of, stage_models
 from analyzer.specs import TrainingJob
 from analyzer.states.of_rank import stage_states, states_by_ranks
@@ -92,8 +93,8 @@ def _analysed(job: TrainingJob, model: StageModel, received: Tensor) -> _Shared:
 
 def _parameter_counts(tree: Module) -> tuple[int, int]:
     """Elements of all parameters, and of those of routed experts."""
-    held = list(parameters(tree))
-    return sum(each.numel for each in held), sum(each.numel for each in held if each.sharding == "expert")
+    routed = sum_of_parameters(tree, lambda parameter: parameter.numel if parameter.sharding == "expert" else 0)
+    return numel_of(tree), routed
 
 
 def _chunk_memory(job: TrainingJob, tree: Module, received: tuple[Tensor, ...]) -> ChunkMemory:

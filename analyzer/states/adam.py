@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from analyzer.buffers.gradient_buffers import Buffer, shard_numel
+from analyzer.buffers.parameter_order import numel_of
 from analyzer.layout.data_parallel import reduction_size
 from analyzer.modules.stage import StageModel
-from analyzer.modules.tree import parameters as parameters_of
 from analyzer.specs import TrainingJob
 from analyzer.states.bytes_per_parameter import FP32, adam_keeps_masters, bytes_per_parameter
 from analyzer.states.record import States
@@ -21,7 +21,7 @@ def adam_states(job: TrainingJob, stage: StageModel, buffers: Sequence[Buffer], 
     if job.optimizer.distributed:
         owned = sum(shard_numel(buffer, reduction_size(job.parallel, buffer.group)) for buffer in buffers)
     else:
-        owned = sum(parameter.numel for tree in stage.trees for parameter in parameters_of(tree))
+        owned = sum(numel_of(tree) for tree in stage.trees)
     each = bytes_per_parameter(job)
     copied = job.precision.parameters != "fp32" and job.precision.gradients != "fp32" and not adam_keeps_masters(job)
     return States(

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from analyzer.buffers.gradient_buffers import Buffer, parameters_by_buffer
-from analyzer.buffers.parameter_order import creation_order
+from analyzer.buffers.parameter_order import creation_order, numel_of
 from analyzer.layout.data_parallel import ReductionGroup, reduction_size
 from analyzer.layout.groups import RankRanges
 from analyzer.modules.stage import StageModel
@@ -150,7 +150,7 @@ def host_bytes(job: TrainingJob, stage: StageModel, buffers: StageBuffers) -> Ho
     pinned_weights = [4 * piece.numel for piece in pieces if piece.dtype == "fp32"]
     pinned = sum(map(_power_of_two, pinned_weights)) + (sum(map(_power_of_two, full)) if offload.pinned_gradients else 0)
     pageable = sum(full) - sum(pinned_weights) + 2 * sum(full) + (0 if offload.pinned_gradients else sum(full))
-    whole = sum(parameter.numel for tree in stage.trees for parameter in creation_order(tree))
+    whole = sum(numel_of(tree) for tree in stage.trees)
     kept = sum(piece.numel for piece in _kept_whole(job, stage.trees))
     return HostBytes(pageable=pageable, pinned=pinned, while_made=4 * (whole - kept))
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from analyzer.buffers.gradient_buffers import Buffer
+from analyzer.buffers.parameter_order import sum_of_parameters
 from analyzer.layout.groups import RankRanges, pipeline_rank_ranges
 from analyzer.modules.stage import StageModel
-from analyzer.modules.tree import parameters
+from analyzer.modules.tree import Module
 from analyzer.specs import TrainingJob
 from analyzer.states.adam import adam_states
 from analyzer.states.record import States
@@ -74,7 +75,7 @@ def _parameter_bytes(job: TrainingJob, stage: StageModel, buffers: Sequence[Buff
     """Parameters lie in buffers with the distributed optimizer, else each in a block of its own."""
     if not job.optimizer.distributed or job.megatron == "2023":
         element = int(DTYPE_BYTES[job.precision.parameters])
-        return sum(round_up(element * parameter.numel, BLOCK) for tree in stage.trees for parameter in parameters(tree))
+        return sum(tree.derived(_bytes_of_separate_parameters, element) for tree in stage.trees)
     own = (buffer for buffer in buffers if not buffer.gathers_through_gradients)
     held = sum(round_up(dtype_bytes(buffer.parameter_dtype, buffer.numel), BLOCK) for buffer in own)
     if job.precision.fp8 is not None:
@@ -82,3 +83,7 @@ def _parameter_bytes(job: TrainingJob, stage: StageModel, buffers: Sequence[Buff
 
         held += beside_the_buffer_bytes(job, stage.trees)
     return held
+
+
+def _bytes_of_separate_parameters(tree: Module, element: int) -> int:
+    return sum_of_parameters(tree, lambda parameter: round_up(element * parameter.numel, BLOCK))

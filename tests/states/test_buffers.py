@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.buffers.gradient_buffers import Bucket, bucket_size, chunk_buffers, shard_numel
+from analyzer.buffers.gradient_buffers import bucket_size, chunk_buffers, shard_numel
 from analyzer.buffers.of_stage import stage_buffers
-from analyzer.buffers.parameter_order import creation_order
+from analyzer.buffers.parameter_order import ParameterRun, creation_order
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Parameter
 from tests.communication_job import make_job, make_stages
@@ -52,8 +52,8 @@ def parameters_of(numels: tuple[int, ...], *, shared_embedding: int | None = Non
 def test_buckets_are_those_of_megatron(case: Case) -> None:
     job = make_job(world_size=case.group, distributed=case.distributed, pad_buckets_for_high_nccl_busbw=case.busbw)
     parameters = parameters_of(case.numels, shared_embedding=case.shared_embedding)
-    (buffer,) = chunk_buffers(job, parameters, bucket_size=case.bucket_size)
-    assert buffer.buckets == tuple(Bucket(parameters=n, numel_unpadded=u, numel=p) for n, u, p in case.buckets)
+    (buffer,) = chunk_buffers(job, [ParameterRun(tuple(parameters))], bucket_size=case.bucket_size)
+    assert [(len(each.sizes), each.numel_unpadded, each.numel) for each in buffer.buckets] == list(case.buckets)
     assert (buffer.parameter_dtype, buffer.gradient_dtype, buffer.group) == ("bf16", "fp32", "dp_cp")
 
 
@@ -66,11 +66,11 @@ def test_buckets_are_those_of_megatron(case: Case) -> None:
 )
 def test_buckets_hold_every_parameter_once(numels: list[int], group: int, size: int | None, distributed: bool, busbw: bool) -> None:
     job = make_job(world_size=group, distributed=distributed, pad_buckets_for_high_nccl_busbw=busbw)
-    (buffer,) = chunk_buffers(job, parameters_of(tuple(numels)), bucket_size=size)
-    assert sum(bucket.parameters for bucket in buffer.buckets) == len(numels)
+    (buffer,) = chunk_buffers(job, [ParameterRun(tuple(parameters_of(tuple(numels))))], bucket_size=size)
+    assert sum(len(bucket.sizes) for bucket in buffer.buckets) == len(numels)
     last_created = list(reversed(numels))
     for bucket in buffer.buckets:
-        members, last_created = last_created[: bucket.parameters], last_created[bucket.parameters :]
+        members, last_created = last_created[: len(bucket.sizes)], last_created[len(bucket.sizes) :]
         aligned = sum(-(-numel // 64) * 64 for numel in members[:-1]) if distributed else sum(members[:-1])
         assert bucket.numel_unpadded == aligned + members[-1]
         divisor = lcm(group, 128, 2**16 if busbw else 1) if distributed else 1
@@ -118,19 +118,22 @@ def test_dtypes_and_experts_have_buffers_of_their_own() -> None:
         *parameters_of((100,)),
         Parameter(name="router", shape=(10,), dtype="fp32"),
     ]
-    found = chunk_buffers(job, parameters, bucket_size=None)
+    found = chunk_buffers(job, [ParameterRun(tuple(parameters))], bucket_size=None)
     assert [(b.group, b.parameter_dtype, b.gradient_dtype, b.numel) for b in found] == [
         ("dp_cp", "bf16", "bf16", 128),
         ("dp_cp", "fp32", "fp32", 128),
         ("edp", "bf16", "bf16", 1024),
     ]
-    assert [b.group for b in chunk_buffers(make_job(world_size=8), parameters, bucket_size=None)] == ["dp_cp", "dp_cp"]
+    assert [b.group for b in chunk_buffers(make_job(world_size=8), [ParameterRun(tuple(parameters))], bucket_size=None)] == [
+        "dp_cp",
+        "dp_cp",
+    ]
 
 
 def test_padding_is_for_one_instance_of_the_distributed_optimizer() -> None:
     whole = make_job(world_size=12, distributed=True)
     halves = make_job(world_size=12, distributed=True, distributed_optimizer_instances=4)
-    sizes = [chunk_buffers(job, parameters_of((1,)), bucket_size=None)[0].numel for job in (whole, halves)]
+    sizes = [chunk_buffers(job, [ParameterRun(tuple(parameters_of((1,))))], bucket_size=None)[0].numel for job in (whole, halves)]
     assert sizes == [lcm(12, 128), lcm(3, 128)]
 
 
@@ -151,5 +154,21 @@ def test_creation_order_has_the_projection_first() -> None:
 @pytest.mark.parametrize("distributed", [False, True])
 def test_the_code_of_2023_pads_to_the_data_parallel_size_and_has_no_buckets(distributed: bool) -> None:
     job = make_job(megatron="2023", world_size=6, distributed=distributed, overlap_grad_reduce=True, ddp_bucket_size=10)
-    (buffer,) = chunk_buffers(job, parameters_of((100, 3, 50), shared_embedding=0), bucket_size=10)
-    assert buffer.buckets == (Bucket(parameters=3, numel_unpadded=153, numel=156),)
+    (buffer,) = chunk_buffers(job, [ParameterRun(tuple(parameters_of((100, 3, 50), shared_embedding=0)))], bucket_size=10)
+    assert [(each.sizes, each.numel_unpadded, each.numel) for each in buffer.buckets] == [((50, 3, 100), 153, 156)]
+
+
+@given(
+    numels=st.lists(st.integers(1, 900), min_size=1, max_size=6),
+    times=st.integers(1, 7),
+    size=st.one_of(st.none(), st.integers(1, 5000)),
+    distributed=st.booleans(),
+)
+def test_equal_layers_are_as_good_as_one_after_the_other(
+    numels: list[int], times: int, size: int | None, distributed: bool
+) -> None:
+    job = make_job(world_size=4, distributed=distributed)
+    layer, head = tuple(parameters_of(tuple(numels))), tuple(parameters_of((77,)))
+    run = chunk_buffers(job, [ParameterRun(layer, times), ParameterRun(head)], bucket_size=size)
+    written_out = chunk_buffers(job, [ParameterRun(layer * times + head)], bucket_size=size)
+    assert run == written_out

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from analyzer.buffers.gradient_buffers import Buffer, shard_pieces
-from analyzer.buffers.parameter_order import creation_order
+from analyzer.buffers.parameter_order import parameter_runs
 from analyzer.layout.data_parallel import reduction_size
 from analyzer.memory.allocator.caching_allocator import SMALL_SIZE, AllocatorSettings, CachingAllocator
 from analyzer.memory.allocator.script import TEMPORARY, Action, Script
@@ -172,7 +172,10 @@ def _numels(stage: StageModel) -> list[int]:
 
 
 def _numels_of_tree(tree: Module) -> tuple[int, ...]:
-    return tuple(parameter.numel // parameter.pieces for parameter in creation_order(tree) for _ in range(parameter.pieces))
+    sizes: list[int] = []
+    for run in parameter_runs(tree):
+        sizes += [each.numel // each.pieces for each in run.parameters for _ in range(each.pieces)] * run.times
+    return tuple(sizes)
 
 
 def _owned(job: TrainingJob, stage: StageModel, buffers: Sequence[Sequence[Buffer]]) -> list[int]:
