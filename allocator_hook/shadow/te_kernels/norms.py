@@ -8,7 +8,6 @@ sums of the weight gradients, one row in fp32 for each thread block that works o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Final
 
 import torch
@@ -23,101 +22,90 @@ FUSED: Final[tuple[Kind, ...]] = ("delayed",)
 
 
 def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
-    """The functions of Transformer Engine that this module replaces, by name."""
-    functions = {
-        "layernorm_fwd": _layernorm_fwd,
-        "layernorm_bwd": _layernorm_bwd,
-        "rmsnorm_fwd": _rmsnorm_fwd,
-        "rmsnorm_bwd": _rmsnorm_bwd,
-        "rmsnorm_bwd_add": _rmsnorm_bwd_add,
-    }
-    return {name: partial(function, gpu) for name, function in functions.items()}
+    """The functions of Transformer Engine that this module replaces, by name.
+
+    They are closures and not partial functions: a partial function holds its arguments until it returns, and `del` of an
+    argument must end its life.
+    """
+    return {**_forward(gpu), **_backward(gpu)}
 
 
-def _partial_sums(gpu: Gpu, width: int, sm_margin: int, parts: int) -> list[torch.Tensor]:
-    return [empty((gpu.multiprocessors - sm_margin, width), torch.float32) for _ in range(parts)]
+def _forward(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
+    def layernorm_fwd(
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        bias: Any,
+        eps: float,
+        ln_out: Any,
+        quantizer: Any,
+        otype: Any,
+        sm_margin: int,
+        zero_centered_gamma: bool,
+    ) -> list[Any]:
+        del weight, bias, eps, sm_margin, zero_centered_gamma
+        rows = input.numel() // input.shape[-1]
+        mean, rsigma = empty((rows,), torch.float32), empty((rows,), torch.float32)
+        out = output(quantizer, input.shape, TORCH_DTYPES[otype], gpu, fused=FUSED) if ln_out is None else ln_out
+        return [out, mean, rsigma]
+
+    def rmsnorm_fwd(
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        ln_out: Any,
+        quantizer: Any,
+        otype: Any,
+        sm_margin: int,
+        zero_centered_gamma: bool,
+    ) -> list[Any]:
+        del weight, eps, sm_margin, zero_centered_gamma
+        rsigma = empty((input.numel() // input.shape[-1],), torch.float32)
+        out = output(quantizer, input.shape, TORCH_DTYPES[otype], gpu, fused=FUSED) if ln_out is None else ln_out
+        return [out, None, rsigma]
+
+    return {"layernorm_fwd": layernorm_fwd, "rmsnorm_fwd": rmsnorm_fwd}
 
 
-def _layernorm_fwd(
-    gpu: Gpu,
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    bias: Any,
-    eps: float,
-    ln_out: Any,
-    quantizer: Any,
-    otype: Any,
-    sm_margin: int,
-    zero_centered_gamma: bool,
-) -> list[Any]:
-    del weight, bias, eps, sm_margin, zero_centered_gamma
-    rows = input.numel() // input.shape[-1]
-    mean, rsigma = empty((rows,), torch.float32), empty((rows,), torch.float32)
-    out = output(quantizer, input.shape, TORCH_DTYPES[otype], gpu, fused=FUSED) if ln_out is None else ln_out
-    return [out, mean, rsigma]
+def _backward(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
+    def partial_sums(width: int, sm_margin: int, parts: int) -> list[torch.Tensor]:
+        return [empty((gpu.multiprocessors - sm_margin, width), torch.float32) for _ in range(parts)]
 
+    def layernorm_bwd(
+        dz: torch.Tensor,
+        x: torch.Tensor,
+        mu: torch.Tensor,
+        rsigma: torch.Tensor,
+        gamma: torch.Tensor,
+        sm_margin: int,
+        zero_centered_gamma: bool,
+    ) -> list[torch.Tensor]:
+        del mu, rsigma, zero_centered_gamma
+        dz = dz.contiguous()
+        gradients = [like(x), like(gamma), like(gamma)]
+        scratch = partial_sums(x.shape[-1], sm_margin, 2)
+        del scratch
+        return gradients
 
-def _rmsnorm_fwd(
-    gpu: Gpu,
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    ln_out: Any,
-    quantizer: Any,
-    otype: Any,
-    sm_margin: int,
-    zero_centered_gamma: bool,
-) -> list[Any]:
-    del weight, eps, sm_margin, zero_centered_gamma
-    rsigma = empty((input.numel() // input.shape[-1],), torch.float32)
-    out = output(quantizer, input.shape, TORCH_DTYPES[otype], gpu, fused=FUSED) if ln_out is None else ln_out
-    return [out, None, rsigma]
+    def rmsnorm_bwd(
+        dz: torch.Tensor, x: torch.Tensor, rsigma: torch.Tensor, gamma: torch.Tensor, sm_margin: int, zero_centered_gamma: bool
+    ) -> list[torch.Tensor]:
+        del rsigma, zero_centered_gamma
+        dz = dz.contiguous()
+        gradients = [like(x), like(gamma)]
+        scratch = partial_sums(x.shape[-1], sm_margin, 1)
+        del scratch
+        return gradients
 
+    def rmsnorm_bwd_add(
+        dz: torch.Tensor,
+        x: torch.Tensor,
+        add: torch.Tensor,
+        rsigma: torch.Tensor,
+        gamma: torch.Tensor,
+        sm_margin: int,
+        zero_centered_gamma: bool,
+    ) -> list[torch.Tensor]:
+        del add
+        return rmsnorm_bwd(dz, x, rsigma, gamma, sm_margin, zero_centered_gamma)
 
-def _layernorm_bwd(
-    gpu: Gpu,
-    dz: torch.Tensor,
-    x: torch.Tensor,
-    mu: torch.Tensor,
-    rsigma: torch.Tensor,
-    gamma: torch.Tensor,
-    sm_margin: int,
-    zero_centered_gamma: bool,
-) -> list[torch.Tensor]:
-    del mu, rsigma, zero_centered_gamma
-    dz = dz.contiguous()
-    gradients = [like(x), like(gamma), like(gamma)]
-    scratch = _partial_sums(gpu, x.shape[-1], sm_margin, 2)
-    del scratch
-    return gradients
-
-
-def _rmsnorm_bwd(
-    gpu: Gpu,
-    dz: torch.Tensor,
-    x: torch.Tensor,
-    rsigma: torch.Tensor,
-    gamma: torch.Tensor,
-    sm_margin: int,
-    zero_centered_gamma: bool,
-) -> list[torch.Tensor]:
-    del rsigma, zero_centered_gamma
-    dz = dz.contiguous()
-    gradients = [like(x), like(gamma)]
-    scratch = _partial_sums(gpu, x.shape[-1], sm_margin, 1)
-    del scratch
-    return gradients
-
-
-def _rmsnorm_bwd_add(
-    gpu: Gpu,
-    dz: torch.Tensor,
-    x: torch.Tensor,
-    add: torch.Tensor,
-    rsigma: torch.Tensor,
-    gamma: torch.Tensor,
-    sm_margin: int,
-    zero_centered_gamma: bool,
-) -> list[torch.Tensor]:
-    del add
-    return _rmsnorm_bwd(gpu, dz, x, rsigma, gamma, sm_margin, zero_centered_gamma)
+    return {"layernorm_bwd": layernorm_bwd, "rmsnorm_bwd": rmsnorm_bwd, "rmsnorm_bwd_add": rmsnorm_bwd_add}

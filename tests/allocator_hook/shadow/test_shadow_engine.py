@@ -232,8 +232,8 @@ def test_an_interruption_leaves_no_process(tmp_path: Path) -> None:
         import sys
         from pathlib import Path
         from allocator_hook.shadow import engine
-        from tests.launch_of import launch_of
-        engine.run(launch_of("--num-layers 64 --global-batch-size 512"), [0], cache_dir=Path({str(tmp_path)!r}), microbatches=64)
+        from tests.job_of import job_of
+        engine.run(job_of("--num-layers 64 --global-batch-size 512"), [0], cache_dir=Path({str(tmp_path)!r}), microbatches=64)
     """
     caller = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 20
