@@ -12,6 +12,7 @@ from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Collective, Module
 from analyzer.program.chunks import chunk_program
 from analyzer.program.lowering import operations
+from analyzer.program.operations import with_paths
 
 ONCE_PER_ITERATION: Final = ("gradient", "parameter")
 """Phases of calls that are made once per iteration, and not for each microbatch."""
@@ -46,7 +47,8 @@ def _block_calls(module: Module) -> list[tuple[str, Collective]]:
     A collective of the forward that is repeated in a recomputation follows that of the forward.
     """
     program = operations(module)
-    found = [(each.path, each.module, each.call) for each in (*program.forward, *program.backward) if each.call is not None]
+    placed = (*with_paths(program.forward), *with_paths(program.backward))
+    found = [(path, each.module, each.call) for path, each in placed if each.call is not None]
     order: dict[str, int] = {}
     for place, (path, _) in enumerate(module.walk()):
         order.setdefault(path, place)

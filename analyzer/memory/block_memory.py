@@ -1,6 +1,7 @@
 """Memory of one block of operations for one microbatch: every instant at which a module runs, relative to the block's start.
 
-A fold over the operations of `program`. Nothing here knows other blocks, pipelines, optimizers or GPUs.
+A fold over the operations of `program`, in bytes. The tensors of an instant are listed on request. Nothing here knows other blocks,
+pipelines, optimizers or GPUs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Final, NamedTuple
 from analyzer.modules.kinds import ATTENTION_BRANCH, FEED_FORWARD_BRANCH, ModuleKind
 from analyzer.modules.tree import Module, Tensor, total_bytes
 from analyzer.program.lowering import covers_layers, operations
-from analyzer.program.operations import Operation, OperationKind, Role
+from analyzer.program.operations import Operation, OperationKind, Role, with_paths
 
 NO_BYTES: Final = -(1 << 62)
 """Below every figure: the maximum of no instants."""
@@ -21,14 +22,13 @@ NO_BYTES: Final = -(1 << 62)
 class Instant(NamedTuple):
     """A module runs. Bytes are relative to those before the block's forward."""
 
-    path: str
+    number: int
+    """Of the modules that run in this pass, from 0."""
     kind: ModuleKind
     backward: bool
     saved: int
     """Saved for backward at that instant, with `left`."""
     temporary: int
-    """Bytes of `transient`."""
-    transient: tuple[Tensor, ...]
     """Allocated beside what is saved."""
     left: int = 0
     """Of `saved`, what checkpoints inside the block left behind in this backward."""
@@ -83,6 +83,25 @@ def block_memory(module: Module) -> BlockMemory:
     return module.derived(_folded)
 
 
+def explained(module: Module, instant: Instant) -> tuple[str, tuple[Tensor, ...]]:
+    """The path of the module that runs at an instant of a block, from the block on, and the temporary tensors."""
+    return module.derived(_explained, instant.number, instant.backward)
+
+
+def _explained(module: Module, asked: int, backward: bool) -> tuple[str, tuple[Tensor, ...]]:
+    program = operations(module)
+    tensors = _Tensors()
+    number = -1
+    for path, operation in with_paths(program.backward if backward else program.forward):
+        if operation.kind is OperationKind.COMPUTE:
+            number += 1
+            if number == asked:
+                return path, tensors.listed()
+        else:
+            tensors.take(operation)
+    raise ValueError(f"{module.name} has no instant {asked}")
+
+
 def _folded(module: Module) -> BlockMemory:
     program = operations(module)
     forward = _Forward()
@@ -95,7 +114,7 @@ def _folded(module: Module) -> BlockMemory:
         retained=module.retained_bytes,
         forward=tuple(forward.instants),
         backward=tuple(backward.instants),
-        frame=tuple(forward.frame),
+        frame=_frame(program.forward),
         forward_peak=max((instant.bytes for instant in forward.instants), default=NO_BYTES),
         backward_peaks=_peaks(backward.instants, without_left=False),
         backward_peaks_without_left=_peaks(backward.instants, without_left=True),
@@ -104,6 +123,12 @@ def _folded(module: Module) -> BlockMemory:
         left_gradient=backward.gradient,
         left_input=backward.left_input,
     )
+
+
+def _frame(forward: Sequence[Operation]) -> tuple[Tensor, ...]:
+    """Tensors that local variables reference when the block's forward is over."""
+    frames = [each.tensors for each in forward if each.role is Role.FRAME and each.kind is OperationKind.ALLOCATE]
+    return tuple(tensor for frame in frames for tensor in frame)
 
 
 def _peaks(instants: Sequence[Instant], *, without_left: bool) -> Peaks:
@@ -115,60 +140,39 @@ def _peaks(instants: Sequence[Instant], *, without_left: bool) -> Peaks:
 
 
 class _Forward:
-    """The state of a fold over operations."""
+    """The state of a fold over operations, in bytes."""
 
     def __init__(self) -> None:
         self.instants: list[Instant] = []
         self.saved = 0
-        self.workspaces: list[tuple[Tensor, ...]] = []
-        self.frame: list[Tensor] = []
-        self.transfer: tuple[Tensor, ...] = ()
-        self.discarded: tuple[Tensor, ...] = ()
+        self.temporary = 0
 
     def take(self, operation: Operation) -> None:
-        if operation.kind is OperationKind.ALLOCATE:
+        kind = operation.kind
+        if kind is OperationKind.ALLOCATE:
             self.allocate(operation)
-        elif operation.kind is OperationKind.FREE:
+        elif kind is OperationKind.FREE:
             self.free(operation)
-        elif operation.kind is OperationKind.COMPUTE:
+        elif kind is OperationKind.COMPUTE:
             self.compute(operation)
 
     def allocate(self, operation: Operation) -> None:
-        role, tensors = operation.role, operation.tensors
+        role = operation.role
         if role is Role.SAVED:
-            self.saved += total_bytes(tensors)
-        elif role is Role.WORKSPACE:
-            self.workspaces.append(tensors)
-        elif role is Role.FRAME:
-            self.frame.extend(tensors)
-        elif role is Role.TRANSFER:
-            self.transfer = tensors
-        elif role is Role.DISCARDED and not operation.module.children:
+            self.saved += operation.bytes
+        elif role is not Role.DISCARDED or not operation.module.children:
             # what a container would save is allocated by its children, or by the module before it
-            self.discarded = tensors
+            self.temporary += operation.bytes
 
     def free(self, operation: Operation) -> None:
         role = operation.role
         if role is Role.SAVED:
-            self.saved -= total_bytes(operation.tensors)
-        elif role is Role.WORKSPACE:
-            self.workspaces.pop()
-        elif role is Role.FRAME:
-            del self.frame[len(self.frame) - len(operation.tensors) :]
-        elif role is Role.TRANSFER:
-            self.transfer = ()
-        elif role is Role.DISCARDED:
-            self.discarded = ()
-
-    def transient(self) -> tuple[Tensor, ...]:
-        """Everything allocated that is not saved."""
-        around = [tensor for tensors in reversed(self.workspaces) for tensor in tensors]
-        return (*self.discarded, *self.transfer, *around, *self.frame)
+            self.saved -= operation.bytes
+        elif role is not Role.DISCARDED or not operation.module.children:
+            self.temporary -= operation.bytes
 
     def compute(self, operation: Operation) -> None:
-        transient = self.transient()
-        instant = Instant(operation.path, operation.module.kind, False, self.saved, total_bytes(transient), transient)
-        self.instants.append(instant)
+        self.instants.append(Instant(len(self.instants), operation.module.kind, False, self.saved, self.temporary))
 
 
 class _Backward(_Forward):
@@ -223,15 +227,13 @@ class _Backward(_Forward):
         self._inside = None
 
     def compute(self, operation: Operation) -> None:
-        transient = self.transient()
         self.instants.append(
             Instant(
-                operation.path,
+                len(self.instants),
                 operation.module.kind,
                 True,
                 self.saved + self.left,
-                total_bytes(transient),
-                transient,
+                self.temporary,
                 self.left,
                 self._shares_from_outside,
                 self._past,
@@ -239,10 +241,42 @@ class _Backward(_Forward):
         )
 
 
-def branch_of(instant: Instant, layer: Module) -> ModuleKind | None:
-    """ATTENTION or FEED_FORWARD: the branch of a layer that an instant of its block belongs to; None outside both."""
+class _Tensors:
+    """The temporary tensors of a fold, for explanations."""
+
+    def __init__(self) -> None:
+        self._workspaces: list[tuple[Tensor, ...]] = []
+        self._frame: list[Tensor] = []
+        self._transfer: tuple[Tensor, ...] = ()
+        self._discarded: tuple[Tensor, ...] = ()
+
+    def take(self, operation: Operation) -> None:
+        allocates, role, tensors = operation.kind is OperationKind.ALLOCATE, operation.role, operation.tensors
+        if role is Role.WORKSPACE:
+            if allocates:
+                self._workspaces.append(tensors)
+            else:
+                self._workspaces.pop()
+        elif role is Role.FRAME:
+            if allocates:
+                self._frame.extend(tensors)
+            else:
+                del self._frame[len(self._frame) - len(tensors) :]
+        elif role is Role.TRANSFER:
+            self._transfer = tensors if allocates else ()
+        elif role is Role.DISCARDED and not operation.module.children:
+            self._discarded = tensors if allocates else ()
+
+    def listed(self) -> tuple[Tensor, ...]:
+        """Everything allocated that is not saved, of the innermost module first."""
+        around = [tensor for tensors in reversed(self._workspaces) for tensor in tensors]
+        return (*self._discarded, *self._transfer, *around, *self._frame)
+
+
+def branch_of(path: str, layer: Module) -> ModuleKind | None:
+    """ATTENTION or FEED_FORWARD: the branch of a layer that a path in its block belongs to; None outside both."""
     names = _branch_names(layer)
-    for name in instant.path.split("."):
+    for name in path.split("."):
         if name in names:
             return names[name]
     return None

@@ -7,10 +7,10 @@ instants need differs by a constant from one layer to the next, so the first, th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from analyzer.memory.block_memory import BlockMemory, Instant, Peaks, block_memory
+from analyzer.memory.block_memory import BlockMemory, Instant, Peaks, block_memory, explained
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Tensor, total_bytes
 from analyzer.program.chunks import Block, chunk_program
@@ -19,24 +19,37 @@ from analyzer.program.lowering import covers_layers
 _LAYERS: Final = (ModuleKind.LAYER, ModuleKind.CHECKPOINT)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Point:
+class Point(NamedTuple):
     """An instant of a chunk, in bytes above what was allocated before the chunk's forward."""
 
-    path: str
-    kind: ModuleKind
-    backward: bool
+    block: Module
+    """The module whose operations are the block that the instant belongs to."""
+    parent: str
+    """Dotted path of the module around the block."""
+    instant: Instant
     saved: int
     """Saved for backward."""
-    transient: tuple[Tensor, ...]
-    """Allocated beside it."""
     bytes: int
     """Everything allocated."""
     left: int = 0
     """Of `saved`, what checkpoints left behind in this backward."""
+    beside: tuple[Tensor, ...] = ()
+    """Allocated beside the block and what is saved."""
+
+    @property
+    def path(self) -> str:
+        """Dotted path of the module that runs."""
+        path, _ = explained(self.block, self.instant)
+        return f"{self.parent}.{path}" if self.parent else path
+
+    @property
+    def transient(self) -> tuple[Tensor, ...]:
+        """Allocated beside what is saved."""
+        _, tensors = explained(self.block, self.instant)
+        return (*tensors, *self.beside)
 
 
-class Situation(NamedTuple):
+class Placement(NamedTuple):
     """Where a block's repetition starts."""
 
     block: Block
@@ -59,10 +72,10 @@ class ChunkMemory:
 
     retained: int
     """Bytes that stay between its forward and its backward."""
-    forward: tuple[Situation, ...]
-    backward: tuple[Situation, ...]
+    forward: tuple[Placement, ...]
+    backward: tuple[Placement, ...]
     frames: tuple[tuple[Tensor, ...], ...]
-    """For each situation of the forward, tensors that frames of earlier blocks keep alive."""
+    """For each placement of the forward, tensors that frames of earlier blocks keep alive."""
     received: tuple[Tensor, ...]
     """The gradient that the schedule references throughout the backward; none for a chunk with the loss."""
     forward_peak: Point
@@ -81,13 +94,13 @@ class ChunkMemory:
     def points(self, direction: str) -> Iterator[Point]:
         """Instants of the "forward" or "backward" in order: of equal layers in a row, those that can be a peak."""
         if direction == "forward":
-            for situation, frame in zip(self.forward, self.frames, strict=True):
-                for instant in situation.memory.forward:
-                    yield _placed(situation, instant, beside=frame)
+            for placement, frame in zip(self.forward, self.frames, strict=True):
+                for instant in placement.memory.forward:
+                    yield _placed(placement, instant, beside=frame)
         else:
-            for situation in self.backward:
-                for instant in situation.memory.backward:
-                    yield _placed(situation, instant, beside=self.received)
+            for placement in self.backward:
+                for instant in placement.memory.backward:
+                    yield _placed(placement, instant, beside=self.received)
 
 
 def chunk_memory(tree: Module, *, received: tuple[Tensor, ...] = (), first: Module | None = None) -> ChunkMemory:
@@ -127,22 +140,22 @@ class _Ends(NamedTuple):
 
 def _forward(
     blocks: list[tuple[Block, BlockMemory]],
-) -> tuple[tuple[Situation, ...], tuple[tuple[Tensor, ...], ...], int]:
-    situations: list[Situation] = []
+) -> tuple[tuple[Placement, ...], tuple[tuple[Tensor, ...], ...], int]:
+    placements: list[Placement] = []
     frames: list[tuple[Tensor, ...]] = []
     before = 0
     frame: tuple[Tensor, ...] = ()
     for block, memory in blocks:
         for repetition in sorted({0, block.times - 1}):
-            situations.append(Situation(block, memory, before + repetition * memory.retained))
+            placements.append(Placement(block, memory, before + repetition * memory.retained))
             frames.append(frame)
         before += block.times * memory.retained
         frame += memory.frame
-    return tuple(situations), tuple(frames), before
+    return tuple(placements), tuple(frames), before
 
 
-def _backward(blocks: list[tuple[Block, BlockMemory]], retained: int) -> tuple[tuple[Situation, ...], _Ends]:
-    situations: list[Situation] = []
+def _backward(blocks: list[tuple[Block, BlockMemory]], retained: int) -> tuple[tuple[Placement, ...], _Ends]:
+    placements: list[Placement] = []
     last_layers = _last_layers(blocks)
     before = retained
     left = shared = 0
@@ -151,8 +164,8 @@ def _backward(blocks: list[tuple[Block, BlockMemory]], retained: int) -> tuple[t
     for place in range(len(blocks) - 1, -1, -1):
         block, memory = blocks[place]
         for repetition in _repetitions(block.times):
-            situations.append(
-                Situation(
+            placements.append(
+                Placement(
                     block,
                     memory,
                     before - (repetition + 1) * memory.retained,
@@ -168,7 +181,7 @@ def _backward(blocks: list[tuple[Block, BlockMemory]], retained: int) -> tuple[t
             shared = memory.left_gradient
             ends = _Ends(left, memory.left_by_last or 0, memory.left_input)
         past = past or place == last_layers
-    return tuple(situations), ends._replace(left=left)
+    return tuple(placements), ends._replace(left=left)
 
 
 def _repetitions(count: int) -> list[int]:
@@ -194,59 +207,70 @@ def _last_layers(blocks: list[tuple[Block, BlockMemory]]) -> int | None:
     return found[-1] if found else None
 
 
-def _forward_peak(situations: tuple[Situation, ...], frames: tuple[tuple[Tensor, ...], ...]) -> Point:
+def _forward_peak(placements: tuple[Placement, ...], frames: tuple[tuple[Tensor, ...], ...]) -> Point:
     place = max(
-        range(len(situations)),
-        key=lambda index: situations[index].before + situations[index].memory.forward_peak + total_bytes(frames[index]),
+        range(len(placements)),
+        key=lambda index: placements[index].before + placements[index].memory.forward_peak + total_bytes(frames[index]),
     )
-    situation = situations[place]
-    instant = max(situation.memory.forward, key=lambda each: each.bytes)
-    return _placed(situation, instant, beside=frames[place])
+    placement = placements[place]
+    instant = max(placement.memory.forward, key=lambda each: each.bytes)
+    return _placed(placement, instant, beside=frames[place])
 
 
-def _highest(situation: Situation, peaks: Peaks, gradient: int, *, left: int) -> int:
+def _highest(placement: Placement, peaks: Peaks, gradient: int, *, left: int) -> int:
     """The highest of a repetition's instants, `left` and the received gradient counted in."""
-    base = situation.before + left
-    past_gradient = gradient if situation.past or situation.branch else 0
-    plain_gradient = gradient if situation.past else 0
+    base = placement.before + left
+    past_gradient = gradient if placement.past or placement.branch else 0
+    plain_gradient = gradient if placement.past else 0
     return base + max(
         peaks.plain + plain_gradient,
         peaks.past + past_gradient,
-        peaks.sharing + plain_gradient - situation.shared,
-        peaks.sharing_past + past_gradient - situation.shared,
+        peaks.sharing + plain_gradient - placement.shared,
+        peaks.sharing_past + past_gradient - placement.shared,
     )
 
 
-def _backward_peak(situations: tuple[Situation, ...], received: tuple[Tensor, ...], gradient: int) -> Point:
-    situation = max(situations, key=lambda each: _highest(each, each.memory.backward_peaks, gradient, left=each.left))
-    points = [_placed(situation, instant, beside=received) for instant in situation.memory.backward]
-    return max(points, key=lambda point: point.bytes)
+def _backward_peak(placements: tuple[Placement, ...], received: tuple[Tensor, ...], gradient: int) -> Point:
+    placement = max(placements, key=lambda each: _highest(each, each.memory.backward_peaks, gradient, left=each.left))
+    instant = max(placement.memory.backward, key=lambda each: each.bytes + _from_outside(placement, each, gradient))
+    return _placed(placement, instant, beside=received)
 
 
-def _next_backward_peak(situations: tuple[Situation, ...], received: tuple[Tensor, ...], gradient: int, ends: _Ends) -> Point:
-    situation = max(
-        situations,
+def _next_backward_peak(placements: tuple[Placement, ...], received: tuple[Tensor, ...], gradient: int, ends: _Ends) -> Point:
+    placement = max(
+        placements,
         key=lambda each: _highest(each._replace(shared=0), each.memory.backward_peaks_without_left, gradient, left=0),
     )
-    points = [_placed(situation, instant, beside=received) for instant in situation.memory.backward]
-    found = max(points, key=lambda point: point.bytes - point.left)
+    unshared = placement._replace(shared=0)
+    instant = max(placement.memory.backward, key=lambda each: each.bytes - each.left + _from_outside(unshared, each, gradient))
+    found = _placed(placement, instant, beside=received)
     more = max(0, ends.left - ends.left_of_layer - found.left)
-    return replace(found, saved=found.saved + more, bytes=found.bytes + more)
+    return found._replace(saved=found.saved + more, bytes=found.bytes + more)
 
 
-def _placed(situation: Situation, instant: Instant, *, beside: tuple[Tensor, ...]) -> Point:
+def _from_outside(placement: Placement, instant: Instant, gradient: int) -> int:
+    """Bytes that differ between the instants of a block's backward and come from outside the block."""
+    shared = placement.shared if instant.shares_leftover else 0
+    return (gradient if _counts_received(placement, instant) else 0) - shared
+
+
+def _counts_received(placement: Placement, instant: Instant) -> bool:
+    """Whether the received gradient is allocated beside what the block counts."""
+    return placement.past or (placement.branch and instant.past_branch)
+
+
+def _placed(placement: Placement, instant: Instant, *, beside: tuple[Tensor, ...]) -> Point:
     """An instant with everything that is allocated outside its block."""
-    left = instant.left + situation.left - (situation.shared if instant.shares_leftover else 0)
-    saved = situation.before + instant.saved - instant.left + left
-    if instant.backward and not (situation.past or (situation.branch and instant.past_branch)):
+    left = instant.left + placement.left - (placement.shared if instant.shares_leftover else 0)
+    saved = placement.before + instant.saved - instant.left + left
+    if instant.backward and not _counts_received(placement, instant):
         beside = ()
-    parent = situation.block.parent
     return Point(
-        path=f"{parent}.{instant.path}" if parent else instant.path,
-        kind=instant.kind,
-        backward=instant.backward,
+        block=placement.block.module,
+        parent=placement.block.parent,
+        instant=instant,
         saved=saved,
-        transient=(*instant.transient, *beside),
         bytes=saved + instant.temporary + total_bytes(beside),
         left=left,
+        beside=beside,
     )

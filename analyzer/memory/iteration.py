@@ -193,8 +193,9 @@ class _Walk:
 
     def _appear(self, point: Point) -> None:
         """Counts the workspaces that this instant is the first to need."""
-        phase = "backward" if point.backward else "forward"
-        found = [each for each in self._absent if each.phase == phase and point.kind in each.kinds]
+        instant = point.instant
+        phase = "backward" if instant.backward else "forward"
+        found = [each for each in self._absent if each.phase == phase and instant.kind in each.kinds]
         for each in found:
             self._absent.remove(each)
             self._workspaces += each.bytes

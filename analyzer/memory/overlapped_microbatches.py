@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from analyzer.memory.block_memory import Instant, block_memory, branch_of
+from analyzer.memory.block_memory import Instant, block_memory, branch_of, explained
 from analyzer.memory.chunk_memory import Point
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Tensor, total_bytes
@@ -21,17 +22,22 @@ _LAYER_KINDS = (ModuleKind.LAYER, ModuleKind.CHECKPOINT, ModuleKind.MTP)
 """Blocks that are overlapped with one of the other microbatch."""
 
 
-@dataclass(frozen=True)
-class _Placed:
+class _Placed(NamedTuple):
     """An instant of a unit."""
 
+    block: Module
+    parent: str
     instant: Instant
-    path: str
     saved: int
     """Bytes saved by the microbatch at that instant."""
-    transient: tuple[Tensor, ...]
-    feed_forward: bool
-    """In the FFN or MoE branch of a layer."""
+    frame: tuple[Tensor, ...]
+    """Kept alive by the forward of earlier blocks."""
+
+    @property
+    def feed_forward(self) -> bool:
+        """Whether it is in the FFN or MoE branch of a layer."""
+        path, _ = explained(self.block, self.instant)
+        return branch_of(path, self.block) is ModuleKind.FEED_FORWARD
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,7 @@ class _Unit:
         here = self.before
         for module, parent in self.modules:
             memory = block_memory(module)
-            placed += [self._place(module, parent, instant, here, (*instant.transient, *frame)) for instant in memory.forward]
+            placed += [_Placed(module, parent, instant, here + instant.saved, tuple(frame)) for instant in memory.forward]
             frame += memory.frame
             here += memory.retained
         return placed
@@ -69,13 +75,9 @@ class _Unit:
         here = self.before
         for module, parent in self.modules:
             memory = block_memory(module)
-            placed += [self._place(module, parent, instant, here, instant.transient) for instant in memory.backward]
+            placed += [_Placed(module, parent, instant, here + instant.saved, ()) for instant in memory.backward]
             here += memory.retained
         return placed
-
-    def _place(self, module: Module, parent: str, instant: Instant, before: int, transient: tuple[Tensor, ...]) -> _Placed:
-        feed_forward = branch_of(instant, module) is ModuleKind.FEED_FORWARD
-        return _Placed(instant, f"{parent}.{instant.path}", before + instant.saved, transient, feed_forward)
 
 
 def overlapped_peak(forward: Module, backward: Module, *, early: bool = False) -> Point:
@@ -154,10 +156,10 @@ def _alone(placed: Sequence[_Placed], *, beside: int) -> Iterator[Point]:
     for each in placed:
         saved = beside + each.saved
         yield Point(
-            path=each.path,
-            kind=each.instant.kind,
-            backward=each.instant.backward,
+            block=each.block,
+            parent=each.parent,
+            instant=each.instant,
             saved=saved,
-            transient=each.transient,
-            bytes=saved + total_bytes(each.transient),
+            bytes=saved + each.instant.temporary + total_bytes(each.frame),
+            beside=each.frame,
         )

@@ -5,7 +5,8 @@ Two jobs with equal inputs have equal trees, whatever their world size, batch, s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from analyzer.specs import Fp8Spec, ModelSpec, RecomputeSpec, TrainingJob
 
@@ -49,6 +50,24 @@ class ModuleInputs:
     compute_capability: tuple[int, int] | None = None
     """Of the target GPU; None if no GPU is given."""
     multiprocessors: int | None = None
+
+    @cached_property
+    def of_moe_layers(self) -> ModuleInputs:
+        """The inputs that MoE layers depend on: neither the number of stages, nor full recompute, which is around layers."""
+        recompute = self.recompute if self.recompute.granularity == "selective" else RecomputeSpec()
+        return replace(self, split=replace(self.split, pipelined=False), recompute=recompute)
+
+    @cached_property
+    def of_dense_layers(self) -> ModuleInputs:
+        """The inputs that dense layers and attention depend on: no expert parallelism either."""
+        inputs = self.of_moe_layers
+        return replace(inputs, split=replace(inputs.split, expert=1, expert_tensor=1))
+
+    @cached_property
+    def of_ends(self) -> ModuleInputs:
+        """The inputs that the embedding, the final norm, the output layer and the loss depend on."""
+        dense = self.of_dense_layers
+        return replace(dense, split=replace(dense.split, pipelined=self.split.pipelined), recompute=RecomputeSpec())
 
 
 def module_inputs(job: TrainingJob) -> ModuleInputs:

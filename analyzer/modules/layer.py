@@ -19,7 +19,7 @@ from analyzer.modules.mlp import mlp
 from analyzer.modules.norm import standalone_norm
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import LAYER, STREAM, Collective, Module, Tensor
-from analyzer.specs import BlockSpec
+from analyzer.specs import BlockSpec, Branch
 
 CACHED_LAYERS: Final = 512
 """Layer trees that are kept for later jobs, of about 50 kB each."""
@@ -42,6 +42,11 @@ class LayerKind(NamedTuple):
 @lru_cache(maxsize=CACHED_LAYERS)
 def layer_tree(inputs: ModuleInputs, kind: LayerKind, input_shares: str = "") -> Module:
     """The tree of one layer. `input_shares`: the tensor of a checkpoint that already stores the layer's input."""
+    shapes = _shapes_of_kind(inputs, kind)
+    return transformer_layer(shapes, moe=kind.moe, input_shares=input_shares, block=kind.block)
+
+
+def _shapes_of_kind(inputs: ModuleInputs, kind: LayerKind) -> Shapes:
     shapes = Shapes(inputs)
     if kind.in_16_bit:
         shapes = shapes.in_16_bit
@@ -49,7 +54,12 @@ def layer_tree(inputs: ModuleInputs, kind: LayerKind, input_shares: str = "") ->
         shapes = shapes.windowed
     if kind.block.ffn_hidden_size is not None:
         shapes = shapes.of_width(kind.block.ffn_hidden_size)
-    return transformer_layer(shapes, moe=kind.moe, input_shares=input_shares, block=kind.block)
+    return shapes
+
+
+def one_layer(inputs: ModuleInputs, kind: LayerKind, input_shares: str = "") -> Module:
+    """The tree of a layer, cached by the inputs that layers of this kind depend on."""
+    return layer_tree(inputs.of_moe_layers if kind.moe else inputs.of_dense_layers, kind, input_shares)
 
 
 def transformer_layer(shapes: Shapes, *, moe: bool = False, input_shares: str = "", block: BlockSpec = _COMPLETE) -> Module:
@@ -63,7 +73,7 @@ def transformer_layer(shapes: Shapes, *, moe: bool = False, input_shares: str = 
     children: tuple[Module, ...] = ()
     made_in, shares = STREAM, input_shares
     if block.attention != "none":
-        children = _attention_with_norm(shapes, block, input_made_in=made_in, input_shares=shares)
+        children = _attention_with_norm(shapes.inputs.of_dense_layers, block.attention, made_in, shares)
         made_in, shares = LAYER, ""
     if block.feed_forward != "none":
         if moe or not te:
@@ -85,7 +95,10 @@ def transformer_layer(shapes: Shapes, *, moe: bool = False, input_shares: str = 
     )
 
 
-def _attention_with_norm(shapes: Shapes, block: BlockSpec, *, input_made_in: str, input_shares: str) -> tuple[Module, ...]:
+@lru_cache(maxsize=CACHED_LAYERS)
+def _attention_with_norm(inputs: ModuleInputs, attention: Branch, input_made_in: str, input_shares: str) -> tuple[Module, ...]:
+    """The attention branch, which layers of different kinds share."""
+    shapes = Shapes(inputs)
     fused = shapes.model.implementation == "transformer_engine" and shapes.model.mla is None
     norm: tuple[Module, ...] = ()
     if not fused:
@@ -94,7 +107,7 @@ def _attention_with_norm(shapes: Shapes, block: BlockSpec, *, input_made_in: str
                 shapes, "input_layernorm", ModuleKind.ATTENTION_NORM, input_made_in=input_made_in, input_shares=input_shares
             ),
         )
-    if block.attention == "linear":
+    if attention == "linear":
         branch = gathered_linear(shapes, "self_attention", input_made_in=input_made_in, input_shares=input_shares)
     else:
         branch = attention_branch(shapes, fused_norm=fused, input_shares=input_shares)
@@ -111,8 +124,8 @@ def checkpointed(shapes: Shapes, *, kinds: tuple[LayerKind, ...]) -> Module:
         kept = Tensor(name=kept.name, shape=(s * b * h // shapes.t,), dtype=kept.dtype, formula=kept.formula + "/t")
         gather = shapes.tp("all_gather", "recompute")
     outlives: tuple[Tensor, ...] = moe_checkpoint_leftovers(shapes) if any(kind.moe for kind in kinds) else ()
-    first = layer_tree(shapes.inputs, kinds[0], "" if distributed else "checkpoint input")
-    children = (first, *(layer_tree(shapes.inputs, kind) for kind in kinds[1:]))
+    first = one_layer(shapes.inputs, kinds[0], "" if distributed else "checkpoint input")
+    children = (first, *(one_layer(shapes.inputs, kind) for kind in kinds[1:]))
     if not distributed and not any(child.children for child in children):  # its input goes on to the next one that saves it
         kept = replace(kept, shares="output")
     if outlives and not distributed:
@@ -138,7 +151,7 @@ def layers_of_chunk(shapes: Shapes, kinds: tuple[LayerKind, ...], *, received: b
     `received`: the first input comes from another stage, and the schedule references it anyway.
     """
     recompute = shapes.inputs.recompute
-    plain = {kind: layer_tree(shapes.inputs, kind) for kind in set(kinds)}
+    plain = {kind: one_layer(shapes.inputs, kind) for kind in set(kinds)}
     if recompute.granularity != "full":
         return tuple(plain[kind] for kind in kinds)
     size = 1 if recompute.num_layers is None else recompute.num_layers

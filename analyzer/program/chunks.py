@@ -12,7 +12,7 @@ from typing import NamedTuple
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module
 from analyzer.program.lowering import operations
-from analyzer.program.operations import Operation
+from analyzer.program.operations import Operation, with_paths
 from analyzer.schedule.pipeline import Step
 
 
@@ -31,13 +31,12 @@ class ChunkProgram(NamedTuple):
     tree: Module
     blocks: tuple[Block, ...]
 
-    def expanded(self, direction: str) -> Iterator[Operation]:
-        """Every operation of the "forward" or the "backward", repeated blocks in full. Paths start at the root of the tree."""
+    def expanded(self, direction: str) -> Iterator[tuple[str, Operation]]:
+        """Every operation of the "forward" or the "backward" with the path of its module, repeated blocks in full."""
         forward = direction == "forward"
         for block in self.blocks if forward else reversed(self.blocks):
             program = operations(block.module)
-            once = program.forward if forward else program.backward
-            placed = [each._replace(path=f"{block.parent}.{each.path}" if block.parent else each.path) for each in once]
+            placed = tuple(with_paths(program.forward if forward else program.backward, block.parent))
             for _ in range(block.times):
                 yield from placed
 
@@ -53,8 +52,8 @@ def _chunk_program(tree: Module) -> ChunkProgram:
 
 def _blocks(module: Module, parent: str) -> Iterator[Block]:
     """The model and its decoder are no blocks, but their children are, unless they have tensors of their own."""
-    own = module.saved or module.forward_workspace or module.backward_workspace or module.forward_held or module.recomputed
-    if own or not module.children or module.kind not in (ModuleKind.MODEL, ModuleKind.DECODER):
+    own = module.saved or module.forward_workspace or module.backward_workspace or module.forward_held or module.collectives
+    if own or module.recomputed or not module.children or module.kind not in (ModuleKind.MODEL, ModuleKind.DECODER):
         yield Block(module, parent, 1)
         return
     path = f"{parent}.{module.name}" if parent else module.name
@@ -71,12 +70,12 @@ def _blocks(module: Module, parent: str) -> Iterator[Block]:
         yield waiting
 
 
-def iteration_operations(order: Iterable[Step], programs: Mapping[int, ChunkProgram]) -> Iterator[tuple[Step, Operation]]:
-    """Every operation that a pipeline rank executes in an iteration, with the step it belongs to.
+def iteration_operations(order: Iterable[Step], programs: Mapping[int, ChunkProgram]) -> Iterator[tuple[Step, str, Operation]]:
+    """Every operation that a pipeline rank executes in an iteration, with its step and the path of its module.
 
     `order` is the schedule of the rank and `programs` the program of each of its chunks. Overlapped steps (`Step.paired`) are
     listed one after the other.
     """
     for step in order:
-        for operation in programs[step.chunk].expanded(step.kind):
-            yield step, operation
+        for path, operation in programs[step.chunk].expanded(step.kind):
+            yield step, path, operation

@@ -6,6 +6,7 @@ needs an order reads these sequences: memory, the allocator replay, communicatio
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from enum import Enum, auto
 from typing import Literal, NamedTuple
 
@@ -58,14 +59,15 @@ class Role(Enum):
 
 
 class Operation(NamedTuple):
-    """One step of a module. `path` is the dotted path from the module that was lowered."""
+    """One step of a module."""
 
     kind: OperationKind
     phase: Phase
-    path: str
     module: Module
     role: Role = Role.NONE
     tensors: tuple[Tensor, ...] = ()
+    bytes: int = 0
+    """Of the tensors."""
     call: Collective | None = None
     """For a collective."""
 
@@ -75,3 +77,14 @@ class Operations(NamedTuple):
 
     forward: tuple[Operation, ...]
     backward: tuple[Operation, ...]
+
+
+def with_paths(operations: Iterable[Operation], parent: str = "") -> Iterator[tuple[str, Operation]]:
+    """Every operation with the dotted path of its module, below `parent`."""
+    paths = [parent] if parent else []
+    for operation in operations:
+        if operation.kind is OperationKind.BEGIN:
+            paths.append(f"{paths[-1]}.{operation.module.name}" if paths else operation.module.name)
+        yield paths[-1], operation
+        if operation.kind is OperationKind.END:
+            paths.pop()

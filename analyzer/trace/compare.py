@@ -125,10 +125,10 @@ def made_tensors(chunks: Sequence[Chunk], trees: Sequence[Module]) -> Iterator[t
     """
     for chunk, tree in zip(chunks, trees, strict=True):
         names = _Names(chunk)
-        for operation in chunk_program(tree).expanded("forward"):
-            for path, tensor in names.take(operation):
-                if path is not None:
-                    yield path or MODEL, tensor
+        for path, operation in chunk_program(tree).expanded("forward"):
+            for maker, tensor in names.take(path, operation):
+                if maker is not None:
+                    yield maker or MODEL, tensor
 
 
 class _Frame(NamedTuple):
@@ -152,10 +152,10 @@ class _Names:
         self._stream = ""
         """The module that made the hidden states; none yet on a later stage."""
 
-    def take(self, operation: Operation) -> Iterator[tuple[str | None, Tensor]]:
+    def take(self, path: str, operation: Operation) -> Iterator[tuple[str | None, Tensor]]:
         """Tensors that an operation saves, each with its maker; None for tensors that were received."""
         if operation.kind is OperationKind.BEGIN:
-            frame = self._begin(operation)
+            frame = self._begin(path, operation.module)
             # under a checkpoint only tensors that modules themselves reference stay: the others are freed until the recomputation
             named = tuple(replace(tensor, lingers=True) for tensor in operation.module.named) if frame.checkpointed else ()
             for tensor in (*operation.module.saved, *named):
@@ -164,13 +164,12 @@ class _Names:
         elif operation.kind is OperationKind.END:
             self._end(self._frames.pop())
 
-    def _begin(self, operation: Operation) -> _Frame:
-        module = operation.module
+    def _begin(self, path: str, module: Module) -> _Frame:
         if self._frames:
             outer = self._frames[-1]
             path, layer, checkpointed = outer.path, outer.layer, outer.checkpointed or outer.module.recomputed
         else:  # a block: the modules around it, without the root
-            path, layer, checkpointed = operation.path.partition(".")[2].rpartition(".")[0], "", False
+            path, layer, checkpointed = path.partition(".")[2].rpartition(".")[0], "", False
         if self._is_numbered(module):
             path = layer = f"{path}.layers.{next(self._layers)}" if path else f"layers.{next(self._layers)}"
         elif module.kind is ModuleKind.LAYER:

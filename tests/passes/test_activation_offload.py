@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from analyzer.errors import InputError
-from analyzer.memory.block_memory import block_memory
+from analyzer.memory.block_memory import block_memory, explained
 from analyzer.memory.chunk_memory import chunk_memory
 from analyzer.memory.overlapped_microbatches import overlapped_peak
 from analyzer.memory.ranks import rank_classes
@@ -66,7 +66,7 @@ def test_what_is_offloaded_is_there_while_its_module_runs() -> None:
         tree = stage_models(job)[0].trees[0]
         first_layer = next(module for _, module in tree.walk() if module.kind is ModuleKind.LAYER)
         backward = block_memory(first_layer).backward
-        worst.append(max(point.bytes for point in backward if "core_attention" in point.path))
+        worst.append(max(each.bytes for each in backward if "core_attention" in explained(first_layer, each)[0]))
     assert worst[0] == worst[1]
 
 

@@ -86,38 +86,45 @@ class _Writer:
         self.requests = 0
         self.saved_in_order: list[list[int]] = []
         """Slots of what the forward saves, in the order of their allocation."""
-        self._saved: dict[str, list[list[int]]] = {}
-        """For each module path, the slots of its saved tensors; of equal modules in a row the last one is at the end."""
+        self._saved: dict[int, list[list[int]]] = {}
+        """For each module object, the slots of its saved tensors; if it is repeated, those of its last run are at the end."""
         self._workspaces: list[list[int]] = []
-        self._discarded: list[tuple[str, list[int]]] = []
-        """Module path and slots of what is discarded in the first forward of a checkpoint that runs."""
+        self._discarded: list[list[int]] = []
+        """Slots of tensors that are discarded in the first forward of a checkpoint."""
+        self._checkpoints: list[int] = []
+        """For each checkpoint that runs, the number of entries in `_discarded` when it began."""
 
     def take(self, operation: Operation) -> None:
         role = operation.role
-        if operation.kind is OperationKind.ALLOCATE:
+        if operation.kind is OperationKind.BEGIN:
+            if operation.module.recomputed and operation.phase != "backward":
+                self._checkpoints.append(len(self._discarded))
+        elif operation.kind is OperationKind.ALLOCATE:
             if role is Role.SAVED:
                 slots = self._allocate(operation.tensors)
-                self._saved.setdefault(operation.path, []).append(slots)
+                self._saved.setdefault(id(operation.module), []).append(slots)
                 if operation.phase == "forward":
                     self.saved_in_order.append(slots)
             elif role is Role.WORKSPACE:
                 self._workspaces.append(self._allocate(operation.tensors))
             elif role is Role.DISCARDED:
-                self._discarded.append((operation.path, self._allocate(operation.tensors)))
+                self._discarded.append(self._allocate(operation.tensors))
+                if operation.module.recomputed:  # a checkpoint in another one: what it would save is not inside it
+                    self._checkpoints[-1] = len(self._discarded)
         elif operation.kind is OperationKind.FREE:
             if role is Role.SAVED:
-                self._free(self._saved[operation.path].pop())
+                self._free(self._saved[id(operation.module)].pop())
             elif role is Role.WORKSPACE:
                 self._free(self._workspaces.pop())
             elif role is Role.DISCARDED and not operation.tensors:
-                self._end_first_forward(f"{operation.path}.")
+                self._end_first_forward()
 
-    def _end_first_forward(self, below: str) -> None:
-        """Frees what was discarded below a checkpoint."""
-        for path, slots in self._discarded:
-            if path.startswith(below):
-                self._free(slots)
-        self._discarded = [each for each in self._discarded if not each[0].startswith(below)]
+    def _end_first_forward(self) -> None:
+        """Frees what was discarded in a checkpoint."""
+        first = self._checkpoints.pop()
+        for slots in self._discarded[first:]:
+            self._free(slots)
+        del self._discarded[first:]
 
     def _allocate(self, tensors: Sequence[Tensor]) -> list[int]:
         made = []

@@ -21,7 +21,8 @@ from analyzer.modules.tree import STREAM, Module
 from analyzer.specs import BlockSpec, Fp8Spec, ModelSpec
 
 CACHED_CHUNKS: Final = 1024
-"""Chunk trees that are kept for later jobs. Their layers are shared with `layer_tree`."""
+"""Chunk trees that are kept for later jobs. They share their layers, embeddings and heads."""
+CACHED_ENDS: Final = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +83,7 @@ def chunk_tree(inputs: ModuleInputs, kind: ChunkKind) -> Module:
         name="decoder",
         kind=ModuleKind.DECODER,
         saved=(shapes.hidden("received hidden states", made_in=STREAM),) if copies else (),
-        children=(*layers, *((final_norm(shapes),) if kind.final_norm else ())),
+        children=(*layers, *((_final_norm(inputs.of_ends),) if kind.final_norm else ())),
         source="megatron.core.transformer.TransformerBlock",
     )
     first, last, predicts = kind.pre_process, kind.post_process, kind.mtp_layers > 0
@@ -90,8 +91,8 @@ def chunk_tree(inputs: ModuleInputs, kind: ChunkKind) -> Module:
     if first or last or predicts:
         before.append(batch(shapes, tokens=first or predicts, labels=last or predicts))
     if first:
-        before.append(embedding(shapes))
-    after: tuple[Module, ...] = head(shapes, pre_process=first, mtp_here=predicts) if last else ()
+        before.append(_embedding(inputs.of_ends))
+    after: tuple[Module, ...] = _head(inputs.of_ends, first, predicts) if last else ()
     if shapes.model.mtp_num_layers:
         from analyzer.modules.models.mtp import embedding_weights, mtp_block, mtp_heads
 
@@ -108,6 +109,21 @@ def chunk_tree(inputs: ModuleInputs, kind: ChunkKind) -> Module:
         children=(*before, decoder, *after),
         source="megatron.core.models.gpt.GPTModel",
     )
+
+
+@lru_cache(maxsize=CACHED_ENDS)
+def _embedding(inputs: ModuleInputs) -> Module:
+    return embedding(Shapes(inputs))
+
+
+@lru_cache(maxsize=CACHED_ENDS)
+def _final_norm(inputs: ModuleInputs) -> Module:
+    return final_norm(Shapes(inputs))
+
+
+@lru_cache(maxsize=CACHED_ENDS)
+def _head(inputs: ModuleInputs, pre_process: bool, mtp_here: bool) -> tuple[Module, ...]:
+    return head(Shapes(inputs), pre_process=pre_process, mtp_here=mtp_here)
 
 
 def full_model(inputs: ModuleInputs) -> Module:

@@ -13,7 +13,7 @@ from analyzer.modules.checkpoints import moe_checkpoint_leftovers
 from analyzer.modules.embedding import embedding, vocabulary_weight
 from analyzer.modules.head import cross_entropy, output_layer
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.layer import LayerKind, layer_tree
+from analyzer.modules.layer import LayerKind, one_layer
 from analyzer.modules.linear import split_weight, weight_gradient
 from analyzer.modules.norm import standalone_norm
 from analyzer.modules.quantized import backward_input, forward_input, gathers, kept_input, output_gradient
@@ -180,7 +180,7 @@ def _has_experts(shapes: Shapes) -> bool:
 def _layer(shapes: Shapes) -> Module:
     """A transformer layer like the last one of the decoder."""
     kind = LayerKind(moe=_has_experts(shapes))
-    return replace(layer_tree(shapes.inputs, kind, PROJECTED if shapes.sp else ""), name="transformer_layer")
+    return replace(one_layer(shapes.inputs, kind, PROJECTED if shapes.sp else ""), name="transformer_layer")
 
 
 def _final_norm(shapes: Shapes) -> Module:
