@@ -127,7 +127,7 @@ def _command(argv: list[str]) -> tuple[str, ...]:
 
 
 def _record(report: Report, options: InfoOptions, argv: list[str]) -> None:
-    """Writes the trace that `--info-record` asks for, of the fullest rank unless `--info-rank` names one."""
+    """Writes the trace that `--info-record` asks for, of the highest-memory rank unless `--info-rank` names one."""
     from analyzer.cli.record import record
     from analyzer.trace.check import shortened
 

@@ -19,7 +19,8 @@ from analyzer.memory.features import graph_memory_of, overlapped_points
 from analyzer.memory.iteration import PeakContext, peak_of_iteration
 from analyzer.memory.peak import Peak, PeakPosition, Remainder
 from analyzer.memory.pipeline_tensors import kept_inputs, pipeline_tensors
-from analyzer.memory.stages import StageAnalysis, analysed_stages
+from analyzer.memory.stages import StageAnalysis, analysed_stages, distinct_stages
+from analyzer.memory.verdict import highest
 from analyzer.memory.workspaces import Workspace
 from analyzer.modules.tree import Tensor, total_bytes
 from analyzer.passes.stages import kept_by_last_layer
@@ -49,6 +50,14 @@ def rank_classes(job: TrainingJob) -> tuple[RankClass, ...]:
 def rank_classes_of_tensors(job: TrainingJob) -> tuple[RankClass, ...]:
     """The same for tensors alone, each in a block of its own size: faster, and slightly too low."""
     return tensor_classes(job, analysed_stages(job))
+
+
+def highest_rank(job: TrainingJob) -> RankClass:
+    """The rank class that takes most memory of its device, as in the report, without the memory of the others.
+
+    Only the first of the stages with equal trees is walked and replayed. Of these it is the one with most microbatches in flight.
+    """
+    return highest(replayed_classes(job, distinct_stages(job)))
 
 
 def tensor_classes(job: TrainingJob, stages: Sequence[StageAnalysis]) -> tuple[RankClass, ...]:

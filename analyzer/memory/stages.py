@@ -51,31 +51,46 @@ class _Shared:
 
 def analysed_stages(job: TrainingJob) -> tuple[StageAnalysis, ...]:
     """Every pipeline stage of a job, in order."""
-    shared: dict[tuple[bool, tuple[int, ...]], _Shared] = {}
-    found = []
-    received = received_gradient(job)
+    shared: dict[_Key, _Shared] = {}
+    return tuple(_stage(job, model, shared) for model in stage_models(job))
+
+
+def distinct_stages(job: TrainingJob) -> tuple[StageAnalysis, ...]:
+    """The first of the pipeline stages with equal trees, in order: later ones have no more microbatches in flight."""
+    shared: dict[_Key, _Shared] = {}
+    first: dict[_Key, StageModel] = {}
     for model in stage_models(job):
-        # only the first stage has several buckets
-        key = (model.pipeline_rank == 0, tuple(id(tree) for tree in model.trees))
-        if key not in shared:
-            shared[key] = _analysed(job, model, received)
-        common = shared[key]
-        found.append(
-            StageAnalysis(
-                model=model,
-                buffers=common.buffers,
-                states=states_by_ranks(job, model, common.buffers, common.states),
-                workspaces=common.workspaces,
-                chunks=common.chunks,
-                iterations=_iterations(job, model),
-                parameters=common.parameters,
-                parameters_routed_experts=common.parameters_routed_experts,
-            )
-        )
-    return tuple(found)
+        first.setdefault(_key(model), model)
+    return tuple(_stage(job, model, shared) for model in first.values())
 
 
-def _analysed(job: TrainingJob, model: StageModel, received: Tensor) -> _Shared:
+_Key = tuple[bool, tuple[int, ...]]
+
+
+def _key(model: StageModel) -> _Key:
+    """What stages share. Only the first stage has several buckets."""
+    return model.pipeline_rank == 0, tuple(id(tree) for tree in model.trees)
+
+
+def _stage(job: TrainingJob, model: StageModel, shared: dict[_Key, _Shared]) -> StageAnalysis:
+    key = _key(model)
+    if key not in shared:
+        shared[key] = _analysed(job, model)
+    common = shared[key]
+    return StageAnalysis(
+        model=model,
+        buffers=common.buffers,
+        states=states_by_ranks(job, model, common.buffers, common.states),
+        workspaces=common.workspaces,
+        chunks=common.chunks,
+        iterations=_iterations(job, model),
+        parameters=common.parameters,
+        parameters_routed_experts=common.parameters_routed_experts,
+    )
+
+
+def _analysed(job: TrainingJob, model: StageModel) -> _Shared:
+    received = received_gradient(job)
     buffers = stage_buffers(job, model)
     counts = [tree.derived(_parameter_counts) for tree in model.trees]
     return _Shared(

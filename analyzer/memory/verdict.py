@@ -1,4 +1,4 @@
-"""Does it fit: the fullest rank held against the capacity of the GPU."""
+"""Does it fit: the highest-memory rank compared with the capacity of the GPU."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from analyzer.results import RankClass, Verdict
 from analyzer.specs import HardwareSpec
 
 
-def fullest(ranks: Sequence[RankClass]) -> RankClass:
+def highest(ranks: Sequence[RankClass]) -> RankClass:
     """The rank class that takes most of its device; of equals the one with the lowest rank."""
     return min(ranks, key=lambda each: (-each.memory.device_bytes, each.ranks[0][0]))
 
 
 def verdict(ranks: Sequence[RankClass], hardware: HardwareSpec, *, note: str = "") -> Verdict:
-    """Whether every rank fits: `device_bytes` (reserved memory, CUDA context and NCCL) of the fullest against the capacity.
+    """Whether every rank fits: `device_bytes` (reserved memory, CUDA context and NCCL) of the highest-memory rank compared with
+    the capacity.
 
     It is tight where the capacity lies within what the device may show (`device_range_bytes`): then nobody knows before it
     runs, and `fits` says on which side the estimate is. `ranks` has at least one element. `fits`, `state` and
     `headroom_bytes` are None where the capacity is not known; a headroom below zero is what is missing. `note` is passed on
     to the reader.
     """
-    tightest = fullest(ranks)
+    tightest = highest(ranks)
     capacity = hardware.capacity_bytes
     headroom = None if capacity is None else capacity - tightest.memory.device_bytes
     return Verdict(

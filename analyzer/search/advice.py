@@ -12,7 +12,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 from analyzer.errors import InputError
-from analyzer.memory.verdict import fullest
+from analyzer.memory.verdict import highest
 from analyzer.results import Advice, RankClass
 from analyzer.specs import PipelineSpec, RecomputeSpec, TrainingJob
 from analyzer.units import round_up
@@ -36,25 +36,24 @@ class _Change(NamedTuple):
 def advise(job: TrainingJob, *, predict: Predict, screen: Predict | None = None) -> tuple[Advice, ...]:
     """Changes that make `launch` fit its GPU: those that do it alone, the mildest first, else pairs of them.
 
-    `predict` gives the memory of every rank class of a launch; one that it refuses with InputError is passed over. `screen`
-    is a quicker one, for a first look at the many changes that will not do.
-    `device_bytes` and `saves_bytes` are bytes on the device of the fullest rank, as the verdict holds them against the capacity.
-    Where no pair is enough, the single changes that save most come back with `fits` False. Empty where the launch fits
-    already or no capacity is known.
+    `predict` gives the memory of every rank class of a launch; one that it refuses with InputError is passed over. `screen` is a
+    quicker one, for a first look at the many changes that will not do. `device_bytes` and `saves_bytes` are bytes on the device
+    of the highest-memory rank, which the verdict compares with the capacity. Where no pair is enough, the single changes that
+    save most come back with `fits` False. Empty where the launch fits already or no capacity is known.
     """
     capacity = job.hardware.capacity_bytes
     if capacity is None:
         return ()
-    before = fullest(predict(job)).memory.device_bytes
+    before = highest(predict(job)).memory.device_bytes
     if before <= capacity:
         return ()
     screen = screen or predict
 
     def weigh(flags: str, changed: TrainingJob, *, exact: bool = False) -> Advice | None:
         try:
-            peak = fullest(screen(changed)).memory.device_bytes
+            peak = highest(screen(changed)).memory.device_bytes
             if (exact or peak <= capacity) and screen is not predict:
-                peak = fullest(predict(changed)).memory.device_bytes
+                peak = highest(predict(changed)).memory.device_bytes
         except InputError:
             return None
         if before - peak < WORTH * before:

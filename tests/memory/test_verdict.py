@@ -1,4 +1,4 @@
-"""Whether the fullest rank fits its GPU."""
+"""Whether the highest-memory rank fits its GPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from analyzer.memory.verdict import fullest, verdict
+from analyzer.memory.verdict import highest, verdict
 from analyzer.results import RankClass
 from analyzer.specs import HardwareSpec
 from tests.fake_report import small_report
@@ -33,7 +33,7 @@ def test_the_fullest_rank_decides_not_the_first() -> None:
 
 
 def test_of_equally_full_ranks_the_lowest_is_named() -> None:
-    assert fullest(_of({8: 50, 4: 50, 0: 20})).ranks == ((4, 7),)
+    assert highest(_of({8: 50, 4: 50, 0: 20})).ranks == ((4, 7),)
 
 
 @pytest.mark.parametrize(("capacity", "fits"), [(49, False), (50, True), (51, True)])

@@ -210,7 +210,7 @@ def test_the_verdict_says_what_is_missing_and_what_would_help() -> None:
     lines = _section(_text(replace(report, verdict=missing)), "Does it fit")
     assert lines[0].startswith("  It does not fit: rank 0 (stage 0) takes 30.45 GiB of 30.00 GiB (H100-80GB); 512.00 MiB")
     assert "    --use-distributed-optimizer" in lines
-    assert "      saves 20.00 GiB, the fullest rank then takes 10.00 GiB" in lines
+    assert "      saves 20.00 GiB, the highest-memory rank then takes 10.00 GiB" in lines
 
 
 def test_without_a_capacity_there_is_no_verdict_and_the_note_says_why() -> None:

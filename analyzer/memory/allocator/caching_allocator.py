@@ -181,6 +181,26 @@ class CachingAllocator:
             self._merge(block, after)
         pool.add(block)
 
+    def hold(self, bytes: int, count: int) -> None:
+        """Allocates `bytes` so many times, for ever. Equal to as many calls of `malloc`, and faster if each needs a segment."""
+        size = (bytes + MIN_BLOCK - 1) // MIN_BLOCK * MIN_BLOCK
+        length = round_up(size, ROUND_LARGE)
+        rest = length - size
+        while count:
+            pool = self._pools.get((False, 0))
+            largest = pool.sizes[-1] if pool is not None and pool.sizes else 0
+            if size < MIN_LARGE_ALLOCATION or rest > SMALL_SIZE or largest >= size or self._settings.expandable_segments:
+                self.malloc(bytes)
+                count -= 1
+                continue
+            self._next_segment += (length + LARGE_SEGMENT) * count
+            self._reserve(length * count)
+            self.unrequested_bytes += rest * count
+            self.allocated_bytes += length * count
+            if self.allocated_bytes > self.peak_allocated_bytes:
+                self.peak_allocated_bytes, self.unrequested_at_peak_bytes = self.allocated_bytes, self.unrequested_bytes
+            return
+
     def malloc_and_free(self, sizes: Sequence[int]) -> None:
         """Allocates so many bytes each, and frees all of them again in the same order.
 

@@ -10,8 +10,9 @@ buffers and master weights, the forwards and backwards of the first iteration, m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Final
 
 from analyzer.buffers.gradient_buffers import Buffer, shard_pieces
@@ -133,11 +134,11 @@ def fragmentation(
     )
 
 
-def _hold(allocator: CachingAllocator, sizes: Iterator[int]) -> None:
+def _hold(allocator: CachingAllocator, sizes: Iterable[int]) -> None:
     """Allocates what is never freed."""
-    for size in sizes:
+    for size, equal in groupby(sizes):
         if size > SMALL_SIZE:
-            allocator.malloc(size)
+            allocator.hold(size, sum(1 for _ in equal))
 
 
 def _allocate_states(
@@ -153,12 +154,12 @@ def _allocate_states(
     distributed = job.optimizer.distributed
     own = [allocator.malloc(size) for size in sizes if size > SMALL_SIZE] if distributed else []
     if not distributed:
-        _hold(allocator, iter(sizes))
+        _hold(allocator, sizes)
     for chunk in buffers:
         for buffer in chunk:
             if distributed:
-                _hold(allocator, iter([dtype_bytes(buffer.parameter_dtype, buffer.numel)]))
-            _hold(allocator, iter([dtype_bytes(buffer.gradient_dtype, buffer.numel)]))
+                _hold(allocator, [dtype_bytes(buffer.parameter_dtype, buffer.numel)])
+            _hold(allocator, [dtype_bytes(buffer.gradient_dtype, buffer.numel)])
     for address in own:
         allocator.free(address)
     if job.precision.parameters == "fp32" or adam_keeps_masters(job):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from analyzer.layout.groups import RankRanges
-from analyzer.memory.verdict import fullest
+from analyzer.memory.verdict import highest
 from analyzer.report.console import names
 from analyzer.report.console.text import DIM, GAP, INDENT, Line, fit, heading, line, table, wrap
 from analyzer.results import MemoryPart, RankClass, RankMemory, Report
@@ -28,8 +28,8 @@ class _Column(NamedTuple):
 
 
 def memory(report: Report, *, width: int, whole: bool) -> list[Line]:
-    """A column for each rank class, parts above their sums; then what the peak of the fullest rank is made of."""
-    tightest = fullest(report.ranks)
+    """A column for each rank class, parts above their sums; then what the peak of the highest-memory rank is made of."""
+    tightest = highest(report.ranks)
     columns = [_column(each) for each in report.ranks] if whole else _merge(report.ranks)
     shown = columns if whole else _shorten(columns, tightest)
     lines = heading("Memory of each rank", width=width)
@@ -78,7 +78,7 @@ def _joined(ranges: RankRanges) -> RankRanges:
 
 
 def _shorten(columns: list[_Column], tightest: RankClass) -> list[_Column]:
-    """The first and last columns, and that of the fullest rank."""
+    """The first and last columns, and that of the highest-memory rank."""
     if len(columns) <= COLUMNS_SHOWN:
         return columns
     kept = {0, 1, len(columns) - 2, len(columns) - 1, *(i for i, column in enumerate(columns) if column.rank is tightest)}

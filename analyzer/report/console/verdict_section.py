@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from analyzer.memory.verdict import fullest
+from analyzer.memory.verdict import highest
 from analyzer.report.console.text import BAD, GOOD, INDENT, KEY, Line, heading, line, wrap
 from analyzer.results import Report
 from analyzer.units import format_bytes
 
 
 def verdict(report: Report, *, width: int) -> list[Line]:
-    """One sentence with the fullest rank, its need, the capacity and the headroom; then advice where there is any."""
+    """One sentence with the highest-memory rank, its need, the capacity and the headroom; then advice where there is any."""
     result = report.verdict
-    tightest = fullest(report.ranks)
+    tightest = highest(report.ranks)
     need = f"rank {result.tightest_rank} (stage {tightest.pipeline_rank}) takes {format_bytes(tightest.memory.device_bytes)}"
     if result.fits is None or result.capacity_bytes is None or result.headroom_bytes is None:
-        text, style = f"No verdict: no GPU is known to hold it against. The fullest: {need}.", KEY
+        text, style = f"No verdict: the GPU is not known. The highest-memory rank: {need}.", KEY
     else:
         of = f"of {format_bytes(result.capacity_bytes)}" + (f" ({result.gpu})" if result.gpu else "")
         share = abs(result.headroom_bytes) / result.capacity_bytes
@@ -44,6 +44,6 @@ def _advice(report: Report, *, width: int) -> list[Line]:
     lines: list[Line] = [(), line(INDENT + title)]
     for advice in report.advice:
         lines.extend(wrap(advice.change, width=width, first=INDENT * 2, rest=INDENT * 3, style=KEY))
-        saving = f"saves {format_bytes(advice.saves_bytes)}, the fullest rank then takes {format_bytes(advice.device_bytes)}"
+        saving = f"saves {format_bytes(advice.saves_bytes)}, the highest-memory rank then takes {format_bytes(advice.device_bytes)}"
         lines.append(line(f"{INDENT * 3}{saving}"))
     return lines
