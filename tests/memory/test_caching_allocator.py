@@ -187,14 +187,40 @@ def test_temporary_tensors_leave_the_allocator_as_it_was(
         for size in (*temporary, *held):
             allocator.malloc(size)
 
-    def state(allocator: CachingAllocator) -> tuple[int, ...]:
-        return (
-            allocator.allocated_bytes,
-            allocator.reserved_bytes,
-            allocator.peak_allocated_bytes,
-            allocator.peak_reserved_bytes,
-            allocator.unrequested_bytes,
-            allocator.unrequested_at_peak_bytes,
-        )
+    assert _figures(together) == _figures(apart)
 
-    assert state(together) == state(apart)
+
+@given(
+    freed=st.lists(st.integers(1 * MIB + 1, 40 * MIB), max_size=4),
+    bytes=st.integers(1 * MIB + 1, 40 * MIB),
+    count=st.integers(1, 6),
+    later=st.lists(st.integers(1 * MIB + 1, 30 * MIB), max_size=5),
+    expandable=st.booleans(),
+)
+def test_equal_tensors_that_stay_are_allocated_like_separate_ones(
+    freed: list[int], bytes: int, count: int, later: list[int], expandable: bool
+) -> None:
+    """`hold` has the effect of separate calls of `malloc`, also on everything that is allocated later."""
+    together, apart = (CachingAllocator(AllocatorSettings(expandable_segments=expandable)) for _ in range(2))
+    for allocator in (together, apart):
+        for address in [allocator.malloc(size) for size in freed]:
+            allocator.free(address)
+    together.hold(bytes, count)
+    for _ in range(count):
+        apart.malloc(bytes)
+    assert _figures(together) == _figures(apart)
+    for allocator in (together, apart):
+        for size in later:
+            allocator.malloc(size)
+    assert _figures(together) == _figures(apart)
+
+
+def _figures(allocator: CachingAllocator) -> tuple[int, ...]:
+    return (
+        allocator.allocated_bytes,
+        allocator.reserved_bytes,
+        allocator.peak_allocated_bytes,
+        allocator.peak_reserved_bytes,
+        allocator.unrequested_bytes,
+        allocator.unrequested_at_peak_bytes,
+    )

@@ -206,6 +206,8 @@ class CachingAllocator:
 
         If free blocks serve all requests, every block is merged again in the end: only the peak can change.
         """
+        if self._changes_nothing(sizes):
+            return
         found = self._served_by_free_blocks(sizes)
         if found is None:
             for address in [self.malloc(size) for size in sizes]:
@@ -215,6 +217,18 @@ class CachingAllocator:
         if self.allocated_bytes + total > self.peak_allocated_bytes:
             self.peak_allocated_bytes = self.allocated_bytes + total
             self.unrequested_at_peak_bytes = self.unrequested_bytes + unrequested
+
+    def _changes_nothing(self, sizes: Sequence[int]) -> bool:
+        """Whether one free block is large enough for all of these large requests, and the peak is too high to be reached by them.
+
+        A block is not split for a rest of up to `SMALL_SIZE`, which no further request of the large pool fits in.
+        """
+        pool = self._pools.get((False, 0))
+        if pool is None or not pool.sizes or pool.tail is not None or self._max_split != _UNLIMITED:
+            return False
+        bytes, count = sum(sizes), len(sizes)
+        below_peak = self.allocated_bytes + bytes + count * (SMALL_SIZE + MIN_BLOCK) <= self.peak_allocated_bytes
+        return below_peak and pool.sizes[-1] >= bytes + count * MIN_BLOCK and min(sizes) > SMALL_SIZE
 
     def _served_by_free_blocks(self, sizes: Sequence[int]) -> tuple[int, int] | None:
         """Bytes of the blocks that would serve these large requests, and those not requested; None if new segments are needed."""
