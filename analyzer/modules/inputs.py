@@ -64,6 +64,12 @@ class ModuleInputs:
         return replace(inputs, split=replace(inputs.split, expert=1, expert_tensor=1))
 
     @cached_property
+    def of_checkpoints(self) -> ModuleInputs:
+        """The inputs that checkpoints around layers depend on: not how many layers they cover."""
+        recompute = RecomputeSpec(granularity="full", distribute_saved_activations=self.recompute.distribute_saved_activations)
+        return replace(self.of_moe_layers, recompute=recompute)
+
+    @cached_property
     def of_ends(self) -> ModuleInputs:
         """The inputs that the embedding, the final norm, the output layer and the loss depend on."""
         dense = self.of_dense_layers

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from itertools import groupby
 from typing import Final, NamedTuple
 
 from analyzer.modules.branches import attention_branch, moe_branch
@@ -144,25 +145,59 @@ def checkpointed(shapes: Shapes, *, kinds: tuple[LayerKind, ...]) -> Module:
     )
 
 
-def layers_of_chunk(shapes: Shapes, kinds: tuple[LayerKind, ...], *, received: bool = False) -> tuple[Module, ...]:
+LayerRuns = tuple[tuple[LayerKind, int], ...]
+"""Kinds of layers in order, equal ones in a row with their number."""
+ModuleRuns = tuple[tuple[Module, int], ...]
+"""Modules in order, the same object in a row with its number."""
+
+
+def layer_runs(inputs: ModuleInputs, kinds: LayerRuns, *, received: bool = False) -> ModuleRuns:
     """The layers of one model chunk; those that full recompute covers are under checkpoints. Equal layers are one object.
 
     uniform: groups of `--recompute-num-layers`; block: the first layers of the chunk, each in a checkpoint of its own.
     `received`: the first input comes from another stage, and the schedule references it anyway.
     """
-    recompute = shapes.inputs.recompute
-    plain = {kind: one_layer(shapes.inputs, kind) for kind in set(kinds)}
+    recompute = inputs.recompute
     if recompute.granularity != "full":
-        return tuple(plain[kind] for kind in kinds)
+        return tuple((one_layer(inputs, kind), times) for kind, times in kinds)
     size = 1 if recompute.num_layers is None else recompute.num_layers
-    if recompute.method == "block":
-        covered = min(size, len(kinds))
-        groups = [kinds[layer : layer + 1] for layer in range(covered)]
-    else:
-        covered = len(kinds)
-        groups = [kinds[start : start + size] for start in range(0, len(kinds), size)]
-    under = {group: checkpointed(shapes, kinds=group) for group in set(groups)}
-    checkpoints = [under[group] for group in groups]
-    if received and checkpoints:
-        checkpoints[0] = replace(checkpoints[0], saved=tuple(replace(each, lingers=False) for each in checkpoints[0].saved))
-    return (*checkpoints, *(plain[kind] for kind in kinds[covered:]))
+    covered, rest = _covered(kinds, size) if recompute.method == "block" else (_groups(kinds, size), ())
+    found = [(_checkpoint(inputs.of_checkpoints, group, False), times) for group, times in covered]
+    if received and covered:
+        group, times = covered[0]
+        found[:1] = [(_checkpoint(inputs.of_checkpoints, group, True), 1), *([(found[0][0], times - 1)] if times > 1 else [])]
+    return (*found, *((one_layer(inputs, kind), times) for kind, times in rest))
+
+
+_Groups = list[tuple[tuple[LayerKind, ...], int]]
+"""Kinds of the layers in one checkpoint, and how many equal checkpoints follow each other."""
+
+
+def _groups(kinds: LayerRuns, size: int) -> _Groups:
+    """Checkpoints around `size` layers each; the last may have fewer."""
+    if size == 1:
+        return [((kind,), times) for kind, times in kinds]
+    layers = [kind for kind, times in kinds for _ in range(times)]
+    groups = (tuple(layers[start : start + size]) for start in range(0, len(layers), size))
+    return [(group, sum(1 for _ in equal)) for group, equal in groupby(groups)]
+
+
+def _covered(kinds: LayerRuns, count: int) -> tuple[_Groups, LayerRuns]:
+    """Checkpoints around each of the first `count` layers, and the layers after them."""
+    covered: _Groups = []
+    rest: list[tuple[LayerKind, int]] = []
+    for kind, times in kinds:
+        inside = min(times, count)
+        count -= inside
+        if inside:
+            covered.append(((kind,), inside))
+        if times > inside:
+            rest.append((kind, times - inside))
+    return covered, tuple(rest)
+
+
+@lru_cache(maxsize=CACHED_LAYERS)
+def _checkpoint(inputs: ModuleInputs, kinds: tuple[LayerKind, ...], received: bool) -> Module:
+    """`received`: the schedule references the input, so it does not stay because of the checkpoint."""
+    made = checkpointed(Shapes(inputs), kinds=kinds)
+    return replace(made, saved=tuple(replace(each, lingers=False) for each in made.saved)) if received else made

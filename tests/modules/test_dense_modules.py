@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from analyzer.memory.chunk_memory import chunk_memory
 from analyzer.modules.inputs import module_inputs
-from analyzer.modules.layer import LayerKind, checkpointed, layers_of_chunk, transformer_layer
+from analyzer.modules.layer import LayerKind, checkpointed, layer_runs, transformer_layer
 from analyzer.modules.models.gpt import ChunkKind, chunk_tree, full_model
 from analyzer.modules.shapes import shapes_of
 from analyzer.modules.tree import Module, parameters
@@ -141,10 +141,23 @@ def test_a_gated_layer_of_llama() -> None:
 
 def test_block_recompute_covers_the_first_layers_of_the_chunk() -> None:
     asked = replace(job(), recompute=RecomputeSpec(granularity="full", method="block", num_layers=3))
-    names = [module.name for module in layers_of_chunk(shapes_of(asked), (LayerKind(),) * 5)]
-    assert names == ["checkpoint"] * 3 + ["layers"] * 2
+    runs = layer_runs(module_inputs(asked), ((LayerKind(), 5),))
+    assert [(module.name, times) for module, times in runs] == [("checkpoint", 3), ("layers", 2)]
     nothing = replace(job(), recompute=RecomputeSpec(granularity="full", method="block", num_layers=0))
-    assert {module.name for module in layers_of_chunk(shapes_of(nothing), (LayerKind(),) * 2)} == {"layers"}
+    assert [module.name for module, _ in layer_runs(module_inputs(nothing), ((LayerKind(), 2),))] == ["layers"]
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [(1, [(1, 5)]), (2, [(2, 2), (1, 1)]), (3, [(3, 1), (2, 1)]), (9, [(5, 1)])], ids=str
+)
+def test_uniform_recompute_has_checkpoints_around_so_many_layers(size: int, expected: list[tuple[int, int]]) -> None:
+    """Layers in each checkpoint, and equal checkpoints in a row, of a chunk of five layers."""
+    asked = replace(job(), recompute=RecomputeSpec(granularity="full", method="uniform", num_layers=size))
+    runs = layer_runs(module_inputs(asked), ((LayerKind(), 2), (LayerKind(), 3)))
+    found: dict[int, int] = {}
+    for module, times in runs:
+        found[len(module.children)] = found.get(len(module.children), 0) + times
+    assert list(found.items()) == expected
 
 
 def test_parameters_of_gpt3_175b() -> None:
@@ -178,7 +191,7 @@ def test_recomputed_norms_drop_their_outputs_and_statistics(precision: str) -> N
 
 def test_shards_add_up_to_the_whole() -> None:
     for t in (2, 8):
-        tree = chunk_tree(module_inputs(job(t=t)), ChunkKind(layers=(LayerKind(),) * 4))
+        tree = chunk_tree(module_inputs(job(t=t)), ChunkKind(layers=((LayerKind(), 4),)))
         split = [parameter for parameter in parameters(tree) if parameter.sharding == "tensor"]
         assert split
         assert all(parameter.numel * t == parameter.full_numel for parameter in split)
@@ -195,7 +208,7 @@ def test_backward_starts_from_what_forward_kept(t: int, sp: bool, recompute: str
         "full": RecomputeSpec(granularity="full", method="uniform", num_layers=1),
     }[recompute]
     asked = replace(job(t=t, sp=sp and t > 1), recompute=spec)
-    memory = chunk_memory(chunk_tree(module_inputs(asked), ChunkKind(layers=(LayerKind(),) * layers)))
+    memory = chunk_memory(chunk_tree(module_inputs(asked), ChunkKind(layers=((LayerKind(), layers),))))
     saved = [point.saved for point in memory.points("backward")]
     assert saved[0] == memory.retained
     assert memory.forward_peak.bytes >= memory.retained

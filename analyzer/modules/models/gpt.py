@@ -5,19 +5,20 @@ Source: core/models/gpt/gpt_model.py and core/transformer/transformer_block.py (
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final
+from itertools import groupby
+from typing import Final, NamedTuple
 
 from analyzer.layout.stages import Chunk
 from analyzer.modules.embedding import batch, embedding
 from analyzer.modules.head import final_norm, head
 from analyzer.modules.inputs import ModuleInputs, Split
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.layer import LayerKind, layers_of_chunk
+from analyzer.modules.layer import LayerKind, LayerRuns, ModuleRuns, layer_runs
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import STREAM, Module
+from analyzer.modules.tree import STREAM, Module, Tensor
 from analyzer.specs import BlockSpec, Fp8Spec, ModelSpec
 
 CACHED_CHUNKS: Final = 1024
@@ -29,8 +30,8 @@ CACHED_ENDS: Final = 256
 class ChunkKind:
     """What the tree of a chunk depends on beside `ModuleInputs`: chunks of one kind have equal trees."""
 
-    layers: tuple[LayerKind, ...]
-    """The kind of each decoder layer."""
+    layers: LayerRuns
+    """The kinds of the decoder layers."""
     pre_process: bool = True
     post_process: bool = True
     final_norm: bool = True
@@ -52,48 +53,92 @@ def chunk_kind(model: ModelSpec, fp8: Fp8Spec | None, chunk: Chunk) -> ChunkKind
     )
 
 
-def layer_kinds(model: ModelSpec, fp8: Fp8Spec | None, layers: Iterable[int]) -> tuple[LayerKind, ...]:
-    """The kinds of these global layer numbers, from 1. Layers in 16 bit: `is_first_last_bf16_layer`, core/fp8_utils.py."""
+def layer_kinds(model: ModelSpec, fp8: Fp8Spec | None, layers: Sequence[int]) -> LayerRuns:
+    """The kinds of these global layer numbers, from 1 and without gaps."""
+    if not layers:
+        return ()
+    before, last = layers[0] - 1, layers[-1]
+    found = []
+    start = 0
+    for kind, times in _kinds_of_model(model, fp8):
+        inside = min(start + times, last) - max(start, before)
+        start += times
+        if inside > 0:
+            found.append((kind, inside))
+    return tuple(found)
+
+
+@lru_cache(maxsize=CACHED_ENDS)
+def _kinds_of_model(model: ModelSpec, fp8: Fp8Spec | None) -> LayerRuns:
+    """The kinds of all layers. Layers in 16 bit: `is_first_last_bf16_layer`, core/fp8_utils.py."""
     moe = model.moe
     first, last = 0, model.num_layers
     if fp8 is not None:
         first, last = fp8.layers_at_start_in_16_bit, last - fp8.layers_at_end_in_16_bit
     windowed = model.windowed if model.window_backend else ()
     if moe is None and not windowed and not model.blocks and fp8 is None:
-        return (LayerKind(),) * len(tuple(layers))
-    return tuple(
+        return ((LayerKind(), model.num_layers),)
+    kinds = (
         LayerKind(
-            moe=moe is not None and moe.layers[layer - 1],
-            in_16_bit=not first < layer <= last,
-            other_kernel=bool(windowed) and windowed[layer - 1],
-            block=model.blocks[layer - 1] if model.blocks else BlockSpec(),
+            moe=moe is not None and moe.layers[layer],
+            in_16_bit=not first <= layer < last,
+            other_kernel=bool(windowed) and windowed[layer],
+            block=model.blocks[layer] if model.blocks else BlockSpec(),
         )
-        for layer in layers
+        for layer in range(model.num_layers)
     )
+    return tuple((kind, sum(1 for _ in equal)) for kind, equal in groupby(kinds))
 
 
 @lru_cache(maxsize=CACHED_CHUNKS)
 def chunk_tree(inputs: ModuleInputs, kind: ChunkKind) -> Module:
     """The tree of a chunk. Its root is named `gpt_model` and its modules as in Megatron, layers without their number."""
-    shapes = Shapes(inputs)
-    layers = layers_of_chunk(shapes, kind.layers, received=not kind.pre_process)
-    # a block without modules returns a copy of what its stage received (`TransformerBlock.forward`)
-    copies = not (kind.pre_process or kind.layers or kind.final_norm)
+    parts = _parts(inputs, kind)
     decoder = Module(
         name="decoder",
         kind=ModuleKind.DECODER,
-        saved=(shapes.hidden("received hidden states", made_in=STREAM),) if copies else (),
-        children=(*layers, *((_final_norm(inputs.of_ends),) if kind.final_norm else ())),
+        saved=parts.received,
+        children=tuple(module for module, times in parts.decoder for _ in range(times)),
         source="megatron.core.transformer.TransformerBlock",
     )
+    return Module(
+        name="gpt_model",
+        kind=ModuleKind.MODEL,
+        children=(*parts.before, decoder, *parts.after),
+        source="megatron.core.models.gpt.GPTModel",
+    )
+
+
+def chunk_modules(inputs: ModuleInputs, kind: ChunkKind) -> ModuleRuns | None:
+    """The modules of a chunk in order, without its tree; None if the decoder itself has tensors."""
+    parts = _parts(inputs, kind)
+    if parts.received:
+        return None
+    return (*((module, 1) for module in parts.before), *parts.decoder, *((module, 1) for module in parts.after))
+
+
+class _Parts(NamedTuple):
+    """The modules of a chunk."""
+
+    before: tuple[Module, ...]
+    """Before the decoder."""
+    decoder: ModuleRuns
+    received: tuple[Tensor, ...]
+    """A decoder without modules returns a copy of what its stage received (`TransformerBlock.forward`)."""
+    after: tuple[Module, ...]
+
+
+def _parts(inputs: ModuleInputs, kind: ChunkKind) -> _Parts:
+    shapes = Shapes(inputs)
+    copies = not (kind.pre_process or kind.layers or kind.final_norm)
     first, last, predicts = kind.pre_process, kind.post_process, kind.mtp_layers > 0
     before: list[Module] = []
     if first or last or predicts:
-        before.append(batch(shapes, tokens=first or predicts, labels=last or predicts))
+        before.append(_batch(inputs, first or predicts, last or predicts))
     if first:
         before.append(_embedding(inputs.of_ends))
     after: tuple[Module, ...] = _head(inputs.of_ends, first, predicts) if last else ()
-    if shapes.model.mtp_num_layers:
+    if inputs.model.mtp_num_layers:
         from analyzer.modules.models.mtp import embedding_weights, mtp_block, mtp_heads
 
         if predicts and not first:
@@ -103,12 +148,18 @@ def chunk_tree(inputs: ModuleInputs, kind: ChunkKind) -> Module:
             *(mtp_heads(shapes) if last else ()),
             *after,
         )
-    return Module(
-        name="gpt_model",
-        kind=ModuleKind.MODEL,
-        children=(*before, decoder, *after),
-        source="megatron.core.models.gpt.GPTModel",
+    norm = ((_final_norm(inputs.of_ends), 1),) if kind.final_norm else ()
+    return _Parts(
+        before=tuple(before),
+        decoder=(*layer_runs(inputs, kind.layers, received=not kind.pre_process), *norm),
+        received=(shapes.hidden("received hidden states", made_in=STREAM),) if copies else (),
+        after=after,
     )
+
+
+@lru_cache(maxsize=CACHED_ENDS)
+def _batch(inputs: ModuleInputs, tokens: bool, labels: bool) -> Module:
+    return batch(Shapes(inputs), tokens=tokens, labels=labels)
 
 
 @lru_cache(maxsize=CACHED_ENDS)
