@@ -34,7 +34,7 @@ def chunks(model_layers: int, parallel: ParallelSpec, *, mtp_layers: int = 0) ->
     All MTP layers are in one chunk: the last, or the one with m in the layout (`get_mtp_num_layers_to_build`,
     multi_token_prediction.py).
     """
-    counts = _layers_of_stages(model_layers, parallel)
+    counts = layers_of_stages(model_layers, parallel)
     ends = tuple(accumulate(counts))
     last = len(counts) - 1
     predicting = mtp_stage(parallel)
@@ -65,7 +65,7 @@ def mtp_rank(model: ModelSpec, parallel: ParallelSpec) -> int | None:
     return mtp_stage(parallel) % parallel.pipeline if model.mtp_num_layers else None
 
 
-def _layers_of_stages(model_layers: int, parallel: ParallelSpec) -> tuple[int, ...]:
+def layers_of_stages(model_layers: int, parallel: ParallelSpec) -> tuple[int, ...]:
     """Layers of each virtual stage, in model order."""
     split = parallel.pipeline_layout
     if split.layout is not None:

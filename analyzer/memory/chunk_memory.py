@@ -6,7 +6,7 @@ instants need differs by a constant from one layer to the next, so the first, th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -127,6 +127,32 @@ def chunk_memory(tree: Module, *, received: tuple[Tensor, ...] = (), first: Modu
         left=ends.left,
         left_of_layer=ends.left_of_layer,
         left_input=ends.left_input,
+    )
+
+
+class ChunkFigures(NamedTuple):
+    """The figures of `ChunkMemory` without the instants that they belong to."""
+
+    retained: int
+    forward_peak: int
+    backward_peak: int
+    next_backward_peak: int
+
+
+def chunk_figures(blocks: Sequence[Block], *, received: tuple[Tensor, ...] = ()) -> ChunkFigures:
+    """The peaks of a chunk in bytes, as `chunk_memory` finds them."""
+    with_memory = [(block, block_memory(block.module)) for block in blocks]
+    forward, frames, retained = _forward(with_memory)
+    backward, ends = _backward(with_memory, retained)
+    gradient = total_bytes(received)
+    highest = max(_highest(each, each.memory.backward_peaks, gradient, left=each.left) for each in backward)
+    return ChunkFigures(
+        retained=retained,
+        forward_peak=max(
+            each.before + each.memory.forward_peak + total_bytes(frame) for each, frame in zip(forward, frames, strict=True)
+        ),
+        backward_peak=highest,
+        next_backward_peak=_next_backward_peak(backward, received, gradient, ends).bytes if ends.left else highest,
     )
 
 

@@ -64,7 +64,22 @@ def te_workspace_bytes(job: TrainingJob) -> int:
 
 def workspaces(job: TrainingJob, trees: Sequence[Module]) -> tuple[Workspace, ...]:
     """Every workspace and cache on a rank that holds these chunks."""
-    context = _Context(job, shapes_of(job), trees, frozenset().union(*(tree.derived(_kinds) for tree in trees)))
+    layers = sum(tree.derived(_latent_layers) for tree in trees)
+    context = _context(job, shapes_of(job), trees, trees=trees, chunks=len(trees), latent_layers=layers)
+    return _listed(context)
+
+
+def workspace_bytes(job: TrainingJob, shapes: Shapes, modules: Sequence[tuple[Module, int]], *, chunks: int) -> int:
+    """Bytes of all workspaces of a rank with these modules, each with its number, in so many chunks.
+
+    For jobs without FP8, FSDP and optimizer offloading, whose workspaces depend on the trees.
+    """
+    layers = sum(times * module.derived(_latent_layers) for module, times in modules)
+    context = _context(job, shapes, [module for module, _ in modules], trees=(), chunks=chunks, latent_layers=layers)
+    return sum(each.bytes for each in _listed(context))
+
+
+def _listed(context: _Context) -> tuple[Workspace, ...]:
     parts = (
         _gemm_workspaces(context),
         _global_buffer(context),
@@ -83,9 +98,15 @@ class _Context:
 
     job: TrainingJob
     shapes: Shapes
-    trees: Sequence[Module]
+    modules: Sequence[Module]
+    """Everything on the rank, in order; equal modules may be listed once."""
     kinds: frozenset[ModuleKind]
-    """Kinds of all modules in the trees."""
+    """Kinds of all these modules and their children."""
+    trees: Sequence[Module]
+    """The chunks of the rank; none if no workspace depends on them."""
+    chunks: int
+    latent_layers: int
+    """Layers with multi-latent attention."""
 
     @property
     def te(self) -> bool:
@@ -94,6 +115,13 @@ class _Context:
     @property
     def unfused(self) -> bool:
         return self.job.model.attention_backend == "unfused"
+
+
+def _context(
+    job: TrainingJob, shapes: Shapes, modules: Sequence[Module], *, trees: Sequence[Module], chunks: int, latent_layers: int
+) -> _Context:
+    kinds = frozenset().union(*(module.derived(_kinds) for module in modules))
+    return _Context(job, shapes, modules, kinds, trees, chunks, latent_layers)
 
 
 def _kinds(tree: Module) -> frozenset[ModuleKind]:
@@ -171,19 +199,41 @@ def _dummy_weight_gradients(context: _Context) -> Iterator[Workspace]:
     shapes = context.shapes
     if not shapes.inputs.gradient_accumulation_fusion or context.job.model.implementation == "legacy":
         return
+    # the weight of an output layer may be that of the word embedding
+    vocabulary = (shapes.model.padded_vocab_size // shapes.t, shapes.model.hidden_size)
+    found: dict[tuple[tuple[int, ...], str], Workspace] = {}
+    for module in context.modules:
+        for key, workspace in module.derived(_dummy_gradients_of, vocabulary, shapes.dtype):
+            found.setdefault(key, workspace)
+    yield from found.values()
+
+
+_Dummies = tuple[tuple[tuple[tuple[int, ...], str], Workspace], ...]
+"""Dummy gradients by the shape and dtype of the weight."""
+
+
+def _dummy_gradients_of(tree: Module, vocabulary: tuple[int, int], vocabulary_dtype: str) -> _Dummies:
+    """Those of a module and its children. `vocabulary` is the shape of an output layer's weight."""
     weights: dict[tuple[tuple[int, ...], str], ModuleKind] = {}
-    for tree in context.trees:
-        for module in tree.derived(_modules_with_fused_gradients):
-            if module.kind is ModuleKind.OUTPUT_LAYER:  # its weight may be that of the word embedding
-                rows = shapes.model.padded_vocab_size // shapes.t
-                weights.setdefault(((rows, shapes.model.hidden_size), shapes.dtype), module.kind)
-                continue
-            for parameter in module.parameters:
-                if parameter.name == "weight":  # of experts, one each: the last two dimensions
-                    weights.setdefault((parameter.shape[-2:], parameter.dtype), module.kind)
-    for (shape, dtype), kind in weights.items():
-        size = round_up(dtype_bytes(dtype, prod(shape)), BLOCK)
-        yield Workspace(f"dummy weight gradient {list(shape)}", size, frozenset({kind}), "backward")
+    for module in tree.derived(_modules_with_fused_gradients):
+        if module.kind is ModuleKind.OUTPUT_LAYER:
+            weights.setdefault((vocabulary, vocabulary_dtype), module.kind)
+            continue
+        for parameter in module.parameters:
+            if parameter.name == "weight":  # of experts, one each: the last two dimensions
+                weights.setdefault((parameter.shape[-2:], parameter.dtype), module.kind)
+    return tuple(
+        (
+            (shape, dtype),
+            Workspace(
+                f"dummy weight gradient {list(shape)}",
+                round_up(dtype_bytes(dtype, prod(shape)), BLOCK),
+                frozenset({kind}),
+                "backward",
+            ),
+        )
+        for (shape, dtype), kind in weights.items()
+    )
 
 
 def _modules_with_fused_gradients(tree: Module) -> tuple[Module, ...]:
@@ -217,11 +267,11 @@ def _rotary_tables(context: _Context) -> Iterator[Workspace]:
     if job.model.position_embedding == "rope":
         width = int(job.model.kv_channels * job.model.rotary_percent)
         table = round_up(4 * shapes.s * width, BLOCK)  # the positions of this context-parallel rank
-        yield Workspace("rotary position table", table * len(context.trees), users, "forward")
+        yield Workspace("rotary position table", table * context.chunks, users, "forward")
     yarn = job.model.yarn_positions
     if yarn is not None and job.model.mla is None:  # buffers, cast with the weights
         each = round_up(dtype_bytes(shapes.dtype, yarn * job.model.kv_channels), BLOCK)
-        yield Workspace("cosines and sines of YaRN", 2 * each * len(context.trees), users, "forward")
+        yield Workspace("cosines and sines of YaRN", 2 * each * context.chunks, users, "forward")
 
 
 def _tables_of_latent_attention(context: _Context) -> Iterator[Workspace]:
@@ -232,7 +282,7 @@ def _tables_of_latent_attention(context: _Context) -> Iterator[Workspace]:
     job, shapes, mla = context.job, context.shapes, context.job.model.mla
     if mla is None:
         return
-    layers = sum(tree.derived(_latent_layers) for tree in context.trees)
+    layers = context.latent_layers
     width = mla.qk_pos_emb_head_dim
     table = round_up(4 * shapes.s * width, BLOCK)
     cached = min(layers, ROTARY_TABLES)

@@ -136,7 +136,7 @@ def batch(shapes: Shapes, *, tokens: bool, labels: bool) -> Module:
     kept: tuple[Tensor, ...] = ()
     if shapes.inputs.attention_mask_in_dataloader:
         mask = Tensor(name="attention mask", shape=(shapes.b, 1, shapes.s, s), dtype="bool", formula="b·s²", made_in=MODEL_PATH)
-        if shapes.checkpoints_attention:
+        if shapes.inputs.checkpoints_attention:
             kept = (mask,)
         else:
             held.append(mask)

@@ -5,7 +5,7 @@ Two jobs with equal inputs have equal trees, whatever their world size, batch, s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 from analyzer.specs import Fp8Spec, ModelSpec, RecomputeSpec, TrainingJob
@@ -51,6 +51,13 @@ class ModuleInputs:
     """Of the target GPU; None if no GPU is given."""
     multiprocessors: int | None = None
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, each.name) for each in fields(self)))
+
     @cached_property
     def of_moe_layers(self) -> ModuleInputs:
         """The inputs that MoE layers depend on: neither the number of stages, nor full recompute, which is around layers."""
@@ -74,6 +81,21 @@ class ModuleInputs:
         """The inputs that the embedding, the final norm, the output layer and the loss depend on."""
         dense = self.of_dense_layers
         return replace(dense, split=replace(dense.split, pipelined=self.split.pipelined), recompute=RecomputeSpec())
+
+    @cached_property
+    def of_batches(self) -> ModuleInputs:
+        """The inputs that a micro-batch on the GPU depends on: of recompute, whether a checkpoint gets the attention mask."""
+        recompute = RecomputeSpec(granularity="full", method="uniform") if self.checkpoints_attention else RecomputeSpec()
+        ends = self.of_ends
+        return replace(ends, split=replace(ends.split, pipelined=False), recompute=recompute)
+
+    @property
+    def checkpoints_attention(self) -> bool:
+        """Whether a checkpoint gets the attention mask as an argument: full recompute of any layer, or of core attention."""
+        recompute = self.recompute
+        if recompute.granularity == "full":
+            return recompute.method == "uniform" or bool(recompute.num_layers)
+        return recompute.granularity == "selective" and "core_attn" in recompute.modules
 
 
 def module_inputs(job: TrainingJob) -> ModuleInputs:

@@ -22,8 +22,8 @@ from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import LAYER, STREAM, Collective, Module, Tensor
 from analyzer.specs import BlockSpec, Branch
 
-CACHED_LAYERS: Final = 512
-"""Layer trees that are kept for later jobs, of about 50 kB each."""
+CACHED_LAYERS: Final = 1024
+"""Layer trees that are kept for later jobs. They share their branches, of about 50 kB each."""
 _COMPLETE: Final = BlockSpec()
 
 
@@ -83,7 +83,7 @@ def transformer_layer(shapes: Shapes, *, moe: bool = False, input_shares: str = 
         if block.feed_forward == "linear":
             branch = gathered_linear(shapes, "mlp", input_made_in=made_in, input_shares=shares)
         elif moe:
-            branch = moe_branch(shapes)
+            branch = _moe_branch(shapes.inputs.of_moe_layers)
         else:
             branch = mlp(shapes, fused_norm=te, input_made_in=made_in, input_shares=shares)
         children += (branch, bias_dropout_add(shapes, "mlp_bda", ModuleKind.FEED_FORWARD_ADD))
@@ -111,8 +111,18 @@ def _attention_with_norm(inputs: ModuleInputs, attention: Branch, input_made_in:
     if attention == "linear":
         branch = gathered_linear(shapes, "self_attention", input_made_in=input_made_in, input_shares=input_shares)
     else:
-        branch = attention_branch(shapes, fused_norm=fused, input_shares=input_shares)
+        branch = _attention_branch(inputs, fused, input_shares if fused else "")
     return (*norm, branch, bias_dropout_add(shapes, "self_attn_bda", ModuleKind.ATTENTION_ADD))
+
+
+@lru_cache(maxsize=CACHED_LAYERS)
+def _attention_branch(inputs: ModuleInputs, fused_norm: bool, input_shares: str) -> Module:
+    return attention_branch(Shapes(inputs), fused_norm=fused_norm, input_shares=input_shares)
+
+
+@lru_cache(maxsize=CACHED_LAYERS)
+def _moe_branch(inputs: ModuleInputs) -> Module:
+    return moe_branch(Shapes(inputs))
 
 
 def checkpointed(shapes: Shapes, *, kinds: tuple[LayerKind, ...]) -> Module:

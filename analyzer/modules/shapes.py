@@ -92,14 +92,6 @@ class Shapes:
         """Selective recompute of the attention kernel."""
         return self.recomputes("core_attn")
 
-    @property
-    def checkpoints_attention(self) -> bool:
-        """Whether a checkpoint gets the attention mask as an argument: full recompute of any layer, or of core attention."""
-        recompute = self.inputs.recompute
-        if recompute.granularity == "full":
-            return recompute.method == "uniform" or bool(recompute.num_layers)
-        return self.recompute_core_attention
-
     def recomputes(self, module: str) -> bool:
         """Whether `--recompute-modules` lists this module and recompute is selective."""
         return self.inputs.recompute.granularity == "selective" and module in self.inputs.recompute.modules

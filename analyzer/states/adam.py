@@ -23,11 +23,16 @@ def adam_states(job: TrainingJob, stage: StageModel, buffers: Sequence[Buffer], 
     else:
         owned = sum(numel_of(tree) for tree in stage.trees)
     each = bytes_per_parameter(job)
-    copied = job.precision.parameters != "fp32" and job.precision.gradients != "fp32" and not adam_keeps_masters(job)
     return States(
         parameters=parameters,
         gradients=gradients,
         masters=int(each.master * owned),
         moments=int(each.total_moments * owned),
-        gradient_copies=FP32 * owned if copied else 0,
+        gradient_copies=FP32 * owned if copies_gradients(job) else 0,
     )
+
+
+def copies_gradients(job: TrainingJob) -> bool:
+    """Whether each optimizer step copies 16-bit gradients to fp32."""
+    precision = job.precision
+    return precision.parameters != "fp32" and precision.gradients != "fp32" and not adam_keeps_masters(job)

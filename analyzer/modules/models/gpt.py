@@ -109,6 +109,7 @@ def chunk_tree(inputs: ModuleInputs, kind: ChunkKind) -> Module:
     )
 
 
+@lru_cache(maxsize=CACHED_CHUNKS)
 def chunk_modules(inputs: ModuleInputs, kind: ChunkKind) -> ModuleRuns | None:
     """The modules of a chunk in order, without its tree; None if the decoder itself has tensors."""
     parts = _parts(inputs, kind)
@@ -134,7 +135,7 @@ def _parts(inputs: ModuleInputs, kind: ChunkKind) -> _Parts:
     first, last, predicts = kind.pre_process, kind.post_process, kind.mtp_layers > 0
     before: list[Module] = []
     if first or last or predicts:
-        before.append(_batch(inputs, first or predicts, last or predicts))
+        before.append(_batch(inputs.of_batches, first or predicts, last or predicts))
     if first:
         before.append(_embedding(inputs.of_ends))
     after: tuple[Module, ...] = _head(inputs.of_ends, first, predicts) if last else ()

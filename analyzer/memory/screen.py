@@ -1,0 +1,219 @@
+"""The screen: a lower bound of the memory of the highest-memory rank, in integers.
+
+It is for the many layouts of a search that do not fit. What differs from the exact peak: gradient buffers are not padded, blocks
+are as large as their tensors, and of the messages of the pipeline only those are counted that are there in every case. Trees,
+rank classes and operations in order are not made: a chunk is a few modules, each with its number and with figures that are
+cached.
+
+Legend: p pipeline size, v chunks of a rank, g microbatches that run through one chunk before the next, m microbatches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
+
+from analyzer.buffers.parameter_order import sum_of_parameters
+from analyzer.layout.data_parallel import reduction_size
+from analyzer.layout.stages import layers_of_stages, mtp_stage
+from analyzer.memory.chunk_memory import ChunkFigures, chunk_figures
+from analyzer.memory.device_overhead import SEGMENT, outside_allocator_bytes
+from analyzer.memory.pipeline_tensors import pipeline_tensors, received_gradient
+from analyzer.memory.ranks import tensor_classes
+from analyzer.memory.stages import distinct_stages
+from analyzer.memory.workspaces import workspace_bytes
+from analyzer.modules.inputs import ModuleInputs, module_inputs
+from analyzer.modules.models.gpt import CACHED_CHUNKS, ChunkKind, chunk_modules, layer_kinds
+from analyzer.modules.shapes import Shapes
+from analyzer.modules.tree import Module, Tensor, total_bytes
+from analyzer.program.chunks import Block
+from analyzer.specs import TrainingJob
+from analyzer.states.adam import copies_gradients
+from analyzer.states.bytes_per_parameter import FP32, bytes_per_parameter
+from analyzer.units import DTYPE_BYTES, round_up
+
+
+class Screen(NamedTuple):
+    """Lower bounds for the highest-memory rank, in bytes."""
+
+    peak_allocated_bytes: int
+    device_bytes: int
+
+
+class _Chunk(NamedTuple):
+    """What the screen needs of a chunk."""
+
+    figures: ChunkFigures
+    modules: tuple[tuple[Module, int], ...]
+    dense: int
+    """Elements of the parameters that are not experts."""
+    experts: int
+    parameter_bytes: int
+    referenced: int
+    """Bytes that modules reference throughout an iteration."""
+
+
+def screen(job: TrainingJob) -> Screen:
+    """A lower bound of what the highest-memory rank needs."""
+    peak = _peak(job) if _is_screened(job) else None
+    if peak is None:
+        peak = max(each.memory.peak_allocated_bytes for each in tensor_classes(job, distinct_stages(job)))
+    return Screen(peak, round_up(peak, SEGMENT) + outside_allocator_bytes(job))
+
+
+def _is_screened(job: TrainingJob) -> bool:
+    """Whether the peak is that of 1F1B or of its interleaved form, with Adam or SGD on the GPU and unquantized weights."""
+    parallel, flags = job.parallel, job.flags
+    elsewhere = job.fsdp or job.graphs or job.activation_offload or job.optimizer.offload or job.precision.fp8
+    other_order = flags.overlap_moe_expert_parallel_comm or flags.delay_wgrad_compute or job.megatron == "2023"
+    group = parallel.microbatch_group_size or parallel.pipeline
+    whole_groups = parallel.chunks == 1 or job.batch.microbatches % group == 0
+    return whole_groups and not elsewhere and not other_order and job.optimizer.name in ("adam", "sgd")
+
+
+def _peak(job: TrainingJob) -> int | None:
+    """The highest peak of the pipeline ranks that differ; None if a chunk has no modules."""
+    parallel = job.parallel
+    inputs = module_inputs(job)
+    shapes = Shapes(inputs)
+    received = received_gradient(job)
+    kinds = _kinds_of_stages(job)
+    known: dict[ChunkKind, _Chunk | None] = {}
+    highest = 0
+    for rank, ours in _distinct_ranks(kinds, parallel.pipeline):
+        chunks = []
+        for kind in ours:
+            if kind not in known:
+                known[kind] = _chunk(inputs, kind, received)
+            chunk = known[kind]
+            if chunk is None:
+                return None
+            chunks.append(chunk)
+        highest = max(highest, _peak_of_rank(job, shapes, rank, chunks))
+    return highest
+
+
+def _kinds_of_stages(job: TrainingJob) -> list[ChunkKind]:
+    """The kind of every virtual stage, in model order."""
+    model, parallel = job.model, job.parallel
+    counts = layers_of_stages(model.num_layers, parallel)
+    last, predicting = len(counts) - 1, mtp_stage(parallel)
+    found: list[ChunkKind] = []
+    known: dict[tuple[object, ...], ChunkKind] = {}
+    for stage, end in enumerate(accumulate(counts)):
+        layers = range(end - counts[stage] + 1, end + 1)
+        runs = layer_kinds(model, job.precision.fp8, layers)
+        mtp = model.mtp_num_layers if stage == predicting else 0
+        norm = model.num_layers in layers if model.mtp_num_layers else stage == last
+        key = (runs, stage == 0, stage == last, norm, mtp)
+        if key not in known:
+            known[key] = ChunkKind(layers=runs, pre_process=stage == 0, post_process=stage == last, final_norm=norm, mtp_layers=mtp)
+        found.append(known[key])
+    return found
+
+
+def _distinct_ranks(kinds: Sequence[ChunkKind], pipeline: int) -> list[tuple[int, tuple[ChunkKind, ...]]]:
+    """The first pipeline rank of those with equal chunks: later ones have no more microbatches in flight."""
+    found: dict[tuple[int, ...], tuple[int, tuple[ChunkKind, ...]]] = {}
+    for rank in range(pipeline):
+        ours = tuple(kinds[rank::pipeline])
+        found.setdefault(tuple(map(id, ours)), (rank, ours))
+    return list(found.values())
+
+
+@lru_cache(maxsize=CACHED_CHUNKS)
+def _chunk(inputs: ModuleInputs, kind: ChunkKind, received: Tensor) -> _Chunk | None:
+    modules = chunk_modules(inputs, kind)
+    if modules is None:
+        return None
+    blocks = [Block(module, "", times) for module, times in modules]
+    counts = [(times, *module.derived(_parameter_figures)) for module, times in modules]
+    return _Chunk(
+        figures=chunk_figures(blocks, received=() if kind.post_process else (received,)),
+        modules=modules,
+        dense=sum(times * dense for times, dense, _, _ in counts),
+        experts=sum(times * experts for times, _, experts, _ in counts),
+        parameter_bytes=sum(times * size for times, _, _, size in counts),
+        referenced=sum(times * module.lingering_once for module, times in modules),
+    )
+
+
+def _parameter_figures(module: Module) -> tuple[int, int, int]:
+    """Elements of parameters that are not experts, elements of experts, and bytes of both."""
+    experts = sum_of_parameters(module, lambda parameter: parameter.numel if parameter.sharding == "expert" else 0)
+    every = sum_of_parameters(module, lambda parameter: parameter.numel)
+    size = sum_of_parameters(module, lambda parameter: int(DTYPE_BYTES[parameter.dtype]) * parameter.numel)
+    return every - experts, experts, size
+
+
+def _peak_of_rank(job: TrainingJob, shapes: Shapes, rank: int, chunks: Sequence[_Chunk]) -> int:
+    modules = [each for chunk in chunks for each in chunk.modules]
+    held = workspace_bytes(job, shapes, modules, chunks=len(chunks)) + sum(chunk.referenced for chunk in chunks)
+    states, copies = _states(job, chunks)
+    around = pipeline_tensors(job, pipeline_rank=rank)
+    beside = (total_bytes(around.forward), total_bytes(around.backward))
+    figures = [chunk.figures for chunk in chunks]
+    if len(chunks) == 1:
+        moving = _one_chunk(figures[0], job.parallel.pipeline - rank, job.batch.microbatches, beside)
+    else:
+        moving = _interleaved(job, rank, figures, beside)
+    return states + held + max(copies, moving)
+
+
+def _states(job: TrainingJob, chunks: Sequence[_Chunk]) -> tuple[int, int]:
+    """Bytes of parameters, gradients and optimizer states without padding, and of gradient copies in the optimizer step."""
+    dense, experts = sum(chunk.dense for chunk in chunks), sum(chunk.experts for chunk in chunks)
+    owned = dense + experts
+    if job.parallel.expert == 1:  # then experts are reduced with everything else
+        dense, experts = owned, 0
+    if job.optimizer.distributed:
+        owned = dense // reduction_size(job.parallel, "dp_cp") + experts // reduction_size(job.parallel, "edp")
+    each = bytes_per_parameter(job)
+    kept = sum(chunk.parameter_bytes for chunk in chunks) + int(DTYPE_BYTES[job.precision.gradients]) * (dense + experts)
+    return kept + int((each.master + each.total_moments) * owned), FP32 * owned if copies_gradients(job) else 0
+
+
+def _one_chunk(figures: ChunkFigures, behind: int, microbatches: int, beside: tuple[int, int]) -> int:
+    """1F1B: `behind` stages from here on, so that many microbatches are in flight at most."""
+    in_flight = min(behind, microbatches)
+    forward, backward = beside if microbatches > in_flight else (0, 0)
+    waiting = (in_flight - 1) * figures.retained
+    found = max(waiting + figures.forward_peak + forward, waiting + figures.backward_peak + backward)
+    if in_flight > 1:  # without a forward since the backward before it
+        found = max(found, waiting - figures.retained + figures.next_backward_peak)
+    return found
+
+
+def _interleaved(job: TrainingJob, rank: int, figures: Sequence[ChunkFigures], beside: tuple[int, int]) -> int:
+    """The steps at which the chunk of a forward or of a backward changes: between them the bytes in flight change evenly."""
+    p, v = job.parallel.pipeline, len(figures)
+    g = job.parallel.microbatch_group_size or p
+    total = job.batch.microbatches * v
+    warmup = min(2 * (p - rank - 1) + (v - 1) * g, total)
+    after_forward = list(accumulate((each.retained for each in figures), initial=0))
+    after_backward = list(accumulate((each.retained for each in reversed(figures)), initial=0))
+
+    def passed(steps: int, sums: Sequence[int]) -> int:
+        """Bytes retained or freed by the first so many forwards or backwards."""
+        rounds, rest = divmod(steps, g * v)
+        chunks, begun = divmod(rest, g)
+        return g * (rounds * sums[v] + sums[chunks]) + (begun * (sums[chunks + 1] - sums[chunks]) if begun else 0)
+
+    def in_flight(forwards: int, backwards: int) -> int:
+        return passed(forwards, after_forward) - passed(backwards, after_backward)
+
+    found = 0
+    changes = {at for first in (0, warmup) for place in range(v + 1) for at in (first + place * g, first + place * g - 1)}
+    for forward in {warmup, *(at for at in changes if warmup <= at)}:
+        backward = forward - warmup
+        sent = beside if backward else (0, 0)
+        if forward < total:
+            chunk = figures[forward // g % v]
+            found = max(found, in_flight(forward, backward) + chunk.forward_peak + sent[0])
+        done = min(forward + 1, total)
+        if backward < total:
+            chunk = figures[v - 1 - backward // g % v]
+            found = max(found, in_flight(done, backward) - chunk.retained + chunk.backward_peak + sent[1])
+    return found
