@@ -1,4 +1,4 @@
-"""Which code stands for the attention branch and for the MoE branch of a layer. Variants are loaded when they are used."""
+"""Choose the attention and MoE implementations of a layer. Each implementation is imported on first use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from analyzer.modules.tree import Module
 
 
 def attention_branch(shapes: Shapes, *, fused_norm: bool, input_shares: str) -> Module:
-    """Multi-latent attention if the model has it, else self-attention with its norm fused in where `fused_norm`."""
+    """Multi-latent attention if the model uses it, else self-attention. `fused_norm`: its norm is fused into the qkv projection."""
     if shapes.model.mla is not None:
         from analyzer.modules.attention.latent_attention import latent_attention
 

@@ -1,4 +1,4 @@
-"""Bias, dropout and residual in one step. Source: megatron/core/fusions/fused_bias_dropout.py (0.16.1)."""
+"""Bias add, dropout and residual add in one operation. Source: megatron/core/fusions/fused_bias_dropout.py (0.16.1)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from analyzer.modules.tree import Module, Tensor
 
 
 def dropout_mask(shapes: Shapes, name: str = "dropout mask") -> tuple[Tensor, ...]:
-    """One byte for each element of the residual stream; nothing where `--hidden-dropout 0`."""
+    """Dropout mask of the residual stream, one byte per element. Empty with `--hidden-dropout 0`."""
     return (shapes.hidden(name, dtype="bool"),) if shapes.model.hidden_dropout > 0 else ()
 
 
 def bias_dropout_add(shapes: Shapes, name: str, kind: ModuleKind) -> Module:
-    """residual + dropout(x + bias). Keeps the mask; its output is kept by the norm that follows."""
+    """residual + dropout(x + bias). Saves the mask. The norm that follows saves the output."""
     x = shapes.hidden("x")
     unfused = () if shapes.model.bias_dropout_fusion or shapes.model.hidden_dropout == 0 else (shapes.hidden("dropout output"),)
     return Module(

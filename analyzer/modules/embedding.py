@@ -9,7 +9,7 @@ from analyzer.modules.tree import MODEL_PATH, Collective, Module, Parameter, Ten
 
 
 def vocabulary_weight(shapes: Shapes, *, shared: bool) -> Parameter:
-    """[V/t, h]: the word embedding, or the output layer that is tied to it."""
+    """[V/t, h]: the weight of the word embedding, or of an output layer."""
     model = shapes.model
     return Parameter(
         name="weight",
@@ -22,12 +22,15 @@ def vocabulary_weight(shapes: Shapes, *, shared: bool) -> Parameter:
 
 
 def token_ids(shapes: Shapes, name: str) -> Tensor:
-    """[b, s] int64 of the batch, which a lookup keeps for its backward."""
+    """[b, s] int64 ids of the batch, which an embedding lookup saves for backward."""
     return Tensor(name=name, shape=(shapes.b, shapes.s), dtype="int64", formula="8·s·b", made_in=MODEL_PATH)
 
 
 def _lookup_collectives(shapes: Shapes) -> tuple[Collective, ...]:
-    """Each rank knows its part of the vocabulary: partial embeddings are summed, and scattered where nothing stands against it."""
+    """Each rank embeds the tokens of its vocabulary shard. The partial embeddings are summed over tensor-parallel ranks.
+
+    Under sequence parallelism this is a reduce-scatter, unless learned position embeddings are added before the split.
+    """
     if not shapes.sp:
         return shapes.tp("all_reduce", "forward")
     forward = "all_reduce" if shapes.model.position_embedding == "learned_absolute" else "reduce_scatter"
@@ -54,7 +57,7 @@ def embedding(shapes: Shapes) -> Module:
         name="embedding",
         kind=ModuleKind.EMBEDDING,
         children=tuple(children),
-        output_of=_last_maker(shapes),
+        output_of=_output_allocator(shapes),
         source="LanguageModelEmbedding",
     )
 
@@ -75,7 +78,7 @@ def _word_embeddings(shapes: Shapes) -> Module:
         name="weight gradient",
         shape=(model.padded_vocab_size // shapes.t, model.hidden_size),
         dtype=shapes.dtype,
-        formula="V/t·h: never fused",
+        formula="V/t·h, not accumulated in the GEMM",
     )
     return Module(
         name="word_embeddings",
@@ -90,7 +93,7 @@ def _word_embeddings(shapes: Shapes) -> Module:
 
 
 def _position_embeddings(shapes: Shapes) -> Module:
-    """The table of learned positions, and the sum with the embedded tokens."""
+    """The lookup of learned positions, and its sum with the embedded tokens."""
     table = (shapes.model.max_position_embeddings, shapes.model.hidden_size)
     return Module(
         name="position_embeddings",
@@ -100,14 +103,17 @@ def _position_embeddings(shapes: Shapes) -> Module:
         forward_workspace=tuple(shapes.hidden(name, gathered=True) for name in ("embedded tokens", "embedded positions", "sum")),
         backward_workspace=(
             shapes.hidden("output gradient", gathered=True),
-            Tensor(name="weight gradient", shape=table, dtype=shapes.dtype, formula="the table"),
+            Tensor(name="weight gradient", shape=table, dtype=shapes.dtype, formula="size of the weight"),
         ),
         source="torch.nn.Embedding",
     )
 
 
-def _last_maker(shapes: Shapes) -> str:
-    """Who makes the result: turning [b, s, h] round copies unless b is 1, and sequence parallelism clones its part."""
+def _output_allocator(shapes: Shapes) -> str:
+    """The child that allocates the output; empty if the embedding itself does.
+
+    The transpose of [b, s, h] copies unless b is 1, and sequence parallelism clones the local shard.
+    """
     model = shapes.model
     if model.hidden_dropout > 0:
         return "embedding_dropout"
@@ -116,35 +122,36 @@ def _last_maker(shapes: Shapes) -> str:
 
 
 def batch(shapes: Shapes, *, tokens: bool, labels: bool) -> Module:
-    """What the data loader puts on the GPU for one micro-batch, on the first and last stage.
+    """Tensors that the data loader puts on the GPU for one microbatch, on the first and last stage.
 
-    Ids and masks live until the forward of the chunk returns; a checkpoint around attention keeps the mask. Source:
-    megatron/training/utils.py get_batch_on_this_tp_rank: int64 ids, fp32 loss mask, and the bool mask [b, 1, s, s] of the
-    whole sequence unless `--no-create-attention-mask-in-dataloader`; of all of them a context-parallel rank keeps its rows.
+    Ids and masks stay allocated until the chunk's forward returns. A checkpoint around attention saves the attention mask.
+    Source: megatron/training/utils.py get_batch_on_this_tp_rank: int64 ids, fp32 loss mask, and the bool attention mask
+    [b, 1, s, s] of the full sequence unless `--no-create-attention-mask-in-dataloader`. A context-parallel rank stores its
+    rows of each.
     """
     s = shapes.inputs.sequence_length
     ids = (shapes.b, shapes.s)
     learned = shapes.model.position_embedding == "learned_absolute"
-    held = [
+    referenced = [
         *(
-            Tensor(name=name, shape=ids, dtype="int64", shares="what the embedding keeps" if kept else "")
-            for name, kept in (("tokens", shapes.t == 1), ("position ids", learned))
+            Tensor(name=name, shape=ids, dtype="int64", shares="ids that the embedding saves" if saved else "")
+            for name, saved in (("tokens", shapes.t == 1), ("position ids", learned))
             if tokens
         ),
         *([Tensor(name="labels", shape=ids, dtype="int64"), Tensor(name="loss mask", shape=ids, dtype="fp32")] if labels else []),
     ]
-    kept: tuple[Tensor, ...] = ()
+    saved: tuple[Tensor, ...] = ()
     if shapes.inputs.attention_mask_in_dataloader:
         mask = Tensor(name="attention mask", shape=(shapes.b, 1, shapes.s, s), dtype="bool", formula="b·s²", made_in=MODEL_PATH)
         if shapes.inputs.checkpoints_attention:
-            kept = (mask,)
+            saved = (mask,)
         else:
-            held.append(mask)
+            referenced.append(mask)
     return Module(
         name="batch",
         kind=ModuleKind.BATCH,
         function=True,
-        saved=kept,
-        forward_held=tuple(held),
+        saved=saved,
+        forward_held=tuple(referenced),
         source="megatron/training/utils.py get_batch_on_this_tp_rank",
     )

@@ -1,4 +1,4 @@
-"""The end of the model: final norm, output layer and cross entropy.
+"""Final norm, output layer and cross entropy.
 
 Sources: core/models/gpt/gpt_model.py _postprocess; core/tensor_parallel/layers.py ColumnParallelLinear;
 core/tensor_parallel/cross_entropy.py; core/fusions/fused_cross_entropy.py (0.16.1);
@@ -18,7 +18,7 @@ from analyzer.modules.tree import MODEL_PATH, STREAM, Collective, Module, Tensor
 
 
 def logits(shapes: Shapes, name: str, dtype: str) -> Tensor:
-    """[s, b, V/t]."""
+    """[s, b, V/t] in `dtype`."""
     size = {"fp32": 4}.get(dtype, 2)
     return Tensor(
         name=name,
@@ -29,18 +29,18 @@ def logits(shapes: Shapes, name: str, dtype: str) -> Tensor:
 
 
 def output_layer(shapes: Shapes, *, owns_weight: bool, shared: bool, input_shares: str = "") -> Module:
-    """[s, b, h] → logits [s, b, V/t]. The frame that computes the loss names the logits until it returns."""
+    """[s, b, h] → logits [s, b, V/t]. The function that computes the loss references the logits until it returns."""
     model = shapes.model
     rows = model.padded_vocab_size // shapes.t
-    made = logits(shapes, "logits", shapes.dtype)
-    overwritten = model.cross_entropy == "te" or shapes.dtype == "fp32"  # then the loss keeps this very tensor
+    output = logits(shapes, "logits", shapes.dtype)
+    overwritten = model.cross_entropy == "te" or shapes.dtype == "fp32"  # then the loss saves this tensor itself
     return Module(
         name="output_layer",
         kind=ModuleKind.OUTPUT_LAYER,
         parameters=(vocabulary_weight(shapes, shared=shared),) if owns_weight else (),
         saved=(shapes.hidden("input", made_in="decoder.final_layernorm", shares=input_shares),),
-        forward_workspace=(made,) if overwritten else (),
-        forward_held=() if overwritten else (made,),
+        forward_workspace=(output,) if overwritten else (),
+        forward_held=() if overwritten else (output,),
         backward_workspace=(
             logits(shapes, "logits gradient", shapes.dtype),
             shapes.hidden("input gradient", gathered=True),
@@ -53,13 +53,15 @@ def output_layer(shapes: Shapes, *, owns_weight: bool, shared: bool, input_share
 
 
 def _weight_gradient(shapes: Shapes, rows: int) -> tuple[Tensor, ...]:
-    """The gradient of the vocabulary's weight, or the empty one that fused accumulation hands autograd.
+    """The weight gradient of the output layer, or the placeholder that fused accumulation returns to autograd.
 
-    With Transformer Engine installed 0.16.1 takes the empty one from its cache (`runtime`); the 2023 code made it anew.
+    With Transformer Engine installed, 0.16.1 takes the placeholder from a cache, which `memory.workspaces` counts. The 2023
+    code allocated a new one.
     """
     if shapes.inputs.gradient_accumulation_fusion and shapes.model.implementation != "legacy":
         return ()
-    return (Tensor(name="weight gradient", shape=(rows, shapes.model.hidden_size), dtype=shapes.dtype, formula="one weight"),)
+    shape = (rows, shapes.model.hidden_size)
+    return (Tensor(name="weight gradient", shape=shape, dtype=shapes.dtype, formula="size of the weight"),)
 
 
 def _loss_collectives(shapes: Shapes) -> tuple[Collective, ...]:
@@ -81,14 +83,14 @@ def _loss_collectives(shapes: Shapes) -> tuple[Collective, ...]:
 def cross_entropy(shapes: Shapes) -> Module:
     """Logits → loss of each token.
 
-    Megatron's own keeps the softmax in fp32, written over a copy of the logits, and writes the gradient over it
-    in backward; a 16-bit copy goes on. Transformer Engine's writes the gradient over the 16-bit logits in forward.
+    Megatron's implementation saves the fp32 softmax, computed in place in a copy of the logits. Backward overwrites it with
+    the gradient and casts that to 16 bit. Transformer Engine overwrites the 16-bit logits with the gradient in forward.
     """
     tokens = (shapes.s, shapes.b)
     te = shapes.model.cross_entropy == "te"
     softmax = logits(shapes, "softmax", "fp32")
     if te:
-        softmax = replace(logits(shapes, "gradient over logits", shapes.dtype), made_in=f"{MODEL_PATH}output_layer")
+        softmax = replace(logits(shapes, "gradient in place of the logits", shapes.dtype), made_in=f"{MODEL_PATH}output_layer")
     small = (
         (Tensor(name="m, d and X of each token", shape=(3, *tokens), dtype="fp32", formula="12·s·b"),)
         if te
@@ -98,9 +100,9 @@ def cross_entropy(shapes: Shapes) -> Module:
         )
     )
     cast = () if te or shapes.dtype == "fp32" else (logits(shapes, "logits gradient", shapes.dtype),)
-    # torch.compile turns the in-place steps of the jitted functions into new tensors: input and result live together
-    compiled = (logits(shapes, "softmax before it is rewritten", "fp32"),) if shapes.model.cross_entropy == "native" else ()
-    # in 2023 the maximum was subtracted into a new tensor while the caller held the fp32 copy
+    # torch.compile turns the in-place operations into new tensors: input and result are allocated at the same time
+    compiled = (logits(shapes, "softmax before the in-place update", "fp32"),) if shapes.model.cross_entropy == "native" else ()
+    # the 2023 code subtracts the maximum into a new tensor while the caller references the fp32 copy
     subtracted = (logits(shapes, "logits in fp32", "fp32"),) if shapes.inputs.legacy else ()
     return Module(
         name="cross_entropy",
@@ -119,11 +121,11 @@ def cross_entropy(shapes: Shapes) -> Module:
 
 
 def head(shapes: Shapes, *, pre_process: bool, mtp_here: bool = False) -> tuple[Module, ...]:
-    """Output layer and loss, after the decoder's final norm. `pre_process`: the embedding is on this stage too.
+    """Output layer and loss, after the decoder's final norm. `pre_process`: the embedding is on the same stage.
 
-    With multi-token prediction the input is a part of the concatenated states of all depths. Where its layers are on
-    this stage (`mtp_here`) and embeddings are tied, their copy of the embedding is the one in use, and with several
-    pipeline stages the output layer's own weight lies idle (`GPTModel.__init__`, `shared_embedding_or_output_weight`).
+    With multi-token prediction (MTP) the input is a slice of the concatenated hidden states of all depths. If MTP layers
+    are on this stage (`mtp_here`) and embeddings are tied, the MTP copy of the embedding weight is used, and with several
+    pipeline stages the output layer's own weight is unused (`GPTModel.__init__`, `shared_embedding_or_output_weight`).
     """
     model = shapes.model
     tied = model.tied_embeddings
@@ -139,5 +141,5 @@ def head(shapes: Shapes, *, pre_process: bool, mtp_here: bool = False) -> tuple[
 
 
 def final_norm(shapes: Shapes) -> Module:
-    """The norm at the end of the decoder; its output is what the output layer keeps."""
+    """The norm at the end of the decoder. The output layer saves its output."""
     return standalone_norm(shapes, "final_layernorm", ModuleKind.FINAL_NORM, input_made_in=STREAM)

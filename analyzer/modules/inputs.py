@@ -1,6 +1,6 @@
-"""What module formulas depend on, and nothing else: the cache key of module trees.
+"""The inputs of the module formulas. They are the cache key of module trees.
 
-Two jobs with equal inputs have equal trees, whatever their world size, batch, schedule or optimizer.
+Two jobs with equal inputs have equal trees, whatever their world size, global batch size, schedule or optimizer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from analyzer.specs import Fp8Spec, ModelSpec, RecomputeSpec, TrainingJob
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """How the modules of a pipeline stage are split over ranks."""
+    """How the modules of a pipeline stage are sharded over ranks."""
 
     tensor: int = 1
     sequence_parallel: bool = False
@@ -25,18 +25,18 @@ class Split:
     expert: int = 1
     expert_tensor: int = 1
     pipelined: bool = False
-    """Whether there are several pipeline stages, so that copies of the word embedding can lie on two of them."""
+    """There are several pipeline stages, so that two of them can have a copy of the word embedding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleInputs:
-    """Everything that the tree of a model chunk depends on, beside the kinds of its layers."""
+    """Everything that the tree of a model chunk depends on, in addition to its `ChunkKind`."""
 
     model: ModelSpec
     split: Split
     micro_batch_size: int
     sequence_length: int
-    """Tokens of a sample, before context parallelism splits them."""
+    """Tokens of a sample, before context parallelism shards them."""
     dtype: str
     """Element type of parameters and activations."""
     fp8: Fp8Spec | None = None
@@ -46,7 +46,7 @@ class ModuleInputs:
     attention_mask_in_dataloader: bool = True
     deterministic: bool = False
     legacy: bool = False
-    """The code of August 2023."""
+    """Megatron-LM of August 2023."""
     compute_capability: tuple[int, int] | None = None
     """Of the target GPU; None if no GPU is given."""
     multiprocessors: int | None = None
@@ -60,13 +60,13 @@ class ModuleInputs:
 
     @cached_property
     def of_moe_layers(self) -> ModuleInputs:
-        """The inputs that MoE layers depend on: neither the number of stages, nor full recompute, which is around layers."""
+        """The inputs that MoE layers depend on: without the number of stages, and without full recompute, which wraps layers."""
         recompute = self.recompute if self.recompute.granularity == "selective" else RecomputeSpec()
         return replace(self, split=replace(self.split, pipelined=False), recompute=recompute)
 
     @cached_property
     def of_dense_layers(self) -> ModuleInputs:
-        """The inputs that dense layers and attention depend on: no expert parallelism either."""
+        """The inputs that dense layers and attention depend on: also without expert parallelism."""
         inputs = self.of_moe_layers
         return replace(inputs, split=replace(inputs.split, expert=1, expert_tensor=1))
 

@@ -1,4 +1,4 @@
-"""What a module is. Names are Megatron's and serve comparison and print; decisions are made by kind."""
+"""Kinds of modules. Formulas decide by kind. Module names are Megatron's and are used for comparison and output only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 
 class ModuleKind(Enum):
-    """The part that a module plays in a GPT model."""
+    """The role of a module in a GPT model."""
 
     MODEL = auto()
     BATCH = auto()
@@ -16,9 +16,9 @@ class ModuleKind(Enum):
     POSITION_EMBEDDINGS = auto()
     DECODER = auto()
     LAYER = auto()
-    """A transformer layer, in the decoder or of multi-token prediction."""
+    """A transformer layer, in the decoder or in multi-token prediction."""
     CHECKPOINT = auto()
-    """Activation checkpointing around whole layers."""
+    """Activation checkpointing around layers (full recompute)."""
     ATTENTION = auto()
     ATTENTION_NORM = auto()
     QKV = auto()
@@ -26,7 +26,7 @@ class ModuleKind(Enum):
     Q_NORM = auto()
     K_NORM = auto()
     Q_PROJECTION = auto()
-    """Of multi-latent attention without compressed queries."""
+    """In multi-latent attention without query compression."""
     Q_DOWN = auto()
     Q_UP = auto()
     KV_DOWN = auto()
@@ -35,7 +35,7 @@ class ModuleKind(Enum):
     ATTENTION_KERNEL_CHECKPOINT = auto()
     ATTENTION_OUTPUT = auto()
     ATTENTION_ADD = auto()
-    """Bias, dropout and residual after attention."""
+    """Bias add, dropout and residual add after attention."""
     FEED_FORWARD = auto()
     """A dense FFN or a MoE layer."""
     FEED_FORWARD_NORM = auto()
@@ -44,7 +44,7 @@ class ModuleKind(Enum):
     FC2 = auto()
     FEED_FORWARD_ADD = auto()
     REPLACED_BRANCH = auto()
-    """One linear layer instead of attention or of the FFN."""
+    """One linear layer in place of attention or the FFN."""
     ROUTER = auto()
     DISPATCH = auto()
     EXPERTS = auto()

@@ -23,21 +23,21 @@ from analyzer.modules.tree import LAYER, STREAM, Collective, Module, Tensor
 from analyzer.specs import BlockSpec, Branch
 
 CACHED_LAYERS: Final = 1024
-"""Layer trees that are kept for later jobs. They share their branches, of about 50 kB each."""
+"""Size of each cache of layer trees, in entries. Trees share their branches, of about 50 kB each."""
 _COMPLETE: Final = BlockSpec()
 
 
 class LayerKind(NamedTuple):
-    """What makes decoder layers of one model differ."""
+    """The properties in which decoder layers of one model differ."""
 
     moe: bool = False
     """A MoE layer instead of the dense FFN."""
     in_16_bit: bool = False
     """Excluded from FP8 (`--first-last-layers-bf16`)."""
     other_kernel: bool = False
-    """Attention has a sliding window, and needs another kernel for it."""
+    """Attention has a sliding window and needs a different kernel."""
     block: BlockSpec = _COMPLETE
-    """What it is made of, where layers differ by configuration."""
+    """The branches of the layer, for models with per-layer configuration."""
 
 
 @lru_cache(maxsize=CACHED_LAYERS)
@@ -98,7 +98,7 @@ def transformer_layer(shapes: Shapes, *, moe: bool = False, input_shares: str = 
 
 @lru_cache(maxsize=CACHED_LAYERS)
 def _attention_with_norm(inputs: ModuleInputs, attention: Branch, input_made_in: str, input_shares: str) -> tuple[Module, ...]:
-    """The attention branch, which layers of different kinds share."""
+    """The attention branch, cached separately because layers of different kinds share it."""
     shapes = Shapes(inputs)
     fused = shapes.model.implementation == "transformer_engine" and shapes.model.mla is None
     norm: tuple[Module, ...] = ()
@@ -126,28 +126,28 @@ def _moe_branch(inputs: ModuleInputs) -> Module:
 
 
 def checkpointed(shapes: Shapes, *, kinds: tuple[LayerKind, ...]) -> Module:
-    """Layers of which only the first input is saved, or 1/t of it with `--distribute-saved-activations`."""
+    """Layers under one checkpoint: only the first input is saved, or 1/t of it with `--distribute-saved-activations`."""
     distributed = shapes.inputs.recompute.distribute_saved_activations and shapes.t > 1
-    kept = shapes.hidden("checkpoint input", dtype=shapes.residual_dtype, made_in=STREAM)
+    saved = shapes.hidden("checkpoint input", dtype=shapes.residual_dtype, made_in=STREAM)
     gather: tuple[Collective, ...] = ()
     if distributed:
-        s, b, h = kept.shape
-        kept = Tensor(name=kept.name, shape=(s * b * h // shapes.t,), dtype=kept.dtype, formula=kept.formula + "/t")
+        s, b, h = saved.shape
+        saved = Tensor(name=saved.name, shape=(s * b * h // shapes.t,), dtype=saved.dtype, formula=saved.formula + "/t")
         gather = shapes.tp("all_gather", "recompute")
     outlives: tuple[Tensor, ...] = moe_checkpoint_leftovers(shapes) if any(kind.moe for kind in kinds) else ()
     first = one_layer(shapes.inputs, kinds[0], "" if distributed else "checkpoint input")
     children = (first, *(one_layer(shapes.inputs, kind) for kind in kinds[1:]))
-    if not distributed and not any(child.children for child in children):  # its input goes on to the next one that saves it
-        kept = replace(kept, shares="output")
+    if not distributed and not any(child.children for child in children):  # the input is also the output
+        saved = replace(saved, shares="output")
     if outlives and not distributed:
-        kept, outlives = replace(kept, lingers=True), outlives[1:]
+        saved, outlives = replace(saved, lingers=True), outlives[1:]
     return Module(
         name="checkpoint",
         kind=ModuleKind.CHECKPOINT,
         function=True,
-        saved=(kept,),
+        saved=(saved,),
         outlives=outlives,
-        backward_workspace=() if kept.shares else shapes.made_again,
+        backward_workspace=() if saved.shares else shapes.recomputed_output,
         collectives=gather,
         children=children,
         recomputed=True,
@@ -164,8 +164,8 @@ ModuleRuns = tuple[tuple[Module, int], ...]
 def layer_runs(inputs: ModuleInputs, kinds: LayerRuns, *, received: bool = False) -> ModuleRuns:
     """The layers of one model chunk; those that full recompute covers are under checkpoints. Equal layers are one object.
 
-    uniform: groups of `--recompute-num-layers`; block: the first layers of the chunk, each in a checkpoint of its own.
-    `received`: the first input comes from another stage, and the schedule references it anyway.
+    uniform: one checkpoint per `--recompute-num-layers` layers; block: the first layers of the chunk, one checkpoint each.
+    `received`: the first input comes from another stage, and the schedule references it in any case.
     """
     recompute = inputs.recompute
     if recompute.granularity != "full":

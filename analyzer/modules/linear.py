@@ -1,4 +1,4 @@
-"""Column- and row-parallel linear layers: what they save, need and send.
+"""Column- and row-parallel linear layers: saved tensors, workspaces and collectives.
 
 Sources: transformer_engine/pytorch/module/{linear,layernorm_linear}.py (TE 2.11), and
 megatron/core/tensor_parallel/layers.py (0.16.1) for the local implementation, which saves the same tensors.
@@ -14,24 +14,24 @@ from analyzer.modules.quantized import (
     backward_input,
     forward_input,
     gathers,
-    keeps_original,
-    kept_input,
     norm_gradient,
     output_gradient,
+    saved_input,
+    saves_original_input,
 )
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Parameter, Tensor
 
 
 def weight_gradient(shapes: Shapes, shape: tuple[int, int]) -> tuple[Tensor, ...]:
-    """The gradient of a weight before it is added to main_grad; none where the GEMM accumulates into it.
+    """The gradient of a weight before it is added to main_grad; empty if the GEMM accumulates into main_grad.
 
-    With `--no-gradient-accumulation-fusion` autograd makes a tensor of the weight's size, which the hook of
-    DistributedDataParallel adds to main_grad and drops.
+    With `--no-gradient-accumulation-fusion` autograd allocates a tensor of the weight's size. The hook of
+    DistributedDataParallel adds it to main_grad and frees it.
     """
     if shapes.inputs.gradient_accumulation_fusion:
         return ()
-    return (Tensor(name="weight gradient", shape=shape, dtype=shapes.dtype, formula="one weight"),)
+    return (Tensor(name="weight gradient", shape=shape, dtype=shapes.dtype, formula="size of the weight"),)
 
 
 def split_weight(shapes: Shapes, shape: tuple[int, int], *, full: tuple[int, int]) -> Parameter:
@@ -41,10 +41,10 @@ def split_weight(shapes: Shapes, shape: tuple[int, int], *, full: tuple[int, int
 
 
 def column_collectives(shapes: Shapes, *, width: int | None = None) -> tuple[Collective, ...]:
-    """Messages of a layer whose output is split over tensor-parallel ranks (facts: Korthikanti et al. 2022, figure 5).
+    """Collectives of a layer whose output is split over tensor-parallel ranks (Korthikanti et al. 2022, figure 5).
 
-    Under sequence parallelism the shard of the input is saved, so it is gathered again for the weight gradient.
-    `width` is that of the input, h where it is not given.
+    Under sequence parallelism the input shard is saved, so it is gathered again for the weight gradient.
+    `width` is the width of the input, h by default.
     """
     if shapes.sp:
         return (
@@ -56,7 +56,7 @@ def column_collectives(shapes: Shapes, *, width: int | None = None) -> tuple[Col
 
 
 def row_collectives(shapes: Shapes) -> tuple[Collective, ...]:
-    """Messages of a layer whose input is split over tensor-parallel ranks."""
+    """Collectives of a layer whose input is split over tensor-parallel ranks."""
     if shapes.sp:
         return (*shapes.tp("reduce_scatter", "forward"), *gathers(shapes, "backward", both=True, quantizes=True))
     return shapes.tp("all_reduce", "forward")
@@ -75,9 +75,9 @@ def column_parallel(
     input_made_in: str,
     input_shares: str = "",
 ) -> Module:
-    """h → width, `width` already divided by t; with the norm in front of it fused in where `fused_norm`.
+    """h → width, where `width` is already divided by t. `fused_norm`: the preceding norm is fused in.
 
-    Saves its input (and, with the norm, the norm's output and statistics). The output is the next module's to keep.
+    Saves its input and, with a fused norm, the norm's output and statistics. The next module saves the output.
     """
     h = shapes.model.hidden_size
     rows = shapes.s_split * shapes.b
@@ -88,14 +88,14 @@ def column_parallel(
     if fused_norm:
         saved: tuple[Tensor, ...] = (
             shapes.hidden("input", dtype=shapes.residual_dtype, shares=input_shares, made_in=input_made_in),
-            *kept_input(shapes, read, gathered=shapes.sp),
+            *saved_input(shapes, read, gathered=shapes.sp),
             *norm_statistics(shapes, rows, "4·s·b/t" if shapes.sp else "4·s·b"),
         )
     elif recomputed:
         saved = (shapes.hidden("input", shares="recomputed norm output"),)
     else:
-        saved = kept_input(shapes, read, gathered=shapes.sp)
-    again = (shapes.hidden("recomputed norm output"),) if recomputed else ()
+        saved = saved_input(shapes, read, gathered=shapes.sp)
+    norm_output = (shapes.hidden("recomputed norm output"),) if recomputed else ()
     norm = norm_parameters(shapes, h, prefix="layer_norm_") if fused_norm else ()
     weight = split_weight(shapes, (width, h), full=(full_width, h))
     row = Parameter(name="bias", shape=(width,), dtype=shapes.dtype, sharding="tensor", full_shape=(full_width,))
@@ -106,13 +106,13 @@ def column_parallel(
         saved=saved,
         forward_workspace=(
             *forward_input(shapes, read, gathered=gathered, in_16_bit=not fused_norm, original=recomputed),
-            *again,
+            *norm_output,
             output,
         ),
         backward_workspace=(
             *output_gradient(shapes, shapes.wide("output gradient", width, symbol)),
             *backward_input(shapes, read, gathered=gathered, original=recomputed),
-            *again,
+            *norm_output,
             shapes.hidden("input gradient", gathered=True),
             *((shapes.hidden("scattered input gradient"),) if shapes.sp else ()),
             *(norm_gradient(shapes, read) if fused_norm else ()),
@@ -124,9 +124,9 @@ def column_parallel(
 
 
 def gathered_linear(shapes: Shapes, name: str, *, input_made_in: str, input_shares: str = "") -> Module:
-    """h → h in the place of attention or of the feed-forward block, its norm fused in; the output is gathered.
+    """h → h in place of attention or the FFN, with its norm fused in. The output is gathered.
 
-    Under sequence parallelism Megatron fails with it, and `validate_layers` refuses it.
+    Megatron does not support it under sequence parallelism.
     Source: core/transformer/heterogeneous/linear_replacements.py (0.16.1).
     """
     h = shapes.model.hidden_size
@@ -144,7 +144,7 @@ def gathered_linear(shapes: Shapes, name: str, *, input_made_in: str, input_shar
     )
     if shapes.t == 1:
         return linear
-    gathered = (shapes.hidden("parts of all ranks"), shapes.hidden("gathered output"))
+    gathered = (shapes.hidden("outputs of all ranks"), shapes.hidden("gathered output"))
     return replace(
         linear,
         forward_workspace=(shapes.wide("output", h // shapes.t, "h/t"), *gathered),
@@ -163,16 +163,16 @@ def row_parallel(
     bias: bool,
     input_made_in: str,
     input_shares: str = "",
-    keeps_16_bit: bool = False,
+    saves_16_bit: bool = False,
 ) -> Module:
-    """width → h, `width` already divided by t. Its bias is added later, with the dropout.
+    """width → h, where `width` is already divided by t. The bias is added later, together with dropout.
 
-    `keeps_16_bit`: in FP8 too it keeps its input as it came, where the recipe can (`quantized.keeps_original`).
+    `saves_16_bit`: also in FP8 the 16-bit input is saved, if the recipe supports it (`quantized.saves_original_input`).
     """
     h = shapes.model.hidden_size
     weight = split_weight(shapes, (h, width), full=(h, full_width))
     read = shapes.wide("input", width, symbol, shares=input_shares, made_in=input_made_in)
-    original = keeps_16_bit and keeps_original(shapes)
+    original = saves_16_bit and saves_original_input(shapes)
     gathered = (shapes.hidden("gathered output gradient", gathered=True),) if shapes.sp else ()
     gradient = shapes.branch_gradient
     biases = (Parameter(name="bias", shape=(h,), dtype=shapes.dtype, sequence_parallel=shapes.sp),) if bias else ()
@@ -180,7 +180,7 @@ def row_parallel(
         name=name,
         kind=kind,
         parameters=(weight, *biases),
-        saved=(read,) if original else kept_input(shapes, read),
+        saved=(read,) if original else saved_input(shapes, read),
         forward_workspace=(
             *forward_input(shapes, read, original=original),
             shapes.hidden("output", gathered=True),

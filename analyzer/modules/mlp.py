@@ -11,11 +11,11 @@ from analyzer.modules.tree import LAYER, Module, Tensor
 from analyzer.specs import ModelSpec
 
 
-def kept_by_gate(model: ModelSpec, tensor: Callable[[str, int], Tensor], width: int) -> tuple[Tensor, ...]:
-    """What a gated activation of `width` keeps beside the output of fc1; `tensor` makes one from its name and width.
+def saved_by_gate(model: ModelSpec, tensor: Callable[[str, int], Tensor], width: int) -> tuple[Tensor, ...]:
+    """Tensors that a gated activation of `width` saves in addition to fc1's output. `tensor` maps name and width to a tensor.
 
-    Fused kernels keep their input alone, which is a clamped copy where values are clamped. Unfused, the product keeps both
-    factors: the activated gate, and the linear half where an offset makes a tensor of it.
+    Fused kernels save only their input, which is a clamped copy if values are clamped. Unfused, the multiplication saves
+    both factors: the activated gate, and the linear half if adding an offset allocates it.
     """
     if not model.gated:
         return ()
@@ -27,17 +27,17 @@ def kept_by_gate(model: ModelSpec, tensor: Callable[[str, int], Tensor], width: 
 
 
 def activation(shapes: Shapes, *, width: int, wide: int) -> Module:
-    """The nonlinearity; `wide` is the width it reads (2·f/t where gated), `width` the one it writes (f/t)."""
+    """The nonlinearity. `wide` is the input width (2·f/t if gated), `width` the output width (f/t)."""
     model = shapes.model
     symbol = "2·f/t" if model.gated else "f/t"
-    gate = kept_by_gate(model, lambda name, elements: shapes.wide(name, elements, "f/t"), width)
-    biased = model.bias_linear and not model.bias_activation_fusion  # what fc1 made is gone once the bias was added
-    kept = shapes.wide("biased fc1 output" if biased else "fc1 output", wide, symbol, made_in="" if biased else "mlp.linear_fc1")
+    gate = saved_by_gate(model, lambda name, elements: shapes.wide(name, elements, "f/t"), width)
+    biased = model.bias_linear and not model.bias_activation_fusion  # fc1's output is freed after the bias is added
+    read = shapes.wide("biased fc1 output" if biased else "fc1 output", wide, symbol, made_in="" if biased else "mlp.linear_fc1")
     return Module(
         name="activation_func",
         kind=ModuleKind.ACTIVATION,
         function=True,
-        saved=(kept, *gate),
+        saved=(read, *gate),
         forward_workspace=(shapes.wide("output", width, "f/t"),),
         backward_workspace=(
             shapes.wide("output gradient", width, "f/t"),
@@ -50,7 +50,7 @@ def activation(shapes: Shapes, *, width: int, wide: int) -> Module:
 def mlp(shapes: Shapes, *, fused_norm: bool, input_made_in: str = LAYER, input_shares: str = "") -> Module:
     """[s, b, h] → [s, b, h]; under a checkpoint with `--recompute-modules mlp`.
 
-    `input_made_in` and `input_shares` are of the tensor that its norm reads, where that is fused.
+    `input_made_in` and `input_shares` describe the tensor that the fused norm reads.
     """
     model = shapes.model
     width = model.ffn_hidden_size // shapes.t
@@ -86,7 +86,7 @@ def mlp(shapes: Shapes, *, fused_norm: bool, input_made_in: str = LAYER, input_s
         name="mlp",
         kind=ModuleKind.FEED_FORWARD,
         saved=(shapes.hidden("mlp input", dtype=shapes.residual_dtype, made_in=LAYER if fused_norm else "pre_mlp_layernorm"),),
-        backward_workspace=shapes.made_again,
+        backward_workspace=shapes.recomputed_output,
         children=children,
         recomputed=True,
         source="tensor_parallel.checkpoint around MLP",

@@ -1,4 +1,4 @@
-"""Normalization: parameters and statistics. Standalone norms here; Transformer Engine fuses those before qkv and fc1."""
+"""Normalization: parameters, saved statistics, and standalone norms. Transformer Engine fuses the norms before qkv and fc1."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from analyzer.modules.tree import Module, Parameter, Tensor
 def norm_parameters(shapes: Shapes, width: int, *, prefix: str = "", always_summed: bool = False) -> tuple[Parameter, ...]:
     """Weight, and bias for LayerNorm, of `width` elements each, replicated over tensor-parallel ranks.
 
-    `always_summed` marks q/k norms, whose gradients are summed over tensor-parallel ranks without sequence
-    parallelism too (core/distributed/finalize_model_grads.py, 0.16.1).
+    `always_summed`: q/k norms, whose gradients are summed over tensor-parallel ranks even without sequence
+    parallelism (core/distributed/finalize_model_grads.py, 0.16.1).
     """
     names = ("weight", "bias") if shapes.model.normalization == "LayerNorm" else ("weight",)
     return tuple(
@@ -26,7 +26,7 @@ def norm_parameters(shapes: Shapes, width: int, *, prefix: str = "", always_summ
 
 
 def norm_statistics(shapes: Shapes, rows: int, symbol: str) -> tuple[Tensor, ...]:
-    """Saved fp32 statistics of `rows` rows: mean and 1/σ for LayerNorm, 1/σ for RMSNorm.
+    """Saved fp32 statistics, [rows] each: mean and 1/σ for LayerNorm, 1/σ for RMSNorm.
 
     Source: transformer_engine/pytorch/module/_common.py apply_normalization (TE 2.11).
     """
@@ -39,7 +39,7 @@ def norm_statistics(shapes: Shapes, rows: int, symbol: str) -> tuple[Tensor, ...
 def standalone_norm(
     shapes: Shapes, name: str, kind: ModuleKind = ModuleKind.OTHER, *, input_made_in: str, input_shares: str = ""
 ) -> Module:
-    """A norm of the residual stream in a module of its own. Its output is kept by the linear layer that follows.
+    """A norm of the residual stream as a separate module. The linear layer that follows saves its output.
 
     Source: core/transformer/transformer_layer.py input_layernorm, transformer_engine/pytorch/ops/basic/layer_norm.py.
     """
@@ -47,7 +47,7 @@ def standalone_norm(
     output = shapes.hidden("output")
     gradient = shapes.hidden("input gradient")
     statistics = norm_statistics(shapes, rows, "4·s·b/t" if shapes.sp else "4·s·b")
-    recomputed = kind is not ModuleKind.FINAL_NORM and shapes.recomputes("layernorm")  # then its statistics are made again too
+    recomputed = kind is not ModuleKind.FINAL_NORM and shapes.recomputes("layernorm")  # then its statistics are recomputed too
     return Module(
         name=name,
         kind=kind,

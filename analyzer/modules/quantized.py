@@ -1,10 +1,10 @@
-"""What the three products of a linear layer read and keep: 16-bit tensors, or FP8 or FP4 copies of them with their scales.
+"""Tensors that the three GEMMs of a linear layer read and save: 16-bit tensors, or FP8 or FP4 copies with their scales.
 
-Each product reads its operands along the summed dimension. Of x (input), dy (output's gradient) and w, the forward and
-the input's gradient want rows, the gradient of the weight columns: up to two copies of one byte an element. Scaling a
-tensor as a whole, or its history (`tensorwise`, `delayed`), needs the second copy only where the GPU multiplies FP8 in
-one layout: it is a transpose there. Scaling blocks of 128 or 32 elements (`blockwise`, `mxfp8`) always needs it, since
-the blocks differ.
+Each GEMM reads its operands along the reduced dimension. The forward GEMM reads the input row-wise, the input-gradient
+GEMM reads the output gradient row-wise, and the weight-gradient GEMM reads both column-wise. This takes up to two copies
+of one byte per element. Recipes with one scale per tensor (`tensorwise`, `delayed`) need the column-wise copy, a
+transpose, only if the GPU supports a single FP8 operand layout. Recipes with block scales (`blockwise` with 128 elements,
+`mxfp8` with 32) always need it, because the blocks differ.
 
 Sources (Transformer Engine 2.11): pytorch/module/{linear,layernorm_linear,grouped_linear,base}.py;
 pytorch/csrc/quantizer.cpp create_tensor; pytorch/tensor/*_tensor.py get_scale_shape, make_empty;
@@ -22,83 +22,83 @@ from analyzer.modules.tree import Collective, Phase, Tensor
 from analyzer.specs import Fp8Recipe
 from analyzer.units import ceil_div, dtype_bytes, round_up
 
-Way = Literal["row", "column"]
+Axis = Literal["row", "column"]
 
-WHOLE_TENSOR: Final = ("delayed", "tensorwise")
-"""Recipes with one scale for a tensor."""
-_WAYS: Final[tuple[Way, ...]] = ("row", "column")
+ONE_SCALE: Final = ("delayed", "tensorwise")
+"""Recipes with one scale per tensor."""
+_AXES: Final[tuple[Axis, ...]] = ("row", "column")
 _HOPPER: Final = (9, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """Rows that are quantized expert by expert, each with scales of its own."""
+    """Rows that are quantized separately for each expert."""
 
     experts: int = 1
     in_one_buffer: bool = False
-    """By `split_quantize` (csrc/extensions/cast.cpp), which puts blocks and their scales of all experts into one."""
+    """Quantized by `split_quantize` (csrc/extensions/cast.cpp): block-scaled data and scales of all experts in one buffer."""
 
 
-_WHOLE: Final = Split()
+_UNSPLIT: Final = Split()
 
 
 def reads_any_layout(compute_capability: tuple[int, int] | None) -> bool:
-    """Whether the GPU's FP8 products take rows and columns alike: Blackwell of data centres does. Hopper where no GPU is named."""
+    """Whether the GPU's FP8 GEMMs support all operand layouts, as data-center Blackwell does. Hopper if no GPU is given."""
     capability = compute_capability or _HOPPER
     return (10, 0) <= capability < (12, 0) or capability >= (13, 0)
 
 
 def copies(shapes: Shapes) -> int:
-    """FP8 copies that give rows and columns."""
+    """Number of FP8 copies that serve row-wise and column-wise reads."""
     assert shapes.fp8 is not None
-    return 1 if shapes.fp8.recipe in WHOLE_TENSOR and reads_any_layout(shapes.inputs.compute_capability) else 2
+    return 1 if shapes.fp8.recipe in ONE_SCALE and reads_any_layout(shapes.inputs.compute_capability) else 2
 
 
-def keeps_original(shapes: Shapes) -> bool:
-    """Whether a layer whose input another module keeps in 16 bit anyway keeps that, and quantizes it again in backward.
+def saves_original_input(shapes: Shapes) -> bool:
+    """Whether a layer can save its 16-bit input, which another module saves anyway, and quantize it again in backward.
 
-    Megatron asks for it (`set_save_original_input`) for attention's projection and the first of the shared experts,
-    and where the input is recomputed; the delayed recipe cannot.
+    Megatron requests this (`set_save_original_input`) for the attention output projection, for fc1 of the shared experts,
+    and if the input is recomputed. The delayed recipe does not support it.
     """
     return shapes.fp8 is None or shapes.fp8.recipe != "delayed"
 
 
-def scales(recipe: Fp8Recipe, rows: int, columns: int, way: Way, *, square_blocks: bool = False) -> tuple[tuple[int, ...], str]:
-    """Shape and element type of the scales of one copy of [rows, columns]; weights have `square_blocks`."""
-    if recipe in WHOLE_TENSOR:
+def scales(recipe: Fp8Recipe, rows: int, columns: int, axis: Axis, *, square_blocks: bool = False) -> tuple[tuple[int, ...], str]:
+    """Shape and element type of the scales of one copy of [rows, columns]. Weights use `square_blocks`."""
+    if recipe in ONE_SCALE:
         return (1,), "fp32"
     if recipe == "blockwise":
-        along, across = (columns, rows) if way == "row" else (rows, columns)
+        along, across = (columns, rows) if axis == "row" else (rows, columns)
         if square_blocks:
             return (ceil_div(across, 128), round_up(ceil_div(along, 128), 4)), "fp32"
         return (ceil_div(along, 128), round_up(across, 4)), "fp32"
-    if recipe == "nvfp4":  # the copy by columns is a transpose
-        across, along = (rows, columns) if way == "row" else (columns, rows)
+    if recipe == "nvfp4":  # the column-wise copy is a transpose
+        across, along = (rows, columns) if axis == "row" else (columns, rows)
         return (round_up(across, 128), round_up(ceil_div(along, 16), 4)), "uint8"
-    if way == "row":
+    if axis == "row":
         return (round_up(rows, 128), round_up(ceil_div(columns, 32), 4)), "uint8"
     return (round_up(ceil_div(rows, 32), 4), round_up(columns, 128)), "uint8"
 
 
 def element(recipe: Fp8Recipe) -> str:
-    """Type of the copies' elements."""
+    """Element type of quantized copies."""
     return "fp4" if recipe == "nvfp4" else "fp8"
 
 
 def align_size(recipe: Fp8Recipe) -> int:
-    """What the rows of each expert are padded to a multiple of (core/fp8_utils.py, fp4_utils.py get_fp4_align_size, 0.16.1)."""
+    """The rows of each expert are padded to a multiple of this (core/fp8_utils.py, fp4_utils.py get_fp4_align_size, 0.16.1)."""
     return {"mxfp8": 32, "nvfp4": 128}.get(recipe, 16)
 
 
-def _copy(shapes: Shapes, tensor: Tensor, way: Way, split: Split = _WHOLE) -> tuple[Tensor, ...]:
-    """One FP8 copy of a tensor, and its scales."""
+def _copy(shapes: Shapes, tensor: Tensor, axis: Axis, split: Split = _UNSPLIT) -> tuple[Tensor, ...]:
+    """One quantized copy of a tensor, and its scales."""
     assert shapes.fp8 is not None
     recipe, experts = shapes.fp8.recipe, split.experts
     kind = element(recipe)
-    name = f"{tensor.name} in {kind}" + (" by columns" if way == "column" else "")
-    shape, dtype = scales(recipe, prod(tensor.shape[:-1]) // experts, tensor.shape[-1], way)
+    name = f"{tensor.name} in {kind}" + (", column-wise" if axis == "column" else "")
+    shape, dtype = scales(recipe, prod(tensor.shape[:-1]) // experts, tensor.shape[-1], axis)
     formula = tensor.formula.replace("2·", "", 1) if tensor.formula.startswith("2·") else tensor.formula
-    if split.in_one_buffer and recipe not in WHOLE_TENSOR:
+    if split.in_one_buffer and recipe not in ONE_SCALE:
         size = dtype_bytes(kind, prod(tensor.shape)) + experts * dtype_bytes(dtype, prod(shape))
         return (Tensor(name=f"{name}, with scales", shape=(size,), dtype="uint8", formula=f"{formula}, {recipe} scaling"),)
     if experts > 1:
@@ -109,20 +109,20 @@ def _copy(shapes: Shapes, tensor: Tensor, way: Way, split: Split = _WHOLE) -> tu
     )
 
 
-def _both(shapes: Shapes, tensor: Tensor, split: Split = _WHOLE) -> tuple[Tensor, ...]:
-    """All copies that the products of this GPU need."""
+def _both(shapes: Shapes, tensor: Tensor, split: Split = _UNSPLIT) -> tuple[Tensor, ...]:
+    """The copies that the GEMMs of this GPU need."""
     by_columns = _copy(shapes, tensor, "column", split) if copies(shapes) == 2 else ()
     return (*_copy(shapes, tensor, "row", split), *by_columns)
 
 
-def kept_input(shapes: Shapes, tensor: Tensor, *, gathered: bool = False, split: Split = _WHOLE) -> tuple[Tensor, ...]:
-    """What stays of a layer's input for the gradient of its weight: in FP8 one copy, of the shard where it is `gathered`.
+def saved_input(shapes: Shapes, tensor: Tensor, *, gathered: bool = False, split: Split = _UNSPLIT) -> tuple[Tensor, ...]:
+    """What a layer saves of its input for the weight gradient: in FP8 one copy, of the shard if the input is `gathered`.
 
-    Of a shard with one scale the rows stay: only they can be gathered.
+    A shard with one scale per tensor is saved row-wise, because only rows can be gathered.
     """
     if shapes.fp8 is None:
         return (tensor,)
-    rows = copies(shapes) == 1 or (gathered and shapes.fp8.recipe in WHOLE_TENSOR)
+    rows = copies(shapes) == 1 or (gathered and shapes.fp8.recipe in ONE_SCALE)
     return _copy(shapes, tensor, "row" if rows else "column", split)
 
 
@@ -133,87 +133,88 @@ def forward_input(
     gathered: tuple[Tensor, ...] = (),
     in_16_bit: bool = True,
     original: bool = False,
-    split: Split = _WHOLE,
+    split: Split = _UNSPLIT,
 ) -> tuple[Tensor, ...]:
-    """What the forward product reads beyond what is kept. `gathered`: the whole of it, if `tensor` is a shard.
+    """What the forward GEMM reads in addition to what is saved. `gathered`: the full input, if `tensor` is a shard.
 
-    `in_16_bit`: the caller still holds the 16-bit input. `original`: that is what is kept.
+    `in_16_bit`: the caller still references the 16-bit input. `original`: the 16-bit input is saved.
     """
     if shapes.fp8 is None:
         return gathered
-    held = (tensor,) if in_16_bit and not original else ()
-    rows_kept = not original and (copies(shapes) == 1 or (bool(gathered) and shapes.fp8.recipe in WHOLE_TENSOR))
+    referenced = (tensor,) if in_16_bit and not original else ()
+    rows_kept = not original and (copies(shapes) == 1 or (bool(gathered) and shapes.fp8.recipe in ONE_SCALE))
     rows = () if rows_kept else _copy(shapes, tensor, "row", split)
-    return (*held, *rows, *(copy for whole in gathered for copy in _copy(shapes, whole, "row")))
+    return (*referenced, *rows, *(copy for full in gathered for copy in _copy(shapes, full, "row")))
 
 
 def backward_input(
-    shapes: Shapes, tensor: Tensor, *, gathered: tuple[Tensor, ...] = (), original: bool = False, split: Split = _WHOLE
+    shapes: Shapes, tensor: Tensor, *, gathered: tuple[Tensor, ...] = (), original: bool = False, split: Split = _UNSPLIT
 ) -> tuple[Tensor, ...]:
-    """What the product for the weight's gradient reads beyond what is kept.
+    """What the weight-gradient GEMM reads in addition to what is saved.
 
-    Gathered rows are transposed; gathered columns with blocks of 128 too, out of place.
+    Gathered rows are transposed. Gathered columns with blocks of 128 elements are transposed too, out of place.
     """
     if shapes.fp8 is None:
         return gathered
     recipe = shapes.fp8.recipe
-    again: tuple[Tensor, ...] = ()
-    if original and recipe in WHOLE_TENSOR:
-        again = _copy(shapes, tensor, "row") if gathered else _both(shapes, tensor, split)
+    copied: tuple[Tensor, ...] = ()
+    if original and recipe in ONE_SCALE:
+        copied = _copy(shapes, tensor, "row") if gathered else _both(shapes, tensor, split)
     elif original:
-        again = _copy(shapes, tensor, "column", split)
-    for whole in gathered:
-        again += _copy(shapes, whole, "column") if recipe == "mxfp8" else _both(shapes, whole)
-    return again
+        copied = _copy(shapes, tensor, "column", split)
+    for full in gathered:
+        copied += _copy(shapes, full, "column") if recipe == "mxfp8" else _both(shapes, full)
+    return copied
 
 
 def output_gradient(
-    shapes: Shapes, tensor: Tensor, *, gathered: tuple[Tensor, ...] = (), split: Split = _WHOLE
+    shapes: Shapes, tensor: Tensor, *, gathered: tuple[Tensor, ...] = (), split: Split = _UNSPLIT
 ) -> tuple[Tensor, ...]:
-    """The gradient of a layer's output, and what the two products of backward read of it, or of the `gathered` whole."""
+    """The gradient of a layer's output, and the copies of it, or of the `gathered` full gradient, that the backward GEMMs read."""
     if shapes.fp8 is None:
         return (tensor, *gathered)
-    return (tensor, *(copy for whole in gathered or (tensor,) for copy in _both(shapes, whole, split)))
+    return (tensor, *(copy for full in gathered or (tensor,) for copy in _both(shapes, full, split)))
 
 
 def norm_gradient(shapes: Shapes, tensor: Tensor) -> tuple[Tensor, ...]:
-    """What the backward of a fused norm needs beyond the products of its layer: its input's gradient, less what they free.
+    """Memory of the backward of a fused norm beyond that of its layer's GEMMs: its input gradient, minus what the GEMMs free.
 
-    They free the normalized `tensor`. In 16 bit that is as large, and a gathered one larger; an FP8 copy is half.
+    The GEMMs free the saved copy of the normalized `tensor`. In 16 bit it is as large as the input gradient, gathered it is
+    larger, and an FP8 copy is half as large.
     """
     if shapes.fp8 is None or shapes.sp:
         return ()
     kind = element(shapes.fp8.recipe)
-    return (Tensor(name="norm's input gradient, beyond the copy freed before", shape=tensor.shape, dtype=kind),)
+    return (Tensor(name="norm input gradient, beyond the freed copy", shape=tensor.shape, dtype=kind),)
 
 
 def gathers(
     shapes: Shapes, phase: Phase, *, width: int | None = None, both: bool = False, quantizes: bool = False
 ) -> tuple[Collective, ...]:
-    """All-gather of [s, b, width] over tensor-parallel ranks before a product, in the type that the product reads.
+    """All-gather of [s, b, width] over tensor-parallel ranks before a GEMM, in the element type that the GEMM reads.
 
-    `both`: for products along rows and columns. `quantizes`: it is quantized for this, with one scale for all ranks.
+    `both`: row-wise and column-wise copies. `quantizes`: the tensor is quantized for this call, with one scale for all ranks.
     """
     if shapes.fp8 is None or shapes.t == 1:
         return shapes.tp("all_gather", phase, width=width)
     recipe = shapes.fp8.recipe
-    if recipe in WHOLE_TENSOR:
-        largest = Collective(kind="all_reduce", group="tp", shape=(1,), dtype="fp32", phase=phase)
+    if recipe in ONE_SCALE:
+        amax = Collective(kind="all_reduce", group="tp", shape=(1,), dtype="fp32", phase=phase)
         data = shapes.tp("all_gather", phase, width=width, dtype="fp8")
-        return (largest, *data) if quantizes and recipe == "tensorwise" else data
+        return (amax, *data) if quantizes and recipe == "tensorwise" else data
     found: list[Collective] = []
-    for way in _WAYS if both else (("row",) if phase == "forward" else ("column",)):
+    for axis in _AXES if both else (("row",) if phase == "forward" else ("column",)):
         rows, columns = shapes.s * shapes.b, width or shapes.model.hidden_size
-        scale, dtype = _gathered_scales(recipe, rows, columns, way)
+        scale, dtype = _gathered_scales(recipe, rows, columns, axis)
         found.append(Collective(kind="all_gather", group="tp", shape=scale, dtype=dtype, phase=phase))
         found += shapes.tp("all_gather", phase, width=width, dtype=element(recipe))
     return tuple(found)
 
 
-def _gathered_scales(recipe: Fp8Recipe, rows: int, columns: int, way: Way) -> tuple[tuple[int, int], str]:
-    """Scales of blocks as they are sent: of mxfp8 padding is taken off rows alone (`_all_gather_mxfp8`)."""
+def _gathered_scales(recipe: Fp8Recipe, rows: int, columns: int, axis: Axis) -> tuple[tuple[int, int], str]:
+    """Shape and element type of block scales as they are sent. The padding of rows is removed (`_all_gather_mxfp8`)."""
     if recipe == "blockwise":
-        return ((rows, ceil_div(columns, 128)) if way == "row" else (ceil_div(rows, 128), columns)), "fp32"
+        return ((rows, ceil_div(columns, 128)) if axis == "row" else (ceil_div(rows, 128), columns)), "fp32"
     block = 16 if recipe == "nvfp4" else 32
     by_row = (rows, round_up(ceil_div(columns, block), 4))
-    return (by_row if way == "row" else (ceil_div(rows, block), round_up(columns, 128))), "uint8"
+    return (by_row if axis == "row" else (ceil_div(rows, block), round_up(columns, 128))), "uint8"

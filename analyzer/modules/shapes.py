@@ -1,4 +1,4 @@
-"""The shapes that all formulas share: what one rank holds of an activation.
+"""Shapes that all formulas share: the part of an activation that one rank stores.
 
 Symbols: s sequence on this context-parallel rank, b micro-batch, h hidden, t tensor-parallel size, a heads,
 g key/value groups, d elements of a head, f feed-forward width, V padded vocabulary.
@@ -17,18 +17,18 @@ from analyzer.units import DTYPE_BYTES
 
 @dataclass(frozen=True)
 class Shapes:
-    """Sizes as the modules of one rank see them. `t` is 1 and `sp` False for the model without parallelism."""
+    """Sizes of the modules of one rank. `t` is 1 and `sp` False for the model without parallelism."""
 
     inputs: ModuleInputs
 
     @property
     def model(self) -> ModelSpec:
-        """The sizes of the model."""
+        """The model specification."""
         return self.inputs.model
 
     @property
     def split(self) -> Split:
-        """The sizes of every dimension of parallelism that splits modules."""
+        """The parallelism that shards modules."""
         return self.inputs.split
 
     @cached_property
@@ -38,17 +38,17 @@ class Shapes:
 
     @cached_property
     def sp(self) -> bool:
-        """Whether sequence parallelism splits the activations between tensor-parallel regions."""
+        """Whether sequence parallelism shards the activations between tensor-parallel regions."""
         return self.split.sequence_parallel
 
     @cached_property
     def s(self) -> int:
-        """Tokens of a sample on this rank, before sequence parallelism splits them."""
+        """Tokens of a sample on this rank, before sequence parallelism shards them."""
         return self.inputs.sequence_length // self.split.context
 
     @cached_property
     def b(self) -> int:
-        """Micro-batch size."""
+        """Microbatch size in samples."""
         return self.inputs.micro_batch_size
 
     @cached_property
@@ -68,18 +68,18 @@ class Shapes:
 
     @cached_property
     def in_16_bit(self) -> Shapes:
-        """The same without FP8: for modules outside Transformer Engine's linear layers, and for layers that stay in 16 bit."""
+        """The same shapes without FP8, for layers that stay in 16 bit and modules other than Transformer Engine's linear layers."""
         return self if self.fp8 is None else Shapes(replace(self.inputs, fp8=None))
 
     @cached_property
     def windowed(self) -> Shapes:
-        """The same with the attention kernel of layers with a sliding window."""
+        """The same shapes with the attention kernel of sliding-window layers."""
         if self.model.window_backend is None:
             return self
         return Shapes(replace(self.inputs, model=replace(self.model, attention_backend=self.model.window_backend)))
 
     def of_width(self, ffn_hidden_size: int) -> Shapes:
-        """The same with an FFN of another width."""
+        """The same shapes with another FFN width."""
         return Shapes(replace(self.inputs, model=replace(self.model, ffn_hidden_size=ffn_hidden_size)))
 
     @cached_property
@@ -98,19 +98,19 @@ class Shapes:
 
     @property
     def dropped_norm_output(self) -> tuple[Tensor, ...]:
-        """With `--recompute-modules layernorm`, the output of a standalone norm: freed when the block that reads it has run."""
+        """With `--recompute-modules layernorm`, the output of a standalone norm. It is freed after the block that reads it."""
         return (self.hidden("recomputed norm output"),) if self.recomputes("layernorm") else ()
 
     @property
-    def norm_output_made_again(self) -> tuple[Tensor, ...]:
-        """The same in backward: the recomputed tensor, and its copy in the storage that was freed (`CheckpointWithoutOutput`)."""
+    def recomputed_norm_output(self) -> tuple[Tensor, ...]:
+        """`dropped_norm_output` in backward: recomputed, and copied to the freed storage (`CheckpointWithoutOutput`)."""
         return tuple(
-            each for again in self.dropped_norm_output for each in (again, replace(again, name=f"copy of the {again.name}"))
+            each for output in self.dropped_norm_output for each in (output, replace(output, name=f"copy of the {output.name}"))
         )
 
     @property
-    def keeper_of_moe_input(self) -> str:
-        """The tensor that already stores the input of a MoE layer: a checkpoint input, or nothing if the norm is recomputed."""
+    def owner_of_moe_input(self) -> str:
+        """Name of the tensor that already stores the input of a MoE layer: the checkpoint input or a recomputed norm output."""
         if self.recomputes("moe"):
             return "MoE layer input"
         return "recomputed norm output" if self.recomputes("layernorm") else ""
@@ -121,7 +121,7 @@ class Shapes:
         return self.hidden("output gradient", shares="" if self.model.hidden_dropout > 0 else "residual gradient")
 
     @property
-    def made_again(self) -> tuple[Tensor, ...]:
+    def recomputed_output(self) -> tuple[Tensor, ...]:
         """The recomputed output of a checkpoint: a local variable references it during the backward (`CheckpointFunction`)."""
         return (self.hidden("recomputed output", dtype=self.residual_dtype),)
 
@@ -151,7 +151,7 @@ class Shapes:
         )
 
     def statistics(self, name: str, rows: int, symbol: str = "4·s·b") -> Tensor:
-        """fp32 numbers, one for each row that a norm or a softmax reduced."""
+        """[rows] in fp32: one value per row that a norm or a softmax reduces."""
         return Tensor(name=name, shape=(rows,), dtype="fp32", formula=symbol)
 
     def tp(self, kind: str, phase: Phase, *, width: int | None = None, dtype: str | None = None) -> tuple[Collective, ...]:

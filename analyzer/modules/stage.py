@@ -1,4 +1,4 @@
-"""What a pipeline rank holds of the model."""
+"""The part of the model on one pipeline rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from analyzer.modules.tree import Module
 
 @dataclass(frozen=True, kw_only=True)
 class StageModel:
-    """The chunks of a pipeline rank, and a tree for each, in the same order."""
+    """The model chunks of a pipeline rank and their module trees, in the same order."""
 
     pipeline_rank: int
     chunks: tuple[Chunk, ...]

@@ -1,7 +1,7 @@
 """The central type: a tree of modules, each with its parameters, saved tensors, workspace and collectives.
 
-Formulas build it once for each kind of pipeline chunk; every report folds over it. Symbols in formulas follow
-the papers: s sequence (local to a context-parallel rank), b micro-batch, h hidden, a heads, g key/value groups,
+Formulas build one tree per kind of pipeline chunk, and all reports are computed from it. Symbols in formulas follow
+the papers: s sequence (local to a context-parallel rank), b microbatch, h hidden, a heads, g key/value groups,
 d elements of a head, f feed-forward width, V padded vocabulary, t tensor-parallel size.
 """
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """A weight as one rank holds it."""
+    """A weight as one rank stores it."""
 
     name: str
     shape: tuple[int, ...]
@@ -36,15 +36,15 @@ class Parameter:
     dtype: str
     sharding: Sharding = "replicated"
     full_shape: tuple[int, ...] = ()
-    """Shape without parallelism; empty where it equals `shape`."""
+    """Shape without parallelism; empty if equal to `shape`."""
     shared_embedding: bool = False
-    """Tied word embedding with pp > 1: its gradient is all-reduced over the embedding group, in a bucket of its own."""
+    """Tied word embedding with pp > 1: its gradient is all-reduced over the embedding group, in a separate bucket."""
     sequence_parallel: bool = False
     """Its gradient is summed over tensor-parallel ranks once per step (norm weights, row biases under SP; q/k norms always)."""
     quantized: bool = False
-    """Multiplied in FP8: cast from `dtype`, or with `--fp8-param-gather` stored so."""
+    """Used in FP8 GEMMs: cast from `dtype`, or stored in FP8 with `--fp8-param-gather`."""
     pieces: int = 1
-    """Parameters of equal size that it stands for: one for each local expert."""
+    """Number of equal parameters that it represents: one per local expert."""
 
     @property
     def numel(self) -> int:
@@ -59,28 +59,28 @@ class Parameter:
 
 @dataclass(frozen=True, kw_only=True)
 class Tensor:
-    """An activation or a temporary. `formula` says how its size comes about, in bytes."""
+    """An activation or a temporary tensor. `formula` describes its size in bytes."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     formula: str = ""
     shares: str = ""
-    """Name of the tensor whose storage this is: then it costs nothing here."""
+    """Name of the tensor whose storage it uses. Then it adds no memory."""
     pieces: int = 1
-    """Allocations of equal size that it is made of."""
+    """Number of allocations of equal size."""
     made_in: str = ""
-    """The module that allocates it, by its path in the layer (or in the model, outside layers); empty for the one that lists it.
+    """Path of the module that allocates it, relative to the layer (outside layers: to the model). Empty: the module that lists it.
 
-    `STREAM` is whatever came before: the layer before, the embedding, or the pipeline stage before; `LAYER` the layer itself.
-    What begins with `MODEL_PATH` is a path in the model also inside layers.
+    `STREAM` is the preceding layer, embedding or pipeline stage, `LAYER` the layer itself. A path that begins with
+    `MODEL_PATH` is relative to the model, also inside layers.
     """
     lingers: bool = False
-    """The module itself still names it after its backward, until its own next forward; also under a checkpoint."""
+    """A module attribute references it after its backward, until the module's next forward; also under a checkpoint."""
 
     @cached_property
     def bytes(self) -> int:
-        """Bytes that the allocator hands out for it: whole blocks, 0 where the storage is another tensor's."""
+        """Allocated bytes, rounded up to allocator blocks; 0 if it uses the storage of another tensor."""
         if self.shares:
             return 0
         return self.pieces * round_up(ceil_div(dtype_bytes(self.dtype, prod(self.shape)), self.pieces), BLOCK)
@@ -88,21 +88,21 @@ class Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """A message that a module issues once for each microbatch (phases forward, backward, recompute) or iteration."""
+    """Communication that a module issues once per microbatch (phases forward, backward, recompute) or per iteration."""
 
     kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "recv", "broadcast"]
     group: str
     """Key of the JSON report's `groups`: tp, pp, dp, dp_cp, cp, ep, etp, edp, tp_ep, embd, pos_embd, mp."""
     shape: tuple[int, ...]
-    """Of the full tensor for all_gather and reduce_scatter, else of the message."""
+    """Shape of the full tensor for all_gather and reduce_scatter, else of the message."""
     dtype: str
     phase: Phase
     count: int = 1
-    """Calls in a row with this shape."""
+    """Number of consecutive calls with this shape."""
 
     @property
     def message_bytes(self) -> int:
-        """Payload of one call on one rank: the whole tensor, also where a rank contributes a part."""
+        """Payload of one call on one rank in bytes: the full tensor, even if a rank contributes only a part."""
         return dtype_bytes(self.dtype, prod(self.shape))
 
 
@@ -116,11 +116,11 @@ class Module:
     saved: tuple[Tensor, ...] = ()
     """Saved for backward: allocated from its forward until its backward."""
     offloaded: tuple[Tensor, ...] = ()
-    """Saved for backward on the host: copied there after its forward, and back before its backward."""
+    """Saved for backward in host memory: copied to the host after its forward, and back before its backward."""
     forward_workspace: tuple[Tensor, ...] = ()
-    """Temporary tensors at the peak of its forward, beside everything saved up to and including itself."""
+    """Temporary tensors at the peak of its forward, in addition to everything saved up to and including itself."""
     backward_workspace: tuple[Tensor, ...] = ()
-    """Temporary tensors at the peak of its backward, beside everything saved up to and including itself."""
+    """Temporary tensors at the peak of its backward, in addition to everything saved up to and including itself."""
     named: tuple[Tensor, ...] = ()
     """Referenced by a module attribute from one forward to the next, not by autograd. One copy exists, however many
     microbatches are in flight."""
@@ -131,25 +131,25 @@ class Module:
     """Kept alive by a local variable of the calling function until the chunk's forward returns; freed before backward."""
     collectives: tuple[Collective, ...] = ()
     children: tuple[Module, ...] = ()
-    """In order of execution. A node with children holds its workspace throughout all of them."""
+    """In order of execution. The workspace of a node with children is allocated throughout all of them."""
     output_of: str = ""
     """The child whose tensor is returned as the output; empty if the module allocates its output."""
     function: bool = False
     """A function call inside its parent, not a Megatron module: recorders attribute its allocations to the parent."""
     recomputed: bool = False
-    """The children's saved tensors are freed after forward and computed again in backward; `saved` holds what stays."""
+    """The children's saved tensors are freed after forward and computed again in backward; `saved` lists what stays allocated."""
     source: str = ""
-    """The module of megatron-core or Transformer Engine that behaves so. For readers only."""
+    """The module of megatron-core or Transformer Engine that it models. Informational only."""
 
     @cached_property
     def retained_bytes(self) -> int:
-        """Bytes saved for backward by it and its children."""
+        """Bytes saved for backward by this module and its children."""
         own = total_bytes(self.saved)
         return own if self.recomputed else own + sum(child.retained_bytes for child in self.children)
 
     @cached_property
     def lingering_bytes(self) -> int:
-        """Bytes that module attributes reference between iterations, here and in its children."""
+        """Bytes that module attributes reference between iterations, in this module and its children."""
         own = (*self.named, *self.outlives, *(tensor for tensor in self.saved if tensor.lingers))
         return total_bytes(own) + sum(child.lingering_bytes for child in self.children)
 
@@ -168,7 +168,7 @@ class Module:
             yield from child.walk(path)
 
     def derived(self, function: Callable[..., T], *arguments: Hashable) -> T:
-        """`function(module, *arguments)`, computed once for each module object. For functions of nothing but these."""
+        """`function(module, *arguments)`, cached per module object. `function` must depend on its arguments only."""
         cache: dict[object, object] = self.__dict__.setdefault("_derived", {})
         key = (function, *arguments) if arguments else function
         if key not in cache:
@@ -177,12 +177,12 @@ class Module:
 
 
 def total_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of tensors that are alive together."""
+    """Bytes of tensors that are allocated at the same time."""
     return sum(tensor.bytes for tensor in tensors)
 
 
 def largest(*groups: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Of groups of tensors that are never alive together, the one with most bytes."""
+    """The largest, in bytes, of groups of tensors that are never allocated at the same time."""
     return max(groups, key=total_bytes)
 
 

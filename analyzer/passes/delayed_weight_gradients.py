@@ -54,7 +54,7 @@ def _operands(module: Module) -> tuple[Tensor, ...]:
 
 def _last_form(gradients: list[Tensor]) -> list[Tensor]:
     """Of an output gradient, the copies that the GEMM of the weight gradient reads."""
-    for mark in ("by columns", "gathered"):
+    for mark in ("column-wise", "gathered"):
         copies = [tensor for tensor in gradients if mark in tensor.name]
         if copies:
             return copies

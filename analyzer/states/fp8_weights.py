@@ -16,7 +16,7 @@ from math import prod
 from typing import Final
 
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.quantized import WHOLE_TENSOR, Way, element, reads_any_layout, scales
+from analyzer.modules.quantized import ONE_SCALE, Axis, element, reads_any_layout, scales
 from analyzer.modules.tree import Module, Parameter, parameters
 from analyzer.specs import Fp8Recipe, TrainingJob
 from analyzer.units import BLOCK, dtype_bytes, round_up
@@ -34,8 +34,8 @@ def cast_bytes(job: TrainingJob, trees: Sequence[Module]) -> int:
     fp8 = job.precision.fp8
     if fp8 is None or fp8.stored_parameters:
         return 0
-    ways = _ways(job, fp8.recipe)
-    return sum(_copy_bytes(parameter, fp8.recipe, ways) for parameter in quantized(trees))
+    axes = _axes(job, fp8.recipe)
+    return sum(_copy_bytes(parameter, fp8.recipe, axes) for parameter in quantized(trees))
 
 
 def beside_the_buffer_bytes(job: TrainingJob, trees: Sequence[Module]) -> int:
@@ -47,8 +47,8 @@ def beside_the_buffer_bytes(job: TrainingJob, trees: Sequence[Module]) -> int:
     fp8 = job.precision.fp8
     if fp8 is None or not fp8.stored_parameters:
         return 0
-    ways = _ways(job, fp8.recipe)
-    every = sum(_copy_bytes(parameter, fp8.recipe, ways) for parameter in quantized(trees))
+    axes = _axes(job, fp8.recipe)
+    every = sum(_copy_bytes(parameter, fp8.recipe, axes) for parameter in quantized(trees))
     if fp8.recipe == "mxfp8":
         others = (parameter for tree in trees for parameter in parameters(tree) if not parameter.quantized)
         return every + sum(round_up(dtype_bytes(parameter.dtype, parameter.numel), BLOCK) for parameter in others)
@@ -58,7 +58,7 @@ def beside_the_buffer_bytes(job: TrainingJob, trees: Sequence[Module]) -> int:
 def scaling_bytes(job: TrainingJob, trees: Sequence[Module]) -> int:
     """Scaling factors and largest values of the quantizers of all layers: of recipes with one scale for a tensor."""
     fp8 = job.precision.fp8
-    if fp8 is None or fp8.recipe not in WHOLE_TENSOR:
+    if fp8 is None or fp8.recipe not in ONE_SCALE:
         return 0
     products = list(_products(trees))
     if fp8.recipe == "tensorwise":  # a scale and a largest value for each quantizer, in blocks of their own
@@ -89,8 +89,8 @@ def quantized(trees: Sequence[Module]) -> Iterator[Parameter]:
     return (parameter for tree in trees for parameter in parameters(tree) if parameter.quantized)
 
 
-def _ways(job: TrainingJob, recipe: Fp8Recipe) -> tuple[Way, ...]:
-    return ("row",) if recipe in WHOLE_TENSOR and reads_any_layout(job.hardware.compute_capability) else ("row", "column")
+def _axes(job: TrainingJob, recipe: Fp8Recipe) -> tuple[Axis, ...]:
+    return ("row",) if recipe in ONE_SCALE and reads_any_layout(job.hardware.compute_capability) else ("row", "column")
 
 
 def matrices(parameter: Parameter) -> tuple[int, int, int]:
@@ -105,11 +105,11 @@ def _data_bytes(parameter: Parameter, recipe: Fp8Recipe) -> int:
     return count * round_up(dtype_bytes(element(recipe), rows * columns), BLOCK)
 
 
-def _copy_bytes(parameter: Parameter, recipe: Fp8Recipe, ways: tuple[Way, ...]) -> int:
+def _copy_bytes(parameter: Parameter, recipe: Fp8Recipe, axes: tuple[Axis, ...]) -> int:
     """The copies in these ways, with their scales; copies of one scale share it."""
     count, rows, columns = matrices(parameter)
-    total = len(ways) * _data_bytes(parameter, recipe)
-    for way in ways[:1] if recipe in WHOLE_TENSOR else ways:
-        shape, dtype = scales(recipe, rows, columns, way, square_blocks=True)
+    total = len(axes) * _data_bytes(parameter, recipe)
+    for axis in axes[:1] if recipe in ONE_SCALE else axes:
+        shape, dtype = scales(recipe, rows, columns, axis, square_blocks=True)
         total += count * round_up(dtype_bytes(dtype, prod(shape)), BLOCK)
     return total

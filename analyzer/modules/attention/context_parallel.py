@@ -1,11 +1,11 @@
-"""The attention kernel over a sequence that context-parallel ranks share: what it keeps, needs and sends.
+"""The attention kernel under context parallelism: saved tensors, workspaces and communication.
 
-Legend: s tokens of this rank, b micro-batch, c context-parallel ranks, i of them in the inner group of a2a+p2p;
+Legend: s tokens of this rank, b microbatch, c context-parallel ranks, i of them in the inner group of a2a+p2p;
 q, k, v, o elements of one token's queries, keys, values and output on one tensor-parallel rank.
 
 Source: transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py (TE 2.11), in 16 bit:
 AttnFuncWithCPAndKVP2P (p2p and a2a+p2p), AttnFuncWithCPAndKVAllGather, AttnFuncWithCPAndQKVOA2A. With a causal mask
-the last rank of a ring attends to the most keys; it is the rank that is counted.
+the last rank of a ring attends to the most keys. The figures are those of this rank.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from analyzer.modules.tree import Collective, Module, Tensor
 from analyzer.units import ceil_div
 
 MULTIPROCESSORS: Final = 132
-"""Of a Hopper GPU, where none is named."""
+"""Of a Hopper GPU, used if no GPU is given."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """Sizes of one attention kernel among context-parallel ranks."""
+    """Sizes of an attention kernel under context parallelism."""
 
     shapes: Shapes
     query: int
@@ -33,10 +33,10 @@ class Exchange:
     value: int
     output: int
     made_by: str = ""
-    """The module that makes queries and keys; empty where they are slices that the kernel copies."""
+    """Path of the module that allocates queries and keys. Empty: they are slices, which the kernel copies."""
     grouped: bool = False
     joint: bool = True
-    """Queries, keys and values are parts of one tensor before anything works on them."""
+    """Queries, keys and values are slices of one tensor."""
 
     @property
     def kind(self) -> str:
@@ -45,12 +45,12 @@ class Exchange:
 
     @property
     def inner(self) -> int:
-        """i, 1 without a2a+p2p."""
+        """i; 1 without a2a+p2p."""
         return self.shapes.split.cp_inner_size
 
     @property
     def ring(self) -> int:
-        """Ranks in the ring that keys and values go round, or in the one group of all_gather and a2a."""
+        """Ranks in the ring of keys and values, or in the single group of all_gather and a2a."""
         return self.shapes.split.context // self.inner
 
     @property
@@ -65,29 +65,28 @@ class Exchange:
 
     @property
     def copied(self) -> bool:
-        """FlashAttention works in [b, s, a, d]: everything is copied into it, unless b = 1 makes the two layouts one."""
+        """FlashAttention works in [b, s, a, d]: tensors are copied to this layout unless b = 1, where both layouts are equal."""
         return self.shapes.model.attention_backend == "flash" and self.shapes.b > 1
 
     def tensor(self, name: str, width: int, *, made_in: str = "") -> Tensor:
-        """[s, b, width], or as many elements in another order."""
-        return self.shapes.wide(name, width, "elements of a token", made_in=made_in)
+        """[s, b, width], or as many elements in another layout."""
+        return self.shapes.wide(name, width, "elements per token", made_in=made_in)
 
 
 def output_is_new(shapes: Shapes) -> bool:
-    """Whether the kernel keeps an output for itself, and what it returns is another tensor."""
+    """Whether the kernel saves its own output and returns another tensor."""
     return shapes.split.context > 1 and shapes.split.cp_comm_type in ("a2a", "all_gather")
 
 
 def gradient_scratch(
     shapes: Shapes, *, query: int, grouped: bool, expanded: int | None = None, inner: int = 1
 ) -> tuple[Tensor, ...]:
-    """What the kernel itself needs in backward, for queries of `query` elements a token whose heads `inner` ranks share.
+    """Workspace of the backward kernel, for `query` elements of queries per token, with heads split over `inner` ranks.
 
     Both cuDNN (dQ_accum in cudnn_frontend/node/scaled_dot_product_flash_attention.h) and flash-attn 2 (dq_accum in
-    csrc/flash_attn/flash_api.cpp) sum the gradient of queries in fp32; flash-attn 2 where it must be deterministic in as many
-    parts as fill the GPU (`mha_bwd`: (multiprocessors + b·a - 1) / (b·a)). With fewer heads of keys than of queries flash-attn
-    first makes the gradients of keys and values for every head of queries: `expanded` elements, those of the queries
-    where as many tokens are read.
+    csrc/flash_attn/flash_api.cpp) accumulate the query gradient in fp32. Deterministic flash-attn 2 uses as many partial
+    sums as fill the GPU (`mha_bwd`: (multiprocessors + b·a - 1) / (b·a)). With fewer key heads than query heads, flash-attn
+    first computes key and value gradients for every query head: `expanded` elements each, `query` by default.
     """
     flash = shapes.model.attention_backend == "flash"
     parts = 1
@@ -96,7 +95,7 @@ def gradient_scratch(
         parts = ceil_div(shapes.inputs.multiprocessors or MULTIPROCESSORS, heads)
     found = [
         shapes.wide("query gradient in fp32", parts * query, "a·d/t" if parts == 1 else "parts·a·d/t", dtype="fp32"),
-        _statistics(shapes, "sums of the output and its gradient"),
+        _statistics(shapes, "row sums of the output times its gradient"),
     ]
     if grouped and flash:
         found.append(shapes.wide("key and value gradients of every head", 2 * (expanded or query), "a·d/t"))
@@ -104,13 +103,13 @@ def gradient_scratch(
 
 
 def _statistics(shapes: Shapes, name: str, *, parts: int = 1) -> Tensor:
-    """A number in fp32 for each query of each head, or of 1/parts of them."""
+    """fp32: one value per query and head, for 1/parts of the queries."""
     heads = shapes.model.num_attention_heads // shapes.t
     return shapes.statistics(name, shapes.b * heads * shapes.s // parts, "4·b·a·s/t")
 
 
 def exchanging_kernel(exchange: Exchange, *, tables: tuple[Tensor, ...]) -> Module:
-    """The kernel and its exchange. `tables` are the rotary tables that the layer keeps, if any."""
+    """The kernel and its communication. `tables` are the rotary tables that the layer saves, if any."""
     return Module(
         name="core_attention",
         kind=ModuleKind.ATTENTION_KERNEL,
@@ -125,11 +124,11 @@ def exchanging_kernel(exchange: Exchange, *, tables: tuple[Tensor, ...]) -> Modu
 
 
 def _saved(exchange: Exchange) -> tuple[Tensor, ...]:
-    """Inputs, output, fp32 statistics of the softmax and the state of the random numbers of each step."""
+    """Inputs, output, fp32 softmax statistics, and the random state of each step."""
     shapes = exchange.shapes
     one = exchange.tensor
     steps = {"a2a": 1, "all_gather": 2}.get(exchange.kind, exchange.ring)
-    parts = 2 if exchange.kind == "all_gather" else 1  # each of the two chunks of a rank on its own
+    parts = 2 if exchange.kind == "all_gather" else 1  # one kernel call for each of the two chunks of a rank
     small = (
         *(_statistics(shapes, "softmax statistics", parts=parts) for _ in range(parts)),
         *(Tensor(name="random state", shape=(2,), dtype="int64") for _ in range(steps)),
@@ -140,7 +139,7 @@ def _saved(exchange: Exchange) -> tuple[Tensor, ...]:
         names = ("exchanged query", "exchanged key", "exchanged value")
         widths = (exchange.query, exchange.key, exchange.value)
         inputs = tuple(one(name, width) for name, width in zip(names, widths, strict=True))
-        return (*inputs, one("output before its exchange", exchange.output), *small)
+        return (*inputs, one("output before the all-to-all", exchange.output), *small)
     if exchange.kind == "all_gather":
         query = one("query", exchange.query, made_in=made_by)
         key = one("key", exchange.key, made_in=made_by)
@@ -151,7 +150,7 @@ def _saved(exchange: Exchange) -> tuple[Tensor, ...]:
 
 
 def _before(exchange: Exchange) -> Iterator[Tensor]:
-    """What frames name while the kernel runs and it does not keep."""
+    """Tensors that local variables reference while the kernel runs, and that it does not save."""
     one, copied = exchange.tensor, exchange.copied
     yield one("qkv", exchange.inputs) if exchange.joint else one("value", exchange.value)
     if exchange.made_by and exchange.grouped:
@@ -170,7 +169,7 @@ def _before(exchange: Exchange) -> Iterator[Tensor]:
 
 
 def _forward(exchange: Exchange) -> Iterator[Tensor]:
-    """Buffers at the end of the forward: all of a ring's, since lists name them until the function returns."""
+    """Buffers at the end of the forward. Lists reference the buffers of all ring steps until the function returns."""
     one, ring = exchange.tensor, exchange.ring
     if exchange.kind == "a2a":
         for how in ("reordered", "received", "returned"):
@@ -182,11 +181,11 @@ def _forward(exchange: Exchange) -> Iterator[Tensor]:
         if exchange.copied:
             yield one("keys and values of a chunk", (ring + 1) * exchange.pair // 2)
         return
-    yield one("keys and values on the way", (ring - 1) * exchange.pair)
+    yield one("received keys and values", (ring - 1) * exchange.pair)
     yield one("output of each step", ring * exchange.output)
     for _ in range(ring):
         yield _statistics(exchange.shapes, "softmax statistics of a step")
-    # torch.compile turns the correction in place into a new tensor, which is copied back
+    # torch.compile turns the in-place correction into a new tensor, which is copied back
     yield one("corrected output", exchange.output)
     if exchange.kind == "a2a+p2p":
         yield one("exchanged keys and values", exchange.pair)
@@ -195,7 +194,7 @@ def _forward(exchange: Exchange) -> Iterator[Tensor]:
 
 
 def _backward(exchange: Exchange) -> Iterator[Tensor]:
-    """The worst instant: in the kernel, or in the exchange after it."""
+    """Tensors at the peak of backward: in the kernel, or in the communication after it."""
     one = exchange.tensor
     yield one("output gradient", exchange.output)
     if exchange.kind == "all_gather":
@@ -221,7 +220,7 @@ def _backward(exchange: Exchange) -> Iterator[Tensor]:
 
 
 def _backward_of_gathered(exchange: Exchange) -> Iterator[Tensor]:
-    """Causal: the two chunks of the last rank, of 2c in the sequence, read c and c + 1 chunks of keys."""
+    """The last rank has chunks c and c + 1 of the 2c of a sequence. With a causal mask they read c and c + 1 chunks of keys."""
     one, ring = exchange.tensor, exchange.ring
     yield one("query gradient", exchange.query)
     yield one("query gradients of both chunks", exchange.query)
@@ -231,7 +230,7 @@ def _backward_of_gathered(exchange: Exchange) -> Iterator[Tensor]:
     if exchange.copied:
         yield one("query and output gradient of a chunk", exchange.output)
         yield one("keys and values of a chunk", (ring + 1) * exchange.pair // 2)
-    # of the chunk that the kernel works on; then the gradients of keys are sorted, while arguments of that kernel live
+    # workspace of the kernel for one chunk; then key gradients are sorted, while the arguments of the kernel are referenced
     scratch = gradient_scratch(
         exchange.shapes, query=exchange.query // 2, expanded=(ring + 1) * exchange.query // 2, grouped=exchange.grouped
     )
@@ -242,20 +241,20 @@ def _backward_of_gathered(exchange: Exchange) -> Iterator[Tensor]:
 
 
 def _larger(one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Of two groups of tensors that are never alive together, the one that needs more."""
+    """The larger, in bytes, of two groups of tensors that are never allocated at the same time."""
     return max(one, other, key=lambda group: sum(tensor.bytes for tensor in group))
 
 
 def _exchange_of_gradients(exchange: Exchange) -> Iterator[Tensor]:
-    """Gradients of queries, keys and values are reordered, sent and put in place in turn (`flash_attn_a2a_communicate`)."""
+    """Gradients of queries, keys and values are sequentially reordered, sent and restored (`flash_attn_a2a_communicate`)."""
     one = exchange.tensor
     yield one("reordered gradients", exchange.inputs)
-    under_way = max(2 * exchange.query + exchange.key, exchange.query + exchange.key + 2 * exchange.value)
-    yield one("gradients sent and received", under_way)
+    in_flight = max(2 * exchange.query + exchange.key, exchange.query + exchange.key + 2 * exchange.value)
+    yield one("gradients sent and received", in_flight)
 
 
 def exchange_collectives(exchange: Exchange) -> Iterator[Collective]:
-    """What one rank sends. All-gathers and reduce-scatters have the shape of the whole."""
+    """Communication of one rank. All-gathers and reduce-scatters have the shape of the full tensor."""
     shapes = exchange.shapes
     tokens = (shapes.s, shapes.b)
     inner = "cp_a2a" if exchange.inner > 1 else "cp"
@@ -279,11 +278,11 @@ def exchange_collectives(exchange: Exchange) -> Iterator[Collective]:
             sinks = (shapes.model.num_attention_heads // shapes.t,)
             yield Collective(kind="all_gather", group="cp", shape=sinks, dtype="fp32", phase="backward")
         return
-    if exchange.kind == "a2a+p2p":  # the output once more, which was kept as it was returned
+    if exchange.kind == "a2a+p2p":  # the output again, which was saved after its all-to-all
         yield one("all_to_all", inner, exchange.output, "backward")
     ring = exchange.ring
     yield one("send", outer, exchange.pair, "forward", count=ring - 1)
-    # keys and values alone, then with their gradients, then the gradients alone
+    # only keys and values, then keys and values with their gradients, then only the gradients
     yield one("send", outer, exchange.pair, "backward", count=2)
     if ring > 2:
         yield one("send", outer, 2 * exchange.pair, "backward", count=ring - 2)

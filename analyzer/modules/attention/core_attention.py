@@ -1,6 +1,6 @@
-"""The attention kernel between the qkv and the output projection: what it keeps, by implementation and backend.
+"""The attention kernel between the qkv and the output projection: saved tensors and workspaces by implementation and backend.
 
-Legend: s sequence, b micro-batch, a heads, g key/value groups, d head elements, t tensor-parallel size.
+Legend: s sequence, b microbatch, a heads, g key/value groups, d head elements, t tensor-parallel size.
 
 Sources (megatron-core 0.16.1, Transformer Engine 2.11): core/transformer/attention.py get_query_key_value_tensors;
 core/transformer/dot_product_attention.py; transformer_engine/pytorch/attention/dot_product_attention/backends.py
@@ -34,7 +34,7 @@ class Heads:
 
     @property
     def key(self) -> int:
-        """g·d/t; with fewer groups than tensor-parallel ranks each rank still works on one group."""
+        """g·d/t; with fewer groups than tensor-parallel ranks each rank still has one group."""
         return max(self.shapes.model.key_value_projection_size // self.shapes.t, self.shapes.model.kv_channels)
 
     @property
@@ -54,19 +54,19 @@ class Heads:
 
     @property
     def regrouped(self) -> bool:
-        """Whether the queries of the groups of a rank are copied to lie head by head: of one group they are a view."""
+        """Whether reshaping grouped queries to [s, b, heads, d] copies them. With one group per rank the reshape is a view."""
         return self.grouped and self.key > self.shapes.model.kv_channels
 
     def tensor(self, name: str, width: int, *, shares: str = "", made_in: str = "") -> Tensor:
-        """[s, b, width] in the activations' element type."""
+        """[s, b, width] in the dtype of the activations."""
         symbol = "(a+2g)·d/t" if width == self.qkv else "a·d/t" if width == self.query else "g·d/t"
         return self.shapes.wide(name, width, symbol, shares=shares, made_in=made_in)
 
 
 def query_key_norm(shapes: Shapes) -> Module:
-    """q_layernorm and k_layernorm: each copies its strided slice of qkv, and keeps the copy with fp32 statistics.
+    """q_layernorm and k_layernorm. Each copies its strided slice of qkv, and saves the copy and fp32 statistics.
 
-    Grouped queries are copied before, by a reshape.
+    A reshape copies grouped queries before the norm.
     """
     heads = Heads(shapes)
     rows = shapes.s * shapes.b
@@ -93,9 +93,9 @@ def query_key_norm(shapes: Shapes) -> Module:
 
 
 def rotary_tables(shapes: Shapes) -> tuple[Tensor, ...]:
-    """cos and sin in the activations' type, kept by the multiplications of the unfused rotation of q and of k.
+    """cos and sin [s, 1, 1, d] in the dtype of the activations, saved by the unfused rotation of q and of k.
 
-    Source: core/models/common/embeddings/rope_utils.py _apply_rotary_pos_emb_bshd. The fused kernel keeps none.
+    Source: core/models/common/embeddings/rope_utils.py _apply_rotary_pos_emb_bshd. The fused kernel saves none.
     """
     if shapes.model.position_embedding != "rope" or shapes.model.rope_fusion:
         return ()
@@ -108,16 +108,16 @@ def rotary_tables(shapes: Shapes) -> tuple[Tensor, ...]:
 
 
 def _rotated_or_normed(shapes: Shapes) -> str:
-    """The module that makes new tensors of q and of k, or nothing where they stay slices of qkv."""
+    """Path of the module that allocates new tensors for q and k ({} stands for q or k); empty if they are slices of qkv."""
     if shapes.model.position_embedding == "rope":
         return ATTENTION
     return f"{ATTENTION}.{{}}_layernorm" if shapes.model.qk_layernorm else ""
 
 
 def inputs_saved(shapes: Shapes) -> tuple[Tensor, ...]:
-    """q, k and v as a fused kernel keeps them: views of one qkv tensor, or three contiguous tensors of the same total.
+    """q, k and v as a fused kernel saves them: views of one qkv tensor, or three contiguous tensors of the same total size.
 
-    cuDNN takes q and k where they were made, and copies strided slices; FlashAttention copies all three into [b, s, a, d].
+    cuDNN reads q and k in place and copies strided slices. FlashAttention copies all three to [b, s, a, d] if b > 1.
     """
     heads = Heads(shapes)
     maker = _rotated_or_normed(shapes)
@@ -134,9 +134,9 @@ def inputs_saved(shapes: Shapes) -> tuple[Tensor, ...]:
 
 
 def checkpoint_inputs(shapes: Shapes) -> tuple[Tensor, ...]:
-    """q, k and v as a checkpoint around the attention keeps them: v is a view, so the whole qkv tensor stays.
+    """q, k and v as a checkpoint around attention saves them: v is a view, so the full qkv tensor is saved.
 
-    Rotation and norms make new tensors of q and k; without them, grouped queries are copied by a reshape.
+    Rotation and norms allocate new tensors for q and k. Without them, a reshape copies grouped queries.
     """
     heads = Heads(shapes)
     qkv = heads.tensor("qkv", heads.qkv, made_in=QKV)
@@ -148,7 +148,7 @@ def checkpoint_inputs(shapes: Shapes) -> tuple[Tensor, ...]:
 
 
 def scores(shapes: Shapes, name: str, *, dtype: str | None = None) -> Tensor:
-    """[b, a/t, s, s]: the attention matrix that unfused attention materialises."""
+    """[b, a/t, s, s]: the attention matrix that unfused attention stores."""
     heads = Heads(shapes)
     keys = shapes.inputs.sequence_length
     return Tensor(
@@ -157,7 +157,7 @@ def scores(shapes: Shapes, name: str, *, dtype: str | None = None) -> Tensor:
 
 
 def exchange(shapes: Shapes) -> Exchange:
-    """Sizes of the exchange among context-parallel ranks."""
+    """Sizes of the kernel under context parallelism."""
     heads = Heads(shapes)
     made_by = _rotated_or_normed(shapes).format("q") or (ATTENTION if heads.regrouped else "")
     return Exchange(
@@ -166,7 +166,7 @@ def exchange(shapes: Shapes) -> Exchange:
 
 
 def sinks(shapes: Shapes) -> tuple[Parameter, ...]:
-    """The learned sink of each head (`DotProductAttention.softmax_offset`); the fixed one is no parameter."""
+    """The learned sink of each head (`DotProductAttention.softmax_offset`). A fixed sink has no parameter."""
     model = shapes.model
     if model.softmax_type != "learnable":
         return ()
@@ -177,10 +177,10 @@ def sinks(shapes: Shapes) -> tuple[Parameter, ...]:
 
 
 def fused_kernel(shapes: Shapes) -> Module:
-    """FlashAttention, or cuDNN's fused attention: keeps q, k, v, the output and fp32 statistics of the softmax.
+    """FlashAttention, or cuDNN's fused attention. Saves q, k, v, the output and fp32 softmax statistics.
 
-    FlashAttention works in [b, s, a, d]: its output is copied once more into [s, b, a·d] for the projection,
-    except where b = 1 makes the two layouts one. cuDNN reads the layout as it is.
+    FlashAttention works in [b, s, a, d]: its output is copied to [s, b, a·d] for the projection unless b = 1, where both
+    layouts are equal. cuDNN supports both layouts.
     """
     if shapes.split.context > 1:
         return replace(exchanging_kernel(exchange(shapes), tables=rotary_tables(shapes)), parameters=sinks(shapes))
@@ -189,11 +189,11 @@ def fused_kernel(shapes: Shapes) -> Module:
     output = heads.tensor("output", heads.query)
     transposed = flash and shapes.b > 1
     inputs = inputs_saved(shapes)
-    made = () if len(inputs) == 1 else (heads.tensor("qkv", heads.qkv),)
-    if heads.regrouped and _rotated_or_normed(shapes):  # frames also name the copy that was rotated
-        made = (*made, heads.tensor("query before rotation", heads.query))
-    if transposed and _rotated_or_normed(shapes):  # and what is copied into [b, s, a, d]
-        made = (*made, heads.tensor("query, key and value in [s,b,a,d]", heads.qkv))
+    workspace = () if len(inputs) == 1 else (heads.tensor("qkv", heads.qkv),)
+    if heads.regrouped and _rotated_or_normed(shapes):  # local variables also reference the input of the rotation
+        workspace = (*workspace, heads.tensor("query before rotation", heads.query))
+    if transposed and _rotated_or_normed(shapes):  # and the tensors that are copied to [b, s, a, d]
+        workspace = (*workspace, heads.tensor("query, key and value in [s,b,a,d]", heads.qkv))
     return Module(
         name="core_attention",
         kind=ModuleKind.ATTENTION_KERNEL,
@@ -204,7 +204,7 @@ def fused_kernel(shapes: Shapes) -> Module:
             shapes.statistics("softmax statistics", shapes.b * heads.count * shapes.s, "4·b·a·s/t"),
             Tensor(name="random state", shape=(2,), dtype="int64"),
         ),
-        forward_workspace=(*made, *((heads.tensor("output in [s,b,a,d]", heads.query),) if transposed else ())),
+        forward_workspace=(*workspace, *((heads.tensor("output in [s,b,a,d]", heads.query),) if transposed else ())),
         backward_workspace=(
             heads.tensor("output gradient", heads.query),
             heads.tensor("query, key and value gradients", heads.qkv),
@@ -216,24 +216,24 @@ def fused_kernel(shapes: Shapes) -> Module:
 
 
 def softmax_is_fused(shapes: Shapes) -> bool:
-    """`FusedScaleMaskSoftmax.is_kernel_available`: 16 bit, a row that fits the kernel, and heads of samples by fours."""
+    """`FusedScaleMaskSoftmax.is_kernel_available`: 16 bit, a supported row length, and b·a/t divisible by 4."""
     model, keys = shapes.model, shapes.inputs.sequence_length
-    if shapes.dtype == "fp32" or model.softmax_type != "vanilla":  # the kernel takes no sink
+    if shapes.dtype == "fp32" or model.softmax_type != "vanilla":  # the kernel does not support sinks
         return False
-    by_fours = shapes.b * (model.num_attention_heads // shapes.t) % 4 == 0
-    if model.implementation == "transformer_engine":  # which does not read --no-masked-softmax-fusion
-        return by_fours and 16 < keys < 16384 and keys % 8 == 0
-    return by_fours and model.masked_softmax_fusion and 16 < keys <= 4096 and keys % 4 == 0
+    divisible = shapes.b * (model.num_attention_heads // shapes.t) % 4 == 0
+    if model.implementation == "transformer_engine":  # it ignores --no-masked-softmax-fusion
+        return divisible and 16 < keys < 16384 and keys % 8 == 0
+    return divisible and model.masked_softmax_fusion and 16 < keys <= 4096 and keys % 4 == 0
 
 
 def causal_mask(shapes: Shapes) -> Tensor:
-    """[1, 1, s, s]: what Transformer Engine's softmax without a kernel fills in; `_get_default_causal_mask` keeps another."""
+    """[1, 1, s, s] bool, allocated by Transformer Engine's unfused softmax. `_get_default_causal_mask` caches another one."""
     keys = shapes.inputs.sequence_length
     return Tensor(name="causal mask", shape=(1, 1, keys, keys), dtype="bool", formula="s²")
 
 
 def unfused_kernel(shapes: Shapes) -> Module:
-    """Batched products with the matrix of scores in memory: softmax, its dropped-out copy and the mask are kept."""
+    """Batched GEMMs with the score matrix in memory. Saves the softmax, its copy after dropout, and the dropout mask."""
     model = shapes.model
     heads = Heads(shapes)
     te = model.implementation == "transformer_engine"
@@ -243,16 +243,17 @@ def unfused_kernel(shapes: Shapes) -> Module:
     mask = (causal_mask(shapes),) if masked else ()
     dropout = model.attention_dropout > 0
     inputs = checkpoint_inputs(shapes)
-    if heads.grouped:  # keys and values are repeated for each query head, the originals dropped
+    if heads.grouped:  # keys and values are repeated for each query head, and the originals are freed
         maker = _rotated_or_normed(shapes).format("q") or (ATTENTION if heads.regrouped else "")
         repeated = tuple(heads.tensor(f"repeated {name}", heads.query) for name in ("key", "value"))
         inputs = (heads.tensor("query", heads.query, made_in=maker), *repeated)
     elif model.implementation == "transformer_engine" and _rotated_or_normed(shapes):
-        inputs = (*inputs[1:], heads.tensor("value", heads.key))  # get_qkv_layout: in one layout, so the slice of qkv is copied
-    made: tuple[Tensor, ...] = (scores(shapes, "scores"), heads.tensor("context", heads.query))
-    if masked:  # the worst instant is the cast to 16 bit, when dropout has yet to make what it keeps: three bytes of four
-        rest = scores(shapes, "scores and softmax in 16 bit, less what dropout keeps", dtype="bool")
-        made = (scores(shapes, "masked scores", dtype="fp32"), rest if dropout else scores(shapes, "scores"))
+        inputs = (*inputs[1:], heads.tensor("value", heads.key))  # get_qkv_layout: equal layouts, so the slice is copied
+    workspace: tuple[Tensor, ...] = (scores(shapes, "scores"), heads.tensor("context", heads.query))
+    if masked:
+        # the peak is the cast to 16 bit: scores and softmax have 4 bytes per element, and 3 saved by dropout do not exist yet
+        rest = scores(shapes, "scores and softmax in 16 bit, minus the tensors of dropout", dtype="bool")
+        workspace = (scores(shapes, "masked scores", dtype="fp32"), rest if dropout else scores(shapes, "scores"))
     probabilities = scores(shapes, "softmax", dtype=softmax)
     cast = (scores(shapes, "softmax in 16 bit"),) if softmax != shapes.dtype else ()
     return Module(
@@ -262,10 +263,10 @@ def unfused_kernel(shapes: Shapes) -> Module:
             *rotary_tables(shapes),
             *inputs,
             probabilities,
-            *((scores(shapes, "dropped-out softmax"), scores(shapes, "dropout mask", dtype="bool")) if dropout else cast),
+            *((scores(shapes, "softmax after dropout"), scores(shapes, "dropout mask", dtype="bool")) if dropout else cast),
             *mask,
         ),
-        forward_workspace=made,
+        forward_workspace=workspace,
         backward_workspace=(
             heads.tensor("output gradient", heads.query),
             scores(shapes, "softmax gradient"),
@@ -277,8 +278,8 @@ def unfused_kernel(shapes: Shapes) -> Module:
     )
 
 
-def output_is_kept_apart(shapes: Shapes) -> bool:
-    """Whether the projection keeps a copy of the kernel's output rather than the output itself."""
+def projection_saves_copy(shapes: Shapes) -> bool:
+    """Whether the output projection saves a copy of the kernel's output rather than the output itself."""
     model = shapes.model
     if shapes.recompute_core_attention or model.attention_backend == "unfused" or output_is_new(shapes):
         return True
@@ -286,7 +287,7 @@ def output_is_kept_apart(shapes: Shapes) -> bool:
 
 
 def core_attention(shapes: Shapes) -> Module:
-    """The kernel that the launch would use, under a checkpoint where `--recompute-modules core_attn` asks for it."""
+    """The kernel that the job uses, under a checkpoint with `--recompute-modules core_attn`."""
     kernel = unfused_kernel(shapes) if shapes.model.attention_backend == "unfused" else fused_kernel(shapes)
     if not shapes.recompute_core_attention:
         return kernel
@@ -294,9 +295,9 @@ def core_attention(shapes: Shapes) -> Module:
 
 
 def kernel_under_checkpoint(kernel: Module, inputs: tuple[Tensor, ...]) -> Module:
-    """The kernel with `--recompute-modules core_attn`: its `inputs` stay, and what the unfused rotation before it keeps.
+    """The kernel under `--recompute-modules core_attn`. `inputs` and the tables of the unfused rotation before it stay saved.
 
-    In its second run it keeps the inputs themselves where it does so without a checkpoint, else copies.
+    The recomputed kernel saves the inputs themselves if it does so without a checkpoint, and copies otherwise.
     """
     tables = tuple(tensor for tensor in kernel.saved if tensor.name.startswith(("cos of", "sin of")))
     inside = tuple(

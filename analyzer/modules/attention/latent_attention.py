@@ -21,23 +21,23 @@ from analyzer.modules.attention.latent_projections import (
 )
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import row_parallel
-from analyzer.modules.quantized import kept_input
+from analyzer.modules.quantized import saved_input
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Tensor, total_bytes
 from analyzer.specs import MlaSpec
 
 
 def latent_attention(shapes: Shapes) -> Module:
-    """[s, b, h] → [s, b, h], after a norm of its own."""
+    """[s, b, h] → [s, b, h], after a separate norm."""
     mla = mla_of(shapes)
     kernel, projection = _kernel(shapes), _output_projection(shapes)
-    kept = compressed(shapes, "compressed keys and values", mla.kv_lora_rank + mla.qk_pos_emb_head_dim)
-    referencing = tuple(replace(each, forward_workspace=(*each.forward_workspace, kept)) for each in (kernel, projection))
+    latent = compressed(shapes, "compressed keys and values", mla.kv_lora_rank + mla.qk_pos_emb_head_dim)
+    referencing = tuple(replace(each, forward_workspace=(*each.forward_workspace, latent)) for each in (kernel, projection))
     return Module(
         name=ATTENTION,
         kind=ModuleKind.ATTENTION,
         forward_workspace=shapes.dropped_norm_output,
-        backward_workspace=shapes.norm_output_made_again,
+        backward_workspace=shapes.recomputed_norm_output,
         children=(*_projections(shapes), rotation(shapes), *referencing),
         source="MLASelfAttention",
     )
@@ -74,40 +74,40 @@ def _output_projection(shapes: Shapes) -> Module:
         symbol="a·dv/t",
         bias=shapes.model.bias_linear,
         input_made_in=f"{ATTENTION}.core_attention",
-        input_shares="core_attention output" if _keeps_output(shapes) else "",
-        keeps_16_bit=True,
+        input_shares="core_attention output" if _saves_kernel_output(shapes) else "",
+        saves_16_bit=True,
     )
 
 
 def _kernel(shapes: Shapes) -> Module:
-    """Core attention, with what recomputed up projections and a checkpoint add."""
+    """Core attention, with the tensors that recomputed up projections and a checkpoint add."""
     kernel = _core(shapes)
-    if shapes.recomputes("mla_up_proj"):  # when the gradient of the kernel's output arrives, before the kernel reads them
-        made_now, made_later = rotation(shapes).forward_workspace, kernel.backward_workspace
+    if shapes.recomputes("mla_up_proj"):  # after the output gradient is computed, before the kernel's backward
+        recomputed, in_kernel = rotation(shapes).forward_workspace, kernel.backward_workspace
         values = shapes.model.num_attention_heads // shapes.t * mla_of(shapes).v_head_dim
         output = shapes.wide("output gradient", values, "a·dv/t")
-        needed = max(((output, *made_now), made_later), key=total_bytes)
-        kernel = replace(kernel, forward_workspace=(*kernel.forward_workspace, *made_now[-3:]), backward_workspace=needed)
+        needed = max(((output, *recomputed), in_kernel), key=total_bytes)
+        kernel = replace(kernel, forward_workspace=(*kernel.forward_workspace, *recomputed[-3:]), backward_workspace=needed)
     if shapes.recompute_core_attention:
         kernel = kernel_under_checkpoint(kernel, _checkpoint_inputs(shapes))
     return kernel
 
 
-def _keeps_output(shapes: Shapes) -> bool:
-    """Whether the projection keeps the kernel's own output."""
+def _saves_kernel_output(shapes: Shapes) -> bool:
+    """Whether the output projection saves the kernel's own output."""
     if shapes.recompute_core_attention or shapes.model.attention_backend == "unfused":
         return False
     return shapes.model.attention_backend == "fused" or shapes.b == 1
 
 
 def _core(shapes: Shapes) -> Module:
-    """The kernel on heads of dq for queries and keys, dv for values; each a tensor of its own."""
+    """The kernel with head width dq for queries and keys and dv for values, each a separate tensor."""
     model, mla = shapes.model, mla_of(shapes)
     heads = model.num_attention_heads // shapes.t
     dropped = shapes.recomputes("mla_up_proj")
 
-    def tensor(name: str, width: int, *, kept: bool = True, made_in: str = "") -> Tensor:
-        share = "recomputed up projections" if kept and dropped else ""
+    def tensor(name: str, width: int, *, saved: bool = True, made_in: str = "") -> Tensor:
+        share = "recomputed up projections" if saved and dropped else ""
         return shapes.wide(name, heads * width, "a·d/t", made_in=made_in, shares=share)
 
     copied = model.attention_backend == "flash" and shapes.b > 1
@@ -118,46 +118,46 @@ def _core(shapes: Shapes) -> Module:
         tensor("value", mla.v_head_dim, made_in=maker),
     )
     tables = () if model.rope_fusion else _rotary(shapes, mla)
-    output = tensor("output", mla.v_head_dim, kept=False)
-    again: tuple[Tensor, ...] = ()
-    if dropped:  # with what their own backward needs; the outputs of the checkpoint are filled from those of its second run
-        kept = kept_input(shapes, compressed(shapes, "compressed keys and values", mla.kv_lora_rank)) * (
+    output = tensor("output", mla.v_head_dim, saved=False)
+    recomputed: tuple[Tensor, ...] = ()
+    if dropped:  # with the tensors for their own backward; the checkpoint copies the recomputed tensors to its outputs
+        for_backward = saved_input(shapes, compressed(shapes, "compressed keys and values", mla.kv_lora_rank)) * (
             2 if model.qk_layernorm else 1
         )
         if mla.q_lora_rank is not None and model.qk_layernorm:
-            kept = (*kept, *kept_input(shapes, compressed(shapes, "normalized queries", mla.q_lora_rank)))
-        made = (*inputs, *inputs, *tables, *kept)
-        again = tuple(Tensor(name=f"{each.name} made again", shape=each.shape, dtype=each.dtype) for each in made)
+            for_backward = (*for_backward, *saved_input(shapes, compressed(shapes, "normalized queries", mla.q_lora_rank)))
+        originals = (*inputs, *inputs, *tables, *for_backward)
+        recomputed = tuple(Tensor(name=f"recomputed {each.name}", shape=each.shape, dtype=each.dtype) for each in originals)
         tables = ()
     gradients = (
-        tensor("output gradient", mla.v_head_dim, kept=False),
-        *(tensor(f"{name} gradient", width, kept=False) for name, width in head_widths(mla)),
+        tensor("output gradient", mla.v_head_dim, saved=False),
+        *(tensor(f"{name} gradient", width, saved=False) for name, width in head_widths(mla)),
     )
     if model.attention_backend == "unfused":
-        dropout = (scores(shapes, "dropped-out softmax"), scores(shapes, "dropout mask", dtype="bool"))
+        dropout = (scores(shapes, "softmax after dropout"), scores(shapes, "dropout mask", dtype="bool"))
         return Module(
             name="core_attention",
             kind=ModuleKind.ATTENTION_KERNEL,
             saved=(*tables, *inputs, scores(shapes, "softmax"), *(dropout if model.attention_dropout > 0 else ())),
             forward_workspace=(scores(shapes, "scores"), output),
-            backward_workspace=(*gradients, *again, scores(shapes, "softmax gradient")),
+            backward_workspace=(*gradients, *recomputed, scores(shapes, "softmax gradient")),
             source="UnfusedDotProductAttention",
         )
     if shapes.split.context > 1:
-        return _over_context(shapes, made_by=maker_of_queries(shapes), tables=tables, again=again)
+        return _over_context(shapes, made_by=maker_of_queries(shapes), tables=tables, recomputed=recomputed)
     statistics = shapes.statistics("softmax statistics", shapes.b * heads * shapes.s, "4·b·a·s/t")
     return Module(
         name="core_attention",
         kind=ModuleKind.ATTENTION_KERNEL,
         saved=(*tables, *inputs, output, statistics, Tensor(name="random state", shape=(2,), dtype="int64")),
-        forward_workspace=(tensor("output in [s,b,a,d]", mla.v_head_dim, kept=False),) if copied else (),
-        backward_workspace=(*gradients, *gradient_scratch(shapes, query=heads * mla.query_head_dim, grouped=False), *again),
+        forward_workspace=(tensor("output in [s,b,a,d]", mla.v_head_dim, saved=False),) if copied else (),
+        backward_workspace=(*gradients, *gradient_scratch(shapes, query=heads * mla.query_head_dim, grouped=False), *recomputed),
         source="FlashAttention" if model.attention_backend == "flash" else "FusedAttnFunc",
     )
 
 
 def _checkpoint_inputs(shapes: Shapes) -> tuple[Tensor, ...]:
-    """Queries, keys and values as a checkpoint around the attention keeps them."""
+    """Queries, keys and values as a checkpoint around attention saves them."""
     heads = shapes.model.num_attention_heads // shapes.t
     share = "recomputed up projections" if shapes.recomputes("mla_up_proj") else ""
     makers = (maker_of_queries(shapes), ATTENTION, ATTENTION)
@@ -167,22 +167,22 @@ def _checkpoint_inputs(shapes: Shapes) -> tuple[Tensor, ...]:
     )
 
 
-def _over_context(shapes: Shapes, *, made_by: str, tables: tuple[Tensor, ...], again: tuple[Tensor, ...]) -> Module:
-    """The same among context-parallel ranks. Of what `again` makes anew, the kernel of p2p keeps the query alone."""
+def _over_context(shapes: Shapes, *, made_by: str, tables: tuple[Tensor, ...], recomputed: tuple[Tensor, ...]) -> Module:
+    """The kernel under context parallelism. Of the `recomputed` tensors the p2p kernel saves only the query."""
     mla = mla_of(shapes)
     heads = shapes.model.num_attention_heads // shapes.t
     query, value = heads * mla.query_head_dim, heads * mla.v_head_dim
     kernel = exchanging_kernel(
         Exchange(shapes, query=query, key=query, value=value, output=value, made_by=made_by, joint=False), tables=tables
     )
-    if not again:
+    if not recomputed:
         return kernel
     saved = tuple(replace(each, shares="recomputed up projections") if each.name == "query" else each for each in kernel.saved)
-    return replace(kernel, saved=saved, backward_workspace=(*kernel.backward_workspace, *again))
+    return replace(kernel, saved=saved, backward_workspace=(*kernel.backward_workspace, *recomputed))
 
 
 def _rotary(shapes: Shapes, mla: MlaSpec) -> tuple[Tensor, ...]:
-    """cos and sin that the unfused rotation of the position parts keeps."""
+    """cos and sin that the unfused rotation of the position parts saves."""
     return tuple(
         Tensor(name=f"{which} of {what}", shape=(shapes.s, 1, 1, mla.qk_pos_emb_head_dim), dtype=shapes.dtype, made_in=ATTENTION)
         for what in ("q", "k")

@@ -1,6 +1,6 @@
-"""Projections of multi-latent attention: queries, keys and values through low-rank compressions with norms between.
+"""Projections of multi-latent attention: low-rank compressions of queries, keys and values, with norms in between.
 
-Legend: rq, rkv ranks of the compressions; dq elements of a query head, with its position part; dv elements of a value head.
+Legend: rq, rkv ranks of the compressions; dq elements of a query head, including its position part; dv elements of a value head.
 Source: core/transformer/multi_latent_attention.py (0.16.1). Down projections are not split over tensor-parallel ranks.
 """
 
@@ -13,7 +13,7 @@ from analyzer.modules.attention.core_attention import ATTENTION
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import column_collectives, split_weight, weight_gradient
 from analyzer.modules.norm import norm_parameters, norm_statistics
-from analyzer.modules.quantized import backward_input, forward_input, kept_input, norm_gradient, output_gradient
+from analyzer.modules.quantized import backward_input, forward_input, norm_gradient, output_gradient, saved_input
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Parameter, Tensor
 from analyzer.specs import MlaSpec
@@ -28,6 +28,7 @@ _KINDS: Final = {
 
 
 def mla_of(shapes: Shapes) -> MlaSpec:
+    """The specification of multi-latent attention; valid only if the model uses it."""
     assert shapes.model.mla is not None
     return shapes.model.mla
 
@@ -39,17 +40,17 @@ def compressed(shapes: Shapes, name: str, width: int, *, gathered: bool = False,
 
 
 def down_projection(shapes: Shapes, name: str, *, width: int, position: int, first: bool) -> Module:
-    """h → rank (and the rotary part of the key), not split. The first to read the norm's output keeps it; in FP8 each a copy."""
+    """h → rank (and the rotary part of the key), not split. The first one saves the norm's output; in FP8 each saves a copy."""
     h = shapes.model.hidden_size
     rows = width + position
     output = compressed(shapes, "output", rows)
     queries = shapes.model.mla.q_lora_rank if shapes.model.mla is not None else None
-    # keys follow queries, and in backward their gradients come first
-    beside = () if first or queries is None else (compressed(shapes, "compressed queries", queries),)
+    # keys are projected after queries; in backward their gradients are computed first
+    concurrent = () if first or queries is None else (compressed(shapes, "compressed queries", queries),)
     later = (shapes.hidden("input gradient of keys and values"),) if first and queries is not None else ()
     dropped = shapes.recomputes("layernorm")
-    kept = "recomputed norm output" if dropped else "" if first else "normalized input"
-    read = shapes.hidden("input", made_in="input_layernorm", shares=kept)
+    owner = "recomputed norm output" if dropped else "" if first else "normalized input"
+    read = shapes.hidden("input", made_in="input_layernorm", shares=owner)
     weight = Parameter(
         name="weight", shape=(rows, h), dtype=shapes.dtype, sequence_parallel=shapes.sp, quantized=shapes.fp8 is not None
     )
@@ -57,13 +58,13 @@ def down_projection(shapes: Shapes, name: str, *, width: int, position: int, fir
         name=name,
         kind=_KINDS[name],
         parameters=(weight,),
-        saved=(read,) if dropped else kept_input(shapes, read),
-        forward_workspace=(*forward_input(shapes, read, original=dropped), output, *beside),
+        saved=(read,) if dropped else saved_input(shapes, read),
+        forward_workspace=(*forward_input(shapes, read, original=dropped), output, *concurrent),
         backward_workspace=(
             *output_gradient(shapes, compressed(shapes, "output gradient", rows)),
             *(backward_input(shapes, read, original=True) if dropped else ()),
             shapes.hidden("input gradient"),
-            *beside,
+            *concurrent,
             *later,
             *weight_gradient(shapes, (rows, h)),
         ),
@@ -82,12 +83,12 @@ def _position_collectives(shapes: Shapes, width: int) -> tuple[Collective, ...]:
 def up_projection(shapes: Shapes, name: str, *, width: int, source_width: int, normed: bool, shares: bool = False) -> Module:
     """rank → heads, split over tensor-parallel ranks, with the norm of the compression fused in if there is one.
 
-    The compressed keys and values are a slice of the down projection's output, which is copied.
+    The compressed keys and values are copied from a slice of the down projection's output.
     """
     dropped = shapes.recomputes("mla_up_proj")
     keys_and_values = name == "linear_kv_up_proj"
     read = _read_by_up(shapes, name, source_width, normed=normed, shares=shares)
-    kept, again = _kept_by_up(shapes, name, read, source_width, normed=normed, shares=shares)
+    saved, recomputed = _saved_by_up(shapes, name, read, source_width, normed=normed, shares=shares)
     gathered = (compressed(shapes, "gathered input", source_width, gathered=True),) if shapes.sp else ()
     mla = mla_of(shapes)
     latent = compressed(shapes, "compressed keys and values", mla.kv_lora_rank + mla.qk_pos_emb_head_dim)
@@ -100,31 +101,31 @@ def up_projection(shapes: Shapes, name: str, *, width: int, source_width: int, n
             *(norm_parameters(shapes, source_width, prefix="layer_norm_") if normed else ()),
             split_weight(shapes, (width, source_width), full=(width * shapes.t, source_width)),
         ),
-        saved=kept,
+        saved=saved,
         forward_workspace=(
             *forward_input(shapes, read, gathered=gathered, in_16_bit=not normed),
             shapes.wide("output", width, "a·d/t"),
             *((queries,) if keys_and_values else ()),
             *(() if shares or (dropped and keys_and_values) else (latent,)),
-            *again,
+            *recomputed,
         ),
         backward_workspace=(
-            queries if keys_and_values else latent,  # the gradients of these come first
-            *again,
-            *(_made_again_and_gradients(shapes) if dropped else ()),
+            queries if keys_and_values else latent,  # the gradients of these are computed first
+            *recomputed,
+            *(_recomputed_and_gradients(shapes) if dropped else ()),
             *output_gradient(shapes, shapes.wide("output gradient", width, "a·d/t")),
             *backward_input(shapes, read, gathered=gathered),
             compressed(shapes, "input gradient", source_width, gathered=True),
             *(norm_gradient(shapes, read) if normed else ()),
             *weight_gradient(shapes, (width, source_width)),
         ),
-        collectives=_twice(calls) if dropped else calls,
+        collectives=_with_recompute(calls) if dropped else calls,
         source="TELayerNormColumnParallelLinear" if normed else "TEColumnParallelLinear",
     )
 
 
 def _maker_of_input(name: str) -> str:
-    """The module that makes the input of an up projection, if that is the tensor itself and not a slice of it."""
+    """Path of the module that allocates the input of an up projection; empty if the input is a copied slice."""
     return f"{ATTENTION}.{name.replace('_up_', '_down_')}" if name == "linear_q_up_proj" else ""
 
 
@@ -137,76 +138,76 @@ def _read_by_up(shapes: Shapes, name: str, source_width: int, *, normed: bool, s
     return compressed(shapes, "input", source_width, made_in=_maker_of_input(name))
 
 
-def _kept_by_up(
+def _saved_by_up(
     shapes: Shapes, name: str, read: Tensor, source_width: int, *, normed: bool, shares: bool
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Tensors that are saved, and tensors that are recomputed under `mla_up_proj` recomputation."""
     source = compressed(shapes, "input", source_width, made_in=_maker_of_input(name))
     if normed:
         statistics = norm_statistics(shapes, shapes.s_split * shapes.b, "4·s·b")
-        kept = (source, *kept_input(shapes, read, gathered=shapes.sp), *statistics)
+        saved = (source, *saved_input(shapes, read, gathered=shapes.sp), *statistics)
     elif shares and shapes.recomputes("layernorm"):
-        kept = (read,)
+        saved = (read,)
     else:
-        kept = kept_input(shapes, read, gathered=shapes.sp)
+        saved = saved_input(shapes, read, gathered=shapes.sp)
     if not shapes.recomputes("mla_up_proj"):
-        return kept, ()
-    if name == "linear_kv_up_proj":  # the checkpoint saves the tensor that the compressed keys and values are a slice of
+        return saved, ()
+    if name == "linear_kv_up_proj":  # the checkpoint saves the down projection's output
         width = source_width + mla_of(shapes).qk_pos_emb_head_dim
         maker = f"{ATTENTION}.linear_kv_down_proj"
-        return (compressed(shapes, "compressed keys and values", width, made_in=maker),), kept
-    return (kept, ()) if shares else ((source,), kept[1:])
+        return (compressed(shapes, "compressed keys and values", width, made_in=maker),), saved
+    return (saved, ()) if shares else ((source,), saved[1:])
 
 
 def rotation(shapes: Shapes) -> Module:
-    """Queries, keys and values put together from their parts, while the outputs of the projections are still named."""
+    """Queries, keys and values assembled from their parts, while the outputs of the projections are still referenced."""
     mla = mla_of(shapes)
     heads = shapes.model.num_attention_heads // shapes.t
     position = Tensor(
         name="rotary part of keys", shape=(shapes.s, shapes.b, mla.qk_pos_emb_head_dim), dtype=shapes.dtype, formula="2·s·b·d"
     )
-    # a checkpoint keeps what was gathered; else it is a part of the compressed keys and values
-    kept = (position,) if shapes.sp and shapes.recomputes("mla_up_proj") else ()
+    # a checkpoint saves the gathered tensor; otherwise it is a slice of the compressed keys and values
+    saved = (position,) if shapes.sp and shapes.recomputes("mla_up_proj") else ()
 
     def one(name: str, width: int) -> Tensor:
         return shapes.wide(name, heads * width, "a·d/t")
 
     latent = compressed(shapes, "compressed keys and values", mla.kv_lora_rank + mla.qk_pos_emb_head_dim)
-    made = tuple(one(name, width) for name, width in head_widths(mla))
-    if shapes.model.rope_fusion:  # the kernel turns queries where they are
+    outputs = tuple(one(name, width) for name, width in head_widths(mla))
+    if shapes.model.rope_fusion:  # the kernel rotates queries in place
         return Module(
             name="rotation",
             function=True,
-            saved=kept,
-            forward_workspace=(one("keys and values", key_value_width(mla)), latent, *made),
+            saved=saved,
+            forward_workspace=(one("keys and values", key_value_width(mla)), latent, *outputs),
         )
     parts = (
         one("queries", mla.query_head_dim),
         one("keys and values", key_value_width(mla)),
         one("rotated parts of queries", mla.qk_pos_emb_head_dim),
     )
-    return Module(name="rotation", function=True, saved=kept, forward_workspace=(*parts, latent, *made))
+    return Module(name="rotation", function=True, saved=saved, forward_workspace=(*parts, latent, *outputs))
 
 
 def maker_of_queries(shapes: Shapes) -> str:
-    """The module whose tensor the queries are: the fused rotation turns them where their projection put them."""
+    """Path of the module that allocates the queries: their projection, if the fused rotation works in place."""
     if not shapes.model.rope_fusion:
         return ATTENTION
     return f"{ATTENTION}.linear_q_proj" if mla_of(shapes).q_lora_rank is None else f"{ATTENTION}.linear_q_up_proj"
 
 
-def _made_again_and_gradients(shapes: Shapes) -> tuple[Tensor, ...]:
-    """Outputs of the second run of a checkpoint, and their gradients: its frame names them while it goes backward."""
+def _recomputed_and_gradients(shapes: Shapes) -> tuple[Tensor, ...]:
+    """Recomputed outputs of a checkpoint, and their gradients. Local variables reference them during its backward."""
     heads = shapes.model.num_attention_heads // shapes.t
     return tuple(
-        shapes.wide(f"{name} {what}", heads * width, "a·d/t")
+        shapes.wide(text.format(name), heads * width, "a·d/t")
         for name, width in head_widths(mla_of(shapes))
-        for what in ("made again", "gradient")
+        for text in ("recomputed {}", "{} gradient")
     )
 
 
-def _twice(calls: tuple[Collective, ...]) -> tuple[Collective, ...]:
-    """With the forward's calls made once more when its results are computed again."""
+def _with_recompute(calls: tuple[Collective, ...]) -> tuple[Collective, ...]:
+    """`calls`, with those of forward issued again when its outputs are recomputed."""
     return (*calls, *(replace(call, phase="recompute") for call in calls if call.phase == "forward"))
 
 
@@ -216,4 +217,5 @@ def key_value_width(mla: MlaSpec) -> int:
 
 
 def head_widths(mla: MlaSpec) -> tuple[tuple[str, int], ...]:
+    """Elements of a head of queries, keys and values."""
     return (("query", mla.query_head_dim), ("key", mla.query_head_dim), ("value", mla.v_head_dim))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from analyzer.modules.attention.core_attention import Heads, core_attention, output_is_kept_apart, query_key_norm
+from analyzer.modules.attention.core_attention import Heads, core_attention, projection_saves_copy, query_key_norm
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import column_parallel, row_parallel
 from analyzer.modules.shapes import Shapes
@@ -35,8 +35,8 @@ def self_attention(shapes: Shapes, *, fused_norm: bool, input_shares: str = "") 
         symbol="a·d/t",
         bias=model.bias_linear,
         input_made_in="self_attention.core_attention",
-        input_shares="" if output_is_kept_apart(shapes) else "core_attention output",
-        keeps_16_bit=True,
+        input_shares="" if projection_saves_copy(shapes) else "core_attention output",
+        saves_16_bit=True,
     )
     norms = (query_key_norm(shapes),) if model.qk_layernorm else ()
     return Module(name="self_attention", kind=ModuleKind.ATTENTION, children=(qkv, *norms, core_attention(shapes), projection))

@@ -1,4 +1,4 @@
-"""A model chunk as a tree: embedding, layers and output layer, as far as the chunk has them.
+"""The module tree of a model chunk: embedding, layers and output layer, if the chunk has them.
 
 Source: core/models/gpt/gpt_model.py and core/transformer/transformer_block.py (0.16.1).
 """
@@ -22,13 +22,13 @@ from analyzer.modules.tree import STREAM, Module, Tensor
 from analyzer.specs import BlockSpec, Fp8Spec, ModelSpec
 
 CACHED_CHUNKS: Final = 1024
-"""Chunk trees that are kept for later jobs. They share their layers, embeddings and heads."""
+"""Maximum number of cached chunk trees. They share their layers, embeddings and heads."""
 CACHED_ENDS: Final = 256
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkKind:
-    """What the tree of a chunk depends on beside `ModuleInputs`: chunks of one kind have equal trees."""
+    """What the tree of a chunk depends on in addition to `ModuleInputs`. Chunks of one kind have equal trees."""
 
     layers: LayerRuns
     """The kinds of the decoder layers."""
@@ -179,7 +179,7 @@ def _head(inputs: ModuleInputs, pre_process: bool, mtp_here: bool) -> tuple[Modu
 
 
 def full_model(inputs: ModuleInputs) -> Module:
-    """The model without parallelism: one rank, all layers, nothing split."""
+    """The unsharded model: all layers on one rank."""
     model = inputs.model
     kinds = layer_kinds(model, inputs.fp8, range(1, model.num_layers + 1))
     return chunk_tree(replace(inputs, split=Split()), ChunkKind(layers=kinds, mtp_layers=model.mtp_num_layers))

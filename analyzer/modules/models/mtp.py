@@ -1,6 +1,7 @@
-"""Multi-token prediction: layers after the decoder that each look one token further, and a head and a loss for each.
+"""Multi-token prediction (MTP): layers after the decoder that each predict one token further, each with a head and a loss.
 
-Legend: D depths (`--mtp-num-layers`); depth k joins the states of depth k - 1 with the embedding of the token k places on.
+Legend: D depths (`--mtp-num-layers`). Depth k combines the hidden states of depth k - 1 with the embedding of the token k
+positions ahead.
 
 Sources: core/transformer/multi_token_prediction.py, core/models/gpt/gpt_model.py `_postprocess` (0.16.1).
 """
@@ -16,7 +17,7 @@ from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.layer import LayerKind, one_layer
 from analyzer.modules.linear import split_weight, weight_gradient
 from analyzer.modules.norm import standalone_norm
-from analyzer.modules.quantized import backward_input, forward_input, gathers, kept_input, output_gradient
+from analyzer.modules.quantized import backward_input, forward_input, gathers, output_gradient, saved_input
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import MODEL_PATH, Collective, Module, Tensor
 
@@ -26,7 +27,7 @@ PROJECTED = "gathered output of the projection"
 
 
 def embedding_weights(shapes: Shapes) -> Module:
-    """The copy of the word embedding on a stage that holds these layers and is not the first."""
+    """The copy of the word embedding on a stage that has MTP layers and is not the first stage."""
     words = Module(
         name="word_embeddings",
         kind=ModuleKind.WORD_EMBEDDINGS,
@@ -37,9 +38,9 @@ def embedding_weights(shapes: Shapes) -> Module:
 
 
 def mtp_block(shapes: Shapes, *, after: str) -> Module:
-    """All depths, one after the other; while they run backward, the gradient of all depths' states waits beside them.
+    """All depths, executed sequentially. During their backward the gradient of the hidden states of all depths is allocated.
 
-    `after` is the path of the module that makes what the first of them reads.
+    `after` is the path of the module that allocates the input of the first depth.
     """
     depths = tuple(_depth(shapes, depth, after=after) for depth in range(shapes.model.mtp_num_layers))
     return Module(
@@ -52,7 +53,7 @@ def mtp_block(shapes: Shapes, *, after: str) -> Module:
 
 
 def _all_depths(shapes: Shapes, name: str, *, made_in: str = "") -> Tensor:
-    """[(1 + D)·s, b, h]: the decoder's output and that of each depth, one after the other."""
+    """[(1 + D)·s, b, h]: the concatenated outputs of the decoder and of each depth."""
     one = shapes.hidden(name)
     s, b, h = one.shape
     depths = 1 + shapes.model.mtp_num_layers
@@ -62,25 +63,25 @@ def _all_depths(shapes: Shapes, name: str, *, made_in: str = "") -> Tensor:
 def _depth(shapes: Shapes, depth: int, *, after: str) -> Module:
     """[s, b, h] and the token ids → [s, b, h]."""
     recompute = shapes.inputs.recompute
-    recomputed = recompute.granularity == "full" and recompute.method == "uniform"  # block leaves these layers alone
+    recomputed = recompute.granularity == "full" and recompute.method == "uniform"  # `block` does not cover MTP layers
     before = f"mtp.layers.{depth - 1}.final_layernorm" if depth else after
     states = shapes.hidden("checkpoint input", made_in=MODEL_PATH + before)
-    here = f"{MODEL_PATH}mtp.layers.{depth}"
-    inside = (*_joined(shapes, states=states, here=here, kept_apart=recomputed), _layer(shapes), _final_norm(shapes))
+    path = f"{MODEL_PATH}mtp.layers.{depth}"
+    inside = (*_joined(shapes, states=states, path=path, under_checkpoint=recomputed), _layer(shapes), _final_norm(shapes))
     if recomputed:
-        kept: tuple[Tensor, ...] = (states, shapes.hidden(EMBEDDED, made_in=_embedding(shapes)))
+        saved: tuple[Tensor, ...] = (states, shapes.hidden(EMBEDDED, made_in=_embedding(shapes)))
         outlives: tuple[Tensor, ...] = ()
         if _has_experts(shapes):
-            kept = tuple(replace(tensor, lingers=True) for tensor in kept)
+            saved = tuple(replace(tensor, lingers=True) for tensor in saved)
             outlives = moe_checkpoint_leftovers(shapes)[1:] * 2
         inside = (
             Module(
                 name="checkpoint",
                 kind=ModuleKind.CHECKPOINT,
                 function=True,
-                saved=kept,
+                saved=saved,
                 outlives=outlives,
-                backward_workspace=shapes.made_again,
+                backward_workspace=shapes.recomputed_output,
                 children=inside,
                 recomputed=True,
                 source="tensor_parallel.checkpoint",
@@ -90,66 +91,66 @@ def _depth(shapes: Shapes, depth: int, *, after: str) -> Module:
         name="layers",
         kind=ModuleKind.MTP_DEPTH,
         collectives=_roll_collectives(shapes, ("int64", "int64")),  # token and position ids
-        children=(_lookup(shapes, here=here), *inside),
+        children=(_lookup(shapes, path=path), *inside),
         source="MultiTokenPredictionLayer",
     )
 
 
-def _lookup(shapes: Shapes, *, here: str) -> Module:
-    """The embedding of the next tokens, through the weight that the stage holds."""
+def _lookup(shapes: Shapes, *, path: str) -> Module:
+    """The embedding of the next tokens, with the weight that is already on the stage."""
     found = embedding(shapes)
-    ids = Tensor(name="rolled token ids", shape=(shapes.b, shapes.s), dtype="int64", formula="8·s·b", made_in=here)
+    ids = Tensor(name="rolled token ids", shape=(shapes.b, shapes.s), dtype="int64", formula="8·s·b", made_in=path)
     children = tuple(replace(child, parameters=()) for child in found.children)
     return replace(found, children=children, saved=(ids,) if shapes.t == 1 else ())
 
 
 def _embedding(shapes: Shapes) -> str:
-    """Path of the module that makes the embedded tokens."""
+    """Path of the module that allocates the embedded tokens."""
     last = embedding(shapes).output_of
     return f"{MODEL_PATH}embedding.{last}" if last else f"{MODEL_PATH}embedding"
 
 
-def _joined(shapes: Shapes, *, states: Tensor, here: str, kept_apart: bool) -> tuple[Module, ...]:
-    """Norms of embedding and `states`, and the projection 2·h → h of the two side by side.
+def _joined(shapes: Shapes, *, states: Tensor, path: str, under_checkpoint: bool) -> tuple[Module, ...]:
+    """Norms of the embedding and of `states`, and the projection 2·h → h of their concatenation.
 
-    `kept_apart`: a checkpoint keeps the inputs of both norms.
+    `under_checkpoint`: a checkpoint saves the inputs of both norms.
     """
     embedded = _embedding(shapes)
-    enorm = standalone_norm(shapes, "enorm", input_made_in=embedded, input_shares=EMBEDDED if kept_apart else "")
-    hnorm = standalone_norm(shapes, "hnorm", input_made_in=states.made_in, input_shares=states.name if kept_apart else "")
-    return enorm, hnorm, _projection(shapes, here=here)
+    enorm = standalone_norm(shapes, "enorm", input_made_in=embedded, input_shares=EMBEDDED if under_checkpoint else "")
+    hnorm = standalone_norm(shapes, "hnorm", input_made_in=states.made_in, input_shares=states.name if under_checkpoint else "")
+    return enorm, hnorm, _projection(shapes, path=path)
 
 
-def _twice(shapes: Shapes, name: str, *, gathered: bool = False, made_in: str = "") -> Tensor:
+def _double_width(shapes: Shapes, name: str, *, gathered: bool = False, made_in: str = "") -> Tensor:
     """[s, b, 2·h], or its shard under sequence parallelism unless `gathered`."""
     one = shapes.hidden(name, gathered=gathered)
     s, b, h = one.shape
     return Tensor(name=name, shape=(s, b, 2 * h), dtype=one.dtype, formula=f"2·{one.formula}", made_in=made_in)
 
 
-def _projection(shapes: Shapes, *, here: str) -> Module:
+def _projection(shapes: Shapes, *, path: str) -> Module:
     """[s, b, 2·h] → [s, b, h/t], gathered to [s, b, h] over tensor-parallel ranks.
 
-    Under sequence parallelism a rank goes on with its part of that, which is a view: the whole stays.
+    Under sequence parallelism a rank uses its shard of the output. The shard is a view, so the full tensor stays allocated.
     """
     h, t = shapes.model.hidden_size, shapes.t
-    gathered = (_twice(shapes, "gathered input", gathered=True),) if shapes.sp else ()
-    read = _twice(shapes, "input", made_in=here)
+    gathered = (_double_width(shapes, "gathered input", gathered=True),) if shapes.sp else ()
+    read = _double_width(shapes, "input", made_in=path)
     part = shapes.wide("output", h // t, "h/t")
-    whole = (shapes.hidden(PROJECTED, gathered=True, made_in=here),) if t > 1 else ()
-    viewed = whole if shapes.sp else ()
+    full = (shapes.hidden(PROJECTED, gathered=True, made_in=path),) if t > 1 else ()
+    viewed = full if shapes.sp else ()
     return Module(
         name="eh_proj",
         kind=ModuleKind.MTP_PROJECTION,
         parameters=(split_weight(shapes, (h // t, 2 * h), full=(h, 2 * h)),),
-        saved=(*kept_input(shapes, read, gathered=shapes.sp), *viewed),
-        forward_workspace=(*forward_input(shapes, read, gathered=gathered), part, *(() if viewed else whole)),
+        saved=(*saved_input(shapes, read, gathered=shapes.sp), *viewed),
+        forward_workspace=(*forward_input(shapes, read, gathered=gathered), part, *(() if viewed else full)),
         backward_workspace=(
-            *whole,
+            *full,
             *output_gradient(shapes, shapes.wide("output gradient", h // t, "h/t")),
             *backward_input(shapes, read, gathered=gathered),
-            _twice(shapes, "input gradient", gathered=True),
-            *((_twice(shapes, "scattered input gradient"),) if shapes.sp else ()),
+            _double_width(shapes, "input gradient", gathered=True),
+            *((_double_width(shapes, "scattered input gradient"),) if shapes.sp else ()),
             *weight_gradient(shapes, (h // t, 2 * h)),
         ),
         collectives=_projection_collectives(shapes),
@@ -158,7 +159,10 @@ def _projection(shapes: Shapes, *, here: str) -> Module:
 
 
 def _projection_collectives(shapes: Shapes) -> tuple[Collective, ...]:
-    """Those of a column-parallel layer of 2·h, and the gather of its output; the split has its mirror in backward."""
+    """Collectives of a column-parallel layer of width 2·h, and the all-gather of its output.
+
+    Under sequence parallelism the output is split again. The backward of the split is an all-gather.
+    """
     wide = 2 * shapes.model.hidden_size
     gather = shapes.tp("all_gather", "forward")
     if not shapes.sp:
@@ -173,7 +177,7 @@ def _projection_collectives(shapes: Shapes) -> tuple[Collective, ...]:
 
 
 def _has_experts(shapes: Shapes) -> bool:
-    """Whether a prediction layer is a MoE layer, as the last layer of the decoder."""
+    """Whether MTP layers are MoE layers, like the last decoder layer."""
     return shapes.model.moe is not None and shapes.model.moe.layers[-1]
 
 
@@ -189,9 +193,9 @@ def _final_norm(shapes: Shapes) -> Module:
 
 
 def _roll_collectives(shapes: Shapes, dtypes: tuple[str, ...]) -> tuple[Collective, ...]:
-    """Under context parallelism the first token of each of the two chunks of a rank goes to a neighbour (`roll_tensor`).
+    """Under context parallelism the first token of each of the two chunks of a rank is sent to a neighbour (`roll_tensor`).
 
-    Counted for a rank with as many neighbours as any has: two, or the one of a pair.
+    Counted for the rank with the most neighbours: two, or one if there are two ranks.
     """
     neighbours = min(2, shapes.split.context - 1)
     if not neighbours:
@@ -204,8 +208,8 @@ def _roll_collectives(shapes: Shapes, dtypes: tuple[str, ...]) -> tuple[Collecti
 def mtp_heads(shapes: Shapes) -> tuple[Module, ...]:
     """Output layer and loss of each depth, before those of the model, with the same weight.
 
-    The frame names the logits of the depth before until those of the next are made. In backward the gradients of what
-    later heads have read wait.
+    A local variable references the logits of the previous depth until those of the next are computed. During backward the
+    input gradients of later heads stay allocated.
     """
     depths = shapes.model.mtp_num_layers
     return tuple(_mtp_head(shapes, depth=depth, depths=depths) for depth in range(depths))
@@ -215,28 +219,28 @@ def _mtp_head(shapes: Shapes, *, depth: int, depths: int) -> Module:
     last = depth == depths - 1
     layer = output_layer(shapes, owns_weight=False, shared=False, input_shares=ALL_DEPTHS)
     loss = cross_entropy(shapes)
-    named = layer.forward_held
-    before = tuple(replace(tensor, name="logits of the depth before") for tensor in named) if depth else ()
+    referenced = layer.forward_held
+    before = tuple(replace(tensor, name="logits of the previous depth") for tensor in referenced) if depth else ()
     if depth == 0:
         layer = replace(layer, saved=(_all_depths(shapes, ALL_DEPTHS, made_in="mtp"),))
     tokens = (shapes.b, shapes.s)
-    kept = tuple(Tensor(name=name, shape=tokens, dtype="fp32", formula="4·s·b") for name in ("rolled loss mask", "scaled loss"))
-    waiting = tuple(shapes.hidden(f"gradient of {1 + depth} hidden states") for depth in range(depths - depth))
+    saved = tuple(Tensor(name=name, shape=tokens, dtype="fp32", formula="4·s·b") for name in ("rolled loss mask", "scaled loss"))
+    pending = tuple(shapes.hidden(f"gradient of {1 + depth} hidden states") for depth in range(depths - depth))
     return Module(
         name="mtp_head",
         function=True,
-        backward_workspace=waiting,
+        backward_workspace=pending,
         collectives=_roll_collectives(shapes, ("int64", "fp32")),  # labels and loss mask
         children=(
             replace(
                 layer,
-                forward_workspace=(*layer.forward_workspace, *before, *(() if last else named)),
-                forward_held=named if last else (),
+                forward_workspace=(*layer.forward_workspace, *before, *(() if last else referenced)),
+                forward_held=referenced if last else (),
             ),
             replace(
                 loss,
-                saved=(*loss.saved, *kept),
-                forward_workspace=(*loss.forward_workspace, *(() if last else named)),
+                saved=(*loss.saved, *saved),
+                forward_workspace=(*loss.forward_workspace, *(() if last else referenced)),
             ),
         ),
         source="GPTModel._postprocess",

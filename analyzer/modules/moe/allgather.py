@@ -1,9 +1,9 @@
-"""The all-gather dispatcher: every rank is sent all tokens of the group, and picks those of its experts.
+"""The all-gather dispatcher: every rank receives all tokens of the group and selects those of its experts.
 
 Legend as in routing.py; W tokens of the group (T·P), El = E/ep experts of this rank.
 
 Source: core/transformer/moe/token_dispatcher.py `MoEAllGatherTokenDispatcher`, moe_utils.py permute and unpermute (0.16.1).
-The gathered tokens themselves lie in Megatron's global memory buffer, which `runtime` counts.
+The gathered tokens are stored in Megatron's global memory buffer, which `memory.workspaces` counts.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from analyzer.modules.tree import Collective, Module, Tensor, largest
 
 
 def gathered_tokens(shapes: Shapes) -> Tensor:
-    """[W, hx], of all ranks that share experts."""
+    """[W, hx]: the tokens of all ranks that share experts."""
     routing = Routing(shapes)
     return routing.row_tensor("gathered tokens", routing.tokens * routing.ep * routing.etp)
 
 
 def gathered_probabilities(routing: Routing) -> tuple[Tensor, ...]:
-    """[W, E], which the frame of the layer names to its end; where nothing is gathered they are the router's."""
+    """[W, E], referenced by a local variable of the layer until it returns. Empty if the group has one rank."""
     if routing.ep * routing.etp == 1:
         return ()
     shape = (routing.tokens * routing.ep * routing.etp, routing.moe.num_experts)
@@ -33,23 +33,23 @@ def gathered_probabilities(routing: Routing) -> tuple[Tensor, ...]:
 def allgather_dispatch(shapes: Shapes) -> Module:
     """Tokens [T, hx] → rows of the local experts, sorted by expert."""
     routing = Routing(shapes)
-    world, here = routing.tokens * routing.ep * routing.etp, routing.local_experts
-    alone = routing.ep * routing.etp == 1
-    gathers = () if alone else (Tensor(name="gathered routing map", shape=(world, routing.moe.num_experts), dtype="bool"),)
-    # the part of the local experts is cut out into copies; the whole of a map is no copy
-    apart = routing.ep > 1
+    world, local = routing.tokens * routing.ep * routing.etp, routing.local_experts
+    single = routing.ep * routing.etp == 1
+    gathers = () if single else (Tensor(name="gathered routing map", shape=(world, routing.moe.num_experts), dtype="bool"),)
+    # the columns of the local experts are copied; a slice of all columns is a view
+    sliced = routing.ep > 1
     row_map = (
-        Tensor(name="row id map", shape=(world, 2 * here + 1), dtype="int32", formula="4·W·(2El+1)", lingers=True)
+        Tensor(name="row id map", shape=(world, 2 * local + 1), dtype="int32", formula="4·W·(2El+1)", lingers=True)
         if routing.moe.permute_fusion
         else Tensor(name="sorted indices", shape=(routing.rows,), dtype="int64", formula="8·T·k", lingers=True)
     )
-    local_map = Tensor(name="routing map of the local experts", shape=(world, here), dtype="bool", formula="W·El")
-    chances = Tensor(
-        name="probabilities of the local experts", shape=(world, here), dtype=routing.probability_dtype, formula="W·El"
+    local_map = Tensor(name="routing map of the local experts", shape=(world, local), dtype="bool", formula="W·El")
+    per_expert = Tensor(
+        name="probabilities of the local experts", shape=(world, local), dtype=routing.probability_dtype, formula="W·El"
     )
     selected = (
-        Tensor(name="transposed routing map", shape=(here, world), dtype="bool", formula="W·El"),
-        Tensor(name="transposed probabilities", shape=(here, world), dtype=routing.probability_dtype, formula="W·El"),
+        Tensor(name="transposed routing map", shape=(local, world), dtype="bool", formula="W·El"),
+        Tensor(name="transposed probabilities", shape=(local, world), dtype=routing.probability_dtype, formula="W·El"),
     )
     rows = routing.row_tensor("rows of the local experts", routing.rows)
     return Module(
@@ -64,17 +64,17 @@ def allgather_dispatch(shapes: Shapes) -> Module:
         named=(local_map,),
         forward_workspace=(
             *gathered_probabilities(routing),
-            *(gathers if apart else ()),
-            *((chances,) if apart else ()),
+            *(gathers if sliced else ()),
+            *((per_expert,) if sliced else ()),
             rows,
             *shared_output(routing),
         ),
         backward_workspace=(
             routing.row_tensor("row gradients", routing.rows),
             routing.row_tensor("gradients of the gathered tokens", world),
-            *(() if alone else (shapes.hidden("token gradient"),)),
+            *(() if single else (shapes.hidden("token gradient"),)),
         ),
-        collectives=tuple(_collectives(routing)),
+        collectives=tuple(_dispatch_collectives(routing)),
         source="MoEAllGatherTokenDispatcher",
     )
 
@@ -83,55 +83,55 @@ def allgather_combine(shapes: Shapes) -> Module:
     """Rows of the local experts → [T, h], summed over the experts of each token, then over the ranks."""
     routing = Routing(shapes)
     world = routing.tokens * routing.ep * routing.etp
-    alone = routing.ep * routing.etp == 1
+    single = routing.ep * routing.etp == 1
     summed = routing.row_tensor("sums of the gathered tokens", world)
-    promotes = not alone and routing.probability_dtype != shapes.dtype
-    promoted = (routing.row_tensor("sums in the type of the probabilities", world, dtype=routing.probability_dtype),)
+    promotes = not single and routing.probability_dtype != shapes.dtype
+    promoted = (routing.row_tensor("sums in the dtype of the probabilities", world, dtype=routing.probability_dtype),)
     reduced = (shapes.hidden("output", dtype=routing.probability_dtype),) if promotes else ()
     grouped = routing.moe.grouped_gemm or routing.local_experts == 1
-    kept = summed_rows(routing, routing.rows, made_in="mlp.experts.linear_fc2" if grouped else "mlp.experts")
-    expert_output = () if kept else (routing.row_tensor("expert output", routing.rows),)
+    saved = summed_rows(routing, routing.rows, made_in="mlp.experts.linear_fc2" if grouped else "mlp.experts")
+    expert_output = () if saved else (routing.row_tensor("expert output", routing.rows),)
     gradient = shapes.branch_gradient
     forward = (
-        (*expert_output, summed, *((summed,) if kept else ())),  # PyTorch makes the zeros twice where it is deterministic
-        (summed, *(promoted if promotes else ()), *(() if alone else (*reduced, shapes.hidden("output")))),
+        (*expert_output, summed, *((summed,) if saved else ())),  # deterministic PyTorch allocates the zeros twice
+        (summed, *(promoted if promotes else ()), *(() if single else (*reduced, shapes.hidden("output")))),
     )
     received = (routing.row_tensor("gathered gradients", world),)
     backward = (
-        (gradient, *(promoted * 2 if promotes else ()), *(() if alone else received)),
-        (gradient, *(() if alone else received), routing.row_tensor("row gradients", routing.rows)),
+        (gradient, *(promoted * 2 if promotes else ()), *(() if single else received)),
+        (gradient, *(() if single else received), routing.row_tensor("row gradients", routing.rows)),
     )
     return Module(
         name="combine",
         function=True,
-        saved=kept,
+        saved=saved,
         forward_workspace=(
             *gathered_probabilities(routing),
             *largest(*forward),
             *shared_output(routing),
         ),
         backward_workspace=largest(*backward),
-        collectives=tuple(_messages_back(routing)),
+        collectives=tuple(_combine_collectives(routing)),
         source="MoEAllGatherTokenDispatcher",
     )
 
 
-def _collectives(routing: Routing) -> Iterator[Collective]:
-    """Of the way to the experts, and of its mirror in backward."""
+def _dispatch_collectives(routing: Routing) -> Iterator[Collective]:
+    """Collectives of the dispatch and of its backward."""
     world = routing.tokens * routing.ep * routing.etp
     if world == routing.tokens:
         return
-    hidden, chances = (world, routing.width), (world, routing.moe.num_experts)
+    hidden, per_expert = (world, routing.width), (world, routing.moe.num_experts)
     dtype, probabilities = routing.shapes.dtype, routing.probability_dtype
-    yield routing.message("all_gather", "tp_ep", chances, "bool", "forward")
-    yield routing.message("all_gather", "tp_ep", chances, probabilities, "forward")
+    yield routing.message("all_gather", "tp_ep", per_expert, "bool", "forward")
+    yield routing.message("all_gather", "tp_ep", per_expert, probabilities, "forward")
     yield routing.message("all_gather", "tp_ep", hidden, dtype, "forward")
     yield routing.message("reduce_scatter", "tp_ep", hidden, dtype, "backward")
-    yield routing.message("reduce_scatter", "tp_ep", chances, probabilities, "backward")
+    yield routing.message("reduce_scatter", "tp_ep", per_expert, probabilities, "backward")
 
 
-def _messages_back(routing: Routing) -> Iterator[Collective]:
-    """Of the way back from the experts; sums are in the type of the probabilities (`token_combine`)."""
+def _combine_collectives(routing: Routing) -> Iterator[Collective]:
+    """Collectives of the combine and of its backward. Sums use the dtype of the probabilities (`token_combine`)."""
     world = routing.tokens * routing.ep * routing.etp
     if world == routing.tokens:
         return

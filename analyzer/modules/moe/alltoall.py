@@ -1,4 +1,4 @@
-"""The all-to-all dispatcher: each token is sent to the ranks of its experts, and back. Legend as in routing.py.
+"""The all-to-all dispatcher: each token is sent to the ranks of its experts and back. Legend as in routing.py.
 
 Source: core/transformer/moe/token_dispatcher.py and moe_utils.py permute, unpermute, sort_chunks_by_idxs (0.16.1).
 """
@@ -24,8 +24,8 @@ def alltoall_dispatch(shapes: Shapes) -> Module:
         else Tensor(name="sorted indices", shape=(routing.sent,), dtype="int64", formula="8·T·k")
     )
     permuted = routing.row_tensor("permuted tokens", routing.sent)
-    travelled = routing.row_tensor("received tokens", routing.sent)
-    arrived = routing.row_tensor("rows of the local experts", routing.rows)
+    received = routing.row_tensor("received tokens", routing.sent)
+    local = routing.row_tensor("rows of the local experts", routing.rows)
     several = routing.local_experts > 1
     return Module(
         name="dispatch",
@@ -39,11 +39,11 @@ def alltoall_dispatch(shapes: Shapes) -> Module:
         ),
         forward_workspace=(
             permuted,
-            *((travelled,) if routing.ep > 1 else ()),
-            *((arrived,) if several else ()),
+            *((received,) if routing.ep > 1 else ()),
+            *((local,) if several else ()),
             *shared_output(routing),
         ),
-        # each step of the way back reads one and writes another
+        # each step reads one tensor and writes another
         backward_workspace=largest(
             (
                 routing.row_tensor("row gradients", routing.rows),
@@ -51,13 +51,13 @@ def alltoall_dispatch(shapes: Shapes) -> Module:
             ),
             (routing.row_tensor("sent gradients", routing.sent), shapes.hidden("token gradient")),
         ),
-        collectives=tuple(_collectives(routing)),
+        collectives=tuple(_dispatch_collectives(routing)),
         source="MoEAlltoAllTokenDispatcher",
     )
 
 
 def _selection(routing: Routing) -> tuple[Tensor, ...]:
-    """What `masked_select` keeps of the probabilities and the routing map where nothing is fused."""
+    """Tensors that `masked_select` saves of the probabilities and the routing map if the permutation is not fused."""
     moe = routing.moe
     if moe.permute_fusion or moe.pad_to_capacity:
         return ()
@@ -69,16 +69,16 @@ def _selection(routing: Routing) -> tuple[Tensor, ...]:
 
 
 def _sort_map(routing: Routing) -> tuple[Tensor, ...]:
-    """Where each row goes when rows are sorted by expert, and when they are put back, each by a fused kernel."""
+    """The target row of each row, for a fused kernel that sorts rows by expert or restores their order."""
     if routing.local_experts == 1 or not routing.moe.permute_fusion or routing.moe.pad_to_capacity:
         return ()
     return (Tensor(name="sort map", shape=(routing.rows,), dtype="int32", formula="4·T·k"),)
 
 
 def dispatched_tokens(routing: Routing) -> tuple[Tensor, ...]:
-    """Tokens as they were sent and received, which the frame of the layer references until it returns.
+    """Tokens as sent and as received, which local variables of the layer reference until it returns.
 
-    If nothing is sent they are one tensor; if nothing is sorted the experts save the last one.
+    Without expert parallelism nothing is sent and they are one tensor. If rows are not sorted, the experts save the last one.
     """
     sorts = routing.local_experts > 1 or routing.etp > 1
     sent = routing.row_tensor("permuted tokens", routing.sent)
@@ -87,8 +87,8 @@ def dispatched_tokens(routing: Routing) -> tuple[Tensor, ...]:
     return (sent, *((routing.row_tensor("received tokens", routing.sent),) if sorts else ()))
 
 
-def _collectives(routing: Routing) -> Iterator[Collective]:
-    """Of the way to the experts, and of its mirror in backward."""
+def _dispatch_collectives(routing: Routing) -> Iterator[Collective]:
+    """Collectives of the dispatch and of its backward."""
     moe, ep, etp = routing.moe, routing.ep, routing.etp
     dtype, probabilities = routing.shapes.dtype, routing.probability_dtype
     if ep * etp == 1:
@@ -105,8 +105,8 @@ def _collectives(routing: Routing) -> Iterator[Collective]:
             yield routing.message(kind, "etp", (routing.sent * etp,), probabilities, phase)
 
 
-def _messages_back(routing: Routing) -> Iterator[Collective]:
-    """Of the way back from the experts; sums are in the type of the probabilities (`combine_preprocess`)."""
+def _combine_collectives(routing: Routing) -> Iterator[Collective]:
+    """Collectives of the combine and of its backward. Sums use the dtype of the probabilities (`combine_preprocess`)."""
     ep, etp = routing.ep, routing.etp
     dtype, probabilities = routing.shapes.dtype, routing.probability_dtype
     if ep * etp == 1:
@@ -120,15 +120,15 @@ def _messages_back(routing: Routing) -> Iterator[Collective]:
 
 
 def _summed_over_parts(routing: Routing) -> tuple[Tensor, ...]:
-    """A reduce-scatter over expert-tensor-parallel ranks, in the type of the probabilities, from a flat copy of its parts.
+    """Tensors of the reduce-scatter over expert-tensor-parallel ranks, in the dtype of the probabilities.
 
-    `combine_preprocess`; NCCL takes a list of parts by way of a flat tensor (newLikeFlat in ProcessGroupNCCL).
+    `combine_preprocess`. PyTorch copies a list of inputs to a flat tensor (newLikeFlat in ProcessGroupNCCL).
     """
     if routing.etp == 1:
         return ()
     dtype = routing.probability_dtype
-    cast = (routing.row_tensor("rows to be summed", routing.rows, dtype=dtype),) if dtype != routing.shapes.dtype else ()
-    flat = () if routing.moe.pad_to_capacity else (routing.row_tensor("parts in a row", routing.rows, dtype=dtype),)
+    cast = (routing.row_tensor("rows before the sum", routing.rows, dtype=dtype),) if dtype != routing.shapes.dtype else ()
+    flat = () if routing.moe.pad_to_capacity else (routing.row_tensor("flat copy of the rows", routing.rows, dtype=dtype),)
     return (*cast, *flat, routing.row_tensor("sums", routing.sent, dtype=dtype))
 
 
@@ -137,18 +137,18 @@ def alltoall_combine(shapes: Shapes) -> Module:
     routing = Routing(shapes)
     several = routing.local_experts > 1
     unsorted = (routing.row_tensor("unsorted rows", routing.rows),) if several else ()
-    kept = summed_rows(routing, routing.sent)
-    last = () if kept else (routing.row_tensor("returned rows", routing.sent),)
+    saved = summed_rows(routing, routing.sent)
+    last = () if saved else (routing.row_tensor("returned rows", routing.sent),)
     returned = last if routing.ep > 1 else ()
     shared = shared_output(routing)
     output = (shapes.hidden("output"), *((shapes.hidden("output with that of the shared experts"),) if shared else ()))
-    if kept:  # where PyTorch is deterministic, Megatron makes the zeros twice
+    if saved:  # deterministic PyTorch allocates the zeros twice
         output = (shapes.hidden("zeros"), *output)
     gradient = shapes.branch_gradient
-    gathers = routing.etp > 1  # into a flat tensor, which is copied
-    travels = (routing.row_tensor("sent gradients", routing.sent),) if routing.ep > 1 or gathers else ()
-    again = (several and routing.ep == 1) or gathers
-    sorts = (routing.row_tensor("sorted gradients", routing.rows),) if again else ()
+    gathers = routing.etp > 1  # into a flat tensor that is then copied
+    exchanged = (routing.row_tensor("sent gradients", routing.sent),) if routing.ep > 1 or gathers else ()
+    copied = (several and routing.ep == 1) or gathers
+    sorts = (routing.row_tensor("sorted gradients", routing.rows),) if copied else ()
     forward = largest(
         (routing.row_tensor("expert output", routing.rows), *unsorted, *_summed_over_parts(routing)),
         (*(unsorted or (routing.row_tensor("expert output", routing.rows),)), *returned),
@@ -157,12 +157,12 @@ def alltoall_combine(shapes: Shapes) -> Module:
     return Module(
         name="combine",
         function=True,
-        saved=(*_sort_map(routing), *kept),
+        saved=(*_sort_map(routing), *saved),
         forward_workspace=(*dispatched_tokens(routing), *forward, *shared),
         backward_workspace=largest(
             (gradient, routing.row_tensor("sent gradients", routing.sent)),
-            (gradient, *travels, routing.row_tensor("received gradients", routing.rows), *sorts),
+            (gradient, *exchanged, routing.row_tensor("received gradients", routing.rows), *sorts),
         ),
-        collectives=tuple(_messages_back(routing)),
+        collectives=tuple(_combine_collectives(routing)),
         source="token_combine and unpermute",
     )

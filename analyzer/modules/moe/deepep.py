@@ -1,4 +1,4 @@
-"""The flex dispatcher with DeepEP: tokens arrive once on a rank in PyTorch's memory, and are spread out from there.
+"""The flex dispatcher with DeepEP: a token arrives once per rank in PyTorch memory, and is copied there for each expert.
 
 Legend as in flex.py.
 
@@ -19,19 +19,19 @@ from analyzer.modules.tree import Module, Tensor
 from analyzer.units import MIB, round_up
 
 PEERS: Final = 8
-"""Ranks of a node that reach each other's memory; NUM_MAX_NVL_PEERS."""
+"""Ranks of a node that access each other's memory (NUM_MAX_NVL_PEERS)."""
 NVLINK_ROWS: Final = {2: 256, 4: 256, 8: 256, 16: 288, 24: 288, 32: 288, 64: 288, 128: 560, 144: 720, 160: 720}
-"""By ranks of the group: rows that a channel can receive from a peer; equal for dispatch and combine (`get_dispatch_config`)."""
+"""Ranks of the group → rows that a channel can receive from an NVLink peer, in dispatch and combine (`get_dispatch_config`)."""
 NETWORK_ROWS: Final = {16: 140, 24: 140, 32: 140, 64: 140, 128: 132, 144: 132, 160: 132}
-"""The same over the network: 128, rounded up to a multiple of the rows that are sent at once, the larger of both."""
+"""The same over the network: 128, rounded up to a multiple of the rows per send; the larger of dispatch and combine."""
 ROW_EXTRA: Final = 8 + 128 * (8 + 4 + 4)
-"""Bytes of a row beside its values: where it comes from, and room for 128 choices, weights and scales."""
+"""Bytes of a row in addition to its values: its origin, and space for 128 expert indices, weights and scales."""
 NETWORK_GRANULARITY: Final = 512 * MIB
-"""NVSHMEM_CUMEM_GRANULARITY, which DeepEP sets."""
+"""Allocation granularity in bytes (NVSHMEM_CUMEM_GRANULARITY), as set by DeepEP."""
 
 
 def deepep_buffer_bytes(shapes: Shapes) -> int:
-    """Memory of DeepEP's buffers on a rank, which the driver hands out and PyTorch does not know of."""
+    """Bytes of DeepEP's buffers on a rank, which the driver allocates outside PyTorch."""
     routing = Routing(shapes)
     ranks = routing.ep * routing.etp
     channels = routing.flex.sms // 2
@@ -47,11 +47,11 @@ def deepep_buffer_bytes(shapes: Shapes) -> int:
 def deepep_dispatch(shapes: Shapes) -> Module:
     """Tokens [T, hx] → rows of the local experts, sorted by expert."""
     routing = Routing(shapes)
-    came, here = arrivals(routing), routing.local_experts
+    arrived, local = arrivals(routing), routing.local_experts
     choices = (routing.tokens, routing.moe.topk * routing.etp)
     ranks = routing.ep * routing.etp
-    spread: tuple[Tensor, ...] = (
-        (Tensor(name="row id map", shape=(came, 2 * here + 1), dtype="int32", formula="4·A·(2·El+1)"),)
+    row_map: tuple[Tensor, ...] = (
+        (Tensor(name="row id map", shape=(arrived, 2 * local + 1), dtype="int32", formula="4·A·(2·El+1)"),)
         if routing.moe.permute_fusion
         else (Tensor(name="sorted indices", shape=(routing.rows,), dtype="int64", formula="8·T·k"),)
     )
@@ -63,38 +63,38 @@ def deepep_dispatch(shapes: Shapes) -> Module:
             Tensor(name="chosen instances", shape=choices, dtype="int64", formula="8·T·k", lingers=True),
             Tensor(name="weights of the choices", shape=choices, dtype="fp32", formula="4·T·k", lingers=True),
             Tensor(name="ranks of each token", shape=(routing.tokens, ranks), dtype="bool", formula="T·P"),
-            Tensor(name="heads of what is sent", shape=(routing.tokens, ranks), dtype="int32", formula="4·T·P"),
-            Tensor(name="origin of each token", shape=(came,), dtype="int32", formula="4·A"),
-            Tensor(name="places of the choices", shape=(2, routing.rows), dtype="int64", formula="16·T·k"),
-            Tensor(name="choices of arrivals", shape=(came, choices[1]), dtype="int64", formula="8·A·k", lingers=True),
-            Tensor(name="routing map of arrivals", shape=(came, here), dtype="bool", formula="A·El", lingers=True),
-            Tensor(name="probabilities of arrivals", shape=(came, here), dtype="fp32", formula="4·A·El", lingers=True),
-            *(replace(each, lingers=True) for each in spread),
+            Tensor(name="send heads", shape=(routing.tokens, ranks), dtype="int32", formula="4·T·P"),
+            Tensor(name="origin of each token", shape=(arrived,), dtype="int32", formula="4·A"),
+            Tensor(name="positions of the choices", shape=(2, routing.rows), dtype="int64", formula="16·T·k"),
+            Tensor(name="choices of arrivals", shape=(arrived, choices[1]), dtype="int64", formula="8·A·k", lingers=True),
+            Tensor(name="routing map of arrivals", shape=(arrived, local), dtype="bool", formula="A·El", lingers=True),
+            Tensor(name="probabilities of arrivals", shape=(arrived, local), dtype="fp32", formula="4·A·El", lingers=True),
+            *(replace(each, lingers=True) for each in row_map),
             Tensor(name="permuted probabilities", shape=(routing.rows,), dtype="fp32", formula="4·T·k"),
         ),
         forward_workspace=(
-            routing.row_tensor("arrived tokens", came),
+            routing.row_tensor("arrived tokens", arrived),
             routing.row_tensor("rows of the local experts", routing.rows),
             *shared_output(routing),
         ),
         backward_workspace=(
             routing.row_tensor("row gradients", routing.rows),
-            routing.row_tensor("gradients of arrivals", came),
+            routing.row_tensor("gradients of arrivals", arrived),
             shapes.hidden("token gradient"),
         ),
         collectives=tuple(
             each
             for phase in ("forward", "backward")
-            for each in collectives(routing, came, phase=phase, weights=phase == "forward")
+            for each in collectives(routing, arrived, phase=phase, weights=phase == "forward")
         ),
         source="MoEFlexTokenDispatcher with DeepEP",
     )
 
 
 def deepep_combine(shapes: Shapes) -> Module:
-    """Rows of the local experts → [T, h], summed on the way back."""
+    """Rows of the local experts → [T, h], summed for each token."""
     routing = Routing(shapes)
-    came = arrivals(routing)
+    arrived = arrivals(routing)
     output = (shapes.hidden("output"), *shared_output(routing))
     gradient = shapes.branch_gradient
     return Module(
@@ -102,16 +102,16 @@ def deepep_combine(shapes: Shapes) -> Module:
         function=True,
         forward_workspace=(
             routing.row_tensor("expert output", routing.rows),
-            routing.row_tensor("sums of arrivals", came),
+            routing.row_tensor("sums of arrivals", arrived),
             *output,
         ),
         backward_workspace=(
             gradient,
-            routing.row_tensor("gradients of arrivals", came),
+            routing.row_tensor("gradients of arrivals", arrived),
             routing.row_tensor("row gradients", routing.rows),
         ),
         collectives=tuple(
-            each for phase in ("forward", "backward") for each in collectives(routing, came, phase=phase, weights=False)
+            each for phase in ("forward", "backward") for each in collectives(routing, arrived, phase=phase, weights=False)
         ),
         source="MoEFlexTokenDispatcher with DeepEP",
     )

@@ -1,4 +1,4 @@
-"""Which dispatcher a MoE layer uses. The one place that imports dispatchers; each is loaded when it is used."""
+"""Choose the token dispatcher of a MoE layer. Each dispatcher is imported on first use, and only here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from analyzer.modules.tree import Module, Tensor
 
 
 def dispatcher(shapes: Shapes) -> tuple[Module, Module]:
-    """The modules that send tokens to the experts, and back."""
+    """The dispatch module, which sends tokens to the experts, and the combine module, which returns them."""
     routing = Routing(shapes)
     if routing.moe.dispatcher == "allgather":
         from analyzer.modules.moe.allgather import allgather_combine, allgather_dispatch
@@ -28,7 +28,7 @@ def dispatcher(shapes: Shapes) -> tuple[Module, Module]:
 
 
 def dispatched_tensors(routing: Routing) -> tuple[Tensor, ...]:
-    """Tensors of the dispatcher that the frame of the layer references until it returns (`MoELayer.forward`)."""
+    """Tensors of the dispatcher that local variables of the layer reference until it returns (`MoELayer.forward`)."""
     if routing.moe.dispatcher == "allgather":
         from analyzer.modules.moe.allgather import gathered_probabilities
 
@@ -41,7 +41,7 @@ def dispatched_tensors(routing: Routing) -> tuple[Tensor, ...]:
 
 
 def flex_buffer_bytes(shapes: Shapes) -> int:
-    """Memory of the flex dispatcher's buffers on a rank, which the driver allocates outside PyTorch; 0 for other dispatchers."""
+    """Bytes of the flex dispatcher's buffers on a rank, which the driver allocates outside PyTorch; 0 for other dispatchers."""
     if shapes.model.moe is None or shapes.model.moe.flex is None:
         return 0
     if shapes.model.moe.flex.backend == "hybridep":
@@ -54,7 +54,7 @@ def flex_buffer_bytes(shapes: Shapes) -> int:
 
 
 def gathered_token_bytes(shapes: Shapes) -> int:
-    """Bytes of the tokens that the all-gather dispatcher gathers, which lie in Megatron's global memory buffer."""
+    """Bytes of the tokens that the all-gather dispatcher gathers in Megatron's global memory buffer."""
     from analyzer.modules.moe.allgather import gathered_tokens
 
     return gathered_tokens(shapes).bytes

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import weight_gradient
-from analyzer.modules.mlp import kept_by_gate
+from analyzer.modules.mlp import saved_by_gate
 from analyzer.modules.moe.routing import Routing, shared_output
-from analyzer.modules.quantized import Split, backward_input, forward_input, kept_input, output_gradient
+from analyzer.modules.quantized import Split, backward_input, forward_input, output_gradient, saved_input
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Parameter, Tensor, largest
 
@@ -29,7 +29,7 @@ class _Experts:
 
     @property
     def width(self) -> int:
-        """fm, of one expert-tensor-parallel rank."""
+        """fm on one expert-tensor-parallel rank."""
         return self.routing.moe.ffn_hidden_size // self.routing.etp
 
     @property
@@ -72,7 +72,7 @@ class _Experts:
 def experts(shapes: Shapes, *, dispatched: tuple[Tensor, ...]) -> Module:
     """Rows [R, hx] → [R, hx] through the local experts; routing probabilities are applied after the activation.
 
-    `dispatched`: tensors of the dispatcher that the layer's frame references until the experts return.
+    `dispatched`: tensors of the dispatcher that local variables of the layer reference until the experts return.
     """
     sizes = _Experts(Routing(shapes))
     routing = sizes.routing
@@ -100,9 +100,9 @@ def _fc1(sizes: _Experts) -> Module:
             _expert_weight(routing, rows=shape[0], columns=shape[1], full=(sizes.gates * moe.ffn_hidden_size, routing.width)),
             *_expert_bias(routing, sizes.gates * moe.ffn_hidden_size),
         ),
-        saved=kept_input(shapes, received, split=split),
+        saved=saved_input(shapes, received, split=split),
         forward_workspace=(
-            *_held(routing),
+            *_referenced_rows(routing),
             *forward_input(shapes, received, in_16_bit=False, split=split),
             sizes.fc1_output,
         ),
@@ -124,7 +124,7 @@ def _activation(sizes: _Experts) -> Module:
     unfused: tuple[Tensor, ...] = ()
     if not (model.bias_activation_fusion and model.gated):
         unfused = (_by_expert(routing, routing.row_tensor("unweighted activation", rows, width)),)
-    gate = kept_by_gate(model, lambda name, elements: _by_expert(routing, routing.row_tensor(name, rows, elements)), width)
+    gate = saved_by_gate(model, lambda name, elements: _by_expert(routing, routing.row_tensor(name, rows, elements)), width)
     promoted: tuple[Tensor, ...] = ()
     if unfused and routing.moe.router_dtype == "fp32":
         promoted = (routing.row_tensor("weighted in fp32", rows, width, dtype="fp32"),)
@@ -135,11 +135,11 @@ def _activation(sizes: _Experts) -> Module:
         kind=ModuleKind.ACTIVATION,
         function=True,
         saved=(sizes.fc1_output,) if sizes.drops_activation else (sizes.fc1_output, *gate, *unfused),
-        forward_workspace=(*_held(routing), *recomputed, *promoted, sizes.activation_output),
+        forward_workspace=(*_referenced_rows(routing), *recomputed, *promoted, sizes.activation_output),
         backward_workspace=(
             *recomputed,
             routing.row_tensor("output gradient", sizes.rows_at_once, width),
-            # in fp32: gradients of the product, of its factor, and of the probabilities before they are summed
+            # in fp32: gradients of the result, of the activation, and of the probabilities before their sum
             *(promoted * 3 or (both,)),
         ),
         source="activation times probabilities" if unfused else "weighted_bias_swiglu_impl",
@@ -151,10 +151,10 @@ def _fc2(sizes: _Experts) -> Module:
     moe, rows, width = routing.moe, sizes.rows, sizes.width
     dropped, sequential = sizes.drops_activation, runs_sequentially(routing)
     shape = (routing.width, width)
-    product = _by_expert(routing, routing.row_tensor("input", rows, width, made_in="mlp.experts"))
-    written = sizes.activation_output
+    read = _by_expert(routing, routing.row_tensor("input", rows, width, made_in="mlp.experts"))
+    activated = sizes.activation_output
     # freed before bias and padding are handled
-    quantized = forward_input(shapes, written, in_16_bit=False, original=dropped, split=split)
+    quantized = forward_input(shapes, activated, in_16_bit=False, original=dropped, split=split)
     unpadded = (routing.row_tensor("output without padding", routing.rows),) if routing.pads else ()
     biased = _bias_added(routing)
     gradient = replace(sizes.output_gradient, shares="gradients of all experts" if sequential else "")
@@ -165,18 +165,18 @@ def _fc2(sizes: _Experts) -> Module:
             _expert_weight(routing, rows=shape[0], columns=shape[1], full=(routing.width, moe.ffn_hidden_size)),
             *_expert_bias(routing, routing.width),
         ),
-        saved=() if dropped else kept_input(shapes, product, split=split),
+        saved=() if dropped else saved_input(shapes, read, split=split),
         forward_workspace=(
-            *_held(routing),
-            *((written,) if dropped or shapes.fp8 is not None else ()),
+            *_referenced_rows(routing),
+            *((activated,) if dropped or shapes.fp8 is not None else ()),
             *((routing.row_tensor("outputs of the experts", rows),) if sequential else ()),
             routing.row_tensor("output", rows),
             *largest(quantized, (*biased, *unpadded)),
         ),
         backward_workspace=(
-            *((written,) if dropped else ()),
+            *((activated,) if dropped else ()),
             *output_gradient(shapes, gradient, split=split),
-            *backward_input(shapes, written, original=dropped, split=split),
+            *backward_input(shapes, activated, original=dropped, split=split),
             *biased[:1],
             routing.row_tensor("input gradient", sizes.rows_at_once, width),
             *_weight_gradients(routing, shape),
@@ -211,7 +211,7 @@ def _expert_weight(routing: Routing, *, rows: int, columns: int, full: tuple[int
 
 
 def _weight_gradients(routing: Routing, shape: tuple[int, int]) -> tuple[Tensor, ...]:
-    """A grouped GEMM returns the gradients of all local experts at once; without it they come one by one."""
+    """A grouped GEMM returns the gradients of all local experts at once. Sequential experts return them one by one."""
     [*one] = weight_gradient(routing.shapes, shape)
     if not one:
         return ()
@@ -222,18 +222,18 @@ def _weight_gradients(routing: Routing, shape: tuple[int, int]) -> tuple[Tensor,
 
 
 def _bias_added(routing: Routing) -> tuple[Tensor, ...]:
-    """The output with the bias of each expert times the probabilities, in their type: piece by piece, and put together.
+    """The output plus the experts' biases times the probabilities, in the dtype of the probabilities: per expert, and concatenated.
 
-    `TEGroupedMLP._apply_bias`; experts that run one by one add it in place.
+    `TEGroupedMLP._apply_bias`. Sequential experts add the bias in place.
     """
     if not (routing.shapes.model.bias_linear and routing.moe.grouped_gemm):
         return ()
-    names = ("output with bias", "output with bias, expert by expert")
+    names = ("output with bias", "output with bias of each expert")
     return tuple(routing.row_tensor(name, routing.multiplied_rows, dtype=routing.probability_dtype) for name in names)
 
 
-def _held(routing: Routing) -> tuple[Tensor, ...]:
-    """Rows as they came and as padded for FP8: frames name them until the experts return, and no layer keeps them then."""
+def _referenced_rows(routing: Routing) -> tuple[Tensor, ...]:
+    """FP8: rows as received and as padded. Local variables reference them until the experts return, and no layer saves them."""
     if routing.shapes.fp8 is None:
         return ()
     padded = (routing.row_tensor("padded rows", routing.multiplied_rows),) if routing.pads else ()

@@ -1,10 +1,11 @@
-"""The flex dispatcher with HybridEP: tokens arrive in buffers of the driver, from where one kernel spreads them out.
+"""The flex dispatcher with HybridEP: tokens arrive in buffers that the driver allocates, and one kernel copies
+them for each expert.
 
-Legend as in flex.py; N ranks of a group share an NVLink domain, P/N domains.
+Legend as in flex.py; N ranks of a group in one NVLink domain, P/N domains.
 
 Sources: core/transformer/moe/token_dispatcher.py `_HybridEPManager`, fused_a2a.py (0.16.1); deepseek-ai/DeepEP, branch
-hybrid-ep: deep_ep/hybrid_ep_buffer.py, csrc/hybrid_ep/executor/executor.cu and extension/permute.cu (what PyTorch holds),
-buffer/intranode.cu and internode.cu (what it does not).
+hybrid-ep: deep_ep/hybrid_ep_buffer.py, csrc/hybrid_ep/executor/executor.cu and extension/permute.cu (PyTorch memory),
+buffer/intranode.cu and internode.cu (memory outside PyTorch).
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from analyzer.modules.tree import Collective, Module, Tensor
 from analyzer.units import round_up
 
 FEWEST_TOKENS: Final = 512
-"""Buffers hold no fewer tokens of a rank."""
+"""Minimum tokens per rank that buffers are sized for."""
 SCALE_BLOCK: Final = 128
-"""Values that share a scale; buffers have room for scales also where nothing is sent in FP8."""
+"""Values that share a scale. Buffers include space for scales even if nothing is sent in FP8."""
 MAP_BLOCK: Final = 16
-"""Rows of the map of what other domains send are a multiple of it."""
+"""The row count of the map of tokens from other domains is a multiple of this."""
 
 
 def hybridep_buffer_bytes(shapes: Shapes) -> int:
-    """Room for every token of the group on every rank, and between domains for those of a rank, to send and to receive."""
+    """Bytes of the buffers: for all tokens of the group, and between domains for the tokens of a rank, sent and received."""
     routing = Routing(shapes)
     ranks = routing.ep * routing.etp
     domain, domains = routing.flex.nvlink_ranks, ranks // routing.flex.nvlink_ranks
@@ -39,19 +40,19 @@ def hybridep_buffer_bytes(shapes: Shapes) -> int:
         return near
     sent = tokens * (values + scales + weights * domains)
     to_experts = tokens * (domains - 1) * (values + scales + weights)
-    back = 2 * tokens * (domains - 1) * (values + weights)  # sums of the domain, and those of the others
+    back = 2 * tokens * (domains - 1) * (values + weights)  # sums of this domain and of the other domains
     return near + sent + to_experts + back
 
 
 def hybridep_dispatch(shapes: Shapes) -> Module:
     """Tokens [T, hx] → rows of the local experts, sorted by expert."""
     routing = Routing(shapes)
-    tokens, here, came = routing.tokens, routing.local_experts, arrivals(routing)
+    tokens, local, arrived = routing.tokens, routing.local_experts, arrivals(routing)
     ranks = routing.ep * routing.etp
     world, domain = tokens * ranks, routing.flex.nvlink_ranks
     domains = ranks // domain
-    chances = (tokens, here * ranks)
-    whole_map = Tensor(name="routing map of the group", shape=(world, here * ranks), dtype="bool", formula="T·P·E")
+    per_expert = (tokens, local * ranks)
+    full_map = Tensor(name="routing map of the group", shape=(world, local * ranks), dtype="bool", formula="T·P·E")
     between = (
         (Tensor(name="domains of each token", shape=(tokens, domains - 1), dtype="bool", formula="T·(P/N-1)"),)
         if domains > 1
@@ -62,36 +63,36 @@ def hybridep_dispatch(shapes: Shapes) -> Module:
         kind=ModuleKind.DISPATCH,
         function=True,
         saved=(
-            Tensor(name="places in the domain", shape=(tokens * domains, domain), dtype="int32", formula="4·T·P"),
+            Tensor(name="positions in the domain", shape=(tokens * domains, domain), dtype="int32", formula="4·T·P"),
             Tensor(name="tokens from domains", shape=(round_up(tokens, MAP_BLOCK), domains), dtype="bool", formula="T·P/N"),
             *between,
-            Tensor(name="routing map of the local experts", shape=(world, here), dtype="bool", formula="T·P·El"),
-            Tensor(name="row id map", shape=(world, here), dtype="int32", formula="4·T·P·El"),
+            Tensor(name="routing map of the local experts", shape=(world, local), dtype="bool", formula="T·P·El"),
+            Tensor(name="row id map", shape=(world, local), dtype="int32", formula="4·T·P·El"),
             Tensor(name="permuted probabilities", shape=(routing.rows,), dtype="fp32", formula="4·T·k", lingers=True),
         ),
         forward_workspace=(
-            whole_map,
+            full_map,
             routing.row_tensor("rows of the local experts", routing.rows),
             *shared_output(routing),
         ),
         backward_workspace=(
             routing.row_tensor("row gradients", routing.rows),
             shapes.hidden("token gradient"),
-            Tensor(name="gradients of probabilities", shape=chances, dtype="fp32", formula="4·T·E"),
+            Tensor(name="gradients of probabilities", shape=per_expert, dtype="fp32", formula="4·T·E"),
         ),
         collectives=(
-            Collective(kind="all_gather", group="tp_ep", shape=whole_map.shape, dtype="bool", phase="forward"),
-            *collectives(routing, came, phase="forward", weights=True),
-            *collectives(routing, came, phase="backward", weights=True),
+            Collective(kind="all_gather", group="tp_ep", shape=full_map.shape, dtype="bool", phase="forward"),
+            *collectives(routing, arrived, phase="forward", weights=True),
+            *collectives(routing, arrived, phase="backward", weights=True),
         ),
         source="MoEFlexTokenDispatcher with HybridEP",
     )
 
 
 def hybridep_combine(shapes: Shapes) -> Module:
-    """Rows of the local experts → [T, h], summed on the way back."""
+    """Rows of the local experts → [T, h], summed for each token."""
     routing = Routing(shapes)
-    came = arrivals(routing)
+    arrived = arrivals(routing)
     gradient = shapes.branch_gradient
     return Module(
         name="combine",
@@ -103,7 +104,7 @@ def hybridep_combine(shapes: Shapes) -> Module:
         ),
         backward_workspace=(gradient, routing.row_tensor("row gradients", routing.rows)),
         collectives=tuple(
-            each for phase in ("forward", "backward") for each in collectives(routing, came, phase=phase, weights=False)
+            each for phase in ("forward", "backward") for each in collectives(routing, arrived, phase=phase, weights=False)
         ),
         source="MoEFlexTokenDispatcher with HybridEP",
     )

@@ -14,44 +14,44 @@ from analyzer.modules.moe.experts import experts
 from analyzer.modules.moe.router import router
 from analyzer.modules.moe.routing import Routing
 from analyzer.modules.moe.shared_experts import shared_experts
-from analyzer.modules.quantized import forward_input, kept_input, output_gradient
+from analyzer.modules.quantized import forward_input, output_gradient, saved_input
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Parameter, Tensor
 
 
 def moe_layer(shapes: Shapes) -> Module:
-    """[s, b, h] → [s, b, h], after a norm of its own; under a checkpoint with `--recompute-modules moe`."""
+    """[s, b, h] → [s, b, h], after a separate norm; under a checkpoint with `--recompute-modules moe`."""
     routing = Routing(shapes)
     shared = (shared_experts(shapes),) if routing.moe.shared_ffn_hidden_size else ()
     latent = _latent_projections(shapes)
-    there, back = dispatcher(shapes)
+    dispatch, combine = dispatcher(shapes)
     inside = (
         *shared,
         router(shapes),
         *latent[:1],
-        there,
+        dispatch,
         experts(shapes, dispatched=dispatched_tensors(routing)),
-        back,
+        combine,
         *latent[1:],
     )
-    once, again = shapes.dropped_norm_output, shapes.norm_output_made_again
+    dropped, recomputed = shapes.dropped_norm_output, shapes.recomputed_norm_output
     if not shapes.recomputes("moe"):
         return Module(
             name="mlp",
             kind=ModuleKind.FEED_FORWARD,
-            forward_workspace=once,
-            backward_workspace=again,
+            forward_workspace=dropped,
+            backward_workspace=recomputed,
             children=inside,
             source="MoELayer",
         )
-    kept = shapes.hidden("MoE layer input", made_in="pre_mlp_layernorm", shares=once[0].name if once else "")
+    saved = shapes.hidden("MoE layer input", made_in="pre_mlp_layernorm", shares=dropped[0].name if dropped else "")
     return Module(
         name="mlp",
         kind=ModuleKind.FEED_FORWARD,
-        saved=(replace(kept, lingers=not once),),
-        outlives=moe_checkpoint_leftovers(shapes)[1 if not once else 0 :],
-        forward_workspace=once,
-        backward_workspace=(*again, *shapes.made_again),
+        saved=(replace(saved, lingers=not dropped),),
+        outlives=moe_checkpoint_leftovers(shapes)[1 if not dropped else 0 :],
+        forward_workspace=dropped,
+        backward_workspace=(*recomputed, *shapes.recomputed_output),
         children=inside,
         recomputed=True,
         source="tensor_parallel.checkpoint around MoELayer",
@@ -59,13 +59,13 @@ def moe_layer(shapes: Shapes) -> Module:
 
 
 def _latent_projections(shapes: Shapes) -> tuple[Module, ...]:
-    """h → latent before dispatch and back after combine, whole on every rank."""
+    """h → latent before dispatch, and latent → h after combine, unsharded on every rank."""
     routing = Routing(shapes)
     latent, h = routing.moe.latent_size, shapes.model.hidden_size
     if not latent:
         return ()
 
-    def one(name: str, rows: int, columns: int, keeps: Tensor) -> Module:
+    def one(name: str, rows: int, columns: int, read: Tensor) -> Module:
         quantized = shapes.fp8 is not None
         weight = Parameter(
             name="weight", shape=(rows, columns), dtype=shapes.dtype, sequence_parallel=shapes.sp, quantized=quantized
@@ -78,8 +78,8 @@ def _latent_projections(shapes: Shapes) -> tuple[Module, ...]:
         return Module(
             name=name,
             parameters=(weight,),
-            saved=kept_input(shapes, keeps),
-            forward_workspace=(*forward_input(shapes, keeps), output),
+            saved=saved_input(shapes, read),
+            forward_workspace=(*forward_input(shapes, read), output),
             backward_workspace=(*output_gradient(shapes, output_grad), input_grad),
         )
 

@@ -14,54 +14,54 @@ from analyzer.modules.tree import Collective, Module, Parameter, Tensor
 
 
 def router(shapes: Shapes) -> Module:
-    """Token → its k experts and their weights. Keeps its input, and what top-k and softmax need for backward."""
+    """Token → its k experts and their weights. Saves its input, and what top-k and softmax need for backward."""
     routing = Routing(shapes)
     moe = routing.moe
     model = shapes.model
     per_expert = (routing.tokens, moe.num_experts)
     weight = Parameter(name="weight", shape=(moe.num_experts, model.hidden_size), dtype=shapes.dtype, sequence_parallel=shapes.sp)
     bias = (Parameter(name="bias", shape=(moe.num_experts,), dtype=shapes.dtype, sequence_parallel=shapes.sp),)
-    in_fp32 = _in_router_type(routing, "input in the router's type")
-    whole_scores = moe.pre_softmax or moe.score_function == "sigmoid"
-    scored, formula = (per_expert, "4·T·E") if whole_scores else ((routing.tokens, moe.topk), "4·T·k")
+    in_fp32 = _in_router_dtype(routing, "input in the dtype of the router")
+    all_scores = moe.pre_softmax or moe.score_function == "sigmoid"
+    scored, formula = (per_expert, "4·T·E") if all_scores else ((routing.tokens, moe.topk), "4·T·k")
     # sigmoid scores are divided by the sum of those of the chosen experts
     divided = moe.score_function == "sigmoid" and moe.topk > 1
     chosen = (Tensor(name="chosen scores", shape=(routing.tokens, moe.topk), dtype="fp32", formula="4·T·k"),) if divided else ()
     choice: tuple[Tensor, ...] = (Tensor(name="chosen experts", shape=(routing.tokens, moe.topk), dtype="int64", formula="8·T·k"),)
-    handed_on = (
+    outputs = (
         Tensor(name="probabilities", shape=per_expert, dtype=routing.probability_dtype, formula="T·E"),
         Tensor(name="routing map", shape=per_expert, dtype="bool", formula="T·E"),
     )
-    kept: tuple[Tensor, ...] = (Tensor(name="scores", shape=scored, dtype="fp32", formula=formula), *chosen)
-    if "sinkhorn" in moe.load_balancing:  # the map that scores are multiplied with, and of one expert scores in their own type
+    saved: tuple[Tensor, ...] = (Tensor(name="scores", shape=scored, dtype="fp32", formula=formula), *chosen)
+    if "sinkhorn" in moe.load_balancing:  # scores (cast to fp32 only if topk > 1) and the map that they are multiplied by
         one = moe.topk == 1
-        kept = (
+        saved = (
             Tensor(name="scores", shape=per_expert, dtype=routing.probability_dtype if one else "fp32", formula="T·E"),
-            handed_on[1],
+            outputs[1],
         )
         choice = ()
     logits = Tensor(name="logits", shape=per_expert, dtype=routing.probability_dtype, formula="T·E")
     balance = (Tensor(name="scores of the auxiliary loss", shape=per_expert, dtype="fp32", formula="4·T·E"),)
-    first = "input of the shared experts" if moe.shared_ffn_hidden_size else shapes.keeper_of_moe_input
+    first = "input of the shared experts" if moe.shared_ffn_hidden_size else shapes.owner_of_moe_input
     return Module(
         name="router",
         kind=ModuleKind.ROUTER,
         parameters=(weight, *(bias if model.bias_linear else ())),
         saved=(
             shapes.hidden("input", made_in="pre_mlp_layernorm", shares=first),
-            *kept,
-            *((logits,) if moe.z_loss_coeff else ()),  # of their logsumexp
+            *saved,
+            *((logits,) if moe.z_loss_coeff else ()),  # saved by logsumexp
             *(balance if moe.aux_loss_coeff else ()),
             *choice,
         ),
-        named=() if moe.dispatcher == "allgather" else handed_on,  # by the dispatcher
+        named=() if moe.dispatcher == "allgather" else outputs,  # referenced by the dispatcher
         forward_workspace=(
             logits,
             *in_fp32,
             *shared_output(routing),
         ),
         backward_workspace=(
-            shapes.hidden("token gradient"),  # of the dispatched tokens, to which that of the router is added
+            shapes.hidden("token gradient"),  # from the dispatch; the input gradient is added to it
             Tensor(name="logits gradient", shape=per_expert, dtype=routing.probability_dtype, formula="T·E"),
             shapes.hidden("input gradient"),
             *in_fp32,
@@ -71,10 +71,10 @@ def router(shapes: Shapes) -> Module:
     )
 
 
-def _in_router_type(routing: Routing, name: str) -> tuple[Tensor, ...]:
-    """A copy of the input, or its gradient, where the router multiplies in another type than the parameters'.
+def _in_router_dtype(routing: Routing, name: str) -> tuple[Tensor, ...]:
+    """A copy of the input, or of its gradient, if the dtype of the router is not that of the parameters.
 
-    `RouterGatingLinearFunction` (moe_utils.py) would let Transformer Engine mix the types, but 2.11 has no `get_workspace`.
+    `RouterGatingLinearFunction` (moe_utils.py) would use mixed-dtype GEMMs of Transformer Engine, but 2.11 lacks `get_workspace`.
     """
     if routing.probability_dtype == routing.shapes.dtype:
         return ()
@@ -82,7 +82,7 @@ def _in_router_type(routing: Routing, name: str) -> tuple[Tensor, ...]:
 
 
 def _balance_collectives(routing: Routing) -> Iterator[Collective]:
-    """Tokens of each expert, summed for each auxiliary loss: over the sequence, or for the global loss over all replicas."""
+    """All-reduce of the tokens per expert for each auxiliary loss: over the sequence, and for the global loss over all replicas."""
     moe = routing.moe
     counts = {"aux_loss": moe.num_experts, "seq_aux_loss": routing.shapes.b * moe.num_experts, "global_aux_loss": moe.num_experts}
     for kind in moe.load_balancing:

@@ -1,4 +1,4 @@
-"""Sizes of routed tokens, and tensors that every dispatcher has.
+"""Sizes of routed tokens, and tensors common to all dispatchers.
 
 Legend: T tokens of this rank (s·b, or s·b/t under sequence parallelism), k experts of a token, E experts, P ranks of
 the tp_ep group (expert-tensor size times expert size), hx width of a row (h, or the latent size).
@@ -20,19 +20,19 @@ from analyzer.units import ceil_div
 
 @dataclass(frozen=True)
 class Routing:
-    """Sizes of routed tokens. Routing is balanced but for `--info-moe-imbalance`, which scales the rows of the experts."""
+    """Sizes of routed tokens. Routing is balanced except for `--info-moe-imbalance`, which scales the rows of the experts."""
 
     shapes: Shapes
 
     @property
     def moe(self) -> MoeSpec:
-        """The mixture; only asked where there is one."""
+        """The MoE specification; valid only if the model has MoE layers."""
         assert self.shapes.model.moe is not None
         return self.shapes.model.moe
 
     @property
     def flex(self) -> FlexSpec:
-        """Settings of the flex dispatcher; only asked where it is used."""
+        """Settings of the flex dispatcher; valid only if it is used."""
         assert self.moe.flex is not None
         return self.moe.flex
 
@@ -63,7 +63,7 @@ class Routing:
 
     @cached_property
     def sent(self) -> int:
-        """Rows that this rank sends: T·k, or E times the capacity where inputs are padded to it."""
+        """Rows that this rank sends: T·k, or E times the capacity if inputs are padded to it."""
         if self.moe.pad_to_capacity and self.moe.capacity_factor is not None:
             capacity = ceil_div(int(self.moe.topk * self.tokens * self.moe.capacity_factor), self.moe.num_experts)
             return capacity * self.moe.num_experts
@@ -72,7 +72,7 @@ class Routing:
 
     @cached_property
     def rows(self) -> int:
-        """Rows that this rank's experts work on; HybridEP pads them where they arrive."""
+        """Rows that this rank's experts process, including the padding that HybridEP adds on arrival."""
         padding = self._padding(self.local_experts) if self._padded_on_arrival else 0
         return int(self.sent * self.etp * self.moe.imbalance) + padding
 
@@ -81,7 +81,7 @@ class Routing:
         return self.moe.flex is not None and self.moe.flex.backend == "hybridep" and not self.moe.pad_to_capacity
 
     def _padding(self, groups: int) -> int:
-        """Rows that bring each of so many groups to the multiple that FP8 products need: half a multiple each, on average.
+        """Padding of `groups` groups of rows to the multiple that FP8 GEMMs need: half a multiple per group on average.
 
         Source: core/fp8_utils.py get_fp8_align_size (0.16.1).
         """
@@ -92,14 +92,14 @@ class Routing:
 
     @cached_property
     def pads(self) -> bool:
-        """Whether the experts copy their rows to pad them for FP8: not where each already gets a multiple."""
+        """Whether the experts copy their rows to pad them for FP8. They do not if each expert already has a multiple."""
         if self.shapes.fp8 is None or self.moe.pad_for_quantization or self._padded_on_arrival:
             return False
         return not self.moe.pad_to_capacity or self.rows // self.local_experts % 32 > 0
 
     @cached_property
     def multiplied_rows(self) -> int:
-        """Rows of the experts' products, padding counted in."""
+        """Rows of the experts' GEMMs, including padding."""
         return self.rows + (self._padding(self.local_experts) if self.pads else 0)
 
     @cached_property
@@ -119,7 +119,7 @@ class Routing:
 
 
 def summed_rows(routing: Routing, rows: int, *, made_in: str = "") -> tuple[Tensor, ...]:
-    """Rows that are added up to tokens, which PyTorch keeps where it does so deterministically: `index_add_` names its source.
+    """Expert rows that are summed for each token. Deterministic summation by `index_add_` saves them for backward.
 
     `unpermute` in moe_utils.py, from 0.15 on.
     """
@@ -129,7 +129,7 @@ def summed_rows(routing: Routing, rows: int, *, made_in: str = "") -> tuple[Tens
 
 
 def shared_output(routing: Routing) -> tuple[Tensor, ...]:
-    """What the shared experts gave, until it is added to the output of the others."""
+    """The output of the shared experts, until it is added to the output of the routed experts."""
     if not routing.moe.shared_ffn_hidden_size or routing.moe.shared_overlap:
         return ()
     return (routing.shapes.hidden("output of the shared experts"),)

@@ -1,4 +1,4 @@
-"""Shared experts of an MoE layer.
+"""Shared experts of a MoE layer.
 
 Source: core/transformer/moe/{shared_experts,moe_layer}.py (0.16.1). fs is the total width of the shared experts.
 """
@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import column_collectives, row_collectives, split_weight, weight_gradient
-from analyzer.modules.mlp import kept_by_gate
+from analyzer.modules.mlp import saved_by_gate
 from analyzer.modules.moe.routing import Routing
-from analyzer.modules.quantized import backward_input, forward_input, keeps_original, kept_input, output_gradient
+from analyzer.modules.quantized import backward_input, forward_input, output_gradient, saved_input, saves_original_input
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Parameter, Tensor
 from analyzer.specs import MoeSpec
@@ -32,8 +32,11 @@ def shared_experts(shapes: Shapes) -> Module:
         name="shared_experts",
         kind=ModuleKind.SHARED_EXPERTS,
         parameters=gate,
-        saved=(shapes.hidden(_INPUT, made_in="pre_mlp_layernorm", shares=shapes.keeper_of_moe_input),),
-        backward_workspace=(shapes.hidden("input gradient of the routed experts"), *(shapes.made_again if recomputed else ())),
+        saved=(shapes.hidden(_INPUT, made_in="pre_mlp_layernorm", shares=shapes.owner_of_moe_input),),
+        backward_workspace=(
+            shapes.hidden("input gradient of the routed experts"),
+            *(shapes.recomputed_output if recomputed else ()),
+        ),
         children=inside,
         recomputed=recomputed,
         source="SharedExpertMLP",
@@ -44,7 +47,7 @@ _INPUT: Final = "input of the shared experts"
 
 
 class _Parts(NamedTuple):
-    """What the linear layers of the shared experts have in common."""
+    """Sizes that the linear layers of the shared experts have in common."""
 
     shapes: Shapes
     moe: MoeSpec
@@ -53,15 +56,15 @@ class _Parts(NamedTuple):
     width: int
     """The same on one tensor-parallel rank."""
     gates: int
-    """Outputs of fc1 over inputs of fc2: 2 for gated activations."""
+    """Ratio of fc1's output width to fc2's input width: 2 for gated activations, else 1."""
     overlapped: bool
-    """The dispatcher calls the parts, and communicates for the linear layers (`--moe-shared-expert-overlap`)."""
+    """The dispatcher calls the layers and issues their collectives (`--moe-shared-expert-overlap`)."""
     caller: str
-    """Path of the module that calls the parts."""
+    """Path of the module that calls the layers."""
 
     @classmethod
     def of(cls, shapes: Shapes) -> _Parts:
-        """The parts of the shared experts of a job."""
+        """The sizes for a model with shared experts."""
         moe = Routing(shapes).moe
         assert moe.shared_ffn_hidden_size is not None
         return cls(
@@ -90,20 +93,20 @@ class _Parts(NamedTuple):
 
 def _fc1(parts: _Parts) -> Module:
     shapes, width, h = parts.shapes, parts.gates * parts.width, parts.shapes.model.hidden_size
-    kept = shapes.hidden("input", shares=_INPUT)
+    read = shapes.hidden("input", shares=_INPUT)
     gathered = (shapes.hidden("gathered input", gathered=True),) if shapes.sp else ()
     if parts.overlapped and shapes.sp:  # the full input is saved, and not gathered again
-        kept, gathered = shapes.hidden("input", gathered=True, made_in=parts.caller), ()
-    original = keeps_original(shapes)
+        read, gathered = shapes.hidden("input", gathered=True, made_in=parts.caller), ()
+    original = saves_original_input(shapes)
     return Module(
         name="linear_fc1",
         kind=ModuleKind.FC1,
         parameters=(split_weight(shapes, (width, h), full=(parts.gates * parts.full, h)),),
-        saved=(kept,) if original else kept_input(shapes, kept, gathered=shapes.sp and not parts.overlapped),
-        forward_workspace=(*forward_input(shapes, kept, gathered=gathered, original=original), parts.fc1_output),
+        saved=(read,) if original else saved_input(shapes, read, gathered=shapes.sp and not parts.overlapped),
+        forward_workspace=(*forward_input(shapes, read, gathered=gathered, original=original), parts.fc1_output),
         backward_workspace=(
             *output_gradient(shapes, shapes.wide("output gradient", width, "fs/t")),
-            *backward_input(shapes, kept, gathered=gathered, original=original),
+            *backward_input(shapes, read, gathered=gathered, original=original),
             shapes.hidden("input gradient", gathered=True),
             *weight_gradient(shapes, (width, h)),
         ),
@@ -114,7 +117,7 @@ def _fc1(parts: _Parts) -> Module:
 
 def _activation(parts: _Parts) -> Module:
     shapes, width = parts.shapes, parts.width
-    activated = kept_by_gate(shapes.model, lambda name, elements: shapes.wide(name, elements, "fs/t"), width)
+    activated = saved_by_gate(shapes.model, lambda name, elements: shapes.wide(name, elements, "fs/t"), width)
     return Module(
         name="activation_func",
         kind=ModuleKind.ACTIVATION,
@@ -135,7 +138,7 @@ def _fc2(parts: _Parts) -> Module:
         name="linear_fc2",
         kind=ModuleKind.FC2,
         parameters=(split_weight(shapes, (h, width), full=(h, parts.full)),),
-        saved=kept_input(shapes, read),
+        saved=saved_input(shapes, read),
         forward_workspace=(*forward_input(shapes, read), shapes.hidden("output", gathered=True)),
         backward_workspace=(*_shared_output_gradient(shapes), shapes.wide("input gradient", width, "fs/t")),
         collectives=parts.collectives(first=False),
@@ -159,7 +162,7 @@ def _gate(shapes: Shapes, *, made_in: str) -> Module:
 
 def _shared_output_gradient(shapes: Shapes) -> tuple[Tensor, ...]:
     """The full gradient of the shared experts' output. Its shard is the gradient of the layer's output."""
-    whole = shapes.hidden("gathered output gradient", gathered=True)
+    full = shapes.hidden("gathered output gradient", gathered=True)
     if not shapes.sp:
-        return output_gradient(shapes, whole)
-    return output_gradient(shapes, replace(whole, name="output gradient", shares="residual gradient"), gathered=(whole,))
+        return output_gradient(shapes, full)
+    return output_gradient(shapes, replace(full, name="output gradient", shares="residual gradient"), gathered=(full,))
