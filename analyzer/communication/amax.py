@@ -21,14 +21,14 @@ from analyzer.modules.quantized import scales
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module, Parameter, parameters
 from analyzer.specs import TrainingJob
-from analyzer.states.bytes_per_parameter import adam_keeps_masters
-from analyzer.states.fp8_weights import BACKWARD_QUANTIZERS, FORWARD_QUANTIZERS, matrices, quantized, quantized_products
+from analyzer.states.bytes_per_parameter import adam_stores_master_weights
+from analyzer.states.fp8_weights import BACKWARD_QUANTIZERS, FORWARD_QUANTIZERS, matrices, quantized, quantized_gemms
 
 
 def amax_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
     """All-reduces of fp32 amax values: delayed recipe for each microbatch and chunk, stored weights once per iteration."""
     fp8 = job.precision.fp8
-    products = quantized_products(stage.trees)
+    products = quantized_gemms(stage.trees)
     if fp8 is None or not products:
         return
     if fp8.recipe == "delayed":
@@ -50,7 +50,7 @@ def amax_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
                 per_microbatch=count,
             )
     # mxfp8 is cast from full 16-bit parameters after they are gathered; an Adam with its own master weights casts them itself
-    if fp8.stored_parameters and fp8.recipe != "mxfp8" and not adam_keeps_masters(job):
+    if fp8.stored_parameters and fp8.recipe != "mxfp8" and not adam_stores_master_weights(job):
         values: Counter[str] = Counter()
         for parameter in quantized(stage.trees):
             values[_shard_group(job, parameter)] += _amax_values(job, parameter)

@@ -178,9 +178,9 @@ def _offloading_and_fsdp(context: _Context) -> Iterator[Workspace]:
     """Of optimizer offloading and FSDP, whose modules are imported here only, for a short start-up."""
     job = context.job
     if job.optimizer.offload is not None and not job.optimizer.offload.collected:
-        from analyzer.states.cpu_offload import whole_model_bytes
+        from analyzer.states.cpu_offload import unsharded_copy_bytes
 
-        held = whole_model_bytes(job, context.trees)
+        held = unsharded_copy_bytes(job, context.trees)
         yield Workspace("fp32 weights that the optimizer was first created with", held, FROM_START, "forward")
     if job.fsdp is not None and job.fsdp.double_buffer:
         from analyzer.buffers.fsdp_gathering import pool_bytes

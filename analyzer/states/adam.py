@@ -1,4 +1,4 @@
-"""States of Adam and SGD: fp32 master weights and moments, sharded by the distributed optimizer or complete.
+"""Model states with Adam or SGD: fp32 master weights and moments, sharded by the distributed optimizer or unsharded.
 
 Sources: core/optimizer/{optimizer,distrib_optimizer}.py (0.16.1).
 """
@@ -12,12 +12,12 @@ from analyzer.buffers.parameter_order import numel_of
 from analyzer.layout.data_parallel import reduction_size
 from analyzer.modules.stage import StageModel
 from analyzer.specs import TrainingJob
-from analyzer.states.bytes_per_parameter import FP32, adam_keeps_masters, bytes_per_parameter
+from analyzer.states.bytes_per_parameter import FP32, adam_stores_master_weights, bytes_per_parameter
 from analyzer.states.record import States
 
 
 def adam_states(job: TrainingJob, stage: StageModel, buffers: Sequence[Buffer], *, parameters: int, gradients: int) -> States:
-    """States of one rank; `parameters` and `gradients` are bytes that are known already."""
+    """Model states of one rank. `parameters` and `gradients` are the bytes of parameters and gradient buffers."""
     if job.optimizer.distributed:
         owned = sum(shard_numel(buffer, reduction_size(job.parallel, buffer.group)) for buffer in buffers)
     else:
@@ -35,4 +35,4 @@ def adam_states(job: TrainingJob, stage: StageModel, buffers: Sequence[Buffer], 
 def copies_gradients(job: TrainingJob) -> bool:
     """Whether each optimizer step copies 16-bit gradients to fp32."""
     precision = job.precision
-    return precision.parameters != "fp32" and precision.gradients != "fp32" and not adam_keeps_masters(job)
+    return precision.parameters != "fp32" and precision.gradients != "fp32" and not adam_stores_master_weights(job)

@@ -1,4 +1,4 @@
-"""Bytes of optimizer states for each parameter: the one table of every optimizer that updates element by element.
+"""Bytes of optimizer states per parameter element, for all optimizers with element-wise updates.
 
 Sources: core/optimizer/{optimizer,optimizer_config,distrib_optimizer}.py (0.16.1) and
 transformer_engine/pytorch/optimizers/fused_adam.py (TE 2.11).
@@ -14,32 +14,32 @@ from analyzer.units import DTYPE_BYTES
 
 FP32: Final = 4
 REMAINDER: Final = 2
-"""TE FusedAdam stores the low half of an fp32 master weight beside a bf16 parameter (store_param_remainders, TE 2.1 on)."""
+"""TE FusedAdam stores only the low half of the fp32 master weight of a bf16 parameter (store_param_remainders, from TE 2.1 on)."""
 MOMENTS: Final[dict[str, int]] = {"adam": 2, "sgd": 1, "muon": 1, "lion": 1}
-"""Moments of each optimizer: Adam has two; SGD one with momentum; Muon and Lion one."""
+"""Number of moments: two for Adam, one for SGD with momentum, Muon and Lion."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterBytes:
-    """Bytes of optimizer states for one element of a parameter."""
+    """Bytes of optimizer states per parameter element."""
 
     master: float
-    """fp32 master weights: 0 if the parameter is fp32 itself."""
+    """Bytes of the fp32 master weight; 0 if the parameter is fp32."""
     moments: tuple[float, ...]
-    """What the first step creates, one figure for each tensor."""
+    """Bytes of each state that the first step creates."""
 
     @property
     def total_moments(self) -> float:
-        """All that the first step creates."""
+        """Bytes of all states that the first step creates."""
         return sum(self.moments)
 
 
 def bytes_per_parameter(job: TrainingJob) -> ParameterBytes:
-    """Adam and SGD with Megatron's mixed precision. With master weights inside Adam they are created in the first step."""
+    """Adam and SGD in mixed precision. Master weights that Adam stores are created in the first step and count as moments."""
     optimizer = job.optimizer
     if optimizer.precision_aware:
         moments = (float(DTYPE_BYTES[optimizer.exp_avg_dtype]), float(DTYPE_BYTES[optimizer.exp_avg_sq_dtype]))
-        if adam_keeps_masters(job):
+        if adam_stores_master_weights(job):
             return ParameterBytes(master=0, moments=(*moments, remainder_bytes(job)))
         return ParameterBytes(master=_master(job), moments=moments)
     return ParameterBytes(master=_master(job), moments=fp32_moments(job))
@@ -56,10 +56,10 @@ def _master(job: TrainingJob) -> int:
     return 0 if job.precision.parameters == "fp32" else FP32
 
 
-def adam_keeps_masters(job: TrainingJob) -> bool:
-    """Whether the precision-aware Adam stores the master weights itself, from its first step on.
+def adam_stores_master_weights(job: TrainingJob) -> bool:
+    """Whether the precision-aware Adam stores the master weights, from its first step on.
 
-    It supports FP8 scaling factors of the delayed recipe only, so Megatron keeps fp32 master weights for the other recipes
+    It supports FP8 scaling factors of the delayed recipe only, so Megatron creates fp32 master weights for the other recipes
     (`use_precision_aware_optimizer_no_fp8_or_ds_fp8`, core/optimizer/optimizer_config.py, 0.16.1).
     """
     optimizer, fp8 = job.optimizer, job.precision.fp8
@@ -68,7 +68,7 @@ def adam_keeps_masters(job: TrainingJob) -> bool:
 
 
 def remainder_bytes(job: TrainingJob) -> float:
-    """Bytes of a master weight that the precision-aware Adam stores itself: of a bf16 parameter only the missing half."""
+    """Bytes of a master weight that the precision-aware Adam stores: for a bf16 parameter only the missing low half."""
     optimizer = job.optimizer
     splits = job.precision.parameters == "bf16" and optimizer.main_params_dtype == "fp32"
     return REMAINDER if splits else DTYPE_BYTES[optimizer.main_params_dtype]

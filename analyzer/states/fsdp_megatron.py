@@ -1,8 +1,8 @@
-"""Bytes of parameters, gradients and optimizer states on a rank with Megatron-FSDP.
+"""Model states of a rank with Megatron-FSDP.
 
-Read in megatron/core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py
-(`_init_each_parameter_group_buffers`, `update_main_grads`) and megatron/core/optimizer/__init__.py, 0.16.1. There are
-always fp32 weights beside the parameters, and moments of theirs; sharded bytes are those of a full shard.
+Source: megatron/core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py
+(`_init_each_parameter_group_buffers`, `update_main_grads`) and megatron/core/optimizer/__init__.py, 0.16.1. Every
+parameter has an fp32 master weight and moments. Bytes of shards are those of a full shard.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from analyzer.units import BLOCK, dtype_bytes, round_up
 
 
 def sharded_states(job: TrainingJob, stage: StageModel) -> States:
-    """States of one rank of a pipeline stage."""
+    """Model states of one rank of a pipeline stage."""
     chunks = [sharded_buckets(job, tree) for tree in stage.trees]
     buckets = [bucket for chunk in chunks for bucket in chunk]
     fsdp = fsdp_of(job)
@@ -43,7 +43,7 @@ def sharded_states(job: TrainingJob, stage: StageModel) -> States:
 
 
 def owned_numel(job: TrainingJob, bucket: ShardedBucket) -> int:
-    """Elements whose fp32 weights and moments one rank keeps."""
+    """Elements of a bucket whose fp32 master weights and moments one rank stores."""
     if fsdp_of(job).strategy == "no_shard":
         return bucket.numel
     return bucket.numel // padding_ranks(job, bucket.group)
@@ -51,7 +51,7 @@ def owned_numel(job: TrainingJob, bucket: ShardedBucket) -> int:
 
 def _parameter_bytes(job: TrainingJob, bucket: ShardedBucket) -> int:
     strategy = fsdp_of(job).strategy
-    if strategy == "no_shard":  # parameters stay where they were made
+    if strategy == "no_shard":  # parameters keep their original allocations
         return sum(round_up(dtype_bytes(bucket.dtype, parameter.numel), BLOCK) for parameter in bucket.parameters)
     ranks = shard_ranks(job, bucket.group) if strategy == "optim_grads_params" else 1
     return round_up(dtype_bytes(bucket.dtype, bucket.numel // ranks), BLOCK)
@@ -63,21 +63,21 @@ def _gradient_numel(job: TrainingJob, bucket: ShardedBucket) -> int:
 
 
 def _at_start(job: TrainingJob, stage: StageModel, buckets: Sequence[ShardedBucket]) -> int:
-    """The fullest instant while the model is sharded: it lies whole on the GPU, and gives way bucket by bucket."""
-    left = sum(
+    """Peak while the model is sharded: the unsharded parameters are on the GPU and are freed bucket by bucket."""
+    unsharded = sum(
         round_up(dtype_bytes(stored_dtype(job, parameter), parameter.numel), BLOCK)
         for tree in stage.trees
         for parameter in parameters(tree)
     )
     strategy = fsdp_of(job).strategy
-    made = fullest = 0
+    created = peak = 0
     for bucket in buckets:
-        made += round_up(FP32 * owned_numel(job, bucket), BLOCK)
+        created += round_up(FP32 * owned_numel(job, bucket), BLOCK)
         if strategy == "no_shard":
-            fullest = max(fullest, left + made)
+            peak = max(peak, unsharded + created)
             continue
-        made += _parameter_bytes(job, bucket)
+        created += _parameter_bytes(job, bucket)
         gathered = round_up(dtype_bytes(bucket.dtype, bucket.numel), BLOCK) if strategy == "optim_grads_params" else 0
-        fullest = max(fullest, left + made + gathered)
-        left -= sum(round_up(dtype_bytes(bucket.dtype, parameter.numel), BLOCK) for parameter in bucket.parameters)
-    return fullest
+        peak = max(peak, unsharded + created + gathered)
+        unsharded -= sum(round_up(dtype_bytes(bucket.dtype, parameter.numel), BLOCK) for parameter in bucket.parameters)
+    return peak

@@ -1,4 +1,4 @@
-"""Model states with torch's FSDP2: shards of every parameter, gradient and optimizer state.
+"""Model states with PyTorch FSDP2: shards of every parameter, gradient and optimizer state.
 
 Source: megatron/core/distributed/torch_fully_sharded_data_parallel.py, megatron/core/optimizer/optimizer.py
 (`Float16OptimizerWithFloat16Params`) (0.16.1).
@@ -17,21 +17,21 @@ from analyzer.units import BLOCK, dtype_bytes, round_up
 
 
 def torch_states(job: TrainingJob, stage: StageModel) -> States:
-    """States of one rank: everything is sharded over data- and context-parallel ranks.
+    """Model states of one rank: everything is sharded over data- and context-parallel ranks.
 
-    Gradients have the type of the parameters. The step copies them to fp32 and drops them, and the copies live until
-    the next iteration starts.
+    Gradients have the dtype of the parameters. The optimizer step copies them to fp32 and frees them. The copies stay
+    allocated until the next iteration starts.
     """
-    held = [parameter for tree in stage.trees for parameter in parameters(tree)]
-    owned = sum(torch_shard_numel(job, parameter) for parameter in held)
-    shards = sum(round_up(dtype_bytes(parameter.dtype, torch_shard_numel(job, parameter)), BLOCK) for parameter in held)
+    listed = [parameter for tree in stage.trees for parameter in parameters(tree)]
+    owned = sum(torch_shard_numel(job, parameter) for parameter in listed)
+    shards = sum(round_up(dtype_bytes(parameter.dtype, torch_shard_numel(job, parameter)), BLOCK) for parameter in listed)
     half = job.precision.parameters != "fp32"
-    whole = sum(round_up(dtype_bytes(parameter.dtype, parameter.numel), BLOCK) for parameter in held)
+    unsharded = sum(round_up(dtype_bytes(parameter.dtype, parameter.numel), BLOCK) for parameter in listed)
     return States(
         parameters=shards,
         gradients=shards,
         masters=FP32 * owned if half else 0,
         moments=int(sum(fp32_moments(job))) * owned,
         gradient_copies=FP32 * owned - shards if half else 0,
-        at_start=0 if fsdp_of(job).starts_from_meta else whole,
+        at_start=0 if fsdp_of(job).starts_from_meta else unsharded,
     )

@@ -1,7 +1,7 @@
-"""Lion: one moment for each element, and updates that are made before they are applied.
+"""Lion: one moment per element. Updates are computed before they are applied.
 
-Read in emerging_optimizers/scalar_optimizers (`Lion.step`, `calculate_lion_update`), releases of 2026. It updates fp32 masters
-of 16-bit parameters (`_get_megatron_optimizer_based_on_param_groups`, megatron/core/optimizer/__init__.py of 0.17).
+Source: emerging_optimizers/scalar_optimizers (`Lion.step`, `calculate_lion_update`), releases of 2026. It updates fp32
+master weights of 16-bit parameters (`_get_megatron_optimizer_based_on_param_groups`, megatron/core/optimizer/__init__.py of 0.17).
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from analyzer.units import BLOCK, round_up
 
 
 def lion_states(job: TrainingJob, stage: StageModel, *, parameters: int, gradients: int) -> States:
-    """States of a rank, which owns every parameter it holds."""
-    held = sorted(
-        parameters_in_creation_order(job, stage), key=lambda weight: len(weight.shape) == 1
-    )  # vectors have a group of their own
-    each = [(round_up(4 * weight.numel, BLOCK), weight.dtype != "fp32") for weight in held]
+    """Model states of a rank, which updates all of its parameters."""
+    # vectors are in a separate group
+    listed = sorted(parameters_in_creation_order(job, stage), key=lambda weight: len(weight.shape) == 1)
+    each = [(round_up(4 * weight.numel, BLOCK), weight.dtype != "fp32") for weight in listed]
     masters = sum(size_each for size_each, half in each if half)
-    updates = lion_updates(held)
+    updates = lion_updates(listed)
     return States(
         parameters=parameters,
         gradients=gradients,
@@ -37,6 +36,6 @@ def lion_states(job: TrainingJob, stage: StageModel, *, parameters: int, gradien
 
 
 def lion_updates(owned: Sequence[OptimizerParameter]) -> tuple[Tensor, ...]:
-    """The update of a parameter, and that of the one before, whose name it takes: at their largest."""
+    """The largest pair of consecutive updates: the variable references the previous update until it is assigned again."""
     tensors = [Tensor(name="update", shape=weight.shape, dtype="fp32", formula="4·numel") for weight in owned]
     return max((tuple(tensors[:1]), *pairwise(tensors)), key=total_bytes)

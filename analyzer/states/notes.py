@@ -1,4 +1,4 @@
-"""What is assumed where an optimizer is offloaded to the host, or is Muon: sentences with their figures."""
+"""Assumptions about optimizer CPU offload and Muon, as sentences with their figures."""
 
 from __future__ import annotations
 
@@ -7,44 +7,44 @@ from collections.abc import Iterator, Sequence
 from analyzer.buffers.of_stage import stage_buffers
 from analyzer.modules.stage import StageModel
 from analyzer.specs import TrainingJob
-from analyzer.states.cpu_offload import host_bytes, offload_of, whole_model_bytes
+from analyzer.states.cpu_offload import host_bytes, offload_of, unsharded_copy_bytes
 from analyzer.units import format_bytes
 
 
 def optimizer_notes(job: TrainingJob, stages: Sequence[StageModel]) -> Iterator[str]:
-    """One sentence each."""
+    """The assumptions of a job, one sentence each."""
     if job.optimizer.offload is not None:
         yield from _offload_notes(job, stages)
     muon = job.optimizer.muon
     if muon is None:
         return
     if not job.megatron.startswith("0.16"):
-        yield f"Muon is modelled as in Megatron 0.16, which {job.megatron} is taken to follow"
+        yield f"Muon is modelled as in Megatron 0.16, and {job.megatron} is assumed to be the same"
     if muon.aligned:
         yield "buffers of matrices are laid out by owner as in Megatron's code of June 2026, between releases 0.18 and 0.19"
-    yield "temporaries of Muon are those of emerging_optimizers in its releases up to 2026"
+    yield "temporary tensors of Muon are those of emerging_optimizers in its releases up to 2026"
     if muon.layer_wise and muon.tensor_parallel != "blockwise" and job.parallel.data_with_context > 1:
         yield (
-            "what Muon sends among tensor-parallel ranks is that of the replica that sends most, so sums over the cluster are too "
-            "high"
+            "tensor-parallel communication of Muon is that of the data-parallel rank that sends the most, so sums over the cluster "
+            "are overestimated"
         )
 
 
 def _offload_notes(job: TrainingJob, stages: Sequence[StageModel]) -> Iterator[str]:
     needs = [host_bytes(job, stage, stage_buffers(job, stage)) for stage in stages]
     most = max(needs, key=lambda need: need.pageable + need.pinned)
-    whole = most.pageable + most.pinned
+    total = most.pageable + most.pinned
     ranks = min(job.parallel.gpus_per_node, job.parallel.world_size)
     offload = offload_of(job)
-    first = format_bytes(max(need.while_made for need in needs))
+    first = format_bytes(max(need.during_creation for need in needs))
     yield (
-        f"--optimizer-cpu-offload: the host holds up to {format_bytes(whole)} for a GPU, {format_bytes(ranks * whole)} for a node, "
-        f"of it {format_bytes(most.pinned)} for a GPU in pinned memory; while the optimizer is made"
-        f"{'' if offload.collected else ', and until Python collects its garbage'}, {first} more for a GPU"
+        f"--optimizer-cpu-offload: host memory up to {format_bytes(total)} per GPU and {format_bytes(ranks * total)} per node, "
+        f"of which {format_bytes(most.pinned)} per GPU are pinned; while the optimizer is created"
+        f"{'' if offload.collected else ', and until Python collects garbage'}, {first} more per GPU"
     )
-    copies = max(whole_model_bytes(job, stage.trees) for stage in stages)
+    copies = max(unsharded_copy_bytes(job, stage.trees) for stage in stages)
     if copies and not offload.collected:
         yield (
-            f"up to {format_bytes(copies)} of fp32 weights that it is made of first are counted as staying: "
-            "too high once Python collects its garbage, which --manual-gc does before the first iteration"
+            f"up to {format_bytes(copies)} of fp32 weights from the creation of the optimizer are assumed to stay allocated: "
+            "an overestimate once Python collects garbage, which --manual-gc does before the first iteration"
         )

@@ -1,4 +1,4 @@
-"""The model states of each rank: which formulas apply to a job. The one place that imports the variants.
+"""Choose the formulas for the model states of each rank. Optional implementations are imported only here.
 
 Sources: core/distributed/param_and_grad_buffer.py, core/optimizer/{optimizer,distrib_optimizer}.py (0.16.1).
 """
@@ -23,10 +23,10 @@ StageBuffers = Sequence[Sequence[Buffer]]
 def states_by_ranks(
     job: TrainingJob, stage: StageModel, buffers: StageBuffers, states: States
 ) -> tuple[tuple[RankRanges, States], ...]:
-    """Ranks of a pipeline stage that have equal states, with those states.
+    """Groups of ranks of a pipeline stage with equal model states, with these states.
 
     `buffers` and `states` are those of the stage (`buffers.of_stage.stage_buffers`, `stage_states`). All ranks are equal unless
-    whole parameters are distributed over replicas, or some states are on the host.
+    full parameters are distributed over replicas (layer-wise optimizer), or some states are on the host.
     """
     muon, offload = job.optimizer.muon, job.optimizer.offload
     if muon is not None and muon.layer_wise and job.parallel.data_with_context > 1:
@@ -41,9 +41,9 @@ def states_by_ranks(
 
 
 def stage_states(job: TrainingJob, stage: StageModel, buffers: StageBuffers) -> States:
-    """States of one rank of a pipeline stage; with the distributed optimizer, of a rank with a full shard.
+    """Model states of one rank of a pipeline stage; with the distributed optimizer, of a rank with a full shard.
 
-    Where whole parameters are distributed over replicas, those of a rank that owns all of them.
+    With a layer-wise optimizer, those of a rank that would own all parameters.
     """
     if job.fsdp is not None:
         if job.fsdp.implementation == "torch":
@@ -55,34 +55,34 @@ def stage_states(job: TrainingJob, stage: StageModel, buffers: StageBuffers) -> 
         return sharded_states(job, stage)
     flat = [buffer for chunk in buffers for buffer in chunk]
     gradients = sum(round_up(dtype_bytes(buffer.gradient_dtype, buffer.numel), BLOCK) for buffer in flat)
-    held = _parameter_bytes(job, stage, flat)
+    parameters = _parameter_bytes(job, stage, flat)
     if job.optimizer.muon is not None:
         from analyzer.states.muon import muon_states
 
-        return muon_states(job, stage, parameters=held, gradients=gradients)
+        return muon_states(job, stage, parameters=parameters, gradients=gradients)
     if job.optimizer.name == "lion":
         from analyzer.states.lion import lion_states
 
-        return lion_states(job, stage, parameters=held, gradients=gradients)
+        return lion_states(job, stage, parameters=parameters, gradients=gradients)
     if job.optimizer.offload is not None:
         from analyzer.states.cpu_offload import offloaded_states
 
-        return offloaded_states(job, stage, buffers, parameters=held, gradients=gradients)
-    return adam_states(job, stage, flat, parameters=held, gradients=gradients)
+        return offloaded_states(job, stage, buffers, parameters=parameters, gradients=gradients)
+    return adam_states(job, stage, flat, parameters=parameters, gradients=gradients)
 
 
 def _parameter_bytes(job: TrainingJob, stage: StageModel, buffers: Sequence[Buffer]) -> int:
-    """Parameters lie in buffers with the distributed optimizer, else each in a block of its own."""
+    """Parameters are in buffers with the distributed optimizer, and in separate allocations otherwise."""
     if not job.optimizer.distributed or job.megatron == "2023":
         element = int(DTYPE_BYTES[job.precision.parameters])
         return sum(tree.derived(_bytes_of_separate_parameters, element) for tree in stage.trees)
     own = (buffer for buffer in buffers if not buffer.gathers_through_gradients)
-    held = sum(round_up(dtype_bytes(buffer.parameter_dtype, buffer.numel), BLOCK) for buffer in own)
+    total = sum(round_up(dtype_bytes(buffer.parameter_dtype, buffer.numel), BLOCK) for buffer in own)
     if job.precision.fp8 is not None:
-        from analyzer.states.fp8_weights import beside_the_buffer_bytes
+        from analyzer.states.fp8_weights import outside_buffer_bytes
 
-        held += beside_the_buffer_bytes(job, stage.trees)
-    return held
+        total += outside_buffer_bytes(job, stage.trees)
+    return total
 
 
 def _bytes_of_separate_parameters(tree: Module, element: int) -> int:

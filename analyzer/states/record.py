@@ -9,7 +9,7 @@ from analyzer.modules.tree import Tensor
 
 
 class StartPeak(Enum):
-    """What allocates most before the first iteration."""
+    """The cause of the peak before the first iteration."""
 
     SHARDING = "sharding of the model"
     OPTIMIZER = "creation of the optimizer"
@@ -30,23 +30,23 @@ class States:
     moments_from_start: bool = False
     """Moments exist before the first forward."""
     gathered: int = 0
-    """Parameters that are unsharded between iterations."""
+    """Bytes of parameters that are unsharded between iterations."""
     at_start: int = 0
     """Peak while the states are created."""
     start_peak: StartPeak = StartPeak.SHARDING
     kept_copies: int = 0
-    """fp32 copies of 16-bit gradients that are created in the first step and stay."""
+    """fp32 copies of 16-bit gradients that are created in the first step and never freed."""
     step_workspace: tuple[Tensor, ...] = ()
-    """Temporary tensors at the peak of the optimizer step, beside `gradient_copies`."""
+    """Temporary tensors at the peak of the optimizer step, in addition to `gradient_copies`."""
     first_step_bytes: int = 0
-    """At the peak of the first step, beyond what stays after it: some moments may be created later in it."""
+    """Bytes at the peak of the first step beyond those after it. Some moments may be created after the peak."""
 
     @property
     def before_first_step(self) -> int:
-        """Bytes when the first forward starts."""
+        """Bytes at the start of the first forward."""
         return self.parameters + self.gradients + self.masters + (self.moments if self.moments_from_start else 0)
 
     @property
     def steady(self) -> int:
-        """Bytes when any later forward starts."""
+        """Bytes at the start of any later forward."""
         return self.parameters + self.gradients + self.masters + self.moments + self.kept_copies

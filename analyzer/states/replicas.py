@@ -1,4 +1,4 @@
-"""Ranks of a pipeline stage put together by what they hold, where replicas hold unlike states."""
+"""Group the ranks of a pipeline stage by model states, if replicas have different states."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from analyzer.states.record import States
 Part = TypeVar("Part", bound=Hashable)
 
 
-def alike_ranks(
+def group_by_states(
     parallel: ParallelSpec,
     pipeline_rank: int,
     *,
     dense: Sequence[Part],
     experts: Sequence[Part],
-    made_of: Callable[[Part, Part], States],
+    states_of: Callable[[Part, Part], States],
 ) -> tuple[tuple[RankRanges, States], ...]:
-    """Ranks that hold equal states, with those states; the class of the lowest rank comes first.
+    """Groups of ranks with equal model states, with these states. The group of the lowest rank comes first.
 
-    `dense` has the part of each data-parallel rank, with context, and `experts` that of each of the experts' replicas;
-    where they are fewer, they repeat.
+    `dense` has the part of each data-parallel rank (with context parallelism), `experts` that of each data-parallel rank of
+    the experts. Shorter sequences are repeated.
     """
     numbers: dict[Part, int] = {}
     of_dense = [numbers.setdefault(part, len(numbers)) for part in dense]
@@ -33,10 +33,10 @@ def alike_ranks(
         place = of_dense[replica % len(of_dense)], of_experts[expert_replica % len(of_experts)]
         places.setdefault(place, []).append(rank)
     parts = list(numbers)
-    alike: dict[States, list[int]] = {}
+    groups: dict[States, list[int]] = {}
     for (first, second), ranks in places.items():
-        alike.setdefault(made_of(parts[first], parts[second]), []).extend(ranks)
-    return tuple((_ranges(ranks), held) for held, ranks in alike.items())
+        groups.setdefault(states_of(parts[first], parts[second]), []).extend(ranks)
+    return tuple((_ranges(ranks), states) for states, ranks in groups.items())
 
 
 def _ranges(ranks: list[int]) -> RankRanges:

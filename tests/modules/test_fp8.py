@@ -20,7 +20,7 @@ from analyzer.modules.tree import Module, parameters
 from analyzer.passes.stages import stage_models
 from analyzer.predict import predict
 from analyzer.specs import HardwareSpec, TrainingJob
-from analyzer.states.bytes_per_parameter import adam_keeps_masters
+from analyzer.states.bytes_per_parameter import adam_stores_master_weights
 from analyzer.states.fp8_weights import cast_bytes, scaling_bytes
 from tests.command import report
 from tests.data_files import measured_records
@@ -176,9 +176,9 @@ def test_messages_are_gathered_in_fp8_and_reduced_in_16_bit() -> None:
 
 def test_the_precision_aware_adam_leaves_masters_to_megatron() -> None:
     line = "--use-precision-aware-optimizer --use-distributed-optimizer"
-    assert adam_keeps_masters(job_of(line))
-    assert adam_keeps_masters(fp8("delayed", line))
-    assert not adam_keeps_masters(fp8("tensorwise", line))
+    assert adam_stores_master_weights(job_of(line))
+    assert adam_stores_master_weights(fp8("delayed", line))
+    assert not adam_stores_master_weights(fp8("tensorwise", line))
 
 
 @given(rows=st.integers(1, 64).map(lambda n: 128 * n), columns=st.integers(1, 64).map(lambda n: 128 * n))

@@ -100,7 +100,7 @@ def test_the_host_holds_sixteen_bytes() -> None:
     need = host_bytes_of(job)
     assert need.pageable == 12 * numel(job)
     assert 4 * numel(job) <= need.pinned < 8 * numel(job)
-    assert need.while_made == 4 * numel(job)
+    assert need.during_creation == 4 * numel(job)
     unpinned = job_of(f"{OFFLOAD} --no-pin-cpu-grads", gpus=1)
     need = host_bytes_of(unpinned)
     assert (need.pageable, need.pinned) == (16 * numel(unpinned), 0)
@@ -108,7 +108,7 @@ def test_the_host_holds_sixteen_bytes() -> None:
 
 def test_the_report_says_what_the_host_needs() -> None:
     (note,) = (each for each in predict(job_of(OFFLOAD)).assumptions if each.startswith("--optimizer-cpu-offload"))
-    assert "for a node" in note
+    assert "per node" in note
     assert "pinned" in note
 
 

@@ -27,7 +27,7 @@ from analyzer.modules.tree import Module
 from analyzer.results import MemoryPart, PeakEvent, RankMemory
 from analyzer.schedule.pipeline import Step
 from analyzer.specs import TrainingJob
-from analyzer.states.bytes_per_parameter import adam_keeps_masters, bytes_per_parameter
+from analyzer.states.bytes_per_parameter import adam_stores_master_weights, bytes_per_parameter
 from analyzer.units import DTYPE_BYTES, dtype_bytes, round_up
 
 MOST_REQUESTS: Final = 25_000
@@ -162,7 +162,7 @@ def _allocate_states(
             _hold(allocator, [dtype_bytes(buffer.gradient_dtype, buffer.numel)])
     for address in own:
         allocator.free(address)
-    if job.precision.parameters == "fp32" or adam_keeps_masters(job):
+    if job.precision.parameters == "fp32" or adam_stores_master_weights(job):
         return
     _hold(allocator, (4 * numel for numel in owned))
 
