@@ -1,6 +1,6 @@
 """Buckets of Megatron-FSDP: which parameters are gathered and reduced together, and how they are padded.
 
-Read in megatron/core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py (`_get_parameter_groups`,
+Source: megatron/core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py (`_get_parameter_groups`,
 `build_data_parallel_buffer_index`) and mcore_fsdp_adapter.py, 0.16.1. Sizes are elements.
 """
 
@@ -27,27 +27,26 @@ class ShardedBucket:
     """Parameters of one unit, or outside units, in one flat buffer."""
 
     unit: int | None
-    """Number of the unit in its chunk; None for what is outside."""
+    """Number of the unit in its chunk; None outside units."""
     group: ReductionGroup
-    """Ranks that share it: replicas of the dense model, or of an expert."""
+    """Ranks that share the bucket: the data-parallel ranks of the dense model or of experts."""
     dtype: str
-    """Of the parameters, as they are stored and gathered."""
+    """Element type in which the parameters are stored and gathered."""
     numel: int
-    """With padding: elements of each message."""
+    """Elements of each message, including padding."""
     parameters: tuple[Parameter, ...]
     segments: frozenset[int]
-    """Where in the chunk its parameters are used, as `segments` counts."""
+    """Indices of the segments of the chunk that use its parameters (`segments`)."""
 
     @property
     def expert(self) -> bool:
-        """Whether it holds routed experts, which are never in one bucket with other parameters."""
+        """Whether it contains routed experts, which never share a bucket with other parameters."""
         return self.group == "edp"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """A piece of a chunk in which the same parameters are at hand: a module without children, a layer, or layers under one
-    checkpoint."""
+    """A part of a chunk that uses a fixed set of parameters: a module without children, a layer, or layers under one checkpoint."""
 
     modules: tuple[Module, ...]
     units: bool
@@ -55,7 +54,7 @@ class Segment:
 
 
 def fsdp_of(job: TrainingJob) -> FsdpSpec:
-    """The launch's own; only called where there is one."""
+    """The FSDP settings of a job that uses FSDP."""
     assert job.fsdp is not None
     return job.fsdp
 
@@ -67,17 +66,17 @@ def is_unit(module: Module) -> bool:
 
 
 def layers_under_checkpoint(module: Module) -> bool:
-    """Whether this is a checkpoint around whole units."""
+    """Whether this is a checkpoint around units."""
     return module.recomputed and all(is_unit(child) for child in module.children)
 
 
 def is_segment(module: Module) -> bool:
-    """Whether a module is one piece: a unit, units under one checkpoint, another checkpoint, or a module without children."""
+    """Whether a module is one segment: a unit, units under one checkpoint, another checkpoint, or a module without children."""
     return is_unit(module) or module.recomputed or not module.children
 
 
 def segments(tree: Module) -> Iterator[Segment]:
-    """Pieces of a chunk in the order of execution."""
+    """Segments of a chunk in the order of execution."""
     if is_segment(tree):
         under = layers_under_checkpoint(tree)
         yield Segment(modules=tree.children if under else (tree,), units=under or is_unit(tree))
@@ -87,9 +86,9 @@ def segments(tree: Module) -> Iterator[Segment]:
 
 
 def sharded_buckets(job: TrainingJob, tree: Module) -> tuple[ShardedBucket, ...]:
-    """Buckets of one chunk in Megatron's order, which is also that of the prefetch.
+    """Buckets of one chunk in Megatron's order, which is also the order of prefetching.
 
-    Only the strategy that shards parameters has units; the others fill buckets across layers.
+    Only the strategy that shards parameters has units. The others fill buckets across layers.
     """
     has_units = fsdp_of(job).strategy == "optim_grads_params"
     groups: dict[tuple[int | None, bool, str], list[tuple[int, Parameter]]] = {}
@@ -104,8 +103,8 @@ def sharded_buckets(job: TrainingJob, tree: Module) -> tuple[ShardedBucket, ...]
     padded: dict[tuple[int, ...], int] = {}
     return tuple(
         _bucket(job, members, unit=number, expert=expert, dtype=dtype, padded=padded)
-        for (number, expert, dtype), held in groups.items()
-        for members in (_split(job, held) if number is None else (held,))
+        for (number, expert, dtype), listed in groups.items()
+        for members in (_split(job, listed) if number is None else (listed,))
         if members
     )
 
@@ -117,14 +116,14 @@ def stored_dtype(job: TrainingJob, parameter: Parameter) -> str:
 
 
 def gradient_dtype(job: TrainingJob, bucket: ShardedBucket) -> str:
-    """Element type in which a bucket's gradients are summed. fp32 gradients overrule what is asked."""
+    """Element type in which a bucket's gradients are accumulated. With fp32 gradients the FSDP option is ignored."""
     if job.precision.gradients == "fp32":
         return "fp32"
     return fsdp_of(job).main_gradients or ("bf16" if bucket.dtype == "fp8" else bucket.dtype)
 
 
 def reduced_dtype(job: TrainingJob, bucket: ShardedBucket) -> str:
-    """Element type in which a bucket's gradients are collected unsharded, and sent."""
+    """Element type of a bucket's unsharded gradients and of their reduction."""
     if job.precision.gradients == "fp32":
         return "fp32"
     return fsdp_of(job).reduced_gradients or gradient_dtype(job, bucket)
@@ -139,7 +138,7 @@ def _bucket(
     dtype: str,
     padded: dict[tuple[int, ...], int],
 ) -> ShardedBucket:
-    """One bucket; `padded` remembers sizes, since layers that are alike hold the very same parameters."""
+    """One bucket. `padded` caches sizes, since equal layers share their parameter objects."""
     group: ReductionGroup = "edp" if expert else "dp_cp"
     parameters = tuple(parameter for _, parameter in members)
     key = (expert, *(id(parameter) for parameter in parameters))
@@ -158,7 +157,7 @@ def _bucket(
 
 
 def _split(job: TrainingJob, members: Sequence[tuple[int, Parameter]]) -> Iterator[list[tuple[int, Parameter]]]:
-    """Parameters outside units, cut where a bucket is full; a tied embedding that two pipeline stages share is alone."""
+    """Parameters outside units, split into buckets. A tied embedding that two pipeline stages share has a separate bucket."""
     strategy, limit = fsdp_of(job).strategy, bucket_size(job)
     bucket: list[tuple[int, Parameter]] = []
     for member in members:
@@ -174,7 +173,7 @@ def _split(job: TrainingJob, members: Sequence[tuple[int, Parameter]]) -> Iterat
 
 
 def bucket_size(job: TrainingJob) -> int | None:
-    """Elements at which a bucket outside units closes; None where all is one bucket (`get_model`)."""
+    """Elements at which a bucket outside units is closed; None if all parameters share one bucket (`get_model`)."""
     optimizer = job.optimizer
     if not optimizer.overlap_grad_reduce or optimizer.overlap_param_gather_with_optimizer_step:
         return None
@@ -183,18 +182,18 @@ def bucket_size(job: TrainingJob) -> int | None:
 
 
 def shard_ranks(job: TrainingJob, group: ReductionGroup) -> int:
-    """Ranks over which parameters and gradients are sharded: those of one instance of the optimizer."""
+    """Ranks over which parameters and gradients are sharded: those of one optimizer instance."""
     return reduction_size(job.parallel, group)
 
 
 def padding_ranks(job: TrainingJob, group: ReductionGroup) -> int:
-    """Ranks whose multiple a bucket is: all that share its fp32 weights."""
+    """Ranks to a multiple of which a bucket is padded: all ranks that share its fp32 master weights."""
     instances = job.parallel.distributed_optimizer_instances if fsdp_of(job).outer_sharding else 1
     return shard_ranks(job, group) * instances
 
 
 def _shapes(parameter: Parameter) -> Iterator[Shape]:
-    """Shapes as Megatron holds them: routed experts have a weight each."""
+    """Shapes as Megatron stores them: one weight per routed expert."""
     if parameter.sharding == "expert" and len(parameter.shape) == 3:
         yield from (parameter.shape[1:],) * parameter.shape[0]
     else:
@@ -202,10 +201,10 @@ def _shapes(parameter: Parameter) -> Iterator[Shape]:
 
 
 def padded_numel(shapes: Sequence[Shape], *, ranks: int | None) -> int:
-    """Elements of a bucket: rows of parameters are not split over ranks, so they start at multiples of the longest row.
+    """Elements of a bucket. Rows of parameters are not split over ranks, so parameters start at multiples of the longest row.
 
-    What a parameter leaves of its last row is filled with parameters that are shorter than a row. The whole is a
-    multiple of `ranks` rows; None where nothing is sharded.
+    The unused end of a parameter's last row is filled with parameters that are shorter than a row. The total is a multiple
+    of `ranks` rows; None if nothing is sharded.
     """
     ordered = sorted(((prod(shape[1:]), prod(shape)) for shape in shapes), key=lambda sizes: -sizes[0])
     row = ordered[0][0]
@@ -217,7 +216,7 @@ def padded_numel(shapes: Sequence[Shape], *, ranks: int | None) -> int:
 
 
 def _laid_out(sizes: Sequence[int], *, row: int) -> int:
-    """Where the last parameter ends."""
+    """End of the last parameter, in elements."""
     regular = deque(size for size in sizes if size >= row)
     fragments = [size for size in sizes if size < row]
     end = 0
@@ -229,7 +228,7 @@ def _laid_out(sizes: Sequence[int], *, row: int) -> int:
         end += round_up(size, row)
         space = row - size % row
         other = next((each for each in regular if each % row and size % row + each % row <= row), None)
-        if other is not None:  # the rest of another shares this last row
+        if other is not None:  # the last rows of both share one row
             regular.remove(other)
             space -= other % row
             end += other // row * row

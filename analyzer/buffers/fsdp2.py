@@ -1,7 +1,7 @@
-"""Units of torch's FSDP2: parameters that one collective gathers or reduces.
+"""Units of PyTorch FSDP2: parameters that one collective gathers or reduces.
 
-A unit is the embedding, a transformer layer or the output layer; the rest, the final norm, belongs to the root. Each parameter is
-split along its first dimension, padded to a multiple of the ranks.
+A unit is the embedding, a transformer layer or the output layer. The final norm belongs to the root. Each parameter is split along
+its first dimension, padded to a multiple of the number of ranks.
 
 Source: megatron/core/distributed/torch_fully_sharded_data_parallel.py (0.16.1),
 torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (torch 2.13).
@@ -25,7 +25,7 @@ class TorchUnit:
 
     name: str
     numel: int
-    """With the padding of each parameter."""
+    """Elements including the padding of each parameter."""
     dtype: str
 
 
@@ -33,11 +33,11 @@ def torch_units(job: TrainingJob, tree: Module) -> Iterator[TorchUnit]:
     """Units of a chunk in the order of execution; the root's own parameters last."""
     root: list[Parameter] = []
     for module in unit_pieces(tree):
-        held = list(creation_order(module))
-        if is_torch_unit(module) and held:
-            yield torch_unit(job, module.name, held)
+        listed = list(creation_order(module))
+        if is_torch_unit(module) and listed:
+            yield torch_unit(job, module.name, listed)
         else:
-            root += held
+            root += listed
     if root:
         yield torch_unit(job, "root", root)
 
@@ -52,14 +52,14 @@ def unit_pieces(tree: Module) -> Iterator[Module]:
 
 
 def is_torch_unit(module: Module) -> bool:
-    """Whether Megatron wraps this module as a unit of its own."""
+    """Whether Megatron wraps this module as a separate unit."""
     return module.kind in (ModuleKind.LAYER, ModuleKind.EMBEDDING, ModuleKind.OUTPUT_LAYER)
 
 
-def torch_unit(job: TrainingJob, name: str, held: list[Parameter]) -> TorchUnit:
-    """The unit of these parameters."""
+def torch_unit(job: TrainingJob, name: str, listed: list[Parameter]) -> TorchUnit:
+    """The unit with the given parameters."""
     ranks = job.parallel.data_with_context
-    numel = sum(ranks * torch_shard_numel(job, parameter) for parameter in held)
+    numel = sum(ranks * torch_shard_numel(job, parameter) for parameter in listed)
     return TorchUnit(name=name, numel=numel, dtype=job.precision.parameters)
 
 

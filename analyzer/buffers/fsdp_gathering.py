@@ -1,10 +1,10 @@
-"""What Megatron-FSDP has unsharded at each moment: parameters gathered ahead, gradients that wait for their reduction.
+"""Unsharded buckets of Megatron-FSDP in each segment of a chunk: prefetched parameters, and gradients before their reduction.
 
-Read in megatron/core/distributed/fsdp/src/megatron_fsdp/megatron_fsdp.py (`_register_fsdp_hooks`) and
+Source: megatron/core/distributed/fsdp/src/megatron_fsdp/megatron_fsdp.py (`_register_fsdp_hooks`) and
 param_and_grad_buffer.py (`AllGatherPipeline`, `GradReducePipeline`), 0.16.1. Before a module runs, its buckets are
-gathered, and those after them up to half of a communication unit; a layer's are dropped when it has run. Gradients of
-a bucket are collected unsharded, and dropped when a communication unit of them has been reduced since. Buckets outside
-layers stay until the optimizer has stepped.
+gathered, and the following ones up to half of a communication unit. The buckets of a layer are freed after it has run.
+Gradients of a bucket are accumulated unsharded, and freed after a communication unit of later gradients is queued. Buckets
+outside layers stay allocated until the optimizer step.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from analyzer.buffers.fsdp import (
 from analyzer.modules.tree import Module, Tensor
 from analyzer.specs import TrainingJob
 
-LEAST_UNIT: Final = 1_000_000_000
-"""Elements of a communication unit, where two average layers are not more (`_init_fsdp_param_and_grad_buffer`)."""
+MIN_UNIT: Final = 1_000_000_000
+"""Minimum elements of a communication unit, which has two average layers (`_init_fsdp_param_and_grad_buffer`)."""
 BUFFERS: Final = 2
-"""Layers that the persistent buffers of `--fsdp-double-buffer` hold (`UB_BUFFER_NUM`)."""
+"""Layers that fit the persistent buffers of `--fsdp-double-buffer` (`UB_BUFFER_NUM`)."""
 PARAMETERS: Final = "gathered parameters"
 GRADIENTS: Final = "unsharded gradients"
 
@@ -39,13 +39,13 @@ Ids = frozenset[int]
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkPasses:
-    """What is unsharded in each segment of a chunk, by bucket, and how often each bucket is gathered in a microbatch."""
+    """The unsharded buckets in each segment of a chunk, and how often each bucket is gathered per microbatch."""
 
     forward: tuple[Ids, ...]
     backward: tuple[Ids, ...]
     gradients: tuple[Ids, ...]
     gathered_forward: tuple[int, ...]
-    """For each bucket, with what is gathered in forward for the backward."""
+    """For each bucket, including those gathered at the end of forward for the backward."""
     gathered_backward: tuple[int, ...]
 
 
@@ -58,13 +58,13 @@ class Gathering:
     buckets: tuple[ShardedBucket, ...]
 
     @cached_property
-    def pieces(self) -> tuple[Segment, ...]:
+    def all_segments(self) -> tuple[Segment, ...]:
         return tuple(segments(self.tree))
 
     @cached_property
     def parts(self) -> tuple[tuple[Ids, ...], ...]:
-        """For each segment the buckets of each module in it, units one by one."""
-        of_segment: list[set[int]] = [set() for _ in self.pieces]
+        """For each segment, the buckets of each of its modules; units are separate modules."""
+        of_segment: list[set[int]] = [set() for _ in self.all_segments]
         of_unit: dict[int, set[int]] = {}
         for number, bucket in enumerate(self.buckets):
             if bucket.unit is not None:
@@ -74,7 +74,7 @@ class Gathering:
                     of_segment[segment].add(number)
         parts: list[tuple[Ids, ...]] = []
         unit = 0
-        for piece, outside in zip(self.pieces, of_segment, strict=True):
+        for piece, outside in zip(self.all_segments, of_segment, strict=True):
             if piece.units and of_unit:
                 parts.append(tuple(frozenset(of_unit[unit + index]) for index in range(len(piece.modules))))
                 unit += len(piece.modules)
@@ -84,7 +84,7 @@ class Gathering:
 
     @cached_property
     def together(self) -> tuple[Ids, ...]:
-        """For each bucket those gathered with it: of the same unit, experts apart."""
+        """For each bucket, the buckets that are gathered with it: those of the same unit, experts separately."""
         members: dict[tuple[int, bool], set[int]] = {}
         for number, bucket in enumerate(self.buckets):
             if bucket.unit is not None:
@@ -97,29 +97,29 @@ class Gathering:
     @cached_property
     def unit_size(self) -> int:
         """Elements of a communication unit."""
-        asked = fsdp_of(self.job).communication_unit_size
-        if asked is not None:
-            return asked
+        given = fsdp_of(self.job).communication_unit_size
+        if given is not None:
+            return given
         units = {bucket.unit for bucket in self.buckets if bucket.unit is not None}
         if not units:
-            return max(LEAST_UNIT, bucket_size(self.job) or 0)
+            return max(MIN_UNIT, bucket_size(self.job) or 0)
         layers = sum(p.numel for bucket in self.buckets if bucket.unit is not None for p in bucket.parameters)
-        return max(LEAST_UNIT, layers // len(units) * 2)
+        return max(MIN_UNIT, layers // len(units) * 2)
 
     @cached_property
     def pooled(self) -> Ids:
-        """Units that share the persistent buffers: the largest set of units that are alike."""
+        """Units that share the persistent buffers: the largest set of equal units."""
         if not fsdp_of(self.job).double_buffer:
             return frozenset()
-        alike: dict[tuple[tuple[str, int], ...], set[int]] = {}
+        equal_units: dict[tuple[tuple[str, int], ...], set[int]] = {}
         for unit in sorted({bucket.unit for bucket in self.buckets if bucket.unit is not None}):
             key = tuple((b.dtype, sum(p.numel for p in b.parameters)) for b in self.buckets if b.unit == unit)
-            alike.setdefault(key, set()).add(unit)
-        largest: set[int] = max(alike.values(), key=len) if alike else set()
+            equal_units.setdefault(key, set()).add(unit)
+        largest: set[int] = max(equal_units.values(), key=len) if equal_units else set()
         return frozenset(largest)
 
-    def ahead(self, wanted: Ids, *, step: int) -> Ids:
-        """The buckets to gather where `wanted` are needed, `step` 1 in forward and -1 in backward."""
+    def with_prefetch(self, wanted: Ids, *, step: int) -> Ids:
+        """The buckets to gather when `wanted` are needed, with prefetching. `step` is 1 in forward and -1 in backward."""
         chosen = set(wanted)
         units: set[int | None] = {self.buckets[number].unit for number in wanted} & self.pooled
         following = min(wanted) if step > 0 else max(wanted)
@@ -143,21 +143,21 @@ class Gathering:
         return sum(self.buckets[number].numel for number in ids)
 
     def tensors(self, ids: Ids, name: str) -> tuple[Tensor, ...]:
-        """The unsharded buckets outside the persistent buffers: one tensor for each element type."""
+        """The unsharded buckets outside the persistent buffers, as one tensor per element type."""
         sizes: dict[str, int] = {}
         for number in sorted(ids):
             bucket = self.buckets[number]
             if shard_ranks(self.job, bucket.group) > 1 and bucket.unit not in self.pooled:
                 dtype = bucket.dtype if name == PARAMETERS else reduced_dtype(self.job, bucket)
                 sizes[dtype] = sizes.get(dtype, 0) + bucket.numel
-        return tuple(Tensor(name=name, shape=(numel,), dtype=dtype, formula="whole buckets") for dtype, numel in sizes.items())
+        return tuple(Tensor(name=name, shape=(numel,), dtype=dtype, formula="full buckets") for dtype, numel in sizes.items())
 
 
 def chunk_passes(job: TrainingJob, tree: Module, buckets: tuple[ShardedBucket, ...], *, first: bool = False) -> ChunkPasses:
     """One microbatch through a chunk; `first`: no backward has run yet."""
     chunk = Gathering(job, tree, buckets)
     gathered = [0] * len(buckets), [0] * len(buckets)
-    nothing: tuple[Ids, ...] = (frozenset(),) * len(chunk.pieces)
+    nothing: tuple[Ids, ...] = (frozenset(),) * len(chunk.all_segments)
     forward = backward = gradients = nothing
     fsdp = fsdp_of(job)
     if fsdp.strategy == "optim_grads_params":
@@ -176,9 +176,9 @@ def chunk_passes(job: TrainingJob, tree: Module, buckets: tuple[ShardedBucket, .
     )
 
 
-def _gather(ready: set[int], asked: Ids, counts: list[int]) -> bool:
-    """Gathers what is not there yet; whether there was any."""
-    missing = asked - ready
+def _gather(ready: set[int], needed: Ids, counts: list[int]) -> bool:
+    """Gather the buckets that are not in `ready`. Returns whether there were any."""
+    missing = needed - ready
     for number in missing:
         counts[number] += 1
     ready |= missing
@@ -186,12 +186,12 @@ def _gather(ready: set[int], asked: Ids, counts: list[int]) -> bool:
 
 
 def _forward(chunk: Gathering, ready: set[int], counts: list[int], *, prefetches: bool) -> Iterator[Ids]:
-    """What is unsharded in each segment; `ready` is left as it is at the end. Layers always gather ahead."""
-    for piece, parts in zip(chunk.pieces, chunk.parts, strict=True):
+    """The unsharded buckets in each segment. Updates `ready`. Layers always prefetch."""
+    for piece, parts in zip(chunk.all_segments, chunk.parts, strict=True):
         largest: Ids = frozenset(ready)
         for wanted in parts:
             if wanted:
-                _gather(ready, chunk.ahead(wanted, step=1) if piece.units or prefetches else wanted, counts)
+                _gather(ready, chunk.with_prefetch(wanted, step=1) if piece.units or prefetches else wanted, counts)
             largest = max(largest, frozenset(ready), key=chunk.size)
             if piece.units:
                 ready -= wanted
@@ -199,41 +199,41 @@ def _forward(chunk: Gathering, ready: set[int], counts: list[int], *, prefetches
 
 
 def _backward(chunk: Gathering, ready: set[int], counts: list[int]) -> Iterator[Ids]:
-    """What is unsharded in each segment, the last first. Only layers gather.
+    """The unsharded buckets in each segment, last segment first. Only layers gather.
 
-    Layers that the end of the forward gathered ahead are given up when the first other layer is gathered.
+    Layers that were prefetched at the end of the forward are freed when the first other layer is gathered.
     """
-    spare = {number for number in ready if chunk.buckets[number].unit is not None}
-    for piece, parts in zip(reversed(chunk.pieces), reversed(chunk.parts), strict=True):
+    prefetched = {number for number in ready if chunk.buckets[number].unit is not None}
+    for piece, parts in zip(reversed(chunk.all_segments), reversed(chunk.parts), strict=True):
         if not piece.units:
             yield frozenset(ready)
             continue
         largest: Ids = frozenset()
-        if len(parts) > 1:  # layers under one checkpoint run forward again, each gathered without what follows
+        if len(parts) > 1:  # layers under one checkpoint run forward again, without prefetching
             for wanted in parts:
-                spare -= wanted
+                prefetched -= wanted
                 if _gather(ready, wanted, counts):
-                    ready -= spare
-                    spare = set()
+                    ready -= prefetched
+                    prefetched = set()
             largest = frozenset(ready)
         for wanted in reversed(parts):
-            spare -= wanted
-            asked = chunk.ahead(wanted, step=-1)
-            if asked - ready:
-                ready -= spare
-                spare = set()
-            _gather(ready, asked, counts)
+            prefetched -= wanted
+            needed = chunk.with_prefetch(wanted, step=-1)
+            if needed - ready:
+                ready -= prefetched
+                prefetched = set()
+            _gather(ready, needed, counts)
             largest = max(largest, frozenset(ready), key=chunk.size)
             ready -= wanted
         yield largest
 
 
 def _gradients(chunk: Gathering) -> Iterator[Ids]:
-    """Buckets of gradients in each segment, the last first."""
+    """Unsharded gradient buckets in each segment, last segment first."""
     unfinished = {number: set(bucket.segments) for number, bucket in enumerate(chunk.buckets)}
     alive: set[int] = set()
     queue: list[int] = []
-    for index in range(len(chunk.pieces) - 1, -1, -1):
+    for index in range(len(chunk.all_segments) - 1, -1, -1):
         largest: Ids = frozenset(alive)
         for wanted in reversed(chunk.parts[index]):
             alive |= wanted
@@ -241,56 +241,56 @@ def _gradients(chunk: Gathering) -> Iterator[Ids]:
             for number in sorted(wanted):
                 unfinished[number].discard(index)
                 if not unfinished[number]:
-                    _make_room(chunk, alive, queue, number)
+                    _free_reduced(chunk, alive, queue, number)
                     queue.append(number)
         yield largest
 
 
-def _make_room(chunk: Gathering, alive: set[int], queue: list[int], coming: int) -> None:
-    """Drops the oldest reduced buckets before another one is reduced."""
-    waiting = sum(chunk.buckets[number].numel for number in queue)
-    coming_unit = chunk.buckets[coming].unit
-    while queue and (waiting > chunk.unit_size or _beyond_buffers(chunk, queue, coming_unit)):
+def _free_reduced(chunk: Gathering, alive: set[int], queue: list[int], next_bucket: int) -> None:
+    """Free the oldest reduced buckets before another one is reduced."""
+    pending = sum(chunk.buckets[number].numel for number in queue)
+    next_unit = chunk.buckets[next_bucket].unit
+    while queue and (pending > chunk.unit_size or _beyond_buffers(chunk, queue, next_unit)):
         oldest = queue.pop(0)
-        waiting -= chunk.buckets[oldest].numel
+        pending -= chunk.buckets[oldest].numel
         alive.discard(oldest)
 
 
-def _beyond_buffers(chunk: Gathering, queue: Sequence[int], coming: int | None) -> bool:
-    """Whether the persistent buffers are too few for the units that wait and the one that comes."""
+def _beyond_buffers(chunk: Gathering, queue: Sequence[int], next_unit: int | None) -> bool:
+    """Whether the persistent buffers are too few for the pending units and the next one."""
     if not fsdp_of(chunk.job).double_buffer:
         return False
-    return len({chunk.buckets[number].unit for number in queue} | {coming}) > BUFFERS
+    return len({chunk.buckets[number].unit for number in queue} | {next_unit}) > BUFFERS
 
 
 def gathered_after_step(job: TrainingJob, buckets: tuple[ShardedBucket, ...], tree: Module) -> int:
     """Bytes of parameters that are unsharded between iterations.
 
-    After the optimizer step the first buckets are gathered for the next forward. `--log-params-norm` gives them up again,
-    but for what stays outside layers.
+    After the optimizer step the first buckets are gathered for the next forward. `--log-params-norm` frees them,
+    except for buckets outside layers that stay unsharded.
     """
     fsdp = fsdp_of(job)
     if fsdp.strategy != "optim_grads_params" or not buckets:
         return 0
     chunk = Gathering(job, tree, buckets)
-    held: Ids = frozenset()
+    unsharded: Ids = frozenset()
     if fsdp.outside_layers_stay:
-        held = frozenset(number for number, bucket in enumerate(buckets) if bucket.unit is None)
+        unsharded = frozenset(number for number, bucket in enumerate(buckets) if bucket.unit is None)
     if not job.optimizer.log_params_norm:
-        held |= chunk.ahead(chunk.together[0], step=1)
-    return sum(tensor.bytes for tensor in chunk.tensors(held, PARAMETERS))
+        unsharded |= chunk.with_prefetch(chunk.together[0], step=1)
+    return sum(tensor.bytes for tensor in chunk.tensors(unsharded, PARAMETERS))
 
 
 def pool_bytes(job: TrainingJob, tree: Module) -> tuple[int, int]:
-    """Bytes of the persistent buffers for parameters and for gradients, 0 without `--fsdp-double-buffer`."""
+    """Bytes of the persistent buffers for parameters and for gradients; 0 without `--fsdp-double-buffer`."""
     chunk = Gathering(job, tree, sharded_buckets(job, tree))
     if not chunk.pooled:
         return 0, 0
     unit = min(chunk.pooled)
-    whole = frozenset(number for number, bucket in enumerate(chunk.buckets) if bucket.unit == unit)
+    in_unit = frozenset(number for number, bucket in enumerate(chunk.buckets) if bucket.unit == unit)
     unpooled = replace(chunk.job, fsdp=replace(fsdp_of(job), double_buffer=False))
     plain = Gathering(unpooled, tree, chunk.buckets)
     parameters, gradients = (
-        BUFFERS * sum(tensor.bytes for tensor in plain.tensors(whole, name)) for name in (PARAMETERS, GRADIENTS)
+        BUFFERS * sum(tensor.bytes for tensor in plain.tensors(in_unit, name)) for name in (PARAMETERS, GRADIENTS)
     )
     return parameters, gradients

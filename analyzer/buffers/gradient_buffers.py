@@ -23,7 +23,7 @@ from analyzer.units import round_up
 PARAMETER_ALIGNMENT: Final = 64
 """Elements; parameters start at 128 bytes (`_pad_start_of_param_if_needed`)."""
 BUCKET_ALIGNMENT: Final = 128
-"""Elements; buckets start at 256 bytes, which cuBLAS wants (`_pad_end_of_bucket_if_needed`)."""
+"""Elements; buckets start at 256 bytes, as cuBLAS requires (`_pad_end_of_bucket_if_needed`)."""
 HIGH_BUSBW_ALIGNMENT: Final = 2**16
 """Elements; the same with `--ddp-pad-buckets-for-high-nccl-busbw`."""
 DEFAULT_BUCKET_SIZE: Final = 40_000_000
@@ -31,7 +31,7 @@ DEFAULT_BUCKET_SIZE_PER_RANK: Final = 1_000_000
 """Elements, times the data-parallel size with context: the default if that is more than DEFAULT_BUCKET_SIZE."""
 
 _Kind = tuple[ReductionGroup, str, str]
-"""Group, and types of parameters as they are stored and of gradients."""
+"""Reduction group, stored dtype of parameters, and dtype of gradients."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +39,13 @@ class Bucket:
     """A contiguous part of a buffer, reduced by one collective."""
 
     numel_unpadded: int
-    """Elements with the alignment of parameters, without the padding at the end."""
+    """Elements including the alignment of parameters, without the padding at the end."""
     numel: int
     """Elements of the message."""
     sizes: tuple[int, ...]
-    """Elements of each parameter, in the order of the buffer; of grouped experts, of each expert."""
+    """Elements of each parameter, in the order of the buffer. Grouped experts have one entry per expert."""
     alignment: int = 1
-    """Elements to a multiple of which the start of each parameter is rounded up."""
+    """The start of each parameter is rounded up to a multiple of this number of elements."""
 
     @property
     def placed(self) -> Iterator[tuple[int, int]]:
@@ -66,18 +66,18 @@ class Buffer:
     group: ReductionGroup
     buckets: tuple[Bucket, ...]
     gathers_through_gradients: bool = False
-    """Parameters are gathered in 16 bit through the gradient buffer, and have no buffer (`--reuse-grad-buf-for-mxfp8-param-ag`)."""
+    """Parameters are gathered in 16 bit through the gradient buffer and have no buffer (`--reuse-grad-buf-for-mxfp8-param-ag`)."""
 
     @property
     def numel(self) -> int:
-        """Elements that are allocated."""
+        """Allocated elements."""
         return sum(bucket.numel for bucket in self.buckets)
 
 
 def bucket_size(job: TrainingJob, *, pipeline_rank: int, chunk: int, rank_numel: int) -> int | None:
-    """Elements from which on a bucket of this chunk is closed; None if each buffer is one bucket.
+    """Elements at which a bucket of this chunk is closed; None if each buffer is one bucket.
 
-    `chunk` counts the chunks of the pipeline rank from 0, `rank_numel` the parameters of all of them.
+    `chunk`: index of the chunk on its pipeline rank. `rank_numel`: elements of the parameters of all its chunks.
     """
     optimizer = job.optimizer
     if not optimizer.overlap_grad_reduce or optimizer.overlap_param_gather_with_optimizer_step:
@@ -92,11 +92,11 @@ def bucket_size(job: TrainingJob, *, pipeline_rank: int, chunk: int, rank_numel:
 
 
 def chunk_buffers(job: TrainingJob, runs: Sequence[ParameterRun], *, bucket_size: int | None) -> tuple[Buffer, ...]:
-    """Buffers of a model chunk whose parameters are given in the order of their creation, dense ones first.
+    """Buffers of a model chunk, dense ones first. `runs`: its parameters in the order of creation.
 
     There is one for each pair of dtypes, in the order in which the pairs first occur. With expert parallelism, expert parameters
     have separate buffers (`allreduce` False); without it they are reduced with all others. Weights that are stored in FP8 have
-    buffers of bytes.
+    uint8 buffers.
     """
     if job.megatron == "2023":
         return _legacy_buffers(job, runs)
@@ -123,7 +123,7 @@ def parameters_by_buffer(job: TrainingJob, tree: Module) -> tuple[tuple[Paramete
 
 
 def _by_kind(job: TrainingJob, runs: Sequence[ParameterRun]) -> list[tuple[_Kind, list[ParameterRun]]]:
-    """Parameters that share a buffer; kinds of dense ones first."""
+    """Runs of parameters by buffer, those of dense parameters first."""
     kinds: dict[_Kind, list[ParameterRun]] = {}
     for run in runs:
         of_run: dict[_Kind, list[Parameter]] = {}
@@ -143,7 +143,7 @@ def _kind(job: TrainingJob, parameter: Parameter) -> _Kind:
 
 
 def shard_numel(buffer: Buffer, group_size: int) -> int:
-    """Elements of the buffer that one rank of the distributed optimizer owns, with padding.
+    """Elements of the buffer that one rank of the distributed optimizer owns, including padding.
 
     Every bucket is split into `group_size` equal parts, so a shard has a part of every bucket.
     """
@@ -166,48 +166,48 @@ def _buckets(job: TrainingJob, runs: Sequence[ParameterRun], *, group_size: int,
     Buckets start at multiples of the alignment of parameters, so positions are counted within a bucket.
     """
     distributed = job.optimizer.distributed
-    filling = _Filling(
+    builder = _BucketBuilder(
         alignment=PARAMETER_ALIGNMENT if distributed else 1,
         divisor=bucket_divisor(job, group_size) if distributed else 1,
         limit=bucket_size,
     )
     for run in reversed(runs):
-        # first and last stage must shard the tied embedding equally: its all-reduce follows the reduce-scatter
+        # both stages must shard the tied embedding equally, because its all-reduce follows the reduce-scatter
         if distributed and any(parameter.shared_embedding for parameter in run.parameters):
             for parameter in reversed(run.parameters):
-                filling.add(_sizes((parameter,)), 1, alone=parameter.shared_embedding)
+                builder.add(_sizes((parameter,)), 1, separate=parameter.shared_embedding)
         else:
-            filling.add(_sizes(run.parameters), run.times)
-    filling.close()
-    return tuple(filling.closed)
+            builder.add(_sizes(run.parameters), run.times)
+    builder.close()
+    return tuple(builder.closed)
 
 
 def _sizes(parameters: Sequence[Parameter]) -> list[int]:
-    """Elements of each parameter, of each expert separately, in reverse order of creation."""
+    """Elements of each parameter or expert, in reverse order of creation."""
     return [size for each in reversed(parameters) for size in [each.numel // each.pieces] * each.pieces]
 
 
-class _Filling:
-    """Buckets while parameters are added."""
+class _BucketBuilder:
+    """Builds buckets from parameters that are added in order."""
 
     def __init__(self, *, alignment: int, divisor: int, limit: int | None) -> None:
         self.closed: list[Bucket] = []
         self._alignment = alignment
         self._divisor = divisor
         self._limit = limit
-        """Elements from which on a bucket is closed."""
+        """Elements at which a bucket is closed."""
         self._sizes: list[int] = []
         self._end = 0
 
-    def add(self, sizes: list[int], times: int, *, alone: bool = False) -> None:
-        """Adds parameters of these sizes, so many times in a row; `alone` in a bucket of their own."""
+    def add(self, sizes: list[int], times: int, *, separate: bool = False) -> None:
+        """Add parameters of these sizes, repeated `times` times; `separate`: in a separate bucket."""
         aligned = sum(round_up(size, self._alignment) for size in sizes)
         gap = round_up(sizes[-1], self._alignment) - sizes[-1]
-        if alone:
+        if separate:
             self.close(aligned=True)
         while times:
             start = round_up(self._end, self._alignment)
-            # all at once if no bucket is closed in between
+            # add all repetitions at once if no bucket is closed in between
             fitting = times if self._limit is None else min(times, max(0, self._limit - 1 + gap - start) // max(1, aligned))
             if fitting:
                 self._sizes += sizes * fitting
@@ -220,11 +220,11 @@ class _Filling:
                 if self._limit is not None and self._end >= self._limit:
                     self.close()
             times -= 1
-        if alone:
+        if separate:
             self.close()
 
     def close(self, *, aligned: bool = False) -> None:
-        """Ends the bucket if it has parameters; `aligned`: with the padding before a next parameter."""
+        """Close the bucket if it has parameters. `aligned`: include the padding before the next parameter."""
         if self._sizes:
             end = round_up(self._end, self._alignment) if aligned else self._end
             numel = round_up(end, self._divisor)
@@ -233,13 +233,13 @@ class _Filling:
 
 
 def bucket_divisor(job: TrainingJob, group_size: int) -> int:
-    """Elements to a multiple of which a bucket is padded with the distributed optimizer."""
+    """With the distributed optimizer, buckets are padded to a multiple of this number of elements."""
     aligned = lcm(group_size, BUCKET_ALIGNMENT)
     return lcm(aligned, HIGH_BUSBW_ALIGNMENT) if job.optimizer.pad_buckets_for_high_nccl_busbw else aligned
 
 
 def _legacy_buffers(job: TrainingJob, runs: Sequence[ParameterRun]) -> tuple[Buffer, ...]:
-    """One buffer for each gradient dtype, always padded to the data-parallel size, without buckets."""
+    """One buffer per gradient dtype, always padded to the data-parallel size, without buckets."""
     kinds: dict[str, list[int]] = {}
     for run in reversed(runs):
         for parameter in reversed(run.parameters * run.times):

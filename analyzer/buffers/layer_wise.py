@@ -1,8 +1,8 @@
-"""Buffers of matrices that Muon's replicas own whole: every bucket in as many shards as there are replicas, none cut through.
+"""Buffers of matrices that Muon's replicas own unsplit: each bucket has one shard per replica, and no matrix is split.
 
-Read in megatron/core/optimizer/layer_wise_optimizer.py (`_compute_per_buffer_param_layout`, `_shard_params_from_layout`) and
-param_layout.py, as of June 2026, the code of 0.18 and 0.19. Everything else of a chunk lies in buffers of the distributed
-optimizer, and is Adam's.
+Source: megatron/core/optimizer/layer_wise_optimizer.py (`_compute_per_buffer_param_layout`, `_shard_params_from_layout`) and
+param_layout.py, as of June 2026 (0.18 and 0.19). All other parameters of a chunk are in buffers of the distributed optimizer
+and updated by Adam.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from analyzer.specs import TrainingJob
 from analyzer.units import round_up
 
 PADDING_FLOOR: Final = 0.9
-"""A bucket stays open until it fills so much of what its largest matrix makes it."""
+"""A bucket stays open until it has this fraction of the elements of its largest matrix times the number of replicas."""
 
 
 @dataclass(frozen=True)
 class _Shards:
-    """One bucket, as matrices by replica."""
+    """One bucket: the matrices of each replica."""
 
     owned: tuple[tuple[OptimizerParameter, ...], ...]
     numel: int
-    """Of one shard, padding counted in."""
+    """Elements of one shard, including padding."""
 
     @property
     def bucket(self) -> Bucket:
-        """As a message."""
+        """The bucket as it is communicated."""
         matrices = [weight for own in self.owned for weight in own]
         sizes = tuple(weight.numel for weight in matrices)
         return Bucket(numel_unpadded=sum(sizes), numel=self.numel * len(self.owned), sizes=sizes)
 
 
 def aligned_buffers(job: TrainingJob, stage: StageModel) -> tuple[tuple[Buffer, ...], ...]:
-    """Buffers of each chunk of a pipeline rank: those of matrices last."""
+    """Buffers of each chunk of a pipeline rank. Buffers of matrices come last."""
     chunks = []
     for index, (chunk, tree) in enumerate(zip(stage.chunks, stage.trees, strict=True)):
         size = _bucket_size(job, stage, index)
@@ -65,7 +65,7 @@ def aligned_buffers(job: TrainingJob, stage: StageModel) -> tuple[tuple[Buffer, 
 
 
 def rest_buffers(job: TrainingJob, stage: StageModel) -> Iterator[Buffer]:
-    """Of these, those of the distributed optimizer: of everything that is no matrix of Muon's."""
+    """The buffers of the distributed optimizer, with all parameters that Muon does not orthogonalize."""
     for index, (chunk, tree) in enumerate(zip(stage.chunks, stage.trees, strict=True)):
         rest = [parameter for parameter, listed in chunk_parameters(job, chunk, tree) if not listed[0].orthogonalized]
         yield from chunk_buffers(job, [ParameterRun(tuple(rest))], bucket_size=_bucket_size(job, stage, index))
@@ -96,31 +96,31 @@ def _sharded(job: TrainingJob, chunk: Chunk, tree: Module, *, group: ReductionGr
     listed = [weight for _, weights in chunk_parameters(job, chunk, tree) for weight in weights]
     matrices = [weight for weight in listed if weight.orthogonalized and weight.expert == (group == "edp")]
     divisor = lcm(PARAMETER_ALIGNMENT, bucket_divisor(job, ranks) // ranks)
-    closed, held, numel, largest = [], list[OptimizerParameter](), 0, 0
+    closed, members, numel, largest = [], list[OptimizerParameter](), 0, 0
     for weight in reversed(matrices):
-        held.append(weight)
+        members.append(weight)
         numel, largest = numel + weight.numel, max(largest, weight.numel)
         if size is not None and numel >= max(size, int(ranks * largest * PADDING_FLOOR)):
-            closed.append(packed(held, ranks=ranks, divisor=divisor))
-            held, numel, largest = [], 0, 0
-    if held:
-        closed.append(packed(held, ranks=ranks, divisor=divisor))
+            closed.append(packed(members, ranks=ranks, divisor=divisor))
+            members, numel, largest = [], 0, 0
+    if members:
+        closed.append(packed(members, ranks=ranks, divisor=divisor))
     return tuple(closed)
 
 
 def packed(matrices: Sequence[OptimizerParameter], *, ranks: int, divisor: int) -> _Shards:
-    """Matrices from large to small, each to the shard that is the least full; of equal ones to the first.
+    """Assign matrices in descending order of size, each to the smallest shard; ties go to the first shard.
 
-    Shards are padded to the fullest, and that to a multiple of `divisor` elements.
+    Shards are padded to the size of the largest, rounded up to a multiple of `divisor` elements.
     """
     owned: list[list[OptimizerParameter]] = [[] for _ in range(ranks)]
     ends = [(0, rank) for rank in range(ranks)]
     heapify(ends)
-    fullest = 0
+    longest = 0
     for weight in sorted(matrices, key=lambda weight: -weight.numel):
         end, rank = ends[0]
         end = round_up(end, PARAMETER_ALIGNMENT) + weight.numel
         heapreplace(ends, (end, rank))
         owned[rank].append(weight)
-        fullest = max(fullest, end)
-    return _Shards(owned=tuple(tuple(own) for own in owned), numel=round_up(fullest, divisor))
+        longest = max(longest, end)
+    return _Shards(owned=tuple(tuple(own) for own in owned), numel=round_up(longest, divisor))

@@ -26,15 +26,15 @@ SPLIT_BY_COLUMN: Final = frozenset({ModuleKind.ATTENTION_OUTPUT, ModuleKind.FC2}
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerParameter:
-    """A parameter of the optimizer. Grouped experts have one for each expert."""
+    """A parameter of the optimizer. Grouped experts have one per expert."""
 
     shape: tuple[int, ...]
     dtype: str
     orthogonalized: bool
     expert: bool = False
-    """Reduced over the replicas of the experts."""
+    """Its gradient is reduced over the data-parallel ranks of experts."""
     group: str = "tp"
-    """Ranks over which it is split."""
+    """The group of ranks over which it is split."""
     partition: int | None = None
     """The dimension along which it is split, also over a group of one; None if Muon assumes that it is not split."""
     parts: tuple[int, ...] = ()
@@ -56,8 +56,8 @@ def weights(job: TrainingJob, stage: StageModel) -> Iterator[OptimizerParameter]
 
 def parameters_in_creation_order(job: TrainingJob, stage: StageModel) -> tuple[OptimizerParameter, ...]:
     """The parameters of a rank, chunk by chunk, as `named_parameters` lists them."""
-    held = zip(stage.chunks, stage.trees, strict=True)
-    return tuple(weight for chunk, tree in held for _, weights in chunk_parameters(job, chunk, tree) for weight in weights)
+    pairs = zip(stage.chunks, stage.trees, strict=True)
+    return tuple(weight for chunk, tree in pairs for _, weights in chunk_parameters(job, chunk, tree) for weight in weights)
 
 
 def chunk_parameters(job: TrainingJob, chunk: Chunk, tree: Module) -> Iterator[tuple[Parameter, tuple[OptimizerParameter, ...]]]:
@@ -71,7 +71,7 @@ def chunk_parameters(job: TrainingJob, chunk: Chunk, tree: Module) -> Iterator[t
 def _marked(chunk: Chunk) -> frozenset[ModuleKind]:
     """Modules whose weights are marked `is_embedding_or_output_parameter`: Adam updates them instead of Muon.
 
-    The position table is not marked, nor is the copy of the word embedding of MTP layers on another stage
+    The position table and the MTP copy of the word embedding on another stage are not marked
     (`LanguageModule.setup_embeddings_and_output_layer`).
     """
     embeddings = {ModuleKind.WORD_EMBEDDINGS} if chunk.pre_process else set()
@@ -112,8 +112,8 @@ def _fused(module: Module, parameter: Parameter) -> tuple[int, ...]:
 def _partition(job: TrainingJob, module: Module, *, expert: bool, fused: bool) -> int | None:
     """`partition_dim` of a weight.
 
-    Transformer Engine's layers set it to 0 also without a split: for replicated projections, and for experts whose dispatcher does
-    the communication (`reset_parameters` of Linear and GroupedLinear, TE 2.11).
+    Transformer Engine's layers set it to 0 also for unsplit weights: for replicated projections, and for experts whose
+    dispatcher does the communication (`reset_parameters` of Linear and GroupedLinear, TE 2.11).
     """
     if module.kind in UNSPLIT:
         return None

@@ -1,4 +1,4 @@
-"""Which kind of buffers a pipeline stage has. The one place that imports the layer-wise layout."""
+"""Choose the buffers of a pipeline stage. The layer-wise layout is imported only here."""
 
 from __future__ import annotations
 

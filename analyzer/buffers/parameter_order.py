@@ -10,14 +10,14 @@ from analyzer.modules.tree import Module, Parameter
 
 
 class ParameterRun(NamedTuple):
-    """Parameters of one module, `times` times in a row: of equal layers, for example."""
+    """Parameters of one module, repeated `times` times, for example for consecutive equal layers."""
 
     parameters: tuple[Parameter, ...]
     times: int = 1
 
 
 def parameter_runs(tree: Module) -> tuple[ParameterRun, ...]:
-    """Parameters of a chunk in the order of their creation, equal layers as one run. Computed once for each tree."""
+    """Parameters of a chunk in the order of their creation, consecutive equal layers as one run. Cached per tree."""
     return tree.derived(_runs)
 
 
@@ -27,7 +27,7 @@ def sum_of_parameters(tree: Module, value: Callable[[Parameter], int]) -> int:
 
 
 def numel_of(tree: Module) -> int:
-    """Elements of all parameters of a chunk, computed once for each tree."""
+    """Elements of all parameters of a chunk, cached per tree."""
     return tree.derived(_numel)
 
 
@@ -38,11 +38,11 @@ def _numel(tree: Module) -> int:
 def _runs(tree: Module) -> tuple[ParameterRun, ...]:
     runs: list[ParameterRun] = []
     for module in _run_modules(tree):
-        held = module.derived(_creation_order) if module.kind not in _SPLIT else module.parameters
-        if runs and runs[-1].parameters is held:
+        listed = module.derived(_creation_order) if module.kind not in _SPLIT else module.parameters
+        if runs and runs[-1].parameters is listed:
             runs[-1] = runs[-1]._replace(times=runs[-1].times + 1)
-        elif held:
-            runs.append(ParameterRun(held))
+        elif listed:
+            runs.append(ParameterRun(listed))
     return tuple(runs)
 
 
@@ -50,7 +50,7 @@ _SPLIT = (ModuleKind.MODEL, ModuleKind.DECODER)
 
 
 def _run_modules(module: Module) -> Iterator[Module]:
-    """Modules that are one run each; the model and the decoder are split into their children."""
+    """Modules with one run each. The model and the decoder are split into their children."""
     yield module
     if module.kind in _SPLIT:
         for child in module.children:

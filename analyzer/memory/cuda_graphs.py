@@ -21,7 +21,7 @@ from analyzer.memory.pipeline_tensors import MessageOrder
 from analyzer.memory.workspaces import FROM_START, Workspace, cublas_workspace_bytes
 from analyzer.modules.shapes import shapes_of
 from analyzer.modules.stage import StageModel
-from analyzer.passes.graph_scopes import WHOLE_ITERATION, captured_tree, layer_scope, outside_tree, transformer_layers
+from analyzer.passes.graph_scopes import FULL_ITERATION, captured_tree, layer_scope, outside_tree, transformer_layers
 from analyzer.schedule.pipeline import Step
 from analyzer.specs import GraphSpec, TrainingJob
 from analyzer.states.record import States
@@ -64,7 +64,7 @@ def graph_memory(
 
     `iterations` are the steps of the first iteration and of a later one, `eager` their peaks without graphs.
     """
-    whole = WHOLE_ITERATION in graphs.scope
+    whole = FULL_ITERATION in graphs.scope
     recorded = _recorded_steps(job, stage, iterations[1], whole=whole)
     capture = _capture_peak(job, graphs, stage, recorded)
     kept = _kept(job, graphs, _layers_in_flight(recorded.order, _captured_layers(job, graphs, stage, whole=whole)))

@@ -23,7 +23,7 @@ from analyzer.memory.stages import StageAnalysis, analysed_stages, distinct_stag
 from analyzer.memory.verdict import highest
 from analyzer.memory.workspaces import Workspace
 from analyzer.modules.tree import Tensor, total_bytes
-from analyzer.passes.stages import kept_by_last_layer
+from analyzer.passes.stages import last_layer_bytes_on_gpu
 from analyzer.results import MemoryPart, PeakEvent, RankClass, RankMemory
 from analyzer.specs import TrainingJob
 from analyzer.states.record import StartPeak, States
@@ -145,7 +145,7 @@ def _iterations(job: TrainingJob, stage: StageAnalysis) -> _Iterations:
         overlapped=overlapped_points(job, model.trees, stage.iterations[1].order),
     )
     first = peak_of_iteration(stage.iterations[0], stage.chunks, workspaces=stage.workspaces, context=context)
-    context = replace(context, first_keeps=kept_by_last_layer(job, model.trees[-1]))
+    context = replace(context, first_keeps=last_layer_bytes_on_gpu(job, model.trees[-1]))
     later = peak_of_iteration(stage.iterations[1], stage.chunks, workspaces=stage.workspaces, context=context, warm=True)
     return _Iterations(
         first=first,

@@ -1,8 +1,8 @@
-"""Offloading of activations: which saved tensors of transformer layers lie on the host between forward and backward.
+"""Offloading of activations: which saved tensors of transformer layers are on the host between forward and backward.
 
-A group of operations is offloaded as one: every large tensor that autograd saves inside it is copied to pinned host memory
+A group of operations is offloaded together: every large tensor that autograd saves inside it is copied to pinned host memory
 after the group's forward, freed on the GPU, and copied back before the group's backward. Transformer Engine offloads the
-first N of L layers as a whole, so that L - N of them are on the GPU at once.
+first N of L layers completely, so that L - N layers are on the GPU at the same time.
 
 Sources: core/pipeline_parallel/fine_grained_activation_offload.py and the modules that open its groups (0.16.1),
 core/transformer/{transformer_layer,attention,multi_latent_attention}.py, core/transformer/moe/experts.py;
@@ -38,7 +38,7 @@ GROUPS: Final[dict[str, frozenset[Place]]] = {
     "expert_fc1": frozenset({(ModuleKind.EXPERTS, ModuleKind.FC1)}),
     "moe_act": frozenset({(ModuleKind.EXPERTS, ModuleKind.ACTIVATION)}),
 }
-"""For each name of `--offload-modules`, where its modules are in a layer."""
+"""For each name of `--offload-modules`, the places of its modules in a layer."""
 
 
 def with_offloaded_groups(offload: ActivationOffloadSpec, layer: Module) -> Module:
@@ -50,25 +50,27 @@ def with_offloaded_groups(offload: ActivationOffloadSpec, layer: Module) -> Modu
 def with_everything_offloaded(layer: Module) -> Module:
     """The layer with all its saved tensors on the host."""
     children = tuple(with_everything_offloaded(child) for child in layer.children)
-    gone = tuple(tensor for tensor in layer.saved if tensor.bytes)
-    return replace(layer, saved=tuple(tensor for tensor in layer.saved if not tensor.bytes), offloaded=gone, children=children)
+    offloaded = tuple(tensor for tensor in layer.saved if tensor.bytes)
+    return replace(layer, saved=tuple(tensor for tensor in layer.saved if not tensor.bytes), offloaded=offloaded, children=children)
 
 
-def _with_offloaded(module: Module, places: frozenset[Place], least: int) -> Module:
+def _with_offloaded(module: Module, places: frozenset[Place], min_elements: int) -> Module:
     children = []
     for child in module.children:
-        changed = _with_offloaded(child, places, least)
+        changed = _with_offloaded(child, places, min_elements)
         if (module.kind, child.kind) in places:
-            gone = tuple(tensor for tensor in child.saved if tensor.bytes and prod(tensor.shape) >= least)
-            changed = replace(changed, saved=tuple(tensor for tensor in child.saved if tensor not in gone), offloaded=gone)
+            offloaded = tuple(tensor for tensor in child.saved if tensor.bytes and prod(tensor.shape) >= min_elements)
+            changed = replace(
+                changed, saved=tuple(tensor for tensor in child.saved if tensor not in offloaded), offloaded=offloaded
+            )
         children.append(changed)
     return replace(module, children=tuple(children))
 
 
 def offloaded_bytes_of_last_layer(tree: Module) -> int:
-    """Bytes of the groups of a chunk's last layer: they are not offloaded for the microbatch whose backward comes first.
+    """Bytes of the groups of a chunk's last layer. They are not offloaded for the microbatch whose backward runs first.
 
-    From the second iteration on, when the groups are known (`PipelineOffloadManager.post_warmup_callback`).
+    This applies from the second iteration on, when the groups are known (`PipelineOffloadManager.post_warmup_callback`).
     """
     layers = [module for _, module in tree.walk() if module.kind is ModuleKind.LAYER]
     return _offloaded_bytes(layers[-1]) if layers else 0

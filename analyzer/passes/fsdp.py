@@ -1,4 +1,4 @@
-"""FSDP as a pass over the tree: what is unsharded while a module runs becomes part of its workspace.
+"""FSDP as a pass over the tree: tensors that are unsharded while a module runs are added to its workspace.
 
 Sources: megatron_fsdp.py and param_and_grad_buffer.py of megatron/core/distributed/fsdp (0.16.1);
 torch/distributed/fsdp/_fully_shard/{_fsdp_param_group,_fsdp_collectives}.py (torch 2.13).
@@ -21,11 +21,11 @@ ALL_GATHER: Final = "all-gather buffer"
 REDUCE_SCATTER: Final = "reduce-scatter buffer"
 
 Workspaces = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
-"""Of one module: in forward, and in backward."""
+"""Forward and backward workspace of one module."""
 
 
 def fsdp_trees(job: TrainingJob, tree: Module) -> tuple[Module, Module | None]:
-    """The tree with its unsharded parameters and gradients, and the tree of the very first forward where that differs."""
+    """The tree with its unsharded parameters and gradients, and the tree of the first forward of the job if it differs."""
     if fsdp_of(job).implementation == "torch":
         return with_unsharded_units(job, tree), None
     return with_unsharded_buckets(job, tree), with_unsharded_buckets(job, tree, first=True)
@@ -37,37 +37,37 @@ def with_unsharded_buckets(job: TrainingJob, tree: Module, *, first: bool = Fals
     passes = chunk_passes(job, tree, gathering.buckets, first=first)
     workspaces = [
         (
-            gathering.tensors(ahead, PARAMETERS),
-            (*gathering.tensors(behind, PARAMETERS), *gathering.tensors(waiting, GRADIENTS)),
+            gathering.tensors(forward, PARAMETERS),
+            (*gathering.tensors(backward, PARAMETERS), *gathering.tensors(gradients, GRADIENTS)),
         )
-        for ahead, behind, waiting in zip(passes.forward, passes.backward, passes.gradients, strict=True)
+        for forward, backward, gradients in zip(passes.forward, passes.backward, passes.gradients, strict=True)
     ]
     return _with_workspaces(tree, iter(workspaces), is_segment)
 
 
 def with_unsharded_units(job: TrainingJob, tree: Module) -> Module:
-    """The tree with what FSDP2 has unsharded as workspace of its units.
+    """The tree with the unsharded tensors of FSDP2 in the workspaces of its units.
 
-    In forward the buffer of the all-gather stays beside the parameters copied out of it until the next unit is there.
-    In backward the unit before is gathered ahead, and the buffer of the reduction of the unit after waits.
+    In forward the all-gather buffer and the parameters copied out of it stay allocated until the next unit is gathered. In
+    backward the preceding unit is prefetched, and the reduce-scatter buffer of the following unit is still allocated.
     """
     pieces = list(unit_pieces(tree))
     units = [torch_unit(job, piece.name, list(creation_order(piece))) for piece in pieces if is_torch_unit(piece)]
-    kept = not fsdp_of(job).reshard_after_forward
+    unsharded = not fsdp_of(job).reshard_after_forward
     passed = 0
     workspaces: list[Workspaces] = []
     for piece in pieces:
         before = units[passed - 1] if passed else None
-        still = tuple(_tensor(PARAMETERS, other) for other in units[:passed]) if kept else ()
+        earlier = tuple(_tensor(PARAMETERS, other) for other in units[:passed]) if unsharded else ()
         buffer = () if before is None else (_tensor(ALL_GATHER, before),)
         if not is_torch_unit(piece):
-            workspaces.append(((*still, *buffer), still))
+            workspaces.append(((*earlier, *buffer), earlier))
             continue
         unit, following = units[passed], units[passed + 1 : passed + 2]
-        forward = (*still, _tensor(PARAMETERS, unit), _tensor(ALL_GATHER, unit))
-        ahead = still if kept else buffer
+        forward = (*earlier, _tensor(PARAMETERS, unit), _tensor(ALL_GATHER, unit))
+        prefetched = earlier if unsharded else buffer
         reducing = (_tensor(GRADIENTS, unit), *(_tensor(REDUCE_SCATTER, other) for other in following))
-        workspaces.append((forward, (*ahead, _tensor(PARAMETERS, unit), *reducing)))
+        workspaces.append((forward, (*prefetched, _tensor(PARAMETERS, unit), *reducing)))
         passed += 1
     return _with_workspaces(tree, iter(workspaces), lambda module: is_torch_unit(module) or not module.children)
 

@@ -1,4 +1,4 @@
-"""CUDA graphs as passes over the tree: the part of a chunk that graphs capture, and the part that they leave outside.
+"""CUDA graphs as passes over the tree: the part of a chunk that graphs capture, and the part outside.
 
 Sources: core/transformer/cuda_graphs.py `_layer_is_graphable`, core/transformer/transformer_layer.py (0.16.1).
 """
@@ -13,26 +13,26 @@ from analyzer.modules.kinds import ATTENTION_BRANCH, FEED_FORWARD_BRANCH, Module
 from analyzer.modules.tree import LAYER, STREAM, Module, Tensor
 from analyzer.specs import GraphSpec, MoeSpec
 
-WHOLE_ITERATION: Final = "full_iteration"
-"""The scope of graphs that capture whole iterations."""
+FULL_ITERATION: Final = "full_iteration"
+"""The scope of graphs that capture full iterations."""
 
 
 class Scope(NamedTuple):
-    """What graphs capture of one layer."""
+    """The part of one layer that graphs capture."""
 
     children: frozenset[ModuleKind]
     """Children of the layer that are captured, or partly captured."""
     parts: frozenset[ModuleKind]
-    """Of a MoE layer that is partly captured, its captured children; empty if children are captured as a whole."""
+    """Captured children of a MoE layer that is partly captured; empty if its children are fully captured."""
 
     @property
-    def whole(self) -> frozenset[ModuleKind]:
-        """Children of the layer that are captured as a whole."""
+    def full(self) -> frozenset[ModuleKind]:
+        """Children of the layer that are fully captured."""
         return self.children - {ModuleKind.FEED_FORWARD} if self.parts else self.children
 
 
 def layer_scope(graphs: GraphSpec, moe: MoeSpec | None, layer: Module) -> Scope:
-    """What graphs capture of a layer; nothing if they leave it alone."""
+    """The part of a layer that graphs capture; empty if there is none."""
     scope = graphs.scope
     if not scope:
         return Scope(ATTENTION_BRANCH | FEED_FORWARD_BRANCH, frozenset())
@@ -61,12 +61,12 @@ def transformer_layers(tree: Module) -> list[Module]:
 
 
 def captured_tree(graphs: GraphSpec, moe: MoeSpec | None, tree: Module, *, static_output: Tensor) -> Module:
-    """The tree with the tensors of captured modules alone.
+    """The tree with only the tensors of captured modules.
 
-    `static_output` is the output of a captured part that is not the last of its layer; otherwise what reads the layer's output
-    saves it.
+    `static_output` is the output of a captured part that does not include the end of its layer. Otherwise the module that
+    reads the layer's output saves it.
     """
-    if WHOLE_ITERATION in graphs.scope:
+    if FULL_ITERATION in graphs.scope:
         return tree
     if _is_layer(tree):
         return tree.derived(_captured_layer, layer_scope(graphs, moe, tree), static_output)
@@ -76,7 +76,7 @@ def captured_tree(graphs: GraphSpec, moe: MoeSpec | None, tree: Module, *, stati
 
 def outside_tree(graphs: GraphSpec, moe: MoeSpec | None, tree: Module) -> Module:
     """The tree without the tensors of captured modules."""
-    if WHOLE_ITERATION in graphs.scope:
+    if FULL_ITERATION in graphs.scope:
         return without_tensors(tree)
     if _is_layer(tree):
         return tree.derived(_outside_layer, layer_scope(graphs, moe, tree))
@@ -84,7 +84,7 @@ def outside_tree(graphs: GraphSpec, moe: MoeSpec | None, tree: Module) -> Module
 
 
 def without_tensors(module: Module) -> Module:
-    """The module with nothing that takes memory: its parameters are counted with the states."""
+    """The module without activations. Its parameters are counted with the model states."""
     children = tuple(without_tensors(child) for child in module.children)
     return replace(module, saved=(), forward_workspace=(), backward_workspace=(), forward_held=(), children=children)
 
@@ -97,7 +97,7 @@ def _captured_layer(layer: Module, scope: Scope, static_output: Tensor) -> Modul
     makers = _makers(layer)
     children = []
     for child in layer.children:
-        if child.kind in scope.whole:
+        if child.kind in scope.full:
             children.append(_without_saved(child, scope, makers, made_inside=False))
         elif child.kind in scope.children:
             parts = tuple(
@@ -115,7 +115,7 @@ def _outside_layer(layer: Module, scope: Scope) -> Module:
     makers = _makers(layer)
     children = []
     for child in layer.children:
-        if child.kind in scope.whole:
+        if child.kind in scope.full:
             children.append(without_tensors(child))
         elif child.kind in scope.children:
             parts = tuple(
@@ -135,14 +135,14 @@ def _makers(layer: Module) -> dict[str, ModuleKind]:
 
 
 def _without_saved(module: Module, scope: Scope, makers: Mapping[str, ModuleKind], *, made_inside: bool) -> Module:
-    """The module without the saved tensors that come from inside, or from outside, the captured part.
+    """The module without the saved tensors that are allocated inside (`made_inside`) or outside the captured part.
 
-    Those are static tensors, or lie in the pool of the graphs. Tensors of other modules are read where they are allocated.
+    These are static tensors or in the memory pool of the graphs. Tensors of other modules are read where they are allocated.
     """
 
     def stays(tensor: Tensor) -> bool:
         maker = makers.get(tensor.made_in)
-        return maker is None or (maker in scope.whole) is not made_inside
+        return maker is None or (maker in scope.full) is not made_inside
 
     children = tuple(_without_saved(child, scope, makers, made_inside=made_inside) for child in module.children)
     return replace(module, saved=tuple(filter(stays, module.saved)), children=children)

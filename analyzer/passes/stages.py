@@ -1,8 +1,8 @@
-"""The model of every pipeline stage: trees of its chunks, after the passes that a job asks for.
+"""The model of every pipeline stage: trees of its chunks, after the passes that a job needs.
 
-Trees come from `modules.models.gpt.chunk_tree`, which caches them by what they depend on. The passes here change what the
-modules of a layer keep: delayed weight gradients, then activation offloading. FSDP and CUDA graphs are passes of `memory`, which
-leave the reported trees as they are.
+Trees come from `modules.models.gpt.chunk_tree`, which caches them by their inputs. The passes here change the tensors that
+modules of a layer save: delayed weight gradients, then activation offloading. FSDP and CUDA graphs are passes of `memory`,
+which do not change the reported trees.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from analyzer.modules.tree import Module
 from analyzer.specs import TrainingJob
 
 Placement = Literal["gpu", "groups", "host"]
-"""Where the saved tensors of a layer lie: on the GPU, those of `--offload-modules` on the host, or all on the host."""
+"""Where the saved tensors of a layer are: on the GPU, those of `--offload-modules` on the host, or all on the host."""
 
 
 def stage_models(job: TrainingJob) -> tuple[StageModel, ...]:
@@ -39,19 +39,19 @@ def stage_models(job: TrainingJob) -> tuple[StageModel, ...]:
         return passed[key]
 
     return tuple(
-        StageModel(pipeline_rank=rank, chunks=held, trees=tuple(tree(chunk) for chunk in held))
-        for rank, held in enumerate(chunks(job.model.num_layers, job.parallel, mtp_layers=job.model.mtp_num_layers))
+        StageModel(pipeline_rank=rank, chunks=of_rank, trees=tuple(tree(chunk) for chunk in of_rank))
+        for rank, of_rank in enumerate(chunks(job.model.num_layers, job.parallel, mtp_layers=job.model.mtp_num_layers))
     )
 
 
 def full_model(job: TrainingJob, inputs: ModuleInputs | None = None) -> Module:
-    """The model without parallelism: one rank, all layers, nothing split."""
+    """The unsharded model, all layers on one rank, after the passes that the job needs."""
     built = gpt.full_model(inputs or module_inputs(job))
     if not _changes_layers(job):
         return built
     layers = tuple(range(1, job.model.num_layers + 1))
-    everything = Chunk(virtual_stage=0, layers=layers, pre_process=True, post_process=False, mtp_layers=job.model.mtp_num_layers)
-    return _with_layers(built, _layer_pass(job), _placements(job, everything))
+    all_layers = Chunk(virtual_stage=0, layers=layers, pre_process=True, post_process=False, mtp_layers=job.model.mtp_num_layers)
+    return _with_layers(built, _layer_pass(job), _placements(job, all_layers))
 
 
 def _changes_layers(job: TrainingJob) -> bool:
@@ -59,9 +59,9 @@ def _changes_layers(job: TrainingJob) -> bool:
 
 
 def _placements(job: TrainingJob, chunk: Chunk) -> tuple[Placement, ...]:
-    """For each layer of the chunk, those of multi-token prediction last.
+    """The placement of each layer of the chunk. MTP layers come last.
 
-    The last layer before the loss is not offloaded, since its backward comes next.
+    The last layer before the loss is not offloaded, since its backward runs next.
     """
     offload = job.activation_offload
     if offload is None:
@@ -77,7 +77,7 @@ def _placements(job: TrainingJob, chunk: Chunk) -> tuple[Placement, ...]:
 
 
 def _layer_pass(job: TrainingJob) -> Callable[[Module, Placement], Module]:
-    """What the passes make of one layer. The one place that imports them."""
+    """The passes over one layer. They are imported only here."""
     offload = job.activation_offload
 
     def changed(layer: Module, placement: Placement) -> Module:
@@ -114,7 +114,7 @@ def _with_layers(tree: Module, change: Callable[[Module, Placement], Module], pl
 
 
 def fsdp_trees_of(job: TrainingJob, tree: Module) -> tuple[Module, Module | None]:
-    """A tree with its unsharded parameters and gradients, and the tree in the first forward of all if that differs."""
+    """A tree with its unsharded parameters and gradients, and the tree of the first forward of the job if it differs."""
     if job.fsdp is None:
         return tree, None
     from analyzer.passes.fsdp import fsdp_trees
@@ -122,8 +122,8 @@ def fsdp_trees_of(job: TrainingJob, tree: Module) -> tuple[Module, Module | None
     return fsdp_trees(job, tree)
 
 
-def kept_by_last_layer(job: TrainingJob, tree: Module) -> int:
-    """With activation offloading, bytes of the last layer that are not offloaded for the microbatch whose backward comes first."""
+def last_layer_bytes_on_gpu(job: TrainingJob, tree: Module) -> int:
+    """With activation offloading, bytes of the last layer that are not offloaded for the microbatch whose backward runs first."""
     if job.activation_offload is None:
         return 0
     from analyzer.passes.activation_offload import offloaded_bytes_of_last_layer
