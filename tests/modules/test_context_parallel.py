@@ -1,7 +1,7 @@
-"""Context parallelism: memory and messages of each way to exchange keys and values.
+"""Context parallelism: memory and messages of each communication type.
 
-Peaks are those of megatron-core 0.16.1 with Transformer Engine 2.11, run on tensors without memory as the last of four
-ranks; their model is small beside its attention. Messages were counted in the same runs.
+Peaks are those of megatron-core 0.16.1 with Transformer Engine 2.11, run on meta tensors as the last of four ranks. Attention
+dominates the memory of the model. Messages were counted in the same runs.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ def wide(line: str, gpus: int = 4) -> TrainingJob:
         ("all_gather", "", FLASH, 4352.72),
     ],
 )
-def test_peaks_of_transformer_engine(kind: str, heads: str, kernel: str, peak: float) -> None:
+def test_peaks_match_transformer_engine(kind: str, heads: str, kernel: str, peak: float) -> None:
     """MiB, within 0.2 %."""
     (only,) = rank_classes_of_tensors(wide(f"{heads} {kernel} --cp-comm-type {kind}"))
     assert only.memory.peak_allocated_bytes / MIB == pytest.approx(peak, rel=2e-3)
     assert only.memory.peak_at.endswith("core_attention")
 
 
-def test_peak_of_a_hierarchy() -> None:
+def test_peak_of_hierarchical_context_parallelism_matches_transformer_engine() -> None:
     (only,) = rank_classes_of_tensors(
         wide(f"{GROUPED} {FUSED} --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 4", 8)
     )
@@ -66,7 +66,7 @@ def test_peak_of_a_hierarchy() -> None:
 
 
 def calls(job: TrainingJob) -> dict[tuple[str, str, str, int], int]:
-    """Calls of a layer for each microbatch, by kind, group, phase and elements."""
+    """Calls of a layer per microbatch, by kind, group, phase and number of elements."""
     counts: Counter[tuple[str, str, str, int]] = Counter()
     for row in communication_rows(job, stage_models(job)):
         if row.group.startswith("cp"):
@@ -78,11 +78,11 @@ def calls(job: TrainingJob) -> dict[tuple[str, str, str, int], int]:
 
 
 TOKENS, QUERY, KEY = 8192, 16 * 128, 4 * 128
-"""Of a rank of four, and elements of a token."""
+"""Tokens on each of four ranks; elements of the queries and of the keys of one token."""
 
 
-def test_messages_round_the_ring() -> None:
-    """Backward, the first step sends keys and values, the last their gradients, and those between both in one message."""
+def test_messages_of_the_ring() -> None:
+    """In backward the first step sends keys and values, the last their gradients, and the other steps both in one message."""
     pair = TOKENS * 2 * KEY
     assert calls(wide(f"{GROUPED} {FUSED}")) == {
         ("send", "cp", "forward", pair): 3,
@@ -93,20 +93,20 @@ def test_messages_round_the_ring() -> None:
     assert two == {("send", "cp", "forward", 2 * pair): 1, ("send", "cp", "backward", 2 * pair): 2}
 
 
-def test_messages_of_the_other_ways() -> None:
+def test_messages_of_all_to_all_and_all_gather() -> None:
     assert calls(wide(f"{GROUPED} {FUSED} --cp-comm-type a2a")) == {
         ("all_to_all", "cp", phase, TOKENS * width): 2 for phase in ("forward", "backward") for width in (QUERY, KEY)
     }
-    whole = 4 * TOKENS * KEY
+    full = 4 * TOKENS * KEY
     assert calls(wide(f"{GROUPED} {FUSED} --cp-comm-type all_gather")) == {
-        ("all_gather", "cp", "forward", whole): 2,
-        ("all_gather", "cp", "backward", whole): 2,
-        ("reduce_scatter", "cp", "backward", whole): 2,
+        ("all_gather", "cp", "forward", full): 2,
+        ("all_gather", "cp", "backward", full): 2,
+        ("reduce_scatter", "cp", "backward", full): 2,
     }
 
 
-def test_messages_of_a_hierarchy() -> None:
-    """Inner groups exchange heads, outer rings keys and values; backward the output is exchanged once more."""
+def test_messages_of_hierarchical_context_parallelism() -> None:
+    """Inner groups exchange heads, outer rings send keys and values. In backward the output is exchanged again."""
     job = wide(f"{GROUPED} {FUSED} --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 4", 8)
     tokens = TOKENS // 2
     pair = tokens * 2 * KEY
@@ -122,8 +122,8 @@ def test_messages_of_a_hierarchy() -> None:
     assert (ranks_in_group(job, "cp_a2a"), ranks_in_group(job, "cp_p2p")) == (2, 4)
 
 
-def test_a_hierarchy_of_one_level() -> None:
-    """Transformer Engine falls back to the level that has more than one rank (attn_forward_func_with_cp)."""
+def test_a_hierarchy_with_one_level_becomes_that_level() -> None:
+    """Transformer Engine uses only the level that has more than one rank (attn_forward_func_with_cp)."""
     inner = wide(f"{FUSED} --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 4 1").parallel
     outer = wide(f"{FUSED} --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 1 4").parallel
     assert (inner.cp_comm_type, inner.cp_inner_size) == ("a2a", 1)
@@ -132,8 +132,8 @@ def test_a_hierarchy_of_one_level() -> None:
         wide(f"{FUSED} --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 1 2")
 
 
-def test_latent_attention_round_the_ring() -> None:
-    """Keys have 192 elements and values 128, of every head; they travel together."""
+def test_messages_of_the_ring_with_latent_attention() -> None:
+    """Keys have 192 elements per head and values 128; they are sent together."""
     job = wide(f"{FUSED} --multi-latent-attention --kv-channels 128 --rope-type yarn --no-rope-fusion")
     pair = TOKENS * 16 * (192 + 128)
     assert calls(job) == {
@@ -143,8 +143,8 @@ def test_latent_attention_round_the_ring() -> None:
     }
 
 
-def test_windows_and_sinks_need_an_exchange_that_knows_them() -> None:
-    """No ring for a window, and all to all alone for sinks (get_attention_backend, attn_forward_func_with_cp)."""
+def test_sliding_windows_and_sinks_need_a_communication_type_that_supports_them() -> None:
+    """The ring does not support windows, and only all-to-all supports sinks (get_attention_backend, attn_forward_func_with_cp)."""
     for option in ("--window-size 128,0", "--softmax-type learnable"):
         with pytest.raises(InputError, match=r"Transformer Engine has no"):
             wide(f"{FUSED} {option} --cp-comm-type p2p")

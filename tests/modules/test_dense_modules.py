@@ -1,8 +1,8 @@
-"""What a layer keeps for backward, against the papers that counted it.
+"""Bytes that a layer saves for backward, compared with published formulas.
 
 Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", equations 1, 2, 4 and table 2:
-a layer with dropout, GELU and unfused attention keeps s·b·h·(34 + 5·a·s/h) bytes in 16 bit; with tensor parallelism
-s·b·h·(10 + 24/t + 5·a·s/(h·t)); with sequence parallelism all of it divided by t; selective recompute drops the
+a layer with dropout, GELU and unfused attention saves s·b·h·(34 + 5·a·s/h) bytes in 16 bit; with tensor parallelism
+s·b·h·(10 + 24/t + 5·a·s/(h·t)); with sequence parallelism everything divided by t; selective recompute removes the
 attention term and full recompute leaves 2·s·b·h.
 """
 
@@ -29,10 +29,10 @@ from tests.small_job import job
 STATISTICS = ("mu", "rsigma", "softmax statistics", "random state")
 
 
-def kept(module: Module) -> int:
-    """Bytes kept, without the statistics of norms and softmax, which the papers leave out."""
+def saved_bytes(module: Module) -> int:
+    """Saved bytes without the statistics of norms and softmax, which the papers omit."""
     own = sum(tensor.bytes for tensor in module.saved if not tensor.name.startswith(STATISTICS))
-    return own + (0 if module.recomputed else sum(kept(child) for child in module.children))
+    return own + (0 if module.recomputed else sum(saved_bytes(child) for child in module.children))
 
 
 shapes_of_layers = st.fixed_dictionaries(
@@ -47,77 +47,79 @@ shapes_of_layers = st.fixed_dictionaries(
 
 @pytest.mark.parametrize("implementation", ["transformer_engine", "local"])
 @given(sizes=shapes_of_layers)
-def test_a_layer_keeps_34_sbh_and_its_scores(implementation: str, sizes: dict[str, int]) -> None:
+def test_a_layer_saves_34_sbh_and_its_scores(implementation: str, sizes: dict[str, int]) -> None:
     s, b, h, a = sizes["s"], sizes["b"], sizes["h"], sizes["a"]
     layer = transformer_layer(shapes_of(job(**sizes, implementation=implementation)))
-    assert kept(layer) == 34 * s * b * h + 5 * a * s * s * b
+    assert saved_bytes(layer) == 34 * s * b * h + 5 * a * s * s * b
 
 
 @given(sizes=shapes_of_layers, t=st.sampled_from([2, 4, 8]))
-def test_tensor_parallelism_leaves_ten_sbh_whole(sizes: dict[str, int], t: int) -> None:
+def test_tensor_parallelism_leaves_ten_sbh_unsharded(sizes: dict[str, int], t: int) -> None:
     s, b, h, a = sizes["s"], sizes["b"], sizes["h"], sizes["a"]
-    assert kept(transformer_layer(shapes_of(job(**sizes, t=t)))) == 10 * s * b * h + (24 * s * b * h + 5 * a * s * s * b) // t
+    assert (
+        saved_bytes(transformer_layer(shapes_of(job(**sizes, t=t)))) == 10 * s * b * h + (24 * s * b * h + 5 * a * s * s * b) // t
+    )
 
 
 @given(sizes=shapes_of_layers, t=st.sampled_from([2, 4, 8]))
 def test_sequence_parallelism_divides_everything(sizes: dict[str, int], t: int) -> None:
     s, b, h, a = sizes["s"], sizes["b"], sizes["h"], sizes["a"]
-    assert kept(transformer_layer(shapes_of(job(**sizes, t=t, sp=True)))) == (34 * s * b * h + 5 * a * s * s * b) // t
+    assert saved_bytes(transformer_layer(shapes_of(job(**sizes, t=t, sp=True)))) == (34 * s * b * h + 5 * a * s * s * b) // t
 
 
 @pytest.mark.parametrize(("b", "t"), [(1, 8), (2, 8), (1, 4), (2, 1)])
-def test_softmax_has_a_kernel_for_heads_of_samples_by_fours(b: int, t: int) -> None:
-    """`FusedScaleMaskSoftmax.is_kernel_available`; without it Transformer Engine works in fp32, and keeps a causal mask."""
+def test_the_softmax_kernel_needs_a_multiple_of_four_heads(b: int, t: int) -> None:
+    """`FusedScaleMaskSoftmax.is_kernel_available`; without it Transformer Engine computes in fp32 and saves a causal mask."""
     s, h, a = 1024, 1024, 16
     sizes = {"s": s, "b": b, "h": h, "a": a, "t": t}
     more = 0 if a // t * b % 4 == 0 else 2 * a * s * s * b // t + s * s
     expected = 10 * s * b * h + (24 * s * b * h + 5 * a * s * s * b) // t + more
-    assert kept(transformer_layer(shapes_of(job(**sizes)))) == expected
+    assert saved_bytes(transformer_layer(shapes_of(job(**sizes)))) == expected
 
 
 @given(sizes=shapes_of_layers)
-def test_selective_recompute_drops_the_scores(sizes: dict[str, int]) -> None:
+def test_selective_recompute_does_not_save_the_scores(sizes: dict[str, int]) -> None:
     s, b, h = sizes["s"], sizes["b"], sizes["h"]
-    asked = replace(job(**sizes), recompute=RecomputeSpec(granularity="selective", modules=("core_attn",)))
-    assert kept(transformer_layer(shapes_of(asked))) == 34 * s * b * h
+    recomputing = replace(job(**sizes), recompute=RecomputeSpec(granularity="selective", modules=("core_attn",)))
+    assert saved_bytes(transformer_layer(shapes_of(recomputing))) == 34 * s * b * h
 
 
 @given(sizes=shapes_of_layers)
-def test_full_recompute_leaves_the_input_of_each_group(sizes: dict[str, int]) -> None:
+def test_full_recompute_saves_only_the_input_of_each_group(sizes: dict[str, int]) -> None:
     s, b, h = sizes["s"], sizes["b"], sizes["h"]
     assert checkpointed(shapes_of(job(**sizes)), kinds=(LayerKind(),) * 3).retained_bytes == 2 * s * b * h
 
 
-def test_distributed_saved_activations_keep_a_part_each() -> None:
-    asked = replace(
+def test_distributed_saved_activations_are_sharded_over_ranks() -> None:
+    recomputing = replace(
         job(t=4), recompute=RecomputeSpec(granularity="full", method="uniform", num_layers=1, distribute_saved_activations=True)
     )
-    assert checkpointed(shapes_of(asked), kinds=(LayerKind(),)).retained_bytes == 2 * 1024 * 2 * 1024 // 4
+    assert checkpointed(shapes_of(recomputing), kinds=(LayerKind(),)).retained_bytes == 2 * 1024 * 2 * 1024 // 4
 
 
 @pytest.mark.parametrize("backend", ["flash", "fused"])
-def test_a_fused_kernel_keeps_its_output_and_no_scores(backend: str) -> None:
-    """TE 2.11: q, k, v and the output; FlashAttention's output is copied into the layout of the projection."""
+def test_a_fused_kernel_saves_its_output_and_no_scores(backend: str) -> None:
+    """TE 2.11: q, k, v and the output; FlashAttention's output is copied to the layout of the projection."""
     s, b, h, a = 1024, 2, 1024, 16
     layer = transformer_layer(shapes_of(job(attention_backend=backend)))
     statistics = 4 * b * a * s + 4 * 4 * s * b + 512
     assert layer.retained_bytes == (36 if backend == "flash" else 34) * s * b * h + statistics
 
 
-def test_one_sample_has_one_layout() -> None:
-    """With b = 1 [s, b, h] is [b, s, h] in memory, and FlashAttention's output needs no copy."""
+def test_flash_attention_does_not_copy_its_output_for_one_sample() -> None:
+    """With b = 1 the layouts [s, b, h] and [b, s, h] are equal."""
     flash, fused = (transformer_layer(shapes_of(job(b=1, attention_backend=kind))).retained_bytes for kind in ("flash", "fused"))
     assert flash == fused
 
 
-def test_no_dropout_no_masks() -> None:
+def test_no_masks_are_saved_without_dropout() -> None:
     s, b, h = 1024, 2, 1024
     layer = transformer_layer(shapes_of(job(hidden_dropout=0.0, attention_backend="fused")))
-    assert kept(layer) == 32 * s * b * h
+    assert saved_bytes(layer) == 32 * s * b * h
 
 
-def test_a_gated_layer_of_llama() -> None:
-    """RMSNorm, SwiGLU and no biases: 2·(2 + 2) + (4 + 4g/a) + 2 + 2·3·f/h per s·b·h, f read twice and written once."""
+def test_a_llama_layer_saves_its_gated_activation() -> None:
+    """RMSNorm, SwiGLU and no biases: 2·(2 + 2) + (4 + 4g/a) + 2 + 2·3·f/h per s·b·h. Three tensors of width f are saved."""
     s, b, h, a, g, f = 2048, 1, 4096, 32, 8, 14336
     llama = job(
         s=s,
@@ -136,7 +138,7 @@ def test_a_gated_layer_of_llama() -> None:
         attention_backend="fused",
     )
     expected = s * b * (2 * h * 4 + 2 * (h + 2 * h * g // a) + 2 * h + 2 * 3 * f)
-    assert kept(transformer_layer(shapes_of(llama))) == expected
+    assert saved_bytes(transformer_layer(shapes_of(llama))) == expected
 
 
 def test_block_recompute_covers_the_first_layers_of_the_chunk() -> None:
@@ -169,27 +171,27 @@ def test_parameters_of_gpt3_175b() -> None:
 
 
 @pytest.mark.parametrize("precision", ["--bf16", "--bf16 --fp8-format hybrid --fp8-recipe tensorwise"])
-def test_recomputed_norms_drop_their_outputs_and_statistics(precision: str) -> None:
-    """Before latent attention and a mixture the norm is a module of its own, whose output one tensor holds for all readers.
+def test_recomputed_norms_do_not_save_their_outputs_and_statistics(precision: str) -> None:
+    """Before latent attention and a MoE layer the norm is a separate module. All modules that read its output share one tensor.
 
-    `TransformerLayer`, 0.16.1: it is dropped and made again. In FP8 attention would have kept copies of one byte an element
-    instead, for each of its two readers, and the scales.
+    `TransformerLayer`, 0.16.1, frees and recomputes it. In FP8 without recompute, each of the two projections that read it
+    in attention saves a copy of one byte per element, with scales.
     """
     line = (
         f"{precision} --swiglu --disable-bias-linear --normalization RMSNorm --position-embedding-type rope "
         "--multi-latent-attention --num-experts 8 --moe-grouped-gemm --moe-token-dispatcher-type alltoall"
     )
-    plain, again = (
+    plain, recomputed = (
         transformer_layer(shapes_of(job_of(f"{line} {more}")), moe=True).retained_bytes
         for more in ("", "--recompute-granularity selective --recompute-modules layernorm")
     )
     s, h = 2048, 1024
     output, statistics = 2 * s * h, 4 * s
     before_attention = output if "fp8" not in precision else 2 * (s * h + 512)
-    assert plain - again == before_attention + output + 2 * statistics
+    assert plain - recomputed == before_attention + output + 2 * statistics
 
 
-def test_shards_add_up_to_the_whole() -> None:
+def test_shards_add_up_to_the_full_parameter() -> None:
     for t in (2, 8):
         tree = chunk_tree(module_inputs(job(t=t)), ChunkKind(layers=((LayerKind(), 4),)))
         split = [parameter for parameter in parameters(tree) if parameter.sharding == "tensor"]
@@ -201,7 +203,7 @@ def test_shards_add_up_to_the_whole() -> None:
 @given(
     t=st.sampled_from([1, 2, 4]), sp=st.booleans(), recompute=st.sampled_from([None, "selective", "full"]), layers=st.integers(1, 5)
 )
-def test_backward_starts_from_what_forward_kept(t: int, sp: bool, recompute: str | None, layers: int) -> None:
+def test_backward_starts_with_the_bytes_that_forward_saved(t: int, sp: bool, recompute: str | None, layers: int) -> None:
     spec = {
         None: RecomputeSpec(),
         "selective": RecomputeSpec(granularity="selective", modules=("core_attn",)),

@@ -1,7 +1,7 @@
-"""FP8: what Transformer Engine keeps, needs and gathers, held against its own Python code and against real runs.
+"""FP8: saved tensors, workspaces and collectives, compared with Transformer Engine's Python code and with measured runs.
 
-The recorded bytes are of one layer of megatron-core 0.16.1 on the real Python side of Transformer Engine 2.11, whose
-compiled quantizers were replaced by functions that allocate what `csrc/quantizer.cpp` allocates.
+The recorded bytes are those of one layer of megatron-core 0.16.1 with the Python code of Transformer Engine 2.11. Functions
+that allocate the same tensors as `csrc/quantizer.cpp` replaced its compiled quantizers.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ ONE_LAYER = (
     "--attention-backend fused"
 )
 SMALL = 64 * 1024
-"""Bytes of what the formulas leave out: scalars, and maps of what is routed."""
+"""Tolerance in bytes for tensors that the formulas omit: scalars and routing maps."""
 SPLIT = "--tensor-model-parallel-size 2 --sequence-parallel"
 EXPERTS = (
     "--num-experts 8 --moe-router-topk 2 --moe-ffn-hidden-size 1024 --moe-grouped-gemm --moe-token-dispatcher-type alltoall "
     "--swiglu --normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights"
 )
-RUNTIME = (
+WORKSPACES = (
     "Transformer Engine GEMM workspace",
     "grouped GEMM workspaces of 4 streams",
     "FP8 copies of weights",
@@ -52,13 +52,13 @@ def fp8(recipe: str, rest: str = "", *, blackwell: bool = False) -> TrainingJob:
     return job_of(line, base=ONE_LAYER, gpu=BLACKWELL if blackwell else HOPPER)
 
 
-def runtime_bytes(job: TrainingJob) -> int:
-    return sum(item.bytes for item in workspaces(job, stage_models(job)[0].trees) if item.name in RUNTIME)
+def workspace_bytes(job: TrainingJob) -> int:
+    return sum(item.bytes for item in workspaces(job, stage_models(job)[0].trees) if item.name in WORKSPACES)
 
 
 def retained(job: TrainingJob) -> int:
     [tree] = stage_models(job)[0].trees
-    return chunk_memory(tree).retained + runtime_bytes(job)
+    return chunk_memory(tree).retained + workspace_bytes(job)
 
 
 RETAINED = [
@@ -68,7 +68,7 @@ RETAINED = [
     ("delayed", "", True, 197_562_368),
     ("tensorwise", "", True, 193_393_152),
     ("mxfp8", "", True, 207_509_504),
-    ("delayed", SPLIT, False, 130_310_144 - 8_388_608),  # less Megatron's own buffer, in which the output layer gathers
+    ("delayed", SPLIT, False, 130_310_144 - 8_388_608),  # without Megatron's global buffer, which the output layer gathers into
     ("tensorwise", SPLIT, False, 128_238_080 - 8_388_608),
     ("blockwise", SPLIT, False, 128_595_968 - 8_388_608),
     ("tensorwise", SPLIT, True, 121_946_624 - 8_388_608),
@@ -78,12 +78,12 @@ RETAINED = [
 
 
 @pytest.mark.parametrize(("recipe", "line", "blackwell", "recorded"), RETAINED)
-def test_what_forward_leaves_behind(recipe: str, line: str, blackwell: bool, recorded: int) -> None:
+def test_bytes_after_forward_match_recordings(recipe: str, line: str, blackwell: bool, recorded: int) -> None:
     assert retained(fp8(recipe, line, blackwell=blackwell)) == pytest.approx(recorded, abs=SMALL)
 
 
 OFFSET = 1_050_112
-"""The loss's own gradients, alive in the recording during the whole backward pass of one rank; half with two ranks."""
+"""Gradients of the loss, which stay allocated in the recording during the full backward pass; half as large with two ranks."""
 BACKWARD = [
     ("tensorwise", "", False, {"linear_fc2": 244_688_896, "linear_fc1": 223_720_960, "linear_qkv": 154_225_152}, OFFSET),
     ("delayed", "", False, {"linear_fc2": 248_858_112, "linear_proj": 150_258_176}, OFFSET),
@@ -98,18 +98,20 @@ BACKWARD = [
 
 
 @pytest.mark.parametrize(("recipe", "line", "blackwell", "recorded", "offset"), BACKWARD)
-def test_the_peak_of_a_backward(recipe: str, line: str, blackwell: bool, recorded: dict[str, int], offset: int) -> None:
+def test_peaks_of_backward_match_the_recording(
+    recipe: str, line: str, blackwell: bool, recorded: dict[str, int], offset: int
+) -> None:
     job = fp8(recipe, line, blackwell=blackwell)
     [tree] = stage_models(job)[0].trees
-    beside = runtime_bytes(job) + (8_388_608 if SPLIT in line else 0)
-    points = {point.path: point.bytes + beside for point in chunk_memory(tree).points("backward")}
+    constant = workspace_bytes(job) + (8_388_608 if SPLIT in line else 0)
+    points = {point.path: point.bytes + constant for point in chunk_memory(tree).points("backward")}
     for layer, peak in recorded.items():
         [found] = [bytes_ for path, bytes_ in points.items() if path.endswith(layer)]
         assert found == pytest.approx(peak - offset, abs=2 * SMALL), layer
 
 
 def test_stored_parameters() -> None:
-    """As recorded, less the copies in 16 bit that are kept on the host until there are masters, and the quantizers' states."""
+    """Recorded bytes, minus the 16-bit copies that are on the host until master weights exist, and the quantizer states."""
     line = "--fp8-param-gather --use-distributed-optimizer"
     host, quantizers = 25_165_824, 20_480
     for recipe, blackwell, recorded in (
@@ -118,10 +120,10 @@ def test_stored_parameters() -> None:
         ("blockwise", False, 55_612_416),
     ):
         job = fp8(recipe, line, blackwell=blackwell)
-        held = states_of(job, stage_models(job)[0])
-        assert held.parameters == pytest.approx(recorded - host, abs=8192), (recipe, blackwell)
+        states = states_of(job, stage_models(job)[0])
+        assert states.parameters == pytest.approx(recorded - host, abs=8192), (recipe, blackwell)
     mxfp8 = fp8("mxfp8", f"{line} --reuse-grad-buf-for-mxfp8-param-ag", blackwell=True)
-    embeddings_and_norms = 5_273_600  # once more, in the parameter buffer that they are gathered through
+    embeddings_and_norms = 5_273_600  # a second time, in the parameter buffer that they are gathered through
     assert states_of(mxfp8, stage_models(mxfp8)[0]).parameters == pytest.approx(56_391_680 - host + embeddings_and_norms, abs=8192)
 
 
@@ -137,12 +139,12 @@ def test_measured_steady_state_and_peak(gpu: str, monkeypatch: pytest.MonkeyPatc
     assert rank["memory"]["peak_allocated_bytes"] == pytest.approx(record["measured"]["peak_allocated_bytes"], rel=0.02)
 
 
-def test_weights_are_cast_once_where_one_copy_serves_all_products() -> None:
+def test_weights_have_one_fp8_copy_if_it_serves_all_gemms() -> None:
     weights = 12 * 1024 * 1024
     hopper, blackwell = fp8("tensorwise"), fp8("tensorwise", blackwell=True)
     assert cast_bytes(hopper, stage_models(hopper)[0].trees) == 2 * weights + 4 * 512
     assert cast_bytes(blackwell, stage_models(blackwell)[0].trees) == weights + 4 * 512
-    # four linear layers, and attention as three products (DotProductAttention.forward); five quantizers each, a scale and a maximum
+    # four linear layers, and three GEMMs of attention (DotProductAttention.forward): five quantizers each, with scale and amax
     assert scaling_bytes(hopper, stage_models(hopper)[0].trees) == (4 + 3) * 5 * 2 * 512
 
 
@@ -163,7 +165,7 @@ def _quantized(module: Module) -> int:
     return sum(parameter.quantized for parameter in parameters(module))
 
 
-def test_messages_are_gathered_in_fp8_and_reduced_in_16_bit() -> None:
+def test_all_gathers_are_in_fp8_and_reduce_scatters_in_16_bit() -> None:
     job = fp8("tensorwise", f"{SPLIT} --fp8-param-gather --use-distributed-optimizer")
     rows = [row for row in predict(job).communication if row.group == "tp" and "layers" in row.module]
     assert {row.dtype for row in rows if row.kind == "all_gather"} == {"fp8"}
@@ -174,7 +176,7 @@ def test_messages_are_gathered_in_fp8_and_reduced_in_16_bit() -> None:
     assert {row.dtype for row in data} == {"uint8", "bf16"}
 
 
-def test_the_precision_aware_adam_leaves_masters_to_megatron() -> None:
+def test_the_precision_aware_adam_stores_master_weights_only_with_delayed_scaling() -> None:
     line = "--use-precision-aware-optimizer --use-distributed-optimizer"
     assert adam_stores_master_weights(job_of(line))
     assert adam_stores_master_weights(fp8("delayed", line))
@@ -182,10 +184,10 @@ def test_the_precision_aware_adam_leaves_masters_to_megatron() -> None:
 
 
 @given(rows=st.integers(1, 64).map(lambda n: 128 * n), columns=st.integers(1, 64).map(lambda n: 128 * n))
-def test_a_scale_for_each_block(rows: int, columns: int) -> None:
+def test_there_is_one_scale_per_block(rows: int, columns: int) -> None:
     for recipe, block, size in (("blockwise", 128, 4), ("mxfp8", 32, 1)):
-        for way in ("row", "column"):
-            shape, dtype = scales(recipe, rows, columns, way)  # type: ignore[arg-type]
+        for axis in ("row", "column"):
+            shape, dtype = scales(recipe, rows, columns, axis)  # type: ignore[arg-type]
             assert shape[0] * shape[1] == rows * columns // block
             assert dtype == ("fp32" if size == 4 else "uint8")
 
@@ -207,13 +209,13 @@ def test_a_scale_for_each_block(rows: int, columns: int) -> None:
         ("--num-experts 8 --disable-bias-linear --moe-router-padding-for-quantization", "--moe-router-padding-for-quantization"),
     ],
 )
-def test_refused(line: str, option: str) -> None:
+def test_unsupported_combinations_are_rejected(line: str, option: str) -> None:
     with pytest.raises(InputError) as caught:
         job_of(line)
     assert str(caught.value).startswith(option + ":")
 
 
-def test_not_on_ampere_and_not_with_quantizers_of_ones_own() -> None:
+def test_ampere_and_custom_quantizers_are_rejected() -> None:
     with pytest.raises(InputError, match=r"compute capability 8\.9"):
         job_of("--fp8-format hybrid", gpu=AMPERE)
     with pytest.raises(UnsupportedError, match="custom"):
@@ -226,7 +228,7 @@ def fp4(rest: str = "") -> TrainingJob:
 
 @given(rows=st.integers(1, 40).map(lambda n: 16 * n), columns=st.integers(1, 40).map(lambda n: 16 * n))
 def test_fp4_has_one_scale_for_sixteen_values(rows: int, columns: int) -> None:
-    """`NVFP4Quantizer.get_scale_shape`: tiles of 128 × 4 for cuBLAS, and by columns those of the transpose."""
+    """`NVFP4Quantizer.get_scale_shape`: tiles of 128 × 4 for cuBLAS; column-wise those of the transpose."""
     (outer, inner), dtype = scales("nvfp4", rows, columns, "row")
     assert dtype == "uint8"
     assert outer % 128 == 0 <= outer - rows < 128
@@ -234,8 +236,8 @@ def test_fp4_has_one_scale_for_sixteen_values(rows: int, columns: int) -> None:
     assert scales("nvfp4", rows, columns, "column") == scales("nvfp4", columns, rows, "row")
 
 
-def test_weights_in_fp4_are_held_twice_at_half_a_byte() -> None:
-    """By rows and by columns, and a sixteenth of a byte of scales for each value of either: 9/16 bytes twice."""
+def test_weights_have_two_fp4_copies_of_half_a_byte() -> None:
+    """Row-wise and column-wise, each with 1/16 byte of scales per value: two times 9/16 bytes."""
     job = fp4()
     trees = stage_models(job)[0].trees
     numel = sum(parameter.numel for parameter in parameters(trees[0]) if parameter.quantized)
@@ -243,8 +245,8 @@ def test_weights_in_fp4_are_held_twice_at_half_a_byte() -> None:
     assert cast_bytes(job, trees) == numel * 2 * 9 // 16
 
 
-def test_a_linear_layer_keeps_its_input_in_fp4() -> None:
-    """Its columns, for the gradient of the weight: 9/16 of a byte a value in the place of two bytes."""
+def test_a_linear_layer_saves_its_input_in_fp4() -> None:
+    """The column-wise copy, for the weight gradient: 9/16 byte per value instead of two bytes."""
     saved, plain = (
         {
             module.name: sum(tensor.bytes for tensor in module.saved if "statistics" not in tensor.name)
@@ -264,8 +266,8 @@ def test_a_linear_layer_keeps_its_input_in_fp4() -> None:
         ("--fp4-format e2m1 --fp4-recipe custom", BLACKWELL, "--fp4-recipe custom", "nvfp4"),
     ],
 )
-def test_what_fp4_does_not_go_with(line: str, gpu: HardwareSpec, option: str, remedy: str) -> None:
-    with pytest.raises(InputError) as refused:
+def test_options_incompatible_with_fp4_are_rejected(line: str, gpu: HardwareSpec, option: str, remedy: str) -> None:
+    with pytest.raises(InputError) as rejected:
         job_of(line, base=ONE_LAYER, gpu=gpu)
-    assert option in str(refused.value)
-    assert remedy in str(refused.value)
+    assert option in str(rejected.value)
+    assert remedy in str(rejected.value)

@@ -1,4 +1,4 @@
-"""Layers that differ by configuration. Widths and counts are those of Llama-3.1-Nemotron-51B's format and of Llama itself."""
+"""Layers with per-layer configuration, in the format of Llama-3.1-Nemotron-51B, with widths of Nemotron and Llama."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def launched(options: str = "", *, config: Path | str = DATA) -> TrainingJob:
     return job_of(f"{LAUNCH} --heterogeneous-layers-config-path {config} {options}")
 
 
-def test_branches_are_what_the_file_says() -> None:
+def test_branches_follow_the_configuration_file() -> None:
     blocks = launched().model.blocks
     assert [block.attention for block in blocks] == ["full", "none", "linear", "full", "none", "none", "full", "full"]
     assert [block.feed_forward for block in blocks] == ["full", "full", "full", "none", "none", "full", "linear", "full"]
-    # int(2 · 5.25 · 512 / 3) = 1792 is a multiple of 256 already; 896 and 448 are not
+    # int(2 · 5.25 · 512 / 3) = 1792 is a multiple of 256; 896 and 448 are rounded up
     assert [block.ffn_hidden_size for block in blocks] == [1792, 1024, 512, None, None, 1792, None, 1024]
 
 
-def test_the_multiple_of_llama_is_its_width(tmp_path: Path) -> None:
-    """Llama 3.1 70B, of which Nemotron is made: hidden 8,192 and feed-forward 28,672, which is 5.25 in this format."""
+def test_the_ffn_multiplier_of_llama_gives_its_ffn_width(tmp_path: Path) -> None:
+    """Llama 3.1 70B, the base of Nemotron: hidden size 8,192 and FFN width 28,672, which is multiplier 5.25 in this format."""
     branch = {"n_heads_in_group": 8, "no_op": False, "replace_with_linear": False}
     content = {
         "hidden_act": "silu",
@@ -54,7 +54,7 @@ def test_the_multiple_of_llama_is_its_width(tmp_path: Path) -> None:
 
 
 def test_parameters_of_every_kind_of_layer() -> None:
-    """h = 512, 8 heads in 4 groups of 64: attention h·(512 + 2·256) + 512·h, a feed-forward of width f 3·h·f, one norm each."""
+    """h = 512, 8 heads in 4 groups of 64: attention h·(512 + 2·256) + 512·h, an FFN of width f 3·h·f, one norm each."""
     h = 512
     attention, linear = h * 1024 + 512 * h + h, h * h + h
     widths = 2 * 1792 + 2 * 1024 + 512
@@ -78,7 +78,7 @@ def test_parameters_of_every_kind_of_layer() -> None:
         ("--cuda-graph-impl local", "--cuda-graph-impl", "graphs"),
     ],
 )
-def test_what_does_not_go_with_it_is_refused_by_name(options: str, option: str, word: str) -> None:
+def test_incompatible_options_are_rejected(options: str, option: str, word: str) -> None:
     with pytest.raises(InputError) as caught:
         launched(options)
     assert option in caught.value.option
@@ -96,13 +96,13 @@ def test_what_does_not_go_with_it_is_refused_by_name(options: str, option: str, 
         ('{"block_configs": [{"attention": {}, "ffn": {"ffn_mult": 4}}]}', "n_heads_in_group"),
     ],
 )
-def test_a_file_that_is_none(content: str, word: str, tmp_path: Path) -> None:
+def test_an_invalid_file_is_rejected(content: str, word: str, tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(content)
     with pytest.raises(InputError, match=word):
         launched(config=config)
 
 
-def test_a_file_that_is_not_there() -> None:
+def test_a_missing_file_is_rejected() -> None:
     with pytest.raises(InputError, match="cannot be read"):
         launched(config="nowhere.json")

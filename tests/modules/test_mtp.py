@@ -1,6 +1,6 @@
-"""Multi-token prediction: parameters by their published sizes, placement, messages, and what megatron-core allocates.
+"""Multi-token prediction: parameters by their published sizes, placement, messages, and allocations of megatron-core.
 
-Saved bytes and peaks are those of megatron-core 0.16.1 with Transformer Engine 2.11, run on tensors without memory.
+Saved bytes and peaks are those of megatron-core 0.16.1 with Transformer Engine 2.11, run on meta tensors.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ DEEPSEEK_V3 = (
 
 
 def test_parameters_of_deepseek_v3() -> None:
-    """671 billion, and 11.5 billion that the prediction layer has for itself (README_WEIGHTS.md of DeepSeek-V3)."""
+    """671 billion, and 11.5 billion of the MTP layer that are not shared (README_WEIGHTS.md of DeepSeek-V3)."""
     plain = numel(job_of("", base=DEEPSEEK_V3))
     assert round(plain / 1e9) == 671
     own = numel(job_of("--mtp-num-layers 1", base=DEEPSEEK_V3)) - plain
     assert own == pytest.approx(11.5e9, rel=0.01)
 
 
-def test_parameters_by_hand() -> None:
-    """A layer, three norms and a projection of two widths to one for each depth; embedding and head are shared."""
+def test_parameters_of_a_depth() -> None:
+    """A layer, three norms and a projection 2·h → h for each depth; embedding and head are shared."""
     h, layers = 1024, 4
     plain = numel(small(UNTIED))
     vocabulary = small(UNTIED).model.padded_vocab_size * h
@@ -67,18 +67,18 @@ def test_parameters_by_hand() -> None:
 
 
 def test_copies_of_the_embedding() -> None:
-    """The stage of the layers has a copy; tied, the last stage has an output layer of its own beside it (gpt_model.py)."""
+    """The MTP stage has a copy. With tied embeddings the last stage also has its own output layer (gpt_model.py)."""
     vocabulary = small("").model.padded_vocab_size * 1024
     sizes = {}
     for tied in ("", UNTIED):
         job = small(f"{tied} --mtp-num-layers 1 --pipeline-model-parallel-size 2", 2)
         stages = [stage.trees[0] for stage in stage_models(job)]
         sizes[tied] = [[p.shared_embedding for p in parameters(stage) if p.numel == vocabulary] for stage in stages]
-    assert sizes == {"": [[True], [True, False]], UNTIED: [[True], [True, False]]}  # language_model.py marks both of the pair
+    assert sizes == {"": [[True], [True, False]], UNTIED: [[True], [True, False]]}  # language_model.py marks both stages
 
 
 def test_group_of_the_embedding() -> None:
-    """First, last where tied, and the layers' own pipeline rank (get_embedding_ranks, pretrain_gpt.py 0.16.1)."""
+    """First rank, last rank if tied, and the pipeline rank of the MTP layers (get_embedding_ranks, pretrain_gpt.py 0.16.1)."""
     parallel = small("--pipeline-model-parallel-size 4", 4).parallel
     cases = [(True, None, (0, 3)), (False, None, (0,)), (False, 3, (0, 3)), (True, 2, (0, 2, 3)), (False, 2, (0, 2))]
     for tied, mtp, members in cases:
@@ -99,14 +99,14 @@ def test_group_of_the_embedding() -> None:
         ("--mtp-num-layers 1 --pipeline-model-parallel-size 4 --pipeline-model-parallel-layout Ett|tt|m|L", 4, 0, 1964.45),
     ],
 )  # fmt: skip
-def test_peaks_of_megatron(line: str, gpus: int, rank: int, peak: float) -> None:
+def test_peaks_match_megatron(line: str, gpus: int, rank: int, peak: float) -> None:
     """MiB, within 0.1 %."""
     found = rank_classes_of_tensors(small(line, gpus))[rank].memory.peak_allocated_bytes / MIB
     assert found == pytest.approx(peak, rel=1e-3)
 
 
-def test_every_depth_keeps_a_softmax_of_its_own() -> None:
-    """Head and loss of each depth: 4·s·b·V bytes more from the forward to the backward."""
+def test_every_depth_saves_its_own_softmax() -> None:
+    """Head and loss of each depth save 4·s·b·V more bytes."""
     job = small(f"{UNTIED} --mtp-num-layers 2")
     softmax = 4 * 4096 * job.model.padded_vocab_size
     (plain,), (two,) = (stage_models(each)[0].trees for each in (small(UNTIED), job))
@@ -115,8 +115,8 @@ def test_every_depth_keeps_a_softmax_of_its_own() -> None:
     assert chunk_memory(two).retained - chunk_memory(plain).retained > 2 * softmax
 
 
-def test_messages_past_the_layers() -> None:
-    """D + 1 hidden states in a message, and the three sizes of each before it."""
+def test_pipeline_messages_after_the_mtp_layers() -> None:
+    """A message has D + 1 hidden states, and a message with its three sizes precedes it."""
     job = small("--mtp-num-layers 2 --pipeline-model-parallel-size 4 --pipeline-model-parallel-layout Ett|tt|mm|L", 4)
     sent = {
         (row.pipeline_rank, row.module): row.shape
@@ -138,7 +138,7 @@ def test_messages_past_the_layers() -> None:
 
 
 def test_tensor_parallel_messages_of_a_depth() -> None:
-    """Counted by megatron-core itself with two depths: gathers of 2·h for the projection, and of h for everything else."""
+    """Counted in megatron-core with two depths: all-gathers of 2·h for the projection, and of h for everything else."""
     job = small(f"{UNTIED} --mtp-num-layers 2 --tensor-model-parallel-size 2 --sequence-parallel", 2)
     counts: Counter[tuple[str, int]] = Counter()
     for row in communication_rows(job, stage_models(job)):
@@ -156,8 +156,8 @@ def test_tensor_parallel_messages_of_a_depth() -> None:
 
 
 @pytest.mark.parametrize(("layout", "copies"), [("Et|tt|tttt|tmL", False), ("Et|tt|ttttt|mL", True)])
-def test_a_stage_of_predictions_alone_copies_what_it_received(layout: str, copies: bool) -> None:
-    """`TransformerBlock.forward` clones where it has neither layers nor a norm: the received tensor stays beside the copy."""
+def test_a_stage_with_only_mtp_layers_copies_its_input(layout: str, copies: bool) -> None:
+    """`TransformerBlock.forward` clones its input if it has neither layers nor a norm, and the input stays allocated."""
     stages = f"--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout {layout}"
     job = job_of(f"--mtp-num-layers 1 --position-embedding-type rope {stages}")
     decoder = next(child for child in stage_models(job)[-1].trees[-1].children if child.name == "decoder")

@@ -1,4 +1,4 @@
-"""The flex dispatcher: tokens that arrive, the buffers of DeepEP and HybridEP, and the groups that they know."""
+"""The flex dispatcher: arriving tokens, the buffers of DeepEP and HybridEP, and the supported groups."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from analyzer.modules.shapes import shapes_of
 from analyzer.units import MIB
 from tests.job_of import job_of
 
-MIXTURE = "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --disable-bias-linear --global-batch-size 64"
-FLEX = f"{MIXTURE} --moe-token-dispatcher-type flex --moe-enable-deepep --moe-router-dtype fp32 --expert-model-parallel-size"
-HYBRID = f"{MIXTURE} --moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep --moe-router-dtype fp32 "
+MOE = "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --disable-bias-linear --global-batch-size 64"
+FLEX = f"{MOE} --moe-token-dispatcher-type flex --moe-enable-deepep --moe-router-dtype fp32 --expert-model-parallel-size"
+HYBRID = f"{MOE} --moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep --moe-router-dtype fp32 "
 HYBRID += "--expert-model-parallel-size"
 S = 2048
 
@@ -29,37 +29,37 @@ def routing(ranks: int, more: str = "") -> Routing:
 
 @pytest.mark.parametrize(("ranks", "topk"), [(2, 2), (4, 2), (4, 3), (8, 2), (8, 4)])
 def test_a_token_arrives_once_on_each_rank_that_has_one_of_its_experts(ranks: int, topk: int) -> None:
-    """Counted over all choices of k of 8 experts, of which the rank has the first 8/ep."""
+    """Counted over all choices of k of 8 experts. The rank has the first 8/ep experts."""
     choices = list(combinations(range(8), topk))
-    here = 8 // ranks
-    hit = sum(min(choice) < here for choice in choices)
+    local = 8 // ranks
+    hit = sum(min(choice) < local for choice in choices)
     expected = S * ranks * hit / len(choices)
     assert arrivals(routing(ranks, f"--moe-router-topk {topk}")) == pytest.approx(expected, abs=1)
 
 
-def test_buffers_in_a_node() -> None:
-    """csrc/config.hpp get_nvl_buffer_size_hint: 10 channels, 8 peers, 256 rows each of h in 16 bit, source, choices, scales."""
+def test_deepep_buffers_within_a_node() -> None:
+    """csrc/config.hpp get_nvl_buffer_size_hint: 10 channels, 8 peers, 256 rows of h in 16 bit and metadata."""
     job = job_of(f"{FLEX} 8")
     row = 2 * 1024 + 8 + 128 * 8 + 128 * 4 + 128 * 4
     bytes_ = 10 * 8 * ((2 * 1 + 3) * 4 + 256 * row)
     assert flex_buffer_bytes(shapes_of(job)) == -(-bytes_ // 128) * 128
-    plain = job_of(f"{MIXTURE} --moe-token-dispatcher-type alltoall --expert-model-parallel-size 8")
+    plain = job_of(f"{MOE} --moe-token-dispatcher-type alltoall --expert-model-parallel-size 8")
     assert outside_allocator_bytes(job) - outside_allocator_bytes(plain) == flex_buffer_bytes(shapes_of(job))
 
 
-def test_buffers_over_a_network_come_in_large_pieces() -> None:
+def test_deepep_network_buffers_are_rounded_up_to_512_mib() -> None:
     job = job_of(f"{FLEX} 16 --num-experts 16", gpus=16)
     near = 10 * 8 * ((2 * 2 + 3) * 4 + 288 * (2 * 1024 + 8 + 2048))
     assert flex_buffer_bytes(shapes_of(job)) == -(-near // 128) * 128 + 512 * MIB
 
 
-def test_hybridep_holds_the_tokens_of_its_whole_group() -> None:
+def test_hybridep_buffers_have_space_for_all_tokens_of_the_group() -> None:
     """buffer/intranode.cu: 8 ranks × 2048 tokens, each h in 16 bit, a scale for 128 values, and weights of 8 experts in fp32."""
     assert flex_buffer_bytes(shapes_of(job_of(f"{HYBRID} 8"))) == 8 * 2048 * (2 * 1024 + 4 * 1024 // 128 + 4 * 8)
 
 
-def test_hybridep_between_domains() -> None:
-    """buffer/internode.cu: what a rank sends, with the weights of all experts; what 3 other domains send; sums back, twice."""
+def test_hybridep_buffers_between_nvlink_domains() -> None:
+    """buffer/internode.cu: tokens of a rank with the weights of all experts; tokens of the other domain; sums, twice."""
     job = job_of(f"{HYBRID} 8", environ={"NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN": "4"})
     values, scales, weights = 2 * 1024, 4 * 1024 // 128, 4 * 4
     near = 8 * S * (values + scales + weights)
@@ -67,28 +67,28 @@ def test_hybridep_between_domains() -> None:
     assert flex_buffer_bytes(shapes_of(job)) == near + far
 
 
-def test_few_tokens_take_room_for_512() -> None:
+def test_hybridep_buffers_have_space_for_at_least_512_tokens() -> None:
     few, many = (job_of(f"{HYBRID} 4 --seq-length {length}") for length in (128, 512))
     assert flex_buffer_bytes(shapes_of(few)) == flex_buffer_bytes(shapes_of(many))
 
 
-def test_hybridep_keeps_maps_of_the_group_and_no_arrived_tokens() -> None:
+def test_hybridep_saves_maps_of_the_group_and_no_arrived_tokens() -> None:
     """`metadata_preprocess_core` and `permute_processing`: 4·T·P + T·P/N + T·P·El + 4·T·P·El bytes, and rows of probabilities."""
     tree = rank_classes(job_of(f"{HYBRID} 4"))[0].trees[0]
     [dispatch] = {module for _, module in tree.walk() if module.name == "dispatch"}
-    world, here, rows = 4 * S, 2, 2 * S
-    assert sum(tensor.bytes for tensor in dispatch.saved) == 4 * world + S + world * here + 4 * world * here + 4 * rows
+    world, local, rows = 4 * S, 2, 2 * S
+    assert sum(tensor.bytes for tensor in dispatch.saved) == 4 * world + S + world * local + 4 * world * local + 4 * rows
     assert all("arriv" not in tensor.name for tensor in (*dispatch.saved, *dispatch.forward_workspace))
 
 
-def test_hybridep_pads_rows_for_fp8_where_they_arrive() -> None:
+def test_hybridep_pads_rows_for_fp8_on_arrival() -> None:
     """`pad_multiple`: half of 16 rows for each of two local experts, and no copy by the experts."""
     fp8 = Routing(shapes_of(job_of(f"{HYBRID} 4 --fp8-format hybrid")))
     assert fp8.rows == fp8.multiplied_rows == 2 * S + 2 * 16 // 2
 
 
-def test_fewer_rows_travel_than_with_all_to_all() -> None:
-    """Messages of tokens are A rows in the place of k·T, in the group of all ranks that share experts."""
+def test_fewer_rows_are_sent_than_with_all_to_all() -> None:
+    """Messages have A rows instead of k·T, in the group of all ranks that share experts."""
     tree = rank_classes(job_of(f"{FLEX} 4 --moe-router-topk 4"))[0].trees[0]
     [sent] = {
         call.shape[0]
@@ -113,8 +113,8 @@ def test_fewer_rows_travel_than_with_all_to_all() -> None:
         (f"{HYBRID} 2 --moe-enable-deepep", "--moe-enable-deepep", "leave it out"),
     ],
 )
-def test_what_is_refused(line: str, option: str, remedy: str) -> None:
-    with pytest.raises(InputError) as refused:
+def test_unsupported_options_are_rejected(line: str, option: str, remedy: str) -> None:
+    with pytest.raises(InputError) as rejected:
         job_of(line)
-    assert option in str(refused.value)
-    assert remedy in str(refused.value)
+    assert option in str(rejected.value)
+    assert remedy in str(rejected.value)
