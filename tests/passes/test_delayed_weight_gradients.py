@@ -1,4 +1,4 @@
-"""`--delay-wgrad-compute`: what waits beside the backward of a branch; and attention that goes backward early."""
+"""`--delay-wgrad-compute`: operands that stay allocated during the backward of a branch; and early backward of attention."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from analyzer.memory.ranks import rank_classes
 from analyzer.modules.tree import Module
 from tests.job_of import job_of
 
-MIXTURE = (
+MOE = (
     "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-ffn-hidden-size 512 --swiglu --disable-bias-linear "
     "--moe-token-dispatcher-type alltoall --expert-model-parallel-size 4 --global-batch-size 64 --overlap-moe-expert-parallel-comm"
 )
@@ -19,7 +19,7 @@ H, F = 1024, 512
 
 
 def tree(more: str = "") -> Module:
-    return rank_classes(job_of(f"{MIXTURE} {more}"))[0].trees[0]
+    return rank_classes(job_of(f"{MOE} {more}"))[0].trees[0]
 
 
 def backward_bytes(path: str, more: str = "") -> int:
@@ -27,50 +27,50 @@ def backward_bytes(path: str, more: str = "") -> int:
     return sum(tensor.bytes for tensor in module.backward_workspace)
 
 
-def test_both_operands_wait_until_the_experts_are_through() -> None:
-    """In 16 bit: beside fc1 the input [rows, f] of fc2 and the gradient [rows, h] of its output; in dispatch those of fc1 too."""
-    waits = 2 * ROWS * (F + H)
+def test_both_operands_stay_allocated_until_the_backward_of_the_experts_ends() -> None:
+    """In 16 bit: during fc1 the input [rows, f] and output gradient [rows, h] of fc2; during dispatch also those of fc1."""
+    operands = 2 * ROWS * (F + H)
     more = "--delay-wgrad-compute"
     assert backward_bytes("experts.linear_fc2", more) == backward_bytes("experts.linear_fc2")
-    assert backward_bytes("experts.activation_func", more) - backward_bytes("experts.activation_func") == waits
-    assert backward_bytes("experts.linear_fc1", more) - backward_bytes("experts.linear_fc1") == waits
-    assert backward_bytes("mlp.dispatch", more) - backward_bytes("mlp.dispatch") == waits + 2 * ROWS * (H + 2 * F)
+    assert backward_bytes("experts.activation_func", more) - backward_bytes("experts.activation_func") == operands
+    assert backward_bytes("experts.linear_fc1", more) - backward_bytes("experts.linear_fc1") == operands
+    assert backward_bytes("mlp.dispatch", more) - backward_bytes("mlp.dispatch") == operands + 2 * ROWS * (H + 2 * F)
 
 
-def test_gathered_inputs_wait_whole() -> None:
-    """Under sequence parallelism `WeightGradStore` is given the gathered input: [s, b, h] of the projection before attention."""
+def test_gathered_inputs_stay_allocated_unsharded() -> None:
+    """Under sequence parallelism `WeightGradStore` stores the gathered input: [s, b, h] of the projection before attention."""
     more = "--delay-wgrad-compute --tensor-model-parallel-size 2 --sequence-parallel --multi-latent-attention"
     more += " --expert-model-parallel-size 2"
     [last] = {module for where, module in tree(more).walk() if where.endswith("self_attention.linear_q_proj")}
-    waiting = [tensor for tensor in last.backward_workspace if "linear_kv_up_proj, delayed" in tensor.name]
-    assert any(tensor.shape[0] == 2048 for tensor in waiting if "input" in tensor.name)
+    pending = [tensor for tensor in last.backward_workspace if "linear_kv_up_proj, delayed" in tensor.name]
+    assert any(tensor.shape[0] == 2048 for tensor in pending if "input" in tensor.name)
 
 
-def test_attention_does_not_wait_for_the_experts() -> None:
+def test_operands_of_experts_are_freed_before_the_backward_of_attention() -> None:
     more = "--delay-wgrad-compute"
     assert backward_bytes("self_attention.linear_proj", more) == backward_bytes("self_attention.linear_proj")
     assert backward_bytes("core_attention", more) - backward_bytes("core_attention") == 2 * 2048 * H
 
 
-def test_the_peak_is_higher() -> None:
-    small = f"{MIXTURE} --vocab-size 1024"  # with a peak in the layers
-    plain, waiting = (rank_classes(job_of(f"{small} {more}"))[0].memory for more in ("", "--delay-wgrad-compute"))
-    assert waiting.peak_allocated_bytes > plain.peak_allocated_bytes
-    assert waiting.allocated_bytes == plain.allocated_bytes
+def test_delayed_weight_gradients_raise_the_peak() -> None:
+    small = f"{MOE} --vocab-size 1024"  # so that the peak is in the layers
+    plain, pending = (rank_classes(job_of(f"{small} {more}"))[0].memory for more in ("", "--delay-wgrad-compute"))
+    assert pending.peak_allocated_bytes > plain.peak_allocated_bytes
+    assert pending.allocated_bytes == plain.allocated_bytes
 
 
-def test_early_attention_makes_room_for_the_other_ones_experts() -> None:
-    """What attention kept is gone when the experts of the other microbatch run: their instants are that much lower."""
+def test_early_backward_of_attention_does_not_raise_the_peak() -> None:
+    """Tensors that attention saved are freed before the experts of the other microbatch run."""
     one = tree()
     late, early = overlapped_peak(one, one), overlapped_peak(one, one, early=True)
     assert early.bytes <= late.bytes
-    job = job_of(f"{MIXTURE} --ep-overlap-early-attn-memory-release", release="0.16.1")
+    job = job_of(f"{MOE} --ep-overlap-early-attn-memory-release", release="0.16.1")
     assert job.flags.early_attention_backward
 
 
 @pytest.mark.parametrize("flag", ["--delay-wgrad-compute", "--ep-overlap-early-attn-memory-release"])
-def test_alone_they_are_refused(flag: str) -> None:
-    with pytest.raises(InputError) as refused:
-        job_of(f"{MIXTURE.replace(' --overlap-moe-expert-parallel-comm', '')} {flag}")
-    assert str(refused.value).startswith(flag)
-    assert "--overlap-moe-expert-parallel-comm" in str(refused.value)
+def test_options_without_overlapped_communication_are_rejected(flag: str) -> None:
+    with pytest.raises(InputError) as rejected:
+        job_of(f"{MOE.replace(' --overlap-moe-expert-parallel-comm', '')} {flag}")
+    assert str(rejected.value).startswith(flag)
+    assert "--overlap-moe-expert-parallel-comm" in str(rejected.value)

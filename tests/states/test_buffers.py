@@ -1,4 +1,4 @@
-"""Buffers against megatron-core itself: the numbers of CASES are what its `_ParamAndGradBuffer` (0.16.1) made."""
+"""Gradient buffers compared with megatron-core: CASES are results of its `_ParamAndGradBuffer` (0.16.1)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def parameters_of(numels: tuple[int, ...], *, shared_embedding: int | None = Non
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_buckets_are_those_of_megatron(case: Case) -> None:
+def test_buckets_match_megatron(case: Case) -> None:
     job = make_job(world_size=case.group, distributed=case.distributed, pad_buckets_for_high_nccl_busbw=case.busbw)
     parameters = parameters_of(case.numels, shared_embedding=case.shared_embedding)
     (buffer,) = chunk_buffers(job, [ParameterRun(tuple(parameters))], bucket_size=case.bucket_size)
@@ -64,7 +64,9 @@ def test_buckets_are_those_of_megatron(case: Case) -> None:
     distributed=st.booleans(),
     busbw=st.booleans(),
 )
-def test_buckets_hold_every_parameter_once(numels: list[int], group: int, size: int | None, distributed: bool, busbw: bool) -> None:
+def test_buckets_contain_each_parameter_once(
+    numels: list[int], group: int, size: int | None, distributed: bool, busbw: bool
+) -> None:
     job = make_job(world_size=group, distributed=distributed, pad_buckets_for_high_nccl_busbw=busbw)
     (buffer,) = chunk_buffers(job, [ParameterRun(tuple(parameters_of(tuple(numels))))], bucket_size=size)
     assert sum(len(bucket.sizes) for bucket in buffer.buckets) == len(numels)
@@ -104,14 +106,14 @@ def test_bucket_size(changes: dict[str, Any], where: tuple[int, int], expected: 
 def test_only_the_first_chunk_of_the_first_stage_is_bucketed() -> None:
     job = make_job(world_size=2, pipeline=2, virtual_pipeline=2, overlap_grad_reduce=True, ddp_bucket_size=5000)
     first, last = make_stages(job)
-    (bucketed,), (whole,) = stage_buffers(job, first)
-    # from the end: fc2 + fc1 | qkv + proj + fc2 of the layer before | fc1 + qkv | proj + embedding
+    (bucketed,), (unbucketed,) = stage_buffers(job, first)
+    # from the end: fc2 + fc1 | qkv + proj + fc2 of the previous layer | fc1 + qkv | proj + embedding
     assert [bucket.numel for bucket in bucketed.buckets] == [4100 + 4000, 3000 + 1000 + 4100, 4000 + 3000, 1000 + 4096]
-    assert len(whole.buckets) == 1
+    assert len(unbucketed.buckets) == 1
     assert [len(buffer.buckets) for (buffer,) in stage_buffers(job, last)] == [1, 1]
 
 
-def test_dtypes_and_experts_have_buffers_of_their_own() -> None:
+def test_dtypes_and_experts_have_separate_buffers() -> None:
     job = make_job(world_size=8, expert=4, distributed=True, gradients="bf16")
     parameters = [
         Parameter(name="expert", shape=(1000,), dtype="bf16", sharding="expert"),
@@ -130,14 +132,14 @@ def test_dtypes_and_experts_have_buffers_of_their_own() -> None:
     ]
 
 
-def test_padding_is_for_one_instance_of_the_distributed_optimizer() -> None:
-    whole = make_job(world_size=12, distributed=True)
+def test_padding_depends_on_the_ranks_of_one_optimizer_instance() -> None:
+    one = make_job(world_size=12, distributed=True)
     halves = make_job(world_size=12, distributed=True, distributed_optimizer_instances=4)
-    sizes = [chunk_buffers(job, [ParameterRun(tuple(parameters_of((1,))))], bucket_size=None)[0].numel for job in (whole, halves)]
+    sizes = [chunk_buffers(job, [ParameterRun(tuple(parameters_of((1,))))], bucket_size=None)[0].numel for job in (one, halves)]
     assert sizes == [lcm(12, 128), lcm(3, 128)]
 
 
-def test_creation_order_has_the_projection_first() -> None:
+def test_the_output_projection_is_created_first() -> None:
     """`named_parameters` of megatron-core's SelfAttention lists linear_proj before linear_qkv."""
 
     def leaf(name: str, kind: ModuleKind = ModuleKind.OTHER) -> Module:
@@ -164,7 +166,7 @@ def test_the_code_of_2023_pads_to_the_data_parallel_size_and_has_no_buckets(dist
     size=st.one_of(st.none(), st.integers(1, 5000)),
     distributed=st.booleans(),
 )
-def test_equal_layers_are_as_good_as_one_after_the_other(
+def test_a_run_of_equal_layers_gives_the_same_buckets_as_separate_layers(
     numels: list[int], times: int, size: int | None, distributed: bool
 ) -> None:
     job = make_job(world_size=4, distributed=distributed)

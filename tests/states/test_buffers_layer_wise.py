@@ -1,6 +1,6 @@
-"""Buffers laid out by owner: what `LayerWiseDistributedOptimizer` of 0.18 on does with matrices, and Adam with the rest.
+"""Buffers laid out by owner: matrices with `LayerWiseDistributedOptimizer` from 0.18 on, other parameters with Adam.
 
-Expectations are those of Megatron's own tests and pull requests of that layout (numbers 4509, 4771, 5415).
+Expected values are from Megatron's tests and pull requests 4509, 4771 and 5415.
 """
 
 from __future__ import annotations
@@ -34,44 +34,44 @@ def job(more: str = "", gpus: int = 8) -> TrainingJob:
 
 
 def test_equal_matrices_fill_all_shards() -> None:
-    """`test_uniform_params_exact_fit`: eight of 256 elements over four ranks are two for each, and nothing is padded."""
+    """`test_uniform_params_exact_fit`: eight matrices of 256 elements over four ranks, two for each rank without padding."""
     shards = packed(matrices(*[256] * 8), ranks=4, divisor=64)
     assert [len(own) for own in shards.owned] == [2, 2, 2, 2]
     assert shards.bucket.numel == 8 * 256
 
 
-def test_what_is_left_over_makes_a_whole_row() -> None:
-    """Pull request 5415: 100 equal matrices over 32 shards take 128 places."""
+def test_all_shards_have_the_size_of_the_largest() -> None:
+    """Pull request 5415: 100 equal matrices over 32 shards take the space of 128."""
     assert packed(matrices(*[2688 * 1856] * 100), ranks=32, divisor=128).bucket.numel == 128 * 2688 * 1856
 
 
-def test_the_largest_come_first_and_go_where_least_is() -> None:
+def test_large_matrices_are_assigned_first_to_the_smallest_shard() -> None:
     shards = packed(matrices(64, 640, 128, 320, 256), ranks=2, divisor=64)
     assert [[weight.numel for weight in own] for own in shards.owned] == [[640, 64], [320, 256, 128]]
     assert shards.numel == 704
 
 
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=60), st.sampled_from([1, 2, 3, 8, 32]))
-def test_every_matrix_is_owned_once_and_none_is_cut(numels: list[int], ranks: int) -> None:
+def test_every_matrix_has_one_owner_and_is_not_split(numels: list[int], ranks: int) -> None:
     shards = packed(matrices(*numels), ranks=ranks, divisor=128)
     assert sorted(weight.numel for own in shards.owned for weight in own) == sorted(numels)
     assert all(sum(weight.numel for weight in own) <= shards.numel for own in shards.owned)
     assert shards.numel % 128 == 0
     assert shards.bucket.numel == ranks * shards.numel
     mean, largest, gaps = sum(numels) / ranks, max(numels), 64 * len(numels)
-    assert shards.numel <= mean + largest + gaps + 128  # greedy: the fullest is at most the largest matrix above the mean
+    assert shards.numel <= mean + largest + gaps + 128  # greedy: a shard exceeds the mean by at most the largest matrix
 
 
-def test_states_of_all_replicas_are_the_whole_model_once() -> None:
-    """fp32 weights and a momentum of matrices, Adam's two moments and weights of the rest; both lie on one replica each."""
+def test_states_of_all_replicas_add_up_to_one_full_copy() -> None:
+    """fp32 master weights and one momentum of matrices, fp32 master weights and two moments of other parameters."""
     classes = rank_classes(job())
     total = sum(each.memory.optimizer_bytes * sum(last - first + 1 for first, last in each.ranks) for each in classes)
     assert total == pytest.approx(8 * MATRICES + 12 * OTHERS, rel=1e-4)
 
 
-def test_buffers_hold_parameters_and_gradients_with_their_padding() -> None:
-    (held,) = stage_buffers(job(), stage_models(job())[0])
-    rest, by_owner = held
+def test_parameter_and_gradient_bytes_are_those_of_the_buffers() -> None:
+    (buffers,) = stage_buffers(job(), stage_models(job())[0])
+    rest, by_owner = buffers
     assert rest.numel == pytest.approx(OTHERS, rel=1e-4)
     assert by_owner.numel == 8 * 12 * H * H  # eight equal layers over eight replicas
     memory = rank_classes(job())[0].memory
@@ -79,10 +79,10 @@ def test_buffers_hold_parameters_and_gradients_with_their_padding() -> None:
     assert memory.parameters_bytes == 2 * (rest.numel + by_owner.numel)
 
 
-def test_gradients_are_scattered_and_parameters_gathered_through_the_buffers() -> None:
+def test_messages_have_the_size_of_the_buffers() -> None:
     line = job(f"{EXPERTS} --overlap-grad-reduce --overlap-param-gather")
-    (held,) = stage_buffers(line, stage_models(line)[0])
-    expected = sum(buffer.numel for buffer in held)
+    (buffers,) = stage_buffers(line, stage_models(line)[0])
+    expected = sum(buffer.numel for buffer in buffers)
     rows = communication_rows(line, stage_models(line))
     for kind, phase in (("reduce_scatter", "gradient"), ("all_gather", "parameter")):
         sent = [row for row in rows if row.kind == kind and row.phase == phase]
@@ -91,7 +91,7 @@ def test_gradients_are_scattered_and_parameters_gathered_through_the_buffers() -
 
 
 def test_few_matrices_leave_shards_empty() -> None:
-    """Two layers over 64 replicas: the fullest shard has one fc1 matrix, and all others are as large."""
+    """Two layers over 64 replicas: the largest shard has one fc1 matrix, and all others are padded to its size."""
     few = job("--num-layers 2 --global-batch-size 64", gpus=64)
-    (held,) = stage_buffers(few, stage_models(few)[0])
-    assert held[-1].numel == 64 * 4 * H * H
+    (buffers,) = stage_buffers(few, stage_models(few)[0])
+    assert buffers[-1].numel == 64 * 4 * H * H

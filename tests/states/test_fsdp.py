@@ -1,4 +1,4 @@
-"""Full sharding: padding against Megatron's own function, states, what is gathered when, messages, and measured runs."""
+"""FSDP: padding compared with Megatron's function, model states, gathered buckets, messages, and measured runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TORCH = "--use-torch-fsdp2 --no-gradient-accumulation-fusion --untie-embeddings-
 LAYER_SHAPES = [
     (768, 512), (768,), (512, 256), (512,), (1024, 512), (1024,), (512, 1024), (512,), (512,), (512,), (512,), (512,),
 ]  # fmt: skip
-"""A layer of h 512 with biases, two tensor-parallel ranks."""
+"""A layer with h = 512 and biases on one of two tensor-parallel ranks."""
 
 
 def sharded(strategy: str, line: str = "", *, gpus: int = 8, release: str = "0.16.1") -> TrainingJob:
@@ -53,7 +53,7 @@ def data_messages(job: TrainingJob) -> list[CommunicationRow]:
         ([(100, 192), (7, 128), (5,), (300,)], 8, 21_504),
     ],
 )
-def test_padding_is_megatrons(shapes: list[tuple[int, ...]], ranks: int, expected: int) -> None:
+def test_padding_matches_megatron(shapes: list[tuple[int, ...]], ranks: int, expected: int) -> None:
     """Sizes from `build_data_parallel_buffer_index` of megatron-core 0.16.1, run on these shapes."""
     assert padded_numel(shapes, ranks=ranks) == expected
 
@@ -62,48 +62,48 @@ def test_padding_is_megatrons(shapes: list[tuple[int, ...]], ranks: int, expecte
     st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=3).map(tuple), min_size=1, max_size=8),
     st.sampled_from([1, 2, 8]),
 )
-def test_padding_holds_everything_in_whole_shards(shapes: list[tuple[int, ...]], ranks: int) -> None:
-    """Nothing overlaps, every rank has as much, and without sharding nothing is lost either."""
-    whole = sum(prod(shape) for shape in shapes)
+def test_padded_buckets_have_space_for_all_parameters(shapes: list[tuple[int, ...]], ranks: int) -> None:
+    """Shards are equal, and also without sharding the bucket is at least as large as its parameters."""
+    total = sum(prod(shape) for shape in shapes)
     padded = padded_numel(shapes, ranks=ranks)
-    assert padded >= whole
+    assert padded >= total
     assert padded % ranks == 0
-    assert whole <= padded_numel(shapes, ranks=None) <= padded
-    assert padded < whole + (len(shapes) + ranks) * lcm(*(prod(shape[1:]) for shape in shapes))
+    assert total <= padded_numel(shapes, ranks=None) <= padded
+    assert padded < total + (len(shapes) + ranks) * lcm(*(prod(shape[1:]) for shape in shapes))
 
 
 @pytest.mark.parametrize(
     ("strategy", "parameters_share", "gradients_share", "optimizer_share"),
     [("no_shard", 1, 1, 1), ("optim", 1, 1, 8), ("optim_grads", 1, 8, 8), ("optim_grads_params", 8, 8, 8)],
 )
-def test_each_strategy_shards_what_its_name_says(
+def test_each_strategy_shards_the_states_in_its_name(
     strategy: str, parameters_share: int, gradients_share: int, optimizer_share: int
 ) -> None:
-    """Docstring of `MegatronFSDP`: optim is ZeRO-1, optim_grads ZeRO-2, optim_grads_params ZeRO-3; fp32 weights always."""
+    """Docstring of `MegatronFSDP`: optim is ZeRO-1, optim_grads ZeRO-2, optim_grads_params ZeRO-3; always fp32 master weights."""
     job = sharded(strategy)
-    held, numel = states_of(job), numel_of(job)
-    assert held.parameters == pytest.approx(2 * numel / parameters_share, rel=2e-3)
-    assert held.gradients == pytest.approx(4 * numel / gradients_share, rel=2e-3)
-    assert held.masters == pytest.approx(4 * numel / optimizer_share, rel=2e-3)
-    assert held.moments == pytest.approx(8 * numel / optimizer_share, rel=2e-3)
+    states, numel = states_of(job), numel_of(job)
+    assert states.parameters == pytest.approx(2 * numel / parameters_share, rel=2e-3)
+    assert states.gradients == pytest.approx(4 * numel / gradients_share, rel=2e-3)
+    assert states.masters == pytest.approx(4 * numel / optimizer_share, rel=2e-3)
+    assert states.moments == pytest.approx(8 * numel / optimizer_share, rel=2e-3)
 
 
-def test_outer_sharding_spreads_optimizer_states_over_all_replicas() -> None:
-    """Hybrid sharding: weights and gradients over the ranks of an instance, fp32 weights and moments over all with `optim`."""
+def test_outer_sharding_shards_optimizer_states_over_all_replicas() -> None:
+    """Hybrid sharding: weights and gradients over the ranks of an instance; with `optim`, optimizer states over all ranks."""
     numel = numel_of(sharded("optim_grads_params"))
     for outer, share in (("no_shard", 4), ("optim", 8)):
         line = f"--num-distributed-optimizer-instances 2 --outer-dp-sharding-strategy {outer}"
-        held = states_of(sharded("optim_grads_params", line))
-        assert held.parameters == pytest.approx(2 * numel / 4, rel=2e-3)
-        assert held.gradients == pytest.approx(4 * numel / 4, rel=2e-3)
-        assert held.masters + held.moments == pytest.approx(12 * numel / share, rel=2e-3)
+        states = states_of(sharded("optim_grads_params", line))
+        assert states.parameters == pytest.approx(2 * numel / 4, rel=2e-3)
+        assert states.gradients == pytest.approx(4 * numel / 4, rel=2e-3)
+        assert states.masters + states.moments == pytest.approx(12 * numel / share, rel=2e-3)
 
 
-def test_the_whole_model_lies_on_the_gpu_before_it_is_sharded() -> None:
-    """`get_model` makes it there, but with `--init-model-with-meta-device`."""
+def test_the_unsharded_model_is_on_the_gpu_before_it_is_sharded() -> None:
+    """`get_model` creates it there, except with `--init-model-with-meta-device`."""
     job = sharded("optim_grads_params")
-    whole = 2 * numel_of(job)
-    assert whole < states_of(job).at_start < 1.6 * whole  # the first bucket, and shards
+    unsharded = 2 * numel_of(job)
+    assert unsharded < states_of(job).at_start < 1.6 * unsharded  # and the first bucket and the shards
     assert states_of(sharded("optim_grads_params", "--init-model-with-meta-device")).at_start == 0
     small = job_of(
         f"{MEGATRON} --data-parallel-sharding-strategy optim_grads_params --num-layers 32 --hidden-size 8192 "
@@ -117,37 +117,37 @@ def test_the_whole_model_lies_on_the_gpu_before_it_is_sharded() -> None:
     assert memory.peak_allocated_bytes == states_of(small).at_start > memory.allocated_bytes
 
 
-def test_small_models_are_gathered_whole() -> None:
-    """Half of a communication unit, 500 million elements, is gathered ahead; layers go one by one as they have run."""
+def test_all_buckets_of_a_small_model_are_prefetched() -> None:
+    """Half of a communication unit, 500 million elements, is prefetched. Each layer is freed after it has run."""
     job = sharded("optim_grads_params")
     tree = stage_models(job)[0].trees[0]
     buckets = sharded_buckets(job, tree)
     assert [bucket.unit for bucket in buckets] == [None, *range(8)]
     passes = chunk_passes(job, tree, buckets)
-    everything = frozenset(range(9))
-    layers = [ids for ids in passes.forward[1:] if ids != everything]  # nothing is gathered before the embedding
-    assert layers == [everything - set(range(1, layer)) for layer in range(2, 9)]
-    assert passes.forward[-1] == everything  # the final norm gathers for the backward
+    all_buckets = frozenset(range(9))
+    layers = [ids for ids in passes.forward[1:] if ids != all_buckets]  # no bucket is gathered before the embedding
+    assert layers == [all_buckets - set(range(1, layer)) for layer in range(2, 9)]
+    assert passes.forward[-1] == all_buckets  # the final norm gathers for the backward
     assert passes.gathered_forward == (0, *(2,) * 8)
     assert passes.gathered_backward == (0,) * 9
-    assert passes.gradients[0] == everything
+    assert passes.gradients[0] == all_buckets
 
 
-def test_a_small_communication_unit_holds_a_layer_and_the_next() -> None:
+def test_a_small_communication_unit_prefetches_one_layer() -> None:
     size = 2 * 12_000_000
     job = sharded("optim_grads_params", f"--suggested-communication-unit-size {size}")
     tree = stage_models(job)[0].trees[0]
     buckets = sharded_buckets(job, tree)
     passes = chunk_passes(job, tree, buckets)
-    assert max(len(ids) for ids in passes.forward) == 3  # what is outside layers, a layer and the next
+    assert max(len(ids) for ids in passes.forward) == 3  # parameters outside layers, a layer and the next layer
     assert max(len(ids) for ids in passes.backward) == 3
-    # the final norm gathers the first layer, which the backward of the last gives up again
+    # the final norm gathers the first layer, and the backward of the last layer frees it
     assert passes.gathered_forward == (0, 2, *(1,) * 7)
     assert passes.gathered_backward == (0, *(1,) * 8)
 
 
-def test_later_releases_gather_from_outside_layers_once() -> None:
-    """From 0.18 on modules outside layers stay in the state PRE_BACKWARD after the first backward, and gather nothing ahead."""
+def test_modules_outside_layers_do_not_prefetch_after_the_first_backward_from_0_18_on() -> None:
+    """From 0.18 on modules outside layers stay in the state PRE_BACKWARD after the first backward and do not prefetch."""
     job = sharded("optim_grads_params", release="0.18.2")
     tree = stage_models(job)[0].trees[0]
     buckets = sharded_buckets(job, tree)
@@ -157,7 +157,7 @@ def test_later_releases_gather_from_outside_layers_once() -> None:
     assert later.gathered_backward == (0, *(1,) * 8)
 
 
-def test_double_buffers_take_the_place_of_temporaries() -> None:
+def test_double_buffers_replace_temporary_tensors() -> None:
     plain, doubled = (rank_classes(sharded("optim_grads_params", line))[0].memory for line in ("", "--fsdp-double-buffer"))
     parts = {part.name: part.bytes for part in doubled.runtime_parts}
     layer = 2 * 12 * 1024**2
@@ -167,8 +167,8 @@ def test_double_buffers_take_the_place_of_temporaries() -> None:
     assert temporary < sum(part.bytes for part in plain.transient_parts if part.name == "gathered parameters")
 
 
-def test_types_of_gradients() -> None:
-    """0.17 sums and sends gradients in types of their own, unless the gradient buffer is in fp32."""
+def test_dtypes_of_gradients() -> None:
+    """0.17 has options for the dtypes in which gradients are accumulated and sent, unless the gradient buffer is fp32."""
     line = "--megatron-fsdp-main-grads-dtype fp32 --megatron-fsdp-grad-comm-dtype bf16"
     for extra, summed, sent in (("", 4, "fp32"), ("--grad-reduce-in-bf16", 4, "bf16")):
         job = sharded("optim_grads_params", f"{line} {extra}", release="0.17.1")
@@ -179,17 +179,17 @@ def test_types_of_gradients() -> None:
     assert states_of(plain).gradient_copies == pytest.approx(4 * numel_of(plain) / 8, rel=2e-3)
 
 
-def test_the_peak_holds_what_is_unsharded() -> None:
-    """The same launch, its parameters replicated or sharded: activations are the same, unsharded buckets come on top."""
-    whole, split = (rank_classes(sharded(strategy))[0].memory for strategy in ("optim_grads", "optim_grads_params"))
-    assert whole.parameters_bytes > 7 * split.parameters_bytes
+def test_the_peak_includes_unsharded_parameters() -> None:
+    """The same job with replicated and with sharded parameters: equal activations, and unsharded buckets in addition."""
+    replicated, split = (rank_classes(sharded(strategy))[0].memory for strategy in ("optim_grads", "optim_grads_params"))
+    assert replicated.parameters_bytes > 7 * split.parameters_bytes
     gathered = sum(part.bytes for part in split.transient_parts if part.name == "gathered parameters")
-    assert gathered == pytest.approx(whole.parameters_bytes, rel=2e-3)
-    assert whole.activations_bytes == split.activations_bytes
+    assert gathered == pytest.approx(replicated.parameters_bytes, rel=2e-3)
+    assert replicated.activations_bytes == split.activations_bytes
 
 
 def test_messages_of_sharded_parameters() -> None:
-    """Layers: gathered for forward and backward and reduced in every microbatch; what is outside: gathered once."""
+    """Layers are gathered for forward and backward and reduced in every microbatch. Other parameters are gathered once."""
     job = sharded("optim_grads_params", "--global-batch-size 32")
     numel = numel_of(job)
     sums: dict[tuple[str, bool], int] = {}
@@ -211,30 +211,30 @@ def test_messages_of_sharded_parameters() -> None:
     ],
 )
 def test_messages_of_replicated_parameters(strategy: str, kinds: set[tuple[str, int]]) -> None:
-    """Gradients that are not sharded are reduced in the last microbatch alone."""
+    """Gradients that are not sharded are reduced in the last microbatch only."""
     assert {(row.kind, row.calls_per_microbatch) for row in data_messages(sharded(strategy))} == kinds
 
 
-def test_torch_shards_everything_evenly() -> None:
-    """Parameters and gradients in 16 bit, fp32 weights and moments: (2 + 2 + 4 + 8)/n bytes of each parameter."""
+def test_fsdp2_shards_all_model_states_equally() -> None:
+    """Parameters and gradients in 16 bit, fp32 master weights and moments: (2 + 2 + 4 + 8)/n bytes per parameter."""
     job = job_of(TORCH)
-    held, numel = states_of(job), numel_of(job)
-    assert held.steady == pytest.approx(16 * numel / 8, rel=1e-3)
-    assert held.at_start == pytest.approx(2 * numel, rel=1e-6)
+    states, numel = states_of(job), numel_of(job)
+    assert states.steady == pytest.approx(16 * numel / 8, rel=1e-3)
+    assert states.at_start == pytest.approx(2 * numel, rel=1e-6)
     rows = data_messages(job)
     gathered = sum(row.calls_per_microbatch * row.shape[0] for row in rows if row.kind == "all_gather")
     assert gathered == pytest.approx(2 * numel, rel=1e-3)
     assert sum(row.calls_per_microbatch for row in rows if row.kind == "reduce_scatter") == 8 + 3
-    kept = data_messages(job_of(f"{TORCH} --torch-fsdp2-no-reshard-after-forward"))
-    assert {row.phase for row in kept} == {"forward", "gradient"}
+    not_resharded = data_messages(job_of(f"{TORCH} --torch-fsdp2-no-reshard-after-forward"))
+    assert {row.phase for row in not_resharded} == {"forward", "gradient"}
 
 
-def test_torch_holds_fewer_temporaries_than_parameters() -> None:
+def test_resharding_after_forward_lowers_the_peak() -> None:
     memory = rank_classes(job_of(TORCH))[0].memory
-    kept = rank_classes(job_of(f"{TORCH} --torch-fsdp2-no-reshard-after-forward"))[0].memory
+    not_resharded = rank_classes(job_of(f"{TORCH} --torch-fsdp2-no-reshard-after-forward"))[0].memory
     layers = 2 * 8 * 12 * 1024**2
-    assert kept.peak_allocated_bytes - memory.peak_allocated_bytes > layers
-    assert sum(part.bytes for part in kept.transient_parts if part.name == "gathered parameters") > layers
+    assert not_resharded.peak_allocated_bytes - memory.peak_allocated_bytes > layers
+    assert sum(part.bytes for part in not_resharded.transient_parts if part.name == "gathered parameters") > layers
 
 
 @pytest.mark.parametrize(
@@ -249,23 +249,23 @@ def test_torch_holds_fewer_temporaries_than_parameters() -> None:
         ("--use-torch-fsdp2 --no-gradient-accumulation-fusion", "--use-torch-fsdp2"),
     ],
 )
-def test_megatron_refuses(line: str, option: str) -> None:
+def test_options_that_megatron_rejects(line: str, option: str) -> None:
     """`validate_args` of 0.16.1."""
     with pytest.raises(InputError) as error:
         job_of(line)
     assert error.value.option == option
 
 
-def test_connections_must_be_more_than_one() -> None:
-    """Full sharding turns the demand around: CUDA_DEVICE_MAX_CONNECTIONS must not be 1."""
+def test_a_single_device_connection_is_rejected() -> None:
+    """With FSDP, CUDA_DEVICE_MAX_CONNECTIONS must not be 1."""
     line = f"{MEGATRON} --tensor-model-parallel-size 2"
     assert job_of(line).flags.cuda_device_max_connections is None
     with pytest.raises(InputError, match="CUDA_DEVICE_MAX_CONNECTIONS"):
         job_of(line, environ={"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
 
 
-def test_releases_differ() -> None:
-    """`--use-custom-fsdp` before 0.14; 0.18 made full sharding the default; 0.19 switches the distributed optimizer on."""
+def test_options_follow_the_release() -> None:
+    """`--use-custom-fsdp` before 0.14; 0.18 made optim_grads_params the default; 0.19 enables the distributed optimizer."""
     with pytest.raises(InputError, match="distributed optimizer"):
         job_of("--use-custom-fsdp", release="0.13.0")
     with pytest.raises(InputError, match="fused"):
@@ -279,18 +279,18 @@ def test_releases_differ() -> None:
     assert job_of(MEGATRON).fsdp == FsdpSpec(implementation="megatron", strategy="no_shard")
 
 
-def test_loading_makes_moments_before_the_first_iteration() -> None:
-    """`load_checkpoint` asks the optimizer for its state before it knows whether there is a checkpoint of fsdp_dtensor."""
-    for line, there in (("", False), ("--load /dummy", True), ("--load /dummy --finetune", False)):
-        held = states_of(sharded("optim_grads_params", line))
-        assert held.before_first_step == held.steady - (0 if there else held.moments)
+def test_loading_a_checkpoint_creates_moments_before_the_first_iteration() -> None:
+    """`load_checkpoint` requests the optimizer state before it looks for a checkpoint of format fsdp_dtensor."""
+    for line, created in (("", False), ("--load /dummy", True), ("--load /dummy --finetune", False)):
+        states = states_of(sharded("optim_grads_params", line))
+        assert states.before_first_step == states.steady - (0 if created else states.moments)
 
 
 @pytest.mark.parametrize("gpu", ["h100", "gb200"])
-def test_measured(gpu: str) -> None:
-    """NVIDIA's functional test of full sharding, 12 layers of 512 on two tensor-parallel ranks, of April 2026.
+def test_memory_matches_measured_runs(gpu: str) -> None:
+    """NVIDIA's functional test of FSDP of April 2026: 12 layers, hidden size 512, two tensor-parallel ranks.
 
-    That code was between 0.17 and 0.18: it already gathers nothing ahead from outside layers, which decides the peak.
+    The code is between 0.17 and 0.18. Modules outside layers already do not prefetch, which affects the peak.
     """
     wanted = f"gpt3_mcore_te_tp2_zp_z3_resume_fsdp_dtensor/dev_dgx_{gpu}"
     [record] = [each for each in measured_records("megatron_ci.json") if each["id"].endswith(wanted)]
@@ -310,7 +310,7 @@ def test_measured(gpu: str) -> None:
     assert peak.peak_at.startswith("first iteration")
 
 
-def test_experts_are_sharded_over_their_own_replicas() -> None:
+def test_experts_are_sharded_over_their_data_parallel_ranks() -> None:
     line = "--num-experts 8 --moe-grouped-gemm --disable-bias-linear --expert-model-parallel-size 4 "
     line += "--moe-token-dispatcher-type alltoall"
     job = sharded("optim_grads_params", line)
@@ -322,7 +322,7 @@ def test_experts_are_sharded_over_their_own_replicas() -> None:
     assert {"dp_cp", "edp"} <= groups
 
 
-def test_base_has_no_sharding() -> None:
+def test_fsdp_is_off_by_default() -> None:
     assert job_of("", base=BASE).fsdp is None
 
 
@@ -335,8 +335,8 @@ def test_base_has_no_sharding() -> None:
         job_of(TORCH),
     ],
 )
-def test_parts_add_up(job: TrainingJob) -> None:
-    """Wherever the peak is: in an iteration, in the first one, in the step, or while the model is sharded."""
+def test_the_parts_of_the_peak_add_up(job: TrainingJob) -> None:
+    """The peak is in a later iteration, in the first iteration, in the optimizer step, or while the model is sharded."""
     memory = rank_classes(job)[0].memory
     static = memory.parameters_bytes + memory.gradients_bytes + memory.optimizer_bytes + memory.runtime_bytes
     assert memory.peak_allocated_bytes == static + memory.activations_bytes + memory.transient_bytes

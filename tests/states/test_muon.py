@@ -1,4 +1,4 @@
-"""Muon: which weights it takes, what it keeps and needs for them, and who owns which where they are shared out."""
+"""Muon: the weights that it updates, their states and workspaces, and owners with the layer-wise optimizer."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.job_of import job_of, states_by_ranks_of, states_of
 
 LINES = "--position-embedding-type rope --normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights"
 H, LAYERS, VOCABULARY = 1024, 8, 32128
-"""Of `launch_of`; 32000 tokens and one padded to a multiple of 128."""
+"""Sizes of `job_of`. The vocabulary is 32001 padded to a multiple of 128."""
 MATRICES = LAYERS * 12 * H * H
-"""Queries, keys and values 3h², projection h², feed-forward 8h²."""
+"""Queries, keys and values 3h², projection h², FFN 8h²."""
 OTHERS = 2 * VOCABULARY * H + (2 * LAYERS + 1) * H
-LION_BESIDE = "--optimizer muon --muon-scalar-optimizer lion"
+LION_WITH_MUON = "--optimizer muon --muon-scalar-optimizer lion"
 EXPERTS = "--num-experts 8 --moe-grouped-gemm --moe-ffn-hidden-size 512 --expert-model-parallel-size 4"
 
 
@@ -40,52 +40,52 @@ def sent(job: TrainingJob) -> list[CommunicationRow]:
 
 
 def test_one_momentum_for_matrices_and_two_moments_for_the_rest() -> None:
-    """Jordan et al. 2024: Muon keeps a momentum buffer alone; embedding, output layer and vectors go to Adam."""
-    held = muon_states_of("--optimizer muon")
-    assert held.masters == 4 * (MATRICES + OTHERS)
-    assert held.moments == 4 * MATRICES + 8 * OTHERS
-    assert held.gradients == 4 * (MATRICES + OTHERS)  # nothing is sharded
-    assert held.parameters == 2 * (MATRICES + OTHERS)
-    assert held.gradient_copies == 0
+    """Jordan et al. 2024: Muon stores one momentum. Adam updates embedding, output layer and vectors."""
+    states = muon_states_of("--optimizer muon")
+    assert states.masters == 4 * (MATRICES + OTHERS)
+    assert states.moments == 4 * MATRICES + 8 * OTHERS
+    assert states.gradients == 4 * (MATRICES + OTHERS)  # nothing is sharded
+    assert states.parameters == 2 * (MATRICES + OTHERS)
+    assert states.gradient_copies == 0
 
 
 def test_gradients_in_bf16_are_copied_for_the_step() -> None:
     """`Float16OptimizerWithFloat16Params._copy_model_grads_to_main_grads`."""
-    held = muon_states_of("--optimizer muon --grad-reduce-in-bf16")
-    assert held.gradient_copies == 4 * (MATRICES + OTHERS)
-    assert held.gradients == 2 * (MATRICES + OTHERS)
+    states = muon_states_of("--optimizer muon --grad-reduce-in-bf16")
+    assert states.gradient_copies == 4 * (MATRICES + OTHERS)
+    assert states.gradients == 2 * (MATRICES + OTHERS)
 
 
-def test_lion_keeps_one_moment() -> None:
-    """Chen et al. 2023: Lion keeps a momentum alone, for every parameter; the update is made before it is applied."""
+def test_lion_stores_one_moment() -> None:
+    """Chen et al. 2023: Lion stores one momentum per parameter. The update is computed before it is applied."""
     line = f"{LINES} --vocab-size 32000"
-    alone, beside = (job_of(f"{line} {more}", release="0.17.1") for more in ("--optimizer lion", LION_BESIDE))
-    for job in (alone, beside):
-        held = states_of(job, stage_models(job)[0])
-        assert held.masters == held.moments == held.gradients == 2 * held.parameters
-    output_layer = alone.model.padded_vocab_size * H
+    lion, with_muon = (job_of(f"{line} {more}", release="0.17.1") for more in ("--optimizer lion", LION_WITH_MUON))
+    for job in (lion, with_muon):
+        states = states_of(job, stage_models(job)[0])
+        assert states.masters == states.moments == states.gradients == 2 * states.parameters
+    output_layer = lion.model.padded_vocab_size * H
     last_matrix = 4 * H * H  # fc2 of the last layer
-    assert total_bytes(states_of(alone, stage_models(alone)[0]).step_workspace) == 4 * (output_layer + last_matrix)
-    # beside Muon the output layer follows the embedding
-    assert total_bytes(states_of(beside, stage_models(beside)[0]).step_workspace) == 4 * 2 * output_layer
+    assert total_bytes(states_of(lion, stage_models(lion)[0]).step_workspace) == 4 * (output_layer + last_matrix)
+    # with Muon the update of the output layer follows that of the embedding
+    assert total_bytes(states_of(with_muon, stage_models(with_muon)[0]).step_workspace) == 4 * 2 * output_layer
 
 
-def test_what_is_orthogonalized() -> None:
-    """`get_megatron_muon_optimizer`: what is of two dimensions and not marked as embedding or output layer; a position table is."""
+def test_matrices_other_than_embeddings_are_orthogonalized() -> None:
+    """`get_megatron_muon_optimizer`: matrices that are not marked as embedding or output layer, also the position table."""
     job = job_of("--optimizer muon")
     listed = tuple(weights(job, stage_models(job)[0]))
-    taken = [weight.shape for weight in listed if weight.orthogonalized]
-    assert taken.count((2048, H)) == 1  # positions
-    assert taken.count((3 * H, H)) == taken.count((4 * H, H)) == LAYERS
-    assert (VOCABULARY, H) not in taken
+    orthogonalized = [weight.shape for weight in listed if weight.orthogonalized]
+    assert orthogonalized.count((2048, H)) == 1  # positions
+    assert orthogonalized.count((3 * H, H)) == orthogonalized.count((4 * H, H)) == LAYERS
+    assert (VOCABULARY, H) not in orthogonalized
     experts = job_of(f"--optimizer muon {EXPERTS} --disable-bias-linear")
     one_each = [weight for weight in weights(experts, stage_models(experts)[0]) if weight.expert]
     assert all(weight.orthogonalized for weight in one_each)
     assert len(one_each) == LAYERS * 2 * 2  # two local experts with two matrices each
 
 
-def test_the_embedding_that_prediction_layers_read_gets_muon() -> None:
-    """`setup_embeddings_and_output_layer` marks it on the first stage alone; Muon then makes room for V·h."""
+def test_muon_updates_the_embedding_copy_of_mtp_layers() -> None:
+    """`setup_embeddings_and_output_layer` marks it on the first stage only. Muon then needs a workspace for V·h elements."""
     job = job_of(f"--optimizer muon --pipeline-model-parallel-size 2 --mtp-num-layers 1 {LINES}")
     first, last = stage_models(job)
     embedding = (VOCABULARY, H)
@@ -97,25 +97,25 @@ def test_the_embedding_that_prediction_layers_read_gets_muon() -> None:
 @pytest.mark.parametrize(
     ("line", "bytes_per_element"),
     [
-        ("", 12),  # the result in fp32, and the two products by which it is scaled
-        ("--muon-use-nesterov", 16),  # beside them the momentum moved ahead
-        ("--muon-fp32-matmul-prec high", 12),  # 8 for two iterates and 8h² for two squares are less with 4h · h
+        ("", 12),  # the result in fp32, and the results of two multiplications that scale it
+        ("--muon-use-nesterov", 16),  # and the Nesterov momentum
+        ("--muon-fp32-matmul-prec high", 12),  # two iterates (8) and two squares (8h²) are smaller for 4h · h
     ],
 )
-def test_a_step_needs_room_for_the_largest_matrix(line: str, bytes_per_element: int) -> None:
+def test_a_step_needs_the_workspace_of_the_largest_matrix(line: str, bytes_per_element: int) -> None:
     """`newton_schulz` and `scaled_orthogonalize_fn`, line by line; the largest is fc1 with 4h · h."""
     assert total_bytes(muon_states_of(f"--optimizer muon {line}").step_workspace) == bytes_per_element * 4 * H * H
 
 
-def test_square_matrices_in_fp32_need_their_squares() -> None:
+def test_the_workspace_of_square_matrices_includes_their_squares() -> None:
     """X, XXᵀ, b·XXᵀ + c·(XXᵀ)² and the next X: four times 4·h²."""
     job = job_of("--optimizer muon --muon-fp32-matmul-prec high")
     square = OptimizerParameter(shape=(H, H), dtype="bf16", orthogonalized=True, partition=1)
     assert total_bytes(orthogonalization(job, square)) == 16 * H * H
 
 
-def test_split_matrices_are_gathered_by_every_rank() -> None:
-    """`newton_schulz_tp` with duplicated: all parts and the whole of them, normalized, and again in bf16: 4 + 4 + 4 + 2 bytes."""
+def test_every_rank_gathers_split_matrices() -> None:
+    """`newton_schulz_tp` with duplicated: gathered parts, the full matrix, normalized, and in bf16: 4 + 4 + 4 + 2 bytes."""
     job = job_of("--optimizer muon --tensor-model-parallel-size 2 --muon-tp-mode duplicated")
     half = OptimizerParameter(shape=(2 * H, H), dtype="bf16", orthogonalized=True, partition=0)
     assert total_bytes(orthogonalization(job, half)) == 14 * 4 * H * H
@@ -127,8 +127,8 @@ def test_split_matrices_are_gathered_by_every_rank() -> None:
     }
 
 
-def test_distributed_steps_reduce_squares() -> None:
-    """`newton_schulz_step`: XXᵀ of the unsplit side, once a step, and one norm for each matrix."""
+def test_the_distributed_mode_reduces_squares() -> None:
+    """`newton_schulz_step`: XXᵀ along the unsplit dimension, once per Newton-Schulz step, and one norm per matrix."""
     job = job_of("--optimizer muon --tensor-model-parallel-size 2 --muon-tp-mode distributed")
     rows = {(message.module, message.shape): message.calls_per_iteration for message in sent(job)}
     matrices = 6 * LAYERS
@@ -136,12 +136,12 @@ def test_distributed_steps_reduce_squares() -> None:
     assert rows["optimizer.muon.square", (H, H)] == 5 * matrices
 
 
-def test_blockwise_sends_nothing() -> None:
+def test_the_blockwise_mode_does_not_communicate() -> None:
     assert not [message for message in sent(job_of("--optimizer muon --tensor-model-parallel-size 2")) if message.group == "tp"]
 
 
-def test_forth_and_back() -> None:
-    """The example in `LayerWiseDistributedOptimizer.shard_params`: ten parameters in their order, four ranks."""
+def test_parameters_are_assigned_forward_and_backward() -> None:
+    """The example in `LayerWiseDistributedOptimizer.shard_params`: ten sorted parameters, four ranks."""
     listed = [OptimizerParameter(shape=(numel, 1), dtype="bf16", orthogonalized=True) for numel in range(1, 11)]
     assert [[weight.numel - 1 for weight in owned] for owned in owners(listed, 4)] == [[0, 7, 8], [1, 6, 9], [2, 5], [3, 4]]
 
@@ -161,18 +161,18 @@ def test_every_parameter_has_one_owner(numels: list[int], ranks: int) -> None:
 @pytest.mark.parametrize(
     "layout", ["", "--context-parallel-size 2", "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"]
 )
-def test_shared_out_states_add_up_to_the_whole(layout: str) -> None:
-    """Each parameter of a replica is owned once, and every rank of the world stands in one class."""
+def test_distributed_states_add_up_to_the_full_states(layout: str) -> None:
+    """Each parameter of a replica has one owner, and every rank is in one class."""
     line = f"{LINES} {layout}"
-    whole, shared = (rank_classes(job_of(f"{line} --optimizer {name}")) for name in ("muon", "dist_muon"))
+    full, shared = (rank_classes(job_of(f"{line} --optimizer {name}")) for name in ("muon", "dist_muon"))
     replicas = job_of(line).parallel.data_with_context
     assert sorted(rank for each in shared for rank in ranks_of(each.ranks)) == list(range(8))
     total = sum(each.memory.optimizer_bytes * len(ranks_of(each.ranks)) for each in shared)
-    assert total * replicas == sum(each.memory.optimizer_bytes * len(ranks_of(each.ranks)) for each in whole)
-    assert {each.memory.gradients_bytes for each in shared} == {each.memory.gradients_bytes for each in whole}
+    assert total * replicas == sum(each.memory.optimizer_bytes * len(ranks_of(each.ranks)) for each in full)
+    assert {each.memory.gradients_bytes for each in shared} == {each.memory.gradients_bytes for each in full}
 
 
-def test_experts_are_shared_out_among_their_own_replicas() -> None:
+def test_experts_are_distributed_over_their_data_parallel_ranks() -> None:
     """Eight ranks, four expert-parallel: dense parameters have eight owners, experts two."""
     job = job_of(f"{LINES} {EXPERTS} --optimizer dist_muon")
     listed = tuple(weights(job, stage_models(job)[0]))
@@ -187,39 +187,39 @@ def test_experts_are_shared_out_among_their_own_replicas() -> None:
     }
 
 
-def test_updated_parameters_come_in_beside_those_that_are_sent() -> None:
-    """`allgather_params`: a flat copy of what the rank owns, and a tensor for each rank's; 2 bytes each."""
+def test_the_step_workspace_includes_sent_and_received_parameters() -> None:
+    """`allgather_params`: a flat copy of the own parameters, and a tensor for those of each rank; 2 bytes per element."""
     job = job_of(f"{LINES} --optimizer dist_muon")
-    fullest = max(rank_classes(job), key=lambda each: each.memory.allocated_bytes)
-    held = states_of(job, stage_models(job)[0])
-    assert fullest.memory.optimizer_bytes < held.masters + held.moments
+    highest = max(rank_classes(job), key=lambda each: each.memory.allocated_bytes)
+    states = states_of(job, stage_models(job)[0])
+    assert highest.memory.optimizer_bytes < states.masters + states.moments
     dense = owners(weights(job, stage_models(job)[0]), 8)
     smallest, largest = (f([sum(w.numel for w in owned) for owned in dense]) for f in (min, max))
-    whole = MATRICES + OTHERS
-    temporaries = {total_bytes(held.step_workspace) for _, held in states_by_ranks_of(job, stage_models(job)[0])}
-    assert min(temporaries) == pytest.approx(2 * (whole + smallest), rel=1e-3)
-    assert max(temporaries) == pytest.approx(2 * (whole + largest), rel=1e-3)
+    full = MATRICES + OTHERS
+    temporaries = {total_bytes(states.step_workspace) for _, states in states_by_ranks_of(job, stage_models(job)[0])}
+    assert min(temporaries) == pytest.approx(2 * (full + smallest), rel=1e-3)
+    assert max(temporaries) == pytest.approx(2 * (full + largest), rel=1e-3)
 
 
-def test_equal_parts_are_gathered_by_way_of_a_stack() -> None:
-    """`newLikeFlat` in `ProcessGroupNCCL::allgather`; each replica of the experts owns four of 32 equal matrices."""
+def test_equal_parts_are_gathered_through_a_stacked_tensor() -> None:
+    """`newLikeFlat` in `ProcessGroupNCCL::allgather`; each data-parallel rank of the experts owns four of 32 equal matrices."""
     job = job_of(
         f"{LINES} --num-experts 8 --moe-grouped-gemm --moe-ffn-hidden-size 4096 --expert-model-parallel-size 2 "
         "--optimizer dist_muon"
     )
     experts = LAYERS * 4 * 2 * 4096 * H
-    temporaries = {total_bytes(held.step_workspace) for _, held in states_by_ranks_of(job, stage_models(job)[0])}
+    temporaries = {total_bytes(states.step_workspace) for _, states in states_by_ranks_of(job, stage_models(job)[0])}
     assert temporaries == {2 * (experts + experts + experts // 4)}
 
 
-def test_one_replica_owns_all() -> None:
+def test_a_single_replica_owns_all_parameters() -> None:
     line = f"{LINES} --tensor-model-parallel-size 8"
-    alone = rank_classes(job_of(f"{line} --optimizer dist_muon"))
-    assert [each.memory for each in alone] == [each.memory for each in rank_classes(job_of(f"{line} --optimizer muon"))]
+    distributed = rank_classes(job_of(f"{line} --optimizer dist_muon"))
+    assert [each.memory for each in distributed] == [each.memory for each in rank_classes(job_of(f"{line} --optimizer muon"))]
 
 
 def test_gradient_norms_span_all_ranks() -> None:
-    """`LayerWiseDistributedOptimizer.get_grad_norm` names no group."""
+    """`LayerWiseDistributedOptimizer.get_grad_norm` passes no group."""
     job = job_of("--optimizer dist_muon --tensor-model-parallel-size 2")
     (norm,) = (message for message in communication_rows(job, stage_models(job)) if message.module == "optimizer.grad_norm")
     assert norm.group == "world"
@@ -239,7 +239,7 @@ def test_gradient_norms_span_all_ranks() -> None:
         ("--optimizer lion --use-distributed-optimizer", "0.17.1", "--use-distributed-optimizer"),
     ],
 )
-def test_what_megatron_refuses(line: str, release: str, option: str) -> None:
+def test_options_that_megatron_rejects(line: str, release: str, option: str) -> None:
     with pytest.raises(InputError) as error:
         job_of(line, release=release)
     assert error.value.option == option
@@ -255,12 +255,12 @@ def test_what_megatron_refuses(line: str, release: str, option: str) -> None:
         ("--optimizer soap", "0.18.2"),
     ],
 )
-def test_what_is_not_modelled_is_refused(line: str, release: str) -> None:
+def test_unsupported_options_are_rejected(line: str, release: str) -> None:
     with pytest.raises(UnsupportedError):
         job_of(line, release=release)
 
 
-def test_muon_does_not_go_with_fp16() -> None:
+def test_muon_with_fp16_is_rejected() -> None:
     with pytest.raises(AnalyzerError, match="--fp16"):
         job_of(
             "--optimizer muon",
@@ -269,18 +269,18 @@ def test_muon_does_not_go_with_fp16() -> None:
         )
 
 
-def test_the_shadow_refuses_what_it_does_not_run() -> None:
+def test_the_shadow_rejects_unsupported_optimizers() -> None:
     for line, release in (("--optimizer muon", "0.16.1"), ("--optimizer lion", "0.17.1")):
         with pytest.raises(UnsupportedError, match=line.split()[-1]):
             check_supported(job_of(line, release=release))
 
 
-def test_later_releases_share_out_without_a_layout() -> None:
+def test_later_releases_distribute_parameters_without_a_layout() -> None:
     job = job_of("--optimizer muon --use-distributed-optimizer --no-use-layer-wise-param-layout", release="0.18.2")
     assert job.optimizer.muon == MuonSpec(layer_wise=True)
     assert not job.optimizer.distributed
-    alike = job_of("--optimizer dist_muon --no-use-layer-wise-param-layout", release="0.18.2")
-    assert rank_classes(job) == rank_classes(alike)
+    same = job_of("--optimizer dist_muon --no-use-layer-wise-param-layout", release="0.18.2")
+    assert rank_classes(job) == rank_classes(same)
 
 
 def ranks_of(ranges: tuple[tuple[int, int], ...]) -> list[int]:

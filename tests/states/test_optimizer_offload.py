@@ -1,4 +1,4 @@
-"""Optimizer states on the host: what stays on the GPU, and what the host needs."""
+"""Optimizer CPU offload: states that stay on the GPU, and host memory."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ def host_bytes_of(job: TrainingJob) -> HostBytes:
     return host_bytes(job, stage, stage_buffers(job, stage))
 
 
-def held(line: str, *, gpus: int = 8) -> tuple[States, TrainingJob]:
+def states_and_job(line: str, *, gpus: int = 8) -> tuple[States, TrainingJob]:
     job = job_of(line, gpus=gpus)
     return states_of(job, stage_models(job)[0]), job
 
 
-def test_what_it_is_made_of_first_stays_unless_garbage_is_collected() -> None:
-    """`train` of megatron/training/training.py collects with --manual-gc; the real optimizer's hooks refer to itself."""
+def test_copies_of_the_first_optimizer_stay_allocated_until_garbage_collection() -> None:
+    """`train` of megatron/training/training.py collects garbage with --manual-gc. Hooks of the optimizer reference it."""
     line = f"{OFFLOAD} --optimizer-offload-fraction 0"
-    stays, collected = (rank_classes(job_of(f"{line} {more}"))[0].memory for more in ("", "--manual-gc"))
-    assert stays.runtime_bytes - collected.runtime_bytes == 4 * numel(job_of(line))
+    uncollected, collected = (rank_classes(job_of(f"{line} {more}"))[0].memory for more in ("", "--manual-gc"))
+    assert uncollected.runtime_bytes - collected.runtime_bytes == 4 * numel(job_of(line))
     for name in ("peak_allocated_bytes", "peak_allocated_first_iteration_bytes", "allocated_bytes"):
-        assert getattr(stays, name) - getattr(collected, name) == 4 * numel(job_of(line))
+        assert getattr(uncollected, name) - getattr(collected, name) == 4 * numel(job_of(line))
 
 
 def numel(job: TrainingJob) -> int:
     return sum(p.numel for tree in stage_models(job)[0].trees for _, module in tree.walk() for p in module.parameters)
 
 
-def test_everything_goes_by_default() -> None:
-    """The catalogue's default of --optimizer-offload-fraction is 1: weights and gradients are left."""
-    found, job = held(OFFLOAD)
-    without, _ = held("--use-distributed-optimizer")
+def test_all_optimizer_states_are_offloaded_by_default() -> None:
+    """--optimizer-offload-fraction is 1 by default: only weights and gradients stay on the GPU."""
+    found, job = states_and_job(OFFLOAD)
+    without, _ = states_and_job("--use-distributed-optimizer")
     assert (found.masters, found.moments, found.gradient_copies) == (0, 0, 0)
     assert (found.parameters, found.gradients) == (without.parameters, without.gradients)
     (rank,) = rank_classes(job)
@@ -53,49 +53,49 @@ def test_everything_goes_by_default() -> None:
 
 
 @pytest.mark.parametrize(("gradients", "bytes_each"), [("", 12), ("--grad-reduce-in-bf16", 16)])
-def test_what_stays_is_as_large_as_without(gradients: str, bytes_each: int) -> None:
-    """fp32 weight and two fp32 moments; `_set_sub_optimizer_grads` keeps an fp32 copy of 16-bit gradients."""
-    found, job = held(f"{OFFLOAD} --optimizer-offload-fraction 0 {gradients}", gpus=1)
+def test_states_that_are_not_offloaded_have_the_usual_size(gradients: str, bytes_each: int) -> None:
+    """fp32 weight and two fp32 moments; `_set_sub_optimizer_grads` stores an fp32 copy of 16-bit gradients."""
+    found, job = states_and_job(f"{OFFLOAD} --optimizer-offload-fraction 0 {gradients}", gpus=1)
     assert found.masters + found.moments + found.kept_copies == bytes_each * numel(job)
 
 
-def test_types_of_the_precision_aware_optimizer_are_not_handed_on() -> None:
-    """`optimizer_defaults` of `_get_megatron_optimizer_based_on_param_groups` has none of them."""
+def test_dtypes_of_the_precision_aware_optimizer_are_ignored() -> None:
+    """`optimizer_defaults` of `_get_megatron_optimizer_based_on_param_groups` does not include them."""
     line = f"{OFFLOAD} --optimizer-offload-fraction 0.5"
-    assert held(f"{line} --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16")[0] == held(line)[0]
+    assert states_and_job(f"{line} --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16")[0] == states_and_job(line)[0]
 
 
-def test_the_optimizer_is_made_for_the_whole_model_first() -> None:
-    """`DistributedOptimizer.__init__` makes the hybrid one anew from shards, when fp32 copies of whole parameters are there."""
-    found, job = held(f"{OFFLOAD} --optimizer-offload-fraction 0")
+def test_the_optimizer_is_first_created_for_the_unsharded_model() -> None:
+    """`DistributedOptimizer.__init__` creates the hybrid optimizer again for shards, while the unsharded fp32 copies exist."""
+    found, job = states_and_job(f"{OFFLOAD} --optimizer-offload-fraction 0")
     assert found.at_start == found.parameters + found.gradients + 4 * numel(job) + found.masters
 
 
 pieces = st.builds(Piece, numel=st.integers(1, 100), dtype=st.sampled_from(["bf16", "fp32"]), decays=st.booleans())
 
 
-@given(held=st.lists(pieces), fraction=st.floats(0, 1))
-def test_whole_pieces_go_until_the_fraction_is_reached(held: list[Piece], fraction: float) -> None:
-    placed = place(held, fraction)
-    assert sorted(map(repr, (*placed.host, *placed.gpu))) == sorted(map(repr, held))
-    gone, whole = sum(piece.numel for piece in placed.host), sum(piece.numel for piece in held)
-    assert gone >= fraction * whole
+@given(listed=st.lists(pieces), fraction=st.floats(0, 1))
+def test_pieces_are_offloaded_until_the_fraction_is_reached(listed: list[Piece], fraction: float) -> None:
+    placed = place(listed, fraction)
+    assert sorted(map(repr, (*placed.host, *placed.gpu))) == sorted(map(repr, listed))
+    offloaded, total = sum(piece.numel for piece in placed.host), sum(piece.numel for piece in listed)
+    assert offloaded >= fraction * total
     if placed.host:
-        assert gone - placed.host[-1].numel < fraction * whole
+        assert offloaded - placed.host[-1].numel < fraction * total
 
 
 @given(data=st.sampled_from([1, 2, 4, 8]), fraction=st.sampled_from([0.0, 0.3, 1.0]), overlap=st.booleans())
-def test_no_rank_keeps_more_than_its_part(data: int, fraction: float, overlap: bool) -> None:
-    """A rank keeps at most the rest of the fraction, of at most a shard with its padding."""
+def test_no_gpu_has_more_than_its_share(data: int, fraction: float, overlap: bool) -> None:
+    """The GPU has at most the rest of the fraction of a shard with its padding."""
     more = "--overlap-grad-reduce --ddp-bucket-size 5000000" if overlap else ""
-    found, job = held(f"{OFFLOAD} --optimizer-offload-fraction {fraction} {more}", gpus=data)
+    found, job = states_and_job(f"{OFFLOAD} --optimizer-offload-fraction {fraction} {more}", gpus=data)
     assert found.masters <= (1 - fraction) * found.gradients / data + 512 * 1000
     if fraction == 0:
         assert found.masters == pytest.approx(4 * numel(job) / data, rel=0.02)
 
 
-def test_the_host_holds_sixteen_bytes() -> None:
-    """fp32 weight, gradient and two moments; blocks of pinned gradients are powers of two."""
+def test_the_host_needs_sixteen_bytes_per_parameter() -> None:
+    """fp32 weight, gradient and two moments; pinned allocations are powers of two."""
     job = job_of(OFFLOAD, gpus=1)
     need = host_bytes_of(job)
     assert need.pageable == 12 * numel(job)
@@ -106,7 +106,7 @@ def test_the_host_holds_sixteen_bytes() -> None:
     assert (need.pageable, need.pinned) == (16 * numel(unpinned), 0)
 
 
-def test_the_report_says_what_the_host_needs() -> None:
+def test_the_report_gives_the_host_memory() -> None:
     (note,) = (each for each in predict(job_of(OFFLOAD)).assumptions if each.startswith("--optimizer-cpu-offload"))
     assert "per node" in note
     assert "pinned" in note
@@ -121,15 +121,15 @@ def test_the_report_says_what_the_host_needs() -> None:
         (f"{OFFLOAD} --fp8-format hybrid --fp8-recipe tensorwise --fp8-param-gather", "--optimizer-cpu-offload"),
     ],
 )
-def test_what_megatron_refuses(line: str, option: str) -> None:
+def test_options_that_megatron_rejects(line: str, option: str) -> None:
     with pytest.raises(InputError) as error:
         job_of(line)
     assert error.value.option == option
 
 
 @pytest.mark.parametrize("grouped", ["", "--moe-grouped-gemm"])
-def test_each_expert_is_a_parameter_of_its_own(grouped: str) -> None:
-    """Eight experts on one rank: with everything on the host, no fp32 weights and moments stay, whatever the padding of buffers."""
+def test_each_expert_is_a_separate_parameter(grouped: str) -> None:
+    """Eight experts on one rank: with everything on the host, no fp32 weights and moments are on the GPU, whatever the padding."""
     line = f"{OFFLOAD} --num-experts 8 --disable-bias-linear --expert-model-parallel-size 2 {grouped}"
     states = states_of(job_of(line))
     assert (states.masters, states.moments) == (0, 0)

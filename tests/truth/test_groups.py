@@ -1,4 +1,4 @@
-"""Process groups that Megatron-LM core 0.16.1 made, through the whole program: every group equal."""
+"""End-to-end comparison with the process groups of Megatron-LM core 0.16.1. All groups are equal."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def job(record: dict[str, Any]) -> list[str]:
     return [*torchrun(record["world_size"]), *record["argv"]]
 
 
-def test_the_records_are_at_hand() -> None:
+def test_all_records_are_present() -> None:
     assert len(truth_records(FILE)) == 21
     assert sum("--num-experts" in record["argv"] for record in truth_records(FILE)) == 13
 
 
 @pytest.mark.parametrize("record", truth_records(FILE), ids=name)
-def test_every_group(record: dict[str, Any]) -> None:
-    told = report(*job(record))
-    assert {key: told["parallel"][long] for key, long in SIZES.items()} == record["sizes"]
-    assert told["groups_truncated"] is record["truncated"] is False
-    reported = set(told["groups"])
+def test_groups_match_megatron(record: dict[str, Any]) -> None:
+    output = report(*job(record))
+    assert {key: output["parallel"][long] for key, long in SIZES.items()} == record["sizes"]
+    assert output["groups_truncated"] is record["truncated"] is False
+    reported = set(output["groups"])
     assert reported == {"tp", "pp", "dp", "dp_cp", "cp", "ep", "etp", "edp", "tp_ep", "embd", "pos_embd"}
-    assert told["groups"] == {kind: record["groups"][kind] for kind in reported}
-    assert told["group_counts"] == {kind: record["n_groups"][kind] for kind in reported}
+    assert output["groups"] == {kind: record["groups"][kind] for kind in reported}
+    assert output["group_counts"] == {kind: record["n_groups"][kind] for kind in reported}

@@ -1,6 +1,9 @@
-"""Launch scripts of Megatron-LM end to end: what Megatron takes is analysed or refused by name, what it refuses is refused.
+"""Launch scripts of Megatron-LM, end to end.
 
-The records hold what the parser (and for core 0.16.1 also `validate_args`) of the script's own release said.
+A launch that Megatron accepts is analysed, or rejected with the name of an unsupported option. A launch that Megatron rejects
+is rejected.
+
+The records have the result of the parser of the script's release, and for core 0.16.1 also of `validate_args`.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ FILE = "launches.json"
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What such a script sets, and nothing of the machine that runs the test."""
+    """The environment of a launch script, independent of the host that runs the test."""
     for name in ("WORLD_SIZE", "SLURM_NTASKS", "SLURM_NNODES", "SLURM_NTASKS_PER_NODE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
@@ -28,7 +31,7 @@ def name(record: dict[str, Any]) -> str:
 
 
 def argv(record: dict[str, Any]) -> list[str]:
-    """The launch with torchrun's options, or with those that stand for the tasks of a batch system."""
+    """The launch with torchrun's options, or with equivalent options for the tasks of a batch system."""
     stated = record["stated"]
     if record["launcher"] != "python":
         return [*record["launcher_argv"], record["entry"], *record["entry_argv"]]
@@ -43,16 +46,16 @@ def value(record: dict[str, Any], option: str) -> int:
     return int(words[words.index(option) + 1]) if option in words else 1
 
 
-def unrecognised(record: dict[str, Any]) -> str | None:
-    """The first word that Megatron's parser does not know."""
+def unrecognized(record: dict[str, Any]) -> str | None:
+    """The first word that Megatron's parser does not recognize."""
     return next(iter(record["megatron"]["parse"].partition("unrecognized arguments: ")[2].split()), None)
 
 
 def refused_option(record: dict[str, Any]) -> str | None:
-    """The option for which a launch that parses is refused: by Megatron, or because it is not modelled yet."""
+    """The option for which a launch that parses is rejected: by Megatron, or because it is not supported."""
     words = record["entry_argv"]
     model_size = value(record, "--tensor-model-parallel-size") * value(record, "--pipeline-model-parallel-size")
-    if (record["stated"]["world_size"] or 1) % model_size:  # the larger of the two is named
+    if (record["stated"]["world_size"] or 1) % model_size:  # the error names the larger of the two
         larger = value(record, "--tensor-model-parallel-size") > value(record, "--pipeline-model-parallel-size")
         return "--tensor-model-parallel-size" if larger else "--pipeline-model-parallel-size"
     expert_size = value(record, "--expert-model-parallel-size") * value(record, "--pipeline-model-parallel-size")
@@ -63,26 +66,26 @@ def refused_option(record: dict[str, Any]) -> str | None:
     return None
 
 
-TAKEN = [record for record in truth_records(FILE) if unrecognised(record) is None]
+ACCEPTED = [record for record in truth_records(FILE) if unrecognized(record) is None]
 
 
-def test_the_records_are_at_hand() -> None:
+def test_all_records_are_present() -> None:
     assert len(truth_records(FILE)) == 52
-    assert sum(refused_option(record) is None for record in TAKEN) == 10
+    assert sum(refused_option(record) is None for record in ACCEPTED) == 10
 
 
-@pytest.mark.parametrize("record", [record for record in truth_records(FILE) if unrecognised(record)], ids=name)
-def test_what_the_parser_refuses(record: dict[str, Any]) -> None:
-    word = unrecognised(record) or ""
+@pytest.mark.parametrize("record", [record for record in truth_records(FILE) if unrecognized(record)], ids=name)
+def test_launches_that_the_parser_rejects(record: dict[str, Any]) -> None:
+    word = unrecognized(record) or ""
     outcome = run(*argv(record))
     named = word if word.startswith("--") else "--step-batch-size-schedule"
     assert_refused(outcome, named)
     assert word in outcome.err
 
 
-@pytest.mark.parametrize("record", TAKEN, ids=name)
-def test_what_the_parser_takes(record: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    if "--use-megatron-fsdp" in record["entry_argv"]:  # which wants more connections than one
+@pytest.mark.parametrize("record", ACCEPTED, ids=name)
+def test_launches_that_the_parser_accepts(record: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    if "--use-megatron-fsdp" in record["entry_argv"]:  # FSDP rejects a value of 1
         monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS")
     outcome = run(*argv(record), "--info-json", "-", "--info-gpu-memory", "80GiB")
     named = refused_option(record)
@@ -98,6 +101,6 @@ def test_what_the_parser_takes(record: dict[str, Any], monkeypatch: pytest.Monke
     assert report["parallel"]["pipeline"] == value(record, "--pipeline-model-parallel-size")
     assert report["batch"]["micro"] == value(record, "--micro-batch-size")
     assert report["batch"]["global"] == value(record, "--global-batch-size")
-    held = {layer for rank in report["ranks"] for chunk in rank["chunks"] for layer in chunk["layers"]}
-    assert held == set(range(1, value(record, "--num-layers") + 1))
+    layers = {layer for rank in report["ranks"] for chunk in rank["chunks"] for layer in chunk["layers"]}
+    assert layers == set(range(1, value(record, "--num-layers") + 1))
     assert outcome.status == (1 if report["verdict"]["fits"] is False else 0)

@@ -1,4 +1,4 @@
-"""Parameters of public models, built by Megatron-LM core 0.16.1 itself, through the whole program: every number equal."""
+"""End-to-end comparison with the parameters of public models as Megatron-LM core 0.16.1 creates them. All numbers are equal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KINDS = {
     "experts": "routed_experts",
     "shared_experts": "shared_experts",
 }
-"""Which kind of the record the parameters below a module count as, unless they are those of a norm."""
+"""Module name → kind in the records of all parameters below it, except those of norms."""
 
 
 def name(record: dict[str, Any]) -> str:
@@ -29,15 +29,15 @@ def name(record: dict[str, Any]) -> str:
     return f"{record['model']}-{sizes}-v{record['tokenizer_vocab']}"
 
 
-TAKEN = truth_records(FILE)
+RECORDS = truth_records(FILE)
 
 
-def test_the_records_are_at_hand() -> None:
-    assert len(TAKEN) == 53
+def test_all_records_are_present() -> None:
+    assert len(RECORDS) == 53
 
 
 def by_kind(tree: dict[str, Any], kind: str = "", *, times: int = 1) -> Counter[str]:
-    """Parameters of a JSON tree by the kinds of the records."""
+    """Number of parameters of a JSON tree by the kinds of the records."""
     kind = KINDS.get(tree["name"], kind)
     times *= tree.get("repeat", 1)
     found: Counter[str] = Counter()
@@ -52,10 +52,10 @@ def by_kind(tree: dict[str, Any], kind: str = "", *, times: int = 1) -> Counter[
     return found
 
 
-@pytest.mark.parametrize("record", TAKEN, ids=name)
-def test_every_parameter(record: dict[str, Any]) -> None:
-    told = report(*torchrun(record["world_size"]), *record["argv"])
-    model = told["model"]
+@pytest.mark.parametrize("record", RECORDS, ids=name)
+def test_parameters_match_megatron(record: dict[str, Any]) -> None:
+    output = report(*torchrun(record["world_size"]), *record["argv"])
+    model = output["model"]
     assert model["padded_vocab_size"] == record["padded_vocab_size"]
     assert model["parameters"] == record["full_total"]
     assert model["parameters_unpadded"] == record["full_total_unpadded_vocab"] + extra_tokens(record)
@@ -63,17 +63,17 @@ def test_every_parameter(record: dict[str, Any]) -> None:
     assert model["parameters_routed_experts"] == record["full_routed_experts"]
     assert by_kind(model["tree"]) == record["full_by_kind"]
     assert feed_forward(model["tree"]) == record["ffn_hidden_size"]
-    parallel = told["parallel"]
+    parallel = output["parallel"]
     names = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "etp": "expert_tensor", "dp": "data"}
     assert {key: parallel[long] for key, long in names.items()} == {key: record["layout"][key] for key in names}
     assert parallel["virtual_pipeline"] == record["layout"]["vpp"]
-    assert {rank["pipeline_rank"] for rank in told["ranks"]} == set(range(record["layout"]["pp"]))
+    assert {rank["pipeline_rank"] for rank in output["ranks"]} == set(range(record["layout"]["pp"]))
     for truth in record["per_pp_rank"]:
-        of_rank(told, truth)
+        of_rank(output, truth)
 
 
 def idle(record: dict[str, Any]) -> int:
-    """Parameters of the experts that a token does not choose."""
+    """Parameters of the experts that are not active for a token."""
     words = record["argv"]
     if "--num-experts" not in words:
         return 0
@@ -82,19 +82,19 @@ def idle(record: dict[str, Any]) -> int:
 
 
 def extra_tokens(record: dict[str, Any]) -> int:
-    """Parameters of the token that a NullTokenizer adds where the record was given the public vocabulary itself.
+    """Parameters of the token that a NullTokenizer adds to the public vocabulary size.
 
-    The records count the unpadded total with the public vocabulary of the model, we with that of the tokenizer.
+    Unpadded totals of the records use the public vocabulary of the model, those of the report the tokenizer's.
     """
-    public = min(other["tokenizer_vocab"] for other in TAKEN if other["model"] == record["model"])
+    public = min(other["tokenizer_vocab"] for other in RECORDS if other["model"] == record["model"])
     hidden_size = int(record["argv"][record["argv"].index("--hidden-size") + 1])
     embeddings = 2 if "output_layer" in record["full_by_kind"] else 1
     return int(record["tokenizer_vocab"] - public) * hidden_size * embeddings
 
 
-def of_rank(told: dict[str, Any], truth: dict[str, Any]) -> None:
-    """Hold the entry of one pipeline rank against what Megatron built there."""
-    rank = next(each for each in told["ranks"] if each["pipeline_rank"] == truth["pp_rank"])
+def of_rank(output: dict[str, Any], truth: dict[str, Any]) -> None:
+    """Compare one pipeline rank of the report with the parameters that Megatron creates there."""
+    rank = next(each for each in output["ranks"] if each["pipeline_rank"] == truth["pp_rank"])
     assert any(first <= truth["global_rank"] <= last for first, last in rank["ranks"])
     assert rank["parameters"] == truth["total"]
     assert rank["parameters_routed_experts"] == truth["by_kind"].get("routed_experts", 0)
@@ -110,7 +110,7 @@ def of_rank(told: dict[str, Any], truth: dict[str, Any]) -> None:
 
 
 def feed_forward(tree: dict[str, Any]) -> int:
-    """Width of the feed-forward layer: columns of the weight of linear_fc2."""
+    """FFN width: columns of the weight of linear_fc2."""
     below: list[dict[str, Any]] = [tree]
     for node in below:
         below += node.get("children", ())
@@ -119,11 +119,11 @@ def feed_forward(tree: dict[str, Any]) -> int:
     return width
 
 
-@pytest.mark.parametrize("record", [record for record in TAKEN if isinstance(record["full_total_local_spec"], int)], ids=name)
-def test_local_implementation(record: dict[str, Any]) -> None:
+@pytest.mark.parametrize("record", [record for record in RECORDS if isinstance(record["full_total_local_spec"], int)], ids=name)
+def test_parameters_of_the_local_implementation_match_megatron(record: dict[str, Any]) -> None:
     argv = [*record["argv"], "--transformer-impl", "local"]
     if "--disable-bias-linear" not in argv and "--moe-grouped-gemm" in argv:
-        argv.remove("--moe-grouped-gemm")  # without Transformer Engine only experts that run one by one have biases
+        argv.remove("--moe-grouped-gemm")  # without Transformer Engine only sequential experts support biases
     if "RMSNorm" in argv:
         argv.append("--no-persist-layer-norm")
     model = report(*torchrun(record["world_size"]), *argv)["model"]
