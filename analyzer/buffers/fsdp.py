@@ -187,7 +187,7 @@ def shard_ranks(job: TrainingJob, group: ReductionGroup) -> int:
 
 
 def padding_ranks(job: TrainingJob, group: ReductionGroup) -> int:
-    """Ranks to a multiple of which a bucket is padded: all ranks that share its fp32 master weights."""
+    """A bucket is padded to a multiple of this number of ranks: all ranks that share its fp32 master weights."""
     instances = job.parallel.distributed_optimizer_instances if fsdp_of(job).outer_sharding else 1
     return shard_ranks(job, group) * instances
 

@@ -28,7 +28,7 @@ from analyzer.modules.tree import Module, Tensor
 from analyzer.specs import TrainingJob
 
 MIN_UNIT: Final = 1_000_000_000
-"""Minimum elements of a communication unit, which has two average layers (`_init_fsdp_param_and_grad_buffer`)."""
+"""Minimum elements of a communication unit; two average layers if they are larger (`_init_fsdp_param_and_grad_buffer`)."""
 BUFFERS: Final = 2
 """Layers that fit the persistent buffers of `--fsdp-double-buffer` (`UB_BUFFER_NUM`)."""
 PARAMETERS: Final = "gathered parameters"

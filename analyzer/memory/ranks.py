@@ -201,7 +201,7 @@ def _rank_memory(job: TrainingJob, states: States, run: _Run, *, kept: int) -> R
     return RankMemory(
         parameters_bytes=states.parameters,
         gradients_bytes=states.gradients,
-        optimizer_bytes=states.masters + states.moments,
+        optimizer_bytes=states.master_weights + states.moments,
         runtime_bytes=runtime - absent + states.kept_copies,
         allocated_bytes=allocated,
         activations_bytes=peak.activations,

@@ -60,13 +60,13 @@ class ModuleInputs:
 
     @cached_property
     def of_moe_layers(self) -> ModuleInputs:
-        """The inputs that MoE layers depend on: without the number of stages, and without full recompute, which wraps layers."""
+        """The inputs that MoE layers depend on: all but the number of stages and full recompute, which is around layers."""
         recompute = self.recompute if self.recompute.granularity == "selective" else RecomputeSpec()
         return replace(self, split=replace(self.split, pipelined=False), recompute=recompute)
 
     @cached_property
     def of_dense_layers(self) -> ModuleInputs:
-        """The inputs that dense layers and attention depend on: also without expert parallelism."""
+        """The inputs that dense layers and attention depend on: those of MoE layers without expert parallelism."""
         inputs = self.of_moe_layers
         return replace(inputs, split=replace(inputs.split, expert=1, expert_tensor=1))
 

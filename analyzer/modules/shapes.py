@@ -1,6 +1,6 @@
 """Shapes that all formulas share: the part of an activation that one rank stores.
 
-Symbols: s sequence on this context-parallel rank, b micro-batch, h hidden, t tensor-parallel size, a heads,
+Symbols: s sequence on this context-parallel rank, b microbatch, h hidden, t tensor-parallel size, a heads,
 g key/value groups, d elements of a head, f feed-forward width, V padded vocabulary.
 """
 

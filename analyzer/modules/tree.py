@@ -121,7 +121,7 @@ class Module:
     """Temporary tensors at the peak of its forward, in addition to everything saved up to and including itself."""
     backward_workspace: tuple[Tensor, ...] = ()
     """Temporary tensors at the peak of its backward, in addition to everything saved up to and including itself."""
-    named: tuple[Tensor, ...] = ()
+    referenced: tuple[Tensor, ...] = ()
     """Referenced by a module attribute from one forward to the next, not by autograd. One copy exists, however many
     microbatches are in flight."""
     outlives: tuple[Tensor, ...] = ()
@@ -150,15 +150,15 @@ class Module:
     @cached_property
     def lingering_bytes(self) -> int:
         """Bytes that module attributes reference between iterations, in this module and its children."""
-        own = (*self.named, *self.outlives, *(tensor for tensor in self.saved if tensor.lingers))
+        own = (*self.referenced, *self.outlives, *(tensor for tensor in self.saved if tensor.lingers))
         return total_bytes(own) + sum(child.lingering_bytes for child in self.children)
 
     @cached_property
     def lingering_once(self) -> int:
         """Of `lingering_bytes`, those that nothing else references, or that a checkpoint would free: one copy exists."""
         if self.recomputed:
-            return total_bytes(self.named) + sum(child.lingering_bytes for child in self.children)
-        return total_bytes(self.named) + sum(child.lingering_once for child in self.children)
+            return total_bytes(self.referenced) + sum(child.lingering_bytes for child in self.children)
+        return total_bytes(self.referenced) + sum(child.lingering_once for child in self.children)
 
     def walk(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """Every node with its dotted path, parents first."""

@@ -26,7 +26,7 @@ def adam_states(job: TrainingJob, stage: StageModel, buffers: Sequence[Buffer], 
     return States(
         parameters=parameters,
         gradients=gradients,
-        masters=int(each.master * owned),
+        master_weights=int(each.master * owned),
         moments=int(each.total_moments * owned),
         gradient_copies=FP32 * owned if copies_gradients(job) else 0,
     )

@@ -73,7 +73,7 @@ def place(pieces: Sequence[Piece], fraction: float) -> Placed:
 
 def offloaded_states(job: TrainingJob, stage: StageModel, buffers: StageBuffers, *, parameters: int, gradients: int) -> States:
     """Model states of the rank with the most elements on its GPU."""
-    unplaced = States(parameters=parameters, gradients=gradients, masters=0, moments=0, gradient_copies=0)
+    unplaced = States(parameters=parameters, gradients=gradients, master_weights=0, moments=0, gradient_copies=0)
     dense, experts = (max(placed, key=lambda each: each.gpu_numel) for placed in _placements(job, stage, buffers))
     return _with_pieces(job, unplaced, (*dense.gpu, *experts.gpu), unsharded=unsharded_copy_bytes(job, stage.trees))
 
@@ -96,13 +96,13 @@ def states_of_ranks(
 def _with_pieces(job: TrainingJob, states: States, pieces: Sequence[Piece], *, unsharded: int) -> States:
     """`states` of a rank with the optimizer states of `pieces` on its GPU. `unsharded`: `unsharded_copy_bytes`."""
     sizes = [(round_up(4 * piece.numel, BLOCK), piece.dtype != "fp32") for piece in pieces]
-    masters = sum(size for size, half in sizes if half)
+    master_weights = sum(size for size, half in sizes if half)
     return replace(
         states,
-        masters=masters,
+        master_weights=master_weights,
         moments=sum(2 * size for size, _ in sizes),
-        kept_copies=masters if job.precision.gradients != "fp32" else 0,
-        at_start=states.parameters + states.gradients + unsharded + masters,
+        kept_copies=master_weights if job.precision.gradients != "fp32" else 0,
+        at_start=states.parameters + states.gradients + unsharded + master_weights,
         start_peak=StartPeak.OPTIMIZER,
     )
 

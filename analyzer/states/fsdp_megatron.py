@@ -33,7 +33,7 @@ def sharded_states(job: TrainingJob, stage: StageModel) -> States:
     return States(
         parameters=sum(_parameter_bytes(job, bucket) for bucket in buckets),
         gradients=sum(round_up(dtype_bytes(dtype, numel), BLOCK) for dtype, numel in by_dtype.items()),
-        masters=sum(round_up(FP32 * owned_numel(job, bucket), BLOCK) for bucket in buckets),
+        master_weights=sum(round_up(FP32 * owned_numel(job, bucket), BLOCK) for bucket in buckets),
         moments=int(sum(fp32_moments(job))) * owned,
         gradient_copies=FP32 * copied,
         moments_from_start=fsdp.moments_from_start,

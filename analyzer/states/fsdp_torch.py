@@ -30,7 +30,7 @@ def torch_states(job: TrainingJob, stage: StageModel) -> States:
     return States(
         parameters=shards,
         gradients=shards,
-        masters=FP32 * owned if half else 0,
+        master_weights=FP32 * owned if half else 0,
         moments=int(sum(fp32_moments(job))) * owned,
         gradient_copies=FP32 * owned - shards if half else 0,
         at_start=0 if fsdp_of(job).starts_from_meta else unsharded,

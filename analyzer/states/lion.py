@@ -22,14 +22,14 @@ def lion_states(job: TrainingJob, stage: StageModel, *, parameters: int, gradien
     # vectors are in a separate group
     listed = sorted(parameters_in_creation_order(job, stage), key=lambda weight: len(weight.shape) == 1)
     each = [(round_up(4 * weight.numel, BLOCK), weight.dtype != "fp32") for weight in listed]
-    masters = sum(size_each for size_each, half in each if half)
+    master_weights = sum(size_each for size_each, half in each if half)
     updates = lion_updates(listed)
     return States(
         parameters=parameters,
         gradients=gradients,
-        masters=masters,
+        master_weights=master_weights,
         moments=sum(size_each for size_each, _ in each),
-        gradient_copies=masters if job.precision.gradients != "fp32" else 0,
+        gradient_copies=master_weights if job.precision.gradients != "fp32" else 0,
         step_workspace=updates,
         first_step_bytes=total_bytes(updates),
     )

@@ -29,7 +29,7 @@ def muon_of(job: TrainingJob) -> MuonSpec:
 
 def muon_states(job: TrainingJob, stage: StageModel, *, parameters: int, gradients: int) -> States:
     """Model states of a rank that updates all of its parameters."""
-    unowned = States(parameters=parameters, gradients=gradients, masters=0, moments=0, gradient_copies=0)
+    unowned = States(parameters=parameters, gradients=gradients, master_weights=0, moments=0, gradient_copies=0)
     return with_owned(job, unowned, tuple(weights(job, stage)))
 
 
@@ -43,15 +43,15 @@ def with_owned(job: TrainingJob, states: States, owned: Sequence[OptimizerParame
     lion = muon_of(job).scalar_optimizer == "lion"
     updating = lion_updates(others) if lion else ()
     of_others = sum((1 if lion else 2) * round_up(4 * weight.numel, BLOCK) for weight in others) + 8 * adam_numel
-    masters = sum(bytes_each for bytes_each, is_half in zip(each, half, strict=True) if is_half)
-    masters += 4 * adam_numel if job.precision.parameters != "fp32" else 0
+    master_weights = sum(bytes_each for bytes_each, is_half in zip(each, half, strict=True) if is_half)
+    master_weights += 4 * adam_numel if job.precision.parameters != "fp32" else 0
     return replace(
         states,
         # the moments of the other optimizer are created after Muon's step
         first_step_bytes=max(total_bytes(updating), total_bytes(orthogonalizing) - of_others, 0),
-        masters=masters,
+        master_weights=master_weights,
         moments=sum(bytes_each for bytes_each, weight in zip(each, owned, strict=True) if weight.orthogonalized) + of_others,
-        gradient_copies=masters if copied else 0,
+        gradient_copies=master_weights if copied else 0,
         step_workspace=max(orthogonalizing, updating, key=total_bytes),
     )
 

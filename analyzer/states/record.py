@@ -21,7 +21,7 @@ class States:
 
     parameters: int
     gradients: int
-    masters: int
+    master_weights: int
     """fp32 master weights, created with the optimizer."""
     moments: int
     """Optimizer moments, created in the first step."""
@@ -44,9 +44,9 @@ class States:
     @property
     def before_first_step(self) -> int:
         """Bytes at the start of the first forward."""
-        return self.parameters + self.gradients + self.masters + (self.moments if self.moments_from_start else 0)
+        return self.parameters + self.gradients + self.master_weights + (self.moments if self.moments_from_start else 0)
 
     @property
     def steady(self) -> int:
         """Bytes at the start of any later forward."""
-        return self.parameters + self.gradients + self.masters + self.moments + self.kept_copies
+        return self.parameters + self.gradients + self.master_weights + self.moments + self.kept_copies

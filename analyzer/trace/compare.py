@@ -157,7 +157,7 @@ class _Names:
         if operation.kind is OperationKind.BEGIN:
             frame = self._begin(path, operation.module)
             # under a checkpoint only tensors that modules themselves reference stay: the others are freed until the recomputation
-            named = tuple(replace(tensor, lingers=True) for tensor in operation.module.named) if frame.checkpointed else ()
+            named = tuple(replace(tensor, lingers=True) for tensor in operation.module.referenced) if frame.checkpointed else ()
             for tensor in (*operation.module.saved, *named):
                 if tensor.bytes and (tensor.lingers or not frame.checkpointed):
                     yield _maker(tensor, here=frame.path, layer=frame.layer, stream=self._stream), tensor

@@ -45,7 +45,7 @@ def test_sgd_keeps_momentum_alone() -> None:
     for momentum, expected in ((0.9, 4), (0.0, 0)):
         asked = replace(job(), optimizer=OptimizerSpec(name="sgd", sgd_momentum=momentum))
         stage = stage_models(asked)[0]
-        assert states_of(asked, stage).moments == expected * states_of(asked, stage).masters // 4
+        assert states_of(asked, stage).moments == expected * states_of(asked, stage).master_weights // 4
 
 
 def test_the_precision_aware_optimizer_keeps_what_it_is_told() -> None:
@@ -54,7 +54,7 @@ def test_the_precision_aware_optimizer_keeps_what_it_is_told() -> None:
         job(), optimizer=OptimizerSpec(distributed=True, precision_aware=True, exp_avg_dtype="bf16", exp_avg_sq_dtype="bf16")
     )
     found = states_of(asked, stage_models(asked)[0])
-    assert found.masters == 0
+    assert found.master_weights == 0
     assert found.moments * 4 == found.gradients * (2 + 2 + 2)
 
 

@@ -84,7 +84,7 @@ def test_each_strategy_shards_the_states_in_its_name(
     states, numel = states_of(job), numel_of(job)
     assert states.parameters == pytest.approx(2 * numel / parameters_share, rel=2e-3)
     assert states.gradients == pytest.approx(4 * numel / gradients_share, rel=2e-3)
-    assert states.masters == pytest.approx(4 * numel / optimizer_share, rel=2e-3)
+    assert states.master_weights == pytest.approx(4 * numel / optimizer_share, rel=2e-3)
     assert states.moments == pytest.approx(8 * numel / optimizer_share, rel=2e-3)
 
 
@@ -96,7 +96,7 @@ def test_outer_sharding_shards_optimizer_states_over_all_replicas() -> None:
         states = states_of(sharded("optim_grads_params", line))
         assert states.parameters == pytest.approx(2 * numel / 4, rel=2e-3)
         assert states.gradients == pytest.approx(4 * numel / 4, rel=2e-3)
-        assert states.masters + states.moments == pytest.approx(12 * numel / share, rel=2e-3)
+        assert states.master_weights + states.moments == pytest.approx(12 * numel / share, rel=2e-3)
 
 
 def test_the_unsharded_model_is_on_the_gpu_before_it_is_sharded() -> None:

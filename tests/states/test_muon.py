@@ -42,7 +42,7 @@ def sent(job: TrainingJob) -> list[CommunicationRow]:
 def test_one_momentum_for_matrices_and_two_moments_for_the_rest() -> None:
     """Jordan et al. 2024: Muon stores one momentum. Adam updates embedding, output layer and vectors."""
     states = muon_states_of("--optimizer muon")
-    assert states.masters == 4 * (MATRICES + OTHERS)
+    assert states.master_weights == 4 * (MATRICES + OTHERS)
     assert states.moments == 4 * MATRICES + 8 * OTHERS
     assert states.gradients == 4 * (MATRICES + OTHERS)  # nothing is sharded
     assert states.parameters == 2 * (MATRICES + OTHERS)
@@ -62,7 +62,7 @@ def test_lion_stores_one_moment() -> None:
     lion, with_muon = (job_of(f"{line} {more}", release="0.17.1") for more in ("--optimizer lion", LION_WITH_MUON))
     for job in (lion, with_muon):
         states = states_of(job, stage_models(job)[0])
-        assert states.masters == states.moments == states.gradients == 2 * states.parameters
+        assert states.master_weights == states.moments == states.gradients == 2 * states.parameters
     output_layer = lion.model.padded_vocab_size * H
     last_matrix = 4 * H * H  # fc2 of the last layer
     assert total_bytes(states_of(lion, stage_models(lion)[0]).step_workspace) == 4 * (output_layer + last_matrix)
@@ -192,7 +192,7 @@ def test_the_step_workspace_includes_sent_and_received_parameters() -> None:
     job = job_of(f"{LINES} --optimizer dist_muon")
     highest = max(rank_classes(job), key=lambda each: each.memory.allocated_bytes)
     states = states_of(job, stage_models(job)[0])
-    assert highest.memory.optimizer_bytes < states.masters + states.moments
+    assert highest.memory.optimizer_bytes < states.master_weights + states.moments
     dense = owners(weights(job, stage_models(job)[0]), 8)
     smallest, largest = (f([sum(w.numel for w in owned) for owned in dense]) for f in (min, max))
     full = MATRICES + OTHERS

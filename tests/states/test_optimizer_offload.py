@@ -46,7 +46,7 @@ def test_all_optimizer_states_are_offloaded_by_default() -> None:
     """--optimizer-offload-fraction is 1 by default: only weights and gradients stay on the GPU."""
     found, job = states_and_job(OFFLOAD)
     without, _ = states_and_job("--use-distributed-optimizer")
-    assert (found.masters, found.moments, found.gradient_copies) == (0, 0, 0)
+    assert (found.master_weights, found.moments, found.gradient_copies) == (0, 0, 0)
     assert (found.parameters, found.gradients) == (without.parameters, without.gradients)
     (rank,) = rank_classes(job)
     assert rank.memory.optimizer_bytes == 0
@@ -56,7 +56,7 @@ def test_all_optimizer_states_are_offloaded_by_default() -> None:
 def test_states_that_are_not_offloaded_have_the_usual_size(gradients: str, bytes_each: int) -> None:
     """fp32 weight and two fp32 moments; `_set_sub_optimizer_grads` stores an fp32 copy of 16-bit gradients."""
     found, job = states_and_job(f"{OFFLOAD} --optimizer-offload-fraction 0 {gradients}", gpus=1)
-    assert found.masters + found.moments + found.kept_copies == bytes_each * numel(job)
+    assert found.master_weights + found.moments + found.kept_copies == bytes_each * numel(job)
 
 
 def test_dtypes_of_the_precision_aware_optimizer_are_ignored() -> None:
@@ -68,7 +68,7 @@ def test_dtypes_of_the_precision_aware_optimizer_are_ignored() -> None:
 def test_the_optimizer_is_first_created_for_the_unsharded_model() -> None:
     """`DistributedOptimizer.__init__` creates the hybrid optimizer again for shards, while the unsharded fp32 copies exist."""
     found, job = states_and_job(f"{OFFLOAD} --optimizer-offload-fraction 0")
-    assert found.at_start == found.parameters + found.gradients + 4 * numel(job) + found.masters
+    assert found.at_start == found.parameters + found.gradients + 4 * numel(job) + found.master_weights
 
 
 pieces = st.builds(Piece, numel=st.integers(1, 100), dtype=st.sampled_from(["bf16", "fp32"]), decays=st.booleans())
@@ -89,9 +89,9 @@ def test_no_gpu_has_more_than_its_share(data: int, fraction: float, overlap: boo
     """The GPU has at most the rest of the fraction of a shard with its padding."""
     more = "--overlap-grad-reduce --ddp-bucket-size 5000000" if overlap else ""
     found, job = states_and_job(f"{OFFLOAD} --optimizer-offload-fraction {fraction} {more}", gpus=data)
-    assert found.masters <= (1 - fraction) * found.gradients / data + 512 * 1000
+    assert found.master_weights <= (1 - fraction) * found.gradients / data + 512 * 1000
     if fraction == 0:
-        assert found.masters == pytest.approx(4 * numel(job) / data, rel=0.02)
+        assert found.master_weights == pytest.approx(4 * numel(job) / data, rel=0.02)
 
 
 def test_the_host_needs_sixteen_bytes_per_parameter() -> None:
@@ -132,8 +132,8 @@ def test_each_expert_is_a_separate_parameter(grouped: str) -> None:
     """Eight experts on one rank: with everything on the host, no fp32 weights and moments are on the GPU, whatever the padding."""
     line = f"{OFFLOAD} --num-experts 8 --disable-bias-linear --expert-model-parallel-size 2 {grouped}"
     states = states_of(job_of(line))
-    assert (states.masters, states.moments) == (0, 0)
+    assert (states.master_weights, states.moments) == (0, 0)
     half = states_of(job_of(f"{line} --optimizer-offload-fraction 0.5"))
     everything = states_of(job_of(f"{line} --optimizer-offload-fraction 0"))
-    assert 0 < half.masters < everything.masters
-    assert everything.moments == pytest.approx(2 * everything.masters, rel=1e-3)
+    assert 0 < half.master_weights < everything.master_weights
+    assert everything.moments == pytest.approx(2 * everything.master_weights, rel=1e-3)

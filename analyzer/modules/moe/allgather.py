@@ -61,7 +61,7 @@ def allgather_dispatch(shapes: Shapes) -> Module:
             *selected,
             Tensor(name="permuted probabilities", shape=(routing.rows,), dtype=routing.probability_dtype, lingers=True),
         ),
-        named=(local_map,),
+        referenced=(local_map,),
         forward_workspace=(
             *gathered_probabilities(routing),
             *(gathers if sliced else ()),

@@ -1,5 +1,4 @@
-"""The flex dispatcher with HybridEP: tokens arrive in buffers that the driver allocates, and one kernel copies
-them for each expert.
+"""The flex dispatcher with HybridEP: tokens arrive in driver-allocated buffers, and one kernel copies them for each expert.
 
 Legend as in flex.py; N ranks of a group in one NVLink domain, P/N domains.
 

@@ -54,7 +54,7 @@ def router(shapes: Shapes) -> Module:
             *(balance if moe.aux_loss_coeff else ()),
             *choice,
         ),
-        named=() if moe.dispatcher == "allgather" else outputs,  # referenced by the dispatcher
+        referenced=() if moe.dispatcher == "allgather" else outputs,  # referenced by the dispatcher
         forward_workspace=(
             logits,
             *in_fp32,

@@ -54,7 +54,7 @@ def test_tensors_that_the_dispatcher_saves() -> None:
     [dispatch, *_] = modules(job_of(SINKHORN), "dispatch")
     local = EXPERTS // 2
     assert sum(tensor.bytes for tensor in dispatch.saved) == 8 * ROWS + WORLD * local + 2 * WORLD * local + 2 * ROWS
-    assert [tensor.shape for tensor in dispatch.named] == [(WORLD, local)]
+    assert [tensor.shape for tensor in dispatch.referenced] == [(WORLD, local)]
 
 
 def test_sinkhorn_saves_the_scores_and_the_map_that_multiplies_them() -> None:
@@ -65,7 +65,7 @@ def test_sinkhorn_saves_the_scores_and_the_map_that_multiplies_them() -> None:
 
 
 def test_sequential_experts_need_the_workspace_of_one_expert() -> None:
-    """`SequentialMLP`: in backward the gradients inside an expert have only its rows, local a quarter of all rows."""
+    """`SequentialMLP`: in backward the gradients inside an expert have only its rows, a quarter of all rows."""
     sequential, grouped = (modules(job_of(f"{SINKHORN} {more}"), "activation_func")[0] for more in ("", "--moe-grouped-gemm"))
     each = [sum(tensor.bytes for tensor in module.backward_workspace) for module in (sequential, grouped)]
     assert 4 * each[0] == each[1]
