@@ -196,13 +196,17 @@ def _rank_memory(job: TrainingJob, states: States, run: _Run, *, kept: int) -> R
     shown = run.workspaces if not absent or graphs is None else tuple(each for each in run.workspaces if each not in graphs.kept)
     transient = peak.bytes - states.steady - (runtime - absent) - peak.activations
     rest = transient - total_bytes(peak.transient)
-    copies = (MemoryPart(name="fp32 gradients that the optimizer keeps", bytes=states.kept_copies),) if states.kept_copies else ()
+    copies = (
+        (MemoryPart(name="fp32 gradients that the optimizer keeps", bytes=states.permanent_gradient_copies),)
+        if states.permanent_gradient_copies
+        else ()
+    )
     after_first = allocated + states.first_step_bytes - captured_later
     return RankMemory(
         parameters_bytes=states.parameters,
         gradients_bytes=states.gradients,
         optimizer_bytes=states.master_weights + states.moments,
-        runtime_bytes=runtime - absent + states.kept_copies,
+        runtime_bytes=runtime - absent + states.permanent_gradient_copies,
         allocated_bytes=allocated,
         activations_bytes=peak.activations,
         transient_bytes=transient,

@@ -34,7 +34,7 @@ class States:
     at_start: int = 0
     """Peak while the states are created."""
     start_peak: StartPeak = StartPeak.SHARDING
-    kept_copies: int = 0
+    permanent_gradient_copies: int = 0
     """fp32 copies of 16-bit gradients that are created in the first step and never freed."""
     step_workspace: tuple[Tensor, ...] = ()
     """Temporary tensors at the peak of the optimizer step, in addition to `gradient_copies`."""
@@ -49,4 +49,4 @@ class States:
     @property
     def steady(self) -> int:
         """Bytes at the start of any later forward."""
-        return self.parameters + self.gradients + self.master_weights + self.moments + self.kept_copies
+        return self.parameters + self.gradients + self.master_weights + self.moments + self.permanent_gradient_copies

@@ -56,7 +56,7 @@ def test_all_optimizer_states_are_offloaded_by_default() -> None:
 def test_states_that_are_not_offloaded_have_the_usual_size(gradients: str, bytes_each: int) -> None:
     """fp32 weight and two fp32 moments; `_set_sub_optimizer_grads` stores an fp32 copy of 16-bit gradients."""
     found, job = states_and_job(f"{OFFLOAD} --optimizer-offload-fraction 0 {gradients}", gpus=1)
-    assert found.master_weights + found.moments + found.kept_copies == bytes_each * numel(job)
+    assert found.master_weights + found.moments + found.permanent_gradient_copies == bytes_each * numel(job)
 
 
 def test_dtypes_of_the_precision_aware_optimizer_are_ignored() -> None:
