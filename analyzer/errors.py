@@ -1,4 +1,4 @@
-"""Errors that a user can mend. Only the command line catches them, and turns them into one line."""
+"""Errors that the user can fix, and exit statuses. The command line prints an error as one line."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ CHECK_FAILED: Final = 3
 
 
 class AnalyzerError(Exception):
-    """Base of every error with a message for the user. `exit_code` is what the process ends with."""
+    """Base class of errors with a message for the user. `exit_code` is the exit status of the process."""
 
     exit_code = WRONG_INPUT
 
 
 class InputError(AnalyzerError):
-    """An option is wrong, contradicts another, or is not modelled.
+    """An option is invalid, contradicts another option, or is not modelled.
 
-    The message names the option, what is wrong with it and what to do about it:
+    The message has three parts, the option, the fault and the remedy:
     ``--num-attention-heads: 30 heads cannot be split over 4 tensor-parallel ranks; use a multiple of 4``.
     """
 
@@ -31,4 +31,4 @@ class InputError(AnalyzerError):
 
 
 class UnsupportedError(InputError):
-    """The option is right for Megatron, and this program has no model of it yet."""
+    """Megatron accepts the option, and this program does not model it."""

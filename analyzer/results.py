@@ -1,6 +1,6 @@
-"""What the analysis found: plain frozen records that reports print and nothing computes from.
+"""Results of an analysis as frozen records: memory, communication, verdict and advice.
 
-All sizes are bytes and all ranks are global. `report/json_report.py` gives these records the names of the JSON contract.
+All sizes are in bytes and all ranks are global. `docs/json.md` describes the fields that appear in the JSON report.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from analyzer.specs import TrainingJob
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPart:
-    """A share of the peak with its name."""
+    """A named part of the memory of a rank."""
 
     name: str
     bytes: int
 
 
 class PeakEvent(Enum):
-    """What runs at the peak of a training run. Values are for reports."""
+    """The phase of a training run in which the peak occurs. Reports print the values."""
 
     BETWEEN_ITERATIONS = "between iterations"
     FORWARD = "forward"
@@ -34,12 +34,12 @@ class PeakEvent(Enum):
     OPTIMIZER_CREATION = "creation of the optimizer"
     CAPTURE = "capture of CUDA graphs"
     RECORDED = "recorded"
-    """Taken from a trace."""
+    """The peak is from a trace, without its phase."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankMemory:
-    """Memory of a rank over a training run. `*_bytes` as in the JSON contract, docs/json.md."""
+    """Memory of one rank during training. `docs/json.md` defines the fields ending in `_bytes`."""
 
     parameters_bytes: int
     gradients_bytes: int
@@ -47,57 +47,57 @@ class RankMemory:
     runtime_bytes: int
     """Workspaces and caches."""
     allocated_bytes: int
-    """After an optimizer step."""
+    """Allocated after an optimizer step."""
     activations_bytes: int
     """Saved for backward, at the peak."""
     transient_bytes: int
-    """Everything else at the peak; negative where states do not exist yet."""
+    """The remainder of the peak. Negative if the peak is in the first iteration, before optimizer states exist."""
     peak_allocated_first_iteration_bytes: int
     peak_allocated_bytes: int
     peak_event: PeakEvent
     peak_in_first_iteration: bool = False
     peak_at: str
-    """The peak in words: 'backward of microbatch 3, output_layer'."""
+    """Description of the peak, such as 'backward of microbatch 3, output_layer'."""
     peak_reserved_bytes: int
     device_bytes: int
     device_range_bytes: tuple[int, int]
     """Lower and upper bound of device_bytes."""
     graph_pool_bytes: int = 0
-    """Memory pool of CUDA graphs: reserved, and no longer allocated after their capture."""
+    """Memory pool of CUDA graphs: part of reserved memory, and of allocated memory only during the capture."""
     unsplit_bytes: int = 0
-    """Of runtime_bytes: what blocks are larger than their tensors."""
+    """Part of runtime_bytes: bytes of allocator blocks beyond the sizes of their tensors."""
     unsplit_at_first_peak_bytes: int = 0
-    """The same for activations, at the peak of the first iteration."""
+    """The same at the peak of the first iteration."""
     unsplit_at_peak_bytes: int = 0
-    """The same at the peak, with activations."""
+    """The same at the peak."""
     replayed: bool = False
-    """Blocks and segments come from the simulated allocator; otherwise they are an estimate."""
+    """Whether reserved memory is from a simulation of PyTorch's caching allocator. Otherwise it is an estimate."""
     runtime_parts: tuple[MemoryPart, ...] = ()
-    """What runtime_bytes consists of."""
+    """Parts of runtime_bytes."""
     transient_parts: tuple[MemoryPart, ...] = ()
-    """What transient_bytes consists of."""
+    """Parts of transient_bytes."""
     microbatches_in_flight: tuple[int, ...] = ()
-    """For each chunk, at the peak."""
+    """For each model chunk, at the peak."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankClass:
-    """Ranks that are alike in memory: one pipeline rank, unless its replicas own or offload different parameters."""
+    """Ranks with equal memory: those of one pipeline rank, unless its replicas own or offload different parameters."""
 
     ranks: RankRanges
     pipeline_rank: int
     parameters: int
-    """On one of these ranks."""
+    """Parameters on one of these ranks."""
     parameters_routed_experts: int
     chunks: tuple[Chunk, ...]
     trees: tuple[Module, ...]
-    """One for each chunk, in the same order."""
+    """The module tree of each chunk, in the same order."""
     memory: RankMemory
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommunicationRow:
-    """One row of the communication table: one collective of one module on one pipeline rank."""
+    """One row of the communication table: one collective or message of a module on a pipeline rank."""
 
     group: str
     kind: str
@@ -109,18 +109,18 @@ class CommunicationRow:
     message_bytes: int
     """Payload of one call on one rank."""
     calls_per_microbatch: int
-    """0 for what happens once per iteration."""
+    """0 for calls that are made once per iteration."""
     calls_per_iteration: int
     bytes_per_iteration: int
     peer: str = ""
     """For point-to-point: 'next' or 'previous' pipeline rank."""
     batched: bool = False
-    """For point-to-point: issued together with others by batch_isend_irecv, not asynchronously on its own."""
+    """For point-to-point: issued together with others by `batch_isend_irecv`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommunicationTotal:
-    """Sums over one kind of group: for the busiest rank, and over all ranks of the world."""
+    """Sums over one kind of group: of the rank with the most bytes, and of all ranks (`cluster_`)."""
 
     calls_per_iteration: int
     bytes_per_iteration: int
@@ -130,12 +130,12 @@ class CommunicationTotal:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Does it fit. `fits` and `state` are None where no capacity is known."""
+    """Whether the launch fits. `fits` and `state` are None if no capacity is known."""
 
     fits: bool | None
-    """Whether the estimate is within the capacity."""
+    """Whether the estimated device memory is within the capacity."""
     state: Literal["fits", "tight", "does not fit"] | None
-    """Tight is where the capacity lies between the least and the most that the fullest rank may take."""
+    """Tight: the capacity is between the lower and the upper bound for the highest-memory rank."""
     gpu: str | None
     capacity_bytes: int | None
     tightest_rank: int
@@ -145,7 +145,7 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """A change of flags and the peak it would lead to on the fullest rank."""
+    """A change of options, and the device memory of the highest-memory rank with it."""
 
     change: str
     device_bytes: int
@@ -155,26 +155,26 @@ class Advice:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """Bytes in use over an iteration, as so many equal stretches of events; each stretch at its fullest instant."""
+    """Allocated bytes over an iteration, down-sampled into equal intervals. Each point is the maximum of its interval."""
 
     kinds: tuple[str, ...]
-    """parameter, gradient, optimizer, workspace, activation, temporary."""
+    """Kinds of memory: parameter, gradient, optimizer, workspace, activation, temporary."""
     points: tuple[tuple[int, ...], ...]
-    """Bytes of each kind."""
+    """Bytes of each kind, for each point."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Everything there is to say about a launch."""
+    """The full result of an analysis."""
 
     engine: Literal["formula", "shadow", "both"]
     job: TrainingJob
     groups: dict[str, tuple[tuple[int, ...], ...]]
     groups_truncated: bool
     group_counts: dict[str, int]
-    """Groups of each kind in the world, also where the list is cut."""
+    """Number of groups of each kind, also if the list is shortened."""
     full_model: Module
-    """The model without parallelism (t = p = 1), for the tree and the parameter counts."""
+    """The unsharded model (tensor and pipeline size 1), for the tree and the parameter counts."""
     parameters: int
     parameters_unpadded: int
     parameters_active: int
@@ -186,4 +186,4 @@ class Report:
     advice: tuple[Advice, ...]
     assumptions: tuple[str, ...]
     timelines: tuple[Timeline, ...] = ()
-    """Of each rank class, in the same order; only where a step was run."""
+    """The timeline of each rank class, in the same order; empty unless a step was run."""

@@ -1,4 +1,4 @@
-"""Bytes and numbers as text, and the one table of element sizes. Bytes are `int` everywhere else."""
+"""Element sizes, rounding, and conversion between numbers of bytes and text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ GIB: Final = 2**30
 
 
 BLOCK: Final = 512
-"""PyTorch's caching allocator hands out multiples of this (kMinBlockSize in c10/cuda/CUDACachingAllocator.cpp)."""
+"""PyTorch's caching allocator rounds sizes up to multiples of this (kMinBlockSize in c10/cuda/CUDACachingAllocator.cpp)."""
 
 DTYPE_BYTES: Final[dict[str, float]] = {
     "fp64": 8, "int64": 8, "fp32": 4, "int32": 4, "bf16": 2, "fp16": 2, "int16": 2, "fp8": 1, "uint8": 1, "bool": 1, "fp4": 0.5,
@@ -18,26 +18,26 @@ DTYPE_BYTES: Final[dict[str, float]] = {
 
 
 def dtype_bytes(dtype: str, elements: int) -> int:
-    """Bytes that `elements` of `dtype` occupy, without rounding to blocks."""
+    """Bytes of `elements` elements of `dtype`, without rounding to blocks."""
     return int(DTYPE_BYTES[dtype] * elements)
 
 
 def ceil_div(a: int, b: int) -> int:
-    """The least integer that is at least a / b."""
+    """a / b rounded up to an integer."""
     return -(-a // b)
 
 
 def round_up(n: int, multiple: int) -> int:
-    """The least multiple of `multiple` that is at least n."""
+    """n rounded up to a multiple of `multiple`."""
     return ceil_div(n, multiple) * multiple
 
 
 def format_bytes(n: int) -> str:
-    """`n` bytes with a binary unit and three significant digits or more: 1536 -> '1.50 KiB'."""
+    """`n` bytes with a binary unit and two decimals: 1536 -> '1.50 KiB'."""
     sign = "-" if n < 0 else ""
     size = abs(n)
     for unit, scale in (("TiB", 2**40), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
-        # 1023.996 KiB would print as 1024.00 KiB: the next unit starts where rounding reaches it
+        # 1023.996 KiB would print as 1024.00 KiB, so sizes that round up to the next unit are printed in it
         if size >= scale - scale // 2**18:
             return f"{sign}{size / scale:,.2f} {unit}"
     return f"{sign}{size} B"
@@ -49,14 +49,14 @@ def format_count(n: int) -> str:
 
 
 def format_shape(shape: tuple[int, ...]) -> str:
-    """A shape as users of torch read it: [2048,4,4096]."""
+    """A shape in the notation of torch: [2048,4,4096]."""
     return "[" + ",".join(str(d) for d in shape) + "]"
 
 
 def parse_size(text: str) -> int:
-    """Bytes of '80GiB', '80GB', '81920MiB' or a plain number of bytes.
+    """Bytes of '80GiB', '80GB', '81920MiB' or a plain number of bytes. GB is 10**9 and GiB is 2**30 bytes.
 
-    GB and GiB differ as their names say. Raises ValueError for anything else, or for nothing at all.
+    Raises ValueError for other text, for 0, and for a plain number below 1 MiB.
     """
     units = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": KIB, "mib": MIB, "gib": GIB, "tib": 2**40}
     stripped = text.strip().lower()
@@ -66,7 +66,7 @@ def parse_size(text: str) -> int:
         raise ValueError(f"unknown unit {unit!r}")
     size = int(float(digits) * units[unit])
     if size <= 0:
-        raise ValueError("a size is more than nothing")
+        raise ValueError("the size is not above 0")
     if not unit and size < MIB:
-        raise ValueError(f"{stripped} bytes is less than any GPU has; give a unit, as {stripped}GiB")
+        raise ValueError(f"{stripped} bytes is less than the memory of any GPU; add a unit, as {stripped}GiB")
     return size
