@@ -1,7 +1,8 @@
-"""Reads Megatron's part of a command line as argparse with allow_abbrev=False would, from a table of options.
+"""Parses Megatron's part of a command line from a table of options, as argparse with allow_abbrev=False would.
 
-By hand, because building a parser of 650 options takes longer than all the rest of this program. Semantics are those
-of CPython's argparse: an option takes words up to the next option, `--option=value` gives one, the last of several wins.
+argparse itself is not used, because building a parser of 650 options takes longer than the rest of this program. The rules are
+those of CPython's argparse: an option takes the words up to the next option, `--option=value` gives it one value, and of several
+equal options the last one wins.
 """
 
 from __future__ import annotations
@@ -11,19 +12,19 @@ from dataclasses import dataclass
 
 from analyzer.errors import InputError
 from analyzer.launch.options.option_table import Option, OptionTable
-from analyzer.launch.options.option_values import Refused, convert
+from analyzer.launch.options.option_values import InvalidValue, convert
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the words said: dest -> value, and dest -> flag as written."""
+    """The parsed words: the value of each dest, and its flag as written."""
 
     values: dict[str, object]
     spelled: dict[str, str]
 
 
 def read_words(words: Sequence[str], table: OptionTable) -> Reading:
-    """The values that `words` give to options of `table`, all of whose flags it knows. Raises InputError."""
+    """Parses `words`, whose flags are all in `table`. Raises InputError for values that argparse would refuse."""
     values: dict[str, object] = {}
     spelled: dict[str, str] = {}
     position = 0
@@ -33,7 +34,7 @@ def read_words(words: Sequence[str], table: OptionTable) -> Reading:
         position += 1
         option = table.options.get(flag) if is_option(flag) else None
         if option is None:
-            raise _stray(words[position - 1], owner=owner)
+            raise _unexpected_word(words[position - 1], owner=owner)
         owner = flag
         if equals:
             operands = [attached]
@@ -46,18 +47,18 @@ def read_words(words: Sequence[str], table: OptionTable) -> Reading:
 
 
 def is_option(word: str) -> bool:
-    """Whether argparse takes `word` for an option: it starts with a dash, and is no number and no text with spaces."""
+    """Whether argparse treats `word` as an option: it starts with a dash, is not a number and contains no space."""
     if not word.startswith("-") or word == "-":
         return False
     return " " not in word and not _is_number(word)
 
 
 def operands_of(option: Option, following: Sequence[str]) -> list[str]:
-    """The words after a flag that belong to it."""
+    """The words in `following` that are values of the option."""
     if option.kind != "store":
         return []
-    most = {None: 1, "?": 1, "*": len(following), "+": len(following)}
-    limit = option.nargs if isinstance(option.nargs, int) else most[option.nargs]
+    limits = {None: 1, "?": 1, "*": len(following), "+": len(following)}
+    limit = option.nargs if isinstance(option.nargs, int) else limits[option.nargs]
     taken: list[str] = []
     for word in following[:limit]:
         if is_option(word):
@@ -75,17 +76,17 @@ def _is_number(word: str) -> bool:
 
 
 def _value(option: Option, flag: str, operands: list[str], *, attached: bool) -> object:
-    """The value that `operands` give, checked for number, type and choice."""
+    """The value of an option from its words. Raises InputError for a wrong number of words, type or choice."""
     if option.kind != "store":
         if attached:
-            raise InputError(flag, f"takes no value, and got {operands[0]!r}", f"write {flag} alone, or leave it out")
+            raise InputError(flag, f"takes no value, and {operands[0]!r} is given", f"write {flag} alone, or leave it out")
         return not flag.startswith("--no-") if option.kind == "boolean" else option.const
-    least = {None: 1, "+": 1, "*": 0, "?": 0}
-    wanted = option.nargs if isinstance(option.nargs, int) else least[option.nargs]
-    if len(operands) < wanted:
-        if wanted == 1:
+    minimum = {None: 1, "+": 1, "*": 0, "?": 0}
+    needed = option.nargs if isinstance(option.nargs, int) else minimum[option.nargs]
+    if len(operands) < needed:
+        if needed == 1:
             raise InputError(flag, "has no value", _example(option, flag))
-        raise InputError(flag, f"wants {wanted} values and got {len(operands)}", f"write {flag} with {wanted} values")
+        raise InputError(flag, f"needs {needed} values, and {len(operands)} are given", f"write {flag} with {needed} values")
     if option.nargs == "?" and not operands:
         return option.const
     converted = tuple(_converted(option, flag, word) for word in operands)
@@ -102,10 +103,10 @@ def _example(option: Option, flag: str) -> str:
 def _converted(option: Option, flag: str, word: str) -> object:
     try:
         value = convert(word, "exit_signal" if option.dest == "exit_signal" else option.type)
-    except Refused as error:
+    except InvalidValue as error:
         raise InputError(flag, error.fault, error.remedy) from None
     if option.choices is not None and value not in option.choices:
-        raise InputError(flag, f"{word!r} is not a choice", f"use {_listed(option.choices)}")
+        raise InputError(flag, f"{word!r} is not a valid choice", f"use {_listed(option.choices)}")
     return value
 
 
@@ -114,11 +115,11 @@ def _listed(choices: Sequence[object]) -> str:
     return f"{', '.join(most)} or {last}" if most else last
 
 
-def _stray(word: str, *, owner: str | None) -> InputError:
-    """The error for a word that belongs to no option; `owner` is the last option in front of it."""
+def _unexpected_word(word: str, *, owner: str | None) -> InputError:
+    """The error for a word that is not a value of an option; `owner` is the last option before it."""
     if word.startswith("-") and " " in word:
-        return InputError(word.split()[0], f"{word!r} is one word to the shell", "take the quotes away")
-    remedy = "remove it" if word else "remove it, or set the variable that it comes from"
+        return InputError(word.split()[0], f"{word!r} is quoted, so the option and its value are one word", "remove the quotes")
+    remedy = "remove it" if word else "remove it, or set the shell variable that is empty"
     if owner is None:
-        return InputError(repr(word), "this word belongs to no option", remedy)
-    return InputError(owner, f"{word!r} is one word too many after it", f"{remedy}, or quote words that are one value")
+        return InputError(repr(word), "is not an option or the value of one", remedy)
+    return InputError(owner, f"{word!r} is one value too many", f"{remedy}, or quote a value that contains spaces")

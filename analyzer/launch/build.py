@@ -1,4 +1,4 @@
-"""Megatron arguments -> the frozen `TrainingJob` that the analysis reads."""
+"""Builds the `TrainingJob` of a launch from Megatron's arguments."""
 
 from __future__ import annotations
 

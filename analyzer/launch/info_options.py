@@ -1,4 +1,4 @@
-"""Our own options. All begin with --info-, so that they never collide with Megatron's or torchrun's."""
+"""The options of this program. All begin with --info-, so they cannot clash with options of Megatron or torchrun."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PREFIX: Final = "--info-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InfoOptions:
-    """What to do with the launch: one field for each --info option."""
+    """Values of the --info options, one field each."""
 
     engine: Literal["formula", "shadow", "both"] = "formula"
     gpu: str | None = None
@@ -23,18 +23,17 @@ class InfoOptions:
     json: str | None = None
     """A file, or '-' for standard output."""
     detail: Literal["summary", "full"] = "summary"
-    """summary or full."""
     record: str | None = None
     allocator: Literal["pool", "malloc"] | None = None
-    """What the CUDA recorder allocates with: cudaMallocAsync's pool, which None means too, or cudaMalloc."""
+    """Allocation function of the CUDA recorder: cudaMallocAsync (pool, and the default) or cudaMalloc (malloc)."""
     check: str | None = None
     tolerance: float = 0.01
     rank: int | None = None
-    """The global rank to record; None is the fullest one."""
+    """The global rank to record; None for the highest-memory rank."""
     layers: int | None = None
-    """Decoder layers to record, where the whole model would not fit."""
+    """Number of decoder layers to record; None for all."""
     moe_imbalance: float = 1.0
-    """Tokens of the fullest rank's experts over the mean."""
+    """Tokens of the experts of the highest-memory rank, relative to the mean."""
     launch: bool = False
     megatron: str | None = None
 
@@ -43,31 +42,31 @@ CHOICES: Final = {"engine": ("formula", "shadow", "both"), "detail": ("summary",
 FLAGS: Final = {PREFIX + field.replace("_", "-"): field for field in InfoOptions.__slots__}
 
 HELP: Final = {
-    "engine": "formulas (default), a run of the real megatron-core without a GPU, or both held against each other",
-    "gpu": "the target GPU, such as H100-80GB; without it the local one",
-    "gpu_memory": "its memory, such as 80GiB",
-    "json": "the report as JSON; - is standard output",
-    "detail": "summary (default) or full",
-    "record": "run the step of one rank and write its trace",
-    "allocator": "what a recording on the GPU allocates with",
-    "check": "hold the formulas against a trace",
-    "tolerance": "relative difference from which a check fails (0.01)",
-    "rank": "the rank to record; without it the fullest",
-    "layers": "record a model of so many layers",
-    "moe_imbalance": "tokens of the fullest rank's experts over the mean",
-    "launch": "after a verdict of 'fits', start the training",
-    "megatron": "a Megatron-LM checkout, or a release such as 0.16.1 or 2023",
+    "engine": "formulas (default), a run of megatron-core on tensors without data, or a comparison of both",
+    "gpu": "target GPU, such as H100-80GB (default: the local GPU)",
+    "gpu_memory": "memory of the target GPU, such as 80GiB",
+    "json": "write the report as JSON to this file; - is standard output",
+    "detail": "detail of the report (default: summary)",
+    "record": "run training steps of one rank and write the trace to this file",
+    "allocator": "allocation function for --info-record on a GPU (default: pool)",
+    "check": "compare the formulas with the trace in this file",
+    "tolerance": "relative difference above which a check fails (default: 0.01)",
+    "rank": "rank for --info-record (default: the highest-memory rank)",
+    "layers": "number of decoder layers for --info-record (default: all)",
+    "moe_imbalance": "tokens of the experts of the highest-memory rank, relative to the mean (default: 1)",
+    "launch": "start the training if the launch fits",
+    "megatron": "Megatron-LM checkout, or a release such as 0.16.1 or 2023",
 }
-"""What each option does, in a line; those that do not exist yet are not here."""
+"""Help text of each option, one line each."""
 
 
 def usage() -> str:
-    """What `--help` prints."""
+    """The text of `--help`."""
     lines = [
         "get_training_info.py [torchrun options] [pretrain_gpt.py] [Megatron options] [--info options]",
         "",
-        "What a Megatron-LM launch will hold on each GPU, whether it fits and who talks to whom.",
-        "torchrun's and Megatron's options mean what they mean to them. Those of this program:",
+        "Predicts the memory of each GPU of a Megatron-LM launch, whether it fits, and which ranks communicate.",
+        "Options of torchrun and Megatron keep their meaning. Options of this program:",
         "",
     ]
     for flag, field in FLAGS.items():
@@ -75,19 +74,22 @@ def usage() -> str:
             continue
         value = f" {'|'.join(CHOICES.get(field, ('VALUE',)))}" if takes_value(flag) else ""
         lines.append(f"  {flag + value:<38} {HELP[field]}")
-    lines += ["", "Exit status: 0 fits or no GPU is known, 1 does not fit, 2 wrong or unsupported input, 3 a check failed."]
+    lines += [
+        "",
+        "Exit status: 0 the launch fits or no GPU is known, 1 it does not fit, 2 invalid or unsupported input, 3 a check failed.",
+    ]
     return "\n".join(lines)
 
 
 def takes_value(flag: str) -> bool:
-    """Whether a word follows `flag`. Raises InputError for a flag that is not ours."""
+    """Whether `flag` takes a value. Raises InputError for an unknown --info option."""
     if flag not in FLAGS:
-        raise InputError(flag, "there is no such option", f"did you mean {_nearest(flag)}?")
+        raise InputError(flag, "is not an option", f"did you mean {_nearest(flag)}?")
     return FLAGS[flag] != "launch"
 
 
 def value_of(flag: str, argv: Sequence[str]) -> str | None:
-    """The value that follows one of our flags, the last of several; None where it is not given or has none."""
+    """The value of an --info option in `argv`, of several the last; None if it is not given or has no value."""
     value = None
     for position, word in enumerate(argv):
         name, equals, attached = word.partition("=")
@@ -97,7 +99,7 @@ def value_of(flag: str, argv: Sequence[str]) -> str | None:
 
 
 def read_info_options(pairs: Iterable[tuple[str, str | None]]) -> InfoOptions:
-    """The options that (flag, value) pairs set, the last of several winning. A value of None is a missing one."""
+    """Reads (flag, value) pairs. Of several equal flags the last one wins. Raises InputError for a missing or invalid value."""
     options = InfoOptions()
     for flag, word in pairs:
         options = replace(options, **{FLAGS[flag]: _value(flag, word)})
@@ -108,12 +110,12 @@ def _value(flag: str, word: str | None) -> Any:
     field = FLAGS[flag]
     if not takes_value(flag):
         if word is not None:
-            raise InputError(flag, f"takes no value, and got {word!r}", f"write {flag} alone")
+            raise InputError(flag, f"takes no value, and {word!r} is given", f"write {flag} without a value")
         return True
     if not word:
         raise InputError(flag, "has no value", f"write {flag} {'|'.join(CHOICES.get(field, ('VALUE',)))}")
     if field in CHOICES and word not in CHOICES[field]:
-        raise InputError(flag, f"{word!r} is not a choice", f"use {' or '.join(CHOICES[field])}")
+        raise InputError(flag, f"{word!r} is not a valid choice", f"use {' or '.join(CHOICES[field])}")
     if field == "gpu_memory":
         return _size(flag, word)
     if field == "tolerance":
@@ -129,13 +131,13 @@ def _size(flag: str, word: str) -> int:
     try:
         return parse_size(word)
     except ValueError as error:
-        fault = f"{word!r} is not a size of memory" + (f": {error}" if "unit, as" in str(error) else "")
-        raise InputError(flag, fault, "write one such as 80GiB or 80GB") from None
+        fault = f"{word!r} is not a memory size" + (f": {error}" if "unit, as" in str(error) else "")
+        raise InputError(flag, fault, "write a size such as 80GiB or 80GB") from None
 
 
 def _number(flag: str, word: str, *, least: int) -> int:
     if not word.isdecimal() or int(word) < least:
-        raise InputError(flag, f"{word!r} is not a whole number from {least} on", f"write one such as {least + 1}")
+        raise InputError(flag, f"{word!r} is not an integer of {least} or more", f"write an integer such as {least + 1}")
     return int(word)
 
 
@@ -145,7 +147,7 @@ def _tolerance(flag: str, word: str) -> float:
     except ValueError:
         tolerance = -1.0
     if not 0 <= tolerance < 1:
-        raise InputError(flag, f"{word!r} is not a share between 0 and 1", "write one such as 0.01")
+        raise InputError(flag, f"{word!r} is not a number from 0 to below 1", "write a number such as 0.01")
     return tolerance
 
 
@@ -155,7 +157,7 @@ def _imbalance(flag: str, word: str) -> float:
     except ValueError:
         imbalance = 0.0
     if not 1 <= imbalance < float("inf"):
-        raise InputError(flag, f"{word!r} is not a number of 1 or more", "write one such as 1.5")
+        raise InputError(flag, f"{word!r} is not a number of 1 or more", "write a number such as 1.5")
     return imbalance
 
 

@@ -1,4 +1,4 @@
-"""argv -> Arguments, World and InfoOptions: who reads which word, which release reads it, and what it says."""
+"""Parses a command line into Megatron's arguments, the processes of the launch, and the --info options."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from analyzer.launch.split_argv import split_argv
 
 
 def parse(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> tuple[Arguments, World, InfoOptions]:
-    """Understand the words that followed the program's name.
+    """Parses `argv`, the words after the program's name.
 
     `environ` is the environment and `folder` the working folder of the launch. Raises InputError for what torchrun or
-    Megatron would refuse, UnsupportedError for what we have no model of.
+    Megatron refuses, UnsupportedError for what is not modelled.
     """
     catalogue = load_catalogue()
     words = split_argv(argv, catalogue.newest)
@@ -62,15 +62,18 @@ def parse(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> t
 
 
 def words_of_launch(argv: Sequence[str], *, recorded: Sequence[str]) -> list[str]:
-    """`argv`, with the words of a recorded launch (its program first) where it holds none but our own options."""
+    """`argv`, preceded by the words of a recorded launch if `argv` has only --info options.
+
+    `recorded` starts with the program's name.
+    """
     words = split_argv(argv, load_catalogue().newest)
     if words.megatron or words.torchrun or words.entry is not None:
         return list(argv)
-    return [*_without_ours(recorded[1:]), *argv]
+    return [*_without_info_options(recorded[1:]), *argv]
 
 
-def _without_ours(argv: Sequence[str]) -> list[str]:
-    """The words without our options and their values."""
+def _without_info_options(argv: Sequence[str]) -> list[str]:
+    """The words without the --info options and their values."""
     kept: list[str] = []
     words = iter(argv)
     for word in words:
@@ -85,17 +88,17 @@ def _without_ours(argv: Sequence[str]) -> list[str]:
 def _chosen_table(
     named: str | None, catalogue: Catalogue, environ: Mapping[str, str], folder: Path, *, entry: str | None
 ) -> tuple[OptionTable | None, tuple[str, ...]]:
-    """The options of the checkout or release that was named, or of the checkout that the launch would import.
+    """The options of the checkout or release `named` by --info-megatron, or of the checkout that the launch would import.
 
-    None where the catalogue is to choose the release; and what is to be said of the choice.
+    None if the release is to be chosen from the catalogue. Also returns assumptions about the choice.
     """
     if named is not None and not (folder / named).exists():
-        release = catalogue.release_like(named)
+        release = catalogue.find_release(named)
         if release is not None:
-            return catalogue.table(release), (f"{describe(release)} is assumed, as --info-megatron {named} says.",)
+            return catalogue.table(release), (f"{describe(release)} is assumed, from --info-megatron {named}.",)
         releases = ", ".join(catalogue.releases)
-        fault = f"'{named}' is neither a folder nor a release that is known"
-        raise InputError("--info-megatron", fault, f"name the root folder of a Megatron-LM checkout, or one of {releases}")
+        fault = f"'{named}' is neither a folder nor a known release"
+        raise InputError("--info-megatron", fault, f"give the root folder of a Megatron-LM checkout, or one of {releases}")
     if named is not None:
         return load_table(folder / named, environ=environ), ()
     checkout = find_checkout(folder, environ=environ, entry=entry)
@@ -104,11 +107,11 @@ def _chosen_table(
     try:
         return load_table(checkout, environ=environ), ()
     except InputError as error:
-        return None, (f"The parser of {checkout} could not be loaded ({error.fault}): the catalogue is used.",)
+        return None, (f"The parser of {checkout} could not be loaded ({error.fault}). The built-in catalogue is used.",)
 
 
 def _check_flags(words: Sequence[str], known: Collection[str]) -> None:
-    """Raise InputError for a flag that is not `known`, or that Megatron only parses to refuse it."""
+    """Raises InputError for a flag that is not in `known`, or that Megatron parses and then refuses."""
     for word in words:
         flag = word.partition("=")[0]
         if not is_option(word):
@@ -120,45 +123,44 @@ def _check_flags(words: Sequence[str], known: Collection[str]) -> None:
 
 
 def _unknown(flag: str, known: Collection[str]) -> InputError:
-    """The error for a flag that no parser knows."""
+    """The error for a flag that no parser has."""
     if flag in UNRECOGNISED:
-        return InputError(flag, "Megatron-LM does not take it any more", UNRECOGNISED[flag])
+        return InputError(flag, "Megatron-LM no longer has this option", UNRECOGNISED[flag])
     from difflib import get_close_matches
 
     near = get_close_matches(flag, known, n=1, cutoff=0.75)
-    remedy = f"did you mean {near[0]}?" if near else "remove it, or name the checkout that has it with --info-megatron"
-    return InputError(flag, "neither torchrun nor Megatron-LM has such an option", remedy)
+    remedy = f"did you mean {near[0]}?" if near else "remove it, or give the checkout that has it with --info-megatron"
+    return InputError(flag, "is not an option of torchrun or Megatron-LM", remedy)
 
 
 def _read_with_catalogue(words: Sequence[str], catalogue: Catalogue) -> tuple[OptionTable, Reading, str]:
-    """The words read by the release nearest to the preferred one that takes them all; and which that is.
+    """Parses the words with the release nearest to the preferred one that accepts them. Also returns that assumption.
 
-    Where several know every flag, one may still refuse a value that another takes. Where none knows every flag, the
-    words are read by all releases together.
+    A release that has every flag may still refuse a value. If no release has every flag, the options of all releases are used.
     """
     flags = {word.partition("=")[0]: None for word in words if is_option(word)}
     refusal: InputError | None = None
-    for release in catalogue.knowing(flags):
+    for release in catalogue.releases_with(flags):
         table = catalogue.table(release)
         try:
-            return table, read_words(words, table), _why(release, flags, catalogue, refused=refusal)
+            return table, read_words(words, table), _release_assumption(release, flags, catalogue, refused=refusal)
         except InputError as error:
             refusal = refusal or error
     if refusal is not None:
         raise refusal
     union = catalogue.union()
-    strangers = ", ".join(flag for flag in flags if flag not in catalogue.table(PREFERRED).options)
-    note = f"No release of Megatron-LM has all of these options; {describe(PREFERRED)} is assumed to take {strangers} as well."
+    missing = ", ".join(flag for flag in flags if flag not in catalogue.table(PREFERRED).options)
+    note = f"No release of Megatron-LM has all of these options; {describe(PREFERRED)} is assumed to have {missing} as well."
     return union, read_words(words, union), note
 
 
-def _why(release: str, flags: Collection[str], catalogue: Catalogue, *, refused: InputError | None) -> str:
-    """The sentence that names the assumed release, and the reason where it is not the preferred one."""
+def _release_assumption(release: str, flags: Collection[str], catalogue: Catalogue, *, refused: InputError | None) -> str:
+    """The assumption about the release, with the reason if it is not the preferred one."""
     if release == PREFERRED:
-        return f"{describe(release)} is assumed: no checkout is at hand."
-    strangers = [flag for flag in flags if PREFERRED not in catalogue.knowing([flag])]
-    if strangers:
-        reason = f"{PREFERRED} has no {', '.join(strangers)}"
+        return f"{describe(release)} is assumed: no checkout was found."
+    missing = [flag for flag in flags if PREFERRED not in catalogue.releases_with([flag])]
+    if missing:
+        reason = f"{PREFERRED} has no {', '.join(missing)}"
     else:
         reason = f"{PREFERRED} refuses {refused.option}" if refused else f"it is nearest to {PREFERRED}"
-    return f"{describe(release)} is assumed: no checkout is at hand, and {reason}."
+    return f"{describe(release)} is assumed: no checkout was found, and {reason}."

@@ -1,4 +1,4 @@
-"""Splits a command line into torchrun's, Megatron's and our own options, in whatever order they stand."""
+"""Splits a command line into options of torchrun, of Megatron and of this program, in any order."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from analyzer.launch.launchers import torchrun_options
 from analyzer.launch.options.option_table import Option
 
 LAUNCHERS: Final = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch"})
-"""Names of the launcher itself, where a script kept them in front of its options."""
+"""Names of the launcher, if the command line still contains one."""
 UNBUFFERED: Final = "-u"
-"""Python's own switch, of `python -u pretrain_gpt.py`."""
+"""Python's option for unbuffered output, as in `python -u pretrain_gpt.py`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitArgv:
-    """One command line, sorted by who reads each word."""
+    """A command line, split by the program that each word belongs to."""
 
     torchrun: tuple[tuple[str, str | None, str], ...]
-    """(dest, value, flag as written) in the order given; value None for an option that takes none."""
+    """(dest, value, flag as written) in the order given; value is None for an option without a value."""
     info: tuple[tuple[str, str | None], ...]
     """(flag, value) in the order given."""
     megatron: tuple[str, ...]
@@ -32,10 +32,11 @@ class SplitArgv:
 
 
 def split_argv(argv: Sequence[str], known: Mapping[str, Option]) -> SplitArgv:
-    """Sort the words of `argv`. `known` are Megatron's options by flag: an exact name of Megatron's always wins.
+    """Splits the words of `argv`. `known`: Megatron's options by flag; they take precedence over torchrun's.
 
-    The training script is the first word that is no option's value and ends in .py, or follows `-m` or `--no-python`.
-    Abbreviated options of torchrun are understood in front of it, as torchrun itself does.
+    The training script is the first word that is not the value of an option and ends in .py, or follows `-m` or `--no-python`.
+    Abbreviated options of torchrun are accepted before it, as by torchrun. Raises InputError for a torchrun option without its
+    value and for an unknown --info option.
     """
     torchrun: list[tuple[str, str | None, str]] = []
     info: list[tuple[str, str | None]] = []
@@ -77,7 +78,7 @@ def split_argv(argv: Sequence[str], known: Mapping[str, Option]) -> SplitArgv:
 
 
 def _without_script(option: Option, operands: list[str], *, script_is_due: bool) -> list[str]:
-    """The operands of an option that takes any number of them, up to the training script if that is still to come."""
+    """The values of an option; if it takes any number of them and no script was found yet, those before the first .py word."""
     if script_is_due and option.nargs in ("*", "+"):
         for position, word in enumerate(operands):
             if word.endswith(".py"):

@@ -1,4 +1,4 @@
-"""The command that starts the real training: the same words without ours, under the launcher that they came from."""
+"""The command that starts the training: the same command line without the --info options, with the same launcher."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ DEFAULT_SCRIPT: Final = "pretrain_gpt.py"
 def training_command(argv: Sequence[str], *, folder: Path) -> list[str]:
     """torchrun with its options, the training script and Megatron's options.
 
-    Without any torchrun option the processes were started by somebody else, as under srun: then Python runs the script.
-    The script is the one that stood in `argv`, else pretrain_gpt.py of the working folder; InputError if it is not there.
+    Without torchrun options the processes are assumed to be started by another launcher such as srun, and Python runs the script.
+    The script is the one in `argv`, or else pretrain_gpt.py in `folder`. Raises InputError if it does not exist.
     """
     words = split_argv(argv, load_catalogue().newest)
     module = any(dest == "module" for dest, _, _ in words.torchrun)
     script = words.entry or DEFAULT_SCRIPT
     if not module and not (folder / script).exists():
-        raise InputError("--info-launch", f"there is no {script} in {folder}", "start it from the folder of the training script")
+        raise InputError(
+            "--info-launch", f"there is no {script} in {folder}", "start it in the folder of the training script, or give its path"
+        )
     if not words.torchrun:
         return [sys.executable, "-u", script, *words.megatron]
     options = [word for _, value, flag in words.torchrun for word in ((flag,) if value is None else (flag, value))]

@@ -1,4 +1,4 @@
-"""From arguments to the frozen launch."""
+"""The training job that is built from the arguments of a launch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_llama_3_8b() -> None:
     assert job.megatron == "0.16.1"
 
 
-def test_qkv_bias_alone() -> None:
+def test_qkv_bias_without_other_biases() -> None:
     model = job_of("--add-qkv-bias", base=LLAMA_3_8B).model
     assert (model.bias_linear, model.bias_qkv) == (False, True)
 
@@ -115,9 +115,9 @@ def test_nan_check_is_off_under_dynamic_loss_scaling() -> None:
     assert job_of("--loss-scale 1024", base=fp16).flags.check_for_nan_in_loss_and_grad
 
 
-def test_environment_of_the_runtime() -> None:
-    runtime = job_of("", environ={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}).flags
-    assert runtime.cublas_workspace_config == ":4096:8"
+def test_the_cublas_workspace_config_is_read_from_the_environment() -> None:
+    flags = job_of("", environ={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}).flags
+    assert flags.cublas_workspace_config == ":4096:8"
 
 
 def test_assumptions_are_sentences_and_not_repeated() -> None:
@@ -135,7 +135,7 @@ def test_dense_models_of_megatron() -> None:
     dense = 0
     for record in truth_records("parameters.json"):
         if "--num-experts" in record["argv"]:
-            continue  # in test_validate_moe
+            continue  # in derive/test_moe
         job, layout = job_from(record["argv"], gpus=record["world_size"], environ={}, gpu=HOPPER), record["layout"]
         assert job.model.vocab_size == record["tokenizer_vocab"]
         assert job.model.padded_vocab_size == record["padded_vocab_size"]
@@ -149,20 +149,19 @@ def test_dense_models_of_megatron() -> None:
     assert dense == 36
 
 
-def test_measured_runs_are_taken() -> None:
-    """Every launch that ran on real GPUs is analysed."""
+def test_every_measured_launch_is_accepted() -> None:
     capability = {"A100-80GB": (8, 0), "H100-80GB": (9, 0), "GB200": (10, 0), "B200": (10, 0)}
-    taken = 0
+    accepted = 0
     for file in ("b200.json", "megatron_ci.json"):
         for record in measured_records(file):
             gpu = HardwareSpec(name=record["gpu"], compute_capability=capability[record["gpu"]])
             gpus = record["nodes"] * record["gpus_per_node"]
             job_from(record["argv"], gpus=gpus, environ=record["env"], gpu=gpu)
-            taken += 1
-    assert taken == 127
+            accepted += 1
+    assert accepted == 127
 
 
-def test_it_takes_under_ten_milliseconds_for_any_world() -> None:
+def test_building_takes_under_ten_milliseconds_for_any_world_size() -> None:
     arguments = arguments_of(f"{BASE} --tensor-model-parallel-size 8 --pipeline-model-parallel-size 8")
     for nodes in (8, 16384):
         fastest = 1.0

@@ -1,4 +1,4 @@
-"""The catalogue against the parsers of the releases themselves, and how a release is chosen."""
+"""The catalogue, compared with the parsers of the releases, and the choice of a release."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read(*argv: str) -> Arguments:
 
 
 def sample(option: dict[str, Any]) -> tuple[str, object]:
-    """A word that the option takes, and its value."""
+    """A valid word for the option, and its value."""
     if option["dest"] == "exit_signal":
         return "SIGTERM", 15
     if option["choices"]:
@@ -37,7 +37,7 @@ def sample(option: dict[str, Any]) -> tuple[str, object]:
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_every_option_of_a_release(release: str) -> None:
+def test_the_catalogue_has_every_option_of_a_release(release: str) -> None:
     options = parser_options(release)
     table = load_catalogue().table(release)
     assert set(table.options) == {flag for option in options for flag in option["flags"]}
@@ -84,14 +84,14 @@ def test_catalogue_is_what_the_tool_writes(tmp_path: Path, monkeypatch: pytest.M
         ("--rampup-batch-size 16 16 100", "0.16.1"),
     ],
 )
-def test_nearest_release_that_takes_the_line(argv: str, release: str) -> None:
+def test_the_nearest_release_that_accepts_the_line_is_assumed(argv: str, release: str) -> None:
     arguments = read(*argv.split())
     assert arguments.release == release
     if release != "0.16.1":
         assert argv.split()[0] in arguments.assumptions[-1]
 
 
-def test_options_that_no_single_release_has() -> None:
+def test_options_that_no_single_release_has_are_accepted_together() -> None:
     arguments = read("--use-custom-fsdp", "--step-batch-size-schedule", "0:768", "--num-layers", "2")
     assert arguments.values["use_custom_fsdp"] is True
     assert arguments.values["step_batch_size_schedule"] == "0:768"

@@ -1,4 +1,4 @@
-"""--use-checkpoint-args: a checkpoint's arguments, read from a pickle that may be hostile."""
+"""--use-checkpoint-args: the arguments of a checkpoint, read from a pickle that may be malicious."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from analyzer.launch.parse import parse
 
 
 class Backend(enum.Enum):
-    """Stands for the enums that Megatron leaves in its namespace."""
+    """Like the enums in Megatron's namespace."""
 
     auto = 5
 
 
 class Storage:
-    """Stands for a tensor's storage, which torch.save writes beside the pickle."""
+    """Like the storage of a tensor, which torch.save writes next to the pickle."""
 
 
 class TorchPickler(pickle.Pickler):
@@ -35,7 +35,7 @@ class TorchPickler(pickle.Pickler):
         return ("storage", "cuda:0", 1024) if isinstance(value, Storage) else None
 
 
-class Hostile:
+class Malicious:
     """Runs a command when it is unpickled."""
 
     def __init__(self, command: str) -> None:
@@ -79,8 +79,8 @@ def test_model_options_come_from_the_checkpoint(load: Path, name: str) -> None:
     save(load / name, {"args": ARGS, "model": OrderedDict(weight=Storage()), "iteration": 100})
     arguments = read(load, "--hidden-size", "8192", "--num-query-groups", "4", "--tensor-model-parallel-size", "2")
     assert arguments.values["num_layers"] == 32
-    assert arguments.values["hidden_size"] == 8192, "the command line wins where Megatron lets it"
-    assert arguments.values["num_query_groups"] == 8, "the checkpoint wins where Megatron forces it"
+    assert arguments.values["hidden_size"] == 8192, "the command line takes precedence if Megatron allows it"
+    assert arguments.values["num_query_groups"] == 8, "the checkpoint takes precedence if Megatron forces it"
     assert arguments.values["tensor_model_parallel_size"] == 2
     assert arguments.values["micro_batch_size"] == 2
     assert arguments.values["position_embedding_type"] == "rope"
@@ -92,7 +92,7 @@ def test_model_options_come_from_the_checkpoint(load: Path, name: str) -> None:
     assert parallel.values["tensor_model_parallel_size"] == 4
 
 
-def test_release_and_step(load: Path) -> None:
+def test_the_step_or_the_release_folder_is_read(load: Path) -> None:
     save(load / "iter_0000007/common.pt", {"args": ARGS})
     assert read(load, "--ckpt-step", "7").values["num_layers"] == 32
     (load / "latest_checkpointed_iteration.txt").write_text("release")
@@ -100,25 +100,25 @@ def test_release_and_step(load: Path) -> None:
     assert read(load).values["num_layers"] == 5
 
 
-def test_hostile_pickle_does_not_run(load: Path, tmp_path: Path) -> None:
+def test_a_malicious_pickle_is_not_executed(load: Path, tmp_path: Path) -> None:
     trace = tmp_path / "it_ran"
-    save(load / "iter_0000100/common.pt", {"bomb": Hostile(f"touch {trace}"), "args": ARGS})
+    save(load / "iter_0000100/common.pt", {"bomb": Malicious(f"touch {trace}"), "args": ARGS})
     assert read(load).values["num_layers"] == 32
-    save(load / "iter_0000100/common.pt", Hostile(f"touch {trace}"))
-    with pytest.raises(InputError, match="holds no arguments"):
+    save(load / "iter_0000100/common.pt", Malicious(f"touch {trace}"))
+    with pytest.raises(InputError, match="contains no arguments"):
         read(load)
     assert not trace.exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn", b"\x80\x02}q\x00."])
-def test_damaged_file(load: Path, content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut", b"\x80\x02}q\x00."])
+def test_a_damaged_file_is_refused(load: Path, content: bytes) -> None:
     (load / "iter_0000100").mkdir()
     (load / "iter_0000100/common.pt").write_bytes(content)
     with pytest.raises(InputError, match=r"common\.pt is not a file of torch\.save"):
         read(load)
 
 
-def test_torn_pickle(load: Path) -> None:
+def test_a_truncated_pickle_is_refused(load: Path) -> None:
     (load / "iter_0000100").mkdir()
     with zipfile.ZipFile(load / "iter_0000100/common.pt", "w") as archive:
         archive.writestr("archive/data.pkl", b"\x80\x02}q\x00X")
@@ -126,13 +126,13 @@ def test_torn_pickle(load: Path) -> None:
         read(load)
 
 
-def test_missing_checkpoint(load: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="iter_0000100 holds neither"):
+def test_a_missing_checkpoint_is_refused(load: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="iter_0000100 has neither"):
         read(load)
     with pytest.raises(InputError, match="cannot be read"):
         read(tmp_path / "nothing")
     (load / "latest_checkpointed_iteration.txt").write_text("../../etc")
-    with pytest.raises(InputError, match="names no iteration"):
+    with pytest.raises(InputError, match="instead of an iteration"):
         read(load)
-    with pytest.raises(InputError, match="no --load"):
+    with pytest.raises(InputError, match="add --load"):
         parse(["--use-checkpoint-args"], environ={}, folder=Path("/nowhere"))

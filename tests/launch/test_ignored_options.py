@@ -1,4 +1,4 @@
-"""Options without effect are named, each with its reason."""
+"""Options that Megatron ignores are reported, each with its reason."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.job_of import job_of
             "--moe-router-topk 2 --moe-grouped-gemm",
             "--moe-grouped-gemm and --moe-router-topk have no effect: there are no experts.",
         ),
-        ("--qk-head-dim 64", "--qk-head-dim has no effect: there is no --multi-latent-attention."),
+        ("--qk-head-dim 64", "--qk-head-dim has no effect: --multi-latent-attention is not set."),
         ("--cuda-graph-scope attn", "--cuda-graph-scope has no effect: there are no CUDA graphs."),
         ("--optimizer-offload-fraction 0.5", "--optimizer-offload-fraction has no effect: the optimizer is not offloaded."),
         ("--recompute-modules mlp", "--recompute-modules has no effect: nothing is recomputed."),
     ],
 )
-def test_what_does_nothing_is_said(line: str, sentence: str) -> None:
+def test_an_ignored_option_is_reported(line: str, sentence: str) -> None:
     assert sentence in job_of(line).assumptions
 
 
@@ -36,5 +36,5 @@ def test_what_does_nothing_is_said(line: str, sentence: str) -> None:
         "--recompute-granularity selective --recompute-modules mlp --disable-bias-linear",
     ],
 )
-def test_what_does_something_is_not(line: str) -> None:
+def test_an_option_with_an_effect_is_not_reported(line: str) -> None:
     assert not [sentence for sentence in job_of(line).assumptions if "no effect" in sentence]

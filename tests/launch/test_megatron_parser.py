@@ -1,4 +1,4 @@
-"""A checkout's own parser: loaded alone, with what is missing replaced, and remembered."""
+"""The parser of a checkout: imported without training code, with missing packages replaced, and cached."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ TRAINING_CODE = 'raise RuntimeError("training code ran")\n'
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """The layout of Megatron-LM since core 0.6, small."""
+    """A small checkout with the layout of Megatron-LM since core 0.6."""
     root = tmp_path / "Megatron-LM"
     files = {
         "megatron/training/__init__.py": TRAINING_CODE,
@@ -105,7 +105,7 @@ def read(*argv: str, cache: Path, folder: Path = Path("/nowhere"), **environ: st
     return parse(argv, environ={"XDG_CACHE_HOME": str(cache), **environ}, folder=folder)[0]
 
 
-def test_named_checkout(checkout: Path, tmp_path: Path) -> None:
+def test_the_checkout_in_the_option_is_used(checkout: Path, tmp_path: Path) -> None:
     arguments = read(
         "--only-in-this-fork", "3", "--attention-backend", "flash", "--no-shout", "--hidden-size", "8",
         "--info-megatron", str(checkout), cache=tmp_path,
@@ -126,7 +126,7 @@ def test_an_option_that_the_checkout_lacks_is_refused(checkout: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("where", ["folder", "PYTHONPATH", "script"])
-def test_checkout_that_the_launch_would_import(checkout: Path, tmp_path: Path, where: str) -> None:
+def test_the_checkout_that_the_launch_would_import_is_used(checkout: Path, tmp_path: Path, where: str) -> None:
     argv = ["--only-in-this-fork", "3"]
     if where == "folder":
         arguments = read(*argv, cache=tmp_path, folder=checkout)
@@ -137,7 +137,7 @@ def test_checkout_that_the_launch_would_import(checkout: Path, tmp_path: Path, w
     assert arguments.values["only_in_this_fork"] == 3.0
 
 
-def test_second_run_imports_nothing(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_run_uses_the_cache(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read("--num-layers", "2", "--info-megatron", str(checkout), cache=tmp_path)
     extract = megatron_parser._extract
     monkeypatch.setattr(megatron_parser, "_extract", lambda _checkout: pytest.fail("loaded again"))
@@ -148,7 +148,7 @@ def test_second_run_imports_nothing(checkout: Path, tmp_path: Path, monkeypatch:
     assert read("--info-megatron", str(checkout), cache=tmp_path).values["only_in_this_fork"] == 0.75
 
 
-def test_broken_parser(checkout: Path, tmp_path: Path) -> None:
+def test_a_broken_parser_is_reported(checkout: Path, tmp_path: Path) -> None:
     (checkout / "megatron/training/arguments.py").write_text("raise RuntimeError('this fork is broken')\n")
     with pytest.raises(InputError, match="this fork is broken"):
         read("--bf16", "--info-megatron", str(checkout), cache=tmp_path)
@@ -157,17 +157,17 @@ def test_broken_parser(checkout: Path, tmp_path: Path) -> None:
     assert "this fork is broken" in arguments.assumptions[0]
 
 
-def test_missing_checkout(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"holds no megatron/training/arguments\.py"):
+def test_a_folder_without_a_parser_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"has no megatron/training/arguments\.py"):
         read("--bf16", "--info-megatron", str(tmp_path), cache=tmp_path)
 
 
-def test_unwritable_cache_is_no_fault(checkout: Path, tmp_path: Path) -> None:
+def test_an_unwritable_cache_is_not_an_error(checkout: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert read("--num-layers", "2", cache=tmp_path / "file", folder=checkout).values["num_layers"] == 2
 
 
-def test_layout_of_2023(tmp_path: Path) -> None:
+def test_a_checkout_of_2023_is_supported(tmp_path: Path) -> None:
     root = tmp_path / "old"
     (root / "megatron").mkdir(parents=True)
     (root / "megatron/__init__.py").write_text(TRAINING_CODE)

@@ -1,4 +1,4 @@
-"""Every option is modelled, refused, assumed or without effect: none is passed over in silence."""
+"""Every option is modelled, refused, assumed or without effect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.build import build
 from analyzer.launch.coverage.option_effects import MODELLED, NO_EFFECT
-from analyzer.launch.coverage.supported import ASSUMED, HARMLESS, REFUSED, assumptions_of
+from analyzer.launch.coverage.supported import ASSUMED, MODELLED_VALUES, REFUSED, assumptions_of
 from analyzer.launch.launchers.torchrun import World
 from tests.data_files import parser_options
 from tests.job_of import BASE, HOPPER, arguments_of, job_of
@@ -31,20 +31,20 @@ def test_every_option_is_in_exactly_one_table(release: str) -> None:
 
 
 @pytest.mark.parametrize("release", ["2023", "0.12.3", "0.14.0", "0.16.1", "0.19.0"])
-def test_defaults_need_no_word(release: str) -> None:
+def test_defaults_need_no_assumption(release: str) -> None:
     arguments = arguments_of(BASE, release=release)
     assert assumptions_of(arguments) == ()
     job_of("", release=release)
 
 
 class Recorded(Mapping[str, object]):
-    """Values that remember which dests were asked for."""
+    """Values that record which dests are read."""
 
     def __init__(self, values: Mapping[str, object]) -> None:
-        self.values_, self.asked = values, set[str]()
+        self.values_, self.read = values, set[str]()
 
     def __getitem__(self, dest: str) -> object:
-        self.asked.add(dest)
+        self.read.add(dest)
         return self.values_[dest]
 
     def __iter__(self) -> Iterator[str]:
@@ -54,7 +54,7 @@ class Recorded(Mapping[str, object]):
         return len(self.values_)
 
     def get(self, dest: str, default: object = None) -> object:  # type: ignore[override]
-        self.asked.add(dest)
+        self.read.add(dest)
         return self.values_.get(dest, default)
 
 
@@ -92,20 +92,20 @@ VARIANTS = [
 
 
 def test_modelled_options_are_read() -> None:
-    """What stands under `MODELLED` is asked for by some launch, and what is asked for stands in a table that says so."""
-    asked: set[str] = set()
+    """Every option of `MODELLED` is read for some launch, and every option that is read is in a table."""
+    read: set[str] = set()
     for release in ("2023", "0.16.1", "0.19.0"):
         for variant, precision in [*((variant, "--bf16") for variant in VARIANTS), ("", "--fp16")]:
             try:
                 arguments = arguments_of(f"{BASE.replace('--bf16', precision)} {variant}", release=release)
             except InputError:
-                continue  # an option that this release does not know
+                continue  # an option that this release does not have
             recorded = Recorded(arguments.values)
             with contextlib.suppress(InputError):
                 build(replace(arguments, values=recorded), World(1, 8), environ={}, gpu=HOPPER, folder=Path("/nowhere"))
-            asked |= recorded.asked
-    assert MODELLED - asked == set()
-    assert asked - MODELLED - set(REFUSED) - set(ASSUMED) == set()
+            read |= recorded.read
+    assert MODELLED - read == set()
+    assert read - MODELLED - set(REFUSED) - set(ASSUMED) == set()
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_modelled_options_are_read() -> None:
         ("--transformer-impl inference_optimized", "--transformer-impl"),
     ],
 )
-def test_families_of_later_are_refused_by_name(line: str, option: str) -> None:
+def test_options_that_are_not_modelled_are_refused(line: str, option: str) -> None:
     with pytest.raises(UnsupportedError) as error:
         job_of(line)
     assert error.value.option.startswith(option)
@@ -152,8 +152,8 @@ def test_an_option_in_no_table_is_listed() -> None:
         given=arguments.given | {"my_own_cache"},
         spelled={**arguments.spelled, "my_own_cache": "--my-own-cache"},
     )
-    assert assumptions_of(arguments) == ("--my-own-cache is not known here: whatever memory it needs is not counted.",)
+    assert assumptions_of(arguments) == ("--my-own-cache is not known to this program: its memory is not counted.",)
 
 
-def test_harmless_values_belong_to_a_table() -> None:
-    assert set(HARMLESS) <= set(REFUSED) | set(ASSUMED)
+def test_modelled_values_belong_to_a_table() -> None:
+    assert set(MODELLED_VALUES) <= set(REFUSED) | set(ASSUMED)

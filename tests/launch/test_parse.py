@@ -1,4 +1,4 @@
-"""Megatron's part of a command line, and our own options. CPython's argparse is the truth for the former."""
+"""Megatron's part of a command line, compared with CPython's argparse, and the --info options."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def test_values_given_and_spelled() -> None:
         ("--use-rotary-position-embeddings", "use_rotary_position_embeddings", True),
     ],
 )
-def test_values(argv: str, dest: str, value: object) -> None:
+def test_values_are_parsed(argv: str, dest: str, value: object) -> None:
     assert read(*argv.split()).values[dest] == value
 
 
 @pytest.mark.parametrize(
     ("argv", "option", "words"),
     [
-        (["--num-layers", "twelve"], "--num-layers", "'twelve' is not a whole number"),
+        (["--num-layers", "twelve"], "--num-layers", "'twelve' is not an integer"),
         (["--num-layers"], "--num-layers", "has no value"),
         (["--num-layers", "--bf16"], "--num-layers", "has no value"),
         (["--hiden-size", "8"], "--hiden-size", "did you mean --hidden-size?"),
@@ -77,9 +77,9 @@ def test_values(argv: str, dest: str, value: object) -> None:
         (["--num-lay", "8"], "--num-lay", "did you mean --num-layers?"),
         (["--position-embedding-type", "rotary"], "--position-embedding-type", "rope"),
         (["--bf16=1"], "--bf16", "takes no value"),
-        (["--num-layers", "2", "4"], "--num-layers", "'4' is one word too many"),
-        (["--num-layers", "2", ""], "--num-layers", "set the variable"),
-        (["${UNSET}", "--bf16"], "'${UNSET}'", "belongs to no option"),
+        (["--num-layers", "2", "4"], "--num-layers", "'4' is one value too many"),
+        (["--num-layers", "2", ""], "--num-layers", "set the shell variable"),
+        (["${UNSET}", "--bf16"], "'${UNSET}'", "is not an option or the value of one"),
         (["--num-layers 2"], "--num-layers", "quotes"),
         (["--moe-layer-freq", "[0]*99999999999"], "--moe-layer-freq", "pattern"),
         (["--moe-layer-freq", "[__import__('os')]"], "--moe-layer-freq", "pattern"),
@@ -97,7 +97,7 @@ def test_errors_name_option_fault_and_remedy(argv: list[str], option: str, words
     assert "\n" not in str(error.value)
 
 
-def test_yaml_is_refused_by_name() -> None:
+def test_a_yaml_configuration_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="--yaml-cfg"):
         read("--yaml-cfg", "x.yaml")
 
@@ -110,7 +110,7 @@ WORDS = st.lists(
 
 
 @given(WORDS)
-def test_agrees_with_argparse(words: list[str]) -> None:
+def test_parsing_agrees_with_argparse(words: list[str]) -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--num-layers", type=int)
     parser.add_argument("--bf16", action="store_true")
@@ -132,7 +132,7 @@ def test_agrees_with_argparse(words: list[str]) -> None:
         assert values[dest] == (tuple(value) if isinstance(value, list) else value)
 
 
-def test_our_options() -> None:
+def test_info_options_are_parsed() -> None:
     options = info(
         "--info-gpu", "H100-80GB", "--bf16", "--info-gpu-memory=80GiB", "--info-json", "-", "--info-launch", "--info-detail=full"
     )
@@ -151,7 +151,7 @@ def test_our_options() -> None:
         (["--info-tolerance", "2"], "--info-tolerance", "0.01"),
     ],
 )
-def test_errors_of_our_options(argv: list[str], option: str, words: str) -> None:
+def test_errors_of_info_options(argv: list[str], option: str, words: str) -> None:
     with pytest.raises(InputError) as error:
         info(*argv)
     assert error.value.option == option
@@ -165,23 +165,23 @@ def test_errors_of_our_options(argv: list[str], option: str, words: str) -> None
         ("0.11", None), ("megatron", None),
     ],
 )  # fmt: skip
-def test_releases_by_the_names_that_people_give_them(name: str, release: str | None) -> None:
-    assert load_catalogue().release_like(name) == release
+def test_a_release_is_found_by_its_usual_names(name: str, release: str | None) -> None:
+    assert load_catalogue().find_release(name) == release
 
 
 @pytest.mark.parametrize("option", ["--info-rank", "--info-layers"])
-def test_options_of_a_recording_want_a_recording(option: str) -> None:
+def test_options_of_a_recording_need_a_recording(option: str) -> None:
     assert_refused(run(*torchrun(1), *"--num-layers 2 --hidden-size 64 --num-attention-heads 4".split(), option, "1"), option)
 
 
 @pytest.mark.parametrize("argv", [("--help",), ("-h",), ("--num-layers", "2", "--help")])
-def test_help_names_every_option_of_ours_that_works(argv: tuple[str, ...]) -> None:
+def test_help_lists_every_info_option(argv: tuple[str, ...]) -> None:
     outcome = run(*argv)
     assert outcome.status == 0
     assert {flag for flag in FLAGS if flag + " " not in outcome.out} == set()
 
 
-def test_sixty_options_parse_in_twenty_milliseconds() -> None:
+def test_sixty_options_are_parsed_in_twenty_milliseconds() -> None:
     argv = [word for index in range(60) for word in ("--num-layers", str(index))]
     read(*argv)
     best = min(_seconds(argv) for _ in range(5))

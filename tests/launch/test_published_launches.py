@@ -1,4 +1,4 @@
-"""Launch scripts of Megatron-LM: what its parser takes we take, what it refuses we refuse by the same name."""
+"""Launch scripts of Megatron-LM: they are accepted or refused as by its own parser."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def records() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("index", range(52))
-def test_parse_outcome(index: int) -> None:
+def test_the_outcome_is_that_of_megatrons_parser(index: int) -> None:
     record = records()[index]
     argv = [*record["launcher_argv"], record["entry"], *record["entry_argv"]]
     outcome = record["megatron"]["parse"]
@@ -36,7 +36,7 @@ def test_parse_outcome(index: int) -> None:
         assert error.value.option == refused[0] or repr(refused[0]) in error.value.fault
 
 
-def test_every_measured_launch_parses() -> None:
+def test_every_measured_launch_is_parsed() -> None:
     for name in ("megatron_ci", "b200"):
         for record in measured_records(f"{name}.json"):
             argv = ["--nnodes", str(record["nodes"]), "--nproc-per-node", str(record["gpus_per_node"]), *record["argv"]]

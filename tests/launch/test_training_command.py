@@ -1,4 +1,4 @@
-"""`--info-launch`: the training starts with the words that were given, and only after "fits"."""
+"""`--info-launch`: the training starts with the given command line, and only if the launch fits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODEL = (
 ).split()
 
 
-def test_our_options_are_left_out_and_the_rest_is_kept(tmp_path: Path) -> None:
+def test_info_options_are_removed_and_the_rest_is_kept(tmp_path: Path) -> None:
     (tmp_path / "pretrain_gpt.py").touch()
     argv = ["--nproc-per-node", "8", "--info-gpu", "H100", "pretrain_gpt.py", "--num-layers", "2", "--info-launch", "--bf16"]
     assert training_command(argv, folder=tmp_path) == [
@@ -28,25 +28,25 @@ def test_our_options_are_left_out_and_the_rest_is_kept(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_the_script_that_sed_took_away_is_put_back(tmp_path: Path) -> None:
+def test_a_missing_script_is_replaced_by_pretrain_gpt(tmp_path: Path) -> None:
     (tmp_path / "pretrain_gpt.py").touch()
     command = training_command(["--nnodes=2", "--nproc-per-node", "8", "--bf16"], folder=tmp_path)
     assert command == ["torchrun", "--nnodes", "2", "--nproc-per-node", "8", "pretrain_gpt.py", "--bf16"]
 
 
-def test_processes_started_by_others_run_python(tmp_path: Path) -> None:
+def test_without_torchrun_options_python_runs_the_script(tmp_path: Path) -> None:
     (tmp_path / "pretrain_gpt.py").touch()
     assert training_command(["pretrain_gpt.py", "--bf16"], folder=tmp_path) == [sys.executable, "-u", "pretrain_gpt.py", "--bf16"]
 
 
-def test_a_missing_script_is_named(tmp_path: Path) -> None:
+def test_a_script_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no pretrain_gpt\.py"):
         training_command(["--nproc-per-node", "8", "--bf16"], folder=tmp_path)
 
 
 @pytest.mark.parametrize(("memory", "status", "started"), [("80GiB", 7, True), ("10MiB", 1, False)])
-def test_training_starts_only_where_it_fits(tmp_path: Path, memory: str, status: int, started: bool) -> None:
-    """A stand-in for torchrun notes its words and ends with 7, which then is the status of the whole."""
+def test_training_starts_only_if_it_fits(tmp_path: Path, memory: str, status: int, started: bool) -> None:
+    """A substitute for torchrun writes its arguments to a file and exits with status 7, which the program returns."""
     torchrun = tmp_path / "torchrun"
     torchrun.write_text('#!/bin/sh\necho "$@" > started\nexit 7\n')
     torchrun.chmod(torchrun.stat().st_mode | stat.S_IXUSR)
@@ -65,7 +65,7 @@ def test_training_starts_only_where_it_fits(tmp_path: Path, memory: str, status:
         assert (tmp_path / "started").read_text().split() == ["--nproc-per-node", "1", "pretrain_gpt.py", *MODEL]
 
 
-def test_without_a_verdict_nothing_starts(tmp_path: Path) -> None:
+def test_training_does_not_start_without_a_verdict(tmp_path: Path) -> None:
     (tmp_path / "pretrain_gpt.py").touch()
     done = subprocess.run(
         [sys.executable, str(SHIM), "--nproc-per-node", "1", *MODEL, "--info-launch"],

@@ -1,4 +1,4 @@
-"""The size of the vocabulary by tokenizer, and its padding."""
+"""The number of tokens of each tokenizer, and the padded vocabulary size."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def read_with_assumptions(
     return read_vocabulary(launch, tensor=tensor), launch.assumptions
 
 
-def test_padding_of_real_megatron() -> None:
+def test_padding_is_that_of_megatron() -> None:
     for record in truth_records("parameters.json"):
         size, tensor = record["tokenizer_vocab"], record["layout"]["tp"]
         assert pad_vocabulary(size, divisible_by=128, tensor=tensor) == record["padded_vocab_size"], record["model"]
 
 
 @given(st.integers(1, 300_000), st.integers(1, 4096), st.integers(1, 64))
-def test_padding_is_the_loop_of_2023(size: int, divisible_by: int, tensor: int) -> None:
+def test_padding_equals_the_loop_of_2023(size: int, divisible_by: int, tensor: int) -> None:
     after = size
     while after % (divisible_by * tensor):
         after += 1
@@ -57,7 +57,7 @@ def test_null_tokenizer_without_a_size() -> None:
 
 
 @pytest.mark.parametrize(("tensor", "padded"), [(1, 50304), (2, 50432), (4, 50688), (8, 51200)])
-def test_gpt2_without_its_file(tensor: int, padded: int) -> None:
+def test_gpt2_without_its_vocabulary_file(tensor: int, padded: int) -> None:
     vocabulary, assumptions = read_with_assumptions("--vocab-file ${VOCAB_FILE} --merge-file /dummy/merges.txt", tensor=tensor)
     assert (vocabulary.size, vocabulary.padded) == (50257, padded)
     assert "50257" in assumptions[0]
@@ -69,7 +69,7 @@ def test_gpt2_file(tmp_path: Path) -> None:
     assert vocabulary == Vocabulary(size=1000, padded=1024)
 
 
-def test_padded_size_is_taken_as_it_is() -> None:
+def test_a_given_padded_size_is_used_unchanged() -> None:
     assert read("--tokenizer-type NullTokenizer --vocab-size 99 --padded-vocab-size 130", tensor=2).padded == 130
     unknown, assumptions = read_with_assumptions(
         "--tokenizer-type HuggingFaceTokenizer --tokenizer-model some/model --padded-vocab-size 1000"
@@ -80,11 +80,11 @@ def test_padded_size_is_taken_as_it_is() -> None:
         job_of("--padded-vocab-size 131 --tensor-model-parallel-size 2")
 
 
-def test_no_padding() -> None:
+def test_padding_can_be_turned_off() -> None:
     assert read("--tokenizer-type NullTokenizer --vocab-size 32000 --no-pad-vocab-size", release="0.19.0").padded == 32000
 
 
-def test_divisible_by() -> None:
+def test_the_padding_multiple_is_an_option() -> None:
     assert read("--tokenizer-type NullTokenizer --vocab-size 129279 --make-vocab-size-divisible-by 3232").padded == 129280
 
 
@@ -100,8 +100,8 @@ def test_divisible_by() -> None:
 def test_an_unknown_size_is_refused(line: str) -> None:
     with pytest.raises(InputError, match=r"add --vocab-size N, or --padded-vocab-size N"):
         read(line)
-    told, assumptions = read_with_assumptions(line + " --vocab-size 5000")
-    assert (told.size, told.padded) == (5000, 5120)
+    given_size, assumptions = read_with_assumptions(line + " --vocab-size 5000")
+    assert (given_size.size, given_size.padded) == (5000, 5120)
     assert "--vocab-size" in assumptions[0]
 
 
@@ -109,7 +109,7 @@ def test_an_unknown_size_is_refused(line: str) -> None:
     ("name", "size"),
     [("meta-llama/Meta-Llama-3-8B", 128256), ("meta-llama/Llama-2-7b-hf", 32000), ("Qwen/Qwen2.5-7B", 151665), ("gpt2", 50257)],
 )
-def test_well_known_names(name: str, size: int) -> None:
+def test_sizes_of_known_tokenizers(name: str, size: int) -> None:
     vocabulary, assumptions = read_with_assumptions(f"--tokenizer-type HuggingFaceTokenizer --tokenizer-model {name}")
     assert vocabulary.size == size
     assert name in assumptions[0]
@@ -145,7 +145,7 @@ def test_hugging_face_vocab_json(tmp_path: Path) -> None:
     assert read(f"--tokenizer-type HuggingFaceTokenizer --tokenizer-model {tmp_path}").size == 3
 
 
-def test_hugging_face_config_alone_is_an_assumption(tmp_path: Path) -> None:
+def test_the_size_in_a_hugging_face_config_is_an_assumption(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 152064}))
     vocabulary, assumptions = read_with_assumptions(f"--tokenizer-type HuggingFaceTokenizer --tokenizer-model {tmp_path}")
     assert vocabulary.size == 152064
@@ -158,7 +158,7 @@ def test_hugging_face_cache(tmp_path: Path) -> None:
 
 
 def sentencepiece(path: Path, pieces: list[str]) -> None:
-    """A model as the library writes it: field 1 for each piece (text, score, kind), then the trainer's settings."""
+    """Writes a model in the format of the library: field 1 for each piece (text, score, kind), then the trainer's settings."""
     data = b""
     for piece in pieces:
         text = piece.encode()
@@ -174,7 +174,7 @@ def test_sentencepiece(tmp_path: Path) -> None:
     assert read_sentencepieces(path) == ["<unk>", "<s>", "</s>", "▁a", "▁b"]
     assert read(f"--tokenizer-type Llama2Tokenizer --tokenizer-model {path}").size == 5
     assert read(f"--tokenizer-type GPTSentencePieceTokenizer --tokenizer-model {path}").size == 5
-    # <CLS>, <SEP>, <EOD>, <MASK>, a padding token that the model lacks, and two further ids
+    # <CLS>, <SEP>, <EOD>, <MASK>, a padding token that the model does not have, and two extra ids
     assert read(f"--tokenizer-type SentencePieceTokenizer --tokenizer-model {path} --vocab-extra-ids 2").size == 12
     assert read(f"--tokenizer-type SentencePieceTokenizer --tokenizer-model {path}", release="0.17.1").size == 5
 
@@ -185,7 +185,7 @@ def test_bert_word_pieces(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"not a model", b"\x0a\xff\xff\xff\xff", b"", b"\x00" * 8])
-def test_a_broken_file_is_one_line(tmp_path: Path, content: bytes) -> None:
+def test_a_broken_file_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "tokenizer.model").write_bytes(content)
     (tmp_path / "vocab.json").write_bytes(content)
     for line in ("--tokenizer-type Llama2Tokenizer --tokenizer-model tokenizer.model", "--vocab-file vocab.json --merge-file m"):
@@ -194,7 +194,7 @@ def test_a_broken_file_is_one_line(tmp_path: Path, content: bytes) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_any_content_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     path = tmp_path_factory.mktemp("model") / "tokenizer.model"
     path.write_bytes(content)
     with contextlib.suppress(ValueError):

@@ -69,8 +69,8 @@ def test_parameters_of_every_kind_of_layer() -> None:
     [
         ("--num-experts 8", "--num-experts", "MoE layers instead"),
         ("--mtp-num-layers 1", "--mtp-num-layers", "MTP layers"),
-        ("--num-layers 4", "--num-layers", "wants 8"),
-        ("--num-query-groups 2", "--num-query-groups", "wants 4"),
+        ("--num-layers 4", "--num-layers", "has 8"),
+        ("--num-query-groups 2", "--num-query-groups", "has 4"),
         ("--normalization LayerNorm", "--normalization", "RMSNorm"),
         ("--tensor-model-parallel-size 2 --sequence-parallel", "--sequence-parallel", "layer 3"),
         ("--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2", "config-path", "virtual"),

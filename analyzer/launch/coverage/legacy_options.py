@@ -1,4 +1,4 @@
-"""Options that Megatron no longer takes, and what to write instead."""
+"""Options that Megatron no longer accepts, and their replacements."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from analyzer.errors import InputError, UnsupportedError
 _RECOMPUTE: Final = "use --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
 
 RETIRED: Final[dict[str, tuple[str, str]]] = {
-    "--batch-size": ("Megatron's parser knows it and its checks refuse it", "use --micro-batch-size"),
-    "--warmup": ("Megatron's parser knows it and its checks refuse it", "use --lr-warmup-fraction"),
-    "--model-parallel-size": ("Megatron's parser knows it and its checks refuse it", "use --tensor-model-parallel-size"),
-    "--checkpoint-activations": ("Megatron prints an advice and exits", _RECOMPUTE),
+    "--batch-size": ("Megatron refuses it", "use --micro-batch-size"),
+    "--warmup": ("Megatron refuses it", "use --lr-warmup-fraction"),
+    "--model-parallel-size": ("Megatron refuses it", "use --tensor-model-parallel-size"),
+    "--checkpoint-activations": ("Megatron refuses it", _RECOMPUTE),
 }
-"""Parsed, then refused by `validate_args` (0.12 to 0.19 alike)."""
+"""Fault and remedy of options that are parsed and then refused by `validate_args` (0.12 to 0.19)."""
 
 UNRECOGNISED: Final[dict[str, str]] = {
     "--activations-checkpoint-method": "use --recompute-granularity full --recompute-method, with uniform or block",
@@ -33,14 +33,16 @@ UNRECOGNISED: Final[dict[str, str]] = {
     "--expert-parallel": "use --expert-model-parallel-size N",
     "--use-te": "use --transformer-impl transformer_engine",
 }
-"""Options of other years that no parser from August 2023 on takes: the remedy."""
+"""Remedy for options of older code that no parser since August 2023 has."""
 
 
 def refuse_retired(flag: str) -> None:
-    """Raise for an option that Megatron parses and then refuses, or that we cannot follow."""
+    """Raises InputError for an option that Megatron parses and then refuses, UnsupportedError for `--yaml-cfg`."""
     if flag in RETIRED:
         raise InputError(flag, *RETIRED[flag])
     if flag == "--yaml-cfg":
         raise UnsupportedError(
-            flag, "the file replaces every option and has checks and defaults of its own", "give the options on the command line"
+            flag,
+            "configuration from YAML is not modelled",
+            "give the options on the command line",
         )

@@ -1,6 +1,6 @@
-"""What each option of Megatron-LM means for this program: those that decide a number, and those without effect on any.
+"""Options of Megatron-LM that are modelled, and options without effect on memory and communication.
 
-Releases 0.12 to 0.19 and the code of August 2023. The other two kinds, refused and assumed, are in `supported`.
+Releases 0.12 to 0.19 and the code of August 2023. Options that are refused, or for which an assumption is made, are in `supported`.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ _MODELLED: Final = """
 """
 
 MODELLED: Final = frozenset(_MODELLED.split())
-"""Dests that the checks read and the analysis follows."""
+"""Dests of options that are checked and modelled."""
 
 _REASONS: Final[dict[str, str]] = {
-    "read or refused while the command line is read": """
+    "used or refused by the parser of this program": """
         batch_size checkpoint_activations model_parallel_size use_checkpoint_args use_mp_args_from_checkpoint_args
         use_tokenizer_model_from_checkpoint_args warmup yaml_cfg
     """,
-    "parsed by Megatron and used by nothing": """
+    "parsed by Megatron and not used": """
         ckpt_fully_parallel_save_deprecated data_impl delay_grad_reduce
         deprecated_use_mcore_models disable_msc_deprecated dist_ckpt_format_deprecated enable_experimental
         lazy_mpu_init local_rank mmap_warmup moe_extended_tp onnx_safe use_dist_ckpt_deprecated
@@ -117,22 +117,22 @@ _REASONS: Final[dict[str, str]] = {
     "for NCCL-EP, which is refused": """
         moe_ncclep_static_shape moe_ncclep_zero_copy
     """,
-    "which stream messages of experts are sent on": """
+    "selects the stream for expert communication": """
         high_priority_a2a_comm_stream
     """,
     "settings of HybridEP's kernels": """
         moe_hybridep_num_blocks_permute moe_hybridep_num_blocks_unpermute moe_hybridep_num_sms
         moe_hybridep_num_sms_preprocessing moe_hybridep_pad_uneven_dispatch_inputs moe_permute_fusion_into_hybridep
     """,
-    "which tokens an expert gets, not how many on average": """
+    "changes which tokens an expert gets, not their mean number": """
         moe_router_bias_update_rate moe_router_force_load_balancing moe_router_quantile_balancing_ema
         moe_router_topk_scaling_factor moe_token_drop_policy
     """,
-    "refines --moe-use-upcycling or --moe-routing-trace-path, under whose assumption it falls": """
+    "covered by the assumption about --moe-use-upcycling or --moe-routing-trace-path": """
         moe_routing_trace_capture_hidden_states moe_routing_trace_capture_logits moe_routing_trace_dump_weights
         moe_routing_trace_max_training_iters moe_upcycling_granularity
     """,
-    "scales the loss of multi-token prediction, or is derived from the layout": """
+    "scales the MTP loss, or is derived from the layout": """
         mtp_loss_scaling_factor mtp_standalone
     """,
     "for other kinds of attention, which are refused": """
@@ -147,19 +147,19 @@ _REASONS: Final[dict[str, str]] = {
         disable_mamba_mem_eff_path mamba_head_dim mamba_num_groups mamba_num_heads mamba_state_dim
         mamba_training_ssm_states_dtype mtp_hybrid_override_pattern use_mamba_mem_eff_path
     """,
-    "values of scaling factors, not their number": """
+    "changes the values of scaling factors, not their number": """
         fp8_amax_compute_algo fp8_interval fp8_margin
     """,
-    "for quantizers of one's own, which are refused": """
+    "for custom quantizers, which are refused": """
         fp4_quantizer_factory fp8_quantizer_factory
     """,
-    "Transformer Engine 2.11 no longer reads it": """
+    "no longer used by Transformer Engine 2.11": """
         fp8_wgrad
     """,
     "order of operations of Megatron-FSDP, or its checkpoints": """
         fsdp_manual_registration gradient_reduce_div_fusion strict_fsdp_dtensor_load
     """,
-    "order of copies between GPU and host, or set and then ignored": """
+    "order of copies between GPU and host, or ignored by Megatron": """
         overlap_cpu_optimizer_d2h_h2d pin_cpu_params use_torch_optimizer_for_cpu_offload
     """,
     "for offloading, which is refused": """
@@ -184,22 +184,22 @@ _REASONS: Final[dict[str, str]] = {
         logits_load_decode_threads logits_load_ignore_errors logits_load_kd_loss_alpha logits_load_msc_prefetch_depth
         logits_load_prefetch_factor logits_save_dtype logits_save_top_k logits_save_top_p logits_save_top_p_min_k
     """,
-    "refines --tp-comm-overlap, under whose assumption it falls": """
+    "covered by the assumption about --tp-comm-overlap": """
         tp_comm_bootstrap_backend tp_comm_bulk_dgrad tp_comm_bulk_wgrad tp_comm_overlap_ag tp_comm_overlap_cfg
         tp_comm_overlap_rs tp_comm_overlap_rs_dgrad tp_comm_split_ag tp_comm_split_rs
     """,
-    "refines --use-nccl-ub, --use-sharp or --use-mup, under whose assumption it falls": """
+    "covered by the assumption about --use-nccl-ub, --use-sharp or --use-mup": """
         disable_symmetric_registration mup_attn_scale_power mup_base_head_dim mup_base_hidden_size mup_embedding_mult
         mup_output_mult mup_width_mult sharp_enabled_group
     """,
-    "refines --inprocess-restart, under whose assumption it falls": """
+    "covered by the assumption about --inprocess-restart": """
         inprocess_active_world_size inprocess_barrier_timeout inprocess_completion_timeout inprocess_empty_cuda_cache
         inprocess_granularity inprocess_hard_timeout inprocess_heartbeat_interval inprocess_heartbeat_timeout
         inprocess_last_call_wait inprocess_max_iterations inprocess_monitor_process_interval
         inprocess_monitor_thread_interval inprocess_progress_watchdog_interval inprocess_soft_timeout
         inprocess_termination_grace_time
     """,
-    "numbers of the optimizer and its schedule": """
+    "hyperparameters of the optimizer and its schedule": """
         adam_beta1 adam_beta2 adam_eps apply_wd_to_qk_layernorm decoupled_lr decoupled_min_lr
         dump_param_to_param_group_map end_weight_decay hysteresis initial_loss_scale lion_beta1 lion_beta2 loss_scale_window lr
         lr_decay_iters lr_decay_style lr_warmup_fraction lr_warmup_init lr_warmup_iters lr_wsd_decay_iters
@@ -211,14 +211,14 @@ _REASONS: Final[dict[str, str]] = {
         embedding_init_method_std init_method_std init_method_xavier_uniform offset_sampling_seed_by_dp_rank
         perform_initialization seed te_rng_tracker
     """,
-    "numbers inside a kernel": """
+    "values used inside a kernel": """
         apply_layernorm_1p disable_bf16_reduced_precision_matmul flash_attention_version glu_linear_offset layernorm_epsilon
         layernorm_zero_centered_gamma moe_mlp_glu_interleave_size moe_shared_expert_glu_interleave_size mscale
         mscale_all_dim no_persist_layer_norm norm_epsilon rope_scaling_factor rotary_base rotary_scaling_factor
         rotary_seq_len_interpolation_factor use_rope_scaling yarn_beta_fast yarn_beta_slow
         yarn_correction_range_round_to_int yarn_original_max_position_embeddings
     """,
-    "order of messages, not their bytes": """
+    "order of communication calls, not their size": """
         align_grad_reduce align_param_gather async_tensor_model_parallel_allreduce distributed_timeout_minutes
         distributed_timeout_seconds_after_init enable_gloo_process_groups flight_recorder_dump_on_timeout
         flight_recorder_dump_path flight_recorder_extra_dump_on_exec flight_recorder_include_only_active
@@ -239,7 +239,7 @@ _REASONS: Final[dict[str, str]] = {
         save_retain_interval save_tokens_per_expert_interval stream_ckpt_dequant use_persistent_ckpt_worker
         verify_integrity
     """,
-    "length of training, evaluation and breaks in it": """
+    "length of training, evaluation and interruptions": """
         adlr_autoresume adlr_autoresume_interval calc_ft_timeouts check_for_large_grads check_for_spiky_loss
         enable_ft_package error_injection_rate error_injection_type eval_interval eval_iters exit_duration_in_mins
         exit_interval exit_signal exit_signal_handler exit_signal_handler_for_dataloader
@@ -250,7 +250,7 @@ _REASONS: Final[dict[str, str]] = {
         phase_transition_iterations rerun_mode result_rejected_tracker_filename start_eval_at_iter test_mode
         train_sync_interval validation_set_names
     """,
-    "data and its loading on the host": """
+    "data, and data loading on the host": """
         allow_ambiguous_pad_tokens data_args_path data_cache_path data_path dataloader_defer_npy_index_mmap
         dataloader_fast_cache_load dataloader_type eod_mask_loss fim_data fim_eod_token fim_fragment_rate
         fim_middle_token fim_no_prefix fim_pad_token fim_prefix_token fim_rate fim_split_sample fim_spm_rate
@@ -259,7 +259,7 @@ _REASONS: Final[dict[str, str]] = {
         reset_position_ids s3_cache_path sample_rate short_seq_prob split test_data_path train_data_path
         valid_data_path
     """,
-    "tokens, not their number": """
+    "text of tokens, not the vocabulary size": """
         chat_template legacy_tokenizer merge_file metadata_path null_tokenizer_eod_id null_tokenizer_pad_id
         special_tokens tiktoken_num_special_tokens tiktoken_pattern tiktoken_special_tokens
         tokenizer_hf_include_special_tokens tokenizer_hf_no_include_special_tokens tokenizer_hf_no_use_fast
@@ -279,7 +279,7 @@ _REASONS: Final[dict[str, str]] = {
         timing_log_option use_pytorch_profiler wandb_entity wandb_exp_name wandb_project wandb_save_dir
     """,
 }
-"""By reason: dests that change neither memory nor messages of a training iteration of what is modelled."""
+"""By reason: dests that change neither memory nor communication of a training iteration."""
 
 NO_EFFECT: Final = {dest: reason for reason, dests in _REASONS.items() for dest in dests.split()}
-"""By dest: why it has no effect."""
+"""By dest: the reason that it has no effect."""

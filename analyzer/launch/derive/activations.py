@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError
-from analyzer.launch.derive.reading import option, switched_on, whole
+from analyzer.launch.derive.reading import integer, option, switched_on
 from analyzer.specs import ActivationOffloadSpec
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ MODULES: Final = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm
 
 def activation_offload_spec(arguments: Arguments, *, model: ModelSpec, graphs: GraphSpec | None) -> ActivationOffloadSpec | None:
     """Which activations are offloaded; None without offloading. Raises InputError for what Megatron refuses."""
-    layers = whole(arguments, "cpu_offloading_num_layers") or 0
+    layers = integer(arguments, "cpu_offloading_num_layers") or 0
     fine = switched_on(arguments, "fine_grained_activation_offloading")
     if not layers:
         return _fine_grained(arguments, model=model) if fine else None
@@ -50,7 +50,7 @@ def _fine_grained(arguments: Arguments, *, model: ModelSpec) -> ActivationOffloa
             raise InputError(listed, f"{module!r} is not a module", f"use modules of {', '.join(MODULES)}")
     if "attn_proj" in asked and "core_attn" not in asked:
         raise InputError(listed, "attn_proj needs core_attn, whose output it reads", "add core_attn")
-    least = whole(arguments, "min_offloaded_tensor_size")
+    least = integer(arguments, "min_offloaded_tensor_size")
     return ActivationOffloadSpec(
         modules=tuple(module for module in MODULES if module in asked),
         min_elements=1024 * 1024 if least is None else least,

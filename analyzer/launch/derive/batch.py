@@ -58,7 +58,7 @@ def _check_length(arguments: Arguments) -> None:
 
 
 def _sizes(launch: LaunchInput, *, full: int, given: bool) -> list[int]:
-    """Global batch sizes of the training in order, the full one last: enough of them to check all."""
+    """Global batch sizes of the training in order, the full one last; only those that must be checked."""
     arguments = launch.arguments
     schedule = arguments.get("step_batch_size_schedule")
     if schedule:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, Literal, cast
 
 from analyzer.errors import InputError
-from analyzer.launch.derive.reading import option, switched_on, whole
+from analyzer.launch.derive.reading import integer, option, switched_on
 from analyzer.specs import GraphSpec
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def graph_spec(launch: LaunchInput, *, model: ModelSpec) -> GraphSpec | None:
         raise InputError(named, "needs the layers of Transformer Engine", "use --transformer-impl transformer_engine")
     _check_segments(named, implementation, environ=launch.environ, gpu=launch.gpu)
     _check_experts(arguments, model, scope)
-    warmup = whole(arguments, "cuda_graph_warmup_steps")
+    warmup = integer(arguments, "cuda_graph_warmup_steps")
     return GraphSpec(
         implementation=cast(Literal["transformer_engine", "local"], implementation),
         scope=scope,

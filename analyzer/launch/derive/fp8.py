@@ -1,7 +1,7 @@
-"""FP8 and FP4 in Transformer Engine's linear layers: format, recipe, stored parameters, layers that stay in 16 bit.
+"""FP8 and FP4 in Transformer Engine's linear layers: format, recipe, stored parameters, layers kept in 16 bit.
 
-Megatron: `validate_args`, `TransformerConfig.__post_init__` and `OptimizerConfig.__post_init__`, 0.16.1. What a GPU can
-multiply: transformer_engine/pytorch/quantization.py check_*_support, and sizes: utils.py assert_dim_for_fp8_exec (TE 2.11).
+Megatron: `validate_args`, `TransformerConfig.__post_init__` and `OptimizerConfig.__post_init__`, 0.16.1. Support
+by GPU: transformer_engine/pytorch/quantization.py check_*_support; by size: utils.py assert_dim_for_fp8_exec (TE 2.11).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, Literal, cast
 
 from analyzer.errors import InputError, UnsupportedError
-from analyzer.launch.derive.reading import option, positive, switched_on, text, whole
+from analyzer.launch.derive.reading import integer, option, positive, switched_on, text
 from analyzer.specs import Fp8Recipe, Fp8Spec, HardwareSpec, ModelSpec, OptimizerSpec, ParallelSpec
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def fp8_spec(launch: LaunchInput, *, model: ModelSpec, parallel: ParallelSpec, o
 
 def _assumptions(arguments: Arguments, *, recipe: Fp8Recipe, gpu: HardwareSpec) -> Iterator[str]:
     if gpu.compute_capability is None and recipe in ("delayed", "tensorwise"):
-        yield "No GPU is named: FP8 tensors are assumed to need a transposed copy, as on Hopper."
+        yield "No GPU is given: FP8 tensors are assumed to need a transposed copy, as on Hopper."
     if arguments.get("recompute_granularity") == "full":
         when = "" if recipe == "blockwise" else " of the first iteration"
         yield f"Column-wise FP8 copies of recomputed layers are counted from the first forward on, so the peak{when} is too high."
@@ -123,7 +123,7 @@ def _layers_in_16_bit(arguments: Arguments, *, recipe: Fp8Recipe, most: int) -> 
         )
     counts = []
     for dest in ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"):
-        count = whole(arguments, dest)
+        count = integer(arguments, dest)
         count = 1 if count is None else count
         if not 0 <= count <= most:
             raise InputError(option(arguments, dest), f"{count} is not between 0 and the {most} layers of a stage", f"use {most}")

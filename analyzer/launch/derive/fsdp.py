@@ -1,8 +1,7 @@
 """Fully sharded data parallelism: Megatron-FSDP and torch's FSDP2, their requirements and the options that they turn on.
 
-Megatron: `validate_args` of the releases named in a line, and
-`load_checkpoint` (megatron/training/checkpointing.py), which makes optimizer states before it looks for a checkpoint of
-the format fsdp_dtensor. Read in 0.16.1; what later releases do otherwise in megatron_fsdp.py of 0.17.1 and 0.18.2.
+Megatron: `validate_args`, and `load_checkpoint` (megatron/training/checkpointing.py), which with the format fsdp_dtensor creates
+optimizer states before it looks for a checkpoint, 0.16.1. Differences in later releases: megatron_fsdp.py of 0.17.1 and 0.18.2.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ def sharding_optimizer(optimizer: OptimizerSpec, fsdp: FsdpSpec | None, *, relea
 
 
 def _loads_optimizer(arguments: Arguments) -> bool:
-    """Whether `--load` brings optimizer states before the first iteration."""
+    """Whether `--load` creates optimizer states before the first iteration."""
     skipped = switched_on(arguments, "finetune") or switched_on(arguments, "no_load_optim")
     return bool(arguments.get("load")) and text(arguments, "ckpt_format", "torch_dist") == "fsdp_dtensor" and not skipped
 

@@ -1,7 +1,7 @@
-"""Lion: what Megatron demands of a launch with it.
+"""Requirements of the Lion optimizer.
 
-Megatron: megatron/core/optimizer/__init__.py of 0.17, the first release that has it. From 0.18 on it is one of the emerging
-optimizers, which by default leave embeddings and vectors to Adam (`_EMERGING_OPTIMIZERS`).
+Megatron: megatron/core/optimizer/__init__.py of 0.17, the first release with Lion. From 0.18 on it is one of the emerging
+optimizers, which by default update embeddings and vectors with Adam (`_EMERGING_OPTIMIZERS`).
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
 
 
-def check_beside_lion(arguments: Arguments) -> None:
-    """Raises InputError for what Megatron refuses beside Lion, and for what it would take and we have no model of."""
+def check_lion(arguments: Arguments) -> None:
+    """Raises InputError for options that Megatron refuses with Lion, UnsupportedError for options that are not modelled with it."""
     if text(arguments, "optimizer", "adam") != "lion":
         return
     if since(arguments, "0.18"):
         raise UnsupportedError(
-            "--optimizer lion", "how this release shares parameters out to it and Adam is not modelled", "use adam, sgd or muon"
+            "--optimizer lion",
+            "Lion together with Adam, as in this release, is not modelled",
+            "use adam, sgd or muon",
         )
     if switched_on(arguments, "use_distributed_optimizer"):
         named = option(arguments, "use_distributed_optimizer")
-        raise InputError(named, "shards adam, and --optimizer is lion", "leave it out")
+        raise InputError(named, "needs adam, and --optimizer is lion", "leave it out")
     for dest in ("use_torch_fsdp2", "use_megatron_fsdp"):
         if switched_on(arguments, dest):
-            raise UnsupportedError(option(arguments, dest), "sharding under Lion is not modelled", "use --optimizer adam")
+            raise UnsupportedError(option(arguments, dest), "sharding with Lion is not modelled", "use --optimizer adam")

@@ -1,8 +1,8 @@
-"""Muon, and Muon with whole parameters shared out among replicas: what Megatron demands of a launch with it.
+"""Muon and layer-wise Muon, which distributes unsharded parameters over replicas, and their requirements.
 
-Megatron: `validate_args` and `get_megatron_muon_optimizer` (megatron/core/optimizer/muon.py), 0.16.1; 0.17 lets dist_muon
-overlap, and from 0.18 on the distributed optimizer's flag asks for the same sharing out, in buffers laid out for it unless
---no-use-layer-wise-param-layout is given.
+Megatron: `validate_args` and `get_megatron_muon_optimizer` (megatron/core/optimizer/muon.py), 0.16.1. 0.17 supports overlap with
+dist_muon. From 0.18 on `--use-distributed-optimizer` also selects the layer-wise optimizer, with buffers laid out for it unless
+`--no-use-layer-wise-param-layout` is given.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
 
 QUINTIC = 5
-"""Steps of one round of coefficients; `newton_schulz` of emerging_optimizers takes whole rounds only."""
+"""Number of quintic coefficients; `newton_schulz` of emerging_optimizers needs a multiple of it as the number of steps."""
 FORMATS = ("torch", "torch_dist")
 
 
@@ -28,10 +28,10 @@ def is_muon(arguments: Arguments) -> bool:
 
 
 def muon_spec(arguments: Arguments) -> MuonSpec | None:
-    """How Muon works; None with another optimizer. Raises InputError for what Megatron refuses."""
+    """The settings of Muon; None with another optimizer. Raises InputError for what Megatron refuses."""
     if not is_muon(arguments):
         return None
-    layer_wise = _shares_out(arguments)
+    layer_wise = _is_layer_wise(arguments)
     aligned = layer_wise and since(arguments, "0.18") and bool(arguments.get("use_layer_wise_param_layout", True))
     _check_overlap(arguments, layer_wise=layer_wise, aligned=aligned)
     _check_companions(arguments)
@@ -47,12 +47,14 @@ def muon_spec(arguments: Arguments) -> MuonSpec | None:
     )
 
 
-def _shares_out(arguments: Arguments) -> bool:
-    """Whether whole parameters are shared out among replicas."""
+def _is_layer_wise(arguments: Arguments) -> bool:
+    """Whether unsharded parameters are distributed over replicas."""
     named = option(arguments, "use_distributed_optimizer")
     asked = switched_on(arguments, "use_distributed_optimizer")
     if asked and not since(arguments, "0.18"):
-        raise InputError(named, "does not go with Muon", "leave it out, and use --optimizer dist_muon for sharded states")
+        raise InputError(
+            named, "cannot be used with Muon in this release", "leave it out, or use --optimizer dist_muon for sharded states"
+        )
     return asked or text(arguments, "optimizer", "adam") == "dist_muon"
 
 
@@ -60,33 +62,33 @@ def _check_overlap(arguments: Arguments, *, layer_wise: bool, aligned: bool) -> 
     overlaps = since(arguments, "0.18") or (layer_wise and since(arguments, "0.17"))
     for dest in ("overlap_grad_reduce", "overlap_param_gather"):
         if switched_on(arguments, dest) and not overlaps:
-            raise InputError(option(arguments, dest), "does not go with Muon in this release", "leave it out")
+            raise InputError(option(arguments, dest), "cannot be used with Muon in this release", "leave it out")
     if switched_on(arguments, "overlap_param_gather"):
         named = option(arguments, "overlap_param_gather")
         if not layer_wise:
-            raise InputError(named, "there are no shards to gather", "leave it out")
+            raise InputError(named, "there are no parameter shards to gather", "leave it out")
         if not aligned:
-            raise UnsupportedError(named, "overlapped gathering of whole parameters is not modelled", "leave it out")
+            raise UnsupportedError(named, "overlapped gathering of unsharded parameters is not modelled", "leave it out")
 
 
 def _check_companions(arguments: Arguments) -> None:
-    """Options that Muon does not go with."""
+    """Options that cannot be used with Muon."""
     named = f"--optimizer {text(arguments, 'optimizer', 'muon')}"
     if switched_on(arguments, "fp16"):
-        raise InputError("--fp16", "does not go with Muon", "use --bf16")
+        raise InputError("--fp16", "cannot be used with Muon", "use --bf16")
     for dest in ("use_torch_fsdp2", "use_megatron_fsdp"):
         if switched_on(arguments, dest):
-            raise InputError(option(arguments, dest), "does not go with Muon", "leave it out, or use --optimizer adam")
+            raise InputError(option(arguments, dest), "cannot be used with Muon", "leave it out, or use --optimizer adam")
     written = text(arguments, "ckpt_format", "torch_dist")
     if written not in FORMATS:
-        raise InputError(named, f"does not save as {written}", "use --ckpt-format torch_dist")
+        raise InputError(named, f"does not support --ckpt-format {written}", "use --ckpt-format torch_dist")
     if text(arguments, "muon_scalar_optimizer", "adam") != "adam" and since(arguments, "0.18"):
         raise UnsupportedError(
-            option(arguments, "muon_scalar_optimizer"), "Lion beside Muon is not modelled for this release", "leave it at adam"
+            option(arguments, "muon_scalar_optimizer"), "Lion with Muon is not modelled for this release", "use adam"
         )
     if switched_on(arguments, "fp8_param_gather"):
         raise InputError(
-            option(arguments, "fp8_param_gather"), "needs the distributed optimizer, which Muon does not go with", "leave it out"
+            option(arguments, "fp8_param_gather"), "needs the distributed optimizer, which cannot be used with Muon", "leave it out"
         )
 
 
@@ -96,7 +98,7 @@ def _steps(arguments: Arguments) -> int:
     if quintic and steps % QUINTIC:
         raise InputError(
             option(arguments, "muon_num_ns_steps"),
-            f"{steps} steps are no whole rounds of the {QUINTIC} quintic coefficients",
+            f"{steps} steps are not a multiple of the {QUINTIC} quintic coefficients",
             f"use {multiple_near(steps, QUINTIC)}",
         )
     return steps

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, cast
 
 from analyzer.errors import InputError
-from analyzer.launch.derive.lion import check_beside_lion
+from analyzer.launch.derive.lion import check_lion
 from analyzer.launch.derive.muon import muon_spec
 from analyzer.launch.derive.optimizer_offload import offload_spec
 from analyzer.launch.derive.reading import RELEASE_2023, number, option, positive, switched_on, text
@@ -25,14 +25,14 @@ def optimizer_spec(arguments: Arguments, *, gradients: str) -> OptimizerSpec:
 
     Optimizers other than adam, sgd, muon and lion are refused earlier, in `coverage.supported`.
     """
-    check_beside_lion(arguments)
+    check_lion(arguments)
     muon = muon_spec(arguments)
     name = "muon" if muon is not None else text(arguments, "optimizer", "adam")
     distributed = muon.aligned if muon is not None else switched_on(arguments, "use_distributed_optimizer")
     if distributed and name not in ("adam", "muon"):
         raise InputError(
             option(arguments, "use_distributed_optimizer"),
-            f"shards adam, and --optimizer is {name}",
+            f"needs adam, and --optimizer is {name}",
             "use --optimizer adam, or leave it out",
         )
     _check_precision_aware(arguments, name=name, distributed=distributed, gradients=gradients)

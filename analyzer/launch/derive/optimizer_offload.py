@@ -1,4 +1,4 @@
-"""Offloading of the optimizer to the host: what Megatron demands of a launch with it.
+"""Offloading of the optimizer to the host, and its requirements.
 
 Megatron: `validate_args`, `OptimizerConfig.__post_init__` and `_get_megatron_optimizer_based_on_param_groups`, 0.16.1; the
 same from 0.12 on.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def offload_spec(arguments: Arguments) -> OffloadSpec | None:
-    """The share of states on the host; None without offloading. Raises InputError for what Megatron refuses."""
+    """The fraction of optimizer states on the host; None without offloading. Raises InputError for what Megatron refuses."""
     if not switched_on(arguments, "optimizer_cpu_offload"):
         return None
     named = option(arguments, "optimizer_cpu_offload")
@@ -25,8 +25,8 @@ def offload_spec(arguments: Arguments) -> OffloadSpec | None:
         raise InputError(named, "needs the precision-aware optimizer", "add --use-precision-aware-optimizer")
     if switched_on(arguments, "fp8_param_gather"):
         if arguments.get("fp8_recipe", "delayed") != "delayed":
-            raise InputError(named, "goes with parameters in FP8 under the delayed recipe only", "add --fp8-recipe delayed")
-        raise UnsupportedError(named, "offloading beside parameters in FP8 is not modelled", "leave out --fp8-param-gather")
+            raise InputError(named, "supports FP8 parameters only with the delayed recipe", "add --fp8-recipe delayed")
+        raise UnsupportedError(named, "offloading with FP8 parameters is not modelled", "leave out --fp8-param-gather")
     fraction = number(arguments, "optimizer_offload_fraction", 1.0)
     if not 0 <= fraction <= 1:
         raise InputError(

@@ -90,8 +90,8 @@ def _context_communication(launch: LaunchInput, *, context: int) -> tuple[str, i
             kind, inner = ("p2p" if inner == 1 else "a2a"), 1
     if "p2p" in kind:
         launch.assume(
-            "Of the ranks that share a sequence the last one is counted: with a causal mask it attends to the most keys, and the "
-            "others need less memory while attention runs."
+            "The last context-parallel rank is counted: with a causal mask it attends to the most keys, and the other ranks need "
+            "less memory during attention."
         )
     return kind, inner
 

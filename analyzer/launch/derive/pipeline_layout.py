@@ -12,7 +12,7 @@ from typing import Final
 from analyzer.errors import InputError
 
 LETTERS: Final = "EtmL"
-MOST_LETTERS: Final = 100_000
+MAX_LETTERS: Final = 100_000
 """More than any model has: a longer layout is a typing error."""
 
 _REPETITIONS: Final = (re.compile(r"\(([^)]+)\)\*(\d+)"), re.compile(r"(.)\*(\d+)"))
@@ -26,8 +26,8 @@ def unroll(layout: str, *, option: str = "--pipeline-model-parallel-layout") -> 
     """
     written = layout.replace("\\", "").replace(",", "")  # backslashes: left over from shell quoting
     for pattern in _REPETITIONS:
-        if sum(len(group) * int(count) for group, count in pattern.findall(written)) > MOST_LETTERS:
-            raise InputError(option, f"{layout!r} unrolls to more than {MOST_LETTERS} letters", "check the numbers after *")
+        if sum(len(group) * int(count) for group, count in pattern.findall(written)) > MAX_LETTERS:
+            raise InputError(option, f"{layout!r} unrolls to more than {MAX_LETTERS} letters", "check the numbers after *")
         written = pattern.sub(lambda match: match[1] * int(match[2]), written)
     strange = next((letter for letter in written if letter not in LETTERS + "|"), None)
     if strange is not None:

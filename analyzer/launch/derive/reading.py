@@ -22,28 +22,28 @@ RELEASE_2023: Final = "2023"
 
 
 def option(arguments: Arguments, dest: str) -> str:
-    """The flag of `dest` as the user wrote it, or as Megatron names it where the user did not."""
+    """The flag of `dest` as the user wrote it, or Megatron's flag if it was not given."""
     return arguments.spelled.get(dest) or flag_of(dest)
 
 
 def since(arguments: Arguments, release: str) -> bool:
-    """Whether the release that is assumed is `release` or a later one."""
+    """Whether the Megatron release of the launch is `release` or a later one."""
     return release_number(arguments.release) >= release_number(release)
 
 
 def switched_on(arguments: Arguments, dest: str) -> bool:
-    """A flag without a value; a dest that the release does not know is off."""
+    """Whether a flag without a value is set; False if the release does not have it."""
     return bool(arguments.get(dest, False))
 
 
 def text(arguments: Arguments, dest: str, default: str) -> str:
-    """A word; `default` where there is none."""
+    """A word; `default` if it is not set."""
     value = arguments.get(dest)
     return default if value is None else str(value)
 
 
 def number(arguments: Arguments, dest: str, default: float) -> float:
-    """A number; `default` where there is none. Raises InputError for what is not a number."""
+    """A number; `default` if it is not set. Raises InputError for anything else."""
     value = arguments.get(dest)
     if value is None:
         return default
@@ -53,7 +53,7 @@ def number(arguments: Arguments, dest: str, default: float) -> float:
 
 
 def share(arguments: Arguments, dest: str, default: float, *, zero: bool) -> float:
-    """A number from 0 to 1: a probability, where 0 is one (`zero`), else a part. Raises InputError for any other."""
+    """A number from 0 to 1; 0 is allowed with `zero`. Raises InputError for anything else."""
     value = number(arguments, dest, default)
     if not 0 <= value <= 1 or (value == 0 and not zero):
         bounds = "between 0 and 1" if zero else "above 0 and at most 1"
@@ -61,26 +61,26 @@ def share(arguments: Arguments, dest: str, default: float, *, zero: bool) -> flo
     return value
 
 
-def whole(arguments: Arguments, dest: str) -> int | None:
-    """A whole number, or None. Raises InputError for anything else."""
+def integer(arguments: Arguments, dest: str) -> int | None:
+    """An integer, or None. Raises InputError for anything else."""
     value = arguments.get(dest)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(option(arguments, dest), f"{value!r} is not a whole number", "give a whole number")
+        raise InputError(option(arguments, dest), f"{value!r} is not an integer", "give an integer")
     return value
 
 
 def positive(arguments: Arguments, dest: str) -> int | None:
-    """A whole number above 0, or None. Raises InputError for 0 and below."""
-    value = whole(arguments, dest)
+    """An integer above 0, or None. Raises InputError for 0 and below."""
+    value = integer(arguments, dest)
     if value is not None and value <= 0:
         raise InputError(option(arguments, dest), f"{value} is not above 0", "give 1 or more")
     return value
 
 
 def required(arguments: Arguments, dest: str, example: str) -> int:
-    """A whole number above 0 that Megatron cannot do without. Raises InputError where it is missing."""
+    """An integer above 0 that Megatron requires. Raises InputError if it is missing."""
     value = positive(arguments, dest)
     if value is None:
         raise InputError(option(arguments, dest), "is missing", f"add it, for example {option(arguments, dest)} {example}")
@@ -88,7 +88,7 @@ def required(arguments: Arguments, dest: str, example: str) -> int:
 
 
 def size(arguments: Arguments, dest: str) -> int:
-    """A size of parallelism: 1 where it is not given."""
+    """A size of parallelism: 1 if it is not given."""
     value = positive(arguments, dest)
     return 1 if value is None else value
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Literal, cast
 
 from analyzer.errors import InputError
-from analyzer.launch.derive.reading import option, switched_on, whole
+from analyzer.launch.derive.reading import integer, option, switched_on
 from analyzer.specs import ModelSpec, RecomputeSpec
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def _granularity(arguments: Arguments) -> tuple[str | None, str | None, int | No
     """Granularity, method and layers, as they go together."""
     method_value = arguments.get("recompute_method")
     method = None if method_value is None else str(method_value)
-    num_layers = whole(arguments, "recompute_num_layers")
+    num_layers = integer(arguments, "recompute_num_layers")
     granularity = "selective" if switched_on(arguments, "recompute_activations") else arguments.get("recompute_granularity")
     if switched_on(arguments, "moe_layer_recompute"):
         if granularity == "full":
@@ -84,7 +84,7 @@ def _modules(arguments: Arguments, model: ModelSpec) -> tuple[str, ...]:
     if "moe_act" in asked and not switched_on(arguments, "moe_grouped_gemm"):
         raise InputError(named, "moe_act needs --moe-grouped-gemm", "add it, or leave moe_act out")
     if "mlp" in asked and model.bias_linear and (model.moe is None or not all(model.moe.layers)):
-        raise InputError(named, "a recomputed mlp returns its bias, and its backward never ends", "add --disable-bias-linear")
+        raise InputError(named, "with biases, the backward of a recomputed mlp does not end", "add --disable-bias-linear")
     if "mla_up_proj" in asked and model.mla is None:
         raise InputError(named, "mla_up_proj needs --multi-latent-attention", "add it, or leave mla_up_proj out")
     if "shared_experts" in asked and model.moe and model.moe.shared_overlap:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from analyzer.errors import InputError
 from analyzer.launch.derive.activations import overlaps_microbatches
 from analyzer.launch.derive.fsdp import sharding_flag
-from analyzer.launch.derive.reading import RELEASE_2023, option, since, switched_on, whole
+from analyzer.launch.derive.reading import RELEASE_2023, integer, option, since, switched_on
 from analyzer.specs import Implementation, ModelSpec, ParallelSpec, PrecisionSpec, TrainingFlags
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def training_flags(launch: LaunchInput, *, model: ModelSpec, parallel: ParallelS
         cuda_device_max_connections=connections,
         allocator_config=environ.get("PYTORCH_ALLOC_CONF", environ.get("PYTORCH_CUDA_ALLOC_CONF")),
         use_cpu_initialization=switched_on(arguments, "use_cpu_initialization"),
-        empty_unused_memory_level=whole(arguments, "empty_unused_memory_level") or 0,
+        empty_unused_memory_level=integer(arguments, "empty_unused_memory_level") or 0,
         data_parallel_random_init=switched_on(arguments, "data_parallel_random_init"),
         early_attention_backward=switched_on(arguments, "ep_overlap_early_attn_memory_release"),
         delay_wgrad_compute=switched_on(arguments, "delay_wgrad_compute"),

@@ -1,4 +1,4 @@
-"""The options of torchrun (torch.distributed.run, read in torch 2.13, and torch.distributed.launch)."""
+"""The options of torchrun (torch.distributed.run in torch 2.13, and torch.distributed.launch)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONG: Final = {
 
 
 class TorchrunOption(NamedTuple):
-    """An option of torchrun as one word names it."""
+    """An option of torchrun as given by one word."""
 
     dest: str
     written: str
@@ -36,10 +36,10 @@ class TorchrunOption(NamedTuple):
 
 
 def find(word: str, *, abbreviated: bool) -> TorchrunOption | None:
-    """The option that `word` names, or None.
+    """The option that `word` gives, or None.
 
-    `abbreviated` allows the prefixes that argparse allows; raises InputError for one that fits several options, and for
-    a value given to an option that takes none.
+    `abbreviated`: unambiguous prefixes are accepted, as in argparse. Raises InputError for an ambiguous prefix, and for a value
+    given to an option that takes none.
     """
     written, equals, value = word.partition("=")
     attached = value if equals else None
@@ -51,14 +51,14 @@ def find(word: str, *, abbreviated: bool) -> TorchrunOption | None:
     if dest is None:
         return None
     if attached is not None and dest not in WITH_VALUE:
-        raise InputError(written, f"takes no value, and got {attached!r}", f"write {written} alone")
+        raise InputError(written, f"takes no value, and {attached!r} is given", f"write {written} without a value")
     return TorchrunOption(dest, written, attached)
 
 
 def _abbreviation(written: str) -> str | None:
-    """The dest of the one option that starts with `written`."""
+    """The dest of the option with the prefix `written`, None without one. Raises InputError if several have it."""
     dests = sorted({dest for spelling, dest in LONG.items() if spelling.startswith(written)})
     if len(dests) > 1:
         meant = " or ".join("--" + dest.replace("_", "-") for dest in dests)
-        raise InputError(written, "this abbreviation fits several options", f"write {meant}")
+        raise InputError(written, "is an ambiguous abbreviation", f"write {meant}")
     return dests[0] if dests else None

@@ -1,6 +1,6 @@
-"""Every option of the Megatron-LM releases that we know; stands in where no checkout is at hand.
+"""The options of all known Megatron-LM releases, used if there is no checkout.
 
-`catalogue.json` is written by tools/make_catalogue.py from the parsers of the releases themselves.
+`catalogue.json` is written by tools/make_catalogue.py from the parsers of the releases.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import Final
 from analyzer.launch.options.option_table import Option, OptionTable, make_table
 
 PREFERRED: Final = "0.16.1"
-"""The release that the formulas were read in."""
+"""The release that the formulas are based on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """Options of all releases: each variant of an option with the mask of releases that have it so."""
+    """Options of all releases: each variant of an option, with a bit mask of the releases that have this variant."""
 
     releases: tuple[str, ...]
     """Oldest first; '2023' is the code of August 2023."""
     variants: tuple[tuple[int, Option], ...]
     masks: Mapping[str, int]
-    """By flag: the releases that know it, one bit for each."""
+    """By flag: the releases that have it, one bit for each."""
     newest: Mapping[str, Option]
     """By flag: its newest variant."""
 
-    def knowing(self, flags: Iterable[str]) -> list[str]:
-        """The releases that know all `flags`, nearest to the preferred one first, the newer of two equally near."""
+    def releases_with(self, flags: Iterable[str]) -> list[str]:
+        """The releases that have all `flags`, nearest to the preferred one first; of two equally near ones the newer first."""
         mask = (1 << len(self.releases)) - 1
         for flag in flags:
             mask &= self.masks[flag]
@@ -39,8 +39,8 @@ class Catalogue:
         known = [index for index in range(len(self.releases)) if mask >> index & 1]
         return [self.releases[index] for index in sorted(known, key=lambda index: (abs(index - preferred), -index))]
 
-    def release_like(self, name: str) -> str | None:
-        """The release that `name` means: '0.16.1', 'core_v0.16.1' and '0.16' are one. Another patch gives the one that is known."""
+    def find_release(self, name: str) -> str | None:
+        """The known release with the major and minor version of `name` ('0.16.1', 'core_v0.16.1' or '0.16'), or None."""
         wanted = name.removeprefix("core_").removeprefix("v").split(".")[:2]
         return next((release for release in self.releases if release.split(".")[:2] == wanted), None)
 
@@ -51,7 +51,7 @@ class Catalogue:
         return make_table(options, release=release, source=f"catalogue of {describe(release)}")
 
     def union(self) -> OptionTable:
-        """The options of the preferred release, and beside them those that only other releases know."""
+        """The options of the preferred release, and those that only other releases have."""
         bit = 1 << self.releases.index(PREFERRED)
         own = [option for mask, option in self.variants if mask & bit]
         others = [option for flag, option in self.newest.items() if not self.masks[flag] & bit]
@@ -59,13 +59,13 @@ class Catalogue:
 
 
 def describe(release: str) -> str:
-    """A release as sentences name it: 'Megatron-LM core 0.16.1', 'Megatron-LM of August 2023'."""
+    """The name of a release for messages: 'Megatron-LM core 0.16.1', 'Megatron-LM of August 2023'."""
     return "Megatron-LM of August 2023" if release == "2023" else f"Megatron-LM core {release}"
 
 
 @cache
 def load_catalogue() -> Catalogue:
-    """The catalogue that is shipped with this package."""
+    """Loads the catalogue of this package."""
     content = json.loads(Path(__file__).with_name("catalogue.json").read_bytes())
     variants = tuple((row[0], Option(*row[1:])) for row in content["options"])
     masks: dict[str, int] = {}

@@ -1,8 +1,8 @@
 """Lists the options of a Megatron-LM checkout: `extract_options.py CHECKOUT OUTPUT.json with-torch|without-torch`.
 
-Runs in a process of its own and needs only the standard library. It loads the checkout's `arguments.py` and the
-configuration classes that it makes options of, never the training code; packages that are missing, and PyTorch, are
-replaced by inert stand-ins. The output is a list of argparse actions, one object each.
+Runs in a separate process and needs only the standard library. It imports the checkout's `arguments.py` and the configuration
+classes that options are made from, but no training code. Missing packages, and with `without-torch` PyTorch, are replaced by
+stand-ins. The output is a list of argparse actions, one object each.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from typing import Any, NoReturn
 GPU_PACKAGES = frozenset(
     {"transformer_engine", "transformer_engine_torch", "apex", "flash_attn", "flash_attn_3", "triton", "amp_C"}
 )
-"""Never loaded: slow, and broken on machines without a GPU. Megatron does without them, or gets a stand-in."""
+"""Not imported: they are slow, and fail on machines without a GPU. Megatron does without them, or gets a stand-in."""
 
-MOST_MISSING_PACKAGES = 60
+MAX_MISSING_PACKAGES = 60
 
 
 class StandInType(ABCMeta):
-    """Makes classes that can stand for anything that a module of Megatron touches while it is imported.
+    """The type of stand-ins: classes that replace any object that a module of Megatron uses during its import.
 
-    A stand-in can be read from, called, used as a decorator, subscripted, compared and inherited from.
+    A stand-in supports attribute access, calls, use as a decorator, subscripts, comparison and inheritance.
     """
 
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> StandInType:
@@ -87,10 +87,10 @@ class StandInType(ABCMeta):
 
 
 def stand_in(name: str) -> Any:
-    """A class that stands for `name`."""
+    """A stand-in class for `name`."""
 
     def ignore(_self: Any, *_args: Any, **_kwargs: Any) -> None:
-        """Takes the place of every __init__."""
+        """Replaces `__init__`."""
 
     def read(_self: Any, attribute: str) -> Any:
         if attribute.startswith("__"):
@@ -117,7 +117,7 @@ class StandInModule(ModuleType):
 
 
 class Finder:
-    """Decides what Megatron's modules get when they import: the real thing, a stand-in, or nothing."""
+    """Import hook: Megatron's modules get the real module, a stand-in, or ModuleNotFoundError."""
 
     def __init__(self, missing: set[str]) -> None:
         self.missing = missing
@@ -134,7 +134,7 @@ class Finder:
         return StandInModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing runs in a stand-in."""
+        """A stand-in has no code to execute."""
 
 
 def _is_training_code(name: str) -> bool:
@@ -144,7 +144,7 @@ def _is_training_code(name: str) -> bool:
 
 
 class Captured(Exception):
-    """Carries the parser out of Megatron's `parse_args`."""
+    """Passes the parser out of Megatron's `parse_args`."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         super().__init__()
@@ -152,13 +152,13 @@ class Captured(Exception):
 
 
 def build_parser(checkout: Path, missing: set[str]) -> argparse.ArgumentParser:
-    """The parser that the checkout's `parse_args` makes, with the packages in `missing` replaced.
+    """The parser that the checkout's `parse_args` builds, with the packages in `missing` replaced.
 
-    Packages that turn out to be missing are added to `missing`, and loading starts again.
+    If an import fails, its package is added to `missing` and the import is repeated. Raises RuntimeError if too many fail.
     """
     sys.path.insert(0, str(checkout))
     sys.meta_path.insert(0, Finder(missing))
-    for _ in range(MOST_MISSING_PACKAGES):
+    for _ in range(MAX_MISSING_PACKAGES):
         try:
             return _captured_parser(checkout)
         except ModuleNotFoundError as error:
@@ -190,14 +190,14 @@ def _captured_parser(checkout: Path) -> argparse.ArgumentParser:
 
 
 def _bare_package(name: str, folder: Path) -> None:
-    """Make `name` importable without running its __init__.py."""
+    """Makes `name` importable without running its `__init__.py`."""
     package = ModuleType(name)
     package.__path__ = [str(folder)]
     sys.modules[name] = package
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON can hold it: enums by name, what cannot be held as null."""
+    """`value` for JSON: enums by name, and null for types that JSON does not have."""
     if isinstance(value, enum.Enum):
         return value.value if isinstance(value, int) else value.name
     if value is None or isinstance(value, (bool, int, float, str)):

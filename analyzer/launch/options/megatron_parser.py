@@ -1,4 +1,4 @@
-"""The options of a Megatron-LM checkout, by its own parser; remembered, so that the next run imports nothing."""
+"""The options of a Megatron-LM checkout, from its own parser. They are cached, so later runs do not import it again."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from analyzer.errors import InputError
 from analyzer.launch.options.option_table import Option, OptionTable, make_table
 
 PARSERS: Final = ("megatron/training/arguments.py", "megatron/arguments.py")
-"""Where the parser is: since core 0.6, and before."""
+"""Files with the parser: since core 0.6, and before."""
 DEFINING_FILES: Final = ("megatron/arguments.py", "megatron/training/arg*.py", "megatron/training/**/*config*.py",
                          "megatron/core/*config*.py", "megatron/core/*/*config*.py", "megatron/core/*/*/*config*.py",
                          "megatron/core/**/enums.py", "megatron/core/package_info.py",
                          "megatron/training/config/*.py")  # fmt: skip
-"""Whose content decides what the options are."""
+"""Files that define the options."""
 SECONDS: Final = 120
 
 
 def find_checkout(folder: Path, *, environ: Mapping[str, str], entry: str | None) -> Path | None:
-    """The checkout that the launch would import: beside its script, in the working folder, or on PYTHONPATH."""
+    """The checkout that the launch would import: in the folder of its script, the working folder, or on PYTHONPATH."""
     beside = [(folder / entry).parent] if entry is not None and "/" in entry else []
     on_path = [folder / part for part in environ.get("PYTHONPATH", "").split(":") if part]
     for candidate in (*beside, folder, *on_path):
@@ -32,16 +32,16 @@ def find_checkout(folder: Path, *, environ: Mapping[str, str], entry: str | None
 
 
 def load_table(checkout: Path, *, environ: Mapping[str, str]) -> OptionTable:
-    """The options of `checkout`. Raises InputError where there is no parser, or it cannot be loaded."""
+    """The options of `checkout`. Raises InputError if there is no parser, or if it cannot be loaded."""
     parser = next((checkout / name for name in PARSERS if (checkout / name).is_file()), None)
     if parser is None:
-        raise InputError("--info-megatron", f"{checkout} holds no {PARSERS[0]}", "name the root folder of a Megatron-LM checkout")
-    remembered = _cache_folder(environ) / f"{_content_hash(checkout)}.json"
+        raise InputError("--info-megatron", f"{checkout} has no {PARSERS[0]}", "give the root folder of a Megatron-LM checkout")
+    cached = _cache_folder(environ) / f"{_content_hash(checkout)}.json"
     try:
-        rows = json.loads(remembered.read_bytes())
+        rows = json.loads(cached.read_bytes())
     except (OSError, ValueError):
         rows = _extract(checkout)
-        _remember(remembered, rows)
+        _write_cache(cached, rows)
     return make_table((Option(**row) for row in rows), release=_release(checkout), source=str(parser))
 
 
@@ -51,7 +51,7 @@ def _cache_folder(environ: Mapping[str, str]) -> Path:
 
 
 def _content_hash(checkout: Path) -> str:
-    """A digest of every file that can change the options, of our own extraction too."""
+    """A digest of every file that can change the options, including extract_options.py."""
     from hashlib import sha256
 
     digest = sha256(Path(__file__).with_name("extract_options.py").read_bytes())
@@ -62,12 +62,12 @@ def _content_hash(checkout: Path) -> str:
 
 
 def _extract(checkout: Path) -> list[dict[str, object]]:
-    """Run extract_options.py: first without PyTorch, which is quicker, then with it."""
+    """Runs extract_options.py: first without PyTorch, which is faster, then with it. Raises InputError if both fail."""
     import subprocess
     import sys
     import tempfile
 
-    failure = "it made no output"
+    failure = "it wrote no output"
     script = Path(__file__).with_name("extract_options.py")
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "options.json"
@@ -87,8 +87,8 @@ def _extract(checkout: Path) -> list[dict[str, object]]:
     )
 
 
-def _remember(path: Path, rows: list[dict[str, object]]) -> None:
-    """Write the rows, whole or not at all; a cache that cannot be written is no fault."""
+def _write_cache(path: Path, rows: list[dict[str, object]]) -> None:
+    """Writes the rows in one atomic step. A cache that cannot be written is not an error."""
     import os
 
     partial = path.with_name(f"{path.name}.{os.getpid()}")
@@ -101,7 +101,7 @@ def _remember(path: Path, rows: list[dict[str, object]]) -> None:
 
 
 def _release(checkout: Path) -> str:
-    """The version that megatron/core/package_info.py states; '2023' before core 0.3 or without one."""
+    """The version in megatron/core/package_info.py; '2023' before core 0.3 or without this file."""
     try:
         text = (checkout / "megatron/core/package_info.py").read_text()
     except OSError:

@@ -9,28 +9,28 @@ from typing import Any, NamedTuple
 
 
 class Option(NamedTuple):
-    """One option, as argparse would describe it."""
+    """One option, with the fields of an argparse action."""
 
     flags: Sequence[str]
     dest: str
     kind: str
-    """store, true, false, or boolean (a flag with its `--no-` twin)."""
+    """store, true, false, or boolean (a flag with a `--no-` form)."""
     nargs: int | str | None = None
     const: object = None
     default: object = None
     type: str | None = None
-    """Name of the function that argparse converts a word with; None keeps the word."""
+    """Name of the function that converts a word; None for no conversion."""
     choices: Sequence[object] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class OptionTable:
-    """Every option that one Megatron-LM knows."""
+    """The options of one Megatron-LM release or checkout."""
 
     release: str
     """'0.16.1', or '2023' for the code before core 0.3."""
     source: str
-    """Where the table comes from, for messages: 'catalogue of Megatron-LM core 0.16.1'."""
+    """The source of the table, for messages: 'catalogue of Megatron-LM core 0.16.1'."""
     options: Mapping[str, Option]
     """By flag."""
     defaults: Mapping[str, object]
@@ -38,7 +38,7 @@ class OptionTable:
 
 
 def make_table(options: Iterable[Option], *, release: str, source: str) -> OptionTable:
-    """The table of `options`. As in argparse, the first option of a dest gives its default, the last one of a flag wins."""
+    """The table of `options`. As in argparse, the first option of a dest gives its default, and the last option of a flag wins."""
     by_flag: dict[str, Option] = {}
     defaults: dict[str, object] = {}
     for option in options:

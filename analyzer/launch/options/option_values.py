@@ -1,4 +1,4 @@
-"""Words of a command line as values, by the name of the function that Megatron's parser converts them with."""
+"""Converts words of a command line, by the name of the function that Megatron's parser uses."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     import ast
 
 MAX_PATTERN_ITEMS: Final = 100_000
-"""No model has more layers; a longer pattern is a slip, and would only eat memory."""
+"""Longer patterns are refused: they exceed the layers of any model, and would need much memory."""
 
 
-class Refused(ValueError):
-    """A word that is no value of its option: what is wrong with it, and what to write."""
+class InvalidValue(ValueError):
+    """A word that is not a valid value of its option, with the fault and the remedy."""
 
     def __init__(self, fault: str, remedy: str) -> None:
         super().__init__(fault)
@@ -22,7 +22,7 @@ class Refused(ValueError):
 
 
 def convert(word: str, type_name: str | None) -> object:
-    """`word` as the value that an option of this type holds. Raises Refused."""
+    """`word` converted to the type of an option. Raises InvalidValue."""
     converter = CONVERTERS.get(type_name or "str")
     return converter(word) if converter else word
 
@@ -31,14 +31,14 @@ def _integer(word: str) -> int:
     try:
         return int(word)
     except ValueError:
-        raise Refused(f"{word!r} is not a whole number", "write it in digits, such as 8") from None
+        raise InvalidValue(f"{word!r} is not an integer", "write an integer such as 8") from None
 
 
 def _float(word: str) -> float:
     try:
         return float(word)
     except ValueError:
-        raise Refused(f"{word!r} is not a number", "write a number such as 0.1 or 1e-5") from None
+        raise InvalidValue(f"{word!r} is not a number", "write a number such as 0.1 or 1e-5") from None
 
 
 def _signal(word: str) -> int:
@@ -47,18 +47,18 @@ def _signal(word: str) -> int:
     try:
         return int(signal.Signals[word])
     except KeyError:
-        raise Refused(f"{word!r} is not a signal", "name one, such as SIGTERM") from None
+        raise InvalidValue(f"{word!r} is not a signal", "write a signal such as SIGTERM") from None
 
 
 def _frequency(word: str) -> int | tuple[int, ...]:
-    """A whole number N, or a pattern in Python's list notation: '([0]*3+[1])*2'."""
+    """An integer N, or a pattern in Python's list notation: '([0]*3+[1])*2'."""
     if "[" not in word:
         return _integer(word)
     return tuple(_pattern(word))
 
 
 def _pattern(word: str) -> list[int]:
-    """The list that `word` writes with numbers, brackets, + and *: what Megatron hands to `eval`, without `eval`."""
+    """The list that `word` denotes with numbers, brackets, + and *. Megatron passes it to `eval`; here it is parsed safely."""
     import ast
 
     try:
@@ -66,12 +66,12 @@ def _pattern(word: str) -> list[int]:
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         value = None
     if not isinstance(value, list):
-        raise Refused(f"{word!r} is not a pattern of layers", "write lists of 0 and 1 with + and *, such as '([0]*3+[1])*2'")
+        raise InvalidValue(f"{word!r} is not a layer pattern", "write lists of 0 and 1 with + and *, such as '([0]*3+[1])*2'")
     return value
 
 
 def _evaluate(node: ast.expr) -> int | list[int]:
-    """The value of a sum or product of lists and whole numbers. Raises ValueError for anything else."""
+    """The value of an expression of lists and integers with + and *. Raises ValueError for anything else."""
     import ast
 
     if isinstance(node, ast.Constant) and type(node.value) is int:
@@ -92,7 +92,7 @@ def _evaluate(node: ast.expr) -> int | list[int]:
 
 
 def _tuple(word: str) -> tuple[int, ...]:
-    """'1,2' or '(1,2)' as whole numbers."""
+    """'1,2' or '(1,2)' as integers."""
     return tuple(_integer(part) for part in word.strip("()").split(","))
 
 
@@ -106,4 +106,4 @@ CONVERTERS: Final[dict[str, Callable[[str], object]]] = {
     "no_rope_freq_type": _frequency,
     "tuple_type": _tuple,
 }
-"""Every other function leaves the word as it is: enums are held by name."""
+"""By function name. With any other function the word is kept as text: enums are stored by name."""

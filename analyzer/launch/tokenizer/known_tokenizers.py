@@ -1,4 +1,4 @@
-"""Sizes of public tokenizers: `len(AutoTokenizer.from_pretrained(name))`, from their published files."""
+"""Sizes of public tokenizers: `len(AutoTokenizer.from_pretrained(name))` of their published files."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _BY_PREFIX: Final = {
     "tiiuae/falcon-7b": 65024,
     "TinyLlama/TinyLlama-1.1B": 32000,
 }
-"""By the beginning of a Hugging Face name; the longest that fits counts."""
+"""By prefix of a Hugging Face name; the longest matching prefix is used."""
 
 
 def known_size(name: str) -> int | None:
-    """Tokens of the tokenizer of a well-known Hugging Face name, None for others."""
+    """Number of tokens of a public Hugging Face tokenizer; None for other names."""
     fits = [prefix for prefix in _BY_PREFIX if name.lower().startswith(prefix.lower())]
     return _BY_PREFIX[max(fits, key=len)] if fits else None

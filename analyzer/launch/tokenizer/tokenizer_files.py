@@ -1,9 +1,9 @@
-"""How many tokens a tokenizer's files hold, read without the libraries that wrote them.
+"""Counts the tokens in tokenizer files, without the libraries that wrote them.
 
-Formats: Hugging Face `tokenizer.json` (models BPE, WordPiece, WordLevel and Unigram), `vocab.json`,
-`added_tokens.json` and `config.json`; SentencePiece models (protobuf message `ModelProto`, field 1 `pieces`, of which
-field 1 is the text); tiktoken files and word lists, one token to a line. Each function raises ValueError for a file
-that is not what its name says, and OSError where it cannot be read.
+Formats: Hugging Face `tokenizer.json` (models BPE, WordPiece, WordLevel and Unigram), `vocab.json`, `added_tokens.json` and
+`config.json`; SentencePiece models (protobuf message `ModelProto`; field 1 is `pieces`, and field 1 of a piece is its text);
+tiktoken files and word lists with one token per line. Each function raises ValueError for a file that does not have the expected
+format, and OSError if it cannot be read.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 
 
 def count_vocabulary_json(path: Path) -> int:
-    """Entries of a JSON object from token to number, as GPT-2's `vocab.json`."""
+    """Number of entries of a JSON object from token to id, such as GPT-2's `vocab.json`."""
     return len(_object(path))
 
 
 def count_lines(path: Path) -> int:
-    """Lines that hold something: words of a BERT vocabulary, tokens of a tiktoken file."""
+    """Number of non-empty lines: words of a BERT vocabulary, or tokens of a tiktoken file."""
     with path.open("rb") as file:
         return sum(1 for line in file if line.strip())
 
@@ -30,18 +30,18 @@ def read_words(path: Path) -> set[str]:
 
 
 def read_sentencepieces(path: Path) -> list[str]:
-    """The pieces of a SentencePiece model in order."""
+    """The pieces of a SentencePiece model, in order."""
     data = memoryview(path.read_bytes())
     pieces = [_text_of_piece(value) for number, value in _fields(data) if number == 1 and isinstance(value, memoryview)]
     if not pieces:
-        raise ValueError(f"{path} holds no sentence pieces")
+        raise ValueError(f"{path} has no sentence pieces")
     return pieces
 
 
 def count_hugging_face(folder: Path) -> tuple[int, str]:
-    """`len(tokenizer)` of a tokenizer's folder, or of its `tokenizer.json`, and the name of the file that says so.
+    """`len(tokenizer)` of a tokenizer's folder or file, and the name of the file that was read.
 
-    Added tokens are counted. `config.json` comes last: it knows the rows of the embedding, not the tokens.
+    Includes added tokens. `config.json` is read only if there is no other file: it gives the embedding rows, not the tokens.
     """
     if folder.is_file():
         return (_count_tokenizer_json(folder) if folder.suffix == ".json" else len(read_sentencepieces(folder))), folder.name
@@ -87,7 +87,7 @@ def _text_of_piece(message: memoryview) -> str:
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, memoryview | int]]:
-    """Field numbers and values of a protobuf message: groups do not occur, fixed-width values are given as bytes."""
+    """Field numbers and values of a protobuf message. Fixed-width values are returned as bytes; groups do not occur."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
@@ -101,19 +101,19 @@ def _fields(message: memoryview) -> Iterator[tuple[int, memoryview | int]]:
         elif wire in (1, 5):
             length = 8 if wire == 1 else 4
         else:
-            raise ValueError(f"wire type {wire} is not one of a SentencePiece model")
+            raise ValueError(f"wire type {wire} does not occur in SentencePiece models")
         if at + length > len(message):
-            raise ValueError("the file is cut off")
+            raise ValueError("the file is truncated")
         yield number, message[at : at + length]
         at += length
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """A protobuf number of seven bits a byte, and where it ends."""
+    """The varint at offset `at`, with seven bits per byte, and the offset of its end."""
     value = shift = 0
     while True:
         if at >= len(message) or shift > 63:
-            raise ValueError("the file is cut off")
+            raise ValueError("the file is truncated")
         byte = message[at]
         at += 1
         value |= (byte & 0x7F) << shift

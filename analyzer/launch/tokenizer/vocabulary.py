@@ -1,7 +1,7 @@
-"""Tokens of the tokenizer, and rows of the embedding: the tokens padded as Megatron pads them.
+"""The number of tokens of the tokenizer, and the padded vocabulary size. No network access.
 
 Megatron: `_vocab_size_with_padding` (megatron/training/tokenizer/tokenizer.py up to 0.16,
-megatron/core/tokenizers/utils/build_tokenizer.py from 0.17 on). No network access.
+megatron/core/tokenizers/utils/build_tokenizer.py from 0.17 on).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError
-from analyzer.launch.derive.reading import option, positive, since, text, whole
+from analyzer.launch.derive.reading import integer, option, positive, since, text
 from analyzer.launch.tokenizer.known_tokenizers import GPT2, LLAMA_2, TIKTOKEN_DEFAULT, known_size
 from analyzer.launch.tokenizer.tokenizer_files import count_hugging_face, count_vocabulary_json, read_sentencepieces, read_words
 from analyzer.units import round_up
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from analyzer.launch.derive.launch_input import LaunchInput
 
 DEFAULT_TOKENIZER: Final = "GPT2BPETokenizer"
-"""The default of pretrain_gpt.py."""
+"""The default tokenizer of pretrain_gpt.py."""
 _UNREADABLE: Final = (OSError, ValueError, KeyError, TypeError, IndexError)
-"""What the readers of tokenizer files raise for a file that is not one."""
+"""Exceptions of the functions that read tokenizer files, for a file of another format."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """Tokens, and rows of the embedding over all tensor-parallel ranks."""
+    """Number of tokens, and number of embedding rows over all tensor-parallel ranks."""
 
     size: int
     padded: int
@@ -37,19 +37,19 @@ class Vocabulary:
 
 @dataclass(frozen=True, kw_only=True)
 class _Count:
-    """Tokens of a tokenizer, and the assumption behind that number."""
+    """Number of tokens of a tokenizer, and the assumption it is based on."""
 
     size: int
     assumption: str | None = None
 
 
 def pad_vocabulary(size: int, *, divisible_by: int, tensor: int) -> int:
-    """`size` rounded up to a multiple of `--make-vocab-size-divisible-by` × tensor-parallel size."""
+    """`size` rounded up to a multiple of `divisible_by` (`--make-vocab-size-divisible-by`) × tensor-parallel size."""
     return round_up(size, divisible_by * tensor)
 
 
 def read_vocabulary(launch: LaunchInput, *, tensor: int) -> Vocabulary:
-    """The vocabulary of a launch. Raises InputError if its size is not known, with the option that gives it."""
+    """The vocabulary of a launch. Raises InputError if its size is unknown or cannot be split over tensor-parallel ranks."""
     arguments = launch.arguments
     given = positive(arguments, "padded_vocab_size")
     try:
@@ -58,7 +58,7 @@ def read_vocabulary(launch: LaunchInput, *, tensor: int) -> Vocabulary:
         if given is None:
             raise
         count = _Count(
-            size=given, assumption="The tokenizer was not found: --padded-vocab-size is assumed to be its number of tokens."
+            size=given, assumption="The tokenizer was not found: its number of tokens is assumed to be --padded-vocab-size."
         )
     if count.assumption is not None:
         launch.assume(count.assumption)
@@ -77,7 +77,7 @@ def read_vocabulary(launch: LaunchInput, *, tensor: int) -> Vocabulary:
 
 
 def _count(arguments: Arguments, *, environ: Mapping[str, str], folder: Path) -> _Count:
-    """Tokens by the rule of `--tokenizer-type`."""
+    """Number of tokens, by `--tokenizer-type`."""
     kind = text(arguments, "tokenizer_type", DEFAULT_TOKENIZER)
     if kind in ("NullTokenizer", "NullMultimodalTokenizer"):
         return _count_null(arguments, kind)
@@ -93,7 +93,7 @@ def _count(arguments: Arguments, *, environ: Mapping[str, str], folder: Path) ->
             arguments, kind, dest="tokenizer_model", folder=folder, count=lambda path: len(read_sentencepieces(path)), known=known
         )
     if kind == "SentencePieceTokenizer":
-        extra = whole(arguments, "vocab_extra_ids") or 0
+        extra = integer(arguments, "vocab_extra_ids") or 0
         special = not since(arguments, "0.17") or bool(arguments.get("tokenizer_sentencepiece_legacy"))
         return _count_file(
             arguments,
@@ -103,18 +103,18 @@ def _count(arguments: Arguments, *, environ: Mapping[str, str], folder: Path) ->
             count=lambda path: _sentencepiece_tokens(path, extra=extra, special=special),
         )
     if kind.startswith("BertWordPiece"):
-        extra = whole(arguments, "vocab_extra_ids") or 0
+        extra = integer(arguments, "vocab_extra_ids") or 0
         return _count_file(
             arguments, kind, dest="vocab_file", folder=folder, count=lambda path: len(read_words(path) | {"[BOS]", "[EOS]"}) + extra
         )
-    return _count_given(arguments, kind, "is not a tokenizer that this program can read")
+    return _count_given(arguments, kind, "cannot be read by this program")
 
 
 def _count_null(arguments: Arguments, kind: str) -> _Count:
-    """`--vocab-size`, and one token for the end of a document: up to 0.17, and always for the multimodal twin."""
+    """`--vocab-size`, plus one end-of-document token up to 0.17 and for NullMultimodalTokenizer."""
     size = positive(arguments, "vocab_size")
     if size is None:
-        raise InputError("--vocab-size", f"{kind} needs it", "add --vocab-size N")
+        raise InputError("--vocab-size", f"is required with {kind}", "add --vocab-size N")
     return _Count(size=size if kind == "NullTokenizer" and since(arguments, "0.18") else size + 1)
 
 
@@ -124,7 +124,7 @@ def _count_given(arguments: Arguments, kind: str, why: str) -> _Count:
     if size is None:
         raise InputError(
             option(arguments, "tokenizer_type"),
-            f"the vocabulary of {kind} is not known: it {why}",
+            f"the number of tokens is unknown: {kind} {why}",
             "add --vocab-size N, or --padded-vocab-size N",
         )
     return _Count(size=size, assumption=f"{size} tokens are assumed, from --vocab-size: {kind} {why}.")
@@ -133,7 +133,7 @@ def _count_given(arguments: Arguments, kind: str, why: str) -> _Count:
 def _count_file(
     arguments: Arguments, kind: str, *, dest: str, folder: Path, count: Callable[[Path], int], known: int | None = None
 ) -> _Count:
-    """Tokens in the file of `dest`; if it does not exist, `--vocab-size` or the usual size of this kind."""
+    """Number of tokens in the file of `dest`; if it does not exist, `--vocab-size` or `known`, the usual size."""
     named = option(arguments, dest)
     value = arguments.get(dest)
     path = None if value is None else folder / str(value)
@@ -141,7 +141,7 @@ def _count_file(
         return _Count(size=_counted(path, named, count))
     missing = f"{named} is not given" if path is None else f"{value} was not found"
     if known is not None and arguments.get("vocab_size") is None:
-        return _Count(size=known, assumption=f"{kind} is assumed to have its usual {known} tokens: {missing}.")
+        return _Count(size=known, assumption=f"The usual {known} tokens are assumed for {kind}: {missing}.")
     return _count_given(arguments, kind, f"was not found ({missing})")
 
 
@@ -151,28 +151,30 @@ def _counted(path: Path, named: str, count: Callable[[Path], int]) -> int:
     except _UNREADABLE as error:
         raise _unreadable(named, path, error) from None
     if size <= 0:
-        raise InputError(named, f"{path} has no tokens", "name the right file")
+        raise InputError(named, f"{path} has no tokens", "give the file of the tokenizer")
     return size
 
 
 def _unreadable(named: str, path: Path, error: Exception) -> InputError:
     why = str(error).splitlines()[0] if str(error) else type(error).__name__
     return InputError(
-        named, f"{path} cannot be read as a vocabulary ({why})", "name the right file, or give --vocab-size N without it"
+        named,
+        f"{path} cannot be read as a vocabulary ({why})",
+        "give a valid file, or leave it out and add --vocab-size N",
     )
 
 
 def _sentencepiece_tokens(path: Path, *, extra: int, special: bool) -> int:
-    """Pieces of the model; up to 0.16 with the special tokens that it lacks and `--vocab-extra-ids`."""
+    """Number of pieces of the model; with `special` (up to 0.16) plus missing special tokens and `--vocab-extra-ids`."""
     pieces = set(read_sentencepieces(path))
     if not special:
         return len(pieces)
-    lacking = sum(piece not in pieces for piece in ("<pad>", "<s>", "</s>"))
-    return len(pieces | {"<CLS>", "<SEP>", "<EOD>", "<MASK>"} | {f"<extra_id_{i}>" for i in range(extra)}) + lacking
+    missing = sum(piece not in pieces for piece in ("<pad>", "<s>", "</s>"))
+    return len(pieces | {"<CLS>", "<SEP>", "<EOD>", "<MASK>"} | {f"<extra_id_{i}>" for i in range(extra)}) + missing
 
 
 def _count_named(arguments: Arguments, kind: str, *, environ: Mapping[str, str], folder: Path) -> _Count:
-    """Tokens of a Hugging Face tokenizer: a folder, a file, a name in the local cache, or a well-known name."""
+    """Number of tokens of a Hugging Face tokenizer: a folder, a file, a name in the local cache, or a known name."""
     value = arguments.get("tokenizer_model")
     named = option(arguments, "tokenizer_model")
     if value is None:
@@ -186,18 +188,18 @@ def _count_named(arguments: Arguments, kind: str, *, environ: Mapping[str, str],
             raise _unreadable(named, place, error) from None
         if source != "config.json":
             return _Count(size=size)
-        return _Count(size=size, assumption=f"{size} tokens are the vocab_size of {place / source}, which may count unused rows.")
+        return _Count(size=size, assumption=f"{size} tokens are assumed, from {place / source}; they may include unused rows.")
     known = known_size(name)
     if known is not None and arguments.get("vocab_size") is None:
         return _Count(
             size=known,
-            assumption=f"The tokenizer of {name} is assumed to have its published {known} tokens: its files were not found.",
+            assumption=f"The published {known} tokens are assumed for {name}: its files were not found.",
         )
-    return _count_given(arguments, kind, f"was not found ({name} is neither a local tokenizer nor a name whose size is known)")
+    return _count_given(arguments, kind, f"was not found ({name} is neither a local tokenizer nor a name with a known size)")
 
 
 def _cached(name: str, *, environ: Mapping[str, str]) -> Path | None:
-    """The newest snapshot of a name in the local cache of Hugging Face."""
+    """The newest snapshot of `name` in the local Hugging Face cache, or None."""
     home = environ.get("HF_HOME") or str(Path(environ.get("HOME", "~")) / ".cache" / "huggingface")
     hub = Path(environ.get("HF_HUB_CACHE") or Path(home) / "hub")
     snapshots = hub / f"models--{name.replace('/', '--')}" / "snapshots"

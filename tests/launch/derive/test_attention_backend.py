@@ -1,4 +1,4 @@
-"""The kernel that Transformer Engine 2.11 picks, after `get_attention_backend` and its tables of filters."""
+"""The kernel that Transformer Engine 2.11 selects in `get_attention_backend`."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ VOLTA = HardwareSpec(name="V100", compute_capability=(7, 0))
         (HardwareSpec(), False, 128, "fused"),
     ],
 )
-def test_auto(gpu: HardwareSpec, deterministic: bool, head_dim: int, picked: str) -> None:
+def test_automatic_choice(gpu: HardwareSpec, deterministic: bool, head_dim: int, picked: str) -> None:
     needs = AttentionNeeds(half_precision=True, head_dim=head_dim, deterministic=deterministic)
     backend, sentence = choose_backend("auto", needs=needs, gpu=gpu)
     assert backend == picked
     assert picked in sentence
 
 
-def test_fp32_keeps_the_scores() -> None:
+def test_fp32_uses_unfused_attention() -> None:
     assert job_of("", base=BASE.replace("--bf16", "")).model.attention_backend == "unfused"
     with pytest.raises(InputError, match="no flash attention for heads of 64, fp32"):
         job_of("--attention-backend flash", base=BASE.replace("--bf16", ""))
 
 
-def test_the_flag_decides() -> None:
+def test_the_option_selects_the_kernel() -> None:
     for backend in ("flash", "fused", "unfused"):
         assert job_of(f"--attention-backend {backend}").model.attention_backend == backend
     assert job_of("--transformer-impl local").model.attention_backend == "unfused"
@@ -56,13 +56,13 @@ def test_context_parallelism_has_no_unfused_attention() -> None:
         job_of("--attention-backend unfused --context-parallel-size 2")
 
 
-def test_the_environment_must_agree() -> None:
-    with pytest.raises(InputError, match=r"^--attention-backend: auto needs NVTE_FLASH_ATTN=1 and the environment says 0"):
+def test_the_environment_must_not_contradict_the_option() -> None:
+    with pytest.raises(InputError, match=r"^--attention-backend: auto needs NVTE_FLASH_ATTN=1, and the environment has 0"):
         job_of("", environ={"NVTE_FLASH_ATTN": "0"})
     assert job_of("--attention-backend flash", environ={"NVTE_FUSED_ATTN": "0"}).model.attention_backend == "flash"
 
 
-def test_determinism_by_environment() -> None:
+def test_the_environment_can_require_determinism() -> None:
     environ = {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
     assert job_of("", gpu=BLACKWELL, environ=environ).model.attention_backend == "flash"
 
@@ -75,7 +75,7 @@ def test_code_of_2023() -> None:
 
 
 @given(st.integers(1, 512), st.booleans(), st.sampled_from([(7, 0), (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)]))
-def test_without_context_parallelism_some_kernel_always_fits(head_dim: int, half: bool, capability: tuple[int, int]) -> None:
+def test_without_context_parallelism_there_is_always_a_kernel(head_dim: int, half: bool, capability: tuple[int, int]) -> None:
     needs = AttentionNeeds(half_precision=half, head_dim=head_dim)
     backend, _ = choose_backend("auto", needs=needs, gpu=HardwareSpec(compute_capability=capability))
     assert half or backend == "unfused"

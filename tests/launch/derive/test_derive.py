@@ -1,4 +1,4 @@
-"""What Megatron refuses is refused, with numbers and a remedy; what it derives is derived.
+"""Derived values, and errors for what Megatron refuses.
 
 Each case states a rule of `validate_args` or of a config's `__post_init__` in Megatron-LM 0.16.1.
 """
@@ -85,7 +85,7 @@ REFUSED = [
     ("--swiglu --squared-relu", "--swiglu", "--squared-relu"),
     ("--squared-relu", "--squared-relu", "fused"),
     ("--quick-geglu", "--quick-geglu", "fused"),
-    ("--recompute-granularity selective --recompute-modules mlp", "--recompute-modules", "returns its bias"),
+    ("--recompute-granularity selective --recompute-modules mlp", "--recompute-modules", "with biases"),
     ("--swiglu --use-te-activation-func", "--use-te-activation-func", ""),
     ("--no-position-embedding", "--no-position-embedding", "learned_absolute"),
     (TP2 + "--tp-comm-overlap", "--tp-comm-overlap", "sequence parallelism"),
@@ -117,13 +117,13 @@ REFUSED = [
         "--distribute-saved-activations",
         "--sequence-parallel",
     ),
-    # batches that grow
+    # batch size rampup
     ("--train-iters 5 --train-samples 100", "--train-samples", "--train-iters"),
     ("--train-iters 5 --rampup-batch-size 8 8 100 --global-batch-size 32", "--rampup-batch-size", "--train-iters"),
     ("--rampup-batch-size 8 7 100 --global-batch-size 32", "--rampup-batch-size", "multiple of 7"),
     ("--rampup-batch-size 32 8 100 --global-batch-size 32", "--rampup-batch-size", "starts at 32"),
     ("--rampup-batch-size 4 4 100 --global-batch-size 32", "--rampup-batch-size", "batch of 4"),
-    # the rest
+    # other options
     ("--defer-embedding-wgrad-compute", "--defer-embedding-wgrad-compute", "needs a pipeline"),
     (PP2 + "--defer-embedding-wgrad-compute --no-gradient-accumulation-fusion", "--defer-embedding-wgrad-compute", ""),
     ("--deterministic-mode --cross-entropy-loss-fusion", "--deterministic-mode", "--cross-entropy-loss-fusion"),
@@ -173,7 +173,7 @@ def parallel_of(record: dict[str, Any]) -> ParallelSpec:
     return parallel_spec(launch, World(1, record["world_size"]), num_layers=int(str(arguments.get("num_layers"))))
 
 
-def test_worlds_that_megatron_refuses() -> None:
+def test_world_sizes_that_megatron_refuses_are_refused() -> None:
     refused = 0
     for record in truth("groups.json")["refused"]:
         with pytest.raises(InputError):
@@ -182,7 +182,7 @@ def test_worlds_that_megatron_refuses() -> None:
     assert refused == 5
 
 
-def test_grids_of_megatron() -> None:
+def test_parallel_sizes_are_those_of_megatron() -> None:
     for record in truth_records("groups.json"):
         parallel, sizes = parallel_of(record), record["sizes"]
         dense = (parallel.tensor, parallel.pipeline, parallel.context, parallel.data)
@@ -195,7 +195,7 @@ def test_grids_of_megatron() -> None:
         )
 
 
-def test_ffn_hidden_size_of_megatron() -> None:
+def test_ffn_hidden_size_is_that_of_megatron() -> None:
     for record in truth_records("parameters.json"):
         arguments = arguments_of(" ".join(record["argv"]))
         assert ffn_hidden_size(arguments, hidden_size=int(str(arguments.get("hidden_size")))) == record["ffn_hidden_size"]
@@ -204,7 +204,7 @@ def test_ffn_hidden_size_of_megatron() -> None:
 @pytest.mark.parametrize(
     ("line", "release", "ffn"),
     [
-        # ran through the real validate_args: h = 1024 -> 2688 with --swiglu, 4096 without
+        # results of `validate_args`: h = 1024 -> 2688 with --swiglu, 4096 without
         ("--swiglu", "0.16.1", 2688),
         ("", "0.16.1", 4096),
         ("--quick-geglu --disable-bias-linear", "0.16.1", 4096),
@@ -236,7 +236,7 @@ def test_gradient_types(line: str, parameters: str, gradients: str) -> None:
 
 
 def test_fp16_gradients_cannot_be_clipped_by_the_precision_aware_optimizer() -> None:
-    """`clip_grad_by_total_norm_fp32` asserts that gradients it reads apart from parameters are fp32 or bf16."""
+    """`clip_grad_by_total_norm_fp32` asserts that decoupled gradients are fp32 or bf16."""
     line, base = "--fp16 --use-distributed-optimizer --use-precision-aware-optimizer", BASE.replace("--bf16", "")
     with pytest.raises(InputError, match=r"^--use-precision-aware-optimizer: .*--accumulate-allreduce-grads-in-fp32"):
         job_of(line, base=base)
@@ -259,7 +259,7 @@ def test_fewer_query_groups_than_ranks_depend_on_the_release() -> None:
         job_of(line, release="0.15.3")
 
 
-def test_one_tensor_rank_has_no_sequence_parallelism() -> None:
+def test_sequence_parallelism_is_off_with_one_tensor_parallel_rank() -> None:
     assert not job_of("--sequence-parallel").parallel.sequence_parallel
     assert job_of("--sequence-parallel " + TP2).parallel.sequence_parallel
 
@@ -287,14 +287,14 @@ def test_virtual_stages_of_2023() -> None:
         job_of(line.replace(PP4, PP2), release="2023")
 
 
-def test_virtual_stages_without_a_batch_get_the_least_that_runs() -> None:
+def test_virtual_stages_without_a_batch_size_get_the_smallest_valid_one() -> None:
     job = job_of(PP4 + "--num-virtual-stages-per-pipeline-rank 2")
     assert (job.batch.global_batch_size, job.batch.microbatches) == (8, 4)
     assert any("--global-batch-size is not given" in each for each in job.assumptions)
 
 
 @given(data=st.sampled_from([1, 2, 4, 8]), micro=st.integers(1, 8), microbatches=st.integers(1, 50))
-def test_batches_are_shared_out_without_rest(data: int, micro: int, microbatches: int) -> None:
+def test_batches_are_divided_without_remainder(data: int, micro: int, microbatches: int) -> None:
     base = BASE.replace("--micro-batch-size 1", f"--micro-batch-size {micro}")
     batch = job_of(f"--global-batch-size {data * micro * microbatches}", base=base, gpus=data).batch
     assert batch.microbatches == batch.first_microbatches == microbatches
@@ -334,7 +334,7 @@ def test_default_recompute_modules() -> None:
     assert job_of("--recompute-modules mlp").recompute.granularity is None
 
 
-def test_block_recompute_of_no_layer() -> None:
+def test_block_recomputation_of_zero_layers() -> None:
     recompute = job_of("--recompute-granularity full --recompute-method block --recompute-num-layers 0").recompute
     assert recompute.num_layers == 0
 
@@ -356,7 +356,7 @@ def test_cuda_device_max_connections() -> None:
             job_of(line, environ=other, gpu=AMPERE)
 
 
-def test_deterministic_mode_wants_its_environment() -> None:
+def test_deterministic_mode_needs_environment_variables() -> None:
     job = job_of("--deterministic-mode")
     assert any("NCCL_ALGO=Ring" in each and "NVTE_ALLOW_NONDETERMINISTIC_ALGO=0" in each for each in job.assumptions)
     with pytest.raises(InputError, match=r"^NCCL_ALGO: NVLS"):

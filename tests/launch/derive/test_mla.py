@@ -1,4 +1,4 @@
-"""Multi-latent attention and multi-token prediction: what Megatron refuses is refused, what it derives is derived.
+"""Multi-latent attention and multi-token prediction: derived values, and errors for what Megatron refuses.
 
 Each case states a rule of `validate_args`, `MLATransformerConfig.__post_init__` or the layout of the pipeline in
 Megatron-LM 0.16.1, or of the attention kernels of Transformer Engine 2.11.
@@ -66,7 +66,7 @@ def test_rope() -> None:
     assert job_of("--rope-type rope --position-embedding-type rope").model.mla is None
 
 
-def test_recompute_of_the_up_projections() -> None:
+def test_recomputation_of_the_up_projections() -> None:
     line = "--recompute-granularity selective --recompute-modules mla_up_proj core_attn"
     assert job_of(MLA + line).recompute.modules == ("core_attn", "mla_up_proj")
 
@@ -88,12 +88,12 @@ def test_recompute_of_the_up_projections() -> None:
     ],
 )
 def test_kernels_for_heads_of_two_sizes(gpu: HardwareSpec, head_dim: int, value_head_dim: int, picked: str) -> None:
-    """FlashAttention 2 takes heads of one size only; the fused kernel up to 128, or 192 and 128, or 256 on Hopper."""
+    """FlashAttention 2 supports heads of one size only; the fused kernel up to 128, or 192 and 128, or 256 on Hopper."""
     needs = AttentionNeeds(half_precision=True, head_dim=head_dim, value_head_dim=value_head_dim)
     assert choose_backend("auto", needs=needs, gpu=gpu)[0] == picked
 
 
-def test_a_kernel_that_cannot_do_it() -> None:
+def test_a_kernel_without_support_is_refused() -> None:
     with pytest.raises(InputError, match=r"no flash attention for heads of 192 and 128, 16-bit; use --attention-backend fused"):
         job_of(MLA + "--attention-backend flash")
 
@@ -122,7 +122,7 @@ def test_deepseek_and_kimi() -> None:
     assert {"deepseek-v2-lite", "kimi-k2"} <= seen
 
 
-def test_multi_token_prediction_is_taken() -> None:
+def test_multi_token_prediction_is_accepted() -> None:
     assert job_of("--mtp-num-layers 1 --position-embedding-type rope").model.mtp_num_layers == 1
     assert job_of("--mtp-num-layers 0").model.mtp_num_layers == 0
     full = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2"

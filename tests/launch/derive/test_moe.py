@@ -1,4 +1,4 @@
-"""Mixtures of experts: what Megatron refuses is refused, what it derives is derived.
+"""MoE layers: derived values, and errors for what Megatron refuses.
 
 Each case states a rule of `validate_args`, `TransformerConfig.__post_init__` or `megatron/core/transformer/moe` in
 Megatron-LM 0.16.1; launches and their sizes are those that the real one built or refused (tests/data/truth).
@@ -151,12 +151,12 @@ def test_old_releases() -> None:
             job_of(line, base=half, release=release)
 
 
-def test_grouped_products_need_ampere() -> None:
-    with pytest.raises(InputError, match=r"^--moe-grouped-gemm: needs Ampere or later, and this is V100-32GB"):
+def test_grouped_gemm_needs_ampere() -> None:
+    with pytest.raises(InputError, match=r"^--moe-grouped-gemm: needs an Ampere GPU or later, and the GPU is V100-32GB"):
         job_of(GROUPED, gpu=VOLTA)
 
 
-def test_defaults_of_a_mixture() -> None:
+def test_defaults_of_moe_layers() -> None:
     job = job_of("--num-experts 8")
     moe = job.model.moe
     assert moe == MoeSpec(num_experts=8, topk=2, ffn_hidden_size=4096, layers=(True,) * 8)
@@ -235,7 +235,7 @@ def test_no_rank_gets_more_than_every_token(experts: int, expert: int, topk: int
 
 
 @pytest.mark.parametrize("word", ["0.5", "nan", "inf", "many"])
-def test_imbalance_is_a_number_of_one_or_more(word: str) -> None:
+def test_an_imbalance_below_one_is_refused(word: str) -> None:
     with pytest.raises(InputError, match=r"^--info-moe-imbalance: .*1.5"):
         parse(["--info-moe-imbalance", word], environ={}, folder=Path("/nowhere"))
     assert parse(["--info-moe-imbalance", "2"], environ={}, folder=Path("/nowhere"))[2].moe_imbalance == 2
@@ -253,13 +253,13 @@ def test_imbalance_is_a_number_of_one_or_more(word: str) -> None:
         ("--quick-geglu --moe-grouped-gemm --no-bias-dropout-fusion", "0.16.1", None),
     ],
 )
-def test_fusions_that_stop_at_the_first_forward_are_named(line: str, release: str, remedy: str | None) -> None:
+def test_fusions_that_fail_in_the_first_forward_are_reported(line: str, release: str, remedy: str | None) -> None:
     """What megatron-core 0.16.1 raised, and what it ran, on tensors without memory; 0.13 multiplied by probabilities later."""
     notes = [each for each in job_of(f"--num-experts 8 {line}", release=release).assumptions if "first forward pass" in each]
     assert [note.split(" add ")[1].split()[0] for note in notes] == ([] if remedy is None else [remedy])
 
 
-def test_recompute_modules_of_a_mixture() -> None:
+def test_recompute_modules_of_moe_layers() -> None:
     line = "--recompute-granularity selective --recompute-modules moe moe_act shared_experts mlp layernorm"
     assert job_of(GROUPED + line).recompute.modules == ("layernorm", "mlp", "moe", "moe_act")
     everything = "--moe-shared-expert-intermediate-size 1024 " + line
@@ -284,12 +284,12 @@ def groups(kind: str) -> list[dict[str, Any]]:
     return records
 
 
-def test_the_records_are_at_hand() -> None:
+def test_the_records_exist() -> None:
     assert (len(groups("records")), len(groups("refused"))) == (21, 5)
 
 
 @pytest.mark.parametrize("record", groups("records"), ids=lambda record: "-".join(str(v) for v in record["sizes"].values()))
-def test_sizes_of_every_grid(record: dict[str, Any]) -> None:
+def test_sizes_of_every_recorded_layout(record: dict[str, Any]) -> None:
     parallel = job_from(record).parallel
     assert record["sizes"] == {
         "tp": parallel.tensor,
@@ -305,14 +305,14 @@ def test_sizes_of_every_grid(record: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("record", groups("refused"), ids=lambda record: record["error"][:60])
-def test_grids_that_megatron_refuses(record: dict[str, Any]) -> None:
+def test_layouts_that_megatron_refuses_are_refused(record: dict[str, Any]) -> None:
     with pytest.raises(InputError) as error:
         job_from(record)
     assert not isinstance(error.value, UnsupportedError)
 
 
-def test_published_mixtures() -> None:
-    """Every mixture whose parameters Megatron counted."""
+def test_published_moe_models() -> None:
+    """Every MoE model in the parameter records of Megatron."""
     built = 0
     for record in truth_records("parameters.json"):
         words = record["argv"]

@@ -1,4 +1,4 @@
-"""`--pipeline-model-parallel-layout`: examples of Megatron's own docstring, and its rules."""
+"""`--pipeline-model-parallel-layout`: examples from Megatron's docstring, and rules."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def test_unroll(written: str, stages: list[str]) -> None:
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=12))
-def test_repetition_is_writing_out(counts: list[int]) -> None:
+def test_a_repetition_equals_the_repeated_letters(counts: list[int]) -> None:
     short = "|".join(f"t*{count}" if count else "" for count in counts)
     assert unroll(short) == tuple("t" * count for count in counts)
 
 
 @pytest.mark.parametrize(("written", "word"), [("Ett|ttx|L", "'x'"), ("Et*9999999999|tL", "unrolls")])
-def test_what_is_not_a_layout(written: str, word: str) -> None:
+def test_invalid_layouts_are_refused(written: str, word: str) -> None:
     with pytest.raises(InputError, match="--pipeline-model-parallel-layout") as error:
         unroll(written)
     assert word in error.value.fault
@@ -51,7 +51,7 @@ def test_what_is_not_a_layout(written: str, word: str) -> None:
         ("Ett|tmtttttL", "m"),
     ],
 )
-def test_layouts_that_do_not_fit_the_model(written: str, word: str) -> None:
+def test_layouts_that_contradict_the_model_are_refused(written: str, word: str) -> None:
     with pytest.raises(InputError, match="--pipeline-model-parallel-layout") as error:
         job_of(f"--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout {written}")
     assert word in error.value.fault

@@ -1,8 +1,8 @@
-"""Which attention kernel Transformer Engine picks: it decides whether the score matrices exist.
+"""The attention kernel that Transformer Engine selects. It decides whether the score matrices exist.
 
 Transformer Engine 2.11, `get_attention_backend`
 (transformer_engine/pytorch/attention/dot_product_attention/utils.py), without the parts on fp8, packed sequences
-and biases, which do not reach it here. Head sizes of the fused kernel: `nvte_get_fused_attn_backend`
+and biases, which do not occur here. Head sizes of the fused kernel: `nvte_get_fused_attn_backend`
 (transformer_engine/common/fused_attn/fused_attn.cpp) with cuDNN 9.5 or later, on Blackwell and for heads of two sizes
 9.11 or later.
 Megatron turns `--attention-backend` into the environment variables that this function reads
@@ -23,25 +23,25 @@ BLACKWELL: Final = (10, 0)
 CONSUMER_BLACKWELL: Final = (12, 0)
 _SWITCHES: Final = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
 _ALLOWED: Final = {"auto": "111", "flash": "100", "fused": "010", "unfused": "001"}
-"""For each --attention-backend, what Megatron sets the three switches to."""
+"""For each --attention-backend, the values that Megatron sets the three variables to."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionNeeds:
-    """What the choice depends on."""
+    """What an attention kernel must support."""
 
     half_precision: bool
     head_dim: int
-    """Elements of a query and key head."""
+    """Elements of a query or key head."""
     value_head_dim: int | None = None
-    """Elements of a value head where they differ, in multi-latent attention."""
+    """Elements of a value head if different, in multi-latent attention."""
     context: int = 1
     deterministic: bool = False
     max_logit: bool = False
     sinks: bool = False
     """A softmax with a sink (`--softmax-type`); in the fused kernel with cuDNN 9.13.1 or later."""
     window: tuple[int, int] | None = None
-    """Tokens seen before and after each; None for all before it."""
+    """Tokens before and after each token that it attends to; None for all tokens before it."""
     dropout: bool = False
     cp_comm_type: str = "p2p"
 
@@ -53,7 +53,7 @@ def check_switches(backend: str, *, environ: Mapping[str, str], option: str = "-
         if value is not None and value != expected:
             raise InputError(
                 option,
-                f"{backend} needs {name}={expected} and the environment says {value}",
+                f"{backend} needs {name}={expected}, and the environment has {value}",
                 f"unset {name} and choose with --attention-backend flash, fused, unfused or auto",
             )
 
@@ -61,7 +61,7 @@ def check_switches(backend: str, *, environ: Mapping[str, str], option: str = "-
 def choose_backend(
     backend: str, *, needs: AttentionNeeds, gpu: HardwareSpec, option: str = "--attention-backend"
 ) -> tuple[AttentionBackend, str]:
-    """The kernel that is used, and a sentence that says so. Raises InputError where no allowed kernel can do it."""
+    """The kernel, and a sentence about it for the report. Raises InputError if no allowed kernel supports `needs`."""
     capability = gpu.compute_capability or HOPPER
     candidates = _supported(needs, capability)
     allowed = [b for b in candidates if backend in ("auto", b)]
@@ -73,7 +73,7 @@ def choose_backend(
         )
     picked = allowed[0]
     where = gpu.name or (
-        f"a GPU of compute capability {capability[0]}.{capability[1]}" if gpu.compute_capability else "a Hopper GPU (none is named)"
+        f"a GPU of compute capability {capability[0]}.{capability[1]}" if gpu.compute_capability else "a Hopper GPU (none is given)"
     )
     sentence = f"Transformer Engine 2.11 would run {picked} attention on {where}"
     if picked == "flash":
@@ -98,7 +98,7 @@ def _describe(needs: AttentionNeeds) -> str:
 
 
 def _supported(needs: AttentionNeeds, capability: tuple[int, int]) -> list[AttentionBackend]:
-    """Kernels that can do it, the preferred one first: fused before flash from Hopper on, flash before it."""
+    """Kernels that support `needs`, the preferred one first: fused before flash from Hopper on, otherwise flash first."""
     picks: list[AttentionBackend] = []
     if needs.context > 1 and ((needs.sinks and needs.cp_comm_type != "a2a") or (needs.window and "p2p" in needs.cp_comm_type)):
         return picks

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError
-from analyzer.launch.derive.reading import option, since, whole
+from analyzer.launch.derive.reading import integer, option, since
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
@@ -18,7 +18,7 @@ IMBALANCE: Final = "--info-moe-imbalance"
 
 def num_experts(arguments: Arguments) -> int | None:
     """None for a dense model; from 0.13 on, 0 means dense too. Raises InputError for other numbers below 1."""
-    experts = whole(arguments, "num_experts")
+    experts = integer(arguments, "num_experts")
     if experts is None or (experts == 0 and since(arguments, "0.13")):
         return None
     if experts <= 0:

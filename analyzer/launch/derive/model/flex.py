@@ -81,15 +81,15 @@ def _hybridep(arguments: Arguments, *, model: ModelSpec, ranks: int, local_exper
     if width % HYBRIDEP_WIDTH:
         raise InputError(
             named,
-            f"needs rows of a multiple of {HYBRIDEP_WIDTH} values, and these have {width}",
+            f"needs a row length that is a multiple of {HYBRIDEP_WIDTH}, and it is {width}",
             f"use --hidden-size {multiple_near(width, HYBRIDEP_WIDTH)}, or another dispatcher",
         )
     domain = min(ranks, _domain(environ))
     if ranks % domain or domain % 2 or local_experts * domain % 4:
         raise InputError(
             named,
-            f"cannot share {local_experts} experts of each rank over NVLink domains of {domain} of its {ranks} ranks: the ranks "
-            "must fill whole domains of an even number of ranks, with a multiple of 4 experts each",
+            f"does not support {ranks} ranks with {local_experts} experts each in NVLink domains of {domain} ranks: the number of "
+            "ranks must be a multiple of the domain size, which must be even, and a domain needs a multiple of 4 experts",
             "change --expert-model-parallel-size, or use another dispatcher",
         )
     return FlexSpec(backend="hybridep", nvlink_ranks=domain)

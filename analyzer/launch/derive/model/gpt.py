@@ -101,7 +101,7 @@ def _attention_needs(
     implementation: Implementation,
     half_precision: bool,
 ) -> AttentionNeeds:
-    """What attention kernels must support, without windows."""
+    """What attention kernels must support, without a window."""
     arguments = launch.arguments
     return AttentionNeeds(
         half_precision=half_precision,

@@ -24,7 +24,7 @@ _TEXT: Final = "heterogeneous_layers_config_encoded_json"
 
 _INCOMPATIBLE: Final = {
     "num_experts": "Megatron builds MoE layers instead",
-    "multi_latent_attention": "Megatron supports latent attention for equal layers only",
+    "multi_latent_attention": "Megatron supports multi-latent attention for equal layers only",
     "mtp_num_layers": "MTP layers are not modelled with them",
     "fine_grained_activation_offloading": "offloading is not modelled with them",
     "cpu_offloading_num_layers": "offloading is not modelled with them",
@@ -36,7 +36,7 @@ Json = dict[str, object]
 
 
 def block_specs(launch: LaunchInput, *, model: ModelSpec, recompute: RecomputeSpec) -> tuple[BlockSpec, ...]:
-    """The branches of each decoder layer, from the file that is named, relative to the working folder.
+    """The branches of each decoder layer, from the configuration file, relative to the working folder.
 
     Raises InputError for a file that cannot be read or whose sizes differ from the options, UnsupportedError for
     options that are not modelled with it.
@@ -44,12 +44,14 @@ def block_specs(launch: LaunchInput, *, model: ModelSpec, recompute: RecomputeSp
     arguments = launch.arguments
     named = option(arguments, _PATH)
     if arguments.get(_PATH) is None:
-        raise InputError(option(arguments, _TEXT), f"does nothing without {named}", f"add {named}, or leave it out")
+        raise InputError(option(arguments, _TEXT), f"has no effect without {named}", f"add {named}, or leave it out")
     _check_options(arguments, model=model, recompute=recompute)
     content = _read(arguments, folder=launch.folder)
     layers = content.get("block_configs")
     if not isinstance(layers, list) or not layers or not all(isinstance(layer, dict) for layer in layers):
-        raise InputError(named, "has no block_configs, one for each layer", "name the config.json of a model that has them")
+        raise InputError(
+            named, "has no block_configs with one entry for each layer", "give the config.json of a model with block_configs"
+        )
     blocks = tuple(_block(named, layer, at=at, hidden=model.hidden_size) for at, layer in enumerate(layers, 1))
     _check_sizes(arguments, content, layers, model=model)
     if len(blocks) != model.num_layers:
@@ -81,25 +83,25 @@ def _check_options(arguments: Arguments, *, model: ModelSpec, recompute: Recompu
 
 
 def _read(arguments: Arguments, *, folder: Path) -> Json:
-    """The configuration: the text where that is given too, as Megatron saves it in checkpoints, else the file."""
+    """The configuration: the encoded text, as saved in checkpoints, if it is given too; otherwise the file."""
     encoded = arguments.get(_TEXT)
     named = option(arguments, _TEXT if encoded else _PATH)
     path = folder / str(arguments.get(_PATH))
     try:
         content = json.loads(str(encoded) if encoded else path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(named, f"{path} cannot be read ({error.strerror})", "name the config.json of the model") from None
+        raise InputError(named, f"{path} cannot be read ({error.strerror})", "give the config.json of the model") from None
     except ValueError:
-        raise InputError(named, "is not JSON", "name the config.json of the model") from None
+        raise InputError(named, "is not JSON", "give the config.json of the model") from None
     if not isinstance(content, dict):
-        raise InputError(named, "is not an object of JSON", "name the config.json of the model")
+        raise InputError(named, "is not a JSON object", "give the config.json of the model")
     return content
 
 
 def _block(named: str, layer: Json, *, at: int, hidden: int) -> BlockSpec:
     attention, feed_forward = layer.get("attention"), layer.get("ffn") or layer.get("mlp")
     if not isinstance(attention, dict) or not isinstance(feed_forward, dict):
-        raise InputError(named, f"layer {at} does not say its attention and ffn", "give both")
+        raise InputError(named, f"layer {at} has no attention or no ffn", "give both")
     kind = _kind(feed_forward)
     width = _width(named, feed_forward, at=at, hidden=hidden) if kind == "full" else None
     return BlockSpec(attention=_kind(attention), feed_forward=kind, ffn_hidden_size=width)
@@ -112,25 +114,28 @@ def _kind(branch: Json) -> Branch:
 
 
 def _width(named: str, branch: Json, *, at: int, hidden: int) -> int | None:
-    """`MLPConfig`: the width itself, or the least multiple of 256 from 2/3 of so many hidden sizes; None for the model's."""
+    """The FFN width (`MLPConfig`): ffn_hidden_size, or 2/3 · ffn_mult · hidden size rounded up to a multiple of 256.
+
+    None for the FFN width of the model.
+    """
     width, multiple = branch.get("ffn_hidden_size"), branch.get("ffn_mult")
     given = multiple if "ffn_hidden_size" not in branch else width
     if given is None:
         return None
     if isinstance(given, bool) or not isinstance(given, int | float) or given <= 0:
-        raise InputError(named, f"the feed-forward width {given!r} of layer {at} is not a number above 0", "give one")
+        raise InputError(named, f"the FFN width {given!r} of layer {at} is not a number above 0", "give a number above 0")
     if "ffn_hidden_size" in branch:
         return int(given)
     return -(-int(2 * given * hidden / 3) // 256) * 256
 
 
 def _check_sizes(arguments: Arguments, content: Json, layers: list[Json], *, model: ModelSpec) -> None:
-    """Megatron compares the options with the file, and stops where they differ."""
+    """Megatron compares the options with the file, and refuses different values."""
     named = option(arguments, _PATH)
     shared = [each for layer in layers if (each := cast(Json, layer["attention"]).get("n_heads_in_group")) is not None]
     if not shared or any(each != shared[0] for each in shared) or not isinstance(shared[0], int) or shared[0] <= 0:
-        raise InputError(named, "its n_heads_in_group are not the same number in all layers with attention", "give one")
-    wanted = {
+        raise InputError(named, "n_heads_in_group is not the same in all layers with attention", "use one value")
+    expected_values = {
         "num_layers": (content.get("num_hidden_layers"), model.num_layers),
         "hidden_size": (content.get("hidden_size"), model.hidden_size),
         "num_attention_heads": (content.get("num_attention_heads"), model.num_attention_heads),
@@ -142,9 +147,11 @@ def _check_sizes(arguments: Arguments, content: Json, layers: list[Json], *, mod
         "use_rope_scaling": (True, switched_on(arguments, "use_rope_scaling")),
         "rotary_percent": (1.0, model.rotary_percent),
     }
-    for dest, (expected, given) in wanted.items():
+    for dest, (expected, given) in expected_values.items():
         if expected != given:
-            raise InputError(option(arguments, dest), f"is {_word(given)}, and {named} wants {_word(expected)}", "make them agree")
+            raise InputError(
+                option(arguments, dest), f"is {_word(given)}, and {named} has {_word(expected)}", "use the same value in both"
+            )
 
 
 def _word(value: object) -> str:

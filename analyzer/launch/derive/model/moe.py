@@ -1,7 +1,7 @@
 """MoE layers: which layers have experts, the experts, and how tokens are dispatched to them.
 
 Megatron: `validate_args`, `TransformerConfig.__post_init__`, `get_gpt_decoder_layer_specs` for the pattern of layers, and
-`megatron/core/transformer/moe` for what is refused only when a layer is built or runs, 0.16.1. Sizes that must divide each other
+`megatron/core/transformer/moe` for checks that are made when a layer is built or runs, 0.16.1. Sizes that must divide each other
 are checked by `analyzer.specs.rules.model`.
 """
 
@@ -182,7 +182,7 @@ def _check_grouped(arguments: Arguments, *, model: ModelSpec, moe: MoeSpec, prec
     """What `TEGroupedMLP`, or `GroupedMLP` without Transformer Engine, does not support."""
     named = option(arguments, "moe_grouped_gemm")
     if gpu.compute_capability is not None and gpu.compute_capability < (8, 0):
-        raise InputError(named, f"needs Ampere or later, and this is {gpu.name or 'an older GPU'}", "leave it out")
+        raise InputError(named, f"needs an Ampere GPU or later, and the GPU is {gpu.name or 'older'}", "leave it out")
     if precision.parameters != "bf16" and (moe.legacy_grouped_gemm or not since(arguments, "0.16")):
         where = "for experts in two fused weights" if moe.legacy_grouped_gemm else "before Megatron-LM core 0.16"
         raise InputError(named, f"works in bf16 only {where}", "add --bf16, or leave it out")

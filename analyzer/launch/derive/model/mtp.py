@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analyzer.errors import InputError
-from analyzer.launch.derive.reading import option, since, whole
+from analyzer.launch.derive.reading import integer, option, since
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def mtp_layers(arguments: Arguments) -> int:
     """The number of MTP layers, 0 without any. Raises InputError for a negative one."""
-    layers = whole(arguments, "mtp_num_layers") or 0
+    layers = integer(arguments, "mtp_num_layers") or 0
     if layers < 0:
         raise InputError(option(arguments, "mtp_num_layers"), f"{layers} is below 0", "give 1 or more, or leave it out")
     return layers
@@ -37,7 +37,7 @@ def mtp_layers_of(arguments: Arguments, *, model: ModelSpec, context: int) -> in
             f"is not supported with {model.position_embedding} positions",
             "use --position-embedding-type rope or none",
         )
-    if arguments.get("recompute_method") == "uniform" and whole(arguments, "recompute_num_layers") not in (None, 1):
+    if arguments.get("recompute_method") == "uniform" and integer(arguments, "recompute_num_layers") not in (None, 1):
         raise InputError(
             option(arguments, "recompute_num_layers"),
             "with MTP layers, full recomputation must cover one layer at a time",

@@ -42,11 +42,11 @@ def _layers(arguments: Arguments, *, num_layers: int) -> tuple[bool, ...]:
         return (True,) * num_layers
     if isinstance(frequency, int):
         if frequency < 1:
-            raise InputError(named, f"{frequency} is below 1", "give 2 for every second layer without a window")
+            raise InputError(named, f"{frequency} is below 1", "give N of 1 or more: every N-th layer has no window")
         return tuple(layer % frequency != 0 for layer in range(1, num_layers + 1))
     pattern = tuple(bool(each) for each in frequency) if isinstance(frequency, list | tuple) else ()
     if len(pattern) < num_layers:
-        raise InputError(named, f"it lists {len(pattern)} layers and there are {num_layers}", f"give {num_layers} numbers")
+        raise InputError(named, f"lists {len(pattern)} layers, and the model has {num_layers}", f"give {num_layers} numbers")
     return pattern[:num_layers]
 
 
