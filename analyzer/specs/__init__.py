@@ -1,7 +1,7 @@
-"""What a launch asks for, as frozen records that the analysis reads and nothing changes.
+"""The specification of a training job, as frozen records.
 
-`analyzer.launch` makes them from the command line. They already contain what Megatron's `validate_args` derives: padded vocabulary,
-ffn_hidden_size, data-parallel size, number of microbatches. Names are Megatron's.
+`analyzer.launch` builds them from the command line. They include the values that Megatron's `validate_args` derives: padded
+vocabulary, ffn_hidden_size, data-parallel size, number of microbatches. Fields are named as in Megatron where it has them.
 """
 
 from analyzer.specs.hardware import HardwareSpec

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareSpec:
-    """The GPU that the launch is held against; all None where none is named and none is at hand."""
+    """The target GPU. Every field is None if no GPU is given and no local GPU is found."""
 
     name: str | None = None
     capacity_bytes: int | None = None
-    """Memory that the driver reports as total."""
+    """Memory available to a process: the total of `cudaMemGetInfo`."""
     compute_capability: tuple[int, int] | None = None
     multiprocessors: int | None = None

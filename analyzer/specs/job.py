@@ -1,4 +1,4 @@
-"""A training job: everything that the analysis reads about a launch."""
+"""A training job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from analyzer.specs.training import ActivationOffloadSpec, BatchSpec, GraphSpec,
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob:
-    """One launch, understood."""
+    """All inputs of the analysis of one launch."""
 
     model: ModelSpec
     parallel: ParallelSpec
@@ -27,7 +27,7 @@ class TrainingJob:
     megatron: str
     """The release whose behaviour is assumed: '0.16.1', or '2023' for the code before core 0.3."""
     assumptions: tuple[str, ...] = ()
-    """What was taken for granted while the arguments were read, one sentence each."""
+    """Assumptions made while the arguments were read, one sentence each."""
     fsdp: FsdpSpec | None = None
     graphs: GraphSpec | None = None
     activation_offload: ActivationOffloadSpec | None = None

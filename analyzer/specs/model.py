@@ -1,4 +1,4 @@
-"""The model: a GPT decoder as Megatron builds it."""
+"""The model: a GPT decoder of Megatron."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ AttentionBackend = Literal["flash", "fused", "unfused"]
 CrossEntropy = Literal["unfused", "native", "te"]
 Activation = Literal["gelu", "swiglu", "geglu", "quick_geglu", "squared_relu", "silu"]
 Branch = Literal["full", "linear", "none"]
-"""A branch of a layer: complete, replaced by one linear layer, or left out."""
+"""A branch of a layer: complete, replaced by one linear layer, or omitted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +25,13 @@ class MlaSpec:
     qk_pos_emb_head_dim: int
     v_head_dim: int
     yarn: bool = True
-    """Positions by YaRN (`--rope-type`), of which each layer keeps tables."""
+    """Positions by YaRN (`--rope-type`): each layer has tables of cosines and sines."""
     first_angles_stay: bool = False
-    """The cache of angles is not emptied of what the tables were made from (before core 0.16)."""
+    """The RoPE frequency cache stays allocated after the YaRN tables were computed (before core 0.16)."""
 
     @property
     def query_head_dim(self) -> int:
-        """Elements of a query or key head: without and with position."""
+        """Elements of a query or key head: the part without and the part with position."""
         return self.qk_head_dim + self.qk_pos_emb_head_dim
 
 
@@ -42,12 +42,12 @@ class BlockSpec:
     attention: Branch = "full"
     feed_forward: Branch = "full"
     ffn_hidden_size: int | None = None
-    """Width of the feed-forward branch where it is a full one; None for that of the model."""
+    """FFN width of a full feed-forward branch; None for that of the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """A GPT decoder as Megatron would build it."""
+    """A GPT decoder of Megatron."""
 
     num_layers: int
     hidden_size: int
@@ -58,20 +58,20 @@ class ModelSpec:
     kv_channels: int
     """Elements of one head."""
     vocab_size: int
-    """Tokens the tokenizer knows, before padding."""
+    """Tokens of the tokenizer, without padding."""
     padded_vocab_size: int
     max_position_embeddings: int
     position_embedding: Literal["learned_absolute", "rope", "none"]
     yarn_positions: int | None = None
-    """Positions that the tables of YaRN are made for (`--position-embedding-type yarn`); None for other rotations."""
+    """Positions in the tables of YaRN (`--position-embedding-type yarn`); None for other position embeddings."""
     rotary_percent: float = 1.0
     rope_fusion: bool = False
     normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
     activation: Activation = "gelu"
     bias_linear: bool = True
-    """Biases on the projections, fc1 and fc2 (`--disable-bias-linear` turns them off)."""
+    """Biases of the attention projections, fc1 and fc2 (`--disable-bias-linear` turns them off)."""
     bias_qkv: bool = True
-    """Bias on the query/key/value projection: `--add-qkv-bias`, or bias_linear."""
+    """Bias of the query/key/value projection: `--add-qkv-bias`, or bias_linear."""
     qk_layernorm: bool = False
     tied_embeddings: bool = True
     hidden_dropout: float = 0.1
@@ -83,43 +83,43 @@ class ModelSpec:
     attention_softmax_in_fp32: bool = False
     apply_query_key_layer_scaling: bool = False
     softmax_type: Literal["vanilla", "off-by-one", "learnable"] = "vanilla"
-    """Whether attention has a sink, and whether it is learned: one parameter for each head."""
+    """off-by-one: attention with a sink; learnable: with a learned sink, one parameter for each head."""
     window: tuple[int, int] | None = None
-    """Tokens that attention sees before and after each (`--window-size`)."""
+    """Tokens before and after each token that it attends to (`--window-size`)."""
     windowed: tuple[bool, ...] = ()
-    """For each decoder layer whether attention sees a window only; empty without `--window-size`."""
+    """For each decoder layer whether its attention uses the window; empty without `--window-size`."""
     window_backend: AttentionBackend | None = None
-    """The kernel of those layers where it is not attention_backend."""
+    """Attention backend of layers with a window, if it differs from attention_backend."""
     activation_clamped: bool = False
     """`--activation-func-clamp-value`."""
     glu_offset: bool = False
-    """The linear half of an unfused gated activation gets an offset, also where that is 0 (core 0.15 on)."""
+    """An offset is added to the linear half of an unfused gated activation, even if it is 0 (from core 0.15 on)."""
     apply_residual_connection_post_layernorm: bool = False
     fp32_residual_connection: bool = False
     implementation: Implementation = "transformer_engine"
-    """`legacy` is the 2023 code (Megatron-LM of August 2023, before core 0.3) with its own layers."""
+    """`legacy`: the layers of the code before core, as in Megatron-LM of August 2023."""
     attention_backend: AttentionBackend = "flash"
-    """What Transformer Engine (or the 2023 `--use-flash-attn`) picks; unfused keeps the score matrices."""
+    """The kernel that Transformer Engine (in 2023 code `--use-flash-attn`) selects; unfused saves the score matrices."""
     cross_entropy: CrossEntropy = "unfused"
     fp16_lm_cross_entropy: bool = False
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
     blocks: tuple[BlockSpec, ...] = ()
-    """For each decoder layer what it is made of, where they differ by configuration; else empty."""
+    """The branches of each decoder layer, if layers differ by configuration; otherwise empty."""
     mtp_num_layers: int = 0
-    """Multi-token-prediction depths, after the last decoder layer."""
+    """Number of multi-token prediction (MTP) layers, after the last decoder layer."""
 
     @property
     def gated(self) -> bool:
-        """Whether fc1 has a gate beside its up-projection, twice ffn_hidden_size wide."""
+        """Whether fc1 computes a gate and an up-projection, with a total width of 2 · ffn_hidden_size."""
         return self.activation in ("swiglu", "geglu", "quick_geglu")
 
     @property
     def query_projection_size(self) -> int:
-        """a·d, the width of all queries."""
+        """Width of all queries: num_attention_heads · kv_channels."""
         return self.num_attention_heads * self.kv_channels
 
     @property
     def key_value_projection_size(self) -> int:
-        """g·d, the width of all keys (and of all values)."""
+        """Width of all keys, and of all values: num_query_groups · kv_channels."""
         return self.num_query_groups * self.kv_channels

@@ -1,4 +1,4 @@
-"""MoE layers: which layers have experts, and how tokens reach them."""
+"""MoE layers: experts, router and token dispatcher."""
 
 from __future__ import annotations
 
@@ -6,56 +6,56 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 AUXILIARY_LOSSES: Final = ("aux_loss", "seq_aux_loss", "global_aux_loss")
-"""Load-balancing types that add a loss, each with its coefficient."""
+"""Load-balancing types with a loss, each with its coefficient."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlexSpec:
-    """The library that the flex dispatcher sends tokens with."""
+    """The communication library of the flex dispatcher."""
 
     backend: Literal["deepep", "hybridep"] = "deepep"
     sms: int = 20
-    """Multiprocessors that DeepEP's kernels take (`--moe-deepep-num-sms`)."""
+    """Multiprocessors used by DeepEP's kernels (`--moe-deepep-num-sms`)."""
     nvlink_ranks: int = 8
-    """Ranks of a group that HybridEP takes to reach each other over NVLink."""
+    """Ranks in an NVLink domain of HybridEP."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MoeSpec:
-    """Mixture of experts: which layers have it, and how tokens reach their experts."""
+    """MoE layers: experts, router and token dispatcher."""
 
     num_experts: int
     topk: int
     ffn_hidden_size: int
-    """`--moe-ffn-hidden-size`, of one expert."""
+    """FFN width of one expert (`--moe-ffn-hidden-size`)."""
     layers: tuple[bool, ...]
-    """For each decoder layer whether it is a mixture (`--moe-layer-freq` unrolled)."""
+    """For each decoder layer whether it is an MoE layer (`--moe-layer-freq`)."""
     shared_ffn_hidden_size: int | None = None
-    """`--moe-shared-expert-intermediate-size`: the total width of the shared experts."""
+    """Total FFN width of the shared experts (`--moe-shared-expert-intermediate-size`)."""
     shared_overlap: bool = False
     shared_gate: bool = False
     grouped_gemm: bool = False
     legacy_grouped_gemm: bool = False
-    """The experts of one layer in two fused weights, without Transformer Engine."""
+    """The experts of a layer have two fused weights, without Transformer Engine."""
     dispatcher: Literal["allgather", "alltoall", "flex"] = "allgather"
     flex: FlexSpec | None = None
-    """Of the flex dispatcher; None for the others."""
+    """None for dispatchers other than flex."""
     permute_fusion: bool = False
     adds_by_index: bool = False
-    """Rows of experts are added up to tokens by an operation that keeps them (`--deterministic-mode`, from 0.15 on)."""
+    """Expert outputs are summed by `index_add_`, which saves them for backward (`--deterministic-mode`, from 0.15 on)."""
     capacity_factor: float | None = None
     pad_to_capacity: bool = False
     pad_for_quantization: bool = False
-    """The router pads each expert's tokens to a multiple that FP8 products need (`--moe-router-padding-for-quantization`)."""
+    """The router pads the tokens of each expert to the multiple that FP8 GEMMs need (`--moe-router-padding-for-quantization`)."""
     router_dtype: Literal["fp32", "fp64"] | None = None
-    """None: the router works in the parameters' type."""
+    """Type of the router logits; None for the type of the parameters."""
     load_balancing: tuple[str, ...] = ("aux_loss",)
     aux_loss_coeff: float = 0.0
-    """Sum of the coefficients; 0 switches the loss off."""
+    """Sum of the coefficients; 0 turns the losses off."""
     z_loss_coeff: float = 0.0
     score_function: Literal["softmax", "sigmoid"] = "softmax"
     pre_softmax: bool = False
     expert_bias: bool = False
     latent_size: int | None = None
     imbalance: float = 1.0
-    """Tokens of the fullest rank's experts over the mean (`--info-moe-imbalance`)."""
+    """Tokens of the experts of the highest-memory rank, relative to the mean (`--info-moe-imbalance`)."""

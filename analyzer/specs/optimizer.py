@@ -1,4 +1,4 @@
-"""Optimizers and how states are sharded, as a launch asks for them."""
+"""Optimizers, and sharding of model states."""
 
 from __future__ import annotations
 
@@ -8,43 +8,44 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class MuonSpec:
-    """Muon: how matrices are orthogonalized, and who does so."""
+    """Muon: how and on which ranks matrices are orthogonalized."""
 
     layer_wise: bool = False
-    """Whole parameters are shared out among replicas (`--optimizer dist_muon`)."""
+    """Unsharded parameters are distributed over replicas (`--optimizer dist_muon`)."""
     aligned: bool = False
-    """Buffers are laid out so: a shard holds whole matrices, and everything else is the distributed optimizer's (0.18 on)."""
+    """Buffers are laid out so that each shard has full matrices; other parameters use the distributed optimizer (from 0.18 on)."""
     tensor_parallel: Literal["blockwise", "duplicated", "distributed"] = "blockwise"
-    """What is orthogonalized of a split matrix (`--muon-tp-mode`): its part, or all of it on every rank, or all of it together."""
+    """Orthogonalization of a tensor-parallel matrix (`--muon-tp-mode`): each shard alone, the full matrix on every rank, or
+    the full matrix distributed over the ranks."""
     split_qkv: bool = True
-    """Queries, keys and values one by one."""
+    """Queries, keys and values are orthogonalized separately."""
     nesterov: bool = False
     steps: int = 5
-    """Of the Newton-Schulz iteration."""
+    """Number of Newton-Schulz iterations."""
     iterates_dtype: Literal["bf16", "fp32"] = "bf16"
-    """`--muon-fp32-matmul-prec medium` iterates in bf16."""
+    """Type of the Newton-Schulz iterates: bf16 with `--muon-fp32-matmul-prec medium`."""
     scalar_optimizer: Literal["adam", "lion"] = "adam"
-    """Of embeddings, the output layer and vectors."""
+    """Optimizer of embeddings, the output layer and vectors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OffloadSpec:
-    """Optimizer states on the host, where the step is taken for them (`--optimizer-cpu-offload`)."""
+    """Optimizer states on the host, which also updates them (`--optimizer-cpu-offload`)."""
 
     fraction: float = 1.0
-    """Of the elements; whole parameters go, until it is reached."""
+    """Fraction of the elements that is offloaded; parameters are offloaded unsplit until it is reached."""
     pinned_gradients: bool = True
     collected: bool = False
-    """Python's garbage is collected before the first iteration (`--manual-gc`)."""
+    """Python's garbage collection runs before the first iteration (`--manual-gc`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSpec:
-    """Optimizer states and how they are sharded."""
+    """The optimizer, its states and their sharding."""
 
     name: Literal["adam", "sgd", "muon", "lion"] = "adam"
     muon: MuonSpec | None = None
-    """With muon, and with it alone."""
+    """None for optimizers other than muon."""
     offload: OffloadSpec | None = None
     sgd_momentum: float = 0.9
     distributed: bool = False
@@ -68,29 +69,29 @@ class OptimizerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class FsdpSpec:
-    """Fully sharded data parallelism: what replicas share out among themselves, and how it is gathered."""
+    """Fully sharded data parallelism: what is sharded over replicas, and how it is gathered."""
 
     implementation: Literal["megatron", "torch"]
     """`--use-megatron-fsdp` (before core 0.14 `--use-custom-fsdp`), or `--use-torch-fsdp2`."""
     strategy: Literal["no_shard", "optim", "optim_grads", "optim_grads_params"] = "optim_grads_params"
-    """What is sharded beside fp32 weights and moments. torch shards everything."""
+    """What Megatron-FSDP shards (`--data-parallel-sharding-strategy`). torch FSDP2 shards everything."""
     outer_sharding: bool = False
-    """fp32 weights and moments are sharded over the instances of the optimizer too (`--outer-dp-sharding-strategy optim`)."""
+    """fp32 master weights and moments are also sharded over optimizer instances (`--outer-dp-sharding-strategy optim`)."""
     main_gradients: str | None = None
-    """Type in which gradients are summed (`--megatron-fsdp-main-grads-dtype`); None is that of the gradient buffer."""
+    """Type in which gradients are accumulated (`--megatron-fsdp-main-grads-dtype`); None for that of the gradient buffer."""
     reduced_gradients: str | None = None
-    """Type in which they are collected and sent (`--megatron-fsdp-grad-comm-dtype`); None is that in which they are summed."""
+    """Type in which gradients are reduced (`--megatron-fsdp-grad-comm-dtype`); None for the type of main_gradients."""
     communication_unit_size: int | None = None
-    """`--suggested-communication-unit-size`, elements; half of it is gathered ahead. None is Megatron's default."""
+    """`--suggested-communication-unit-size` in elements; half of it is prefetched. None for Megatron's default."""
     double_buffer: bool = False
-    """Unsharded layers lie in two persistent buffers (`--fsdp-double-buffer`, `--use-nccl-ub`)."""
+    """Unsharded layers use two persistent buffers (`--fsdp-double-buffer`, `--use-nccl-ub`)."""
     reshard_after_forward: bool = True
-    """With torch: parameters are dropped after forward and gathered again for backward."""
+    """torch: parameters are freed after forward and gathered again for backward."""
     starts_from_meta: bool = False
-    """`--init-model-with-meta-device`: the whole model never lies on one GPU."""
+    """`--init-model-with-meta-device`: the unsharded model is never on one GPU."""
     moments_from_start: bool = False
-    """`--load` makes optimizer states before the first iteration, also where no checkpoint is found."""
+    """`--load` creates optimizer states before the first iteration, even if no checkpoint is found."""
     outside_layers_prefetches: bool = True
-    """Modules outside layers start gathering layers in every forward, not only before the first backward."""
+    """Modules outside layers prefetch layers in every forward, not only before the first backward."""
     outside_layers_stay: bool = False
     """Parameters outside layers stay unsharded between iterations."""

@@ -1,4 +1,4 @@
-"""Megatron's flag for a dest of its parser, where it is not the dest with dashes."""
+"""Megatron's flags by dest."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ _FLAGS: Final = {
     "pad_vocab_size": "--no-pad-vocab-size",
     "torch_fsdp2_reshard_after_forward": "--torch-fsdp2-no-reshard-after-forward",
 }
+"""Flags that are not the dest with dashes."""
 
 
 def flag_of(dest: str) -> str:
-    """The flag of `dest`: 'tensor_model_parallel_size' gives '--tensor-model-parallel-size'."""
+    """The flag of `dest`: '--tensor-model-parallel-size' for 'tensor_model_parallel_size'."""
     return _FLAGS.get(dest) or "--" + dest.replace("_", "-")

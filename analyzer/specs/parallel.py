@@ -1,4 +1,4 @@
-"""Parallelism: the size of every dimension, the order of ranks, and how layers are distributed over pipeline ranks."""
+"""Parallelism: sizes, order of ranks, and distribution of layers over pipeline ranks."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineSpec:
-    """How layers are spread over pipeline ranks: what `--decoder-first-pipeline-num-layers` and its kin say."""
+    """Distribution of layers over pipeline ranks (`--decoder-first-pipeline-num-layers` and related options)."""
 
     num_layers_in_first: int | None = None
     num_layers_in_last: int | None = None
     account_for_embedding: bool = False
     account_for_loss: bool = False
     layout: tuple[str, ...] | None = None
-    """`--pipeline-model-parallel-layout` unrolled: for each virtual stage, in model order, letters of E t m L."""
+    """`--pipeline-model-parallel-layout`: for each virtual stage, in model order, a string of the letters E t m L."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelSpec:
-    """Sizes of every dimension of parallelism, and the order in which ranks are counted."""
+    """Sizes of the dimensions of parallelism, and the order of ranks."""
 
     world_size: int
     nodes: int
@@ -35,10 +35,10 @@ class ParallelSpec:
     """Fastest-changing dimension first; `--use-tp-pp-dp-mapping` gives tp-cp-ep-pp-dp."""
     sequence_parallel: bool = False
     microbatch_group_size: int | None = None
-    """`--microbatch-group-size-per-virtual-pipeline-stage`; None is the pipeline size."""
+    """`--microbatch-group-size-per-virtual-pipeline-stage`; None for the pipeline size."""
     distributed_optimizer_instances: int = 1
     overlap_p2p: bool = False
-    """Interleaved schedules send asynchronously; 1F1B never does."""
+    """Point-to-point communication of an interleaved schedule is asynchronous. In 1F1B it never is."""
     pipeline_layout: PipelineSpec = PipelineSpec()
     cp_comm_type: str = "p2p"
     """p2p, a2a, all_gather or a2a+p2p."""
@@ -47,17 +47,17 @@ class ParallelSpec:
 
     @property
     def data(self) -> int:
-        """Data-parallel size, context parallelism not counted in."""
+        """Data-parallel size, without context parallelism."""
         return self.world_size // (self.tensor * self.pipeline * self.context)
 
     @property
     def data_with_context(self) -> int:
-        """Ranks over which gradients of dense parameters are reduced (Megatron's dp_cp)."""
+        """Number of ranks over which gradients of dense parameters are reduced (Megatron's dp_cp)."""
         return self.data * self.context
 
     @property
     def expert_data(self) -> int:
-        """Replicas of each expert."""
+        """Expert data-parallel size: number of replicas of each expert."""
         return self.world_size // (self.expert_tensor * self.expert * self.pipeline)
 
     @property

@@ -1,10 +1,10 @@
-"""Releases of Megatron as numbers that compare."""
+"""Comparable release numbers of Megatron."""
 
 from __future__ import annotations
 
 
 def release_number(release: str) -> tuple[int, ...]:
-    """'0.16.1' as (0, 16, 1), so that releases compare; '2023' as the core package of that year, (0, 2, 0)."""
+    """A release as a tuple: (0, 16, 1) for '0.16.1', and (0, 2, 0), the core version of that year, for '2023'."""
     if release == "2023":
         return (0, 2, 0)
     return tuple(int(part) for part in release.split(".") if part.isdigit())

@@ -1,4 +1,4 @@
-"""One training iteration: batch, recomputation, activation offloading, CUDA graphs and other flags."""
+"""Training iterations: batch, recomputation, activation offloading, CUDA graphs and other flags."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSpec:
-    """Samples of one iteration."""
+    """Batch sizes of an iteration."""
 
     micro_batch_size: int
     global_batch_size: int
     seq_length: int
     microbatches: int
-    """For each data-parallel replica, at the full global batch."""
+    """Microbatches per data-parallel rank, at the full global batch size."""
     first_microbatches: int
-    """In the first iteration: fewer with `--rampup-batch-size`."""
+    """The same in the first iteration; fewer with `--rampup-batch-size`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,39 +27,39 @@ class RecomputeSpec:
     method: Literal["uniform", "block"] | None = None
     num_layers: int | None = None
     modules: tuple[str, ...] = ()
-    """With selective: core_attn, mlp, layernorm …"""
+    """With selective recomputation: core_attn, mlp, layernorm and others (`--recompute-modules`)."""
     distribute_saved_activations: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActivationOffloadSpec:
-    """Activations that wait for their backward in host memory: of parts of layers, or of the first so many layers."""
+    """Offloading of activations to host memory until their backward: of modules, or of the first layers."""
 
     layers: int = 0
-    """Whole layers (`--cpu-offloading-num-layers`)."""
+    """Number of first layers with all activations offloaded (`--cpu-offloading-num-layers`)."""
     modules: tuple[str, ...] = ()
-    """Of `--fine-grained-activation-offloading`: attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm, expert_fc1, moe_act."""
+    """With `--fine-grained-activation-offloading`: attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm, expert_fc1, moe_act."""
     min_elements: int = 1024 * 1024
-    """Smaller tensors stay (`--min-offloaded-tensor-size`)."""
+    """Smaller tensors are not offloaded (`--min-offloaded-tensor-size`)."""
     last_stays: bool = True
-    """The last layer before the loss stays, since its backward comes next; not so where another microbatch's does."""
+    """The last layer before the loss is not offloaded, because its backward follows. False with overlapped microbatches."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraphSpec:
-    """CUDA graphs: kernels recorded once and replayed, in memory that stays theirs."""
+    """CUDA graphs: kernels captured once and replayed, with a separate memory pool."""
 
     implementation: Literal["transformer_engine", "local"]
-    """Who captures (`--cuda-graph-impl`)."""
+    """The implementation that captures them (`--cuda-graph-impl`)."""
     scope: tuple[str, ...] = ()
-    """attn, mlp, moe, moe_router, moe_preprocess, or full_iteration; nothing is whole layers."""
+    """attn, mlp, moe, moe_router, moe_preprocess, or full_iteration; empty for full layers."""
     warmup_steps: int = 3
-    """Iterations without graphs before they are captured."""
+    """Iterations before the capture."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingFlags:
-    """Everything else that decides about bytes or messages."""
+    """Other flags that affect memory or communication."""
 
     gradient_accumulation_fusion: bool = True
     attention_mask_in_dataloader: bool = True
@@ -69,16 +69,17 @@ class TrainingFlags:
     tp_comm_overlap: bool = False
     defer_embedding_wgrad: bool = False
     cublas_workspace_config: str | None = None
-    """The environment's CUBLAS_WORKSPACE_CONFIG."""
+    """Environment variable CUBLAS_WORKSPACE_CONFIG."""
     cuda_device_max_connections: str | None = None
     allocator_config: str | None = None
-    """The environment's PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF."""
+    """Environment variable PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF."""
     use_cpu_initialization: bool = False
     empty_unused_memory_level: int = 0
     data_parallel_random_init: bool = False
     overlap_moe_expert_parallel_comm: bool = False
-    """The forward of a microbatch and the backward of another run side by side, layer by layer."""
+    """The forward of one microbatch overlaps with the backward of another, layer by layer."""
     early_attention_backward: bool = False
-    """There a layer's attention goes backward before the other one's experts run (`--ep-overlap-early-attn-memory-release`)."""
+    """With overlapped microbatches, the backward of a layer's attention runs before the forward of the other microbatch's experts
+    (`--ep-overlap-early-attn-memory-release`)."""
     delay_wgrad_compute: bool = False
-    """There weight gradients of a branch are computed once it has been through backward."""
+    """With overlapped microbatches, the weight gradients of a branch are computed after its activation gradients."""

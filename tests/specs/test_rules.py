@@ -1,4 +1,4 @@
-"""Layout rules, compared with what Megatron 0.16.1 refused (tests/data/truth/groups.json), and by hand from its source."""
+"""Layout rules: compared with layouts that Megatron 0.16.1 refused (tests/data/truth/groups.json), and cases from its source."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def refused_options(parallel: ParallelSpec, *, megatron: str = "0.16.1") -> list
 
 
 @pytest.mark.parametrize("index", range(5))
-def test_worlds_that_megatron_refused(index: int) -> None:
+def test_layouts_that_megatron_refused_are_refused(index: int) -> None:
     record = truth("groups.json")["refused"][index]
     options = refused_options(spec_of_argv(record["argv"], record["world_size"]))
     assert options
@@ -97,13 +97,13 @@ def test_layers_that_cannot_be_distributed(layers: int, parallel: ParallelSpec, 
         ("Ettt|m||L", 1, "before the last 2"),
     ],
 )
-def test_places_that_mtp_layers_cannot_have(layout: str, mtp_layers: int, fault: str) -> None:
+def test_layouts_with_mtp_layers_in_an_invalid_stage_are_refused(layout: str, mtp_layers: int, fault: str) -> None:
     stages = tuple(layout.split("|"))
     found = list(stage_violations(3, split(2, len(stages) // 2, layout=stages), mtp_layers=mtp_layers))
     assert [fault in each.fault for each in found] == [True]
 
 
-def test_places_that_mtp_layers_can_have() -> None:
+def test_layouts_with_mtp_layers_in_a_valid_stage_are_accepted() -> None:
     assert not list(stage_violations(2, split(4, layout=("Et", "t", "mm", "L")), mtp_layers=2))
     assert not list(stage_violations(3, split(2, 2, layout=("Et", "t", "t", "mmL")), mtp_layers=2))
 
@@ -117,11 +117,11 @@ def test_places_that_mtp_layers_can_have() -> None:
         (8, 9, "microbatch_group_size_per_vp_stage"),
         (13, 5, "microbatch_group_size_per_vp_stage"),
         (8, None, None),
-        (14, 5, None),  # the last group of 4 is as large as the pipeline
+        (14, 5, None),  # the last group of 4 microbatches equals the pipeline size
     ],
 )
 def test_microbatches_of_an_interleaved_schedule(microbatches: int, group_size: int | None, dest: str | None) -> None:
-    """Four pipeline ranks of two chunks (`forward_backward_pipelining_with_interleaving`)."""
+    """Four pipeline ranks with two chunks each (`forward_backward_pipelining_with_interleaving`)."""
     batch = BatchSpec(
         micro_batch_size=1,
         global_batch_size=microbatches,

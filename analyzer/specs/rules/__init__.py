@@ -1,8 +1,7 @@
 """Layout rules: which sizes, splits and features Megatron accepts together.
 
-One place for the command line, which turns a violation into an error; for advice and search, which skip a layout that breaks a
-rule; and for `predict`, which checks a job made by hand. What can be refused without the sizes of the layout is checked where the
-options are read, in `launch.derive`.
+The command line turns a violation into an error, advice and search skip a layout with a violation, and `predict` checks its job.
+Rules that do not depend on the sizes of the layout are checked in `launch.derive`, where the options are read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A rule that a job breaks, and what remedies need."""
+"""Violated rules, and values for remedies."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ class Violation(NamedTuple):
     """A rule that a job breaks."""
 
     options: tuple[str, ...]
-    """Dests of the options at fault; several for a product of sizes."""
+    """Dests of the invalid options; several for a product of sizes."""
     fault: str
     remedy: str
 
 
 def multiple_near(value: int, factor: int) -> int:
-    """The multiple of `factor` next to `value`, at least one `factor`: what a remedy can propose."""
+    """The multiple of `factor` nearest to `value`, at least `factor`; for use in remedies."""
     return max(1, round(value / factor)) * factor
