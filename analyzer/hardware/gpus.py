@@ -1,8 +1,8 @@
 """GPUs by name: capacity, compute capability and multiprocessors, and the local GPU through NVML.
 
-Capacity is what a training process can see: CUDA's `cudaMemGetInfo` total (HIP's on AMD), which PyTorch prints as
-`total_memory` and as "total capacity" when it runs out. It is a little less than nvidia-smi's figure, which counts
-memory that the driver keeps for itself, and differs by some tens of MiB between drivers: the smaller is taken.
+Capacity is the total of CUDA's `cudaMemGetInfo` (HIP's on AMD), which PyTorch reports as `total_memory` and, in out-of-memory
+errors, as "total capacity". It is a little less than the total of nvidia-smi, which includes memory reserved by the driver. It
+differs between drivers by some tens of MiB; the table has the smallest known value.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from analyzer.units import GIB, MIB
 
 TORCH: Final = "PyTorch's total capacity"
 TORCH_OF_SIBLING: Final = "PyTorch's total capacity on a GPU with the same memory"
-SMI: Final = "nvidia-smi's total, which includes what the driver keeps"
+SMI: Final = "nvidia-smi's total, which includes memory reserved by the driver"
 
 
 class Gpu(NamedTuple):
-    """A row of the table. AMD's MI250 and MI250X are two devices each; a row is one of them, as a rank gets it."""
+    """A row of the table. AMD's MI250 and MI250X have two devices each; a row is one device, which is used by one rank."""
 
     name: str
     capacity_gib: float
     source: str
-    """Where capacity_gib was read; nvidia-smi's own figure where it is known."""
+    """Source of capacity_gib, and the total of nvidia-smi if known."""
     compute_capability: tuple[int, int]
     multiprocessors: int
-    """Streaming multiprocessors, or AMD's compute units: vendor's data sheet."""
+    """Streaming multiprocessors, or AMD's compute units, from the vendor's data sheet."""
     aliases: tuple[str, ...] = ()
 
     @property
     def spec(self) -> HardwareSpec:
-        """The row as the analysis reads it; capacity in whole MiB."""
+        """The row as a `HardwareSpec`, with the capacity rounded down to MiB."""
         return HardwareSpec(
             name=self.name,
             capacity_bytes=int(self.capacity_gib * GIB) // MIB * MIB,
@@ -102,47 +102,47 @@ GPUS: Final[tuple[Gpu, ...]] = (
 )
 # fmt: on
 
-USUAL: Final = {"h100": "H100-80GB"}
-"""A name that several rows share and that nearly always means one of them; others must be told apart by the user."""
+DEFAULT_VARIANTS: Final = {"h100": "H100-80GB"}
+"""Names of several rows that nearly always mean one of them. Other ambiguous names are refused."""
 
 DRIVER_FILES: Final = ("/dev/nvidiactl", "/dev/dxg", r"C:\Windows\System32\nvml.dll")
-"""Of the NVIDIA driver on Linux, WSL and Windows: where none is there, NVML (25 ms to import) need not be asked."""
+"""Files of the NVIDIA driver on Linux, WSL and Windows. If none exists, NVML, which takes 25 ms to import, is not used."""
 
-_NOISE: Final = re.compile(
+_COMMON_WORDS: Final = re.compile(
     r"\b(nvidia|amd|tesla|geforce|quadro|instinct|graphics|hbm\d?e?|sxm\d?|pcie|oam|ac|generation|blackwell|server|workstation|edition)\b"
 )
 
 
 def _key(name: str) -> str:
-    """The name without case, dashes and spaces; '80 GiB' and '80G' at its end are '80GB'."""
+    """The name in lower case without dashes and spaces; '80 GiB' and '80G' at the end become '80gb'."""
     return re.sub(r"(\d\d)(?:g|gib)$", r"\1gb", re.sub(r"[^a-z0-9]", "", name.lower()))
 
 
-def _bare(name: str) -> str:
-    """The key of a driver's name without the words around the model: 'NVIDIA A100-SXM4-80GB' is 'a10080gb'."""
-    return _key(_NOISE.sub("", re.sub(r"[^a-z0-9]+", " ", name.lower())))
+def _model_key(name: str) -> str:
+    """The key of a name without vendor, product line and form factor: 'a10080gb' for 'NVIDIA A100-SXM4-80GB'."""
+    return _key(_COMMON_WORDS.sub("", re.sub(r"[^a-z0-9]+", " ", name.lower())))
 
 
 def find(name: str) -> tuple[Gpu, str]:
-    """The row that `name` means, and a note where the name left a choice.
+    """The row for `name`, and a note if other rows have this name too.
 
-    Raises InputError naming the choices for a name of several rows ('A100'), and the nearest names for an unknown one.
+    Raises InputError for an ambiguous name ('A100'), with the choices, and for an unknown one, with the nearest names.
     """
     table = {_key(n): gpu for gpu in GPUS for n in (gpu.name, *gpu.aliases)}
-    # the whole name first: 'H100 PCIe' has a row of its own, the form factor of an A100 does not matter
-    for key in (_key(name), _key(re.sub(r"(?i)\b(nvidia|amd)\b", "", name)), _bare(name)):
+    # the full name first: 'H100 PCIe' has its own row, whereas the form factor of an A100 does not matter
+    for key in (_key(name), _key(re.sub(r"(?i)\b(nvidia|amd)\b", "", name)), _model_key(name)):
         if key in table:
             return table[key], ""
-    family = _bare(name)
+    family = _model_key(name)
     members = [gpu.name for gpu in GPUS if family and re.fullmatch(rf"{re.escape(family)}-.*", gpu.name.lower())]
-    if family in USUAL:
-        chosen = next(gpu for gpu in GPUS if gpu.name == USUAL[family])
+    if family in DEFAULT_VARIANTS:
+        chosen = next(gpu for gpu in GPUS if gpu.name == DEFAULT_VARIANTS[family])
         others = ", ".join(member for member in members if member != chosen.name)
-        return chosen, f"{name} is taken as {chosen.name}; others of the name are {others}."
+        return chosen, f"{chosen.name} is assumed for {name}; other variants are {others}."
     if members:
-        raise InputError("--info-gpu", f"'{name}' comes with different amounts of memory", f"say which: {', '.join(members)}")
+        raise InputError("--info-gpu", f"'{name}' is ambiguous", f"use one of {', '.join(members)}")
     raise InputError(
-        "--info-gpu", f"'{name}' is not a GPU of the table", f"{_nearest(name)}give its memory with --info-gpu-memory 80GiB"
+        "--info-gpu", f"'{name}' is not a known GPU", f"{_nearest(name)}give its memory, such as --info-gpu-memory 80GiB"
     )
 
 
@@ -155,10 +155,11 @@ def _nearest(name: str) -> str:
 
 
 def hardware(gpu: str | None, memory: int | None) -> tuple[HardwareSpec, tuple[str, ...]]:
-    """The GPU that a launch is held against, and what to tell the user about it.
+    """The target GPU of a launch, and notes for the report.
 
-    `gpu` is the name given with `--info-gpu`, `memory` the bytes of `--info-gpu-memory`, which wins where both are given.
-    With neither it is the local GPU as NVML reports it, or an empty spec and a note that says why there is no verdict.
+    `gpu` is the name in `--info-gpu`. `memory` is `--info-gpu-memory` in bytes, which takes precedence over the capacity of `gpu`.
+    Without both it is the local GPU as NVML reports it, or an empty spec and a note why there is no verdict. Raises InputError for
+    an ambiguous or unknown name.
     """
     if gpu is None and memory is None:
         return _local()
@@ -168,18 +169,18 @@ def hardware(gpu: str | None, memory: int | None) -> tuple[HardwareSpec, tuple[s
     notes = (note,) if note else ()
     if memory is None:
         return row.spec, notes
-    own = f"The capacity is that of --info-gpu-memory; {row.name} has {row.capacity_gib:.2f} GiB."
+    own = f"The capacity is that in --info-gpu-memory; {row.name} has {row.capacity_gib:.2f} GiB."
     return replace(row.spec, capacity_bytes=memory), (*notes, own)
 
 
 def _local() -> tuple[HardwareSpec, tuple[str, ...]]:
-    remedy = "name the target with --info-gpu or --info-gpu-memory for a verdict."
+    remedy = "give the target with --info-gpu or --info-gpu-memory for a verdict."
     if not any(map(os.path.exists, DRIVER_FILES)):
         return HardwareSpec(), (f"There is no NVIDIA driver on this machine; {remedy}",)
     try:
         import pynvml
     except ImportError:
-        return HardwareSpec(), (f"The package nvidia-ml-py, which asks for the local GPU, is not installed; {remedy}",)
+        return HardwareSpec(), (f"The package nvidia-ml-py, which detects the local GPU, is not installed; {remedy}",)
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -187,19 +188,19 @@ def _local() -> tuple[HardwareSpec, tuple[str, ...]]:
     try:
         devices = [_read(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
     except pynvml.NVMLError as error:
-        return HardwareSpec(), (f"NVML does not describe the local GPU ({error}); {remedy}",)
+        return HardwareSpec(), (f"NVML cannot read the local GPU ({error}); {remedy}",)
     finally:
         pynvml.nvmlShutdown()
     if not devices:
         return HardwareSpec(), (f"There is no GPU on this machine; {remedy}",)
     least = min(devices, key=lambda device: device.capacity_bytes or 0)
     if len(set(devices)) > 1:
-        return least, (f"The local GPUs differ; the one with the least memory, {least.name}, is taken for all.",)
-    return least, (f"The target is this machine's GPU, {least.name}; --info-gpu names another.",)
+        return least, (f"The local GPUs differ: all are assumed to be the one with the least memory, {least.name}.",)
+    return least, (f"The target is the local GPU, {least.name}; --info-gpu selects another.",)
 
 
 def _read(nvml: ModuleType, index: int) -> HardwareSpec:
-    """Device `index` as NVML describes it. Capacity leaves out what the driver reserves, where NVML can tell (version 2)."""
+    """Device `index` as NVML reports it. The capacity excludes memory reserved by the driver, if NVML reports it (version 2)."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     name = nvml.nvmlDeviceGetName(handle)
     name = name.decode() if isinstance(name, bytes) else str(name)

@@ -1,4 +1,4 @@
-"""The table of GPUs, the names that lead into it, and the local GPU through a NVML made by hand."""
+"""The table of GPUs, look-up by name, and the local GPU as reported by a substitute for NVML."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from analyzer.specs import HardwareSpec
 GIB = 2**30
 MIB = 2**20
 
-# nvidia-smi prints these totals; what a process sees is less, by what the driver keeps (0.5 to 5 % in public reports)
+# totals of nvidia-smi, which include memory reserved by the driver (0.5 to 5 % in public reports)
 NVIDIA_SMI_MIB = {
     "V100-16GB": 16384,
     "A100-40GB": 40960,
@@ -66,12 +66,12 @@ NVIDIA_SMI_MIB = {
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX-PRO-6000"),
     ],
 )
-def test_a_name_leads_to_its_row_however_it_is_written(name: str, row: str) -> None:
+def test_a_gpu_is_found_by_each_spelling_of_its_name(name: str, row: str) -> None:
     assert gpus.find(name)[0].name == row
 
 
 @given(st.sampled_from(gpus.GPUS), st.sampled_from(["", " ", "_", "-"]), st.booleans())
-def test_case_and_separators_never_matter(gpu: gpus.Gpu, separator: str, upper: bool) -> None:
+def test_case_and_separators_are_ignored(gpu: gpus.Gpu, separator: str, upper: bool) -> None:
     name = gpu.name.replace("-", separator)
     assert gpus.find(name.upper() if upper else name.lower())[0] is gpu
 
@@ -83,40 +83,40 @@ def test_capacity_is_a_little_less_than_nvidia_smi_reports(name: str, mib: int) 
     assert 0.95 * mib * MIB < capacity < mib * MIB
 
 
-def test_capacity_is_pytorchs_total_where_that_was_read() -> None:
+def test_capacity_is_the_total_of_pytorch() -> None:
     # total_memory=81082MB, printed by PyTorch for an 'NVIDIA H100 80GB HBM3'
     spec = gpus.find("H100-80GB")[0].spec
     assert spec == HardwareSpec(name="H100-80GB", capacity_bytes=81082 * MIB, compute_capability=(9, 0), multiprocessors=132)
 
 
-def test_a_usual_name_is_taken_and_said() -> None:
+def test_the_default_variant_of_a_name_is_assumed_and_reported() -> None:
     spec, notes = gpus.hardware("H100", None)
     assert spec.name == "H100-80GB"
-    assert "taken as H100-80GB" in notes[0]
+    assert notes[0].startswith("H100-80GB is assumed for H100;")
     assert gpus.hardware("H100-80GB", None)[1] == ()
 
 
 @pytest.mark.parametrize(("name", "choices"), [("A100", "A100-40GB, A100-80GB"), ("V100", "V100-16GB, V100-32GB")])
-def test_a_name_that_leaves_a_choice_is_refused_with_the_choices(name: str, choices: str) -> None:
+def test_an_ambiguous_name_is_refused_with_the_choices(name: str, choices: str) -> None:
     with pytest.raises(InputError, match=f"--info-gpu: '{name}'.*{choices}"):
         gpus.find(name)
 
 
 @pytest.mark.parametrize(("name", "nearest"), [("H100-88GB", "H100-80GB"), ("GB201", "GB200-186GB"), ("MI300", "MI300X-192GB")])
-def test_an_unknown_name_is_refused_with_the_nearest(name: str, nearest: str) -> None:
+def test_an_unknown_name_is_refused_with_the_nearest_names(name: str, nearest: str) -> None:
     with pytest.raises(InputError, match=nearest) as caught:
         gpus.find(name)
     assert "--info-gpu-memory" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["", "xyz", "😀", ")("])
-def test_nonsense_is_refused_in_one_line(name: str) -> None:
+def test_any_invalid_name_is_refused_in_one_line(name: str) -> None:
     with pytest.raises(InputError) as caught:
         gpus.find(name)
     assert "\n" not in str(caught.value)
 
 
-def test_memory_alone_and_memory_over_a_name() -> None:
+def test_a_given_capacity_takes_precedence_over_the_table() -> None:
     assert gpus.hardware(None, 80 * GIB) == (HardwareSpec(capacity_bytes=80 * GIB), ())
     spec, notes = gpus.hardware("A100-80GB", 70 * GIB)
     assert (spec.capacity_bytes, spec.compute_capability) == (70 * GIB, (8, 0))
@@ -128,7 +128,7 @@ class _NvmlError(Exception):
 
 
 def _nvml(devices: Sequence[tuple[str, int, int]], *, fails: str = "", versioned: bool = True) -> ModuleType:
-    """A pynvml of devices (name, total MiB, reserved MiB) in which the call named `fails` raises."""
+    """A substitute for pynvml with devices (name, total MiB, reserved MiB), in which the function `fails` raises."""
     module: Any = ModuleType("pynvml")
 
     def call(name: str, result: Any) -> Any:
@@ -158,11 +158,11 @@ def _nvml(devices: Sequence[tuple[str, int, int]], *, fails: str = "", versioned
 
 @pytest.fixture(autouse=True)
 def _driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """A machine that has the driver's files."""
+    """Makes the files of the driver exist."""
     monkeypatch.setattr(gpus, "DRIVER_FILES", (str(tmp_path),))
 
 
-def test_the_local_gpu_is_read_without_what_the_driver_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_local_capacity_excludes_memory_reserved_by_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", _nvml([("NVIDIA H200", 143771, 616)] * 8))
     spec, notes = gpus.hardware(None, None)
     assert spec == HardwareSpec(
@@ -171,13 +171,13 @@ def test_the_local_gpu_is_read_without_what_the_driver_keeps(monkeypatch: pytest
     assert "NVIDIA H200" in notes[0]
 
 
-def test_an_old_nvml_gives_its_total(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", _nvml([("A GPU of tomorrow", 1000, 10)], versioned=False))
+def test_an_old_nvml_reports_the_total(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", _nvml([("An unknown GPU", 1000, 10)], versioned=False))
     spec, _ = gpus.hardware(None, None)
     assert (spec.capacity_bytes, spec.multiprocessors) == (1000 * MIB, None)
 
 
-def test_of_unlike_gpus_the_smallest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_smallest_of_different_local_gpus_is_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", _nvml([("NVIDIA H200", 143771, 616), ("NVIDIA L4", 23034, 500)]))
     spec, notes = gpus.hardware(None, None)
     assert spec.name == "NVIDIA L4"
@@ -185,14 +185,14 @@ def test_of_unlike_gpus_the_smallest_counts(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("fails", ["nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetName", "nvmlDeviceGetMemoryInfo"])
-def test_a_failing_nvml_means_no_verdict(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+def test_there_is_no_verdict_if_nvml_fails(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", _nvml([("NVIDIA H200", 143771, 616)], fails=fails))
     spec, notes = gpus.hardware(None, None)
     assert spec == HardwareSpec()
     assert notes[0].endswith("for a verdict.")
 
 
-def test_no_device_no_package_no_driver_mean_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_is_no_verdict_without_device_package_or_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, reason in ((_nvml([]), "no GPU"), (None, "not installed")):
         monkeypatch.setitem(sys.modules, "pynvml", module)
         spec, notes = gpus.hardware(None, None)
