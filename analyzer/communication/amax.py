@@ -28,24 +28,24 @@ from analyzer.states.fp8_weights import BACKWARD_QUANTIZERS, FORWARD_QUANTIZERS,
 def amax_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
     """All-reduces of fp32 amax values: delayed recipe for each microbatch and chunk, stored weights once per iteration."""
     fp8 = job.precision.fp8
-    products = quantized_gemms(stage.trees)
-    if fp8 is None or not products:
+    gemms = quantized_gemms(stage.trees)
+    if fp8 is None or not gemms:
         return
     if fp8.recipe == "delayed":
-        again, each = (sum(counts) for counts in zip(*(_under_checkpoints(tree) for tree in stage.trees), strict=True))
-        first = sum(_firsts(tree) for tree in stage.trees)
+        checkpoints, layers = (sum(counts) for counts in zip(*(_checkpointed_layers(tree) for tree in stage.trees), strict=True))
+        first = sum(_first_modules(tree) for tree in stage.trees)
         calls: tuple[tuple[Phase, int, int], ...] = (
             ("forward", FORWARD_QUANTIZERS, len(stage.trees)),
-            ("recompute", FORWARD_QUANTIZERS, again),
-            ("backward", BACKWARD_QUANTIZERS, first + each),
+            ("recompute", FORWARD_QUANTIZERS, checkpoints),
+            ("backward", BACKWARD_QUANTIZERS, first + layers),
         )
         for phase, quantizers, count in (call for call in calls if call[2]):
             yield Call(
                 group="tp_dp_cp",
                 kind="all_reduce",
                 phase=phase,
-                module="fp8.largest_values",
-                shape=(products * quantizers,),
+                module="fp8.amax",
+                shape=(gemms * quantizers,),
                 dtype="fp32",
                 per_microbatch=count,
             )
@@ -59,26 +59,26 @@ def amax_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
                 group=group,
                 kind="all_reduce",
                 phase="parameter",
-                module="fp8.largest_weights",
+                module="fp8.weight_amax",
                 shape=(count,),
                 dtype="fp32",
                 per_iteration=1,
             )
 
 
-def _under_checkpoints(module: Module) -> tuple[int, int]:
+def _checkpointed_layers(module: Module) -> tuple[int, int]:
     """Checkpoints with FP8 GEMMs, each with its own `fp8_autocast` when it is recomputed, and the linear layers in them.
 
     Each of these layers counts as the first of its pass (`IS_FIRST_FP8_MODULE` in pytorch/module/linear.py).
     """
     if module.recomputed and any(parameter.quantized for parameter in parameters(module)):
         return 1, sum(any(parameter.quantized for parameter in each.parameters) for _, each in module.walk())
-    found = [_under_checkpoints(child) for child in module.children]
+    found = [_checkpointed_layers(child) for child in module.children]
     return sum(checkpoints for checkpoints, _ in found), sum(layers for _, layers in found)
 
 
-def _firsts(tree: Module) -> int:
-    """Modules outside checkpoints that count as the first: with checkpointed layers the final norm is one too."""
+def _first_modules(tree: Module) -> int:
+    """Number of modules outside checkpoints that count as the first of a pass. With checkpointed layers the final norm is one."""
     decoder = next(child for child in tree.children if child.kind is ModuleKind.DECODER)
     names = {child.name for child in decoder.children}
     outside = {child.name for child in decoder.children if not child.recomputed}
@@ -92,7 +92,7 @@ def _shard_group(job: TrainingJob, parameter: Parameter) -> str:
 
 
 def _amax_values(job: TrainingJob, parameter: Parameter) -> int:
-    """One for each scale."""
+    """Number of amax values of a parameter: one for each scale."""
     assert job.precision.fp8 is not None
     count, rows, columns = matrices(parameter)
     shape, _ = scales(job.precision.fp8.recipe, rows, columns, "row", square_blocks=True)

@@ -60,8 +60,7 @@ def gradient_statistics_group(job: TrainingJob, *, experts: bool = False) -> str
     layer-wise optimizer it is the world (`LayerWiseDistributedOptimizer.get_grad_norm`).
     """
     muon = job.optimizer.muon
-    shared_out = muon is not None and muon.layer_wise
-    if shared_out:
+    if muon is not None and muon.layer_wise:
         return "world"
     if job.optimizer.distributed:
         return "intra_dist_opt"

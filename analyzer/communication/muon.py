@@ -64,8 +64,8 @@ def _matrix_calls(job: TrainingJob, weight: OptimizerParameter, rows: int, colum
     muon = muon_of(job)
     if muon.tensor_parallel == "duplicated":
         ranks = group_ranks(job, weight.group)
-        whole = (rows * ranks, columns) if weight.partition == 0 else (rows, columns * ranks)
-        yield _call(weight.group, "all_gather", "optimizer.muon.gradients", whole, "fp32")
+        full = (rows * ranks, columns) if weight.partition == 0 else (rows, columns * ranks)
+        yield _call(weight.group, "all_gather", "optimizer.muon.gradients", full, "fp32")
         return
     side = columns if weight.partition == 0 else rows
     yield _call(weight.group, "all_reduce", "optimizer.muon.norm", (1,), "fp32")

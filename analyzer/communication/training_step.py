@@ -139,7 +139,7 @@ def scalar_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
     own norm and number of zeros.
     """
     optimizers = [("optimizer", gradient_statistics_group(job))]
-    if _updates_experts_apart(job, stage):
+    if _has_expert_optimizer(job, stage):
         optimizers.append(("optimizer.experts", gradient_statistics_group(job, experts=True)))
     summing = [each for place, each in enumerate(optimizers) if each[1] not in [group for _, group in optimizers[:place]]]
     scalars: list[tuple[str, str, Phase, int, str]] = []
@@ -172,7 +172,7 @@ def scalar_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
         )
 
 
-def _updates_experts_apart(job: TrainingJob, stage: StageModel) -> bool:
+def _has_expert_optimizer(job: TrainingJob, stage: StageModel) -> bool:
     """Whether a rank has a separate optimizer for experts: with expert parallelism, if it has experts."""
     if job.parallel.expert == 1 or job.optimizer.muon is not None:
         return False

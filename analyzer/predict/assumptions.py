@@ -17,7 +17,7 @@ def assumptions(job: TrainingJob, ranks: Sequence[RankClass], stages: Sequence[S
         "the CUDA context (0.5 GiB) and NCCL buffers (16 channels for each communicator) are estimates",
     ]
     if job.hardware.compute_capability is None and job.model.implementation == "transformer_engine":
-        stated.append("no GPU is named: workspaces of a Hopper GPU are assumed")
+        stated.append("no GPU is given: workspaces of a Hopper GPU are assumed")
     if job.activation_offload is not None:
         stated.append(
             "offloaded activations are assumed to leave the GPU when their part of the layer ends, and to return when their "
@@ -56,7 +56,7 @@ def _of_flex(flex: FlexSpec) -> tuple[str, ...]:
     if flex.backend == "hybridep":
         return (
             f"HybridEP is assumed to have NVLink domains of {flex.nvlink_ranks} ranks, and buffers for the tokens of its "
-            "whole group outside PyTorch: too low if domains are smaller",
+            "full group outside PyTorch: too low if domains are smaller",
         )
     return (
         "DeepEP sends a token once to a rank with several of its experts: expert choices are assumed to be independent, so with "

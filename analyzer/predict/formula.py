@@ -18,7 +18,7 @@ from analyzer.specs import TrainingJob
 from analyzer.specs.rules import check_job
 
 REPORTED_GROUPS: Final = ("tp", "pp", "dp", "dp_cp", "cp", "ep", "etp", "edp", "tp_ep", "embd", "pos_embd")
-WHOLE_LISTS_UP_TO: Final = 4096
+FULL_LISTS_UP_TO: Final = 4096
 """World size up to which all groups are listed; beyond it each list has about this many ranks."""
 
 
@@ -34,9 +34,9 @@ def predict(job: TrainingJob, *, note: str = "") -> Report:
     rows = communication_rows(job, models, [stage.buffers for stage in stages])
     outcome = verdict(ranks, job.hardware, note=note)
     listed, truncated = _groups(job)
-    whole = full_model(job)
-    full = sum(parameter.full_numel for parameter in parameters(whole))
-    routed = sum(parameter.full_numel for parameter in parameters(whole) if parameter.sharding == "expert")
+    unsharded = full_model(job)
+    full = sum(parameter.full_numel for parameter in parameters(unsharded))
+    routed = sum(parameter.full_numel for parameter in parameters(unsharded) if parameter.sharding == "expert")
     model = job.model
     padding = (model.padded_vocab_size - model.vocab_size) * model.hidden_size * (1 if model.tied_embeddings else 2)
     return Report(
@@ -45,7 +45,7 @@ def predict(job: TrainingJob, *, note: str = "") -> Report:
         groups=listed,
         groups_truncated=truncated,
         group_counts={kind: group_count(job.parallel, kind) for kind in REPORTED_GROUPS},
-        full_model=whole,
+        full_model=unsharded,
         parameters=full,
         parameters_unpadded=full - padding,
         parameters_active=full - (routed - routed * model.moe.topk // model.moe.num_experts if model.moe else 0),
@@ -69,10 +69,10 @@ def _groups(job: TrainingJob) -> tuple[dict[str, tuple[tuple[int, ...], ...]], b
     """Process groups by kind, and whether the lists are shortened."""
     parallel = job.parallel
     tied, mtp = job.model.tied_embeddings, mtp_rank(job.model, parallel)
-    truncated = parallel.world_size > WHOLE_LISTS_UP_TO
+    truncated = parallel.world_size > FULL_LISTS_UP_TO
     listed = {}
     for kind in REPORTED_GROUPS:
         members = max(1, group_size(parallel, kind, tied=tied, mtp_rank=mtp))
-        limit = max(1, WHOLE_LISTS_UP_TO // 8 // members) if truncated else None
+        limit = max(1, FULL_LISTS_UP_TO // 8 // members) if truncated else None
         listed[kind] = tuple(groups(parallel, kind, tied=tied, mtp_rank=mtp, limit=limit))
     return listed, truncated

@@ -1,4 +1,4 @@
-"""Communication counted in closed form against counting it rank by rank and step by step, and against papers."""
+"""Communication in closed form, compared with a simulation of all ranks and steps, and with papers."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ MIB = 2**20
 HIDDEN_STATES = SEQUENCE * BATCH * HIDDEN * 2
 
 
-def rows_of(job: TrainingJob, **wanted: Any) -> list[CommunicationRow]:
-    """Messages of the hand-made model whose fields are as wanted."""
+def rows_of(job: TrainingJob, **values: Any) -> list[CommunicationRow]:
+    """Rows of the test model with these values of fields."""
     found = communication_rows(job, make_stages(job))
-    return [row for row in found if all(getattr(row, field) == value for field, value in wanted.items())]
+    return [row for row in found if all(getattr(row, field) == value for field, value in values.items())]
 
 
 def simulate(job: TrainingJob) -> dict[str, tuple[int, int]]:
-    """(calls, bytes) of tp and pp in the whole world, by letting every rank run its schedule."""
+    """(calls, bytes) of tp and pp over all ranks, from the schedule of every rank."""
     parallel = job.parallel
     stages = make_stages(job)
     sent: dict[str, list[int]] = {"tp": [], "pp": []}
@@ -68,7 +68,7 @@ def simulate(job: TrainingJob) -> dict[str, tuple[int, int]]:
     sequence_parallel=st.booleans(),
     order=st.sampled_from(["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]),
 )
-def test_closed_form_is_what_all_ranks_send_together(
+def test_the_closed_form_equals_the_sum_over_all_ranks(
     tensor: int,
     pipeline: int,
     virtual: int | None,
@@ -96,7 +96,7 @@ def test_closed_form_is_what_all_ranks_send_together(
 
 
 def test_the_layout_of_the_2023_proposal() -> None:
-    """2 nodes of 8, TP2 PP2 DP4, b 4, s 2048, h 4096: messages of 64 MiB, four tensor-parallel ones a layer."""
+    """2 nodes of 8, TP2 PP2 DP4, b 4, s 2048, h 4096: messages of 64 MiB, four tensor-parallel messages per layer."""
     job = make_job(
         world_size=16,
         tensor=2,
@@ -123,12 +123,12 @@ def test_the_layout_of_the_2023_proposal() -> None:
     (sent,) = rows_of(job, group="pp", pipeline_rank=0)
     assert (sent.message_bytes, sent.calls_per_iteration, sent.peer, sent.batched) == (64 * MIB, 32, "next", True)
     cluster = totals(job, communication_rows(job, make_stages(job)))["pp"]
-    # the proposal gives 2048 calls and 128 GiB: it counts four for each microbatch and GPU, where a GPU sends one
+    # the proposal gives 2048 calls and 128 GiB: it counts four calls per microbatch and GPU, and a GPU sends one
     assert (cluster.cluster_calls_per_iteration, cluster.cluster_bytes_per_iteration) == (2048 // 4, 128 * 1024 * MIB // 4)
 
 
-def test_a_microbatch_costs_bsh_between_stages_and_interleaving_multiplies_it() -> None:
-    """Narayanan et al. 2021 (arXiv:2104.04473): bsh between consecutive devices; v chunks make v times the messages."""
+def test_interleaving_multiplies_the_messages_between_stages() -> None:
+    """Narayanan et al. 2021 (arXiv:2104.04473): b·s·h elements between devices; v chunks send v times as many messages."""
     plain = make_job(world_size=4, pipeline=4)
     (forward,) = rows_of(plain, group="pp", pipeline_rank=1, phase="forward")
     assert forward.message_bytes == HIDDEN_STATES
@@ -144,7 +144,7 @@ def test_a_microbatch_costs_bsh_between_stages_and_interleaving_multiplies_it() 
 
 
 def test_sequence_parallel_ranks_send_a_shard_each() -> None:
-    """Korthikanti et al. 2022 (arXiv:2205.05198): what lies between stages is split along the sequence."""
+    """Korthikanti et al. 2022 (arXiv:2205.05198): messages between stages are split along the sequence."""
     job = make_job(world_size=8, tensor=4, expert_tensor=4, pipeline=2, sequence_parallel=True)
     (sent,) = rows_of(job, group="pp", pipeline_rank=0)
     assert sent.shape == (SEQUENCE // 4, BATCH, HIDDEN)
@@ -152,7 +152,7 @@ def test_sequence_parallel_ranks_send_a_shard_each() -> None:
 
 
 def test_gradients_and_parameters_of_the_distributed_optimizer() -> None:
-    """Reduce-scatter of 4 and all-gather of 2 bytes for each parameter; all-reduce of 4 without it."""
+    """Reduce-scatter of 4 and all-gather of 2 bytes per parameter; without it, all-reduce of 4 bytes."""
     stage = make_stages(make_job(world_size=8))[0]
     numel = sum(parameter.numel for _, module in stage.trees[0].walk() for parameter in module.parameters)
     (reduced,) = rows_of(make_job(world_size=8), module="data_parallel.gradients")
@@ -177,17 +177,17 @@ def test_gradients_and_parameters_of_the_distributed_optimizer() -> None:
     assert (exchanged.kind, exchanged.shape) == ("all_to_all", scattered.shape)
 
 
-def test_buckets_are_calls_and_add_up_to_the_buffer() -> None:
-    whole = make_job(world_size=8, distributed=True)
+def test_each_bucket_is_a_call_and_their_sizes_sum_to_the_buffer() -> None:
+    unsplit = make_job(world_size=8, distributed=True)
     bucketed = make_job(world_size=8, distributed=True, overlap_grad_reduce=True, ddp_bucket_size=4000)
-    (one,) = rows_of(whole, module="data_parallel.gradients")
+    (one,) = rows_of(unsplit, module="data_parallel.gradients")
     many = rows_of(bucketed, module="data_parallel.gradients")
     assert one.calls_per_iteration == 1
     assert sum(row.calls_per_iteration for row in many) > 8
     assert 0 <= sum(row.bytes_per_iteration for row in many) - one.bytes_per_iteration < 4 * 128 * 30
 
 
-def test_instances_of_the_optimizer_reduce_inside_and_then_across() -> None:
+def test_gradients_are_reduced_within_and_then_between_optimizer_instances() -> None:
     job = make_job(world_size=8, distributed=True, distributed_optimizer_instances=2)
     inside, across = rows_of(job, phase="gradient", dtype="fp32")[:2]
     assert (inside.group, inside.kind) == ("intra_dp_cp", "reduce_scatter")
@@ -204,7 +204,7 @@ def test_tied_embeddings_are_reduced_between_first_and_last_stage(tied: bool, st
     assert all(row.shape == (128 // 2, HIDDEN) and row.dtype == "fp32" and row.calls_per_iteration == 1 for row in rows)
 
 
-def test_replicated_gradients_go_in_one_flat_message() -> None:
+def test_replicated_gradients_are_reduced_in_one_flat_message() -> None:
     job = make_job(world_size=2, tensor=2, expert_tensor=2)
     (stage,) = make_stages(job)
     norm = Parameter(name="weight", shape=(HIDDEN,), dtype="bf16", sequence_parallel=True)
@@ -257,7 +257,7 @@ def test_counts_recompute_and_once_per_iteration_of_modules() -> None:
         ),
     ],
 )
-def test_stages_are_given_what_they_need_of_the_batch(pipeline: int, fields: list[set[str]]) -> None:
+def test_stages_receive_the_fields_of_the_batch_that_they_need(pipeline: int, fields: list[set[str]]) -> None:
     job = make_job(world_size=4 * pipeline, tensor=2, expert_tensor=2, pipeline=pipeline, context=2)
     for rank, expected in enumerate(fields):
         rows = rows_of(job, kind="broadcast", pipeline_rank=rank)
@@ -271,7 +271,7 @@ def test_stages_are_given_what_they_need_of_the_batch(pipeline: int, fields: lis
 
 
 def scalars(job: TrainingJob, pipeline_rank: int) -> dict[str, str]:
-    """Module and group of the messages of a few bytes that are all-reduced or broadcast once."""
+    """Module and group of messages of at most 8 bytes that are sent once per iteration."""
     rows = rows_of(job, pipeline_rank=pipeline_rank)
     return {row.module: row.group for row in rows if row.message_bytes <= 8 and row.calls_per_microbatch == 0}
 
@@ -306,8 +306,8 @@ def test_scalars_of_a_step() -> None:
 
 
 @pytest.mark.parametrize(("distributed", "group"), [(False, "tp_ep_pp"), (True, "intra_dist_opt")])
-def test_experts_have_an_optimizer_of_their_own(distributed: bool, group: str) -> None:
-    """`get_megatron_optimizer` makes two of `ChainedOptimizer`: both look for overflow, groups that differ are summed apart."""
+def test_experts_have_a_separate_optimizer(distributed: bool, group: str) -> None:
+    """`get_megatron_optimizer` chains two optimizers: both check for overflow; different groups have separate norms."""
     job = job_of(
         "--fp16 --pipeline-model-parallel-size 2 --num-experts 8 --disable-bias-linear --expert-model-parallel-size 2 "
         f"--log-num-zeros-in-grad{' --use-distributed-optimizer' * distributed}",
@@ -318,17 +318,17 @@ def test_experts_have_an_optimizer_of_their_own(distributed: bool, group: str) -
     ]
     found = {row.module: row.group for row in rows if row.message_bytes == 4}
     dense = "intra_dist_opt" if distributed else "mp"
-    apart = {} if distributed else {"optimizer.experts.grad_norm": group, "optimizer.experts.num_zeros_in_grad": group}
+    separate = {} if distributed else {"optimizer.experts.grad_norm": group, "optimizer.experts.num_zeros_in_grad": group}
     assert found == {
         "optimizer.found_inf": dense,
         "optimizer.experts.found_inf": group,
         "optimizer.grad_norm": dense,
         "optimizer.num_zeros_in_grad": dense,
-        **apart,
+        **separate,
     }
 
 
-def test_what_the_code_of_2023_does_otherwise() -> None:
+def test_differences_in_the_code_of_2023() -> None:
     job = make_job(megatron="2023", world_size=16, tensor=2, expert_tensor=2, pipeline=2, virtual_pipeline=2, tied_embeddings=False)
     for rank in (0, 1):
         text, sizes = (rows_of(job, module=f"batch.{name}", pipeline_rank=rank)[0] for name in ("text", "sizes"))
@@ -347,7 +347,7 @@ def test_a_single_rank_sends_nothing() -> None:
 
 
 def test_busiest_rank_and_cluster() -> None:
-    """The stage with more layers is the busiest; the cluster has every stage once for each of its ranks."""
+    """The stage with more layers is the busiest. The sum over the cluster counts every rank of each stage."""
     job = make_job(world_size=16, tensor=2, expert_tensor=2, pipeline=2, tied_embeddings=False)
     first, last = make_stages(job)
     rows = [row for row in communication_rows(job, [first, last]) if row.module.startswith("decoder")]
@@ -358,7 +358,7 @@ def test_busiest_rank_and_cluster() -> None:
     assert total.cluster_calls_per_iteration == 8 * (4 * 4 * 8 + 2 * 4 * 8)
 
 
-def test_rows_do_not_grow_with_the_world_or_the_batch() -> None:
+def test_the_number_of_rows_does_not_depend_on_the_world_or_batch_size() -> None:
     small = make_job(world_size=8, tensor=2, expert_tensor=2, pipeline=2, distributed=True)
     large = make_job(world_size=2**17, tensor=2, expert_tensor=2, pipeline=2, distributed=True, microbatches=4096)
     assert len(rows_of(small)) == len(rows_of(large))

@@ -1,4 +1,4 @@
-"""Process groups against those that Megatron 0.16.1 made (tests/data/truth/groups.json), and as properties."""
+"""Process groups, compared with those of Megatron 0.16.1 (tests/data/truth/groups.json), and their properties."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def recorded_groups() -> dict[str, Any]:
 
 @st.composite
 def layouts(draw: st.DrawFn) -> ParallelSpec:
-    """Any layout that Megatron accepts, of up to a few hundred ranks."""
+    """Layouts that Megatron accepts, with up to a few hundred ranks."""
     small = st.sampled_from([1, 2, 3, 4])
     expert_tensor, expert, pipeline, replicas = draw(small), draw(small), draw(small), draw(small)
     order = draw(st.sampled_from([PP_LAST, DP_LAST]))
-    # where pp is not last, an expert and the other layers have as many replicas
+    # if pp is not last, experts and other layers need the same number of replicas
     shared_ranks = expert_tensor * expert * (replicas if order == PP_LAST else 1)
     tensor = draw(st.sampled_from([n for n in range(1, shared_ranks + 1) if shared_ranks % n == 0]))
     rest = shared_ranks // tensor
@@ -56,7 +56,7 @@ def layouts(draw: st.DrawFn) -> ParallelSpec:
     return replace(parallel, distributed_optimizer_instances=draw(st.sampled_from(divisors)))
 
 
-def test_every_record_is_held_against() -> None:
+def test_the_number_of_records() -> None:
     assert (len(recorded_groups()["records"]), len(recorded_groups()["refused"])) == (21, 5)
 
 
@@ -107,7 +107,7 @@ def test_groups_partition_the_world(parallel: ParallelSpec, tied: bool) -> None:
 
 
 @given(layouts(), st.booleans())
-def test_group_of_agrees_with_groups(parallel: ParallelSpec, tied: bool) -> None:
+def test_the_group_of_a_rank_is_one_of_the_groups(parallel: ParallelSpec, tied: bool) -> None:
     for kind in GROUP_KINDS:
         expected: dict[int, tuple[int, ...]] = {rank: group for group in groups(parallel, kind, tied=tied) for rank in group}
         for rank in range(parallel.world_size):
@@ -137,13 +137,13 @@ def test_pipeline_ranges_cover_each_stage(parallel: ParallelSpec) -> None:
 
 
 @given(layouts(), st.integers(0, 20))
-def test_limit_cuts_the_list(parallel: ParallelSpec, limit: int) -> None:
+def test_the_limit_shortens_the_list(parallel: ParallelSpec, limit: int) -> None:
     for kind in GROUP_KINDS:
         assert list(groups(parallel, kind, limit=limit)) == list(groups(parallel, kind))[:limit]
 
 
 @given(layouts())
-def test_experts_and_other_layers_share_their_pipeline_groups(parallel: ParallelSpec) -> None:
+def test_experts_and_other_layers_have_the_same_pipeline_groups(parallel: ParallelSpec) -> None:
     assume(parallel.pipeline > 1)
     for stages in groups(parallel, "pp"):
         positions = [coordinates(parallel, rank) for rank in stages]
@@ -152,7 +152,7 @@ def test_experts_and_other_layers_share_their_pipeline_groups(parallel: Parallel
 
 
 def test_a_world_of_131072_ranks() -> None:
-    """Llama 3 405B scaled up: 8 × 16 ranks hold the model; every answer by hand."""
+    """Llama 3 405B with TP8 and PP16; expected values computed by hand."""
     parallel = spec(131072, tensor=8, pipeline=16, expert_tensor=8)
     assert not list(parallel_violations(parallel, megatron="0.16.1"))
     assert group_of(parallel, "pp", 131071) == tuple(8191 + 8192 * stage for stage in range(16))

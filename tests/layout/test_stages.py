@@ -1,4 +1,4 @@
-"""Layers of each chunk against those that Megatron 0.16.1 built (tests/data/truth/parameters.json), and as properties."""
+"""Layers of each chunk, compared with those of Megatron 0.16.1 (tests/data/truth/parameters.json), and their properties."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def layers(model_layers: int, parallel: ParallelSpec) -> list[list[list[int]]]:
     return [[list(chunk.layers) for chunk in rank] for rank in chunks(model_layers, parallel)]
 
 
-def test_every_record_is_held_against() -> None:
+def test_the_number_of_records() -> None:
     assert len(records()) == 53
 
 
@@ -66,13 +66,13 @@ def test_chunks_are_those_of_megatron(index: int) -> None:
 
 
 def test_interleaving_of_the_megatron_docstring() -> None:
-    """8 layers, 2 ranks: the examples in `get_num_layers_to_build`, counted from 1."""
+    """8 layers on 2 ranks: the examples in `get_num_layers_to_build`, with layers numbered from 1."""
     assert layers(8, spec(2, 4)) == [[[1], [3], [5], [7]], [[2], [4], [6], [8]]]
     assert layers(8, spec(2, 2)) == [[[1, 2], [5, 6]], [[3, 4], [7, 8]]]
 
 
 def test_uneven_and_interleaved() -> None:
-    """By hand from the offsets of `get_transformer_layer_offset`: blocks of 2/2 + 8/2 + 4/2 layers."""
+    """Computed by hand from `get_transformer_layer_offset`: blocks of 2/2 + 8/2 + 4/2 layers."""
     parallel = spec(4, 2, num_layers_in_first=2, num_layers_in_last=4)
     assert layers(14, parallel) == [
         [[1], [8]],
@@ -83,7 +83,7 @@ def test_uneven_and_interleaved() -> None:
 
 
 def test_layout_letters() -> None:
-    """Stage s = vp·pp + r; here stages Et | tt | t | L on two ranks of two chunks."""
+    """Stage s = vp·pp + r: the stages Et | tt | t | L on two ranks with two chunks each."""
     made = chunks(4, spec(2, 2, layout=("Et", "tt", "t", "L")))
     assert made == (
         (
@@ -99,7 +99,7 @@ def test_layout_letters() -> None:
 
 @st.composite
 def splits(draw: st.DrawFn) -> tuple[int, ParallelSpec]:
-    """A number of layers and a way to spread it that Megatron accepts."""
+    """A number of layers and a distribution over stages that Megatron accepts."""
     pipeline = draw(st.integers(1, 8))
     virtual = draw(st.sampled_from([None, 2, 3])) if pipeline > 1 else None
     each = st.integers(1, 4).map(lambda n: n * (virtual or 1))
@@ -136,7 +136,7 @@ def test_layers_are_a_partition_in_model_order(split: tuple[int, ParallelSpec]) 
     assert [chunk.post_process for chunk in in_model_order].index(True) == len(in_model_order) - 1
 
 
-def test_multi_token_prediction_lies_in_the_last_stage_or_where_the_layout_says() -> None:
+def test_mtp_layers_are_in_the_last_stage_or_that_of_the_layout() -> None:
     def depths(parallel: ParallelSpec) -> list[list[int]]:
         return [[chunk.mtp_layers for chunk in rank] for rank in chunks(4, parallel, mtp_layers=2)]
 

@@ -1,4 +1,4 @@
-"""Schedules: examples from Megatron's source and papers, and properties that any pipeline has."""
+"""Pipeline schedules: examples from Megatron's source and from papers, and general properties."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from analyzer.schedule.pipeline import Step, equivalent_microbatches, steps
 
 
 def text(order: tuple[Step, ...]) -> str:
-    """'F0 B0': microbatches forward and backward; the chunk follows a dot where there are several."""
+    """The steps as text: 'F0 B0' is the forward and backward of microbatch 0; with several chunks, '.1' is chunk 1."""
     several = any(step.chunk for step in order)
     return " ".join(f"{step.kind[0].upper()}{step.microbatch}" + (f".{step.chunk}" if several else "") for step in order)
 
@@ -52,7 +52,7 @@ def test_without_a_pipeline_each_backward_follows_its_forward() -> None:
     ],
 )
 def test_1f1b_of_the_paper(rank: int, order: str) -> None:
-    """Figure 4, top, of Narayanan et al. 2021 (arXiv:2104.04473): 4 devices, 8 microbatches."""
+    """Narayanan et al. 2021 (arXiv:2104.04473), figure 4, top: 4 devices, 8 microbatches."""
     assert text(steps(pipeline=4, pipeline_rank=rank, chunks=1, microbatches=8)) == order
 
 
@@ -64,7 +64,7 @@ def test_1f1b_of_the_paper(rank: int, order: str) -> None:
     ],
 )
 def test_interleaved_of_the_paper(rank: int, forwards: str, then: str) -> None:
-    """Figure 4, bottom, of the same: 4 devices of 2 chunks, 8 microbatches."""
+    """Narayanan et al. 2021 (arXiv:2104.04473), figure 4, bottom: 4 devices with 2 chunks, 8 microbatches."""
     order = text(steps(pipeline=4, pipeline_rank=rank, chunks=2, microbatches=8))
     assert order.startswith(f"{forwards} {then}")
 
@@ -77,19 +77,19 @@ def test_table_of_the_megatron_comment() -> None:
     assert [step.chunk for step in forwards] == [0, 0, 0, 1, 1, 1, 0, 0, 1, 1]
 
 
-def test_in_2023_a_single_group_was_all_warm_up() -> None:
+def test_in_2023_all_forwards_of_a_single_group_come_first() -> None:
     last = {"pipeline": 2, "pipeline_rank": 1, "chunks": 2, "microbatches": 2}
     assert text(steps(**last, legacy=True)) == "F0.0 F1.0 F0.1 F1.1 B0.1 B1.1 B0.0 B1.0"
     assert text(steps(**last)) == "F0.0 F1.0 F0.1 B0.1 F1.1 B1.1 B0.0 B1.0"
 
 
-def test_in_2023_more_groups_ran_as_today() -> None:
+def test_in_2023_several_groups_have_the_current_schedule() -> None:
     arguments = {"pipeline": 4, "pipeline_rank": 1, "chunks": 3, "microbatches": 8}
     assert steps(**arguments, legacy=True) == steps(**arguments)
 
 
 @given(pipelines())
-def test_each_microbatch_goes_forward_then_backward_through_each_chunk(pipeline: dict[str, Any]) -> None:
+def test_each_microbatch_has_a_forward_then_a_backward_in_each_chunk(pipeline: dict[str, Any]) -> None:
     for rank in range(pipeline["pipeline"]):
         order = steps(pipeline_rank=rank, **pipeline)
         place = {(step.kind, step.microbatch, step.chunk): at for at, step in enumerate(order)}
@@ -100,7 +100,7 @@ def test_each_microbatch_goes_forward_then_backward_through_each_chunk(pipeline:
 
 
 def in_flight_peak(order: tuple[Step, ...]) -> tuple[int, ...]:
-    """Microbatches of each chunk that wait for their backward when most do, over all chunks; the first such time."""
+    """Microbatches in flight of each chunk at the first step with the maximum over all chunks."""
     in_flight = [0] * (max(step.chunk for step in order) + 1)
     peak = tuple(in_flight)
     for step in order:
@@ -112,7 +112,7 @@ def in_flight_peak(order: tuple[Step, ...]) -> tuple[int, ...]:
 
 @given(pipelines())
 def test_microbatches_in_flight(pipeline: dict[str, Any]) -> None:
-    """min(p - r, m) in 1F1B; warm-up + 1 when interleaved, everything where all of it is warm-up."""
+    """min(p - r, m) in 1F1B; interleaved warm-up + 1, or all microbatches if every forward is warm-up."""
     size, chunks, microbatches = pipeline["pipeline"], pipeline["chunks"], pipeline["microbatches"]
     for rank in range(size):
         peak = in_flight_peak(steps(pipeline_rank=rank, **pipeline))
@@ -127,13 +127,13 @@ def test_microbatches_in_flight(pipeline: dict[str, Any]) -> None:
 
 
 def test_peak_of_each_chunk() -> None:
-    """Rank 0 of 4, two chunks: 10 forwards of warm-up and one more are 4+3 of chunk 0 and 4 of chunk 1."""
+    """Rank 0 of 4 with two chunks: 10 warm-up forwards and one more are 4 + 3 of chunk 0 and 4 of chunk 1."""
     assert in_flight_peak(steps(pipeline=4, pipeline_rank=0, chunks=2, microbatches=16)) == (7, 4)
 
 
 @given(pipelines())
-def test_all_ranks_together_never_wait_for_each_other(pipeline: dict[str, Any]) -> None:
-    """Virtual stage s = chunk·p + r runs forward after s-1 and backward after s+1; every receive blocks."""
+def test_the_schedules_of_all_ranks_do_not_deadlock(pipeline: dict[str, Any]) -> None:
+    """The forward of virtual stage s = chunk·p + r follows that of s - 1, its backward that of s + 1. Receives block."""
     size, last = pipeline["pipeline"], pipeline["pipeline"] * pipeline["chunks"] - 1
     queues = [list(reversed(steps(pipeline_rank=rank, **pipeline))) for rank in range(size)]
     done: set[tuple[str, int, int]] = set()
@@ -155,7 +155,7 @@ def test_all_ranks_together_never_wait_for_each_other(pipeline: dict[str, Any]) 
 
 
 def situations(order: tuple[Step, ...], microbatches: int) -> set[tuple[Any, ...]]:
-    """What memory can depend on at each step, the running microbatch counted as in flight."""
+    """The properties of each step that memory depends on. The running microbatch counts as in flight."""
     in_flight: Counter[int] = Counter()
     met = set()
     for step in order:
@@ -167,7 +167,7 @@ def situations(order: tuple[Step, ...], microbatches: int) -> set[tuple[Any, ...
 
 
 @given(pipelines())
-def test_fewer_microbatches_are_as_good(pipeline: dict[str, Any]) -> None:
+def test_the_equivalent_number_of_microbatches_has_the_same_situations(pipeline: dict[str, Any]) -> None:
     fewer = equivalent_microbatches(**pipeline)
     assert fewer <= pipeline["microbatches"]
     for rank in range(pipeline["pipeline"]):
@@ -176,7 +176,7 @@ def test_fewer_microbatches_are_as_good(pipeline: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "few"),
+    ("arguments", "expected"),
     [
         ({"pipeline": 1, "chunks": 1, "microbatches": 100_000}, 3),
         ({"pipeline": 8, "chunks": 1, "microbatches": 100_000}, 10),
@@ -184,9 +184,9 @@ def test_fewer_microbatches_are_as_good(pipeline: dict[str, Any]) -> None:
         ({"pipeline": 4, "chunks": 4, "microbatches": 10**6 + 5, "group_size": 10}, 35),
     ],
 )
-def test_how_few(arguments: dict[str, Any], few: int) -> None:
-    assert equivalent_microbatches(**arguments) == few
+def test_examples_of_the_equivalent_number_of_microbatches(arguments: dict[str, Any], expected: int) -> None:
+    assert equivalent_microbatches(**arguments) == expected
 
 
-def test_a_last_group_that_is_large_enough_is_accepted() -> None:
+def test_the_last_group_may_be_smaller_than_the_others() -> None:
     assert len(steps(pipeline=4, pipeline_rank=0, chunks=2, microbatches=14, group_size=5)) == 56
