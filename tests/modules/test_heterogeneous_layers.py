@@ -89,7 +89,7 @@ def test_incompatible_options_are_rejected(options: str, option: str, word: str)
     ("content", "word"),
     [
         ("not json", "not JSON"),
-        ("[]", "not an object"),
+        ("[]", "not a JSON object"),
         ("{}", "block_configs"),
         ('{"block_configs": [{"attention": {}}]}', "layer 1"),
         ('{"block_configs": [{"attention": {}, "ffn": {"ffn_mult": -1}}]}', "width -1"),
