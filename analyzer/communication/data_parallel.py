@@ -19,14 +19,14 @@ from analyzer.specs import TrainingJob
 def data_parallel_calls(job: TrainingJob, buffers: Sequence[Sequence[Buffer]]) -> Iterator[Call]:
     """One call for each size of bucket, with the number of such buckets, also those of other chunks.
 
-    `buffers` are the gradient and parameter buffers of each chunk. Without FSDP, which has buckets of its own.
+    `buffers` are the gradient and parameter buffers of each chunk. Not for FSDP, which has different buckets.
     """
     counts: Counter[Call] = Counter()
     for chunk in buffers:
         for buffer in chunk:
             counts.update(_calls(job, buffer))
     if not job.optimizer.overlap_param_gather and job.megatron != "2023" and job.optimizer.muon is None:
-        # dense and expert parameters have separate optimizers, and each gathers the whole chunk (`step_with_ready_grads`)
+        # dense and expert parameters have separate optimizers, and each gathers the full chunk (`step_with_ready_grads`)
         optimizers = len({buffer.group for chunk in buffers for buffer in chunk})
         for call in counts:
             counts[call] *= optimizers if call.phase == "parameter" else 1

@@ -53,7 +53,7 @@ def shared_gradient_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]
 
     Replicated weights of sequence-parallel regions, and q/k norms always: one all-reduce of a flattened copy over tensor-parallel
     ranks. Tied word embedding: an all-reduce between the first and the last pipeline rank, at full size also with the distributed
-    optimizer, because it follows the reduce-scatter and works on the whole buffer in place.
+    optimizer, because it follows the reduce-scatter and works on the full buffer in place.
     """
     replicated = sum(tree.derived(_replicated_numel) for tree in stage.trees)
     if replicated:

@@ -28,7 +28,7 @@ def assumptions(job: TrainingJob, ranks: Sequence[RankClass], stages: Sequence[S
     pool = max(rank.memory.graph_pool_bytes for rank in ranks)
     if pool:
         stated.append(
-            f"kernels in CUDA graphs keep up to {pool / GIB:.2f} GiB in a separate memory pool: it is part of reserved and device "
+            f"CUDA graphs use up to {pool / GIB:.2f} GiB in a separate memory pool: it is part of reserved and device "
             "memory, and of allocated memory only during the capture"
         )
     if job.optimizer.offload is not None or job.optimizer.muon is not None:

@@ -1,7 +1,8 @@
 """The specification of a training job, as frozen records.
 
 `analyzer.launch` builds them from the command line. They include the values that Megatron's `validate_args` derives: padded
-vocabulary, ffn_hidden_size, data-parallel size, number of microbatches. Fields are named as in Megatron where it has them.
+vocabulary, ffn_hidden_size, data-parallel size, number of microbatches. Fields have the names of
+Megatron's arguments and config fields if these exist.
 """
 
 from analyzer.specs.hardware import HardwareSpec

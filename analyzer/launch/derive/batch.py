@@ -20,7 +20,7 @@ _SUFFIXES: Final = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
 def batch_spec(launch: LaunchInput, *, parallel: ParallelSpec, seq_length: int) -> BatchSpec:
-    """Batch sizes of the first and of a full iteration. Raises InputError where a batch cannot be split over the replicas.
+    """Batch sizes of the first and of a full iteration. Raises InputError if a batch cannot be split over the data-parallel ranks.
 
     Megatron's default is one microbatch per data-parallel rank. The interleaved schedule fails with that, so the smallest number
     that it runs with is assumed.

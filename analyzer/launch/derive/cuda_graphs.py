@@ -1,7 +1,7 @@
-"""CUDA graphs: who captures them, what they cover, and when.
+"""CUDA graphs: implementation, captured parts of a layer, and warm-up.
 
 Megatron: `validate_args` and `TransformerConfig.__post_init__`, 0.16.1. Before 0.16 there are only the flags
-`--enable-cuda-graph` and `--external-cuda-graph`; from 0.18 on the whole iteration is an implementation of its own.
+`--enable-cuda-graph` and `--external-cuda-graph`; from 0.18 on `full_iteration` is a separate implementation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def graph_spec(launch: LaunchInput, *, model: ModelSpec) -> GraphSpec | None:
     if implementation == "full_iteration":
         implementation, scope = "local", ("full_iteration",)
     if "full_iteration" in scope and implementation != "local":
-        raise InputError(named, "transformer_engine does not capture whole iterations", "use --cuda-graph-impl local")
+        raise InputError(named, "transformer_engine does not capture full iterations", "use --cuda-graph-impl local")
     if model.implementation != "transformer_engine" and implementation == "transformer_engine":
         raise InputError(named, "needs the layers of Transformer Engine", "use --transformer-impl transformer_engine")
     _check_segments(named, implementation, environ=launch.environ, gpu=launch.gpu)
@@ -45,7 +45,7 @@ def graph_spec(launch: LaunchInput, *, model: ModelSpec) -> GraphSpec | None:
 
 
 def _implementation(arguments: Arguments) -> tuple[str, str]:
-    """Who captures, and the option that says so."""
+    """The implementation that captures, and the option that selects it."""
     named = option(arguments, "cuda_graph_impl")
     asked = str(arguments.get("cuda_graph_impl") or "none")
     old = {"enable_cuda_graph": "local", "external_cuda_graph": "transformer_engine"}
@@ -60,7 +60,7 @@ def _implementation(arguments: Arguments) -> tuple[str, str]:
 
 
 def _scope(arguments: Arguments) -> tuple[str, ...]:
-    """Parts of a layer that are captured; empty for whole layers."""
+    """Parts of a layer that are captured; empty for full layers."""
     dest = next((each for each in ("cuda_graph_modules", "cuda_graph_scope_deprecated") if arguments.get(each)), "cuda_graph_scope")
     value = arguments.get(dest)
     words = [] if value is None else [str(each) for each in value] if isinstance(value, list | tuple) else str(value).split(",")

@@ -36,7 +36,7 @@ def fsdp_spec(
         return None
     named = option(arguments, dest)
     if launch.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
-        raise InputError("CUDA_DEVICE_MAX_CONNECTIONS", f"is 1, and {named} needs more than one", "unset it")
+        raise InputError("CUDA_DEVICE_MAX_CONNECTIONS", f"is 1, which {named} does not support", "unset it")
     if dest == "use_torch_fsdp2":
         _check_torch(arguments, model=model, precision=precision, flags=flags)
         return FsdpSpec(

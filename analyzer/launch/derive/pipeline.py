@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def with_stages(arguments: Arguments, parallel: ParallelSpec, *, num_layers: int) -> ParallelSpec:
-    """`parallel` with the stages of `num_layers` layers. Raises InputError where the layers cannot be distributed as asked."""
+    """`parallel` with the stages of `num_layers` layers. Raises InputError if the layers cannot be distributed in this way."""
     _check_exclusive(arguments)
     parallel = replace(parallel, pipeline_layout=_layout(arguments))
     virtual = _virtual(arguments, parallel, num_layers=num_layers)

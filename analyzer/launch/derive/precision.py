@@ -1,7 +1,7 @@
 """Element types of parameters and gradients.
 
 Megatron: `validate_args` (0.16.1) for the types, `get_model` (megatron/training/training.py) for the gradient buffer:
-fp32 where gradients are accumulated in fp32, the parameters' type elsewhere.
+fp32 if gradients are accumulated in fp32, otherwise the type of the parameters.
 """
 
 from __future__ import annotations

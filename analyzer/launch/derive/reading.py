@@ -1,4 +1,4 @@
-"""Values of options, read with their type, and errors that name options as the user wrote them.
+"""Values of options, read with their type, and errors with the option as the user wrote it.
 
 The modules of this package derive one spec each. They follow Megatron's `validate_args` and the `__post_init__` of its configs in
 core 0.16.1 unless a comment names another release. Rules about sizes that must divide each other are in `analyzer.specs.rules`.

@@ -41,7 +41,7 @@ def recompute_spec(arguments: Arguments, *, model: ModelSpec) -> RecomputeSpec:
 
 
 def _granularity(arguments: Arguments) -> tuple[str | None, str | None, int | None]:
-    """Granularity, method and layers, as they go together."""
+    """Granularity, method and number of layers. Raises InputError for values that contradict each other."""
     method_value = arguments.get("recompute_method")
     method = None if method_value is None else str(method_value)
     num_layers = integer(arguments, "recompute_num_layers")
@@ -59,7 +59,9 @@ def _granularity(arguments: Arguments) -> tuple[str | None, str | None, int | No
         if method is not None:
             raise InputError(option(arguments, "recompute_method"), "selective recomputation has no method", "leave it out")
         if num_layers is not None:
-            raise InputError(option(arguments, "recompute_num_layers"), "selective recomputation takes every layer", "leave it out")
+            raise InputError(
+                option(arguments, "recompute_num_layers"), "selective recomputation applies to every layer", "leave it out"
+            )
         return "selective", None, None
     if granularity != "full":
         raise InputError(named, f"{granularity!r} is not a granularity", "use full or selective")

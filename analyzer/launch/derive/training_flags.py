@@ -48,7 +48,7 @@ def training_flags(launch: LaunchInput, *, model: ModelSpec, parallel: ParallelS
 
 
 def _max_connections(launch: LaunchInput, parallel: ParallelSpec) -> str | None:
-    """CUDA_DEVICE_MAX_CONNECTIONS of the run. Where Megatron needs 1 and it is not set here, 1 is assumed.
+    """CUDA_DEVICE_MAX_CONNECTIONS of the launch. If Megatron requires 1 and it is not set, 1 is assumed.
 
     Megatron asserts that it is 1 under tensor or context parallelism on GPUs before Blackwell, except with full sharding and with
     `--overlap-moe-expert-parallel-comm`.

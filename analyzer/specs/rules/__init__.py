@@ -1,7 +1,7 @@
 """Layout rules: which sizes, splits and features Megatron accepts together.
 
 The command line turns a violation into an error, advice and search skip a layout with a violation, and `predict` checks its job.
-Rules that do not depend on the sizes of the layout are checked in `launch.derive`, where the options are read.
+Rules that do not depend on the sizes of the layout are checked when the options are read, in `launch.derive`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Violation", "check_job", "first_violation", "violations"]
 
 
 def check_job(job: TrainingJob) -> None:
-    """Raises InputError for the first rule that a job breaks, with the options as Megatron names them."""
+    """Raises InputError for the first rule that a job breaks, with Megatron's names of the options."""
     found = first_violation(job)
     if found is not None:
         raise InputError(" × ".join(map(flag_of, found.options)), found.fault, found.remedy)

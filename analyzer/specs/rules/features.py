@@ -66,7 +66,7 @@ def feature_violations(job: TrainingJob) -> Iterator[Violation]:
     if job.graphs is not None and recompute.granularity == "full" and job.graphs.scope != ("full_iteration",):
         yield Violation(
             ("cuda_graph_impl",),
-            "with full recomputation only graphs of whole iterations can be captured",
+            "with full recomputation only graphs of full iterations can be captured",
             "use --recompute-granularity selective",
         )
     if job.fsdp is not None and job.fsdp.implementation == "torch":

@@ -136,12 +136,12 @@ REFUSED = [
 
 
 def with_base(line: str) -> str:
-    """BASE without the options that the line gives again."""
-    words, mine = BASE.split(), set(line.split())
+    """BASE without the options that are in `line`."""
+    words, overridden = BASE.split(), set(line.split())
     kept = []
     for at, word in enumerate(words):
         option = word if word.startswith("--") else words[at - 1]
-        if option not in mine:
+        if option not in overridden:
             kept.append(word)
     return " ".join(kept)
 

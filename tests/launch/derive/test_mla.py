@@ -98,10 +98,10 @@ def test_a_kernel_without_support_is_refused() -> None:
         job_of(MLA + "--attention-backend flash")
 
 
-def test_deepseek_and_kimi() -> None:
-    """Parameters of their attention, which Megatron counted: h·rq + rq·a·dq + h·(rkv + dr) + rkv·a·(dn + dv) + a·dv·h.
+def test_attention_parameters_of_deepseek_and_kimi() -> None:
+    """The attention parameters that Megatron counted: h·rq + rq·a·dq + h·(rkv + dr) + rkv·a·(dn + dv) + a·dv·h.
 
-    The norms of the compressions are fused into the up-projections, and counted as norms.
+    The norms of the latents are fused into the up-projections, and are counted as norms.
     """
     seen = set()
     for record in truth_records("parameters.json"):

@@ -1,7 +1,7 @@
 """MoE layers: derived values, and errors for what Megatron refuses.
 
 Each case states a rule of `validate_args`, `TransformerConfig.__post_init__` or `megatron/core/transformer/moe` in
-Megatron-LM 0.16.1; launches and their sizes are those that the real one built or refused (tests/data/truth).
+Megatron-LM 0.16.1. Recorded launches and sizes are those that Megatron accepted or refused (tests/data/truth).
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def test_kinds_of_experts() -> None:
     assert biased.moe is not None
 
 
-def test_layers_of_experts() -> None:
+def test_the_pattern_of_moe_layers() -> None:
     assert moe_of(E8 + "--moe-layer-freq 3").layers == (True, False, False, True, False, False, True, False)
     assert moe_of(E8 + "--moe-layer-freq ([0]+[1]*3)*2").layers == (False, True, True, True) * 2
 
@@ -225,8 +225,8 @@ def test_imbalance() -> None:
 
 
 @given(experts=st.sampled_from([8, 16, 64]), expert=st.sampled_from([1, 2, 4, 8]), topk=st.integers(2, 8))
-def test_no_rank_gets_more_than_every_token(experts: int, expert: int, topk: int) -> None:
-    """A rank with n experts gets at most min(n, k) rows for a token of any rank, and k/ep on average."""
+def test_the_imbalance_is_limited_to_all_tokens_on_one_rank(experts: int, expert: int, topk: int) -> None:
+    """A rank with n experts receives at most min(n, k) rows per token, and k/ep on average."""
     line = f"--num-experts {experts} --disable-bias-linear --expert-model-parallel-size {expert} --moe-router-topk {topk}"
     most = min(experts // expert, topk) / (topk / expert)
     imbalanced(line, most)
@@ -254,7 +254,7 @@ def test_an_imbalance_below_one_is_refused(word: str) -> None:
     ],
 )
 def test_fusions_that_fail_in_the_first_forward_are_reported(line: str, release: str, remedy: str | None) -> None:
-    """What megatron-core 0.16.1 raised, and what it ran, on tensors without memory; 0.13 multiplied by probabilities later."""
+    """Outcomes of megatron-core 0.16.1 on tensors without data. 0.13 multiplies by the probabilities later."""
     notes = [each for each in job_of(f"--num-experts 8 {line}", release=release).assumptions if "first forward pass" in each]
     assert [note.split(" add ")[1].split()[0] for note in notes] == ([] if remedy is None else [remedy])
 
@@ -323,9 +323,9 @@ def test_published_moe_models() -> None:
         assert model.moe is not None
         assert (model.padded_vocab_size, model.vocab_size) == (record["padded_vocab_size"], record["tokenizer_vocab"])
         assert model.ffn_hidden_size == record["ffn_hidden_size"]
-        # three matrices of every expert (gate, up and down), in every layer of experts
+        # three matrices of every expert (gate, up and down), in every MoE layer
         routed = 3 * model.hidden_size * model.moe.ffn_hidden_size * model.moe.num_experts * sum(model.moe.layers)
-        if model.bias_linear:  # of all three
+        if model.bias_linear:  # biases of the three matrices
             routed += (2 * model.moe.ffn_hidden_size + model.hidden_size) * model.moe.num_experts * sum(model.moe.layers)
         assert routed == record["full_routed_experts"]
         if model.moe.shared_ffn_hidden_size is not None:

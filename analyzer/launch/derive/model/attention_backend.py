@@ -47,7 +47,7 @@ class AttentionNeeds:
 
 
 def check_switches(backend: str, *, environ: Mapping[str, str], option: str = "--attention-backend") -> None:
-    """Raises InputError where the environment contradicts the flag, as Megatron asserts."""
+    """Raises InputError if the environment contradicts the option. Megatron asserts the same."""
     for name, expected in zip(_SWITCHES, _ALLOWED[backend], strict=True):
         value = environ.get(name)
         if value is not None and value != expected:

@@ -77,7 +77,7 @@ def _check_options(arguments: Arguments, *, model: ModelSpec, recompute: Recompu
     if recompute.granularity == "selective" and set(recompute.modules) - {"core_attn"}:
         raise UnsupportedError(
             option(arguments, "recompute_modules"),
-            f"of the modules only core_attn is modelled with {named}",
+            f"only the module core_attn is modelled with {named}",
             "use core_attn, or --recompute-granularity full",
         )
 

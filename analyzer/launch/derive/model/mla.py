@@ -56,7 +56,7 @@ def _check_implementation(arguments: Arguments) -> None:
 
 
 def _check_queries(arguments: Arguments) -> None:
-    """Every head has keys and values of its own."""
+    """Each head has separate keys and values, so grouped queries are refused."""
     if not switched_on(arguments, "group_query_attention"):
         return
     if not since(arguments, "0.16"):
@@ -67,7 +67,7 @@ def _check_queries(arguments: Arguments) -> None:
 
 
 def _check_positions(arguments: Arguments, *, rope_type: str) -> None:
-    """It rotates part of each head in its own kernel, which supports YaRN only."""
+    """A separate kernel rotates a part of each head. It supports YaRN only."""
     if switched_on(arguments, "rotary_interleaved"):
         raise InputError(option(arguments, "rotary_interleaved"), "contradicts --multi-latent-attention", "keep one of the two")
     rope = switched_on(arguments, "use_rotary_position_embeddings") or arguments.get("position_embedding_type") == "rope"

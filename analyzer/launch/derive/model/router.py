@@ -67,7 +67,7 @@ def read_router(arguments: Arguments, *, num_experts: int) -> Router:
 
 
 def _several(value: object, default: object) -> tuple[object, ...]:
-    """The items of a list, or of what stands for a list of one."""
+    """The items of a list; any other value, or `default` for None, is a list of one item."""
     if isinstance(value, list | tuple):
         return tuple(value)
     return (default if value is None else value,)
