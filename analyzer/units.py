@@ -68,5 +68,5 @@ def parse_size(text: str) -> int:
     if size <= 0:
         raise ValueError("the size is not above 0")
     if not unit and size < MIB:
-        raise ValueError(f"{stripped} bytes is less than the memory of any GPU; add a unit, as {stripped}GiB")
+        raise ValueError(f"{stripped} bytes is less than the memory of any GPU")
     return size

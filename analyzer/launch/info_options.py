@@ -131,8 +131,8 @@ def _size(flag: str, word: str) -> int:
     try:
         return parse_size(word)
     except ValueError as error:
-        fault = f"{word!r} is not a memory size" + (f": {error}" if "unit, as" in str(error) else "")
-        raise InputError(flag, fault, "write a size such as 80GiB or 80GB") from None
+        fault = f"{word!r} is not a memory size" + (f": {error}" if "any GPU" in str(error) else "")
+        raise InputError(flag, fault, "write a size with a unit, such as 80GiB or 80GB") from None
 
 
 def _number(flag: str, word: str, *, least: int) -> int:
