@@ -1,8 +1,8 @@
-"""Writes examples/expected/ anew, and README.md's part of it: what each script prints when its own `sed` line is run over it.
+"""Writes the files of examples/expected/ and their part of README.md: the output of each script run by its own `sed` line.
 
     python tools/update_examples.py
 
-Read the difference before you commit it: tests/test_examples.py holds the output of every example against these files.
+Read the difference before you commit it: tests/cli/test_examples.py compares the output of every example with these files.
 """
 
 from __future__ import annotations
@@ -16,23 +16,32 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 SCRIPTS: Final = sorted((ROOT / "examples").glob("*.sh"))
-FIRST_SHOWN: Final = "── Memory of each rank"
+FULL: Final = ROOT / "examples" / "pretrain_mixtral_8x7b.sh"
+"""The script whose output is also kept with `--info-detail full`."""
+SHOWN: Final = ROOT / "examples" / "pretrain_llama3_8b.sh"
+"""The script whose output the README shows."""
 WIDTH: Final = 100
 """Columns of the expected output."""
 
 
 def sed_line(script: Path) -> str:
-    """The command that stands in the opening comment of a script."""
+    """The command in the opening comment of a script."""
     return next(line.removeprefix("#").strip() for line in script.read_text().splitlines() if line.startswith("#   sed "))
 
 
-def expected_file(script: Path) -> Path:
-    """Where the output of a script is kept."""
-    return ROOT / "examples" / "expected" / f"{script.stem}.txt"
+def expected_file(script: Path, *, full: bool = False) -> Path:
+    """The file with the output of a script; `full`: with `--info-detail full`."""
+    return ROOT / "examples" / "expected" / f"{script.stem}{'.full' if full else ''}.txt"
+
+
+def commands() -> dict[Path, str]:
+    """The command that writes each file of examples/expected/."""
+    full = {expected_file(FULL, full=True): f"{sed_line(FULL)} --info-detail full"}
+    return {expected_file(script): sed_line(script) for script in SCRIPTS} | full
 
 
 def run(command: str, *, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Run a command line in `folder`; `python` is the one that runs this, and the environment holds nothing else."""
+    """Runs a command line in `folder`, with this Python as `python` and an otherwise empty environment."""
     with tempfile.TemporaryDirectory() as bare:
         python = Path(bare) / "python"
         python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
@@ -42,23 +51,22 @@ def run(command: str, *, folder: Path = ROOT) -> subprocess.CompletedProcess[str
 
 
 def shown_in_readme() -> str:
-    """The part of the first example's output that the README shows: memory and the verdict."""
-    output = expected_file(ROOT / "examples" / "pretrain_llama3_8b.sh").read_text()
-    return output[output.index(FIRST_SHOWN) : output.index("── Communication of the cluster")].rstrip("\n") + "\n"
+    """The output that the README shows."""
+    return expected_file(SHOWN).read_text()
 
 
 def main() -> None:
-    for script in SCRIPTS:
-        done = run(sed_line(script))
+    for file, command in commands().items():
+        done = run(command)
         if done.stderr:
-            sys.exit(f"{script.name}: {done.stderr}")
-        expected_file(script).write_text(done.stdout)
-        print(f"{expected_file(script).relative_to(ROOT)}: {len(done.stdout.splitlines())} lines, exit {done.returncode}")
+            sys.exit(f"{file.name}: {done.stderr}")
+        file.write_text(done.stdout)
+        print(f"{file.relative_to(ROOT)}: {len(done.stdout.splitlines())} lines, exit {done.returncode}")
     readme = ROOT / "README.md"
     text = readme.read_text()
-    begin = text.index(FIRST_SHOWN)
-    end = text.index("```", begin)
-    readme.write_text(text[:begin] + shown_in_readme() + text[end:])
+    fence = "```\n"
+    begin = text.index(fence, text.index(f"examples/expected/{expected_file(SHOWN).name}")) + len(fence)
+    readme.write_text(text[:begin] + shown_in_readme() + text[text.index(fence, begin) :])
 
 
 if __name__ == "__main__":

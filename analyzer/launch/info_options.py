@@ -22,7 +22,8 @@ class InfoOptions:
     """Bytes."""
     json: str | None = None
     """A file, or '-' for standard output."""
-    detail: Literal["summary", "full"] = "summary"
+    detail: tuple[str, ...] = ()
+    """Sections of the console report to print in full."""
     record: str | None = None
     allocator: Literal["pool", "malloc"] | None = None
     """Allocation function of the CUDA recorder: cudaMallocAsync (pool, and the default) or cudaMalloc (malloc)."""
@@ -38,7 +39,13 @@ class InfoOptions:
     megatron: str | None = None
 
 
-CHOICES: Final = {"engine": ("formula", "shadow", "both"), "detail": ("summary", "full"), "allocator": ("pool", "malloc")}
+CHOICES: Final = {
+    "engine": ("formula", "shadow", "both"),
+    "detail": ("memory", "groups", "communication", "tree", "full"),
+    "allocator": ("pool", "malloc"),
+}
+SEVERAL: Final = frozenset({"detail"})
+"""Fields that take several choices, separated by commas."""
 FLAGS: Final = {PREFIX + field.replace("_", "-"): field for field in InfoOptions.__slots__}
 
 HELP: Final = {
@@ -46,7 +53,7 @@ HELP: Final = {
     "gpu": "target GPU, such as H100-80GB (default: the local GPU)",
     "gpu_memory": "memory of the target GPU, such as 80GiB",
     "json": "write the report as JSON to this file; - is standard output",
-    "detail": "detail of the report (default: summary)",
+    "detail": "sections of the report to print in full, separated by commas",
     "record": "run training steps of one rank and write the trace to this file",
     "allocator": "allocation function for --info-record on a GPU (default: pool)",
     "check": "compare the formulas with the trace in this file",
@@ -114,6 +121,8 @@ def _value(flag: str, word: str | None) -> Any:
         return True
     if not word:
         raise InputError(flag, "has no value", f"write {flag} {'|'.join(CHOICES.get(field, ('VALUE',)))}")
+    if field in SEVERAL:
+        return _several(flag, word, choices=CHOICES[field])
     if field in CHOICES and word not in CHOICES[field]:
         raise InputError(flag, f"{word!r} is not a valid choice", f"use {' or '.join(CHOICES[field])}")
     if field == "gpu_memory":
@@ -125,6 +134,15 @@ def _value(flag: str, word: str | None) -> Any:
     if field == "moe_imbalance":
         return _imbalance(flag, word)
     return word
+
+
+def _several(flag: str, word: str, *, choices: Sequence[str]) -> tuple[str, ...]:
+    """The choices in a comma-separated list."""
+    words = tuple(each.strip() for each in word.split(","))
+    for each in words:
+        if each not in choices:
+            raise InputError(flag, f"{each!r} is not a section of the report", f"use {', '.join(choices[:-1])} or {choices[-1]}")
+    return words
 
 
 def _size(flag: str, word: str) -> int:

@@ -1,4 +1,4 @@
-"""Sums and runs over the tree of modules, for the reports that show it."""
+"""Sums over the tree of modules, and runs of equal siblings, for reports."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from analyzer.modules.tree import Module
 
 
 def parameters(module: Module) -> int:
-    """Elements of the weights of a module and all below it, as one rank holds them."""
+    """Elements of the weights of a module and its descendants on one rank."""
     return sum(p.numel for p in module.parameters) + sum(map(parameters, module.children))
 
 
 def saved_bytes(module: Module) -> int:
-    """What a module and all below it keep from forward to backward for one microbatch.
+    """Bytes that a module and its descendants save for backward in one microbatch.
 
-    Below a recomputed module nothing stays but what it keeps itself.
+    A recomputed module saves its own tensors only.
     """
     below = 0 if module.recomputed else sum(map(saved_bytes, module.children))
     return sum(tensor.bytes for tensor in module.saved) + below
 
 
 class Run(NamedTuple):
-    """Siblings in a row that are alike, as the layers of a transformer are, by the first of them."""
+    """Consecutive equal siblings, such as the layers of a transformer, represented by the first one."""
 
     module: Module
     length: int
     name: str
-    """Siblings of one name are numbered as torch does: 'layers.0', and 'layers.0–31' for a run of them."""
+    """Siblings with the same name are numbered as in torch: 'layers.0', and 'layers.0–31' for a run."""
 
 
-def runs(children: Sequence[Module], *, whole: bool = False) -> Iterator[Run]:
-    """Children with those alike put together; each alone where `whole`."""
+def runs(children: Sequence[Module]) -> Iterator[Run]:
+    """Children, with consecutive equal ones as one run."""
     names = Counter(child.name for child in children)
     seen: Counter[str] = Counter()
     labels = []
@@ -42,7 +42,7 @@ def runs(children: Sequence[Module], *, whole: bool = False) -> Iterator[Run]:
         seen[child.name] += 1
     start = 0
     for end in range(1, len(children) + 1):
-        if end < len(children) and not whole and children[start] == children[end]:
+        if end < len(children) and children[start] == children[end]:
             continue
         name = labels[start] if end - start == 1 else f"{labels[start]}–{labels[end - 1].rpartition('.')[2]}"
         yield Run(children[start], end - start, name)

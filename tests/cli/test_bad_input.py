@@ -99,6 +99,10 @@ BAD = [
     ("--info-gpu-memory 0", "--info-gpu-memory"),
     ("--info-gpu-memory", "--info-gpu-memory"),
     ("--info-detail some", "--info-detail"),
+    ("--info-detail memory,some", "--info-detail"),
+    ("--info-detail summary", "--info-detail"),
+    ("--info-detail ,", "--info-detail"),
+    ("--info-detail", "--info-detail"),
     ("--info-engine magic", "--info-engine"),
     # right for Megatron, and not modelled yet
     ("--num-experts 8 --moe-token-dispatcher-type flex", "--moe-token-dispatcher-type"),
@@ -151,8 +155,9 @@ def test_experts_whose_tensor_parallelism_was_not_asked_for() -> None:
 def test_the_header_says_what_is_not_usual() -> None:
     plain = run(*BASE.split()).out
     assert "experts" not in plain.partition("──")[0]
+    assert "FP8" not in plain.partition("──")[0]
     header = run(*BASE.split(), *"--num-experts 8 --moe-router-topk 4 --fp8-format hybrid".split()).out.partition("──")[0]
-    assert "8 experts, 4 for each token" in header
+    assert "8 experts (top 4)" in header
     assert "and FP8 (delayed)" in header
 
 
@@ -194,4 +199,4 @@ def test_nothing_breaks_it(options: list[tuple[str, list[str]]]) -> None:
         assert "; " in outcome.err
     else:
         assert outcome.err == ""
-        assert outcome.out.startswith("GPT, ")
+        assert "  model         GPT, " in outcome.out

@@ -134,10 +134,17 @@ def test_parsing_agrees_with_argparse(words: list[str]) -> None:
 
 def test_info_options_are_parsed() -> None:
     options = info(
-        "--info-gpu", "H100-80GB", "--bf16", "--info-gpu-memory=80GiB", "--info-json", "-", "--info-launch", "--info-detail=full"
+        "--info-gpu",
+        "H100-80GB",
+        "--bf16",
+        "--info-gpu-memory=80GiB",
+        "--info-json",
+        "-",
+        "--info-launch",
+        "--info-detail=tree,full",
     )
-    assert options == InfoOptions(gpu="H100-80GB", gpu_memory=80 * 2**30, json="-", launch=True, detail="full")
-    assert info() == InfoOptions(engine="formula", detail="summary", tolerance=0.01)
+    assert options == InfoOptions(gpu="H100-80GB", gpu_memory=80 * 2**30, json="-", launch=True, detail=("tree", "full"))
+    assert info() == InfoOptions(engine="formula", detail=(), tolerance=0.01)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +152,7 @@ def test_info_options_are_parsed() -> None:
     [
         (["--info-gup", "x"], "--info-gup", "--info-gpu"),
         (["--info-det", "full"], "--info-det", "--info-detail"),
-        (["--info-detail", "long"], "--info-detail", "summary or full"),
+        (["--info-detail", "long"], "--info-detail", "use memory, groups, communication, tree or full"),
         (["--info-gpu-memory", "lots"], "--info-gpu-memory", "80GiB"),
         (["--info-gpu"], "--info-gpu", "no value"),
         (["--info-tolerance", "2"], "--info-tolerance", "0.01"),

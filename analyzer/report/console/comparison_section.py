@@ -1,52 +1,49 @@
-"""What a check found, for the console and as JSON: formulas beside a trace."""
+"""The result of a check, for the console and as JSON: formulas compared with a trace."""
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from analyzer.report.console import names
-from analyzer.report.console.text import BAD, GOOD, INDENT, Line, heading, line, table, wrap
+from analyzer.report.console.elements import BAD, GOOD, heading, paragraph, table
 from analyzer.trace.compare import Comparison, ModuleRow
 from analyzer.trace.events import Header
 from analyzer.units import format_bytes, format_count
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
 _LAYER: Final = re.compile(r"layers\.(\d+)")
 
 
-def comparison(result: Comparison, header: Header, *, width: int) -> list[Line]:
-    """Modules, totals and collectives of both sides, then the verdict of the check."""
-    rows = _alike(result)
+def comparison(result: Comparison, header: Header) -> list[RenderableType]:
+    """Modules, totals and collectives of both sides, then the result of the check."""
+    rows = _equal(result)
     modules = [[name, *_sizes(row)] for name, row in rows]
     totals = [[row.name, format_bytes(row.predicted), format_bytes(row.recorded), _percent(row.error)] for row in result.totals]
-    lines = [
-        *heading("Formulas against the recording", width=width),
-        *wrap(_origin(header), width=width, first=INDENT, rest=INDENT),
-        (),
-    ]
-    lines += table(["saved by a microbatch in", "formula", "recorded", "difference"], modules, align="lrrr", width=width)
-    for name, row in rows:
-        for text in _left_over(row):
-            lines += wrap(f"{name}: {text}", width=width, first=INDENT, rest=INDENT * 2)
-    lines += [line(f"{INDENT}{result.explained:.2%} of the recorded bytes have a formula of the same module and size"), ()]
-    lines += [*table(["total", "formula", "recorded", "difference"], totals, align="lrrr", width=width), ()]
+    columns = ("formula", "recorded", "difference")
+    lines = [*heading("Formulas compared with the recording"), paragraph(_origin(header)), ""]
+    lines.append(table(("saved by one microbatch in", *columns), modules, align="lrrr"))
+    lines += [paragraph(f"{name}: {text}") for name, row in rows for text in _unmatched(row)]
+    lines += [paragraph(f"{result.explained:.2%} of the recorded bytes have a formula of the same module and size"), ""]
+    lines += [table(("total", *columns), totals, align="lrrr"), ""]
     for call in result.collectives:
         kind, group, elements, dtype = call.key
         text = f"{kind} over {group}, {format_count(elements)} × {dtype}: formula {call.predicted} calls, recorded {call.recorded}"
-        lines += wrap(text, width=width, first=INDENT, rest=INDENT * 2)
+        lines.append(paragraph(text))
     if result.failures:
-        text, style = f"Beyond {result.tolerance:.2%}: " + "; ".join(result.failures), BAD
-    else:
-        text, style = f"Everything agrees within {result.tolerance:.2%}.", GOOD
-    return [*lines, *wrap(text, width=width, first=INDENT, rest=INDENT, style=style)]
+        failed = f"Differences above {result.tolerance:.2%}: " + "; ".join(result.failures)
+        return [*lines, paragraph(failed, style=BAD)]
+    return [*lines, paragraph(f"Everything agrees within {result.tolerance:.2%}.", style=GOOD)]
 
 
 def print_comparison(result: Comparison, header: Header, *, stream: TextIO) -> None:
-    """Writes the section to `stream` as the console's report is written."""
-    from analyzer.report.console.report import print_lines
+    """Writes the section to `stream` as the console report is written."""
+    from analyzer.report.console.report import write
 
-    print_lines(lambda width: comparison(result, header, width=width), stream=stream)
+    write(lambda _width: comparison(result, header), stream=stream)
 
 
 def write_comparison(result: Comparison, header: Header) -> str:
@@ -55,7 +52,7 @@ def write_comparison(result: Comparison, header: Header) -> str:
 
 
 def comparison_json(result: Comparison, header: Header) -> dict[str, Any]:
-    """The same as plain data; sizes in bytes."""
+    """The result as plain data; sizes in bytes."""
     return {
         "schema": "training-info-check/1",
         "trace": {
@@ -106,8 +103,8 @@ def _origin(header: Header) -> str:
     return f"Recorded by the {header.recorder} recorder{gpu}, rank {header.rank} of {header.world_size}; {versions}."
 
 
-def _alike(result: Comparison) -> list[tuple[str, ModuleRow]]:
-    """Rows by name; layers whose figures are equal share one, named with the numbers of all of them."""
+def _equal(result: Comparison) -> list[tuple[str, ModuleRow]]:
+    """Rows by name. Layers with equal figures share a row, whose name has the numbers of all of them."""
     merged: dict[object, tuple[list[int], ModuleRow]] = {}
     for row in result.modules:
         number = _LAYER.search(row.module)
@@ -125,7 +122,7 @@ def _sizes(row: ModuleRow) -> list[str]:
     return [format_bytes(row.predicted), format_bytes(row.recorded), format_bytes(row.difference) if row.difference else "0"]
 
 
-def _left_over(row: ModuleRow) -> list[str]:
+def _unmatched(row: ModuleRow) -> list[str]:
     found = [
         f"only the formula has {tensor.name} {list(tensor.shape)} {tensor.dtype}, {format_bytes(tensor.bytes)}"
         for tensor in row.only_predicted

@@ -1,4 +1,4 @@
-"""Ranks, stages and groups as people write them: '0–7', 'n0_g3', '[n0_g0 n0_g1]'."""
+"""Names of ranks, stages and groups in the console report: '0–7', 'n0_g3', '[n0_g0 n0_g1]'."""
 
 from __future__ import annotations
 
@@ -20,14 +20,10 @@ GROUPS: Final = {
     "embd": "word embedding",
     "pos_embd": "position embedding",
     "mp": "model",
-    "tp_ep_pp": "model, of experts",
+    "tp_ep_pp": "expert model",
 }
-"""Kinds of process groups in words; a kind that is not here goes by its key."""
+"""Kinds of process groups in words. Other kinds are printed as their key."""
 
-MEMBERS_SHOWN: Final = 8
-"""GPUs of one group in a shortened list."""
-GROUPS_SHOWN: Final = 4
-"""Groups of one kind in a shortened list."""
 RANGES_SHOWN: Final = 3
 
 
@@ -36,10 +32,10 @@ def group(kind: str) -> str:
     return f"{GROUPS[kind]} ({kind})" if kind in GROUPS else kind
 
 
-def ranges(of: RankRanges, *, whole: bool = False) -> str:
-    """'0–7, 16–23', shortened to the first few and the last unless `whole`."""
+def ranges(of: RankRanges, *, full: bool = False) -> str:
+    """'0–7, 16–23'; shortened to the first ones and the last one unless `full`."""
     texts = [str(first) if first == last else f"{first}–{last}" for first, last in of]
-    if not whole and len(texts) > RANGES_SHOWN:
+    if not full and len(texts) > RANGES_SHOWN:
         texts = [*texts[: RANGES_SHOWN - 1], "…", texts[-1]]
     return ", ".join(texts)
 
@@ -50,7 +46,7 @@ def gpu_range(of: RankRanges, *, gpus_per_node: int) -> str:
     return first if first == last else f"{first} … {last}"
 
 
-def numbers(of: Iterable[int], *, whole: bool = False) -> str:
+def numbers(of: Iterable[int], *, full: bool = False) -> str:
     """Ascending numbers as ranges: 0, 1, 2, 5 -> '0–2, 5'."""
     runs: list[tuple[int, int]] = []
     for number in of:
@@ -58,12 +54,7 @@ def numbers(of: Iterable[int], *, whole: bool = False) -> str:
             runs[-1] = (runs[-1][0], number)
         else:
             runs.append((number, number))
-    return ranges(tuple(runs), whole=whole)
-
-
-def count(of: RankRanges) -> int:
-    """How many ranks the ranges hold."""
-    return sum(last - first + 1 for first, last in of)
+    return ranges(tuple(runs), full=full)
 
 
 def stages(of: Sequence[int]) -> str:
@@ -71,14 +62,11 @@ def stages(of: Sequence[int]) -> str:
     return f"{'stage' if len(of) == 1 else 'stages'} {numbers(of)}"
 
 
-def members(ranks: Sequence[int], *, gpus_per_node: int, whole: bool) -> str:
-    """A group as '[n0_g0 n0_g1]'; a long one shortened to its first GPUs, the last, and how many it has."""
-    named = [node_name(rank, gpus_per_node) for rank in ranks]
-    if whole or len(named) <= MEMBERS_SHOWN:
-        return f"[{' '.join(named)}]"
-    return f"[{' '.join(named[:3])} … {named[-1]}] ({len(named)} GPUs)"
+def members(ranks: Sequence[int], *, gpus_per_node: int) -> str:
+    """The GPUs of a group: '[n0_g0 n0_g1]'."""
+    return f"[{' '.join(node_name(rank, gpus_per_node) for rank in ranks)}]"
 
 
-def plural(n: int, what: str) -> str:
-    """'1 group', '2 groups'."""
-    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
+def plural(n: int, noun: str, nouns: str = "") -> str:
+    """'1 group', '2 groups'; `nouns` is the plural if it is not `noun` with an s."""
+    return f"{n:,} {noun if n == 1 else nouns or f'{noun}s'}"

@@ -1,65 +1,96 @@
-"""The report on a terminal or in a file: sections one after the other, coloured by rich where a terminal shows it."""
+"""The console report: the verdict and the key figures, memory, and the sections that --info-detail names."""
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Callable, Sequence
-from typing import Final, Literal, TextIO
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, TextIO
 
-from analyzer.report.console import communication_section, model_section
-from analyzer.report.console.launch_section import assumptions, job
+from rich.console import Console, RenderableType
+
+from analyzer.report.console import communication_section, groups_section, summary_section, tree_section
+from analyzer.report.console.elements import NO_BREAK, heading, paragraph
 from analyzer.report.console.memory_section import memory
-from analyzer.report.console.text import Line, plain
 from analyzer.report.console.timeline_section import timelines
-from analyzer.report.console.verdict_section import verdict
+from analyzer.report.console.verdict_section import advice, verdict
 from analyzer.results import Report
 
-Detail = Literal["summary", "full"]
-
 PLAIN_WIDTH: Final = 100
-"""Columns where neither a terminal nor COLUMNS says how many there are."""
+"""Columns if neither COLUMNS nor a terminal gives them."""
 LEAST_WIDTH: Final = 60
 ASCII: Final = str.maketrans({"─": "-", "│": "|", "├": "|", "└": "`", "…": "~", "–": "-", "×": "x", "·": "*"})
 
 
-def render(report: Report, *, width: int, detail: Detail = "summary") -> list[Line]:
-    """Every section as lines of at most `width` characters; figures and names that are longer than that stay whole."""
-    whole = detail == "full"
-    width = max(width, LEAST_WIDTH)
+def sections(report: Report, *, width: int, detail: Collection[str] = ()) -> list[RenderableType]:
+    """The parts of the report, in order. `detail`: sections to print in full; `full` names all of them.
+
+    Without it memory is printed for the highest-memory rank only, and the other sections as a summary.
+    """
+    named = {*summary_section.SECTIONS} if "full" in detail else {*detail}
+    short = not named
     return [
-        *job(report, width=width),
-        *model_section.full_model(report, width=width, whole=whole),
-        *memory(report, width=width, whole=whole),
-        *timelines(report, width=width),
-        *verdict(report, width=width),
-        *communication_section.summary(report, width=width),
-        *communication_section.pipeline(report, width=width, whole=whole),
-        *communication_section.data(report, width=width, whole=whole),
-        *communication_section.tensor(report, width=width, whole=whole),
-        *communication_section.others(report, width=width, whole=whole),
-        *model_section.rank_trees(report, width=width, whole=whole),
-        *assumptions(report, width=width),
+        *verdict(report),
+        *summary_section.key_figures(report),
+        *advice(report),
+        *summary_section.warnings(report),
+        *(_memory(report, width=width, full=not short) if short or "memory" in named else ()),
+        *(_summary(report) if short else ()),
+        *(groups_section.groups(report) if "groups" in named else ()),
+        *(communication_section.communication(report) if "communication" in named else ()),
+        *(tree_section.trees(report, width=width) if "tree" in named else ()),
+        *summary_section.assumptions(report),
+        *summary_section.how_to_see_more(detail),
     ]
 
 
-def print_report(report: Report, *, detail: Detail = "summary", stream: TextIO) -> None:
-    """Writes the report to `stream`: in colour on a terminal unless NO_COLOR is set, else as plain text.
+def _memory(report: Report, *, width: int, full: bool) -> list[RenderableType]:
+    return [*memory(report, width=width, full=full), *timelines(report, width=width, full=full)]
 
-    The width is COLUMNS, else that of the terminal. A stream whose encoding has no line drawing gets ASCII.
+
+def _summary(report: Report) -> list[RenderableType]:
+    """A sentence each about groups and communication."""
+    texts = (groups_section.summary(report), communication_section.summary(report))
+    return [*heading("Groups and communication"), *map(paragraph, texts)]
+
+
+def print_report(report: Report, *, detail: Collection[str] = (), stream: TextIO) -> None:
+    """Writes the report to `stream`: in colour on a terminal unless NO_COLOR is set, otherwise as plain text.
+
+    The width is COLUMNS, otherwise that of the terminal. A stream whose encoding has no line drawing gets ASCII.
     """
-    print_lines(lambda width: render(report, width=width, detail=detail), stream=stream)
+    write(lambda width: sections(report, width=width, detail=detail), stream=stream)
 
 
-def print_lines(draw: Callable[[int], Sequence[Line]], *, stream: TextIO) -> None:
-    """Writes what `draw` makes for the width of `stream`, in colour or plain as `print_report` says."""
-    lines = draw(_width(stream))
-    if stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and _can_draw(stream):
-        _print_styled(lines, stream)
-        return
-    text = "\n".join(map(plain, lines)) + "\n"
-    if not _can_draw(stream):
-        text = text.translate(ASCII).encode(stream.encoding or "ascii", "replace").decode(stream.encoding or "ascii")
+def write(parts: Callable[[int], Sequence[RenderableType]], *, stream: TextIO) -> None:
+    """Writes the parts of a report, made for the width of `stream`, as `print_report` does."""
+    width = max(_width(stream), LEAST_WIDTH)
+    unicode = _has_line_drawing(stream)
+    colour = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and unicode
+    text = draw(parts(width), width=width, colour=colour)
+    if not unicode:
+        encoding = stream.encoding or "ascii"
+        text = text.translate(ASCII).encode(encoding, "replace").decode(encoding)
     stream.write(text)
+
+
+def draw(parts: Sequence[RenderableType], *, width: int, colour: bool = False) -> str:
+    """The parts as text. Without colour it depends on nothing but the parts and the width."""
+    console = Console(
+        file=io.StringIO(),
+        width=width,
+        force_terminal=colour,
+        color_system="auto" if colour else None,
+        markup=False,
+        highlight=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+    with console.capture() as captured:
+        for part in parts:
+            console.print(part)
+    text = captured.get().replace(NO_BREAK, " ")
+    return text if colour else "\n".join(line.rstrip() for line in text.split("\n"))
 
 
 def _width(stream: TextIO) -> int:
@@ -72,18 +103,9 @@ def _width(stream: TextIO) -> int:
         return PLAIN_WIDTH
 
 
-def _can_draw(stream: TextIO) -> bool:
+def _has_line_drawing(stream: TextIO) -> bool:
     try:
         "─│├└…–×·".encode(stream.encoding or "utf-8")
     except (UnicodeEncodeError, LookupError):
         return False
     return True
-
-
-def _print_styled(lines: Sequence[Line], stream: TextIO) -> None:
-    from rich.console import Console  # 20 ms, and only a terminal needs it
-    from rich.text import Text
-
-    console = Console(file=stream, highlight=False)
-    for line in lines:
-        console.print(Text.assemble(*line), soft_wrap=True)

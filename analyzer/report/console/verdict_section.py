@@ -1,49 +1,55 @@
-"""Whether it fits, by how much, and what would help."""
+"""The verdict: whether the launch fits, by how much, and which changes would help."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from analyzer.memory.verdict import highest
-from analyzer.report.console.text import BAD, GOOD, INDENT, KEY, Line, heading, line, wrap
+from analyzer.report.console.elements import BAD, GOOD, KEY, paragraph, table
 from analyzer.results import Report
 from analyzer.units import format_bytes
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
-def verdict(report: Report, *, width: int) -> list[Line]:
-    """One sentence with the highest-memory rank, its need, the capacity and the headroom; then advice where there is any."""
+
+def verdict(report: Report) -> list[RenderableType]:
+    """One sentence with the need of the highest-memory rank, the capacity and the headroom; and the note of the verdict."""
+    text, style = _sentence(report)
+    lines = [paragraph(text, style=style, indent=0)]
+    return [*lines, paragraph(report.verdict.note, indent=0)] if report.verdict.note else lines
+
+
+def _sentence(report: Report) -> tuple[str, str]:
+    """The verdict and its style."""
     result = report.verdict
     tightest = highest(report.ranks)
-    need = f"rank {result.tightest_rank} (stage {tightest.pipeline_rank}) takes {format_bytes(tightest.memory.device_bytes)}"
+    needs = f"rank {result.tightest_rank} (stage {tightest.pipeline_rank}) needs {format_bytes(tightest.memory.device_bytes)}"
     if result.fits is None or result.capacity_bytes is None or result.headroom_bytes is None:
-        text, style = f"No verdict: the GPU is not known. The highest-memory rank: {need}.", KEY
-    else:
-        of = f"of {format_bytes(result.capacity_bytes)}" + (f" ({result.gpu})" if result.gpu else "")
-        share = abs(result.headroom_bytes) / result.capacity_bytes
-        percent = f"{share:.0%}" if share >= 0.01 else "less than 1%"
-        free = f"{format_bytes(result.headroom_bytes)} ({percent}) stay free"
-        missing = f"{format_bytes(-result.headroom_bytes)} ({percent}) are missing"
-        if result.state == "tight":
-            least, most = (format_bytes(end) for end in tightest.memory.device_range_bytes)
-            likely = f"by the estimate {free if result.fits else missing}"
-            text, style = f"It is tight: {need} {of}, give or take: between {least} and {most}; {likely}.", KEY
-        elif result.fits:
-            text, style = f"It fits: {need} {of}; {free}.", GOOD
-        else:
-            text, style = f"It does not fit: {need} {of}; {missing}.", BAD
-    lines = [*heading("Does it fit", width=width), *wrap(text, width=width, first=INDENT, rest=INDENT, style=style)]
-    if result.note:
-        lines.extend(wrap(result.note, width=width, first=INDENT, rest=INDENT))
-    return [*lines, *_advice(report, width=width)]
+        return f"No verdict: the GPU is not known. The highest-memory rank is {needs}.", KEY
+    of = f"of {format_bytes(result.capacity_bytes)}" + (f" ({result.gpu})" if result.gpu else "")
+    amount = f"{format_bytes(abs(result.headroom_bytes))} ({share(result.headroom_bytes, of=result.capacity_bytes)})"
+    difference = f"{amount} {'remain free' if result.fits else 'are missing'}"
+    if result.state == "tight":
+        least, most = (format_bytes(end) for end in tightest.memory.device_range_bytes)
+        return f"It is tight: {needs} {of}; the estimate ranges from {least} to {most}. By the estimate {difference}.", KEY
+    if result.fits:
+        return f"It fits: {needs} {of}; {difference}.", GOOD
+    return f"It does not fit: {needs} {of}; {difference}.", BAD
 
 
-def _advice(report: Report, *, width: int) -> list[Line]:
+def share(part: int, *, of: int) -> str:
+    """The absolute value of `part` as a percentage."""
+    ratio = abs(part) / of
+    return f"{ratio:.0%}" if ratio >= 0.01 else "less than 1%"
+
+
+def advice(report: Report) -> list[RenderableType]:
+    """Changes of flags with their savings; nothing for a launch that needs none."""
     if not report.advice:
         return []
-    fits = [advice for advice in report.advice if advice.fits]
-    one = "This would make it fit:" if len(fits) == 1 else "Any one of these would make it fit:"
-    title = one if fits else "No one or two changes of flags are enough; these save most:"
-    lines: list[Line] = [(), line(INDENT + title)]
-    for advice in report.advice:
-        lines.extend(wrap(advice.change, width=width, first=INDENT * 2, rest=INDENT * 3, style=KEY))
-        saving = f"saves {format_bytes(advice.saves_bytes)}, the highest-memory rank then takes {format_bytes(advice.device_bytes)}"
-        lines.append(line(f"{INDENT * 3}{saving}"))
-    return lines
+    fitting = [each for each in report.advice if each.fits]
+    one = "This change would make it fit:" if len(fitting) == 1 else "Each of these changes would make it fit:"
+    title = one if fitting else "No one or two changes of flags are enough; these save most:"
+    rows = [(each.change, format_bytes(each.saves_bytes), format_bytes(each.device_bytes)) for each in report.advice]
+    return ["", paragraph(title), table(("change", "saves", "then needs"), rows, align="lrr")]

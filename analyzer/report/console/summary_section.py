@@ -1,0 +1,159 @@
+"""Key figures of the launch, at the start of the report; warnings, assumptions, and how to see more."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from analyzer.memory.verdict import highest
+from analyzer.report.console.elements import fields, heading, paragraph, points
+from analyzer.report.console.names import plural
+from analyzer.report.console.verdict_section import share
+from analyzer.results import Report
+from analyzer.specs import ModelSpec, TrainingJob
+from analyzer.units import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+ENGINES = {"formula": "by formula", "shadow": "by shadow recording", "both": "by formula and shadow recording"}
+SECTIONS = ("memory", "groups", "communication", "tree")
+"""Values of --info-detail that name one section."""
+
+
+def key_figures(report: Report) -> list[RenderableType]:
+    """Model, parameters, layout, batch, peak of the highest-memory rank, GPU capacity and headroom."""
+    job = report.job
+    rank = highest(report.ranks)
+    parameters = format_count(report.parameters)
+    if report.parameters_active != report.parameters:
+        parameters += f" ({format_count(report.parameters_active)} active per token)"
+    m = rank.memory
+    rows = [
+        ("model", _model(job)),
+        ("parameters", f"{parameters}; {format_count(rank.parameters)} on rank {rank.ranks[0][0]}"),
+        ("layout", f"{_cluster(job)}: {_layout(job)}"),
+        ("batch", _batch(job)),
+        ("peak", f"{format_bytes(m.peak_allocated_bytes)} allocated, {format_bytes(m.peak_reserved_bytes)} reserved, "
+                 f"{format_bytes(m.device_bytes)} on the device (rank {rank.ranks[0][0]})"),
+        *_gpu(report),
+        ("source", f"Megatron-LM {job.megatron}, {ENGINES[report.engine]}"),
+    ]  # fmt: skip
+    stated = len(report.assumptions) - len(_about_options(report))
+    if stated:
+        rows.append(("assumptions", f"{stated}, listed at the end of this report"))
+    return ["", fields(rows)]
+
+
+def _gpu(report: Report) -> list[tuple[str, str]]:
+    """The GPU with its capacity, and the headroom, where they are known."""
+    result = report.verdict
+    if result.capacity_bytes is None or result.headroom_bytes is None:
+        return [("GPU capacity", "not known")]
+    capacity = format_bytes(result.capacity_bytes) + (f" ({result.gpu})" if result.gpu else "")
+    of = share(result.headroom_bytes, of=result.capacity_bytes)
+    return [("GPU capacity", capacity), ("headroom", f"{format_bytes(result.headroom_bytes)} ({of} of the capacity)")]
+
+
+def _model(job: TrainingJob) -> str:
+    model = job.model
+    heads = f"{model.num_attention_heads} attention heads"
+    if model.num_query_groups != model.num_attention_heads:
+        heads += f", GQA with {plural(model.num_query_groups, 'group')}"
+    padded = f" (padded to {model.padded_vocab_size:,})" if model.padded_vocab_size != model.vocab_size else ""
+    parts = [
+        f"GPT, {plural(model.num_layers, 'layer')}, hidden size {model.hidden_size:,}, {_ffn(model)}, {heads}",
+        f"vocabulary size {model.vocab_size:,}{padded}",
+        f"{model.moe.num_experts} experts (top {model.moe.topk})" if model.moe else "",
+        "MLA" if model.mla else "",
+        plural(model.mtp_num_layers, "MTP layer") if model.mtp_num_layers else "",
+        f"{job.precision.parameters}{_quantized(job)}",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _ffn(model: ModelSpec) -> str:
+    """The FFN hidden size; its range for layers that differ by configuration."""
+    full = [block for block in model.blocks if block.feed_forward == "full"]
+    widths = {block.ffn_hidden_size or model.ffn_hidden_size for block in full} if model.blocks else {model.ffn_hidden_size}
+    if len(widths) > 1:
+        return f"FFN hidden size {min(widths):,} to {max(widths):,}"
+    return f"FFN hidden size {widths.pop():,}" if widths else "no FFN"
+
+
+def _quantized(job: TrainingJob) -> str:
+    fp8 = job.precision.fp8
+    return f" and FP8 ({fp8.recipe})" if fp8 is not None else ""
+
+
+def _cluster(job: TrainingJob) -> str:
+    world = job.parallel
+    return f"{plural(world.world_size, 'GPU')} ({plural(world.nodes, 'node')} of {world.gpus_per_node})"
+
+
+def _layout(job: TrainingJob) -> str:
+    """'TP2 DP4, sequence parallelism, distributed optimizer (ZeRO-1)'."""
+    p = job.parallel
+    sizes = {
+        "TP": p.tensor,
+        "PP": p.pipeline,
+        "VPP": p.virtual_pipeline or 1,
+        "CP": p.context,
+        "EP": p.expert,
+        "ETP": p.expert_tensor if job.model.moe else 1,
+        "DP": p.data,
+    }
+    parts = [
+        " ".join(f"{name}{size}" for name, size in sizes.items() if size > 1) or "no parallelism",
+        "sequence parallelism" if p.sequence_parallel and p.tensor > 1 else "",
+        _sharding(job) if p.data > 1 else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _sharding(job: TrainingJob) -> str:
+    """How data-parallel ranks share model states."""
+    optimizer, fsdp = job.optimizer, job.fsdp
+    if fsdp is not None:
+        return "torch FSDP2" if fsdp.implementation == "torch" else f"Megatron-FSDP ({fsdp.strategy})"
+    if optimizer.muon is not None and optimizer.muon.layer_wise:
+        if optimizer.muon.aligned:
+            return "shards of full matrices, distributed optimizer (ZeRO-1) for the other parameters"
+        return "full parameters distributed over data-parallel ranks"
+    return "distributed optimizer (ZeRO-1)" if optimizer.distributed else ""
+
+
+def _batch(job: TrainingJob) -> str:
+    batch = job.batch
+    text = (
+        f"Micro-batch size {batch.micro_batch_size}, global batch size {format_count(batch.global_batch_size)}: "
+        f"{plural(batch.microbatches, 'microbatch', 'microbatches')} per iteration per data-parallel rank; "
+        f"sequence length {batch.seq_length:,}"
+    )
+    return text if job.optimizer.name == "adam" else f"{text}; optimizer {job.optimizer.name}"
+
+
+def _about_options(report: Report) -> list[str]:
+    """Assumptions whose text begins with an option, for example one that is not modelled in full or has no effect."""
+    return [text for text in report.assumptions if text.startswith("--")]
+
+
+def warnings(report: Report) -> list[RenderableType]:
+    """Assumptions about single options."""
+    found = _about_options(report)
+    return [*heading("Warnings"), points(found)] if found else []
+
+
+def assumptions(report: Report) -> list[RenderableType]:
+    """The assumptions that are not printed as warnings."""
+    about_options = _about_options(report)
+    stated = [text for text in report.assumptions if text not in about_options]
+    return [*heading("Assumptions"), points(stated)] if stated else []
+
+
+def how_to_see_more(detail: Collection[str]) -> list[RenderableType]:
+    """The values of --info-detail that print more than this report."""
+    left = [name for name in SECTIONS if name not in detail]
+    if "full" in detail or not left:
+        return []
+    return ["", paragraph(f"More: --info-detail {', '.join(left)} or full (all sections).", indent=0)]
