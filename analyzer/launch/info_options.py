@@ -79,7 +79,8 @@ def usage() -> str:
     for flag, field in FLAGS.items():
         if field not in HELP:
             continue
-        value = f" {'|'.join(CHOICES.get(field, ('VALUE',)))}" if takes_value(flag) else ""
+        choices = "LIST" if field in SEVERAL else "|".join(CHOICES.get(field, ("VALUE",)))
+        value = f" {choices}" if takes_value(flag) else ""
         lines.append(f"  {flag + value:<38} {HELP[field]}")
     lines += [
         "",

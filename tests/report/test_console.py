@@ -100,7 +100,7 @@ def test_full_prints_all_sections(detail: tuple[str, ...]) -> None:
 
 
 def test_assumptions_about_options_are_printed_as_warnings_before_memory() -> None:
-    stated = ("Flash attention is assumed.", "--use-sharp: memory that SHARP reserves is not counted.")
+    stated = ("--nnodes is not given: torchrun starts 1 node.", "--use-sharp: memory that SHARP reserves is not counted.")
     text = _text(small_report(assumptions=stated))
     assert titles(text) == ("Warnings", *SHORT)
     assert section(text, "Warnings")[0] == f"  · {stated[1]}"
@@ -199,7 +199,7 @@ def test_the_report_of_thousands_of_gpus_is_short_by_default() -> None:
     text = _text(large_report())
     assert len(text.splitlines()) < 70
     assert "2,048 groups of 8 GPUs, tensor (tp)" in text
-    assert "The other stages need " in text
+    assert "Other ranks need " in text
 
 
 def test_sections_in_full_list_all_stages_and_groups() -> None:
@@ -292,7 +292,7 @@ def _printed(stream: _Stream) -> str:
     return stream.getvalue()
 
 
-def test_a_file_gets_plain_text_and_a_terminal_the_same_in_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_get_plain_text_and_terminals_the_same_text_in_colour(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "90")
     in_file, on_terminal = _printed(_Stream()), _printed(_Stream(terminal=True))
     assert "\x1b" not in in_file
@@ -302,12 +302,12 @@ def test_a_file_gets_plain_text_and_a_terminal_the_same_in_colour(monkeypatch: p
 
 
 @pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
-def test_colour_can_be_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+def test_no_color_and_dumb_terminals_get_plain_text(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
     assert "\x1b" not in _printed(_Stream(terminal=True))
 
 
-def test_columns_decide_about_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_width_is_that_of_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "70")
     assert max(map(len, _printed(_Stream()).splitlines())) == 70
     monkeypatch.setenv("COLUMNS", "200")

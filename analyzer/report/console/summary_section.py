@@ -134,12 +134,12 @@ def _batch(job: TrainingJob) -> str:
 
 
 def _about_options(report: Report) -> list[str]:
-    """Assumptions whose text begins with an option, for example one that is not modelled in full or has no effect."""
-    return [text for text in report.assumptions if text.startswith("--")]
+    """Assumptions whose text begins with a given option: it is not modelled in full, or it has no effect."""
+    return [text for text in report.assumptions if text.startswith("--") and " is not given" not in text]
 
 
 def warnings(report: Report) -> list[RenderableType]:
-    """Assumptions about single options."""
+    """Assumptions about options that are given."""
     found = _about_options(report)
     return [*heading("Warnings"), points(found)] if found else []
 

@@ -1,4 +1,4 @@
-"""The trees of the model: without parallelism as on one GPU, and as held by the ranks with their collectives."""
+"""The trees of the model: without parallelism, and of each stage as on one rank with its collectives."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _full_model(report: Report, *, width: int) -> list[RenderableType]:
 
 
 def _rank_trees(report: Report, *, width: int) -> list[RenderableType]:
-    """The layers of each stage as held by one rank, with forward and backward collectives.
+    """The layers of each stage as on one rank, with forward and backward collectives.
 
     Activations are what one microbatch saves for backward. Modules that equal one printed before are not printed again.
     """
