@@ -1,4 +1,4 @@
-"""The JSON report: the names and meanings that other programs rely on."""
+"""The JSON report: names and meanings of its fields, which are a contract with other programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from analyzer.report.json.document import dumps, to_json, write_text
 from analyzer.results import Advice
 from tests.fake_report import count, large_report, small_report
 
-# the contract, as the design writes it
 CONTRACT = {
     "": "schema engine world parallel batch model groups ranks communication communication_totals verdict assumptions",
     "world": "size nodes gpus_per_node",
@@ -38,14 +37,14 @@ CONTRACT = {
 
 
 @pytest.mark.parametrize("path", CONTRACT)
-def test_every_name_of_the_contract_is_there(path: str) -> None:
+def test_all_fields_of_the_contract_exist(path: str) -> None:
     value = json.loads(dumps(to_json(small_report())))
     for step in path.split(".") if path else []:
         value = value[int(step) if step.isdecimal() else step]
     assert set(CONTRACT[path].split()) <= set(value)
 
 
-def test_values_mean_what_the_contract_says() -> None:
+def test_values_of_a_small_report() -> None:
     report = to_json(small_report())
     assert report["schema"] == "training-info/1"
     assert report["world"] == {"size": 16, "nodes": 2, "gpus_per_node": 8}
@@ -88,7 +87,7 @@ def test_parts_of_the_memory_add_up() -> None:
         assert memory["transient_bytes"] == sum(part["bytes"] for part in memory["transient_parts"])
 
 
-def test_the_tree_adds_up_with_its_repeats() -> None:
+def test_parameters_of_the_tree_add_up_with_repeats() -> None:
     report = small_report()
 
     def total(node: dict[str, Any]) -> int:
@@ -110,7 +109,7 @@ def test_the_tree_adds_up_with_its_repeats() -> None:
     }
 
 
-def test_thousands_of_gpus_make_a_small_file_that_says_it_is_cut() -> None:
+def test_group_lists_of_thousands_of_gpus_are_truncated_and_marked() -> None:
     text = dumps(to_json(large_report()))
     assert len(text) < 500_000
     assert json.loads(text)["groups_truncated"] is True
@@ -124,7 +123,7 @@ def test_advice_and_an_unknown_capacity() -> None:
     assert document["verdict"]["fits"] is None
 
 
-def test_a_file_holds_the_document(tmp_path: Path) -> None:
+def test_the_document_is_written_to_a_file(tmp_path: Path) -> None:
     write_text(dumps(to_json(small_report())), str(tmp_path / "report.json"))
     text = (tmp_path / "report.json").read_text(encoding="utf-8")
     assert json.loads(text) == json.loads(json.dumps(to_json(small_report())))

@@ -12,14 +12,14 @@ from typing import Any, Final
 
 from analyzer.errors import InputError
 from analyzer.modules.tree import Collective, Parameter, Tensor
-from analyzer.report import tree_sums as folds
+from analyzer.report import tree_sums
 from analyzer.results import CommunicationRow, MemoryPart, RankClass, RankMemory, Report
 
 SCHEMA: Final = "training-info/1"
 
 
 def to_json(report: Report) -> dict[str, Any]:
-    """The report as values that `json` writes."""
+    """The report as values for the `json` module."""
     job = report.job
     parallel, batch = job.parallel, job.batch
     return {
@@ -51,7 +51,7 @@ def to_json(report: Report) -> dict[str, Any]:
             "parameters_active": report.parameters_active,
             "parameters_routed_experts": report.parameters_routed_experts,
             "padded_vocab_size": job.model.padded_vocab_size,
-            "tree": _tree(folds.Run(report.full_model, 1, report.full_model.name)),
+            "tree": _tree(tree_sums.Run(report.full_model, 1, report.full_model.name)),
         },
         "groups": {kind: [list(group) for group in groups] for kind, groups in report.groups.items()},
         "groups_truncated": report.groups_truncated,
@@ -70,7 +70,7 @@ def to_json(report: Report) -> dict[str, Any]:
 
 
 def write_text(text: str, path: str) -> None:
-    """Writes a JSON document to a file. Raises InputError where it cannot be written."""
+    """Writes a JSON document to a file. Raises InputError if it cannot be written."""
     try:
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
@@ -80,7 +80,7 @@ def write_text(text: str, path: str) -> None:
 
 
 def dumps(document: dict[str, Any]) -> str:
-    """One line for each field, and for each element of a long list: short enough to read, and quick to write."""
+    """A JSON document with one line for each field and for each element of a list."""
     fields = []
     for name, value in document.items():
         if isinstance(value, list) and value:
@@ -98,7 +98,7 @@ def _rank(rank: RankClass) -> dict[str, Any]:
             "layers": list(chunk.layers),
             "pre_process": chunk.pre_process,
             "post_process": chunk.post_process,
-            "tree": _tree(folds.Run(tree, 1, tree.name)),
+            "tree": _tree(tree_sums.Run(tree, 1, tree.name)),
         }
         for chunk, tree in zip(rank.chunks, rank.trees, strict=True)
     ]
@@ -139,7 +139,7 @@ def _part(part: MemoryPart) -> dict[str, Any]:
 
 
 def _message(message: CommunicationRow) -> dict[str, Any]:
-    # asdict copies deeply, which costs too much for hundreds of rows
+    # asdict makes deep copies, which is slow for hundreds of rows
     return {
         "group": message.group,
         "kind": message.kind,
@@ -157,13 +157,13 @@ def _message(message: CommunicationRow) -> dict[str, Any]:
     }
 
 
-def _tree(run: folds.Run) -> dict[str, Any]:
-    """A module and all below it; modules in a row that are alike stand once, with `repeat`."""
+def _tree(run: tree_sums.Run) -> dict[str, Any]:
+    """A module and its descendants. Consecutive equal modules are written once, with `repeat`."""
     module = run.module
     node: dict[str, Any] = {
         "name": run.name,
-        "parameters": folds.parameters(module),
-        "saved_bytes": folds.saved_bytes(module),
+        "parameters": tree_sums.parameters(module),
+        "saved_bytes": tree_sums.saved_bytes(module),
     }
     if run.length > 1:
         node["repeat"] = run.length
@@ -179,7 +179,7 @@ def _tree(run: folds.Run) -> dict[str, Any]:
         "forward_held": [_tensor(tensor) for tensor in module.forward_held],
         "backward_workspace": [_tensor(tensor) for tensor in module.backward_workspace],
         "collectives": [_collective(collective) for collective in module.collectives],
-        "children": [_tree(child) for child in folds.runs(module.children)],
+        "children": [_tree(child) for child in tree_sums.runs(module.children)],
     }
     return node | {name: values for name, values in lists.items() if values}
 
