@@ -41,7 +41,7 @@ class InfoOptions:
 
 CHOICES: Final = {
     "engine": ("formula", "shadow", "both"),
-    "detail": ("memory", "groups", "communication", "tree", "full"),
+    "detail": ("summary", "memory", "groups", "communication", "tree", "full"),
     "allocator": ("pool", "malloc"),
 }
 SEVERAL: Final = frozenset({"detail"})
@@ -138,12 +138,12 @@ def _value(flag: str, word: str | None) -> Any:
 
 
 def _several(flag: str, word: str, *, choices: Sequence[str]) -> tuple[str, ...]:
-    """The choices in a comma-separated list."""
+    """The sections in a comma-separated list. `summary` is the report without further sections."""
     words = tuple(each.strip() for each in word.split(","))
     for each in words:
         if each not in choices:
             raise InputError(flag, f"{each!r} is not a section of the report", f"use {', '.join(choices[:-1])} or {choices[-1]}")
-    return words
+    return tuple(each for each in words if each != "summary")
 
 
 def _size(flag: str, word: str) -> int:

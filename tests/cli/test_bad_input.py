@@ -100,7 +100,6 @@ BAD = [
     ("--info-gpu-memory", "--info-gpu-memory"),
     ("--info-detail some", "--info-detail"),
     ("--info-detail memory,some", "--info-detail"),
-    ("--info-detail summary", "--info-detail"),
     ("--info-detail ,", "--info-detail"),
     ("--info-detail", "--info-detail"),
     ("--info-engine magic", "--info-engine"),
