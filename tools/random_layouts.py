@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from analyzer.cli.engines import run_engine
+from analyzer.cli.shadow import run_engine
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.hardware.gpus import hardware
 from analyzer.launch.build import build

@@ -1,49 +1,63 @@
-"""`--info-record`: one rank's step under a recorder, the CUDA one where there is a GPU, else the shadow."""
+"""`--info-record`: the step of one rank is run under a recorder: the CUDA recorder on a GPU, otherwise the shadow recorder."""
 
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 from analyzer.errors import InputError
+from analyzer.launch.info_options import InfoOptions
+from analyzer.results import Report
 from analyzer.specs import TrainingJob
+from analyzer.trace.check import shortened
 
 OPTION = "--info-record"
 ITERATIONS = 2
-"""The second shows the steady state."""
+"""The second iteration shows the steady state."""
+
+
+def record_rank(report: Report, options: InfoOptions, command: Sequence[str]) -> None:
+    """Records the rank that `--info-rank` gives, or the highest-memory rank. Raises AnalyzerError."""
+    job = report.job if options.layers is None else shortened(report.job, options.layers)
+    rank = options.rank if options.rank is not None else report.verdict.tightest_rank
+    path = Path(str(options.record))
+    recorder = record(job, rank=rank, path=path, argv=command, allocator=options.allocator)
+    print(f"{path}: rank {rank}, recorded by the {recorder} recorder", file=sys.stderr)
 
 
 def record(
     job: TrainingJob, *, rank: int, path: Path, argv: Sequence[str], allocator: Literal["pool", "malloc"] | None = None
 ) -> str:
-    """Writes the trace of `rank` to `path` and says which recorder did it. Raises AnalyzerError.
+    """Writes the trace of `rank` to `path` and returns the name of the recorder. Raises AnalyzerError.
 
-    `allocator` is what the CUDA recorder takes memory from; the shadow, which takes none, refuses it.
+    `allocator` is the allocation function of the CUDA recorder. The shadow recorder allocates nothing and refuses it.
     """
-    if not 0 <= rank < job.parallel.world_size:
-        raise InputError("--info-rank", f"there is no rank {rank} in a world of {job.parallel.world_size}", "give a rank of it")
+    world = job.parallel.world_size
+    if not 0 <= rank < world:
+        raise InputError("--info-rank", f"rank {rank} is not in a world of {world} ranks", f"give a rank from 0 to {world - 1}")
     if has_gpu():
         from allocator_hook.cuda.session import record_on_gpu
 
         record_on_gpu(job, rank=rank, path=path, argv=argv, iterations=ITERATIONS, mode=allocator or "pool")
         return "cuda"
     if allocator is not None:
-        raise InputError("--info-allocator", "there is no GPU here to allocate on", "leave it out, or record where there is one")
+        raise InputError("--info-allocator", "there is no GPU to allocate on", "leave it out, or record on a machine with a GPU")
     from allocator_hook.shadow.engine import run
 
     trace = run(job, [rank], iterations=ITERATIONS, argv=argv)[rank]
     try:
         shutil.copyfile(trace, path)
     except OSError as error:
-        raise InputError(OPTION, f"cannot write '{path}' ({error.strerror})", "name a file that you may write to") from None
+        raise InputError(OPTION, f"cannot write '{path}' ({error.strerror})", "give a file that you can write") from None
     return "shadow"
 
 
 def has_gpu() -> bool:
-    """Whether PyTorch is here and sees a GPU. Asks without starting CUDA: the recorder has to come first."""
+    """Whether PyTorch is installed and sees a GPU. Does not start CUDA, because the recorder must be loaded first."""
     if find_spec("torch") is None:
         return False
     import torch

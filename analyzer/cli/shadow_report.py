@@ -1,4 +1,4 @@
-"""Traces of a launch's rank classes -> the same report as the formulas give, and the two side by side."""
+"""From traces of the rank classes of a launch to the report that the formulas give, and to a comparison of both."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def first_ranks(report: Report) -> tuple[int, ...]:
 
 
 def recorded_report(report: Report, traces: Mapping[int, Path], *, settings: AllocatorSettings) -> Report:
-    """The report with the memory of each rank class, and its timeline, as its trace shows them."""
+    """The report with memory and timeline of each rank class from its trace."""
     ranks = []
     timelines = []
     for each in report.ranks:
@@ -41,9 +41,9 @@ def recorded_report(report: Report, traces: Mapping[int, Path], *, settings: All
         verdict=verdict(ranks, report.job.hardware, note=report.verdict.note),
         assumptions=(
             *report.assumptions,
-            f"Memory is of a run of the real code on tensors without data: {versions}. Its bytes are those of blocks as PyTorch's "
-            "allocator hands them out, which may be larger than their tensors; formulas are held against the tensors.",
-            "Communication is by formula; --info-engine both holds the recorded calls against it.",
+            f"Memory is recorded: the real code ran on tensors without data ({versions}). Bytes are those of the blocks "
+            "of PyTorch's caching allocator, which may be larger than their tensors. The formulas are compared with the tensors.",
+            "Communication is computed by formula. --info-engine both compares it with the recorded calls.",
             *warnings(installed()),
             *_other_release(report.job.megatron, installed()["megatron-core"]),
         ),
@@ -51,7 +51,7 @@ def recorded_report(report: Report, traces: Mapping[int, Path], *, settings: All
 
 
 def _memory(job: TrainingJob, found: Replayed) -> RankMemory:
-    """Parts at the peak add up to it: what is neither a state nor a workspace nor an activation is temporary."""
+    """The parts add up to the peak: what is not a model state, a workspace or an activation is temporary."""
     states = {kind: found.after[kind] for kind in ("parameter", "gradient", "optimizer", "workspace")}
     activations = found.at_peak["activation"]
     return RankMemory(
@@ -73,15 +73,15 @@ def _memory(job: TrainingJob, found: Replayed) -> RankMemory:
 
 
 def _other_release(described: str, ran: str) -> tuple[str, ...]:
-    """A word where formulas and run are not of one release."""
+    """An assumption if the formulas and the run are of different releases."""
     if described.split(".")[:2] == ran.split(".")[:2]:
         return ()
-    return (f"The shadow ran megatron-core {ran}, which is installed; formulas and options are of {described}.",)
+    return (f"The installed megatron-core {ran} was run. Formulas and options are those of {described}.",)
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Formula and trace of one rank class."""
+    """The comparison of formula and trace of one rank class."""
 
     rank: RankClass
     comparison: Comparison
@@ -89,7 +89,7 @@ class Compared:
 
 
 def comparisons(report: Report, traces: Mapping[int, Path], *, tolerance: float) -> tuple[Compared, ...]:
-    """Formula against trace for each rank class. `report` is of as many microbatches as were run."""
+    """Compares formula and trace of each rank class. `report` has as many microbatches as were run."""
     found = []
     for each in report.ranks:
         trace = read_trace(traces[each.ranks[0][0]])

@@ -225,7 +225,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", GRID)
 def test_formulas_are_what_the_real_code_does(name: str, cache: Path, tmp_path: Path) -> None:
-    from analyzer.cli.engines import run_engine
+    from analyzer.cli.shadow import run_engine
     from analyzer.hardware.gpus import hardware
     from analyzer.launch.build import build
     from analyzer.launch.parse import parse

@@ -1,0 +1,80 @@
+"""The Python API: `analyze` turns a launch into a report. The command line uses the same steps."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from analyzer.errors import InputError
+
+if TYPE_CHECKING:
+    from analyzer.launch.info_options import InfoOptions
+    from analyzer.results import Report
+    from analyzer.specs import TrainingJob
+
+OF_COMMAND_LINE: Final = ("json", "detail", "record", "allocator", "check", "rank", "layers", "launch")
+"""Fields of `InfoOptions` that ask the command line to print, record or start something."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """A launch that was read."""
+
+    job: TrainingJob
+    options: InfoOptions
+    note: str
+    """About the GPU; empty if it is known."""
+
+
+def analyze(
+    argv: str | Sequence[str],
+    *,
+    gpu: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    folder: str | os.PathLike[str] | None = None,
+) -> Report:
+    """The report of a launch, computed by formula.
+
+    `argv` is what follows `torchrun` in a launch script, as one string or as a list of words: options of torchrun, the training
+    script, and options of Megatron-LM. `--info-gpu`, `--info-gpu-memory`, `--info-megatron` and `--info-moe-imbalance` may be
+    among them. `gpu` is the target GPU, such as "H100-80GB"; without it the verdict is for the local GPU, if there is one.
+    `environ` and `folder` stand for the environment variables and the working directory of the launch. They are those of this
+    process if not given.
+
+    The process is left unchanged, and nothing is printed. Sizes in the report are in bytes. Raises
+    `analyzer.errors.AnalyzerError` for input that is invalid or not supported.
+    """
+    from analyzer.predict import predict
+
+    words = shlex.split(argv) if isinstance(argv, str) else list(argv)
+    if gpu is not None:
+        words += ["--info-gpu", gpu]
+    launch = read_launch(
+        words,
+        environ=dict(os.environ if environ is None else environ),
+        folder=Path.cwd() if folder is None else Path(folder),
+    )
+    given = [field for field in OF_COMMAND_LINE if getattr(launch.options, field)]
+    if given or launch.options.engine != "formula":
+        option = f"--info-{given[0] if given else 'engine'}"
+        raise InputError(option, "belongs to the command line", "leave it out, and use the report that is returned")
+    return predict(launch.job, note=launch.note)
+
+
+def read_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path, default_gpu: str | None = None) -> Launch:
+    """Reads the words of a launch. `default_gpu` is the target if the options name none. Raises AnalyzerError."""
+    from analyzer.hardware.gpus import hardware
+    from analyzer.launch.build import build
+    from analyzer.launch.parse import parse
+
+    arguments, world, options = parse(argv, environ=environ, folder=folder)
+    for field in ("rank", "layers", "allocator"):
+        if getattr(options, field) is not None and options.record is None:
+            raise InputError(f"--info-{field}", "is only used with --info-record", "add --info-record FILE, or leave it out")
+    gpu, notes = hardware(options.gpu or default_gpu, options.gpu_memory)
+    job = build(arguments, world, environ=environ, gpu=gpu, folder=folder, moe_imbalance=options.moe_imbalance)
+    return Launch(job=job, options=options, note=" ".join(notes))

@@ -1,0 +1,53 @@
+"""`--info-check`: the formulas compared with a recorded trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from analyzer.api import read_launch
+from analyzer.cli.output import standard_output
+from analyzer.errors import CHECK_FAILED, FITS, InputError
+from analyzer.launch.parse import words_of_launch
+from analyzer.predict import predict
+from analyzer.report.console.comparison_section import print_comparison, write_comparison
+from analyzer.report.json.document import write_text
+from analyzer.trace.check import as_recorded, check
+from analyzer.trace.reader import Trace, read_trace
+
+OPTION = "--info-check"
+
+
+def check_trace(path: str, argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> int:
+    """Compares, prints what was found and returns the exit status. The launch is that of the trace if `argv` has none.
+
+    Raises AnalyzerError.
+    """
+    trace = _read(path)
+    launch = read_launch(
+        words_of_launch(argv, recorded=trace.header.argv),
+        environ=environ,
+        folder=folder,
+        default_gpu=trace.header.gpu or None,
+    )
+    options = launch.options
+    if options.record is not None or options.engine != "formula":
+        other = "--info-record" if options.record is not None else "--info-engine"
+        raise InputError(OPTION, f"cannot be combined with {other}", "use one of them at a time")
+    report = predict(as_recorded(launch.job, trace.header))
+    found = check(report, trace, tolerance=options.tolerance)
+    with standard_output() as stream:
+        if options.json == "-":
+            stream.write(write_comparison(found, trace.header))
+        else:
+            print_comparison(found, trace.header, stream=stream)
+    if options.json not in (None, "-"):
+        write_text(write_comparison(found, trace.header), str(options.json))
+    return CHECK_FAILED if found.failures else FITS
+
+
+def _read(path: str) -> Trace:
+    try:
+        return read_trace(path)
+    except OSError as error:
+        raise InputError(OPTION, f"cannot read '{path}' ({error.strerror})", "give a trace that --info-record wrote") from None

@@ -1,0 +1,43 @@
+"""The command line: reads what the user asks for, and calls the file of that action."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from analyzer.errors import FITS, AnalyzerError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit status. `argv` are the words after the name of the program.
+
+    0: the launch fits, or the GPU is not known. 1: a rank does not fit. 2: invalid or unsupported input. 3: a comparison failed.
+    Environment, working directory and garbage collector of the process are left unchanged, unless `--info-launch` replaces it.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(arguments)
+    except AnalyzerError as error:
+        print(f"get_training_info: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _run(argv: list[str]) -> int:
+    from analyzer.cli.output import standard_output
+    from analyzer.launch.info_options import usage, value_of
+
+    if "--help" in argv or "-h" in argv:
+        with standard_output() as stream:
+            print(usage(), file=stream)
+        return FITS
+    environ, folder = dict(os.environ), Path.cwd()
+    trace = value_of("--info-check", argv)
+    if trace is not None:
+        from analyzer.cli.check import check_trace
+
+        return check_trace(trace, argv, environ=environ, folder=folder)
+    from analyzer.cli.predict import predict_launch
+
+    return predict_launch(argv, environ=environ, folder=folder)

@@ -1,0 +1,42 @@
+"""The report of a launch; on request it is recorded, run without a GPU, or started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from analyzer.api import read_launch
+from analyzer.cli.output import write_report
+from analyzer.errors import CHECK_FAILED, DOES_NOT_FIT, FITS
+from analyzer.predict import predict
+
+if TYPE_CHECKING:
+    from analyzer.cli.shadow_report import Compared
+
+
+def predict_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> int:
+    """Predicts a launch, prints the report and returns the exit status. Raises AnalyzerError."""
+    launch = read_launch(argv, environ=environ, folder=folder)
+    options = launch.options
+    report = predict(launch.job, note=launch.note)
+    command = ("get_training_info.py", *argv)
+    if options.record is not None:
+        from analyzer.cli.record import record_rank
+
+        record_rank(report, options, command)
+    compared: tuple[Compared, ...] = ()
+    if options.engine != "formula":
+        from analyzer.cli.shadow import run_engine
+
+        report, compared = run_engine(report, engine=options.engine, argv=command, environ=environ, tolerance=options.tolerance)
+    write_report(report, options, compared)
+    if any(each.comparison.failures for each in compared):
+        return CHECK_FAILED
+    if report.verdict.fits is False:
+        return DOES_NOT_FIT
+    if options.launch:
+        from analyzer.cli.start import start_training
+
+        start_training(argv, folder=folder, has_verdict=report.verdict.fits is not None)
+    return FITS
