@@ -5,6 +5,7 @@ All sizes are in bytes and all ranks are global. `docs/json.md` describes the fi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
@@ -169,7 +170,7 @@ class Report:
 
     engine: Literal["formula", "shadow", "both"]
     job: TrainingJob
-    groups: dict[str, tuple[tuple[int, ...], ...]]
+    groups: dict[str, tuple[Sequence[int], ...]]
     groups_truncated: bool
     group_counts: dict[str, int]
     """Number of groups of each kind, also if the list is shortened."""

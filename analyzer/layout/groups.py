@@ -8,7 +8,7 @@ and dp is the rest. Sizes are assumed to follow `analyzer.specs.rules`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import prod
@@ -16,6 +16,10 @@ from typing import Final
 
 from analyzer.specs import ParallelSpec
 
+Group = Sequence[int]
+"""The global ranks of a process group: a tuple, or a range if there are many."""
+RANGE_FROM: Final = 4096
+"""Groups of more ranks are ranges if their ranks lie at equal distances."""
 RankRanges = tuple[tuple[int, int], ...]
 """Inclusive [first, last] ranges of global ranks."""
 
@@ -85,7 +89,7 @@ def coordinates(parallel: ParallelSpec, rank: int) -> Coordinates:
     )
 
 
-def group_of(parallel: ParallelSpec, kind: str, rank: int, *, tied: bool = True, mtp_rank: int | None = None) -> tuple[int, ...]:
+def group_of(parallel: ParallelSpec, kind: str, rank: int, *, tied: bool = True, mtp_rank: int | None = None) -> Group:
     """Ranks of the group of `kind` (one of GROUP_KINDS) that `rank` belongs to; O(size of the group).
 
     Empty if it belongs to none: `embd` and `pos_embd` contain only pipeline ranks with that embedding. `tied` and `mtp_rank` apply
@@ -102,7 +106,7 @@ def group_of(parallel: ParallelSpec, kind: str, rank: int, *, tied: bool = True,
 
 def groups(
     parallel: ParallelSpec, kind: str, *, tied: bool = True, mtp_rank: int | None = None, limit: int | None = None
-) -> Iterator[tuple[int, ...]]:
+) -> Iterator[Group]:
     """Groups of `kind` (one of GROUP_KINDS) in the order in which Megatron creates them, at most `limit`.
 
     `tied` applies to `embd` only: with tied embeddings the group contains the first and the last pipeline rank, without only the
@@ -180,15 +184,33 @@ def _split(parallel: ParallelSpec, kind: str) -> tuple[tuple[_Axis, ...], tuple[
     return tuple(axis for axis in grid if axis.name in names), tuple(axis for axis in grid if axis.name not in names)
 
 
-def _spread(base: int, axes: tuple[_Axis, ...]) -> tuple[int, ...]:
+def _spread(base: int, axes: tuple[_Axis, ...]) -> Group:
     """Ranks reached from `base` along `axes`, the first axis changing fastest."""
+    size = prod(axis.size for axis in axes)
+    if size > RANGE_FROM:
+        stride = _even_stride(axes)
+        if stride is not None:
+            return range(base, base + size * stride, stride)
     ranks = [base]
     for axis in axes:
         ranks = [rank + step * axis.stride for step in range(axis.size) for rank in ranks]
     return tuple(ranks)
 
 
-def _all_groups(parallel: ParallelSpec, kind: str, *, tied: bool, mtp_rank: int | None) -> Iterator[tuple[int, ...]]:
+def _even_stride(axes: tuple[_Axis, ...]) -> int | None:
+    """The distance between neighbours if all ranks along these axes lie at equal distances."""
+    stride = following = None
+    for axis in axes:
+        if axis.size == 1:
+            continue
+        if following not in (None, axis.stride):
+            return None
+        stride = stride or axis.stride
+        following = axis.stride * axis.size
+    return stride
+
+
+def _all_groups(parallel: ParallelSpec, kind: str, *, tied: bool, mtp_rank: int | None) -> Iterator[Group]:
     if kind in ("embd", "pos_embd"):
         for stages in _all_groups(parallel, "pp", tied=tied, mtp_rank=mtp_rank):
             yield _embedding_ranks(stages, kind, tied=tied, mtp_rank=mtp_rank)
@@ -197,16 +219,15 @@ def _all_groups(parallel: ParallelSpec, kind: str, *, tied: bool, mtp_rank: int 
             yield _optimizer_instance(parallel, instance)
     else:
         inside, outside = _split(parallel, kind)
-        offsets = _spread(0, inside)
         for index in range(group_count(parallel, kind)):
             base, rest = 0, index
             for axis in outside:
                 rest, step = divmod(rest, axis.size)
                 base += step * axis.stride
-            yield tuple(base + offset for offset in offsets)
+            yield _spread(base, inside)
 
 
-def _embedding_ranks(stages: tuple[int, ...], kind: str, *, tied: bool, mtp_rank: int | None) -> tuple[int, ...]:
+def _embedding_ranks(stages: Group, kind: str, *, tied: bool, mtp_rank: int | None) -> tuple[int, ...]:
     """Ranks of a pipeline group with the word embedding (`embd`) or the position embedding."""
     holders = {0}
     if kind == "embd" and tied:

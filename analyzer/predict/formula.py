@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from analyzer.communication.table import communication_rows, totals
-from analyzer.layout.groups import group_count, group_size, groups
+from analyzer.layout.groups import Group, group_count, group_size, groups
 from analyzer.layout.stages import mtp_rank
 from analyzer.memory.ranks import rank_classes, rank_classes_of_tensors, replayed_classes
 from analyzer.memory.stages import analysed_stages
@@ -65,7 +65,7 @@ def _advice(job: TrainingJob) -> tuple[Advice, ...]:
     return advise(job, predict=rank_classes, screen=rank_classes_of_tensors)
 
 
-def _groups(job: TrainingJob) -> tuple[dict[str, tuple[tuple[int, ...], ...]], bool]:
+def _groups(job: TrainingJob) -> tuple[dict[str, tuple[Group, ...]], bool]:
     """Process groups by kind, and whether the lists are shortened."""
     parallel = job.parallel
     tied, mtp = job.model.tied_embeddings, mtp_rank(job.model, parallel)

@@ -33,7 +33,9 @@ def test_parameters_are_those_of_gpt(tmp_path: Path) -> None:
     assert found.ranks[0].parameters == expected
 
 
-@pytest.mark.parametrize("option", ["--info-json -", "--info-record x", "--info-engine shadow", "--info-launch", "--info-detail full"])
+@pytest.mark.parametrize(
+    "option", ["--info-json -", "--info-record x", "--info-engine shadow", "--info-launch", "--info-detail full"]
+)
 def test_what_belongs_to_the_command_line_is_refused(option: str) -> None:
     with pytest.raises(InputError, match=option.split()[0]):
         analyzer.analyze(f"{LAUNCH} {option}")

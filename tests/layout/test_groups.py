@@ -163,3 +163,15 @@ def test_a_world_of_131072_ranks() -> None:
 
 def test_node_names() -> None:
     assert [node_name(rank, 8) for rank in (0, 7, 8, 23)] == ["n0_g0", "n0_g7", "n1_g0", "n2_g7"]
+
+
+def test_large_groups_are_ranges_and_equal_to_their_members() -> None:
+    """A group of more than 4,096 ranks takes no memory for its members."""
+    parallel = spec(1 << 23, tensor=8)
+    first = next(groups(parallel, "dp"))
+    assert isinstance(first, range)
+    assert (len(first), first[0], first[1], first[-1]) == (1 << 20, 0, 8, (1 << 23) - 8)
+    small = spec(1 << 14, tensor=2, context=2)
+    for kind in ("dp", "dp_cp", "tp_dp_cp"):
+        members = group_of(small, kind, 5)
+        assert list(members) == [rank for rank in range(1 << 14) if group_of(small, kind, rank) == members]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from analyzer.report.console import names
@@ -23,7 +23,7 @@ def groups(report: Report) -> list[RenderableType]:
     lines = heading("Process groups")
     if report.job.parallel.pipeline > 1:
         lines += [_stages(report), ""]
-    known: dict[tuple[tuple[int, ...], ...], str] = {}
+    known: dict[tuple[Sequence[int], ...], str] = {}
     for kind in dict.fromkeys((*PIPELINE, *DATA, *TENSOR, *OTHERS, *report.groups)):
         if lists := list(_groups(report, kind, known=known)):
             lines += [*lists, ""]
@@ -57,7 +57,7 @@ def _counted(report: Report, kind: str) -> str:
     return f"{names.plural(report.group_counts.get(kind, len(found)), 'group')} of {sizes} GPUs, {names.group(kind)}"
 
 
-def _groups(report: Report, kind: str, *, known: dict[tuple[tuple[int, ...], ...], str]) -> Iterator[RenderableType]:
+def _groups(report: Report, kind: str, *, known: dict[tuple[Sequence[int], ...], str]) -> Iterator[RenderableType]:
     """The groups of one kind; `known` collects the kinds by their groups, so that equal groups are printed once."""
     title = _counted(report, kind)
     if not title:

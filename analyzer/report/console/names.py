@@ -7,6 +7,8 @@ from typing import Final
 
 from analyzer.layout.groups import RankRanges, node_name
 
+MAX_MEMBERS: Final = 4096
+"""GPUs of one group that are printed."""
 GROUPS: Final = {
     "tp": "tensor",
     "pp": "pipeline",
@@ -63,8 +65,10 @@ def stages(of: Sequence[int]) -> str:
 
 
 def members(ranks: Sequence[int], *, gpus_per_node: int) -> str:
-    """The GPUs of a group: '[n0_g0 n0_g1]'."""
-    return f"[{' '.join(node_name(rank, gpus_per_node) for rank in ranks)}]"
+    """The GPUs of a group: '[n0_g0 n0_g1]'. Of a large group the first ones, and how many more there are."""
+    shown = " ".join(node_name(rank, gpus_per_node) for rank in ranks[:MAX_MEMBERS])
+    more = len(ranks) - MAX_MEMBERS
+    return f"[{shown} … {more:,} more]" if more > 0 else f"[{shown}]"
 
 
 def plural(n: int, noun: str, nouns: str = "") -> str:

@@ -24,9 +24,11 @@ def _sentence(report: Report) -> tuple[str, str]:
     """The verdict and its style."""
     result = report.verdict
     tightest = highest(report.ranks)
-    needs = f"rank {result.tightest_rank} (stage {tightest.pipeline_rank}) needs {format_bytes(tightest.memory.device_bytes)}"
+    rank = f"rank {result.tightest_rank} (stage {tightest.pipeline_rank})"
+    size = format_bytes(tightest.memory.device_bytes)
+    needs = f"{rank} needs {size}"
     if result.fits is None or result.capacity_bytes is None or result.headroom_bytes is None:
-        return f"No verdict: the GPU is not known. The highest-memory rank is {needs}.", KEY
+        return f"No verdict: the GPU is not known. {rank.capitalize()} needs the most memory, {size}.", KEY
     of = f"of {format_bytes(result.capacity_bytes)}" + (f" ({result.gpu})" if result.gpu else "")
     amount = f"{format_bytes(abs(result.headroom_bytes))} ({share(result.headroom_bytes, of=result.capacity_bytes)})"
     difference = f"{amount} {'remain free' if result.fits else 'are missing'}"

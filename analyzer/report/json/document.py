@@ -16,6 +16,8 @@ from analyzer.report import tree_sums
 from analyzer.results import CommunicationRow, MemoryPart, RankClass, RankMemory, Report
 
 SCHEMA: Final = "training-info/1"
+MAX_MEMBERS: Final = 131_072
+"""Ranks of one group that are listed. `groups_truncated` is true for worlds in which groups can be larger."""
 
 
 def to_json(report: Report) -> dict[str, Any]:
@@ -53,7 +55,7 @@ def to_json(report: Report) -> dict[str, Any]:
             "padded_vocab_size": job.model.padded_vocab_size,
             "tree": _tree(tree_sums.Run(report.full_model, 1, report.full_model.name)),
         },
-        "groups": {kind: [list(group) for group in groups] for kind, groups in report.groups.items()},
+        "groups": {kind: [list(group[:MAX_MEMBERS]) for group in groups] for kind, groups in report.groups.items()},
         "groups_truncated": report.groups_truncated,
         "group_counts": dict(report.group_counts),
         "ranks": [_rank(rank) for rank in report.ranks],
