@@ -1,1 +1,1 @@
-"""Recorders of a real training step: what it allocates and what it sends. FORMAT.md describes the trace that they write."""
+"""Recorders of the allocations and collectives of a real training step. FORMAT.md describes the trace files they write."""

@@ -1,4 +1,4 @@
-"""Which packages the shadow runs with, and which of them the tests have seen."""
+"""Installed versions of the packages that the shadow engine runs, and the versions that the tests cover."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Final
 from analyzer.errors import AnalyzerError
 
 COVERED: Final = {"megatron-core": ("0.14", "0.15", "0.16"), "transformer-engine": ("2.11",)}
-"""Releases that the tests cover; another gives a warning, not a refusal."""
+"""Releases that the tests cover. Other releases give a warning."""
 
 _PACKAGES: Final = ("torch", "megatron-core", "transformer-engine")
 
 
 def installed() -> dict[str, str]:
-    """Versions by package. Raises AnalyzerError where torch or megatron-core is missing."""
+    """Return the installed version of each package. Raises AnalyzerError if torch or megatron-core is missing."""
     found = {}
     for package in _PACKAGES:
         try:
@@ -23,13 +23,13 @@ def installed() -> dict[str, str]:
             if package != "transformer-engine":
                 raise AnalyzerError(
                     f"--info-engine shadow: {package} is not installed; "
-                    "in this project's folder: pip install '.[shadow]', or use --info-engine formula"
+                    "run pip install '.[shadow]' in this project's folder, or use --info-engine formula"
                 ) from None
     return found
 
 
 def warnings(versions: dict[str, str]) -> tuple[str, ...]:
-    """A sentence for each package of a release that no test has seen."""
+    """Return a sentence for each package whose release the tests do not cover."""
     return tuple(
         f"The shadow engine was tested with {package} {', '.join(releases)}, not with {versions[package]}."
         for package, releases in COVERED.items()

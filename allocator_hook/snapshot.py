@@ -1,12 +1,12 @@
-"""Turns a memory snapshot of PyTorch (torch.cuda.memory._dump_snapshot) into a trace: `python -m allocator_hook.snapshot IN OUT`.
+"""Convert a PyTorch memory snapshot (torch.cuda.memory._dump_snapshot) into a trace: `python -m allocator_hook.snapshot IN OUT`.
 
-A snapshot is a pickle, and a pickle may hold code. Nothing of it is run: a snapshot consists of lists, dicts, texts and numbers
-alone, and one that names anything else is refused.
+A snapshot is a pickle, and a pickle can contain code. No code is executed: snapshots consist only of lists, dicts, strings and
+numbers, and a pickle that references any class or function is rejected.
 
-What becomes what, as c10/cuda/CUDACachingAllocator.cpp records it (PyTorch 2.1 and later): `alloc` carries the bytes that were
-asked for; `free_requested` is where the tensor goes and the allocator stops counting it, so that is the free; `oom` is a failed
-allocation. What was held before the history began is written first: blocks that are freed without having been allocated, and blocks
-that are active at the end without either. Known limitation: where the history overflowed (max_entries), older events are lost.
+Conversion of the entries recorded by c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.1 and later): `alloc` has the requested bytes.
+`free_requested` is the free: the tensor is deleted and the allocator stops counting its memory. `oom` is a failed allocation.
+Allocations from before the history started are written first: blocks that are freed but not allocated in the history, and blocks
+that are active at the end but do not appear in it. Limitation: if the history overflowed (max_entries), older events are missing.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class _Step:
 
 
 class _DataOnly(pickle.Unpickler):
-    """Loads builtin containers, texts and numbers; every class and function is refused before it is even looked up."""
+    """Loads builtin containers, strings and numbers only. Any class or function is rejected before it is imported."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
-        raise pickle.UnpicklingError(f"it names {module_name}.{global_name}, and a snapshot holds data alone")
+        raise pickle.UnpicklingError(f"it references {module_name}.{global_name}, but a snapshot contains only data")
 
 
 def convert_snapshot(source: str | os.PathLike[str], target: str | os.PathLike[str], *, argv: Sequence[str] = ()) -> None:
-    """Writes the snapshot at `source` as a trace to `target`; `argv` is the launch it came from, where that is known.
+    """Write the snapshot at `source` as a trace to `target`. `argv` is the launch command of the snapshot, if known.
 
-    Raises TraceError where `source` is no snapshot or holds anything but data, OSError where a file cannot be read or written.
+    Raises TraceError if `source` is not a snapshot or contains more than data, OSError if a file cannot be read or written.
     """
     path = Path(source)
     snapshot = _load(path)
@@ -86,11 +86,11 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _no_snapshot(path: Path, offset: int, why: str) -> TraceError:
-    return TraceError(path, offset, f"not a memory snapshot of PyTorch ({why})", "name a file of torch.cuda.memory._dump_snapshot")
+    return TraceError(path, offset, f"not a PyTorch memory snapshot ({why})", "give a file from torch.cuda.memory._dump_snapshot")
 
 
 def _steps(trace: Iterable[dict[str, Any]], device: int) -> list[_Step]:
-    """The events of one device that are allocations or frees; a snapshot also tells of segments and of itself."""
+    """Return the allocations and frees of one device. Other entries (segments, snapshots) are skipped."""
     return [
         _Step(
             time_ns=1000 * _natural(entry, "time_us", 0),
@@ -106,7 +106,7 @@ def _steps(trace: Iterable[dict[str, Any]], device: int) -> list[_Step]:
 
 
 def _held_before(steps: Sequence[_Step], device: int, segments: Iterable[dict[str, Any]]) -> list[_Step]:
-    """Allocations from before the history of `device`, at the time of its first event."""
+    """Return the allocations from before the history of `device` starts. They get the time of its first event."""
     start = steps[0].time_ns if steps else 0
     live: set[int] = set()
     before: dict[int, _Step] = {}
@@ -124,7 +124,7 @@ def _held_before(steps: Sequence[_Step], device: int, segments: Iterable[dict[st
 
 
 def _active_blocks(device: int, segments: Iterable[dict[str, Any]]) -> Iterator[tuple[int, int, int]]:
-    """(address, requested bytes, stream) of what tensors of `device` hold when the snapshot is taken."""
+    """Yield (address, requested bytes, stream) of each block of `device` that is allocated when the snapshot is taken."""
     for segment in segments:
         if _natural(segment, "device", 0) != device:
             continue
@@ -140,7 +140,10 @@ def _in_order_of_time(devices: Sequence[Sequence[_Step]]) -> Iterator[_Step]:
 
 
 def _natural(fields: dict[str, Any], name: str, default: int | None = None) -> int:
-    """A number that fits a record. Raises KeyError where it is missing without a default, ValueError where it is none."""
+    """Return field `name` as an integer from 0 to 2^53 - 1.
+
+    Raises KeyError if it is missing and has no default, ValueError if it is not such an integer.
+    """
     value = fields[name] if default is None else fields.get(name, default)
     if type(value) is not int or not 0 <= value < 1 << 53:
         raise ValueError(f"{name} is {value!r}")
@@ -148,7 +151,7 @@ def _natural(fields: dict[str, Any], name: str, default: int | None = None) -> i
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Converts, and returns the exit code."""
+    """Convert a snapshot and return the exit code."""
     if len(arguments) != 2:
         print("usage: python -m allocator_hook.snapshot SNAPSHOT TRACE", file=sys.stderr)
         return AnalyzerError.exit_code

@@ -1,4 +1,4 @@
-"""Writes a trace from Python: for recorders that run in Python, converters and tests. The CUDA recorder does it in C++."""
+"""Write a trace from Python, for the shadow recorder, converters and tests. The CUDA recorder writes its traces in C++."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ from analyzer.trace.format import (
 )
 
 BUFFER_BYTES: Final = 1365 * RECORD_BYTES
-"""Whole records just under 64 KiB: what an abrupt end can lose."""
+"""Size of the write buffer: complete records, just under 64 KiB. A killed process loses at most this much."""
 _PHASE_CODES: Final = {phase: code for code, phase in enumerate(PHASES)}
 _UINT32: Final = 0xFFFFFFFF
 _UINT64: Final = 0xFFFFFFFFFFFFFFFF
 
 
 class TraceWriter:
-    """Appends events to a trace; sequence and time are filled in. Use it as a context manager, or call `close`.
+    """Appends events to a trace and fills in sequence and time. Use it as a context manager, or call `close`.
 
-    `path` appears once its header is whole. Where it ends in .gz the trace is written beside it and compressed by `close`.
-    Every method may be called from any thread. Raises OSError where the file cannot be written.
+    The file appears at `path` after its header is written. If `path` ends in .gz, the trace is written to the same path without
+    .gz, and `close` compresses it. All methods are thread-safe. Raises OSError if the file cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike[str], header: Header) -> None:
         self._final = Path(path)
         compressed = self._final.suffix == ".gz"
         self.path = self._final.with_suffix("") if compressed else self._final
-        """Where the records go until `close`."""
+        """File that the records are written to until `close`."""
         start = preamble() + text_records(HEADER, header_text(header), 0)
         self._sequence = len(start) // RECORD_BYTES - 1
         self._texts: dict[str, int] = {}
@@ -73,22 +73,22 @@ class TraceWriter:
     def allocation(
         self, pointer: int, bytes: int, device: int = 0, stream: int = 0, failed: bool = False, time_ns: int | None = None
     ) -> None:
-        """`bytes` were asked for; where `failed`, `pointer` is taken to be 0."""
+        """Record an allocation of `bytes` requested bytes. If `failed`, `pointer` is ignored and recorded as 0."""
         if failed:
             self._append(FAILED_ALLOCATION, 0, device, 0, bytes, stream, 0, time_ns)
         else:
             self._append(ALLOCATION, 0, device, pointer, bytes, stream, 0, time_ns)
 
     def free(self, pointer: int, device: int = 0, stream: int = 0, time_ns: int | None = None) -> None:
-        """What was allocated at `pointer` is given back."""
+        """Record that the allocation at `pointer` is freed."""
         self._append(FREE, 0, device, pointer, 0, stream, 0, time_ns)
 
     def enter(self, name: str, phase: Phase, microbatch: int = -1, iteration: int = -1, time_ns: int | None = None) -> None:
-        """The module `name` is entered."""
+        """Record that the module `name` is entered."""
         self._mark(ENTER, name, phase, microbatch, iteration, time_ns)
 
     def leave(self, name: str, phase: Phase, microbatch: int = -1, iteration: int = -1, time_ns: int | None = None) -> None:
-        """The module `name` is left."""
+        """Record that the module `name` is left."""
         self._mark(LEAVE, name, phase, microbatch, iteration, time_ns)
 
     def collective(
@@ -105,24 +105,24 @@ class TraceWriter:
         peer: int | None = None,
         time_ns: int | None = None,
     ) -> None:
-        """One call of a collective; `size` is the number of members where it is not given."""
+        """Record one call of a collective. `bytes` is its payload on this rank; `size` defaults to the number of members."""
         text = collective_text(kind=kind, group=group, members=members, size=size, shape=shape, dtype=dtype, phase=phase, peer=peer)
         self._append(COLLECTIVE, 0, 0, 0, bytes, 0, self._text(text), time_ns)
 
     def label(
         self, pointer: int, role: Role, name: str, *, shape: Sequence[int], dtype: str, bytes: int, time_ns: int | None = None
     ) -> None:
-        """The tensor `name` lies at `pointer`, the start of a live allocation or a place inside one."""
+        """Record that the tensor `name` is at `pointer`, an address inside a live allocation."""
         text = label_text(role=role, name=name, shape=shape, dtype=dtype)
         self._append(LABEL, 0, 0, pointer, bytes, 0, self._text(text), time_ns)
 
     def flush(self) -> None:
-        """Hands every record so far to the kernel."""
+        """Write all buffered records to the file."""
         with self._lock:
             self._write_out()
 
     def close(self) -> None:
-        """Writes the end record; compresses where the path says so. A second call does nothing."""
+        """Write the end record, and compress the file if its path ends in .gz. A second call does nothing."""
         if self._file.closed:
             return
         try:
@@ -174,6 +174,6 @@ class TraceWriter:
 
 
 def compress(path: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Writes the finished trace at `path` to `target` in gzip's format, which the reader recognises by itself."""
+    """Compress the finished trace at `path` to `target` with gzip. The reader detects the compression."""
     with open(path, "rb") as source, gzip.open(target, "wb", compresslevel=6) as sink:
         shutil.copyfileobj(source, sink, 1 << 20)

@@ -1,11 +1,12 @@
-"""Writes a trace as a file for PyTorch's memory visualizer: `python -m allocator_hook.visualizer TRACE OUT.pickle`.
+"""Convert a trace for PyTorch's memory visualizer: `python -m allocator_hook.visualizer TRACE OUT.pickle`.
 
-The file has the form of torch.cuda.memory._dump_snapshot; drop it onto https://pytorch.org/memory_viz. Where a snapshot has the
-stack of Python calls, it has the modules that were being executed: `forward:0:decoder.layers.0.mlp` is the phase, the microbatch
-and the module. Labelled tensors are coloured by their role.
+The output has the format of torch.cuda.memory._dump_snapshot; open it on https://pytorch.org/memory_viz. In place of the Python
+call stack it has the stack of running modules: `forward:0:decoder.layers.0.mlp` is the phase, the microbatch and the module.
+Labelled tensors are coloured by their role.
 
-The visualizer (torch/utils/viz/MemoryViz.js) asks for more than a trace holds: every address must lie in a segment. Segments here
-are what the allocations cover, merged where they touch; they are no account of what the allocator reserved.
+The visualizer (torch/utils/viz/MemoryViz.js) requires that every address is in a segment, and a trace has no segments. The
+segments of the output are the address ranges of the allocations, merged if they are adjacent. They are not the memory that the
+caching allocator reserved.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from analyzer.errors import AnalyzerError
 from analyzer.trace.reader import Allocation, Free, Label, Mark, Trace, read_trace
 
 PROTOCOL: Final = 4
-"""The newest pickle protocol that the visualizer reads."""
+"""The highest pickle protocol that the visualizer supports."""
 _UNKNOWN: Final = "unknown"
 
 Entry = dict[str, Any]
@@ -32,15 +33,15 @@ Frames = list[dict[str, Any]]
 
 @dataclass(slots=True)
 class _Device:
-    """What the visualizer is told of one device, and what is live on it so far."""
+    """The output entries of one device, and its live allocations."""
 
     entries: list[Entry] = field(default_factory=list)
     live: dict[int, Entry] = field(default_factory=dict)
     pointers: list[int] = field(default_factory=list)
-    """Those of `live`, sorted."""
+    """The keys of `live`, sorted."""
 
     def allocate(self, event: Allocation, frames: Frames) -> None:
-        if event.pointer in self.live:  # its free never came by
+        if event.pointer in self.live:  # its free was not recorded
             self.free(event.pointer, event.time_ns, frames)
         entry = _entry("alloc", event.pointer, event.bytes, event.stream, event.time_ns, frames)
         self.entries.append(entry)
@@ -52,7 +53,7 @@ class _Device:
 
     def free(self, pointer: int, time_ns: int, frames: Frames) -> None:
         allocation = self.live.pop(pointer, None)
-        if allocation is None:  # nothing to draw
+        if allocation is None:  # allocated before the trace
             return
         self.pointers.pop(bisect_right(self.pointers, pointer) - 1)
         size, stream = allocation["size"], allocation["stream"]
@@ -60,7 +61,10 @@ class _Device:
         self.entries.append(_entry("free_completed", pointer, size, stream, time_ns, frames))
 
     def label(self, event: Label) -> bool:
-        """Gives the allocation that holds the tensor its role, where this device has it; the first label counts."""
+        """Set the role of the allocation that contains the tensor; return False if this device does not have it.
+
+        If an allocation has several labels, the first one is used.
+        """
         at = bisect_right(self.pointers, event.pointer) - 1
         if at < 0:
             return False
@@ -72,12 +76,12 @@ class _Device:
 
 
 def write_visualizer(trace: Trace, target: str | os.PathLike[str]) -> None:
-    """Writes `trace` to `target`. Frees of memory that the trace does not know are left out. Raises TraceError, OSError."""
+    """Write `trace` to `target`. Frees without a recorded allocation are omitted. Raises TraceError, OSError."""
     Path(target).write_bytes(pickle.dumps(snapshot_of(trace), protocol=PROTOCOL))
 
 
 def snapshot_of(trace: Trace) -> dict[str, Any]:
-    """`trace` in the form of torch.cuda.memory._snapshot()."""
+    """Return `trace` in the format of torch.cuda.memory._snapshot()."""
     devices: dict[int, _Device] = {0: _Device()}
     marks: list[Mark] = []
     frames = _frames(marks)
@@ -104,7 +108,10 @@ def _entry(action: str, pointer: int, size: int, stream: int, time_ns: int, fram
 
 
 def _follow(marks: list[Mark], event: Mark) -> None:
-    """Enters or leaves a module; what was entered after it and never left, as after an exception, is left with it."""
+    """Apply a mark to the stack of running modules.
+
+    Leaving a module also leaves the modules inside it that have no leave mark, for example after an exception.
+    """
     if event.kind == "enter":
         marks.append(event)
         return
@@ -115,14 +122,14 @@ def _follow(marks: list[Mark], event: Mark) -> None:
 
 
 def _frames(marks: Sequence[Mark]) -> Frames:
-    """The modules that are being executed, innermost first, as the visualizer shows frames: filename:line:name."""
+    """Return the running modules, innermost first. The visualizer shows a frame as filename:line:name."""
     if not marks:
         return [{"filename": "outside", "line": 0, "name": "any module"}]
     return [{"filename": mark.phase, "line": mark.microbatch, "name": mark.name or mark.phase} for mark in reversed(marks)]
 
 
 def _fill_categories(devices: Sequence[_Device]) -> None:
-    """Every event has a category or none has. The visualizer fails where there are categories without 'unknown'."""
+    """Give every entry a category if at least one has one. The visualizer fails if no entry has the category 'unknown'."""
     entries = [entry for device in devices for entry in device.entries]
     if not any("category" in entry for entry in entries):
         return
@@ -133,7 +140,7 @@ def _fill_categories(devices: Sequence[_Device]) -> None:
 
 
 def _segments(number: int, device: _Device) -> Iterator[dict[str, Any]]:
-    """The address ranges that allocations of a device ever covered, with what is live in them at the end."""
+    """Yield the address ranges of all allocations of a device, with the blocks that are live in them at the end."""
     spans: list[list[int]] = []
     for start, end in sorted({(e["addr"], e["addr"] + e["size"]) for e in device.entries if e["action"] == "alloc"}):
         if spans and start <= spans[-1][1]:
@@ -160,7 +167,7 @@ def _segments(number: int, device: _Device) -> Iterator[dict[str, Any]]:
 
 
 def _blocks(start: int, end: int, live: Sequence[Entry]) -> Iterator[dict[str, Any]]:
-    """What fills the range without a gap."""
+    """Yield blocks, active and inactive, that cover the address range without gaps."""
     at = start
     for entry in live:
         if entry["addr"] > at:
@@ -176,7 +183,7 @@ def _block(state: str, address: int, size: int, frames: Frames) -> dict[str, Any
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Converts, and returns the exit code."""
+    """Convert a trace and return the exit code."""
     if len(arguments) != 2:
         print("usage: python -m allocator_hook.visualizer TRACE SNAPSHOT", file=sys.stderr)
         return AnalyzerError.exit_code

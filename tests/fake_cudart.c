@@ -1,5 +1,5 @@
-/* A stand-in for the CUDA runtime: it hands out numbers instead of memory, fails on demand, delays frees, and counts calls.
- * A freed address is handed out again at once, even while the free has not returned: the worst that a real runtime may do. */
+/* A fake CUDA runtime for tests: it returns numbers instead of memory, fails on demand, delays frees, and counts calls.
+ * A freed address is reused immediately, even before the free has returned: the worst case of a real runtime. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stddef.h>
@@ -41,7 +41,7 @@ static int result(int error) {
   return error;
 }
 
-static int take(void **pointer, size_t size, int device) {
+static int allocate(void **pointer, size_t size, int device) {
   int error = 0;
   pthread_mutex_lock(&mutex);
   if (failures_to_come > 0) { --failures_to_come; error = 2; }
@@ -58,7 +58,7 @@ static int take(void **pointer, size_t size, int device) {
   return result(error);
 }
 
-static int give_back(void *pointer) {
+static int release(void *pointer) {
   uintptr_t slot = ((uintptr_t)pointer - BASE) >> SHIFT;
   int error = 0;
   pthread_mutex_lock(&mutex);
@@ -73,8 +73,8 @@ static int give_back(void *pointer) {
   return result(error);
 }
 
-int cudaMalloc(void **p, size_t n) { called("cudaMalloc", NULL); return take(p, n, current_device); }
-int cudaFree(void *p) { called("cudaFree", p); return give_back(p); }
+int cudaMalloc(void **p, size_t n) { called("cudaMalloc", NULL); return allocate(p, n, current_device); }
+int cudaFree(void *p) { called("cudaFree", p); return release(p); }
 int cudaGetDevice(int *device) { *device = current_device; return 0; }
 int cudaSetDevice(int device) { called("cudaSetDevice", NULL); current_device = device; return 0; }
 int cudaGetLastError(void) { int error = last_error; last_error = 0; return error; }
@@ -94,9 +94,9 @@ int cudaMemPoolTrimTo(void *pool, size_t n) { (void)pool; (void)n; called("cudaM
 int cudaMallocFromPoolAsync(void **p, size_t n, void *pool, void *stream) {
   (void)stream;
   called("cudaMallocFromPoolAsync", NULL);
-  return take(p, n, (int)(uintptr_t)pool - 1);
+  return allocate(p, n, (int)(uintptr_t)pool - 1);
 }
-int cudaFreeAsync(void *p, void *stream) { (void)stream; called("cudaFreeAsync", p); return give_back(p); }
+int cudaFreeAsync(void *p, void *stream) { (void)stream; called("cudaFreeAsync", p); return release(p); }
 int cudaEventCreateWithFlags(void **event, unsigned flags) { (void)flags; *event = &mutex; return 0; }
 int cudaEventRecord(void *event, void *stream) { (void)event; called("cudaEventRecord", stream); return 0; }
 int cudaEventDestroy(void *event) { (void)event; return 0; }
@@ -106,7 +106,7 @@ int cudaStreamWaitEvent(void *stream, void *event, unsigned flags) {
   return 0;
 }
 
-/* What the tests turn. */
+/* Controls for the tests. */
 void fake_capacity(uint64_t bytes) { capacity = bytes; }
 void fake_fail_next(int count) { failures_to_come = count; }
 void fake_pools(int supported) { pools_supported = supported; }
@@ -121,7 +121,7 @@ int fake_calls(const char *name) {
   return 0;
 }
 
-/* Threads that allocate and free as fast as they can, each on a device of its own. */
+/* Threads that allocate and free as fast as possible, each on its own device. */
 typedef void *(*malloc_function)(ssize_t, int, void *);
 typedef void (*free_function)(void *, ssize_t, int, void *);
 struct work { malloc_function malloc; free_function free; int device, rounds; };

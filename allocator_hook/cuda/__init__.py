@@ -1,1 +1,1 @@
-"""The CUDA recorder: an allocator for PyTorch that records what it is asked for. `build` compiles, `install` puts it in place."""
+"""The CUDA recorder: a PyTorch allocator that records all allocations. `build` compiles it, `install` makes PyTorch use it."""

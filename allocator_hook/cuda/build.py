@@ -1,7 +1,7 @@
-"""Compiles the recorder with plain g++: `python -m allocator_hook.cuda.build` prints the path of the library as its last line.
+"""Compile the CUDA recorder with g++: `python -m allocator_hook.cuda.build` prints the path of the library as its last line.
 
-The library is kept in the user's cache folder under a hash of its sources and of the compiler's command, so that it is compiled
-once. Neither CUDA nor its headers are needed.
+The library is cached under a hash of its sources and of the compiler command, so it is compiled only once. The build needs
+neither CUDA nor its headers.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ LIBRARIES: Final = ("-ldl",)
 
 
 def build() -> Path:
-    """The path of the compiled recorder; compiles it where that was not done yet.
+    """Return the path of the compiled recorder. Compile it if it is not in the cache.
 
-    The compiler is g++, or what the environment variable CXX names. Raises InputError where there is none or where it fails.
+    The compiler is g++, or the value of the environment variable CXX. Raises InputError if it is missing or fails.
     """
     compiler = _compiler()
     library = cache_folder() / f"recorder-{_hash(compiler)}.so"
@@ -39,27 +39,31 @@ def build() -> Path:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             complaint = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
-            raise InputError("--info-record", f"the recorder does not compile ({complaint})", f"try: {shlex.join(command)}")
-        fresh.replace(library)  # at once, since all ranks of a node may build at the same time
+            fault = f"the recorder does not compile ({complaint})"
+            raise InputError("--info-record", fault, f"run this command for the full error: {shlex.join(command)}")
+        fresh.replace(library)  # atomic, because all ranks of a node may build at the same time
     return library
 
 
 def cache_folder() -> Path:
-    """Where the library is kept: get-training-info in $XDG_CACHE_HOME, else in ~/.cache. Raises InputError."""
+    """Return the folder of the library: get-training-info in $XDG_CACHE_HOME or ~/.cache. It is created if it is missing.
+
+    Raises InputError if the folder cannot be created.
+    """
     base = os.environ.get("XDG_CACHE_HOME")
     folder = (Path(base) if base else Path.home() / ".cache") / "get-training-info"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        fault = f"the recorder cannot be kept in {folder} ({error.strerror})"
-        raise InputError("--info-record", fault, "set XDG_CACHE_HOME to a folder that can be written") from error
+        fault = f"cannot create the folder {folder} for the compiled recorder ({error.strerror})"
+        raise InputError("--info-record", fault, "set XDG_CACHE_HOME to a writable folder") from error
     return folder
 
 
 def _compiler() -> list[str]:
     compiler = shlex.split(os.environ.get("CXX") or "g++")
     if shutil.which(compiler[0]) is None:
-        raise InputError("--info-record", f"there is no compiler {compiler[0]}", "install g++, or name a compiler in CXX")
+        raise InputError("--info-record", f"there is no compiler {compiler[0]}", "install g++, or set CXX to a C++ compiler")
     return compiler
 
 
@@ -71,7 +75,7 @@ def _hash(compiler: list[str]) -> str:
 
 
 def main() -> int:
-    """Builds, and prints the library's path."""
+    """Build the library and print its path. Returns the exit code."""
     try:
         print(build())
     except AnalyzerError as error:

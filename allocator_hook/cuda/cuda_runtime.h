@@ -1,4 +1,5 @@
-// The CUDA runtime that is already in this process, found by name: no CUDA headers are needed to build, no library to link.
+// The CUDA runtime that is already loaded in this process. Its functions are looked up by name, so the build needs neither CUDA
+// headers nor libraries.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +17,7 @@ using Stream = void*;
 using Pool = void*;
 using Event = void*;
 
-// Values of driver_types.h, the same since CUDA 11.2.
+// Values from driver_types.h, unchanged since CUDA 11.2.
 constexpr int kSuccess = 0;
 constexpr int kErrorMemoryAllocation = 2;
 constexpr int kAttributeMemoryPoolsSupported = 115;  // cudaDevAttrMemoryPoolsSupported
@@ -30,7 +31,7 @@ struct Runtime {
   int (*SetDevice)(int) = nullptr;
   int (*GetLastError)() = nullptr;
   int (*DeviceSynchronize)() = nullptr;
-  // From here on since CUDA 11.2; used only where all of them are there.
+  // The following functions exist since CUDA 11.2. They are used only if all of them are found.
   int (*DeviceGetAttribute)(int*, int, int) = nullptr;
   int (*DeviceGetDefaultMemPool)(Pool*, int) = nullptr;
   int (*MemPoolSetAttribute)(Pool, int, void*) = nullptr;
@@ -43,7 +44,7 @@ struct Runtime {
   int (*StreamWaitEvent)(Stream, Event, unsigned) = nullptr;
 
   bool has_pools = false;
-  std::string error;  // why it cannot be used; empty where it can
+  std::string error;  // why the runtime cannot be used; empty if it can
 };
 
 namespace detail {
@@ -99,11 +100,11 @@ inline Runtime load() {
 }  // namespace detail
 
 inline const Runtime& runtime() {
-  static const Runtime& loaded = *new Runtime(detail::load());  // never destroyed: memory is freed until the process is gone
+  static const Runtime& loaded = *new Runtime(detail::load());  // never destroyed: PyTorch frees memory during process exit
   return loaded;
 }
 
-// Makes `device` current and puts the one from before back.
+// Makes `device` the current device and restores the previous one on destruction.
 class DeviceScope {
  public:
   explicit DeviceScope(int device) {

@@ -1,4 +1,4 @@
-// Device memory, from CUDA's stream-ordered pool where the driver has one, else from cudaMalloc. Holds no lock of ours anywhere.
+// Device memory from CUDA's stream-ordered memory pool if the driver supports it, else from cudaMalloc. Takes no locks.
 #pragma once
 
 #include <atomic>
@@ -25,7 +25,7 @@ enum : int { kUndecided = 0, kPooled = 1, kPlain = 2 };
 inline std::atomic<int> decision[kDevices];
 inline std::atomic<cuda::Pool> pools[kDevices];
 
-// Two threads may both decide at first; they come to the same answer.
+// Two threads may run this at the same time; both get the same result.
 inline int decide(int device) {
   const cuda::Runtime& runtime = cuda::runtime();
   int supported = 0;
@@ -35,7 +35,7 @@ inline int decide(int device) {
                       runtime.DeviceGetAttribute(&supported, cuda::kAttributeMemoryPoolsSupported, device) == cuda::kSuccess &&
                       supported != 0 && runtime.DeviceGetDefaultMemPool(&pool, device) == cuda::kSuccess &&
                       runtime.MemPoolSetAttribute(pool, cuda::kPoolReleaseThreshold, &keep_all) == cuda::kSuccess;
-  if (!pooled) runtime.GetLastError();  // no error of ours may surface in PyTorch's next check
+  if (!pooled) runtime.GetLastError();  // clear our error, so that PyTorch's next check does not see it
   pools[device] = pool;
   return decision[device] = pooled ? kPooled : kPlain;
 }
@@ -43,7 +43,7 @@ inline int decide(int device) {
 
 inline bool is_device(int device) { return device >= 0 && device < kDevices; }
 
-// How memory is asked for from now on.
+// Sets how memory is allocated from now on.
 inline void set_mode(Mode mode) {
   detail::mode = mode;
   for (auto& decision : detail::decision) decision = detail::kUndecided;
@@ -55,7 +55,7 @@ inline bool uses_pool(int device) {
   return decision == detail::kPooled;
 }
 
-// `bytes` of device memory, in the order of `stream`; pointer is null where there is none left.
+// Allocates `bytes` of device memory in the order of `stream`. The pointer is null if the allocation fails.
 inline Block allocate(size_t bytes, int device, cuda::Stream stream) {
   const cuda::Runtime& runtime = cuda::runtime();
   cuda::DeviceScope scope(device);
@@ -65,7 +65,7 @@ inline Block allocate(size_t bytes, int device, cuda::Stream stream) {
   if (block.pooled) {
     cuda::Pool pool = detail::pools[device];
     error = runtime.MallocFromPoolAsync(&block.pointer, bytes, pool, stream);
-    if (error == cuda::kErrorMemoryAllocation) {  // once more after the pool gave back what it keeps
+    if (error == cuda::kErrorMemoryAllocation) {  // retry after the pool has released its unused memory
       runtime.GetLastError();
       runtime.DeviceSynchronize();
       runtime.MemPoolTrimTo(pool, 0);
@@ -81,7 +81,7 @@ inline Block allocate(size_t bytes, int device, cuda::Stream stream) {
   return block;
 }
 
-// Gives `block` back once `stream`, and every stream of `users`, has come as far as it is now.
+// Frees `block` after the work submitted so far to `stream` and to the streams in `users` has finished.
 inline void release(Block block, int device, cuda::Stream stream, const std::vector<cuda::Stream>& users) {
   const cuda::Runtime& runtime = cuda::runtime();
   cuda::DeviceScope scope(device);
@@ -97,7 +97,7 @@ inline void release(Block block, int device, cuda::Stream stream, const std::vec
     }
     error = runtime.FreeAsync(block.pointer, stream);
   } else {
-    error = runtime.Free(block.pointer);  // waits for the whole device
+    error = runtime.Free(block.pointer);  // synchronizes the device
   }
   if (error != cuda::kSuccess) runtime.GetLastError();
 }

@@ -1,4 +1,4 @@
-"""Puts the recorder in the place of PyTorch's CUDA allocator. To be called before anything touches CUDA memory."""
+"""Replace PyTorch's CUDA allocator with the recorder. Must be called before the first CUDA allocation."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ _OPTION = "--info-record"
 
 
 def install(path: str | os.PathLike[str], header: Header, *, mode: Mode = "pool", torch: Any = None) -> CudaRecorder:
-    """Every CUDA allocation of PyTorch from now on goes through the recorder, and into a trace at `path`.
+    """Install the recorder. From now on every CUDA allocation of PyTorch is recorded in the trace at `path`.
 
-    `torch` is the module to install into, imported where it is not given. Raises InputError where it is too late, where there is no
-    GPU, or where PyTorch is built without CUDA; OSError where the trace cannot be written.
+    `torch` is the module to install into; it is imported by default. Raises InputError if CUDA was used before, if there is no
+    GPU, or if PyTorch is built without CUDA; OSError if the trace cannot be written.
 
-    PyTorch's own statistics (torch.cuda.memory_allocated and the like) are not to be had under another allocator: ask the recorder.
+    PyTorch's own statistics (torch.cuda.memory_allocated and others) are not available with another allocator. Use those of the
+    recorder.
     """
     torch = torch or _import_torch()
     check(torch)
@@ -39,36 +40,37 @@ def install(path: str | os.PathLike[str], header: Header, *, mode: Mode = "pool"
 
 
 def check(torch: Any) -> None:
-    """Raises InputError unless the recorder can be installed into `torch` now."""
+    """Raise InputError unless the recorder can be installed into `torch` now."""
     if getattr(torch.version, "cuda", None) is None:
         fault = f"PyTorch {torch.__version__} is built without CUDA"
         raise InputError(_OPTION, fault, "install a build with CUDA, or use --info-engine shadow")
     if torch.cuda.is_initialized():
         raise _too_late()
     if torch.cuda.device_count() == 0:
-        raise InputError(_OPTION, "there is no GPU here", "use a machine with one, or --info-engine shadow")
+        raise InputError(_OPTION, "this machine has no GPU", "use a machine with a GPU, or --info-engine shadow")
 
 
 def _put_in_place(torch: Any, recorder: CudaRecorder) -> None:
     allocator = torch.cuda.memory.CUDAPluggableAllocator(str(recorder.path), "hook_malloc", "hook_free")
     set_record_stream = getattr(allocator.allocator(), "set_record_stream_fn", None)
-    if set_record_stream is None:  # without it the pool would give memory back that another stream still uses
+    if set_record_stream is None:  # the pool cannot know which other streams use a block, so it could free it too early
         recorder.set_mode("malloc")
     else:
         set_record_stream(ctypes.cast(recorder.library.hook_record_stream, ctypes.c_void_p).value)
     try:
         torch.cuda.memory.change_current_allocator(allocator)
-    except RuntimeError as error:  # PyTorch's own check, which sees uses that is_initialized() does not
+    except RuntimeError as error:  # PyTorch's own check also detects uses that is_initialized() does not report
         raise _too_late() from error
 
 
 def _too_late() -> InputError:
     fault = "CUDA was used before the recorder was installed"
-    return InputError(_OPTION, fault, "install it before the first tensor on a GPU")
+    return InputError(_OPTION, fault, "install it before the first GPU tensor is created")
 
 
 def _import_torch() -> Any:
     try:
         return importlib.import_module("torch")
     except ImportError as error:
-        raise InputError(_OPTION, "PyTorch is not installed", "install it, or check an existing trace with --info-check") from error
+        remedy = "install PyTorch, or check an existing trace with --info-check"
+        raise InputError(_OPTION, "PyTorch is not installed", remedy) from error

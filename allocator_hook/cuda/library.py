@@ -1,4 +1,4 @@
-"""The compiled recorder from Python, through ctypes: the methods of allocator_hook.trace_writer.TraceWriter, and its accounts."""
+"""Python interface (ctypes) of the compiled recorder: the methods of trace_writer.TraceWriter, and memory statistics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from analyzer.trace.format import collective_text, header_text, label_text
 
 Mode = Literal["pool", "malloc"]
 MODES: Final[dict[Mode, int]] = {"pool": 0, "malloc": 1}
-"""pool: cudaMallocAsync's pool where the driver has one, else cudaMalloc. malloc: always cudaMalloc."""
+"""pool: the memory pool of cudaMallocAsync if the driver supports it, else cudaMalloc. malloc: always cudaMalloc."""
 
 _PHASE_CODES: Final = {phase: code for code, phase in enumerate(PHASES)}
 _TEXT, _INT, _LONG, _SIZE = ctypes.c_char_p, ctypes.c_int, ctypes.c_int64, ctypes.c_uint64
@@ -41,7 +41,7 @@ _SIGNATURES: Final = {
 
 
 class CudaRecorder:
-    """The recorder of this process. There is one trace at a time, whoever loads the library."""
+    """The recorder of this process. A process has one trace at a time, even if the library is loaded several times."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -51,15 +51,15 @@ class CudaRecorder:
             function.argtypes, function.restype = arguments, result
 
     def open(self, path: str | os.PathLike[str], header: Header) -> None:
-        """Starts a trace at `path` with what is live now. Raises OSError."""
+        """Start a trace at `path`. Its first records are the live allocations. Raises OSError."""
         _check(self.library.hook_open(os.fsencode(path), header_text(header).encode()), path)
 
     def enter(self, name: str, phase: Phase, microbatch: int = -1, iteration: int = -1) -> None:
-        """The module `name` is entered."""
+        """Record that the module `name` is entered."""
         self.library.hook_mark(1, name.encode(), _PHASE_CODES[phase], microbatch, iteration)
 
     def leave(self, name: str, phase: Phase, microbatch: int = -1, iteration: int = -1) -> None:
-        """The module `name` is left."""
+        """Record that the module `name` is left."""
         self.library.hook_mark(0, name.encode(), _PHASE_CODES[phase], microbatch, iteration)
 
     def collective(
@@ -75,20 +75,20 @@ class CudaRecorder:
         phase: Phase | None = None,
         peer: int | None = None,
     ) -> None:
-        """One call of a collective; `size` is the number of members where it is not given."""
+        """Record one call of a collective. `bytes` is its payload on this rank; `size` defaults to the number of members."""
         text = collective_text(kind=kind, group=group, members=members, size=size, shape=shape, dtype=dtype, phase=phase, peer=peer)
         self.library.hook_collective(text.encode(), bytes)
 
     def label(self, pointer: int, role: Role, name: str, *, shape: Sequence[int], dtype: str, bytes: int) -> None:
-        """The tensor `name` lies at `pointer`, the start of a live allocation or a place inside one."""
+        """Record that the tensor `name` is at `pointer`, an address inside a live allocation."""
         self.library.hook_label(pointer, bytes, label_text(role=role, name=name, shape=shape, dtype=dtype).encode())
 
     def flush(self) -> None:
-        """Hands every record so far to the kernel."""
+        """Write all buffered records to the file."""
         self.library.hook_flush()
 
     def close(self) -> None:
-        """Ends the trace; memory goes on being handed out and accounted for. A second call does nothing. Raises OSError."""
+        """End the trace. The allocator and its statistics continue to work. A second call does nothing. Raises OSError."""
         _check(self.library.hook_close(), "the trace")
 
     def __enter__(self) -> CudaRecorder:
@@ -99,37 +99,37 @@ class CudaRecorder:
 
     @property
     def is_recording(self) -> bool:
-        """False before `open`, after `close`, in a forked child, and once the disk is full."""
+        """False before `open`, after `close`, in a forked child, and after the disk was full."""
         return bool(self.library.hook_is_recording())
 
     def current_bytes(self, device: int = 0) -> int:
-        """Bytes that PyTorch holds on `device` now, as it asked for them."""
+        """Requested bytes that are allocated on `device`."""
         return int(self.library.hook_current_bytes(device))
 
     def peak_bytes(self, device: int = 0) -> int:
-        """The most of `current_bytes` since the library was loaded or the peak was reset."""
+        """Maximum of `current_bytes` since the library was loaded or the peak was reset."""
         return int(self.library.hook_peak_bytes(device))
 
     def reset_peak(self, device: int = 0) -> None:
-        """The peak starts again from what is held now."""
+        """Set the peak to the bytes that are allocated now."""
         self.library.hook_reset_peak(device)
 
     @property
     def unknown_frees(self) -> int:
-        """Frees of memory that the recorder did not hand out, or that was freed before."""
+        """Number of frees of memory that the recorder did not allocate or that was already freed."""
         return int(self.library.hook_unknown_frees())
 
     @property
     def runtime_error(self) -> str:
-        """Why there is no CUDA runtime to allocate from; empty where there is one."""
+        """Why the CUDA runtime cannot be used; empty if it can."""
         return str(self.library.hook_runtime_error().decode(errors="replace"))
 
     def uses_pool(self, device: int = 0) -> bool:
-        """Whether memory of `device` comes from CUDA's stream-ordered pool."""
+        """True if memory of `device` comes from CUDA's stream-ordered memory pool."""
         return bool(self.library.hook_uses_pool(device))
 
     def set_mode(self, mode: Mode) -> None:
-        """How memory is asked for from now on."""
+        """Set how memory is allocated from now on."""
         self.library.hook_set_mode(MODES[mode])
 
 

@@ -1,12 +1,12 @@
-// The allocator that PyTorch calls through torch.cuda.memory.CUDAPluggableAllocator, and the recorder of what it is asked for.
+// The allocator that PyTorch calls through torch.cuda.memory.CUDAPluggableAllocator. It records every allocation and free.
 //
-// Rules that everything here keeps:
-// - A free is recorded before it happens, and an allocation after: the address may be handed out again in between, and the trace
-//   must never show it twice.
-// - No lock is held during a CUDA call. One mutex guards the trace and the accounts, and is held for a copy of 48 bytes, or for the
-//   write of a full block.
-// - A thread inside one of our CUDA calls is not recorded again.
-// - A child after fork does not record: the file belongs to its parent. It may open one of its own.
+// Invariants:
+// - A free is recorded before it happens and an allocation after it happened. Otherwise another thread could get the same address
+//   in between, and the trace would contain two live allocations at one address.
+// - No lock is held during a CUDA call. One mutex protects the trace and the statistics. It is held while 48 bytes are copied, or
+//   while a full buffer is written.
+// - Allocations that the CUDA runtime makes through this allocator inside our own CUDA calls are not recorded.
+// - A forked child does not record, because the file belongs to its parent. It may open its own trace.
 
 #include <algorithm>
 #include <cerrno>
@@ -32,10 +32,10 @@ struct Live {
   int device = 0;
   cuda::Stream stream = nullptr;
   bool pooled = false;
-  std::vector<cuda::Stream> users;  // other streams that were told of this memory
+  std::vector<cuda::Stream> users;  // other streams that use the memory (record_stream)
 };
 
-struct Account {
+struct Usage {
   uint64_t current = 0;
   uint64_t peak = 0;
 };
@@ -44,31 +44,31 @@ struct State {
   std::mutex mutex;
   trace::File file;
   std::unordered_map<void*, Live> live;
-  Account accounts[device_memory::kDevices];
+  Usage usage[device_memory::kDevices];
   uint64_t unknown_frees = 0;
   bool throws = false;
 
-  void take(void* pointer, Live block) {
-    Live& place = live[pointer];
-    accounts[place.device].current -= place.bytes;  // not zero only where the free of that address never came by
-    Account& account = accounts[block.device];
-    account.current += block.bytes;
-    if (account.current > account.peak) account.peak = account.current;
-    place = std::move(block);
+  void add(void* pointer, Live block) {
+    Live& entry = live[pointer];
+    usage[entry.device].current -= entry.bytes;  // not 0 only if an earlier free of this address was not seen
+    Usage& device_usage = usage[block.device];
+    device_usage.current += block.bytes;
+    if (device_usage.current > device_usage.peak) device_usage.peak = device_usage.current;
+    entry = std::move(block);
   }
 };
 
 State& state() {
-  static State& only = *new State;  // never destroyed: PyTorch frees memory until the process is gone
-  return only;
+  static State& instance = *new State;  // never destroyed: PyTorch frees memory during process exit
+  return instance;
 }
 
-thread_local bool inside = false;
+thread_local bool in_cuda_call = false;
 
-class Inside {
+class CudaCallScope {
  public:
-  Inside() { inside = true; }
-  ~Inside() { inside = false; }
+  CudaCallScope() { in_cuda_call = true; }
+  ~CudaCallScope() { in_cuda_call = false; }
 };
 
 uint64_t number(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
@@ -82,15 +82,15 @@ void child_after_fork() {
 
 __attribute__((constructor)) void on_load() { pthread_atfork(before_fork, parent_after_fork, child_after_fork); }
 
-// A process that ends without hook_close leaves everything it recorded, only not the end record.
+// If a process exits without hook_close, its trace has all records except the end record.
 __attribute__((destructor)) void on_exit() {
   std::lock_guard<std::mutex> lock(state().mutex);
   state().file.flush();
 }
 
-void refuse(uint64_t bytes, int device, const char* why) {
-  throw std::runtime_error("CUDA out of memory: the allocator hook was asked for " + std::to_string(bytes) + " bytes on device " +
-                           std::to_string(device) + ": " + why);
+void throw_out_of_memory(uint64_t bytes, int device, const char* reason) {
+  throw std::runtime_error("CUDA out of memory: the allocator hook cannot allocate " + std::to_string(bytes) +
+                           " bytes on device " + std::to_string(device) + ": " + reason);
 }
 
 }  // namespace
@@ -98,36 +98,37 @@ void refuse(uint64_t bytes, int device, const char* why) {
 #pragma GCC visibility push(default)
 extern "C" {
 
-// ---- what PyTorch calls ----
+// ---- Functions called by PyTorch ----
 
 void* hook_malloc(ssize_t size, int device, cuda::Stream stream) {
   if (size <= 0) return nullptr;
   const auto bytes = static_cast<uint64_t>(size);
   const bool usable = cuda::runtime().error.empty() && device_memory::is_device(device);
-  if (usable && inside) return device_memory::allocate(bytes, device, stream).pointer;
+  if (usable && in_cuda_call) return device_memory::allocate(bytes, device, stream).pointer;
   device_memory::Block block;
   if (usable) {
-    Inside guard;
+    CudaCallScope scope;
     block = device_memory::allocate(bytes, device, stream);
   }
   State& s = state();
   std::unique_lock<std::mutex> lock(s.mutex);
   if (block.pointer != nullptr) {
-    s.take(block.pointer, Live{bytes, device, stream, block.pooled, {}});
+    s.add(block.pointer, Live{bytes, device, stream, block.pooled, {}});
     s.file.append(trace::ALLOCATION, 0, device, number(block.pointer), bytes, number(stream), 0);
     return block.pointer;
   }
   s.file.append(trace::FAILED_ALLOCATION, 0, device, 0, bytes, number(stream), 0);
-  s.file.flush();  // the process may not live long
+  s.file.flush();  // the process may end soon
   const bool throws = s.throws;
   lock.unlock();
-  if (throws) refuse(bytes, device, usable ? "the GPU has no more" : "there is no CUDA runtime or no such device");
+  if (throws)
+    throw_out_of_memory(bytes, device, usable ? "not enough free GPU memory" : "there is no CUDA runtime or no such device");
   return nullptr;
 }
 
 void hook_free(void* pointer, ssize_t, int device, cuda::Stream stream) {
   if (pointer == nullptr || !cuda::runtime().error.empty() || !device_memory::is_device(device)) return;
-  if (inside) return device_memory::release({pointer, false}, device, stream, {});
+  if (in_cuda_call) return device_memory::release({pointer, false}, device, stream, {});
   Live block;
   block.device = device;
   {
@@ -137,17 +138,17 @@ void hook_free(void* pointer, ssize_t, int device, cuda::Stream stream) {
     if (found != s.live.end()) {
       block = std::move(found->second);
       s.live.erase(found);
-      s.accounts[block.device].current -= block.bytes;
+      s.usage[block.device].current -= block.bytes;
     } else {
-      ++s.unknown_frees;  // a second free, or memory that is not ours: CUDA decides, as it would without us
+      ++s.unknown_frees;  // a double free, or memory that was not allocated here: CUDA handles it
     }
     s.file.append(trace::FREE, 0, block.device, number(pointer), 0, number(stream), 0);
   }
-  Inside guard;
+  CudaCallScope scope;
   device_memory::release({pointer, block.pooled}, block.device, stream, block.users);
 }
 
-// `stream` uses the memory too: it is not to be given back before `stream` has come this far.
+// Marks the memory as used by `stream` too. A later free waits for the work submitted to `stream`.
 void hook_record_stream(void* pointer, cuda::Stream stream) {
   State& s = state();
   std::lock_guard<std::mutex> lock(s.mutex);
@@ -157,9 +158,9 @@ void hook_record_stream(void* pointer, cuda::Stream stream) {
   if (std::find(users.begin(), users.end(), stream) == users.end()) users.push_back(stream);
 }
 
-// ---- the control surface ----
+// ---- Functions called by library.py ----
 
-// Starts a trace with what is live now. Returns 0 or an errno; EBUSY while another trace is being written.
+// Starts a trace. Its first records are the live allocations. Returns 0 or an errno; EBUSY if another trace is open.
 int hook_open(const char* path, const char* header) {
   State& s = state();
   std::lock_guard<std::mutex> lock(s.mutex);
@@ -170,7 +171,7 @@ int hook_open(const char* path, const char* header) {
   return error;
 }
 
-// Phases are numbered as in FORMAT.md; -1 for a microbatch or an iteration means none.
+// Phases have the numbers of FORMAT.md. A microbatch or iteration of -1 means none.
 void hook_mark(int entered, const char* name, int phase, int64_t microbatch, int64_t iteration) {
   State& s = state();
   std::lock_guard<std::mutex> lock(s.mutex);
@@ -199,7 +200,7 @@ void hook_flush() {
   s.file.flush();
 }
 
-// Returns 0 or an errno. Memory goes on being handed out and accounted for.
+// Ends the trace; the allocator continues to work. Returns 0 or an errno.
 int hook_close() {
   State& s = state();
   std::lock_guard<std::mutex> lock(s.mutex);
@@ -216,21 +217,21 @@ uint64_t hook_current_bytes(int device) {
   if (!device_memory::is_device(device)) return 0;
   State& s = state();
   std::lock_guard<std::mutex> lock(s.mutex);
-  return s.accounts[device].current;
+  return s.usage[device].current;
 }
 
 uint64_t hook_peak_bytes(int device) {
   if (!device_memory::is_device(device)) return 0;
   State& s = state();
   std::lock_guard<std::mutex> lock(s.mutex);
-  return s.accounts[device].peak;
+  return s.usage[device].peak;
 }
 
 void hook_reset_peak(int device) {
   if (!device_memory::is_device(device)) return;
   State& s = state();
   std::lock_guard<std::mutex> lock(s.mutex);
-  s.accounts[device].peak = s.accounts[device].current;
+  s.usage[device].peak = s.usage[device].current;
 }
 
 uint64_t hook_unknown_frees() {
@@ -239,21 +240,22 @@ uint64_t hook_unknown_frees() {
   return s.unknown_frees;
 }
 
-// 0: from CUDA's pool where the driver has one. 1: always cudaMalloc.
+// 0: from CUDA's memory pool if the driver supports it. 1: always cudaMalloc.
 void hook_set_mode(int mode) { device_memory::set_mode(static_cast<device_memory::Mode>(mode)); }
 
 int hook_uses_pool(int device) {
   return cuda::runtime().error.empty() && device_memory::is_device(device) && device_memory::uses_pool(device) ? 1 : 0;
 }
 
-// Whether a failed allocation is a C++ exception, which PyTorch turns into a RuntimeError, or a null pointer, which it does not check.
+// Sets whether a failed allocation throws a C++ exception (a RuntimeError in Python) or returns a null pointer, which PyTorch
+// does not check.
 void hook_set_throws(int throws) {
   State& s = state();
   std::lock_guard<std::mutex> lock(s.mutex);
   s.throws = throws != 0;
 }
 
-// Why there is no CUDA runtime to allocate from; an empty text where there is one.
+// Returns why the CUDA runtime cannot be used; an empty string if it can.
 const char* hook_runtime_error() { return cuda::runtime().error.c_str(); }
 }
 #pragma GCC visibility pop

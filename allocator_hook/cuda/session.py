@@ -1,4 +1,4 @@
-"""One rank's step on a real GPU under the CUDA recorder, its peers pretended by torch's fake process group."""
+"""Record the step of one rank on a real GPU with the CUDA recorder. The other ranks are simulated by torch's fake process group."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from analyzer.trace.events import Header
 
 
 def record_on_gpu(job: TrainingJob, *, rank: int, path: Path, argv: Sequence[str], iterations: int, mode: Mode = "pool") -> int:
-    """Writes the trace and gives the most bytes that were in use at once. Has to run before anything else uses CUDA.
+    """Write the trace and return the peak of the allocated bytes. Must run before anything else uses CUDA.
 
-    Memory is what the GPU held; messages are recorded and not sent, since the other ranks are not there.
+    Memory is allocated on the GPU. Collectives are recorded but not executed, because the other ranks do not exist.
     """
     import torch
 
@@ -48,7 +48,7 @@ def record_on_gpu(job: TrainingJob, *, rank: int, path: Path, argv: Sequence[str
     def label(trained: Any, *, optimizer: bool) -> None:
         write_labels(trained, sink=recorder, pointer=_pointer, optimizer=optimizer)
 
-    with Patches(Patch(*patch, "a call is recorded; its peers are not there") for patch in hooks.patches()):
+    with Patches(Patch(*patch, "the call is recorded, not executed: there are no peers") for patch in hooks.patches()):
         run(
             job,
             rank=rank,
@@ -64,12 +64,12 @@ def record_on_gpu(job: TrainingJob, *, rank: int, path: Path, argv: Sequence[str
 
 
 def _pointer(tensor: Any) -> int | None:
-    """Where the allocation of a tensor begins; None for one on the host."""
+    """Return the start address of the tensor's storage; None for a CPU tensor."""
     return int(tensor.untyped_storage().data_ptr()) if tensor.is_cuda else None
 
 
 def _gpu_and_driver() -> tuple[str, str]:
-    """Names of the first GPU and of the driver, from NVML: torch would start CUDA to tell."""
+    """Return the name of the first GPU and the driver version from NVML. Asking torch would initialize CUDA."""
     try:
         import pynvml
     except ImportError:

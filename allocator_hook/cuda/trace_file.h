@@ -1,4 +1,4 @@
-// Appends records to a trace file, as ../FORMAT.md describes them. Not safe for threads by itself: the recorder's mutex guards it.
+// Appends records to a trace file in the format of ../FORMAT.md. Not thread-safe: callers hold the recorder's mutex.
 #pragma once
 
 #include <algorithm>
@@ -53,14 +53,14 @@ struct TextPiece {
   char text[36];
   uint32_t checksum;
 };
-static_assert(sizeof(TextPiece) == sizeof(Record), "a piece of text is a record");
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "records are written as they lie in memory");
+static_assert(sizeof(TextPiece) == sizeof(Record), "a text piece has the size of a record");
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "records are written in their in-memory representation");
 
 constexpr uint32_t kResidue = 0x2144DF1C;  // CRC-32 of any bytes followed by their own CRC-32
 constexpr size_t kSealed = sizeof(Record) - sizeof(uint32_t);
-constexpr size_t kBlockBytes = 85 * sizeof(Record);  // just under a page: what a kill can lose
+constexpr size_t kBlockBytes = 85 * sizeof(Record);  // just under a page; a killed process loses at most this much
 
-// CRC-32 as zlib computes it, eight bytes at a time.
+// CRC-32 as in zlib, computed eight bytes at a time.
 class Crc32 {
  public:
   Crc32() {
@@ -103,8 +103,8 @@ class File {
   bool is_open() const { return descriptor_ >= 0; }
   uint64_t records() const { return sequence_; }
 
-  // Starts a trace. The file gets its name only once its header is written, so that a name always stands for a readable trace.
-  // Returns 0, or the errno of what went wrong.
+  // Starts a trace. The file is renamed to `path` after its header is written, so a file at `path` is always readable.
+  // Returns 0 or an errno.
   int open(const std::string& path, const std::string& header) {
     const std::string unfinished = path + "." + std::to_string(getpid()) + ".tmp";
     descriptor_ = ::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
@@ -133,7 +133,7 @@ class File {
     if (buffer_.size() >= kBlockBytes) flush();
   }
 
-  // The number of a text, which is written before its first use.
+  // Returns the number of a text. A new text is written to the file first.
   uint32_t text(const std::string& text) {
     if (!is_open()) return 0;
     auto [found, is_new] = texts_.try_emplace(text, static_cast<uint32_t>(texts_.size()));
@@ -141,17 +141,17 @@ class File {
     return found->second;
   }
 
-  // Hands every record so far to the kernel. On a failure recording stops, with one message: the training goes on.
+  // Writes all buffered records to the file. If this fails, recording stops with one message and training continues.
   void flush() {
     if (!is_open()) return;
     if (const int error = write_out()) {
-      dprintf(STDERR_FILENO, "allocator_hook: recording stopped, cannot write %s: %s; the training goes on\n", path_.c_str(),
+      dprintf(STDERR_FILENO, "allocator_hook: recording stopped, cannot write %s: %s; training continues\n", path_.c_str(),
               strerror(error));
       abandon();
     }
   }
 
-  // Writes the end record. Returns 0, or the errno of what went wrong.
+  // Writes the end record and closes the file. Returns 0 or an errno.
   int close() {
     if (!is_open()) return 0;
     append(END, 0, 0, 0, 0, 0, 0);
@@ -162,7 +162,7 @@ class File {
     return error;
   }
 
-  // Lets go of the file and of what was not written yet.
+  // Closes the file and discards the records that are not written yet.
   void abandon() {
     if (is_open()) ::close(descriptor_);
     descriptor_ = -1;
@@ -183,7 +183,7 @@ class File {
       char zero[28];
       uint32_t checksum;
     } preamble{{'\x89', 'M', 'E', 'M', 'T', 'R', 'C', '\n'}, 1, 0, sizeof(Record), {}, 0};
-    static_assert(sizeof preamble == sizeof(Record), "the preamble is as long as a record");
+    static_assert(sizeof preamble == sizeof(Record), "the preamble has the size of a record");
     preamble.checksum = crc_(&preamble, kSealed, 0);
     put(&preamble, sizeof preamble);
   }
@@ -204,7 +204,7 @@ class File {
     } while (at < text.size());
   }
 
-  // Writes the buffer. A limit on file sizes comes as an error, not as the signal that would end the process.
+  // Writes the buffer. Exceeding a file size limit returns EFBIG: SIGXFSZ, which would end the process, is blocked.
   int write_out() {
     sigset_t too_large, before;
     sigemptyset(&too_large);

@@ -1,4 +1,4 @@
-"""How the CUDA recorder is compiled, finds its runtime and gets into PyTorch."""
+"""Compiling the CUDA recorder, finding the CUDA runtime, and installing the recorder into PyTorch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(not HAS_COMPILERS, reason="g++ and gcc are not i
 
 
 @pytest.mark.parametrize("is_loaded", [True, False])
-def test_the_runtime_is_the_one_that_the_process_has(binaries: tuple[Path, Path], is_loaded: bool) -> None:
+def test_the_recorder_uses_the_runtime_of_the_process(binaries: tuple[Path, Path], is_loaded: bool) -> None:
     code = """
         import ctypes, sys
         from allocator_hook.cuda.library import CudaRecorder
@@ -75,17 +75,17 @@ def test_build_failures_name_the_remedy(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 class FakeTorch:
-    """As much of torch as install() touches, with a GPU that is the stand-in runtime."""
+    """The part of torch that install() uses, with a GPU of the fake CUDA runtime."""
 
     __version__ = "2.9.0+cu128"
 
     def __init__(
-        self, *, cuda: str | None = "12.8", initialized: bool = False, devices: int = 1, tells_streams: bool = True
+        self, *, cuda: str | None = "12.8", initialized: bool = False, devices: int = 1, has_record_stream: bool = True
     ) -> None:
         self.version = SimpleNamespace(cuda=cuda)
         self.installed: list[tuple[str, ...]] = []
         self.record_stream: list[int] = []
-        native = SimpleNamespace(set_record_stream_fn=self.record_stream.append) if tells_streams else SimpleNamespace()
+        native = SimpleNamespace(set_record_stream_fn=self.record_stream.append) if has_record_stream else SimpleNamespace()
         memory = SimpleNamespace(
             CUDAPluggableAllocator=lambda *arguments: SimpleNamespace(arguments=arguments, allocator=lambda: native),
             change_current_allocator=lambda allocator: self.installed.append(allocator.arguments),
@@ -101,33 +101,33 @@ class FakeTorch:
         (FakeTorch(devices=0), "no GPU"),
     ],
 )
-def test_install_refuses(torch: FakeTorch, message: str, tmp_path: Path) -> None:
+def test_install_rejects_unsupported_states_of_torch(torch: FakeTorch, message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
         install(tmp_path / "trace", HEADER, torch=torch)
     assert torch.installed == []
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("tells_streams", [True, False])
-def test_install_puts_the_hook_in_place(
-    loaded: tuple[CudaRecorder, ctypes.CDLL], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tells_streams: bool
+@pytest.mark.parametrize("has_record_stream", [True, False])
+def test_install_replaces_the_allocator(
+    loaded: tuple[CudaRecorder, ctypes.CDLL], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_record_stream: bool
 ) -> None:
-    """A PyTorch that tells of no streams gets plain memory, whose free waits for all of them."""
+    """Without record_stream support in PyTorch, cudaMalloc is used: its free synchronizes all streams."""
     ours, runtime = loaded
     runtime.fake_pools(1)
     monkeypatch.setattr("allocator_hook.cuda.install.build", lambda: ours.path)
-    torch = FakeTorch(tells_streams=tells_streams)
+    torch = FakeTorch(has_record_stream=has_record_stream)
     recorder = install(tmp_path / "trace", HEADER, torch=torch)
     assert torch.installed == [(str(ours.path), "hook_malloc", "hook_free")]
-    assert len(torch.record_stream) == tells_streams
-    assert recorder.uses_pool() == tells_streams
+    assert len(torch.record_stream) == has_record_stream
+    assert recorder.uses_pool() == has_record_stream
     free(recorder, malloc(recorder, 64))
     recorder.close()
     assert kinds(list(read_trace(tmp_path / "trace"))) == ["Allocation", "Free"]
     ours.library.hook_set_throws(0)
 
 
-def test_install_is_too_late_where_pytorch_says_so(
+def test_install_fails_if_pytorch_reports_earlier_use_of_cuda(
     loaded: tuple[CudaRecorder, ctypes.CDLL], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: object) -> None:

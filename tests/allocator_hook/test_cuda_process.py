@@ -1,4 +1,4 @@
-"""The CUDA recorder in processes that are killed, that fork, whose disk is full, or that run out of memory."""
+"""The CUDA recorder in processes that are killed, fork, have a full disk, or run out of memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ path = sys.argv[2]
 
 @pytest.fixture
 def start(binaries: tuple[Path, Path], tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
-    """Starts a Python process that has the recorder, and runs the code given. Its trace is tmp_path/trace."""
+    """Return a function that runs code in a Python process with the recorder. Its trace is tmp_path/trace."""
     running: list[subprocess.Popen[str]] = []
 
     def begin(code: str) -> subprocess.Popen[str]:
@@ -53,7 +53,9 @@ def start(binaries: tuple[Path, Path], tmp_path: Path) -> Iterator[Callable[[str
 
 
 @pytest.mark.parametrize("wait", [0.0, 0.013, 0.04])
-def test_a_kill_leaves_a_readable_trace(start: Callable[[str], subprocess.Popen[str]], tmp_path: Path, wait: float) -> None:
+def test_a_killed_process_leaves_a_readable_trace(
+    start: Callable[[str], subprocess.Popen[str]], tmp_path: Path, wait: float
+) -> None:
     process = start("""
         recorder.open(path, Header(recorder="cuda"))
         print("open", flush=True)
@@ -75,7 +77,7 @@ def test_a_kill_leaves_a_readable_trace(start: Callable[[str], subprocess.Popen[
     assert [path.name for path in tmp_path.iterdir()] == ["trace"]
 
 
-def test_an_end_without_close_leaves_every_record(start: Callable[[str], subprocess.Popen[str]], tmp_path: Path) -> None:
+def test_an_exit_without_close_leaves_every_record(start: Callable[[str], subprocess.Popen[str]], tmp_path: Path) -> None:
     process = start("""
         recorder.open(path, Header(recorder="cuda"))
         free(malloc(5, 0, None), 0, 0, None)
@@ -85,10 +87,10 @@ def test_an_end_without_close_leaves_every_record(start: Callable[[str], subproc
     assert (kinds(list(trace)), trace.truncated) == (["Allocation", "Free"], True)
 
 
-def test_a_forked_child_does_not_write_into_the_trace_of_its_parent(
+def test_a_forked_child_does_not_write_to_the_trace_of_its_parent(
     start: Callable[[str], subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    """Children are forked while threads record; each uses the hook and opens a trace of its own."""
+    """Children are forked while threads record. Each child uses the hook and opens its own trace."""
     process = start("""
         recorder.open(path, Header(recorder="cuda"))
         busy = threading.Thread(target=runtime.fake_hammer, args=(malloc, free, 3, 100_000))
@@ -120,10 +122,8 @@ def test_a_forked_child_does_not_write_into_the_trace_of_its_parent(
         assert marks == ["child"]
 
 
-def test_a_full_disk_ends_the_recording_with_one_message_and_nothing_else(
-    start: Callable[[str], subprocess.Popen[str]], tmp_path: Path
-) -> None:
-    limit = 50_000  # not a multiple of a record: the last one is torn
+def test_a_full_disk_stops_the_recording_with_one_message(start: Callable[[str], subprocess.Popen[str]], tmp_path: Path) -> None:
+    limit = 50_000  # not a multiple of the record size: the last record is incomplete
     process = start(f"""
         import resource
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
@@ -145,8 +145,8 @@ def test_a_full_disk_ends_the_recording_with_one_message_and_nothing_else(
     replay(trace)
 
 
-def test_a_failure_is_an_exception_where_pytorch_would_not_look(binaries: tuple[Path, Path], tmp_path: Path) -> None:
-    """PyTorch does not check the pointer (CUDAPluggableAllocator::malloc); an exception reaches the user as a RuntimeError."""
+def test_a_failed_allocation_throws_an_exception(binaries: tuple[Path, Path], tmp_path: Path) -> None:
+    """PyTorch does not check for null pointers (CUDAPluggableAllocator::malloc). An exception becomes a RuntimeError."""
     source = tmp_path / "caller.cpp"
     source.write_text("""
         #include <cstdio>
@@ -173,4 +173,4 @@ def test_a_failure_is_an_exception_where_pytorch_would_not_look(binaries: tuple[
         text=True,
         check=True,
     )
-    assert done.stdout.startswith("CUDA out of memory: the allocator hook was asked for 12345 bytes on device 2")
+    assert done.stdout.startswith("CUDA out of memory: the allocator hook cannot allocate 12345 bytes on device 2")

@@ -1,4 +1,4 @@
-"""The CUDA recorder against a stand-in for the CUDA runtime (fake_cudart.c). Nothing here needs a GPU or PyTorch."""
+"""The CUDA recorder with a fake CUDA runtime (fake_cudart.c). These tests need neither a GPU nor PyTorch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.cuda_hook import HAS_COMPILERS, HEADER, free, kinds, malloc, replay
 pytestmark = pytest.mark.skipif(not HAS_COMPILERS, reason="g++ and gcc are not installed")
 
 
-def test_allocations_marks_collectives_and_labels(loaded: tuple[CudaRecorder, ctypes.CDLL], tmp_path: Path) -> None:
+def test_allocations_marks_collectives_and_labels_are_recorded(loaded: tuple[CudaRecorder, ctypes.CDLL], tmp_path: Path) -> None:
     recorder, _ = loaded
     with recorder:
         recorder.open(tmp_path / "trace", HEADER)
@@ -46,7 +46,7 @@ def test_allocations_marks_collectives_and_labels(loaded: tuple[CudaRecorder, ct
     assert times == sorted(times)
 
 
-def test_current_and_peak_bytes(loaded: tuple[CudaRecorder, ctypes.CDLL]) -> None:
+def test_current_and_peak_bytes_are_counted_per_device(loaded: tuple[CudaRecorder, ctypes.CDLL]) -> None:
     recorder, _ = loaded
     one, two, other = malloc(recorder, 100), malloc(recorder, 50), malloc(recorder, 7, device=3)
     free(recorder, one)
@@ -60,7 +60,7 @@ def test_current_and_peak_bytes(loaded: tuple[CudaRecorder, ctypes.CDLL]) -> Non
     assert recorder.current_bytes(99) == recorder.peak_bytes(-1) == 0
 
 
-def test_what_is_held_when_a_trace_is_opened_comes_first(loaded: tuple[CudaRecorder, ctypes.CDLL], tmp_path: Path) -> None:
+def test_a_trace_starts_with_the_live_allocations(loaded: tuple[CudaRecorder, ctypes.CDLL], tmp_path: Path) -> None:
     recorder, _ = loaded
     one = malloc(recorder, 100)
     recorder.open(tmp_path / "trace", HEADER)
@@ -72,7 +72,7 @@ def test_what_is_held_when_a_trace_is_opened_comes_first(loaded: tuple[CudaRecor
     assert replay(read_trace(tmp_path / "trace"))[1] == {0: 0}
 
 
-def test_nothing_is_handed_out_for_nothing(loaded: tuple[CudaRecorder, ctypes.CDLL]) -> None:
+def test_an_allocation_of_0_bytes_does_not_call_cuda(loaded: tuple[CudaRecorder, ctypes.CDLL]) -> None:
     recorder, runtime = loaded
     assert malloc(recorder, 0) is None
     free(recorder, None)
@@ -80,7 +80,9 @@ def test_nothing_is_handed_out_for_nothing(loaded: tuple[CudaRecorder, ctypes.CD
 
 
 @pytest.mark.parametrize("pools", [0, 1])
-def test_threads_on_devices_of_their_own(loaded: tuple[CudaRecorder, ctypes.CDLL], tmp_path: Path, pools: int) -> None:
+def test_threads_on_separate_devices_are_recorded_correctly(
+    loaded: tuple[CudaRecorder, ctypes.CDLL], tmp_path: Path, pools: int
+) -> None:
     recorder, runtime = loaded
     runtime.fake_pools(pools)
     recorder.open(tmp_path / "trace", HEADER)
@@ -95,8 +97,10 @@ def test_threads_on_devices_of_their_own(loaded: tuple[CudaRecorder, ctypes.CDLL
     assert bool(runtime.fake_calls(b"cudaFreeAsync")) == bool(pools)
 
 
-def test_an_address_that_comes_back_at_once_is_never_live_twice(loaded: tuple[CudaRecorder, ctypes.CDLL], tmp_path: Path) -> None:
-    """Thread A is inside cudaFree(p), which has not returned. Thread B gets p. The trace must show A's free first."""
+def test_an_address_that_is_reused_immediately_is_never_live_twice(
+    loaded: tuple[CudaRecorder, ctypes.CDLL], tmp_path: Path
+) -> None:
+    """Thread A is inside cudaFree(p), which has not returned. Thread B gets p. The trace must have A's free first."""
     recorder, runtime = loaded
     recorder.open(tmp_path / "trace", HEADER)
     pointer = malloc(recorder, 100)
@@ -107,7 +111,7 @@ def test_an_address_that_comes_back_at_once_is_never_live_twice(loaded: tuple[Cu
     while runtime.fake_in_use(0) and time.monotonic() < deadline:
         time.sleep(0.001)
     again = malloc(recorder, 200)
-    recorder.enter("while A is still inside", "forward")
+    recorder.enter("while A is still in cudaFree", "forward")
     assert slow.is_alive(), "a lock was held during the CUDA call"
     slow.join()
     recorder.close()
@@ -133,8 +137,8 @@ def test_a_free_is_recorded_before_it_happens(loaded: tuple[CudaRecorder, ctypes
     assert seen == [["Allocation", "Free"]]
 
 
-def test_the_recorder_does_not_record_itself(loaded: tuple[CudaRecorder, ctypes.CDLL], tmp_path: Path) -> None:
-    """A runtime that allocates and frees through the hook from inside its own calls."""
+def test_allocations_inside_cuda_calls_are_not_recorded(loaded: tuple[CudaRecorder, ctypes.CDLL], tmp_path: Path) -> None:
+    """The fake runtime allocates and frees through the hook during its own calls."""
     recorder, runtime = loaded
     recorder.open(tmp_path / "trace", HEADER)
     depth = 0
@@ -164,16 +168,18 @@ def test_out_of_memory_is_an_event_and_a_null_pointer(loaded: tuple[CudaRecorder
     recorder.open(tmp_path / "trace", HEADER)
     one = malloc(recorder, 900)
     assert malloc(recorder, 200) is None
-    flushed = list(read_trace(tmp_path / "trace"))  # at once, since the process may not live long
+    flushed = list(read_trace(tmp_path / "trace"))  # a failure is written immediately, because the process may end soon
     free(recorder, one)
     assert malloc(recorder, 200) is not None
     recorder.close()
     assert [(event.bytes, event.failed) for event in flushed if isinstance(event, Allocation)] == [(900, False), (200, True)]
     assert (recorder.peak_bytes(), recorder.current_bytes()) == (900, 200)
-    assert runtime.fake_last_error() == 0, "PyTorch's next check would find our error"
+    assert runtime.fake_last_error() == 0, "PyTorch's next check would see the error"
 
 
-def test_a_full_pool_gives_back_what_it_keeps_before_it_fails(loaded: tuple[CudaRecorder, ctypes.CDLL], tmp_path: Path) -> None:
+def test_a_full_pool_releases_unused_memory_before_an_allocation_fails(
+    loaded: tuple[CudaRecorder, ctypes.CDLL], tmp_path: Path
+) -> None:
     recorder, runtime = loaded
     runtime.fake_pools(1)
     runtime.fake_capacity(1000)
@@ -185,7 +191,7 @@ def test_a_full_pool_gives_back_what_it_keeps_before_it_fails(loaded: tuple[Cuda
     assert [event.failed for event in read_trace(tmp_path / "trace") if isinstance(event, Allocation)] == [False]
 
 
-def test_double_free_and_unknown_pointer_are_recorded_and_change_no_account(
+def test_frees_of_unknown_pointers_are_recorded_and_do_not_change_the_statistics(
     loaded: tuple[CudaRecorder, ctypes.CDLL], tmp_path: Path
 ) -> None:
     recorder, runtime = loaded
@@ -203,7 +209,7 @@ def test_double_free_and_unknown_pointer_are_recorded_and_change_no_account(
     assert replay(read_trace(tmp_path / "trace"))[1] == {0: 0}
 
 
-def test_memory_comes_from_the_pool_where_there_is_one_unless_told_otherwise(loaded: tuple[CudaRecorder, ctypes.CDLL]) -> None:
+def test_memory_comes_from_the_pool_unless_the_mode_is_malloc(loaded: tuple[CudaRecorder, ctypes.CDLL]) -> None:
     recorder, runtime = loaded
     runtime.fake_pools(1)
     assert recorder.uses_pool(0)
@@ -212,13 +218,13 @@ def test_memory_comes_from_the_pool_where_there_is_one_unless_told_otherwise(loa
     recorder.set_mode("malloc")
     assert not recorder.uses_pool(0)
     plain = malloc(recorder, 10)
-    free(recorder, pooled, 0, 0xA)  # each goes back the way it came
+    free(recorder, pooled, 0, 0xA)  # each block is freed by the counterpart of its allocation
     free(recorder, plain)
     for name in (b"cudaMallocFromPoolAsync", b"cudaFreeAsync", b"cudaMalloc", b"cudaFree"):
         assert runtime.fake_calls(name) == 1, name
 
 
-def test_memory_that_another_stream_uses_waits_for_it(loaded: tuple[CudaRecorder, ctypes.CDLL]) -> None:
+def test_a_free_waits_for_the_other_streams_that_use_the_memory(loaded: tuple[CudaRecorder, ctypes.CDLL]) -> None:
     recorder, runtime = loaded
     runtime.fake_pools(1)
     seen: list[tuple[bytes, int | None]] = []
@@ -231,7 +237,7 @@ def test_memory_that_another_stream_uses_waits_for_it(loaded: tuple[CudaRecorder
     assert seen == [(b"cudaEventRecord", 0xB), (b"cudaStreamWaitEvent", 0xA), (b"cudaFreeAsync", pointer)]
 
 
-def test_each_device_is_current_while_it_is_asked_and_the_old_one_after(loaded: tuple[CudaRecorder, ctypes.CDLL]) -> None:
+def test_the_current_device_is_restored_after_an_allocation_on_another(loaded: tuple[CudaRecorder, ctypes.CDLL]) -> None:
     recorder, runtime = loaded
     runtime.cudaSetDevice(1)
     pointer = malloc(recorder, 10, device=5)
@@ -250,7 +256,7 @@ def test_a_trace_that_cannot_be_opened_is_an_error(loaded: tuple[CudaRecorder, c
     assert malloc(recorder, 1) is not None
 
 
-def test_a_million_events_a_second(loaded: tuple[CudaRecorder, ctypes.CDLL], tmp_path: Path) -> None:
+def test_a_million_events_per_second_are_recorded(loaded: tuple[CudaRecorder, ctypes.CDLL], tmp_path: Path) -> None:
     recorder, runtime = loaded
     recorder.open(tmp_path / "trace", HEADER)
     start = time.process_time()
@@ -260,7 +266,7 @@ def test_a_million_events_a_second(loaded: tuple[CudaRecorder, ctypes.CDLL], tmp
     assert len(read_trace(tmp_path / "trace")) / seconds > 1e6
 
 
-def test_signals_stay_as_they_were(loaded: tuple[CudaRecorder, ctypes.CDLL], tmp_path: Path) -> None:
+def test_the_signal_mask_is_restored(loaded: tuple[CudaRecorder, ctypes.CDLL], tmp_path: Path) -> None:
     recorder, _ = loaded
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     recorder.open(tmp_path / "trace", HEADER)

@@ -1,4 +1,4 @@
-"""Who owns which parameter, and what goes to the host, held against megatron-core itself. Needs torch and megatron-core."""
+"""Parameter ownership of layer-wise optimizers and optimizer offloading, compared with megatron-core. Needs torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def release() -> tuple[int, ...]:
-    """Of megatron-core; (0,) where it or torch is not installed."""
+    """Return the release of megatron-core; (0,) if it or torch is not installed."""
     try:
         metadata.version("torch")
         return tuple(int(part) for part in metadata.version("megatron-core").split(".")[:2])
@@ -22,7 +22,7 @@ def release() -> tuple[int, ...]:
 
 
 @pytest.mark.skipif(release() < (0, 16), reason="needs torch and megatron-core 0.16 or later")
-def test_owners_and_places() -> None:
+def test_ownership_and_offloading_equal_those_of_megatron() -> None:
     run = "import runpy, sys; sys.modules['transformer_engine'] = None; runpy.run_module('tests.megatron_optimizers')"
     command = [sys.executable, "-c", run]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)

@@ -1,4 +1,4 @@
-"""Snapshots of PyTorch become traces without running what they hold, and traces become files for PyTorch's memory visualizer."""
+"""Conversion of PyTorch snapshots to traces, without executing their contents, and of traces to PyTorch's memory visualizer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIB = 2**20
 
 
 def entry(action: str, addr: int, size: int, time_us: int, stream: int = 0) -> dict[str, Any]:
-    """A TraceEntry of torch.cuda.memory._snapshot (PyTorch 2.13)."""
+    """Return a TraceEntry of torch.cuda.memory._snapshot (PyTorch 2.13)."""
     frames = [{"filename": "model.py", "line": 7, "name": "forward"}]
     return {"action": action, "addr": addr, "size": size, "stream": stream, "time_us": time_us, "frames": frames}
 
@@ -48,9 +48,9 @@ SNAPSHOT = {
         segment(
             0x1000_0000,
             [
-                block(1024, 1000, "active_allocated"),  # from before the history
-                block(512, 500, "active_allocated"),  # allocated in it
-                block(2 * MIB, 2 * MIB - 5, "active_awaiting_free"),  # no tensor has it any more
+                block(1024, 1000, "active_allocated"),  # allocated before the history
+                block(512, 500, "active_allocated"),  # allocated in the history
+                block(2 * MIB, 2 * MIB - 5, "active_awaiting_free"),  # no longer used by a tensor
                 block(4096, 4000, "inactive"),
             ],
         ),
@@ -87,7 +87,7 @@ def summary(event: Event) -> tuple[object, ...]:
     return "free", event.device, event.pointer, event.time_ns
 
 
-def test_a_snapshot_becomes_a_trace(tmp_path: Path) -> None:
+def test_a_snapshot_is_converted_to_a_trace(tmp_path: Path) -> None:
     assert [summary(event) for event in convert(tmp_path, SNAPSHOT)] == [
         ("alloc", 0, 0x1000_0600, 2 * MIB - 5, 11_000),
         ("alloc", 0, 0x1000_0000, 1000, 11_000),
@@ -102,7 +102,7 @@ def test_a_snapshot_becomes_a_trace(tmp_path: Path) -> None:
     assert (header.recorder, header.extra) == ("snapshot", {"reserved_bytes": 1024 + 512 + 2 * MIB + 4096 + MIB})
 
 
-def test_a_snapshot_without_a_history_shows_what_is_held(tmp_path: Path) -> None:
+def test_a_snapshot_without_a_history_gives_the_live_allocations(tmp_path: Path) -> None:
     events = convert(tmp_path, SNAPSHOT | {"device_traces": [[], []]})
     assert [summary(event)[:4] for event in events] == [
         ("alloc", 0, 0x1000_0000, 1000),
@@ -111,7 +111,7 @@ def test_a_snapshot_without_a_history_shows_what_is_held(tmp_path: Path) -> None
     ]
 
 
-def test_a_snapshot_of_an_older_pytorch_has_no_times(tmp_path: Path) -> None:
+def test_a_snapshot_of_an_older_pytorch_without_times_is_converted(tmp_path: Path) -> None:
     old = [{name: value for name, value in one.items() if name != "time_us"} for one in SNAPSHOT["device_traces"][0]]
     events = convert(tmp_path, SNAPSHOT | {"device_traces": [old]})
     assert [type(event) for event in events].count(Free) == 2
@@ -126,15 +126,15 @@ class Hostile:
 
 
 @pytest.mark.parametrize("function", [os.mkdir, Path])
-def test_nothing_that_a_pickle_names_is_run(tmp_path: Path, function: Callable[..., object]) -> None:
+def test_functions_in_a_pickle_are_not_called(tmp_path: Path, function: Callable[..., object]) -> None:
     victim = tmp_path / "victim"
-    with pytest.raises(TraceError, match="data alone"):
+    with pytest.raises(TraceError, match="contains only data"):
         convert(tmp_path, SNAPSHOT | {"segments": [Hostile(function, str(victim))]})
     assert not victim.exists()
     assert not (tmp_path / "trace").exists()
 
 
-def test_pickle_opcodes_that_call_are_refused(tmp_path: Path) -> None:
+def test_pickle_opcodes_that_call_functions_are_rejected(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     for payload in (
         f"cposix\nmkdir\n(S'{victim}'\ntR.",  # GLOBAL, REDUCE
@@ -145,16 +145,16 @@ def test_pickle_opcodes_that_call_are_refused(tmp_path: Path) -> None:
         "Pid\n.",  # PERSID
     ):
         (tmp_path / "hostile").write_bytes(payload.encode("latin-1"))
-        with pytest.raises(TraceError, match="not a memory snapshot"):
+        with pytest.raises(TraceError, match="not a PyTorch memory snapshot"):
             convert_snapshot(tmp_path / "hostile", tmp_path / "trace")
     assert not victim.exists()
 
 
-def test_whatever_is_not_a_snapshot_is_a_clear_error(tmp_path: Path) -> None:
-    whole = pickle.dumps(SNAPSHOT)
-    for content in (b"", b"\x89MEMTRC\n", b"{}", whole[: len(whole) // 2], pickle.dumps([1]), pickle.dumps({"segments": []})):
+def test_other_files_give_a_clear_error(tmp_path: Path) -> None:
+    complete = pickle.dumps(SNAPSHOT)
+    for content in (b"", b"\x89MEMTRC\n", b"{}", complete[: len(complete) // 2], pickle.dumps([1]), pickle.dumps({"segments": []})):
         (tmp_path / "other").write_bytes(content)
-        with pytest.raises(TraceError, match="name a file of torch"):
+        with pytest.raises(TraceError, match="give a file from torch"):
             convert_snapshot(tmp_path / "other", tmp_path / "trace")
     for wrong in (
         {"segments": 5, "device_traces": []},
@@ -164,7 +164,7 @@ def test_whatever_is_not_a_snapshot_is_a_clear_error(tmp_path: Path) -> None:
         {"segments": [], "device_traces": [[[]]]},
         {"segments": [{"device": 0, "address": 1}], "device_traces": [[]]},
     ):
-        with pytest.raises(TraceError, match="not a memory snapshot"):
+        with pytest.raises(TraceError, match="not a PyTorch memory snapshot"):
             convert(tmp_path, wrong)
     assert not (tmp_path / "trace").exists()
 
@@ -187,7 +187,7 @@ def labelled_trace(path: Path) -> None:
         writer.allocation(0x7000_0000_0000, 50, device=2)
 
 
-# What torch/utils/viz/MemoryViz.js of PyTorch 2.6 can unpickle.
+# Opcodes that torch/utils/viz/MemoryViz.js of PyTorch 2.6 supports.
 VISUALIZER_OPCODES = {
     "APPEND", "APPENDS", "BINFLOAT", "BINGET", "BININT", "BININT1", "BININT2", "BINPUT", "BINUNICODE", "DICT", "EMPTY_DICT",
     "EMPTY_LIST", "EMPTY_TUPLE", "FRAME", "LIST", "LONG1", "LONG_BINGET", "LONG_BINPUT", "MARK", "MEMOIZE", "NEWFALSE", "NEWTRUE",
@@ -205,7 +205,7 @@ def written(tmp_path: Path) -> dict[str, Any]:
     return dict(pickle.loads(data))
 
 
-def test_the_visualizer_is_told_every_event_with_its_module(written: dict[str, Any]) -> None:
+def test_the_visualizer_file_has_every_event_with_its_modules(written: dict[str, Any]) -> None:
     first = written["device_traces"][0]
     assert [(e["action"], e["addr"], e["size"]) for e in first] == [
         ("alloc", 0x7000_0000_0000, 4096),
@@ -227,15 +227,15 @@ def test_the_visualizer_is_told_every_event_with_its_module(written: dict[str, A
     assert written["device_traces"][1] == []
 
 
-def test_labels_are_categories_and_unknown_is_among_them(written: dict[str, Any]) -> None:
-    # annotate_snapshot of MemoryViz.js fails where there are categories and none of them is 'unknown'
+def test_labels_become_categories_including_unknown(written: dict[str, Any]) -> None:
+    # annotate_snapshot of MemoryViz.js fails if no entry has the category 'unknown'
     entries = [e for trace in written["device_traces"] for e in trace]
     assert entries[0]["category"] == "parameter"
     assert {e["category"] for e in entries} == {"parameter", "unknown"}
 
 
-def test_every_address_lies_in_a_segment_that_its_blocks_fill(written: dict[str, Any]) -> None:
-    # find_segment of MemoryViz.js gives null else, and the page dies; segsum of torch/cuda/_memory_viz.py adds the blocks up
+def test_every_address_is_in_a_segment_that_is_filled_by_its_blocks(written: dict[str, Any]) -> None:
+    # otherwise find_segment of MemoryViz.js returns null and the page fails; segsum of torch/cuda/_memory_viz.py sums the blocks
     for device, trace in enumerate(written["device_traces"]):
         segments = [s for s in written["segments"] if s["device"] == device]
         for e in trace:
@@ -253,8 +253,8 @@ def test_every_address_lies_in_a_segment_that_its_blocks_fill(written: dict[str,
     ]
 
 
-def test_there_and_back_again(tmp_path: Path, written: dict[str, Any]) -> None:
-    """A trace read from what was written for the visualizer has the same allocations and frees."""
+def test_a_converted_visualizer_file_has_the_same_events(tmp_path: Path, written: dict[str, Any]) -> None:
+    """A visualizer file that is converted back to a trace has the same allocations and frees."""
     assert written["segments"]
     convert_snapshot(tmp_path / "out.pickle", tmp_path / "back")
 
@@ -266,16 +266,16 @@ def test_there_and_back_again(tmp_path: Path, written: dict[str, Any]) -> None:
         assert of(device, tmp_path / "back") == of(device, tmp_path / "trace")
 
 
-def test_pytorchs_own_tools_read_it(written: dict[str, Any]) -> None:
+def test_pytorchs_tools_read_the_visualizer_file(written: dict[str, Any]) -> None:
     viz = pytest.importorskip("torch.cuda._memory_viz")
     assert "total_allocated: 6.6KiB" in viz.segsum(written)
     assert "raise OutOfMemoryError" in viz.trace(written)
 
 
-def test_without_labels_there_are_no_categories(tmp_path: Path) -> None:
+def test_a_trace_without_labels_gives_no_categories(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "trace", Header(recorder="cuda")) as writer:
         writer.allocation(512, 10)
-        writer.allocation(512, 20)  # the free of the first one never came by
+        writer.allocation(512, 20)  # the free of the first allocation was not recorded
     write_visualizer(read_trace(tmp_path / "trace"), tmp_path / "out.pickle")
     (trace,) = pickle.loads((tmp_path / "out.pickle").read_bytes())["device_traces"]
     assert [(e["action"], e["size"]) for e in trace] == [
@@ -284,7 +284,7 @@ def test_without_labels_there_are_no_categories(tmp_path: Path) -> None:
     assert not any("category" in e for e in trace)
 
 
-def test_command_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_command_lines_convert_and_report_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in").write_bytes(pickle.dumps(SNAPSHOT))
     arguments = [str(tmp_path / "in"), str(tmp_path / "trace")]
     assert snapshot_module.main(arguments) == 0
