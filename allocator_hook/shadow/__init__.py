@@ -1,5 +1,5 @@
-"""The real megatron-core and the Python side of Transformer Engine, run without a GPU.
+"""The shadow engine: runs the real megatron-core and the Python code of Transformer Engine without a GPU.
 
-Tensors that would lie on the GPU are meta tensors: they have shapes, types and storages, and no data. What is
-allocated, saved, freed and sent is decided by the code of the user's own packages; only compiled kernels are replaced.
+GPU tensors are replaced by meta tensors, which have shapes, types and storages but no data. The installed packages decide what
+is allocated, saved for backward, freed and sent; only compiled kernels are replaced.
 """

@@ -1,8 +1,8 @@
-"""Counts of tokens, where Python must know them: expected values of small tensors, followed through the operations.
+"""Expected values of token counts, propagated through operations on meta tensors.
 
-A router's choice is data, and there is none here. Under balanced routing each expert gets the same number of tokens, so
-that the mean of a routing map is k / E, sums of it are exact, and everything that Megatron copies to the host (tokens of
-each expert, splits of an all-to-all) is a tensor whose elements are all equal. This keeps such means by storage.
+The choice of the router depends on data, which meta tensors do not have. With balanced routing every expert gets the same number
+of tokens. The mean of a routing map is then k / E, sums of it are exact, and the tensors that Megatron copies to the host (tokens
+per expert, splits of an all-to-all) have equal elements. This module keeps the mean of each storage.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ aten = torch.ops.aten
 
 
 class Means:
-    """The mean of the elements of a tensor, where it is known; tensors that share a storage share it."""
+    """The known means of tensor elements. Tensors that share a storage share the mean."""
 
     def __init__(self) -> None:
         self._by_storage: dict[int, float] = {}
 
     def of(self, tensor: Any) -> float | None:
-        """None where nothing is known. Numbers are their own mean."""
+        """Return the mean of a tensor or a number; None if it is unknown."""
         if isinstance(tensor, (int, float)):
             return float(tensor)
         return self._by_storage.get(tensor.untyped_storage()._cdata) if isinstance(tensor, torch.Tensor) else None
@@ -35,19 +35,22 @@ class Means:
             self._by_storage[tensor.untyped_storage()._cdata] = mean
 
     def forget(self, storage: int) -> None:
-        """The storage has died."""
+        """Remove the mean of a freed storage."""
         self._by_storage.pop(storage, None)
 
-    def follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """What the result of an operation is known to hold."""
+    def propagate(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Set the mean of the result of an operation, if there is a rule for it."""
         rule = _RULES.get(func)
         if rule is not None and isinstance(result, torch.Tensor) and result.is_meta:
             self.put(result, rule(self, args, kwargs or {}, result))
 
-    def on_host(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A host tensor of the shape of `tensor`: all zero where nothing is known, else whole numbers as equal as can be."""
+    def to_host(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return a CPU tensor of the same shape.
+
+        Its elements are zero if the mean is unknown; otherwise they are integers that differ by at most 1 and have the mean.
+        """
         mean = self.of(tensor)
-        if not mean and tensor.numel() > MIB:  # the first values of a quantized weight, which nobody reads: pages never touched
+        if not mean and tensor.numel() > MIB:  # e.g. the initial values of a quantized weight: never read, so left uninitialized
             return torch.empty(tensor.shape, dtype=dtype or tensor.dtype)
         host = torch.zeros(tensor.shape, dtype=dtype or tensor.dtype)
         if not mean:
@@ -59,13 +62,13 @@ class Means:
         return host
 
     def selected(self, mask: torch.Tensor) -> int | None:
-        """How many elements a mask selects."""
+        """Return the number of elements that a mask selects; None if it is unknown."""
         mean = self.of(mask)
         return None if mean is None else round(mean * mask.numel())
 
 
 def padded(means: Means, real: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Around Megatron's `pad_routing_map`: every expert is then chosen by a multiple of so many tokens."""
+    """Wrap Megatron's `pad_routing_map`, which pads the token count of every expert to a multiple of `multiple`."""
 
     def pad(routing_map: torch.Tensor, multiple: int) -> torch.Tensor:
         mean, tokens = means.of(routing_map), routing_map.shape[0]
@@ -100,7 +103,7 @@ def _scatter(means: Means, args: Any, kwargs: Any, result: torch.Tensor) -> floa
 
 
 def _index_put(means: Means, args: Any, kwargs: Any, result: torch.Tensor) -> float | None:
-    """Values at places that are all different, as the deterministic `topk_routing_with_score_function` writes its choice."""
+    """Values at distinct indices, as the deterministic `topk_routing_with_score_function` writes its choice."""
     del result
     target, _, values, *accumulate = args
     before, put = means.of(target), means.of(values)
@@ -114,7 +117,7 @@ def _constant(value: float) -> Callable[..., float]:
     return lambda *_: value
 
 
-def _product(means: Means, args: Any, kwargs: Any, result: torch.Tensor) -> float | None:
+def _multiply(means: Means, args: Any, kwargs: Any, result: torch.Tensor) -> float | None:
     del kwargs, result
     left, right = means.of(args[0]), means.of(args[1])
     return None if left is None or right is None else math.prod((left, right))
@@ -134,6 +137,6 @@ _RULES: dict[Any, Callable[..., float | None]] = {
     aten.logical_and.default: _same,
     aten.sum.default: _sum,
     aten.sum.dim_IntList: _sum,
-    aten.mul.Tensor: _product,
+    aten.mul.Tensor: _multiply,
 }
-"""Operations between a router's choice and a number on the host; views need no rule."""
+"""Rules for the operations between the router and a value on the host. Views share the storage and need no rule."""

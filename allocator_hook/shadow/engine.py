@@ -1,4 +1,4 @@
-"""Starts the worker, keeps its traces in a cache, and stops it whatever happens."""
+"""Runs the shadow worker and caches its traces. The worker is always stopped, also after an error or an interruption."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def run(
     argv: Sequence[str] = (),
     progress: Progress = lambda done, total: None,
 ) -> dict[int, Path]:
-    """The trace of each of `ranks`, one for each class of ranks that are alike.
+    """Record each of `ranks` and return the paths of their traces.
 
-    `jobs` ranks run side by side, by default as many as there are cores. Traces are kept in `cache_dir` (default:
-    `get-training-info` in the user's cache folder) by launch, rank, versions and our own code. `microbatches`: None
-    runs as many as show the memory of all (`equivalent_microbatches`). Raises AnalyzerError where a package is
-    missing, an option has no stand-in, or megatron-core fails. On an interruption no process is left behind.
+    `jobs` ranks run in parallel (default: the number of CPU cores). Traces are cached in `cache_dir` (default: see
+    `default_cache`); the key includes job, rank, package versions and the source code of this package. `microbatches`
+    defaults to `enough_microbatches(job)`. `progress(done, total)` is called after each rank. Raises AnalyzerError if a
+    package is missing, an option is not supported, or megatron-core fails. No process survives an interruption.
     """
     check_supported(job)
     versions = installed()
@@ -68,7 +68,7 @@ def run(
 
             def finished(rank: int) -> None:
                 nonlocal done
-                # a trace gets its name in the cache once it is whole
+                # a trace is moved into the cache only when it is complete
                 request.traces[rank].replace(traces[rank])
                 done += 1
                 progress(done, len(traces))
@@ -78,7 +78,7 @@ def run(
 
 
 def enough_microbatches(job: TrainingJob) -> int:
-    """The fewest microbatches that need as much memory as those of the launch."""
+    """Return the smallest number of microbatches that needs as much memory as all microbatches of the job."""
     parallel = job.parallel
     return equivalent_microbatches(
         pipeline=parallel.pipeline,
@@ -89,12 +89,12 @@ def enough_microbatches(job: TrainingJob) -> int:
 
 
 def default_cache() -> Path:
-    """Where traces are kept: XDG_CACHE_HOME, or ~/.cache."""
+    """Return the default cache folder: get-training-info/shadow in $XDG_CACHE_HOME or ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "get-training-info" / "shadow"
 
 
 def _key(job: TrainingJob, rank: int, iterations: int, microbatches: int, versions: dict[str, str]) -> str:
-    """Everything that a trace depends on. Assumptions are sentences about the launch, and change nothing."""
+    """Return a hash of everything that a trace depends on. `assumptions` is excluded: it only contains text."""
     spec = json.loads(to_json(job))
     del spec["assumptions"]
     parts = json.dumps([spec, rank, iterations, microbatches, versions, _own_code()], sort_keys=True)
@@ -109,7 +109,7 @@ def _own_code() -> str:
 
 
 def _work(request: Request, finished: Callable[[int], None]) -> None:
-    """Runs the worker in a session of its own, so that it and its children can be ended together."""
+    """Run the worker in its own process session, so that it can be killed together with its children."""
     with tempfile.TemporaryFile("w+") as errors:
         worker = subprocess.Popen(
             [sys.executable, "-m", "allocator_hook.shadow.worker"],
@@ -157,4 +157,4 @@ def _end(worker: subprocess.Popen[str]) -> None:
 def _last_line(errors: Any) -> str:
     errors.seek(0)
     lines = [line.strip() for line in errors if line.strip()]
-    return lines[-1][:200] if lines else "it said nothing"
+    return lines[-1][:200] if lines else "no error output"

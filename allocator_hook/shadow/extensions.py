@@ -1,4 +1,4 @@
-"""Compiled extensions besides Transformer Engine's: APEX, and the softmax kernels that Megatron took over from it."""
+"""Replacements for compiled extensions other than Transformer Engine's: APEX, and Megatron's softmax kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from allocator_hook.shadow.te_kernels.allocate import empty, like
 
 
 def extension_modules(gpu: Gpu) -> dict[str, ModuleType]:
-    """Modules by the name under which they are imported. APEX is taken to be installed, as where the training will run."""
+    """Return the replacement modules by import name. APEX is assumed to be installed on the training machine."""
     modules = {"transformer_engine_torch": extension(gpu, version="0"), "fused_weight_gradient_mlp_cuda": _weight_gradients()}
     for name in ("scaled_softmax_cuda", "scaled_masked_softmax_cuda", "scaled_upper_triang_masked_softmax_cuda"):
         modules[name] = _softmax(name)
@@ -22,7 +22,7 @@ def extension_modules(gpu: Gpu) -> dict[str, ModuleType]:
 
 
 def _weight_gradients() -> ModuleType:
-    """APEX: adds a weight gradient into the gradient buffer, in place."""
+    """APEX: accumulates a weight gradient into the gradient buffer in place."""
     module = ModuleType("fused_weight_gradient_mlp_cuda")
     for name in ("wgrad_gemm_accum_fp32", "wgrad_gemm_accum_fp16"):
         setattr(module, name, lambda input, grad_output, main_grad: None)
@@ -30,7 +30,7 @@ def _weight_gradients() -> ModuleType:
 
 
 def _softmax(name: str) -> ModuleType:
-    """Megatron's local fused softmax: the same allocations as Transformer Engine's."""
+    """Megatron's fused softmax for local layers. It allocates the same tensors as Transformer Engine's."""
     module = ModuleType(name)
     module.forward = softmax.forward  # type: ignore[attr-defined]
     module.backward = softmax.backward  # type: ignore[attr-defined]
@@ -39,7 +39,7 @@ def _softmax(name: str) -> ModuleType:
 
 
 class LayerNorm(torch.autograd.Function):
-    """FastLayerNormFN and FusedLayerNormAffineFunction: input, weight, mean and reciprocal deviation are kept."""
+    """FastLayerNormFN and FusedLayerNormAffineFunction. Saved for backward: input, weight, mean and reciprocal deviation."""
 
     @staticmethod
     def forward(ctx: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *options: Any) -> torch.Tensor:
@@ -57,7 +57,7 @@ class LayerNorm(torch.autograd.Function):
 
 
 def _layer_norms(gpu: Gpu) -> dict[str, ModuleType]:
-    """The parts of APEX that Megatron's local layers import."""
+    """The APEX modules that Megatron's local layers import."""
     del gpu
     names = ("apex", "apex.contrib", "apex.contrib.layer_norm", "apex.contrib.layer_norm.layer_norm")
     modules = {name: ModuleType(name) for name in (*names, "apex.normalization", "apex.normalization.fused_layer_norm")}

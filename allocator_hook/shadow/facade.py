@@ -1,7 +1,6 @@
-"""CUDA pretended on a machine without it: every patch, in one place, with its reason.
+"""A fake CUDA for machines without a GPU: all patches of PyTorch and of package metadata, each with its reason.
 
-Entered once in a process of its own, before megatron-core or Transformer Engine is imported. On the way out everything
-is put back, so that tests can show that nothing is left.
+`fake_cuda` is entered once per process, before megatron-core or Transformer Engine is imported. All patches are undone on exit.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from allocator_hook.shadow.placement import GPU, META, Placement, kernels, to_me
 from allocator_hook.step.patching import Patch, Patches
 
 FLASH_ATTENTION_VERSION = "2.8.3"
-"""The newest that Transformer Engine 2.11 takes, as in the containers of 2026."""
+"""The newest release that Transformer Engine 2.11 supports, as in the containers of 2026."""
 
 _TENSOR_TYPES = {
     "FloatTensor": torch.float32,
@@ -36,31 +35,31 @@ _DEVICE = torch._C.TensorBase.device.__get__
 
 
 @contextmanager
-def facade(gpu: Gpu, *, one_kernel: Callable[..., Any], memory_allocated: Callable[[], int]) -> Iterator[None]:
-    """CUDA on `gpu`, as far as Python code can see.
+def fake_cuda(gpu: Gpu, *, compiler: Callable[..., Any], memory_allocated: Callable[[], int]) -> Iterator[None]:
+    """Make Python code see CUDA on `gpu`.
 
-    `one_kernel` stands in for `torch.compile` and `torch.jit.script`; `memory_allocated` answers the query of that name.
+    `compiler` replaces `torch.compile` and `torch.jit.script`; `memory_allocated` replaces torch.cuda.memory_allocated.
     """
     with ExitStack() as stack:
         stack.enter_context(Imports(extension_modules(gpu)))
-        stack.enter_context(Patches(_patches(gpu, one_kernel, memory_allocated)))
+        stack.enter_context(Patches(_patches(gpu, compiler, memory_allocated)))
         stack.enter_context(Placement())
         yield
 
 
-def _patches(gpu: Gpu, one_kernel: Callable[..., Any], memory_allocated: Callable[[], int]) -> Iterator[Patch]:
+def _patches(gpu: Gpu, compiler: Callable[..., Any], memory_allocated: Callable[[], int]) -> Iterator[Patch]:
     yield from _queries(gpu, memory_allocated)
     yield from _streams()
     yield from _random_numbers()
     yield from _tensors()
-    yield from _compilers(one_kernel)
+    yield from _compilers(compiler)
     yield from _packages()
 
 
 def _queries(gpu: Gpu, memory_allocated: Callable[[], int]) -> Iterator[Patch]:
     cuda = torch.cuda
     properties = DeviceProperties(gpu)
-    asked = "a device query, answered as the target GPU would"
+    query = "a device query; the answer is that of the target GPU"
     answers: dict[str, Any] = {
         "is_available": True,
         "is_initialized": True,
@@ -74,22 +73,22 @@ def _queries(gpu: Gpu, memory_allocated: Callable[[], int]) -> Iterator[Patch]:
         "mem_get_info": (gpu.memory_bytes, gpu.memory_bytes),
     }
     for name, answer in answers.items():
-        yield Patch(cuda, name, _constant(answer), asked)
-    yield Patch(torch.version, "cuda", CUDA_VERSION, "a build of torch for CUDA says which")
+        yield Patch(cuda, name, _constant(answer), query)
+    yield Patch(torch.version, "cuda", CUDA_VERSION, "a CUDA build of torch reports its CUDA version")
     for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
-        yield Patch(cuda, name, lambda *_: memory_allocated(), "a query of the allocator, answered by the recorder")
+        yield Patch(cuda, name, lambda *_: memory_allocated(), "an allocator query; the recorder answers it")
     for name in ("init", "_lazy_init", "synchronize", "set_device", "empty_cache", "reset_peak_memory_stats", "ipc_collect"):
-        yield Patch(cuda, name, _constant(None), "acts on a device that is not there")
-    yield Patch(cuda, "device", _device_context, "selects a device that is not there")
-    # Megatron queues work on the generator until CUDA is there
-    yield Patch(cuda, "_lazy_call", lambda work, **_: work(), "queues calls until CUDA is initialised, which it never is")
+        yield Patch(cuda, name, _constant(None), "acts on a device that does not exist")
+    yield Patch(cuda, "device", _device_context, "selects a device that does not exist")
+    # Megatron sets RNG states through it
+    yield Patch(cuda, "_lazy_call", lambda work, **_: work(), "defers calls until CUDA is initialized, which never happens")
     for name, dtype in _TENSOR_TYPES.items():
-        yield Patch(cuda, name, _TensorType(name, (), {"dtype": dtype}), "the legacy constructors of a CPU build refuse to work")
+        yield Patch(cuda, name, _TensorType(name, (), {"dtype": dtype}), "the legacy constructors fail in a CPU build")
 
 
 def _streams() -> Iterator[Patch]:
     cuda, stream = torch.cuda, Stream()
-    serial = "work is done in the order in which it is issued"
+    serial = "operations run in the order in which they are issued"
     for name, value in {
         "Stream": Stream,
         "Event": Event,
@@ -101,33 +100,33 @@ def _streams() -> Iterator[Patch]:
         yield Patch(cuda, name, value, serial)
     yield Patch(torch.Tensor, "record_stream", lambda *_: None, serial)
     for name in ("range_push", "range_pop", "mark"):
-        yield Patch(cuda.nvtx, name, _constant(None), "profiler marks need CUDA")
+        yield Patch(cuda.nvtx, name, _constant(None), "NVTX ranges need CUDA")
 
 
 def _random_numbers() -> Iterator[Patch]:
     cuda, generator = torch.cuda, torch.Generator()
-    nothing = "no random number is ever drawn on a GPU without data; the state is a host generator's"
+    reason = "meta tensors need no random numbers; the RNG state is that of a CPU generator"
     for module in (cuda, cuda.random):
-        yield Patch(module, "get_rng_state", lambda *_, **__: generator.get_state(), nothing)
-        yield Patch(module, "set_rng_state", _constant(None), nothing)
-        yield Patch(module, "manual_seed", generator.manual_seed, nothing)
-        yield Patch(module, "manual_seed_all", generator.manual_seed, nothing)
-    yield Patch(cuda, "default_generators", (generator,) * 8, nothing)
+        yield Patch(module, "get_rng_state", lambda *_, **__: generator.get_state(), reason)
+        yield Patch(module, "set_rng_state", _constant(None), reason)
+        yield Patch(module, "manual_seed", generator.manual_seed, reason)
+        yield Patch(module, "manual_seed_all", generator.manual_seed, reason)
+    yield Patch(cuda, "default_generators", (generator,) * 8, reason)
 
 
 def _tensors() -> Iterator[Patch]:
-    yield Patch(torch.Tensor, "is_cuda", property(_is_cuda), "assertions and choices of kernels ask it")
-    yield Patch(torch.Tensor, "device", property(_device), "a tensor says that it lies on the GPU that was asked for")
-    wrapped = "a quantized tensor is a wrapper around tensors on the GPU, and is made for the same device"
+    yield Patch(torch.Tensor, "is_cuda", property(_is_cuda), "assertions and the choice of kernels depend on it")
+    yield Patch(torch.Tensor, "device", property(_device), "a meta tensor reports the GPU that was requested")
+    wrapped = "a quantized tensor wraps tensors on the GPU and is created for the same device"
     yield Patch(torch.Tensor, "_make_wrapper_subclass", staticmethod(_on_meta(torch.Tensor._make_wrapper_subclass)), wrapped)
-    moved = "a host parameter that moves to a meta device is a new object, and must keep the attributes that Megatron gave it"
+    moved = "a CPU parameter that moves to the meta device becomes a new object, but must keep the attributes that Megatron set"
     yield Patch(torch.nn.Module, "_apply", _keeping_attributes(torch.nn.Module._apply), moved)
 
 
-def _compilers(one_kernel: Callable[..., Any]) -> Iterator[Patch]:
-    reason = "what is fused on a GPU is one kernel that allocates its outputs alone"
-    yield Patch(torch, "compile", one_kernel, reason)
-    yield Patch(torch.jit, "script", one_kernel, reason)
+def _compilers(compiler: Callable[..., Any]) -> Iterator[Patch]:
+    reason = "on a GPU a fused function is one kernel that allocates only its outputs"
+    yield Patch(torch, "compile", compiler, reason)
+    yield Patch(torch.jit, "script", compiler, reason)
 
 
 def _packages() -> Iterator[Patch]:
@@ -136,7 +135,7 @@ def _packages() -> Iterator[Patch]:
     def version(name: str) -> str:
         return FLASH_ATTENTION_VERSION if name in ("flash-attn", "flash_attn") else real(name)
 
-    yield Patch(importlib.metadata, "version", version, "flash-attn is taken to be installed, as where the training will run")
+    yield Patch(importlib.metadata, "version", version, "flash-attn is assumed to be installed on the training machine")
 
 
 def _constant(value: Any) -> Callable[..., Any]:
@@ -144,7 +143,10 @@ def _constant(value: Any) -> Callable[..., Any]:
 
 
 class _TensorType(type):
-    """`torch.cuda.FloatTensor` and its kin: called, they make a tensor; asked with isinstance, they look at device and dtype."""
+    """Metaclass of `torch.cuda.FloatTensor` and similar types.
+
+    A call creates a tensor. isinstance checks the device and the dtype of a tensor.
+    """
 
     dtype: torch.dtype
 

@@ -1,4 +1,4 @@
-"""flash-attn's interface (2.8), as far as Transformer Engine calls it."""
+"""The part of flash-attn's interface (2.8) that Transformer Engine calls."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from analyzer.errors import AnalyzerError
 class FlashAttention(torch.autograd.Function):
     """FlashAttnFunc of flash-attn 2 (flash_attn/flash_attn_interface.py 2.8, csrc/flash_attn/flash_api.cpp).
 
-    Kept: query, key, value, output, softmax statistics [b, a, s] in fp32 and two int64 of RNG state. Backward
-    accumulates dQ in fp32 over queries rounded up to 128 and heads rounded up to 32 (from 129 on: 64), and sums
-    dO·O for each of these queries; with fewer key than query heads dK and dV are first made for every query head.
+    Saved for backward: query, key, value, output, softmax statistics [b, a, s] in fp32 and two int64 of RNG state.
+    Backward allocates an fp32 accumulator for dQ, with the query count rounded up to 128 and the head size rounded up to 32
+    (to 64 from 129 on), and the sum of dO·O for each of these queries. If there are fewer key heads than query heads, dK and
+    dV are first computed for every query head.
     """
 
     @staticmethod
@@ -44,7 +45,11 @@ class FlashAttention(torch.autograd.Function):
 
 
 def _scratch(q: torch.Tensor, k: torch.Tensor, multiprocessors: int) -> list[torch.Tensor]:
-    """What `mha_bwd` allocates for itself, the sums of dO·O first; dQ in as many parts as fill the `multiprocessors`."""
+    """Return the workspaces of `mha_bwd`: sums of dO·O, the fp32 accumulator of dQ, and expanded dK and dV with GQA.
+
+    In deterministic mode `multiprocessors` is the number of SMs, and dQ is accumulated in as many parts as fill them. In
+    non-deterministic mode it is 0.
+    """
     batch, queries, heads, width = q.shape
     rounded, unit = -(-queries // 128) * 128, 32 if width <= 128 else 64
     parts = max(1, -(-multiprocessors // (batch * heads)))
@@ -55,7 +60,7 @@ def _scratch(q: torch.Tensor, k: torch.Tensor, multiprocessors: int) -> list[tor
 
 
 def modules(gpu: Gpu) -> dict[str, ModuleType]:
-    """Modules by the name under which they are imported."""
+    """Return the replacement modules by import name."""
     interface = ModuleType("flash_attn.flash_attn_interface")
 
     def flash_attn_func(
@@ -67,24 +72,24 @@ def modules(gpu: Gpu) -> dict[str, ModuleType]:
     interface._flash_attn_forward = _flash_forward  # type: ignore[attr-defined]
     interface._flash_attn_backward = _flash_backward(gpu.multiprocessors)  # type: ignore[attr-defined]
     for name in ("flash_attn_varlen_func", "_flash_attn_varlen_forward", "_flash_attn_varlen_backward"):
-        setattr(interface, name, _refuse(name))
+        setattr(interface, name, _unsupported(name))
     package = ModuleType("flash_attn")
     package.__path__ = []
     package.flash_attn_interface = interface  # type: ignore[attr-defined]
     compiled = ModuleType("flash_attn_2_cuda")
-    compiled.varlen_bwd = _refuse("varlen_bwd")  # type: ignore[attr-defined]
+    compiled.varlen_bwd = _unsupported("varlen_bwd")  # type: ignore[attr-defined]
     return {"flash_attn": package, "flash_attn.flash_attn_interface": interface, "flash_attn_2_cuda": compiled}
 
 
 def _flash_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
-    """`_flash_attn_forward` as context parallelism calls it: output, statistics, no score matrix, RNG state."""
+    """`_flash_attn_forward` as context parallelism calls it. Returns output, statistics, an empty score matrix, RNG state."""
     del k, v
     batch, queries, heads, _width = q.shape
     return like(q), empty((batch, heads, queries), torch.float32), empty((0,), q.dtype), empty((2,), torch.int64)
 
 
 def _flash_backward(multiprocessors: int) -> Any:
-    """`_flash_attn_backward` as context parallelism calls it: the gradients are given, the scratch is its own."""
+    """`_flash_attn_backward` as context parallelism calls it. The caller allocates the gradients, the kernel its workspaces."""
 
     def backward(
         dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, *_: Any, deterministic: bool = False, **__: Any
@@ -95,8 +100,8 @@ def _flash_backward(multiprocessors: int) -> Any:
     return backward
 
 
-def _refuse(name: str) -> Any:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise AnalyzerError(f"--info-engine shadow: flash-attn's {name} has no stand-in yet; use --info-engine formula")
+def _unsupported(name: str) -> Any:
+    def fail(*_: Any, **__: Any) -> None:
+        raise AnalyzerError(f"--info-engine shadow: flash-attn's {name} is not supported; use --info-engine formula")
 
-    return refuse
+    return fail

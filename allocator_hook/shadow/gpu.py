@@ -1,4 +1,4 @@
-"""The GPU that is pretended, and the stand-ins for what `torch.cuda` hands out."""
+"""The simulated GPU, and replacements for the objects of `torch.cuda`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MULTIPROCESSORS: Final = {(8, 0): 108, (9, 0): 132, (10, 0): 148}
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """What a device query is answered with."""
+    """The properties of the simulated GPU."""
 
     name: str
     capability: tuple[int, int]
@@ -24,7 +24,7 @@ class Gpu:
 
     @classmethod
     def of(cls, hardware: HardwareSpec) -> Gpu:
-        """The target of a launch; an 80 GiB Hopper where none is named, as everywhere in the analysis."""
+        """Return the target GPU of a job. The default is an H100 with 80 GiB, as in the formulas."""
         capability = hardware.compute_capability or (9, 0)
         return cls(
             name=f"NVIDIA {hardware.name or 'H100-80GB'}",
@@ -35,7 +35,7 @@ class Gpu:
 
 
 class DeviceProperties:
-    """What `torch.cuda.get_device_properties` returns."""
+    """Return value of `torch.cuda.get_device_properties`."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.name = gpu.name
@@ -47,7 +47,7 @@ class DeviceProperties:
 
 
 class Stream:
-    """`torch.cuda.Stream`: work is done in the order in which it is issued, so there is nothing to wait for."""
+    """Replacement for `torch.cuda.Stream`. Operations run in the order in which they are issued, so nothing has to wait."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.cuda_stream = 0
@@ -55,16 +55,16 @@ class Stream:
         self.device_index = 0
 
     def wait_stream(self, stream: Any) -> None:
-        """Nothing runs beside us."""
+        """Do nothing: all issued work is finished."""
 
     def wait_event(self, event: Any) -> None:
-        """Nothing runs beside us."""
+        """Do nothing: the event has occurred."""
 
     def record_event(self, event: Event | None = None) -> Event:
         return event or Event()
 
     def synchronize(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: all issued work is finished."""
 
     def query(self) -> bool:
         return True
@@ -73,23 +73,23 @@ class Stream:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """There is one stream; no other is to be restored."""
+        """Do nothing: there is only one stream."""
 
 
 class Event:
-    """`torch.cuda.Event`."""
+    """Replacement for `torch.cuda.Event`."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.cuda_event = 0
 
     def record(self, stream: Any = None) -> None:
-        """Events carry no time here."""
+        """Do nothing: events have no time."""
 
     def wait(self, stream: Any = None) -> None:
-        """The event has happened."""
+        """Do nothing: the event has occurred."""
 
     def synchronize(self) -> None:
-        """The event has happened."""
+        """Do nothing: the event has occurred."""
 
     def query(self) -> bool:
         return True

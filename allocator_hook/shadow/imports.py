@@ -1,4 +1,4 @@
-"""Imports that a machine without CUDA cannot do: optional packages, and Transformer Engine's compiled half."""
+"""Makes packages importable that need CUDA: optional packages, and the compiled extension of Transformer Engine."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from types import ModuleType, TracebackType
 from typing import Any, Final
 
 STUBBED: Final = ("onnxscript", "onnx", "triton", "nvdlfw_inspect")
-"""Imported by Transformer Engine at the top of its modules, and never needed for a training step."""
+"""Packages that Transformer Engine imports at module level but a training step does not need."""
 
 _TE_LOADER: Final = "transformer_engine.common"
 
 
 class Launchable:
-    """A Triton kernel, or anything else of a stubbed package: taking an item, an attribute or calling gives itself."""
+    """A Triton kernel or another object of a stubbed package. Items, attributes and calls return such an object again."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # a decorator without arguments keeps nothing of the function but its name: it would run on the GPU
+        # also used as a decorator: the decorated function is dropped, because it would run on the GPU
         return self
 
     def __getitem__(self, grid: Any) -> Launchable:
@@ -40,11 +40,11 @@ _ON_HOST: Final[dict[str, Callable[..., int]]] = {
     "next_power_of_2": lambda number: 1 << (number - 1).bit_length(),
     "cdiv": lambda dividend, divisor: -(-dividend // divisor),
 }
-"""Functions of Triton that callers use for sizes of tensors."""
+"""Triton functions that callers use on the CPU to compute tensor sizes."""
 
 
 class StubModule(ModuleType):
-    """A package that is absent. Capitalised attributes are classes: they meet isinstance and base-class lists."""
+    """A stub of a package. Capitalized attributes are classes, because callers use them with isinstance or as base classes."""
 
     __path__: list[str] = []  # noqa: RUF012  (the import system reads it from the instance or the class)
 
@@ -61,7 +61,7 @@ class StubModule(ModuleType):
 
 
 class _StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds every submodule of the stubbed packages, before a real one is looked for."""
+    """Finds every submodule of the stubbed packages, before the regular finders run."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         del path, target
@@ -77,7 +77,7 @@ class _StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class _AfterLoading(importlib.abc.Loader):
-    """Runs the real loader, then takes away the function that would load the shared library."""
+    """Runs the real loader, then disables the function that would load the shared library."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -91,7 +91,7 @@ class _AfterLoading(importlib.abc.Loader):
 
 
 class _TransformerEngineFinder(importlib.abc.MetaPathFinder):
-    """`transformer_engine.common` with `load_framework_extension` replaced before anything calls it."""
+    """Finds `transformer_engine.common` and replaces its `load_framework_extension` before it is called."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: Any = None) -> Any:
         if fullname != _TE_LOADER:
@@ -103,7 +103,7 @@ class _TransformerEngineFinder(importlib.abc.MetaPathFinder):
 
 
 class Imports:
-    """A context in which `modules` can be imported by name, and packages that need CUDA can be imported at all."""
+    """Context manager that makes `modules` importable by name, and stubs the packages that need CUDA."""
 
     def __init__(self, modules: Mapping[str, ModuleType]) -> None:
         self._modules = dict(modules)
@@ -112,13 +112,13 @@ class Imports:
         self._environ: str | None = None
 
     def __enter__(self) -> Imports:
-        # Transformer Engine skips loading libcudnn, nvrtc and its own libraries while its packages are being built
+        # with this variable Transformer Engine does not load libcudnn, nvrtc and its own libraries
         self._environ = os.environ.get("NVTE_PROJECT_BUILDING")
         os.environ["NVTE_PROJECT_BUILDING"] = "1"
         sys.meta_path[:0] = self._finders
         for name, module in self._modules.items():
             self._before[name] = sys.modules.get(name)
-            # a hand-made module needs a spec: importlib.util.find_spec reads it
+            # importlib.util.find_spec needs a module spec
             module.__spec__ = module.__spec__ or importlib.machinery.ModuleSpec(name, None)
             sys.modules[name] = module
         return self

@@ -1,9 +1,10 @@
-"""Functions that a compiler fuses on a GPU: one kernel, whose temporaries are never in memory.
+"""Replacement for torch.compile and torch.jit.script. A fused function is one kernel, so its temporaries are not allocated.
 
-Saved for backward is what the compiled function would save. Megatron's fused autograd functions say so themselves, since
-they call compiled functions without a graph. Where autograd sees the function, the eager function's own choice stands if
-it is inputs, outputs or a dropout mask; else the inputs are kept and the rest is computed again, as the partitioner of
-torch.compile does with pointwise functions (torch/_functorch/partitioners.py, `min_cut_rematerialization_partition`).
+The tensors saved for backward are those that the compiled function would save. Megatron's fused autograd functions choose them
+themselves, because they call compiled functions without autograd. For a function that autograd traces: if eager autograd saves
+only inputs, outputs or dropout masks, these are saved. Otherwise only the inputs are saved and the rest is recomputed in
+backward, as the partitioner of torch.compile does for pointwise functions (torch/_functorch/partitioners.py,
+`min_cut_rematerialization_partition`).
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import torch
 from allocator_hook.shadow.recorder import Recorder
 
 
-class OneKernel:
-    """Stands in for `torch.compile` and `torch.jit.script`, as a function or a decorator with or without options."""
+class FakeCompiler:
+    """Replaces `torch.compile` and `torch.jit.script`, as a function or as a decorator with or without options."""
 
     def __init__(self) -> None:
         self.recorder: Recorder | None = None
-        """Set once the recording begins: functions are decorated when their modules are imported."""
+        """Set when the recording starts. Functions are decorated earlier, when their modules are imported."""
 
     def __call__(self, function: Any = None, **options: Any) -> Any:
         del options
@@ -30,7 +31,7 @@ class OneKernel:
             return self
         if isinstance(function, torch.nn.Module) or not callable(function) or isinstance(function, type):
             return function
-        keeps_inputs: list[bool] = []
+        saves_inputs: list[bool] = []
 
         @functools.wraps(function)
         def fused(*args: Any, **kwargs: Any) -> Any:
@@ -38,27 +39,27 @@ class OneKernel:
                 return function(*args, **kwargs)
             tensors = _tensors((*args, *kwargs.values()))
             if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
-                with self.recorder.one_kernel(tensors):
+                with self.recorder.fused_kernel(tensors):
                     return function(*args, **kwargs)
-            if not keeps_inputs:
-                keeps_inputs.append(_saves_intermediates(self.recorder, function, args, kwargs))
-            if keeps_inputs[0]:
-                return _KeepingInputs.apply(self.recorder, functools.partial(function, **kwargs), *args)  # type: ignore[no-untyped-call]
-            with self.recorder.one_kernel():
+            if not saves_inputs:
+                saves_inputs.append(_saves_intermediates(self.recorder, function, args, kwargs))
+            if saves_inputs[0]:
+                return _SavesInputs.apply(self.recorder, functools.partial(function, **kwargs), *args)  # type: ignore[no-untyped-call]
+            with self.recorder.fused_kernel():
                 return function(*args, **kwargs)
 
         return fused
 
 
 def _saves_intermediates(recorder: Recorder, function: Callable[..., Any], args: Any, kwargs: Any) -> bool:
-    """Whether eager autograd would keep something that is neither input nor output nor a mask."""
+    """Return whether eager autograd would save a tensor that is neither an input, an output nor a mask."""
     saved: list[torch.Tensor] = []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         saved.append(tensor)
-        return tensor.detach()  # an output that its own node kept would never be let go
+        return tensor.detach()  # an output saved by its own autograd node would be a reference cycle
 
-    with recorder.one_kernel(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with recorder.fused_kernel(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = function(*args, **kwargs)
         outside = {_storage(tensor) for tensor in (*_tensors((*args, *kwargs.values())), *_tensors((output,)))}
         found = any(tensor.dtype is not torch.bool and tensor.dim() > 0 and _storage(tensor) not in outside for tensor in saved)
@@ -67,8 +68,8 @@ def _saves_intermediates(recorder: Recorder, function: Callable[..., Any], args:
     return found
 
 
-class _KeepingInputs(torch.autograd.Function):
-    """Keeps the inputs; backward computes the function again and takes its gradients, all in one kernel."""
+class _SavesInputs(torch.autograd.Function):
+    """Saves the inputs for backward. Backward recomputes the function and its gradients in one fused kernel."""
 
     @staticmethod
     def forward(ctx: Any, recorder: Recorder, function: Callable[..., Any], *args: Any) -> Any:
@@ -76,13 +77,13 @@ class _KeepingInputs(torch.autograd.Function):
         ctx.places = [index for index, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
         ctx.others = [None if isinstance(arg, torch.Tensor) else arg for arg in args]
         ctx.save_for_backward(*(args[index] for index in ctx.places))
-        with recorder.one_kernel():
+        with recorder.fused_kernel():
             return function(*args)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         result: list[Any] = [None] * len(ctx.others)
-        with ctx.recorder.one_kernel(), torch.enable_grad():
+        with ctx.recorder.fused_kernel(), torch.enable_grad():
             args = list(ctx.others)
             for index, saved in zip(ctx.places, ctx.saved_tensors, strict=True):
                 args[index] = saved.detach().requires_grad_(saved.requires_grad)

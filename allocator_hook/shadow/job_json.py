@@ -1,4 +1,4 @@
-"""A `Launch` as JSON and back: how it reaches the worker, and what the cache is keyed by."""
+"""Conversion of a `TrainingJob` to JSON and back, for the worker and for cache keys."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from analyzer.specs import TrainingJob
 
 
 def to_json(job: TrainingJob) -> str:
-    """Keys in order, so that equal launches give equal text."""
+    """Return the job as JSON. Keys are sorted, so equal jobs give equal text."""
     return json.dumps(asdict(job), sort_keys=True)
 
 
 def from_json(text: str) -> TrainingJob:
-    """The launch that `to_json` was given."""
+    """Return the job that `to_json` converted."""
     job: TrainingJob = _build(TrainingJob, json.loads(text))
     return job
 

@@ -1,7 +1,7 @@
-"""Where tensors lie: what is asked for on "cuda" becomes a meta tensor, and host tensors stay what they are.
+"""Creates meta tensors for the device "cuda". CPU tensors are unchanged.
 
-Values do not exist on the pretended GPU. Where Python wants one (a loss that is printed, a flag that is tested), it
-reads 0: no overflow, no gradient to clip.
+Tensors on the simulated GPU have no values. If Python code reads one (a loss, a flag), it gets 0: no overflow, no gradients to
+clip.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GPU = torch.device("cuda", 0)
 
 
 class Kernels:
-    """Whether an operation of PyTorch is being run: its own Python code must see where tensors really lie."""
+    """`running` is set while a PyTorch operation runs: PyTorch's own Python code must see the real device of a tensor."""
 
     running = False
 
@@ -29,7 +29,7 @@ kernels = Kernels()
 
 
 def to_meta(device: Any) -> Any:
-    """The meta device for any way in which a GPU can be named; everything else unchanged."""
+    """Return the meta device if `device` is a GPU (a string, a torch.device or a number); otherwise `device`."""
     if isinstance(device, str):
         return META if device.startswith("cuda") else device
     if isinstance(device, torch.device):
@@ -53,7 +53,7 @@ def _same(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
 
 
 def _tolist(tensor: torch.Tensor) -> Any:
-    return torch.Tensor.tolist(tensor.to("cpu"))  # by way of the recorder, which knows counts of tokens
+    return torch.Tensor.tolist(tensor.to("cpu"))  # the recorder fills in the expected token counts
 
 
 def _get_device(tensor: torch.Tensor) -> int:
@@ -61,19 +61,19 @@ def _get_device(tensor: torch.Tensor) -> int:
 
 
 def _type(tensor: torch.Tensor, dtype: Any = None, **kwargs: Any) -> Any:
-    """The optimizer sorts parameters by the name of their type, torch.cuda.BFloat16Tensor."""
+    """Return the type name of a CUDA tensor, such as torch.cuda.BFloat16Tensor: the optimizer sorts parameters by it."""
     if dtype is not None:
         return torch.Tensor.type(tensor, dtype, **kwargs)
     return str(torch.Tensor.type(tensor)).replace("torch.meta.", "torch.cuda.")
 
 
 def _named_by_number(device: Any, *args: Any) -> torch.device:
-    """`torch.device(0)` is the accelerator of that number, which this build of PyTorch does not have."""
+    """`torch.device(0)` is a GPU. A CPU build of PyTorch has no accelerator, so it would fail."""
     return torch.device("cuda", device) if isinstance(device, int) else torch.device(device, *args)
 
 
 def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    """As on CUDA: one kernel whose mask takes a byte for each element. On other devices PyTorch draws a float mask."""
+    """As on CUDA: one kernel with a mask of one byte per element. On other devices PyTorch creates a float mask."""
     del inplace
     if not training or p == 0:
         return input
@@ -81,7 +81,7 @@ def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace
 
 
 def _softmax(input: torch.Tensor, dim: int | None = None, *args: Any, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
-    """As on CUDA: half precision in and fp32 out is one kernel, without an fp32 copy of the input."""
+    """As on CUDA: a softmax from half precision to fp32 is one kernel without an fp32 copy of the input."""
     if args and isinstance(args[-1], torch.dtype):
         dtype = args[-1]
     half = input.dtype in (torch.float16, torch.bfloat16)
@@ -98,7 +98,7 @@ def _backward(
     *_: Any,
     inputs: Any = None,
 ) -> None:
-    """`torch.autograd.backward`, which must run under the mode: backward passes recompute, and make tensors on "cuda"."""
+    """`torch.autograd.backward` under this mode: recomputation in backward creates tensors on "cuda"."""
     roots = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
     given = (grad_tensors,) if isinstance(grad_tensors, torch.Tensor) else tuple(grad_tensors or [None] * len(roots))
     gradients = _make_grads(roots, given, is_grads_batched=False)
@@ -124,11 +124,11 @@ _REPLACED: Mapping[Any, Callable[..., Any]] = {
 }
 
 
-_MOST_NESTED: Final = 32
+_MAX_DEPTH: Final = 32
 
 
 class Placement(TorchFunctionMode):
-    """Rewrites the device of every call of PyTorch, and the few functions that differ between CUDA and other devices."""
+    """Replaces the device of every PyTorch call, and the functions that behave differently on CUDA."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,9 +147,9 @@ class Placement(TorchFunctionMode):
         return (replaced or func)(*args, **(kwargs or {}))
 
     def _run_backward(self, *args: Any, **kwargs: Any) -> None:
-        # a checkpoint that returns a parameter makes that parameter's gradient call the checkpoint again, without end
-        if self._nested == _MOST_NESTED:
-            raise RecursionError("a checkpointed module returns one of its parameters; its backward pass would never end")
+        # if a checkpoint returns a parameter, the gradient of the parameter runs the checkpoint again, in infinite recursion
+        if self._nested == _MAX_DEPTH:
+            raise RecursionError("a checkpointed module returns one of its parameters; its backward pass would not end")
         self._nested += 1
         try:
             with self:

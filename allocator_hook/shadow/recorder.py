@@ -1,8 +1,7 @@
-"""Storages of meta tensors as they are made and die: what the GPU's allocator would be asked for, and told.
+"""Records the allocation and the free of every meta tensor storage, as the GPU's allocator would see them.
 
-A storage is allocated when the operation that makes it returns, and freed when its last user lets it go, which PyTorch's
-reference counting decides as on a GPU. Host tensors are not recorded, and their number crunching is skipped where it is
-only about values.
+A storage is allocated when the operation that creates it returns. It is freed when its last reference is released, which
+PyTorch's reference counting decides as on a GPU. CPU tensors are not recorded, and filling large CPU tensors is skipped.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from analyzer.units import BLOCK, MIB, round_up
 
 aten = torch.ops.aten
 
-_MATRIX_PRODUCTS: Final = frozenset(
+_GEMMS: Final = frozenset(
     {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.addmv.default, aten.mv.default}
 )
-_RANDOM: Final = frozenset({aten.normal_.default, aten.uniform_.default, aten.fill_.Scalar, aten.zero_.default})
+_FILLS: Final = frozenset({aten.normal_.default, aten.uniform_.default, aten.fill_.Scalar, aten.zero_.default})
 _READS: Final = frozenset({aten._local_scalar_dense.default})
-_NO_ANSWER: Final = object()
+_NOT_HANDLED: Final = object()
 _LARGE: Final = 1 * MIB
 _FIRST_ADDRESS: Final = 0x7F00_0000_0000
 
 
 class AllocationSink(Protocol):
-    """Where events go: the trace writer, or a counter."""
+    """Receives events: the trace writer, or a counter in a test."""
 
     def allocation(self, pointer: int, bytes: int) -> None: ...
 
@@ -46,7 +45,7 @@ class AllocationSink(Protocol):
 
 
 class _Fused:
-    """What happens within one fused kernel."""
+    """The storages created and the inputs written inside one fused kernel."""
 
     def __init__(self, inputs: set[int]) -> None:
         self.inputs = inputs
@@ -59,7 +58,10 @@ class _Fused:
 
 
 class Recorder(TorchDispatchMode):
-    """Records while it is entered. `cublas_workspace_bytes`: what a cuBLAS handle takes at its first matrix product."""
+    """Dispatch mode that records while it is active.
+
+    `cublas_workspace_bytes` is the workspace that a cuBLAS handle allocates at its first GEMM.
+    """
 
     def __init__(self, sink: AllocationSink, *, cublas_workspace_bytes: int) -> None:
         super().__init__()
@@ -71,21 +73,21 @@ class Recorder(TorchDispatchMode):
         self._handles: set[bool] = set()
         self.means = Means()
         self.current_bytes = 0
-        """In blocks of 512 bytes."""
+        """Live bytes, each allocation rounded up to 512 bytes."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not all(_is_plain(kind) for kind in types):
-            return NotImplemented  # a quantized tensor takes the operation apart itself, into operations that come here again
+            return NotImplemented  # a quantized tensor splits the operation into plain ones, which are dispatched here again
         if kwargs and isinstance(kwargs.get("device"), torch.device):
             kwargs = {**kwargs, "device": to_meta(kwargs["device"])}
         with torch._C.DisableTorchFunction():
-            answer = self._on_host(func, args, kwargs)
-            if answer is not _NO_ANSWER:
+            answer = self._copy_to_host(func, args, kwargs)
+            if answer is not _NOT_HANDLED:
                 return answer
-            if func in _RANDOM and not args[0].is_meta and args[0].numel() > _LARGE:
+            if func in _FILLS and not args[0].is_meta and args[0].numel() > _LARGE:
                 return args[0]
-            if func in _MATRIX_PRODUCTS and args[-1].is_meta:
-                self._take_workspace()
+            if func in _GEMMS and args[-1].is_meta:
+                self._allocate_workspace()
         kernels.running = True
         try:
             result = func(*args, **(kwargs or {}))
@@ -95,32 +97,32 @@ class Recorder(TorchDispatchMode):
             if self._fused and func._schema.is_mutable and isinstance(result, torch.Tensor):
                 self._fused[-1].write(result.untyped_storage())
             self._track_all(result)
-            self.means.follow(func, args, kwargs, result)
+            self.means.propagate(func, args, kwargs, result)
         return result
 
-    def _on_host(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What carries values from the GPU to the host, or has a size that depends on them."""
+    def _copy_to_host(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Handle operations that copy values from the GPU to the CPU, or whose result size depends on values."""
         if func in _READS and args[0].is_meta:
-            return self.means.on_host(args[0]).sum().item()
+            return self.means.to_host(args[0]).sum().item()
         if func in (aten.equal.default, aten.is_nonzero.default) and args[0].is_meta:
             return False
         if func is aten._to_copy.default and args[0].is_meta and _is_host(kwargs.get("device")):
-            return self.means.on_host(args[0], kwargs.get("dtype"))
+            return self.means.to_host(args[0], kwargs.get("dtype"))
         if func is aten.copy_.default and (args[0].is_meta or args[1].is_meta):
             self.means.put(args[0], self.means.of(args[1]))
-            return args[0] if args[0].is_meta else args[0].copy_(self.means.on_host(args[1]))
+            return args[0] if args[0].is_meta else args[0].copy_(self.means.to_host(args[1]))
         if func is aten.masked_select.default and args[0].is_meta:
             return self._masked_select(*args)
-        return _NO_ANSWER
+        return _NOT_HANDLED
 
     def _masked_select(self, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         count = self.means.selected(mask)
         if count is None:
             raise AnalyzerError(
-                "--info-engine shadow: megatron-core selects elements by a mask whose contents are not known here; "
+                "--info-engine shadow: megatron-core selects elements with a mask whose values are unknown; "
                 "use --info-engine formula"
             )
-        indices = torch.empty((count, mask.dim()), dtype=torch.int64, device="meta")  # of torch.nonzero, on the way
+        indices = torch.empty((count, mask.dim()), dtype=torch.int64, device="meta")  # the temporary result of torch.nonzero
         self._track_all(indices)
         result = torch.empty((count,), dtype=tensor.dtype, device="meta")
         self._track_all(result)
@@ -128,17 +130,17 @@ class Recorder(TorchDispatchMode):
         return result
 
     def pointer(self, tensor: torch.Tensor) -> int | None:
-        """Where the tensor's storage lies, if it is on the GPU and recorded."""
+        """Return the address of the tensor's first element; None if its storage is not recorded."""
         with torch._C.DisableTorchFunction():
             entry = self._live.get(tensor.untyped_storage()._cdata)
             return None if entry is None else entry[0] + tensor.storage_offset() * tensor.element_size()
 
     @contextmanager
-    def one_kernel(self, inputs: Iterable[torch.Tensor] = ()) -> Iterator[None]:
-        """What is made inside and gone at the end was never in memory: registers of one fused kernel.
+    def fused_kernel(self, inputs: Iterable[torch.Tensor] = ()) -> Iterator[None]:
+        """Run code as one fused kernel. Storages that are created inside and freed before the end are not recorded.
 
-        An input that is written in place is written anew and copied back, since torch.compile makes graphs functional:
-        the new value stands beside the outputs until then.
+        torch.compile makes in-place operations functional: an `inputs` tensor that is written in place is written to a new
+        buffer and copied back at the end. These buffers are live together with the outputs.
         """
         with torch._C.DisableTorchFunction():
             frame = _Fused({tensor.untyped_storage()._cdata for tensor in inputs})
@@ -159,7 +161,7 @@ class Recorder(TorchDispatchMode):
                     self._freed(pointer, size)
 
     def patches(self) -> list[Patch]:
-        """What a dispatch mode does not see."""
+        """Return patches for functions that a dispatch mode does not intercept."""
         resize = torch.UntypedStorage.resize_
 
         def resize_and_record(storage: torch.UntypedStorage, size: int) -> Any:
@@ -167,7 +169,7 @@ class Recorder(TorchDispatchMode):
             self._resized(storage)
             return result
 
-        return [Patch(torch.UntypedStorage, "resize_", resize_and_record, "a storage that is emptied in place is freed on a GPU")]
+        return [Patch(torch.UntypedStorage, "resize_", resize_and_record, "resizing a storage frees or allocates GPU memory")]
 
     def _track_all(self, value: Any) -> None:
         if isinstance(value, torch.Tensor):
@@ -215,8 +217,8 @@ class Recorder(TorchDispatchMode):
             self._died(storage._cdata, None)
             self._track_storage(storage)
 
-    def _take_workspace(self) -> None:
-        """A cuBLAS handle belongs to a thread, and autograd runs the backward pass in a thread of its own."""
+    def _allocate_workspace(self) -> None:
+        """Allocate the cuBLAS workspace of this thread at its first GEMM. Autograd runs backward in a thread of its own."""
         autograd = in_backward()
         if autograd in self._handles or not self._workspace_bytes:
             return
@@ -228,7 +230,7 @@ class Recorder(TorchDispatchMode):
 
 
 def _is_plain(kind: type) -> bool:
-    """Whether tensors of this type are what they seem: a wrapper around others has a storage that was never allocated."""
+    """Return whether `kind` is a plain tensor type. The storage of a wrapper type is never allocated."""
     return kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
 
 

@@ -1,4 +1,4 @@
-"""What the worker is asked for, as JSON."""
+"""The request that is sent to the worker, as JSON."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from analyzer.specs import TrainingJob
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One launch, and the ranks of it that are to be recorded."""
+    """A job and the ranks to record."""
 
     job: TrainingJob
     traces: Mapping[int, Path]
-    """The file for each global rank."""
+    """The trace path of each global rank."""
     iterations: int = 2
     microbatches: int | None = None
-    """Instead of those of the launch: fewer show the same memory."""
+    """Overrides the number of microbatches of the job; fewer can need the same memory."""
     jobs: int = 1
-    """Ranks recorded side by side."""
+    """Number of ranks that are recorded in parallel."""
     argv: tuple[str, ...] = ()
     """The launch command, for the header."""
     versions: Mapping[str, str] = field(default_factory=dict)

@@ -1,7 +1,7 @@
-"""One rank, recorded: façade, recorder, marks and collectives put together around the step.
+"""Records one rank: combines the fake CUDA, the recorder, the marks and the collective hooks around the step.
 
-`prepare` imports megatron-core under the façade, once for a process; `record` runs one rank, once for a process, since
-Megatron and Transformer Engine keep what they made in module variables.
+Entering a `Session` imports megatron-core under the fake CUDA. `record` runs one rank. Each happens once per process, because
+Megatron and Transformer Engine keep state in module variables.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from allocator_hook.shadow.balance import Means, padded
-from allocator_hook.shadow.facade import facade
+from allocator_hook.shadow.facade import fake_cuda
 from allocator_hook.shadow.gpu import Gpu
-from allocator_hook.shadow.jit import OneKernel
+from allocator_hook.shadow.jit import FakeCompiler
 from allocator_hook.shadow.recorder import Recorder
 from allocator_hook.shadow.request import Request
 from allocator_hook.step.collectives import CollectiveHooks
@@ -34,24 +34,24 @@ from analyzer.trace.events import Header
 
 
 class Session:
-    """A process in which CUDA is pretended. Use it as a context manager."""
+    """Context manager that simulates CUDA in this process and records the step of one rank."""
 
     def __init__(self, job: TrainingJob) -> None:
         self.job = job
         self._stack = ExitStack()
-        self._one_kernel = OneKernel()
+        self._compiler = FakeCompiler()
         self._sink: CollectiveWriter = CollectiveWriter()
         self._recorder: Recorder | None = None
 
     def __enter__(self) -> Session:
-        hooks = CollectiveHooks(self._sink, perform=False, stand_in=self._stand_in)
+        hooks = CollectiveHooks(self._sink, perform=False, on_receive=self._copy_mean)
         gpu = Gpu.of(self.job.hardware)
         environ(self.job)
         self._stack.enter_context(_deterministic(self.job))
         self._stack.enter_context(
-            Patches(Patch(*patch, "a call is recorded; its peers are not there") for patch in hooks.patches())
+            Patches(Patch(*patch, "the call is recorded, not executed: there are no peers") for patch in hooks.patches())
         )
-        self._stack.enter_context(facade(gpu, one_kernel=self._one_kernel, memory_allocated=self._current_bytes))
+        self._stack.enter_context(fake_cuda(gpu, compiler=self._compiler, memory_allocated=self._current_bytes))
         try:
             import_module("megatron.core.models.gpt.gpt_model")
             import_module("megatron.core.optimizer")
@@ -66,7 +66,7 @@ class Session:
         self._stack.close()
 
     def record(self, request: Request, rank: int) -> Path:
-        """Runs the step of `rank` and gives the path of its trace. Once for a session."""
+        """Run the step of `rank` and return the path of its trace. Can be called once per session."""
         from allocator_hook.step.train import run
 
         path = Path(request.traces[rank])
@@ -88,7 +88,7 @@ class Session:
             recorder = Recorder(writer, cublas_workspace_bytes=cublas_workspace_bytes(self.job))
             marks = Marks(writer)
             stack.enter_context(Patches([*recorder.patches(), *_router_padding(recorder.means)]))
-            self._recorder = self._one_kernel.recorder = recorder
+            self._recorder = self._compiler.recorder = recorder
             self._sink.connect(writer, marks)
             stack.enter_context(recorder)
 
@@ -110,7 +110,8 @@ class Session:
             )
         return path
 
-    def _stand_in(self, output: torch.Tensor, input: torch.Tensor) -> None:
+    def _copy_mean(self, output: torch.Tensor, input: torch.Tensor) -> None:
+        """Copy the known mean of the values of `input` to `output`."""
         if self._recorder is not None:
             self._recorder.means.put(output, self._recorder.means.of(input))
 
@@ -120,7 +121,10 @@ class Session:
 
 @contextmanager
 def _deterministic(job: TrainingJob) -> Iterator[None]:
-    """What `validate_args` asks of PyTorch under `--deterministic-mode`: other operations, which may keep other tensors."""
+    """Use PyTorch's deterministic algorithms with `--deterministic-mode`, as `validate_args` does.
+
+    They can save other tensors for backward.
+    """
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(job.flags.deterministic)
     yield
@@ -131,10 +135,10 @@ def _router_padding(means: Means) -> Iterator[Patch]:
     dispatcher = import_module("megatron.core.transformer.moe.token_dispatcher")
     for name in ("pad_routing_map", "fused_pad_routing_map"):
         if hasattr(dispatcher, name):
-            yield Patch(dispatcher, name, padded(means, getattr(dispatcher, name)), "what it adds depends on values")
+            yield Patch(dispatcher, name, padded(means, getattr(dispatcher, name)), "the amount of padding depends on values")
 
 
-INSTALL = "install torch, megatron-core and transformer-engine: pip install '.[shadow]' in this project's folder"
+INSTALL = "run pip install '.[shadow]' in this project's folder, which installs torch, megatron-core and transformer-engine"
 
 
 def _need_transformer_engine() -> None:
@@ -144,15 +148,15 @@ def _need_transformer_engine() -> None:
     except ImportError as error:
         raise AnalyzerError(
             f"--transformer-impl transformer_engine: Transformer Engine cannot be imported ({error}); "
-            "pip install --no-deps transformer-engine, or use --transformer-impl local"
+            "run pip install --no-deps transformer-engine, or use --transformer-impl local"
         ) from error
 
 
 def environ(job: TrainingJob) -> None:
-    """What Transformer Engine and Megatron read from the environment, as the launch has it."""
+    """Set the environment variables that Transformer Engine and Megatron read to the values of the job."""
     if job.flags.deterministic:
         os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"
     if job.flags.cuda_device_max_connections is not None:
         os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = job.flags.cuda_device_max_connections
-    for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):  # Megatron sets them from the backend
+    for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):  # Megatron sets them for the backend
         os.environ.pop(name, None)

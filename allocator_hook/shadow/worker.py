@@ -1,10 +1,10 @@
-"""Runs the step of one rank or several without a GPU and writes their traces, in a process of its own.
+"""The worker process: runs the steps of one or more ranks without a GPU and writes their traces.
 
     python -m allocator_hook.shadow.worker < request.json
 
-Standard output carries one JSON object for each rank that is done, `{"rank": 3, "trace": "…", "seconds": 4.2}`, or
-`{"error": "…", "exit": 2}`. Everything that the packages print goes to standard error. Packages are imported once; each
-rank then runs in a child of this process, so that none sees what another left behind.
+Standard output has one JSON object per finished rank, `{"rank": 3, "trace": "…", "seconds": 4.2}`, or
+`{"error": "…", "exit": 2}`. All output of the packages goes to standard error. Packages are imported once; each rank then runs
+in a forked child process, so that ranks share no state.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Exit status 0, or that of the first error."""
+    """Serve the request on standard input. Returns the exit status: 0, or that of the first error."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def _serve(session: Session, request: Request, answers: TextIO) -> int:
-    """Keeps `jobs` children busy until every rank is recorded or one fails."""
+    """Run up to `jobs` children in parallel until every rank is recorded or one fails."""
     waiting, running = list(request.traces), set[int]()
     try:
         while waiting or running:
@@ -55,7 +55,9 @@ def _serve(session: Session, request: Request, answers: TextIO) -> int:
             code = os.waitstatus_to_exitcode(status)
             if code < 0:
                 return _fail(
-                    answers, f"--info-engine shadow: a worker was killed by signal {-code}; is there enough memory?", WRONG_INPUT
+                    answers,
+                    f"--info-engine shadow: a worker was killed by signal {-code}; check that the machine has enough free memory",
+                    WRONG_INPUT,
                 )
             if code:
                 return code
@@ -76,7 +78,7 @@ def _start(session: Session, request: Request, rank: int, answers: TextIO) -> in
         code = 1
     answers.flush()
     sys.stderr.flush()
-    os._exit(code)  # the parent's contexts are the parent's to leave
+    os._exit(code)  # the context managers belong to the parent process
 
 
 def _record(session: Session, request: Request, rank: int, answers: TextIO) -> int:
@@ -108,4 +110,4 @@ def _answer(answers: TextIO, answer: dict[str, Any]) -> None:
 if __name__ == "__main__":
     status = main()
     sys.stderr.flush()
-    os._exit(status)  # an interpreter with torch in it takes a second to take down, and nothing is left to do
+    os._exit(status)  # skips the interpreter shutdown, which takes a second with torch

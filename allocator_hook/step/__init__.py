@@ -1,4 +1,4 @@
-"""One training step of megatron-core from a `Launch`, as Megatron-LM's own training loop runs it, for one rank.
+"""Runs the training step of one rank of a `TrainingJob` with megatron-core, as Megatron-LM's training loop does.
 
-It knows nothing of how it is recorded: the CUDA recorder and the shadow both use it.
+The step does not depend on the recorder: both the CUDA recorder and the shadow recorder use it.
 """

@@ -1,7 +1,7 @@
-"""Calls of `torch.distributed` seen as events: what is called, with which group, on what.
+"""Intercepts the calls of `torch.distributed` and reports each one: the function, the process group and the tensors.
 
-Patched before megatron-core is imported, because it binds some of the functions by name. A call is recorded and, where
-`perform` says so, made; where not, its output tensors keep whatever they hold and the call is over at once.
+The patches must be applied before megatron-core is imported, because it imports some of the functions by name. Each call is
+recorded. If `perform` is set, it is also executed; otherwise it returns immediately and leaves its output tensors unchanged.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ DTYPES: Mapping[torch.dtype, str] = {
 
 
 class CollectiveSink(Protocol):
-    """Takes each call. `tensor` is the payload handed to it; `peer` the other global rank of a point-to-point call."""
+    """Receives each call. `tensor` is its payload; `peer` is the other global rank of a point-to-point call."""
 
     def __call__(self, kind: str, group: Any, tensor: torch.Tensor, *, peer: int | None) -> None: ...
 
 
 class FinishedWork:
-    """What an asynchronous call returns. NCCL's work keeps its tensors alive until it is waited for, and so does this."""
+    """Return value of an asynchronous call. Like NCCL's work object, it keeps its tensors alive until `wait`."""
 
     def __init__(self, *tensors: torch.Tensor) -> None:
         self._tensors: tuple[torch.Tensor, ...] = tensors
@@ -56,19 +56,22 @@ class FinishedWork:
 
 
 class CollectiveHooks:
-    """The functions that stand in for those of `torch.distributed`, and their installation."""
+    """Replacements for the functions of `torch.distributed`."""
 
     def __init__(
-        self, sink: CollectiveSink, *, perform: bool, stand_in: Callable[[torch.Tensor, torch.Tensor], None] = lambda *_: None
+        self, sink: CollectiveSink, *, perform: bool, on_receive: Callable[[torch.Tensor, torch.Tensor], None] = lambda *_: None
     ) -> None:
-        """`stand_in(output, input)` is called where a call is not made, and what is received would be like what is sent."""
+        """`on_receive(output, input)` is called for collectives whose output has the same kind of values as their input.
+
+        It lets the caller copy what it knows about the values of `input` to `output`, since the call is not executed.
+        """
         self._sink = sink
         self._perform = perform
-        self._stand_in = stand_in
+        self._on_receive = on_receive
         self._real = {name: getattr(dist, name) for name in self.functions() if hasattr(dist, name)}
 
     def functions(self) -> dict[str, Callable[..., Any]]:
-        """Each patched function by its name in `torch.distributed`."""
+        """Return the replacement functions by their names in `torch.distributed`."""
         return {
             "all_reduce": self._all_reduce,
             "reduce": self._reduce,
@@ -90,11 +93,11 @@ class CollectiveHooks:
         }
 
     def patches(self) -> list[tuple[Any, str, Callable[..., Any]]]:
-        """(module, name, function): both modules, since megatron-core and TE import from either."""
+        """Return (module, name, function) for both modules that megatron-core and Transformer Engine import from."""
         return [(module, name, function) for name, function in self.functions().items() for module in (dist, c10d)]
 
     def _call(self, name: str, async_op: bool, tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-        """The real function, or a work that is finished."""
+        """Call the real function if `perform` is set. Otherwise return a finished work object, or None if synchronous."""
         if self._perform:
             return self._real[name](*args, async_op=async_op, **kwargs)
         return FinishedWork(*tensors) if async_op else None
@@ -113,7 +116,7 @@ class CollectiveHooks:
 
     def _all_gather_into_tensor(self, output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False) -> Any:
         self._sink("all_gather", group, output_tensor, peer=None)
-        self._stand_in(output_tensor, input_tensor)
+        self._on_receive(output_tensor, input_tensor)
         return self._call("all_gather_into_tensor", async_op, [output_tensor, input_tensor], output_tensor, input_tensor, group)
 
     def _reduce_scatter_tensor(
@@ -123,14 +126,14 @@ class CollectiveHooks:
         return self._call("reduce_scatter_tensor", async_op, [output, input], output, input, op, group)
 
     def _all_gather(self, tensor_list: Any, tensor: Any, group: Any = None, async_op: bool = False) -> Any:
-        # NCCL gathers into one flat tensor and copies from it (newLikeFlat in ProcessGroupNCCL); what is uneven it broadcasts
+        # NCCL gathers into a flat tensor and copies from it (newLikeFlat in ProcessGroupNCCL). Uneven tensors are broadcast.
         flat = None
         if any(output.shape != tensor.shape for output in tensor_list):
-            flat = _as_long_as_all(tensor_list)
+            flat = _with_total_length(tensor_list)
         elif not self._perform:
             flat = torch.empty((len(tensor_list), *tensor.shape), dtype=tensor.dtype, device=tensor.device)
         for output in tensor_list:
-            self._stand_in(output, tensor)
+            self._on_receive(output, tensor)
         self._sink("all_gather", group, tensor if flat is None else flat, peer=None)
         return self._call("all_gather", async_op, [tensor, *tensor_list], tensor_list, tensor, group)
 
@@ -151,7 +154,7 @@ class CollectiveHooks:
         async_op: bool = False,
     ) -> Any:
         self._sink("all_to_all", group, input, peer=None)
-        self._stand_in(output, input)
+        self._on_receive(output, input)
         return self._call(
             "all_to_all_single", async_op, [output, input], output, input, output_split_sizes, input_split_sizes, group
         )
@@ -186,19 +189,19 @@ class CollectiveHooks:
 
 
 def _all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
-    """Every other rank says what this one says: Megatron compares parameter groups in this way."""
+    """Return the object of this rank for every rank. Megatron uses the call to compare parameter groups across ranks."""
     del group
     object_list[:] = [obj] * len(object_list)
 
 
-def _as_long_as_all(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A tensor with as many elements as all of them together, and no storage of its own."""
+def _with_total_length(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return a 1D view with as many elements as all `tensors` together. It allocates no storage."""
     longest = max(tensors, key=torch.Tensor.numel)
     return longest.flatten()[:1].expand(sum(tensor.numel() for tensor in tensors))
 
 
 class _Coalesced(FinishedWork):
-    """What a coalescing manager is waited on by."""
+    """The work object that a coalescing manager returns."""
 
     def append(self, work: FinishedWork) -> None:
         del work
@@ -206,7 +209,7 @@ class _Coalesced(FinishedWork):
 
 @contextmanager
 def _coalescing_manager(group: Any = None, device: Any = None, async_ops: bool | None = False) -> Iterator[_Coalesced]:
-    """Calls inside are recorded one by one; together they end when the manager is waited for."""
+    """Replacement for `_coalescing_manager`. The calls inside it are recorded individually."""
     del group, device, async_ops
     yield _Coalesced()
 
@@ -217,4 +220,4 @@ _WITHOUT_PEERS: dict[str, Callable[..., Any]] = {
     "broadcast_object_list": lambda *_, **__: None,
     "_coalescing_manager": _coalescing_manager,
 }
-"""Calls that would wait for other ranks, and are no traffic of a step."""
+"""Replacements for calls that would wait for other ranks. They are not recorded."""

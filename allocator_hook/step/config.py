@@ -1,4 +1,4 @@
-"""A `Launch` -> the configuration objects of megatron-core, as `core_transformer_config_from_args` would make them."""
+"""Builds megatron-core's configuration objects from a `TrainingJob`, as `core_transformer_config_from_args` does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TORCH_DTYPES: Final = {"fp32": torch.float32, "fp16": torch.float16, "bf16": tor
 
 
 def transformer_config(job: TrainingJob) -> Any:
-    """TransformerConfig. Functions of the training loop (gradient scaling, no_sync …) are set once there is a model."""
+    """Build the TransformerConfig. The functions of the training loop (grad_scale_func, no_sync_func, …) are set later."""
     from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 
     config_class = MLATransformerConfig if job.model.mla is not None else TransformerConfig
@@ -30,18 +30,18 @@ def transformer_config(job: TrainingJob) -> Any:
         **_blocks(job),
         **_stages(job),
         **_recompute(job),
-        **_latent_attention(job),
+        **_mla(job),
         **_fp8(job),
-        **mixture_options(job),
+        **_moe(job),
     }
     config = config_class(**known_to(config_class, **options))
-    for name, value in _yarn(job).items():  # the model looks them up, and no release up to 0.16 declares them
+    for name, value in _yarn(job).items():  # the model reads these attributes, but releases up to 0.16 do not declare them
         setattr(config, name, value)
     return config
 
 
 def _model(job: TrainingJob) -> dict[str, Any]:
-    """Sizes, fusions and kernels of the model."""
+    """Return the options for sizes, fusions and kernels of the model."""
     model = job.model
     return {
         "num_layers": model.num_layers,
@@ -67,10 +67,10 @@ def _model(job: TrainingJob) -> dict[str, Any]:
         "apply_query_key_layer_scaling": model.apply_query_key_layer_scaling,
         "apply_rope_fusion": model.rope_fusion,
         "persist_layer_norm": not (model.implementation == "local" and model.normalization == "RMSNorm"),
-        **({} if model.softmax_type == "vanilla" else {"softmax_type": model.softmax_type}),  # older releases know only that one
-        "activation_func_clamp_value": 7.0 if model.activation_clamped else None,  # any value
+        **({} if model.softmax_type == "vanilla" else {"softmax_type": model.softmax_type}),  # older releases lack the option
+        "activation_func_clamp_value": 7.0 if model.activation_clamped else None,  # the value has no effect on memory
         "mtp_num_layers": model.mtp_num_layers or None,
-        "mtp_loss_scaling_factor": 0.1 if model.mtp_num_layers else None,  # likewise
+        "mtp_loss_scaling_factor": 0.1 if model.mtp_num_layers else None,  # the value has no effect on memory
         "attention_backend": attention_backend(job),
         "transformer_impl": model.implementation,
         "cross_entropy_loss_fusion": model.cross_entropy != "unfused",
@@ -79,7 +79,7 @@ def _model(job: TrainingJob) -> dict[str, Any]:
 
 
 def _parallel(job: TrainingJob) -> dict[str, Any]:
-    """Sizes of parallelism, and how pipeline ranks communicate."""
+    """Return the parallel sizes and the options of pipeline communication."""
     parallel = job.parallel
     return {
         "tensor_model_parallel_size": parallel.tensor,
@@ -99,7 +99,7 @@ def _parallel(job: TrainingJob) -> dict[str, Any]:
 
 
 def _precision_and_flags(job: TrainingJob) -> dict[str, Any]:
-    """Element types, and flags of the training step."""
+    """Return the data types and the flags of the training step."""
     flags, dtype = job.flags, TORCH_DTYPES[job.precision.parameters]
     return {
         "fp16": dtype is torch.float16,
@@ -107,7 +107,7 @@ def _precision_and_flags(job: TrainingJob) -> dict[str, Any]:
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
         "autocast_dtype": dtype,
-        "perform_initialization": False,  # values do not matter
+        "perform_initialization": False,  # weight values have no effect on memory
         "use_cpu_initialization": False,
         "gradient_accumulation_fusion": flags.gradient_accumulation_fusion,
         "deterministic_mode": flags.deterministic,
@@ -117,7 +117,10 @@ def _precision_and_flags(job: TrainingJob) -> dict[str, Any]:
 
 
 def _yarn(job: TrainingJob) -> dict[str, Any]:
-    """What a model with YaRN reads of its configuration. Its factors change values alone, unless they rule out the fused kernel."""
+    """Return the YaRN options that the model reads.
+
+    The scaling factors only change values, except that an mscale other than 1 disables the fused RoPE kernel.
+    """
     if job.model.yarn_positions is None:
         return {}
     return {
@@ -132,7 +135,7 @@ def _yarn(job: TrainingJob) -> dict[str, Any]:
 
 
 def _blocks(job: TrainingJob) -> dict[str, Any]:
-    """Layers that differ, as the JSON that `HeterogeneousTransformerConfig` reads."""
+    """Return the per-layer configuration of heterogeneous layers as the JSON of `HeterogeneousTransformerConfig`."""
     model = job.model
     if not model.blocks:
         return {}
@@ -156,7 +159,7 @@ def _blocks(job: TrainingJob) -> dict[str, Any]:
 
 
 def _window(job: TrainingJob) -> dict[str, Any]:
-    """Sliding windows, and the layers that have one, one by one where not all do (from core 0.15 on)."""
+    """Return the sliding-window options. If only some layers have a window, they are listed (since core 0.15)."""
     windowed = job.model.windowed
     if not any(windowed):
         return {}
@@ -167,14 +170,14 @@ def _window(job: TrainingJob) -> dict[str, Any]:
 
 
 def hierarchy(job: TrainingJob) -> list[int] | None:
-    """`--hierarchical-context-parallel-sizes`: ranks of an all-to-all, and of the rings over them."""
+    """Return `--hierarchical-context-parallel-sizes`: the size of the all-to-all groups and of the ring (P2P) groups."""
     parallel = job.parallel
     if parallel.cp_comm_type != "a2a+p2p":
         return None
     return [parallel.cp_inner_size, parallel.context // parallel.cp_inner_size]
 
 
-def _latent_attention(job: TrainingJob) -> dict[str, Any]:
+def _mla(job: TrainingJob) -> dict[str, Any]:
     mla = job.model.mla
     if mla is None:
         return {}
@@ -205,13 +208,13 @@ def _fp8(job: TrainingJob) -> dict[str, Any]:
 
 
 def stores_fp8(job: TrainingJob, *recipes: str) -> bool:
-    """Whether weights are stored in FP8, of one of these recipes where any are named."""
+    """Return whether weights are stored in FP8. If `recipes` are given, the recipe must also be one of them."""
     fp8 = job.precision.fp8
     return fp8 is not None and fp8.stored_parameters and (not recipes or fp8.recipe in recipes)
 
 
-def mixture_options(job: TrainingJob) -> dict[str, Any]:
-    """Options of a mixture of experts."""
+def _moe(job: TrainingJob) -> dict[str, Any]:
+    """Return the options of MoE layers."""
     moe = job.model.moe
     if moe is None:
         return {}
@@ -219,7 +222,7 @@ def mixture_options(job: TrainingJob) -> dict[str, Any]:
         "num_moe_experts": moe.num_experts,
         "moe_router_topk": moe.topk,
         "moe_ffn_hidden_size": moe.ffn_hidden_size,
-        "moe_layer_freq": [int(mixture) for mixture in moe.layers],
+        "moe_layer_freq": [int(is_moe) for is_moe in moe.layers],
         "moe_shared_expert_intermediate_size": moe.shared_ffn_hidden_size,
         "moe_shared_expert_overlap": moe.shared_overlap,
         "moe_shared_expert_gate": moe.shared_gate,
@@ -242,7 +245,7 @@ def mixture_options(job: TrainingJob) -> dict[str, Any]:
 
 
 def _router_padding(padded: bool) -> dict[str, Any]:
-    """The option has had two names."""
+    """Return the option under the name that the installed release uses."""
     from megatron.core.transformer import TransformerConfig
 
     new, old = "moe_router_padding_for_quantization", "moe_router_padding_for_fp8"
@@ -250,13 +253,13 @@ def _router_padding(padded: bool) -> dict[str, Any]:
 
 
 def _stages(job: TrainingJob) -> dict[str, Any]:
-    spread = job.parallel.pipeline_layout
+    layout = job.parallel.pipeline_layout
     return {
-        "num_layers_in_first_pipeline_stage": spread.num_layers_in_first,
-        "num_layers_in_last_pipeline_stage": spread.num_layers_in_last,
-        "account_for_embedding_in_pipeline_split": spread.account_for_embedding,
-        "account_for_loss_in_pipeline_split": spread.account_for_loss,
-        "pipeline_model_parallel_layout": "|".join(spread.layout) if spread.layout else None,
+        "num_layers_in_first_pipeline_stage": layout.num_layers_in_first,
+        "num_layers_in_last_pipeline_stage": layout.num_layers_in_last,
+        "account_for_embedding_in_pipeline_split": layout.account_for_embedding,
+        "account_for_loss_in_pipeline_split": layout.account_for_loss,
+        "pipeline_model_parallel_layout": "|".join(layout.layout) if layout.layout else None,
     }
 
 
@@ -272,7 +275,7 @@ def _recompute(job: TrainingJob) -> dict[str, Any]:
 
 
 def activation_function(job: TrainingJob) -> Any:
-    """The function that `--swiglu` and its kin choose."""
+    """Return the activation function that `--swiglu` and similar options select."""
     from torch.nn import functional
 
     activation = job.model.activation
@@ -284,19 +287,23 @@ def activation_function(job: TrainingJob) -> Any:
         from megatron.core import activations
         from megatron.core.fusions import fused_bias_geglu
 
-        return getattr(fused_bias_geglu, "quick_gelu", activations.quick_gelu)  # there from core 0.15 on, and compared with
+        # exists since core 0.15, where the MLP compares its activation function with it
+        return getattr(fused_bias_geglu, "quick_gelu", activations.quick_gelu)
     return functional.silu if activation in ("swiglu", "silu") else functional.gelu
 
 
 def attention_backend(job: TrainingJob) -> Any:
-    """The backend that the launch settled on, and no other."""
+    """Return the attention backend of the job."""
     from megatron.core.transformer.enums import AttnBackend
 
     return AttnBackend[job.model.attention_backend]
 
 
 def ddp_config(job: TrainingJob, *, parameters: int) -> Any:
-    """DistributedDataParallelConfig (`get_model`); `parameters` are those of the rank, which `--ddp-num-buckets` divides."""
+    """Build the DistributedDataParallelConfig (`get_model`). `parameters` is the parameter count of the rank.
+
+    `--ddp-num-buckets` divides the parameters into that many buckets.
+    """
     from megatron.core.distributed import DistributedDataParallelConfig
 
     optimizer = job.optimizer
@@ -324,12 +331,12 @@ def ddp_config(job: TrainingJob, *, parameters: int) -> Any:
 
 
 def _align_param_gather(job: TrainingJob) -> bool:
-    """`validate_args` aligns the gathers of pipeline stages where stages are interleaved."""
+    """Return `align_param_gather`: `validate_args` sets it with the interleaved schedule and overlapped gathers."""
     return job.optimizer.overlap_param_gather and job.parallel.virtual_pipeline is not None
 
 
 def optimizer_config(job: TrainingJob) -> Any:
-    """OptimizerConfig (`get_megatron_optimizer_config`)."""
+    """Build the OptimizerConfig (`get_megatron_optimizer_config`)."""
     from megatron.core.optimizer import OptimizerConfig
 
     spec, dtype = job.optimizer, job.precision.parameters

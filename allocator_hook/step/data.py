@@ -1,4 +1,4 @@
-"""Mock batches on the GPU, as `get_batch` of pretrain_gpt.py leaves them there, and the loss function."""
+"""Mock batches on the GPU, as `get_batch` of pretrain_gpt.py creates them, and the loss function."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 from analyzer.specs import TrainingJob
 
 
-def get_batch(job: TrainingJob, *, first: bool, last: bool, predicts: bool = False) -> dict[str, torch.Tensor | None]:
-    """Fields of one microbatch: [b, s] each, and the mask [b, 1, s, s]; all None on stages in between.
+def get_batch(job: TrainingJob, *, first: bool, last: bool, mtp: bool = False) -> dict[str, torch.Tensor | None]:
+    """Return the fields of one microbatch: [b, s] each, and the mask [b, 1, s, s]. All are None on intermediate stages.
 
-    `get_batch_on_this_tp_rank` (megatron/training/utils.py, 0.16): TP rank 0 puts every field on the GPU and sends those
-    that the stage needs, all of them where it `predicts` further tokens; the others make room for every field and keep
-    what they need. Then each context-parallel rank takes its part.
+    Source: `get_batch_on_this_tp_rank` (megatron/training/utils.py, 0.16). TP rank 0 copies every field to the GPU and
+    broadcasts the fields that the stage needs (all of them if it has MTP layers). The other ranks allocate every field and
+    keep those that they need. Then each context-parallel rank takes its part.
     """
     from megatron.core import parallel_state as mpu
 
     fields = ("tokens", "labels", "loss_mask", "attention_mask", "position_ids")
-    if not (first or last or predicts):
+    if not (first or last or mtp):
         return dict.fromkeys(fields)
     batch = _on_gpu(job)
-    if predicts or (first and last):
+    if mtp or (first and last):
         needed = fields
     else:
         needed = ("tokens", "attention_mask", "position_ids") if first else ("labels", "loss_mask", "attention_mask")
@@ -58,7 +58,7 @@ def _on_gpu(job: TrainingJob) -> dict[str, torch.Tensor | None]:
 def loss_function(
     job: TrainingJob, loss_mask: torch.Tensor, output: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-    """`loss_func` of pretrain_gpt.py (0.16): the masked sum, the number of tokens, and what is reported."""
+    """Return the masked loss sum, the number of tokens and the reported values, as `loss_func` of pretrain_gpt.py (0.16)."""
     losses = output.view(-1).float()
     loss_mask = loss_mask.view(-1).float()
     loss = torch.sum(losses * loss_mask)
@@ -71,10 +71,10 @@ def loss_function(
 
 
 class ForwardStep:
-    """`forward_step` of pretrain_gpt.py, in the shape that Megatron's schedules call."""
+    """`forward_step` of pretrain_gpt.py, with the signature that Megatron's schedules call. `before(model)` runs first."""
 
     def __init__(self, job: TrainingJob, before: Any) -> None:
-        self._launch = job
+        self._job = job
         self._before = before
 
     def __call__(self, data_iterator: Any, model: Any, *_: Any) -> tuple[Any, Any]:
@@ -82,8 +82,8 @@ class ForwardStep:
 
         self._before(model)
         gpt = get_attr_wrapped_model(model, "pre_process", return_model_obj=True)
-        batch = get_batch(self._launch, first=gpt.pre_process, last=gpt.post_process, predicts=gpt.mtp_process)
+        batch = get_batch(self._job, first=gpt.pre_process, last=gpt.post_process, mtp=gpt.mtp_process)
         output = model(
             batch["tokens"], batch["position_ids"], batch["attention_mask"], labels=batch["labels"], loss_mask=batch["loss_mask"]
         )
-        return output, partial(loss_function, self._launch, batch["loss_mask"])
+        return output, partial(loss_function, self._job, batch["loss_mask"])

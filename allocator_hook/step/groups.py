@@ -1,4 +1,4 @@
-"""Megatron's process groups on one rank of a world whose other ranks are not there."""
+"""Megatron's process groups on one rank, without the other ranks of the world."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from analyzer.specs import TrainingJob
 
 @dataclass(frozen=True)
 class GroupInfo:
-    """How a group is called in the analysis, and the global ranks in it."""
+    """The name of a process group in traces and reports, and its global ranks."""
 
     name: str
     members: tuple[int, ...]
 
 
 def initialize(job: TrainingJob, *, rank: int, seed: int = 1234) -> None:
-    """torch.distributed with the fake backend, then Megatron's groups and random states, as `initialize_megatron` makes them."""
+    """Initialize torch.distributed with the fake backend, then Megatron's groups and RNG states as `initialize_megatron` does."""
     from megatron.core import parallel_state, tensor_parallel
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -49,7 +49,7 @@ def initialize(job: TrainingJob, *, rank: int, seed: int = 1234) -> None:
 
 
 def _embedding_ranks(job: TrainingJob) -> dict[str, Any]:
-    """Who holds the word embedding: `get_embedding_ranks` of pretrain_gpt.py, from core 0.16 on."""
+    """Return the option for the pipeline ranks with a word embedding: `get_embedding_ranks` of pretrain_gpt.py (core 0.16)."""
     from megatron.core.transformer import multi_token_prediction
 
     if not hasattr(multi_token_prediction, "get_mtp_ranks"):
@@ -68,14 +68,14 @@ def _embedding_ranks(job: TrainingJob) -> dict[str, Any]:
 
 
 def named_groups() -> dict[Any, GroupInfo]:
-    """Every group of this rank. Groups of equal members are told apart, since Megatron makes them apart."""
+    """Return every group of this rank. Groups with equal members stay distinct, because Megatron creates them separately."""
     return {group: GroupInfo(name, tuple(dist.get_process_group_ranks(group))) for name, group in _groups() if group is not None}
 
 
 def _groups() -> Iterator[tuple[str, Any]]:
     from megatron.core import parallel_state as mpu
 
-    # the general before the special: where Megatron reuses one group under two names, the later name stands
+    # general groups come before special ones: if Megatron uses one group under two names, the later name is used
     calls: list[tuple[str, str, dict[str, bool]]] = [
         ("mp", "get_model_parallel_group", {}),
         ("tp_cp", "get_tensor_and_context_parallel_group", {}),
@@ -102,7 +102,7 @@ def _groups() -> Iterator[tuple[str, Any]]:
             continue
         try:
             group = call(**known_to(call, check_initialized=False, **options))
-        except (AnalyzerError, AssertionError):  # an older release, or a group that this rank is not in
+        except (AnalyzerError, AssertionError):  # an older release, or this rank is not in the group
             continue
         if group is not None and group != dist.GroupMember.NON_GROUP_MEMBER:
             yield name, group

@@ -1,4 +1,4 @@
-"""Names for what lies in memory after setup and after a step: parameters, gradients, optimizer states."""
+"""Labels the tensors that are in memory after setup and after a step: parameters, gradients and optimizer states."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from analyzer.trace.events import Role
 
 
 class LabelSink(Protocol):
-    """The trace writer, as far as labels go."""
+    """The label method of the trace writers."""
 
     def label(self, pointer: int, role: Role, name: str, *, shape: tuple[int, ...], dtype: str, bytes: int) -> None: ...
 
 
 def write_labels(trained: Trained, *, sink: LabelSink, pointer: Any, optimizer: bool) -> None:
-    """Labels every tensor that `pointer` can find; `optimizer`: its states exist by now."""
+    """Label the optimizer states if `optimizer` is set, otherwise the parameters and gradients.
+
+    `pointer(tensor)` returns the address of a tensor, or None for a tensor that is not recorded.
+    """
     tensors = _optimizer_states(trained.optimizer) if optimizer else _model(trained.chunks)
     for role, name, tensor in tensors:
         place = pointer(tensor)
@@ -34,20 +37,20 @@ def _model(chunks: list[Any]) -> Iterator[tuple[Role, str, torch.Tensor]]:
         inner = unwrap(chunk)
         for name, parameter in inner.named_parameters():
             owner, _, last = name.rpartition(".")
-            called = f"{global_name(inner, owner)}.{last}" if owner else name
+            label = f"{global_name(inner, owner)}.{last}" if owner else name
             for part in _parts(parameter):
-                yield "parameter", called, part
+                yield "parameter", label, part
             gradient = getattr(parameter, "main_grad", None)
             if gradient is not None:
-                yield "gradient", called, gradient
+                yield "gradient", label, gradient
         for index, buffer in enumerate([*getattr(chunk, "buffers", []), *getattr(chunk, "expert_parallel_buffers", [])]):
-            for role, whole in (("parameter", buffer.param_data), ("gradient", buffer.grad_data)):
-                if whole is not None:
-                    yield role, f"buffer {index}", whole  # type: ignore[misc]
+            for role, data in (("parameter", buffer.param_data), ("gradient", buffer.grad_data)):
+                if data is not None:
+                    yield role, f"buffer {index}", data  # type: ignore[misc]
 
 
 def _parts(parameter: torch.Tensor) -> list[torch.Tensor]:
-    """What lies in memory of a parameter: of one that is stored in FP8 its bytes by rows and by columns, and their scales."""
+    """Return the tensors of a parameter. An FP8 parameter consists of rowwise and columnwise data and their scales."""
     if not hasattr(parameter, "get_metadata"):
         return [parameter.data]
     return [part for part in parameter.get_metadata().values() if isinstance(part, torch.Tensor)]

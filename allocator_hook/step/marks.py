@@ -1,8 +1,8 @@
-"""Marks of modules and phases, by hooks that add no tensor and no node to the graph.
+"""Records module and phase marks with hooks that add no tensor and no autograd node.
 
-Forward: the hooks of every module. Backward: a hook on each output of a module fires when its gradient is there, which
-is when the backward pass of the module begins; it ends when that of a module that is not inside it begins. Modules are
-called as Megatron's `named_modules` does, with the layer's number in the whole model, from 0.
+Forward marks come from module hooks. Backward marks come from a hook on each output of a module: it fires when the gradient
+of the output is computed, which is when the module's backward begins. A module's backward ends when the backward of a module
+outside it begins. Modules have the names of Megatron's `named_modules`, with layer numbers of the full model, from 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LAYER = re.compile(r"^(.*\blayers)\.(\d+)(?=\.|$)")
 
 
 class MarkSink(Protocol):
-    """Where marks go: the trace writer, or a list in a test."""
+    """Receives marks: a trace writer, or a list in a test."""
 
     def enter(self, name: str, phase: Any, microbatch: int = -1, iteration: int = -1) -> None: ...
 
@@ -26,68 +26,69 @@ class MarkSink(Protocol):
 
 
 def in_backward() -> bool:
-    """Whether autograd is running the backward pass, in this thread."""
+    """Return whether autograd is running a backward pass in this thread."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
 class Marks:
-    """The path of modules being run, kept so that what the sink gets always nests."""
+    """The stack of running modules. The marks passed to the sink are always properly nested."""
 
     def __init__(self, sink: MarkSink) -> None:
         self._sink = sink
         self._stack: list[tuple[str, str, int]] = []
         self.iteration = -1
         self.microbatch = -1
-        self._whole: list[str] = []
-        self._seen: dict[int, int] = {}
+        self._phases: list[str] = []
+        self._microbatches: dict[int, int] = {}
+        """Number of microbatches started in this iteration, by chunk id."""
 
     @property
     def phase(self) -> str:
-        """The phase of what runs now."""
+        """The current phase."""
         if self._stack and self._stack[-1][1] != "forward" and not in_backward():
             self._close(0)  # the backward pass is over
         if self._stack:
             return self._stack[-1][1]
         if in_backward():
             return "backward"
-        return self._whole[-1] if self._whole else "build"
+        return self._phases[-1] if self._phases else "build"
 
     @contextmanager
-    def whole(self, phase: str) -> Iterator[None]:
-        """A phase as a whole: a mark without a name."""
+    def in_phase(self, phase: str) -> Iterator[None]:
+        """Mark a phase. Its marks have an empty name."""
         self._close(0)
         self._sink.enter("", phase, -1, self.iteration)
-        self._whole.append(phase)
+        self._phases.append(phase)
         try:
             yield
         finally:
             self._close(0)
-            self._whole.pop()
+            self._phases.pop()
             self._sink.leave("", phase, -1, self.iteration)
 
     def start_iteration(self, iteration: int) -> None:
-        """Microbatches of each chunk are counted from 0 again."""
+        """Set the iteration, and count the microbatches of each chunk from 0."""
         self.iteration = iteration
-        self._seen = {}
+        self._microbatches = {}
 
     def start_microbatch(self, model: Any) -> None:
-        """The forward pass of the next microbatch of this chunk begins."""
+        """Begin the forward pass of the next microbatch of the chunk `model`."""
         self._close(0)
-        self.microbatch = self._seen.get(id(model), 0)
-        self._seen[id(model)] = self.microbatch + 1
+        self.microbatch = self._microbatches.get(id(model), 0)
+        self._microbatches[id(model)] = self.microbatch + 1
 
     def finish(self) -> None:
-        """Leaves whatever is still open."""
+        """Leave all modules that are still open."""
         self._close(0)
 
     def watch(self, model: torch.nn.Module) -> None:
-        """Hooks every module inside; `model` is a chunk, wrapped or not."""
+        """Register hooks on every module of the chunk `model`, which may be wrapped."""
         inner = unwrap(model)
         for name, module in inner.named_modules():
             if name:
-                called = global_name(inner, name)
-                module.register_forward_pre_hook(self._before(called), with_kwargs=True)
-                module.register_forward_hook(self._after(called), always_call=True)
+                full_name = global_name(inner, name)
+                module.register_forward_pre_hook(self._before(full_name), with_kwargs=True)
+                module.register_forward_hook(self._after(full_name), always_call=True)
         inner.register_forward_hook(self._after_model)
 
     def _before(self, name: str) -> Callable[..., None]:
@@ -112,7 +113,7 @@ class Marks:
         return leave
 
     def _after_model(self, module: Any, args: Any, output: Any) -> None:
-        """The loss is computed in the frame of the model itself: its backward has a mark without a name."""
+        """Hook the outputs of the model. The model itself computes the loss, so its backward mark has an empty name."""
         del module, args
         microbatch = self.microbatch
         for tensor in _tensors(output):
@@ -142,14 +143,14 @@ class Marks:
 
 
 def unwrap(model: torch.nn.Module) -> torch.nn.Module:
-    """The GPTModel inside DistributedDataParallel and Float16Module."""
+    """Return the GPTModel inside DistributedDataParallel and Float16Module."""
     while isinstance(getattr(model, "module", None), torch.nn.Module):
         model = model.module  # type: ignore[assignment]
     return model
 
 
 def global_name(model: torch.nn.Module, name: str) -> str:
-    """`name` with the layer's number in the whole model instead of that in the chunk."""
+    """Return `name` with the layer number in the full model instead of that in the chunk."""
     found = _LAYER.match(name)
     if not found:
         return name

@@ -1,4 +1,4 @@
-"""The model chunks of one rank, as `model_provider` of pretrain_gpt.py and `get_model` of training.py build them."""
+"""Builds the model chunks of one rank, as `model_provider` of pretrain_gpt.py and `get_model` of training.py do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from analyzer.specs import MoeSpec, TrainingJob
 
 
 def layer_spec(job: TrainingJob, config: Any, *, virtual_stage: int | None) -> Any:
-    """The layers that Megatron would choose for `--transformer-impl`; of a mixture, those of this stage one by one."""
+    """Return the layer spec that Megatron selects for `--transformer-impl`. For MoE models: the layer specs of this stage."""
     from megatron.core.models.gpt import gpt_layer_specs as specs
 
     if job.model.moe is not None:
@@ -26,28 +26,28 @@ def layer_spec(job: TrainingJob, config: Any, *, virtual_stage: int | None) -> A
         from megatron.core.models.gpt.heterogeneous.heterogeneous_layer_specs import get_gpt_heterogeneous_layer_spec
 
         return get_gpt_heterogeneous_layer_spec(config, use_te=True)
-    return _alike(job, config)
+    return _uniform_spec(job, config)
 
 
-def _alike(job: TrainingJob, config: Any, *, experts: MoeSpec | None = None) -> Any:
-    """The spec of one layer, for a model whose layers are all alike."""
+def _uniform_spec(job: TrainingJob, config: Any, *, experts: MoeSpec | None = None) -> Any:
+    """Return the spec of one layer, for a model with equal layers."""
     from megatron.core.models.gpt import gpt_layer_specs as specs
 
-    latent: dict[str, Any] = {"multi_latent_attention": job.model.mla is not None}
+    modules: dict[str, Any] = {"multi_latent_attention": job.model.mla is not None}
     if experts is not None:
-        latent |= {"num_experts": experts.num_experts, "moe_grouped_gemm": experts.grouped_gemm}
+        modules |= {"num_experts": experts.num_experts, "moe_grouped_gemm": experts.grouped_gemm}
     if job.model.implementation == "transformer_engine":
         function = specs.get_gpt_layer_with_transformer_engine_spec
-        return function(**known_to(function, qk_layernorm=config.qk_layernorm, **latent))
+        return function(**known_to(function, qk_layernorm=config.qk_layernorm, **modules))
     function = specs.get_gpt_layer_local_spec
-    options = known_to(function, qk_layernorm=config.qk_layernorm, normalization=config.normalization, **latent)
+    options = known_to(function, qk_layernorm=config.qk_layernorm, normalization=config.normalization, **modules)
     return function(**options)
 
 
-def prediction_spec(job: TrainingJob, config: Any, decoder: Any, *, virtual_stage: int | None) -> Any:
-    """Layers of multi-token prediction, like the last of the decoder (`gpt_builder`); None where this stage has none.
+def mtp_spec(job: TrainingJob, config: Any, decoder: Any, *, virtual_stage: int | None) -> Any:
+    """Return the spec of the MTP layers, which equal the last decoder layer (`gpt_builder`); None without MTP layers.
 
-    Before core 0.16 the spec was that of this stage, or a mixture's where the stage has no layer of the decoder.
+    Before core 0.16 it was the decoder spec of this stage, or an MoE layer spec on a stage without decoder layers.
     """
     if not job.model.mtp_num_layers:
         return None
@@ -58,7 +58,7 @@ def prediction_spec(job: TrainingJob, config: Any, decoder: Any, *, virtual_stag
         build = specs.get_gpt_decoder_layer_specs
         layer = build(config, use_transformer_engine=te, **known_to(build, normalization=config.normalization))[-1]
     elif getattr(decoder, "layer_specs", None) == []:
-        layer = _alike(job, config, experts=job.model.moe)
+        layer = _uniform_spec(job, config, experts=job.model.moe)
     else:
         layer = decoder
     block = specs.get_gpt_mtp_block_spec
@@ -66,7 +66,10 @@ def prediction_spec(job: TrainingJob, config: Any, decoder: Any, *, virtual_stag
 
 
 def chunk(job: TrainingJob, config: Any, *, virtual_stage: int | None) -> Any:
-    """One model chunk, on the GPU, in the precision of the launch and not yet wrapped for data parallelism."""
+    """Build one model chunk on the GPU in the precision of the job, not yet wrapped for data parallelism.
+
+    Raises AnalyzerError if the installed megatron-core does not support the position embedding.
+    """
     from megatron.core import parallel_state, tensor_parallel
     from megatron.core.models.gpt import GPTModel, gpt_model
     from megatron.core.transformer.module import Float16Module
@@ -84,7 +87,7 @@ def chunk(job: TrainingJob, config: Any, *, virtual_stage: int | None) -> Any:
     module = GPTModel(
         config=config,
         transformer_layer_spec=decoder,
-        mtp_block_spec=prediction_spec(job, config, decoder, virtual_stage=virtual_stage),
+        mtp_block_spec=mtp_spec(job, config, decoder, virtual_stage=virtual_stage),
         vocab_size=model.padded_vocab_size,
         max_sequence_length=model.max_position_embeddings,
         pre_process=_at_end(parallel_state.is_pipeline_first_stage, stage),
@@ -114,13 +117,13 @@ def _encoder_or_decoder() -> Any:
 
 
 def chunks(job: TrainingJob, config: Any) -> list[Any]:
-    """Every chunk of the rank without data parallelism, in order of virtual stages."""
+    """Build all chunks of the rank in the order of virtual stages, not yet wrapped for data parallelism."""
     virtual = job.parallel.virtual_pipeline
     return [chunk(job, config, virtual_stage=stage) for stage in (range(virtual) if virtual else (None,))]
 
 
 def wrap(job: TrainingJob, config: Any, modules: list[Any]) -> list[Any]:
-    """DistributedDataParallel around each chunk; parameters and gradients move into contiguous buffers here."""
+    """Wrap each chunk with DistributedDataParallel, which moves parameters and gradients into contiguous buffers."""
     from megatron.core.distributed import DistributedDataParallel
 
     total = sum(parameter.numel() for module in modules for parameter in module.parameters())
@@ -129,7 +132,7 @@ def wrap(job: TrainingJob, config: Any, modules: list[Any]) -> list[Any]:
             config=config,
             ddp_config=ddp_config(job, parameters=total),
             module=module,
-            # chunks after the first, and all with an overlapped gather, reduce their gradients in one bucket
+            # only the first chunk may have several buckets; not with --overlap-param-gather-with-optimizer-step
             disable_bucketing=index > 0 or job.optimizer.overlap_param_gather_with_optimizer_step,
         )
         for index, module in enumerate(modules)

@@ -1,4 +1,4 @@
-"""Replacing attributes of other modules for a while, each with its reason, and putting every one of them back."""
+"""Temporary replacement of attributes of other modules. Every patch states its reason and is undone at the end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ABSENT: Final = object()
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """`target.name` is `value` while the patch is applied."""
+    """Replaces `target.name` with `value`."""
 
     target: Any
     name: str
@@ -21,7 +21,7 @@ class Patch:
 
 
 class Patches:
-    """A context in which patches hold. They are applied in order and undone in reverse, whatever happens in between."""
+    """Context manager that applies patches in order and undoes them in reverse order, also after an exception."""
 
     def __init__(self, patches: Iterable[Patch]) -> None:
         self._patches = tuple(patches)
@@ -29,7 +29,7 @@ class Patches:
 
     def __enter__(self) -> Patches:
         for patch in self._patches:
-            # what the target itself holds: an inherited attribute comes back by deleting the override
+            # only the target's own attribute is saved: an inherited one is restored by deleting the override
             self._before.append((patch, vars(patch.target).get(patch.name, _ABSENT)))
             setattr(patch.target, patch.name, patch.value)
         return self

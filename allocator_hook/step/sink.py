@@ -1,4 +1,4 @@
-"""Writes each collective of a step into a trace, with its group and the phase in which it is made."""
+"""Writes each collective of a step to a trace, with its group and phase."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from analyzer.trace.events import Phase
 
 
 class CollectiveTarget(Protocol):
-    """The trace writer or the CUDA recorder, as far as collectives go."""
+    """The collective method of the trace writer and the CUDA recorder."""
 
     def collective(
         self,
@@ -32,7 +32,7 @@ class CollectiveTarget(Protocol):
 
 
 class CollectiveWriter:
-    """Writes each call with the phase in which it is made."""
+    """Writes each call with its group and phase. Calls before `connect` are ignored."""
 
     def __init__(self) -> None:
         self._groups: dict[Any, GroupInfo] = {}
@@ -51,7 +51,7 @@ class CollectiveWriter:
         members = known.members if known else tuple(torch.distributed.get_process_group_ranks(group))
         name = known.name if known else "other"
         if name == "world" and peer is not None:
-            name = self._between(peer)
+            name = self._shared_group(peer)
         self._writer.collective(
             kind,
             group=name,
@@ -63,7 +63,7 @@ class CollectiveWriter:
             peer=peer,
         )
 
-    def _between(self, peer: int) -> str:
-        """The group of a message that goes through the communicator of the world: whose pipeline or context `peer` shares."""
+    def _shared_group(self, peer: int) -> str:
+        """Return the group of a send or receive in the world group: "pp" or "cp" if `peer` is in that group, else "world"."""
         found = {info.name for info in self._groups.values() if peer in info.members}
         return next((name for name in ("pp", "cp") if name in found), "world")

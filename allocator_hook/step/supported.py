@@ -1,4 +1,4 @@
-"""What the step takes from a launch. A field that it does not read, and that is set, is refused rather than ignored."""
+"""The fields of a job that the recorded step supports. A field that is set but not supported is an error."""
 
 from __future__ import annotations
 
@@ -51,53 +51,50 @@ READ: Final[dict[str, frozenset[str]]] = {
     "HardwareSpec": frozenset("name capacity_bytes compute_capability multiprocessors".split()),
     "TrainingJob": frozenset("model parallel batch precision optimizer recompute flags hardware megatron assumptions".split()),
 }
-"""Fields by spec. Those that only change values or start-up, or that the installed release decides by itself, are among them."""
+"""Supported fields by spec. They include fields that only change values or start-up, or that megatron-core decides itself."""
 
 
 _NAMES: Final = {
-    "Launch.fsdp": "fully sharded data parallelism",
-    "Launch.graphs": "CUDA graphs",
-    "Launch.activation_offload": "activations on the host",
-    "TrainingFlags.overlap_moe_expert_parallel_comm": "two microbatches side by side (--overlap-moe-expert-parallel-comm)",
+    "TrainingJob.fsdp": "fully sharded data parallelism",
+    "TrainingJob.graphs": "CUDA graphs",
+    "TrainingJob.activation_offload": "activation offloading",
+    "TrainingFlags.overlap_moe_expert_parallel_comm": "overlapped microbatches (--overlap-moe-expert-parallel-comm)",
     "OptimizerSpec.muon": "Muon",
     "TrainingFlags.tp_comm_overlap": "--tp-comm-overlap",
     "MoeSpec.imbalance": "--info-moe-imbalance",
 }
-"""Fields as users know them."""
+"""Fields by the names that error messages use."""
 
 
 def check_supported(job: TrainingJob) -> None:
-    """Raises UnsupportedError for the first field that is set and that the step would ignore."""
+    """Raise UnsupportedError for the first field that is set but not supported."""
     if job.model.implementation == "legacy":
         raise UnsupportedError(
-            "--info-engine shadow", "the code of 2023 is not in any megatron-core", "use --info-engine formula for it"
+            "--info-engine shadow", "the legacy model code of 2023 is not part of megatron-core", "use --info-engine formula"
         )
     if job.optimizer.name not in ("adam", "sgd"):
         raise UnsupportedError(
-            "--info-engine shadow", f"the recorded step does not run {job.optimizer.name}", "use --info-engine formula for it"
+            "--info-engine shadow", f"the recorded step does not support {job.optimizer.name}", "use --info-engine formula"
         )
     if job.precision.fp8 is not None and job.precision.fp8.recipe == "nvfp4":
-        raise UnsupportedError("--info-engine shadow", "FP4 has no stand-ins for its kernels", "use --info-engine formula for it")
+        raise UnsupportedError("--info-engine shadow", "FP4 kernels are not supported", "use --info-engine formula")
     if job.model.moe is not None and job.model.moe.dispatcher == "flex":
-        raise UnsupportedError(
-            "--info-engine shadow",
-            "the flex dispatcher's libraries have no stand-in",
-            "use --info-engine formula for it",
-        )
+        raise UnsupportedError("--info-engine shadow", "the flex dispatcher is not supported", "use --info-engine formula")
     layout = job.parallel.pipeline_layout.layout or ()
     if any("m" in stage for stage in layout[:-1]):
         raise UnsupportedError(
             "--pipeline-model-parallel-layout",
-            "prediction layers before the last stage send tensors whose shapes are values, which the shadow has none of",
-            "put m into the last stage, or use --info-engine formula",
+            "the shadow engine does not support MTP layers (m) before the last stage",
+            "move m to the last stage, or use --info-engine formula",
         )
     for name in _ignored(job):
         raise UnsupportedError(
-            "--info-engine shadow", f"the recorded step does not run {_NAMES.get(name, name)}", "use --info-engine formula"
+            "--info-engine shadow", f"the recorded step does not support {_NAMES.get(name, name)}", "use --info-engine formula"
         )
 
 
 def _ignored(spec: Any) -> Iterator[str]:
+    """Yield "Spec.field" for each field that is set but not in `READ`."""
     read = READ.get(type(spec).__name__, frozenset())
     for field in fields(spec):
         value = getattr(spec, field.name)

@@ -1,4 +1,4 @@
-"""The training loop: `setup_model_and_optimizer`, `train` and `train_step` of megatron/training/training.py (0.16)."""
+"""The training loop, after `setup_model_and_optimizer`, `train` and `train_step` of megatron/training/training.py (0.16)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from analyzer.specs import TrainingJob
 
 @dataclass
 class Trained:
-    """What is alive after the step, for whoever wants to name its tensors."""
+    """The model chunks and the optimizer, for labelling their tensors."""
 
     job: TrainingJob
     chunks: list[Any]
@@ -37,17 +37,17 @@ def run(
     after_setup: Callable[[Trained], None] = lambda _: None,
     after_iteration: Callable[[Trained, int], None] = lambda *_: None,
 ) -> Trained:
-    """Builds the model of `rank` and trains it for `iterations`; the second shows the steady state.
+    """Build the model of `rank` and train it for `iterations`. Memory is in steady state from the second iteration.
 
-    `microbatches` replaces the number in the launch. Process groups are made here, with torch's fake backend.
+    `microbatches` overrides the number of microbatches of the job. Creates the process groups with torch's fake backend.
     """
     groups.initialize(job, rank=rank)
     config = transformer_config(job)
-    with marks.whole("build"):
+    with marks.in_phase("build"):
         chunks = models.wrap(job, config, models.chunks(job, config))
         optimizer = _optimizer(job, chunks)
     if job.optimizer.offload is not None and job.optimizer.offload.collected:
-        gc.collect()  # as `train` does with --manual-gc
+        gc.collect()  # `train` does this with --manual-gc
     for chunk in chunks:
         marks.watch(chunk)
     trained = Trained(job, chunks, optimizer)
@@ -76,11 +76,11 @@ def _optimizer(job: TrainingJob, chunks: list[Any]) -> Any:
 
 
 def _prepare(job: TrainingJob, config: Any, trained: Trained, marks: Marks) -> None:
-    """What `train` sets before its loop."""
+    """Set the functions of the configuration, as `train` does before its loop."""
     from megatron.core import distributed
 
     def finalize_model_grads(*args: Any, **kwargs: Any) -> None:
-        with marks.whole("backward"):
+        with marks.in_phase("backward"):
             distributed.finalize_model_grads(*args, **kwargs)
 
     for chunk in trained.chunks:
@@ -93,13 +93,13 @@ def _prepare(job: TrainingJob, config: Any, trained: Trained, marks: Marks) -> N
         if job.parallel.virtual_pipeline is not None:
             config.grad_sync_func = _of_chunks(trained.chunks, "start_grad_sync", job)
     if job.optimizer.distributed and job.optimizer.overlap_param_gather:
-        # parameters are not gathered before the first step: they are all there
+        # the first iteration needs no gather: every rank has initialized all parameters
         for chunk in trained.chunks:
             chunk.disable_forward_pre_hook(**known_to(chunk.disable_forward_pre_hook, param_sync=False))
 
 
 def _of_chunks(chunks: list[Any], name: str, job: TrainingJob) -> Any:
-    """A function, or one for each chunk; None where stages are not interleaved."""
+    """Return method `name` of the chunk, or a list for several chunks; None without interleaved stages."""
     if job.parallel.virtual_pipeline is None:
         return None
     functions = [getattr(chunk, name) for chunk in chunks]
@@ -110,12 +110,12 @@ def _train_step(job: TrainingJob, trained: Trained, config: Any, marks: Marks, m
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
     chunks, optimizer = trained.chunks, trained.optimizer
-    with marks.whole("forward"):
+    with marks.in_phase("forward"):
         for chunk in chunks:
             chunk.zero_grad_buffer()
         optimizer.zero_grad()
         if job.optimizer.overlap_param_gather and stores_fp8(job, "mxfp8"):
-            # gathered through the gradient buffer during the forward pass, which starts from the zeroed buffer
+            # parameters are gathered through the gradient buffer in the forward pass, after the buffer was zeroed
             for part in getattr(optimizer, "chained_optimizers", [optimizer]):
                 part._copy_main_params_to_param_buffer()
         losses = get_forward_backward_func()(
@@ -130,18 +130,18 @@ def _train_step(job: TrainingJob, trained: Trained, config: Any, marks: Marks, m
         )
     if job.flags.empty_unused_memory_level >= 1:
         torch.cuda.empty_cache()
-    with marks.whole("optimizer"):
+    with marks.in_phase("optimizer"):
         updated, norm, _ = optimizer.step()
         _reduce_statistics(updated, norm)
         if job.flags.empty_unused_memory_level >= 2:
             torch.cuda.empty_cache()
         _reduce_losses(losses)
         if job.model.mtp_num_layers:
-            _reduce_prediction_losses(microbatches)
+            _reduce_mtp_losses(microbatches)
 
 
 def _reduce_statistics(updated: bool, norm: Any) -> None:
-    """`logical_and_across_model_parallel_group` and `reduce_max_stat_across_model_parallel_group`."""
+    """As `logical_and_across_model_parallel_group` and `reduce_max_stat_across_model_parallel_group`."""
     from megatron.core import parallel_state as mpu
 
     group = mpu.get_model_parallel_group()
@@ -152,7 +152,7 @@ def _reduce_statistics(updated: bool, norm: Any) -> None:
 
 
 def _reduce_losses(losses: list[dict[str, torch.Tensor]]) -> None:
-    """On the last stage: the mean over microbatches and over data parallelism."""
+    """Average the losses over microbatches and data-parallel ranks, on the last stage."""
     from megatron.core import parallel_state as mpu
 
     if not losses:
@@ -161,8 +161,8 @@ def _reduce_losses(losses: list[dict[str, torch.Tensor]]) -> None:
     torch.distributed.all_reduce(values, group=mpu.get_data_parallel_group(with_context_parallel=True))
 
 
-def _reduce_prediction_losses(microbatches: int) -> None:
-    """`training_log`: the mean of each depth's loss, where there is one."""
+def _reduce_mtp_losses(microbatches: int) -> None:
+    """Average the loss of each MTP layer, as `training_log` does."""
     from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
     MTPLossLoggingHelper.track_mtp_metrics(1 / microbatches, 0, None, None, {})

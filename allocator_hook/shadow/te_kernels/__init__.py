@@ -1,8 +1,8 @@
-"""A stand-in for `transformer_engine_torch`, the compiled half of Transformer Engine.
+"""Replacement for `transformer_engine_torch`, the compiled extension of Transformer Engine.
 
-One small function for each binding, with the binding's own arguments; each allocates what the binding allocates
-(transformer_engine/pytorch/csrc/extensions, 2.11) and computes nothing. A binding that is missing raises an error
-that names it.
+Each binding is a function with the same arguments. It allocates the same tensors as the binding
+(transformer_engine/pytorch/csrc/extensions, 2.11) and computes nothing. A call of an unsupported binding raises an error that
+names it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from analyzer.errors import AnalyzerError
 
 
 class MissingKernelError(AnalyzerError):
-    """Transformer Engine called a binding that has no stand-in."""
+    """Transformer Engine called a binding that is not supported."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"--info-engine shadow: Transformer Engine's kernel {name} has no stand-in yet; "
-            "use --info-engine formula, or leave out the option that needs this kernel"
+            f"--info-engine shadow: Transformer Engine's kernel {name} is not supported; "
+            "use --info-engine formula, or remove the option that needs this kernel"
         )
 
 
@@ -31,7 +31,7 @@ class _Extension(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if name[:1].isupper():  # classes appear in annotations at import; making one is what fails
+        if name[:1].isupper():  # classes appear in annotations at import time; only creating an object fails
             return _missing_class(name)
 
         def missing(*args: Any, **kwargs: Any) -> Any:
@@ -41,14 +41,14 @@ class _Extension(ModuleType):
 
 
 def _missing_class(name: str) -> type:
-    def refuse(self: object, *args: Any, **kwargs: Any) -> None:
+    def fail(self: object, *args: Any, **kwargs: Any) -> None:
         raise MissingKernelError(name)
 
-    return type(name, (), {"__init__": refuse})
+    return type(name, (), {"__init__": fail})
 
 
 def extension(gpu: Gpu, *, version: str) -> ModuleType:
-    """The module to be found as `transformer_engine_torch`, answering as on `gpu`."""
+    """Return the replacement module `transformer_engine_torch`, which behaves as on `gpu`."""
     module = _Extension("transformer_engine_torch")
     module.__version__ = version  # type: ignore[attr-defined]
     for name, enum in ENUMS.items():
@@ -60,5 +60,5 @@ def extension(gpu: Gpu, *, version: str) -> ModuleType:
 
 
 def bindings(part: ModuleType, gpu: Gpu) -> dict[str, Callable[..., Any]]:
-    """The functions of one file by the name of their binding."""
+    """Return the functions of one file by binding name."""
     return dict(part.bindings(gpu))

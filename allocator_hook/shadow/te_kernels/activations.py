@@ -9,13 +9,13 @@ import torch
 
 from allocator_hook.shadow.gpu import Gpu
 from allocator_hook.shadow.te_kernels.allocate import empty
-from allocator_hook.shadow.te_kernels.quantizers import Kind, kind_of, multiplies_any_layout, output
+from allocator_hook.shadow.te_kernels.quantizers import Kind, kind_of, output, supports_any_gemm_layout
 from analyzer.units import ceil_div
 
 PLAIN: Final = ("gelu", "qgelu", "relu", "srelu", "silu")
 GATED: Final = ("geglu", "qgeglu", "reglu", "sreglu", "swiglu")
 FUSED: Final[tuple[Kind, ...]] = ("delayed", "mxfp8")
-"""Recipes of which these kernels write quantized tensors themselves."""
+"""Recipes for which these kernels write the quantized tensor directly."""
 
 
 def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
@@ -37,12 +37,12 @@ def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
         return [bias, out]
 
     def bgrad_quantize(input: torch.Tensor, quantizer: Any) -> list[Any]:
-        """The sum over rows, and the gradient: quantized, or without a quantizer itself."""
-        bias, whole = empty(input.shape[-1:], input.dtype), input.contiguous()
+        """Return the sum over rows and the gradient, which is quantized if there is a quantizer."""
+        bias, gradient = empty(input.shape[-1:], input.dtype), input.contiguous()
         if quantizer is None:
-            return [bias, whole]
-        every: tuple[Kind, ...] = (*FUSED, "tensorwise", "blockwise")  # none needs another plain tensor: the gradient is one
-        out = output(quantizer, input.shape, input.dtype, gpu, fused=every)
+            return [bias, gradient]
+        fused: tuple[Kind, ...] = (*FUSED, "tensorwise", "blockwise")  # all recipes quantize the gradient itself, without a copy
+        out = output(quantizer, input.shape, input.dtype, gpu, fused=fused)
         scratch = _partial_sums(input, quantizer, gpu)
         del scratch
         return [bias, out]
@@ -57,14 +57,15 @@ def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
 
 
 def _partial_sums(gradient: torch.Tensor, quantizer: Any, gpu: Gpu) -> torch.Tensor | None:
-    """What kernels that cast and sum at once keep: a row for each 128 rows, or 256 where they transpose too.
+    """Return the workspace of kernels that cast and sum: one fp32 row per 128 input rows, or per 256 if they also transpose.
 
-    `nvte_quantize_dbias`: common/cast/fp8/quantize_fp8.cuh, mxfp8/quantize_mxfp8.cuh, transpose/cast_transpose_fusion.cu.
+    Source: `nvte_quantize_dbias` (common/cast/fp8/quantize_fp8.cuh, mxfp8/quantize_mxfp8.cuh,
+    transpose/cast_transpose_fusion.cu).
     """
     kind = kind_of(quantizer)
     if kind not in FUSED:
         return None
-    transposes = kind == "delayed" and not multiplies_any_layout(gpu)
+    transposes = kind == "delayed" and not supports_any_gemm_layout(gpu)
     if transposes and not (quantizer.rowwise_usage and quantizer.columnwise_usage):
         return None
     width = gradient.shape[-1]

@@ -1,4 +1,4 @@
-"""Making tensors as the bindings do: on the GPU, uninitialised."""
+"""Creates uninitialized GPU tensors, as the bindings do."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def like(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor of the same shape and type."""
+    """Return a contiguous tensor of the same shape and dtype."""
     return empty(tensor.shape, tensor.dtype)
 
 
 def workspace(bytes_: int) -> torch.Tensor | None:
-    """`allocateSpace`: kept until the binding returns, by its local variable."""
+    """`allocateSpace`: a workspace of `bytes_` bytes, None for 0. The caller's local variable keeps it alive."""
     return empty((bytes_,), torch.uint8) if bytes_ else None
 
 
-def refuse_quantizer(quantizer: object, kernel: str) -> None:
-    """Attention in FP8 is not stood in for; a run that needs it is refused rather than counted wrongly."""
+def reject_quantizer(quantizer: object, kernel: str) -> None:
+    """Raise AnalyzerError if the kernel has a quantizer: FP8 attention is not supported."""
     if quantizer is not None:
-        raise AnalyzerError(f"--info-engine shadow: {kernel} has no quantised output yet; use --info-engine formula")
+        raise AnalyzerError(f"--info-engine shadow: quantized output of {kernel} is not supported; use --info-engine formula")

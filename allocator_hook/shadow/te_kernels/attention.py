@@ -1,7 +1,7 @@
-"""cuDNN's fused attention and the helpers around it (csrc/extensions/attention.cpp).
+"""cuDNN's fused attention and its helper kernels (csrc/extensions/attention.cpp).
 
-Forward keeps softmax statistics in fp32, one for each head and query, and two int64 of RNG state. Workspaces are
-cuDNN's own: backward accumulates dQ in fp32 where it runs without determinism, as measured runs show.
+Saved for backward: one fp32 softmax statistic per head and query, and two int64 of RNG state. cuDNN allocates its own
+workspaces: non-deterministic backward accumulates dQ in fp32, as measured runs show.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from allocator_hook.shadow.gpu import Gpu
-from allocator_hook.shadow.te_kernels.allocate import empty, refuse_quantizer
+from allocator_hook.shadow.te_kernels.allocate import empty, reject_quantizer
 from allocator_hook.shadow.te_kernels.enums import ENUMS, TORCH_DTYPES, DType
 
 _LAYOUT = ENUMS["NVTE_QKV_Layout"]
@@ -26,10 +26,13 @@ def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
         p_dropout: float, num_attn_heads: int, num_gqa_groups: int, max_seqlen_q: int, max_seqlen_kv: int, head_dim_qk: int,
         head_dim_v: int, *_: Any,
     ) -> int:  # fmt: skip
-        """Heads that cuDNN 9.5 and later take for training (common/fused_attn/fused_attn.cpp)."""
-        widest = 256 if gpu.capability == (9, 0) else 128
+        """Return the backend. Head sizes are those that cuDNN 9.5 and later support in training.
+
+        Source: common/fused_attn/fused_attn.cpp.
+        """
+        max_head_dim = 256 if gpu.capability == (9, 0) else 128
         half = q_dtype in (DType["kFloat16"], DType["kBFloat16"])
-        fits = max(head_dim_qk, head_dim_v) <= widest or (head_dim_qk, head_dim_v) == (192, 128)
+        fits = max(head_dim_qk, head_dim_v) <= max_head_dim or (head_dim_qk, head_dim_v) == (192, 128)
         if half and gpu.capability >= (8, 0) and fits and head_dim_qk % 8 == 0 and head_dim_v % 8 == 0:
             return _BACKEND["NVTE_F16_arbitrary_seqlen"]
         return _BACKEND["NVTE_No_Backend"]
@@ -50,8 +53,8 @@ def fused_attn_fwd(
     cu_seqlens_q_padded: Any, cu_seqlens_kv_padded: Any, page_table_k: Any, page_table_v: Any, s_quantizer: Any,
     o_quantizer: Any, *_: Any,
 ) -> list[torch.Tensor]:  # fmt: skip
-    """The output, the softmax statistics [b, a, s, 1] and the RNG state."""
-    refuse_quantizer(o_quantizer, "fused_attn_fwd")
+    """Return the output, the softmax statistics [b, a, s, 1] and the RNG state."""
+    reject_quantizer(o_quantizer, "fused_attn_fwd")
     out = empty((*Q.shape[:-1], V.shape[-1]), fake_dtype)
     rng_state = empty((2,), torch.int64)
     batch, heads = cu_seqlens_q.shape[0] - 1, Q.shape[-2]
@@ -65,12 +68,12 @@ def fused_attn_bwd(
     cu_seqlens_kv: torch.Tensor, Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, O: torch.Tensor, dO: torch.Tensor,
     fake_dtype: torch.dtype, dqkv_type: int, *_: Any,
 ) -> list[torch.Tensor | None]:  # fmt: skip
-    """Gradients of query, key and value in the layout that these have, then those of a bias and a softmax offset."""
+    """Return the gradients of query, key and value in their layout, then those of the bias (None) and the softmax offset."""
     dtype = TORCH_DTYPES[dqkv_type]  # type: ignore[index]
     layout = _LAYOUT(qkv_layout).name.removeprefix("NVTE_")
     gradients = _split_gradients(layout, Q, K, V, dtype)
     batch, heads = cu_seqlens_q.shape[0] - 1, Q.shape[-2]
-    # cuDNN sums dO·O for each query, and dQ, in fp32
+    # cuDNN computes the sum of dO·O per query and accumulates dQ, both in fp32
     scratch = [empty((batch, heads, max_seqlen_q), torch.float32), empty(Q.shape, torch.float32)]
     del scratch
     learned = softmax_type == _SOFTMAX["NVTE_LEARNABLE_SOFTMAX"]
@@ -78,11 +81,14 @@ def fused_attn_bwd(
 
 
 def _split_gradients(layout: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dtype: torch.dtype) -> list[torch.Tensor]:
-    """One tensor where query, key and value lie interleaved in one, else one for each (`nvte_get_qkv_layout_group`)."""
+    """Return the gradients as views of one tensor if query, key and value are interleaved, else as separate tensors.
+
+    Source: `nvte_get_qkv_layout_group`.
+    """
     if "_" not in layout:
         axis = q.dim() - (2 if "3H" in layout else 1)
-        whole = empty((*q.shape[:axis], 3, *q.shape[axis:]), dtype)
-        return [whole.select(axis, index) for index in range(3)]
+        interleaved = empty((*q.shape[:axis], 3, *q.shape[axis:]), dtype)
+        return [interleaved.select(axis, index) for index in range(3)]
     if layout.count("_") == 1:
         axis = k.dim() - (2 if "2H" in layout else 1)
         pair = empty((*k.shape[:axis], 2, *k.shape[axis:]), dtype)

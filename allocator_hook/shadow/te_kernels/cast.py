@@ -1,4 +1,4 @@
-"""Casts to FP8 and back, and the scales of FP8 weights (csrc/extensions/cast.cpp, recipe.cpp, fp8_partial_cast.cpp)."""
+"""Quantization and dequantization, and scales of FP8 weights (csrc/extensions/cast.cpp, recipe.cpp, fp8_partial_cast.cpp)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from allocator_hook.shadow.gpu import Gpu
 from allocator_hook.shadow.te_kernels.allocate import empty
 from allocator_hook.shadow.te_kernels.enums import TORCH_DTYPES
-from allocator_hook.shadow.te_kernels.quantizers import create_tensor, create_tensors, fill, logical_shape, update_tensor
+from allocator_hook.shadow.te_kernels.quantizers import create_tensor, create_tensors, logical_shape, reduce_amax, update_tensor
 
 IN_PLACE: Final = (
     "compute_amax",
@@ -21,7 +21,7 @@ IN_PLACE: Final = (
     "mxfp8_scaling_compute_partial_amax",
     "mxfp8_scaling_partial_cast",
 )
-"""Kernels that write into tensors of the caller."""
+"""Kernels that write only to existing tensors."""
 
 
 def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
@@ -29,14 +29,14 @@ def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
         del noop
         tensor = tensor.contiguous()
         out = create_tensor(quantizer, tensor.shape, tensor.dtype, gpu) if output is None else update_tensor(quantizer, output, gpu)
-        fill(quantizer, tensor.numel())
+        reduce_amax(quantizer, tensor.numel())
         return out
 
     def multi_tensor_quantize(tensor_list: Sequence[torch.Tensor], quantizer_list: Sequence[Any]) -> list[Any]:
         pairs = list(zip(quantizer_list, tensor_list, strict=True))
         made = [create_tensor(quantizer, tensor.shape, tensor.dtype, gpu) for quantizer, tensor in pairs]
         for quantizer, tensor in pairs:
-            fill(quantizer, tensor.numel())
+            reduce_amax(quantizer, tensor.numel())
         return made
 
     def split_quantize(tensor: torch.Tensor, split_sections: Sequence[int], quantizer_list: Sequence[Any]) -> list[Any]:
@@ -44,7 +44,7 @@ def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
         shapes = [(rows, *tensor.shape[1:]) for rows in split_sections]
         made = create_tensors(quantizer_list, shapes, tensor.dtype, gpu)
         for quantizer, shape in zip(quantizer_list, shapes, strict=True):
-            fill(quantizer, prod(shape))
+            reduce_amax(quantizer, prod(shape))
         return made
 
     return {
@@ -57,9 +57,9 @@ def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
 
 
 def dequantize(input: Any, otype: int) -> torch.Tensor:
-    """A tensor of the type asked for."""
+    """Return a tensor of the requested dtype."""
     return empty(logical_shape(input), TORCH_DTYPES[otype])  # type: ignore[index]
 
 
 def _in_place(*_: Any, **__: Any) -> None:
-    """Everything is updated where it lies."""
+    """Update the arguments in place; allocate nothing."""

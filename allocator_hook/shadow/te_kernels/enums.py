@@ -1,7 +1,7 @@
 """Enumerations of Transformer Engine's extension, with the values of its headers (2.11).
 
-transformer_engine.h, fused_attn.h and comm_gemm_overlap.h in transformer_engine/common/include. Members are ints,
-as pybind11 makes them, because Python code compares and indexes with them.
+Source: transformer_engine.h, fused_attn.h and comm_gemm_overlap.h in transformer_engine/common/include. Members are ints, as
+with pybind11, because Python code compares them and uses them as indices.
 """
 
 from __future__ import annotations

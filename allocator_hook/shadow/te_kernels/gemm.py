@@ -1,4 +1,4 @@
-"""Matrix products (csrc/extensions/gemm.cpp)."""
+"""GEMMs (csrc/extensions/gemm.cpp)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from allocator_hook.shadow.gpu import Gpu
 from allocator_hook.shadow.te_kernels.allocate import empty
 from allocator_hook.shadow.te_kernels.enums import TORCH_DTYPES
-from allocator_hook.shadow.te_kernels.quantizers import create_tensor, fill, kind_of, logical_shape
+from allocator_hook.shadow.te_kernels.quantizers import create_tensor, kind_of, logical_shape, reduce_amax
 from allocator_hook.shadow.te_kernels.scales import swizzled, swizzled_together
 
 
 def output_shape(a: Sequence[int], trans_a: bool, b: Sequence[int], trans_b: bool) -> tuple[int, ...]:
-    """Shape of B·A in the row-major reading of the binding (`getGemmOutputShape`).
+    """Return the shape of B·A in the row-major convention of the binding (`getGemmOutputShape`).
 
     >>> output_shape((12, 8), True, (5, 2, 8), False)
     (5, 2, 12)
@@ -40,21 +40,21 @@ def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
         workspace_size: int, accumulate: bool, use_split_accumulator: bool, comm_overlap: Any = None, comm_type: Any = None,
         extra_output: torch.Tensor | None = None, bulk_overlap: bool = False, alpha: float = 1.0, beta: float | None = None,
     ) -> list[Any]:  # fmt: skip
-        """D, then the bias gradient, the input of a fused GELU, and the extra output of an overlapped product."""
+        """Return D, the bias gradient, the input of a fused GELU, and the extra output of an overlapped GEMM."""
         del gelu_in, workspace, workspace_size, accumulate, use_split_accumulator, comm_overlap, comm_type, bulk_overlap
         del alpha, beta
-        low = _is_quantized(A) or _is_quantized(B)
+        quantized = _is_quantized(A) or _is_quantized(B)
         dtype = TORCH_DTYPES[output_dtype] if output_dtype is not None else A.dtype  # type: ignore[index]
         shape = output_shape(logical_shape(A), transA, logical_shape(B), transB)
         out = create_tensor(quantizer, shape, dtype, gpu) if D is None else D
-        # products in FP8 write FP8 of the delayed recipe themselves
-        plain = empty(shape, dtype) if quantizer is not None and not (low and kind_of(quantizer) == "delayed") else None
+        # FP8 GEMMs write FP8 output directly with delayed scaling only
+        plain = empty(shape, dtype) if quantizer is not None and not (quantized and kind_of(quantizer) == "delayed") else None
         bias_grad = empty((logical_shape(B)[-1],), dtype if D is None else D.dtype) if bias is not None and grad else None
-        before_gelu = empty(shape, TORCH_DTYPES[bias_type] if low else dtype) if gelu and not grad else None  # type: ignore[index]
-        scales = [swizzled(A, by_rows=transA, gpu=gpu), swizzled(B, by_rows=not transB, gpu=gpu)]
+        before_gelu = empty(shape, TORCH_DTYPES[bias_type] if quantized else dtype) if gelu and not grad else None  # type: ignore[index]
+        scales = [swizzled(A, rowwise=transA, gpu=gpu), swizzled(B, rowwise=not transB, gpu=gpu)]
         del scales
         if quantizer is not None:
-            fill(quantizer, prod(shape))
+            reduce_amax(quantizer, prod(shape))
         del plain
         return [out, bias_grad, before_gelu, extra_output]
 
@@ -62,15 +62,15 @@ def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
         A: list[Any], transa: bool, B: list[Any], transb: bool, D: list[torch.Tensor] | None, D_type: int,
         m_splits: list[int], bias: list[torch.Tensor], *rest: Any,
     ) -> list[torch.Tensor]:  # fmt: skip
-        """The outputs are made by the caller in every use by Transformer Engine's modules; only bias gradients are returned."""
+        """Return the bias gradients. Transformer Engine's modules always pass the output tensors in D."""
         del m_splits, rest
         if D is None:
             for a, b in zip(A, B, strict=True):
                 empty(output_shape(logical_shape(a), transa, logical_shape(b), transb), TORCH_DTYPES[D_type])  # type: ignore[index]
         pairs = [(a, b) for a, b in zip(A, B, strict=True) if prod(logical_shape(a)) and prod(logical_shape(b))]
         scales = [
-            swizzled_together([a for a, _ in pairs], by_rows=transa, gpu=gpu),
-            swizzled_together([b for _, b in pairs], by_rows=not transb, gpu=gpu),
+            swizzled_together([a for a, _ in pairs], rowwise=transa, gpu=gpu),
+            swizzled_together([b for _, b in pairs], rowwise=not transb, gpu=gpu),
         ]
         del scales
         return bias

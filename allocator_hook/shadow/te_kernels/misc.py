@@ -1,4 +1,4 @@
-"""What fits nowhere else: versions, dropout, transposes."""
+"""Other bindings: versions, dropout, transposes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
 
 
 def dropout_fwd(input: torch.Tensor, dropout_probability: float, out: torch.Tensor | None = None) -> list[torch.Tensor]:
-    """The output, and a mask of one bit for each element."""
+    """Return the output and a mask of one bit per element."""
     del dropout_probability
     out = like(input) if out is None else out
     return [out, empty((input.numel() // 8,), torch.uint8)]
@@ -36,17 +36,17 @@ def dropout_fwd(input: torch.Tensor, dropout_probability: float, out: torch.Tens
 def dropout_bwd(
     grad_output: torch.Tensor, mask: torch.Tensor, dropout_probability: float, grad_input: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The gradient of the input."""
+    """Return the gradient of the input."""
     del mask, dropout_probability
     return like(grad_output) if grad_input is None else grad_input
 
 
 def swap_first_dims(tensor: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """[a, b, …] -> [b, a, …], copied."""
+    """[a, b, …] -> [b, a, …], as a copy."""
     return empty((tensor.shape[1], tensor.shape[0], *tensor.shape[2:]), tensor.dtype) if out is None else out
 
 
 def fp8_transpose(input: torch.Tensor, dtype: int, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """[…, columns] -> [columns, …], a byte for each element."""
+    """[…, columns] -> [columns, …], one byte per element."""
     del dtype
     return empty((input.shape[-1], *input.shape[:-1]), torch.uint8) if out is None else out

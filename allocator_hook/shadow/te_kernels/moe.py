@@ -1,4 +1,4 @@
-"""Token permutation, router and padding kernels of mixture-of-experts layers (csrc/extensions/permutation.cpp, router.cpp)."""
+"""Token permutation, router and padding kernels of MoE layers (csrc/extensions/permutation.cpp, router.cpp)."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def moe_permute_fwd(
     workspace: list[torch.Tensor],
     max_expanded_token_num: int,
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    """Tokens sorted by expert, where each went, and the sorting workspace, which the caller keeps."""
+    """Return the tokens sorted by expert, the row map, and the sorting workspace, which the caller keeps."""
     del dtype
     expanded = input.shape[0] * indices.shape[1]
     if not workspace:
         workspace = [empty((max_expanded_token_num,), torch.int32) for _ in range(3)]
-        workspace.append(empty((max_expanded_token_num * 8,), torch.int8))  # cub's radix sort of (int32, int32) pairs
+        workspace.append(empty((max_expanded_token_num * 8,), torch.int8))  # CUB's radix sort of (int32, int32) pairs
     permuted = empty((num_out_tokens if num_out_tokens > 0 else expanded, input.shape[1]), input.dtype)
     return permuted, empty((expanded,), torch.int32), workspace
 
@@ -50,7 +50,7 @@ def moe_permute_fwd(
 def moe_unpermute_fwd(
     input: torch.Tensor, dtype: int, row_id_map: torch.Tensor, prob: torch.Tensor, num_tokens: int, topk: int
 ) -> torch.Tensor:
-    """Tokens in their own order."""
+    """Return the tokens in their original order."""
     del dtype, row_id_map, prob, topk
     return empty((num_tokens, input.shape[1]), input.dtype)
 
@@ -58,14 +58,14 @@ def moe_unpermute_fwd(
 def moe_unpermute_bwd(
     input_bwd: torch.Tensor, input_fwd: torch.Tensor, dtype: int, row_id_map: torch.Tensor, prob: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of the expert outputs, and of the probabilities in fp32."""
+    """Return the gradients of the expert outputs and, in fp32, of the probabilities."""
     del dtype
     shape = tuple(prob.shape) if prob.numel() else (row_id_map.shape[0], 1)
     return empty((input_fwd.shape[0], input_bwd.shape[1]), input_bwd.dtype), empty(shape, torch.float32)
 
 
 def fused_topk_with_score_function_fwd(logits: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
-    """Probabilities, the routing map, and the scores kept for backward; each [tokens, experts]."""
+    """Return the probabilities, the routing map, and the scores saved for backward; each [tokens, experts]."""
     return like(logits), empty(logits.shape, torch.bool), like(logits)
 
 
@@ -78,7 +78,7 @@ def fused_topk_with_score_function_bwd(
 
 
 def fused_score_for_moe_aux_loss_fwd(logits: torch.Tensor, topk: int, score_function: str) -> tuple[torch.Tensor, ...]:
-    """Scores, the routing map, and the scores kept for backward; each [tokens, experts]."""
+    """Return the scores, the routing map, and the scores saved for backward; each [tokens, experts]."""
     del topk, score_function
     return like(logits), empty(logits.shape, torch.bool), like(logits)
 
@@ -91,13 +91,13 @@ def fused_score_for_moe_aux_loss_bwd(
 
 
 def fused_moe_aux_loss_fwd(probs: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss, and a constant kept for backward."""
+    """Return the loss and a constant saved for backward."""
     return empty((), probs.dtype), empty((), torch.float32)
 
 
 def fused_moe_aux_loss_bwd(
     Const_buf: torch.Tensor, tokens_per_expert: torch.Tensor, num_rows: int, num_cols: int, grad_aux_loss: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of the probabilities."""
+    """Return the gradient of the probabilities."""
     del Const_buf, tokens_per_expert
     return empty((num_rows, num_cols), grad_aux_loss.dtype)

@@ -1,4 +1,4 @@
-"""Kernels over lists of tensors: Adam, SGD, norms, scaling (csrc/extensions/multi_tensor)."""
+"""Kernels that process lists of tensors: Adam, SGD, norms, scaling (csrc/extensions/multi_tensor)."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
 
 
 def _in_place(*_: Any) -> None:
-    """Everything is updated where it lies."""
+    """Update the arguments in place; allocate nothing."""
 
 
 def multi_tensor_l2norm(
     chunk_size: int, noop_flag: torch.Tensor, tensor_lists: list[list[torch.Tensor]], per_tensor: bool | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The norm in one fp32 element, and of each tensor where asked for."""
+    """Return the total norm as one fp32 element, and the norm of each tensor if `per_tensor` (else an empty tensor)."""
     del noop_flag
     partial = empty((_BLOCKS,), torch.float32)
     total = empty((1,), torch.float32)
@@ -48,10 +48,10 @@ def multi_tensor_l2norm(
         return total, empty((0,), torch.float32)
     tensors = tensor_lists[0]
     chunks = max(-(-tensor.numel() // chunk_size) for tensor in tensors)
-    partial_of_each = empty((len(tensors) * chunks,), torch.float32)
-    each = empty((len(tensors),), torch.float32)
-    del partial, partial_of_each
-    return total, each
+    partial_per_tensor = empty((len(tensors) * chunks,), torch.float32)
+    norms = empty((len(tensors),), torch.float32)
+    del partial, partial_per_tensor
+    return total, norms
 
 
 def multi_tensor_unscale_l2norm(
@@ -61,6 +61,6 @@ def multi_tensor_unscale_l2norm(
     inv_scale: torch.Tensor,
     per_tensor: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As multi_tensor_l2norm, of gradients divided by the loss scale."""
+    """As multi_tensor_l2norm, for gradients multiplied by `inv_scale`."""
     del inv_scale
     return multi_tensor_l2norm(chunk_size, noop_flag, tensor_lists, per_tensor)

@@ -1,8 +1,8 @@
 """LayerNorm and RMSNorm (csrc/extensions/normalization.cpp).
 
-Forward keeps the mean and the reciprocal deviation of each row in fp32. Workspaces of the tuned kernels are partial
-sums of the weight gradients, one row in fp32 for each thread block that works on them
-(common/normalization/layernorm/ln_api.cpp; `dgamma_part`, `dbeta_part`).
+Saved for backward: the mean and the reciprocal deviation of each row, in fp32. The workspaces of the tuned kernels are partial
+sums of the weight gradients, one fp32 row per thread block (`dgamma_part` and `dbeta_part` in
+common/normalization/layernorm/ln_api.cpp).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from allocator_hook.shadow.te_kernels.enums import TORCH_DTYPES
 from allocator_hook.shadow.te_kernels.quantizers import Kind, output
 
 FUSED: Final[tuple[Kind, ...]] = ("delayed",)
-"""Recipes of which the forward kernels write quantized tensors themselves; mxfp8 only with NVTE_NORM_FWD_USE_CUDNN."""
+"""Recipes for which the forward kernels write the quantized tensor directly. mxfp8 needs NVTE_NORM_FWD_USE_CUDNN."""
 
 
 def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
-    """The functions of Transformer Engine that this module replaces, by name.
+    """Return the replacement functions by binding name.
 
-    They are closures and not partial functions: a partial function holds its arguments until it returns, and `del` of an
-    argument must end its life.
+    They are closures, not functools.partial objects: a call through a partial object keeps a reference to every argument until
+    it returns, so that `del` of an argument does not free it.
     """
     return {**_forward(gpu), **_backward(gpu)}
 

@@ -1,8 +1,8 @@
-"""Quantized tensors, as the extension makes them for a quantizer of Transformer Engine (csrc/quantizer.cpp, 2.11).
+"""Creates quantized tensors for Transformer Engine's quantizers, as the extension does (csrc/quantizer.cpp, 2.11).
 
-A quantized tensor is an instance of Transformer Engine's own Python class around buffers of bytes and of scales: `Float8Tensor`
-and its kin, or the plain `…Storage` where the quantizer is `internal`. Which buffers there are is told by the usages that are set
-on the quantizer, and for scaling of whole tensors by the layouts that the GPU's FP8 products take.
+A quantized tensor is an instance of a Python class of Transformer Engine that wraps data and scale buffers: `Float8Tensor` and
+similar classes, or the plain `…Storage` class if the quantizer is `internal`. The usages set on the quantizer determine which
+buffers exist. With per-tensor scaling they also depend on the layouts that the FP8 GEMMs of the GPU support.
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ _TENSORS: Final[Mapping[Kind, tuple[str, str]]] = {
     "blockwise": ("float8_blockwise_tensor", "Float8BlockwiseQTensor"),
     "mxfp8": ("mxfp8_tensor", "MXFP8Tensor"),
 }
-"""Module below transformer_engine.pytorch.tensor, and class; its `…Storage` lies in the folder `storage`."""
+"""Module in transformer_engine.pytorch.tensor, and class. The `…Storage` class is in its subpackage `storage`."""
 _MXFP8_BLOCK: Final = 32
 
 
 def kind_of(quantizer: Any) -> Kind | None:
-    """The recipe that a quantizer is of; None where there is no quantizer."""
+    """Return the recipe of a quantizer; None if there is no quantizer. Raises AnalyzerError for an unsupported one."""
     if quantizer is None:
         return None
     name = type(quantizer).__name__
     if name not in _KINDS:
         raise AnalyzerError(
-            f"--info-engine shadow: tensors of Transformer Engine's {name} have no stand-in yet; "
+            f"--info-engine shadow: Transformer Engine's {name} is not supported; "
             "use --info-engine formula, or another --fp8-recipe"
         )
     return _KINDS[name]
 
 
-def is_whole_tensor(kind: Kind | None) -> bool:
-    """One scale for a tensor, whose copy by columns is its transpose."""
+def is_per_tensor(kind: Kind | None) -> bool:
+    """Return whether the recipe has one scale per tensor. The columnwise data is then the transpose."""
     return kind in ("delayed", "tensorwise")
 
 
-def multiplies_any_layout(gpu: Gpu) -> bool:
-    """`nvte_is_non_tn_fp8_gemm_supported` (common/transformer_engine.cpp): no transpose is needed then."""
+def supports_any_gemm_layout(gpu: Gpu) -> bool:
+    """`nvte_is_non_tn_fp8_gemm_supported` (common/transformer_engine.cpp). If true, no transpose is needed."""
     return (10, 0) <= gpu.capability < (12, 0) or gpu.capability >= (13, 0)
 
 
 def logical_shape(tensor: Any) -> tuple[int, ...]:
-    """The shape that a tensor stands for; a plain `…Storage` has none of its own."""
+    """Return the logical shape of a tensor or of a `…Storage`, which has no shape attribute."""
     if isinstance(tensor, torch.Tensor):
         return tuple(tensor.shape)
     transpose = getattr(tensor, "_transpose", None)
@@ -73,26 +73,30 @@ def logical_shape(tensor: Any) -> tuple[int, ...]:
 
 
 def create_tensor(quantizer: Any, shape: Sequence[int], dtype: torch.dtype, gpu: Gpu) -> Any:
-    """`Quantizer::create_tensor`: uninitialised, with the buffers that the usages ask for."""
+    """`Quantizer::create_tensor`: an uninitialized tensor with the buffers of the quantizer's usages."""
     kind = kind_of(quantizer)
     if kind is None:
         return empty(shape, dtype)
-    made = {name: empty(*buffer) for wanted, buffers in _ways(quantizer, shape, gpu) if wanted for name, buffer in buffers.items()}
-    if is_whole_tensor(kind):
+    usages = _usages(quantizer, shape, gpu)
+    made = {name: empty(*buffer) for enabled, buffers in usages if enabled for name, buffer in buffers.items()}
+    if is_per_tensor(kind):
         made["scale_inv"] = empty((1,), torch.float32)
     return _wrap(quantizer, shape, dtype, made)
 
 
 def create_tensors(quantizers: Sequence[Any], shapes: Sequence[Sequence[int]], dtype: torch.dtype, gpu: Gpu) -> list[Any]:
-    """What `split_quantize` makes: with scaling of blocks all tensors by rows lie in one buffer, and all by columns in another."""
+    """Return the tensors of `split_quantize`.
+
+    With block scaling, the rowwise data of all tensors share one buffer and the columnwise data share another.
+    """
     kinds = {kind_of(quantizer) for quantizer in quantizers}
-    if len(kinds) != 1 or is_whole_tensor(next(iter(kinds))):
+    if len(kinds) != 1 or is_per_tensor(next(iter(kinds))):
         return [create_tensor(quantizer, shape, dtype, gpu) for quantizer, shape in zip(quantizers, shapes, strict=True)]
     made: list[dict[str, torch.Tensor]] = [{} for _ in shapes]
-    for way in range(2):
-        each = [_ways(quantizers[0], shape, gpu)[way] for shape in shapes]
-        if each[0][0]:
-            for tensor, views in zip(made, _in_one_buffer([buffers for _, buffers in each]), strict=True):
+    for usage in range(2):
+        usages = [_usages(quantizers[0], shape, gpu)[usage] for shape in shapes]
+        if usages[0][0]:
+            for tensor, views in zip(made, _in_one_buffer([buffers for _, buffers in usages]), strict=True):
                 tensor.update(views)
     return [
         _wrap(quantizer, shape, dtype, buffers, internal=True)
@@ -101,53 +105,56 @@ def create_tensors(quantizers: Sequence[Any], shapes: Sequence[Sequence[int]], d
 
 
 def update_tensor(quantizer: Any, tensor: Any, gpu: Gpu) -> Any:
-    """`Quantizer::convert_and_update_tensor`: missing buffers are made and those without use let go."""
+    """`Quantizer::convert_and_update_tensor`: create missing buffers and drop those without a usage."""
     kind = kind_of(quantizer)
     shape = logical_shape(tensor)
-    for wanted, buffers in _ways(quantizer, shape, gpu):
+    for enabled, buffers in _usages(quantizer, shape, gpu):
         for name, buffer in buffers.items():
-            if not wanted:
+            if not enabled:
                 setattr(tensor, f"_{name}", None)
             elif getattr(tensor, f"_{name}") is None:
                 setattr(tensor, f"_{name}", empty(*buffer))
-    if is_whole_tensor(kind):
+    if is_per_tensor(kind):
         tensor._transpose_invalid = tensor._transpose is None
     return tensor
 
 
-def fill(quantizer: Any, elements: int) -> None:
-    """`Quantizer::quantize`: kernels on what there is; current scaling of shards agrees on the largest value first."""
+def reduce_amax(quantizer: Any, elements: int) -> None:
+    """`Quantizer::quantize` allocates nothing. Current scaling of a sharded tensor all-reduces the amax first."""
     if elements and kind_of(quantizer) == "tensorwise" and quantizer.with_amax_reduction:
         group = quantizer._canonicalized_amax_reduction_group()
         torch.distributed.all_reduce(quantizer.amax, op=torch.distributed.ReduceOp.MAX, group=group)
 
 
 def output(quantizer: Any, shape: Sequence[int], dtype: torch.dtype, gpu: Gpu, *, fused: Sequence[Kind]) -> Any:
-    """The quantized output of a kernel: of recipes that it is not `fused` with, a plain one is made and quantized afterwards."""
+    """Return the quantized output of a kernel.
+
+    For recipes not in `fused`, the kernel first writes an unquantized output, which is then quantized and freed.
+    """
     out = create_tensor(quantizer, shape, dtype, gpu)
     kind = kind_of(quantizer)
     if kind is not None:
         plain = None if kind in fused else empty(shape, dtype)
-        fill(quantizer, prod(shape))
+        reduce_amax(quantizer, prod(shape))
         del plain
     return out
 
 
-def _ways(quantizer: Any, shape: Sequence[int], gpu: Gpu) -> tuple[tuple[bool, dict[str, Buffer]], ...]:
-    """By rows and by columns: whether it is wanted, and its buffers, data first."""
+def _usages(quantizer: Any, shape: Sequence[int], gpu: Gpu) -> tuple[tuple[bool, dict[str, Buffer]], ...]:
+    """Return for rowwise and columnwise usage: whether it is enabled, and its buffers, data first."""
     kind = kind_of(quantizer)
-    by_rows, by_columns = bool(quantizer.rowwise_usage), bool(quantizer.columnwise_usage)
+    rowwise, columnwise = bool(quantizer.rowwise_usage), bool(quantizer.columnwise_usage)
     size = tuple(shape)
     transposed = (size[-1], *size[:-1])
-    if is_whole_tensor(kind):
-        any_layout = multiplies_any_layout(gpu)
+    if is_per_tensor(kind):
+        any_layout = supports_any_gemm_layout(gpu)
         return (
-            (by_rows or any_layout, {"data": (size, torch.uint8)}),
-            (by_columns and not any_layout, {"transpose": (transposed, torch.uint8)}),
+            (rowwise or any_layout, {"data": (size, torch.uint8)}),
+            (columnwise and not any_layout, {"transpose": (transposed, torch.uint8)}),
         )
     if kind == "blockwise":
         columns = size if quantizer.all_gather_usage else transposed
-        scales = [(tuple(quantizer.get_scale_shape(size, columnwise)), torch.float32) for columnwise in (False, True)]
+        scales = [(tuple(quantizer.get_scale_shape(size, by_columns)), torch.float32) for by_columns in (False, True)]
     else:
         columns = size
         rows, width = prod(size[:-1]), size[-1]
@@ -156,27 +163,27 @@ def _ways(quantizer: Any, shape: Sequence[int], gpu: Gpu) -> tuple[tuple[bool, d
             ((round_up(rows // _MXFP8_BLOCK, 4), round_up(width, 128)), torch.uint8),
         ]
     return (
-        (by_rows, {"rowwise_data": (size, torch.uint8), "rowwise_scale_inv": scales[0]}),
-        (by_columns, {"columnwise_data": (columns, torch.uint8), "columnwise_scale_inv": scales[1]}),
+        (rowwise, {"rowwise_data": (size, torch.uint8), "rowwise_scale_inv": scales[0]}),
+        (columnwise, {"columnwise_data": (columns, torch.uint8), "columnwise_scale_inv": scales[1]}),
     )
 
 
 def _in_one_buffer(tensors: Sequence[Mapping[str, Buffer]]) -> list[dict[str, torch.Tensor]]:
-    """`bulk_allocate_*_tensors` (csrc/extensions/cast.cpp): data of all at multiples of 256 bytes, then their scales of 16."""
+    """`bulk_allocate_*_tensors` (csrc/extensions/cast.cpp): first all data, aligned to 256 bytes, then all scales, to 16."""
     names = list(tensors[0])
-    places: dict[tuple[int, str], int] = {}
+    offsets: dict[tuple[int, str], int] = {}
     total = 0
     for name, alignment in zip(names, (256, 16), strict=True):
         for index, buffers in enumerate(tensors):
             shape, dtype = buffers[name]
-            places[index, name] = total = round_up(total, alignment)
+            offsets[index, name] = total = round_up(total, alignment)
             total += prod(shape) * dtype.itemsize
     storage = empty((total,), torch.uint8).untyped_storage()
-    return [{name: _view(storage, places[index, name], *buffers[name]) for name in names} for index, buffers in enumerate(tensors)]
+    return [{name: _view(storage, offsets[index, name], *buffers[name]) for name in names} for index, buffers in enumerate(tensors)]
 
 
 def _view(storage: torch.UntypedStorage, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """`at::from_blob`: a tensor of its own, which keeps the storage alive and no other tensor."""
+    """`at::from_blob`: a new tensor that keeps the storage alive, but no other tensor."""
     tensor = empty((0,), dtype)
     if not prod(shape):
         return empty(shape, dtype)
@@ -196,7 +203,7 @@ def _wrap(
     options: dict[str, Any] = {"fp8_dtype": quantizer.dtype, "quantizer": quantizer}
     if not internal:
         options |= {"shape": tuple(shape), "dtype": dtype}
-    if is_whole_tensor(kind):
+    if is_per_tensor(kind):
         options |= {
             "data": made.get("data"),
             "fp8_scale_inv": made["scale_inv"],

@@ -1,4 +1,4 @@
-"""Fused rotary embeddings (csrc/extensions/apply_rope.cpp)."""
+"""Fused rotary position embeddings (csrc/extensions/apply_rope.cpp)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _rotate(input: torch.Tensor, *_: Any) -> torch.Tensor:
 def fused_qkv_rope_forward(
     qkv: torch.Tensor, q_freqs: Any, k_freqs: Any, start_positions: Any, split: Sequence[int], *_: Any
 ) -> tuple[torch.Tensor, ...]:
-    """Query, key and value as tensors of their own; `split` is their widths within a group."""
+    """Return query, key and value as separate tensors. `split` has their widths within a query group."""
     del q_freqs, k_freqs, start_positions
     s, b, groups = qkv.shape[:3]
     return (
@@ -41,7 +41,7 @@ def fused_qkv_rope_forward(
 def fused_qkv_rope_backward(
     q_grad: torch.Tensor, k_grad: torch.Tensor, v_grad: torch.Tensor, q_freqs: Any, k_freqs: Any, split: Sequence[int], *_: Any
 ) -> torch.Tensor:
-    """The gradient of the fused projection, [s, b, groups, sum of the widths]."""
+    """Return the gradient of the fused projection, [s, b, groups, sum of the widths]."""
     del k_grad, v_grad, q_freqs, k_freqs
     s, b, heads = q_grad.shape[:3]
     return empty((s, b, heads * split[1] // split[0], sum(split)), q_grad.dtype)

@@ -1,4 +1,4 @@
-"""Fused softmax of attention scores (csrc/extensions/softmax.cpp): forward a new tensor, backward in place."""
+"""Fused softmax of attention scores (csrc/extensions/softmax.cpp). Forward allocates its output; backward is in place."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ VARIANTS: Final = (
 
 
 def forward(input: torch.Tensor, *_: Any) -> torch.Tensor:
-    """The probabilities, [b, a, s, s] or [b·a, s, s] in the type of the scores."""
+    """Return the probabilities, [b, a, s, s] or [b·a, s, s], in the dtype of the scores."""
     return like(input)
 
 
 def backward(output_grads: torch.Tensor, softmax_results: torch.Tensor, *_: Any) -> torch.Tensor:
-    """The gradient is written over the incoming one."""
+    """Return the gradient, which overwrites the incoming gradient."""
     del softmax_results
     return output_grads.contiguous()
 

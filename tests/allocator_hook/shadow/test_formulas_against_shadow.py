@@ -1,7 +1,8 @@
-"""The formulas against a run of the real megatron-core and Transformer Engine: every saved tensor and every collective.
+"""The formulas compared with runs of the real megatron-core and Transformer Engine.
 
-Each launch is run on tensors without data, for one rank of each pipeline stage, and its trace is held against the formulas:
-what each module keeps has to be equal tensor by tensor, collectives in kind, group, size and number, and peaks within 0.1 %.
+Each launch is run on meta tensors for one rank of each pipeline stage, and its trace is compared with the formulas. The tensors
+that each module saves for backward must be equal, collectives must be equal in kind, group, size and number, and peaks must agree
+within 0.1 %.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ LLAMA = (
     "--num-query-groups 4 --untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 "
 )
 OFFLOAD = "--optimizer-cpu-offload --use-precision-aware-optimizer"
-MOE = (
+MOE_FP8 = (
     "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-ffn-hidden-size 512 --moe-token-dispatcher-type alltoall "
     "--micro-batch-size 1 --seq-length {tokens} --max-position-embeddings {tokens} "
 )
-"""Each expert gets a quarter of the tokens; FP8 pads that to a multiple of 16 or 32, and formulas count half of one."""
+"""Every expert gets a quarter of the tokens. FP8 pads to a multiple of 16 or 32; the formulas count half of that multiple."""
 STORED_MXFP8 = "--info-gpu B200 --fp8-recipe mxfp8 --fp8-param-gather --reuse-grad-buf-for-mxfp8-param-ag"
 SPLIT = "--tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2"
-MIXTURE = (
+MOE = (
     "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-token-dispatcher-type alltoall --expert-model-parallel-size 2 "
     "--overlap-grad-reduce --overlap-param-gather "
 )
@@ -49,26 +50,26 @@ SINKHORN = (
     "--disable-bias-linear "
 )
 GATHERED = "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-aux-loss-coeff 1e-2 --expert-model-parallel-size 8"
-SHARED = f"{LLAMA} {MIXTURE} --moe-shared-expert-intermediate-size 512 --moe-shared-expert-gate"
+SHARED = f"{LLAMA} {MOE} --moe-shared-expert-intermediate-size 512 --moe-shared-expert-gate"
 QWEN = (
-    f"{LLAMA} {MIXTURE} --qk-layernorm --kv-channels 64 --moe-ffn-hidden-size 256 --moe-router-dtype fp32 --moe-permute-fusion "
+    f"{LLAMA} {MOE} --qk-layernorm --kv-channels 64 --moe-ffn-hidden-size 256 --moe-router-dtype fp32 --moe-permute-fusion "
     "--moe-router-load-balancing-type global_aux_loss --moe-aux-loss-coeff 1e-3 "
 )
 GPT_OSS = (
-    f"{MIXTURE} --position-embedding-type rope --normalization RMSNorm --quick-geglu --glu-linear-offset 1.0 "
+    f"{MOE} --position-embedding-type rope --normalization RMSNorm --quick-geglu --glu-linear-offset 1.0 "
     "--activation-func-clamp-value 7.0 --add-qkv-bias --no-bias-dropout-fusion --group-query-attention --num-query-groups 4 "
     "--untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 --softmax-type learnable --window-size 128,0 "
     "--window-attn-skip-freq 2 --moe-ffn-hidden-size 512 --moe-aux-loss-coeff 1e-2 "
 )
 DEEPSEEK = (
-    f"{MIXTURE} --position-embedding-type rope --no-rope-fusion --swiglu --normalization RMSNorm --disable-bias-linear "
+    f"{MOE} --position-embedding-type rope --no-rope-fusion --swiglu --normalization RMSNorm --disable-bias-linear "
     "--untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 --qk-layernorm --multi-latent-attention "
     "--q-lora-rank 192 --kv-lora-rank 64 --qk-head-dim 64 --qk-pos-emb-head-dim 32 --v-head-dim 64 --moe-ffn-hidden-size 256 "
     "--moe-shared-expert-intermediate-size 256 --moe-layer-freq ([0]*1+[1]*3) --moe-router-score-function sigmoid "
     "--moe-router-pre-softmax --moe-router-enable-expert-bias --moe-router-dtype fp32 --moe-permute-fusion "
     "--moe-router-load-balancing-type seq_aux_loss --moe-aux-loss-coeff 1e-4 --mtp-num-layers 1 "
 )
-DIFFERENT = (
+HETEROGENEOUS = (
     f"{LLAMA} --num-layers 8 --use-rotary-position-embeddings --use-rope-scaling --heterogeneous-layers-config-path {LAYERS} "
 )
 GRID = {
@@ -89,33 +90,33 @@ GRID = {
     "gpt, interleaved pp4": "--bf16 --num-layers 8 --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1",
     "gpt, half offloaded": f"--bf16 {OFFLOAD} --optimizer-offload-fraction 0.5 --manual-gc",
     "gpt, offloaded": f"--bf16 --tensor-model-parallel-size 2 {OFFLOAD} --grad-reduce-in-bf16 --manual-gc",
-    "gpt, nothing offloaded": f"--bf16 {OFFLOAD} --optimizer-offload-fraction 0 --grad-reduce-in-bf16 --manual-gc",
-    "layers that differ": f"--bf16 {DIFFERENT} --micro-batch-size 1",
-    "layers that differ, tp2": f"--bf16 {DIFFERENT} --micro-batch-size 1 --tensor-model-parallel-size 2",
-    "layers that differ, recomputed": f"--bf16 {DIFFERENT} --recompute-granularity full --recompute-method uniform "
+    "gpt, offload fraction 0": f"--bf16 {OFFLOAD} --optimizer-offload-fraction 0 --grad-reduce-in-bf16 --manual-gc",
+    "heterogeneous layers": f"--bf16 {HETEROGENEOUS} --micro-batch-size 1",
+    "heterogeneous layers, tp2": f"--bf16 {HETEROGENEOUS} --micro-batch-size 1 --tensor-model-parallel-size 2",
+    "heterogeneous layers, recomputed": f"--bf16 {HETEROGENEOUS} --recompute-granularity full --recompute-method uniform "
     "--recompute-num-layers 1",
     "llama, tp2, one sample": f"--bf16 {LLAMA} --micro-batch-size 1 --tensor-model-parallel-size 2",
     "llama, interleaved pp4": f"--bf16 {LLAMA} --num-layers 16 --pipeline-model-parallel-size 4 "
     "--num-layers-per-virtual-pipeline-stage 1 --global-batch-size 64",
-    "llama, two predictions, tp2 sp": f"--bf16 {LLAMA} --mtp-num-layers 2 --tensor-model-parallel-size 2 --sequence-parallel",
-    "llama, prediction, cp2": f"--bf16 {LLAMA} --mtp-num-layers 1 --context-parallel-size 2",
+    "llama, two mtp layers, tp2 sp": f"--bf16 {LLAMA} --mtp-num-layers 2 --tensor-model-parallel-size 2 --sequence-parallel",
+    "llama, mtp, cp2": f"--bf16 {LLAMA} --mtp-num-layers 1 --context-parallel-size 2",
     "llama, cp4": f"--bf16 {LLAMA} --context-parallel-size 4 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2",
     "llama, recompute, tp2 sp pp2": f"--bf16 {LLAMA} {SPLIT} --recompute-granularity selective --recompute-modules mlp",
-    "mixtral, etp2": f"--bf16 {LLAMA} {MIXTURE} {SPLIT} --moe-aux-loss-coeff 1e-2",
+    "mixtral, etp2": f"--bf16 {LLAMA} {MOE} {SPLIT} --moe-aux-loss-coeff 1e-2",
     "sinkhorn, all-gather, tp2 sp": f"--bf16 {SINKHORN} --tensor-model-parallel-size 2 --sequence-parallel",
     "sinkhorn, all-gather, pp2 cp2": f"--bf16 {SINKHORN} --pipeline-model-parallel-size 2 --context-parallel-size 2",
     "sinkhorn, deterministic": f"--bf16 {SINKHORN} {SPLIT} --deterministic-mode",
     "all-gather, ep8, deterministic": f"--bf16 {LLAMA} {GATHERED} --deterministic-mode",
     "all-gather, fp32 router": f"--bf16 {LLAMA} {GATHERED} --moe-router-dtype fp32 --moe-permute-fusion",
-    "mixtral, deterministic": f"--bf16 {LLAMA} {MIXTURE} --moe-aux-loss-coeff 1e-2 --deterministic-mode",
-    "mixtral, recomputed, pp2": f"--bf16 {LLAMA} {MIXTURE} --moe-aux-loss-coeff 1e-2 --pipeline-model-parallel-size 2 "
+    "mixtral, deterministic": f"--bf16 {LLAMA} {MOE} --moe-aux-loss-coeff 1e-2 --deterministic-mode",
+    "mixtral, recomputed, pp2": f"--bf16 {LLAMA} {MOE} --moe-aux-loss-coeff 1e-2 --pipeline-model-parallel-size 2 "
     "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
-    "mixtral, recomputed by two, interleaved": f"--bf16 {LLAMA} {MIXTURE} --num-layers 8 --pipeline-model-parallel-size 2 "
+    "mixtral, two layers per checkpoint, interleaved": f"--bf16 {LLAMA} {MOE} --num-layers 8 --pipeline-model-parallel-size 2 "
     "--num-layers-per-virtual-pipeline-stage 2 --recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
-    "mixtral, plain gelu": f"--bf16 {LLAMA} {MIXTURE}".replace("--swiglu ", "") + "--pipeline-model-parallel-size 2 "
+    "mixtral, plain gelu": f"--bf16 {LLAMA} {MOE}".replace("--swiglu ", "") + "--pipeline-model-parallel-size 2 "
     "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
-    "mixtral, layers recomputed": f"--bf16 {LLAMA} {MIXTURE} --recompute-granularity selective --recompute-modules moe layernorm",
-    "mixtral, fp16, both optimizers": f"--fp16 {LLAMA} {MIXTURE}",
+    "mixtral, moe layers recomputed": f"--bf16 {LLAMA} {MOE} --recompute-granularity selective --recompute-modules moe layernorm",
+    "mixtral, fp16, overlapped gathers": f"--fp16 {LLAMA} {MOE}",
     "shared experts, overlapped, tp2 sp": f"--bf16 {SHARED} --moe-shared-expert-overlap --tensor-model-parallel-size 2 "
     "--sequence-parallel",
     "shared experts, z-loss": f"--bf16 {SHARED} --moe-z-loss-coeff 1e-3",
@@ -126,9 +127,9 @@ GRID = {
     "--recompute-activations",
     "gpt, interleaved, cp2": "--bf16 --num-layers 8 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2 "
     "--context-parallel-size 2",
-    "gpt, one group a rank, pp2": "--bf16 --group-query-attention --num-query-groups 4 --tensor-model-parallel-size 4 "
+    "gpt, one query group per rank, pp2": "--bf16 --group-query-attention --num-query-groups 4 --tensor-model-parallel-size 4 "
     "--pipeline-model-parallel-size 2 --recompute-activations",
-    "llama, one group a rank": f"--bf16 {LLAMA} --tensor-model-parallel-size 4 --recompute-activations",
+    "llama, one query group per rank": f"--bf16 {LLAMA} --tensor-model-parallel-size 4 --recompute-activations",
     "gpt, unfused swiglu, pp4": "--bf16 --swiglu --no-bias-swiglu-fusion --pipeline-model-parallel-size 4",
     "gpt, cp2, deterministic": "--bf16 --context-parallel-size 2 --pipeline-model-parallel-size 2 --deterministic-mode",
     "deepseek, attention recomputed": f"--bf16 {DEEPSEEK} --recompute-activations",
@@ -138,7 +139,7 @@ GRID = {
     "gpt-oss": f"--bf16 {GPT_OSS} --recompute-granularity selective --recompute-modules moe_act layernorm",
     "gpt-oss, yarn": f"--bf16 {GPT_OSS} --position-embedding-type yarn --info-megatron 0.19.0",
     "gpt-oss, split": f"--bf16 {GPT_OSS} {SPLIT} --expert-tensor-parallel-size 1",
-    "deepseek, two optimizers gather": f"--bf16 {DEEPSEEK}".replace("--overlap-param-gather ", ""),
+    "deepseek, gathers not overlapped": f"--bf16 {DEEPSEEK}".replace("--overlap-param-gather ", ""),
     "deepseek, split": f"--bf16 {DEEPSEEK} {SPLIT} --expert-tensor-parallel-size 1",
     "deepseek, recompute": f"--bf16 {DEEPSEEK} --recompute-granularity selective --recompute-modules mla_up_proj moe_act layernorm",
     "llama, interleaved": f"--bf16 {LLAMA} --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1",
@@ -165,7 +166,7 @@ GRID = {
     "llama, fp8 tensorwise, tp2 sp": (
         f"--bf16 {LLAMA} --fp8-format e4m3 --fp8-recipe tensorwise --tensor-model-parallel-size 2 --sequence-parallel"
     ),
-    "llama, fp8 tensorwise, ends in bf16, b200": (
+    "llama, fp8 tensorwise, first and last layers in bf16, b200": (
         f"--bf16 {LLAMA} --info-gpu B200 --fp8-format hybrid --fp8-recipe tensorwise --fp8-param-gather --first-last-layers-bf16"
     ),
     "llama, fp8 blockwise": f"--bf16 {LLAMA} --fp8-format e4m3 --fp8-recipe blockwise --fp8-param-gather",
@@ -176,46 +177,46 @@ GRID = {
     "llama, mxfp8, tp2 sp": (
         f"--bf16 {LLAMA} --info-gpu B200 --fp8-format e4m3 --fp8-recipe mxfp8 --tensor-model-parallel-size 2 --sequence-parallel"
     ),
-    "moe, fp8 tensorwise": f"--bf16 {LLAMA} {MOE.format(tokens=544)} --fp8-format hybrid --fp8-recipe tensorwise",
+    "moe, fp8 tensorwise": f"--bf16 {LLAMA} {MOE_FP8.format(tokens=544)} --fp8-format hybrid --fp8-recipe tensorwise",
     "moe, fp8 blockwise, ep2": (
-        f"--bf16 {LLAMA} {MOE.format(tokens=544)} --fp8-format e4m3 --fp8-recipe blockwise --expert-model-parallel-size 2 "
+        f"--bf16 {LLAMA} {MOE_FP8.format(tokens=544)} --fp8-format e4m3 --fp8-recipe blockwise --expert-model-parallel-size 2 "
         "--moe-router-padding-for-quantization"
     ),
-    "moe, mxfp8": f"--bf16 {LLAMA} {MOE.format(tokens=576)} --info-gpu B200 --fp8-format e4m3 --fp8-recipe mxfp8",
+    "moe, mxfp8": f"--bf16 {LLAMA} {MOE_FP8.format(tokens=576)} --info-gpu B200 --fp8-format e4m3 --fp8-recipe mxfp8",
 }
 SCALARS = 16384
-"""Bytes; no larger are sums and counters of the loss, and the ids of a batch, which formulas do not list."""
+"""Bytes. Smaller tensors are not compared: sums and counters of the loss, and token ids, which the formulas do not list."""
 KNOWN: dict[str, tuple[int, str]] = {
     "llama, fp8 delayed, recomputed": (
         4 * 2**20,
-        "weights of LayerNormLinear under checkpoints have no copy by columns until they first run again",
+        "checkpointed LayerNormLinear weights have no columnwise copy before their first recomputation",
     ),
 }
-"""Bytes by which the peak of the first iteration differs at most, and why."""
+"""Maximum difference of the peak of the first iteration in bytes, and its cause."""
 SINCE = {
-    # before, what stored weights hold by columns was dropped after each step, and made again in the next
+    # earlier releases dropped the columnwise data of stored weights after each step and created it again in the next
     "llama, fp8 blockwise": "0.16",
-    # before, routers kept their scores otherwise, and named other tensors between iterations: 1 to 2 MiB of these models
+    # earlier releases saved other router scores and referenced other tensors between iterations: 1 to 2 MiB in these models
     "qwen3": "0.16",
     "gpt-oss, yarn": "0.16",
-    "deepseek, two optimizers gather": "0.16",
+    "deepseek, gathers not overlapped": "0.16",
     "deepseek, split": "0.16",
     "deepseek, recompute": "0.16",
     "deepseek, attention recomputed": "0.16",
     "deepseek, unfused attention recomputed": "0.16",
-    # before, there was no --moe-shared-expert-gate
+    # earlier releases have no --moe-shared-expert-gate
     "shared experts, overlapped, tp2 sp": "0.16",
     "shared experts, z-loss": "0.16",
-    # before, rows of experts were summed without an index, and the linear half of a gate had no offset that makes a tensor of it
+    # earlier releases summed the rows of experts without an index, and added no offset to the linear half of a gated activation
     "sinkhorn, deterministic": "0.15",
     "all-gather, ep8, deterministic": "0.15",
     "mixtral, deterministic": "0.15",
     "gpt, unfused swiglu, pp4": "0.15",
-    # before, there was no --softmax-type
+    # earlier releases have no --softmax-type
     "gpt-oss": "0.15",
     "gpt-oss, split": "0.15",
 }
-"""The release whose behaviour the formulas describe, where older ones differ."""
+"""The oldest release that the formulas describe, if older releases differ."""
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +225,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", GRID)
-def test_formulas_are_what_the_real_code_does(name: str, cache: Path, tmp_path: Path) -> None:
+def test_formulas_agree_with_a_run_of_megatron(name: str, cache: Path, tmp_path: Path) -> None:
     from analyzer.cli.shadow import run_engine
     from analyzer.hardware.gpus import hardware
     from analyzer.launch.build import build
@@ -232,7 +233,7 @@ def test_formulas_are_what_the_real_code_does(name: str, cache: Path, tmp_path: 
     from analyzer.predict import predict
 
     if Version(installed()["megatron-core"]) < Version(SINCE.get(name, "0")):
-        pytest.skip(f"formulas are of megatron-core {SINCE[name]}")
+        pytest.skip(f"the formulas describe megatron-core {SINCE[name]} and later")
     os.environ["XDG_CACHE_HOME"] = str(cache)
     argv = (BASE + GRID[name]).split()
     arguments, world, options = parse(argv, environ={}, folder=tmp_path)
@@ -249,8 +250,8 @@ def test_formulas_are_what_the_real_code_does(name: str, cache: Path, tmp_path: 
             known, _ = KNOWN.get(name, (0, "")) if total.name == "peak of the first iteration" else (0, "")
             assert abs(total.predicted - total.recorded) <= max(known, 0.001 * total.recorded), total
     for rank, line in zip(shown.ranks, shown.timelines, strict=True):
-        in_use = [sum(point) for point in line.points]
-        assert rank.memory.allocated_bytes < max(in_use) <= rank.memory.peak_allocated_bytes <= rank.memory.peak_reserved_bytes
+        allocated = [sum(point) for point in line.points]
+        assert rank.memory.allocated_bytes < max(allocated) <= rank.memory.peak_allocated_bytes <= rank.memory.peak_reserved_bytes
 
 
 def teardown_module() -> None:

@@ -1,4 +1,4 @@
-"""The shadow engine against Megatron itself and measured runs. Needs torch, megatron-core and Transformer Engine."""
+"""The shadow engine compared with Megatron and with measured runs. Needs torch, megatron-core and Transformer Engine."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ SMALL = (
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Traces of one rank of each stage of a small model: TP 2, PP 2, DP 2."""
+    """Traces of one rank per stage of a small model with TP2 PP2 DP2."""
     return engine.run(job_of(SMALL), [0, 4], cache_dir=tmp_path_factory.mktemp("shadow"))
 
 
 def collectives(path: Path, iteration: int = 1) -> Iterator[CollectiveEvent]:
-    """Those of one iteration: from its first forward mark to the end of its optimizer."""
+    """Yield the collectives of one iteration, from its first forward mark to the end of its optimizer step."""
     depth = 0
     for event in read_trace(path):
         if isinstance(event, Mark) and not event.name and event.iteration == iteration:
@@ -65,8 +65,8 @@ def collectives(path: Path, iteration: int = 1) -> Iterator[CollectiveEvent]:
             yield event
 
 
-def test_tensor_parallel_layers_reduce_twice_forward_and_twice_backward(small: dict[int, Path]) -> None:
-    """Megatron-LM (arXiv:1909.08053, section 3): f and g of the attention and of the feed-forward block."""
+def test_tensor_parallel_layers_all_reduce_twice_in_forward_and_twice_in_backward(small: dict[int, Path]) -> None:
+    """Source: operators f and g of attention and FFN (Megatron-LM, arXiv:1909.08053, section 3)."""
     reduced = Counter(
         event.phase
         for event in collectives(small[0])
@@ -78,7 +78,7 @@ def test_tensor_parallel_layers_reduce_twice_forward_and_twice_backward(small: d
     assert reduced["backward"] == 2 * layers * microbatches
 
 
-def test_stages_send_what_the_next_receives(small: dict[int, Path]) -> None:
+def test_a_stage_sends_the_tensors_that_the_next_stage_receives(small: dict[int, Path]) -> None:
     sent = [event for event in collectives(small[0]) if event.kind == "send"]
     received = [event for event in collectives(small[4]) if event.kind == "recv"]
     assert [event.peer for event in sent] == [4] * 4
@@ -86,9 +86,9 @@ def test_stages_send_what_the_next_receives(small: dict[int, Path]) -> None:
     assert {event.shape for event in sent} == {(2048, 1, 1024)} == {event.shape for event in received}
 
 
-def test_the_distributed_optimizer_scatters_gradients_and_gathers_parameters(small: dict[int, Path]) -> None:
+def test_the_distributed_optimizer_reduce_scatters_gradients_and_all_gathers_parameters(small: dict[int, Path]) -> None:
     events = [event for event in collectives(small[0]) if event.group in ("dp", "dp_cp", "intra_dp_cp") and event.bytes > 1 << 20]
-    # the embedding is shared with the last stage, and so has a bucket of its own
+    # the embedding has its own bucket, because it is shared with the last stage
     assert [(event.kind, event.dtype, event.phase) for event in events] == [
         *[("reduce_scatter", "fp32", "backward")] * 2,
         *[("all_gather", "bf16", "optimizer")] * 2,
@@ -105,7 +105,7 @@ def test_parameters_are_labelled_by_their_names(small: dict[int, Path]) -> None:
     assert "decoder.layers.0.mlp.linear_fc1.weight" not in shapes
 
 
-def test_marks_nest_and_backward_follows_forward(small: dict[int, Path]) -> None:
+def test_marks_are_nested_and_backward_follows_forward(small: dict[int, Path]) -> None:
     stack: list[tuple[str, str]] = []
     seen: list[tuple[str, str]] = []
     for event in read_trace(small[0]):
@@ -121,12 +121,12 @@ def test_marks_nest_and_backward_follows_forward(small: dict[int, Path]) -> None
     assert seen.index(("decoder.layers.1", "backward")) < seen.index(("decoder.layers.0", "backward"))
 
 
-def test_the_cache_answers_without_a_worker(small: dict[int, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_traces_are_returned_without_a_worker(small: dict[int, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", None)
     assert engine.run(job_of(SMALL), [0, 4], cache_dir=small[0].parent) == small
 
 
-def test_recomputation_is_told_from_forward(tmp_path: Path) -> None:
+def test_recomputation_has_its_own_phase(tmp_path: Path) -> None:
     line = "--num-layers 2 --global-batch-size 8 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
     path = engine.run(job_of(line), [0], cache_dir=tmp_path, iterations=1)[0]
     entered = Counter((event.name, event.phase) for event in read_trace(path) if isinstance(event, Mark) and event.kind == "enter")
@@ -136,12 +136,12 @@ def test_recomputation_is_told_from_forward(tmp_path: Path) -> None:
 
 
 def measured(name: str, part: str) -> dict[str, Any]:
-    """The record whose id contains `part`."""
+    """Return the measured run whose id contains `part`."""
     return next(record for record in measured_records(f"{name}.json") if part in record["id"])
 
 
 def replayed(path: Path) -> Replayed:
-    """The trace at `path`, replayed through the simulated allocator."""
+    """Replay the trace at `path` through the simulated caching allocator."""
     return replay(read_trace(path), AllocatorSettings())
 
 
@@ -153,10 +153,10 @@ def job_from(record: dict[str, Any]) -> TrainingJob:
 
 
 @pytest.mark.parametrize("rank", [0, 4])
-def test_b200_first_and_last_stage(rank: int, tmp_path: Path) -> None:
-    """Eight B200s, Llama 3 70B shapes, TP1 PP2: allocated and reserved peaks."""
+def test_peaks_of_a_measured_run_on_b200(rank: int, tmp_path: Path) -> None:
+    """Eight B200s, Llama 3 70B shapes, TP1 PP2: allocated and reserved peaks of the first and the last stage."""
     record = measured("b200", "llama3_70b_l12_tp1_pp2_dp4")
-    # its PyTorch (2.10, January 2026) had this default on Blackwell still
+    # the default on Blackwell in PyTorch 2.10 (January 2026), which the run used
     record = {**record, "env": {**record["env"], "CUBLAS_WORKSPACE_CONFIG": ":4096:2:16:8"}}
     usage = replayed(engine.run(job_from(record), [rank], cache_dir=tmp_path)[rank])
     truth = record["measured_per_rank"][str(rank)]
@@ -164,8 +164,8 @@ def test_b200_first_and_last_stage(rank: int, tmp_path: Path) -> None:
     assert usage.peak_reserved == pytest.approx(truth["peak_reserved_bytes"], rel=1e-3)
 
 
-def test_h100_tensor_parallel(tmp_path: Path) -> None:
-    """NVIDIA's own test of a 7B at TP4: steady state, first iteration, peak."""
+def test_memory_of_a_measured_run_on_h100_with_tp4(tmp_path: Path) -> None:
+    """NVIDIA's functional test of a 7B model with TP4: steady state, first iteration, peak."""
     record = measured("megatron_ci", "gpt3_7b_tp4_pp1_memory_speed/dev_dgx_h100")
     usage = replayed(engine.run(job_from(record), [record["rank"]], cache_dir=tmp_path)[record["rank"]])
     measured_bytes = record["measured"]
@@ -174,8 +174,8 @@ def test_h100_tensor_parallel(tmp_path: Path) -> None:
     assert usage.peak == pytest.approx(measured_bytes["peak_allocated_bytes"], rel=1e-4)
 
 
-def test_a_mixture_with_latent_attention(tmp_path: Path) -> None:
-    """DeepSeek-V2 shapes on eight B200s, EP4 PP2: tokens spread evenly, as an untrained router nearly does."""
+def test_peaks_of_a_measured_moe_run_with_mla(tmp_path: Path) -> None:
+    """DeepSeek-V2 shapes on eight B200s, EP4 PP2. Balanced routing is close to that of an untrained router."""
     record = measured("b200", "deepseekv2_tp1_ep4_pp2")
     usage = replayed(engine.run(job_from(record), [0], cache_dir=tmp_path)[0])
     truth = record["measured_per_rank"]["0"]
@@ -189,18 +189,18 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_facade_leaves_nothing_behind() -> None:
+def test_the_fake_cuda_restores_everything_on_exit() -> None:
     done = run_python(
         """
         import importlib.metadata, os, sys, torch
-        from allocator_hook.shadow.facade import facade
+        from allocator_hook.shadow.facade import fake_cuda
         from allocator_hook.shadow.gpu import Gpu
         places = [torch, torch.cuda, torch.cuda.random, torch.cuda.nvtx, torch.Tensor, torch.nn.Module, torch.jit]
         places += [torch.version, importlib.metadata]
         before = [dict(vars(place)) for place in places], list(sys.meta_path), dict(os.environ), set(sys.modules)
         gpu = Gpu(name="X", capability=(9, 0), multiprocessors=132, memory_bytes=1)
         try:
-            with facade(gpu, one_kernel=lambda f: f, memory_allocated=lambda: 0):
+            with fake_cuda(gpu, compiler=lambda f: f, memory_allocated=lambda: 0):
                 tensor = torch.empty(3, device="cuda")
                 assert tensor.is_cuda and str(tensor.device) == "cuda:0" and torch.cuda.is_available()
                 raise KeyError
@@ -215,7 +215,7 @@ def test_the_facade_leaves_nothing_behind() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_missing_kernel_is_named() -> None:
+def test_the_error_for_a_missing_kernel_names_it() -> None:
     done = run_python(
         """
         from allocator_hook.shadow.gpu import Gpu
@@ -227,7 +227,7 @@ def test_a_missing_kernel_is_named() -> None:
     assert "convert_thd_to_bshd" in done.stderr.splitlines()[-1]
 
 
-def test_an_interruption_leaves_no_process(tmp_path: Path) -> None:
+def test_an_interruption_leaves_no_process_and_no_file(tmp_path: Path) -> None:
     code = f"""
         import sys
         from pathlib import Path
@@ -249,6 +249,6 @@ def test_an_interruption_leaves_no_process(tmp_path: Path) -> None:
 
 
 def children(pid: int) -> list[int]:
-    """Child processes, from Linux's /proc."""
+    """Return the child processes of `pid`, from /proc."""
     path = Path(f"/proc/{pid}/task/{pid}/children")
     return [int(child) for child in path.read_text().split()] if path.exists() else []

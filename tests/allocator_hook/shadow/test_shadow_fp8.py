@@ -1,10 +1,12 @@
-"""Quantized tensors of the shadow: their sizes against the formats' own definitions.
+"""Sizes of quantized tensors in the shadow engine, compared with the definitions of the formats.
 
-- One byte an element, one fp32 scale for a tensor (per-tensor FP8; Micikevicius et al. 2022, arXiv:2209.05433). GPUs of compute
-  capability 8.9 and 9.0 multiply FP8 in one layout, "TN", and so need a transposed copy (cuBLAS, "8-bit floating point types").
-- MXFP8: blocks of 32 elements share one byte, E8M0 (OCP Microscaling Formats 1.0, section 5.2); cuBLAS wants them in tiles of
-  128 by 4 ("1D block scaling factors layout").
-- Blocks of 1 by 128 for activations, 128 by 128 for weights, an fp32 scale each (DeepSeek-V3, arXiv:2412.19437, section 3.3.2).
+- Per-tensor FP8: one byte per element and one fp32 scale per tensor (Micikevicius et al. 2022, arXiv:2209.05433). GPUs of compute
+  capability 8.9 and 9.0 support FP8 GEMMs only in the layout "TN", which needs a transposed copy (cuBLAS, "8-bit floating point
+  types").
+- MXFP8: each block of 32 elements has a one-byte E8M0 scale (OCP Microscaling Formats 1.0, section 5.2). cuBLAS requires the scales
+  in tiles of 128 by 4 ("1D block scaling factors layout").
+- Blockwise FP8: one fp32 scale per block of 1 by 128 (activations) or 128 by 128 (weights) (DeepSeek-V3, arXiv:2412.19437,
+  section 3.3.2).
 """
 
 from __future__ import annotations
@@ -28,22 +30,22 @@ ELEMENTS = ROWS * COLUMNS
 
 PROGRAM = """
 import json, sys, torch
-from allocator_hook.shadow.facade import facade
+from allocator_hook.shadow.facade import fake_cuda
 from allocator_hook.shadow.gpu import Gpu
 from allocator_hook.shadow.recorder import Recorder
 from allocator_hook.step.patching import Patches
 
 class Sink:
-    def __init__(self): self.live, self.most, self.now = {}, 0, 0
+    def __init__(self): self.live, self.peak, self.current = {}, 0, 0
     def allocation(self, pointer, bytes):
         self.live[pointer] = bytes
-        self.now += bytes
-        self.most = max(self.most, self.now)
-    def free(self, pointer): self.now -= self.live.pop(pointer)
+        self.current += bytes
+        self.peak = max(self.peak, self.current)
+    def free(self, pointer): self.current -= self.live.pop(pointer)
     def label(self, *a, **k): pass
 
 gpu = Gpu(name="X", capability=CAPABILITY, multiprocessors=132, memory_bytes=1)
-with facade(gpu, one_kernel=lambda f=None, **k: f or (lambda g: g), memory_allocated=lambda: 0):
+with fake_cuda(gpu, compiler=lambda f=None, **k: f or (lambda g: g), memory_allocated=lambda: 0):
     import transformer_engine.pytorch
     import transformer_engine_torch as tex
     from transformer_engine.pytorch.tensor.float8_tensor import Float8CurrentScalingQuantizer, Float8Quantizer
@@ -51,39 +53,39 @@ with facade(gpu, one_kernel=lambda f=None, **k: f or (lambda g: g), memory_alloc
     from transformer_engine.pytorch.tensor.mxfp8_tensor import MXFP8Quantizer
     E4M3 = tex.DType.kFloat8E4M3
     def quantizer(recipe, rows=True, columns=True, blocks=1, internal=True):
-        ways = dict(rowwise=rows, columnwise=columns)
+        usages = dict(rowwise=rows, columnwise=columns)
         if recipe == "delayed":
-            made = Float8Quantizer(torch.empty(1, device="cuda"), torch.empty(1, device="cuda"), E4M3, **ways)
+            made = Float8Quantizer(torch.empty(1, device="cuda"), torch.empty(1, device="cuda"), E4M3, **usages)
         elif recipe == "tensorwise":
-            made = Float8CurrentScalingQuantizer(E4M3, torch.device("cuda"), **ways)
+            made = Float8CurrentScalingQuantizer(E4M3, torch.device("cuda"), **usages)
         elif recipe == "blockwise":
-            made = Float8BlockQuantizer(E4M3, block_scaling_dim=blocks, **ways)
+            made = Float8BlockQuantizer(E4M3, block_scaling_dim=blocks, **usages)
         else:
-            made = MXFP8Quantizer(E4M3, **ways)
+            made = MXFP8Quantizer(E4M3, **usages)
         made.internal = internal
         return made
-    def given(*shape): return torch.empty(shape, dtype=torch.bfloat16, device="cuda")
+    def bf16(*shape): return torch.empty(shape, dtype=torch.bfloat16, device="cuda")
     found = {}
     for name, (prepare, call) in json.loads(sys.stdin.read()).items():
-        x = given(256, 512)
+        x = bf16(256, 512)
         q = eval(prepare)
         sink = Sink()
         recorder = Recorder(sink, cublas_workspace_bytes=0)
         with Patches(recorder.patches()), recorder:
             out = eval(call)
-            found[name] = [sorted(sink.live.values()), sink.most]
+            found[name] = [sorted(sink.live.values()), sink.peak]
             del out
     print(json.dumps(found))
 """
 
 Allocated = dict[str, tuple[list[int], int]]
-"""By case: bytes of what is left, in order, and the most that there was at once."""
+"""By case: the sorted sizes of the live allocations at the end, and the peak, in bytes."""
 
 
 def cases(*recipes: str) -> dict[str, tuple[str, str]]:
-    """What is run: `q` is made first, `x` is a bf16 tensor of ROWS by COLUMNS."""
-    quantize, norm = "tex.quantize(x, q)", "tex.rmsnorm_fwd(x, given(512), 1e-5, None, q, tex.DType.kBFloat16, 0, False)"
-    product = "tex.generic_gemm(q, True, q, False, None, None, tex.DType.kBFloat16, None, None, False, None, False, *[None] * 4)"
+    """Return pairs of code: the first creates `q`, the second is recorded. `x` is a bf16 tensor of ROWS by COLUMNS."""
+    quantize, norm = "tex.quantize(x, q)", "tex.rmsnorm_fwd(x, bf16(512), 1e-5, None, q, tex.DType.kBFloat16, 0, False)"
+    gemm = "tex.generic_gemm(q, True, q, False, None, None, tex.DType.kBFloat16, None, None, False, None, False, *[None] * 4)"
     found = {}
     for recipe in recipes:
         rows = f"quantizer('{recipe}', columns=False)"
@@ -91,7 +93,7 @@ def cases(*recipes: str) -> dict[str, tuple[str, str]]:
             recipe: (f"quantizer('{recipe}')", quantize),
             f"{recipe}, rows": (rows, quantize),
             f"{recipe}, norm": (rows, norm),
-            f"{recipe}, product": (f"tex.quantize(x, quantizer('{recipe}', blocks=2))", product),
+            f"{recipe}, gemm": (f"tex.quantize(x, quantizer('{recipe}', blocks=2))", gemm),
             f"{recipe}, experts": (f"[quantizer('{recipe}') for _ in range(2)]", "tex.split_quantize(x, [128, 128], q)"),
         }
     return found
@@ -118,60 +120,60 @@ def hopper() -> Allocated:
 @pytest.fixture(scope="module")
 def blackwell() -> Allocated:
     asked = cases("delayed", "tensorwise", "mxfp8")
-    asked["odd"] = ("quantizer('mxfp8')", "tex.quantize(given(96, 160), q)")
+    asked["odd"] = ("quantizer('mxfp8')", "tex.quantize(bf16(96, 160), q)")
     return run(BLACKWELL, asked)
 
 
 @pytest.mark.parametrize("recipe", ["delayed", "tensorwise"])
-def test_one_scale_for_a_tensor(recipe: str, hopper: Allocated, blackwell: Allocated) -> None:
+def test_per_tensor_recipes_have_one_scale_per_tensor(recipe: str, hopper: Allocated, blackwell: Allocated) -> None:
     assert hopper[recipe][0] == [4, ELEMENTS, ELEMENTS]
     assert hopper[f"{recipe}, rows"][0] == [4, ELEMENTS]
     assert blackwell[recipe][0] == [4, ELEMENTS]
 
 
-def test_mxfp8_has_a_byte_for_each_32_elements(blackwell: Allocated) -> None:
+def test_mxfp8_has_one_scale_byte_per_32_elements(blackwell: Allocated) -> None:
     assert blackwell["mxfp8"][0] == [ELEMENTS // 32, ELEMENTS // 32, ELEMENTS, ELEMENTS]
 
 
-def test_scales_of_mxfp8_fill_tiles_of_128_by_4(blackwell: Allocated) -> None:
-    """[96, 160]: 96 by 5 scales along rows become 128 by 8, and 3 by 160 along columns 4 by 256."""
+def test_mxfp8_scales_are_padded_to_tiles_of_128_by_4(blackwell: Allocated) -> None:
+    """[96, 160]: the 96 by 5 rowwise scales are padded to 128 by 8, the 3 by 160 columnwise scales to 4 by 256."""
     assert blackwell["odd"][0] == sorted([96 * 160, 96 * 160, 128 * 8, 4 * 256])
 
 
-def test_blocks_of_128(hopper: Allocated) -> None:
+def test_blockwise_scales_are_one_fp32_per_block_of_128(hopper: Allocated) -> None:
     assert hopper["blockwise"][0] == [ELEMENTS // 128 * 4, ELEMENTS // 128 * 4, ELEMENTS, ELEMENTS]
-    # 2 by 4 blocks; by columns 4 by 2, of which cuBLAS wants rows of 4
+    # rowwise 2 by 4 blocks; columnwise 4 by 2 blocks, padded to rows of 4 for cuBLAS
     assert hopper["weight"][0] == [2 * 4 * 4, 4 * 4 * 4, ELEMENTS, ELEMENTS]
 
 
-def test_rows_of_experts_share_a_buffer_for_each_way(hopper: Allocated, blackwell: Allocated) -> None:
+def test_tensors_of_experts_share_one_rowwise_and_one_columnwise_buffer(hopper: Allocated, blackwell: Allocated) -> None:
     assert hopper["blockwise, experts"][0] == [ELEMENTS + ELEMENTS // 128 * 4] * 2
     assert blackwell["mxfp8, experts"][0] == [ELEMENTS + ELEMENTS // 32] * 2
 
 
-def test_rows_of_experts_with_one_scale_each_lie_apart(blackwell: Allocated) -> None:
+def test_tensors_of_experts_with_per_tensor_scaling_have_separate_buffers(blackwell: Allocated) -> None:
     assert blackwell["tensorwise, experts"][0] == [4, 4, ELEMENTS // 2, ELEMENTS // 2]
 
 
-def test_a_norm_writes_fp8_itself_where_the_scale_is_known_before(hopper: Allocated, blackwell: Allocated) -> None:
-    """Else its output is in memory in 16 bit until it is quantized (csrc/extensions/normalization.cpp)."""
+def test_a_norm_writes_fp8_directly_only_with_delayed_scaling(hopper: Allocated, blackwell: Allocated) -> None:
+    """Otherwise a bf16 output is allocated until it is quantized (csrc/extensions/normalization.cpp)."""
     for found, recipe, plain in (
         (hopper, "delayed", 0),
         (hopper, "tensorwise", 2),
         (hopper, "blockwise", 2),
         (blackwell, "mxfp8", 2),
     ):
-        sizes, most = found[f"{recipe}, norm"]
-        assert most - sum(sizes) == plain * ELEMENTS, recipe
+        sizes, peak = found[f"{recipe}, norm"]
+        assert peak - sum(sizes) == plain * ELEMENTS, recipe
 
 
-def test_products_reorder_scales_of_mxfp8_while_they_run(hopper: Allocated, blackwell: Allocated) -> None:
+def test_gemms_allocate_swizzled_copies_of_mxfp8_scales(hopper: Allocated, blackwell: Allocated) -> None:
     for found, recipe, scales in ((hopper, "blockwise", 0), (blackwell, "tensorwise", 0), (blackwell, "mxfp8", 2 * ELEMENTS // 32)):
-        sizes, most = found[f"{recipe}, product"]
+        sizes, peak = found[f"{recipe}, gemm"]
         assert sizes == [ROWS * ROWS * 2]
-        assert most - sum(sizes) == scales, recipe
+        assert peak - sum(sizes) == scales, recipe
 
 
 def test_a_quantized_tensor_has_no_storage_of_its_own(hopper: Allocated) -> None:
-    """It wraps others; what is recorded is these."""
+    """It wraps other tensors, and only these are recorded."""
     assert hopper["wrapper"][0] == [4, ELEMENTS, ELEMENTS]

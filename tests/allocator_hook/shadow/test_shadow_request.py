@@ -1,4 +1,4 @@
-"""The request that reaches the shadow worker, and the jobs that the shadow refuses. No torch is needed."""
+"""Requests to the shadow worker, and jobs that the shadow engine does not support. These tests do not need torch."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ LAUNCHES = (
 
 
 @pytest.mark.parametrize("line", LAUNCHES)
-def test_a_launch_survives_its_journey_to_the_worker(line: str) -> None:
+def test_jobs_and_requests_are_unchanged_after_conversion_to_json(line: str) -> None:
     job = job_of(line)
     assert from_json(to_json(job)) == job
     request = Request(job=job, traces={3: Path("x.trace")}, jobs=2, argv=("torchrun",), versions={"torch": "2.13.0"})
     assert Request.from_json(request.to_json()) == request
 
 
-def test_as_few_microbatches_as_show_the_peak() -> None:
+def test_the_smallest_number_of_microbatches_with_the_full_peak_is_used() -> None:
     assert enough_microbatches(job_of("--pipeline-model-parallel-size 4 --global-batch-size 640")) == 6
     assert enough_microbatches(job_of("--global-batch-size 8")) == 1
 
 
-def test_what_the_step_would_ignore_is_refused_in_one_line() -> None:
+def test_unsupported_fields_give_a_one_line_error() -> None:
     job = job_of("--global-batch-size 8")
     overlapped = replace(job, flags=replace(job.flags, tp_comm_overlap=True))
     sharded = replace(job, fsdp=specs.FsdpSpec(implementation="torch"))
-    old = replace(job, model=replace(job.model, implementation="legacy"))
-    apart = specs.PipelineSpec(layout=("Et", "tm", "L"))
-    spread = replace(job, parallel=replace(job.parallel, pipeline_layout=apart))
-    for refused in (overlapped, sharded, old, spread):
+    legacy = replace(job, model=replace(job.model, implementation="legacy"))
+    layout = specs.PipelineSpec(layout=("Et", "tm", "L"))
+    early_mtp = replace(job, parallel=replace(job.parallel, pipeline_layout=layout))
+    for unsupported in (overlapped, sharded, legacy, early_mtp):
         with pytest.raises(UnsupportedError, match="use --info-engine formula") as caught:
-            check_supported(refused)
+            check_supported(unsupported)
         assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("line", LAUNCHES)
-def test_what_the_step_reads_is_taken(line: str) -> None:
+def test_supported_jobs_are_accepted(line: str) -> None:
     check_supported(job_of(line))
 
 
-def test_every_field_of_a_spec_that_the_step_reads_exists() -> None:
+def test_every_field_listed_as_supported_exists() -> None:
     for name, read in READ.items():
         assert read <= {field.name for field in fields(getattr(specs, name))}
