@@ -16,7 +16,7 @@ from analyzer.trace.allocator_replay import Replayed, replay
 from analyzer.trace.compare import Comparison, compare
 from analyzer.trace.events import Header
 from analyzer.trace.reader import read_trace
-from analyzer.trace.summary import fold
+from analyzer.trace.summary import summarize
 
 
 def first_ranks(report: Report) -> tuple[int, ...]:
@@ -94,5 +94,5 @@ def comparisons(report: Report, traces: Mapping[int, Path], *, tolerance: float)
     for each in report.ranks:
         trace = read_trace(traces[each.ranks[0][0]])
         rows = [row for row in report.communication if row.pipeline_rank == each.pipeline_rank]
-        found.append(Compared(each, compare(each, fold(trace), communication=rows, tolerance=tolerance), trace.header))
+        found.append(Compared(each, compare(each, summarize(trace), communication=rows, tolerance=tolerance), trace.header))
     return tuple(found)

@@ -1,7 +1,7 @@
-"""A trace replayed through PyTorch's caching allocator: memory of the recorded rank, and what was in use over the step.
+"""Replays a trace through a simulation of PyTorch's caching allocator: memory of the recorded rank, and memory over time.
 
-Kinds: parameter, gradient and optimizer by their labels; of the rest, activation is what a forward made and a backward
-freed, workspace what an iteration made and kept, temporary anything else.
+Each allocation has a kind. Parameters, gradients and optimizer states have labels. Other allocations are activations if a forward
+allocated and a backward freed them, workspaces if an iteration allocated and never freed them, and temporary otherwise.
 """
 
 from __future__ import annotations
@@ -17,35 +17,38 @@ from analyzer.trace.reader import Trace
 
 KINDS: Final = ("parameter", "gradient", "optimizer", "workspace", "activation", "temporary")
 POINTS: Final = 200
-"""Of a timeline."""
+"""Number of points of a timeline."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """What PyTorch's statistics would say of the recorded rank."""
+    """Memory of the recorded rank in bytes, as PyTorch's statistics would report it."""
 
     allocated: int
-    """After the last iteration."""
+    """Allocated bytes after the last iteration."""
     peak_first_iteration: int
     peak: int
-    """From the start to the end."""
+    """Peak of the whole trace."""
     peak_at: str
+    """Phase, microbatch and module of the peak."""
     peak_reserved: int
     after: dict[str, int]
-    """Of `allocated`, by kind."""
+    """The parts of `allocated` by kind."""
     at_peak: dict[str, int]
+    """The parts of `peak` by kind."""
     timeline: Timeline
+    """Allocated bytes of the last iteration by kind, at most about `POINTS` points."""
 
 
 def replay(trace: Trace, settings: AllocatorSettings) -> Replayed:
-    """Two walks: the first learns what becomes of each allocation, the second replays them."""
+    """Replay a trace in two passes: the first determines the kind of each allocation, the second replays the events."""
     kinds, changes, start = _kinds(trace)
     allocator = CachingAllocator(settings)
     live: dict[int, tuple[int, int, str]] = {}
     totals: Counter[str] = Counter()
-    stretch = max(1, -(-(changes - start) // POINTS))
+    interval = max(1, -(-(changes - start) // POINTS))
     points: list[tuple[int, ...]] = []
-    fullest: tuple[int, tuple[int, ...]] = (-1, ())
+    interval_peak: tuple[int, tuple[int, ...]] = (-1, ())
     peak = first_peak = index = 0
     where = peak_at = "the start"
     at_peak: dict[str, int] = {}
@@ -74,13 +77,13 @@ def replay(trace: Trace, settings: AllocatorSettings) -> Replayed:
             continue
         index += 1
         if index > start:
-            if allocator.allocated_bytes > fullest[0]:
-                fullest = (allocator.allocated_bytes, tuple(totals[kind] for kind in KINDS))
-            if (index - start) % stretch == 0:
-                points.append(fullest[1])
-                fullest = (-1, ())
-    if fullest[1]:
-        points.append(fullest[1])
+            if allocator.allocated_bytes > interval_peak[0]:
+                interval_peak = (allocator.allocated_bytes, tuple(totals[kind] for kind in KINDS))
+            if (index - start) % interval == 0:
+                points.append(interval_peak[1])
+                interval_peak = (-1, ())
+    if interval_peak[1]:
+        points.append(interval_peak[1])
     return Replayed(
         allocated=allocator.allocated_bytes,
         peak_first_iteration=first_peak,
@@ -94,7 +97,10 @@ def replay(trace: Trace, settings: AllocatorSettings) -> Replayed:
 
 
 def _kinds(trace: Trace) -> tuple[dict[int, str], int, int]:
-    """The kind of each allocation by its place among allocations and frees, how many there are, where the last iteration begins."""
+    """Return the kind of each allocation, the number of allocations and frees, and the index where the last iteration starts.
+
+    Allocations and frees are numbered together, and the kinds are keyed by these numbers.
+    """
     kinds: dict[int, str] = {}
     live: dict[int, tuple[int, str, int]] = {}
     phase, iteration, index, start = "", -1, 0, 0
@@ -111,12 +117,12 @@ def _kinds(trace: Trace) -> tuple[dict[int, str], int, int]:
             live[event.pointer] = (index, phase, iteration)
             index += 1
         elif isinstance(event, Free) and event.pointer in live:
-            made, made_in, _ = live.pop(event.pointer)
-            kept = made_in == "forward" and phase in ("backward", "recompute")
-            kinds.setdefault(made, "activation" if kept else "temporary")
+            number, allocated_in, _ = live.pop(event.pointer)
+            saved = allocated_in == "forward" and phase in ("backward", "recompute")
+            kinds.setdefault(number, "activation" if saved else "temporary")
             index += 1
-    for made, _, made_at in live.values():
-        kinds.setdefault(made, "workspace" if made_at >= 0 else "temporary")
+    for number, _, first_iteration in live.values():
+        kinds.setdefault(number, "workspace" if first_iteration >= 0 else "temporary")
     return kinds, index, start
 
 

@@ -1,4 +1,4 @@
-"""Hold a report against a trace of one of its ranks: `--info-check`."""
+"""Compare a report with a trace of one of its ranks: `--info-check`."""
 
 from __future__ import annotations
 
@@ -11,31 +11,34 @@ from analyzer.specs import TrainingJob
 from analyzer.trace.compare import Comparison, compare
 from analyzer.trace.events import Header
 from analyzer.trace.reader import Trace
-from analyzer.trace.summary import fold
+from analyzer.trace.summary import summarize
 
 OPTION: Final = "--info-check"
 
 
 def check(report: Report, trace: Trace, *, tolerance: float) -> Comparison:
-    """Compare the recorded rank. Raises InputError where the trace belongs to another world, or breaks off before a step."""
+    """Compare the prediction for the recorded rank with the trace.
+
+    Raises InputError if the world sizes differ, or if the trace ends before the first training step.
+    """
     header = trace.header
     world = report.job.parallel.world_size
     if header.world_size != world:
         raise InputError(
             OPTION,
-            f"the trace is of {header.world_size} ranks and the launch of {world}",
+            f"the trace has world size {header.world_size} but the launch has {world}",
             "give the arguments of the recorded launch",
         )
-    recorded = fold(trace)
+    recorded = summarize(trace)
     if not recorded.iterations:
-        raise InputError(OPTION, "the trace breaks off before the first step", "record it again")
+        raise InputError(OPTION, "the trace ends before the first training step", "record it again")
     rank = next(each for each in report.ranks if any(first <= header.rank <= last for first, last in each.ranks))
     rows = [row for row in report.communication if row.pipeline_rank == rank.pipeline_rank]
     return compare(rank, recorded, communication=rows, tolerance=tolerance)
 
 
 def as_recorded(job: TrainingJob, header: Header) -> TrainingJob:
-    """The launch with as many layers and microbatches as were recorded: fewer may show the same."""
+    """Return the job with the recorded numbers of layers and microbatches, which can be smaller than those of the launch."""
     layers, count = header.extra.get("layers"), header.extra.get("microbatches")
     if layers:
         job = shortened(job, int(layers))
@@ -45,9 +48,10 @@ def as_recorded(job: TrainingJob, header: Header) -> TrainingJob:
 
 
 def shortened(job: TrainingJob, layers: int) -> TrainingJob:
-    """The launch with fewer decoder layers. Raises InputError where it has not so many."""
+    """Return the job with only the first `layers` decoder layers. Raises InputError if the model has fewer layers."""
     if not 0 < layers <= job.model.num_layers:
-        raise InputError("--info-layers", f"the model has {job.model.num_layers} layers, not {layers}", "give fewer")
+        fault = f"the model has {job.model.num_layers} layers, not {layers}"
+        raise InputError("--info-layers", fault, f"give a number from 1 to {job.model.num_layers}")
     moe = job.model.moe
     model = replace(job.model, num_layers=layers, moe=moe and replace(moe, layers=moe.layers[:layers]))
     return replace(job, model=model)

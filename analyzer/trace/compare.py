@@ -1,7 +1,7 @@
-"""Formulas compared with a trace: by module, by tensor, and in total.
+"""Compares the formulas with a trace: by module, by tensor, and in total.
 
-Tensors of the two sides are matched by their size within the module that makes them. Unmatched tensors of either side are listed.
-Needs the trace only, not torch.
+Predicted and recorded tensors are matched by size within the module that allocates them. Unmatched tensors are listed. Needs only
+the trace, not torch.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from analyzer.results import CommunicationRow, RankClass
 from analyzer.trace.summary import CollectiveKey, Recorded
 
 MODEL = "(the model itself)"
-"""Maker of the tensors of the loss, which the model computes outside any module."""
+"""Module of the tensors of the loss, which the model computes outside any module."""
 PACKING = "batch.cu_seqlens"
 """Lengths of packed sequences, which a recorded step does not broadcast."""
 NEGLIGIBLE = 1e-3
-"""A module whose difference is below this share of all saved bytes is listed, but does not fail a check."""
+"""If the difference of a module is below this share of all saved bytes, it is listed but does not fail the check."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleRow:
-    """Saved tensors of one module on both sides."""
+    """Predicted and recorded saved tensors of one module, in bytes."""
 
     module: str
     predicted: int
@@ -38,17 +38,17 @@ class ModuleRow:
     only_predicted: tuple[Tensor, ...]
     """Predicted tensors without a recorded one."""
     only_recorded: tuple[int, ...]
-    """Bytes of recorded tensors without a predicted one."""
+    """Bytes of each recorded tensor without a predicted one."""
 
     @property
     def difference(self) -> int:
-        """Predicted less recorded."""
+        """Predicted minus recorded bytes."""
         return self.predicted - self.recorded
 
 
 @dataclass(frozen=True, kw_only=True)
 class TotalRow:
-    """A total of the rank on both sides."""
+    """A predicted and a recorded total of the rank, in bytes."""
 
     name: str
     predicted: int
@@ -64,7 +64,7 @@ class TotalRow:
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveRow:
-    """A call whose number differs."""
+    """A collective whose number of calls per iteration differs."""
 
     key: CollectiveKey
     predicted: int
@@ -78,19 +78,19 @@ class Comparison:
     modules: tuple[ModuleRow, ...]
     totals: tuple[TotalRow, ...]
     collectives: tuple[CollectiveRow, ...]
-    """Only those that differ."""
+    """Only collectives with differing counts."""
     explained: float
     """Share of the recorded saved bytes that match a predicted tensor of the same module and size."""
     tolerance: float
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """Differences above the tolerance, one phrase each."""
+        """One phrase for each difference above the tolerance."""
         found = [f"{row.name}: {row.error:+.2%}" for row in self.totals if abs(row.error) > self.tolerance]
-        whole = sum(row.recorded for row in self.modules)
+        total = sum(row.recorded for row in self.modules)
         for row in self.modules:
-            off = abs(row.difference) > self.tolerance * max(row.predicted, row.recorded)
-            if off and abs(row.difference) > NEGLIGIBLE * whole:
+            differs = abs(row.difference) > self.tolerance * max(row.predicted, row.recorded)
+            if differs and abs(row.difference) > NEGLIGIBLE * total:
                 found.append(f"saved in {row.module}: {row.difference:+,} bytes")
         return tuple(found)
 
@@ -98,69 +98,69 @@ class Comparison:
 def compare(
     rank: RankClass, recorded: Recorded, *, communication: Sequence[CommunicationRow] = (), tolerance: float = 0.01
 ) -> Comparison:
-    """Compares the prediction for a rank with a recording. The last iteration of the trace counts as the steady state.
+    """Compare the prediction for a rank with a recording. The last iteration of the trace is taken as the steady state.
 
     Raises ValueError if the trace has no iteration.
     """
     if not recorded.iterations:
-        raise ValueError("the trace has no iteration: it ends before the first step")
+        raise ValueError("the trace has no iteration: it ends before the first training step")
     last = recorded.iterations[-1]
     rows = _module_rows(rank, last.saved)
     matched = sum(row.recorded - sum(row.only_recorded) for row in rows)
-    whole = sum(row.recorded for row in rows)
+    total = sum(row.recorded for row in rows)
     return Comparison(
         modules=rows,
         totals=tuple(_totals(rank, recorded)),
         collectives=_collective_rows(communication, last.collectives),
-        explained=matched / whole if whole else 1.0,
+        explained=matched / total if total else 1.0,
         tolerance=tolerance,
     )
 
 
 def made_tensors(chunks: Sequence[Chunk], trees: Sequence[Module]) -> Iterator[tuple[str, Tensor]]:
-    """Every saved tensor of one microbatch with the module that makes it, named as Megatron names it.
+    """Yield every saved tensor of one microbatch with the Megatron name of the module that allocates it.
 
-    Layers have their numbers in the whole model, from 0; MTP layers have their own numbers. Tensors that a pipeline stage receives
-    are left out: no module makes them.
+    Layers have their numbers in the full model, from 0; MTP layers are numbered separately, from 0. Tensors that a pipeline stage
+    receives are omitted, because no module allocates them.
     """
     for chunk, tree in zip(chunks, trees, strict=True):
-        names = _Names(chunk)
+        names = _ModuleNames(chunk)
         for path, operation in chunk_program(tree).expanded("forward"):
-            for maker, tensor in names.take(path, operation):
-                if maker is not None:
-                    yield maker or MODEL, tensor
+            for module, tensor in names.saved_tensors(path, operation):
+                if module is not None:
+                    yield module or MODEL, tensor
 
 
 class _Frame(NamedTuple):
-    """A module that runs."""
+    """A running module."""
 
     module: Module
     path: str
-    """Its name in Megatron; of a function that of its caller."""
+    """Its name in Megatron; for a function, the name of its caller."""
     layer: str
     """The enclosing transformer layer."""
     checkpointed: bool
-    """It runs in the first forward of a checkpoint."""
+    """Whether the module runs inside a checkpoint."""
 
 
-class _Names:
-    """Megatron's names of the modules that make tensors, in the order of a forward."""
+class _ModuleNames:
+    """Determines the Megatron names of the modules that allocate tensors, by following the operations of a forward."""
 
     def __init__(self, chunk: Chunk) -> None:
         self._layers = iter((*(layer - 1 for layer in chunk.layers), *range(chunk.mtp_layers)))
         self._frames: list[_Frame] = []
         self._stream = ""
-        """The module that made the hidden states; none yet on a later stage."""
+        """The module that allocated the current hidden states; empty if they were received from the previous stage."""
 
-    def take(self, path: str, operation: Operation) -> Iterator[tuple[str | None, Tensor]]:
-        """Tensors that an operation saves, each with its maker; None for tensors that were received."""
+    def saved_tensors(self, path: str, operation: Operation) -> Iterator[tuple[str | None, Tensor]]:
+        """Yield the tensors that an operation saves, each with the module that allocates it; None for received tensors."""
         if operation.kind is OperationKind.BEGIN:
             frame = self._begin(path, operation.module)
-            # under a checkpoint only tensors that modules themselves reference stay: the others are freed until the recomputation
+            # in the first forward of a checkpoint only tensors referenced by module attributes stay; the others are freed
             named = tuple(replace(tensor, lingers=True) for tensor in operation.module.referenced) if frame.checkpointed else ()
             for tensor in (*operation.module.saved, *named):
                 if tensor.bytes and (tensor.lingers or not frame.checkpointed):
-                    yield _maker(tensor, here=frame.path, layer=frame.layer, stream=self._stream), tensor
+                    yield _allocating_module(tensor, own=frame.path, layer=frame.layer, stream=self._stream), tensor
         elif operation.kind is OperationKind.END:
             self._end(self._frames.pop())
 
@@ -168,13 +168,13 @@ class _Names:
         if self._frames:
             outer = self._frames[-1]
             path, layer, checkpointed = outer.path, outer.layer, outer.checkpointed or outer.module.recomputed
-        else:  # a block: the modules around it, without the root
+        else:  # a block: the enclosing modules, without the root
             path, layer, checkpointed = path.partition(".")[2].rpartition(".")[0], "", False
         if self._is_numbered(module):
             path = layer = f"{path}.layers.{next(self._layers)}" if path else f"layers.{next(self._layers)}"
         elif module.kind is ModuleKind.LAYER:
             path = layer = f"{path}.{module.name}"
-        elif module.kind is ModuleKind.EMBEDDING:  # there is one, whichever module calls it
+        elif module.kind is ModuleKind.EMBEDDING:  # the only embedding, also if an MTP layer calls it
             path, layer = "embedding", ""
         elif not module.function and module.kind is not ModuleKind.MODEL:
             path = f"{path}.{module.name}" if path else module.name
@@ -183,25 +183,25 @@ class _Names:
         return frame
 
     def _is_numbered(self, module: Module) -> bool:
-        """Whether this is one of the `layers` of the decoder or of MTP, and not the transformer layer inside an MTP layer."""
+        """Return whether the module is a numbered layer of the decoder or of MTP, not the transformer layer in an MTP layer."""
         inside_mtp = any(frame.module.kind is ModuleKind.MTP_DEPTH for frame in self._frames)
         return module.kind is ModuleKind.MTP_DEPTH or (module.kind is ModuleKind.LAYER and not inside_mtp)
 
     def _end(self, frame: _Frame) -> None:
-        """Hidden states leave a layer, a projection of MTP, or the embedding."""
+        """Update the module of the hidden states after a layer, an MTP projection or the embedding."""
         module = frame.module
         if self._is_numbered(module):
             self._stream = frame.layer if module.children else self._stream
-        elif module.kind is ModuleKind.MTP_PROJECTION:  # its output is gathered if it is split
+        elif module.kind is ModuleKind.MTP_PROJECTION:  # a split output is gathered into a tensor of the MTP layer
             self._stream = frame.layer if module.collectives else frame.path
         elif module.kind is ModuleKind.EMBEDDING and any(child.saved for child in module.children):
-            # not if it only lends its weight
+            # an embedding without saved tensors only holds a shared weight and computes no hidden states
             self._stream = f"embedding.{module.output_of}" if module.output_of else "embedding"
 
 
-def _maker(tensor: Tensor, *, here: str, layer: str, stream: str) -> str | None:
+def _allocating_module(tensor: Tensor, *, own: str, layer: str, stream: str) -> str | None:
     if tensor.made_in == "":
-        return here
+        return own
     if tensor.made_in == STREAM:
         return stream or None
     if tensor.made_in == LAYER:
@@ -217,13 +217,13 @@ def _module_rows(rank: RankClass, saved: dict[str, tuple[int, ...]]) -> tuple[Mo
         predicted.setdefault(path, []).append(tensor)
     recorded: dict[str, list[int]] = {}
     for module, sizes in saved.items():
-        recorded.setdefault(_known(module, predicted), []).extend(sizes)
+        recorded.setdefault(_predicted_module(module, predicted), []).extend(sizes)
     names = [*predicted, *(name for name in recorded if name not in predicted)]
     return tuple(_row(name, predicted.get(name, []), recorded.get(name, [])) for name in names)
 
 
-def _known(module: str, predicted: dict[str, list[Tensor]]) -> str:
-    """The nearest enclosing module in the prediction: recorded kernels have further modules inside core_attention."""
+def _predicted_module(module: str, predicted: dict[str, list[Tensor]]) -> str:
+    """Return the nearest enclosing module that has a prediction: recordings have further modules inside core_attention."""
     name = module
     while name and name not in predicted:
         name = name.rpartition(".")[0]
@@ -231,10 +231,13 @@ def _known(module: str, predicted: dict[str, list[Tensor]]) -> str:
 
 
 def _row(name: str, tensors: Sequence[Tensor], sizes: Sequence[int]) -> ModuleRow:
-    """Tensors and recorded sizes, matched. With one microbatch in flight, lingering tensors are freed in the next forward."""
+    """Match predicted tensors with recorded sizes.
+
+    A lingering tensor without a match is not counted: with one microbatch in flight it is freed in the next forward.
+    """
     left = Counter(sizes)
     missing = []
-    seen_later = 0
+    freed_later = 0
     for tensor in sorted(tensors, key=lambda tensor: tensor.lingers):
         size = tensor.bytes // tensor.pieces
         if left[size] >= tensor.pieces:
@@ -242,10 +245,10 @@ def _row(name: str, tensors: Sequence[Tensor], sizes: Sequence[int]) -> ModuleRo
         elif not tensor.lingers:
             missing.append(tensor)
         else:
-            seen_later += tensor.bytes
+            freed_later += tensor.bytes
     return ModuleRow(
         module=name,
-        predicted=sum(tensor.bytes for tensor in tensors) - seen_later,
+        predicted=sum(tensor.bytes for tensor in tensors) - freed_later,
         recorded=sum(sizes),
         only_predicted=tuple(missing),
         only_recorded=tuple(sorted(left.elements(), reverse=True)),
@@ -254,7 +257,7 @@ def _row(name: str, tensors: Sequence[Tensor], sizes: Sequence[int]) -> ModuleRo
 
 def _totals(rank: RankClass, recorded: Recorded) -> Iterator[TotalRow]:
     memory = rank.memory
-    # a trace contains tensors, without fragmentation
+    # a trace has the requested sizes, so it has no fragmentation
     allocated = memory.allocated_bytes - memory.unsplit_bytes
     peak = memory.peak_allocated_bytes - memory.unsplit_at_peak_bytes
     first_peak = memory.peak_allocated_first_iteration_bytes - memory.unsplit_at_first_peak_bytes
@@ -278,7 +281,7 @@ def _collective_rows(rows: Sequence[CommunicationRow], recorded: Counter[Collect
     for row in rows:
         if row.module.startswith(PACKING):
             continue
-        dtype = "uint8" if row.dtype == "fp8" else row.dtype  # FP8 is sent as bytes
+        dtype = "uint8" if row.dtype == "fp8" else row.dtype  # FP8 tensors are sent as bytes
         predicted[row.kind, row.group, prod(row.shape), dtype] += row.calls_per_iteration
     keys = sorted(predicted.keys() | recorded.keys(), key=str)
     return tuple(

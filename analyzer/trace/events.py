@@ -1,7 +1,7 @@
-"""What a trace holds, as frozen dataclasses: its header and the events of a training step.
+"""The contents of a trace as frozen dataclasses: its header and the events of a training step.
 
-Units: bytes are bytes, `time_ns` is the monotonic clock in nanoseconds, `sequence` is the position of the record in its file, so
-that it only ever grows within a trace but has gaps where the file holds text. allocator_hook/FORMAT.md says how they are stored.
+`time_ns` is the monotonic clock in nanoseconds. `sequence` is the index of the record in its file: it increases within a trace, and
+has gaps where the file contains texts. allocator_hook/FORMAT.md describes the file format.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FORMAT_VERSION: Final = (1, 0)
 
 
 class TraceError(AnalyzerError):
-    """A trace that cannot be read. The message names the file, the offset of the fault and what to do about it."""
+    """A trace that cannot be read. The message names the file, the offset of the fault and the remedy."""
 
     def __init__(self, path: object, offset: int, fault: str, remedy: str = "record it again") -> None:
         super().__init__(f"{path}: byte {offset}: {fault}; {remedy}")
@@ -32,32 +32,32 @@ class TraceError(AnalyzerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """Where a trace comes from."""
+    """The origin of a trace."""
 
     recorder: Recorder
     argv: tuple[str, ...] = ()
-    """The whole launch command, the program first."""
+    """The full launch command, the program first."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Versions by name: torch, cuda driver, megatron-core, transformer-engine. What is not installed is not named."""
+    """Versions by name: torch, cuda driver, megatron-core, transformer-engine. Packages that are not installed are missing."""
     gpu: str = ""
-    """Name of the GPU, empty where there was none."""
+    """Name of the GPU, empty if there was none."""
     rank: int = 0
     world_size: int = 1
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Anything else that JSON can hold."""
+    """Other data that can be represented in JSON."""
     version: tuple[int, int] = FORMAT_VERSION
     """Major and minor version of the format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Memory was asked for. Where `failed`, nothing was given and `pointer` is 0."""
+    """An allocation. If it `failed`, `pointer` is 0."""
 
     sequence: int
     time_ns: int
     pointer: int
     bytes: int
-    """As requested, before any rounding of the allocator."""
+    """As requested, before rounding by the allocator."""
     device: int
     stream: int
     failed: bool
@@ -65,7 +65,7 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Memory is about to be given back: recorded before it happens, since the address may be handed out again at once."""
+    """A free. It is recorded before the memory is freed, because the address may be reused immediately."""
 
     sequence: int
     time_ns: int
@@ -76,35 +76,35 @@ class Free:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A module is entered or left. Marks of one thread nest."""
+    """A module is entered or left. The marks of one thread are nested."""
 
     sequence: int
     time_ns: int
     kind: Literal["enter", "leave"]
     name: str
-    """Qualified name of the module, such as decoder.layers.0.mlp.linear_fc1; empty for the phase as a whole."""
+    """Qualified name of the module, such as decoder.layers.0.mlp.linear_fc1; empty for a whole phase."""
     phase: Phase
     microbatch: int
-    """From 0; -1 outside any."""
+    """From 0; -1 if there is none."""
     iteration: int
-    """From 0; -1 outside any."""
+    """From 0; -1 if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveEvent:
-    """One call of a collective on this rank, or one send or receive."""
+    """One call of a collective, a send or a receive on this rank."""
 
     sequence: int
     time_ns: int
     kind: str
     group: str
     members: tuple[int, ...]
-    """Global ranks of the group; empty where only `size` is known."""
+    """Global ranks of the group; empty if only `size` is known."""
     size: int
     shape: tuple[int, ...]
     dtype: str
     bytes: int
-    """Payload handed to the call on this rank."""
+    """Payload passed to the call on this rank."""
     phase: Phase | None = None
     peer: int | None = None
     """Global rank of the other side of a point-to-point call."""
@@ -112,7 +112,7 @@ class CollectiveEvent:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """The tensor that lies at `pointer` now: the start of a live allocation, or a place inside one."""
+    """The tensor at `pointer`, an address inside a live allocation."""
 
     sequence: int
     time_ns: int

@@ -1,4 +1,4 @@
-"""The bytes of a trace: records, kinds and the checksum, for its reader and its writers. allocator_hook/FORMAT.md explains them."""
+"""Encoding of traces for readers and writers: records, kinds and checksums. allocator_hook/FORMAT.md describes the format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from analyzer.trace.events import FORMAT_VERSION, CollectiveEvent, Header, Label
 MAGIC: Final = b"\x89MEMTRC\n"
 GZIP_MAGIC: Final = b"\x1f\x8b"
 PREAMBLE: Final = struct.Struct("<8sHHI28x")
-"""Magic, major, minor, bytes of a record; its CRC-32 follows."""
+"""Magic, major version, minor version, record size in bytes; its CRC-32 follows."""
 RECORD: Final = struct.Struct("<BBhIQQQQI")
 """kind, flags, device, sequence, time_ns, pointer, bytes, stream, text; its checksum follows."""
 WHOLE_RECORD: Final = struct.Struct("<BBhIQQQQII")
@@ -37,26 +37,26 @@ END: Final = 10
 EVENT_KINDS: Final = (ALLOCATION, FAILED_ALLOCATION, FREE, ENTER, LEAVE, COLLECTIVE, LABEL)
 
 MORE: Final = 1
-"""Flag of a piece of text after which another one follows."""
+"""Flag of a text piece that is followed by another piece of the same text."""
 
 RESIDUE: Final = 0x2144DF1C
-"""CRC-32 of any bytes followed by their own CRC-32. It is therefore the CRC-32 of the file after every whole record, so that one
-call checks any number of records, and a record can be sealed without knowing what came before it."""
+"""CRC-32 of any bytes followed by their own CRC-32. It is therefore the CRC-32 of the file after every complete record: one call
+checks any number of records, and the checksum of a record does not depend on earlier records."""
 
 
 def seal(record: bytes) -> bytes:
-    """`record` (44 bytes) with its checksum: the CRC-32 of the whole file up to here."""
+    """Return `record` (44 bytes) with its checksum, which is the CRC-32 of the file up to here."""
     return record + CHECKSUM.pack(zlib.crc32(record, RESIDUE))
 
 
 def preamble(version: tuple[int, int] = FORMAT_VERSION) -> bytes:
-    """The first 48 bytes of a file."""
+    """Return the first 48 bytes of a file."""
     start = PREAMBLE.pack(MAGIC, *version, RECORD_BYTES)
     return start + CHECKSUM.pack(zlib.crc32(start))
 
 
 def text_records(kind: int, text: str, sequence: int) -> bytes:
-    """`text` as records of `kind` HEADER or TEXT, the first numbered `sequence`."""
+    """Return `text` as records of `kind` HEADER or TEXT. The first record has the given `sequence`."""
     data = text.encode()
     pieces = [data[i : i + PIECE_BYTES] for i in range(0, len(data), PIECE_BYTES)] or [b""]
     last = len(pieces) - 1
@@ -67,7 +67,7 @@ def text_records(kind: int, text: str, sequence: int) -> bytes:
 
 
 def header_text(header: Header) -> str:
-    """The header as JSON. Its version stands in the preamble."""
+    """Return the header as JSON, without its version, which is in the preamble."""
     return _json(
         {
             "recorder": header.recorder,
@@ -82,7 +82,7 @@ def header_text(header: Header) -> str:
 
 
 def header_from_text(text: str, version: tuple[int, int]) -> Header:
-    """The inverse of `header_text`; fields it does not know are left out. Raises ValueError, KeyError or TypeError."""
+    """Parse the text of `header_text`. Unknown fields are ignored. Raises ValueError, KeyError or TypeError."""
     fields = json.loads(text)
     return Header(
         recorder=fields["recorder"],
@@ -107,7 +107,7 @@ def collective_text(
     phase: str | None,
     peer: int | None,
 ) -> str:
-    """What stays the same from one call of a collective to the next. `size` None: as many as there are members."""
+    """Return the description of a collective, which is equal for repeated calls. `size` defaults to the number of members."""
     return _json(
         {
             "kind": kind,
@@ -123,12 +123,12 @@ def collective_text(
 
 
 def label_text(*, role: str, name: str, shape: Sequence[int], dtype: str) -> str:
-    """What a label says of a tensor, without its place."""
+    """Return the description of a labelled tensor, without its address and size."""
     return _json({"role": role, "name": name, "shape": list(shape), "dtype": dtype})
 
 
 def collective_event(sequence: int, time_ns: int, size_bytes: int, text: str) -> CollectiveEvent:
-    """The event that `text` of `collective_text` describes. Raises ValueError, KeyError or TypeError."""
+    """Return the event described by `text` (see `collective_text`). Raises ValueError, KeyError or TypeError."""
     fields = _fields(text)
     return CollectiveEvent(
         sequence=sequence,
@@ -146,7 +146,7 @@ def collective_event(sequence: int, time_ns: int, size_bytes: int, text: str) ->
 
 
 def label_event(sequence: int, time_ns: int, pointer: int, size_bytes: int, text: str) -> Label:
-    """The event that `text` of `label_text` describes. Raises ValueError, KeyError or TypeError."""
+    """Return the event described by `text` (see `label_text`). Raises ValueError, KeyError or TypeError."""
     fields = _fields(text)
     return Label(sequence, time_ns, pointer, fields["role"], fields["name"], tuple(fields["shape"]), fields["dtype"], size_bytes)
 

@@ -1,4 +1,4 @@
-"""Checks a whole trace: its preamble, the checksum and number of every record, and where it ends. Finds its texts on the way."""
+"""Checks a trace: its preamble, the checksum and sequence of every record, and its end. Also collects its texts."""
 
 from __future__ import annotations
 
@@ -11,32 +11,33 @@ from analyzer.trace import format as fmt
 from analyzer.trace.events import FORMAT_VERSION, Header, TraceError
 
 _CHUNK_RECORDS: Final = 65536
-_AGAIN: Final = "copy it again, or record it again"
+_COPY_OR_RECORD: Final = "copy it again, or record it again"
+_FIX_WRITER: Final = "fix the program that wrote it"
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The sound records of a trace and what is known of them."""
+    """The valid records of a trace, and their properties."""
 
     records: memoryview
-    """Whole records, the first that of sequence 0, without the preamble."""
+    """The complete records from sequence 0, without the preamble."""
     texts: tuple[str, ...]
     events: int
     skipped: int
-    """Records of unknown kinds."""
+    """Number of records of unknown kinds."""
     truncated: bool
 
 
 def check(path: Path, data: memoryview, *, cut_short: bool) -> tuple[Header, Contents]:
-    """Header and contents of `data`. `path` is for messages; `cut_short` where it is known that something is missing.
+    """Return the header and the contents of `data`. `path` is used in messages. `cut_short`: the data are known to be incomplete.
 
     Raises TraceError with the offset of the first fault.
     """
     version = _version(path, data)
-    records, whole = _sound_records(path, data)
+    records, complete = _valid_records(path, data)
     header, texts = _texts(path, records, version)
     kinds = bytes(records[:: fmt.RECORD_BYTES])
-    ended = _ended(path, kinds, whole=whole)
+    ended = _ended(path, kinds, complete=complete)
     events = sum(kinds.count(kind) for kind in fmt.EVENT_KINDS)
     text_records = kinds.count(fmt.TEXT) + kinds.count(fmt.HEADER)
     return header, Contents(
@@ -49,23 +50,26 @@ def check(path: Path, data: memoryview, *, cut_short: bool) -> tuple[Header, Con
 
 
 def _version(path: Path, data: memoryview) -> tuple[int, int]:
-    """The version in the preamble. Raises TraceError unless this program can read it."""
+    """Return the version in the preamble. Raises TraceError if it is not supported."""
     start = bytes(data[: fmt.RECORD_BYTES])
     if not start.startswith(fmt.MAGIC[: len(start)]):
-        raise TraceError(path, 0, "this is no trace of the allocator hook", "name a file that --info-record wrote")
+        raise TraceError(path, 0, "not a trace of the allocator hook", "give a file that --info-record wrote")
     if len(start) < fmt.RECORD_BYTES:
         raise _ends_in_header(path, data)
     if zlib.crc32(start) != fmt.RESIDUE:
-        raise TraceError(path, 0, "its first 48 bytes are damaged", _AGAIN)
+        raise TraceError(path, 0, "the first 48 bytes are damaged", _COPY_OR_RECORD)
     _, major, minor, record_bytes = fmt.PREAMBLE.unpack_from(start)
     if major != FORMAT_VERSION[0] or record_bytes != fmt.RECORD_BYTES:
-        fault = f"its format is {major}.{minor} and this program reads {FORMAT_VERSION[0]}.x"
+        fault = f"its format is {major}.{minor}, but this program reads {FORMAT_VERSION[0]}.x"
         raise TraceError(path, len(fmt.MAGIC), fault, "read it with the version of this program that wrote it, or a newer one")
     return major, minor
 
 
-def _sound_records(path: Path, data: memoryview) -> tuple[memoryview, bool]:
-    """The records up to the end or a tail of zeros, and whether nothing follows them. Raises TraceError at a damaged one."""
+def _valid_records(path: Path, data: memoryview) -> tuple[memoryview, bool]:
+    """Return the records up to the end or to a tail of zeros, and whether nothing follows them.
+
+    Raises TraceError at a damaged record.
+    """
     size = fmt.RECORD_BYTES
     end = len(data) - len(data) % size
     step = _CHUNK_RECORDS * size
@@ -74,27 +78,27 @@ def _sound_records(path: Path, data: memoryview) -> tuple[memoryview, bool]:
         first = offset // size - 1
         if zlib.crc32(chunk, fmt.RESIDUE) == fmt.RESIDUE and _numbered(chunk, first):
             continue
-        bad = next(i for i in range(len(chunk) // size) if not _sound(chunk[i * size : (i + 1) * size], first + i))
+        bad = next(i for i in range(len(chunk) // size) if not _valid(chunk[i * size : (i + 1) * size], first + i))
         fault_at = offset + bad * size
         if any(data[fault_at:]):
-            raise TraceError(path, fault_at, "a damaged record", _AGAIN)
-        return data[size:fault_at], False  # file systems leave zeros after the last write before a crash
+            raise TraceError(path, fault_at, "a damaged record", _COPY_OR_RECORD)
+        return data[size:fault_at], False  # after a crash file systems may leave zeros behind the last write
     return data[size:end], end == len(data)
 
 
 def _numbered(chunk: memoryview, first: int) -> bool:
-    """Whether the records of `chunk` are numbered from `first` on, in 32 bits."""
+    """Return whether the records of `chunk` have consecutive sequences from `first` on, modulo 2^32."""
     count = len(chunk) // fmt.RECORD_BYTES
     numbers = chunk.cast("I")[1 :: fmt.RECORD_BYTES // 4].tolist()
     return numbers == [n & 0xFFFFFFFF for n in range(first, first + count)]
 
 
-def _sound(record: memoryview, sequence: int) -> bool:
+def _valid(record: memoryview, sequence: int) -> bool:
     return zlib.crc32(record, fmt.RESIDUE) == fmt.RESIDUE and _numbered(record, sequence)
 
 
 def _texts(path: Path, records: memoryview, version: tuple[int, int]) -> tuple[Header, tuple[str, ...]]:
-    """The header, which comes first, and all texts in the order of their numbers."""
+    """Return the header, which comes first, and all texts in the order of their numbers."""
     header: Header | None = None
     texts: list[str] = []
     pieces: list[bytes] = []
@@ -102,7 +106,7 @@ def _texts(path: Path, records: memoryview, version: tuple[int, int]) -> tuple[H
     for sequence in _text_sequences(records):
         kind, flags, used, _, piece = fmt.TEXT_PIECE.unpack_from(records, sequence * fmt.RECORD_BYTES)
         if (pieces and sequence != expected) or (kind == fmt.HEADER) != (header is None):
-            raise TraceError(path, (1 + sequence) * fmt.RECORD_BYTES, "a piece of text out of place", "mend its writer")
+            raise TraceError(path, (1 + sequence) * fmt.RECORD_BYTES, "a misplaced text record", _FIX_WRITER)
         pieces.append(piece[:used])
         expected = sequence + 1
         if flags & fmt.MORE:
@@ -115,7 +119,7 @@ def _texts(path: Path, records: memoryview, version: tuple[int, int]) -> tuple[H
                 texts.append(text)
         except (ValueError, KeyError, TypeError) as error:
             offset = (2 + sequence - len(pieces)) * fmt.RECORD_BYTES
-            raise TraceError(path, offset, f"a text that cannot be read ({error!r})", "mend its writer") from error
+            raise TraceError(path, offset, f"a text that cannot be decoded ({error!r})", _FIX_WRITER) from error
         pieces = []
     if header is None:
         raise _ends_in_header(path, records)
@@ -133,15 +137,15 @@ def _text_sequences(records: memoryview) -> list[int]:
     return sorted(sequences)
 
 
-def _ended(path: Path, kinds: bytes, *, whole: bool) -> bool:
-    """Whether there is an end record. Raises TraceError where something comes after it."""
+def _ended(path: Path, kinds: bytes, *, complete: bool) -> bool:
+    """Return whether there is an end record. Raises TraceError if anything follows it."""
     at = kinds.find(fmt.END)
     if at < 0:
         return False
-    if at + 1 < len(kinds) or not whole:
-        raise TraceError(path, (2 + at) * fmt.RECORD_BYTES, "data after the end record", _AGAIN)
+    if at + 1 < len(kinds) or not complete:
+        raise TraceError(path, (2 + at) * fmt.RECORD_BYTES, "data after the end record", _COPY_OR_RECORD)
     return True
 
 
 def _ends_in_header(path: Path, data: memoryview) -> TraceError:
-    return TraceError(path, len(data), "it ends inside its header, so nothing was recorded")
+    return TraceError(path, len(data), "the file ends inside its header, so it has no events")

@@ -1,7 +1,7 @@
-"""Reads a trace: what a recorder saw of a training step. allocator_hook/FORMAT.md describes the file.
+"""Reads a trace of a training step. allocator_hook/FORMAT.md describes the file format.
 
-The whole file is checked when it is opened, with one CRC-32 call for each 3 MiB; events are decoded as they are asked for.
-A trace is mapped into memory, or unpacked into it where it is compressed: ten million events take 480 MB.
+The complete file is checked when it is opened, with one CRC-32 call per 3 MiB. Events are decoded during iteration. The file is
+mapped into memory, or decompressed into memory if it is compressed: ten million events take 480 MB.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _SIGN_BIT: Final = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Every record of a trace as columns of equal length, nothing copied: element i of each belongs to the record of sequence i.
+    """All records of a trace as columns of equal length, without copies. Element i belongs to the record with sequence i.
 
-    `kind` holds the numbers of analyzer.trace_format (ALLOCATION, FREE, ...); FORMAT.md says what the others hold for each kind.
-    Leave out the records whose kind you do not know, and those that hold text.
+    `kind` has the numbers of analyzer.trace.format (ALLOCATION, FREE, ...). FORMAT.md describes the other fields by kind.
+    Skip records of unknown kinds and text records.
     """
 
     kind: memoryview
@@ -73,10 +73,10 @@ class Columns:
 
 
 class Trace:
-    """A header, and events in the order in which they were recorded; iterate over it as often as you like.
+    """The header and the events of a trace. Iteration yields the events in recording order and can be repeated.
 
-    `truncated`: the recorder did not finish, as after a kill or on a full disk; what is here is sound, up to its last whole record.
-    `skipped`: how many records were left out because this version does not know their kind.
+    `truncated`: the recorder did not finish, for example because it was killed or the disk was full. All events are valid.
+    `skipped`: the number of records whose kind this version does not know.
     `texts`: the names and descriptions of the file, by number.
     """
 
@@ -90,11 +90,11 @@ class Trace:
         self._records = contents.records
 
     def __len__(self) -> int:
-        """How many events iteration gives."""
+        """The number of events."""
         return self._events
 
     def __iter__(self) -> Iterator[Event]:
-        """The events. Raises TraceError where a sound record means nothing, which only a faulty writer can bring about."""
+        """Yield the events. Raises TraceError for a valid record with invalid contents, which only a faulty writer creates."""
         for sequence, record in enumerate(fmt.WHOLE_RECORD.iter_unpack(self._records)):
             kind, _, device, _, time_ns, pointer, size, stream, _, _ = record
             if kind == fmt.ALLOCATION:
@@ -106,7 +106,8 @@ class Trace:
                     yield self._rare_event(sequence, record)
                 except (IndexError, ValueError, KeyError, TypeError) as error:
                     offset = fmt.RECORD_BYTES * (1 + sequence)
-                    raise TraceError(self.path, offset, f"a record that means nothing ({error!r})", "mend its writer") from error
+                    fault = f"a record with invalid contents ({error!r})"
+                    raise TraceError(self.path, offset, fault, "fix the program that wrote it") from error
 
     def _rare_event(self, sequence: int, record: tuple[int, ...]) -> Event:
         kind, flags, device, _, time_ns, pointer, size, stream, text, _ = record
@@ -122,7 +123,7 @@ class Trace:
 
     @cached_property
     def columns(self) -> Columns:
-        """The trace for programs that have no time for objects."""
+        """The records as columns, which are faster to process than event objects."""
         longs = self._records.cast("Q")
         return Columns(
             kind=self._records[0 :: fmt.RECORD_BYTES],
@@ -137,10 +138,10 @@ class Trace:
 
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
-    """The trace at `path`, compressed or not, checked from end to end.
+    """Read and check the trace at `path`, which may be compressed.
 
-    Raises TraceError where it is no trace, is damaged, ends inside its header or has a newer major version; OSError where it cannot
-    be read. A trace that merely breaks off is read, and says so.
+    Raises TraceError if the file is not a trace, is damaged, ends inside its header or has another major version; OSError if it
+    cannot be read. A truncated trace is not an error; see `Trace.truncated`.
     """
     path = Path(path)
     data, cut_short = load(path)

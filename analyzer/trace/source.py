@@ -1,4 +1,4 @@
-"""The bytes of a trace file: mapped, or unpacked where they are compressed."""
+"""Loads the bytes of a trace file: memory-mapped, or decompressed if the file is compressed."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _GZIP: Final = 16 + zlib.MAX_WBITS
 
 
 def load(path: Path) -> tuple[memoryview, bool]:
-    """The bytes of the trace at `path`, and whether its compressed file breaks off. Raises TraceError, OSError."""
+    """Return the bytes of the trace at `path`, and whether its compressed file is incomplete. Raises TraceError, OSError."""
     with path.open("rb") as file:
         if file.read(len(GZIP_MAGIC)) == GZIP_MAGIC:
-            return _unpack(path)
+            return _decompress(path)
         size = file.seek(0, 2)
-        if size == 0:  # nothing to map
+        if size == 0:  # an empty file cannot be mapped
             return memoryview(b""), False
         return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)), False
 
 
-def _unpack(path: Path) -> tuple[memoryview, bool]:
+def _decompress(path: Path) -> tuple[memoryview, bool]:
     data = bytearray()
     stream = zlib.decompressobj(wbits=_GZIP)
     with path.open("rb") as file:
@@ -33,8 +33,8 @@ def _unpack(path: Path) -> tuple[memoryview, bool]:
             while not stream.eof and (part := file.read(_PART_BYTES)):
                 data += stream.decompress(part)
         except zlib.error as error:
-            fault = f"its compressed file is damaged at or after this place ({error})"
+            fault = f"the compressed file is damaged at or after this offset ({error})"
             raise TraceError(path, len(data), fault, "copy it again, or record it again") from error
         if stream.unused_data or file.read(1):
-            raise TraceError(path, len(data), "data after the end of its compressed file", "copy it again")
+            raise TraceError(path, len(data), "data after the end of the compressed file", "copy it again")
     return memoryview(data), not stream.eof

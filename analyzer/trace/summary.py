@@ -1,7 +1,7 @@
-"""What a trace shows of a training step, in the terms of the formulas: bytes by module, states, peaks, collectives.
+"""Summarizes a trace in the quantities of the formulas: saved bytes by module, model states, peaks and collectives.
 
-A tensor is *saved* when it is allocated in the forward of a microbatch and freed in a backward. Parameters, gradients and
-optimizer states are known by their labels; what labels leave out counts as neither.
+A tensor is *saved* if it is allocated in the forward of a microbatch and freed in a backward. Parameters, gradients and optimizer
+states are identified by their labels.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from analyzer.trace.events import Allocation, CollectiveEvent, Event, Free, Labe
 from analyzer.units import BLOCK, round_up
 
 CollectiveKey = tuple[str, str, int, str]
-"""Kind, group, elements and dtype. Libraries flatten tensors before they send them, so shapes are not compared."""
+"""Kind, group, number of elements and dtype. Shapes are not compared, because libraries flatten tensors before sending them."""
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class Block:
     """A live allocation."""
 
     bytes: int
-    """In whole blocks, as the caching allocator hands them out."""
+    """Rounded up to the block size of the caching allocator."""
     module: str
     phase: str
     microbatch: int
@@ -36,30 +36,31 @@ class RecordedIteration:
     """One iteration of a trace."""
 
     peak: int
-    """Most bytes alive at once."""
+    """Peak of the live bytes."""
     peak_module: str
+    """Phase, microbatch and module of the peak."""
     allocated_after: int
-    """Bytes alive when it ended."""
+    """Live bytes at the end of the iteration."""
     saved: dict[str, tuple[int, ...]]
-    """By module: bytes of each tensor that one microbatch's forward left for its backward; of the first microbatch."""
+    """By module: bytes of each tensor that the first microbatch saved for backward."""
     collectives: Counter[CollectiveKey]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """A trace, folded."""
+    """Summary of a trace. Sizes are in bytes."""
 
     iterations: tuple[RecordedIteration, ...]
     parameters: int
     gradients: int
     optimizer: int
     failed: int
-    """Allocations that failed."""
+    """Number of failed allocations."""
 
 
 @dataclass
-class _Fold:
-    """The state of the walk over a trace."""
+class _State:
+    """The state while a trace is processed."""
 
     live: dict[int, Block] = field(default_factory=dict)
     stack: list[Mark] = field(default_factory=list)
@@ -69,21 +70,21 @@ class _Fold:
     peak_module: str = ""
     iteration: int = -1
     recent: deque[int] = field(default_factory=lambda: deque(maxlen=8))
-    """Pointers that were allocated last."""
+    """Pointers of the most recent allocations."""
     phase: str = ""
-    """Of the mark that was entered last."""
+    """Phase of the last enter mark."""
     microbatch: int = -1
-    """Of the mark that was entered last and has one."""
-    unnamed: list[Block] = field(default_factory=list)
-    """Made in a forward whose microbatch no mark has named yet: its batch."""
+    """Microbatch of the last enter mark that has one."""
+    unassigned: list[Block] = field(default_factory=list)
+    """Blocks allocated in a forward before a mark with its microbatch: the tensors of the batch."""
     saved: dict[str, list[int]] = field(default_factory=dict)
     collectives: Counter[CollectiveKey] = field(default_factory=Counter)
     iterations: list[RecordedIteration] = field(default_factory=list)
 
 
-def fold(events: Iterable[Event]) -> Recorded:
-    """Walk a trace once. Works for any recorder; needs marks for modules and labels for states."""
-    state = _Fold()
+def summarize(events: Iterable[Event]) -> Recorded:
+    """Summarize the events of any recorder in one pass. Modules need marks, and model states need labels."""
+    state = _State()
     for event in events:
         if isinstance(event, Allocation):
             _allocate(state, event)
@@ -99,8 +100,8 @@ def fold(events: Iterable[Event]) -> Recorded:
             if event.kind == "recv" and event.group in ("pp", "world"):
                 _receive(state, event.bytes)
             if event.size == 1 or event.kind == "recv":
-                continue  # nothing is sent, or it was counted at its sender
-            # interleaved stages of two ranks send one way through the communicator of the world (p2p_communication.py)
+                continue  # nothing is sent, or the sender counts it
+            # with interleaved stages on two ranks, one direction uses the world communicator (p2p_communication.py)
             group = "pp" if event.kind == "send" and event.group == "world" else event.group
             state.collectives[event.kind, group, prod(event.shape), event.dtype] += 1
     if state.iteration >= 0:
@@ -117,8 +118,8 @@ def fold(events: Iterable[Event]) -> Recorded:
     )
 
 
-def _receive(state: _Fold, size: int) -> None:
-    """The tensor that was made for a message is no module's, whatever ran last."""
+def _receive(state: _State, size: int) -> None:
+    """Mark the buffer of a received tensor: it belongs to no module, although it was allocated inside one."""
     for pointer in reversed(state.recent):
         block = state.live.get(pointer)
         if block is not None and block.bytes == round_up(size, BLOCK):
@@ -126,7 +127,7 @@ def _receive(state: _Fold, size: int) -> None:
             return
 
 
-def _allocate(state: _Fold, event: Allocation) -> None:
+def _allocate(state: _State, event: Allocation) -> None:
     if event.failed:
         state.failed += 1
         return
@@ -140,7 +141,7 @@ def _allocate(state: _Fold, event: Allocation) -> None:
         iteration=inner.iteration if inner else -1,
     )
     if inner is not None and inner.phase == "forward" and inner.microbatch < 0:
-        state.unnamed.append(block)
+        state.unassigned.append(block)
     state.recent.append(event.pointer)
     state.current += size
     if state.current > state.peak:
@@ -148,7 +149,7 @@ def _allocate(state: _Fold, event: Allocation) -> None:
         state.peak_module = f"{inner.phase} of microbatch {inner.microbatch}, {inner.name}" if inner else ""
 
 
-def _free(state: _Fold, pointer: int) -> None:
+def _free(state: _State, pointer: int) -> None:
     block = state.live.pop(pointer, None)
     if block is None:
         return
@@ -159,7 +160,7 @@ def _free(state: _Fold, pointer: int) -> None:
         state.saved.setdefault(block.module, []).append(block.bytes)
 
 
-def _mark(state: _Fold, mark: Mark) -> None:
+def _mark(state: _State, mark: Mark) -> None:
     if mark.iteration >= 0 and mark.iteration != state.iteration:
         if state.iteration >= 0:
             _end_iteration(state)
@@ -173,12 +174,12 @@ def _mark(state: _Fold, mark: Mark) -> None:
     if mark.microbatch >= 0:
         state.microbatch = mark.microbatch
         if mark.phase == "forward":
-            for block in state.unnamed:
+            for block in state.unassigned:
                 block.microbatch = mark.microbatch
-            state.unnamed = []
+            state.unassigned = []
 
 
-def _end_iteration(state: _Fold) -> None:
+def _end_iteration(state: _State) -> None:
     state.iterations.append(
         RecordedIteration(
             peak=state.peak,

@@ -1,4 +1,4 @@
-"""tools/compare_reports.py: equal keys and numbers, whatever the text says."""
+"""tools/compare_reports.py: keys and numbers must be equal, text may differ."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def test_text_may_change(change: Callable[[dict[str, Any]], object]) -> None:
         (lambda report: report.update(advice=[]), ".advice"),
     ],
 )
-def test_keys_numbers_and_identifiers_may_not(change: Callable[[dict[str, Any]], object], path: str) -> None:
+def test_keys_numbers_and_identifiers_may_not_change(change: Callable[[dict[str, Any]], object], path: str) -> None:
     found = list(differences(REPORT, changed(change)))
     assert len(found) == 1
     assert found[0].startswith(f"{path}: ")
 
 
-def test_directories(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_reports_of_two_directories_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before, after = tmp_path / "before", tmp_path / "after"
     for folder in (before, after):
         folder.mkdir()

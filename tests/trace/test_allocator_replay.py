@@ -1,4 +1,4 @@
-"""Figures of a trace that is known by construction, replayed through the simulated allocator."""
+"""Memory of a synthetic trace, replayed through the simulated caching allocator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from analyzer.units import MIB
 
 
 def write_step(path: Path) -> None:
-    """Two iterations: 40 MiB of parameters stay, 30 MiB of activations come and go, 12 MiB of states come with the first step."""
+    """Write two iterations with 40 MiB of parameters, 30 MiB of temporary tensors and 12 MiB of optimizer states."""
     with TraceWriter(path, Header(recorder="shadow")) as trace:
         trace.enter("", "build")
         trace.allocation(1, 40 * MIB)
@@ -31,22 +31,22 @@ def write_step(path: Path) -> None:
             trace.leave("", "optimizer", -1, iteration)
 
 
-def test_figures_of_a_known_step(tmp_path: Path) -> None:
+def test_a_replay_gives_the_known_memory_of_a_synthetic_step(tmp_path: Path) -> None:
     write_step(tmp_path / "step.trace")
     found = replay(read_trace(tmp_path / "step.trace"), AllocatorSettings())
-    nothing = dict.fromkeys(KINDS, 0)
+    zero = dict.fromkeys(KINDS, 0)
     assert found.allocated == 52 * MIB
     assert found.peak_first_iteration == 70 * MIB
     assert found.peak == 82 * MIB
     assert found.peak_at == "forward of microbatch 0, decoder"
-    # the states take a piece of the 30 MiB block, and the next iteration needs 30 MiB again
+    # the optimizer states use a part of the cached 30 MiB block, and the next iteration needs a new 30 MiB block
     assert found.peak_reserved == 100 * MIB
-    assert found.after == {**nothing, "parameter": 40 * MIB, "optimizer": 12 * MIB}
-    # nothing frees the 30 MiB in a backward, so they are temporary
-    assert found.at_peak == {**nothing, "parameter": 40 * MIB, "optimizer": 12 * MIB, "temporary": 30 * MIB}
+    assert found.after == {**zero, "parameter": 40 * MIB, "optimizer": 12 * MIB}
+    # the 30 MiB are not freed in a backward, so they are temporary
+    assert found.at_peak == {**zero, "parameter": 40 * MIB, "optimizer": 12 * MIB, "temporary": 30 * MIB}
 
 
-def test_bytes_over_the_last_iteration(tmp_path: Path) -> None:
+def test_the_timeline_covers_the_last_iteration(tmp_path: Path) -> None:
     write_step(tmp_path / "step.trace")
     points = replay(read_trace(tmp_path / "step.trace"), AllocatorSettings()).timeline.points
     assert [sum(point) // MIB for point in points] == [82, 52]

@@ -1,4 +1,4 @@
-"""A synthetic step whose trace is known by construction, against predictions that are right and wrong in one tensor."""
+"""Comparison of predictions with the trace of a synthetic step, with and without a wrong tensor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from analyzer.results import RankClass
 from analyzer.specs import HardwareSpec
 from analyzer.trace.compare import MODEL, compare, made_tensors
 from analyzer.trace.reader import Header, read_trace
-from analyzer.trace.summary import fold
+from analyzer.trace.summary import summarize
 from tests.command import assert_refused, run
 from tests.small_job import job
 
@@ -30,12 +30,12 @@ def predicted() -> RankClass:
 
 
 def write_step(path: Path, rank: RankClass, *, extra: int = 0, argv: tuple[str, ...] = (), world: int = 1) -> None:
-    """A trace in which every module makes exactly what `rank` predicts, and `extra` bytes in the first layer's mlp."""
+    """Write a trace with the allocations that `rank` predicts, and `extra` bytes in the MLP of the first layer."""
     addresses = iter(range(1 << 20, 1 << 40, 1 << 12))
     memory = rank.memory
     with TraceWriter(path, Header(recorder="shadow", argv=argv, versions={"torch": "2.13.0"}, world_size=world)) as trace:
 
-        def make(size: int, role: str = "", name: str = "") -> int:
+        def allocate(size: int, role: str = "", name: str = "") -> int:
             pointer = next(addresses)
             trace.allocation(pointer, size)
             if role:
@@ -43,38 +43,38 @@ def write_step(path: Path, rank: RankClass, *, extra: int = 0, argv: tuple[str, 
             return pointer
 
         trace.enter("", "build", -1, -1)
-        make(memory.parameters_bytes, "parameter", "parameters")
-        make(memory.gradients_bytes, "gradient", "gradients")
+        allocate(memory.parameters_bytes, "parameter", "parameters")
+        allocate(memory.gradients_bytes, "gradient", "gradients")
         trace.leave("", "build", -1, -1)
         for iteration in range(ITERATIONS):
-            kept = []
+            saved = []
             trace.enter("", "forward", 0, iteration)
             for module, tensor in made_tensors(rank.chunks, rank.trees):
                 if module != MODEL:
                     trace.enter(module, "forward", 0, iteration)
-                kept.append(make(tensor.bytes))
+                saved.append(allocate(tensor.bytes))
                 if module != MODEL:
                     trace.leave(module, "forward", 0, iteration)
             if extra:
                 trace.enter("decoder.layers.0.mlp", "forward", 0, iteration)
-                kept.append(make(extra))
+                saved.append(allocate(extra))
                 trace.leave("decoder.layers.0.mlp", "forward", 0, iteration)
             if iteration == 0:
-                make(memory.runtime_bytes)
+                allocate(memory.runtime_bytes)
             trace.leave("", "forward", 0, iteration)
             trace.enter("", "backward", 0, iteration)
-            for pointer in reversed(kept):
+            for pointer in reversed(saved):
                 trace.free(pointer)
             trace.leave("", "backward", 0, iteration)
             trace.enter("", "optimizer", -1, iteration)
             if iteration == 0:
-                make(memory.optimizer_bytes, "optimizer", "states")
+                allocate(memory.optimizer_bytes, "optimizer", "states")
             trace.collective(kind="all_reduce", group="dp_cp", shape=(8,), dtype="fp32", bytes=32, size=2, phase="optimizer")
             trace.leave("", "optimizer", -1, iteration)
 
 
 def change(tree: Module, module: str, tensor: str, **changes: object) -> Module:
-    """The tree with one tensor of the first module of that name changed; without it where the change is `drop`."""
+    """Return the tree with one tensor of the first module of that name changed, or removed if `drop` is set."""
     done = False
 
     def walk(node: Module) -> Module:
@@ -100,9 +100,9 @@ def step(tmp_path: Path) -> tuple[RankClass, Path]:
     return rank, path
 
 
-def test_the_right_prediction_agrees_in_every_tensor(step: tuple[RankClass, Path]) -> None:
+def test_a_correct_prediction_agrees_in_every_tensor(step: tuple[RankClass, Path]) -> None:
     rank, path = step
-    found = compare(rank, fold(read_trace(path)))
+    found = compare(rank, summarize(read_trace(path)))
     assert found.explained == 1.0
     assert all(row.difference == 0 and not row.only_predicted and not row.only_recorded for row in found.modules)
     assert {row.name: row.error for row in found.totals if row.name in ("parameters", "gradients", "optimizer states")} == {
@@ -114,9 +114,9 @@ def test_the_right_prediction_agrees_in_every_tensor(step: tuple[RankClass, Path
     assert not [failure for failure in found.failures if failure.startswith("saved")]
 
 
-def test_one_wrong_tensor_is_found_and_no_other(step: tuple[RankClass, Path]) -> None:
+def test_only_the_wrong_tensor_is_reported(step: tuple[RankClass, Path]) -> None:
     rank, path = step
-    recorded = fold(read_trace(path))
+    recorded = summarize(read_trace(path))
     wrong = replace(rank, trees=(change(rank.trees[0], "activation_func", "fc1 output", dtype="fp32"),))
     found = compare(wrong, recorded)
     off = [row for row in found.modules if row.difference]
@@ -130,17 +130,17 @@ def test_one_wrong_tensor_is_found_and_no_other(step: tuple[RankClass, Path]) ->
     assert found.explained < 1.0
 
 
-def test_a_tensor_that_nobody_predicted_is_named(tmp_path: Path) -> None:
+def test_a_tensor_without_prediction_is_reported_with_its_module(tmp_path: Path) -> None:
     rank = predicted()
     path = tmp_path / "step.trace"
     write_step(path, rank, extra=3 << 20)
-    found = compare(rank, fold(read_trace(path)))
+    found = compare(rank, summarize(read_trace(path)))
     assert [(row.module, row.only_recorded) for row in found.modules if row.difference] == [("decoder.layers.0.mlp", (3 << 20,))]
 
 
-def test_totals_come_from_the_labels_and_the_iterations(step: tuple[RankClass, Path]) -> None:
+def test_totals_are_computed_from_labels_and_iterations(step: tuple[RankClass, Path]) -> None:
     rank, path = step
-    recorded = fold(read_trace(path))
+    recorded = summarize(read_trace(path))
     memory = rank.memory
     assert (recorded.parameters, recorded.gradients, recorded.optimizer) == (
         memory.parameters_bytes,
@@ -156,16 +156,16 @@ def test_totals_come_from_the_labels_and_the_iterations(step: tuple[RankClass, P
     assert sum(last.collectives.values()) == 1
 
 
-def test_the_tolerance_decides(step: tuple[RankClass, Path]) -> None:
+def test_only_differences_above_the_tolerance_are_failures(step: tuple[RankClass, Path]) -> None:
     rank, path = step
-    recorded = fold(read_trace(path))
+    recorded = summarize(read_trace(path))
     memory = replace(rank.memory, gradients_bytes=int(rank.memory.gradients_bytes * 1.005))
     nearly = replace(rank, memory=memory)
     assert not [f for f in compare(nearly, recorded, tolerance=0.01).failures if f.startswith("gradients")]
     assert [f for f in compare(nearly, recorded, tolerance=0.001).failures if f.startswith("gradients")]
 
 
-def test_checkpointed_layers_keep_their_inputs_alone() -> None:
+def test_checkpointed_layers_save_only_their_inputs() -> None:
     from analyzer.specs import RecomputeSpec
 
     asked = replace(job(num_layers=2), recompute=RecomputeSpec(granularity="full", method="uniform", num_layers=1))
@@ -182,14 +182,14 @@ WORDS = (
 
 
 def recorded_step(path: Path, *, extra: int = 0, world: int = 1) -> None:
-    """A step that is what the program predicts for WORDS, but for `extra` bytes."""
+    """Write the trace of a step with the allocations predicted for WORDS, and `extra` bytes."""
     arguments, where, _ = parse(WORDS, environ={}, folder=path.parent)
     asked = build(arguments, where, environ={}, gpu=HardwareSpec(), folder=path.parent)
     [rank] = rank_classes(asked)
     write_step(path, rank, extra=extra, argv=("pretrain", *WORDS, "--info-record", "x"), world=world)
 
 
-def test_the_check_needs_nothing_but_the_trace(tmp_path: Path) -> None:
+def test_the_check_takes_the_launch_from_the_trace(tmp_path: Path) -> None:
     path = tmp_path / "step.trace"
     recorded_step(path)
     outcome = run("--info-check", str(path), "--info-tolerance", "0.2")
@@ -198,26 +198,26 @@ def test_the_check_needs_nothing_but_the_trace(tmp_path: Path) -> None:
     assert "100.00% of the recorded bytes" in outcome.out
 
 
-def test_a_failed_check_ends_with_3_and_says_where(tmp_path: Path) -> None:
+def test_a_failed_check_exits_with_3_and_names_the_module(tmp_path: Path) -> None:
     path = tmp_path / "step.trace"
     recorded_step(path, extra=64 << 20)
     outcome = run("--info-check", str(path), *WORDS, "--info-json", str(tmp_path / "check.json"))
     assert outcome.status == 3
     assert "decoder.layers.0.mlp: only the trace has a tensor of 64.00 MiB" in outcome.out
-    told = json.loads((tmp_path / "check.json").read_text())
-    assert not told["passed"]
-    assert [row["only_recorded_bytes"] for row in told["modules"] if row["module"] == "decoder.layers.0.mlp"] == [[64 << 20]]
+    result = json.loads((tmp_path / "check.json").read_text())
+    assert not result["passed"]
+    assert [row["only_recorded_bytes"] for row in result["modules"] if row["module"] == "decoder.layers.0.mlp"] == [[64 << 20]]
 
 
 @pytest.mark.parametrize("world", [2])
-def test_a_trace_of_another_world_is_refused(tmp_path: Path, world: int) -> None:
+def test_a_trace_with_another_world_size_is_an_error(tmp_path: Path, world: int) -> None:
     path = tmp_path / "step.trace"
     recorded_step(path, world=world)
     outcome = run("--info-check", str(path), *WORDS)
     assert_refused(outcome, "--info-check")
 
 
-def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_trace_is_an_error(tmp_path: Path) -> None:
     assert_refused(run("--info-check", str(tmp_path / "missing"), *WORDS), "--info-check")
     (tmp_path / "text").write_text("no trace")
     outcome = run("--info-check", str(tmp_path / "text"), *WORDS)

@@ -1,4 +1,4 @@
-"""The trace format: what is written is read, any beginning of a trace is readable, and no damage goes unnoticed."""
+"""The trace format: writing and reading, truncated traces, and detection of damage."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ LONG_NAME = "decoder.layers.0.self_attention.linear_qkv.layer_norm_weight"
 
 
 def write_small(path: Path) -> bytes:
-    """A trace with an event of every kind; its bytes."""
+    """Write a trace with an event of every kind and return its bytes."""
     with TraceWriter(path, HEADER) as writer:
         writer.enter("", "build", time_ns=1)
         writer.allocation(0x7F0000000000, 4096, 1, 0xABC, time_ns=2)
@@ -66,18 +66,18 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def header_end(data: bytes) -> int:
-    """Where the first record lies that is not of the header (kind 1)."""
+    """Return the offset of the first record that is not a header record (kind 1)."""
     return next(at for at in range(RECORD, len(data), RECORD) if data[at] != 1)
 
 
 def parse(data: bytes) -> Trace:
-    """The trace that a file of these bytes holds, without the file."""
+    """Parse the bytes of a trace without a file."""
     path = Path("bytes")
     return Trace(path, *check(path, memoryview(data), cut_short=False))
 
 
 def read(path: Path, data: bytes) -> list[Event]:
-    path.unlink(missing_ok=True)  # a new file is written faster than one that is cut to nothing
+    path.unlink(missing_ok=True)  # creating a file is faster than truncating one
     path.write_bytes(data)
     return list(read_trace(path))
 
@@ -86,7 +86,7 @@ def without_sequence(event: Event) -> tuple[object, ...]:
     return (type(event), *(getattr(event, name) for name in event.__slots__ if name != "sequence"))
 
 
-def test_every_event_comes_back_as_it_was_written(tmp_path: Path) -> None:
+def test_events_are_read_as_they_were_written(tmp_path: Path) -> None:
     write_small(tmp_path / "trace")
     trace = read_trace(tmp_path / "trace")
     assert trace.header == HEADER
@@ -110,8 +110,8 @@ def test_every_event_comes_back_as_it_was_written(tmp_path: Path) -> None:
     ]
 
 
-def test_the_bytes_are_those_of_the_format(small: bytes) -> None:
-    # read here by FORMAT.md alone: preamble, JSON header, then each record's fields at their offsets
+def test_the_bytes_follow_the_format_description(small: bytes) -> None:
+    # decoded here as FORMAT.md describes: preamble, JSON header, then the fields of each record at their offsets
     assert small[:8] == b"\x89MEMTRC\n"
     assert struct.unpack_from("<HHI", small, 8) == (1, 0, 48)
     records = [small[at : at + RECORD] for at in range(RECORD, len(small), RECORD)]
@@ -122,19 +122,19 @@ def test_the_bytes_are_those_of_the_format(small: bytes) -> None:
     assert struct.unpack_from("<h", allocation, 2) == (1,)
     assert struct.unpack_from("<QQQQ", allocation, 8) == (2, 0x7F0000000000, 4096, 0xABC)
     assert records[-1][0] == 10
-    for end in range(RECORD, len(small) + 1, RECORD):  # each checksum is that of the whole file before it
+    for end in range(RECORD, len(small) + 1, RECORD):  # each checksum covers all preceding bytes
         assert zlib.crc32(small[: end - 4]) == struct.unpack_from("<I", small, end - 4)[0]
 
 
-def test_every_beginning_is_read_and_says_that_it_is_one(small: bytes) -> None:
-    whole = list(parse(small))
+def test_every_prefix_is_read_as_a_truncated_trace(small: bytes) -> None:
+    complete = list(parse(small))
     body = header_end(small)
     for length in range(body, len(small)):
         trace = parse(small[:length])
         events = list(trace)
         assert trace.truncated
         assert len(trace) == len(events)
-        assert events == whole[: len(events)]
+        assert events == complete[: len(events)]
         assert sum(small[at] in range(3, 10) for at in range(RECORD, length - RECORD + 1, RECORD)) == len(events)
     for length in range(body):
         with pytest.raises(TraceError, match="ends inside its header"):
@@ -142,25 +142,25 @@ def test_every_beginning_is_read_and_says_that_it_is_one(small: bytes) -> None:
 
 
 @pytest.mark.parametrize("missing", [1, 47, 48, 49])
-def test_a_file_that_breaks_off(tmp_path: Path, small: bytes, missing: int) -> None:
+def test_a_file_that_ends_early_is_truncated(tmp_path: Path, small: bytes, missing: int) -> None:
     assert read(tmp_path / "cut", small[:-missing]) == list(parse(small))[: 9 if missing < 49 else 8]
     assert read_trace(tmp_path / "cut").truncated
 
 
-def test_an_empty_file(tmp_path: Path) -> None:
+def test_an_empty_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="ends inside its header"):
         read(tmp_path / "empty", b"")
 
 
-def test_a_tail_of_zeros_counts_as_cut_off(tmp_path: Path, small: bytes) -> None:
+def test_a_trace_that_ends_in_zeros_is_truncated(tmp_path: Path, small: bytes) -> None:
     path = tmp_path / "zeros"
-    whole = read(path, small)
+    complete = read(path, small)
     events = read(path, small[:-RECORD] + bytes(1000))
-    assert events == whole
+    assert events == complete
     assert read_trace(path).truncated
 
 
-def test_every_flipped_byte_is_an_error_that_names_its_place(small: bytes) -> None:
+def test_every_changed_byte_is_an_error_with_its_offset(small: bytes) -> None:
     for at in range(len(small)):
         for mask in (1, 0x80, 0xFF):
             with pytest.raises(TraceError) as caught:
@@ -169,7 +169,7 @@ def test_every_flipped_byte_is_an_error_that_names_its_place(small: bytes) -> No
             assert f"byte {caught.value.offset}: " in str(caught.value)
 
 
-def test_records_that_are_lost_moved_or_doubled_are_errors(small: bytes) -> None:
+def test_lost_moved_and_duplicated_records_are_errors(small: bytes) -> None:
     at = header_end(small) + RECORD
     one, two = small[at : at + RECORD], small[at + RECORD : at + 2 * RECORD]
     for damaged in (
@@ -195,7 +195,7 @@ EVENTS = st.lists(
 
 
 def write_events(path: Path, events: list[tuple]) -> list[tuple]:
-    """Writes `events`, and returns what reading them must give."""
+    """Write `events` and return the values that reading must give."""
     expected: list[tuple] = []
     with TraceWriter(path, Header(recorder="cuda")) as writer:
         for event in events:
@@ -215,7 +215,7 @@ def write_events(path: Path, events: list[tuple]) -> list[tuple]:
     return expected
 
 
-def seen(event: Event) -> tuple[object, ...]:
+def values(event: Event) -> tuple[object, ...]:
     match event:
         case Allocation():
             return event.pointer, event.bytes, event.device, event.failed
@@ -230,15 +230,17 @@ def seen(event: Event) -> tuple[object, ...]:
 
 @settings(max_examples=60, deadline=None)
 @given(events=EVENTS, cut=st.floats(0, 1), flip=st.floats(0, 1, exclude_max=True), mask=st.integers(1, 255))
-def test_any_trace(tmp_path_factory: pytest.TempPathFactory, events: list[tuple], cut: float, flip: float, mask: int) -> None:
+def test_random_traces_are_read_and_damage_is_detected(
+    tmp_path_factory: pytest.TempPathFactory, events: list[tuple], cut: float, flip: float, mask: int
+) -> None:
     path = tmp_path_factory.mktemp("any") / "trace"
     expected = write_events(path, events)
     data = path.read_bytes()
-    assert [seen(event) for event in read_trace(path)] == expected
+    assert [values(event) for event in read_trace(path)] == expected
 
     body = header_end(data)
-    beginning = list(parse(data[: body + int(cut * (len(data) - body))]))
-    assert [seen(event) for event in beginning] == expected[: len(beginning)]
+    prefix = list(parse(data[: body + int(cut * (len(data) - body))]))
+    assert [values(event) for event in prefix] == expected[: len(prefix)]
 
     at = int(flip * len(data))
     with pytest.raises(TraceError):
@@ -246,7 +248,7 @@ def test_any_trace(tmp_path_factory: pytest.TempPathFactory, events: list[tuple]
 
 
 def sealed(kind: int, sequence: int, rest: bytes = bytes(36)) -> bytes:
-    """A record as a writer of a later version might make it."""
+    """Return a record as a writer of a later version might write it."""
     record = struct.pack("<BBhI", kind, 0, 0, sequence) + rest
     return record + struct.pack("<I", zlib.crc32(record, 0x2144DF1C))
 
@@ -259,27 +261,27 @@ def test_unknown_kinds_are_skipped_and_counted(tmp_path: Path, small: bytes) -> 
     assert (trace.skipped, trace.truncated) == (2, False)
 
 
-@pytest.mark.parametrize(("version", "refused"), [((1, 9), False), ((2, 0), True), ((0, 9), True)])
-def test_another_major_version_is_refused(tmp_path: Path, small: bytes, version: tuple[int, int], refused: bool) -> None:
+@pytest.mark.parametrize(("version", "unsupported"), [((1, 9), False), ((2, 0), True), ((0, 9), True)])
+def test_another_major_version_is_an_error(tmp_path: Path, small: bytes, version: tuple[int, int], unsupported: bool) -> None:
     start = small[:8] + struct.pack("<HH", *version) + small[12:44]
     (tmp_path / "other").write_bytes(start + struct.pack("<I", zlib.crc32(start)) + small[RECORD:])
-    if refused:
+    if unsupported:
         with pytest.raises(TraceError, match=f"format is {version[0]}.{version[1]}"):
             read_trace(tmp_path / "other")
     else:
         assert read_trace(tmp_path / "other").header.version == version
 
 
-def test_what_is_no_trace_is_said_to_be_none(tmp_path: Path) -> None:
+def test_other_files_are_reported_as_not_a_trace(tmp_path: Path) -> None:
     for text in (b"{}", b"\x80\x04K\x01.", bytes(500)):
         (tmp_path / "other").write_bytes(text)
-        with pytest.raises(AnalyzerError, match="no trace"):
+        with pytest.raises(AnalyzerError, match="not a trace"):
             read_trace(tmp_path / "other")
     with pytest.raises(OSError, match="No such file"):
         read_trace(tmp_path / "absent")
 
 
-def test_a_record_that_means_nothing_is_an_error_with_its_offset(tmp_path: Path, small: bytes) -> None:
+def test_a_record_with_invalid_contents_is_an_error_with_its_offset(tmp_path: Path, small: bytes) -> None:
     last = len(small) // RECORD - 2
     no_such_text = struct.pack("<QQQQI", 0, 0, 0, 0, 10**6)
     (tmp_path / "odd").write_bytes(small[:-RECORD] + sealed(6, last, no_such_text))
@@ -288,7 +290,7 @@ def test_a_record_that_means_nothing_is_an_error_with_its_offset(tmp_path: Path,
         list(trace)
 
 
-def test_columns_are_the_records(tmp_path: Path) -> None:
+def test_columns_have_the_fields_of_the_records(tmp_path: Path) -> None:
     write_small(tmp_path / "trace")
     trace = read_trace(tmp_path / "trace")
     columns = trace.columns
@@ -305,7 +307,7 @@ def test_columns_are_the_records(tmp_path: Path) -> None:
     assert len(set(map(len, (columns.kind, columns.flags, columns.device, columns.time_ns, columns.text)))) == 1
 
 
-def test_compressed_traces_read_the_same(tmp_path: Path, small: bytes) -> None:
+def test_compressed_traces_are_read(tmp_path: Path, small: bytes) -> None:
     plain = read(tmp_path / "plain", small)
     compress(tmp_path / "plain", tmp_path / "any-name")
     assert list(read_trace(tmp_path / "any-name")) == plain
@@ -316,26 +318,26 @@ def test_compressed_traces_read_the_same(tmp_path: Path, small: bytes) -> None:
     assert [type(event) for event in read_trace(tmp_path / "t.bin.gz")] == [Free]
 
 
-def test_damaged_compressed_traces_are_never_read_as_another(tmp_path: Path, small: bytes) -> None:
+def test_damaged_compressed_traces_never_give_wrong_events(tmp_path: Path, small: bytes) -> None:
     packed = gzip.compress(small, mtime=0)
     path = tmp_path / "t.gz"
-    whole = read(path, packed)
+    complete = read(path, packed)
     for length in range(len(packed)):
         try:
             events = read(path, packed[:length])
         except TraceError:
             continue
         assert read_trace(path).truncated
-        assert events == whole[: len(events)]
+        assert events == complete[: len(events)]
     for at in range(len(packed)):
         try:
             events = read(path, packed[:at] + bytes([packed[at] ^ 4]) + packed[at + 1 :])
         except TraceError:
             continue
-        assert events == whole or read_trace(path).truncated  # gzip's own header has bytes that mean nothing
+        assert events == complete or read_trace(path).truncated  # some bytes of the gzip header have no effect
 
 
-def test_a_file_appears_only_with_its_header(tmp_path: Path) -> None:
+def test_a_file_appears_after_its_header_is_written(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         TraceWriter(tmp_path / "absent" / "trace", HEADER)
     writer = TraceWriter(tmp_path / "trace", HEADER)
@@ -354,7 +356,7 @@ def test_a_name_is_stored_once(tmp_path: Path) -> None:
     assert {event.name for event in read_trace(tmp_path / "trace") if isinstance(event, Mark)} == {LONG_NAME}
 
 
-def test_time_and_order_are_filled_in(tmp_path: Path) -> None:
+def test_the_writer_fills_in_time_and_order(tmp_path: Path) -> None:
     before = time.monotonic_ns()
     with TraceWriter(tmp_path / "trace", HEADER) as writer:
         for pointer in range(1, 5000):
@@ -367,8 +369,8 @@ def test_time_and_order_are_filled_in(tmp_path: Path) -> None:
     assert times[-1] <= time.monotonic_ns()
 
 
-def test_reading_keeps_its_promised_pace(tmp_path: Path) -> None:
-    # the promise is 10 million in 30 s; benchmarks/trace_speed.py measures it whole
+def test_reading_is_fast_enough(tmp_path: Path) -> None:
+    # the bound is 10 million events in 30 s; benchmarks/trace_speed.py measures all of them
     with TraceWriter(tmp_path / "trace", HEADER) as writer:
         for pointer in range(50_000):
             writer.allocation(pointer + 1, 512)
