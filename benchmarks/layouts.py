@@ -45,7 +45,7 @@ _RECOMPUTE: Final = (
 
 
 def job_of(line: str, *, gpus: int = GPUS) -> TrainingJob:
-    """The job of a line of options on nodes of eight H100."""
+    """Return the job of a line of options on nodes of eight H100 GPUs."""
     words = ["--nnodes", str(gpus // 8), "--nproc-per-node", "8", "pretrain_gpt.py", *line.split(), "--info-gpu", "H100-80GB"]
     arguments, world, options = parse(words, environ={}, folder=Path("/nowhere"))
     gpu, _ = hardware(options.gpu, None)
@@ -53,7 +53,7 @@ def job_of(line: str, *, gpus: int = GPUS) -> TrainingJob:
 
 
 def layouts(job: TrainingJob) -> Iterator[TrainingJob]:
-    """Every legal layout of the job on its GPUs, with the same global batch size."""
+    """Yield every legal layout of the job on `GPUS` GPUs with the same global batch size."""
     layers = job.model.num_layers
     experts = (1, 2, 4, 8, 16, 32, 64) if job.model.moe is not None else (1,)
     sizes = product((1, 2, 4, 8), (1, 2, 4, 8, 16), (1, 2, 4, 5, 10), (1, 2, 4), experts, (1, 2, 4), _RECOMPUTE, (True, False))
@@ -89,7 +89,7 @@ def layouts(job: TrainingJob) -> Iterator[TrainingJob]:
 
 
 def _split(layers: int, pipeline: int, virtual: int) -> PipelineSpec:
-    """Equal stages if the layers divide; otherwise the last pipeline rank has fewer."""
+    """Return equal stages if the number of layers is divisible; otherwise the last pipeline rank has fewer layers."""
     per_stage = -(-layers // (pipeline * virtual)) * virtual
     last = layers - per_stage * (pipeline - 1)
     return PipelineSpec() if last == per_stage else PipelineSpec(num_layers_in_last=last)

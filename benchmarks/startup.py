@@ -1,12 +1,12 @@
-"""How long the whole program takes, and how much memory, against Python with the same libraries.
+"""Run time and memory of the complete program, compared with Python that imports the same libraries.
 
     python benchmarks/startup.py [--runs 15]
 
-Three bounds are held, and exit status 1 says that one is missed:
-- the analysis of 8 GPUs takes at most 4 times as long as a Python that imports json, argparse and what it uses of rich;
+The exit status is 1 if one of three bounds is exceeded:
+- the analysis of 8 GPUs takes at most 4 times as long as a Python process that imports json, argparse and the used modules of rich;
 - 131,072 GPUs take at most 1.5 times as long as 8;
 - no run takes more than 100 MB of memory.
-The runs of all commands take turns, so that a change in the machine's speed meets them alike; times are medians.
+The runs of the commands are interleaved, so that changes of the machine's speed affect all of them equally. Times are medians.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Final
 
 PROGRAM: Final = Path(__file__).resolve().parent.parent / "get_training_info.py"
 START_BOUND: Final = 4.0
-"""Times the baseline."""
+"""Maximum time for 8 GPUs, as a multiple of the baseline."""
 SCALE_BOUND: Final = 1.5
-"""Times 8 GPUs."""
+"""Maximum time for 131,072 GPUs, as a multiple of that for 8 GPUs."""
 MEMORY_BOUND: Final = 100_000_000
-"""Bytes of the largest resident set."""
+"""Maximum resident set size in bytes."""
 
 LLAMA: Final = (
     "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention "
@@ -44,11 +44,11 @@ class Run:
 
     seconds: float
     bytes: int
-    """The largest resident set."""
+    """Maximum resident set size."""
 
 
 def commands() -> dict[str, tuple[str, ...]]:
-    """Arguments of the interpreter, by what they measure."""
+    """Return the interpreter arguments of each measured command."""
     named: dict[str, tuple[str, ...]] = {"baseline": BASELINE}
     for gpus in (8, 131_072):
         job = ("--nnodes", str(gpus // 8), "--nproc-per-node", "8", "pretrain_gpt.py", *LLAMA.split())
@@ -59,11 +59,11 @@ def commands() -> dict[str, tuple[str, ...]]:
 
 
 def run(arguments: tuple[str, ...]) -> Run:
-    """Run the interpreter with `arguments`, its output thrown away."""
+    """Run the interpreter with `arguments` and discard its output."""
     environ = {**os.environ, "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    nowhere = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_WRONLY, 0) for stream in (1, 2)]
+    redirect = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_WRONLY, 0) for stream in (1, 2)]
     start = time.perf_counter()
-    process = os.posix_spawn(sys.executable, [sys.executable, *arguments], environ, file_actions=nowhere)
+    process = os.posix_spawn(sys.executable, [sys.executable, *arguments], environ, file_actions=redirect)
     _, status, usage = os.wait4(process, 0)
     seconds = time.perf_counter() - start
     if os.waitstatus_to_exitcode(status) != 0:
@@ -72,8 +72,8 @@ def run(arguments: tuple[str, ...]) -> Run:
     return Run(seconds, usage.ru_maxrss * unit)
 
 
-def missed(seconds: dict[str, float], memory: dict[str, int]) -> list[str]:
-    """The bounds that do not hold."""
+def exceeded(seconds: dict[str, float], memory: dict[str, int]) -> list[str]:
+    """Return one line for each bound that is exceeded."""
     faults = []
     for output in ("console", "JSON"):
         small, large = seconds[f"8 GPUs, {output}"], seconds[f"131,072 GPUs, {output}"]
@@ -89,11 +89,11 @@ def missed(seconds: dict[str, float], memory: dict[str, int]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--runs", type=int, default=15, help="of each command (default 15)")
+    parser.add_argument("--runs", type=int, default=15, help="number of runs of each command (default: 15)")
     count = parser.parse_args().runs
     named = commands()
     for arguments in named.values():
-        run(arguments)  # writes the byte code
+        run(arguments)  # creates the byte code cache
     runs: dict[str, list[Run]] = {name: [] for name in named}
     for _ in range(count):
         for name, arguments in named.items():
@@ -105,9 +105,9 @@ def main() -> int:
         print(f"{name:24} {seconds[name] * 1e3:6.0f} ms {seconds[name] / seconds['baseline']:8.2f}x {memory[name] / 1e6:6.0f} MB")
     for output in ("console", "JSON"):
         print(f"131,072 GPUs to 8, {output}: {seconds[f'131,072 GPUs, {output}'] / seconds[f'8 GPUs, {output}']:.2f}x")
-    faults = missed(seconds, memory)
+    faults = exceeded(seconds, memory)
     for fault in faults:
-        print(f"missed: {fault}")
+        print(f"exceeded: {fault}")
     return 1 if faults else 0
 
 

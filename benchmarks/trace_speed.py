@@ -1,7 +1,7 @@
-"""How fast traces are written and read: `python benchmarks/trace_speed.py [EVENTS]`, ten million unless given.
+"""Speed of writing and reading traces: `python benchmarks/trace_speed.py [EVENTS]` (default: ten million events).
 
-The CUDA recorder is driven by C against the stand-in runtime of the tests; the reader runs in a process of its own, so that its
-memory is its own. Exits with 1 where a promise is missed: a million events a second written, 10 million read in 30 s and 2 GB.
+The CUDA recorder is called from C with the fake CUDA runtime of the tests. The reader runs in its own process, so that its memory
+can be measured. The exit status is 1 if a bound is missed: a million events written per second, 10 million read in 30 s and 2 GB.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ print(count, checked - start, iterated - checked, summed - iterated, peak)
 
 
 def write(path: Path, events: int, folder: Path) -> float:
-    """Records about `events` events to `path`; the seconds it took."""
+    """Record about `events` events to `path`. Returns the time in seconds."""
     runtime_path = folder / "libcudart-fake.so"
     source = REPOSITORY / "tests" / "fake_cudart.c"
     subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-pthread", str(source), "-o", str(runtime_path)], check=True)
@@ -53,22 +53,22 @@ def write(path: Path, events: int, folder: Path) -> float:
 
 
 def main() -> int:
-    """Measures, prints and judges."""
+    """Measure and print the speed. Returns the exit status."""
     events = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000_000
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace"
         seconds = write(path, events, Path(folder))
         rate = events / seconds
         size = path.stat().st_size / 2**20
-        print(f"written: {events:,} events in {seconds:.1f} s, {rate / 1e6:.1f} million a second, {size:.0f} MiB")
+        print(f"written: {events:,} events in {seconds:.1f} s, {rate / 1e6:.1f} million per second, {size:.0f} MiB")
         reader = [sys.executable, "-c", READ, str(path)]
         done = subprocess.run(reader, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": str(REPOSITORY)})
     count, checked, iterated, summed, peak = (float(word) for word in done.stdout.split())
     print(f"read: {count:,.0f} events; checked in {checked:.1f} s, as objects in {iterated:.1f} s, as columns in {summed:.1f} s")
     print(f"memory of the reader: {peak / 1e9:.2f} GB, the mapped file included")
-    kept = rate >= 1e6 and (checked + iterated) * 1e7 <= 30 * count and peak * 1e7 <= 2e9 * max(count, 1e7)
-    print("promises kept" if kept else "promises broken")
-    return 0 if kept else 1
+    fast_enough = rate >= 1e6 and (checked + iterated) * 1e7 <= 30 * count and peak * 1e7 <= 2e9 * max(count, 1e7)
+    print("all bounds are met" if fast_enough else "a bound is missed")
+    return 0 if fast_enough else 1
 
 
 if __name__ == "__main__":

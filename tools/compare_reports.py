@@ -5,8 +5,8 @@
     python tools/write_reports.py /tmp/after
     python tools/compare_reports.py /tmp/before /tmp/after
 
-Numbers, booleans, nulls, keys and the lengths of lists are compared, and so are the strings under `IDENTIFIERS`, which other
-programs read. `assumptions` and `warnings` are text. Exit status 1 if anything differs.
+Keys, numbers, booleans, nulls and the lengths of lists are compared, and also the strings under `IDENTIFIERS`, which other programs
+read. `assumptions` and `warnings` are not compared. The exit status is 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ TEXT: Final = frozenset({"assumptions", "warnings"})
 IDENTIFIERS: Final = frozenset(
     {"schema", "engine", "megatron", "order", "group", "kind", "phase", "dtype", "sharding", "state", "gpu", "peer"}
 )
-"""Keys whose string values are part of the contract, not prose."""
-SHOWN: Final = 10
-"""Differences that are printed for each report."""
+"""Keys whose string values are part of the JSON schema."""
+MAX_SHOWN: Final = 10
+"""Maximum number of differences that are printed for each report."""
 
 
 def differences(before: Any, after: Any, path: str = "") -> Iterator[str]:
-    """What differs between two JSON values, one line each."""
+    """Yield one line for each difference between two JSON values."""
     key = path.rpartition(".")[2].partition("[")[0]
     if key in TEXT:
         return
@@ -51,7 +51,7 @@ def differences(before: Any, after: Any, path: str = "") -> Iterator[str]:
 
 
 def compare(before: Path, after: Path) -> int:
-    """Compare every report of two directories and print what differs; the number of reports that differ."""
+    """Compare all reports of two directories and print their differences. Returns the number of reports that differ."""
     names = sorted({path.name for folder in (before, after) for path in folder.glob("*.json")})
     differing = 0
     for name in names:
@@ -60,10 +60,10 @@ def compare(before: Path, after: Path) -> int:
             lines = [f"not in {missing[0]}"]
         else:
             one, other = (json.loads((folder / name).read_text()) for folder in (before, after))
-            lines = list(islice(differences(one, other), SHOWN + 1))
+            lines = list(islice(differences(one, other), MAX_SHOWN + 1))
         if lines:
             differing += 1
-            print(f"{name}:", *lines[:SHOWN], *(["…"] if len(lines) > SHOWN else []), sep="\n  ")
+            print(f"{name}:", *lines[:MAX_SHOWN], *(["…"] if len(lines) > MAX_SHOWN else []), sep="\n  ")
     print(f"{len(names) - differing} of {len(names)} reports have equal keys and numbers")
     return differing
 
@@ -74,7 +74,7 @@ def main() -> int:
         return 2
     before, after = (Path(word) for word in sys.argv[1:])
     if not any(before.glob("*.json")):
-        print(f"{before} has no reports; write some with tools/write_reports.py", file=sys.stderr)
+        print(f"{before} has no reports; create them with tools/write_reports.py", file=sys.stderr)
         return 2
     return 1 if compare(before, after) else 0
 

@@ -1,10 +1,10 @@
-"""Write analyzer/launch/options/catalogue.json: every option of the Megatron-LM releases that we know, once per variant.
+"""Write analyzer/launch/options/catalogue.json: the options of all supported Megatron-LM releases.
 
-    python tools/make_catalogue.py
+    python tools/make_catalogue.py [FOLDER]
 
-The folder tests/data/options holds `core_vX.Y.Z.json.gz`, one list of argparse actions for each release. A row of the catalogue is
-[releases, flags, dest, kind, nargs, const, default, type, choices]: `releases` is a bit mask over the list of
-releases, and nulls at the end are left out.
+FOLDER (default: tests/data/options) has one file `core_vX.Y.Z.json.gz` per release, a list of argparse actions. The catalogue has
+one row per variant of an option: [releases, flags, dest, kind, nargs, const, default, type, choices]. `releases` is a bit mask over
+the list of releases. Trailing nulls are omitted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from options_2023 import ALREADY_THERE, CHANGED_DEFAULTS, GONE
+from options_2023 import CHANGED_DEFAULTS, REMOVED, UNCHANGED
 
 ROOT = Path(__file__).parent.parent
 CATALOGUE = ROOT / "analyzer" / "launch" / "options" / "catalogue.json"
@@ -27,28 +27,28 @@ KINDS = {"StoreAction": "store", "StoreTrueAction": "true", "StoreFalseAction": 
 
 
 def version(path: Path) -> tuple[int, ...]:
-    """(0, 16, 1) of core_v0.16.1.json."""
+    """Return the version in a file name: (0, 16, 1) for core_v0.16.1.json.gz."""
     return tuple(int(part) for part in re.findall(r"\d+", path.name))
 
 
 def options_2023(oldest: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The options of August 2023, made from those of the oldest release."""
-    known = set(ALREADY_THERE)
+    """Return the options of August 2023, derived from those of the oldest release."""
+    known = set(UNCHANGED)
     kept = [
         {**option, "default": CHANGED_DEFAULTS.get(option["dest"], option["default"])}
         for option in oldest
         if known.intersection(option["flags"])
     ]
-    return kept + GONE
+    return kept + REMOVED
 
 
 def rows(releases: dict[str, list[dict[str, Any]]]) -> list[list[Any]]:
-    """One row for each variant of an option, with the mask of the releases that have it so."""
+    """Return one row for each variant of an option, with the mask of the releases that have this variant."""
     masks: dict[str, int] = {}
     for bit, options in enumerate(releases.values()):
         defaults: dict[str, Any] = {}
         for option in options:
-            # argparse takes the default of a dest from its first option: here it stands on all of them
+            # argparse uses the default of the first option of a dest; the catalogue repeats it on all of them
             default = defaults.setdefault(option["dest"], option["default"])
             row = {**option, "kind": KINDS[option["kind"]], "default": default}
             fields = [row[field] for field in FIELDS]

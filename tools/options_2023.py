@@ -1,7 +1,7 @@
-"""The options of Megatron-LM of August 2023 (core package 0.2.0), told as differences from release 0.12.3.
+"""The options of Megatron-LM of August 2023 (core package 0.2.0), as differences from release 0.12.3.
 
-`make_catalogue.py` adds them to the catalogue as the release "2023". Three parts: the options of 0.12.3 that the
-tree of 2023 had already, the defaults that were others then, and the options that were gone by 0.12.
+`make_catalogue.py` adds them to the catalogue as the release "2023". There are three parts: the options of 0.12.3 that existed in
+2023, the defaults that were different in 2023, and the options that were removed before 0.12.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ bert-embedder-type no-fp8-wgrad fp8-margin fp8-interval fp8-amax-history-len fp8
 retro-add-retriever retro-cyclic-train-iters retro-encoder-layers retro-encoder-hidden-dropout
 retro-encoder-attention-dropout retro-num-neighbors retro-num-retrieved-chunks
 """
-ALREADY_THERE = tuple("--" + name for name in _NAMES.split())
+UNCHANGED = tuple("--" + name for name in _NAMES.split())
+"""Options of 0.12.3 that existed in 2023."""
 
 CHANGED_DEFAULTS: dict[str, Any] = {
     "transformer_impl": "local",
@@ -59,20 +60,20 @@ CHANGED_DEFAULTS: dict[str, Any] = {
 
 
 def _option(flag: str, **changes: Any) -> dict[str, Any]:
-    """A row as argparse would describe it; a plain string option unless `changes` say otherwise."""
+    """Return an option as argparse describes it: a string option with the given `changes`."""
     row = {"flags": [flag], "dest": flag[2:].replace("-", "_"), "kind": "StoreAction", "nargs": None, "const": None,
            "default": None, "type": "str", "choices": None}  # fmt: skip
     return {**row, **changes}
 
 
 def _flag(flag: str, dest: str | None = None, *, value: bool = True) -> dict[str, Any]:
-    """A row of an option without a value, which stores `value`."""
+    """Return an option without an argument that stores `value`."""
     kind = "StoreTrueAction" if value else "StoreFalseAction"
     row = _option(flag, kind=kind, nargs=0, const=value, default=not value, type=None)
     return {**row, "dest": dest or row["dest"]}
 
 
-GONE: list[dict[str, Any]] = [
+REMOVED: list[dict[str, Any]] = [
     _option("--layernorm-epsilon", type="float", default=1e-5),
     _flag("--embedding-weights-in-fp32"),
     _flag("--no-query-key-layer-scaling", "apply_query_key_layer_scaling", value=False),

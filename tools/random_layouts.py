@@ -1,7 +1,7 @@
-"""Hold the formulas against the shadow on launches drawn at random: `python tools/random_layouts.py SEED NUMBER`.
+"""Compare the formulas with the shadow engine on random launches: `python tools/random_layouts.py SEED NUMBER`.
 
-Needs the shadow extra. A launch that the formulas refuse is drawn again; of the others each is printed with what differs: tensors
-above 16 KiB that only one side has, collectives, and totals beyond 0.1 %.
+Needs the shadow extra. Launches that the formulas reject are replaced. Each other launch is printed with its differences: tensors
+above 16 KiB that only one side has, collectives, and totals that differ by more than 0.1 %.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from analyzer.predict import predict
 
 TOLERANCE = 0.001
 SMALL = 16384
-"""Bytes; no larger are sums and counters, which formulas do not list."""
+"""Bytes. Smaller tensors are not compared: sums and counters, which the formulas do not list."""
 BASE = (
     "--nproc-per-node 8 pretrain_gpt.py --hidden-size 512 --num-attention-heads 8 --seq-length 1024 --max-position-embeddings 1024 "
     "--global-batch-size 32 --train-iters 10 --lr 1e-4 --tokenizer-type NullTokenizer --vocab-size 9999"
@@ -34,47 +34,47 @@ MLA = "--multi-latent-attention --kv-lora-rank 64 --qk-head-dim 64 --qk-pos-emb-
 BALANCES = ("aux_loss", "seq_aux_loss", "global_aux_loss", "none", "sinkhorn")
 
 
-class Draw:
-    """Words of launches, drawn with one seed."""
+class RandomLaunches:
+    """Generates random launches from a seed."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
     def launch(self) -> list[str]:
-        """One launch; Megatron may refuse it."""
-        mixture, latent = self._often(0.5), self._often(0.25)
+        """Return the words of a launch. Megatron may reject it."""
+        moe, mla = self._probably(0.5), self._probably(0.25)
         words = [*BASE.split(), "--num-layers", self._one("4 8"), "--micro-batch-size", self._one("1 2")]
         words += ["--info-gpu", self._one("H100-80GB A100-80GB B200"), self._one("--bf16 --bf16 --bf16 --fp16")]
-        for part in (self._grid(mixture), self._attention(latent), self._model(mixture), self._step(words)):
+        for part in (self._parallel(moe), self._attention(mla), self._model(moe), self._step(words)):
             words += part
-        if mixture:
+        if moe:
             words += self._experts(words)
-        return [*words, *self._recompute(mixture=mixture, latent=latent)]
+        return [*words, *self._recompute(moe=moe, mla=mla)]
 
-    def _often(self, share: float) -> bool:
+    def _probably(self, share: float) -> bool:
         return self._random.random() < share
 
     def _one(self, words: str) -> str:
         return self._random.choice(words.split())
 
     def _maybe(self, *phrases: str, share: float = 0.2) -> list[str]:
-        """Each phrase or not; `|` parts the alternatives of one."""
-        return [word for phrase in phrases if self._often(share) for word in self._random.choice(phrase.split("|")).split()]
+        """Include each phrase with probability `share`. `|` separates alternatives."""
+        return [word for phrase in phrases if self._probably(share) for word in self._random.choice(phrase.split("|")).split()]
 
-    def _grid(self, mixture: bool) -> list[str]:
+    def _parallel(self, moe: bool) -> list[str]:
         tensor = int(self._one("1 1 2 4"))
         pipeline = int(self._one("1 1 2 4" if tensor < 4 else "1 2"))
         context = int(self._one("1 1 2")) if tensor * pipeline <= 4 else 1
         words = f"--tensor-model-parallel-size {tensor} --pipeline-model-parallel-size {pipeline} --context-parallel-size {context}"
-        if tensor > 1 and (mixture or self._often(0.6)):
+        if tensor > 1 and (moe or self._probably(0.6)):
             words += " --sequence-parallel"
-        if pipeline > 1 and self._often(0.4):
+        if pipeline > 1 and self._probably(0.4):
             words += " --num-layers-per-virtual-pipeline-stage 1"
         return words.split()
 
-    def _attention(self, latent: bool) -> list[str]:
+    def _attention(self, mla: bool) -> list[str]:
         backend = self._maybe("--attention-backend flash|--attention-backend fused|--attention-backend unfused")
-        if latent:
+        if mla:
             return [
                 *MLA.split(),
                 "--position-embedding-type",
@@ -90,9 +90,9 @@ class Draw:
             *self._maybe("--qk-layernorm", "--kv-channels 128", "--add-qkv-bias"),
         ]
 
-    def _model(self, mixture: bool) -> list[str]:
+    def _model(self, moe: bool) -> list[str]:
         words = self._maybe("--swiglu|--swiglu|--squared-relu|--quick-geglu", share=0.8)
-        words += self._maybe("--disable-bias-linear", share=0.9 if mixture else 0.4)
+        words += self._maybe("--disable-bias-linear", share=0.9 if moe else 0.4)
         words += self._maybe("--normalization RMSNorm", "--untie-embeddings-and-output-weights", share=0.5)
         words += self._maybe("--attention-dropout 0 --hidden-dropout 0", share=0.5)
         return words + self._maybe(
@@ -104,7 +104,7 @@ class Draw:
         found += self._maybe(
             "--calculate-per-token-loss", "--no-gradient-accumulation-fusion", "--no-create-attention-mask-in-dataloader"
         )
-        if self._often(0.5):
+        if self._probably(0.5):
             found += ["--use-distributed-optimizer", *self._maybe("--overlap-grad-reduce --overlap-param-gather", share=0.4)]
             found += self._maybe("--use-precision-aware-optimizer")
         if "--bf16" in words:
@@ -135,24 +135,24 @@ class Draw:
             found += self._maybe("--moe-router-score-function sigmoid", "--moe-router-pre-softmax", share=0.3)
         found += self._maybe("--moe-grouped-gemm", "--moe-permute-fusion", share=0.6)
         found += self._maybe("--moe-router-dtype fp32", "--moe-layer-freq 2", "--moe-z-loss-coeff 1e-3", "--moe-latent-size 256")
-        if self._often(0.4):
+        if self._probably(0.4):
             found += ["--moe-shared-expert-intermediate-size", "512"]
             found += self._maybe("--moe-shared-expert-overlap", "--moe-shared-expert-gate", share=0.3)
-        whole = words[words.index("--tensor-model-parallel-size") + 1] == "1"
-        return found if whole else found + self._maybe("--expert-tensor-parallel-size 1", share=0.5)
+        unsharded = words[words.index("--tensor-model-parallel-size") + 1] == "1"
+        return found if unsharded else found + self._maybe("--expert-tensor-parallel-size 1", share=0.5)
 
-    def _recompute(self, *, mixture: bool, latent: bool) -> list[str]:
-        if self._often(0.15):
+    def _recompute(self, *, moe: bool, mla: bool) -> list[str]:
+        if self._probably(0.15):
             method = self._one("uniform block")
             return ["--recompute-granularity", "full", "--recompute-method", method, "--recompute-num-layers", self._one("1 2")]
-        modules = ["core_attn", "layernorm", self._one("moe_act shared_experts moe") if mixture else "mlp"]
-        modules += ["mla_up_proj"] if latent else []
+        modules = ["core_attn", "layernorm", self._one("moe_act shared_experts moe") if moe else "mlp"]
+        modules += ["mla_up_proj"] if mla else []
         picked = self._random.sample(modules, self._random.randint(1, len(modules)))
-        return ["--recompute-granularity", "selective", "--recompute-modules", *picked] if self._often(0.3) else []
+        return ["--recompute-granularity", "selective", "--recompute-modules", *picked] if self._probably(0.3) else []
 
 
 def differences(words: list[str]) -> Iterator[str] | None:
-    """Lines on what the two engines do not share; None where the formulas refuse the launch."""
+    """Return one line for each difference between the two engines; None if the formulas reject the launch."""
     with tempfile.TemporaryDirectory() as cache:
         environ = {"XDG_CACHE_HOME": cache}
         try:
@@ -165,7 +165,7 @@ def differences(words: list[str]) -> Iterator[str] | None:
             with contextlib.redirect_stderr(io.StringIO()):
                 _, compared = run_engine(report, engine="both", argv=words, environ=environ, tolerance=TOLERANCE)
         except AnalyzerError as error:
-            return iter([f"the shadow stopped: {error}"])
+            return iter([f"the shadow engine failed: {error}"])
     found = []
     for each in compared:
         stage = f"stage {each.rank.pipeline_rank}"
@@ -184,12 +184,12 @@ def differences(words: list[str]) -> Iterator[str] | None:
 
 
 def main() -> None:
-    """Prints NUMBER launches and what differs."""
+    """Print NUMBER launches and their differences."""
     seed, number = (int(word) for word in sys.argv[1:3])
-    draw = Draw(seed)
+    launches = RandomLaunches(seed)
     agreeing = done = 0
     while done < number:
-        words = draw.launch()
+        words = launches.launch()
         found = differences(words)
         if found is None:
             continue

@@ -2,7 +2,7 @@
 
 python tools/write_reports.py FOLDER [--root CHECKOUT]
 
-`--root` runs the program of another checkout, such as one of an earlier commit.
+`--root` runs the program of another checkout, for example of an earlier commit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Command:
-    """One launch, and the name of its report."""
+    """A launch and the name of its report."""
 
     name: str
     words: tuple[str, ...]
@@ -31,7 +31,7 @@ class Command:
 
 
 def example_commands(root: Path) -> Iterator[Command]:
-    """The launches of examples/*.sh, on the GPU that the opening comment of each names."""
+    """Yield the launches of examples/*.sh, on the GPU named in the opening comment of each script."""
     for script in sorted((root / "examples").glob("*.sh")):
         text = script.read_text()
         printed = re.sub(r"^torchrun ", "printf '%s\\\\0' ", text, flags=re.MULTILINE)
@@ -42,17 +42,17 @@ def example_commands(root: Path) -> Iterator[Command]:
 
 
 def measured_commands(folder: Path) -> Iterator[Command]:
-    """The launches of tests/data/measured, on the GPU that they ran on, with the release of their commit where it is known."""
+    """Yield the launches of tests/data/measured on their GPUs, with the Megatron release if it is known."""
     for file in sorted(folder.glob("*.json")):
         for record in json.loads(file.read_text()):
             world = ("--nnodes", str(record["nodes"]), "--nproc-per-node", str(record["gpus_per_node"]))
             release = record.get("megatron_release")
-            ours = ("--info-gpu", record["gpu"], *(("--info-megatron", release) if release else ()))
-            yield Command(record["id"].replace("/", "-"), (*world, *record["argv"], *ours), record["env"])
+            info = ("--info-gpu", record["gpu"], *(("--info-megatron", release) if release else ()))
+            yield Command(record["id"].replace("/", "-"), (*world, *record["argv"], *info), record["env"])
 
 
 def write(command: Command, *, root: Path, folder: Path) -> str:
-    """Run one launch; the error, or nothing."""
+    """Write the report of one launch. Returns the error, or an empty string."""
     program = [sys.executable, str(root / "get_training_info.py"), *command.words]
     program += ["--info-json", str(folder / f"{command.name}.json")]
     environ = {**os.environ, **command.environ}
