@@ -1,6 +1,7 @@
-"""The table and the sample layout of the 2023 proposal, with the code of that year: a GPT of 7B with biases and learned positions.
+"""The memory table and the sample layout of the 2023 proposal, with Megatron-LM of 2023.
 
-Measured is `torch.cuda.max_memory_allocated()` on GPUs of 80 GB, in GiB, as the proposal prints it.
+The model is a 7B GPT with biases and learned positions. Measured peaks are
+`torch.cuda.max_memory_allocated()` on 80 GB GPUs, in GiB, as printed in the proposal.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ MODEL = (
 )
 CODE_OF_2023 = ("--info-megatron", "2023")
 
-TABLE = [  # micro-batch, global batch, data, pipeline, tensor, measured peak in GiB
+TABLE = [  # micro-batch size, global batch size, DP, PP, TP, measured peak in GiB
     (2, 2048, 8, 1, 1, 69.1),
     (4, 512, 4, 1, 2, 55.7),
     (2, 2048, 4, 2, 1, 49.8),
@@ -34,7 +35,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
 
-def told(
+def report_of(
     *, nodes: int = 1, micro: int, batch: int, tensor: int, pipeline: int, code: tuple[str, ...] = CODE_OF_2023
 ) -> dict[str, Any]:
     layout = f"--micro-batch-size {micro} --global-batch-size {batch} --tensor-model-parallel-size {tensor}"
@@ -44,42 +45,44 @@ def told(
 
 
 @pytest.mark.parametrize(("micro", "batch", "data", "pipeline", "tensor", "measured"), TABLE)
-def test_table(micro: int, batch: int, data: int, pipeline: int, tensor: int, measured: float) -> None:
-    answer = told(micro=micro, batch=batch, tensor=tensor, pipeline=pipeline)
-    assert answer["megatron"] == "2023"
-    assert answer["parallel"]["data"] == data
-    assert answer["verdict"]["fits"]
-    fullest = max(rank["memory"]["peak_allocated_bytes"] for rank in answer["ranks"])
-    assert fullest / GIB == pytest.approx(measured, rel=TOLERANCE)
+def test_peaks_agree_with_the_measured_table(
+    micro: int, batch: int, data: int, pipeline: int, tensor: int, measured: float
+) -> None:
+    result = report_of(micro=micro, batch=batch, tensor=tensor, pipeline=pipeline)
+    assert result["megatron"] == "2023"
+    assert result["parallel"]["data"] == data
+    assert result["verdict"]["fits"]
+    highest = max(rank["memory"]["peak_allocated_bytes"] for rank in result["ranks"])
+    assert highest / GIB == pytest.approx(measured, rel=TOLERANCE)
 
 
-def test_parameters_are_those_it_prints_and_those_it_forgets() -> None:
-    """It prints 6,642,245,632 with a vocabulary of 50,432 rows, a QKV bias of h instead of 3h, and no final norm."""
-    answer = told(micro=4, batch=512, tensor=2, pipeline=1)
-    assert answer["model"]["padded_vocab_size"] == 50432
-    assert answer["model"]["parameters"] == 6_642_245_632 + 32 * 2 * 4096 + 2 * 4096
+def test_the_parameter_count_is_that_of_the_proposal_with_its_omissions_added() -> None:
+    """The proposal prints 6,642,245,632: 50,432 vocabulary rows, a QKV bias of h instead of 3h, and no final norm."""
+    result = report_of(micro=4, batch=512, tensor=2, pipeline=1)
+    assert result["model"]["padded_vocab_size"] == 50432
+    assert result["model"]["parameters"] == 6_642_245_632 + 32 * 2 * 4096 + 2 * 4096
 
 
-def test_feed_forward_of_that_year() -> None:
-    """A gated layer was two thirds of 4h wide, rounded down to a multiple of 64: its fc1 has 2 × 10,880 rows."""
-    weights = [weight for node in nodes(told(micro=4, batch=512, tensor=1, pipeline=1)["model"]["tree"]) for weight in node]
+def test_the_ffn_size_of_a_gated_mlp_in_2023_was_two_thirds_of_4h() -> None:
+    """The size was rounded down to a multiple of 64: fc1 has 2 × 10,880 rows."""
+    weights = [weight for node in nodes(report_of(micro=4, batch=512, tensor=1, pipeline=1)["model"]["tree"]) for weight in node]
     assert [21760, 4096] in weights
     assert [4096, 10880] in weights
 
 
 def nodes(tree: dict[str, Any]) -> list[list[list[int]]]:
-    """Shapes of the weights of every module."""
+    """Return the weight shapes of each module."""
     own = [weight["shape"] for weight in tree.get("weights", ())]
     return [own, *(below for child in tree.get("children", ()) for below in nodes(child))]
 
 
 @pytest.mark.parametrize("code", [CODE_OF_2023, ()], ids=["2023", "now"])
-def test_messages_of_its_sample_layout(code: tuple[str, ...]) -> None:
-    """Two nodes, tensor 2, pipeline 2: messages of [2048, 4, 4096] in bf16, four of a layer and microbatch."""
-    answer = told(nodes=2, micro=4, batch=512, tensor=2, pipeline=2, code=code)
-    assert answer["batch"]["microbatches"] == 32
+def test_collectives_of_the_sample_layout(code: tuple[str, ...]) -> None:
+    """Two nodes, TP2 PP2: four all-reduces of [2048, 4, 4096] in bf16 per layer and microbatch."""
+    result = report_of(nodes=2, micro=4, batch=512, tensor=2, pipeline=2, code=code)
+    assert result["batch"]["microbatches"] == 32
     for stage in (0, 1):
-        rows = [row for row in answer["communication"] if row["pipeline_rank"] == stage]
+        rows = [row for row in result["communication"] if row["pipeline_rank"] == stage]
         of_layers = [row for row in rows if row["group"] == "tp" and row["module"].split(".")[-1] in LAYER_MODULES]
         assert {row["message_bytes"] for row in of_layers} == {64 * MIB}
         assert {row["kind"] for row in of_layers} == {"all_reduce"}
@@ -89,9 +92,9 @@ def test_messages_of_its_sample_layout(code: tuple[str, ...]) -> None:
         assert sum(row["calls_per_iteration"] for row in between) == 32
 
 
-def test_groups_of_its_sample_layout() -> None:
-    """As it prints them: n0_g0 is rank 0 and n1_g0 is rank 8."""
-    groups = told(nodes=2, micro=4, batch=512, tensor=2, pipeline=2)["groups"]
+def test_groups_of_the_sample_layout() -> None:
+    """As printed in the proposal, where n0_g0 is rank 0 and n1_g0 is rank 8."""
+    groups = report_of(nodes=2, micro=4, batch=512, tensor=2, pipeline=2)["groups"]
     assert groups["pp"] == [[rank, rank + 8] for rank in range(8)]
     assert groups["dp"] == [[0, 2, 4, 6], [1, 3, 5, 7], [8, 10, 12, 14], [9, 11, 13, 15]]
     assert groups["tp"] == [[rank, rank + 1] for rank in range(0, 16, 2)]

@@ -1,4 +1,4 @@
-"""The allocator's blocks: what modules request and give back, and what stays larger than it was asked for."""
+"""Allocator blocks in a replay: allocations and frees of modules, and fragmentation."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ RECOMPUTE = (
 
 
 def large(module: Module) -> int:
-    """Bytes of the large tensors that wait for the backward."""
+    """Return the bytes of the large tensors saved for backward."""
     own = sum(tensor.bytes for tensor in module.saved if tensor.bytes // tensor.pieces > SMALL_SIZE)
     return own if module.recomputed else own + sum(map(large, module.children))
 
 
 @given(recompute=st.sampled_from(RECOMPUTE), moe=st.booleans(), t=st.sampled_from([1, 2]))
-def test_every_block_is_freed_once(recompute: str, moe: bool, t: int) -> None:
+def test_every_allocated_block_is_freed_once(recompute: str, moe: bool, t: int) -> None:
     line = f"{recompute} --tensor-model-parallel-size {t} --sequence-parallel"
     line += " --num-experts 4 --disable-bias-linear" if moe else ""
     [tree] = stage_models(job_of(line))[0].trees
@@ -57,31 +57,31 @@ def test_every_block_is_freed_once(recompute: str, moe: bool, t: int) -> None:
 
     run(written.forward)
     assert sum(held.values()) == large(tree)
-    waiting = dict(held)
+    saved = dict(held)
     run(written.release)
     assert not held
-    held.update(waiting)
+    held.update(saved)
     run(written.backward)
     assert not held
 
 
 @given(data=st.sampled_from([2, 4, 8]), overlap=st.booleans())
-def test_pieces_of_a_shard_are_its_parameters(data: int, overlap: bool) -> None:
-    """The first rank owns the front of every bucket; without the padding between parameters it is what they have there."""
+def test_shard_pieces_are_the_parameters_in_the_shard_without_padding(data: int, overlap: bool) -> None:
+    """The first rank owns the beginning of every bucket. Its pieces are the parameters there, without the padding between them."""
     line = "--use-distributed-optimizer" + (" --overlap-grad-reduce --overlap-param-gather" if overlap else "")
     job = job_of(line, gpus=data)
     [stage] = stage_models(job)
-    everything = sum(parameter.numel for parameter in creation_order(stage.trees[0]))
+    total = sum(parameter.numel for parameter in creation_order(stage.trees[0]))
     for buffers in stage_buffers(job, stage):
         for buffer in buffers:
             pieces = shard_pieces(buffer, data)
-            assert sum(shard_pieces(buffer, 1)) == everything
+            assert sum(shard_pieces(buffer, 1)) == total
             assert 0 < sum(pieces) <= shard_numel(buffer, data)
             assert shard_numel(buffer, data) - sum(pieces) < 64 * (len(pieces) + 1) + 128 * data
 
 
 def one_tensor(bytes: int, job: TrainingJob) -> tuple[int, int]:
-    """Unsplit and unused bytes of a rank whose only activation has so many bytes."""
+    """Return the unsplit and unused bytes of a rank whose only activation has the given size."""
     [stage] = stage_models(job)
     tree = Module(name="gpt_model", saved=(Tensor(name="x", shape=(bytes,), dtype="uint8"),))
     order = order_of(job, 0, 1)
@@ -90,58 +90,58 @@ def one_tensor(bytes: int, job: TrainingJob) -> tuple[int, int]:
     return found.unsplit, found.unused
 
 
-def test_a_moment_takes_the_whole_of_a_block_that_is_little_larger() -> None:
-    """The word embedding [5760, 512] has a master and moments of 11.25 MiB, fc1 and fc2 of 4 MiB, qkv of 3 MiB.
+def test_a_slightly_larger_block_is_not_split() -> None:
+    """Fragmentation of the fp32 master weights and moments, following `get_allocation_size` and `should_split`.
 
-    By `get_allocation_size` and `should_split`: when masters are made, segments of 20 MiB have 16 and 1.875 MiB left. The
-    first moment takes 11.25 of 16, the second a segment of 12 MiB, whole: 0.75 MiB too much. The others go to what is left
-    and to a new segment of 20 MiB, where 3, 4, 4 and 4 leave 5 MiB to the last of 4: 1 MiB too much. A free block of 24 MiB
-    takes the second and the next three, and leaves 1.75 MiB, and nothing is too large.
+    Master weights and moments have 11.25 MiB for the word embedding [5760, 512], 4 MiB for fc1 and fc2, and 3 MiB for qkv. After
+    the master weights are allocated, segments of 20 MiB have 16 and 1.875 MiB left. The first moment uses 11.25 of the 16 MiB. The
+    second gets a segment of 12 MiB that is not split: 0.75 MiB of fragmentation. The others use the remaining memory and a new
+    segment of 20 MiB, where 3, 4, 4 and 4 MiB leave 5 MiB for the last 4 MiB: 1 MiB of fragmentation. With a free block of 24 MiB,
+    the second moment and the next three fit into it and leave 1.75 MiB, without fragmentation.
     """
     job = job_of(
         "--num-layers 1 --hidden-size 512 --num-attention-heads 8 --vocab-size 5759 --position-embedding-type none",
         base=BASE.replace("--vocab-size 32000", ""),
     )
     assert job.model.padded_vocab_size == 5760
-    alone, _ = one_tensor(1, job)
-    assert one_tensor(23 * MIB, job)[0] == alone - 7 * MIB // 4
+    without_block, _ = one_tensor(1, job)
+    assert one_tensor(23 * MIB, job)[0] == without_block - 7 * MIB // 4
 
 
-def test_blocks_are_counted_between_iterations_and_at_the_peak() -> None:
+def test_fragmentation_is_counted_between_iterations_and_at_the_peak() -> None:
     job = job_of("--use-distributed-optimizer --num-layers 12 --hidden-size 512 --num-attention-heads 8 --seq-length 1024")
-    plain, [found] = rank_classes_of_tensors(job), rank_classes(job)
-    memory, bare = found.memory, plain[0].memory
-    unsplit = memory.allocated_bytes - bare.allocated_bytes
+    tensors, [found] = rank_classes_of_tensors(job), rank_classes(job)
+    memory, unfragmented = found.memory, tensors[0].memory
+    unsplit = memory.allocated_bytes - unfragmented.allocated_bytes
     assert unsplit >= 0
-    assert memory.runtime_bytes - bare.runtime_bytes == unsplit
+    assert memory.runtime_bytes - unfragmented.runtime_bytes == unsplit
     assert memory.peak_reserved_bytes >= memory.peak_allocated_bytes
     parts = memory.parameters_bytes + memory.gradients_bytes + memory.optimizer_bytes + memory.runtime_bytes
     assert parts + memory.activations_bytes + memory.transient_bytes == memory.peak_allocated_bytes
 
 
-def test_settings_that_are_not_simulated_leave_the_estimate() -> None:
+def test_unsupported_allocator_settings_disable_the_replay() -> None:
     job = job_of("", environ={"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"})
     ranks = rank_classes(job)
     assert ranks == rank_classes_of_tensors(job)
     assert not ranks[0].memory.replayed
 
 
-def test_the_environment_of_the_launch_decides() -> None:
-    """With segments that grow there are no holes at their ends, so fewer bytes are reserved."""
-    plain = rank_classes(job_of("--micro-batch-size 4"))[0].memory
-    growing = rank_classes(job_of("--micro-batch-size 4", environ={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}))[
-        0
-    ].memory
-    assert growing.replayed
-    assert growing.peak_reserved_bytes < plain.peak_reserved_bytes
+def test_expandable_segments_in_the_environment_reduce_reserved_memory() -> None:
+    """Expandable segments have no unused memory at their ends."""
+    default = rank_classes(job_of("--micro-batch-size 4"))[0].memory
+    environ = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    expandable = rank_classes(job_of("--micro-batch-size 4", environ=environ))[0].memory
+    assert expandable.replayed
+    assert expandable.peak_reserved_bytes < default.peak_reserved_bytes
 
 
 @pytest.mark.parametrize("pipeline", [1, 4])
-def test_the_highest_ranks_are_replayed_first_where_there_are_too_many(pipeline: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_highest_memory_ranks_are_replayed_first_if_there_are_too_many(pipeline: int, monkeypatch: pytest.MonkeyPatch) -> None:
     job = job_of(f"--pipeline-model-parallel-size {pipeline} --global-batch-size 32")
     monkeypatch.setattr("analyzer.memory.ranks.MOST_REQUESTS", 1_500)
     ranks = rank_classes(job)
-    bare = rank_classes_of_tensors(job)
+    tensors = rank_classes_of_tensors(job)
     replayed = [rank.memory.replayed for rank in ranks]
-    order = sorted(range(pipeline), key=lambda stage: -bare[stage].memory.device_bytes)
+    order = sorted(range(pipeline), key=lambda stage: -tensors[stage].memory.device_bytes)
     assert [replayed[stage] for stage in order] == sorted(replayed, reverse=True)

@@ -1,4 +1,4 @@
-"""The caching allocator, held against what c10/cuda/CUDACachingAllocator.cpp does with a few requests, and against its laws."""
+"""The simulated caching allocator: requests with known results from c10/cuda/CUDACachingAllocator.cpp, and invariants."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ EXPANDABLE = AllocatorSettings(expandable_segments=True)
 
 
 def sizes(allocator: CachingAllocator) -> tuple[int, int]:
-    """(allocated, reserved)."""
+    """Return (allocated bytes, reserved bytes)."""
     return allocator.allocated_bytes, allocator.reserved_bytes
 
 
 @pytest.mark.parametrize(
-    ("asked", "allocated", "reserved"),
+    ("requested", "allocated", "reserved"),
     [
         (1, 512, 2 * MIB),  # kMinBlockSize, kSmallBuffer
         (513, 1024, 2 * MIB),
         (1 * MIB, 1 * MIB, 2 * MIB),
         (1 * MIB + 1, 1 * MIB + 512, 20 * MIB),  # kLargeBuffer
         (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),
-        (10 * MIB, 10 * MIB, 10 * MIB),  # kMinLargeAlloc: a segment of its own
-        (11 * MIB, 12 * MIB, 12 * MIB),  # kRoundLarge, and the rest of 1 MiB is not split off
+        (10 * MIB, 10 * MIB, 10 * MIB),  # kMinLargeAlloc: a separate segment
+        (11 * MIB, 12 * MIB, 12 * MIB),  # kRoundLarge; the remaining 1 MiB is not split off
         (13 * MIB + 512, 14 * MIB, 14 * MIB),
     ],
 )
-def test_one_request(asked: int, allocated: int, reserved: int) -> None:
+def test_a_request_is_rounded_to_blocks_and_segments(requested: int, allocated: int, reserved: int) -> None:
     allocator = CachingAllocator()
-    allocator.malloc(asked)
+    allocator.malloc(requested)
     assert sizes(allocator) == (allocated, reserved)
 
 
-def test_a_rest_of_more_than_a_mebibyte_is_split_off() -> None:
+def test_a_remainder_above_1_mib_is_split_off() -> None:
     allocator = CachingAllocator()
     first = allocator.malloc(30 * MIB)
     allocator.free(first)
@@ -47,25 +47,25 @@ def test_a_rest_of_more_than_a_mebibyte_is_split_off() -> None:
     assert sizes(allocator) == (29 * MIB - 512, 30 * MIB)
 
 
-def test_a_rest_of_a_mebibyte_stays_with_its_block() -> None:
+def test_a_remainder_of_1_mib_is_not_split_off() -> None:
     allocator = CachingAllocator()
     allocator.free(allocator.malloc(30 * MIB))
     allocator.malloc(29 * MIB)
     assert sizes(allocator) == (30 * MIB, 30 * MIB)
 
 
-def test_what_was_not_asked_for_is_counted_while_it_is_handed_out() -> None:
+def test_unrequested_bytes_are_counted_while_they_are_allocated() -> None:
     allocator = CachingAllocator()
     allocator.free(allocator.malloc(30 * MIB))
-    kept = allocator.malloc(29 * MIB + 512)
+    address = allocator.malloc(29 * MIB + 512)
     assert allocator.unrequested_bytes == MIB - 512
     allocator.malloc(40 * MIB)
-    allocator.free(kept)
+    allocator.free(address)
     assert allocator.unrequested_bytes == 0
     assert allocator.unrequested_at_peak_bytes == MIB - 512
 
 
-def test_the_smallest_block_that_fits_is_taken() -> None:
+def test_the_smallest_fitting_block_is_used() -> None:
     allocator = CachingAllocator()
     large, small = allocator.malloc(40 * MIB), allocator.malloc(24 * MIB)
     allocator.free(large)
@@ -73,7 +73,7 @@ def test_the_smallest_block_that_fits_is_taken() -> None:
     assert allocator.malloc(22 * MIB) == small
 
 
-def test_neighbours_merge_when_they_are_freed() -> None:
+def test_adjacent_free_blocks_are_merged() -> None:
     allocator = CachingAllocator()
     pieces = [allocator.malloc(4 * MIB) for _ in range(5)]
     assert sizes(allocator) == (20 * MIB, 20 * MIB)
@@ -90,35 +90,35 @@ def test_streams_do_not_share_blocks() -> None:
     assert allocator.reserved_bytes == 4 * MIB
 
 
-def test_empty_cache_gives_back_whole_segments_only() -> None:
+def test_empty_cache_frees_only_unused_segments() -> None:
     allocator = CachingAllocator()
-    whole, _ = allocator.malloc(30 * MIB), allocator.malloc(2 * MIB)
-    allocator.free(whole)
+    segment, _ = allocator.malloc(30 * MIB), allocator.malloc(2 * MIB)
+    allocator.free(segment)
     allocator.empty_cache()
     assert sizes(allocator) == (2 * MIB, 20 * MIB)
 
 
-def test_an_expandable_segment_grows_by_pages_and_splits_exactly() -> None:
+def test_an_expandable_segment_grows_by_pages_and_splits_without_remainder() -> None:
     allocator = CachingAllocator(EXPANDABLE)
     first = allocator.malloc(11 * MIB)
     assert sizes(allocator) == (11 * MIB, 20 * MIB)
-    allocator.malloc(30 * MIB)  # 9 MiB are mapped already
+    allocator.malloc(30 * MIB)  # 9 MiB are already mapped
     assert sizes(allocator) == (41 * MIB, 60 * MIB)
     allocator.free(first)
-    assert allocator.malloc(10 * MIB) == first  # the block that cannot grow is preferred to the end of the segment
+    assert allocator.malloc(10 * MIB) == first  # a block inside the segment is preferred to the expandable end
     assert allocator.reserved_bytes == 60 * MIB
 
 
-def test_max_split_size_keeps_large_blocks_for_large_requests() -> None:
+def test_max_split_size_reserves_large_blocks_for_large_requests() -> None:
     allocator = CachingAllocator(AllocatorSettings(max_split_bytes=20 * MIB))
     allocator.free(allocator.malloc(64 * MIB))
     allocator.malloc(12 * MIB)
     assert allocator.reserved_bytes == 76 * MIB
-    allocator.malloc(50 * MIB)  # 14 MiB too large: within a large segment's size, and not split
+    allocator.malloc(50 * MIB)  # the block is 14 MiB larger, less than a large segment (20 MiB), and is not split
     assert sizes(allocator) == (76 * MIB, 76 * MIB)
 
 
-def test_settings_from_the_environment() -> None:
+def test_settings_are_read_from_the_environment() -> None:
     settings = AllocatorSettings.of({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True, max_split_size_mb:512"})
     assert settings == AllocatorSettings(expandable_segments=True, max_split_bytes=512 * MIB)
     assert AllocatorSettings.of({}) == AllocatorSettings()
@@ -126,7 +126,7 @@ def test_settings_from_the_environment() -> None:
         AllocatorSettings.of({"PYTORCH_CUDA_ALLOC_CONF": "roundup_power2_divisions:8"})
 
 
-def test_freeing_what_was_not_given_is_an_error() -> None:
+def test_a_double_free_is_an_error() -> None:
     allocator = CachingAllocator()
     address = allocator.malloc(1)
     allocator.free(address)
@@ -136,28 +136,28 @@ def test_freeing_what_was_not_given_is_an_error() -> None:
 
 @st.composite
 def programs(draw: st.DrawFn) -> list[int]:
-    """Positive: a request. Negative -k: the k-th of what is held is freed."""
+    """Draw a list of steps: a positive number allocates that many bytes, a negative number selects a live block to free."""
     size = st.integers(1, 4 * MIB) | st.integers(1, 64 * MIB) | st.sampled_from([512, MIB, 2 * MIB, 10 * MIB, 20 * MIB])
     return draw(st.lists(size | st.integers(-8, -1), max_size=60))
 
 
 @given(program=programs(), settings=st.sampled_from([AllocatorSettings(), EXPANDABLE, AllocatorSettings(max_split_bytes=20 * MIB)]))
-def test_laws(program: list[int], settings: AllocatorSettings) -> None:
-    allocator, held = CachingAllocator(settings), {}
+def test_invariants_hold_for_any_program(program: list[int], settings: AllocatorSettings) -> None:
+    allocator, live = CachingAllocator(settings), {}
     for step in program:
         if step > 0:
             before = allocator.allocated_bytes
             address = allocator.malloc(step)
-            held[address] = allocator.allocated_bytes - before
-            assert held[address] >= step
-        elif held:
-            address = list(held)[step % len(held)]
+            live[address] = allocator.allocated_bytes - before
+            assert live[address] >= step
+        elif live:
+            address = list(live)[step % len(live)]
             allocator.free(address)
-            del held[address]
-        ranges = sorted((address, address + size) for address, size in held.items())
+            del live[address]
+        ranges = sorted((address, address + size) for address, size in live.items())
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ranges))
-        assert sum(held.values()) == allocator.allocated_bytes <= allocator.reserved_bytes <= allocator.peak_reserved_bytes
-    for address in list(held):
+        assert sum(live.values()) == allocator.allocated_bytes <= allocator.reserved_bytes <= allocator.peak_reserved_bytes
+    for address in list(live):
         allocator.free(address)
     allocator.empty_cache()
     assert allocator.allocated_bytes == 0
@@ -173,21 +173,20 @@ def test_laws(program: list[int], settings: AllocatorSettings) -> None:
 def test_temporary_tensors_leave_the_allocator_as_it_was(
     held: list[int], freed: set[int], temporary: list[int], expandable: bool
 ) -> None:
-    """`malloc_and_free` has the effect of separate calls, also on everything that is allocated later."""
-    together, apart = (CachingAllocator(AllocatorSettings(expandable_segments=expandable)) for _ in range(2))
-    for allocator in (together, apart):
+    """`malloc_and_free` has the same effect as separate calls, also on later allocations."""
+    combined, separate = (CachingAllocator(AllocatorSettings(expandable_segments=expandable)) for _ in range(2))
+    for allocator in (combined, separate):
         addresses = [allocator.malloc(size) for size in held]
-        for place in sorted(freed):
-            if place < len(addresses):
-                allocator.free(addresses[place])
-    together.malloc_and_free(temporary)
-    for address in [apart.malloc(size) for size in temporary]:
-        apart.free(address)
-    for allocator in (together, apart):
+        for index in sorted(freed):
+            if index < len(addresses):
+                allocator.free(addresses[index])
+    combined.malloc_and_free(temporary)
+    for address in [separate.malloc(size) for size in temporary]:
+        separate.free(address)
+    for allocator in (combined, separate):
         for size in (*temporary, *held):
             allocator.malloc(size)
-
-    assert _figures(together) == _figures(apart)
+    assert _figures(combined) == _figures(separate)
 
 
 @given(
@@ -201,18 +200,18 @@ def test_equal_tensors_that_stay_are_allocated_like_separate_ones(
     freed: list[int], bytes: int, count: int, later: list[int], expandable: bool
 ) -> None:
     """`hold` has the effect of separate calls of `malloc`, also on everything that is allocated later."""
-    together, apart = (CachingAllocator(AllocatorSettings(expandable_segments=expandable)) for _ in range(2))
-    for allocator in (together, apart):
+    combined, separate = (CachingAllocator(AllocatorSettings(expandable_segments=expandable)) for _ in range(2))
+    for allocator in (combined, separate):
         for address in [allocator.malloc(size) for size in freed]:
             allocator.free(address)
-    together.hold(bytes, count)
+    combined.hold(bytes, count)
     for _ in range(count):
-        apart.malloc(bytes)
-    assert _figures(together) == _figures(apart)
-    for allocator in (together, apart):
+        separate.malloc(bytes)
+    assert _figures(combined) == _figures(separate)
+    for allocator in (combined, separate):
         for size in later:
             allocator.malloc(size)
-    assert _figures(together) == _figures(apart)
+    assert _figures(combined) == _figures(separate)
 
 
 def _figures(allocator: CachingAllocator) -> tuple[int, ...]:

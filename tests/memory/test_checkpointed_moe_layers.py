@@ -1,7 +1,8 @@
-"""What checkpoints around mixtures leave behind, and attention under a checkpoint of its own.
+"""Tensors that stay allocated after checkpointed MoE layers, and checkpointed attention.
 
-The dispatcher names the probabilities of its last forward (`self.probs`, moe/token_dispatcher.py). In the second run of a
-checkpoint these lead back, through their graph, to the input of the checkpoint and to its gradient, which stay until then.
+The dispatcher references the probabilities of its last forward (`self.probs`, moe/token_dispatcher.py). After the recomputation of
+a checkpoint, their autograd graph references the input of the checkpoint and its gradient. Both stay allocated until the next
+forward.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tests.job_of import job_of
 S, H, HEADS = 2048, 1024, 16
 HIDDEN = 2 * S * H
 FULL = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
-MIXTURE = "--num-experts 8 --moe-grouped-gemm --moe-token-dispatcher-type alltoall --disable-bias-linear"
+MOE = "--num-experts 8 --moe-grouped-gemm --moe-token-dispatcher-type alltoall --disable-bias-linear"
 MLA = (
     "--multi-latent-attention --position-embedding-type rope --kv-lora-rank 64 --qk-head-dim 64 --qk-pos-emb-head-dim 32 "
     "--v-head-dim 64"
@@ -28,26 +29,26 @@ def module(line: str, name: str) -> Module:
     return next(module for _, module in stage_models(job_of(line))[0].trees[0].walk() if module.name == name)
 
 
-def left_after_a_step(line: str) -> int:
+def allocated_after_a_step(line: str) -> int:
     return rank_classes(job_of(line))[0].memory.allocated_bytes
 
 
-def test_layers_leave_their_input_and_its_gradient() -> None:
-    dense = left_after_a_step(f"--num-layers 6 {FULL}") - left_after_a_step(f"--num-layers 6 --disable-bias-linear {FULL}")
-    assert dense < HIDDEN  # biases, and nothing of a mixture
-    sparse = "--num-layers 6 --moe-layer-freq [1,1,0,0,0,0]"
-    fewer, more = (left_after_a_step(f"{sparse} {MIXTURE} {each}") for each in ("", FULL))
-    assert more - fewer == 2 * 2 * HIDDEN
+def test_checkpointed_moe_layers_leave_their_input_and_its_gradient_allocated() -> None:
+    bias = allocated_after_a_step(f"--num-layers 6 {FULL}") - allocated_after_a_step(f"--num-layers 6 --disable-bias-linear {FULL}")
+    assert bias < HIDDEN  # without MoE layers only the biases differ
+    two_moe_layers = f"--num-layers 6 --moe-layer-freq [1,1,0,0,0,0] {MOE}"
+    without, recomputed = (allocated_after_a_step(f"{two_moe_layers} {each}") for each in ("", FULL))
+    assert recomputed - without == 2 * 2 * HIDDEN
 
 
-def test_what_a_layer_left_is_there_in_the_backward_of_those_before_it() -> None:
-    """Its input instead of being freed; its gradient is the one that the layer before starts from, until that is summed up."""
-    memory = chunk_memory(stage_models(job_of(f"--num-layers 2 {MIXTURE} {FULL}"))[0].trees[0])
+def test_the_tensors_left_by_a_layer_are_allocated_in_the_backward_of_earlier_layers() -> None:
+    """The input of the layer is not freed. Its gradient is also the output gradient of the previous layer."""
+    memory = chunk_memory(stage_models(job_of(f"--num-layers 2 {MOE} {FULL}"))[0].trees[0])
 
     def runs(name: str) -> tuple[Point, Point]:
-        """In backward proper, of the last layer and of the one before it."""
+        """Return the points in the backward of the last layer and of the layer before it."""
         found = [point for point in memory.points("backward") if point.path.endswith(name)]
-        assert len(found) == 4  # each first runs again
+        assert len(found) == 4  # each layer is first recomputed
         return found[1], found[3]
 
     last, before = runs("experts.activation_func")
@@ -57,20 +58,20 @@ def test_what_a_layer_left_is_there_in_the_backward_of_those_before_it() -> None
 
 
 @pytest.mark.parametrize("backend", ["fused", "unfused"])
-def test_latent_attention_under_a_checkpoint_keeps_queries_keys_and_values(backend: str) -> None:
+def test_checkpointed_mla_core_attention_saves_queries_keys_and_values(backend: str) -> None:
     line = f"{MLA} --attention-backend {backend}"
-    kept = module(f"{line} --recompute-activations", "core_attention_checkpoint")
-    assert kept.recomputed
-    assert kept.retained_bytes == 2 * S * HEADS * (96 + 96 + 64)
-    assert not any(tensor.name.startswith("softmax") for tensor in kept.saved)
+    checkpoint = module(f"{line} --recompute-activations", "core_attention_checkpoint")
+    assert checkpoint.recomputed
+    assert checkpoint.retained_bytes == 2 * S * HEADS * (96 + 96 + 64)
+    assert not any(tensor.name.startswith("softmax") for tensor in checkpoint.saved)
     assert module(line, "core_attention").retained_bytes > 0
 
 
 @pytest.mark.parametrize(
     ("more", "parts"), [("", 1), ("--deterministic-mode", 9), ("--deterministic-mode --micro-batch-size 4", 3)]
 )
-def test_deterministic_flash_attention_sums_in_parts(more: str, parts: int) -> None:
-    """`mha_bwd` of flash-attn 2: as many parts as let 132 multiprocessors work on 16 heads of each sample."""
+def test_deterministic_flash_attention_accumulates_dq_in_parts(more: str, parts: int) -> None:
+    """`mha_bwd` of flash-attn 2: the number of parts is chosen so that 16 heads per sample occupy 132 multiprocessors."""
     core = module(f"--attention-backend flash {more}", "core_attention")
     (summed,) = (tensor for tensor in core.backward_workspace if tensor.name == "query gradient in fp32")
     assert summed.bytes == parts * 4 * S * H * (4 if "micro" in more else 1)

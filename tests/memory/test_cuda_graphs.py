@@ -1,4 +1,4 @@
-"""CUDA graphs: what lies in their pool and what beside it, and which captures Megatron refuses."""
+"""CUDA graphs: memory inside and outside the graph pool, and captures that Megatron does not support."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ S, H, LAYERS = 2048, 1024, 8
 HIDDEN = 2 * S * H
 MASK = S * S
 TE = "--cuda-graph-impl transformer_engine --te-rng-tracker --attention-backend flash --attention-dropout 0 --hidden-dropout 0"
-MIXTURE = "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-token-dispatcher-type alltoall --disable-bias-linear"
-PADDED = f"{MIXTURE} --moe-expert-capacity-factor 1.0 --moe-pad-expert-input-to-capacity"
+MOE = "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-token-dispatcher-type alltoall --disable-bias-linear"
+PADDED = f"{MOE} --moe-expert-capacity-factor 1.0 --moe-pad-expert-input-to-capacity"
 
 
 def memory(job: TrainingJob, *, rank: int = 0) -> RankMemory:
@@ -26,65 +26,64 @@ def memory(job: TrainingJob, *, rank: int = 0) -> RankMemory:
 
 
 NOW = f"{TE} --cuda-graph-warmup-steps 0"
-"""Captured before the first iteration, whose peak then has the static inputs."""
+"""Graphs are captured before the first iteration, so its peak includes the static inputs."""
 
 
 def static(job: TrainingJob, *, rank: int = 0) -> int:
     return next(part.bytes for part in memory(job, rank=rank).runtime_parts if part.name == "static inputs of CUDA graphs")
 
 
-def test_without_a_pipeline_each_layer_has_one_set_of_inputs() -> None:
-    """`_get_cuda_graph_input_data`: one microbatch is captured where there is no pipeline; `get_layer_static_inputs`: hidden
-    states in bf16, and a mask of one byte for each pair of positions."""
+def test_without_pipeline_parallelism_each_layer_has_one_set_of_static_inputs() -> None:
+    """`_get_cuda_graph_input_data`: without pipeline parallelism one microbatch is captured. `get_layer_static_inputs`: hidden
+    states in bf16, and an attention mask of one byte per pair of positions."""
     assert static(job_of(f"{NOW} --global-batch-size 64")) == LAYERS * (HIDDEN + MASK)
 
 
-def test_in_a_pipeline_each_microbatch_in_flight_has_inputs() -> None:
-    """1F1B keeps four microbatches of the two layers in flight on the first of four stages, and one on the last."""
+def test_with_pipeline_parallelism_each_microbatch_in_flight_has_static_inputs() -> None:
+    """With 1F1B on four stages, the first stage has four microbatches in flight and the last has one; each has two layers."""
     job = job_of(f"{NOW} --pipeline-model-parallel-size 4 --global-batch-size 64")
     assert static(job) == 4 * 2 * (HIDDEN + MASK)
     assert static(job, rank=3) == 1 * 2 * (HIDDEN + MASK)
 
 
-def test_only_attention_is_given_a_mask() -> None:
+def test_only_attention_has_an_attention_mask_as_static_input() -> None:
     assert static(job_of(f"{NOW} --cuda-graph-scope mlp")) == LAYERS * HIDDEN
 
 
-def test_whole_layers_in_the_pool_leave_embedding_and_head_outside() -> None:
-    """What is allocated while graphs are replayed does not grow with the layers, but for static inputs."""
-    warm = "--cuda-graph-warmup-steps 0"
-    few, many = (memory(job_of(f"{TE} {warm} --num-layers {layers}")) for layers in (8, 16))
-    grown = many.graph_pool_bytes - few.graph_pool_bytes
-    plain_few, plain_many = (memory(job_of(f"--attention-backend flash --attention-dropout 0 --hidden-dropout 0 {more}"))
+def test_the_graph_pool_contains_the_layers_but_not_embedding_and_head() -> None:
+    """Memory outside the pool during replays does not depend on the number of layers, except for static inputs."""
+    few, many = (memory(job_of(f"{NOW} --num-layers {layers}")) for layers in (8, 16))
+    pool_growth = many.graph_pool_bytes - few.graph_pool_bytes
+    eager_few, eager_many = (memory(job_of(f"--attention-backend flash --attention-dropout 0 --hidden-dropout 0 {more}"))
                              for more in ("--num-layers 8", "--num-layers 16"))  # fmt: skip
-    kept = plain_many.activations_bytes - plain_few.activations_bytes
-    assert grown == pytest.approx(kept, abs=2 * MIB)
+    activations = eager_many.activations_bytes - eager_few.activations_bytes
+    assert pool_growth == pytest.approx(activations, abs=2 * MIB)
     outside = [each.peak_reserved_bytes - each.graph_pool_bytes - each.allocated_bytes for each in (few, many)]
     assert outside[0] == pytest.approx(outside[1], abs=2 * MIB)
 
 
-def test_reserved_memory_holds_the_pool_beside_a_replay() -> None:
+def test_reserved_memory_includes_the_graph_pool() -> None:
     with_graphs = memory(job_of(TE))
     assert with_graphs.graph_pool_bytes > 0
     assert with_graphs.peak_reserved_bytes >= with_graphs.allocated_bytes + with_graphs.graph_pool_bytes
 
 
 def test_warm_up_iterations_run_without_graphs() -> None:
-    """Three iterations come before the capture by default, and are as full as without graphs."""
+    """By default three iterations run before the capture. Their peak is that of a run without graphs."""
     job = job_of("--attention-backend flash --attention-dropout 0 --hidden-dropout 0")
-    plain = rank_classes_of_tensors(job)[0].memory
-    warmed = memory(job_of(TE))
-    assert warmed.peak_allocated_first_iteration_bytes == plain.peak_allocated_first_iteration_bytes
-    assert warmed.peak_allocated_bytes >= plain.peak_allocated_bytes
+    eager = rank_classes_of_tensors(job)[0].memory
+    graphs = memory(job_of(TE))
+    assert graphs.peak_allocated_first_iteration_bytes == eager.peak_allocated_first_iteration_bytes
+    assert graphs.peak_allocated_bytes >= eager.peak_allocated_bytes
 
 
-def test_the_streams_of_a_capture_have_workspaces_of_cublas() -> None:
-    """Unfused attention multiplies through PyTorch: 2 streams, 2 threads, 32 MiB on Hopper (`getChosenWorkspaceSize`)."""
+def test_the_streams_of_a_capture_have_cublas_workspaces() -> None:
+    """Unfused attention uses PyTorch's GEMMs: 2 streams, 2 threads, 32 MiB on Hopper (`getChosenWorkspaceSize`)."""
     parts = memory(job_of(NOW.replace("flash", "unfused"))).runtime_parts
     assert {part.name: part.bytes for part in parts}["cuBLAS workspaces of the capture's streams"] == 4 * 4096 * 8 * KIB
 
 
-def test_the_whole_iteration_has_no_static_inputs_of_layers() -> None:
+def test_a_full_iteration_graph_has_no_static_inputs_of_layers() -> None:
     names = [part.name for part in memory(job_of("--cuda-graph-impl local --cuda-graph-scope full_iteration")).runtime_parts]
     assert names
     assert "static inputs of CUDA graphs" not in names
@@ -97,11 +96,11 @@ def test_the_whole_iteration_has_no_static_inputs_of_layers() -> None:
         ("--external-cuda-graph --te-rng-tracker --cuda-graph-scope attn", "0.15.3"),
         ("--cuda-graph-impl transformer_engine --cuda-graph-modules attn", "0.18.2"),
         ("--cuda-graph-impl full_iteration", "0.19.0"),
-        (f"{MIXTURE} --cuda-graph-impl transformer_engine --cuda-graph-scope attn moe_router moe_preprocess", "0.16.1"),
+        (f"{MOE} --cuda-graph-impl transformer_engine --cuda-graph-scope attn moe_router moe_preprocess", "0.16.1"),
         (f"{PADDED} --cuda-graph-impl transformer_engine --cuda-graph-scope attn moe", "0.16.1"),
     ],
 )
-def test_every_release_has_its_options(line: str, release: str) -> None:
+def test_the_options_of_every_release_are_supported(line: str, release: str) -> None:
     assert memory(job_of(line, release=release)).graph_pool_bytes > 0
 
 
@@ -110,9 +109,9 @@ def test_every_release_has_its_options(line: str, release: str) -> None:
     [
         ("--cuda-graph-impl transformer_engine --cuda-graph-scope full_iteration", "--cuda-graph-impl", "local"),
         ("--cuda-graph-impl transformer_engine --cuda-graph-scope moe", "--cuda-graph-scope", "leave moe"),
-        (f"{MIXTURE} --cuda-graph-impl transformer_engine --cuda-graph-scope moe", "--cuda-graph-scope", "capacity"),
-        (f"{MIXTURE} --cuda-graph-impl transformer_engine --cuda-graph-scope mlp", "--cuda-graph-scope", "leave mlp"),
-        (f"{MIXTURE} --cuda-graph-impl transformer_engine --cuda-graph-scope moe_preprocess", "--cuda-graph-scope", "moe_router"),
+        (f"{MOE} --cuda-graph-impl transformer_engine --cuda-graph-scope moe", "--cuda-graph-scope", "capacity"),
+        (f"{MOE} --cuda-graph-impl transformer_engine --cuda-graph-scope mlp", "--cuda-graph-scope", "leave mlp"),
+        (f"{MOE} --cuda-graph-impl transformer_engine --cuda-graph-scope moe_preprocess", "--cuda-graph-scope", "moe_router"),
         ("--cuda-graph-impl transformer_engine --cuda-graph-scope heads", "--cuda-graph-scope", "attn"),
         ("--enable-cuda-graph --external-cuda-graph", "--enable-cuda-graph", "keep one"),
         (
@@ -122,24 +121,24 @@ def test_every_release_has_its_options(line: str, release: str) -> None:
         ),
     ],
 )
-def test_what_megatron_refuses(line: str, option: str, remedy: str) -> None:
-    with pytest.raises(InputError) as refused:
+def test_captures_that_megatron_rejects_are_errors(line: str, option: str, remedy: str) -> None:
+    with pytest.raises(InputError) as error:
         job_of(line)
-    assert option in str(refused.value)
-    assert remedy in str(refused.value)
+    assert option in str(error.value)
+    assert remedy in str(error.value)
 
 
-def test_segments_that_grow_need_nccl_kept_from_registering_them() -> None:
-    """`TECudaGraphHelper.__init__` asserts it; Megatron's own graphs do before Blackwell."""
-    growing = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+def test_expandable_segments_need_nccl_graph_register_0() -> None:
+    """`TECudaGraphHelper.__init__` asserts this. Megatron's own graphs require it before Blackwell."""
+    expandable = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     for line, gpu in ((TE, HOPPER), (TE, BLACKWELL), ("--cuda-graph-impl local", HOPPER)):
         with pytest.raises(InputError, match="NCCL_GRAPH_REGISTER=0"):
-            job_of(line, environ=growing, gpu=gpu)
-        job_of(line, environ={**growing, "NCCL_GRAPH_REGISTER": "0"}, gpu=gpu)
-    job_of("--cuda-graph-impl local", environ=growing, gpu=BLACKWELL)
+            job_of(line, environ=expandable, gpu=gpu)
+        job_of(line, environ={**expandable, "NCCL_GRAPH_REGISTER": "0"}, gpu=gpu)
+    job_of("--cuda-graph-impl local", environ=expandable, gpu=BLACKWELL)
 
 
-def test_modules_without_tensors_keep_their_parameters() -> None:
+def test_removing_the_tensors_of_a_tree_does_not_change_its_parameters() -> None:
     tree: Module = rank_classes(job_of(""))[0].trees[0]
     bare = without_tensors(tree)
     assert bare.retained_bytes == 0

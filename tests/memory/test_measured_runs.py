@@ -1,6 +1,6 @@
-"""Peaks of real runs of Megatron-LM by torch.cuda.memory_stats(): of dense models within 3 %, with rare features 10 %.
+"""Measured peaks of Megatron-LM runs (torch.cuda.memory_stats()): predictions within 3 %, with rare features within 10 %.
 
-A sample of tests/data/measured; `python tools/score.py` predicts all of its runs and prints the errors.
+The tests use a sample of the runs in tests/data/measured.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from tests.data_files import measured_records
 TOLERANCE = 0.03
 """Relative error of the peak."""
 RARE_TOLERANCE = 0.1
-"""The same with CUDA graphs or offloading."""
+"""Relative error of the peak with CUDA graphs or offloading."""
 STEADY = 0.003
-"""Relative error of the bytes that are allocated between iterations."""
+"""Relative error of the bytes allocated between iterations."""
 RARE_STEADY = 0.01
 SAMPLE_IDS = (
     "gpt/gpt3_7b_tp4_pp1_memory_speed/dev_dgx_h100",
@@ -32,28 +32,28 @@ SAMPLE = [record for record in measured_records() if record["id"] in SAMPLE_IDS]
 
 
 def measured_of(record: dict[str, Any]) -> dict[int, dict[str, int]]:
-    """Measured bytes by global rank."""
+    """Return the measured bytes by global rank."""
     if "measured" in record:
         return {record["rank"]: record["measured"]}
     return {int(rank): measured for rank, measured in record["measured_per_rank"].items()}
 
 
 def predicted(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rank classes of the JSON report of a measured launch."""
+    """Return the rank classes of the JSON report of a measured launch."""
     nodes = ["--nnodes", str(record["nodes"]), "--nproc-per-node", str(record["gpus_per_node"])]
     ranks: list[dict[str, Any]] = report(*nodes, *record["argv"], "--info-gpu", record["gpu"])["ranks"]
     return ranks
 
 
 def memory_of(ranks: list[dict[str, Any]], rank: int) -> dict[str, Any]:
-    """Predicted memory of one global rank."""
-    held = next(each for each in ranks if any(first <= rank <= last for first, last in each["ranks"]))
-    memory: dict[str, Any] = held["memory"]
+    """Return the predicted memory of one global rank."""
+    rank_class = next(each for each in ranks if any(first <= rank <= last for first, last in each["ranks"]))
+    memory: dict[str, Any] = rank_class["memory"]
     return memory
 
 
 @pytest.mark.parametrize("record", SAMPLE, ids=lambda record: record["id"].replace("/", "-"))
-def test_peak(record: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predicted_memory_agrees_with_the_measured_run(record: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in record["env"].items():
         monkeypatch.setenv(name, value)
     rare = bool(record["rare"])
@@ -67,8 +67,8 @@ def test_peak(record: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
             assert memory["allocated_bytes"] == steady
 
 
-def test_the_range_of_the_verdict_holds_what_gpus_reserved() -> None:
-    """On every rank of the runs on eight B200s, beside a context of 0.4 to 0.8 GiB that their statistics do not show."""
+def test_the_predicted_device_range_contains_the_measured_reserved_memory() -> None:
+    """All ranks of the runs on eight B200s. The CUDA context, 0.4 to 0.8 GiB, is not part of the measured statistics."""
     reserved = 0
     for record in measured_records("b200.json"):
         ranks = predicted(record)
@@ -80,7 +80,7 @@ def test_the_range_of_the_verdict_holds_what_gpus_reserved() -> None:
     assert reserved == 56
 
 
-def test_the_sample_is_of_more_than_one_kind() -> None:
+def test_the_sample_covers_several_gpus_pipeline_sizes_and_features() -> None:
     assert len(SAMPLE) == len(SAMPLE_IDS)
     assert {record["gpu"] for record in SAMPLE} == {"H100-80GB", "B200", "GB200"}
     sizes = [record["argv"][record["argv"].index("--pipeline-model-parallel-size") + 1] for record in SAMPLE]

@@ -1,4 +1,4 @@
-"""Memory of ranks: states against Megatron's own table, activations in flight, workspaces, and parts that add up."""
+"""Memory of ranks: model states compared with Megatron's table, activations in flight, workspaces, and sums of parts."""
 
 from __future__ import annotations
 
@@ -18,57 +18,59 @@ from tests.job_of import states_of
 from tests.small_job import job
 
 
-def spread(asked: TrainingJob, *, world: int, pipeline: int = 1, microbatches: int = 1, **parallel: Any) -> TrainingJob:
-    """The launch on `world` ranks with so many microbatches on each replica."""
-    batch = replace(asked.batch, microbatches=microbatches, first_microbatches=microbatches)
-    sizes = replace(asked.parallel, world_size=world, gpus_per_node=world, pipeline=pipeline, **parallel)
-    return replace(asked, batch=batch, parallel=sizes)
+def on_ranks(base: TrainingJob, *, world: int, pipeline: int = 1, microbatches: int = 1, **parallel: Any) -> TrainingJob:
+    """Return the job on `world` ranks with the given number of microbatches per data-parallel rank."""
+    batch = replace(base.batch, microbatches=microbatches, first_microbatches=microbatches)
+    sizes = replace(base.parallel, world_size=world, gpus_per_node=world, pipeline=pipeline, **parallel)
+    return replace(base, batch=batch, parallel=sizes)
 
 
 @pytest.mark.parametrize(
-    ("parameters", "gradients", "whole", "fixed", "sharded"),
+    ("parameters", "gradients", "unsharded", "fixed", "sharded"),
     [("fp16", "fp16", 20, 4, 16), ("bf16", "fp32", 18, 6, 12), ("fp32", "fp32", 16, 8, 8)],
 )
 @pytest.mark.parametrize("data", [1, 8])
-def test_bytes_per_parameter(parameters: Any, gradients: Any, whole: int, fixed: int, sharded: int, data: int) -> None:
-    """Megatron-LM docs, "Distributed Optimizer", table of bytes per parameter; d is the data-parallel size."""
-    asked = replace(spread(job(), world=data), precision=PrecisionSpec(parameters=parameters, gradients=gradients))
-    for distributed, expected in ((False, float(whole)), (True, fixed + sharded / data)):
-        held = replace(asked, optimizer=OptimizerSpec(distributed=distributed))
-        stage = stage_models(held)[0]
+def test_model_states_have_the_bytes_per_parameter_of_megatrons_table(
+    parameters: Any, gradients: Any, unsharded: int, fixed: int, sharded: int, data: int
+) -> None:
+    """Source: Megatron-LM docs, "Distributed Optimizer", table of bytes per parameter; d is the data-parallel size."""
+    base = replace(on_ranks(job(), world=data), precision=PrecisionSpec(parameters=parameters, gradients=gradients))
+    for distributed, expected in ((False, float(unsharded)), (True, fixed + sharded / data)):
+        configured = replace(base, optimizer=OptimizerSpec(distributed=distributed))
+        stage = stage_models(configured)[0]
         numel = sum(p.numel for tree in stage.trees for _, module in tree.walk() for p in module.parameters)
-        found = states_of(held, stage)
+        found = states_of(configured, stage)
         assert (found.steady + found.gradient_copies) / numel == pytest.approx(expected, rel=1e-4)
 
 
-def test_sgd_keeps_momentum_alone() -> None:
+def test_sgd_has_only_momentum() -> None:
     for momentum, expected in ((0.9, 4), (0.0, 0)):
-        asked = replace(job(), optimizer=OptimizerSpec(name="sgd", sgd_momentum=momentum))
-        stage = stage_models(asked)[0]
-        assert states_of(asked, stage).moments == expected * states_of(asked, stage).master_weights // 4
+        training_job = replace(job(), optimizer=OptimizerSpec(name="sgd", sgd_momentum=momentum))
+        stage = stage_models(training_job)[0]
+        assert states_of(training_job, stage).moments == expected * states_of(training_job, stage).master_weights // 4
 
 
-def test_the_precision_aware_optimizer_keeps_what_it_is_told() -> None:
-    """TE FusedAdam: moments in bf16, and the low half of each master beside its bf16 parameter."""
-    asked = replace(
+def test_the_precision_aware_optimizer_uses_the_given_dtypes() -> None:
+    """TE FusedAdam: moments in bf16, and of each fp32 master weight only the low 16 bits, next to its bf16 parameter."""
+    training_job = replace(
         job(), optimizer=OptimizerSpec(distributed=True, precision_aware=True, exp_avg_dtype="bf16", exp_avg_sq_dtype="bf16")
     )
-    found = states_of(asked, stage_models(asked)[0])
+    found = states_of(training_job, stage_models(training_job)[0])
     assert found.master_weights == 0
     assert found.moments * 4 == found.gradients * (2 + 2 + 2)
 
 
 @given(pipeline=st.sampled_from([1, 2, 4]), microbatches=st.integers(1, 12))
-def test_stages_hold_the_microbatches_of_1f1b(pipeline: int, microbatches: int) -> None:
-    """Narayanan et al. 2021, section 2.2: at most p - r microbatches are in flight on rank r, and never more than there are."""
-    ranks = rank_classes(spread(job(num_layers=4), world=pipeline, pipeline=pipeline, microbatches=microbatches))
+def test_stages_have_the_microbatches_in_flight_of_1f1b(pipeline: int, microbatches: int) -> None:
+    """Narayanan et al. 2021, section 2.2: pipeline rank r has min(p - r, m) of m microbatches in flight."""
+    ranks = rank_classes(on_ranks(job(num_layers=4), world=pipeline, pipeline=pipeline, microbatches=microbatches))
     for each in ranks:
         assert each.memory.microbatches_in_flight == (min(pipeline - each.pipeline_rank, microbatches),)
         assert each.memory.activations_bytes <= min(pipeline - each.pipeline_rank, microbatches) * each.trees[0].retained_bytes
 
 
-def test_more_microbatches_cost_nothing_once_the_pipeline_is_full() -> None:
-    few, many = (rank_classes(spread(job(), world=4, pipeline=4, microbatches=m)) for m in (8, 5000))
+def test_more_microbatches_do_not_increase_the_peak_of_a_full_pipeline() -> None:
+    few, many = (rank_classes(on_ranks(job(), world=4, pipeline=4, microbatches=m)) for m in (8, 5000))
     assert [each.memory.peak_allocated_bytes for each in few] == [each.memory.peak_allocated_bytes for each in many]
 
 
@@ -80,23 +82,23 @@ def test_more_microbatches_cost_nothing_once_the_pipeline_is_full() -> None:
     fusion=st.booleans(),
     recompute=st.sampled_from([RecomputeSpec(), RecomputeSpec(granularity="full", method="uniform", num_layers=1)]),
 )
-def test_parts_add_up(
+def test_memory_parts_add_up(
     t: int, pipeline: int, virtual: int | None, distributed: bool, fusion: bool, recompute: RecomputeSpec
 ) -> None:
-    asked = spread(
+    training_job = on_ranks(
         job(t=t, num_layers=8),
         world=2 * t * pipeline,
         pipeline=pipeline,
         microbatches=8,
         virtual_pipeline=virtual if pipeline > 1 else None,
     )
-    asked = replace(
-        asked,
+    training_job = replace(
+        training_job,
         optimizer=OptimizerSpec(distributed=distributed),
         recompute=recompute,
-        flags=replace(asked.flags, gradient_accumulation_fusion=fusion),
+        flags=replace(training_job.flags, gradient_accumulation_fusion=fusion),
     )
-    for each in rank_classes(asked):
+    for each in rank_classes(training_job):
         memory = each.memory
         static = memory.parameters_bytes + memory.gradients_bytes + memory.optimizer_bytes + memory.runtime_bytes
         received = sum(not chunk.pre_process for chunk in each.chunks)
@@ -108,11 +110,11 @@ def test_parts_add_up(
         assert memory.peak_allocated_bytes <= memory.peak_reserved_bytes <= memory.device_bytes
 
 
-def test_the_first_iteration_has_no_moments_at_its_peak() -> None:
+def test_the_peak_of_the_first_iteration_has_no_moments() -> None:
     [only] = rank_classes(job())
     stage = stage_models(job())[0]
     moments = states_of(job(), stage).moments
-    # one microbatch: the workspace of the thread that runs backward comes after the loss, where the peak is
+    # with one microbatch the peak is at the loss, before the workspaces of the autograd thread are allocated
     late = [part.bytes for part in only.memory.runtime_parts if "autograd" in part.name or "dummy" in part.name]
     assert only.memory.peak_at.startswith("forward of microbatch 0, cross_entropy")
     assert only.memory.peak_allocated_bytes - only.memory.peak_allocated_first_iteration_bytes == moments + sum(late)
@@ -129,27 +131,29 @@ def test_the_first_iteration_has_no_moments_at_its_peak() -> None:
         (None, (10, 0), 32 * MIB),
     ],
 )
-def test_cublas_workspaces(config: str | None, capability: tuple[int, int], expected: int) -> None:
-    """PyTorch's CublasHandlePool.cpp: `:SIZE:COUNT` in KiB; the default is :4096:2:16:8, on Hopper and Blackwell :4096:8."""
-    asked = replace(
+def test_cublas_workspaces_have_the_size_of_pytorch(config: str | None, capability: tuple[int, int], expected: int) -> None:
+    """Source: PyTorch's CublasHandlePool.cpp. `:SIZE:COUNT` in KiB; default :4096:2:16:8, on Hopper and Blackwell :4096:8."""
+    training_job = replace(
         job(),
         hardware=HardwareSpec(compute_capability=capability),
         flags=replace(job().flags, cublas_workspace_config=config),
     )
-    assert cublas_workspace_bytes(asked) == expected
+    assert cublas_workspace_bytes(training_job) == expected
 
 
-def test_transformer_engine_workspaces() -> None:
-    """transformer_engine/pytorch/cpp_extensions/gemm.py get_cublas_workspace_size_bytes, TE 2.11."""
+def test_transformer_engine_workspaces_have_the_size_of_te() -> None:
+    """Source: get_cublas_workspace_size_bytes in transformer_engine/pytorch/cpp_extensions/gemm.py, TE 2.11."""
     sizes = [te_workspace_bytes(replace(job(), hardware=HardwareSpec(compute_capability=(major, 0)))) for major in (8, 9, 10)]
     assert sizes == [4 * MIB, 32 * MIB + 1024, 32 * MIB + 1024]
 
 
-def test_dummy_weight_gradients_come_once_for_each_shape() -> None:
-    """transformer_engine/pytorch/module/base.py get_dummy_wgrad caches by shape and dtype."""
-    asked = job(h=1024)
-    names = {item.name: item.bytes for item in workspaces(asked, stage_models(asked)[0].trees) if "dummy" in item.name}
+def test_there_is_one_dummy_weight_gradient_per_shape() -> None:
+    """Source: get_dummy_wgrad in transformer_engine/pytorch/module/base.py, which caches by shape and dtype."""
+    training_job = job(h=1024)
+    names = {
+        item.name: item.bytes for item in workspaces(training_job, stage_models(training_job)[0].trees) if "dummy" in item.name
+    }
     shapes = [(3072, 1024), (1024, 1024), (4096, 1024), (1024, 4096), (51200, 1024)]
     assert names == {f"dummy weight gradient {list(shape)}": 2 * shape[0] * shape[1] for shape in shapes}
-    unfused = replace(asked, flags=replace(asked.flags, gradient_accumulation_fusion=False))
+    unfused = replace(training_job, flags=replace(training_job.flags, gradient_accumulation_fusion=False))
     assert not [item for item in workspaces(unfused, stage_models(unfused)[0].trees) if "dummy" in item.name]

@@ -15,7 +15,7 @@ RANKS = small_report().ranks
 
 
 def _of(sizes: dict[int, int]) -> tuple[RankClass, ...]:
-    """Rank classes that begin at the given ranks and take the given bytes of their device."""
+    """Return rank classes with the given first ranks and device bytes."""
     return tuple(
         replace(
             RANKS[0],
@@ -26,18 +26,18 @@ def _of(sizes: dict[int, int]) -> tuple[RankClass, ...]:
     )
 
 
-def test_the_fullest_rank_decides_not_the_first() -> None:
+def test_the_highest_memory_rank_determines_the_verdict() -> None:
     result = verdict(_of({0: 20, 4: 50, 8: 30}), HardwareSpec(name="X", capacity_bytes=40))
     assert (result.fits, result.tightest_rank, result.headroom_bytes) == (False, 4, -10)
     assert (result.gpu, result.capacity_bytes) == ("X", 40)
 
 
-def test_of_equally_full_ranks_the_lowest_is_named() -> None:
+def test_ties_go_to_the_lowest_rank() -> None:
     assert highest(_of({8: 50, 4: 50, 0: 20})).ranks == ((4, 7),)
 
 
 @pytest.mark.parametrize(("capacity", "fits"), [(49, False), (50, True), (51, True)])
-def test_it_fits_to_the_last_byte(capacity: int, fits: bool) -> None:
+def test_memory_up_to_the_capacity_fits(capacity: int, fits: bool) -> None:
     result = verdict(_of({0: 50}), HardwareSpec(capacity_bytes=capacity))
     assert (result.fits, result.headroom_bytes) == (fits, capacity - 50)
 
@@ -46,18 +46,18 @@ def test_it_fits_to_the_last_byte(capacity: int, fits: bool) -> None:
     ("capacity", "state", "fits"),
     [(44, "does not fit", False), (45, "tight", False), (50, "tight", True), (56, "tight", True), (57, "fits", True)],
 )
-def test_between_the_least_and_the_most_it_is_tight(capacity: int, state: str, fits: bool) -> None:
+def test_a_capacity_within_the_device_range_is_tight(capacity: int, state: str, fits: bool) -> None:
     result = verdict(_of({0: 20, 4: 50}), HardwareSpec(capacity_bytes=capacity))
     assert (result.state, result.fits) == (state, fits)
 
 
-def test_without_a_capacity_there_is_no_verdict_but_a_tightest_rank() -> None:
+def test_without_a_capacity_the_tightest_rank_is_reported_without_a_verdict() -> None:
     result = verdict(_of({0: 20, 4: 50}), HardwareSpec(), note="why")
     assert (result.fits, result.headroom_bytes, result.tightest_rank, result.note) == (None, None, 4, "why")
     assert result.state is None
 
 
-def test_the_device_is_held_against_the_capacity_not_the_allocated_peak() -> None:
+def test_the_capacity_is_compared_with_device_memory_not_with_the_allocated_peak() -> None:
     memory = RANKS[0].memory
     between = (memory.peak_allocated_bytes + memory.device_bytes) // 2
     assert verdict(RANKS, HardwareSpec(capacity_bytes=between)).fits is False
