@@ -1,4 +1,4 @@
-"""The program in this process: argv in; exit status, standard output and standard error out."""
+"""Runs the program in this process and captures exit status, standard output and standard error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from get_training_info import main
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run of the program left behind."""
+    """The result of a run of the program."""
 
     status: int
     out: str
@@ -35,7 +35,7 @@ def run(*argv: str) -> Outcome:
 
 
 def report(*argv: str) -> dict[str, Any]:
-    """The JSON report of a launch that is analysed."""
+    """Return the JSON report of a launch. The run must succeed without messages."""
     outcome = run(*argv, "--info-json", "-")
     assert outcome.status in (0, 1), outcome.err
     assert outcome.err == ""
@@ -43,14 +43,14 @@ def report(*argv: str) -> dict[str, Any]:
 
 
 def torchrun(world_size: int) -> tuple[str, ...]:
-    """torchrun's options for nodes of at most eight GPUs."""
+    """Return torchrun's options for nodes of at most eight GPUs."""
     per_node = min(8, world_size)
     assert world_size % per_node == 0
     return ("--nnodes", str(world_size // per_node), "--nproc-per-node", str(per_node), "pretrain_gpt.py")
 
 
 def assert_refused(outcome: Outcome, named: str) -> None:
-    """Exit 2, nothing on standard output, one line on standard error that names the option and a remedy."""
+    """Assert exit status 2, no standard output, and one line on standard error that names the option and a remedy."""
     assert outcome.status == 2, outcome.out[:300]
     assert outcome.out == ""
     assert outcome.err.count("\n") == 1

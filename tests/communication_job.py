@@ -1,4 +1,4 @@
-"""Small launches and models made by hand for the tests of buffers and communication."""
+"""Small jobs and models for the tests of buffers and communication."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ SEQUENCE, BATCH, HIDDEN = 64, 2, 32
 
 
 def make_job(**changes: Any) -> TrainingJob:
-    """A bf16 model with fp32 gradients on one GPU; a change is a field of the spec that has it, or `megatron`."""
+    """Return a job with a bf16 model and fp32 gradients on one GPU.
+
+    `changes` are fields of any spec of the job, or `megatron`.
+    """
     specs: dict[str, Any] = {
         "model": ModelSpec(
             num_layers=8,
@@ -55,7 +58,7 @@ def make_job(**changes: Any) -> TrainingJob:
 
 
 def make_layer(job: TrainingJob, number: int) -> Module:
-    """A layer with an all-reduce of [s, b, h] in each of four places, as without sequence parallelism."""
+    """Return a layer with four all-reduces of [s, b, h], as without sequence parallelism."""
     shape = (job.batch.seq_length // job.parallel.context, job.batch.micro_batch_size, job.model.hidden_size)
 
     def linear(name: str, kind: ModuleKind, phase: Any, numel: int) -> Module:
@@ -79,7 +82,7 @@ def make_layer(job: TrainingJob, number: int) -> Module:
 
 
 def make_tree(job: TrainingJob, chunk: Chunk) -> Module:
-    """A chunk: embedding, layers, output layer. Tied embeddings are marked as such where there are several stages."""
+    """Return a chunk: embedding, layers and output layer. With several stages, tied embeddings are marked as shared."""
     tied = job.model.tied_embeddings and job.parallel.pipeline > 1
     table = Parameter(name="weight", shape=(128 // job.parallel.tensor, HIDDEN), dtype="bf16", shared_embedding=tied)
     children = [Module(name="embedding", parameters=(table,))] if chunk.pre_process else []
@@ -91,7 +94,7 @@ def make_tree(job: TrainingJob, chunk: Chunk) -> Module:
 
 
 def make_stages(job: TrainingJob) -> tuple[StageModel, ...]:
-    """The model of `make_tree` spread over the pipeline ranks of the launch."""
+    """Return the stages of the model of `make_tree`, one per pipeline rank of the job."""
     return tuple(
         StageModel(pipeline_rank=rank, chunks=of_rank, trees=tuple(make_tree(job, chunk) for chunk in of_rank))
         for rank, of_rank in enumerate(chunks(job.model.num_layers, job.parallel))

@@ -1,4 +1,4 @@
-"""The compiled CUDA recorder and the stand-in for the CUDA runtime, for every test that wants them."""
+"""Fixtures with the compiled CUDA recorder and the fake CUDA runtime."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from allocator_hook.cuda.library import CudaRecorder
 
 @pytest.fixture(scope="session")
 def binaries(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The recorder, compiled into a cache of its own, and the stand-in."""
+    """Paths of the recorder and the fake runtime, compiled into a temporary folder."""
     folder = tmp_path_factory.mktemp("binaries")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
@@ -31,7 +31,7 @@ def binaries(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def loaded(
     binaries: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[CudaRecorder, ctypes.CDLL]]:
-    """A recorder and a runtime whose state no other test shares: libraries under names of their own."""
+    """A recorder and a fake runtime with their own state: each test loads copies of the libraries."""
     recorder_path = shutil.copy(binaries[0], tmp_path / "recorder.so")
     runtime_path = shutil.copy(binaries[1], tmp_path / "libcudart.so")
     monkeypatch.setenv("ALLOCATOR_HOOK_CUDART", str(runtime_path))

@@ -1,4 +1,4 @@
-"""Calls into the CUDA recorder as PyTorch makes them, and what a trace says of memory by its events alone."""
+"""Calls of the CUDA recorder as PyTorch makes them, and allocated bytes computed from the events of a trace."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def free(recorder: CudaRecorder, pointer: int | None, device: int = 0, stream: i
 
 
 def replay(trace: Trace) -> tuple[dict[int, int], dict[int, int]]:
-    """Peak and current bytes of each device by the events alone; fails where an address is handed out twice."""
+    """Return peak and current bytes of each device, computed from the events. Fails if a live address is allocated again."""
     live: dict[int, Allocation] = {}
     current: dict[int, int] = {}
     peak: dict[int, int] = {}
@@ -34,9 +34,9 @@ def replay(trace: Trace) -> tuple[dict[int, int], dict[int, int]]:
             current[event.device] = current.get(event.device, 0) + event.bytes
             peak[event.device] = max(peak.get(event.device, 0), current[event.device])
         elif isinstance(event, Free) and event.pointer in live:
-            gone = live.pop(event.pointer)
-            assert (gone.device, gone.stream) == (event.device, event.stream)
-            current[event.device] -= gone.bytes
+            freed = live.pop(event.pointer)
+            assert (freed.device, freed.stream) == (event.device, event.stream)
+            current[event.device] -= freed.bytes
     return peak, current
 
 

@@ -1,4 +1,4 @@
-"""The data that tests compare with: tests/data, described in tests/data/README.md."""
+"""Access to the reference data in tests/data, which tests/data/README.md describes."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ DATA = Path(__file__).resolve().parent / "data"
 
 
 def data_file(name: str) -> Path:
-    """The path of tests/data/NAME."""
+    """Return the path of tests/data/NAME."""
     return DATA / name
 
 
 def truth(name: str) -> dict[str, Any]:
-    """The document tests/data/truth/NAME."""
+    """Return the document tests/data/truth/NAME."""
     content: dict[str, Any] = json.loads(data_file(f"truth/{name}").read_text())
     return content
 
 
 def truth_records(name: str) -> list[dict[str, Any]]:
-    """The records of tests/data/truth/NAME."""
+    """Return the records of tests/data/truth/NAME."""
     content: list[dict[str, Any]] = truth(name)["records"]
     return content
 
 
 def measured_records(*names: str) -> list[dict[str, Any]]:
-    """The measured runs of tests/data/measured/NAME, of all files without a name."""
+    """Return the measured runs of tests/data/measured/NAME for each name; without names, those of all files."""
     files = [data_file(f"measured/{name}") for name in names] or sorted(data_file("measured").glob("*.json"))
     return [record for file in files for record in json.loads(file.read_text())]
 
 
 def parser_options(release: str) -> list[dict[str, Any]]:
-    """Every option of a Megatron-LM release, as its own argparse parser lists them."""
+    """Return every option of a Megatron-LM release, as listed by its argparse parser."""
     content: list[dict[str, Any]] = json.loads(gzip.decompress(data_file(f"options/core_v{release}.json.gz").read_bytes()))
     return content

@@ -1,7 +1,7 @@
-"""Reports made by hand for the tests of what the user sees: no engine is asked, the sums hold by construction.
+"""Synthetic reports for the tests of the output. They are built without an engine, and their parts add up by construction.
 
-`small_report` is the layout of the 2023 proposal's sample (2 nodes × 8, TP 2, PP 2, DP 4, micro-batch 4, global batch
-512, s 2048, h 4096); `large_report` a 126-layer model on 16,384 GPUs (TP 8, PP 16, DP 128).
+`small_report` has the sample layout of the 2023 proposal: 2 nodes of 8 GPUs, TP2 PP2 DP4, micro-batch size 4, global batch size
+512, s = 2048, h = 4096. `large_report` has 126 layers on 16,384 GPUs: TP8 PP16 DP128.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MIB = 2**20
 
 
 def make_job(*, layers: int = 24, hidden: int = 4096, heads: int = 32, **parallel: Any) -> TrainingJob:
-    """A bf16 launch without recompute; `parallel` overrides fields of its ParallelSpec."""
+    """Return a bf16 job without recomputation. `parallel` overrides fields of its ParallelSpec."""
     sizes: dict[str, Any] = {"world_size": 16, "nodes": 2, "gpus_per_node": 8, "tensor": 2, "pipeline": 2, "expert_tensor": 2}
     spec = ParallelSpec(**(sizes | parallel))
     return TrainingJob(
@@ -73,7 +73,7 @@ def make_job(*, layers: int = 24, hidden: int = 4096, heads: int = 32, **paralle
 
 
 def make_layer(*, hidden: int, t: int) -> Module:
-    """Two linear layers with their collectives."""
+    """Return a transformer layer: attention and MLP with two linear layers each, and their collectives."""
     wide = (2048, 4, hidden)
 
     def linear(name: str, rows: int, columns: int, phase: Any, *, bias: bool) -> Module:
@@ -100,7 +100,7 @@ def make_layer(*, hidden: int, t: int) -> Module:
 
 
 def make_tree(*, layers: int, hidden: int, t: int, first: bool, last: bool) -> Module:
-    """A chunk of the model; `t` is the tensor-parallel size."""
+    """Return a chunk of the model. `t` is the tensor-parallel size."""
     table = Parameter(name="weight", shape=(50432 // t, hidden), dtype="bf16", sharding="tensor")
     embedding = Module(name="embedding", children=(Module(name="word_embeddings", parameters=(table,)),))
     norm = Module(name="final_layernorm", parameters=(Parameter(name="weight", shape=(hidden,), dtype="bf16"),))
@@ -111,12 +111,12 @@ def make_tree(*, layers: int, hidden: int, t: int, first: bool, last: bool) -> M
 
 
 def count(tree: Module) -> int:
-    """Elements of all weights of a tree."""
+    """Return the number of parameters of a tree."""
     return sum(p.numel for _, module in tree.walk() for p in module.parameters)
 
 
 def make_memory(*, parameters: int, activations: int, in_flight: int) -> RankMemory:
-    """Memory whose parts add up; states of mixed-precision Adam without sharding."""
+    """Return memory whose parts add up. Model states are those of unsharded mixed-precision Adam."""
     transient = (MemoryPart(name="logits gradient", bytes=788 * MIB), MemoryPart(name="weight gradient", bytes=197 * MIB))
     runtime = (MemoryPart(name="cuBLAS workspace", bytes=32 * MIB), MemoryPart(name="attention mask", bytes=4 * MIB))
     runtime_bytes, transient_bytes = sum(p.bytes for p in runtime), sum(p.bytes for p in transient)
@@ -145,7 +145,7 @@ def make_memory(*, parameters: int, activations: int, in_flight: int) -> RankMem
 
 
 def make_rank(job: TrainingJob, stage: int) -> RankClass:
-    """The rank class of a pipeline rank, layers evenly spread (the last stages get fewer)."""
+    """Return the rank class of a pipeline rank. Layers are distributed evenly; the last stages may have fewer."""
     p = job.parallel
     per_stage = -(-job.model.num_layers // p.pipeline)
     layers = tuple(range(stage * per_stage + 1, min((stage + 1) * per_stage, job.model.num_layers) + 1))
@@ -166,7 +166,7 @@ def make_rank(job: TrainingJob, stage: int) -> RankClass:
 
 
 def make_messages(job: TrainingJob) -> tuple[CommunicationRow, ...]:
-    """Tensor-, pipeline- and data-parallel rows of every stage."""
+    """Return the tensor-, pipeline- and data-parallel communication rows of every stage."""
     p, m, wide = job.parallel, job.batch.microbatches, (2048, 4, job.model.hidden_size)
     size = 2 * 2048 * 4 * job.model.hidden_size
     layers = job.model.num_layers // p.pipeline
@@ -225,7 +225,7 @@ def make_messages(job: TrainingJob) -> tuple[CommunicationRow, ...]:
 
 
 def make_groups(job: TrainingJob, *, limit: int) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """Groups of the order tp-dp-pp, at most `limit` of a kind."""
+    """Return the groups of the rank order tp-dp-pp, at most `limit` of each kind."""
     p = job.parallel
     t, d, s = p.tensor, p.data, p.world_size // p.pipeline
     data = tuple(tuple(range(stage * s + i, (stage + 1) * s, t)) for stage in range(p.pipeline) for i in range(t))
@@ -242,11 +242,11 @@ def make_groups(job: TrainingJob, *, limit: int) -> dict[str, tuple[tuple[int, .
 
 
 def make_report(job: TrainingJob, *, limit: int = 4096, advice: tuple[Advice, ...] = ()) -> Report:
-    """Everything about a launch, by hand."""
+    """Return the complete report of a job."""
     p = job.parallel
-    whole = make_tree(layers=job.model.num_layers, hidden=job.model.hidden_size, t=1, first=True, last=True)
+    full_model = make_tree(layers=job.model.num_layers, hidden=job.model.hidden_size, t=1, first=True, last=True)
     ranks = tuple(make_rank(job, stage) for stage in range(p.pipeline))
-    fullest = max(ranks, key=lambda each: each.memory.device_bytes)
+    highest = max(ranks, key=lambda each: each.memory.device_bytes)
     rows = make_messages(job)
     totals = {}
     for kind in ("tp", "pp", "dp_cp"):
@@ -276,37 +276,37 @@ def make_report(job: TrainingJob, *, limit: int = 4096, advice: tuple[Advice, ..
             "cp": p.world_size,
             "tp_dp": p.pipeline,
         },
-        full_model=whole,
-        parameters=count(whole),
-        parameters_unpadded=count(whole) - (50432 - 50257) * job.model.hidden_size,
-        parameters_active=count(whole),
+        full_model=full_model,
+        parameters=count(full_model),
+        parameters_unpadded=count(full_model) - (50432 - 50257) * job.model.hidden_size,
+        parameters_active=count(full_model),
         parameters_routed_experts=0,
         ranks=ranks,
         communication=rows,
         communication_totals=totals,
         verdict=Verdict(
-            fits=None if capacity is None else fullest.memory.device_bytes <= capacity,
-            state=None if capacity is None else "fits" if fullest.memory.device_range_bytes[1] <= capacity else "does not fit",
+            fits=None if capacity is None else highest.memory.device_bytes <= capacity,
+            state=None if capacity is None else "fits" if highest.memory.device_range_bytes[1] <= capacity else "does not fit",
             gpu=job.hardware.name,
             capacity_bytes=capacity,
-            tightest_rank=fullest.ranks[0][0],
-            headroom_bytes=None if capacity is None else capacity - fullest.memory.device_bytes,
+            tightest_rank=highest.ranks[0][0],
+            headroom_bytes=None if capacity is None else capacity - highest.memory.device_bytes,
         ),
         advice=advice,
         assumptions=(
             "Megatron-LM 0.16.1 and Transformer Engine 2.11.",
-            "Attention is computed by flash attention, so that no scores are kept.",
+            "Attention uses flash attention, which saves no attention scores.",
         ),
     )
 
 
 def small_report(**changes: Any) -> Report:
-    """16 GPUs; `changes` are fields of Report."""
+    """Return the report for 16 GPUs. `changes` are fields of Report."""
     return replace(make_report(make_job()), **changes)
 
 
 def large_report() -> Report:
-    """16,384 GPUs, with groups cut short as the JSON contract allows."""
+    """Return the report for 16,384 GPUs, with truncated groups."""
     job = make_job(layers=126, hidden=16384, heads=128, world_size=16384, nodes=2048, tensor=8, pipeline=16, expert_tensor=8)
     job = replace(
         job, batch=BatchSpec(micro_batch_size=1, global_batch_size=2048, seq_length=8192, microbatches=16, first_microbatches=16)

@@ -1,4 +1,4 @@
-"""Launches for tests: a line of options, read with the catalogue of one release."""
+"""Creates jobs for tests from a line of options, parsed with the catalogue of one release."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BLACKWELL = HardwareSpec(name="B200", compute_capability=(10, 0))
 
 
 def arguments_of(line: str, *, release: str = "0.16.1") -> Arguments:
-    """The arguments that `release` reads from a line of options."""
+    """Return the arguments that `release` parses from a line of options."""
     table = load_catalogue().table(release)
     reading = read_words(line.split(), table)
     return Arguments(
@@ -52,7 +52,7 @@ def launch_of(
     gpu: HardwareSpec = HOPPER,
     folder: Path = Path("/nowhere"),
 ) -> LaunchInput:
-    """What specs are derived from, for a line of options."""
+    """Return the input from which specs are derived, for a line of options."""
     arguments = arguments_of(line, release=release)
     return LaunchInput(arguments=arguments, environ=environ or {}, folder=folder, gpu=gpu)
 
@@ -67,19 +67,19 @@ def job_of(
     gpu: HardwareSpec = HOPPER,
     folder: Path = Path("/nowhere"),
 ) -> TrainingJob:
-    """The launch that `base` and `line` describe on nodes of at most eight GPUs."""
+    """Return the job of `base` and `line` on nodes of at most eight GPUs."""
     world = World(1, gpus) if gpus < 8 else World(gpus // 8, 8)
     return build(arguments_of(f"{base} {line}", release=release), world, environ=environ or {}, gpu=gpu, folder=folder)
 
 
 def states_of(job: TrainingJob, stage: StageModel | None = None) -> States:
-    """Model states of one rank of a pipeline stage, of the first one without `stage`."""
+    """Return the model states of one rank of a pipeline stage (default: the first stage)."""
     stage = stage or stage_models(job)[0]
     return stage_states(job, stage, stage_buffers(job, stage))
 
 
 def states_by_ranks_of(job: TrainingJob, stage: StageModel | None = None) -> tuple[tuple[RankRanges, States], ...]:
-    """Ranks of a pipeline stage with equal model states, and those states."""
+    """Return the groups of ranks of a pipeline stage that have equal model states, and those states."""
     stage = stage or stage_models(job)[0]
     buffers = stage_buffers(job, stage)
     return states_by_ranks(job, stage, buffers, stage_states(job, stage, buffers))

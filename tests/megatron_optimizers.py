@@ -1,6 +1,6 @@
-"""Who owns which parameter, and what goes to the host, held against megatron-core itself on random parameters.
+"""Compares parameter ownership of layer-wise optimizers and optimizer offloading with megatron-core on random parameters.
 
-Run by `test_megatron_optimizers` in a process of its own, where Transformer Engine's CUDA libraries are not looked for.
+`test_megatron_optimizers` runs it in a separate process in which Transformer Engine is disabled.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ CASES = 100
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-class OnGpu:
-    """What `_get_sub_optimizer_param_groups` asks of a parameter: on the GPU until it is copied to the host."""
+class FakeParameter:
+    """A parameter with the interface that `_get_sub_optimizer_param_groups` uses; on the GPU until `cpu` copies it."""
 
     def __init__(self, piece: Piece, *, is_cuda: bool = True, dtype: Any = None) -> None:
         self.piece, self.is_cuda, self.dtype = piece, is_cuda, dtype or DTYPES[piece.dtype]
@@ -30,24 +30,24 @@ class OnGpu:
     def numel(self) -> int:
         return self.piece.numel
 
-    def detach(self) -> OnGpu:
+    def detach(self) -> FakeParameter:
         return self
 
-    def clone(self) -> OnGpu:
-        return OnGpu(self.piece, is_cuda=self.is_cuda, dtype=self.dtype)
+    def clone(self) -> FakeParameter:
+        return FakeParameter(self.piece, is_cuda=self.is_cuda, dtype=self.dtype)
 
-    def cpu(self) -> OnGpu:
-        return OnGpu(self.piece, is_cuda=False, dtype=self.dtype)
+    def cpu(self) -> FakeParameter:
+        return FakeParameter(self.piece, is_cuda=False, dtype=self.dtype)
 
-    def pin_memory(self) -> OnGpu:
+    def pin_memory(self) -> FakeParameter:
         return self
 
-    def float(self) -> OnGpu:
-        return OnGpu(self.piece, is_cuda=self.is_cuda, dtype=torch.float32)
+    def float(self) -> FakeParameter:
+        return FakeParameter(self.piece, is_cuda=self.is_cuda, dtype=torch.float32)
 
 
 def check_owners() -> None:
-    """`shard_params` on every rank of two groups, the one of experts half as large."""
+    """Compare `owners` with `shard_params` on every rank of two groups. The group of experts has half the size."""
     replicas = random.randint(1, 3)
     sizes = {2 * replicas: numels(), replicas: numels()}
     expected = {ranks: places(owners(map(weight, enumerate(held)), ranks)) for ranks, held in sizes.items()}
@@ -56,25 +56,29 @@ def check_owners() -> None:
         groups: list[dict[str, Any]] = [
             {"params": list(held), "is_expert_parallel": ranks == replicas} for ranks, held in params.items()
         ]
-        asked = SimpleNamespace(
+        fake_optimizer = SimpleNamespace(
             pg_collection=SimpleNamespace(dp_cp=group(2 * replicas, rank), expt_dp=group(replicas, rank % replicas))
         )
-        layer_wise_optimizer.LayerWiseDistributedOptimizer.shard_params(asked, [SimpleNamespace(param_groups=groups)])
+        layer_wise_optimizer.LayerWiseDistributedOptimizer.shard_params(fake_optimizer, [SimpleNamespace(param_groups=groups)])
         for (ranks, held), found in zip(params.items(), groups, strict=True):
             numbers = {id(param): number for number, param in enumerate(held)}
             assert [numbers[id(param)] for param in found["params"]] == expected[ranks][rank % ranks]
 
 
 def check_places() -> None:
-    """`_get_sub_optimizer_param_groups` on groups as `DistributedOptimizer` makes them."""
+    """Compare `place` with `_get_sub_optimizer_param_groups` on the parameter groups of a `DistributedOptimizer`."""
     held = [Piece(numel, random.choice(["bf16", "fp32"]), random.random() < 0.5) for numel in numels()]
     fraction = random.choice([0.0, random.random(), 1.0])
     groups = [
-        {"params": [OnGpu(each) for dtype in ("fp32", "bf16") for each in held if (each.decays, each.dtype) == (decays, dtype)]}
+        {
+            "params": [
+                FakeParameter(each) for dtype in ("fp32", "bf16") for each in held if (each.decays, each.dtype) == (decays, dtype)
+            ]
+        }
         for decays in (True, False)
     ]
-    asked = SimpleNamespace(param_groups=groups, param_update_in_fp32=True)
-    on_host, on_gpu, *_, copied = HybridDeviceOptimizer._get_sub_optimizer_param_groups(asked, fraction)
+    fake_optimizer = SimpleNamespace(param_groups=groups, param_update_in_fp32=True)
+    on_host, on_gpu, *_, copied = HybridDeviceOptimizer._get_sub_optimizer_param_groups(fake_optimizer, fraction)
     placed = place(held, fraction)
     assert [param.piece for each in on_host for param in each["params"]] == list(placed.host)
     assert [param.piece for each in on_gpu for param in each["params"]] == list(placed.gpu)
@@ -96,11 +100,11 @@ def places(owned: tuple[Owned, ...]) -> list[list[int]]:
 
 
 def group(ranks: int, own: int) -> SimpleNamespace:
-    """What is asked of a process group."""
+    """Return a fake process group."""
     return SimpleNamespace(size=lambda: ranks, rank=lambda: own)
 
 
-# without a process group that torch knows they would say 1 and 0
+# with a fake process group these functions would return 1 and 0
 layer_wise_optimizer.get_pg_size = lambda group: group.size()
 layer_wise_optimizer.get_pg_rank = lambda group: group.rank()
 for seed in range(CASES):

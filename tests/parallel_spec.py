@@ -1,4 +1,4 @@
-"""Parallel sizes for tests: by hand, or from the options of a recorded launch."""
+"""Creates a ParallelSpec for tests from sizes, or from the options of a recorded launch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def option(argv: list[str], name: str, default: str | None = None) -> str | None
 
 
 def spec_of_argv(argv: list[str], world: int) -> ParallelSpec:
-    """The few options that decide about ranks, read by hand."""
+    """Return the spec of the options that determine the rank layout. Other options are ignored."""
     tensor = int(option(argv, "--tensor-model-parallel-size", "1") or 1)
     virtual = option(argv, "--num-virtual-stages-per-pipeline-rank")
     return spec(

@@ -1,4 +1,4 @@
-"""A small GPT on one node, described by its sizes."""
+"""A small GPT on one node, defined by its sizes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from analyzer.specs import (
 
 
 def job(*, s: int = 1024, b: int = 2, h: int = 1024, a: int = 16, t: int = 1, sp: bool = False, **model: Any) -> TrainingJob:
-    """Four layers without parallelism but tensor parallelism; `model` holds further fields of ModelSpec."""
+    """Return a job with four layers and only tensor parallelism. `model` has further fields of ModelSpec."""
     sizes: dict[str, Any] = {
         "num_layers": 4,
         "hidden_size": h,

@@ -1,4 +1,4 @@
-"""The structure of the code: which package may import which, no import cycles, small folders, files and functions."""
+"""The structure of the code: allowed imports between packages, no import cycles, and size limits for folders, files, functions."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = frozenset({"torch", "megatron", "transformer_engine", "numpy"})
-MOST_ENTRIES = 24
-"""Files and folders in analyzer/."""
-MOST_FILES = 20
-"""Python files in a folder, without `__init__.py`."""
-MOST_LINES = 400
-"""Of a file."""
-MOST_FUNCTION_LINES = 60
+MAX_ENTRIES = 24
+"""Maximum number of files and folders in analyzer/."""
+MAX_FILES = 20
+"""Maximum number of Python files in a folder, without `__init__.py`."""
+MAX_LINES = 400
+"""Maximum number of lines of a file."""
+MAX_FUNCTION_LINES = 60
+"""Maximum number of lines of a function."""
 
 LAYERS = (
     {"units", "errors"},
@@ -37,19 +38,19 @@ LAYERS = (
     {"api"},
     {"cli"},
 )
-"""Packages and modules of analyzer/ from the bottom up. A package imports from itself and from the layers below it."""
-ALSO = {("predict", "search")}
-"""(package, package): imports within a layer that are wanted."""
-OF_LAUNCH = {"units", "errors", "specs", "launch"}
-"""What `analyzer.launch` knows: it turns words into specs and analyses nothing."""
-OF_RECORDERS = {"units", "errors", "specs", "trace", "memory", "schedule"}
-"""What `allocator_hook` may import from the analyzer."""
+"""Packages and modules of analyzer/, lowest layer first. A package may import from itself and from lower layers."""
+EXCEPTIONS = {("predict", "search")}
+"""(importing, imported): further allowed imports."""
+LAUNCH_IMPORTS = {"units", "errors", "specs", "launch"}
+"""Packages that `analyzer.launch` may import: it converts options to specs."""
+RECORDER_IMPORTS = {"units", "errors", "specs", "trace", "memory", "schedule"}
+"""Packages of the analyzer that `allocator_hook` may import."""
 
 SOURCES = sorted([ROOT / "get_training_info.py", *(ROOT / "analyzer").rglob("*.py"), *(ROOT / "allocator_hook").rglob("*.py")])
 
 
 def dotted(path: Path, root: Path = ROOT) -> str:
-    """The module name of a file: analyzer.memory.ranks."""
+    """Return the module name of a file, such as analyzer.memory.ranks."""
     return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
 
 
@@ -57,21 +58,21 @@ MODULES = {dotted(path): path for path in SOURCES}
 
 
 def imports(path: Path, *, modules: Iterable[str] = frozenset(MODULES), module_level: bool = False) -> set[str]:
-    """Dotted names that a file imports when it runs: anywhere in it, or only where importing the file runs the line."""
+    """Return the dotted names that a file imports, except for type checking. `module_level`: only when it is imported itself."""
     found: set[str] = set()
     for node in _running(ast.parse(path.read_text()), functions=not module_level):
         if isinstance(node, ast.Import):
             found |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: imports are written in full"
+            assert node.level == 0, f"{path}: relative imports are not allowed"
             for name in node.names:
-                whole = f"{node.module}.{name.name}"
-                found.add(whole if whole in modules else node.module or "")
+                full_name = f"{node.module}.{name.name}"
+                found.add(full_name if full_name in modules else node.module or "")
     return found
 
 
 def _running(tree: ast.AST, *, functions: bool) -> Iterator[ast.AST]:
-    """Nodes that run when the file is imported, with those of `functions` where asked; none of those for type checkers."""
+    """Yield the nodes that run when the file is imported, and those in functions if `functions`. Skip TYPE_CHECKING blocks."""
     for node in ast.iter_child_nodes(tree):
         if not functions and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             continue
@@ -85,7 +86,7 @@ def _running(tree: ast.AST, *, functions: bool) -> Iterator[ast.AST]:
 
 
 def cycles(graph: dict[str, set[str]]) -> list[set[str]]:
-    """Groups of modules that import each other, directly or by way of others."""
+    """Return the groups of modules that import each other, directly or indirectly."""
     reach: dict[str, set[str]] = {}
     for start in graph:
         seen: set[str] = set()
@@ -101,13 +102,13 @@ def cycles(graph: dict[str, set[str]]) -> list[set[str]]:
 
 
 def package(module: str) -> str:
-    """The package or top-level module of a module of the analyzer: memory of analyzer.memory.ranks."""
+    """Return the package or top-level module of an analyzer module: memory for analyzer.memory.ranks."""
     return module.removeprefix("analyzer.").partition(".")[0]
 
 
 def level(name: str) -> int:
-    """The place of a package in LAYERS."""
-    found = [place for place, names in enumerate(LAYERS) if name in names]
+    """Return the index of a package in LAYERS."""
+    found = [index for index, names in enumerate(LAYERS) if name in names]
     assert found, f"analyzer.{name} is in no layer: add it to LAYERS"
     return found[0]
 
@@ -121,15 +122,15 @@ RECORDERS = [path for path in SOURCES if path.is_relative_to(ROOT / "allocator_h
 
 
 @pytest.mark.parametrize("path", ANALYZER, ids=dotted)
-def test_imports_point_down(path: Path) -> None:
+def test_packages_import_only_from_lower_layers(path: Path) -> None:
     own = package(dotted(path))
-    upward = {name for name in of_analyzer(imports(path)) - {own} if level(name) >= level(own) and (own, name) not in ALSO}
+    upward = {name for name in of_analyzer(imports(path)) - {own} if level(name) >= level(own) and (own, name) not in EXCEPTIONS}
     assert not upward
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "analyzer" / "launch").rglob("*.py")), ids=dotted)
-def test_the_launch_package_knows_only_specs(path: Path) -> None:
-    assert of_analyzer(imports(path)) <= OF_LAUNCH
+def test_the_launch_package_imports_only_specs(path: Path) -> None:
+    assert of_analyzer(imports(path)) <= LAUNCH_IMPORTS
 
 
 @pytest.mark.parametrize("path", ANALYZER, ids=dotted)
@@ -140,12 +141,12 @@ def test_the_analyzer_imports_no_heavy_library(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", RECORDERS, ids=dotted)
-def test_recorders_know_little_of_the_analyzer(path: Path) -> None:
-    assert of_analyzer(imports(path)) <= OF_RECORDERS
+def test_recorders_import_only_allowed_packages(path: Path) -> None:
+    assert of_analyzer(imports(path)) <= RECORDER_IMPORTS
     assert "get_training_info" not in imports(path)
 
 
-def test_no_import_cycles() -> None:
+def test_there_are_no_import_cycles() -> None:
     graph = {name: {other for other in imports(path) if other in MODULES and other != name} for name, path in MODULES.items()}
     assert cycles(graph) == []
 
@@ -156,24 +157,24 @@ def test_folders_are_small() -> None:
         for path in (ROOT / "analyzer").iterdir()
         if (path.suffix == ".py" and path.name != "__init__.py") or (path / "__init__.py").exists()
     ]
-    assert len(top) <= MOST_ENTRIES
+    assert len(top) <= MAX_ENTRIES
     files: dict[Path, int] = {}
     for path in SOURCES:
         files[path.parent] = files.get(path.parent, 0) + (path.name != "__init__.py")
-    assert {folder: count for folder, count in files.items() if count > MOST_FILES} == {}
+    assert {folder: count for folder, count in files.items() if count > MAX_FILES} == {}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=dotted)
 def test_files_and_functions_are_small(path: Path) -> None:
     text = path.read_text()
-    assert len(text.splitlines()) <= MOST_LINES
+    assert len(text.splitlines()) <= MAX_LINES
     functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    long = {node.name for node in functions if (node.end_lineno or 0) - node.lineno + 1 > MOST_FUNCTION_LINES}
+    long = {node.name for node in functions if (node.end_lineno or 0) - node.lineno + 1 > MAX_FUNCTION_LINES}
     assert not long
 
 
-def test_the_checks_see_what_they_must(tmp_path: Path) -> None:
-    """The helpers of this file find what they forbid."""
+def test_the_checks_find_violations(tmp_path: Path) -> None:
+    """The helpers of this file detect imports, layers and cycles."""
     file = tmp_path / "file.py"
     file.write_text(
         "import torch.nn\n"
@@ -192,7 +193,7 @@ def test_the_checks_see_what_they_must(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("report", [(), ("--info-json", "-")], ids=["console", "json"])
-def test_the_main_job_loads_no_heavy_library(report: tuple[str, ...]) -> None:
+def test_an_analysis_loads_no_heavy_library(report: tuple[str, ...]) -> None:
     launch = (
         "--nproc-per-node 8 pretrain_gpt.py --num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 "
         "--max-position-embeddings 2048 --micro-batch-size 1 --bf16 --lr 1e-4 --train-iters 10 --info-gpu H100-80GB"
