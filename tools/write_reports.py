@@ -63,7 +63,7 @@ def write(command: Command, *, root: Path, folder: Path) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--root", type=Path, default=ROOT, help="the checkout whose program is run")
+    parser.add_argument("--root", type=Path, default=ROOT, help="checkout of the program to run")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     commands = [*example_commands(ROOT), *measured_commands(ROOT / "tests" / "data" / "measured")]

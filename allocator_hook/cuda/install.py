@@ -30,7 +30,7 @@ def install(path: str | os.PathLike[str], header: Header, *, mode: Mode = "pool"
     library = build()
     recorder = CudaRecorder(library)
     if recorder.runtime_error:
-        raise InputError(_OPTION, recorder.runtime_error, "use a PyTorch that loads libcudart as a library of its own")
+        raise InputError(_OPTION, recorder.runtime_error, "use a PyTorch build that loads libcudart as a shared library")
     recorder.set_mode(mode)
     recorder.library.hook_set_throws(1)
     _put_in_place(torch, recorder)

@@ -218,7 +218,7 @@ class Recorder(TorchDispatchMode):
             self._track_storage(storage)
 
     def _allocate_workspace(self) -> None:
-        """Allocate the cuBLAS workspace of this thread at its first GEMM. Autograd runs backward in a thread of its own."""
+        """Allocate the cuBLAS workspace of this thread at its first GEMM. Autograd runs backward in its own thread."""
         autograd = in_backward()
         if autograd in self._handles or not self._workspace_bytes:
             return

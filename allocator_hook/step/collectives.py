@@ -61,9 +61,9 @@ class CollectiveHooks:
     def __init__(
         self, sink: CollectiveSink, *, perform: bool, on_receive: Callable[[torch.Tensor, torch.Tensor], None] = lambda *_: None
     ) -> None:
-        """`on_receive(output, input)` is called for collectives whose output has the same kind of values as their input.
+        """`on_receive(output, input)` is called for all-gathers and all-to-alls before they are executed or skipped.
 
-        It lets the caller copy what it knows about the values of `input` to `output`, since the call is not executed.
+        The caller can then transfer known properties of the values of `input` to `output`.
         """
         self._sink = sink
         self._perform = perform

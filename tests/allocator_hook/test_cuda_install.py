@@ -130,12 +130,12 @@ def test_install_replaces_the_allocator(
 def test_install_fails_if_pytorch_reports_earlier_use_of_cuda(
     loaded: tuple[CudaRecorder, ctypes.CDLL], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_: object) -> None:
+    def fail(_: object) -> None:
         raise RuntimeError("Can't swap an already initialized allocator")
 
     monkeypatch.setattr("allocator_hook.cuda.install.build", lambda: loaded[0].path)
     torch = FakeTorch()
-    torch.cuda.memory.change_current_allocator = refuse
+    torch.cuda.memory.change_current_allocator = fail
     with pytest.raises(InputError, match="CUDA was used before"):
         install(tmp_path / "trace", HEADER, torch=torch)
     assert not (tmp_path / "trace").exists()

@@ -72,7 +72,7 @@ def fused_topk_with_score_function_fwd(logits: torch.Tensor, *_: Any, **__: Any)
 def fused_topk_with_score_function_bwd(
     num_tokens: int, num_experts: int, routing_map: torch.Tensor, intermediate_output: torch.Tensor, *_: Any, **__: Any
 ) -> torch.Tensor:
-    """The gradient of the logits."""
+    """Return the gradient of the logits."""
     del routing_map
     return empty((num_tokens, num_experts), intermediate_output.dtype)
 
@@ -86,7 +86,7 @@ def fused_score_for_moe_aux_loss_fwd(logits: torch.Tensor, topk: int, score_func
 def fused_score_for_moe_aux_loss_bwd(
     num_tokens: int, num_experts: int, intermediate_output: torch.Tensor, *_: Any, **__: Any
 ) -> torch.Tensor:
-    """The gradient of the logits."""
+    """Return the gradient of the logits."""
     return empty((num_tokens, num_experts), intermediate_output.dtype)
 
 

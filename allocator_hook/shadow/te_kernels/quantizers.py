@@ -120,7 +120,7 @@ def update_tensor(quantizer: Any, tensor: Any, gpu: Gpu) -> Any:
 
 
 def reduce_amax(quantizer: Any, elements: int) -> None:
-    """`Quantizer::quantize` allocates nothing. Current scaling of a sharded tensor all-reduces the amax first."""
+    """`Quantizer::quantize`: allocates nothing. With current scaling of a sharded tensor, the amax is all-reduced."""
     if elements and kind_of(quantizer) == "tensorwise" and quantizer.with_amax_reduction:
         group = quantizer._canonicalized_amax_reduction_group()
         torch.distributed.all_reduce(quantizer.amax, op=torch.distributed.ReduceOp.MAX, group=group)
