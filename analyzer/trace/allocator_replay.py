@@ -17,7 +17,7 @@ from analyzer.trace.reader import Trace
 
 KINDS: Final = ("parameter", "gradient", "optimizer", "workspace", "activation", "temporary")
 POINTS: Final = 200
-"""Number of points of a timeline."""
+"""Maximum number of points of a timeline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Replayed:
     at_peak: dict[str, int]
     """The parts of `peak` by kind."""
     timeline: Timeline
-    """Allocated bytes of the last iteration by kind, at most about `POINTS` points."""
+    """Allocated bytes of the last iteration by kind, in at most `POINTS` points."""
 
 
 def replay(trace: Trace, settings: AllocatorSettings) -> Replayed:
