@@ -7,7 +7,7 @@ from typing import Final
 from analyzer.communication.table import communication_rows, totals
 from analyzer.layout.groups import Group, group_count, group_size, groups
 from analyzer.layout.stages import mtp_rank
-from analyzer.memory.ranks import rank_classes, rank_classes_of_tensors, replayed_classes
+from analyzer.memory.ranks import highest_rank, replayed_classes
 from analyzer.memory.stages import analysed_stages
 from analyzer.memory.verdict import verdict
 from analyzer.modules.tree import parameters
@@ -60,9 +60,15 @@ def predict(job: TrainingJob, *, note: str = "") -> Report:
 
 
 def _advice(job: TrainingJob) -> tuple[Advice, ...]:
-    from analyzer.search.advice import advise  # imported for launches that do not fit only, for a short start-up
+    """Imports what only launches that do not fit need here, for a short start-up."""
+    from analyzer.memory.screen import screen
+    from analyzer.search.advice import advise
 
-    return advise(job, predict=rank_classes, screen=rank_classes_of_tensors)
+    return advise(
+        job,
+        predict=lambda changed: highest_rank(changed).memory.device_bytes,
+        screen=lambda changed: screen(changed).device_bytes,
+    )
 
 
 def _groups(job: TrainingJob) -> tuple[dict[str, tuple[Group, ...]], bool]:

@@ -1,7 +1,7 @@
-"""When a launch does not fit: the few changes of flags that would make it fit, and what each saves.
+"""Advice for a launch that does not fit: the few changes of options that would make it fit, and what each saves.
 
-A change is a function from a Launch to changed ones. Only launches that Megatron would take come out: sizes divide,
-the world stays as large as it is, and the global batch too, so that the number of microbatches follows.
+A change is a function from a job to changed jobs. Only jobs without a violation of `analyzer.specs.rules` are considered. World
+size and global batch size stay, so the number of microbatches follows from the data-parallel size.
 """
 
 from __future__ import annotations
@@ -9,90 +9,126 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import combinations
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from analyzer.errors import InputError
-from analyzer.memory.verdict import highest
-from analyzer.results import Advice, RankClass
+from analyzer.results import Advice
 from analyzer.specs import PipelineSpec, RecomputeSpec, TrainingJob
+from analyzer.specs.rules import first_violation
 from analyzer.units import round_up
 
-Predict = Callable[[TrainingJob], tuple[RankClass, ...]]
+DeviceBytes = Callable[[TrainingJob], int]
+"""Memory of the highest-memory rank on its device, in bytes."""
 
-MOST = 5
-"""Pieces of advice; more than that is no advice."""
-WORTH = 0.01
-"""Share of the peak that a change must save to be named."""
+MAX_ADVICE: Final = 5
+MIN_SAVING: Final = 0.01
+"""Share of the memory that a change must save to be listed."""
 
 
 class _Change(NamedTuple):
     flags: str
-    """What the user would write."""
+    """The options that the user would write."""
     kind: str
     """Changes of one kind exclude each other."""
     job: TrainingJob
 
 
-def advise(job: TrainingJob, *, predict: Predict, screen: Predict | None = None) -> tuple[Advice, ...]:
-    """Changes that make `launch` fit its GPU: those that do it alone, the mildest first, else pairs of them.
+class _Weighed(NamedTuple):
+    change: _Change
+    device_bytes: int
+    """With the change; a lower bound if it does not fit."""
+    fits: bool
 
-    `predict` gives the memory of every rank class of a launch; one that it refuses with InputError is passed over. `screen` is a
-    quicker one, for a first look at the many changes that will not do. `device_bytes` and `saves_bytes` are bytes on the device
-    of the highest-memory rank, which the verdict compares with the capacity. Where no pair is enough, the single changes that
-    save most come back with `fits` False. Empty where the launch fits already or no capacity is known.
+
+def advise(job: TrainingJob, *, predict: DeviceBytes, screen: DeviceBytes | None = None) -> tuple[Advice, ...]:
+    """Changes that make `job` fit its GPU: single ones, those with the least effect on speed first, otherwise pairs of them.
+
+    `predict` gives the exact memory of a job. Jobs for which it raises InputError are skipped. `screen` gives a lower bound of it
+    in less time, for changes that are not enough. Sizes are in bytes. If no pair is enough, the single changes that save most are
+    returned with `fits` False. Empty if the job fits already, or if the capacity is not known.
     """
     capacity = job.hardware.capacity_bytes
     if capacity is None:
         return ()
-    before = highest(predict(job)).memory.device_bytes
+    before = predict(job)
     if before <= capacity:
         return ()
-    screen = screen or predict
+    scale = _Scale(predict, screen or predict, capacity=capacity, before=before)
+    singles = [found for change in _legal_changes(job) if (found := scale.weigh(change)) is not None]
+    alone = [scale.advice(each) for each in _first_of_each_kind(singles)]
+    if alone:
+        return tuple(alone[:MAX_ADVICE])
+    pairs = _pairs(singles, scale)
+    if pairs:
+        return tuple(pairs)
+    best = sorted(singles, key=lambda each: each.device_bytes)[:3]
+    exact = [found for each in best if (found := scale.weigh(each.change, exact=True)) is not None]
+    return tuple(sorted(map(scale.advice, exact), key=lambda advice: advice.device_bytes))
 
-    def weigh(flags: str, changed: TrainingJob, *, exact: bool = False) -> Advice | None:
+
+class _Scale:
+    """Weighs changes of one job."""
+
+    def __init__(self, predict: DeviceBytes, screen: DeviceBytes, *, capacity: int, before: int) -> None:
+        self._predict = predict
+        self._screen = screen
+        self._capacity = capacity
+        self._before = before
+
+    def weigh(self, change: _Change, *, exact: bool = False) -> _Weighed | None:
+        """The memory with a change; None if it saves next to nothing or is not supported. `exact`: also if it does not fit."""
         try:
-            peak = highest(screen(changed)).memory.device_bytes
-            if (exact or peak <= capacity) and screen is not predict:
-                peak = highest(predict(changed)).memory.device_bytes
+            found = self._screen(change.job)
+            if found <= self._capacity or exact:
+                found = self._predict(change.job)
         except InputError:
             return None
-        if before - peak < WORTH * before:
+        if self._before - found < MIN_SAVING * self._before:
             return None
-        return Advice(change=flags, device_bytes=peak, saves_bytes=before - peak, fits=peak <= capacity)
+        return _Weighed(change, found, found <= self._capacity)
 
-    singles = [(change, advice) for change in _changes(job) if (advice := weigh(change.flags, change.job))]
-    alone = _mildest_of_each_kind([(change, advice) for change, advice in singles if advice.fits])
-    if alone:
-        return tuple(alone[:MOST])
-    pairs: dict[tuple[str, str], Advice] = {}
-    for first, second in combinations([change for change, _ in singles], 2):
-        kinds = (first.kind, second.kind)
-        if first.kind == second.kind or kinds in pairs or len(pairs) == MOST:
-            continue
-        both = next((c for c in _changes(first.job) if c.flags == second.flags), None)
-        advice = weigh(f"{first.flags} {second.flags}", both.job) if both else None
-        if advice and advice.fits:
-            pairs[kinds] = advice
-    if pairs:
-        return tuple(pairs.values())
-    best = sorted(singles, key=lambda single: single[1].device_bytes)[:3]
-    weighed = [weigh(change.flags, change.job, exact=True) or advice for change, advice in best]
-    return tuple(sorted(weighed, key=lambda advice: advice.device_bytes))
+    def advice(self, weighed: _Weighed) -> Advice:
+        """The advice that a report lists."""
+        size = weighed.device_bytes
+        return Advice(change=weighed.change.flags, device_bytes=size, saves_bytes=self._before - size, fits=weighed.fits)
 
 
-def _mildest_of_each_kind(fitting: list[tuple[_Change, Advice]]) -> list[Advice]:
-    """One advice for each kind: changes come mildest first, so TP 2 stands for TP 4 and TP 8."""
-    first: dict[str, Advice] = {}
-    for change, advice in fitting:
-        first.setdefault(change.kind, advice)
+def _first_of_each_kind(singles: list[_Weighed]) -> list[_Weighed]:
+    """Of the changes that fit, the first of each kind: TP2 stands for TP4 and TP8."""
+    first: dict[str, _Weighed] = {}
+    for each in singles:
+        if each.fits:
+            first.setdefault(each.change.kind, each)
     return list(first.values())
 
 
-def _changes(job: TrainingJob) -> Iterator[_Change]:
-    """Every single change that is open to this launch, the mildest first.
+def _pairs(singles: list[_Weighed], scale: _Scale) -> list[Advice]:
+    """Pairs of changes of different kinds that fit, the first of each pair of kinds."""
+    found: dict[tuple[str, str], Advice] = {}
+    after: dict[str, dict[str, _Change]] = {}
+    for first, second in combinations([each.change for each in singles], 2):
+        kinds = (first.kind, second.kind)
+        if first.kind == second.kind or kinds in found or len(found) == MAX_ADVICE:
+            continue
+        if first.flags not in after:
+            after[first.flags] = {change.flags: change for change in _legal_changes(first.job)}
+        both = after[first.flags].get(second.flags)
+        weighed = scale.weigh(both._replace(flags=f"{first.flags} {second.flags}")) if both is not None else None
+        if weighed is not None and weighed.fits:
+            found[kinds] = scale.advice(weighed)
+    return list(found.values())
 
-    First what leaves the computation as it is, then what costs some speed, then what costs a third more of the
-    forward pass, and last what changes the layout of the cluster.
+
+def _legal_changes(job: TrainingJob) -> Iterator[_Change]:
+    """The changes that Megatron accepts."""
+    return (change for change in _changes(job) if first_violation(change.job) is None)
+
+
+def _changes(job: TrainingJob) -> Iterator[_Change]:
+    """Every single change that is possible for this job.
+
+    In this order: changes that keep the computation, changes with a small cost in speed, full recompute with a third more of
+    the forward, and changes of the layout.
     """
     yield from _distributed_optimizer(job)
     yield from _sequence_parallel(job)
@@ -104,7 +140,7 @@ def _changes(job: TrainingJob) -> Iterator[_Change]:
 
 
 def _distributed_optimizer(job: TrainingJob) -> Iterator[_Change]:
-    # Megatron's distributed optimizer takes Adam only (core/optimizer/distrib_optimizer.py, 0.16.1)
+    # Megatron's distributed optimizer supports Adam only (core/optimizer/distrib_optimizer.py, 0.16.1)
     sharded = job.optimizer.distributed or job.optimizer.name != "adam"
     if not sharded and job.parallel.data_with_context > 1:
         optimizer = replace(job.optimizer, distributed=True)
@@ -113,8 +149,7 @@ def _distributed_optimizer(job: TrainingJob) -> Iterator[_Change]:
 
 def _sequence_parallel(job: TrainingJob) -> Iterator[_Change]:
     parallel = job.parallel
-    divides = job.batch.seq_length % (parallel.tensor * parallel.context) == 0
-    if parallel.tensor > 1 and not parallel.sequence_parallel and divides and not job.recompute.distribute_saved_activations:
+    if parallel.tensor > 1 and not parallel.sequence_parallel and not job.recompute.distribute_saved_activations:
         yield _Change("--sequence-parallel", "sequence", replace(job, parallel=replace(parallel, sequence_parallel=True)))
 
 
@@ -150,62 +185,52 @@ def _full_recompute(job: TrainingJob) -> Iterator[_Change]:
 
 
 def _more_tensor_parallel(job: TrainingJob) -> Iterator[_Change]:
-    """Within a node: 2, 4 and 8 times the size, with sequence parallelism, taken from data parallelism."""
-    model, parallel = job.model, job.parallel
+    """2, 4 and 8 times the size within a node, with sequence parallelism if possible, and less data parallelism."""
+    parallel = job.parallel
     for factor in (2, 4, 8):
         tensor = parallel.tensor * factor
-        heads = model.num_attention_heads % tensor == 0 and (
-            model.num_query_groups % tensor == 0 or tensor % model.num_query_groups == 0
-        )
-        widths = model.hidden_size % tensor == 0 and model.ffn_hidden_size % tensor == 0
-        sequence = job.batch.seq_length % (tensor * parallel.context) == 0 and not job.recompute.distribute_saved_activations
-        if tensor > parallel.gpus_per_node or not (heads and widths) or not _gives(job, factor):
+        padded = _padded_vocabulary(job, tensor)
+        if tensor > parallel.gpus_per_node or padded is None or not _has_replicas(job, factor):
             continue
+        possible = job.batch.seq_length % (tensor * parallel.context) == 0 and not job.recompute.distribute_saved_activations
         wider = replace(
             parallel,
             tensor=tensor,
             expert_tensor=tensor if parallel.expert_tensor == parallel.tensor else parallel.expert_tensor,
-            sequence_parallel=parallel.sequence_parallel or sequence,
+            sequence_parallel=parallel.sequence_parallel or possible,
         )
-        padded = _padded_vocabulary(job, tensor)
-        if padded is None:
-            continue
-        changed = replace(_with_less_data_parallel(job, factor), parallel=wider, model=replace(model, padded_vocab_size=padded))
-        new = "" if parallel.sequence_parallel or not sequence else " --sequence-parallel"
+        model = replace(job.model, padded_vocab_size=padded)
+        changed = replace(_with_fewer_replicas(job, factor), parallel=wider, model=model)
+        new = "" if parallel.sequence_parallel or not possible else " --sequence-parallel"
         yield _Change(f"--tensor-model-parallel-size {tensor}{new}", "sequence" if new else "tensor", changed)
 
 
 def _more_pipeline_parallel(job: TrainingJob) -> Iterator[_Change]:
-    """2, 4 and 8 times the stages, evenly split, taken from data parallelism."""
+    """2, 4 and 8 times the stages, with equal numbers of layers, and less data parallelism."""
     parallel = job.parallel
     if parallel.pipeline_layout != PipelineSpec() or parallel.microbatch_group_size is not None:
         return
     for factor in (2, 4, 8):
         pipeline = parallel.pipeline * factor
-        changed = replace(_with_less_data_parallel(job, factor), parallel=replace(parallel, pipeline=pipeline))
-        whole = job.model.num_layers % (pipeline * parallel.chunks) == 0
-        # an interleaved schedule refuses fewer microbatches than stages, and a last group of them that is not whole
-        scheduled = parallel.virtual_pipeline is None or changed.batch.first_microbatches % pipeline == 0
-        if whole and scheduled and _gives(job, factor):
+        if _has_replicas(job, factor):
+            changed = replace(_with_fewer_replicas(job, factor), parallel=replace(parallel, pipeline=pipeline))
             yield _Change(f"--pipeline-model-parallel-size {pipeline}", "pipeline", changed)
 
 
-def _gives(job: TrainingJob, factor: int) -> bool:
-    """Whether data parallelism can give up `factor`: it and the expert grid stay whole numbers."""
-    parallel = job.parallel
-    shrinks = parallel.data % factor == 0 and (parallel.data_with_context // factor) % parallel.distributed_optimizer_instances == 0
-    return shrinks and parallel.expert_data % factor == 0
+def _has_replicas(job: TrainingJob, factor: int) -> bool:
+    """Whether the data-parallel size can be divided by `factor`."""
+    return job.parallel.data % factor == 0
 
 
-def _with_less_data_parallel(job: TrainingJob, factor: int) -> TrainingJob:
-    """The same global batch on data / factor replicas: each takes `factor` times the microbatches."""
+def _with_fewer_replicas(job: TrainingJob, factor: int) -> TrainingJob:
+    """The same global batch on 1/`factor` of the data-parallel ranks, each with `factor` times the microbatches."""
     batch = job.batch
     more = replace(batch, microbatches=batch.microbatches * factor, first_microbatches=batch.first_microbatches * factor)
     return replace(job, batch=more)
 
 
 def _padded_vocabulary(job: TrainingJob, tensor: int) -> int | None:
-    """Padded to a multiple of 128 · t, as Megatron's `vocab_size_with_padding` does by default; None if it cannot be known."""
+    """Padded to a multiple of 128 · t, the default of Megatron's `vocab_size_with_padding`; None if it cannot be known."""
     model = job.model
     if model.padded_vocab_size == round_up(model.vocab_size, 128 * job.parallel.tensor):
         return round_up(model.vocab_size, 128 * tensor)

@@ -9,22 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.errors import UnsupportedError
-from analyzer.results import RankClass
 from analyzer.search.advice import advise
 from analyzer.specs import PipelineSpec, TrainingJob
-from tests.fake_report import make_job, make_rank
+from tests.fake_report import make_job
 
 SEEN: list[TrainingJob] = []
 
 
-def _predict(device: Callable[[TrainingJob], float]) -> Callable[[TrainingJob], tuple[RankClass, ...]]:
-    """A prediction of one rank class that takes `device(launch)` bytes; remembers what it was asked."""
-    rank = make_rank(make_job(), 0)
+def _predict(device: Callable[[TrainingJob], float]) -> Callable[[TrainingJob], int]:
+    """A prediction of `device(job)` bytes. `SEEN` collects the jobs that it is called with."""
     SEEN.clear()
 
-    def predict(job: TrainingJob) -> tuple[RankClass, ...]:
+    def predict(job: TrainingJob) -> int:
         SEEN.append(job)
-        return (replace(rank, memory=replace(rank.memory, device_bytes=int(device(job)))),)
+        return int(device(job))
 
     return predict
 
