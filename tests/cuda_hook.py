@@ -15,7 +15,8 @@ HEADER: Final = Header(recorder="cuda", argv=("torchrun", "pretrain_gpt.py"), gp
 
 
 def malloc(recorder: CudaRecorder, size: int, device: int = 0, stream: int = 0) -> int | None:
-    return recorder.library.hook_malloc(size, device, stream)
+    pointer: int | None = recorder.library.hook_malloc(size, device, stream)
+    return pointer
 
 
 def free(recorder: CudaRecorder, pointer: int | None, device: int = 0, stream: int = 0) -> None:

@@ -96,7 +96,8 @@ def _streams() -> Iterator[Patch]:
         "default_stream": _constant(stream),
         "set_stream": _constant(None),
         "stream": lambda _: contextlib.nullcontext(),
-    }.items():
+    }
+    for name, value in stand_ins.items():
         yield Patch(cuda, name, value, serial)
     yield Patch(torch.Tensor, "record_stream", lambda *_: None, serial)
     for name in ("range_push", "range_pop", "mark"):

@@ -133,7 +133,7 @@ class Recorder(TorchDispatchMode):
         """Return the address of the tensor's first element; None if its storage is not recorded."""
         with torch._C.DisableTorchFunction():
             entry = self._live.get(tensor.untyped_storage()._cdata)
-            return None if entry is None else entry[0] + tensor.storage_offset() * tensor.element_size()
+            return None if entry is None else entry[0] + int(tensor.storage_offset()) * tensor.element_size()
 
     @contextmanager
     def fused_kernel(self, inputs: Iterable[torch.Tensor] = ()) -> Iterator[None]:

@@ -56,7 +56,7 @@ def _on_gpu(job: TrainingJob) -> dict[str, torch.Tensor | None]:
 
 
 def loss_function(
-    job: TrainingJob, loss_mask: torch.Tensor, output: torch.Tensor
+    job: TrainingJob, loss_mask: torch.Tensor | None, output: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
     """Return the masked loss sum, the number of tokens and the reported values, as `loss_func` of pretrain_gpt.py (0.16)."""
     losses = output.view(-1).float()

@@ -59,6 +59,8 @@ def _parts(parameter: torch.Tensor) -> list[torch.Tensor]:
 def _optimizer_states(optimizer: Any) -> Iterator[tuple[Role, str, torch.Tensor]]:
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
         inner = getattr(part, "optimizer", None)
+        if inner is None:
+            continue
         for group in getattr(inner, "param_groups", []):
             for index, parameter in enumerate(group["params"]):
                 if parameter.dtype is torch.float32 and getattr(parameter, "main_grad", None) is None:

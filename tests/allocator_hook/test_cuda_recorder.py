@@ -14,6 +14,8 @@ from allocator_hook.cuda.library import CudaRecorder
 from analyzer.trace.reader import Allocation, CollectiveEvent, Free, Label, Mark, read_trace
 from tests.cuda_hook import HAS_COMPILERS, HEADER, free, kinds, malloc, replay
 
+CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_void_p)
+"""What the stand-in calls on each of its functions: the name, and the pointer that it was given."""
 pytestmark = pytest.mark.skipif(not HAS_COMPILERS, reason="g++ and gcc are not installed")
 
 
@@ -125,14 +127,14 @@ def test_a_free_is_recorded_before_it_happens(loaded: tuple[CudaRecorder, ctypes
     recorder.open(tmp_path / "trace", HEADER)
     seen: list[list[str]] = []
 
-    @ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_void_p)
     def look(name: bytes, _: int) -> None:
         if name == b"cudaFree":
             recorder.flush()
             seen.append(kinds(list(read_trace(tmp_path / "trace"))))
 
     pointer = malloc(recorder, 100)
-    runtime.fake_on_call(look)
+    callback = CALLBACK(look)
+    runtime.fake_on_call(callback)
     free(recorder, pointer)
     assert seen == [["Allocation", "Free"]]
 
@@ -143,7 +145,6 @@ def test_allocations_inside_cuda_calls_are_not_recorded(loaded: tuple[CudaRecord
     recorder.open(tmp_path / "trace", HEADER)
     depth = 0
 
-    @ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_void_p)
     def call_again(name: bytes, _: int) -> None:
         nonlocal depth
         if depth == 0 and name in (b"cudaMalloc", b"cudaFree"):
@@ -151,7 +152,8 @@ def test_allocations_inside_cuda_calls_are_not_recorded(loaded: tuple[CudaRecord
             free(recorder, malloc(recorder, 77))
             depth -= 1
 
-    runtime.fake_on_call(call_again)
+    callback = CALLBACK(call_again)
+    runtime.fake_on_call(callback)
     pointer = malloc(recorder, 100)
     free(recorder, pointer)
     recorder.close()
@@ -228,11 +230,12 @@ def test_a_free_waits_for_the_other_streams_that_use_the_memory(loaded: tuple[Cu
     recorder, runtime = loaded
     runtime.fake_pools(1)
     seen: list[tuple[bytes, int | None]] = []
-    look = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_void_p)(lambda name, value: seen.append((name, value)))
+    look = CALLBACK(lambda name, value: seen.append((name, value)))
     pointer = malloc(recorder, 10, 0, 0xA)
     for stream in (0xA, 0xB, 0xB):
         recorder.library.hook_record_stream(pointer, stream)
-    runtime.fake_on_call(look)
+    callback = CALLBACK(look)
+    runtime.fake_on_call(callback)
     free(recorder, pointer, 0, 0xA)
     assert seen == [(b"cudaEventRecord", 0xB), (b"cudaStreamWaitEvent", 0xA), (b"cudaFreeAsync", pointer)]
 

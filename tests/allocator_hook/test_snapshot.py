@@ -7,7 +7,7 @@ import pickle
 import pickletools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -43,7 +43,7 @@ def segment(address: int, blocks: list[dict[str, Any]], device: int = 0) -> dict
     }
 
 
-SNAPSHOT = {
+SNAPSHOT: Final[dict[str, Any]] = {
     "segments": [
         segment(
             0x1000_0000,
@@ -156,7 +156,7 @@ def test_other_files_give_a_clear_error(tmp_path: Path) -> None:
         (tmp_path / "other").write_bytes(content)
         with pytest.raises(TraceError, match="give a file from torch"):
             convert_snapshot(tmp_path / "other", tmp_path / "trace")
-    for wrong in (
+    damaged: tuple[dict[str, Any], ...] = (
         {"segments": 5, "device_traces": []},
         {"segments": [], "device_traces": [[{"action": "alloc", "addr": -1, "size": 5}]]},
         {"segments": [], "device_traces": [[{"action": "alloc", "addr": 1, "size": "5"}]]},

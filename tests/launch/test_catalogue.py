@@ -13,6 +13,7 @@ from analyzer.launch.argv_parser import read_words
 from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.launch.options.option_table import frozen
 from tests.data_files import data_file, parser_options
+from tools import make_catalogue
 
 RELEASES = ("0.12.3", "0.13.0", "0.14.0", "0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.0")
 SAMPLES = {"int": ("7", 7), "float": ("0.5", 0.5), "str": ("x", "x"), None: ("x", "x"), "bool": ("x", True),
@@ -61,9 +62,6 @@ def test_the_catalogue_has_every_option_of_a_release(release: str) -> None:
 def test_catalogue_is_what_the_tool_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = data_file("options")
     root = Path(__file__).parents[2]
-    monkeypatch.syspath_prepend(str(root / "tools"))
-    import make_catalogue  # type: ignore[import-not-found]
-
     monkeypatch.setattr(make_catalogue, "CATALOGUE", tmp_path / "catalogue.json")
     make_catalogue.main(folder)
     assert (tmp_path / "catalogue.json").read_text() == (root / "analyzer/launch/options/catalogue.json").read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,9 +83,7 @@ def change(tree: Module, module: str, tensor: str, **changes: object) -> Module:
         saved: tuple[Tensor, ...] = node.saved
         if node.name == module and not done:
             done = True
-            saved = tuple(
-                replace(t, **changes) if t.name == tensor else t for t in saved if not (changes.get("drop") and t.name == tensor)
-            )  # type: ignore[arg-type]
+            saved = tuple(replace(t, **changes) if t.name == tensor else t for t in saved if not (drop and t.name == tensor))
         return replace(node, saved=saved, children=tuple(map(walk, node.children)))
 
     changed = walk(tree)

@@ -8,6 +8,7 @@ import struct
 import time
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings

@@ -187,8 +187,9 @@ def _view(storage: torch.UntypedStorage, offset: int, shape: tuple[int, ...], dt
     tensor = empty((0,), dtype)
     if not prod(shape):
         return empty(shape, dtype)
+    stride = [prod(shape[dim + 1 :]) for dim in range(len(shape))]
     with torch.no_grad():
-        return tensor.set_(storage, offset // dtype.itemsize, shape)
+        return tensor.set_(storage, offset // dtype.itemsize, shape, stride)
 
 
 def _wrap(
