@@ -126,8 +126,9 @@ class File {
 
   void append(Kind kind, uint8_t flags, int device, uint64_t pointer, uint64_t bytes, uint64_t stream, uint32_t text) {
     if (!is_open()) return;
-    Record record{kind, flags, static_cast<int16_t>(device), static_cast<uint32_t>(sequence_++), monotonic_ns(),
-                  pointer, bytes, stream, text, 0};
+    Record record{
+        kind, flags, static_cast<int16_t>(device), static_cast<uint32_t>(sequence_++), monotonic_ns(), pointer, bytes, stream,
+        text, 0};
     record.checksum = crc_(&record, kSealed, kResidue);
     put(&record, sizeof record);
     if (buffer_.size() >= kBlockBytes) flush();
@@ -213,8 +214,10 @@ class File {
     int error = 0;
     for (size_t done = 0; done < buffer_.size() && error == 0;) {
       const ssize_t written = ::write(descriptor_, buffer_.data() + done, buffer_.size() - done);
-      if (written >= 0) done += static_cast<size_t>(written);
-      else if (errno != EINTR) error = errno;
+      if (written >= 0)
+        done += static_cast<size_t>(written);
+      else if (errno != EINTR)
+        error = errno;
     }
     if (error == EFBIG && !sigismember(&before, SIGXFSZ)) {
       const timespec at_once{};

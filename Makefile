@@ -1,0 +1,52 @@
+# Everything that a change must pass; .ci/run calls the same targets. Another interpreter: make test PYTHON=python3.12
+PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
+JOBS ?= 2
+RUNS ?= 7
+PYTEST = $(PYTHON) -m pytest -n $(JOBS) --dist worksteal
+CLANG_FORMAT = $(PYTHON) -c "from clang_format import clang_format; clang_format()"
+CPP = $(shell git ls-files '*.cpp' '*.h' '*.c')
+
+.PHONY: help fast test shadow bench lint format docs score
+
+help:
+	@echo "fast    quick tests, without processes, the shadow engine and the CUDA recorder"
+	@echo "test    every test"
+	@echo "shadow  tests that run megatron-core and Transformer Engine without a GPU"
+	@echo "bench   benchmarks, each against a baseline that runs in turn with it"
+	@echo "score   errors of the predictions for the measured runs in tests/data"
+	@echo "lint    ruff, mypy, codespell, clang-format"
+	@echo "format  rewrites the files as lint wants them"
+	@echo "docs    the documentation site, into site/"
+
+fast:
+	$(PYTEST) -m "not slow and not shadow and not cuda"
+
+test:
+	$(PYTEST)
+
+shadow:
+	$(PYTEST) -m shadow
+
+bench:
+	$(PYTHON) benchmarks/startup.py --runs $(RUNS)
+	$(PYTHON) benchmarks/launch_speed.py --runs $(RUNS)
+	$(PYTHON) benchmarks/trace_speed.py 1000000
+	$(PYTHON) benchmarks/megatron_estimate.py tests/data/measured/*.json
+
+score:
+	$(PYTHON) tools/score.py
+
+lint:
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+	$(PYTHON) -m codespell_lib
+	$(CLANG_FORMAT) --dry-run --Werror $(CPP)
+
+format:
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
+	$(CLANG_FORMAT) -i $(CPP)
+
+docs:
+	$(PYTHON) -m mkdocs build --strict --quiet
