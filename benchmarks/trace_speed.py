@@ -1,7 +1,10 @@
 """Speed of writing and reading traces: `python benchmarks/trace_speed.py [EVENTS]` (default: ten million events).
 
-The CUDA recorder is called from C with the fake CUDA runtime of the tests. The reader runs in its own process, so that its memory
-can be measured. The exit status is 1 if a bound is missed: a million events written per second, 10 million read in 30 s and 2 GB.
+The CUDA recorder is driven by C against the stand-in runtime of the tests; the reader runs in a process of its own, so that its
+memory is its own. Times are compared with a baseline that runs in turn with them. Exit status 1 says that a bound is missed:
+- allocations and frees that are recorded against the same calls while no trace is open;
+- reading events as objects, and as columns, against unpacking the same bytes with `struct` alone;
+- memory of the reader, per byte of the file.
 """
 
 from __future__ import annotations
@@ -11,64 +14,91 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
+from typing import Final
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from allocator_hook.cuda.build import build  # noqa: E402
 from allocator_hook.cuda.library import CudaRecorder  # noqa: E402
 from analyzer.trace.reader import Header  # noqa: E402
+from benchmarks.paired import Paired, paired, report  # noqa: E402
 
-READ = """
-import resource, sys, time
+WRITE_BOUND: Final = 6.0
+READ_BOUND: Final = 16.0
+COLUMNS_BOUND: Final = 3.0
+MEMORY_BOUND: Final = 4.0
+"""Bytes of memory for each byte of the file, the mapped file included, beside 50 MB of Python."""
+
+READ: Final = """
+import resource, sys
+from analyzer.trace.format import ALLOCATION, WHOLE_RECORD
 from analyzer.trace.reader import read_trace
-from analyzer.trace.format import ALLOCATION
-start = time.perf_counter()
-trace = read_trace(sys.argv[1])
-checked = time.perf_counter()
-count = sum(1 for _ in trace)
-iterated = time.perf_counter()
-columns = trace.columns
-total = sum(size for kind, size in zip(columns.kind, columns.bytes) if kind == ALLOCATION)
-summed = time.perf_counter()
+from benchmarks.paired import paired
+from pathlib import Path
+
+path = Path(sys.argv[1])
+
+def objects():
+    return sum(1 for _ in read_trace(path))
+
+def columns():
+    columns = read_trace(path).columns
+    return sum(size for kind, size in zip(columns.kind, columns.bytes) if kind == ALLOCATION)
+
+def unpacked():
+    return sum(1 for _ in WHOLE_RECORD.iter_unpack(path.read_bytes()))
+
+read_trace(path).columns
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-print(count, checked - start, iterated - checked, summed - iterated, peak)
+for work in (objects, columns):
+    result = paired("", work, unpacked, bound=1, runs=3)
+    print(result.seconds, result.baseline_seconds)
+print(objects(), peak)
 """
 
 
-def write(path: Path, events: int, folder: Path) -> float:
-    """Record about `events` events to `path`. Returns the time in seconds."""
+def write(path: Path, events: int, folder: Path) -> Paired:
+    """Records about `events` events to `path`, in turn with the same calls while no trace is open."""
     runtime_path = folder / "libcudart-fake.so"
     source = REPOSITORY / "tests" / "fake_cudart.c"
     subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-pthread", str(source), "-o", str(runtime_path)], check=True)
     os.environ["ALLOCATOR_HOOK_CUDART"] = str(runtime_path)
     runtime, recorder = ctypes.CDLL(str(runtime_path)), CudaRecorder(build())
-    start = time.perf_counter()
-    with recorder:
-        recorder.open(path, Header(recorder="cuda"))
+
+    def hammer() -> None:
         runtime.fake_hammer(recorder.library.hook_malloc, recorder.library.hook_free, 1, events // 2)
-    return time.perf_counter() - start
+
+    def recorded() -> None:
+        path.unlink(missing_ok=True)
+        recorder.open(path, Header(recorder="cuda"))
+        hammer()
+        recorder.close()
+
+    return paired("allocations and frees, recorded / not recorded", recorded, hammer, bound=WRITE_BOUND, runs=3)
 
 
 def main() -> int:
-    """Measure and print the speed. Returns the exit status."""
+    """Measures, prints and compares with the bounds."""
     events = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000_000
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace"
-        seconds = write(path, events, Path(folder))
-        rate = events / seconds
-        size = path.stat().st_size / 2**20
-        print(f"written: {events:,} events in {seconds:.1f} s, {rate / 1e6:.1f} million per second, {size:.0f} MiB")
+        written = write(path, events, Path(folder))
+        size = path.stat().st_size
         reader = [sys.executable, "-c", READ, str(path)]
         done = subprocess.run(reader, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": str(REPOSITORY)})
-    count, checked, iterated, summed, peak = (float(word) for word in done.stdout.split())
-    print(f"read: {count:,.0f} events; checked in {checked:.1f} s, as objects in {iterated:.1f} s, as columns in {summed:.1f} s")
-    print(f"memory of the reader: {peak / 1e9:.2f} GB, the mapped file included")
-    fast_enough = rate >= 1e6 and (checked + iterated) * 1e7 <= 30 * count and peak * 1e7 <= 2e9 * max(count, 1e7)
-    print("all bounds are met" if fast_enough else "a bound is missed")
-    return 0 if fast_enough else 1
+    objects, unpacked, columns, unpacked_again, count, peak = (float(word) for word in done.stdout.split())
+    results = [
+        written,
+        Paired("events as objects / struct alone", objects, unpacked, READ_BOUND),
+        Paired("events as columns / struct alone", columns, unpacked_again, COLUMNS_BOUND),
+    ]
+    status = report(results)
+    memory = max(0.0, peak - 50e6) / size
+    print(f"{count:,.0f} events, {size / 2**20:.0f} MiB; written at {count / written.seconds / 1e6:.1f} million events a second")
+    print(f"memory of the reader: {peak / 1e6:.0f} MB, {memory:.2f} bytes per byte of the file, bound {MEMORY_BOUND:g}")
+    return 1 if status or memory > MEMORY_BOUND else 0
 
 
 if __name__ == "__main__":

@@ -1,17 +1,24 @@
-"""Fixtures with the compiled CUDA recorder and the fake CUDA runtime."""
+"""Settings of every test run, and fixtures with the compiled CUDA recorder and the fake CUDA runtime."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from allocator_hook.cuda.build import build
 from allocator_hook.cuda.library import CudaRecorder
+
+settings.register_profile("local", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "local")
+os.environ.pop("COLUMNS", None)  # pytest-xdist sets it in its workers, and reports take their width from it
 
 
 @pytest.fixture(scope="session")

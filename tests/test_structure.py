@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -57,10 +58,16 @@ def dotted(path: Path, root: Path = ROOT) -> str:
 MODULES = {dotted(path): path for path in SOURCES}
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file, which several tests read."""
+    return ast.parse(path.read_text())
+
+
 def imports(path: Path, *, modules: Iterable[str] = frozenset(MODULES), module_level: bool = False) -> set[str]:
     """Return the dotted names that a file imports, except for type checking. `module_level`: only when it is imported itself."""
     found: set[str] = set()
-    for node in _running(ast.parse(path.read_text()), functions=not module_level):
+    for node in _running(parsed(path), functions=not module_level):
         if isinstance(node, ast.Import):
             found |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -168,7 +175,7 @@ def test_folders_are_small() -> None:
 def test_files_and_functions_are_small(path: Path) -> None:
     text = path.read_text()
     assert len(text.splitlines()) <= MAX_LINES
-    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     long = {node.name for node in functions if (node.end_lineno or 0) - node.lineno + 1 > MAX_FUNCTION_LINES}
     assert not long
 

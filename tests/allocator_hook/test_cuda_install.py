@@ -20,7 +20,7 @@ from analyzer.errors import InputError
 from analyzer.trace.reader import read_trace
 from tests.cuda_hook import HAS_COMPILERS, HEADER, REPOSITORY, free, kinds, malloc
 
-pytestmark = pytest.mark.skipif(not HAS_COMPILERS, reason="g++ and gcc are not installed")
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not HAS_COMPILERS, reason="g++ and gcc are not installed")]
 
 
 @pytest.mark.parametrize("is_loaded", [True, False])

@@ -15,7 +15,7 @@ import pytest
 from analyzer.trace.reader import Mark, read_trace
 from tests.cuda_hook import HAS_COMPILERS, REPOSITORY, kinds, replay
 
-pytestmark = pytest.mark.skipif(not HAS_COMPILERS, reason="g++ and gcc are not installed")
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not HAS_COMPILERS, reason="g++ and gcc are not installed")]
 
 
 PRELUDE = """

@@ -16,7 +16,7 @@ from tests.cuda_hook import HAS_COMPILERS, HEADER, free, kinds, malloc, replay
 
 CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_void_p)
 """What the stand-in calls on each of its functions: the name, and the pointer that it was given."""
-pytestmark = pytest.mark.skipif(not HAS_COMPILERS, reason="g++ and gcc are not installed")
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not HAS_COMPILERS, reason="g++ and gcc are not installed")]
 
 
 def test_allocations_marks_collectives_and_labels_are_recorded(loaded: tuple[CudaRecorder, ctypes.CDLL], tmp_path: Path) -> None:
@@ -257,16 +257,6 @@ def test_a_trace_that_cannot_be_opened_is_an_error(loaded: tuple[CudaRecorder, c
         recorder.open(tmp_path / "absent" / "trace", HEADER)
     assert not recorder.is_recording
     assert malloc(recorder, 1) is not None
-
-
-def test_a_million_events_per_second_are_recorded(loaded: tuple[CudaRecorder, ctypes.CDLL], tmp_path: Path) -> None:
-    recorder, runtime = loaded
-    recorder.open(tmp_path / "trace", HEADER)
-    start = time.process_time()
-    runtime.fake_hammer(recorder.library.hook_malloc, recorder.library.hook_free, 1, 200_000)
-    seconds = time.process_time() - start
-    recorder.close()
-    assert len(read_trace(tmp_path / "trace")) / seconds > 1e6
 
 
 def test_the_signal_mask_is_restored(loaded: tuple[CudaRecorder, ctypes.CDLL], tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ def release() -> tuple[int, ...]:
         return (0,)
 
 
+@pytest.mark.shadow
 @pytest.mark.skipif(release() < (0, 16), reason="needs torch and megatron-core 0.16 or later")
 def test_ownership_and_offloading_equal_those_of_megatron() -> None:
     run = "import runpy, sys; sys.modules['transformer_engine'] = None; runpy.run_module('tests.megatron_optimizers')"

@@ -266,6 +266,7 @@ def test_a_converted_visualizer_file_has_the_same_events(tmp_path: Path, written
         assert of(device, tmp_path / "back") == of(device, tmp_path / "trace")
 
 
+@pytest.mark.shadow
 def test_pytorchs_tools_read_the_visualizer_file(written: dict[str, Any]) -> None:
     viz = pytest.importorskip("torch.cuda._memory_viz")
     assert "total_allocated: 6.6KiB" in viz.segsum(written)

@@ -186,7 +186,7 @@ OPTIONS = sorted(flag for flag in load_catalogue().newest if not flag.startswith
 WORDS = st.sampled_from(["0", "1", "2", "3", "7", "8", "-1", "0.5", "1e3", "x", "a=b", "none", "bf16", "full", "-", "=", "é", ""])
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.sampled_from(OPTIONS), st.lists(WORDS, max_size=2)), max_size=4))
 def test_nothing_breaks_it(options: list[tuple[str, list[str]]]) -> None:
     """Any options of Megatron's with any words: an analysis, or one line."""

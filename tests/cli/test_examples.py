@@ -14,6 +14,8 @@ import pytest
 from tests.report.printed import check_memory_table, check_parts, section
 from tools.update_examples import ROOT, SCRIPTS, commands, expected_file, run, sed_line, shown_in_readme
 
+pytestmark = pytest.mark.slow
+
 EXIT_STATUS = {"pretrain_llama3_405b": 1}
 """Of scripts that do not fit: only the framework of its paper trained Llama-3 405B in 80 GB without recomputation."""
 

@@ -17,10 +17,10 @@ MODEL = (
     "--train-iters 1 --lr 1e-4 --bf16 --tokenizer-type NullTokenizer --vocab-size 999 --info-gpu H100-80GB"
 ).split()
 HAS_SHADOW = all(find_spec(package) for package in ("torch", "megatron", "transformer_engine"))
-needs_shadow = pytest.mark.skipif(not HAS_SHADOW, reason="the shadow extra is not installed")
 
 
-@needs_shadow
+@pytest.mark.shadow
+@pytest.mark.skipif(not HAS_SHADOW, reason="the shadow extra is not installed")
 def test_what_was_recorded_passes_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     trace = tmp_path / "step.trace"
@@ -35,7 +35,8 @@ def test_what_was_recorded_passes_the_check(tmp_path: Path, monkeypatch: pytest.
     assert other.status == 3
 
 
-@needs_shadow
+@pytest.mark.shadow
+@pytest.mark.skipif(not HAS_SHADOW, reason="the shadow extra is not installed")
 def test_a_shortened_model_is_checked_as_it_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     trace = tmp_path / "step.trace"
@@ -46,7 +47,8 @@ def test_a_shortened_model_is_checked_as_it_was_recorded(tmp_path: Path, monkeyp
     assert "decoder.layers.1" not in checked.out
 
 
-@needs_shadow
+@pytest.mark.shadow
+@pytest.mark.skipif(not HAS_SHADOW, reason="the shadow extra is not installed")
 def test_the_shadow_gives_the_same_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     argv = (*torchrun(4), *MODEL, "--pipeline-model-parallel-size", "2", "--global-batch-size", "4")
@@ -63,7 +65,8 @@ def test_the_shadow_gives_the_same_report(tmp_path: Path, monkeypatch: pytest.Mo
         assert parts + memory["activations_bytes"] + memory["transient_bytes"] == memory["peak_allocated_bytes"]
 
 
-@needs_shadow
+@pytest.mark.shadow
+@pytest.mark.skipif(not HAS_SHADOW, reason="the shadow extra is not installed")
 @pytest.mark.parametrize("model", ["gpt2-345m", "qwen2.5-0.5b"])
 def test_parameters_of_the_real_code(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """tests/data/truth/parameters.json: what the real Megatron builds on each pipeline rank."""

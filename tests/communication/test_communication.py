@@ -57,7 +57,7 @@ def simulate(job: TrainingJob) -> dict[str, tuple[int, int]]:
     return {group: (len(sizes), sum(sizes)) for group, sizes in sent.items() if sizes}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     tensor=st.sampled_from([1, 2, 4]),
     pipeline=st.sampled_from([1, 2, 4]),

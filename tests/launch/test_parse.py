@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import time
 from pathlib import Path
 
 import pytest
@@ -186,16 +185,3 @@ def test_help_lists_every_info_option(argv: tuple[str, ...]) -> None:
     outcome = run(*argv)
     assert outcome.status == 0
     assert {flag for flag in FLAGS if flag + " " not in outcome.out} == set()
-
-
-def test_sixty_options_are_parsed_in_twenty_milliseconds() -> None:
-    argv = [word for index in range(60) for word in ("--num-layers", str(index))]
-    read(*argv)
-    best = min(_seconds(argv) for _ in range(5))
-    assert best < 0.02
-
-
-def _seconds(argv: list[str]) -> float:
-    start = time.perf_counter()
-    read(*argv)
-    return time.perf_counter() - start

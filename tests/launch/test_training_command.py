@@ -44,6 +44,7 @@ def test_a_script_that_does_not_exist_is_refused(tmp_path: Path) -> None:
         training_command(["--nproc-per-node", "8", "--bf16"], folder=tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("memory", "status", "started"), [("80GiB", 7, True), ("10MiB", 1, False)])
 def test_training_starts_only_if_it_fits(tmp_path: Path, memory: str, status: int, started: bool) -> None:
     """A substitute for torchrun writes its arguments to a file and exits with status 7, which the program returns."""
@@ -65,6 +66,7 @@ def test_training_starts_only_if_it_fits(tmp_path: Path, memory: str, status: in
         assert (tmp_path / "started").read_text().split() == ["--nproc-per-node", "1", "pretrain_gpt.py", *MODEL]
 
 
+@pytest.mark.slow
 def test_training_does_not_start_without_a_verdict(tmp_path: Path) -> None:
     (tmp_path / "pretrain_gpt.py").touch()
     done = subprocess.run(

@@ -229,7 +229,7 @@ def values(event: Event) -> tuple[object, ...]:
     raise AssertionError(event)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(events=EVENTS, cut=st.floats(0, 1), flip=st.floats(0, 1, exclude_max=True), mask=st.integers(1, 255))
 def test_random_traces_are_read_and_damage_is_detected(
     tmp_path_factory: pytest.TempPathFactory, events: list[tuple], cut: float, flip: float, mask: int
@@ -368,13 +368,3 @@ def test_the_writer_fills_in_time_and_order(tmp_path: Path) -> None:
     assert before <= times[0]
     assert times == sorted(times)
     assert times[-1] <= time.monotonic_ns()
-
-
-def test_reading_is_fast_enough(tmp_path: Path) -> None:
-    # the bound is 10 million events in 30 s; benchmarks/trace_speed.py measures all of them
-    with TraceWriter(tmp_path / "trace", HEADER) as writer:
-        for pointer in range(50_000):
-            writer.allocation(pointer + 1, 512)
-    start = time.process_time()
-    assert sum(1 for _ in read_trace(tmp_path / "trace")) == 50_000
-    assert time.process_time() - start < 50_000 * 30 / 10_000_000 + 0.5

@@ -18,10 +18,13 @@ from packaging.version import Version
 from allocator_hook.packages import installed
 from tests.data_files import data_file
 
-pytestmark = pytest.mark.skipif(
-    any(find_spec(package) is None for package in ("torch", "megatron", "transformer_engine")),
-    reason="the shadow extra (torch, megatron-core, transformer-engine) is not installed",
-)
+pytestmark = [
+    pytest.mark.shadow,
+    pytest.mark.skipif(
+        any(find_spec(package) is None for package in ("torch", "megatron", "transformer_engine")),
+        reason="the shadow extra (torch, megatron-core, transformer-engine) is not installed",
+    ),
+]
 
 LAYERS = data_file("different_layers.json")
 BASE = (

@@ -41,7 +41,10 @@ def missing() -> list[str]:
     return found
 
 
-pytestmark = pytest.mark.skipif(bool(missing()), reason=f"not installed: {', '.join(missing())}")
+pytestmark = [
+    pytest.mark.shadow,
+    pytest.mark.skipif(bool(missing()), reason=f"not installed: {', '.join(missing())}"),
+]
 
 SMALL = (
     "--num-layers 4 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --global-batch-size 8 "

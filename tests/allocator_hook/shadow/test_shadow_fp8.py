@@ -19,9 +19,12 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    any(find_spec(package) is None for package in ("torch", "transformer_engine")), reason="the shadow extra is not installed"
-)
+pytestmark = [
+    pytest.mark.shadow,
+    pytest.mark.skipif(
+        any(find_spec(package) is None for package in ("torch", "transformer_engine")), reason="the shadow extra is not installed"
+    ),
+]
 
 ROOT = Path(__file__).resolve().parents[3]
 HOPPER, BLACKWELL = (9, 0), (10, 0)
