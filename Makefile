@@ -49,4 +49,4 @@ format:
 	$(CLANG_FORMAT) -i $(CPP)
 
 docs:
-	$(PYTHON) -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
