@@ -10,7 +10,7 @@ CPP = $(shell git ls-files '*.cpp' '*.h' '*.c')
 
 help:
 	@echo "fast    quick tests, without processes, the shadow engine and the CUDA recorder"
-	@echo "test    every test"
+	@echo "test    every test, or those of TESTS=PATH"
 	@echo "shadow  tests that run megatron-core and Transformer Engine without a GPU"
 	@echo "bench   benchmarks, each against a baseline that runs in turn with it"
 	@echo "score   errors of the predictions for the measured runs in tests/data"
@@ -22,7 +22,7 @@ fast:
 	$(PYTEST) -m "not slow and not shadow and not cuda"
 
 test:
-	$(PYTEST)
+	$(PYTEST) $(TESTS)
 
 shadow:
 	$(PYTEST) -m shadow
