@@ -31,6 +31,12 @@ def test_the_example_of_the_api_page_runs(capsys: pytest.CaptureFixture[str]) ->
     assert verdict.startswith("fits ")
 
 
+def test_the_tests_have_one_command() -> None:
+    """What README and CONTRIBUTING name is what CI runs."""
+    for file in ("README.md", "CONTRIBUTING.md", ".ci/run"):
+        assert "make test" in (ROOT / file).read_text(), file
+
+
 def test_packages_of_the_analyzer_stand_in_the_architecture() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     packages = {path.stem for path in (ROOT / "analyzer").iterdir() if (path / "__init__.py").exists() or path.suffix == ".py"}
