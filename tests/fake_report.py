@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -224,7 +225,7 @@ def make_messages(job: TrainingJob) -> tuple[CommunicationRow, ...]:
     return tuple(rows)
 
 
-def make_groups(job: TrainingJob, *, limit: int) -> dict[str, tuple[tuple[int, ...], ...]]:
+def make_groups(job: TrainingJob, *, limit: int) -> dict[str, tuple[Sequence[int], ...]]:
     """Return the groups of the rank order tp-dp-pp, at most `limit` of each kind."""
     p = job.parallel
     t, d, s = p.tensor, p.data, p.world_size // p.pipeline

@@ -17,7 +17,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from options_2023 import CHANGED_DEFAULTS, REMOVED, UNCHANGED
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tools.options_2023 import CHANGED_DEFAULTS, REMOVED, UNCHANGED
 
 ROOT = Path(__file__).parent.parent
 CATALOGUE = ROOT / "analyzer" / "launch" / "options" / "catalogue.json"
@@ -34,7 +36,7 @@ def version(path: Path) -> tuple[int, ...]:
 def options_2023(oldest: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the options of August 2023, derived from those of the oldest release."""
     known = set(UNCHANGED)
-    kept = [
+    kept: list[dict[str, Any]] = [
         {**option, "default": CHANGED_DEFAULTS.get(option["dest"], option["default"])}
         for option in oldest
         if known.intersection(option["flags"])

@@ -89,8 +89,8 @@ __attribute__((destructor)) void on_exit() {
 }
 
 void throw_out_of_memory(uint64_t bytes, int device, const char* reason) {
-  throw std::runtime_error("CUDA out of memory: the allocator hook cannot allocate " + std::to_string(bytes) +
-                           " bytes on device " + std::to_string(device) + ": " + reason);
+  throw std::runtime_error("CUDA out of memory: the allocator hook cannot allocate " + std::to_string(bytes) + " bytes on device " +
+                           std::to_string(device) + ": " + reason);
 }
 
 }  // namespace

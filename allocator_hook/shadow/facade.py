@@ -89,7 +89,7 @@ def _queries(gpu: Gpu, memory_allocated: Callable[[], int]) -> Iterator[Patch]:
 def _streams() -> Iterator[Patch]:
     cuda, stream = torch.cuda, Stream()
     serial = "operations run in the order in which they are issued"
-    for name, value in {
+    stand_ins: dict[str, Callable[..., Any]] = {
         "Stream": Stream,
         "Event": Event,
         "current_stream": _constant(stream),

@@ -19,7 +19,7 @@ def get_batch(job: TrainingJob, *, first: bool, last: bool, mtp: bool = False) -
     """
     from megatron.core import parallel_state as mpu
 
-    fields = ("tokens", "labels", "loss_mask", "attention_mask", "position_ids")
+    fields: tuple[str, ...] = ("tokens", "labels", "loss_mask", "attention_mask", "position_ids")
     if not (first or last or mtp):
         return dict.fromkeys(fields)
     batch = _on_gpu(job)
@@ -59,6 +59,7 @@ def loss_function(
     job: TrainingJob, loss_mask: torch.Tensor | None, output: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
     """Return the masked loss sum, the number of tokens and the reported values, as `loss_func` of pretrain_gpt.py (0.16)."""
+    assert loss_mask is not None, "get_batch returns a mask on the last stage"
     losses = output.view(-1).float()
     loss_mask = loss_mask.view(-1).float()
     loss = torch.sum(losses * loss_mask)

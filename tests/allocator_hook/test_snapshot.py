@@ -163,7 +163,8 @@ def test_other_files_give_a_clear_error(tmp_path: Path) -> None:
         {"segments": [], "device_traces": [[{"action": "alloc", "addr": 1}]]},
         {"segments": [], "device_traces": [[[]]]},
         {"segments": [{"device": 0, "address": 1}], "device_traces": [[]]},
-    ):
+    )
+    for wrong in damaged:
         with pytest.raises(TraceError, match="not a PyTorch memory snapshot"):
             convert(tmp_path, wrong)
     assert not (tmp_path / "trace").exists()

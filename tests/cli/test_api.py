@@ -49,8 +49,8 @@ def test_main_leaves_the_process_unchanged(line: str) -> None:
 
 
 def test_the_example_of_the_documentation_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """docs/python.md: the first block is the program, the second its output."""
-    blocks = (DOCS / "python.md").read_text().split("```")
+    """docs/api.md: the first block is the program, the second its output."""
+    blocks = (DOCS / "api.md").read_text().split("```")
     program, output = blocks[1].removeprefix("python\n"), blocks[3].removeprefix("text\n")
-    exec(compile(program, "docs/python.md", "exec"), {})
+    exec(compile(program, "docs/api.md", "exec"), {})
     assert capsys.readouterr().out == output

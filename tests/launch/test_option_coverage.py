@@ -53,7 +53,7 @@ class Recorded(Mapping[str, object]):
     def __len__(self) -> int:
         return len(self.values_)
 
-    def get(self, dest: str, default: object = None) -> object:  # type: ignore[override]
+    def get(self, dest: str, default: object = None) -> object:
         self.read.add(dest)
         return self.values_.get(dest, default)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -109,7 +110,7 @@ def test_groups_partition_the_world(parallel: ParallelSpec, tied: bool) -> None:
 @given(layouts(), st.booleans())
 def test_the_group_of_a_rank_is_one_of_the_groups(parallel: ParallelSpec, tied: bool) -> None:
     for kind in GROUP_KINDS:
-        expected: dict[int, tuple[int, ...]] = {rank: group for group in groups(parallel, kind, tied=tied) for rank in group}
+        expected: dict[int, Sequence[int]] = {rank: group for group in groups(parallel, kind, tied=tied) for rank in group}
         for rank in range(parallel.world_size):
             assert group_of(parallel, kind, rank, tied=tied) == expected.get(rank, ())
 

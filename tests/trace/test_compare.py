@@ -74,7 +74,7 @@ def write_step(path: Path, rank: RankClass, *, extra: int = 0, argv: tuple[str, 
             trace.leave("", "optimizer", -1, iteration)
 
 
-def change(tree: Module, module: str, tensor: str, **changes: object) -> Module:
+def change(tree: Module, module: str, tensor: str, *, drop: bool = False, **changes: Any) -> Module:
     """Return the tree with one tensor of the first module of that name changed, or removed if `drop` is set."""
     done = False
 

@@ -195,9 +195,9 @@ EVENTS = st.lists(
 )
 
 
-def write_events(path: Path, events: list[tuple]) -> list[tuple]:
+def write_events(path: Path, events: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Write `events` and return the values that reading must give."""
-    expected: list[tuple] = []
+    expected: list[tuple[Any, ...]] = []
     with TraceWriter(path, Header(recorder="cuda")) as writer:
         for event in events:
             match event:
@@ -232,7 +232,7 @@ def values(event: Event) -> tuple[object, ...]:
 @settings(max_examples=60)
 @given(events=EVENTS, cut=st.floats(0, 1), flip=st.floats(0, 1, exclude_max=True), mask=st.integers(1, 255))
 def test_random_traces_are_read_and_damage_is_detected(
-    tmp_path_factory: pytest.TempPathFactory, events: list[tuple], cut: float, flip: float, mask: int
+    tmp_path_factory: pytest.TempPathFactory, events: list[tuple[Any, ...]], cut: float, flip: float, mask: int
 ) -> None:
     path = tmp_path_factory.mktemp("any") / "trace"
     expected = write_events(path, events)

@@ -89,7 +89,7 @@ def cases(*recipes: str) -> dict[str, tuple[str, str]]:
     """Return pairs of code: the first creates `q`, the second is recorded. `x` is a bf16 tensor of ROWS by COLUMNS."""
     quantize, norm = "tex.quantize(x, q)", "tex.rmsnorm_fwd(x, bf16(512), 1e-5, None, q, tex.DType.kBFloat16, 0, False)"
     gemm = "tex.generic_gemm(q, True, q, False, None, None, tex.DType.kBFloat16, None, None, False, None, False, *[None] * 4)"
-    found = {}
+    found: dict[str, tuple[str, str]] = {}
     for recipe in recipes:
         rows = f"quantizer('{recipe}', columns=False)"
         found |= {
