@@ -59,5 +59,5 @@ def test_the_screen_is_a_close_lower_bound(line: str) -> None:
 
 @pytest.mark.parametrize("line", [LLAMA_3_70B, DEEPSEEK_V3], ids=["Llama 3 70B", "DeepSeek-V3"])
 def test_levels_agree_on_layouts_of_large_models(line: str) -> None:
-    for job in some_layouts(line, 40):
+    for job in some_layouts(line, 20):
         compare(job, within=0.03)
