@@ -70,9 +70,29 @@ def peak_of_iteration(
     """
     walk = _Walk(messages, chunks, context, workspaces, warm=warm)
     take = walk.take
-    for place, step in enumerate(messages.order):
-        take(place, step)
+    order = messages.order
+    skipped, end = _lower_steps(order, chunks)
+    for place in range(end):
+        if place in skipped:
+            walk.skip_forward()
+        else:
+            take(place, order[place])
     return walk.peak(messages, context, warm=warm)
+
+
+def _lower_steps(order: Sequence[Step], chunks: Sequence[ChunkMemory]) -> tuple[range, int]:
+    """The forwards of a warm-up with a higher one after them, and the end of the steps that can have the peak.
+
+    With one chunk every forward of the warm-up has one more microbatch in flight, and every backward of the cool-down one less.
+    The first steps of each kind are not skipped: they may allocate workspaces, or run while checkpoints have left nothing behind.
+    """
+    if len(chunks) > 1 or any(step.paired for step in order[:2]):
+        return range(0), len(order)
+    warmup = next((place for place, step in enumerate(order) if step.kind == "backward"), 0)
+    last = len(order)
+    while last and order[last - 1].kind == "backward":
+        last -= 1
+    return range(2, warmup - 1), min(len(order), last + 3)
 
 
 class _Walk:
@@ -139,6 +159,11 @@ class _Walk:
             self._in_flight[number] -= 1
             self._left[number] = chunk.left
             self._pipeline.end(step)
+
+    def skip_forward(self) -> None:
+        """A forward of the only chunk that is not the peak."""
+        self._in_flight[0] += 1
+        self._waiting += self._chunks[0].retained
 
     def _instant(self, place: int, point: Point, base: int) -> None:
         """An instant that may be the peak."""
