@@ -150,7 +150,8 @@ class CachingAllocator:
             raise ValueError(f"malloc of {bytes} bytes")
         size = (bytes + MIN_BLOCK - 1) // MIN_BLOCK * MIN_BLOCK
         pool = self._pools.get((size <= SMALL_SIZE, stream)) or self._pool(size, stream)
-        block = self._free_block(pool, size)
+        # most requests of a new model are larger than every free block
+        block = self._free_block(pool, size) if pool.sizes and pool.sizes[-1] >= size else None
         if block is None:
             block = self._grow(pool, size) if pool.expandable else self._segment(pool, size)
         rest = block.size - size

@@ -118,7 +118,7 @@ def fragmentation(
     owned = _owned(job, stage, buffers)
     _allocate_states(job, stage, buffers, owned, allocator)
     _hold(allocator, (each.bytes for each in workspaces if each.phase == "forward"))
-    _iteration(allocator, scripts, orders[0])
+    _free(allocator, scripts, _iteration(allocator, scripts, orders[0]))
     at_first_peak = allocator.unrequested_at_peak_bytes
     _hold(allocator, (each.bytes for each in workspaces if each.phase == "backward"))
     moments = bytes_per_parameter(job).moments
@@ -188,25 +188,35 @@ def _owned(job: TrainingJob, stage: StageModel, buffers: Sequence[Sequence[Buffe
     ]
 
 
-def _iteration(allocator: CachingAllocator, scripts: Sequence[Script], order: Sequence[Step]) -> None:
-    malloc, free, malloc_and_free = allocator.malloc, allocator.free, allocator.malloc_and_free
-    running: dict[tuple[int, int], list[int]] = {}
+_InFlight = dict[tuple[int, int], list[int]]
+"""The addresses in the slots of a script, by chunk and microbatch."""
 
-    def run(actions: Sequence[Action], held: list[int]) -> None:
-        for size, slot, sizes in actions:
-            if size:
-                held[slot] = malloc(size)
-            elif slot != TEMPORARY:
-                free(held[slot])
-            else:
-                malloc_and_free(sizes)
 
+def _iteration(allocator: CachingAllocator, scripts: Sequence[Script], order: Sequence[Step]) -> _InFlight:
+    """Replays the steps. Returns what the microbatches in flight have allocated."""
+    running: _InFlight = {}
     for step in order:
         written = scripts[step.chunk]
         if step.kind == "forward":
             held = running[step.chunk, step.microbatch] = [0] * written.slots
-            run(written.forward, held)
+            _run(allocator, written.forward, held)
         else:
-            run(written.backward, running.pop((step.chunk, step.microbatch)))
+            _run(allocator, written.backward, running.pop((step.chunk, step.microbatch)))
+    return running
+
+
+def _free(allocator: CachingAllocator, scripts: Sequence[Script], running: _InFlight) -> None:
+    """Frees what microbatches in flight have saved."""
     for (chunk, _), held in running.items():
-        run(scripts[chunk].release, held)
+        _run(allocator, scripts[chunk].release, held)
+
+
+def _run(allocator: CachingAllocator, actions: Sequence[Action], held: list[int]) -> None:
+    malloc, free, malloc_and_free = allocator.malloc, allocator.free, allocator.malloc_and_free
+    for size, slot, sizes in actions:
+        if size:
+            held[slot] = malloc(size)
+        elif slot != TEMPORARY:
+            free(held[slot])
+        else:
+            malloc_and_free(sizes)
