@@ -25,8 +25,9 @@ from analyzer.memory.ranks import tensor_classes
 from analyzer.memory.stages import distinct_stages
 from analyzer.memory.workspaces import workspace_bytes
 from analyzer.modules.inputs import ModuleInputs, module_inputs
-from analyzer.modules.models.gpt import CACHED_CHUNKS, ChunkKind, chunk_modules, layer_kinds
-from analyzer.modules.shapes import Shapes
+from analyzer.modules.layer import LayerRuns
+from analyzer.modules.models.gpt import CACHED_CHUNKS, ChunkKind, chunk_modules, layer_kinds, part_of_runs
+from analyzer.modules.shapes import Shapes, shapes_of
 from analyzer.modules.tree import Module, Tensor, total_bytes
 from analyzer.program.chunks import Block
 from analyzer.specs import TrainingJob
@@ -76,8 +77,7 @@ def _is_screened(job: TrainingJob) -> bool:
 def _peak(job: TrainingJob) -> int | None:
     """The highest peak of the pipeline ranks that differ; None if a chunk has no modules."""
     parallel = job.parallel
-    inputs = module_inputs(job)
-    shapes = Shapes(inputs)
+    inputs, shapes = module_inputs(job), shapes_of(job)
     received = received_gradient(job)
     kinds = _kinds_of_stages(job)
     known: dict[ChunkKind, _Chunk | None] = {}
@@ -95,23 +95,28 @@ def _peak(job: TrainingJob) -> int | None:
     return highest
 
 
-def _kinds_of_stages(job: TrainingJob) -> list[ChunkKind]:
+def _kinds_of_stages(job: TrainingJob) -> tuple[ChunkKind, ...]:
     """The kind of every virtual stage, in model order."""
     model, parallel = job.model, job.parallel
     counts = layers_of_stages(model.num_layers, parallel)
-    last, predicting = len(counts) - 1, mtp_stage(parallel)
+    return _kinds_of_counts(layer_kinds(model, job.precision.fp8), counts, model.mtp_num_layers, mtp_stage(parallel))
+
+
+@lru_cache(maxsize=CACHED_CHUNKS)
+def _kinds_of_counts(layers: LayerRuns, counts: tuple[int, ...], mtp_layers: int, mtp_stage: int) -> tuple[ChunkKind, ...]:
+    """The same for stages with so many layers."""
+    last, total = len(counts) - 1, sum(counts)
     found: list[ChunkKind] = []
     known: dict[tuple[object, ...], ChunkKind] = {}
     for stage, end in enumerate(accumulate(counts)):
-        layers = range(end - counts[stage] + 1, end + 1)
-        runs = layer_kinds(model, job.precision.fp8, layers)
-        mtp = model.mtp_num_layers if stage == predicting else 0
-        norm = model.num_layers in layers if model.mtp_num_layers else stage == last
+        runs = part_of_runs(layers, end - counts[stage], end)
+        mtp = mtp_layers if stage == mtp_stage else 0
+        norm = bool(counts[stage]) and end == total if mtp_layers else stage == last
         key = (runs, stage == 0, stage == last, norm, mtp)
         if key not in known:
             known[key] = ChunkKind(layers=runs, pre_process=stage == 0, post_process=stage == last, final_norm=norm, mtp_layers=mtp)
         found.append(known[key])
-    return found
+    return tuple(found)
 
 
 def _distinct_ranks(kinds: Sequence[ChunkKind], pipeline: int) -> list[tuple[int, tuple[ChunkKind, ...]]]:
@@ -149,8 +154,12 @@ def _parameter_figures(module: Module) -> tuple[int, int, int]:
 
 
 def _peak_of_rank(job: TrainingJob, shapes: Shapes, rank: int, chunks: Sequence[_Chunk]) -> int:
-    modules = [each for chunk in chunks for each in chunk.modules]
-    held = workspace_bytes(job, shapes, modules, chunks=len(chunks)) + sum(chunk.referenced for chunk in chunks)
+    modules: dict[int, tuple[Module, int]] = {}
+    for chunk in chunks:
+        for module, times in chunk.modules:
+            _, before = modules.get(id(module), (module, 0))
+            modules[id(module)] = (module, before + times)
+    held = workspace_bytes(job, shapes, tuple(modules.values()), chunks=len(chunks)) + sum(chunk.referenced for chunk in chunks)
     states, copies = _states(job, chunks)
     around = pipeline_tensors(job, pipeline_rank=rank)
     beside = (total_bytes(around.forward), total_bytes(around.backward))

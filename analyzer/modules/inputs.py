@@ -99,7 +99,14 @@ class ModuleInputs:
 
 
 def module_inputs(job: TrainingJob) -> ModuleInputs:
-    """The inputs of a job's module trees."""
+    """The inputs of a job's module trees, created once for each job object."""
+    cache = job.__dict__
+    if "_module_inputs" not in cache:
+        cache["_module_inputs"] = _module_inputs(job)
+    return cache["_module_inputs"]  # type: ignore[no-any-return]
+
+
+def _module_inputs(job: TrainingJob) -> ModuleInputs:
     parallel = job.parallel
     return ModuleInputs(
         model=job.model,

@@ -170,5 +170,8 @@ class Shapes:
 
 
 def shapes_of(job: TrainingJob) -> Shapes:
-    """The shapes of a job."""
-    return Shapes(module_inputs(job))
+    """The shapes of a job, created once for each job object."""
+    cache = job.__dict__
+    if "_shapes" not in cache:
+        cache["_shapes"] = Shapes(module_inputs(job))
+    return cache["_shapes"]  # type: ignore[no-any-return]

@@ -5,7 +5,6 @@ Source: core/models/gpt/gpt_model.py and core/transformer/transformer_block.py (
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
@@ -45,7 +44,7 @@ def chunk_kind(model: ModelSpec, fp8: Fp8Spec | None, chunk: Chunk) -> ChunkKind
     layers follow it (`TransformerBlock.has_final_layernorm_in_this_stage`).
     """
     return ChunkKind(
-        layers=layer_kinds(model, fp8, chunk.layers),
+        layers=part_of_runs(layer_kinds(model, fp8), chunk.layers[0] - 1, chunk.layers[-1]) if chunk.layers else (),
         pre_process=chunk.pre_process,
         post_process=chunk.post_process,
         final_norm=model.num_layers in chunk.layers if model.mtp_num_layers else chunk.post_process,
@@ -53,24 +52,21 @@ def chunk_kind(model: ModelSpec, fp8: Fp8Spec | None, chunk: Chunk) -> ChunkKind
     )
 
 
-def layer_kinds(model: ModelSpec, fp8: Fp8Spec | None, layers: Sequence[int]) -> LayerRuns:
-    """The kinds of these global layer numbers, from 1 and without gaps."""
-    if not layers:
-        return ()
-    before, last = layers[0] - 1, layers[-1]
+def part_of_runs(runs: LayerRuns, start: int, end: int) -> LayerRuns:
+    """The layers from `start` to before `end`, counted from 0."""
     found = []
-    start = 0
-    for kind, times in _kinds_of_model(model, fp8):
-        inside = min(start + times, last) - max(start, before)
-        start += times
+    before = 0
+    for kind, times in runs:
+        inside = min(before + times, end) - max(before, start)
+        before += times
         if inside > 0:
             found.append((kind, inside))
     return tuple(found)
 
 
 @lru_cache(maxsize=CACHED_ENDS)
-def _kinds_of_model(model: ModelSpec, fp8: Fp8Spec | None) -> LayerRuns:
-    """The kinds of all layers. Layers in 16 bit: `is_first_last_bf16_layer`, core/fp8_utils.py."""
+def layer_kinds(model: ModelSpec, fp8: Fp8Spec | None) -> LayerRuns:
+    """The kinds of all decoder layers. Layers in 16 bit: `is_first_last_bf16_layer`, core/fp8_utils.py."""
     moe = model.moe
     first, last = 0, model.num_layers
     if fp8 is not None:
@@ -181,5 +177,5 @@ def _head(inputs: ModuleInputs, pre_process: bool, mtp_here: bool) -> tuple[Modu
 def full_model(inputs: ModuleInputs) -> Module:
     """The unsharded model: all layers on one rank."""
     model = inputs.model
-    kinds = layer_kinds(model, inputs.fp8, range(1, model.num_layers + 1))
+    kinds = layer_kinds(model, inputs.fp8)
     return chunk_tree(replace(inputs, split=Split()), ChunkKind(layers=kinds, mtp_layers=model.mtp_num_layers))
