@@ -1,7 +1,7 @@
-"""Memory of one block of operations for one microbatch: every instant at which a module runs, relative to the block's start.
+"""Memory of one block of operations for one microbatch, at every instant at which a module runs.
 
-A fold over the operations of `program`, in bytes. The tensors of an instant are listed on request. Nothing here knows other blocks,
-pipelines, optimizers or GPUs.
+The figures are a fold over the operations of `program`, in bytes above the memory before the block's forward. The tensors of an
+instant are listed on request. This module does not depend on other blocks, the pipeline, the optimizer or the GPU.
 """
 
 from __future__ import annotations
@@ -16,42 +16,44 @@ from analyzer.program.lowering import covers_layers, operations
 from analyzer.program.operations import Operation, OperationKind, Role, with_paths
 
 NO_BYTES: Final = -(1 << 62)
-"""Below every figure: the maximum of no instants."""
+"""Less than every memory figure; used as the maximum over no instants."""
 
 
 class Instant(NamedTuple):
-    """A module runs. Bytes are relative to those before the block's forward."""
+    """Memory while one module runs, in bytes above the memory before the block's forward."""
 
     number: int
-    """Of the modules that run in this pass, from 0."""
+    """Index among the modules that run in this pass, from 0."""
     kind: ModuleKind
     backward: bool
     saved: int
-    """Saved for backward at that instant, with `left`."""
+    """Saved for backward, including `leftover`."""
     temporary: int
-    """Allocated beside what is saved."""
-    left: int = 0
-    """Of `saved`, what checkpoints inside the block left behind in this backward."""
+    """Temporary tensors, in addition to `saved`."""
+    leftover: int = 0
+    """The part of `saved` that checkpoints inside the block did not free in this backward."""
     shares_leftover: bool = False
-    """The gradient that the checkpoint after this block left is counted in this block's workspace."""
+    """The workspace of this block already includes the gradient that the checkpoint after this block did not free."""
     past_branch: bool = False
-    """In backward: the last branch of the last layer is over."""
+    """In backward: the last branch of the last layer has finished."""
 
     @property
     def bytes(self) -> int:
-        """Everything allocated."""
+        """All allocated bytes."""
         return self.saved + self.temporary
 
 
 class Peaks(NamedTuple):
-    """Highest instants of one pass of a block, for each combination of what may be added to them from outside."""
+    """Maxima over the instants of one pass of a block, by the flags that decide which bytes from outside are added."""
 
     plain: int
+    """Of instants without either flag."""
     past: int
-    """Of those with `past_branch`."""
+    """Of instants with `past_branch` only."""
     sharing: int
-    """Of those with `shares_leftover`."""
+    """Of instants with `shares_leftover` only."""
     sharing_past: int
+    """Of instants with both flags."""
 
 
 @dataclass(frozen=True)
@@ -59,95 +61,98 @@ class BlockMemory:
     """Memory of one block."""
 
     retained: int
-    """Bytes that stay from its forward until its backward."""
+    """Bytes that stay allocated from its forward until its backward."""
     forward: tuple[Instant, ...]
     backward: tuple[Instant, ...]
     frame: tuple[Tensor, ...]
-    """Kept alive from its forward until the forward of the chunk returns."""
+    """Tensors that local variables reference from its forward until the forward of the chunk returns."""
     forward_peak: int
     backward_peaks: Peaks
-    backward_peaks_without_left: Peaks
-    """The same of bytes less `left`."""
-    left: int
-    """Bytes that its checkpoints leave behind after its backward."""
-    left_by_last: int | None
-    """Of the checkpoint that ran last in backward; None without any."""
-    left_gradient: int | None
-    """Of these, the gradient that the block before counts as its residual gradient; None without checkpoints that leave any."""
-    left_input: int
-    """Bytes of the input of that checkpoint where the pipeline schedule may reference it too."""
+    backward_peaks_without_leftover: Peaks
+    """The same without `Instant.leftover`."""
+    leftover: int
+    """Bytes that its checkpoints do not free in its backward."""
+    leftover_of_last: int | None
+    """The part of `leftover` of the checkpoint that ran last in backward; None if no checkpoint leaves tensors allocated."""
+    leftover_gradient: int | None
+    """The gradient in `leftover_of_last`, which the preceding block counts as its residual gradient; None as above."""
+    leftover_input: int
+    """Bytes of the input of that checkpoint, if the pipeline schedule may also reference this input."""
 
 
 def block_memory(module: Module) -> BlockMemory:
-    """The memory of a module's operations, computed once for each module object."""
-    return module.derived(_folded)
+    """The memory of a module's operations, cached per module object."""
+    return module.derived(_block_memory)
 
 
 def explained(module: Module, instant: Instant) -> tuple[str, tuple[Tensor, ...]]:
-    """The path of the module that runs at an instant of a block, from the block on, and the temporary tensors."""
+    """The path of the module that runs at an instant, relative to the parent of the block, and the temporary tensors.
+
+    Raises ValueError if the block has no such instant.
+    """
     return module.derived(_explained, instant.number, instant.backward)
 
 
-def _explained(module: Module, asked: int, backward: bool) -> tuple[str, tuple[Tensor, ...]]:
+def _explained(module: Module, index: int, backward: bool) -> tuple[str, tuple[Tensor, ...]]:
     program = operations(module)
     tensors = _Tensors()
     number = -1
     for path, operation in with_paths(program.backward if backward else program.forward):
         if operation.kind is OperationKind.COMPUTE:
             number += 1
-            if number == asked:
+            if number == index:
                 return path, tensors.listed()
         else:
-            tensors.take(operation)
-    raise ValueError(f"{module.name} has no instant {asked}")
+            tensors.apply(operation)
+    raise ValueError(f"{module.name} has no instant {index}")
 
 
-def _folded(module: Module) -> BlockMemory:
+def _block_memory(module: Module) -> BlockMemory:
     program = operations(module)
     forward = _Forward()
     for operation in program.forward:
-        forward.take(operation)
+        forward.apply(operation)
     backward = _Backward(module.retained_bytes)
     for operation in program.backward:
-        backward.take(operation)
+        backward.apply(operation)
     return BlockMemory(
         retained=module.retained_bytes,
         forward=tuple(forward.instants),
         backward=tuple(backward.instants),
         frame=_frame(program.forward),
         forward_peak=max((instant.bytes for instant in forward.instants), default=NO_BYTES),
-        backward_peaks=_peaks(backward.instants, without_left=False),
-        backward_peaks_without_left=_peaks(backward.instants, without_left=True),
-        left=backward.left,
-        left_by_last=backward.left_by_last,
-        left_gradient=backward.gradient,
-        left_input=backward.left_input,
+        backward_peaks=_peaks(backward.instants, without_leftover=False),
+        backward_peaks_without_leftover=_peaks(backward.instants, without_leftover=True),
+        leftover=backward.leftover,
+        leftover_of_last=backward.leftover_of_last,
+        leftover_gradient=backward.gradient,
+        leftover_input=backward.leftover_input,
     )
 
 
 def _frame(forward: Sequence[Operation]) -> tuple[Tensor, ...]:
-    """Tensors that local variables reference when the block's forward is over."""
+    """Tensors that local variables reference at the end of the block's forward."""
     frames = [each.tensors for each in forward if each.role is Role.FRAME and each.kind is OperationKind.ALLOCATE]
     return tuple(tensor for frame in frames for tensor in frame)
 
 
-def _peaks(instants: Sequence[Instant], *, without_left: bool) -> Peaks:
+def _peaks(instants: Sequence[Instant], *, without_leftover: bool) -> Peaks:
     highest = [NO_BYTES] * 4
     for instant in instants:
         which = 2 * instant.shares_leftover + instant.past_branch
-        highest[which] = max(highest[which], instant.bytes - (instant.left if without_left else 0))
+        highest[which] = max(highest[which], instant.bytes - (instant.leftover if without_leftover else 0))
     return Peaks(*highest)
 
 
 class _Forward:
-    """The state of a fold over operations, in bytes."""
+    """Accumulates the operations of a forward, in bytes."""
 
     def __init__(self) -> None:
         self.instants: list[Instant] = []
         self.saved = 0
         self.temporary = 0
 
-    def take(self, operation: Operation) -> None:
+    def apply(self, operation: Operation) -> None:
         kind = operation.kind
         if kind is OperationKind.ALLOCATE:
             self.allocate(operation)
@@ -161,7 +166,7 @@ class _Forward:
         if role is Role.SAVED:
             self.saved += operation.bytes
         elif role is not Role.DISCARDED or not operation.module.children:
-            # what a container would save is allocated by its children, or by the module before it
+            # tensors that a container would save are allocated by its children or by the preceding module
             self.temporary += operation.bytes
 
     def free(self, operation: Operation) -> None:
@@ -176,29 +181,29 @@ class _Forward:
 
 
 class _Backward(_Forward):
-    """The same in backward, which starts from everything that the forward saved, and counts what checkpoints leave behind."""
+    """The same for a backward. It starts with all bytes that the forward saved, and counts what checkpoints do not free."""
 
     def __init__(self, retained: int) -> None:
         super().__init__()
         self.saved = retained
-        self.left = 0
-        self.left_by_last: int | None = None
-        self.left_input = 0
+        self.leftover = 0
+        self.leftover_of_last: int | None = None
+        self.leftover_input = 0
         self.gradient: int | None = None
-        """Bytes of the gradient that the last checkpoint left; None before the first."""
+        """Bytes of the gradient that the last checkpoint did not free; None before the first checkpoint."""
         self._shared = 0
         self._shares_from_outside = False
-        self._past = False
-        self._inside: Module | None = None
-        """The checkpoint around layers that runs backward."""
+        self._past_branch = False
+        self._checkpoint: Module | None = None
+        """The checkpoint around layers whose backward is running."""
 
     def allocate(self, operation: Operation) -> None:
         if operation.role is Role.LEFTOVER:
-            self._leave(operation.module)
+            self._add_leftover(operation.module)
         elif operation.role is Role.RESIDUAL_SUM:
-            self._past = True
-            if self._inside is not None:
-                self._share_no_more()
+            self._past_branch = True
+            if self._checkpoint is not None:
+                self._stop_sharing()
         else:
             super().allocate(operation)
 
@@ -208,23 +213,23 @@ class _Backward(_Forward):
             return
         self._shares_from_outside = self.gradient is None
         self._shared, self.gradient = self.gradient or 0, 0
-        self.left -= self._shared
-        self._inside = operation.module if covers_layers(operation.module) else None
+        self.leftover -= self._shared
+        self._checkpoint = operation.module if covers_layers(operation.module) else None
 
-    def _share_no_more(self) -> None:
-        self.left += self._shared
+    def _stop_sharing(self) -> None:
+        self.leftover += self._shared
         self._shared, self._shares_from_outside = 0, False
 
-    def _leave(self, module: Module) -> None:
-        self._share_no_more()
+    def _add_leftover(self, module: Module) -> None:
+        self._stop_sharing()
         lingering = total_bytes(tensor for tensor in module.saved if tensor.lingers)
         gradient = total_bytes(module.outlives)
-        self.left_by_last = gradient + lingering
-        self.left += self.left_by_last
+        self.leftover_of_last = gradient + lingering
+        self.leftover += self.leftover_of_last
         around_layers = covers_layers(module)
-        self.left_input = 0 if lingering or not around_layers else total_bytes(module.saved)
+        self.leftover_input = 0 if lingering or not around_layers else total_bytes(module.saved)
         self.gradient = gradient if around_layers else 0
-        self._inside = None
+        self._checkpoint = None
 
     def compute(self, operation: Operation) -> None:
         self.instants.append(
@@ -232,17 +237,17 @@ class _Backward(_Forward):
                 len(self.instants),
                 operation.module.kind,
                 True,
-                self.saved + self.left,
+                self.saved + self.leftover,
                 self.temporary,
-                self.left,
+                self.leftover,
                 self._shares_from_outside,
-                self._past,
+                self._past_branch,
             )
         )
 
 
 class _Tensors:
-    """The temporary tensors of a fold, for explanations."""
+    """Collects the temporary tensors that are allocated at an instant."""
 
     def __init__(self) -> None:
         self._workspaces: list[tuple[Tensor, ...]] = []
@@ -250,7 +255,7 @@ class _Tensors:
         self._transfer: tuple[Tensor, ...] = ()
         self._discarded: tuple[Tensor, ...] = ()
 
-    def take(self, operation: Operation) -> None:
+    def apply(self, operation: Operation) -> None:
         allocates, role, tensors = operation.kind is OperationKind.ALLOCATE, operation.role, operation.tensors
         if role is Role.WORKSPACE:
             if allocates:
@@ -268,13 +273,13 @@ class _Tensors:
             self._discarded = tensors if allocates else ()
 
     def listed(self) -> tuple[Tensor, ...]:
-        """Everything allocated that is not saved, of the innermost module first."""
+        """All allocated tensors that are not saved for backward, innermost module first."""
         around = [tensor for tensors in reversed(self._workspaces) for tensor in tensors]
         return (*self._discarded, *self._transfer, *around, *self._frame)
 
 
 def branch_of(path: str, layer: Module) -> ModuleKind | None:
-    """ATTENTION or FEED_FORWARD: the branch of a layer that a path in its block belongs to; None outside both."""
+    """The branch of a layer (ATTENTION or FEED_FORWARD) that a path in its block belongs to; None if it belongs to neither."""
     names = _branch_names(layer)
     for name in path.split("."):
         if name in names:
@@ -283,7 +288,7 @@ def branch_of(path: str, layer: Module) -> ModuleKind | None:
 
 
 def _branch_names(layer: Module) -> dict[str, ModuleKind]:
-    """The branch of every direct child of a transformer layer at or below `layer`, by the name of the child."""
+    """Maps the name of each direct child of a transformer layer, at or below `layer`, to its branch."""
     names: dict[str, ModuleKind] = {}
     for _, module in layer.walk():
         if module.kind is ModuleKind.LAYER:

@@ -1,7 +1,7 @@
-"""Memory of one microbatch that goes through a model chunk: the blocks of its program put together.
+"""Memory of one microbatch in a model chunk, combined from the blocks of the chunk's program.
 
-Bytes are above what was allocated before the chunk's forward. Equal layers in a row are one block with a count: what their
-instants need differs by a constant from one layer to the next, so the first, the second and the last of them have the peaks.
+Bytes are above the memory before the chunk's forward. Consecutive equal layers are one block with a count. From the second layer
+on, their memory changes by a constant per layer, so the peak is in the first, the second or the last of them.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ _LAYERS: Final = (ModuleKind.LAYER, ModuleKind.CHECKPOINT)
 
 
 class Point(NamedTuple):
-    """An instant of a chunk, in bytes above what was allocated before the chunk's forward."""
+    """An instant of a chunk, in bytes above the memory before the chunk's forward."""
 
     block: Module
-    """The module whose operations are the block that the instant belongs to."""
+    """The module whose operations form the block of the instant."""
     parent: str
-    """Dotted path of the module around the block."""
+    """Dotted path of the module that contains the block; empty for the root."""
     instant: Instant
     saved: int
     """Saved for backward."""
     bytes: int
-    """Everything allocated."""
-    left: int = 0
-    """Of `saved`, what checkpoints left behind in this backward."""
-    beside: tuple[Tensor, ...] = ()
-    """Allocated beside the block and what is saved."""
+    """All allocated bytes."""
+    leftover: int = 0
+    """The part of `saved` that checkpoints did not free in this backward."""
+    outside: tuple[Tensor, ...] = ()
+    """Tensors from outside the block, in addition to `saved`."""
 
     @property
     def path(self) -> str:
@@ -44,71 +44,75 @@ class Point(NamedTuple):
 
     @property
     def transient(self) -> tuple[Tensor, ...]:
-        """Allocated beside what is saved."""
+        """All allocated tensors that are not saved for backward."""
         _, tensors = explained(self.block, self.instant)
-        return (*tensors, *self.beside)
+        return (*tensors, *self.outside)
 
 
 class Placement(NamedTuple):
-    """Where a block's repetition starts."""
+    """One repetition of a block in a chunk."""
 
     block: Block
     memory: BlockMemory
     before: int
     """Bytes saved by earlier modules of the chunk."""
-    left: int = 0
-    """In backward: bytes left behind by checkpoints of later modules."""
+    leftover: int = 0
+    """In backward: bytes that checkpoints of later modules did not free."""
     shared: int = 0
-    """Of `left`, the gradient that this block may count in its workspace."""
+    """The part of `leftover` that the workspace of this block may already include: a gradient."""
     branch: bool = False
-    """In backward: the block has the last layer, or comes before the one that has."""
+    """In backward: the received gradient is added to the instants of this block that have `Instant.past_branch`."""
     past: bool = False
-    """In backward: the last branch of the chunk's last layer is over."""
+    """In backward: the last branch of the chunk's last layer has finished."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkMemory:
-    """One chunk's forward and backward."""
+    """Memory of the forward and the backward of one chunk."""
 
     retained: int
-    """Bytes that stay between its forward and its backward."""
+    """Bytes that stay allocated from its forward until its backward."""
     forward: tuple[Placement, ...]
     backward: tuple[Placement, ...]
     frames: tuple[tuple[Tensor, ...], ...]
-    """For each placement of the forward, tensors that frames of earlier blocks keep alive."""
+    """For each placement of the forward, tensors of earlier blocks that local variables reference."""
     received: tuple[Tensor, ...]
-    """The gradient that the schedule references throughout the backward; none for a chunk with the loss."""
+    """The gradient that the schedule references throughout the backward; empty for a chunk with the loss."""
     forward_peak: Point
     backward_peak: Point
     next_backward_peak: Point
-    """The peak of a backward if the microbatch before left something behind in every layer that has not run again."""
+    """The peak of a backward that follows a backward of this chunk without a forward in between.
+
+    The leftover of the earlier backward is still allocated in each layer that has not run yet.
+    """
     first_forward: ChunkMemory | None = None
-    """The same chunk in the first forward of all, where it differs from later ones."""
-    left: int = 0
-    """Bytes that its checkpoints leave behind from their backward until their next forward."""
-    left_of_layer: int = 0
-    """Of these, what the checkpoint that ran last in backward leaves."""
-    left_input: int = 0
-    """What that checkpoint leaves beside, where its input was received and the schedule may reference it too."""
+    """The same chunk in the very first forward, if it differs from later ones."""
+    leftover: int = 0
+    """Bytes that its checkpoints leave allocated from their backward until their next forward."""
+    leftover_of_last: int = 0
+    """The part of `leftover` of the checkpoint that ran last in backward."""
+    leftover_input: int = 0
+    """Bytes of the input of that checkpoint, if it was received and the schedule may also reference it."""
 
     def points(self, direction: str) -> Iterator[Point]:
-        """Instants of the "forward" or "backward" in order: of equal layers in a row, those that can be a peak."""
+        """Instants of the "forward" or "backward" in order. Of consecutive equal layers only those that can contain the peak."""
         if direction == "forward":
             for placement, frame in zip(self.forward, self.frames, strict=True):
                 for instant in placement.memory.forward:
-                    yield _placed(placement, instant, beside=frame)
+                    yield _placed(placement, instant, outside=frame)
         else:
             for placement in self.backward:
                 for instant in placement.memory.backward:
-                    yield _placed(placement, instant, beside=self.received)
+                    yield _placed(placement, instant, outside=self.received)
 
 
 def chunk_memory(tree: Module, *, received: tuple[Tensor, ...] = (), first: Module | None = None) -> ChunkMemory:
     """The memory of a chunk.
 
-    `received` is the gradient of its output, if another stage sends one. In the last branch of the last layer it is the gradient of
-    the residual stream, which that layer counts; after the branch the residual gradient is a new tensor, and `output_tensor_grad`
-    of core/pipeline_parallel/schedules.py still references the received one. `first` is the tree in the first forward of all.
+    `received` is the gradient of its output, if another stage sends one. During the last branch of the last layer it is the
+    gradient of the residual stream, which that layer already counts. After this branch the residual gradient is a new tensor, and
+    `output_tensor_grad` of core/pipeline_parallel/schedules.py still references the received one. `first` is the tree in the very
+    first forward, if it differs.
     """
     blocks = [(block, block_memory(block.module)) for block in chunk_program(tree).blocks]
     forward, frames, retained = _forward(blocks)
@@ -124,14 +128,14 @@ def chunk_memory(tree: Module, *, received: tuple[Tensor, ...] = (), first: Modu
         backward_peak=_backward_peak(backward, received, gradient),
         next_backward_peak=_next_backward_peak(backward, received, gradient, ends),
         first_forward=None if first is None else chunk_memory(first, received=received),
-        left=ends.left,
-        left_of_layer=ends.left_of_layer,
-        left_input=ends.left_input,
+        leftover=ends.leftover,
+        leftover_of_last=ends.leftover_of_last,
+        leftover_input=ends.leftover_input,
     )
 
 
 class ChunkFigures(NamedTuple):
-    """The figures of `ChunkMemory` without the instants that they belong to."""
+    """The figures of `ChunkMemory` in bytes, without the instants at which they occur."""
 
     retained: int
     forward_peak: int
@@ -140,28 +144,28 @@ class ChunkFigures(NamedTuple):
 
 
 def chunk_figures(blocks: Sequence[Block], *, received: tuple[Tensor, ...] = ()) -> ChunkFigures:
-    """The peaks of a chunk in bytes, as `chunk_memory` finds them."""
+    """The peaks of a chunk in bytes. They are equal to those of `chunk_memory`."""
     with_memory = [(block, block_memory(block.module)) for block in blocks]
     forward, frames, retained = _forward(with_memory)
     backward, ends = _backward(with_memory, retained)
     gradient = total_bytes(received)
-    highest = max(_highest(each, each.memory.backward_peaks, gradient, left=each.left) for each in backward)
+    highest = max(_highest(each, each.memory.backward_peaks, gradient, leftover=each.leftover) for each in backward)
     return ChunkFigures(
         retained=retained,
         forward_peak=max(
             each.before + each.memory.forward_peak + total_bytes(frame) for each, frame in zip(forward, frames, strict=True)
         ),
         backward_peak=highest,
-        next_backward_peak=_next_backward_peak(backward, received, gradient, ends).bytes if ends.left else highest,
+        next_backward_peak=_next_backward_peak(backward, received, gradient, ends).bytes if ends.leftover else highest,
     )
 
 
 class _Ends(NamedTuple):
-    """What checkpoints have left behind when the backward of a chunk is over."""
+    """Bytes that checkpoints leave allocated after the backward of a chunk, as in `ChunkMemory`."""
 
-    left: int
-    left_of_layer: int
-    left_input: int
+    leftover: int
+    leftover_of_last: int
+    leftover_input: int
 
 
 def _forward(
@@ -184,68 +188,68 @@ def _backward(blocks: list[tuple[Block, BlockMemory]], retained: int) -> tuple[t
     placements: list[Placement] = []
     last_layers = _last_layers(blocks)
     before = retained
-    left = shared = 0
+    leftover = shared = 0
     ends = _Ends(0, 0, 0)
     past = False
-    for place in range(len(blocks) - 1, -1, -1):
-        block, memory = blocks[place]
+    for index in range(len(blocks) - 1, -1, -1):
+        block, memory = blocks[index]
         for repetition in _repetitions(block.times):
             placements.append(
                 Placement(
                     block,
                     memory,
                     before - (repetition + 1) * memory.retained,
-                    left + repetition * memory.left,
-                    shared if repetition == 0 or memory.left_gradient is None else memory.left_gradient,
-                    branch=place == last_layers and repetition == 0 and block.module.kind in _LAYERS,
-                    past=past or (place == last_layers and repetition > 0),
+                    leftover + repetition * memory.leftover,
+                    shared if repetition == 0 or memory.leftover_gradient is None else memory.leftover_gradient,
+                    branch=index == last_layers and repetition == 0 and block.module.kind in _LAYERS,
+                    past=past or (index == last_layers and repetition > 0),
                 )
             )
         before -= block.times * memory.retained
-        left += block.times * memory.left
-        if memory.left_gradient is not None:
-            shared = memory.left_gradient
-            ends = _Ends(left, memory.left_by_last or 0, memory.left_input)
-        past = past or place == last_layers
-    return tuple(placements), ends._replace(left=left)
+        leftover += block.times * memory.leftover
+        if memory.leftover_gradient is not None:
+            shared = memory.leftover_gradient
+            ends = _Ends(leftover, memory.leftover_of_last or 0, memory.leftover_input)
+        past = past or index == last_layers
+    return tuple(placements), ends._replace(leftover=leftover)
 
 
 def _repetitions(count: int) -> list[int]:
-    """The first, the second and the last of so many equal layers: from the second on, figures change by a constant."""
+    """Indices of the first, the second and the last of `count` equal layers: from the second on, figures change by a constant."""
     return sorted({0, min(1, count - 1), count - 1})
 
 
 def _last_layers(blocks: list[tuple[Block, BlockMemory]]) -> int | None:
-    """The place of the block in whose backward the received gradient stops being that of the residual stream.
+    """The index of the block in whose backward the received gradient stops being the gradient of the residual stream.
 
-    With multi-token prediction layers the whole of them, and the final norm before them, count it.
+    With MTP layers, all of these layers and the final norm before them count it.
     """
     kinds = [block.module.kind for block, _ in blocks]
     if ModuleKind.MTP in kinds:
-        layers = [place for place, kind in enumerate(kinds) if kind in _LAYERS]
+        layers = [index for index, kind in enumerate(kinds) if kind in _LAYERS]
         norm = kinds.index(ModuleKind.FINAL_NORM) if ModuleKind.FINAL_NORM in kinds else kinds.index(ModuleKind.MTP)
         return max(norm, layers[-1] + 1 if layers else 0)
     found = [
-        place
-        for place, (block, _) in enumerate(blocks)
+        index
+        for index, (block, _) in enumerate(blocks)
         if (block.module.kind is ModuleKind.LAYER and block.module.children) or covers_layers(block.module)
     ]
     return found[-1] if found else None
 
 
 def _forward_peak(placements: tuple[Placement, ...], frames: tuple[tuple[Tensor, ...], ...]) -> Point:
-    place = max(
+    index = max(
         range(len(placements)),
         key=lambda index: placements[index].before + placements[index].memory.forward_peak + total_bytes(frames[index]),
     )
-    placement = placements[place]
+    placement = placements[index]
     instant = max(placement.memory.forward, key=lambda each: each.bytes)
-    return _placed(placement, instant, beside=frames[place])
+    return _placed(placement, instant, outside=frames[index])
 
 
-def _highest(placement: Placement, peaks: Peaks, gradient: int, *, left: int) -> int:
-    """The highest of a repetition's instants, `left` and the received gradient counted in."""
-    base = placement.before + left
+def _highest(placement: Placement, peaks: Peaks, gradient: int, *, leftover: int) -> int:
+    """The peak of one repetition in bytes, including `leftover` and the received gradient."""
+    base = placement.before + leftover
     past_gradient = gradient if placement.past or placement.branch else 0
     plain_gradient = gradient if placement.past else 0
     return base + max(
@@ -257,46 +261,46 @@ def _highest(placement: Placement, peaks: Peaks, gradient: int, *, left: int) ->
 
 
 def _backward_peak(placements: tuple[Placement, ...], received: tuple[Tensor, ...], gradient: int) -> Point:
-    placement = max(placements, key=lambda each: _highest(each, each.memory.backward_peaks, gradient, left=each.left))
+    placement = max(placements, key=lambda each: _highest(each, each.memory.backward_peaks, gradient, leftover=each.leftover))
     instant = max(placement.memory.backward, key=lambda each: each.bytes + _from_outside(placement, each, gradient))
-    return _placed(placement, instant, beside=received)
+    return _placed(placement, instant, outside=received)
 
 
 def _next_backward_peak(placements: tuple[Placement, ...], received: tuple[Tensor, ...], gradient: int, ends: _Ends) -> Point:
     placement = max(
         placements,
-        key=lambda each: _highest(each._replace(shared=0), each.memory.backward_peaks_without_left, gradient, left=0),
+        key=lambda each: _highest(each._replace(shared=0), each.memory.backward_peaks_without_leftover, gradient, leftover=0),
     )
     unshared = placement._replace(shared=0)
-    instant = max(placement.memory.backward, key=lambda each: each.bytes - each.left + _from_outside(unshared, each, gradient))
-    found = _placed(placement, instant, beside=received)
-    more = max(0, ends.left - ends.left_of_layer - found.left)
+    instant = max(placement.memory.backward, key=lambda each: each.bytes - each.leftover + _from_outside(unshared, each, gradient))
+    found = _placed(placement, instant, outside=received)
+    more = max(0, ends.leftover - ends.leftover_of_last - found.leftover)
     return found._replace(saved=found.saved + more, bytes=found.bytes + more)
 
 
 def _from_outside(placement: Placement, instant: Instant, gradient: int) -> int:
-    """Bytes that differ between the instants of a block's backward and come from outside the block."""
+    """Bytes from outside the block that differ between the instants of its backward."""
     shared = placement.shared if instant.shares_leftover else 0
     return (gradient if _counts_received(placement, instant) else 0) - shared
 
 
 def _counts_received(placement: Placement, instant: Instant) -> bool:
-    """Whether the received gradient is allocated beside what the block counts."""
+    """Whether the received gradient is allocated in addition to what the block counts."""
     return placement.past or (placement.branch and instant.past_branch)
 
 
-def _placed(placement: Placement, instant: Instant, *, beside: tuple[Tensor, ...]) -> Point:
-    """An instant with everything that is allocated outside its block."""
-    left = instant.left + placement.left - (placement.shared if instant.shares_leftover else 0)
-    saved = placement.before + instant.saved - instant.left + left
+def _placed(placement: Placement, instant: Instant, *, outside: tuple[Tensor, ...]) -> Point:
+    """An instant with all memory that is allocated outside its block."""
+    leftover = instant.leftover + placement.leftover - (placement.shared if instant.shares_leftover else 0)
+    saved = placement.before + instant.saved - instant.leftover + leftover
     if instant.backward and not _counts_received(placement, instant):
-        beside = ()
+        outside = ()
     return Point(
         block=placement.block.module,
         parent=placement.block.parent,
         instant=instant,
         saved=saved,
-        bytes=saved + instant.temporary + total_bytes(beside),
-        left=left,
-        beside=beside,
+        bytes=saved + instant.temporary + total_bytes(outside),
+        leftover=leftover,
+        outside=outside,
     )

@@ -1,8 +1,8 @@
-"""CUDA graphs: the memory pool of captured kernels, and what stays outside it.
+"""CUDA graphs: the memory pool of the captured kernels, and the memory outside it.
 
-Graphs are captured forward and backward for every layer and microbatch, in the order of the schedule, all in one pool.
-After the capture, activations inside are freed in the allocator's statistics and overwritten by each replay: the pool keeps
-their segments. Inputs are copied into static tensors, one set for each layer in flight.
+The forward and the backward of every layer and microbatch are captured in the order of the schedule, in one memory pool. After the
+capture, the allocator counts the captured activations as freed, and each replay overwrites them: their segments stay in the pool.
+Inputs are copied into static tensors, one set for each layer in flight.
 
 Sources: core/transformer/cuda_graphs.py `TECudaGraphHelper._get_sample_arguments`, core/transformer/transformer_layer.py
 `get_layer_static_inputs` (0.16.1); transformer_engine/pytorch/graph.py `_make_graphed_callables` (TE 2.11).
@@ -28,25 +28,25 @@ from analyzer.states.record import States
 from analyzer.units import BLOCK, round_up
 
 STREAMS: Final = 2
-"""The warm-up before a capture runs on one stream, and the capture on another."""
+"""The warm-up before a capture runs on one stream, and the capture runs on another."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraphMemory:
-    """A rank's iterations with CUDA graphs."""
+    """Memory of a rank's iterations with CUDA graphs."""
 
     first: Peak
-    """The peak of the first iteration, with the capture if that comes before it."""
+    """The peak of the first iteration, including the capture if graphs are captured before it."""
     later: Peak
-    """The peak of all others: those before the capture, the capture, and those that replay."""
+    """The peak of all later iterations: those before the capture, the capture itself, and those that replay graphs."""
     replay: Peak
-    """The peak of an iteration that replays, as the allocator's statistics see it: without the pool."""
+    """The peak of an iteration that replays graphs, in the allocator's statistics: without the pool."""
     pool: int
-    """Bytes of the pool: the peak of everything that is captured."""
+    """Bytes of the pool: the peak of the captured modules."""
     from_start: bool
-    """The capture comes before the first iteration."""
+    """Graphs are captured before the first iteration."""
     kept: tuple[Workspace, ...]
-    """Static inputs, and workspaces of the streams of the capture."""
+    """Static inputs, and workspaces of the capture streams."""
 
 
 def graph_memory(
@@ -60,55 +60,57 @@ def graph_memory(
     context: PeakContext,
     eager: tuple[Peak, Peak],
 ) -> GraphMemory:
-    """The iterations of a pipeline stage.
+    """The memory of a pipeline stage with CUDA graphs.
 
-    `iterations` are the steps of the first iteration and of a later one, `eager` their peaks without graphs.
+    `iterations` are the steps of the first iteration and of a later one. `eager` are their peaks without graphs.
     """
-    whole = FULL_ITERATION in graphs.scope
-    recorded = _recorded_steps(job, stage, iterations[1], whole=whole)
-    capture = _capture_peak(job, graphs, stage, recorded)
-    kept = _kept(job, graphs, _layers_in_flight(recorded.order, _captured_layers(job, graphs, stage, whole=whole)))
+    full_iteration = FULL_ITERATION in graphs.scope
+    captured = _captured_steps(job, stage, iterations[1], full_iteration=full_iteration)
+    capture = _capture_peak(job, graphs, stage, captured)
+    kept = _kept(
+        job, graphs, _layers_in_flight(captured.order, _captured_layers(job, graphs, stage, full_iteration=full_iteration))
+    )
     fixed = sum(each.bytes for each in (*workspaces, *kept))
     outside = [chunk_memory(outside_tree(graphs, job.model.moe, tree)) for tree in stage.trees]
-    before, after = (
-        _above(peak_of_iteration(order, outside, workspaces=(*workspaces, *kept), context=context, warm=True), base)
+    first_replay, later_replay = (
+        _plus(peak_of_iteration(order, outside, workspaces=(*workspaces, *kept), context=context, warm=True), base)
         for order, base in zip(iterations, (states.before_first_step, states.steady), strict=True)
     )
     from_start = graphs.implementation == "transformer_engine" and graphs.warmup_steps == 0
     if from_start:
-        first = _higher(before, _above(capture, states.before_first_step + fixed))
-        later = after
+        first = _higher(first_replay, _plus(capture, states.before_first_step + fixed))
+        later = later_replay
     else:
-        first, plain = (replace(peak, before_capture=True) for peak in eager)
-        later = _higher(plain, _higher(after, _above(capture, states.steady + fixed)))
-    return GraphMemory(first=first, later=later, replay=after, pool=capture.bytes, from_start=from_start, kept=kept)
+        first, eager_later = (replace(peak, before_capture=True) for peak in eager)
+        later = _higher(eager_later, _higher(later_replay, _plus(capture, states.steady + fixed)))
+    return GraphMemory(first=first, later=later, replay=later_replay, pool=capture.bytes, from_start=from_start, kept=kept)
 
 
-def _recorded_steps(job: TrainingJob, stage: StageModel, iteration: MessageOrder, *, whole: bool) -> MessageOrder:
-    """The steps that are captured: without a pipeline those of one microbatch, whose graphs serve all."""
-    if job.parallel.pipeline == 1 and not whole:
+def _captured_steps(job: TrainingJob, stage: StageModel, iteration: MessageOrder, *, full_iteration: bool) -> MessageOrder:
+    """The captured steps. Without pipeline parallelism these are the steps of one microbatch, whose graphs are used for all."""
+    if job.parallel.pipeline == 1 and not full_iteration:
         return MessageOrder((Step("forward", 0, 0), Step("backward", 0, 0)), stage.chunks)
     return iteration
 
 
-def _capture_peak(job: TrainingJob, graphs: GraphSpec, stage: StageModel, recorded: MessageOrder) -> Peak:
+def _capture_peak(job: TrainingJob, graphs: GraphSpec, stage: StageModel, captured: MessageOrder) -> Peak:
     """The peak of the captured modules alone."""
     output = shapes_of(job).hidden("static output")
     inside = [chunk_memory(captured_tree(graphs, job.model.moe, tree, static_output=output)) for tree in stage.trees]
-    peak = peak_of_iteration(recorded, inside, context=PeakContext(), warm=True)
+    peak = peak_of_iteration(captured, inside, context=PeakContext(), warm=True)
     return replace(peak, position=replace(peak.position, capture=True))
 
 
-def _captured_layers(job: TrainingJob, graphs: GraphSpec, stage: StageModel, *, whole: bool) -> list[int]:
-    """Layers with a graph of their own, for each chunk."""
-    if whole:
+def _captured_layers(job: TrainingJob, graphs: GraphSpec, stage: StageModel, *, full_iteration: bool) -> list[int]:
+    """Number of layers that are captured separately, for each chunk."""
+    if full_iteration:
         return [0] * len(stage.trees)
     return [
         sum(bool(layer_scope(graphs, job.model.moe, layer).children) for layer in transformer_layers(tree)) for tree in stage.trees
     ]
 
 
-def _above(peak: Peak, base: int) -> Peak:
+def _plus(peak: Peak, base: int) -> Peak:
     return replace(peak, bytes=peak.bytes + base)
 
 
@@ -117,26 +119,26 @@ def _higher(one: Peak, other: Peak) -> Peak:
 
 
 def _kept(job: TrainingJob, graphs: GraphSpec, layers: int) -> tuple[Workspace, ...]:
-    """What stays beside the pool for so many captured layers in flight."""
+    """Workspaces that stay allocated outside the pool. `layers` is the maximum number of captured layers in flight."""
     kept = [Workspace("static inputs of CUDA graphs", layers * _static_bytes(job, graphs), FROM_START, "forward")]
     if job.model.attention_backend == "unfused" and ("attn" in graphs.scope or not graphs.scope):
-        # a cuBLAS workspace belongs to a stream and a handle, and each of two threads has a handle
+        # each pair of a stream and a handle has a cuBLAS workspace; each of two threads has a handle
         capturing = STREAMS * 2 * cublas_workspace_bytes(job)
-        kept.append(Workspace("cuBLAS workspaces of the capture's streams", capturing, FROM_START, "forward"))
+        kept.append(Workspace("cuBLAS workspaces of the capture streams", capturing, FROM_START, "forward"))
     return tuple(each for each in kept if each.bytes)
 
 
 def _layers_in_flight(order: Sequence[Step], layers: Sequence[int]) -> int:
-    """The most captured layers whose backward has not run: each needs inputs of its own."""
-    waiting = most = 0
+    """The maximum number of captured layers whose backward has not run. Each needs a set of static inputs."""
+    in_flight = most = 0
     for step in order:
-        waiting += layers[step.chunk] if step.kind == "forward" else -layers[step.chunk]
-        most = max(most, waiting)
+        in_flight += layers[step.chunk] if step.kind == "forward" else -layers[step.chunk]
+        most = max(most, in_flight)
     return most
 
 
 def _static_bytes(job: TrainingJob, graphs: GraphSpec) -> int:
-    """Inputs of one captured layer: the hidden states, and for attention a mask, bool[b, 1, s/c, s], for every kernel."""
+    """Bytes of the inputs of one captured layer: hidden states and, with attention, a mask bool[b, 1, s/c, s], for every kernel."""
     hidden = shapes_of(job).hidden("input").bytes
     if graphs.implementation == "local" or (graphs.scope and "attn" not in graphs.scope):
         return hidden

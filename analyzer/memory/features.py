@@ -1,4 +1,4 @@
-"""Memory of features that most jobs do not have. Their modules are imported here only, for a short start-up."""
+"""Memory of features that most jobs do not use. Their modules are imported on demand, to keep the start-up short."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 def overlapped_points(job: TrainingJob, trees: Sequence[Module], order: Sequence[Step]) -> dict[tuple[int, int], Point]:
-    """The peaks of the chunks whose forward overlaps with a backward, by (chunk forward, chunk backward)."""
+    """The peaks of overlapped forwards and backwards, by (chunk of the forward, chunk of the backward).
+
+    Empty without `--overlap-moe-expert-parallel-comm`.
+    """
     if not job.flags.overlap_moe_expert_parallel_comm:
         return {}
     from analyzer.memory.overlapped_microbatches import overlapped_peak
@@ -42,7 +45,7 @@ def graph_memory_of(
     context: PeakContext,
     eager: tuple[Peak, Peak],
 ) -> GraphMemory | None:
-    """The iterations of a stage with CUDA graphs; None without graphs. `eager` are the peaks without graphs."""
+    """The memory of a stage with CUDA graphs; None if the job has none. `eager` are the peaks without graphs."""
     if job.graphs is None:
         return None
     from analyzer.memory.cuda_graphs import graph_memory
@@ -51,7 +54,7 @@ def graph_memory_of(
 
 
 def userbuffer_bytes_of(job: TrainingJob) -> int:
-    """Bytes of Transformer Engine's userbuffers (`--tp-comm-overlap`), outside PyTorch's allocator."""
+    """Bytes of Transformer Engine's userbuffers (`--tp-comm-overlap`), which PyTorch's allocator does not manage."""
     if not job.flags.tp_comm_overlap:
         return 0
     from analyzer.memory.userbuffers import userbuffer_bytes

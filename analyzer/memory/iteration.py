@@ -1,7 +1,7 @@
-"""One iteration of a rank in the order of its schedule: its peak, and what is allocated then.
+"""The peak of one iteration of a rank, and the tensors allocated at the peak.
 
-`chunk_memory` says what a microbatch saves and needs, the schedule which microbatches are in flight; `ranks` adds the states. The
-walk is done in integers. What is allocated at the peak is put together once, at its end.
+`chunk_memory` gives the memory of one microbatch, and the schedule gives the microbatches in flight. `ranks` adds the model states.
+The walk over the steps uses integers only. The tensors at the peak are collected once, after the walk.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from analyzer.specs import TrainingJob
 
 
 def order_of(job: TrainingJob, pipeline_rank: int, microbatches: int) -> tuple[Step, ...]:
-    """The steps of an iteration that matter for memory."""
+    """The steps of an iteration, with as few microbatches as are needed to reach the same peak."""
     parallel = job.parallel
     legacy = job.megatron == "2023"
     equivalent = equivalent_microbatches(
@@ -44,15 +44,15 @@ def order_of(job: TrainingJob, pipeline_rank: int, microbatches: int) -> tuple[S
 
 @dataclass(frozen=True, kw_only=True)
 class PeakContext:
-    """What is allocated on a rank beside the microbatches in flight."""
+    """Memory of a rank in addition to the microbatches in flight."""
 
     pipeline: PipelineTensors = field(default_factory=PipelineTensors)
     idle: Sequence[tuple[Tensor, ...]] = ()
-    """For each chunk, what it keeps while none of its microbatches is in flight, once it has run."""
+    """For each chunk, the tensors that it references while none of its microbatches is in flight, after its first forward."""
     overlapped: Mapping[tuple[int, int], Point] = field(default_factory=dict)
-    """The peak of a forward through one chunk that overlaps with a backward through another."""
-    first_keeps: int = 0
-    """Bytes that stay of the microbatch whose backward comes first, beyond what others keep."""
+    """The peaks of overlapped steps, by (chunk of the forward, chunk of the backward)."""
+    extra_of_first: int = 0
+    """Additional bytes saved by the microbatch whose backward runs first."""
 
 
 def peak_of_iteration(
@@ -63,28 +63,27 @@ def peak_of_iteration(
     workspaces: Sequence[Workspace] = (),
     warm: bool = False,
 ) -> Peak:
-    """The peak of an iteration, in bytes above states.
+    """The peak of an iteration, in bytes above the model states.
 
-    `messages` has the steps of the iteration. `warm`: workspaces and caches exist from the start; otherwise each is allocated by
-    its first user.
+    `messages` contains the steps of the iteration. If `warm`, all workspaces and caches exist from the start; otherwise each is
+    allocated by the first module that uses it.
     """
     walk = _Walk(messages, chunks, context, workspaces, warm=warm)
-    take = walk.take
     order = messages.order
     skipped, end = _lower_steps(order, chunks)
-    for place in range(end):
-        if place in skipped:
+    for index in range(end):
+        if index in skipped:
             walk.skip_forward()
         else:
-            take(place, order[place])
+            walk.run(index, order[index])
     return walk.peak(messages, context, warm=warm)
 
 
 def _lower_steps(order: Sequence[Step], chunks: Sequence[ChunkMemory]) -> tuple[range, int]:
-    """The forwards of a warm-up with a higher one after them, and the end of the steps that can have the peak.
+    """Forwards of the warm-up that cannot be the peak, and the number of steps after which none can be the peak.
 
     With one chunk every forward of the warm-up has one more microbatch in flight, and every backward of the cool-down one less.
-    The first steps of each kind are not skipped: they may allocate workspaces, or run while checkpoints have left nothing behind.
+    The first steps of each kind are not skipped: they may allocate workspaces, or run without leftovers of checkpoints.
     """
     if len(chunks) > 1 or any(step.paired for step in order[:2]):
         return range(0), len(order)
@@ -96,7 +95,7 @@ def _lower_steps(order: Sequence[Step], chunks: Sequence[ChunkMemory]) -> tuple[
 
 
 class _Walk:
-    """The state of a walk over the steps of an iteration, in bytes."""
+    """A walk over the steps of an iteration. All sizes are in bytes."""
 
     def __init__(
         self,
@@ -113,133 +112,133 @@ class _Walk:
         self._warm = warm
         self._pipeline = PipelineWalk(context.pipeline, context.idle, messages, warm=warm)
         self._workspaces = sum(each.bytes for each in workspaces if warm or not each.kinds)
-        self._absent = [] if warm else [each for each in workspaces if each.kinds]
-        """Workspaces that their first user is yet to allocate."""
-        self._new = set() if warm else {(kind, chunk) for kind in ("forward", "backward") for chunk in range(len(chunks))}
-        """Passes through chunks that have not run yet, and may allocate workspaces."""
-        self._waiting = 0
+        self._not_allocated = [] if warm else [each for each in workspaces if each.kinds]
+        """Workspaces that are not allocated yet."""
+        self._first_passes = set() if warm else {(kind, chunk) for kind in ("forward", "backward") for chunk in range(len(chunks))}
+        """Passes of chunks that have not run yet; their first run may allocate workspaces."""
+        self._saved = 0
         """Bytes saved by microbatches in flight."""
         self._in_flight = [0] * len(chunks)
-        self._left = [each.left if warm else 0 for each in chunks]
-        """Bytes that checkpoints of each chunk left behind in its last backward."""
-        self._leaves = any(each.left for each in chunks)
+        self._leftover = [each.leftover if warm else 0 for each in chunks]
+        """For each chunk, bytes that its checkpoints did not free in its last backward."""
+        self._has_leftover = any(each.leftover for each in chunks)
         self._highest = self._workspaces
         self._peak: tuple[int, Point] | None = None
-        """The place of the highest step so far, and the instant in it."""
+        """Index of the step with the peak so far, and the instant in that step."""
         self._at_peak = (self._workspaces, 0, tuple(self._in_flight))
         """Workspaces, activations and microbatches in flight at that instant."""
 
-    def take(self, place: int, step: Step) -> None:
-        """One step of the schedule."""
+    def run(self, index: int, step: Step) -> None:
+        """Runs one step of the schedule."""
         number = step.chunk
         chunk = self._chunks[number]
-        keeps = chunk.retained
-        if self._context.first_keeps and step.microbatch == 0 and number == len(self._chunks) - 1:
-            keeps += self._context.first_keeps
+        saved = chunk.retained
+        if self._context.extra_of_first and step.microbatch == 0 and number == len(self._chunks) - 1:
+            saved += self._context.extra_of_first
         forward = step.kind == "forward"
         if forward:
             self._in_flight[number] += 1
         else:
-            self._waiting -= keeps
-        base = self._waiting + self._pipeline.begin(place, step)
+            self._saved -= saved
+        base = self._saved + self._pipeline.begin(index, step)
         if step.paired:
-            self._overlapped(place, step, base)
-        elif self._new and (step.kind, number) in self._new:
-            self._first_pass(place, step, base)
+            self._overlapped(index, step, base)
+        elif self._first_passes and (step.kind, number) in self._first_passes:
+            self._first_pass(index, step, base)
         elif forward:
-            self._left[number] = 0
-            self._instant(place, chunk.forward_peak, base)
+            self._leftover[number] = 0
+            self._update_peak(index, chunk.forward_peak, base)
         else:
-            point = chunk.next_backward_peak if self._left[number] else chunk.backward_peak
-            self._left[number] = 0
-            self._instant(place, point, base)
+            point = chunk.next_backward_peak if self._leftover[number] else chunk.backward_peak
+            self._leftover[number] = 0
+            self._update_peak(index, point, base)
         if forward:
-            self._waiting += keeps
+            self._saved += saved
         else:
             self._in_flight[number] -= 1
-            self._left[number] = chunk.left
+            self._leftover[number] = chunk.leftover
             self._pipeline.end(step)
 
     def skip_forward(self) -> None:
-        """A forward of the only chunk that is not the peak."""
+        """A forward of the only chunk that cannot be the peak."""
         self._in_flight[0] += 1
-        self._waiting += self._chunks[0].retained
+        self._saved += self._chunks[0].retained
 
-    def _instant(self, place: int, point: Point, base: int) -> None:
-        """An instant that may be the peak."""
+    def _update_peak(self, index: int, point: Point, base: int) -> None:
+        """Updates the peak."""
         total = self._workspaces + base + point.bytes
-        if self._leaves:
-            total += self._left_beside()
+        if self._has_leftover:
+            total += self._leftover_of_other_chunks()
         if total > self._highest:
             self._highest = total
-            self._peak = (place, point)
-            self._at_peak = (self._workspaces, self._waiting + point.saved, tuple(self._in_flight))
+            self._peak = (index, point)
+            self._at_peak = (self._workspaces, self._saved + point.saved, tuple(self._in_flight))
 
-    def _first_pass(self, place: int, step: Step, base: int) -> None:
-        """The first forward or backward of a chunk: every instant, while workspaces are still to be allocated."""
-        self._new.discard((step.kind, step.chunk))
+    def _first_pass(self, index: int, step: Step, base: int) -> None:
+        """The first forward or backward of a chunk. Every instant is visited if workspaces are still to be allocated."""
+        self._first_passes.discard((step.kind, step.chunk))
         chunk = self._chunks[step.chunk]
-        again = self._left[step.chunk]
-        self._left[step.chunk] = 0
-        waited_for = any(each.phase == step.kind for each in self._absent)
+        again = self._leftover[step.chunk]
+        self._leftover[step.chunk] = 0
+        allocates = any(each.phase == step.kind for each in self._not_allocated)
         if step.kind == "forward" and chunk.first_forward is not None:
             points: Iterable[Point] = chunk.first_forward.points("forward")
-        elif waited_for:
+        elif allocates:
             points = chunk.points(step.kind)
         elif step.kind == "forward":
             points = (chunk.forward_peak,)
         else:
             points = (chunk.next_backward_peak if again else chunk.backward_peak,)
         for point in points:
-            if waited_for:
-                self._appear(point)
-            self._instant(place, point, base)
+            if allocates:
+                self._allocate(point)
+            self._update_peak(index, point, base)
 
-    def _overlapped(self, place: int, step: Step, base: int) -> None:
-        """A forward that overlaps with the backward after it, of a microbatch whose saved bytes are in the overlapped peak."""
-        other = self._order[place + 1].chunk
+    def _overlapped(self, index: int, step: Step, base: int) -> None:
+        """A forward that overlaps with the backward after it. The overlapped peak includes the saved bytes of that backward."""
+        other = self._order[index + 1].chunk
         saved = self._chunks[other].retained
-        self._new.discard((step.kind, step.chunk))
-        self._workspaces += sum(each.bytes for each in self._absent)
-        self._absent = []
-        self._left[step.chunk] = 0
+        self._first_passes.discard((step.kind, step.chunk))
+        self._workspaces += sum(each.bytes for each in self._not_allocated)
+        self._not_allocated = []
+        self._leftover[step.chunk] = 0
         point = self._context.overlapped[step.chunk, other]
-        self._waiting -= saved
-        self._instant(place, point, base - saved)
-        self._waiting += saved
+        self._saved -= saved
+        self._update_peak(index, point, base - saved)
+        self._saved += saved
 
-    def _left_beside(self) -> int:
-        """Bytes that checkpoints of other chunks left behind."""
+    def _leftover_of_other_chunks(self) -> int:
+        """Bytes that checkpoints of other chunks did not free."""
         return sum(
-            left + (chunk.left_input if flying else 0)
-            for left, chunk, flying in zip(self._left, self._chunks, self._in_flight, strict=True)
-            if left
+            leftover + (chunk.leftover_input if in_flight else 0)
+            for leftover, chunk, in_flight in zip(self._leftover, self._chunks, self._in_flight, strict=True)
+            if leftover
         )
 
-    def _appear(self, point: Point) -> None:
-        """Counts the workspaces that this instant is the first to need."""
+    def _allocate(self, point: Point) -> None:
+        """Allocates the workspaces that are used for the first time at this instant."""
         instant = point.instant
         phase = "backward" if instant.backward else "forward"
-        found = [each for each in self._absent if each.phase == phase and instant.kind in each.kinds]
+        found = [each for each in self._not_allocated if each.phase == phase and instant.kind in each.kinds]
         for each in found:
-            self._absent.remove(each)
+            self._not_allocated.remove(each)
             self._workspaces += each.bytes
 
     def peak(self, messages: MessageOrder, context: PeakContext, *, warm: bool) -> Peak:
-        """The highest instant, with its tensors."""
+        """The peak, with its tensors."""
         workspaces, activations, in_flight = self._at_peak
         if self._peak is None:
             position = PeakPosition(event=PeakEvent.BETWEEN_ITERATIONS)
             return Peak(
                 bytes=self._highest, workspaces=workspaces, activations=0, transient=(), in_flight=in_flight, position=position
             )
-        place, point = self._peak
-        step = messages.order[place]
+        index, point = self._peak
+        step = messages.order[index]
         return Peak(
             bytes=self._highest,
             workspaces=workspaces,
             activations=activations,
-            transient=(*point.transient, *_pipeline_tensors_at(place, messages, context, warm=warm)),
+            transient=(*point.transient, *_pipeline_tensors_at(index, messages, context, warm=warm)),
             in_flight=in_flight,
             position=PeakPosition(
                 event=PeakEvent.FORWARD if step.kind == "forward" else PeakEvent.BACKWARD,
@@ -250,11 +249,11 @@ class _Walk:
         )
 
 
-def _pipeline_tensors_at(place: int, messages: MessageOrder, context: PeakContext, *, warm: bool) -> tuple[Tensor, ...]:
-    """The tensors of the pipeline schedule beside the step at this place."""
+def _pipeline_tensors_at(index: int, messages: MessageOrder, context: PeakContext, *, warm: bool) -> tuple[Tensor, ...]:
+    """The tensors of the pipeline schedule that are allocated during the step at this index."""
     walk = PipelineWalk(context.pipeline, context.idle, messages, warm=warm)
-    for index, step in enumerate(messages.order[:place]):
-        walk.begin(index, step)
+    for earlier, step in enumerate(messages.order[:index]):
+        walk.begin(earlier, step)
         walk.end(step)
-    walk.begin(place, messages.order[place])
-    return walk.tensors(place)
+    walk.begin(index, messages.order[index])
+    return walk.tensors(index)

@@ -1,7 +1,7 @@
 """The forward of one microbatch overlapped with the backward of another (`--overlap-moe-expert-parallel-comm`).
 
-Layer by layer, the first with the last: the expert communication of one runs while the other computes. What the forward saves
-grows as what the backward has saved shrinks.
+Layers are paired: the first layer of the forward with the last layer of the backward, and so on. The expert communication of one
+runs while the other computes. The saved bytes of the forward grow while those of the backward shrink.
 
 Source: core/models/common/model_chunk_schedule_plan.py `TransformerModelChunkSchedulePlan.run` (0.16.1).
 """
@@ -19,7 +19,7 @@ from analyzer.modules.tree import Module, Tensor, total_bytes
 from analyzer.program.chunks import chunk_program
 
 _LAYER_KINDS = (ModuleKind.LAYER, ModuleKind.CHECKPOINT, ModuleKind.MTP)
-"""Blocks that are overlapped with one of the other microbatch."""
+"""Kinds of blocks that are overlapped with a block of the other microbatch."""
 
 
 class _Placed(NamedTuple):
@@ -31,7 +31,7 @@ class _Placed(NamedTuple):
     saved: int
     """Bytes saved by the microbatch at that instant."""
     frame: tuple[Tensor, ...]
-    """Kept alive by the forward of earlier blocks."""
+    """Tensors of earlier blocks that local variables reference in forward."""
 
     @property
     def feed_forward(self) -> bool:
@@ -42,10 +42,10 @@ class _Placed(NamedTuple):
 
 @dataclass(frozen=True)
 class _Unit:
-    """A layer, or everything before the layers, or everything after them."""
+    """A layer, or all blocks before the layers, or all blocks after them."""
 
     modules: tuple[tuple[Module, str], ...]
-    """Blocks, with the path of the module around each."""
+    """Blocks, each with the path of its parent."""
     before: int
     """Bytes that earlier units save."""
 
@@ -55,11 +55,11 @@ class _Unit:
 
     @property
     def after(self) -> int:
-        """Bytes that it and earlier units save."""
+        """Bytes that this unit and earlier units save."""
         return self.before + self.retained
 
     def forward(self, frame: list[Tensor]) -> list[_Placed]:
-        """Instants of its forward. `frame` collects what stays until the forward of the chunk returns."""
+        """Instants of its forward. Appends to `frame` what local variables reference until the chunk's forward returns."""
         placed: list[_Placed] = []
         here = self.before
         for module, parent in self.modules:
@@ -81,25 +81,26 @@ class _Unit:
 
 
 def overlapped_peak(forward: Module, backward: Module, *, early: bool = False) -> Point:
-    """The peak of a forward through one chunk and a backward through another, of two microbatches.
+    """The peak of the forward of one microbatch overlapped with the backward of another one.
 
-    Its bytes are those of both. `early`: the backward of attention runs before the experts of the other microbatch, not after.
+    `forward` and `backward` are the trees of their chunks. The bytes of the result include both microbatches. `early`: the
+    backward of attention runs before the experts of the other microbatch, not after them.
     """
     return max(_instants(_units(forward), _units(backward), early=early), key=lambda point: point.bytes)
 
 
 def _units(tree: Module) -> tuple[_Unit, list[_Unit], _Unit]:
-    """Everything before the layers, the layers, everything after them."""
+    """All blocks before the layers, the layers, and all blocks after them."""
     blocks = [(block.module, block.parent) for block in chunk_program(tree).blocks for _ in range(block.times)]
-    places = [place for place, (module, _) in enumerate(blocks) if module.kind in _LAYER_KINDS]
-    start = places[0] if places else next((place for place, each in enumerate(blocks) if _after_layers(each[0])), len(blocks))
+    places = [index for index, (module, _) in enumerate(blocks) if module.kind in _LAYER_KINDS]
+    start = places[0] if places else next((index for index, each in enumerate(blocks) if _after_layers(each[0])), len(blocks))
     first = _Unit(tuple(blocks[:start]), 0)
     kept = first.retained
     layers = []
-    for place in places:
-        layers.append(_Unit((blocks[place],), kept))
+    for index in places:
+        layers.append(_Unit((blocks[index],), kept))
         kept = layers[-1].after
-    rest = tuple(each for place, each in enumerate(blocks) if place >= start and place not in places)
+    rest = tuple(each for index, each in enumerate(blocks) if index >= start and index not in places)
     return first, layers, _Unit(rest, kept)
 
 
@@ -113,53 +114,53 @@ def _instants(
     f_first, f_layers, f_last = forward
     b_first, b_layers, b_last = backward
     frame: list[Tensor] = []
-    yield from _alone(f_first.forward(frame), beside=b_last.after)
-    yield from _alone(b_last.backward(), beside=f_first.retained)
+    yield from _one_microbatch(f_first.forward(frame), other_saved=b_last.after)
+    yield from _one_microbatch(b_last.backward(), other_saved=f_first.retained)
     pairs = min(len(f_layers), len(b_layers))
     for one, other in zip(f_layers[:pairs], reversed(b_layers[len(b_layers) - pairs :]), strict=True):
-        yield from _layers_together(one, other, frame, early=early)
+        yield from _paired_layers(one, other, frame, early=early)
     kept = f_layers[pairs].before if pairs < len(f_layers) else f_last.before
     for other in reversed(b_layers[: len(b_layers) - pairs]):
-        yield from _alone(other.backward(), beside=kept)
+        yield from _one_microbatch(other.backward(), other_saved=kept)
     for one in f_layers[pairs:]:
-        yield from _alone(one.forward(frame), beside=b_first.retained)
-    yield from _alone(f_last.forward(frame), beside=b_first.retained)
-    yield from _alone(b_first.backward(), beside=f_last.after)
+        yield from _one_microbatch(one.forward(frame), other_saved=b_first.retained)
+    yield from _one_microbatch(f_last.forward(frame), other_saved=b_first.retained)
+    yield from _one_microbatch(b_first.backward(), other_saved=f_last.after)
 
 
-def _layers_together(forward: _Unit, backward: _Unit, frame: list[Tensor], *, early: bool) -> Iterator[Point]:
-    """A layer's forward and another's backward: attention forward, FFN backward, FFN forward, attention backward.
+def _paired_layers(forward: _Unit, backward: _Unit, frame: list[Tensor], *, early: bool) -> Iterator[Point]:
+    """The forward of one layer and the backward of another: attention forward, FFN backward, FFN forward, attention backward.
 
-    With `early` the last two in the opposite order. Each computes during the expert communication of the other
+    With `early` the last two are in the opposite order. Each microbatch computes during the expert communication of the other one
     (`TransformerLayerSchedulePlan.run`).
     """
     f_attention, f_experts = _halves(forward.forward(frame))
     b_attention, b_experts = _halves(backward.backward())
     between = f_experts[0].saved if f_experts else forward.after
-    yield from _alone(f_attention, beside=backward.after)
-    yield from _alone(b_experts, beside=between)
+    yield from _one_microbatch(f_attention, other_saved=backward.after)
+    yield from _one_microbatch(b_experts, other_saved=between)
     if early:
-        yield from _alone(b_attention, beside=between)
-        yield from _alone(f_experts, beside=backward.before)
+        yield from _one_microbatch(b_attention, other_saved=between)
+        yield from _one_microbatch(f_experts, other_saved=backward.before)
         return
-    yield from _alone(f_experts, beside=b_attention[0].saved if b_attention else backward.before)
-    yield from _alone(b_attention, beside=forward.after)
+    yield from _one_microbatch(f_experts, other_saved=b_attention[0].saved if b_attention else backward.before)
+    yield from _one_microbatch(b_attention, other_saved=forward.after)
 
 
 def _halves(placed: Sequence[_Placed]) -> tuple[list[_Placed], list[_Placed]]:
-    """Instants of a layer's attention, and those of its FFN or MoE branch."""
+    """Instants of a layer's attention, and instants of its FFN or MoE branch."""
     return [each for each in placed if not each.feed_forward], [each for each in placed if each.feed_forward]
 
 
-def _alone(placed: Sequence[_Placed], *, beside: int) -> Iterator[Point]:
-    """Instants of one microbatch, with `beside` bytes saved by the other."""
+def _one_microbatch(placed: Sequence[_Placed], *, other_saved: int) -> Iterator[Point]:
+    """Instants of one microbatch. The other microbatch has saved `other_saved` bytes."""
     for each in placed:
-        saved = beside + each.saved
+        saved = other_saved + each.saved
         yield Point(
             block=each.block,
             parent=each.parent,
             instant=each.instant,
             saved=saved,
             bytes=saved + each.instant.temporary + total_bytes(each.frame),
-            beside=each.frame,
+            outside=each.frame,
         )

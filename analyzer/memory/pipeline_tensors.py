@@ -1,8 +1,8 @@
-"""Tensors that a pipeline stage sent or received, and that the schedule references after they were used.
+"""Pipeline send and receive tensors that the schedule keeps referenced after their use.
 
 Sources: core/pipeline_parallel/schedules.py forward_backward_pipelining_without_interleaving (0.16.1): `input_tensor_grad`
-and `output_tensor_grad` are local variables, which keep their tensors until they are assigned again; core/transformer/
-transformer_block.py set_input_tensor: a chunk keeps the input that it received last, and with it that input's gradient.
+and `output_tensor_grad` are local variables that reference their tensors until the next assignment; core/transformer/
+transformer_block.py set_input_tensor: a chunk references the input that it received last, and so the gradient of this input.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from analyzer.specs import TrainingJob
 
 
 class Situation(NamedTuple):
-    """What surrounds a step of a rank."""
+    """The messages and steps current one step of a rank."""
 
     backward: bool = False
     """The step is a backward."""
     awaits: bool = False
-    """The next step is of the other kind and needs a message, which is received already."""
+    """The next step is of the other kind and needs a message, which is received during this step."""
     sends: bool = False
-    """A backward: the step before was a forward, and its result is being sent."""
+    """The step is a backward, and the output of the preceding forward is being sent."""
     after_backward: bool = False
-    """A backward has run in this iteration."""
+    """A backward has already run in this iteration."""
 
 
 @dataclass(frozen=True)
@@ -37,20 +37,20 @@ class PipelineTensors:
     """Tensors of the pipeline schedule that are allocated while a step of this rank runs."""
 
     forward: tuple[Tensor, ...] = ()
-    """During a forward, once a first backward has run."""
+    """During a forward, after the first backward of the iteration."""
     backward: tuple[Tensor, ...] = ()
-    """During a backward, once a first backward has run."""
+    """During a backward, after the first backward of the iteration."""
     gradient_ahead: tuple[Tensor, ...] = ()
-    """During a forward, if the next backward waits for a message."""
+    """During a forward, if the next step is a backward that needs a message."""
     input_ahead: tuple[Tensor, ...] = ()
-    """During a backward, if the next forward waits for a message."""
+    """During a backward, if the next step is a forward that needs a message."""
     output: tuple[Tensor, ...] = ()
-    """During a backward, if the forward before it sends its output."""
-    of_warmup: tuple[Tensor, ...] = ()
-    """Of the microbatch whose input came last before the first backward, once its own backward has run."""
+    """During a backward, if the preceding forward sends its output."""
+    last_of_warmup: tuple[Tensor, ...] = ()
+    """The last input received in the warm-up and its gradient, after the backward of that microbatch."""
 
     def alive_during(self, situation: Situation) -> tuple[Tensor, ...]:
-        """What is allocated during a step."""
+        """The tensors that are allocated during a step."""
         if not situation.backward:
             return (
                 *(self.forward if situation.after_backward else ()),
@@ -66,9 +66,9 @@ class PipelineTensors:
 def pipeline_tensors(job: TrainingJob, *, pipeline_rank: int) -> PipelineTensors:
     """The tensors of one pipeline rank.
 
-    1F1B: the gradient that was sent to the previous stage stays until the next one is computed, the one that was received from
-    the next stage until the next is received, after a forward. During that forward `output_tensor` still references the old
-    output, and through its autograd graph the input that it was computed from.
+    In 1F1B, the gradient sent to the previous stage stays allocated until the next one is computed. The gradient received from the
+    next stage stays allocated until the next one is received, which is after a forward. During that forward `output_tensor` still
+    references the previous output and, through its autograd graph, the previous input.
     """
     parallel = job.parallel
     shapes = shapes_of(job)
@@ -82,17 +82,17 @@ def pipeline_tensors(job: TrainingJob, *, pipeline_rank: int) -> PipelineTensors
 
 
 def received_gradient(job: TrainingJob) -> Tensor:
-    """[s, b, h]: the gradient from the next stage, which a local variable of the schedule references during the backward."""
+    """[s, b, h]: the gradient from the next stage. A local variable of the schedule references it during the backward."""
     return shapes_of(job).hidden("gradient received from the next stage")
 
 
 def _interleaved(job: TrainingJob) -> PipelineTensors:
-    """Every rank sends and receives, since the stages form a ring; a message is received one step ahead.
+    """The tensors of the interleaved schedule. Every rank sends and receives, because the stages form a ring.
 
-    `forward_backward_pipelining_with_interleaving`: after a forward the input of the next forward is received, during the
-    backward in between if messages overlap; after a backward the gradient of the next one. An output that was sent is freed
-    before the next forward. `input_tensor_grad` references the gradient that was sent last, and if messages overlap
-    `input_tensor` the last input of the warm-up until the iteration ends.
+    Source: `forward_backward_pipelining_with_interleaving`. A message is received one step before it is used: the input of the
+    next forward after a forward (during the backward in between if communication overlaps), and the gradient of the next
+    backward after a backward. An output is freed before the next forward. `input_tensor_grad` references the gradient that was
+    sent last. If communication overlaps, `input_tensor` references the last input of the warm-up until the end of the iteration.
     """
     shapes = shapes_of(job)
     sent = (shapes.hidden("gradient sent to the previous stage"),)
@@ -106,41 +106,44 @@ def _interleaved(job: TrainingJob) -> PipelineTensors:
         gradient_ahead=ahead,
         output=output,
         input_ahead=(shapes.hidden("input received ahead"),),
-        of_warmup=(shapes.hidden("last input of the warm-up"), shapes.hidden("its gradient")),
+        last_of_warmup=(shapes.hidden("last input of the warm-up"), shapes.hidden("gradient of the last input of the warm-up")),
     )
 
 
 def kept_inputs(job: TrainingJob, chunks: Sequence[Chunk]) -> tuple[tuple[Tensor, ...], ...]:
-    """The last input of each chunk that receives one, and its gradient, until its next forward."""
+    """For each chunk, the input that it received last and the gradient of this input, which are referenced until its next forward.
+
+    Empty for a chunk that receives no input.
+    """
     shapes = shapes_of(job)
-    both = (shapes.hidden("last input of an idle chunk"), shapes.hidden("its gradient"))
+    both = (shapes.hidden("last input of an idle chunk"), shapes.hidden("gradient of the last input of an idle chunk"))
     return tuple(() if chunk.pre_process else both for chunk in chunks)
 
 
 class MessageOrder:
-    """The steps of an iteration with the messages around each of them."""
+    """The steps of an iteration, with the situation of each step."""
 
     def __init__(self, order: Sequence[Step], chunks: Sequence[Chunk]) -> None:
         self.order = order
         self.warmed_up = _end_of_warmup(order)
-        """Microbatch and chunk of the last forward before the first backward; None if no forward comes after that backward."""
+        """Microbatch and chunk of the last forward before the first backward; None if no forward runs after that backward."""
         self.receives_input = self.warmed_up is not None and not chunks[self.warmed_up[1]].pre_process
-        """Whether that forward got its input from another stage."""
+        """Whether that forward received its input from another stage."""
         self.situations = tuple(self._situations(chunks))
         """For each step."""
 
     def _situations(self, chunks: Sequence[Chunk]) -> Iterator[Situation]:
-        """Where all forwards come first, no message is received during a step."""
+        """If all forwards run before the first backward, no message is received during a step."""
         after = False
         first, last = [chunk.pre_process for chunk in chunks], [chunk.post_process for chunk in chunks]
         waits = self.warmed_up is not None
         previous: Step | None = None
         for step, following in zip(self.order, (*self.order[1:], None), strict=True):
-            turns = waits and following is not None and following.kind != step.kind
+            changes = waits and following is not None and following.kind != step.kind
             if step.kind == "forward":
-                yield _SITUATIONS[False, turns and following is not None and not last[following.chunk], False, after]
+                yield _SITUATIONS[False, changes and following is not None and not last[following.chunk], False, after]
             else:
-                awaits = turns and following is not None and not first[following.chunk]
+                awaits = changes and following is not None and not first[following.chunk]
                 sends = waits and previous is not None and previous.kind == "forward" and not last[previous.chunk]
                 yield _SITUATIONS[True, awaits, sends, after]
                 after = True
@@ -151,10 +154,10 @@ _SITUATIONS: Final = {flags: Situation(*flags) for flags in product((False, True
 
 
 class PipelineWalk:
-    """The tensors of the pipeline schedule beside each step of an iteration, in order.
+    """A walk over the steps of an iteration that gives the tensors of the pipeline schedule during each step.
 
-    `idle` has, for each chunk, what it keeps while none of its microbatches is in flight, once it has run. `warm`: earlier
-    iterations have run. Call `begin` before every step, and `end` after it.
+    `idle` lists, for each chunk, the tensors that it references while none of its microbatches is in flight, after its first
+    forward. `warm`: earlier iterations have run. Call `begin` before every step, and `end` after it.
     """
 
     def __init__(self, tensors: PipelineTensors, idle: Sequence[tuple[Tensor, ...]], messages: MessageOrder, *, warm: bool) -> None:
@@ -166,25 +169,25 @@ class PipelineWalk:
         self._bytes: dict[Situation, int] = {}
         self._ended: tuple[int, int] | None = None
         """Microbatch and chunk of the backward that ran last."""
-        self._over = False
-        """Whether the backward of the microbatch at the end of the warm-up has run, and it received its input."""
+        self._warmup_input_unused = False
+        """Whether the last microbatch of the warm-up received its input, and its backward has run."""
         self._in_flight = [0] * len(idle)
         self._last = [0 if warm else -1] * len(idle)
         """The microbatch that each chunk ran last; -1 before the first."""
         self._idle_bytes = [total_bytes(each) for each in idle]
         self._idle_total = sum(self._idle_bytes) if warm else 0
-        """Bytes that idle chunks keep."""
+        """Bytes that idle chunks reference."""
         self._idle_gradients = [total_bytes(each[1:]) for each in idle]
-        self._warmup_bytes = (total_bytes(tensors.of_warmup), total_bytes(tensors.of_warmup[1:]))
-        self._keeps = any(self._idle_bytes)
+        self._warmup_bytes = (total_bytes(tensors.last_of_warmup), total_bytes(tensors.last_of_warmup[1:]))
+        self._has_idle_tensors = any(self._idle_bytes)
 
-    def begin(self, place: int, step: Step) -> int:
-        """Bytes allocated during the step at this place of the order."""
-        situation = self._situations[place]
+    def begin(self, index: int, step: Step) -> int:
+        """Starts the step at this index of the order, and returns the bytes that are allocated during it."""
+        situation = self._situations[index]
         found = self._bytes.get(situation)
         if found is None:
             found = self._bytes[situation] = total_bytes(self._tensors.alive_during(situation))
-        if not self._keeps:
+        if not self._has_idle_tensors:
             return found
         if step.kind == "forward":
             chunk = step.chunk
@@ -192,52 +195,54 @@ class PipelineWalk:
                 self._idle_total -= self._idle_bytes[chunk]
             self._in_flight[chunk] += 1
             self._last[chunk] = step.microbatch
-        return found + self._idle_total + self._exceptions(found > 0)
+        return found + self._idle_total + self._idle_correction(found > 0)
 
     def end(self, step: Step) -> None:
-        """A step is over."""
+        """Ends a step."""
         if step.kind == "forward":
             return
         self._ended = (step.microbatch, step.chunk)
-        if self._keeps:
-            self._over = self._over or (self._ended == self._warmed_up and self._messages.receives_input)
+        if self._has_idle_tensors:
+            self._warmup_input_unused = self._warmup_input_unused or (
+                self._ended == self._warmed_up and self._messages.receives_input
+            )
             self._in_flight[step.chunk] -= 1
             if not self._in_flight[step.chunk]:
                 self._idle_total += self._idle_bytes[step.chunk]
 
-    def tensors(self, place: int) -> tuple[Tensor, ...]:
-        """The tensors during the step at this place; call it between `begin` and `end`."""
-        around = self._tensors.alive_during(self._situations[place])
+    def tensors(self, index: int) -> tuple[Tensor, ...]:
+        """The tensors that are allocated during the step at this index. Call it between `begin` and `end`."""
+        current = self._tensors.alive_during(self._situations[index])
         kept = {
             (self._last[chunk], chunk): each
             for chunk, each in enumerate(self._idle)
             if each and self._last[chunk] >= 0 and not self._in_flight[chunk]
         }
-        if self._over and self._warmed_up is not None:
-            kept.setdefault(self._warmed_up, self._tensors.of_warmup)
-        # the gradient of the input whose backward ran last is the one that was sent
-        idle = (each for which, both in kept.items() for each in (both[:1] if which == self._ended and around else both))
-        return (*around, *idle)
+        if self._warmup_input_unused and self._warmed_up is not None:
+            kept.setdefault(self._warmed_up, self._tensors.last_of_warmup)
+        # the gradient of the input whose backward ran last is the gradient that was sent
+        idle = (each for which, both in kept.items() for each in (both[:1] if which == self._ended and current else both))
+        return (*current, *idle)
 
-    def _exceptions(self, sent: bool) -> int:
-        """Bytes to add to those of idle chunks: the last input of the warm-up, less a gradient that is counted as sent."""
+    def _idle_correction(self, sent: bool) -> int:
+        """Correction in bytes of the sum over idle chunks: plus the last input of the warm-up, minus a gradient that was sent."""
         ended = self._ended if sent else None
         found = 0
         if ended is not None and self._is_idle(ended):
             found -= self._idle_gradients[ended[1]]
-        if self._over and self._warmed_up is not None and not self._is_idle(self._warmed_up):
-            whole, gradient = self._warmup_bytes
-            found += whole - gradient if self._warmed_up == ended else whole
+        if self._warmup_input_unused and self._warmed_up is not None and not self._is_idle(self._warmed_up):
+            both, gradient = self._warmup_bytes
+            found += both - gradient if self._warmed_up == ended else both
         return found
 
     def _is_idle(self, which: tuple[int, int]) -> bool:
-        """Whether this microbatch is the last one of an idle chunk that keeps its input."""
+        """Whether this (microbatch, chunk) is the last microbatch of an idle chunk that references its input."""
         microbatch, chunk = which
         return self._last[chunk] == microbatch and not self._in_flight[chunk] and self._idle_bytes[chunk] > 0
 
 
 def _end_of_warmup(order: Sequence[Step]) -> tuple[int, int] | None:
-    first = next((place for place, step in enumerate(order) if step.kind == "backward"), 0)
+    first = next((index for index, step in enumerate(order) if step.kind == "backward"), 0)
     if not any(step.kind == "forward" for step in order[first:]):
         return None
     return order[first - 1].microbatch, order[first - 1].chunk

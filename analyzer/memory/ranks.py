@@ -1,7 +1,7 @@
-"""Memory of every rank over a training run: states, activations in flight by the real schedule, temporary tensors, and the peak.
+"""Memory of every rank in a training run: model states, workspaces, activations, temporary tensors, and the peak.
 
-`states` and `workspaces` are what stays, `iteration` walks the schedule. The peak is the highest instant of creation, first
-iteration, later iterations and optimizer step.
+`states` and `workspaces` give the memory that stays allocated, and `iteration` walks the pipeline schedule. The peak is the maximum
+over the creation of the model, the first iteration, later iterations and the optimizer step.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from analyzer.errors import UnsupportedError
 from analyzer.memory.allocator.caching_allocator import AllocatorSettings
-from analyzer.memory.allocator.replay import MOST_REQUESTS, first_steps, fragmentation, is_replayed, requests, with_fragmentation
+from analyzer.memory.allocator.replay import MAX_REQUESTS, first_steps, fragmentation, is_replayed, requests, with_fragmentation
 from analyzer.memory.allocator.script import script
 from analyzer.memory.device_overhead import SEGMENT, device_range, outside_allocator_bytes, reserved_bytes
 from analyzer.memory.features import graph_memory_of, overlapped_points
@@ -36,26 +36,26 @@ _START = {
     StartPeak.SHARDING: (PeakEvent.MODEL_SHARDING, Remainder.UNSHARDED),
     StartPeak.OPTIMIZER: (PeakEvent.OPTIMIZER_CREATION, Remainder.OPTIMIZER),
 }
-"""What the peak before the first iteration is, and what it contains beside the states."""
+"""For each kind of peak before the first iteration, its event and the label of its remainder."""
 
 
 def rank_classes(job: TrainingJob) -> tuple[RankClass, ...]:
-    """Memory of each pipeline rank. All ranks of a stage are equal unless whole parameters are distributed over them.
+    """The rank classes of a job with their memory: one per pipeline rank, or several if its ranks own different parameters.
 
-    Blocks and segments of the allocator are included where the order of its requests is known.
+    Allocator blocks and segments are simulated if the order of the allocations is known.
     """
     return replayed_classes(job, analysed_stages(job))
 
 
 def rank_classes_of_tensors(job: TrainingJob) -> tuple[RankClass, ...]:
-    """The same for tensors alone, each in a block of its own size: faster, and slightly too low."""
+    """The same without the allocator simulation: each block has the size of its tensor. This is faster and slightly too low."""
     return tensor_classes(job, analysed_stages(job))
 
 
 def highest_rank(job: TrainingJob) -> RankClass:
-    """The rank class that takes most memory of its device, as in the report, without the memory of the others.
+    """The rank class with the highest device memory, with the same memory as in the report.
 
-    Only the first of the stages with equal trees is walked and replayed. Of these it is the one with most microbatches in flight.
+    Of pipeline stages with equal trees only the first is computed, because it has the most microbatches in flight.
     """
     return highest(replayed_classes(job, distinct_stages(job)))
 
@@ -66,30 +66,32 @@ def tensor_classes(job: TrainingJob, stages: Sequence[StageAnalysis]) -> tuple[R
 
 
 def replayed_classes(job: TrainingJob, stages: Sequence[StageAnalysis]) -> tuple[RankClass, ...]:
-    """The same with the memory that the allocator makes of it: from the highest rank class on, up to `MOST_REQUESTS`.
+    """The same with a simulation of the allocator, for the highest rank classes first, up to `MAX_REQUESTS` in total.
 
-    Without a replay where the order of requests is not known, or the settings of the allocator are not simulated.
+    Without a simulation if the order of the requests is not known or the allocator settings are not supported.
     """
     ranks = tensor_classes(job, stages)
     settings = _simulated(job)
     if settings is None:
         return ranks
     found = list(ranks)
-    left = MOST_REQUESTS
+    remaining = MAX_REQUESTS
     for index in sorted(range(len(ranks)), key=lambda index: -ranks[index].memory.device_bytes):
         stage = stages[index]
         scripts = [script(tree) for tree in stage.model.trees]
         orders = (first_steps(stage.iterations[0].order), first_steps(stage.iterations[1].order))
-        left -= requests(scripts, orders)
-        if left < 0:
+        remaining -= requests(scripts, orders)
+        if remaining < 0:
             break
-        made = fragmentation(job, stage.model, stage.buffers, scripts, stage.workspaces, orders=orders, settings=settings)
-        found[index] = replace(found[index], memory=with_fragmentation(job, found[index].memory, made))
+        found_fragmentation = fragmentation(
+            job, stage.model, stage.buffers, scripts, stage.workspaces, orders=orders, settings=settings
+        )
+        found[index] = replace(found[index], memory=with_fragmentation(job, found[index].memory, found_fragmentation))
     return tuple(found)
 
 
 def _simulated(job: TrainingJob) -> AllocatorSettings | None:
-    """The allocator settings of a job that is replayed; None for others."""
+    """The allocator settings of a job; None if the allocator is not simulated for this job."""
     if not is_replayed(job):
         return None
     try:
@@ -99,7 +101,7 @@ def _simulated(job: TrainingJob) -> AllocatorSettings | None:
 
 
 def _stage_classes(job: TrainingJob, stage: StageAnalysis) -> Iterator[RankClass]:
-    """The ranks of one pipeline stage: one class unless they have different states."""
+    """The rank classes of one pipeline stage: one, unless its ranks have different model states."""
     iterations = _iterations(job, stage)
     for ranks, states in stage.states:
         yield RankClass(
@@ -109,26 +111,26 @@ def _stage_classes(job: TrainingJob, stage: StageAnalysis) -> Iterator[RankClass
             parameters_routed_experts=stage.parameters_routed_experts,
             chunks=stage.model.chunks,
             trees=stage.model.trees,
-            memory=_rank_memory(job, states, _with_states(job, stage, states, iterations), kept=iterations.kept),
+            memory=_rank_memory(job, states, _run_with_states(job, stage, states, iterations), kept=iterations.kept),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Iterations:
-    """The iterations of a stage, in bytes above states."""
+    """The iterations of a stage, in bytes above the model states."""
 
     first: Peak
     later: Peak
     context: PeakContext
-    stuck: int
+    referenced: int
     """Bytes that modules reference throughout an iteration."""
     kept: int
-    """Bytes of last inputs, and of what modules reference, between iterations."""
+    """Bytes of pipeline inputs and of tensors referenced by modules, between iterations."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """The peaks of a rank's iterations, states included, and what stays beside the states."""
+    """The peaks of a rank's iterations, including the model states, and its workspaces."""
 
     first: Peak
     later: Peak
@@ -145,23 +147,23 @@ def _iterations(job: TrainingJob, stage: StageAnalysis) -> _Iterations:
         overlapped=overlapped_points(job, model.trees, stage.iterations[1].order),
     )
     first = peak_of_iteration(stage.iterations[0], stage.chunks, workspaces=stage.workspaces, context=context)
-    context = replace(context, first_keeps=last_layer_bytes_on_gpu(job, model.trees[-1]))
+    context = replace(context, extra_of_first=last_layer_bytes_on_gpu(job, model.trees[-1]))
     later = peak_of_iteration(stage.iterations[1], stage.chunks, workspaces=stage.workspaces, context=context, warm=True)
     return _Iterations(
         first=first,
         later=later,
         context=context,
-        stuck=sum(tree.lingering_once for tree in trees),
+        referenced=sum(tree.lingering_once for tree in trees),
         kept=sum(total_bytes(each) for each in inputs) + sum(tree.lingering_bytes for tree in trees),
     )
 
 
-def _with_states(job: TrainingJob, stage: StageAnalysis, states: States, iterations: _Iterations) -> _Run:
-    """The iterations of a rank with these states; with CUDA graphs, where there are some."""
-    first, later, stuck = iterations.first, iterations.later, iterations.stuck
+def _run_with_states(job: TrainingJob, stage: StageAnalysis, states: States, iterations: _Iterations) -> _Run:
+    """The iterations of a rank with these model states, with CUDA graphs if the job uses them."""
+    first, later, referenced = iterations.first, iterations.later, iterations.referenced
     run = _Run(
-        first=replace(first, bytes=first.bytes + states.before_first_step + stuck),
-        later=replace(later, bytes=later.bytes + states.steady + stuck),
+        first=replace(first, bytes=first.bytes + states.before_first_step + referenced),
+        later=replace(later, bytes=later.bytes + states.steady + referenced),
         workspaces=stage.workspaces,
     )
     graphs = graph_memory_of(
@@ -179,25 +181,27 @@ def _with_states(job: TrainingJob, stage: StageAnalysis, states: States, iterati
 
 
 def _rank_memory(job: TrainingJob, states: States, run: _Run, *, kept: int) -> RankMemory:
-    """The memory of a rank. The optimizer step can have the peak if forward and backward are short.
+    """The memory of a rank. The peak can be in the optimizer step if forward and backward need less.
 
-    `kept` bytes exist between iterations, and are freed or replaced when the next one runs. While CUDA graphs are replayed,
-    their pool is reserved beside everything else.
+    `kept` bytes are allocated between iterations, and freed or replaced in the next one. While CUDA graphs are replayed, their
+    pool is reserved in addition to all other memory.
     """
     first, later, graphs = run.first, run.later, run.graphs
-    runtime = sum(each.bytes for each in run.workspaces)
-    allocated = states.steady + runtime + states.gradient_copies + states.gathered + kept
+    workspaces = sum(each.bytes for each in run.workspaces)
+    allocated = states.steady + workspaces + states.gradient_copies + states.gathered + kept
     peak = _highest(states, allocated=allocated, first=first, later=later)
     captured_later = 0 if graphs is None or graphs.from_start else sum(each.bytes for each in graphs.kept)
     pool = 0 if graphs is None else round_up(graphs.pool, SEGMENT)
     replayed = 0 if graphs is None else pool + graphs.replay.bytes
     reserved = max(_reserved(peak), 0 if graphs is None else pool + _reserved(graphs.replay))
-    absent = captured_later if peak.before_capture else 0  # static inputs do not exist yet
-    shown = run.workspaces if not absent or graphs is None else tuple(each for each in run.workspaces if each not in graphs.kept)
-    transient = peak.bytes - states.steady - (runtime - absent) - peak.activations
-    rest = transient - total_bytes(peak.transient)
+    not_created = captured_later if peak.before_capture else 0  # static inputs do not exist yet
+    existing = (
+        run.workspaces if not not_created or graphs is None else tuple(each for each in run.workspaces if each not in graphs.kept)
+    )
+    transient = peak.bytes - states.steady - (workspaces - not_created) - peak.activations
+    remainder = transient - total_bytes(peak.transient)
     copies = (
-        (MemoryPart(name="fp32 gradients that the optimizer keeps", bytes=states.permanent_gradient_copies),)
+        (MemoryPart(name="fp32 gradients stored by the optimizer", bytes=states.permanent_gradient_copies),)
         if states.permanent_gradient_copies
         else ()
     )
@@ -206,7 +210,7 @@ def _rank_memory(job: TrainingJob, states: States, run: _Run, *, kept: int) -> R
         parameters_bytes=states.parameters,
         gradients_bytes=states.gradients,
         optimizer_bytes=states.master_weights + states.moments,
-        runtime_bytes=runtime - absent + states.permanent_gradient_copies,
+        runtime_bytes=workspaces - not_created + states.permanent_gradient_copies,
         allocated_bytes=allocated,
         activations_bytes=peak.activations,
         transient_bytes=transient,
@@ -219,8 +223,11 @@ def _rank_memory(job: TrainingJob, states: States, run: _Run, *, kept: int) -> R
         device_bytes=reserved + outside_allocator_bytes(job),
         device_range_bytes=device_range(job, peak=max(peak.bytes, replayed), reserved=reserved),
         graph_pool_bytes=pool,
-        runtime_parts=(*(MemoryPart(name=each.name, bytes=each.bytes) for each in shown), *copies),
-        transient_parts=(*_parts(peak.transient), *((MemoryPart(name=peak.remainder.value, bytes=rest),) if rest else ())),
+        runtime_parts=(*(MemoryPart(name=each.name, bytes=each.bytes) for each in existing), *copies),
+        transient_parts=(
+            *_parts(peak.transient),
+            *((MemoryPart(name=peak.remainder.value, bytes=remainder),) if remainder else ()),
+        ),
         microbatches_in_flight=peak.in_flight,
     )
 
@@ -230,9 +237,9 @@ def _reserved(peak: Peak) -> int:
 
 
 def _highest(states: States, *, allocated: int, first: Peak, later: Peak) -> Peak:
-    """The peak of the whole run: of a later iteration, if that is as high as any other."""
+    """The peak of the training run; ties go to a later iteration."""
     copies = (Tensor(name="fp32 gradients", shape=(states.gradient_copies // 4,), dtype="fp32"),) if states.gradient_copies else ()
-    stepping = Peak(
+    optimizer_step = Peak(
         bytes=allocated + total_bytes(states.step_workspace),
         workspaces=0,
         activations=0,
@@ -242,13 +249,13 @@ def _highest(states: States, *, allocated: int, first: Peak, later: Peak) -> Pea
         remainder=Remainder.KEPT,
     )
     event, remainder = _START[states.start_peak]
-    creating = replace(stepping, bytes=states.at_start, transient=(), position=PeakPosition(event=event), remainder=remainder)
-    beginning = replace(first, position=replace(first.position, first_iteration=True), remainder=Remainder.NOT_CREATED)
-    return max(later, stepping, beginning, creating, key=lambda peak: peak.bytes)
+    creation = replace(optimizer_step, bytes=states.at_start, transient=(), position=PeakPosition(event=event), remainder=remainder)
+    first_iteration_peak = replace(first, position=replace(first.position, first_iteration=True), remainder=Remainder.NOT_CREATED)
+    return max(later, optimizer_step, first_iteration_peak, creation, key=lambda peak: peak.bytes)
 
 
 def _parts(tensors: Sequence[Tensor]) -> tuple[MemoryPart, ...]:
-    """Temporary tensors by name, largest first; what shares another tensor's storage takes no memory and is left out."""
+    """Sums of temporary tensors by name, largest first. Tensors that share the storage of another tensor are omitted."""
     sums: dict[str, int] = {}
     for tensor in tensors:
         if tensor.bytes:

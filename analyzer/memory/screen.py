@@ -1,11 +1,11 @@
-"""The screen: a lower bound of the memory of the highest-memory rank, in integers.
+"""A fast lower bound of the memory of the highest-memory rank.
 
-It is for the many layouts of a search that do not fit. What differs from the exact peak: gradient buffers are not padded, blocks
-are as large as their tensors, and of the messages of the pipeline only those are counted that are there in every case. Trees,
-rank classes and operations in order are not made: a chunk is a few modules, each with its number and with figures that are
-cached.
+A search uses it to discard layouts that do not fit. It differs from the exact peak in three points: gradient buffers are not
+padded, allocator blocks have the size of their tensors, and only pipeline messages that are allocated in every case are counted.
+No module trees, rank classes or ordered operations are created: a chunk is a list of distinct modules with their number, and the
+figures of a chunk are cached.
 
-Legend: p pipeline size, v chunks of a rank, g microbatches that run through one chunk before the next, m microbatches.
+Symbols: p pipeline size, v chunks per rank, g microbatches that run through one chunk before the next, m microbatches.
 """
 
 from __future__ import annotations
@@ -44,20 +44,25 @@ class Screen(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """What the screen needs of a chunk."""
+    """Figures of one model chunk."""
 
     figures: ChunkFigures
     modules: tuple[tuple[Module, int], ...]
+    """Distinct modules, each with its number."""
     dense: int
-    """Elements of the parameters that are not experts."""
+    """Elements of all parameters except those of experts."""
     experts: int
+    """Elements of the parameters of experts."""
     parameter_bytes: int
     referenced: int
     """Bytes that modules reference throughout an iteration."""
 
 
 def screen(job: TrainingJob) -> Screen:
-    """A lower bound of what the highest-memory rank needs."""
+    """A lower bound of the memory of the highest-memory rank, in bytes.
+
+    Jobs that the fast computation does not cover get the exact peak without the allocator simulation.
+    """
     peak = _peak(job) if _is_screened(job) else None
     if peak is None:
         peak = max(each.memory.peak_allocated_bytes for each in tensor_classes(job, distinct_stages(job)))
@@ -65,26 +70,26 @@ def screen(job: TrainingJob) -> Screen:
 
 
 def _is_screened(job: TrainingJob) -> bool:
-    """Whether the peak is that of 1F1B or of its interleaved form, with Adam or SGD on the GPU and unquantized weights."""
+    """Whether the fast computation covers a job: 1F1B or interleaved, Adam or SGD on the GPU, unquantized weights."""
     parallel, flags = job.parallel, job.flags
     elsewhere = job.fsdp or job.graphs or job.activation_offload or job.optimizer.offload or job.precision.fp8
     other_order = flags.overlap_moe_expert_parallel_comm or flags.delay_wgrad_compute or job.megatron == "2023"
     group = parallel.microbatch_group_size or parallel.pipeline
-    whole_groups = parallel.chunks == 1 or job.batch.microbatches % group == 0
-    return whole_groups and not elsewhere and not other_order and job.optimizer.name in ("adam", "sgd")
+    complete_groups = parallel.chunks == 1 or job.batch.microbatches % group == 0
+    return complete_groups and not elsewhere and not other_order and job.optimizer.name in ("adam", "sgd")
 
 
 def _peak(job: TrainingJob) -> int | None:
-    """The highest peak of the pipeline ranks that differ; None if a chunk has no modules."""
+    """The highest peak of all pipeline ranks, in bytes; None if a chunk has no modules."""
     parallel = job.parallel
     inputs, shapes = module_inputs(job), shapes_of(job)
     received = received_gradient(job)
     kinds = _kinds_of_stages(job)
     known: dict[ChunkKind, _Chunk | None] = {}
     highest = 0
-    for rank, ours in _distinct_ranks(kinds, parallel.pipeline):
+    for rank, chunk_kinds in _distinct_ranks(kinds, parallel.pipeline):
         chunks = []
-        for kind in ours:
+        for kind in chunk_kinds:
             if kind not in known:
                 known[kind] = _chunk(inputs, kind, received)
             chunk = known[kind]
@@ -120,11 +125,11 @@ def _kinds_of_counts(layers: LayerRuns, counts: tuple[int, ...], mtp_layers: int
 
 
 def _distinct_ranks(kinds: Sequence[ChunkKind], pipeline: int) -> list[tuple[int, tuple[ChunkKind, ...]]]:
-    """The first pipeline rank of those with equal chunks: later ones have no more microbatches in flight."""
+    """The first of the pipeline ranks with equal chunks, with its chunks: later ones have no more microbatches in flight."""
     found: dict[tuple[int, ...], tuple[int, tuple[ChunkKind, ...]]] = {}
     for rank in range(pipeline):
-        ours = tuple(kinds[rank::pipeline])
-        found.setdefault(tuple(map(id, ours)), (rank, ours))
+        chunk_kinds = tuple(kinds[rank::pipeline])
+        found.setdefault(tuple(map(id, chunk_kinds)), (rank, chunk_kinds))
     return list(found.values())
 
 
@@ -146,7 +151,7 @@ def _chunk(inputs: ModuleInputs, kind: ChunkKind, received: Tensor) -> _Chunk | 
 
 
 def _parameter_figures(module: Module) -> tuple[int, int, int]:
-    """Elements of parameters that are not experts, elements of experts, and bytes of both."""
+    """Elements of all parameters except experts, elements of experts, and bytes of both."""
     experts = sum_of_parameters(module, lambda parameter: parameter.numel if parameter.sharding == "expert" else 0)
     every = sum_of_parameters(module, lambda parameter: parameter.numel)
     size = sum_of_parameters(module, lambda parameter: int(DTYPE_BYTES[parameter.dtype]) * parameter.numel)
@@ -159,23 +164,23 @@ def _peak_of_rank(job: TrainingJob, shapes: Shapes, rank: int, chunks: Sequence[
         for module, times in chunk.modules:
             _, before = modules.get(id(module), (module, 0))
             modules[id(module)] = (module, before + times)
-    held = workspace_bytes(job, shapes, tuple(modules.values()), chunks=len(chunks)) + sum(chunk.referenced for chunk in chunks)
+    constant = workspace_bytes(job, shapes, tuple(modules.values()), chunks=len(chunks)) + sum(chunk.referenced for chunk in chunks)
     states, copies = _states(job, chunks)
-    around = pipeline_tensors(job, pipeline_rank=rank)
-    beside = (total_bytes(around.forward), total_bytes(around.backward))
+    messages = pipeline_tensors(job, pipeline_rank=rank)
+    messages_bytes = (total_bytes(messages.forward), total_bytes(messages.backward))
     figures = [chunk.figures for chunk in chunks]
     if len(chunks) == 1:
-        moving = _one_chunk(figures[0], job.parallel.pipeline - rank, job.batch.microbatches, beside)
+        in_iteration = _one_chunk(figures[0], job.parallel.pipeline - rank, job.batch.microbatches, messages_bytes)
     else:
-        moving = _interleaved(job, rank, figures, beside)
-    return states + held + max(copies, moving)
+        in_iteration = _interleaved(job, rank, figures, messages_bytes)
+    return states + constant + max(copies, in_iteration)
 
 
 def _states(job: TrainingJob, chunks: Sequence[_Chunk]) -> tuple[int, int]:
-    """Bytes of parameters, gradients and optimizer states without padding, and of gradient copies in the optimizer step."""
+    """Bytes of the model states without padding, and bytes of gradient copies in the optimizer step."""
     dense, experts = sum(chunk.dense for chunk in chunks), sum(chunk.experts for chunk in chunks)
     owned = dense + experts
-    if job.parallel.expert == 1:  # then experts are reduced with everything else
+    if job.parallel.expert == 1:  # experts are reduced together with all other parameters
         dense, experts = owned, 0
     if job.optimizer.distributed:
         owned = dense // reduction_size(job.parallel, "dp_cp") + experts // reduction_size(job.parallel, "edp")
@@ -184,19 +189,23 @@ def _states(job: TrainingJob, chunks: Sequence[_Chunk]) -> tuple[int, int]:
     return kept + int((each.master + each.total_moments) * owned), FP32 * owned if copies_gradients(job) else 0
 
 
-def _one_chunk(figures: ChunkFigures, behind: int, microbatches: int, beside: tuple[int, int]) -> int:
-    """1F1B: `behind` stages from here on, so that many microbatches are in flight at most."""
-    in_flight = min(behind, microbatches)
-    forward, backward = beside if microbatches > in_flight else (0, 0)
-    waiting = (in_flight - 1) * figures.retained
-    found = max(waiting + figures.forward_peak + forward, waiting + figures.backward_peak + backward)
-    if in_flight > 1:  # without a forward since the backward before it
-        found = max(found, waiting - figures.retained + figures.next_backward_peak)
+def _one_chunk(figures: ChunkFigures, stages: int, microbatches: int, messages_bytes: tuple[int, int]) -> int:
+    """The peak of 1F1B in bytes. At most `stages` microbatches are in flight: the number of stages from this one to the last."""
+    in_flight = min(stages, microbatches)
+    forward, backward = messages_bytes if microbatches > in_flight else (0, 0)
+    saved = (in_flight - 1) * figures.retained
+    found = max(saved + figures.forward_peak + forward, saved + figures.backward_peak + backward)
+    if in_flight > 1:  # a backward that directly follows another one
+        found = max(found, saved - figures.retained + figures.next_backward_peak)
     return found
 
 
-def _interleaved(job: TrainingJob, rank: int, figures: Sequence[ChunkFigures], beside: tuple[int, int]) -> int:
-    """The steps at which the chunk of a forward or of a backward changes: between them the bytes in flight change evenly."""
+def _interleaved(job: TrainingJob, rank: int, figures: Sequence[ChunkFigures], messages_bytes: tuple[int, int]) -> int:
+    """The peak of the interleaved schedule in bytes.
+
+    Only steps at which the chunk of a forward or of a backward changes are evaluated: between them the bytes in flight change by
+    a constant per step.
+    """
     p, v = job.parallel.pipeline, len(figures)
     g = job.parallel.microbatch_group_size or p
     total = job.batch.microbatches * v
@@ -204,20 +213,20 @@ def _interleaved(job: TrainingJob, rank: int, figures: Sequence[ChunkFigures], b
     after_forward = list(accumulate((each.retained for each in figures), initial=0))
     after_backward = list(accumulate((each.retained for each in reversed(figures)), initial=0))
 
-    def passed(steps: int, sums: Sequence[int]) -> int:
-        """Bytes retained or freed by the first so many forwards or backwards."""
+    def total_after(steps: int, sums: Sequence[int]) -> int:
+        """Bytes saved or freed by the first `steps` forwards or backwards."""
         rounds, rest = divmod(steps, g * v)
         chunks, begun = divmod(rest, g)
         return g * (rounds * sums[v] + sums[chunks]) + (begun * (sums[chunks + 1] - sums[chunks]) if begun else 0)
 
     def in_flight(forwards: int, backwards: int) -> int:
-        return passed(forwards, after_forward) - passed(backwards, after_backward)
+        return total_after(forwards, after_forward) - total_after(backwards, after_backward)
 
     found = 0
     changes = {at for first in (0, warmup) for place in range(v + 1) for at in (first + place * g, first + place * g - 1)}
     for forward in {warmup, *(at for at in changes if warmup <= at)}:
         backward = forward - warmup
-        sent = beside if backward else (0, 0)
+        sent = messages_bytes if backward else (0, 0)
         if forward < total:
             chunk = figures[forward // g % v]
             found = max(found, in_flight(forward, backward) + chunk.forward_peak + sent[0])

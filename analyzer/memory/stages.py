@@ -1,4 +1,4 @@
-"""What the memory of every pipeline stage depends on, computed once for a job. Stages that are alike share it."""
+"""The inputs of the memory computation for every pipeline stage. Stages with equal trees share them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class StageAnalysis:
 
 @dataclass(frozen=True)
 class _Shared:
-    """What stages with the same trees have in common."""
+    """Results that stages with the same trees share."""
 
     buffers: tuple[tuple[Buffer, ...], ...]
     states: States
@@ -68,7 +68,7 @@ _Key = tuple[bool, tuple[int, ...]]
 
 
 def _key(model: StageModel) -> _Key:
-    """What stages share. Only the first stage has several buckets."""
+    """Stages with equal keys share their results. The first stage has a separate key: only it has several buckets."""
     return model.pipeline_rank == 0, tuple(id(tree) for tree in model.trees)
 
 
@@ -113,7 +113,7 @@ def _parameter_counts(tree: Module) -> tuple[int, int]:
 
 
 def _chunk_memory(job: TrainingJob, tree: Module, received: tuple[Tensor, ...]) -> ChunkMemory:
-    """The memory of a chunk, with its unsharded parameters and gradients under FSDP."""
+    """The memory of a chunk. With FSDP it includes the unsharded parameters and gradients."""
     if job.fsdp is None:
         return tree.derived(_plain_chunk_memory, received)
     sharded, first = fsdp_trees_of(job, tree)

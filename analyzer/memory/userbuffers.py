@@ -1,7 +1,7 @@
-"""Buffers of Transformer Engine's userbuffers, through which messages overlap with products (`--tp-comm-overlap`).
+"""Buffers of Transformer Engine's userbuffers, which overlap communication with GEMMs (`--tp-comm-overlap`).
 
-Every product of a layer that sends has one for the whole model, as large as the gathered hidden states. They are memory of the
-driver, which PyTorch does not know of.
+Each GEMM of a layer that communicates has one buffer with the size of the gathered hidden states. All layers of the model share it.
+The CUDA driver allocates the buffers, so PyTorch's statistics do not include them.
 
 Sources: transformer_engine/pytorch/module/base.py `initialize_ub` (TE 2.11); common/comm_gemm_overlap/comm_gemm_overlap.cpp
 and userbuffers-host.cpp `register_user_buffer_collective`; megatron/training/initialize.py `_initialize_tp_communicators`.
@@ -24,15 +24,15 @@ GATHERING: Final = (
     "fc2_dgrad",
     "fc2_wgrad",
 )
-"""Products that read what is gathered: of bytes where they are in FP8."""
+"""GEMMs whose buffer receives an all-gather. With FP8 its elements have one byte."""
 SCATTERING: Final = ("proj_fprop", "fc2_fprop", "qkv_wgrad", "fc1_wgrad")
-"""Products whose result is scattered, or beside which another one's is."""
+"""GEMMs whose output is reduce-scattered, or that overlap with the reduce-scatter of another GEMM's output."""
 GRANULARITY: Final = 2 * MIB
-"""Of physical memory that the driver hands out."""
+"""Allocation granularity of the driver's physical memory, in bytes."""
 
 
 def userbuffer_bytes(job: TrainingJob) -> int:
-    """Memory of all buffers on a rank, with the methods that Transformer Engine takes where no file names others."""
+    """Bytes of all buffers on a rank, with the default overlap methods of Transformer Engine (no configuration file)."""
     if not job.flags.tp_comm_overlap or job.parallel.tensor == 1:
         return 0
     batch = job.batch

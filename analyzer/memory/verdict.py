@@ -1,4 +1,4 @@
-"""Does it fit: the highest-memory rank compared with the capacity of the GPU."""
+"""The verdict: the memory of the highest-memory rank compared with the capacity of the GPU."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from analyzer.specs import HardwareSpec
 
 
 def highest(ranks: Sequence[RankClass]) -> RankClass:
-    """The rank class that takes most of its device; of equals the one with the lowest rank."""
+    """The rank class with the highest device memory; ties go to the lowest rank."""
     return min(ranks, key=lambda each: (-each.memory.device_bytes, each.ranks[0][0]))
 
 
 def verdict(ranks: Sequence[RankClass], hardware: HardwareSpec, *, note: str = "") -> Verdict:
-    """Whether every rank fits: `device_bytes` (reserved memory, CUDA context and NCCL) of the highest-memory rank compared with
-    the capacity.
+    """Whether every rank fits, and the headroom of the highest-memory rank in bytes.
 
-    It is tight where the capacity lies within what the device may show (`device_range_bytes`): then nobody knows before it
-    runs, and `fits` says on which side the estimate is. `ranks` has at least one element. `fits`, `state` and
-    `headroom_bytes` are None where the capacity is not known; a headroom below zero is what is missing. `note` is passed on
-    to the reader.
+    Its `device_bytes` (reserved memory, CUDA context and NCCL buffers) are compared with the capacity. The state is tight if the
+    capacity is within the estimated range (`device_range_bytes`): then the launch may or may not fit, and `fits` compares the
+    estimate itself. A negative headroom is the amount of missing memory. `fits`, `state` and `headroom_bytes` are None if the
+    capacity is not known. `ranks` must not be empty. `note` is copied to the verdict.
     """
     tightest = highest(ranks)
     capacity = hardware.capacity_bytes

@@ -1,4 +1,4 @@
-"""Workspaces and caches: memory that libraries keep beside the model, and when each is first allocated.
+"""Workspaces and caches: memory that libraries keep in addition to the model, and when each of them is first allocated.
 
 Sources: PyTorch aten/src/ATen/cuda/CublasHandlePool.cpp (getChosenWorkspaceSize); transformer_engine/pytorch/
 cpp_extensions/gemm.py get_cublas_workspace_size_bytes and module/base.py get_dummy_wgrad (TE 2.11);
@@ -22,16 +22,17 @@ from analyzer.units import BLOCK, KIB, MIB, dtype_bytes, round_up
 
 GROUPED_GEMM_STREAMS: Final = 4
 """Streams over which Transformer Engine distributes a grouped GEMM, each with a workspace (nvte_get_num_compute_streams)."""
-ROTARY_TABLES: Final = 32
-"""Entries of the cache of `YarnRotaryEmbedding.forward`; with multi-latent attention every layer has an entry of its own."""
+MAX_ROPE_TABLES: Final = 32
+"""Maximum entries in the cache of `YarnRotaryEmbedding.forward`. With multi-latent attention each layer has its own entry."""
 YARN_POSITIONS: Final = 4096
-"""`MLATransformerConfig.original_max_position_embeddings`, which no option of the training script changes."""
+"""Default of `MLATransformerConfig.original_max_position_embeddings`. The training script has no option for it."""
 FROM_START: Final[frozenset[ModuleKind]] = frozenset()
+"""`Workspace.kinds` of workspaces that are allocated before the first iteration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Bytes that stay allocated once a module of one of these kinds has run in this pass; without kinds, from the start."""
+    """Bytes that stay allocated after a module of one of `kinds` has run in `phase`; with `FROM_START`, from the start."""
 
     name: str
     bytes: int
@@ -40,15 +41,15 @@ class Workspace:
 
 
 def capability(job: TrainingJob) -> tuple[int, int]:
-    """Compute capability of the target GPU; that of Hopper if no GPU is given."""
+    """Compute capability of the target GPU; (9, 0), that of Hopper, if no GPU is given."""
     return job.hardware.compute_capability or (9, 0)
 
 
 def cublas_workspace_bytes(job: TrainingJob) -> int:
-    """Workspace of one cuBLAS handle on one stream: CUBLAS_WORKSPACE_CONFIG, else PyTorch's default.
+    """Bytes of the workspace of one cuBLAS handle on one stream: CUBLAS_WORKSPACE_CONFIG, or PyTorch's default.
 
-    The variable lists `:SIZE:COUNT` in KiB. The default is :4096:8 on Hopper and, since pull request 175344 of
-    February 2026, on Blackwell; on others :4096:2:16:8.
+    The variable contains pairs `:SIZE:COUNT` with sizes in KiB. The default is :4096:8 on Hopper and, since PyTorch pull request
+    175344 (February 2026), on Blackwell; :4096:2:16:8 on other GPUs.
     """
     config = job.flags.cublas_workspace_config
     if config:
@@ -58,21 +59,21 @@ def cublas_workspace_bytes(job: TrainingJob) -> int:
 
 
 def te_workspace_bytes(job: TrainingJob) -> int:
-    """Workspace of Transformer Engine's GEMMs: 32 MiB and 1 KiB from Hopper on, 4 MiB before."""
+    """Bytes of the workspace of Transformer Engine's GEMMs: 32 MiB + 1 KiB on Hopper and later GPUs, 4 MiB on earlier ones."""
     return 32 * MIB + KIB if capability(job)[0] >= 9 else 4 * MIB
 
 
 def workspaces(job: TrainingJob, trees: Sequence[Module]) -> tuple[Workspace, ...]:
-    """Every workspace and cache on a rank that holds these chunks."""
+    """All workspaces and caches of a rank with these model chunks."""
     layers = sum(tree.derived(_latent_layers) for tree in trees)
     context = _context(job, shapes_of(job), trees, trees=trees, chunks=len(trees), latent_layers=layers)
     return _listed(context)
 
 
 def workspace_bytes(job: TrainingJob, shapes: Shapes, modules: Sequence[tuple[Module, int]], *, chunks: int) -> int:
-    """Bytes of all workspaces of a rank with these modules, each with its number, in so many chunks.
+    """Bytes of all workspaces and caches of a rank with these (module, number of copies) in `chunks` model chunks.
 
-    For jobs without FP8, FSDP and optimizer offloading, whose workspaces depend on the trees.
+    Only for jobs without FP8, FSDP and optimizer offloading: these need the module trees.
     """
     layers = sum(times * module.derived(_latent_layers) for module, times in modules)
     context = _context(job, shapes, [module for module, _ in modules], trees=(), chunks=chunks, latent_layers=layers)
@@ -86,27 +87,27 @@ def _listed(context: _Context) -> tuple[Workspace, ...]:
         _offloading_and_fsdp(context),
         _dummy_weight_gradients(context),
         _fp8_copies(context),
-        _rotary_tables(context),
-        _tables_of_latent_attention(context),
+        _rope_tables(context),
+        _mla_rope_tables(context),
     )
     return tuple(each for part in parts for each in part if each.bytes)
 
 
 @dataclass(frozen=True)
 class _Context:
-    """A rank whose workspaces are listed."""
+    """The rank whose workspaces are listed."""
 
     job: TrainingJob
     shapes: Shapes
     modules: Sequence[Module]
-    """Everything on the rank, in order; equal modules may be listed once."""
+    """All modules of the rank in order; equal modules may be listed once."""
     kinds: frozenset[ModuleKind]
     """Kinds of all these modules and their children."""
     trees: Sequence[Module]
-    """The chunks of the rank; none if no workspace depends on them."""
+    """The chunks of the rank; empty if no workspace depends on them."""
     chunks: int
     latent_layers: int
-    """Layers with multi-latent attention."""
+    """Number of layers with multi-latent attention."""
 
     @property
     def te(self) -> bool:
@@ -129,7 +130,7 @@ def _kinds(tree: Module) -> frozenset[ModuleKind]:
 
 
 def _gemm_workspaces(context: _Context) -> Iterator[Workspace]:
-    """Of Transformer Engine, and of PyTorch's cuBLAS handles: a handle belongs to a thread, and autograd has its own."""
+    """Workspaces of Transformer Engine and of PyTorch's cuBLAS handles. The main and the autograd thread have a handle each."""
     job, kinds = context.job, context.kinds
     te_bytes = round_up(te_workspace_bytes(job), BLOCK)
     if context.te and kinds & LINEAR:
@@ -137,23 +138,23 @@ def _gemm_workspaces(context: _Context) -> Iterator[Workspace]:
     moe = job.model.moe
     if context.te and moe is not None and moe.grouped_gemm and ModuleKind.EXPERTS in kinds:
         yield Workspace("grouped GEMM workspaces of 4 streams", GROUPED_GEMM_STREAMS * te_bytes, LINEAR, "forward")
-    # the router too: te_general_gemm of core's extensions finds no get_workspace in Transformer Engine 2.11
+    # the router uses PyTorch: te_general_gemm of megatron-core needs get_workspace, which Transformer Engine 2.11 does not have
     in_torch = frozenset({ModuleKind.OUTPUT_LAYER, ModuleKind.ROUTER})
     in_torch |= FROM_START if context.te else LINEAR
     in_torch |= {ModuleKind.ATTENTION_KERNEL} if context.unfused else FROM_START
-    if kinds & in_torch or job.optimizer.muon is not None:  # Muon multiplies matrices on every stage
+    if kinds & in_torch or job.optimizer.muon is not None:  # Muon uses GEMMs on every stage
         yield Workspace("cuBLAS workspace of the main thread", cublas_workspace_bytes(job), in_torch, "forward")
     if kinds & in_torch:
         yield Workspace("cuBLAS workspace of the autograd thread", cublas_workspace_bytes(job), in_torch, "backward")
     model = job.model
-    plain = context.te and context.unfused and model.mla is None and model.softmax_type == "vanilla"
-    if plain and not softmax_is_fused(context.shapes):
+    unfused_softmax = context.te and context.unfused and model.mla is None and model.softmax_type == "vanilla"
+    if unfused_softmax and not softmax_is_fused(context.shapes):
         mask = causal_mask(context.shapes).bytes
         yield Workspace("Transformer Engine's causal mask", mask, frozenset({ModuleKind.ATTENTION_KERNEL}), "forward")
 
 
 def _global_buffer(context: _Context) -> Iterator[Workspace]:
-    """Megatron's scratch buffer "mpu", which grows to the largest request and stays."""
+    """Megatron's scratch buffer "mpu", which grows to the largest request and is never freed."""
     job, shapes, kinds = context.job, context.shapes, context.kinds
     users: frozenset[ModuleKind] = FROM_START
     scratch = 0
@@ -175,37 +176,38 @@ def _global_buffer(context: _Context) -> Iterator[Workspace]:
 
 
 def _offloading_and_fsdp(context: _Context) -> Iterator[Workspace]:
-    """Of optimizer offloading and FSDP, whose modules are imported here only, for a short start-up."""
+    """Workspaces of optimizer offloading and FSDP. Their modules are imported on demand, to keep the start-up short."""
     job = context.job
     if job.optimizer.offload is not None and not job.optimizer.offload.collected:
         from analyzer.states.cpu_offload import unsharded_copy_bytes
 
-        held = unsharded_copy_bytes(job, context.trees)
-        yield Workspace("fp32 weights that the optimizer was first created with", held, FROM_START, "forward")
+        size = unsharded_copy_bytes(job, context.trees)
+        yield Workspace("fp32 weights from the creation of the optimizer", size, FROM_START, "forward")
     if job.fsdp is not None and job.fsdp.double_buffer:
         from analyzer.buffers.fsdp_gathering import pool_bytes
 
-        # two persistent buffers each for the parameters and for the gradients of a layer (`FixedPoolAllocator`)
+        # two persistent buffers for the parameters of a layer, and two for its gradients (`FixedPoolAllocator`)
         gathered, reduced = map(max, zip(*(pool_bytes(job, tree) for tree in context.trees), strict=True))
         yield Workspace("double buffer of gathered parameters", gathered, LINEAR, "forward")
         yield Workspace("double buffer of unsharded gradients", reduced, LINEAR, "backward")
 
 
 def _dummy_weight_gradients(context: _Context) -> Iterator[Workspace]:
-    """Fused accumulation returns an empty gradient to autograd: one for each distinct shape, cached by Transformer Engine.
+    """Uninitialized weight gradients that fused gradient accumulation returns to autograd.
 
-    Megatron's own layers use the same cache (core/tensor_parallel/layers.py, 0.16.1).
+    Transformer Engine caches one for each distinct shape. Megatron's own layers use the same cache
+    (core/tensor_parallel/layers.py, 0.16.1).
     """
     shapes = context.shapes
     if not shapes.inputs.gradient_accumulation_fusion or context.job.model.implementation == "legacy":
         return
-    # the weight of an output layer may be that of the word embedding
+    # with tied embeddings the weight of the output layer is that of the word embedding
     vocabulary = (shapes.model.padded_vocab_size // shapes.t, shapes.model.hidden_size)
-    found: dict[tuple[tuple[int, ...], str], Workspace] = {}
+    by_weight: dict[tuple[tuple[int, ...], str], Workspace] = {}
     for module in context.modules:
         for key, workspace in module.derived(_dummy_gradients_of, vocabulary, shapes.dtype):
-            found.setdefault(key, workspace)
-    yield from found.values()
+            by_weight.setdefault(key, workspace)
+    yield from by_weight.values()
 
 
 _Dummies = tuple[tuple[tuple[tuple[int, ...], str], Workspace], ...]
@@ -213,14 +215,14 @@ _Dummies = tuple[tuple[tuple[tuple[int, ...], str], Workspace], ...]
 
 
 def _dummy_gradients_of(tree: Module, vocabulary: tuple[int, int], vocabulary_dtype: str) -> _Dummies:
-    """Those of a module and its children. `vocabulary` is the shape of an output layer's weight."""
+    """The dummy gradients of a module and its children. `vocabulary` is the shape of an output layer's weight."""
     weights: dict[tuple[tuple[int, ...], str], ModuleKind] = {}
     for module in tree.derived(_modules_with_fused_gradients):
         if module.kind is ModuleKind.OUTPUT_LAYER:
             weights.setdefault((vocabulary, vocabulary_dtype), module.kind)
             continue
         for parameter in module.parameters:
-            if parameter.name == "weight":  # of experts, one each: the last two dimensions
+            if parameter.name == "weight":  # experts have one gradient each: the last two dimensions
                 weights.setdefault((parameter.shape[-2:], parameter.dtype), module.kind)
     return tuple(
         (
@@ -237,7 +239,7 @@ def _dummy_gradients_of(tree: Module, vocabulary: tuple[int, int], vocabulary_dt
 
 
 def _modules_with_fused_gradients(tree: Module) -> tuple[Module, ...]:
-    """The first module of each kind and weight shape whose weight gradient can be accumulated by the GEMM, in order."""
+    """The distinct modules whose GEMM can accumulate the weight gradient, in order."""
     found: dict[int, Module] = {}
     if tree.kind in LINEAR or tree.kind in (ModuleKind.OUTPUT_LAYER, ModuleKind.REPLACED_BRANCH):
         found[id(tree)] = tree
@@ -247,7 +249,7 @@ def _modules_with_fused_gradients(tree: Module) -> tuple[Module, ...]:
 
 
 def _fp8_copies(context: _Context) -> Iterator[Workspace]:
-    """Of FP8 and FP4, whose module is imported here only, for a short start-up."""
+    """Workspaces of FP8 and FP4. Their module is imported on demand, to keep the start-up short."""
     job = context.job
     if job.precision.fp8 is None:
         return
@@ -258,26 +260,27 @@ def _fp8_copies(context: _Context) -> Iterator[Workspace]:
     yield Workspace("FP8 scaling factors", scaling_bytes(job, context.trees), LINEAR, "forward")
 
 
-def _rotary_tables(context: _Context) -> Iterator[Workspace]:
-    """Every chunk has its own."""
+def _rope_tables(context: _Context) -> Iterator[Workspace]:
+    """RoPE tables. Each model chunk has its own."""
     job, shapes = context.job, context.shapes
     if ModuleKind.QKV not in context.kinds:
         return
     users = frozenset({ModuleKind.QKV})
     if job.model.position_embedding == "rope":
         width = int(job.model.kv_channels * job.model.rotary_percent)
-        table = round_up(4 * shapes.s * width, BLOCK)  # the positions of this context-parallel rank
-        yield Workspace("rotary position table", table * context.chunks, users, "forward")
+        table = round_up(4 * shapes.s * width, BLOCK)  # the positions of this context-parallel rank, fp32
+        yield Workspace("RoPE frequency table", table * context.chunks, users, "forward")
     yarn = job.model.yarn_positions
-    if yarn is not None and job.model.mla is None:  # buffers, cast with the weights
+    if yarn is not None and job.model.mla is None:  # module buffers, converted to the dtype of the weights
         each = round_up(dtype_bytes(shapes.dtype, yarn * job.model.kv_channels), BLOCK)
-        yield Workspace("cosines and sines of YaRN", 2 * each * context.chunks, users, "forward")
+        yield Workspace("YaRN cosine and sine tables", 2 * each * context.chunks, users, "forward")
 
 
-def _tables_of_latent_attention(context: _Context) -> Iterator[Workspace]:
-    """Each layer has its own positions: angles in a cache, and with YaRN cosines and sines as buffers of its module.
+def _mla_rope_tables(context: _Context) -> Iterator[Workspace]:
+    """RoPE tables of multi-latent attention. Each layer has its own: cached frequencies and, with YaRN, cosines and sines.
 
-    The buffers are created for YARN_POSITIONS and cast with the weights; the fused rotation replaces them for its sequence.
+    Cosines and sines are module buffers for YARN_POSITIONS positions in the dtype of the weights. The fused RoPE kernel replaces
+    them by tables for the positions of the sequence.
     """
     job, shapes, mla = context.job, context.shapes, context.job.model.mla
     if mla is None:
@@ -285,17 +288,17 @@ def _tables_of_latent_attention(context: _Context) -> Iterator[Workspace]:
     layers = context.latent_layers
     width = mla.qk_pos_emb_head_dim
     table = round_up(4 * shapes.s * width, BLOCK)
-    cached = min(layers, ROTARY_TABLES)
-    yield Workspace("rotary position tables of the layers", cached * table, frozenset({ModuleKind.KV_UP}), "forward")
+    cached = min(layers, MAX_ROPE_TABLES)
+    yield Workspace("RoPE frequency tables of the layers", cached * table, frozenset({ModuleKind.KV_UP}), "forward")
     if mla.yarn:
         positions = shapes.s if job.model.rope_fusion else YARN_POSITIONS // job.parallel.context
         each = round_up(dtype_bytes(shapes.dtype, positions * width), BLOCK)
-        yield Workspace("cosines and sines of YaRN", layers * 2 * each, LATENT_PROJECTIONS, "forward")
+        yield Workspace("YaRN cosine and sine tables", layers * 2 * each, LATENT_PROJECTIONS, "forward")
     if mla.first_angles_stay:
         each = round_up(4 * (YARN_POSITIONS // job.parallel.context) * width, BLOCK)
         yield Workspace("RoPE frequency cache", cached * each, LATENT_PROJECTIONS, "forward")
 
 
 def _latent_layers(tree: Module) -> int:
-    """Layers with multi-latent attention."""
+    """Number of layers with multi-latent attention in a tree."""
     return (tree.kind is ModuleKind.KV_UP) + sum(child.derived(_latent_layers) for child in tree.children)

@@ -139,7 +139,7 @@ def test_expandable_segments_in_the_environment_reduce_reserved_memory() -> None
 @pytest.mark.parametrize("pipeline", [1, 4])
 def test_the_highest_memory_ranks_are_replayed_first_if_there_are_too_many(pipeline: int, monkeypatch: pytest.MonkeyPatch) -> None:
     job = job_of(f"--pipeline-model-parallel-size {pipeline} --global-batch-size 32")
-    monkeypatch.setattr("analyzer.memory.ranks.MOST_REQUESTS", 1_500)
+    monkeypatch.setattr("analyzer.memory.ranks.MAX_REQUESTS", 1_500)
     ranks = rank_classes(job)
     tensors = rank_classes_of_tensors(job)
     replayed = [rank.memory.replayed for rank in ranks]

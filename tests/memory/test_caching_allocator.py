@@ -199,12 +199,12 @@ def test_temporary_tensors_leave_the_allocator_as_it_was(
 def test_equal_tensors_that_stay_are_allocated_like_separate_ones(
     freed: list[int], bytes: int, count: int, later: list[int], expandable: bool
 ) -> None:
-    """`hold` has the effect of separate calls of `malloc`, also on everything that is allocated later."""
+    """`malloc_permanent` has the effect of separate calls of `malloc`, also on everything that is allocated later."""
     combined, separate = (CachingAllocator(AllocatorSettings(expandable_segments=expandable)) for _ in range(2))
     for allocator in (combined, separate):
         for address in [allocator.malloc(size) for size in freed]:
             allocator.free(address)
-    combined.hold(bytes, count)
+    combined.malloc_permanent(bytes, count)
     for _ in range(count):
         separate.malloc(bytes)
     assert _figures(combined) == _figures(separate)

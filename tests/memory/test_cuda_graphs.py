@@ -80,7 +80,7 @@ def test_warm_up_iterations_run_without_graphs() -> None:
 def test_the_streams_of_a_capture_have_cublas_workspaces() -> None:
     """Unfused attention uses PyTorch's GEMMs: 2 streams, 2 threads, 32 MiB on Hopper (`getChosenWorkspaceSize`)."""
     parts = memory(job_of(NOW.replace("flash", "unfused"))).runtime_parts
-    assert {part.name: part.bytes for part in parts}["cuBLAS workspaces of the capture's streams"] == 4 * 4096 * 8 * KIB
+    assert {part.name: part.bytes for part in parts}["cuBLAS workspaces of the capture streams"] == 4 * 4096 * 8 * KIB
 
 
 def test_a_full_iteration_graph_has_no_static_inputs_of_layers() -> None:

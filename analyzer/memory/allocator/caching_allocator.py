@@ -1,11 +1,12 @@
 """A simulation of PyTorch's CUDA caching allocator: allocated and reserved memory for a sequence of requests.
 
-c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.5 to 2.13): `round_size`, `get_allocation_size`, `get_pool`, `get_free_block`,
-`should_split`, `free_block`, `try_allocate_expandable_block`. Allocated bytes are those of the blocks in use, which is what
-`torch.cuda.memory_allocated` reports: a block of the large pool is not split for a rest of 1 MiB or less, so it can be larger
-than what was requested. Reserved bytes are those of the segments allocated with CUDA.
+Source: c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.5 to 2.13): `round_size`, `get_allocation_size`, `get_pool`, `get_free_block`,
+`should_split`, `free_block`, `try_allocate_expandable_block`. Allocated bytes are the sizes of the blocks in use, as in
+`torch.cuda.memory_allocated`. A block of the large pool is not split if 1 MiB or less would remain, so it can be larger than the
+request. Reserved bytes are the sizes of the segments allocated with CUDA.
 
-Known limitations: memory is unlimited, so nothing is returned to CUDA to make room; streams do not wait for each other.
+Known limitations: GPU memory is unlimited, so segments are never returned to CUDA to satisfy a request. Streams are not
+synchronized.
 """
 
 from __future__ import annotations
@@ -24,27 +25,25 @@ SMALL_SIZE: Final = 1 * MIB
 SMALL_SEGMENT: Final = 2 * MIB
 LARGE_SEGMENT: Final = 20 * MIB
 MIN_LARGE_ALLOCATION: Final = 10 * MIB
-"""Requests from this size on get a segment of their own."""
+"""Requests of at least this size get a separate segment."""
 ROUND_LARGE: Final = 2 * MIB
 _UNLIMITED: Final = 1 << 62
 
 
 @dataclass(frozen=True, kw_only=True)
 class AllocatorSettings:
-    """The settings of PYTORCH_CUDA_ALLOC_CONF (or PYTORCH_ALLOC_CONF) that change sizes."""
+    """The settings of PYTORCH_CUDA_ALLOC_CONF (or PYTORCH_ALLOC_CONF) that affect sizes."""
 
     expandable_segments: bool = False
     max_split_bytes: int = _UNLIMITED
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> AllocatorSettings:
-        """Reads the environment. Raises UnsupportedError for settings that are not simulated."""
+        """Reads the settings from environment variables. Raises UnsupportedError for settings that are not simulated."""
         option = "PYTORCH_ALLOC_CONF" if "PYTORCH_ALLOC_CONF" in environ else "PYTORCH_CUDA_ALLOC_CONF"
         pairs = dict(part.split(":", 1) for part in environ.get(option, "").replace(" ", "").split(",") if ":" in part)
         if "roundup_power2_divisions" in pairs or pairs.get("backend", "native") != "native":
-            raise UnsupportedError(
-                option, "this allocator setting is not simulated", "leave out roundup_power2_divisions and backend"
-            )
+            raise UnsupportedError(option, "this allocator setting is not simulated", "remove roundup_power2_divisions and backend")
         megabytes = pairs.get("max_split_size_mb")
         return cls(
             expandable_segments=pairs.get("expandable_segments", "False").lower() == "true",
@@ -53,7 +52,7 @@ class AllocatorSettings:
 
 
 class _Block:
-    """A piece of a segment. `before` and `after` are its neighbours in the segment."""
+    """A contiguous part of a segment. `before` and `after` are the adjacent blocks of the segment."""
 
     __slots__ = ("address", "after", "before", "free", "pool", "size", "unrequested")
 
@@ -62,22 +61,22 @@ class _Block:
         self.address = address
         self.size = size
         self.unrequested = 0
-        """Bytes beyond those requested, while it is in use."""
+        """Bytes in excess of the request, while the block is in use."""
         self.free = False
         self.before: _Block | None = None
         self.after: _Block | None = None
 
 
 class _Pool:
-    """Free blocks of one kind (small or large) and one stream, by size and address."""
+    """The free blocks of one pool (small or large) and one stream, by size and address."""
 
-    __slots__ = ("addresses", "blocks", "expandable", "sizes", "small", "splits_any_rest", "tail")
+    __slots__ = ("addresses", "always_splits", "blocks", "expandable", "sizes", "small", "tail")
 
     def __init__(self, *, small: bool, expandable: bool) -> None:
         self.small = small
         self.expandable = expandable
-        self.splits_any_rest = small or expandable
-        """Blocks of the large pool stay whole if 1 MiB or less would be left."""
+        self.always_splits = small or expandable
+        """False for the large pool without expandable segments, whose blocks are not split if 1 MiB or less would remain."""
         self.sizes: list[int] = []
         """The distinct sizes of free blocks, sorted."""
         self.addresses: dict[int, list[int]] = {}
@@ -98,7 +97,7 @@ class _Pool:
         else:
             insort(addresses, address)
 
-    def take(self, block: _Block) -> None:
+    def remove(self, block: _Block) -> None:
         block.free = False
         size, address = block.size, block.address
         del self.blocks[address]
@@ -110,7 +109,10 @@ class _Pool:
             del addresses[bisect_left(addresses, address)]
 
     def best_fit(self, size: int) -> _Block | None:
-        """The smallest block that is large enough, at the lowest address. A block that can grow counts as unlimited."""
+        """The smallest free block of at least `size` bytes, at the lowest address; None if there is none.
+
+        The last block of an expandable segment counts as unlimited, because it can grow.
+        """
         place = bisect_left(self.sizes, size)
         if place == len(self.sizes):
             return None
@@ -127,7 +129,7 @@ class _Pool:
 
 
 class CachingAllocator:
-    """One device. `malloc` returns an address, `free` takes it back."""
+    """The allocator of one device. All sizes are in bytes."""
 
     def __init__(self, settings: AllocatorSettings = AllocatorSettings()) -> None:
         self._settings = settings
@@ -140,76 +142,82 @@ class CachingAllocator:
         self.peak_allocated_bytes = 0
         self.peak_reserved_bytes = 0
         self.unrequested_bytes = 0
-        """Of the allocated bytes, those beyond what was requested: blocks that are not split."""
+        """The part of the allocated bytes in excess of the requests: blocks that are not split."""
         self.unrequested_at_peak_bytes = 0
-        """The same when the allocated bytes were at their peak."""
+        """The same at the peak of the allocated bytes."""
 
     def malloc(self, bytes: int, *, stream: int = 0) -> int:
-        """An address for `bytes`, which must be positive: PyTorch allocates nothing for empty tensors."""
+        """Allocates `bytes` and returns the address.
+
+        Raises ValueError if `bytes` is not positive: PyTorch does not allocate memory for empty tensors.
+        """
         if bytes <= 0:
-            raise ValueError(f"malloc of {bytes} bytes")
+            raise ValueError(f"bytes must be positive, not {bytes}")
         size = (bytes + MIN_BLOCK - 1) // MIN_BLOCK * MIN_BLOCK
         pool = self._pools.get((size <= SMALL_SIZE, stream)) or self._pool(size, stream)
         # most requests of a new model are larger than every free block
         block = self._free_block(pool, size) if pool.sizes and pool.sizes[-1] >= size else None
         if block is None:
             block = self._grow(pool, size) if pool.expandable else self._segment(pool, size)
-        rest = block.size - size
-        if rest and (pool.splits_any_rest or (rest > SMALL_SIZE and size < self._max_split)):
+        remaining = block.size - size
+        if remaining and (pool.always_splits or (remaining > SMALL_SIZE and size < self._max_split)):
             self._split(block, size)
-            rest = 0
+            remaining = 0
         address = block.address
         self._in_use[address] = block
-        block.unrequested = rest
-        self.unrequested_bytes += rest
-        self.allocated_bytes = allocated = self.allocated_bytes + size + rest
+        block.unrequested = remaining
+        self.unrequested_bytes += remaining
+        self.allocated_bytes = allocated = self.allocated_bytes + size + remaining
         if allocated > self.peak_allocated_bytes:
             self.peak_allocated_bytes, self.unrequested_at_peak_bytes = allocated, self.unrequested_bytes
         return address
 
     def free(self, address: int) -> None:
-        """Takes back what `malloc` returned. Raises KeyError for any other address."""
+        """Frees an address that `malloc` returned. Raises KeyError for any other address."""
         block = self._in_use.pop(address)
         self.allocated_bytes -= block.size
         self.unrequested_bytes -= block.unrequested
         pool = block.pool
         before, after = block.before, block.after
         if before is not None and before.free:
-            pool.take(before)
+            pool.remove(before)
             self._merge(block, before)
         if after is not None and after.free:
-            pool.take(after)
+            pool.remove(after)
             self._merge(block, after)
         pool.add(block)
 
-    def hold(self, bytes: int, count: int) -> None:
-        """Allocates `bytes` so many times, for ever. Equal to as many calls of `malloc`, and faster if each needs a segment."""
+    def malloc_permanent(self, bytes: int, count: int) -> None:
+        """Allocates `bytes` `count` times. The blocks cannot be freed.
+
+        The result is that of `count` calls of `malloc`. It is faster if each block needs a separate segment.
+        """
         size = (bytes + MIN_BLOCK - 1) // MIN_BLOCK * MIN_BLOCK
         length = round_up(size, ROUND_LARGE)
-        rest = length - size
+        remaining = length - size
         while count:
             pool = self._pools.get((False, 0))
             largest = pool.sizes[-1] if pool is not None and pool.sizes else 0
-            if size < MIN_LARGE_ALLOCATION or rest > SMALL_SIZE or largest >= size or self._settings.expandable_segments:
+            if size < MIN_LARGE_ALLOCATION or remaining > SMALL_SIZE or largest >= size or self._settings.expandable_segments:
                 self.malloc(bytes)
                 count -= 1
                 continue
             self._next_segment += (length + LARGE_SEGMENT) * count
             self._reserve(length * count)
-            self.unrequested_bytes += rest * count
+            self.unrequested_bytes += remaining * count
             self.allocated_bytes += length * count
             if self.allocated_bytes > self.peak_allocated_bytes:
                 self.peak_allocated_bytes, self.unrequested_at_peak_bytes = self.allocated_bytes, self.unrequested_bytes
             return
 
     def malloc_and_free(self, sizes: Sequence[int]) -> None:
-        """Allocates so many bytes each, and frees all of them again in the same order.
+        """Allocates one block for each size, and then frees all of them in the same order.
 
-        If free blocks serve all requests, every block is merged again in the end: only the peak can change.
+        If free blocks satisfy all requests, the blocks are merged again at the end, and only the peak can change.
         """
         if self._changes_nothing(sizes):
             return
-        found = self._served_by_free_blocks(sizes)
+        found = self._from_free_blocks(sizes)
         if found is None:
             for address in [self.malloc(size) for size in sizes]:
                 self.free(address)
@@ -220,9 +228,9 @@ class CachingAllocator:
             self.unrequested_at_peak_bytes = self.unrequested_bytes + unrequested
 
     def _changes_nothing(self, sizes: Sequence[int]) -> bool:
-        """Whether one free block is large enough for all of these large requests, and the peak is too high to be reached by them.
+        """Whether one free block is large enough for all of these large requests, and they cannot raise the peak.
 
-        A block is not split for a rest of up to `SMALL_SIZE`, which no further request of the large pool fits in.
+        A block is not split if up to `SMALL_SIZE` bytes would remain: no other request of the large pool fits into them.
         """
         pool = self._pools.get((False, 0))
         if pool is None or not pool.sizes or pool.tail is not None or self._max_split != _UNLIMITED:
@@ -231,44 +239,44 @@ class CachingAllocator:
         below_peak = self.allocated_bytes + bytes + count * (SMALL_SIZE + MIN_BLOCK) <= self.peak_allocated_bytes
         return below_peak and pool.sizes[-1] >= bytes + count * MIN_BLOCK and min(sizes) > SMALL_SIZE
 
-    def _served_by_free_blocks(self, sizes: Sequence[int]) -> tuple[int, int] | None:
-        """Bytes of the blocks that would serve these large requests, and those not requested; None if new segments are needed."""
+    def _from_free_blocks(self, sizes: Sequence[int]) -> tuple[int, int] | None:
+        """Bytes of the free blocks for these large requests, and bytes in excess of them; None if new segments are needed."""
         pool = self._pools.get((False, 0))
         if pool is None or pool.tail is not None or self._max_split != _UNLIMITED or min(sizes) <= SMALL_SIZE:
             return None
         taken: dict[int, int] = {}
-        rests: list[int] = []  # free pieces of blocks that are split, sorted
+        remaining_parts: list[int] = []  # free parts of split blocks, sorted
         total = unrequested = 0
         for bytes in sizes:
             size = (bytes + MIN_BLOCK - 1) // MIN_BLOCK * MIN_BLOCK
             place = bisect_left(pool.sizes, size)
             while place < len(pool.sizes) and taken.get(pool.sizes[place], 0) >= len(pool.addresses[pool.sizes[place]]):
                 place += 1
-            whole = pool.sizes[place] if place < len(pool.sizes) else _UNLIMITED
-            piece = bisect_left(rests, size)
-            if piece < len(rests) and rests[piece] <= whole:
-                whole = rests.pop(piece)
-            elif whole == _UNLIMITED:
+            block_size = pool.sizes[place] if place < len(pool.sizes) else _UNLIMITED
+            piece = bisect_left(remaining_parts, size)
+            if piece < len(remaining_parts) and remaining_parts[piece] <= block_size:
+                block_size = remaining_parts.pop(piece)
+            elif block_size == _UNLIMITED:
                 return None
             else:
-                taken[whole] = taken.get(whole, 0) + 1
-            rest = whole - size
-            if rest > SMALL_SIZE:
-                insort(rests, rest)
+                taken[block_size] = taken.get(block_size, 0) + 1
+            remaining = block_size - size
+            if remaining > SMALL_SIZE:
+                insort(remaining_parts, remaining)
                 total += size
             else:
-                total += whole
-                unrequested += rest
+                total += block_size
+                unrequested += remaining
         return total, unrequested
 
     def empty_cache(self) -> None:
-        """Returns segments that are completely free to CUDA, as `torch.cuda.empty_cache` does."""
+        """Returns unused segments to CUDA, as `torch.cuda.empty_cache` does."""
         for pool in self._pools.values():
             for block in list(pool.blocks.values()):
                 if pool.expandable:
                     self._shrink(pool, block)
                 elif block.before is None and block.after is None:
-                    pool.take(block)
+                    pool.remove(block)
                     self.reserved_bytes -= block.size
 
     def _pool(self, size: int, stream: int) -> _Pool:
@@ -278,7 +286,7 @@ class CachingAllocator:
         return self._pools[key]
 
     def _free_block(self, pool: _Pool, size: int) -> _Block | None:
-        """Takes the best free block for a request; None if a new segment is needed."""
+        """Removes the best free block for a request from the pool and returns it; None if a new segment is needed."""
         if pool.tail is None and self._max_split == _UNLIMITED:
             place = bisect_left(pool.sizes, size)
             if place == len(pool.sizes):
@@ -297,7 +305,7 @@ class CachingAllocator:
         limit = self._max_split
         if best is None or size < limit <= best.size or (size >= limit and best.size >= size + LARGE_SEGMENT):
             return None
-        pool.take(best)
+        pool.remove(best)
         return best
 
     def _segment(self, pool: _Pool, size: int) -> _Block:
@@ -308,19 +316,19 @@ class CachingAllocator:
         else:
             length = round_up(size, ROUND_LARGE)
         block = _Block(pool, self._next_segment, length)
-        self._next_segment += length + LARGE_SEGMENT  # segments of cudaMalloc are not merged: leave a gap
+        self._next_segment += length + LARGE_SEGMENT  # a gap, because segments of cudaMalloc are not merged
         self._reserve(length)
         return block
 
     def _grow(self, pool: _Pool, size: int) -> _Block:
-        """More pages at the end of the segment that can grow, merged with a free block before them."""
+        """Adds pages to the end of the expandable segment, merged with a free block before them."""
         page = SMALL_SEGMENT if pool.small else LARGE_SEGMENT
         last = pool.tail
         if last is None:
             last = _Block(pool, self._next_segment, 0)
             self._next_segment += 1 << 44
         elif last.free:
-            pool.take(last)
+            pool.remove(last)
         else:
             fresh = _Block(pool, last.address + last.size, 0)
             fresh.before, last.after = last, fresh
@@ -336,18 +344,18 @@ class CachingAllocator:
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
 
     def _split(self, block: _Block, size: int) -> None:
-        rest = _Block(block.pool, block.address + size, block.size - size)
-        rest.before, rest.after = block, block.after
+        remaining = _Block(block.pool, block.address + size, block.size - size)
+        remaining.before, remaining.after = block, block.after
         if block.after is not None:
-            block.after.before = rest
-        block.after = rest
+            block.after.before = remaining
+        block.after = remaining
         block.size = size
         if block.pool.tail is block:
-            block.pool.tail = rest
-        block.pool.add(rest)
+            block.pool.tail = remaining
+        block.pool.add(remaining)
 
     def _merge(self, block: _Block, neighbour: _Block) -> None:
-        """`block` absorbs its free `neighbour`."""
+        """Merges the free `neighbour` into `block`."""
         if neighbour is block.before:
             block.address = neighbour.address
             block.before = neighbour.before
@@ -362,12 +370,12 @@ class CachingAllocator:
             block.pool.tail = block
 
     def _shrink(self, pool: _Pool, block: _Block) -> None:
-        """Unmaps complete pages at the end of the segment; those in the middle are rare and kept."""
+        """Unmaps unused pages at the end of an expandable segment. Unused pages in the middle are rare and stay mapped."""
         if block is not pool.tail:
             return
         page = SMALL_SEGMENT if pool.small else LARGE_SEGMENT
         pages = block.size // page * page
-        pool.take(block)
+        pool.remove(block)
         block.size -= pages
         self.reserved_bytes -= pages
         if block.size:

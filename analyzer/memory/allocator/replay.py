@@ -1,11 +1,12 @@
-"""What PyTorch's caching allocator makes of a rank's tensors: blocks larger than requested, and segments.
+"""Fragmentation of a rank's memory in PyTorch's caching allocator: blocks larger than their requests, and unused parts of segments.
 
-A cached block is used whole if 1 MiB or less would be left of it, and all of it counts as allocated. Adam's moments, which are
-created after the first backward, find the cache full of blocks that activations have left: what they take too much stays.
-Segments are more than the blocks in them if no free block is large enough for the next tensor.
+A cached block is not split if 1 MiB or less would remain; the full block then counts as allocated. Adam's moments are created after
+the first backward and use blocks that activations have freed, so their excess bytes stay allocated. Segments have unused parts if
+no free block is large enough for a request.
 
-So the large tensors of a rank are requested from a simulated allocator (`caching_allocator`) in the order of a run: weights,
-buffers and master weights, the forwards and backwards of the first iteration, moments, and those of another iteration.
+The large tensors of a rank are therefore requested from a simulated allocator (`caching_allocator`) in the order of a training run:
+weights, gradient buffers and fp32 master weights, the forwards and backwards of the first iteration, the moments, and the forwards
+and backwards of a later iteration.
 """
 
 from __future__ import annotations
@@ -30,48 +31,48 @@ from analyzer.specs import TrainingJob
 from analyzer.states.bytes_per_parameter import adam_stores_master_weights, bytes_per_parameter
 from analyzer.units import DTYPE_BYTES, dtype_bytes, round_up
 
-MOST_REQUESTS: Final = 25_000
-"""For all ranks together: about 30 ms. Beyond it the reserved bytes are an estimate, and blocks as large as tensors."""
+MAX_REQUESTS: Final = 25_000
+"""Maximum number of requests for all ranks together: about 30 ms. Other ranks get an estimate without fragmentation."""
 IN_ITERATION: Final = (PeakEvent.FORWARD, PeakEvent.BACKWARD)
 
 
 @dataclass(frozen=True)
 class Fragmentation:
-    """What blocks and segments add to the tensors of one rank, in bytes."""
+    """Bytes of one rank's blocks and segments in excess of its tensors."""
 
     unsplit: int
-    """Between iterations: allocated and not requested."""
+    """Allocated in excess of the requests, between iterations: blocks that are not split."""
     unsplit_at_first_peak: int
     """The same at the peak of the first iteration."""
     unsplit_at_peak: int
-    """The same at the peak of a later one."""
+    """The same at the peak of a later iteration."""
     unused: int
-    """Segments beyond the allocated bytes, when either is at its peak."""
+    """Peak of the reserved bytes minus peak of the allocated bytes."""
 
 
 def is_replayed(job: TrainingJob) -> bool:
-    """Whether the tensors of a job are allocated in the order of its trees, and its states one by one.
+    """Whether the order of a job's allocations is known.
 
-    Not so with FSDP, CUDA graphs, activations or states on the host, overlapped microbatches, Muon and Lion.
+    It is not known with FSDP, CUDA graphs, activation or optimizer offloading, overlapped microbatches, Muon and Lion.
     """
     elsewhere = job.fsdp or job.graphs or job.activation_offload or job.optimizer.offload
     return not elsewhere and not job.flags.overlap_moe_expert_parallel_comm and job.optimizer.name in ("adam", "sgd")
 
 
 def first_steps(order: Sequence[Step]) -> Sequence[Step]:
-    """An iteration up to the first backward, when most is in flight: later steps find the blocks of earlier ones."""
+    """An iteration up to and including the first backward, when most memory is in use. Later steps reuse the same blocks."""
     return order[: 1 + next(place for place, step in enumerate(order) if step.kind == "backward")]
 
 
 def requests(scripts: Sequence[Script], orders: Iterable[Sequence[Step]]) -> int:
-    """The requests of a replay: what `MOST_REQUESTS` limits."""
+    """The number of requests of a replay, which `MAX_REQUESTS` limits."""
     return sum(scripts[step.chunk].requests for order in orders for step in order if step.kind == "forward")
 
 
 def with_fragmentation(job: TrainingJob, memory: RankMemory, found: Fragmentation) -> RankMemory:
-    """The memory with blocks instead of tensors.
+    """The memory of a rank with the sizes of blocks instead of tensors.
 
-    The blocks of moments do not exist yet if the peak is in the first iteration; those of activations are free in the step.
+    In the first iteration the blocks of moments do not exist yet. In the optimizer step the blocks of activations are free.
     """
     if memory.peak_in_first_iteration:
         at_peak = found.unsplit_at_first_peak
@@ -80,17 +81,18 @@ def with_fragmentation(job: TrainingJob, memory: RankMemory, found: Fragmentatio
     peak = memory.peak_allocated_bytes + at_peak
     reserved = round_up(peak + found.unused, SEGMENT)
     part = MemoryPart(name="fragmentation: blocks larger than their tensors", bytes=found.unsplit)
-    more = at_peak - found.unsplit
-    of_activations = MemoryPart(
-        name="fragmentation of activations" if more > 0 else "fragmentation that does not exist yet", bytes=more
+    difference = at_peak - found.unsplit
+    difference_part = MemoryPart(
+        name="fragmentation of activations" if difference > 0 else "fragmentation that starts after the first iteration",
+        bytes=difference,
     )
     return replace(
         memory,
         runtime_bytes=memory.runtime_bytes + found.unsplit,
         runtime_parts=(*memory.runtime_parts, part) if found.unsplit else memory.runtime_parts,
         allocated_bytes=memory.allocated_bytes + found.unsplit,
-        transient_bytes=memory.transient_bytes + more,
-        transient_parts=(*memory.transient_parts, of_activations) if more else memory.transient_parts,
+        transient_bytes=memory.transient_bytes + difference,
+        transient_parts=(*memory.transient_parts, difference_part) if difference else memory.transient_parts,
         peak_allocated_first_iteration_bytes=memory.peak_allocated_first_iteration_bytes + found.unsplit_at_first_peak,
         peak_allocated_bytes=max(peak, memory.allocated_bytes + found.unsplit),
         peak_reserved_bytes=reserved,
@@ -113,16 +115,19 @@ def fragmentation(
     orders: tuple[Sequence[Step], Sequence[Step]],
     settings: AllocatorSettings,
 ) -> Fragmentation:
-    """Replays a rank. `orders` are the steps of the first iteration and of a later one, to their end or shorter."""
+    """Replays the allocations of a rank.
+
+    `orders` are the steps of the first iteration and of a later one, complete or up to a step.
+    """
     allocator = CachingAllocator(settings)
     owned = _owned(job, stage, buffers)
     _allocate_states(job, stage, buffers, owned, allocator)
-    _hold(allocator, (each.bytes for each in workspaces if each.phase == "forward"))
+    _allocate_permanent(allocator, (each.bytes for each in workspaces if each.phase == "forward"))
     _free(allocator, scripts, _iteration(allocator, scripts, orders[0]))
     at_first_peak = allocator.unrequested_at_peak_bytes
-    _hold(allocator, (each.bytes for each in workspaces if each.phase == "backward"))
+    _allocate_permanent(allocator, (each.bytes for each in workspaces if each.phase == "backward"))
     moments = bytes_per_parameter(job).moments
-    _hold(allocator, (int(each * numel) for numel in owned for each in moments))
+    _allocate_permanent(allocator, (int(each * numel) for numel in owned for each in moments))
     unsplit = allocator.unrequested_bytes
     allocator.peak_allocated_bytes = 0
     _iteration(allocator, scripts, orders[1])
@@ -134,11 +139,11 @@ def fragmentation(
     )
 
 
-def _hold(allocator: CachingAllocator, sizes: Iterable[int]) -> None:
-    """Allocates what is never freed."""
+def _allocate_permanent(allocator: CachingAllocator, sizes: Iterable[int]) -> None:
+    """Allocates memory that is never freed."""
     for size, equal in groupby(sizes):
         if size > SMALL_SIZE:
-            allocator.hold(size, sum(1 for _ in equal))
+            allocator.malloc_permanent(size, sum(1 for _ in equal))
 
 
 def _allocate_states(
@@ -148,27 +153,27 @@ def _allocate_states(
     owned: Sequence[int],
     allocator: CachingAllocator,
 ) -> None:
-    """Weights, buffers and master weights. With the distributed optimizer the weights move into a buffer."""
+    """Allocates weights, gradient buffers and fp32 master weights. The distributed optimizer moves the weights into a buffer."""
     element = int(DTYPE_BYTES[job.precision.parameters])
     sizes = [element * numel for numel in _numels(stage)]
     distributed = job.optimizer.distributed
-    own = [allocator.malloc(size) for size in sizes if size > SMALL_SIZE] if distributed else []
+    unbuffered = [allocator.malloc(size) for size in sizes if size > SMALL_SIZE] if distributed else []
     if not distributed:
-        _hold(allocator, sizes)
+        _allocate_permanent(allocator, sizes)
     for chunk in buffers:
         for buffer in chunk:
             if distributed:
-                _hold(allocator, [dtype_bytes(buffer.parameter_dtype, buffer.numel)])
-            _hold(allocator, [dtype_bytes(buffer.gradient_dtype, buffer.numel)])
-    for address in own:
+                _allocate_permanent(allocator, [dtype_bytes(buffer.parameter_dtype, buffer.numel)])
+            _allocate_permanent(allocator, [dtype_bytes(buffer.gradient_dtype, buffer.numel)])
+    for address in unbuffered:
         allocator.free(address)
     if job.precision.parameters == "fp32" or adam_stores_master_weights(job):
         return
-    _hold(allocator, (4 * numel for numel in owned))
+    _allocate_permanent(allocator, (4 * numel for numel in owned))
 
 
 def _numels(stage: StageModel) -> list[int]:
-    """Elements of each parameter of a rank, of each expert separately."""
+    """Number of elements of each parameter of a rank; experts are listed separately."""
     return [numel for tree in stage.trees for numel in tree.derived(_numels_of_tree)]
 
 
@@ -180,7 +185,7 @@ def _numels_of_tree(tree: Module) -> tuple[int, ...]:
 
 
 def _owned(job: TrainingJob, stage: StageModel, buffers: Sequence[Sequence[Buffer]]) -> list[int]:
-    """Elements of each parameter, or piece of one, whose optimizer states the rank has."""
+    """Number of elements of each parameter, or part of one, whose optimizer states are on the rank."""
     if not job.optimizer.distributed:
         return _numels(stage)
     return [
@@ -196,27 +201,28 @@ def _iteration(allocator: CachingAllocator, scripts: Sequence[Script], order: Se
     """Replays the steps. Returns what the microbatches in flight have allocated."""
     running: _InFlight = {}
     for step in order:
-        written = scripts[step.chunk]
+        chunk_script = scripts[step.chunk]
         if step.kind == "forward":
-            held = running[step.chunk, step.microbatch] = [0] * written.slots
-            _run(allocator, written.forward, held)
+            addresses = running[step.chunk, step.microbatch] = [0] * chunk_script.slots
+            _run(allocator, chunk_script.forward, addresses)
         else:
-            _run(allocator, written.backward, running.pop((step.chunk, step.microbatch)))
+            _run(allocator, chunk_script.backward, running.pop((step.chunk, step.microbatch)))
     return running
 
 
 def _free(allocator: CachingAllocator, scripts: Sequence[Script], running: _InFlight) -> None:
-    """Frees what microbatches in flight have saved."""
-    for (chunk, _), held in running.items():
-        _run(allocator, scripts[chunk].release, held)
+    """Frees the saved tensors of the microbatches in flight."""
+    for (chunk, _), addresses in running.items():
+        _run(allocator, scripts[chunk].release, addresses)
 
 
-def _run(allocator: CachingAllocator, actions: Sequence[Action], held: list[int]) -> None:
+def _run(allocator: CachingAllocator, actions: Sequence[Action], addresses: list[int]) -> None:
+    """Runs the actions of one microbatch. `addresses` has the address in each slot."""
     malloc, free, malloc_and_free = allocator.malloc, allocator.free, allocator.malloc_and_free
     for size, slot, sizes in actions:
         if size:
-            held[slot] = malloc(size)
+            addresses[slot] = malloc(size)
         elif slot != TEMPORARY:
-            free(held[slot])
+            free(addresses[slot])
         else:
             malloc_and_free(sizes)

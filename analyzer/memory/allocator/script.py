@@ -1,7 +1,7 @@
 """The allocator requests of a chunk's forward and backward, for its large tensors.
 
-The order is that of `program`. Within a module, what it saves is allocated before its temporary tensors, and these live while it
-runs. What a checkpoint discards in its first forward is freed when that forward ends.
+The order is that of `program`. A module allocates its saved tensors before its temporary tensors, and frees the temporary tensors
+when it ends. Tensors that a checkpoint discards are freed at the end of its first forward.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from analyzer.program.lowering import operations
 from analyzer.program.operations import Operation, OperationKind, Role
 
 Action = tuple[int, int, tuple[int, ...]]
-"""(bytes, slot, ()): allocate; (0, slot, ()): free; (0, -1, sizes): allocate and free temporary tensors."""
+"""(bytes, slot, ()) allocates, (0, slot, ()) frees, (0, TEMPORARY, sizes) allocates and frees temporary tensors."""
 TEMPORARY: Final = -1
 
 
 @dataclass(frozen=True)
 class Script:
-    """The requests for one microbatch. Slots number the blocks that are allocated."""
+    """The requests for one microbatch. Slots are the indices of allocated blocks."""
 
     forward: tuple[Action, ...]
     backward: tuple[Action, ...]
     release: tuple[Action, ...]
-    """Frees what the forward saved, and nothing else."""
+    """Frees the tensors that the forward saved, without a backward."""
     slots: int
     requests: int
-    """Allocations and frees of forward and backward."""
+    """Number of allocations and frees in forward and backward."""
 
 
 def script(tree: Module) -> Script:
-    """The requests of a chunk, computed once for each tree."""
+    """The requests of a chunk, cached per tree."""
     return tree.derived(_script)
 
 
@@ -49,17 +49,17 @@ def _script(tree: Module) -> Script:
     for block in blocks:
         once = block.module.derived(_block_script)
         for _ in range(block.times):
-            forward += _moved(once.forward, slots)
-            release += _moved(once.release, slots)
+            forward += _with_slot_offset(once.forward, slots)
+            release += _with_slot_offset(once.release, slots)
             placed.append((once, slots))
             slots += once.slots
     for once, first in reversed(placed):
-        backward += _moved(once.backward, first)
+        backward += _with_slot_offset(once.backward, first)
     return Script(tuple(forward), tuple(backward), tuple(release), slots, sum(once.requests for once, _ in placed))
 
 
-def _moved(actions: Sequence[Action], first: int) -> Sequence[Action]:
-    """The actions with slots counted from `first`."""
+def _with_slot_offset(actions: Sequence[Action], first: int) -> Sequence[Action]:
+    """The actions with `first` added to their slots."""
     if not first:
         return actions
     return [(size, slot if slot == TEMPORARY else slot + first, sizes) for size, slot, sizes in actions]
@@ -69,11 +69,11 @@ def _block_script(module: Module) -> Script:
     program = operations(module)
     writer = _Writer()
     for operation in program.forward:
-        writer.take(operation)
+        writer.apply(operation)
     forward, writer.actions = _with_temporaries(writer.actions), []
     release = tuple((0, slot, ()) for slots in writer.saved_in_order for slot in slots)
     for operation in program.backward:
-        writer.take(operation)
+        writer.apply(operation)
     return Script(forward, _with_temporaries(writer.actions), release, writer.slots, writer.requests)
 
 
@@ -85,16 +85,16 @@ class _Writer:
         self.slots = 0
         self.requests = 0
         self.saved_in_order: list[list[int]] = []
-        """Slots of what the forward saves, in the order of their allocation."""
+        """Slots of the tensors that the forward saves, in the order of their allocation."""
         self._saved: dict[int, list[list[int]]] = {}
-        """For each module object, the slots of its saved tensors; if it is repeated, those of its last run are at the end."""
+        """For each module object, the slots of its saved tensors, one list per run."""
         self._workspaces: list[list[int]] = []
         self._discarded: list[list[int]] = []
         """Slots of tensors that are discarded in the first forward of a checkpoint."""
         self._checkpoints: list[int] = []
-        """For each checkpoint that runs, the number of entries in `_discarded` when it began."""
+        """For each running checkpoint, the number of entries in `_discarded` at its start."""
 
-    def take(self, operation: Operation) -> None:
+    def apply(self, operation: Operation) -> None:
         role = operation.role
         if operation.kind is OperationKind.BEGIN:
             if operation.module.recomputed and operation.phase != "backward":
@@ -109,7 +109,7 @@ class _Writer:
                 self._workspaces.append(self._allocate(operation.tensors))
             elif role is Role.DISCARDED:
                 self._discarded.append(self._allocate(operation.tensors))
-                if operation.module.recomputed:  # a checkpoint in another one: what it would save is not inside it
+                if operation.module.recomputed:  # a nested checkpoint: the enclosing one discards its saved tensors
                     self._checkpoints[-1] = len(self._discarded)
         elif operation.kind is OperationKind.FREE:
             if role is Role.SAVED:
@@ -120,21 +120,21 @@ class _Writer:
                 self._end_first_forward()
 
     def _end_first_forward(self) -> None:
-        """Frees what was discarded in a checkpoint."""
+        """Frees the tensors that a checkpoint discards."""
         first = self._checkpoints.pop()
         for slots in self._discarded[first:]:
             self._free(slots)
         del self._discarded[first:]
 
     def _allocate(self, tensors: Sequence[Tensor]) -> list[int]:
-        made = []
+        slots = []
         for size in (tensor.bytes // tensor.pieces for tensor in tensors for _ in range(tensor.pieces)):
             if size > SMALL_SIZE:
                 self.actions.append((size, self.slots, ()))
-                made.append(self.slots)
+                slots.append(self.slots)
                 self.slots += 1
-        self.requests += len(made)
-        return made
+        self.requests += len(slots)
+        return slots
 
     def _free(self, slots: Sequence[int]) -> None:
         self.actions += [(0, slot, ()) for slot in slots]
@@ -142,25 +142,25 @@ class _Writer:
 
 
 def _with_temporaries(actions: Sequence[Action]) -> tuple[Action, ...]:
-    """The actions with allocations that are freed at once, in the same order, put together."""
+    """The actions, with allocations that are immediately freed in the same order combined into one action."""
     found: list[Action] = []
-    place = 0
-    while place < len(actions):
-        count = _temporaries_at(actions, place)
+    index = 0
+    while index < len(actions):
+        count = _temporaries_at(actions, index)
         if count:
-            found.append((0, TEMPORARY, tuple(size for size, _, _ in actions[place : place + count])))
-            place += 2 * count
+            found.append((0, TEMPORARY, tuple(size for size, _, _ in actions[index : index + count])))
+            index += 2 * count
         else:
-            found.append(actions[place])
-            place += 1
+            found.append(actions[index])
+            index += 1
     return tuple(found)
 
 
-def _temporaries_at(actions: Sequence[Action], place: int) -> int:
-    """How many allocations from `place` on are followed by their frees in the same order; 0 if they are not."""
+def _temporaries_at(actions: Sequence[Action], index: int) -> int:
+    """The number of allocations from index `index` that are followed by their frees in the same order; 0 if there are none."""
     count = 0
-    while place + count < len(actions) and actions[place + count][0]:
+    while index + count < len(actions) and actions[index + count][0]:
         count += 1
-    allocated = [slot for _, slot, _ in actions[place : place + count]]
-    freed = [slot for size, slot, _ in actions[place + count : place + 2 * count] if not size]
+    allocated = [slot for _, slot, _ in actions[index : index + count]]
+    freed = [slot for size, slot, _ in actions[index + count : index + 2 * count] if not size]
     return count if allocated == freed else 0
