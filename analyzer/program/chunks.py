@@ -1,7 +1,7 @@
-"""The program of a model chunk: blocks of operations, equal layers in a row as one block with a count.
+"""The program of a model chunk: blocks of operations. Consecutive equal layers are one block with a count.
 
-A pipeline stage may have thousands of equal layers. What reads a program does so once for a block and its count, or in full with
-`expanded`.
+A pipeline stage may have thousands of equal layers. Code that reads a program handles each block once and uses its count, or reads
+all operations with `expanded`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from analyzer.schedule.pipeline import Step
 
 
 class Block(NamedTuple):
-    """Modules in a row that are one object: the same operations `times` times."""
+    """Consecutive modules that are one object: the same operations, repeated `times` times."""
 
     module: Module
     parent: str
@@ -26,23 +26,23 @@ class Block(NamedTuple):
 
 
 class ChunkProgram(NamedTuple):
-    """The blocks of a chunk in the order of its forward; the backward has the opposite order."""
+    """The blocks of a chunk in forward order. The backward runs them in reverse order."""
 
     tree: Module
     blocks: tuple[Block, ...]
 
     def expanded(self, direction: str) -> Iterator[tuple[str, Operation]]:
-        """Every operation of the "forward" or the "backward" with the path of its module, repeated blocks in full."""
+        """Every operation of the "forward" or the "backward" with the path of its module, including all repetitions of blocks."""
         forward = direction == "forward"
         for block in self.blocks if forward else reversed(self.blocks):
             program = operations(block.module)
-            placed = tuple(with_paths(program.forward if forward else program.backward, block.parent))
+            block_operations = tuple(with_paths(program.forward if forward else program.backward, block.parent))
             for _ in range(block.times):
-                yield from placed
+                yield from block_operations
 
 
 def chunk_program(tree: Module) -> ChunkProgram:
-    """The program of a chunk, computed once for each tree."""
+    """The program of a chunk, cached per tree."""
     return tree.derived(_chunk_program)
 
 
@@ -51,30 +51,30 @@ def _chunk_program(tree: Module) -> ChunkProgram:
 
 
 def _blocks(module: Module, parent: str) -> Iterator[Block]:
-    """The model and its decoder are no blocks, but their children are, unless they have tensors of their own."""
-    own = module.saved or module.forward_workspace or module.backward_workspace or module.forward_held or module.collectives
-    if own or module.recomputed or not module.children or module.kind not in (ModuleKind.MODEL, ModuleKind.DECODER):
+    """The blocks of a module. The model and its decoder are replaced by their children, unless they have tensors themselves."""
+    has_tensors = module.saved or module.forward_workspace or module.backward_workspace or module.forward_held or module.collectives
+    if has_tensors or module.recomputed or not module.children or module.kind not in (ModuleKind.MODEL, ModuleKind.DECODER):
         yield Block(module, parent, 1)
         return
     path = f"{parent}.{module.name}" if parent else module.name
-    waiting: Block | None = None
+    current: Block | None = None
     for child in module.children:
         for block in _blocks(child, path):
-            if waiting is not None and waiting.module is block.module:
-                waiting = waiting._replace(times=waiting.times + block.times)
+            if current is not None and current.module is block.module:
+                current = current._replace(times=current.times + block.times)
                 continue
-            if waiting is not None:
-                yield waiting
-            waiting = block
-    if waiting is not None:
-        yield waiting
+            if current is not None:
+                yield current
+            current = block
+    if current is not None:
+        yield current
 
 
 def iteration_operations(order: Iterable[Step], programs: Mapping[int, ChunkProgram]) -> Iterator[tuple[Step, str, Operation]]:
     """Every operation that a pipeline rank executes in an iteration, with its step and the path of its module.
 
-    `order` is the schedule of the rank and `programs` the program of each of its chunks. Overlapped steps (`Step.paired`) are
-    listed one after the other.
+    `order` is the schedule of the rank, and `programs` maps each of its chunks to its program. Overlapped steps (`Step.paired`)
+    are listed sequentially.
     """
     for step in order:
         for path, operation in programs[step.chunk].expanded(step.kind):

@@ -1,8 +1,8 @@
 """Lowers a module tree to operations in the order of execution.
 
-Forward: a module allocates what it saves and its workspace, runs, and frees the workspace; children run in between. Under a
-checkpoint the first forward saves nothing. Backward: last module first; a checkpoint runs the forward of its children again
-before their backward. The operations of a module contain those of its children, which are computed once for each module object.
+Forward: a module allocates its saved tensors and its workspace, runs itself or its children, and frees the workspace. Under a
+checkpoint the first forward saves no tensors. Backward: modules run in reverse order, and a checkpoint runs the forward of its
+children again before their backward. The operations of a module include those of its children, which are cached per module object.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ALLOCATE, _FREE, _COLLECTIVE = OperationKind.ALLOCATE, OperationKind.FREE, Oper
 
 
 def operations(module: Module) -> Operations:
-    """The operations of a module."""
+    """The forward and backward operations of a module and its children."""
     return Operations(module.derived(_forward, "forward", False), module.derived(_backward))
 
 
@@ -28,7 +28,7 @@ def leaves_tensors(module: Module) -> bool:
 
 
 def covers_layers(module: Module) -> bool:
-    """Whether this is a checkpoint around whole transformer layers that are not empty."""
+    """Whether a module is a checkpoint around complete transformer layers that are not all empty."""
     return (
         module.kind is ModuleKind.CHECKPOINT
         and all(child.kind is ModuleKind.LAYER for child in module.children)
@@ -37,19 +37,19 @@ def covers_layers(module: Module) -> bool:
 
 
 def _forward(module: Module, phase: Phase, discards: bool) -> tuple[Operation, ...]:
-    """`discards`: in the first forward under a checkpoint."""
+    """The operations of a forward. `discards`: it is the first forward under a checkpoint."""
     found = [Operation(_BEGIN, phase, module)]
     saved = Role.DISCARDED if discards else Role.SAVED
     _memory(found, _ALLOCATE, phase, module, saved, module.saved)
     _memory(found, _ALLOCATE, phase, module, Role.WORKSPACE, module.forward_workspace)
     if not (discards or module.recomputed):
         _memory(found, _ALLOCATE, phase, module, Role.FRAME, module.forward_held)
-    # a router computes its losses where gradients are recorded (`TopKRouter.routing`): not in the first forward of a checkpoint
+    # a router computes its losses only if gradients are enabled (`TopKRouter.routing`): not in the first forward of a checkpoint
     if not (discards and module.kind is ModuleKind.ROUTER):
         for call in module.collectives:
             if call.phase == "forward":
-                again = replace(call, phase="recompute") if phase == "recompute" else call
-                found.append(Operation(_COLLECTIVE, phase, module, call=again))
+                repeated = replace(call, phase="recompute") if phase == "recompute" else call
+                found.append(Operation(_COLLECTIVE, phase, module, call=repeated))
     if not module.children:
         _compute(found, module, phase)
     for child in module.children:
@@ -110,7 +110,7 @@ def _held(module: Module) -> tuple[Tensor, ...]:
 
 
 def _last_branch(layer: Module) -> Module | None:
-    """The child with which the backward of a layer leaves its last branch: the first one after the residual add before it."""
+    """The first child of the layer's last branch, which is the last one in backward: the child after the preceding residual add."""
     first = None
     for child in reversed(layer.children):
         if first is not None and child.kind in RESIDUAL_ADDS:

@@ -1,7 +1,7 @@
 """Operations of a module in the order of execution: begin, compute, collective, allocate, free, end.
 
-Lowering a module tree gives a sequence of operations for its forward and one for its backward (`lowering`). Everything that
-needs an order reads these sequences: memory, the allocator replay, communication and the comparison with traces.
+`lowering` converts a module tree to one sequence of operations for its forward and one for its backward. The memory computation,
+the allocator replay, the communication volumes and the comparison with traces read these sequences.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Literal, NamedTuple
 from analyzer.modules.tree import Collective, Module, Tensor
 
 Phase = Literal["forward", "backward", "recompute"]
-"""Recompute: the second forward of a module under a checkpoint, which runs in the backward."""
+"""`recompute` is the second forward of a module under a checkpoint, which runs in the backward."""
 
 
 class OperationKind(Enum):
-    """What an operation does."""
+    """The kind of an operation."""
 
     BEGIN = auto()
-    """A module starts to run; its children run until its END."""
+    """A module starts. All operations until its END belong to it or to its children."""
     END = auto()
     ALLOCATE = auto()
     FREE = auto()
@@ -30,36 +30,36 @@ class OperationKind(Enum):
 
 
 class Role(Enum):
-    """Why tensors are allocated, and so for how long."""
+    """The purpose of tensors, which determines how long they are allocated."""
 
     SAVED = auto()
     """Saved for backward: from the module's forward until its backward."""
     DISCARDED = auto()
-    """What a module under a checkpoint would save, in the first forward: freed after the module has run.
+    """Tensors that a module would save without a checkpoint. In the first forward they are freed after the module has run.
 
-    A free of this role without tensors ends the first forward of the checkpoint.
+    A FREE operation with this role and without tensors ends the first forward of the checkpoint.
     """
     WORKSPACE = auto()
-    """Temporary tensors: while the module and its children run."""
+    """Temporary tensors, allocated while the module and its children run."""
     TRANSFER = auto()
-    """Tensors that are saved on the host: on the GPU while their module runs."""
+    """Tensors that are saved on the host. They are on the GPU only while their module runs."""
     FRAME = auto()
     """Referenced by a local variable until the forward of the chunk returns (`Module.forward_held`)."""
     LEFTOVER = auto()
     """Still allocated after the backward of a checkpoint, until its next forward.
 
-    A free of this role at the start of a checkpoint's backward has no tensors. The gradient that the checkpoint after it left is
-    the gradient of the residual stream, which the workspace of this checkpoint counts until the residual gradient is a new
-    tensor.
+    A FREE operation with this role starts the backward of a checkpoint. It has no tensors. The leftover of the following checkpoint
+    contains the gradient of the residual stream. The workspace of this checkpoint also counts this gradient, until the residual
+    gradient becomes a new tensor.
     """
     RESIDUAL_SUM = auto()
-    """The gradient of the residual stream becomes a new tensor: the backward has passed a branch of the layer. Has no tensors."""
+    """The backward of a layer's last branch has finished: the gradient of the residual stream is a new tensor. Has no tensors."""
     NONE = auto()
-    """For operations that neither allocate nor free."""
+    """For operations that do not allocate or free memory."""
 
 
 class Operation(NamedTuple):
-    """One step of a module."""
+    """One operation of a module."""
 
     kind: OperationKind
     phase: Phase
@@ -67,9 +67,9 @@ class Operation(NamedTuple):
     role: Role = Role.NONE
     tensors: tuple[Tensor, ...] = ()
     bytes: int = 0
-    """Of the tensors."""
+    """Sum of the bytes of `tensors`."""
     call: Collective | None = None
-    """For a collective."""
+    """The communication call, for COLLECTIVE only."""
 
 
 class Operations(NamedTuple):
@@ -80,7 +80,7 @@ class Operations(NamedTuple):
 
 
 def with_paths(operations: Iterable[Operation], parent: str = "") -> Iterator[tuple[str, Operation]]:
-    """Every operation with the dotted path of its module, below `parent`."""
+    """Every operation with the dotted path of its module. Paths begin with `parent`."""
     paths = [parent] if parent else []
     for operation in operations:
         if operation.kind is OperationKind.BEGIN:
