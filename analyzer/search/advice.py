@@ -1,7 +1,7 @@
-"""Advice for a launch that does not fit: the few changes of options that would make it fit, and what each saves.
+"""Advice for a launch that does not fit: changes of options that make it fit, and the memory that each of them saves.
 
-A change is a function from a job to changed jobs. Only jobs without a violation of `analyzer.specs.rules` are considered. World
-size and global batch size stay, so the number of microbatches follows from the data-parallel size.
+Each kind of change is a function that yields changed jobs. Jobs that violate `analyzer.specs.rules` are skipped. The world size and
+the global batch size do not change, so the number of microbatches depends on the data-parallel size.
 """
 
 from __future__ import annotations
@@ -18,34 +18,35 @@ from analyzer.specs.rules import first_violation
 from analyzer.units import round_up
 
 DeviceBytes = Callable[[TrainingJob], int]
-"""Memory of the highest-memory rank on its device, in bytes."""
+"""A function that returns the device memory of the highest-memory rank of a job, in bytes."""
 
 MAX_ADVICE: Final = 5
+"""Maximum number of listed changes or pairs of changes."""
 MIN_SAVING: Final = 0.01
-"""Share of the memory that a change must save to be listed."""
+"""Minimum fraction of the memory that a listed change saves."""
 
 
 class _Change(NamedTuple):
     flags: str
-    """The options that the user would write."""
+    """The options to add to the command line."""
     kind: str
     """Changes of one kind exclude each other."""
     job: TrainingJob
 
 
-class _Weighed(NamedTuple):
+class _Evaluated(NamedTuple):
     change: _Change
     device_bytes: int
-    """With the change; a lower bound if it does not fit."""
+    """Device memory with the change; may be a lower bound if it does not fit."""
     fits: bool
 
 
 def advise(job: TrainingJob, *, predict: DeviceBytes, screen: DeviceBytes | None = None) -> tuple[Advice, ...]:
-    """Changes that make `job` fit its GPU: single ones, those with the least effect on speed first, otherwise pairs of them.
+    """Changes that make `job` fit its GPU: single changes, those with the least effect on speed first, or else pairs of changes.
 
-    `predict` gives the exact memory of a job. Jobs for which it raises InputError are skipped. `screen` gives a lower bound of it
-    in less time, for changes that are not enough. Sizes are in bytes. If no pair is enough, the single changes that save most are
-    returned with `fits` False. Empty if the job fits already, or if the capacity is not known.
+    `predict` returns the exact memory of a job. Jobs for which it raises InputError are skipped. `screen` is a faster lower
+    bound of `predict`, which is used to discard changes. Sizes are in bytes. If no pair is sufficient, the single changes that
+    save the most memory are returned with `fits` False. The result is empty if the job fits or the capacity is not known.
     """
     capacity = job.hardware.capacity_bytes
     if capacity is None:
@@ -53,21 +54,21 @@ def advise(job: TrainingJob, *, predict: DeviceBytes, screen: DeviceBytes | None
     before = predict(job)
     if before <= capacity:
         return ()
-    scale = _Scale(predict, screen or predict, capacity=capacity, before=before)
-    singles = [found for change in _legal_changes(job) if (found := scale.weigh(change)) is not None]
-    alone = [scale.advice(each) for each in _first_of_each_kind(singles)]
+    evaluator = _Evaluator(predict, screen or predict, capacity=capacity, before=before)
+    singles = [found for change in _valid_changes(job) if (found := evaluator.evaluate(change)) is not None]
+    alone = [evaluator.advice(each) for each in _first_of_each_kind(singles)]
     if alone:
         return tuple(alone[:MAX_ADVICE])
-    pairs = _pairs(singles, scale)
+    pairs = _pairs(singles, evaluator)
     if pairs:
         return tuple(pairs)
     best = sorted(singles, key=lambda each: each.device_bytes)[:3]
-    exact = [found for each in best if (found := scale.weigh(each.change, exact=True)) is not None]
-    return tuple(sorted(map(scale.advice, exact), key=lambda advice: advice.device_bytes))
+    exact = [found for each in best if (found := evaluator.evaluate(each.change, exact=True)) is not None]
+    return tuple(sorted(map(evaluator.advice, exact), key=lambda advice: advice.device_bytes))
 
 
-class _Scale:
-    """Weighs changes of one job."""
+class _Evaluator:
+    """Evaluates changes of one job."""
 
     def __init__(self, predict: DeviceBytes, screen: DeviceBytes, *, capacity: int, before: int) -> None:
         self._predict = predict
@@ -75,8 +76,11 @@ class _Scale:
         self._capacity = capacity
         self._before = before
 
-    def weigh(self, change: _Change, *, exact: bool = False) -> _Weighed | None:
-        """The memory with a change; None if it saves next to nothing or is not supported. `exact`: also if it does not fit."""
+    def evaluate(self, change: _Change, *, exact: bool = False) -> _Evaluated | None:
+        """The memory with a change; None if it saves less than `MIN_SAVING` or is not supported.
+
+        `exact`: compute the exact memory also if the change is not sufficient.
+        """
         try:
             found = self._screen(change.job)
             if found <= self._capacity or exact:
@@ -85,25 +89,25 @@ class _Scale:
             return None
         if self._before - found < MIN_SAVING * self._before:
             return None
-        return _Weighed(change, found, found <= self._capacity)
+        return _Evaluated(change, found, found <= self._capacity)
 
-    def advice(self, weighed: _Weighed) -> Advice:
-        """The advice that a report lists."""
-        size = weighed.device_bytes
-        return Advice(change=weighed.change.flags, device_bytes=size, saves_bytes=self._before - size, fits=weighed.fits)
+    def advice(self, evaluated: _Evaluated) -> Advice:
+        """The advice for the report."""
+        size = evaluated.device_bytes
+        return Advice(change=evaluated.change.flags, device_bytes=size, saves_bytes=self._before - size, fits=evaluated.fits)
 
 
-def _first_of_each_kind(singles: list[_Weighed]) -> list[_Weighed]:
-    """Of the changes that fit, the first of each kind: TP2 stands for TP4 and TP8."""
-    first: dict[str, _Weighed] = {}
+def _first_of_each_kind(singles: list[_Evaluated]) -> list[_Evaluated]:
+    """Of the changes that fit, the first of each kind. If TP2 fits, TP4 and TP8 are not listed."""
+    first: dict[str, _Evaluated] = {}
     for each in singles:
         if each.fits:
             first.setdefault(each.change.kind, each)
     return list(first.values())
 
 
-def _pairs(singles: list[_Weighed], scale: _Scale) -> list[Advice]:
-    """Pairs of changes of different kinds that fit, the first of each pair of kinds."""
+def _pairs(singles: list[_Evaluated], evaluator: _Evaluator) -> list[Advice]:
+    """Pairs of changes of different kinds that fit; only the first one for each pair of kinds."""
     found: dict[tuple[str, str], Advice] = {}
     after: dict[str, dict[str, _Change]] = {}
     for first, second in combinations([each.change for each in singles], 2):
@@ -111,24 +115,24 @@ def _pairs(singles: list[_Weighed], scale: _Scale) -> list[Advice]:
         if first.kind == second.kind or kinds in found or len(found) == MAX_ADVICE:
             continue
         if first.flags not in after:
-            after[first.flags] = {change.flags: change for change in _legal_changes(first.job)}
+            after[first.flags] = {change.flags: change for change in _valid_changes(first.job)}
         both = after[first.flags].get(second.flags)
-        weighed = scale.weigh(both._replace(flags=f"{first.flags} {second.flags}")) if both is not None else None
-        if weighed is not None and weighed.fits:
-            found[kinds] = scale.advice(weighed)
+        evaluated = evaluator.evaluate(both._replace(flags=f"{first.flags} {second.flags}")) if both is not None else None
+        if evaluated is not None and evaluated.fits:
+            found[kinds] = evaluator.advice(evaluated)
     return list(found.values())
 
 
-def _legal_changes(job: TrainingJob) -> Iterator[_Change]:
+def _valid_changes(job: TrainingJob) -> Iterator[_Change]:
     """The changes that Megatron accepts."""
     return (change for change in _changes(job) if first_violation(change.job) is None)
 
 
 def _changes(job: TrainingJob) -> Iterator[_Change]:
-    """Every single change that is possible for this job.
+    """Every possible single change of a job.
 
-    In this order: changes that keep the computation, changes with a small cost in speed, full recompute with a third more of
-    the forward, and changes of the layout.
+    The order is: changes that do not change the computation, changes with a small cost in speed, full recomputation, which repeats
+    the forward pass, and changes of the parallel layout.
     """
     yield from _distributed_optimizer(job)
     yield from _sequence_parallel(job)
@@ -185,7 +189,7 @@ def _full_recompute(job: TrainingJob) -> Iterator[_Change]:
 
 
 def _more_tensor_parallel(job: TrainingJob) -> Iterator[_Change]:
-    """2, 4 and 8 times the size within a node, with sequence parallelism if possible, and less data parallelism."""
+    """2, 4 and 8 times the tensor-parallel size within a node, with sequence parallelism if possible and less data parallelism."""
     parallel = job.parallel
     for factor in (2, 4, 8):
         tensor = parallel.tensor * factor
@@ -206,7 +210,7 @@ def _more_tensor_parallel(job: TrainingJob) -> Iterator[_Change]:
 
 
 def _more_pipeline_parallel(job: TrainingJob) -> Iterator[_Change]:
-    """2, 4 and 8 times the stages, with equal numbers of layers, and less data parallelism."""
+    """2, 4 and 8 times the pipeline-parallel size, with equal numbers of layers per stage and less data parallelism."""
     parallel = job.parallel
     if parallel.pipeline_layout != PipelineSpec() or parallel.microbatch_group_size is not None:
         return
@@ -230,7 +234,10 @@ def _with_fewer_replicas(job: TrainingJob, factor: int) -> TrainingJob:
 
 
 def _padded_vocabulary(job: TrainingJob, tensor: int) -> int | None:
-    """Padded to a multiple of 128 · t, the default of Megatron's `vocab_size_with_padding`; None if it cannot be known."""
+    """The vocabulary size padded to a multiple of 128 · t, the default of Megatron's `vocab_size_with_padding`.
+
+    None if the multiple is not the default and the padded size is not divisible by `tensor`.
+    """
     model = job.model
     if model.padded_vocab_size == round_up(model.vocab_size, 128 * job.parallel.tensor):
         return round_up(model.vocab_size, 128 * tensor)
