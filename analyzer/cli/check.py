@@ -1,4 +1,4 @@
-"""`--info-check`: the formulas compared with a recorded trace."""
+"""`--info-check`: compares the formulas with a recorded trace."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ OPTION = "--info-check"
 
 
 def check_trace(path: str, argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> int:
-    """Compares, prints what was found and returns the exit status. The launch is that of the trace if `argv` has none.
+    """Compares the formulas with the trace at `path`, prints the result and returns the exit status.
 
-    Raises AnalyzerError.
+    The launch of the trace is used if `argv` contains no launch. Raises AnalyzerError.
     """
     trace = _read(path)
     launch = read_launch(
@@ -33,7 +33,7 @@ def check_trace(path: str, argv: Sequence[str], *, environ: Mapping[str, str], f
     options = launch.options
     if options.record is not None or options.engine != "formula":
         other = "--info-record" if options.record is not None else "--info-engine"
-        raise InputError(OPTION, f"cannot be combined with {other}", "use one of them at a time")
+        raise InputError(OPTION, f"cannot be combined with {other}", "use only one of them")
     report = predict(as_recorded(launch.job, trace.header))
     found = check(report, trace, tolerance=options.tolerance)
     with standard_output() as stream:
@@ -50,4 +50,4 @@ def _read(path: str) -> Trace:
     try:
         return read_trace(path)
     except OSError as error:
-        raise InputError(OPTION, f"cannot read '{path}' ({error.strerror})", "give a trace that --info-record wrote") from None
+        raise InputError(OPTION, f"cannot read '{path}' ({error.strerror})", "give a trace written by --info-record") from None

@@ -1,4 +1,4 @@
-"""The command line: reads what the user asks for, and calls the file of that action."""
+"""The command line: selects the action that the arguments request, and runs it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from analyzer.errors import FITS, AnalyzerError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit status. `argv` are the words after the name of the program.
+    """Runs one command and returns its exit status. `argv` are the arguments without the name of the program.
 
-    0: the launch fits, or the GPU is not known. 1: a rank does not fit. 2: invalid or unsupported input. 3: a comparison failed.
-    Environment, working directory and garbage collector of the process are left unchanged, unless `--info-launch` replaces it.
+    Exit status 0: the launch fits, or the GPU memory is not known. 1: a rank does not fit. 2: invalid or unsupported input. 3: a
+    comparison failed. The environment, the working directory and the garbage collector of the process do not change.
+    `--info-launch` replaces the process by the training.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def standard_output() -> Iterator[TextIO]:
-    """Standard output, flushed at the end. A reader that closes a pipe early is accepted. Raises InputError for a full disk."""
+    """Standard output, flushed at the end. Ignores a closed pipe. Raises InputError for other errors, such as a full disk."""
     try:
         yield sys.stdout
         sys.stdout.flush()
@@ -29,7 +29,10 @@ def standard_output() -> Iterator[TextIO]:
 
 
 def write_report(report: Report, options: InfoOptions, compared: Sequence[Compared]) -> None:
-    """Writes the JSON report if it was asked for, and prints the console report unless the JSON report is printed."""
+    """Writes the JSON report if it was requested, and prints the console report unless the JSON report is printed.
+
+    Raises InputError if a report cannot be written.
+    """
     if options.json is not None:
         from analyzer.report.json.document import dumps, to_json, write_text
 
@@ -51,7 +54,7 @@ def write_report(report: Report, options: InfoOptions, compared: Sequence[Compar
 
 
 def _comparisons(compared: Sequence[Compared]) -> dict[str, Any]:
-    """What `--info-engine both` adds to the JSON report."""
+    """The fields that `--info-engine both` adds to the JSON report."""
     if not compared:
         return {}
     from analyzer.report.console.comparison_section import comparison_json

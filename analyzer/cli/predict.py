@@ -1,4 +1,4 @@
-"""The report of a launch; on request it is recorded, run without a GPU, or started."""
+"""The report of a launch. On request the launch is also recorded, run by the shadow engine, or started."""
 
 from __future__ import annotations
 

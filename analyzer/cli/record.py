@@ -1,4 +1,4 @@
-"""`--info-record`: the step of one rank is run under a recorder: the CUDA recorder on a GPU, otherwise the shadow recorder."""
+"""`--info-record`: records training steps of one rank, with the CUDA recorder on a GPU or else with the shadow recorder."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from analyzer.trace.check import shortened
 
 OPTION = "--info-record"
 ITERATIONS = 2
-"""The second iteration shows the steady state."""
+"""Number of recorded iterations. The second one is in the steady state."""
 
 
 def record_rank(report: Report, options: InfoOptions, command: Sequence[str]) -> None:
-    """Records the rank that `--info-rank` gives, or the highest-memory rank. Raises AnalyzerError."""
+    """Records the rank given by `--info-rank`, or the highest-memory rank. Raises AnalyzerError."""
     job = report.job if options.layers is None else shortened(report.job, options.layers)
     rank = options.rank if options.rank is not None else report.verdict.tightest_rank
     path = Path(str(options.record))
@@ -34,7 +34,8 @@ def record(
 ) -> str:
     """Writes the trace of `rank` to `path` and returns the name of the recorder. Raises AnalyzerError.
 
-    `allocator` is the allocation function of the CUDA recorder. The shadow recorder allocates nothing and refuses it.
+    `allocator` is the allocation function of the CUDA recorder. The shadow recorder does not allocate memory, so InputError is
+    raised if it is given.
     """
     world = job.parallel.world_size
     if not 0 <= rank < world:
@@ -45,19 +46,19 @@ def record(
         record_on_gpu(job, rank=rank, path=path, argv=argv, iterations=ITERATIONS, mode=allocator or "pool")
         return "cuda"
     if allocator is not None:
-        raise InputError("--info-allocator", "there is no GPU to allocate on", "leave it out, or record on a machine with a GPU")
+        raise InputError("--info-allocator", "there is no GPU to allocate on", "remove it, or record on a machine with a GPU")
     from allocator_hook.shadow.engine import run
 
     trace = run(job, [rank], iterations=ITERATIONS, argv=argv)[rank]
     try:
         shutil.copyfile(trace, path)
     except OSError as error:
-        raise InputError(OPTION, f"cannot write '{path}' ({error.strerror})", "give a file that you can write") from None
+        raise InputError(OPTION, f"cannot write '{path}' ({error.strerror})", "give a file that can be written") from None
     return "shadow"
 
 
 def has_gpu() -> bool:
-    """Whether PyTorch is installed and sees a GPU. Does not start CUDA, because the recorder must be loaded first."""
+    """Whether PyTorch is installed and finds a GPU. Does not initialize CUDA, because the recorder must be loaded first."""
     if find_spec("torch") is None:
         return False
     import torch

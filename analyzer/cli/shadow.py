@@ -1,4 +1,4 @@
-"""`--info-engine shadow|both`: megatron-core runs the step on tensors without data, for one rank of each rank class."""
+"""`--info-engine shadow|both`: runs megatron-core on tensors without data, for one rank of each rank class."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from analyzer.results import Report
 def run_engine(
     report: Report, *, engine: Literal["shadow", "both"], argv: Sequence[str], environ: Mapping[str, str], tolerance: float
 ) -> tuple[Report, tuple[Compared, ...]]:
-    """The report with the memory of the run, and for `both` the formulas compared with it. Raises AnalyzerError."""
+    """The report with the memory of the run and, for `both`, a comparison with the formulas. Raises AnalyzerError."""
     job = report.job
     with _progress() as progress:
         traces = run(job, first_ranks(report), argv=argv, progress=progress)
@@ -33,7 +33,7 @@ def run_engine(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int], None]]:
-    """Shows how many rank classes have been run, on standard error if that is a terminal."""
+    """Shows the number of completed rank classes on standard error, if standard error is a terminal."""
     if not sys.stderr.isatty():
         yield _show_nothing
         return
@@ -47,4 +47,4 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
 
 
 def _show_nothing(_done: int, _total: int) -> None:
-    """Standard error is not a terminal."""
+    """Used if standard error is not a terminal."""

@@ -1,4 +1,4 @@
-"""From traces of the rank classes of a launch to the report that the formulas give, and to a comparison of both."""
+"""Converts the traces of the rank classes of a launch to a report, and compares them with the formulas."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from analyzer.trace.summary import summarize
 
 
 def first_ranks(report: Report) -> tuple[int, ...]:
-    """A rank of each class."""
+    """The first rank of each rank class."""
     return tuple(each.ranks[0][0] for each in report.ranks)
 
 
 def recorded_report(report: Report, traces: Mapping[int, Path], *, settings: AllocatorSettings) -> Report:
-    """The report with memory and timeline of each rank class from its trace."""
+    """The report with the memory and the timeline of each rank class taken from its trace."""
     ranks = []
     timelines = []
     for each in report.ranks:
@@ -41,8 +41,8 @@ def recorded_report(report: Report, traces: Mapping[int, Path], *, settings: All
         verdict=verdict(ranks, report.job.hardware, note=report.verdict.note),
         assumptions=(
             *report.assumptions,
-            f"Memory is recorded: the real code ran on tensors without data ({versions}). Bytes are those of the blocks "
-            "of PyTorch's caching allocator, which may be larger than their tensors. The formulas are compared with the tensors.",
+            f"Memory is recorded: Megatron-LM ran on tensors without data ({versions}). Sizes are those of the blocks of "
+            "PyTorch's caching allocator, which can be larger than their tensors. The formulas are compared with tensor sizes.",
             "Communication is computed by formula. --info-engine both compares it with the recorded calls.",
             *warnings(installed()),
             *_other_release(report.job.megatron, installed()["megatron-core"]),
@@ -51,7 +51,7 @@ def recorded_report(report: Report, traces: Mapping[int, Path], *, settings: All
 
 
 def _memory(job: TrainingJob, found: Replayed) -> RankMemory:
-    """The parts add up to the peak: what is not a model state, a workspace or an activation is temporary."""
+    """The memory of a trace. Everything except model states, workspaces and activations counts as temporary tensors."""
     states = {kind: found.after[kind] for kind in ("parameter", "gradient", "optimizer", "workspace")}
     activations = found.at_peak["activation"]
     return RankMemory(
@@ -73,15 +73,15 @@ def _memory(job: TrainingJob, found: Replayed) -> RankMemory:
 
 
 def _other_release(described: str, ran: str) -> tuple[str, ...]:
-    """An assumption if the formulas and the run are of different releases."""
+    """An assumption for the report if the formulas and the installed megatron-core are of different releases."""
     if described.split(".")[:2] == ran.split(".")[:2]:
         return ()
-    return (f"The installed megatron-core {ran} was run. Formulas and options are those of {described}.",)
+    return (f"The installed megatron-core {ran} was run. Formulas and options are those of release {described}.",)
 
 
 @dataclass(frozen=True)
 class Compared:
-    """The comparison of formula and trace of one rank class."""
+    """The comparison of formulas and trace for one rank class."""
 
     rank: RankClass
     comparison: Comparison
@@ -89,7 +89,7 @@ class Compared:
 
 
 def comparisons(report: Report, traces: Mapping[int, Path], *, tolerance: float) -> tuple[Compared, ...]:
-    """Compares formula and trace of each rank class. `report` has as many microbatches as were run."""
+    """Compares formulas and trace for each rank class. `report` must have the number of microbatches that was run."""
     found = []
     for each in report.ranks:
         trace = read_trace(traces[each.ranks[0][0]])

@@ -1,4 +1,4 @@
-"""The Python API, and that a call leaves the process as it was."""
+"""The Python API, and that a call does not change the state of the process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LAUNCH = f"--nproc-per-node 8 pretrain_gpt.py {BASE} --global-batch-size 64 --us
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-def test_the_report_is_that_of_the_command_line() -> None:
+def test_the_api_and_the_command_line_give_the_same_report() -> None:
     found = analyzer.analyze(LAUNCH, gpu="H100-80GB")
     printed = report(*LAUNCH.split(), "--info-gpu", "H100-80GB")
     assert found.verdict.fits is printed["verdict"]["fits"] is True
@@ -25,8 +25,8 @@ def test_the_report_is_that_of_the_command_line() -> None:
     assert analyzer.analyze(LAUNCH.split(), gpu="H100-80GB") == found
 
 
-def test_parameters_are_those_of_gpt(tmp_path: Path) -> None:
-    """12·L·h² + 13·L·h for the layers, (V + s)·h for the embeddings and 2·h for the last norm (Narayanan et al. 2021)."""
+def test_the_number_of_parameters_of_gpt(tmp_path: Path) -> None:
+    """12·L·h² + 13·L·h for the layers, (V + s)·h for the embeddings and 2·h for the final norm (Narayanan et al. 2021)."""
     layers, hidden, sequence, vocabulary = 8, 1024, 2048, 32128  # 32,000 and the end-of-document token, padded
     found = analyzer.analyze(LAUNCH, folder=tmp_path, environ={})
     expected = 12 * layers * hidden**2 + 13 * layers * hidden + (vocabulary + sequence) * hidden + 2 * hidden
@@ -36,20 +36,20 @@ def test_parameters_are_those_of_gpt(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "option", ["--info-json -", "--info-record x", "--info-engine shadow", "--info-launch", "--info-detail full"]
 )
-def test_what_belongs_to_the_command_line_is_refused(option: str) -> None:
+def test_options_of_the_command_line_are_rejected(option: str) -> None:
     with pytest.raises(InputError, match=option.split()[0]):
         analyzer.analyze(f"{LAUNCH} {option}")
 
 
 @pytest.mark.parametrize("line", [f"{LAUNCH} --info-gpu H100-80GB", f"{LAUNCH} --info-json -", "--num-layers x", "--help"])
-def test_main_leaves_the_process_unchanged(line: str) -> None:
+def test_main_does_not_change_the_process(line: str) -> None:
     before = (gc.isenabled(), gc.get_freeze_count(), dict(os.environ), Path.cwd())
     run(*line.split())
     assert (gc.isenabled(), gc.get_freeze_count(), dict(os.environ), Path.cwd()) == before
 
 
 def test_the_example_of_the_documentation_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """docs/api.md: the first block is the program, the second its output."""
+    """The first block of docs/api.md is the program, and the second block is its output."""
     blocks = (DOCS / "api.md").read_text().split("```")
     program, output = blocks[1].removeprefix("python\n"), blocks[3].removeprefix("text\n")
     exec(compile(program, "docs/api.md", "exec"), {})

@@ -1,4 +1,4 @@
-"""Wrong input of every kind, through the whole program: exit 2 and one line that names the option and a remedy."""
+"""Invalid command lines: exit status 2 and an error of one line with the option and a remedy."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ BASE = (
     "--info-gpu H100-80GB"
 )
 
-BAD = [
-    # no probability, no part
+INVALID = [
+    # values outside their range
     ("--hidden-dropout 2", "--hidden-dropout"),
     ("--attention-dropout -0.5", "--attention-dropout"),
     ("--position-embedding-type rope --rotary-percent 0", "--rotary-percent"),
     ("--nproc-per-node eight", "--nproc-per-node"),
-    # sizes that do not divide
+    # sizes that are not divisible
     ("--num-attention-heads 15", "--num-attention-heads"),
     ("--num-layers 23 --pipeline-model-parallel-size 2", "--num-layers"),
     ("--tensor-model-parallel-size 3", "--tensor-model-parallel-size"),
@@ -45,7 +45,7 @@ BAD = [
     ("--info-gpus H100", "--info-gpus"),
     ("--checkpoint-activations", "--checkpoint-activations"),
     ("--activations-checkpoint-method uniform", "--activations-checkpoint-method"),
-    # values of the wrong type, missing, or too many
+    # values of the wrong type, missing values, and too many values
     ("--num-layers twelve", "--num-layers"),
     ("--num-layers 2.5", "--num-layers"),
     ("--lr fast", "--lr"),
@@ -70,7 +70,7 @@ BAD = [
     ("--make-vocab-size-divisible-by 0", "--make-vocab-size-divisible-by"),
     ("--nnodes 0", "--nnodes"),
     ("--nnodes 3:1", "--nnodes"),
-    # contradictions, and options that need another
+    # contradictory options, and options that require another option
     ("--fp16", "--fp16"),
     ("--swiglu --squared-relu", "--swiglu"),
     ("--recompute-granularity full", "--recompute-granularity"),
@@ -88,12 +88,12 @@ BAD = [
     ("--info-megatron nowhere", "--info-megatron"),
     ("--info-json nowhere/report.json", "--info-json"),
     ("--info-json .", "--info-json"),
-    # vocabularies that nothing tells
+    # unknown vocabulary sizes
     ("--tokenizer-type NullTokenizer", "--vocab-size"),
     ("--tokenizer-type HuggingFaceTokenizer", "--tokenizer-type"),
     ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model nobody/nothing", "--tokenizer-type"),
     ("--tokenizer-type SentencePieceTokenizer --tokenizer-model nowhere.model", "--tokenizer-type"),
-    # GPUs and our own options
+    # GPUs and options of this program
     ("--info-gpu H1000", "--info-gpu"),
     ("--info-gpu-memory lots", "--info-gpu-memory"),
     ("--info-gpu-memory 0", "--info-gpu-memory"),
@@ -103,7 +103,7 @@ BAD = [
     ("--info-detail ,", "--info-detail"),
     ("--info-detail", "--info-detail"),
     ("--info-engine magic", "--info-engine"),
-    # right for Megatron, and not modelled yet
+    # accepted by Megatron, but not modelled or incomplete
     ("--num-experts 8 --moe-token-dispatcher-type flex", "--moe-token-dispatcher-type"),
     ("--mtp-num-layers 1", "--mtp-num-layers"),
     ("--fp4-format e2m1", "--fp4-format"),
@@ -111,8 +111,8 @@ BAD = [
 
 
 @pytest.fixture(autouse=True)
-def _bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An empty working folder, and nothing of the machine that runs the test."""
+def _empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Run in an empty folder, without environment variables that affect the result."""
     monkeypatch.chdir(tmp_path)
     for name in ("WORLD_SIZE", "SLURM_NTASKS", "SLURM_NNODES", "SLURM_NTASKS_PER_NODE", "HF_HOME", "HF_HUB_CACHE", "PYTHONPATH"):
         monkeypatch.delenv(name, raising=False)
@@ -120,14 +120,14 @@ def _bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
 
-def test_the_base_is_good() -> None:
+def test_the_base_command_is_valid() -> None:
     outcome = run(*BASE.split())
     assert (outcome.status, outcome.err) == (0, "")
 
 
-@pytest.mark.parametrize(("words", "named"), BAD, ids=lambda value: value if value.startswith("--") and " " in value else "")
-def test_refused(words: str, named: str) -> None:
-    assert_refused(run(*BASE.split(), *words.split()), named)
+@pytest.mark.parametrize(("words", "option"), INVALID, ids=lambda value: value if value.startswith("--") and " " in value else "")
+def test_invalid_input_is_an_error(words: str, option: str) -> None:
+    assert_refused(run(*BASE.split(), *words.split()), option)
 
 
 @pytest.mark.parametrize(
@@ -140,18 +140,18 @@ def test_refused(words: str, named: str) -> None:
         ("--info-gpus", "--info-gpu"),
     ],
 )
-def test_suggestion(misspelt: str, meant: str) -> None:
+def test_misspelt_options_have_a_suggestion(misspelt: str, meant: str) -> None:
     assert run(*BASE.split(), misspelt, "8").err.rstrip().endswith(f"did you mean {meant}?")
 
 
-def test_experts_whose_tensor_parallelism_was_not_asked_for() -> None:
-    """core/parallel_state.py: expert_tensor_parallel_size is tensor_model_parallel_size where it is not given."""
+def test_the_default_of_expert_tensor_parallelism() -> None:
+    """core/parallel_state.py: the default of expert_tensor_parallel_size is tensor_model_parallel_size."""
     words = "--num-experts 8 --tensor-model-parallel-size 2 --expert-model-parallel-size 8 --sequence-parallel".split()
     assert "--expert-tensor-parallel-size 1" in run(*BASE.split(), *words).err
     assert run(*BASE.split(), *words, "--expert-tensor-parallel-size", "1").status == 0
 
 
-def test_the_header_says_what_is_not_usual() -> None:
+def test_the_header_lists_experts_and_fp8() -> None:
     plain = run(*BASE.split()).out
     assert "experts" not in plain.partition("──")[0]
     assert "FP8" not in plain.partition("──")[0]
@@ -160,24 +160,24 @@ def test_the_header_says_what_is_not_usual() -> None:
     assert "and FP8 (delayed)" in header
 
 
-def test_suggested_batch_is_good() -> None:
-    refused = run(*BASE.split(), "--global-batch-size", "63")
-    assert refused.err.rstrip().endswith("for example 64")
+def test_the_suggested_global_batch_size_is_valid() -> None:
+    result = run(*BASE.split(), "--global-batch-size", "63")
+    assert result.err.rstrip().endswith("for example 64")
     assert run(*BASE.split(), "--global-batch-size", "64").status == 0
 
 
 @pytest.mark.parametrize("content", ["", "not json", "[]", '{"a": "b"', "\x00\x01"])
-def test_vocabulary_file_that_is_none(content: str, tmp_path: Path) -> None:
+def test_an_invalid_vocabulary_file_is_an_error(content: str, tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text(content)
     assert_refused(run(*BASE.split(), "--vocab-file", "vocab.json"), "--vocab-file")
 
 
-def test_unwritable_report(tmp_path: Path) -> None:
+def test_an_unwritable_report_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "report.json").mkdir()
     assert_refused(run(*BASE.split(), "--info-json", "report.json"), "--info-json")
 
 
-def test_no_arguments_at_all() -> None:
+def test_a_call_without_arguments_is_an_error() -> None:
     outcome = run()
     assert (outcome.status, outcome.out, outcome.err.count("\n")) == (2, "", 1)
 
@@ -188,8 +188,8 @@ WORDS = st.sampled_from(["0", "1", "2", "3", "7", "8", "-1", "0.5", "1e3", "x", 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.sampled_from(OPTIONS), st.lists(WORDS, max_size=2)), max_size=4))
-def test_nothing_breaks_it(options: list[tuple[str, list[str]]]) -> None:
-    """Any options of Megatron's with any words: an analysis, or one line."""
+def test_random_options_give_a_report_or_an_error(options: list[tuple[str, list[str]]]) -> None:
+    """Random Megatron options with random values give a report or an error of one line."""
     outcome = run(*BASE.split(), *(word for flag, words in options for word in (flag, *words)))
     assert outcome.status in (0, 1, 2)
     if outcome.status == 2:

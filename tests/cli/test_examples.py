@@ -1,6 +1,6 @@
-"""The launch scripts of examples/: the output of the `sed` line in each is compared with a file of examples/expected/.
+"""The launch scripts in examples/: the output of the `sed` command of each script is compared with a file in examples/expected/.
 
-After an intended change `python tools/update_examples.py` writes these files again.
+After an intended change, `python tools/update_examples.py` updates these files.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tools.update_examples import ROOT, SCRIPTS, commands, expected_file, run, s
 pytestmark = pytest.mark.slow
 
 EXIT_STATUS = {"pretrain_llama3_405b": 1}
-"""Of scripts that do not fit: only the framework of its paper trained Llama-3 405B in 80 GB without recomputation."""
+"""Exit status of scripts that do not fit. Llama-3 405B in 80 GB without recomputation needs the framework of its paper."""
 
-MOST_LINES = 60
-"""Of the output for Llama-3 8B."""
+MAX_LINES = 60
+"""Maximum number of lines of the output for Llama-3 8B."""
 VERDICT_WITHIN = 15
-"""Lines."""
+"""Number of lines at the start that contain the verdict."""
 
 PUBLISHED = {
     "pretrain_gpt3_175b": 12 * 96 * 12288**2 + 13 * 96 * 12288 + (50257 + 2048) * 12288 + 2 * 12288,
@@ -36,25 +36,27 @@ PUBLISHED = {
     "pretrain_gpt_oss_20b": 20_914_757_184,
     "pretrain_deepseek_v3": 671_026_404_352 + 11_610_067_968,
 }
-"""Parameters. Llama, Mixtral, Qwen3 and gpt-oss: of the published checkpoints. GPT-3: 12Lh² + 13Lh + (V + s)h and a final norm.
+"""Number of parameters of each script.
 
-DeepSeek-V3: its published weights without the biases of experts, which are no parameters, and what the layer of multi-token
-prediction has for itself: the 11.5 billion of its model card with the norm before its head.
+Llama, Mixtral, Qwen3 and gpt-oss: the published checkpoints. GPT-3: 12Lh² + 13Lh + (V + s)h and the final norm.
 
-The 7B: what the proposal prints (vocabulary padded to 50,432), and what it forgets: a QKV bias of 3h where it counts h,
-and the final norm.
+DeepSeek-V3: the published weights without the expert biases, which are not parameters, and the MTP layer: 11.5 billion in its model
+card, plus the norm before its head.
+
+The 7B model: the number in the proposal (vocabulary padded to 50,432), plus the parameters that the proposal omits: 2h of the QKV
+bias (it counts h instead of 3h) and the final norm.
 """
 
 PADDED = ("pretrain_qwen3_235b_a22b", "pretrain_gpt_oss_20b", "pretrain_deepseek_v3")
-"""Whose published embeddings have more rows than their tokenizers have tokens, as the padding of these scripts makes them."""
+"""Scripts of models whose published embeddings are padded: they have more rows than their tokenizers have tokens."""
 
-OWN_EXAMPLES = (
+MEGATRON_STYLES = (
     "torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py \\\n    ${GPT_MODEL_ARGS[@]} \\\n    ${TRAINING_ARGS[@]}\n",
     'torchrun ${DISTRIBUTED_ARGS[@]} \\\n    "$PRETRAIN_SCRIPT_PATH" \\\n    ${GPT_MODEL_ARGS[@]} \\\n    ${TRAINING_ARGS[@]}\n',
     "torchrun $DISTRIBUTED_ARGS pretrain_gpt.py \\\n    ${GPT_MODEL_ARGS[*]} ${TRAINING_ARGS[*]} --distributed-backend nccl\n",
 )
-"""Launch commands as Megatron-LM's own examples write them: with arrays; with the training script in a variable; and as in
-2023, when the arguments were one string."""
+"""Launch commands in the styles of Megatron-LM's examples: with arrays, with the training script in a variable, and with
+one string of arguments as in 2023."""
 
 
 @pytest.mark.parametrize("file", commands(), ids=lambda path: path.stem)
@@ -66,7 +68,7 @@ def test_output(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", commands(), ids=lambda path: path.stem)
-def test_the_verdict_is_at_the_start_and_printed_parts_add_up(file: Path) -> None:
+def test_the_verdict_is_at_the_start_and_the_sums_of_printed_parts_are_correct(file: Path) -> None:
     text = file.read_text()
     start = text.splitlines()[:VERDICT_WITHIN]
     assert sum(line.startswith(("It fits: ", "It is tight: ", "It does not fit: ")) for line in start) == 1
@@ -78,7 +80,7 @@ def test_the_verdict_is_at_the_start_and_printed_parts_add_up(file: Path) -> Non
 
 def test_the_default_output_is_short() -> None:
     lines = expected_file(ROOT / "examples" / "pretrain_llama3_8b.sh").read_text().splitlines()
-    assert len(lines) <= MOST_LINES
+    assert len(lines) <= MAX_LINES
     assert lines[-1].startswith("More: --info-detail memory, groups, ")
 
 
@@ -88,12 +90,12 @@ def test_parameters(script: Path) -> None:
     assert model["parameters" if script.stem in PADDED else "parameters_unpadded"] == PUBLISHED[script.stem]
 
 
-def test_every_script_is_here_and_every_output_has_one() -> None:
+def test_scripts_and_expected_outputs_are_complete() -> None:
     assert {script.stem for script in SCRIPTS} == set(PUBLISHED)
     assert set((ROOT / "examples" / "expected").iterdir()) == set(commands())
 
 
-def test_what_sed_makes_runs_from_any_folder(tmp_path: Path) -> None:
+def test_the_output_of_sed_runs_in_any_folder(tmp_path: Path) -> None:
     script = ROOT / "examples" / "pretrain_llama3_8b.sh"
     made = tmp_path / "info.sh"
     sed = sed_line(script).partition("|")[0]
@@ -103,8 +105,8 @@ def test_what_sed_makes_runs_from_any_folder(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == (expected_file(script).read_text(), "")
 
 
-@pytest.mark.parametrize("job", OWN_EXAMPLES)
-def test_the_same_sed_line_works_on_the_examples_of_megatron(job: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("job", MEGATRON_STYLES)
+def test_the_sed_command_works_on_the_examples_of_megatron(job: str, tmp_path: Path) -> None:
     made = tmp_path / "train.sh"
     made.write_text(
         "#!/bin/bash\nexport CUDA_DEVICE_MAX_CONNECTIONS=1\nPRETRAIN_SCRIPT_PATH=megatron/pretrain_gpt.py\n"
@@ -122,12 +124,12 @@ def test_the_same_sed_line_works_on_the_examples_of_megatron(job: str, tmp_path:
     assert done.returncode == 0
 
 
-def test_scripts_are_sound_and_executable() -> None:
+def test_scripts_have_valid_syntax_and_are_executable() -> None:
     for script in SCRIPTS:
         assert script.stat().st_mode & 0o111
         subprocess.run(["bash", "-n", str(script)], check=True)
         assert script.read_text().rstrip().endswith('"$@"')
 
 
-def test_the_readme_shows_what_is_printed() -> None:
+def test_the_readme_contains_the_output() -> None:
     assert f"```\n{shown_in_readme()}```" in (ROOT / "README.md").read_text()

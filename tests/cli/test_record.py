@@ -1,4 +1,4 @@
-"""`--info-record` and `--info-engine` through the whole program, on a machine without a GPU."""
+"""The command line with `--info-record` and `--info-engine`, without a GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HAS_SHADOW = all(find_spec(package) for package in ("torch", "megatron", "transf
 
 @pytest.mark.shadow
 @pytest.mark.skipif(not HAS_SHADOW, reason="the shadow extra is not installed")
-def test_what_was_recorded_passes_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorded_trace_passes_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     trace = tmp_path / "step.trace"
     done = run(*torchrun(8), *MODEL, "--tensor-model-parallel-size", "2", "--info-record", str(trace), "--info-rank", "3")
@@ -37,7 +37,7 @@ def test_what_was_recorded_passes_the_check(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.shadow
 @pytest.mark.skipif(not HAS_SHADOW, reason="the shadow extra is not installed")
-def test_a_shortened_model_is_checked_as_it_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shortened_model_is_checked_with_its_recorded_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     trace = tmp_path / "step.trace"
     assert run(*torchrun(1), *MODEL, "--info-record", str(trace), "--info-layers", "1").status == 0
@@ -49,16 +49,16 @@ def test_a_shortened_model_is_checked_as_it_was_recorded(tmp_path: Path, monkeyp
 
 @pytest.mark.shadow
 @pytest.mark.skipif(not HAS_SHADOW, reason="the shadow extra is not installed")
-def test_the_shadow_gives_the_same_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shadow_engine_gives_a_report_with_the_same_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     argv = (*torchrun(4), *MODEL, "--pipeline-model-parallel-size", "2", "--global-batch-size", "4")
-    told = run(*argv, "--info-engine", "shadow", "--info-json", "-").report
+    shadow = run(*argv, "--info-engine", "shadow", "--info-json", "-").report
     formula = run(*argv, "--info-json", "-").report
-    assert told["engine"] == "shadow"
-    assert set(formula) == set(told)
-    assert [rank["ranks"] for rank in told["ranks"]] == [rank["ranks"] for rank in formula["ranks"]]
-    assert len(told["timelines"]) == 2
-    for rank in told["ranks"]:
+    assert shadow["engine"] == "shadow"
+    assert set(formula) == set(shadow)
+    assert [rank["ranks"] for rank in shadow["ranks"]] == [rank["ranks"] for rank in formula["ranks"]]
+    assert len(shadow["timelines"]) == 2
+    for rank in shadow["ranks"]:
         memory = rank["memory"]
         parts = memory["parameters_bytes"] + memory["gradients_bytes"] + memory["optimizer_bytes"] + memory["runtime_bytes"]
         assert parts == memory["allocated_bytes"]
@@ -68,8 +68,8 @@ def test_the_shadow_gives_the_same_report(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.shadow
 @pytest.mark.skipif(not HAS_SHADOW, reason="the shadow extra is not installed")
 @pytest.mark.parametrize("model", ["gpt2-345m", "qwen2.5-0.5b"])
-def test_parameters_of_the_real_code(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """tests/data/truth/parameters.json: what the real Megatron builds on each pipeline rank."""
+def test_recorded_parameters_are_those_of_megatron(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """tests/data/truth/parameters.json contains the parameters of `get_model` on each pipeline rank."""
     records = truth_records("parameters.json")
     record = next(each for each in records if each["model"] == model and each["layout"]["pp"] > 1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -84,19 +84,19 @@ def test_parameters_of_the_real_code(model: str, tmp_path: Path, monkeypatch: py
 
 @pytest.mark.skipif(HAS_SHADOW, reason="the shadow extra is installed")
 @pytest.mark.parametrize("option", [("--info-engine", "shadow"), ("--info-engine", "both"), ("--info-record", "x.trace")])
-def test_without_the_extra_one_line_says_what_to_install(option: tuple[str, str]) -> None:
+def test_without_the_shadow_extra_the_error_names_the_package_to_install(option: tuple[str, str]) -> None:
     outcome = run(*torchrun(1), *MODEL, *option)
     assert outcome.status == 2
     assert "pip install" in outcome.err
     assert len(outcome.err.splitlines()) == 1
 
 
-def test_a_rank_outside_the_world_is_refused() -> None:
+def test_a_rank_outside_the_world_is_an_error() -> None:
     assert_refused(run(*torchrun(1), *MODEL, "--info-record", "x.trace", "--info-rank", "1"), "--info-rank")
 
 
 @pytest.mark.parametrize("option", [("--info-allocator", "malloc"), ("--info-allocator", "malloc", "--info-record", "x.trace")])
-def test_an_allocator_is_refused_where_none_would_serve(option: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_allocator_without_a_gpu_is_an_error(option: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("analyzer.cli.record.has_gpu", lambda: False)
     assert_refused(run(*torchrun(1), *MODEL, *option), "--info-allocator")
 
@@ -104,13 +104,13 @@ def test_an_allocator_is_refused_where_none_would_serve(option: tuple[str, ...],
 @pytest.mark.parametrize(
     ("given", "mode"), [((), "pool"), (("--info-allocator", "pool"), "pool"), (("--info-allocator", "malloc"), "malloc")]
 )
-def test_the_cuda_recorder_allocates_as_asked(given: tuple[str, ...], mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+def test_the_cuda_recorder_uses_the_requested_allocator(given: tuple[str, ...], mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[str] = []
     monkeypatch.setattr("analyzer.cli.record.has_gpu", lambda: True)
-    monkeypatch.setattr("allocator_hook.cuda.session.record_on_gpu", lambda _launch, *, mode, **_rest: asked.append(mode))
+    monkeypatch.setattr("allocator_hook.cuda.session.record_on_gpu", lambda _launch, *, mode, **_rest: modes.append(mode))
     assert run(*torchrun(1), *MODEL, "--info-record", "x.trace", *given).status == 0
-    assert asked == [mode]
+    assert modes == [mode]
 
 
-def test_more_layers_than_the_model_has_are_refused() -> None:
+def test_more_layers_than_the_model_has_are_an_error() -> None:
     assert_refused(run(*torchrun(1), *MODEL, "--info-record", "x.trace", "--info-layers", "5"), "--info-layers")
