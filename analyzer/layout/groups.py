@@ -1,9 +1,9 @@
-"""Process groups: coordinates of ranks, members of groups, ranks of a pipeline stage.
+"""Process groups: coordinates of ranks, members of groups, and ranks of pipeline stages.
 
-A port of `RankGenerator` and `initialize_model_parallel` (megatron/core/parallel_state.py, 0.16.1) that answers for one rank or one
-group without listing the world. Ranks are numbered in two grids of the same world, fastest dimension first in the order of
-`ParallelSpec.order`: the dense grid (tp, cp, dp, pp), and the expert grid, where tp is the expert tensor-parallel size, cp is 1
-and dp is the rest. Sizes are assumed to follow `analyzer.specs.rules`.
+A port of `RankGenerator` and `initialize_model_parallel` (megatron/core/parallel_state.py, 0.16.1) that computes a single rank or
+group without listing all ranks. The ranks of the world form two grids. In both of them the fastest dimension comes first, in the
+order of `ParallelSpec.order`. The dense grid has the dimensions tp, cp, dp and pp. The expert grid has the dimensions tp (expert
+tensor parallelism), ep, dp (replicas of the experts) and pp. Sizes are assumed to satisfy `analyzer.specs.rules`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Final
 from analyzer.specs import ParallelSpec
 
 Group = Sequence[int]
-"""The global ranks of a process group: a tuple, or a range if there are many."""
+"""The global ranks of a process group: a tuple, or a range for some large groups."""
 RANGE_FROM: Final = 4096
-"""Groups of more ranks are ranges if their ranks lie at equal distances."""
+"""Groups with more ranks than this are ranges if the distance between consecutive ranks is constant."""
 RankRanges = tuple[tuple[int, int], ...]
 """Inclusive [first, last] ranges of global ranks."""
 
@@ -34,7 +34,7 @@ DENSE_GROUPS: Final[dict[str, frozenset[str]]] = {
     "tp_dp": frozenset({"tp", "dp"}),
     "tp_cp": frozenset({"tp", "cp"}),
 }
-"""Dimensions along which ranks of a group differ, in the dense grid."""
+"""For each kind of group in the dense grid, the dimensions along which its ranks differ."""
 
 EXPERT_GROUPS: Final[dict[str, frozenset[str]]] = {
     "ep": frozenset({"ep"}),
@@ -43,7 +43,7 @@ EXPERT_GROUPS: Final[dict[str, frozenset[str]]] = {
     "tp_ep_pp": frozenset({"tp", "ep", "pp"}),
     "edp": frozenset({"dp"}),
 }
-"""The same in the expert grid, where tp is the expert tensor-parallel size and dp the replicas of an expert."""
+"""The same in the expert grid, where tp is expert tensor parallelism and dp are the replicas of an expert."""
 
 GROUP_KINDS: Final = (*DENSE_GROUPS, "embd", "pos_embd", *EXPERT_GROUPS, "intra_dist_opt")
 """Every kind of process group that Megatron creates."""
@@ -51,7 +51,7 @@ GROUP_KINDS: Final = (*DENSE_GROUPS, "embd", "pos_embd", *EXPERT_GROUPS, "intra_
 
 @dataclass(frozen=True, kw_only=True)
 class Coordinates:
-    """Index of a rank inside its group of each dimension."""
+    """Index of a rank in its group of each dimension."""
 
     tensor: int
     context: int
@@ -64,7 +64,7 @@ class Coordinates:
 
 @dataclass(frozen=True, kw_only=True)
 class _Axis:
-    """A dimension of a grid: neighbours along it are `stride` ranks apart."""
+    """A dimension of a grid. Neighbours along it differ by `stride` ranks."""
 
     name: str
     size: int
@@ -75,7 +75,7 @@ class _Axis:
 
 
 def coordinates(parallel: ParallelSpec, rank: int) -> Coordinates:
-    """Coordinates of global `rank` in both grids."""
+    """Coordinates of a global rank in both grids."""
     dense = {axis.name: axis.index(rank) for axis in _grid(parallel, expert=False)}
     experts = {axis.name: axis.index(rank) for axis in _grid(parallel, expert=True)}
     return Coordinates(
@@ -90,10 +90,10 @@ def coordinates(parallel: ParallelSpec, rank: int) -> Coordinates:
 
 
 def group_of(parallel: ParallelSpec, kind: str, rank: int, *, tied: bool = True, mtp_rank: int | None = None) -> Group:
-    """Ranks of the group of `kind` (one of GROUP_KINDS) that `rank` belongs to; O(size of the group).
+    """Global ranks of the group of `kind` (one of GROUP_KINDS) that contains `rank`; O(size of the group).
 
-    Empty if it belongs to none: `embd` and `pos_embd` contain only pipeline ranks with that embedding. `tied` and `mtp_rank` apply
-    to `embd` only, see `groups`.
+    Empty if no group contains it: `embd` and `pos_embd` contain only pipeline ranks with that embedding. `tied` and `mtp_rank`
+    apply to `embd` only, see `groups`.
     """
     if kind in ("embd", "pos_embd"):
         members = _embedding_ranks(group_of(parallel, "pp", rank), kind, tied=tied, mtp_rank=mtp_rank)
@@ -109,15 +109,15 @@ def groups(
 ) -> Iterator[Group]:
     """Groups of `kind` (one of GROUP_KINDS) in the order in which Megatron creates them, at most `limit`.
 
-    `tied` applies to `embd` only: with tied embeddings the group contains the first and the last pipeline rank, without only the
-    first (`get_embedding_ranks` in pretrain_gpt.py, 0.16), and in either case `mtp_rank`, the pipeline rank of the MTP layers.
-    Earlier releases, and megatron-core by default, create the tied group in any case.
+    `tied` and `mtp_rank` apply to `embd` only. With tied embeddings the group contains the first and the last pipeline rank,
+    otherwise only the first (`get_embedding_ranks` in pretrain_gpt.py, 0.16). It also contains `mtp_rank`, the pipeline rank of
+    the MTP layers. Earlier releases, and megatron-core by default, always create the group of tied embeddings.
     """
     yield from islice(_all_groups(parallel, kind, tied=tied, mtp_rank=mtp_rank), limit)
 
 
 def group_size(parallel: ParallelSpec, kind: str, *, tied: bool = True, mtp_rank: int | None = None) -> int:
-    """Ranks in each group of `kind`; `tied` and `mtp_rank` as in `groups`."""
+    """Number of ranks in each group of `kind`. `tied` and `mtp_rank` are as in `groups`."""
     if kind == "embd":
         return len(_embedding_ranks(tuple(range(parallel.pipeline)), kind, tied=tied, mtp_rank=mtp_rank))
     if kind == "pos_embd":
@@ -128,13 +128,13 @@ def group_size(parallel: ParallelSpec, kind: str, *, tied: bool = True, mtp_rank
 
 
 def group_count(parallel: ParallelSpec, kind: str) -> int:
-    """Groups of `kind` in the world."""
+    """Number of groups of `kind` in the world."""
     counted = "pp" if kind in ("embd", "pos_embd") else kind
     return parallel.world_size // group_size(parallel, counted)
 
 
 def pipeline_rank_ranges(parallel: ParallelSpec, pipeline_rank: int) -> RankRanges:
-    """Inclusive ranges of the global ranks of pipeline stage `pipeline_rank`; O(number of ranges)."""
+    """Inclusive ranges of the global ranks of a pipeline stage; O(number of ranges)."""
     pp = next(axis for axis in _grid(parallel, expert=False) if axis.name == "pp")
     if pp.size == 1:
         return ((0, parallel.world_size - 1),)
@@ -143,18 +143,18 @@ def pipeline_rank_ranges(parallel: ParallelSpec, pipeline_rank: int) -> RankRang
 
 
 def replicas(parallel: ParallelSpec, pipeline_rank: int) -> Iterator[tuple[int, int, int]]:
-    """Ranks of pipeline stage `pipeline_rank`, each with its index in its dp_cp group and in its edp group."""
+    """Global ranks of a pipeline stage, each with its index in its dp_cp group and its index in its edp group."""
     axes = {axis.name: axis for axis in _grid(parallel, expert=False)}
     (expert_data,) = (axis for axis in _grid(parallel, expert=True) if axis.name == "dp")
     data, context = axes["dp"], axes["cp"]
     for first, last in pipeline_rank_ranges(parallel, pipeline_rank):
         for rank in range(first, last + 1):
-            # context changes faster than data in every order of ranks
+            # cp changes faster than dp in every `ParallelSpec.order`
             yield rank, data.index(rank) * context.size + context.index(rank), expert_data.index(rank)
 
 
 def node_name(rank: int, gpus_per_node: int) -> str:
-    """Name of the GPU of a rank if torchrun numbers nodes in order: 'n0_g0' is the first GPU of the first node."""
+    """Name of the GPU of a rank if ranks are numbered in node order: 'n0_g0' is the first GPU of the first node."""
     node, gpu = divmod(rank, gpus_per_node)
     return f"n{node}_g{gpu}"
 
@@ -198,7 +198,7 @@ def _spread(base: int, axes: tuple[_Axis, ...]) -> Group:
 
 
 def _even_stride(axes: tuple[_Axis, ...]) -> int | None:
-    """The distance between neighbours if all ranks along these axes lie at equal distances."""
+    """The distance between consecutive ranks along these axes, if it is constant; otherwise None."""
     stride = following = None
     for axis in axes:
         if axis.size == 1:
@@ -229,21 +229,21 @@ def _all_groups(parallel: ParallelSpec, kind: str, *, tied: bool, mtp_rank: int 
 
 def _embedding_ranks(stages: Group, kind: str, *, tied: bool, mtp_rank: int | None) -> tuple[int, ...]:
     """Ranks of a pipeline group with the word embedding (`embd`) or the position embedding."""
-    holders = {0}
+    members = {0}
     if kind == "embd" and tied:
-        holders.add(len(stages) - 1)
+        members.add(len(stages) - 1)
     if kind == "embd" and mtp_rank is not None:
-        holders.add(mtp_rank)
-    return tuple(stages[holder] for holder in sorted(holders))
+        members.add(mtp_rank)
+    return tuple(stages[member] for member in sorted(members))
 
 
 def _replicas_of_instance(parallel: ParallelSpec) -> int:
-    """Consecutive replicas of the experts that share one instance of the distributed optimizer."""
+    """Number of consecutive expert replicas in one instance of the distributed optimizer."""
     return parallel.expert_data // parallel.distributed_optimizer_instances
 
 
 def _optimizer_instance(parallel: ParallelSpec, instance: int) -> tuple[int, ...]:
-    """Ranks over which one instance of the distributed optimizer computes its gradient norm, in ascending order as in torch."""
+    """Ranks over which one instance of the distributed optimizer computes its gradient norm, in ascending order as in PyTorch."""
     replicas = _replicas_of_instance(parallel)
     inside, outside = _split(parallel, "tp_ep_pp")
     (data,) = (axis for axis in outside if axis.name == "dp")
