@@ -1,9 +1,9 @@
 #!/bin/bash
-# DeepSeek-V3 (DeepSeek-AI 2024, section 4.2) with its layer of multi-token prediction, in bf16 on 1,024 GPUs: pipeline 16 in two
-# virtual stages each, the 256 experts of a layer over 64 GPUs, their layers spread by hand: one beside the
-# embedding, none beside the layer of prediction and the two losses.
+# DeepSeek-V3 (DeepSeek-AI 2024, section 4.2) with its MTP layer, in bf16 on 1,024 GPUs: pipeline 16 with two virtual stages per
+# rank, expert 64. A custom pipeline layout places one decoder layer in the stage of the embedding, and none in the stage of the
+# MTP layer and the two losses.
 #
-# What it will hold, from the root of this repository:
+# To predict its memory, run in the root of this repository:
 #
 #   sed "s%torchrun %python $PWD/get_training_info.py %" examples/pretrain_deepseek_v3.sh | bash -s -- --info-gpu H100-80GB
 

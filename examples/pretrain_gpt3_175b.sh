@@ -1,7 +1,7 @@
 #!/bin/bash
-# GPT-3 175B (Brown et al. 2020, table 2.1) on 1,024 GPUs: tensor 8, pipeline 16, the batch ramped up from 16 to 1,536.
+# GPT-3 175B (Brown et al. 2020, table 2.1) on 1,024 GPUs: tensor 8, pipeline 16. The global batch size increases from 16 to 1,536.
 #
-# What it will hold, from the root of this repository:
+# To predict its memory, run in the root of this repository:
 #
 #   sed "s%torchrun %python $PWD/get_training_info.py %" examples/pretrain_gpt3_175b.sh | bash -s -- --info-gpu A100-80GB
 

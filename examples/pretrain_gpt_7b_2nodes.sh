@@ -1,8 +1,8 @@
 #!/bin/bash
-# The 7B GPT of the 2023 proposal of an analysis tool: learned positions, biases, tied embeddings; two nodes.
-# (Its sample asks for 24 layers and prints 32, which are those of a 7B model.)
+# The 7B GPT of the analysis tool proposed in 2023: learned positions, biases, tied embeddings; two nodes.
+# The sample command of the proposal has 24 layers, and its output has 32. A 7B model has 32.
 #
-# What it will hold, from the root of this repository:
+# To predict its memory, run in the root of this repository:
 #
 #   sed "s%torchrun %python $PWD/get_training_info.py %" examples/pretrain_gpt_7b_2nodes.sh | bash -s -- --info-gpu A100-80GB
 

@@ -1,8 +1,8 @@
 #!/bin/bash
-# gpt-oss-20b (OpenAI 2025, table 1) on one node, the 32 experts of a layer over its eight GPUs: every second layer sees a window
-# of 128 tokens, every head has a learned sink.
+# gpt-oss-20b (OpenAI 2025, table 1) on one node with expert 8. Every second layer has a sliding window of 128 tokens, and
+# every head has a learned sink.
 #
-# What it will hold, from the root of this repository:
+# To predict its memory, run in the root of this repository:
 #
 #   sed "s%torchrun %python $PWD/get_training_info.py %" examples/pretrain_gpt_oss_20b.sh | bash -s -- --info-gpu H100-80GB
 

@@ -1,9 +1,9 @@
 #!/bin/bash
-# Llama-3 405B on 16,384 GPUs, sequences of 8,192 and 16M tokens a batch (Grattafiori et al. 2024, tables 3 and 4).
-# As in that paper, the embedding and the loss each take the place of one layer, and each virtual stage holds one. The paper's
-# own trainer kept no more than fits 80 GB without recomputation; the report says what Megatron-LM would need for that.
+# Llama-3 405B on 16,384 GPUs, with 8,192 tokens per sequence and 16M tokens per global batch (Grattafiori et al. 2024,
+# tables 3 and 4). As in that paper, the embedding and the loss each count as one layer, and each virtual stage has one layer. The
+# framework of the paper fits this into 80 GB without recomputation. Megatron-LM does not; the report names a change that does.
 #
-# What it will hold, from the root of this repository:
+# To predict its memory, run in the root of this repository:
 #
 #   sed "s%torchrun %python $PWD/get_training_info.py %" examples/pretrain_llama3_405b.sh | bash -s -- --info-gpu H100-80GB
 

@@ -1,8 +1,8 @@
 #!/bin/bash
-# Llama-3.1 405B (Grattafiori et al. 2024, table 3) on 1,024 GPUs with context parallelism: tensor 8, context 2, pipeline 8 in eight
-# virtual stages each; the embedding and the loss each take the place of one layer.
+# Llama-3.1 405B (Grattafiori et al. 2024, table 3) on 1,024 GPUs: tensor 8, context 2, pipeline 8 with eight virtual stages per
+# rank. The embedding and the loss each count as one layer.
 #
-# What it will hold, from the root of this repository:
+# To predict its memory, run in the root of this repository:
 #
 #   sed "s%torchrun %python $PWD/get_training_info.py %" examples/pretrain_llama3_405b_1024gpus.sh | bash -s -- --info-gpu H100-80GB
 

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Llama-3 70B (Grattafiori et al. 2024, table 3) on eight nodes: tensor 8, pipeline 4 in five virtual stages each.
+# Llama-3 70B (Grattafiori et al. 2024, table 3) on eight nodes: tensor 8, pipeline 4 with five virtual stages per rank.
 #
-# What it will hold, from the root of this repository:
+# To predict its memory, run in the root of this repository:
 #
 #   sed "s%torchrun %python $PWD/get_training_info.py %" examples/pretrain_llama3_70b.sh | bash -s -- --info-gpu H100-80GB
 

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Llama-3 8B (Grattafiori et al. 2024, table 3) on one node.
 #
-# What it will hold, from the root of this repository:
+# To predict its memory, run in the root of this repository:
 #
 #   sed "s%torchrun %python $PWD/get_training_info.py %" examples/pretrain_llama3_8b.sh | bash -s -- --info-gpu H100-80GB
 

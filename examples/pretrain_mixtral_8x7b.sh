@@ -1,8 +1,7 @@
 #!/bin/bash
-# Mixtral 8x7B (Jiang et al. 2024, table 1) on four nodes, as Megatron-LM's own example lays it out: pipeline 4, the experts of a
-# layer over eight GPUs.
+# Mixtral 8x7B (Jiang et al. 2024, table 1) on four nodes, with the layout of Megatron-LM's own example: pipeline 4, expert 8.
 #
-# What it will hold, from the root of this repository:
+# To predict its memory, run in the root of this repository:
 #
 #   sed "s%torchrun %python $PWD/get_training_info.py %" examples/pretrain_mixtral_8x7b.sh | bash -s -- --info-gpu H100-80GB
 

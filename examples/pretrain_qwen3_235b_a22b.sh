@@ -1,8 +1,8 @@
 #!/bin/bash
-# Qwen3-235B-A22B (Yang et al. 2025, table 2) on 256 GPUs: tensor 2, pipeline 8 in four virtual stages each, the 128 experts of
-# a layer over 32 GPUs; the embedding and the loss each take the place of one layer.
+# Qwen3-235B-A22B (Yang et al. 2025, table 2) on 256 GPUs: tensor 2, pipeline 8 with four virtual stages per rank, expert 32. The
+# embedding and the loss each count as one layer.
 #
-# What it will hold, from the root of this repository:
+# To predict its memory, run in the root of this repository:
 #
 #   sed "s%torchrun %python $PWD/get_training_info.py %" examples/pretrain_qwen3_235b_a22b.sh | bash -s -- --info-gpu H100-80GB
 
