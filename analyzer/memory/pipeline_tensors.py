@@ -106,7 +106,7 @@ def _interleaved(job: TrainingJob) -> PipelineTensors:
         gradient_ahead=ahead,
         output=output,
         input_ahead=(shapes.hidden("input received ahead"),),
-        last_of_warmup=(shapes.hidden("last input of the warm-up"), shapes.hidden("gradient of the last input of the warm-up")),
+        last_of_warmup=(shapes.hidden("last input of the warm-up"), shapes.hidden("gradient of the last input")),
     )
 
 
@@ -116,7 +116,7 @@ def kept_inputs(job: TrainingJob, chunks: Sequence[Chunk]) -> tuple[tuple[Tensor
     Empty for a chunk that receives no input.
     """
     shapes = shapes_of(job)
-    both = (shapes.hidden("last input of an idle chunk"), shapes.hidden("gradient of the last input of an idle chunk"))
+    both = (shapes.hidden("last input of an idle chunk"), shapes.hidden("gradient of the last input"))
     return tuple(() if chunk.pre_process else both for chunk in chunks)
 
 
