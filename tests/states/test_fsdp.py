@@ -14,7 +14,9 @@ from analyzer.buffers.fsdp_gathering import chunk_passes
 from analyzer.communication.table import communication_rows
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.memory.ranks import rank_classes
-from analyzer.modules.tree import parameters
+from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.tree import parameters, total_bytes
+from analyzer.passes.fsdp import fsdp_trees
 from analyzer.passes.stages import stage_models
 from analyzer.results import CommunicationRow
 from analyzer.specs import FsdpSpec, TrainingJob
@@ -227,6 +229,24 @@ def test_fsdp2_shards_all_model_states_equally() -> None:
     assert sum(row.calls_per_microbatch for row in rows if row.kind == "reduce_scatter") == 8 + 3
     not_resharded = data_messages(job_of(f"{TORCH} --torch-fsdp2-no-reshard-after-forward"))
     assert {row.phase for row in not_resharded} == {"forward", "gradient"}
+
+
+def test_an_fsdp2_layer_runs_with_its_own_parameters_and_a_neighbor() -> None:
+    """torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (torch 2.13), P = 12h² + 13h elements of a layer in bf16.
+
+    Forward: `wait_for_unshard` copies the parameters out and keeps the all-gather buffer in `all_gather_state`: 2P + 2P.
+    Backward: the parameters, the all-gather buffer of the preceding layer (`_backward_prefetch`), the gradients, and the input of
+    the following layer's reduce-scatter (`reduce_scatter_states`): four times 2P.
+    """
+    job = job_of(TORCH)
+    plain, sharding = stage_models(job)[0].trees[0], fsdp_trees(job, stage_models(job)[0].trees[0])[0]
+    layers = [[module for _, module in tree.walk() if module.kind is ModuleKind.LAYER][3] for tree in (plain, sharding)]
+    added = [
+        total_bytes(layers[1].forward_workspace) - total_bytes(layers[0].forward_workspace),
+        total_bytes(layers[1].backward_workspace) - total_bytes(layers[0].backward_workspace),
+    ]
+    numel = 12 * 1024**2 + 13 * 1024
+    assert added == [2 * 2 * numel, 4 * 2 * numel]
 
 
 def test_resharding_after_forward_lowers_the_peak() -> None:

@@ -136,6 +136,20 @@ def test_the_distributed_mode_reduces_squares() -> None:
     assert rows["optimizer.muon.square", (H, H)] == 5 * matrices
 
 
+@pytest.mark.parametrize("partition", [0, 1])
+def test_the_distributed_mode_squares_the_unsplit_side(partition: int) -> None:
+    """`newton_schulz_tp` and `newton_schulz_step` of emerging_optimizers, on a rank's part [m, n] of a matrix with t = 8 parts.
+
+    With partition_dim 0 the part is transposed, so X is [n, m]; with 1 it is not. X @ X.mT is a square of the side that is not
+    split, n or m = h here, although the other one is shorter. In bf16: X, A = X·Xᵀ, B = b·A + c·A², and the next X = a·X + B·X.
+    """
+    job = job_of("--optimizer muon --tensor-model-parallel-size 8 --muon-tp-mode distributed")
+    shape = (H // 8, H) if partition == 0 else (H, H // 8)
+    part = OptimizerParameter(shape=shape, dtype="bf16", orthogonalized=True, partition=partition)
+    iterates, squares = 2 * 2 * (H * H // 8), 2 * 2 * H * H
+    assert total_bytes(orthogonalization(job, part)) == iterates + squares
+
+
 def test_the_blockwise_mode_does_not_communicate() -> None:
     assert not [message for message in sent(job_of("--optimizer muon --tensor-model-parallel-size 2")) if message.group == "tp"]
 

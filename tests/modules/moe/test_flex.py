@@ -13,7 +13,7 @@ from analyzer.modules.moe.dispatchers import flex_buffer_bytes
 from analyzer.modules.moe.flex import arrivals
 from analyzer.modules.moe.routing import Routing
 from analyzer.modules.shapes import shapes_of
-from analyzer.units import MIB
+from analyzer.units import BLOCK, MIB, round_up
 from tests.job_of import job_of
 
 MOE = "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --disable-bias-linear --global-batch-size 64"
@@ -51,6 +51,24 @@ def test_deepep_network_buffers_are_rounded_up_to_512_mib() -> None:
     job = job_of(f"{FLEX} 16 --num-experts 16", gpus=16)
     near = 10 * 8 * ((2 * 2 + 3) * 4 + 288 * (2 * 1024 + 8 + 2048))
     assert flex_buffer_bytes(shapes_of(job)) == -(-near // 128) * 128 + 512 * MIB
+
+
+def test_deepep_saves_arrivals_once_and_indices_for_each_row() -> None:
+    """fused_a2a.py `FusedDispatch` and token_dispatcher.py `_DeepepManager` (0.16.1). A tokens arrive for R rows of El experts.
+
+    `setup_metadata`: int64 and fp32 [T, k]. Handle of `buffer.dispatch`: bool and int32 [T, P], int32 [A]; the indices that arrive,
+    int64 [A, k]. `_indices_to_multihot`: bool and fp32 [A, El]; its assignment saves two int64 [R]. `permute`: int64 [R], fp32 [R].
+    The mask of `probs[mask]`, A·k bytes, is left out.
+    """
+    tree = rank_classes(job_of(f"{FLEX} 4"))[0].trees[0]
+    [dispatch] = {module for _, module in tree.walk() if module.name == "dispatch"}
+    a, k, local, ranks, rows = arrivals(routing(4)), 2, 2, 4, 2 * S
+    of_tokens = (8 * S * k, 4 * S * k, S * ranks, 4 * S * ranks)
+    of_arrivals = (4 * a, 8 * a * k, a * local, 4 * a * local)
+    of_rows = (2 * 8 * rows, 8 * rows, 4 * rows)
+    assert sum(tensor.bytes for tensor in dispatch.saved) == sum(
+        round_up(each, BLOCK) for each in (*of_tokens, *of_arrivals, *of_rows)
+    )
 
 
 def test_hybridep_buffers_have_space_for_all_tokens_of_the_group() -> None:

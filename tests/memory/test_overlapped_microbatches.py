@@ -1,0 +1,84 @@
+"""The peak of overlapped microbatches: layers with known sizes, step by step through `TransformerLayerSchedulePlan.run`."""
+
+from __future__ import annotations
+
+import pytest
+
+from analyzer.memory.overlapped_microbatches import overlapped_peak
+from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.tree import Module, Tensor
+
+S, B, H, LAYERS = 1024, 1, 512, 4
+HIDDEN = 2 * S * B * H
+"""Bytes of [s, b, h] in bf16."""
+A, E, W = 3 * HIDDEN, 5 * HIDDEN, 100 * HIDDEN
+"""Bytes that attention saves, that experts save, and of the workspace at the peak."""
+
+
+def tensors(name: str, size: int) -> tuple[Tensor, ...]:
+    return (Tensor(name=name, shape=(size // HIDDEN, S, B, H), dtype="bf16", formula=""),) if size else ()
+
+
+def chunk(layers: int, peak_at: str) -> Module:
+    """Equal MoE layers; the workspace of attention or experts, in forward or backward, is W. The norm saves nothing."""
+
+    def part(name: str, kind: ModuleKind, saved: int) -> Module:
+        forward, backward = (W if peak_at == f"{name} {phase}" else 0 for phase in ("forward", "backward"))
+        return Module(
+            name=name,
+            kind=kind,
+            saved=tensors("saved", saved),
+            forward_workspace=tensors("workspace", forward),
+            backward_workspace=tensors("workspace", backward),
+        )
+
+    parts = (
+        part("attention", ModuleKind.ATTENTION, A),
+        part("norm", ModuleKind.FEED_FORWARD_NORM, 0),
+        part("experts", ModuleKind.FEED_FORWARD, E),
+    )
+    layer = Module(name="layers", kind=ModuleKind.LAYER, children=parts)
+    return Module(name="decoder", kind=ModuleKind.DECODER, children=(layer,) * layers)
+
+
+ALL_LAYERS = LAYERS * (A + E)
+
+
+@pytest.mark.parametrize(
+    ("peak_at", "early", "saved"),
+    [
+        ("attention forward", False, ALL_LAYERS + A),  # the backward has freed nothing of its layer
+        ("experts backward", False, ALL_LAYERS + A),  # the forward has saved A of its layer
+        ("experts forward", False, ALL_LAYERS + A),  # + A + E of the forward, - E of the backward
+        ("attention backward", False, ALL_LAYERS + A),  # the same
+        ("attention forward", True, ALL_LAYERS + A),
+        ("experts backward", True, ALL_LAYERS + A),
+        ("attention backward", True, ALL_LAYERS + A - E),  # the forward has not saved E yet
+        ("experts forward", True, ALL_LAYERS),  # the backward has freed A too
+    ],
+)
+def test_every_half_of_a_layer_runs_beside_what_the_other_microbatch_has_saved(peak_at: str, early: bool, saved: int) -> None:
+    """core/models/common/model_chunk_schedule_plan.py (0.16.1), L layers that save A in attention and E in experts.
+
+    `TransformerModelChunkSchedulePlan.run` pairs the forward of layer i with the backward of layer L - 1 - i. When a pair starts,
+    i layers of one microbatch and L - i of the other are saved, together L·(A + E). `TransformerLayerSchedulePlan.run` then runs
+    attn.forward, mlp.backward, mlp.forward, attn.backward; with `ep_overlap_early_attn_memory_release` the last two are swapped.
+    """
+    tree = chunk(LAYERS, peak_at)
+    peak = overlapped_peak(tree, tree, early=early)
+    assert peak.bytes == saved + W
+    assert peak.path == f"decoder.layers.{peak_at.split()[0]}"
+    assert peak.instant.backward == peak_at.endswith("backward")
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "peak_at", "saved"),
+    [
+        (3, 1, "experts forward", 3 * (A + E)),  # in the third layer, after the backward is over
+        (1, 3, "experts backward", 3 * (A + E) + A),  # of the last layer, beside attention of the only other one
+        (1, 3, "attention backward", 3 * (A + E) + A),
+    ],
+)
+def test_layers_without_a_partner_run_alone(forward: int, backward: int, peak_at: str, saved: int) -> None:
+    """`TransformerModelChunkSchedulePlan.run`: min(forward layers, backward layers) pairs, then the rest of either."""
+    assert overlapped_peak(chunk(forward, peak_at), chunk(backward, peak_at)).bytes == saved + W

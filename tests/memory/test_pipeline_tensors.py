@@ -1,0 +1,68 @@
+"""Tensors that the 1F1B schedule references beside those of the step that runs, from its local variables."""
+
+from __future__ import annotations
+
+import pytest
+
+from analyzer.memory.pipeline_tensors import MessageOrder, PipelineWalk, kept_inputs, pipeline_tensors
+from analyzer.passes.stages import stage_models
+from analyzer.schedule.pipeline import steps
+from analyzer.specs import TrainingJob
+from tests.job_of import job_of
+
+S, B, H, STAGES, MICROBATCHES = 2048, 1, 1024, 4, 8
+HIDDEN = 2 * S * B * H
+"""Hidden states of a microbatch, or their gradient, in bf16."""
+LINE = f"--pipeline-model-parallel-size {STAGES} --global-batch-size {2 * MICROBATCHES}"
+
+
+def bytes_by_step(job: TrainingJob, rank: int) -> list[tuple[str, int]]:
+    """The steps of a rank, such as F0 for the forward of microbatch 0, with the bytes of the schedule's tensors."""
+    chunks = stage_models(job)[rank].chunks
+    order = steps(pipeline=STAGES, pipeline_rank=rank, chunks=1, microbatches=MICROBATCHES)
+    walk = PipelineWalk(
+        pipeline_tensors(job, pipeline_rank=rank), kept_inputs(job, chunks), MessageOrder(order, chunks), warm=False
+    )
+    found = []
+    for place, step in enumerate(order):
+        found.append((f"{step.kind[0].upper()}{step.microbatch}", walk.begin(place, step)))
+        walk.end(step)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rank", "forward", "backward"),
+    [
+        (0, 1, 0),  # no stage before: only output_tensor_grad
+        (1, 3, 1),
+        (2, 3, 1),
+        (3, 2, 1),  # no stage after: no output_tensor_grad
+    ],
+)
+def test_a_steady_forward_has_the_input_and_both_gradients_of_the_previous_microbatch(
+    rank: int, forward: int, backward: int
+) -> None:
+    """core/pipeline_parallel/schedules.py `forward_backward_pipelining_without_interleaving` (0.16.1), local variables.
+
+    While `forward_step` runs, three of them belong to the microbatch whose backward ran before. `output_tensor_grad` [s, b, h]
+    was received from the next stage. `input_tensor_grad` [s, b, h] was sent to the previous stage. `output_tensor` has no data
+    (`deallocate_output_tensor`), but its autograd graph references the leaf that it was computed from, the input [s, b, h].
+    While `backward_step` runs, only `input_tensor_grad` belongs to the microbatch before.
+    """
+    tensors = pipeline_tensors(job_of(LINE), pipeline_rank=rank)
+    assert sum(tensor.bytes for tensor in tensors.forward) == forward * HIDDEN
+    assert sum(tensor.bytes for tensor in tensors.backward) == backward * HIDDEN
+
+
+def test_nothing_is_referenced_before_the_first_backward() -> None:
+    """The second of four stages: two forwards of the warm-up, then 1F1B, then two backwards of the cool-down."""
+    warmup = [("F0", 0), ("F1", 0), ("F2", 0), ("B0", 0)]
+    steady = [each for i in range(3, MICROBATCHES) for each in ((f"F{i}", 3 * HIDDEN), (f"B{i - 2}", HIDDEN))]
+    cooldown = [("B6", HIDDEN), ("B7", HIDDEN)]
+    assert bytes_by_step(job_of(LINE), 1) == [*warmup, *steady, *cooldown]
+
+
+def test_sequence_parallel_stages_exchange_their_part_of_the_sequence() -> None:
+    """`get_tensor_shapes`: the sequence length is divided by the tensor-parallel size t = 2."""
+    tensors = pipeline_tensors(job_of(f"{LINE} --tensor-model-parallel-size 2 --sequence-parallel"), pipeline_rank=1)
+    assert sum(tensor.bytes for tensor in tensors.forward) == 3 * HIDDEN // 2

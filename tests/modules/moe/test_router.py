@@ -1,0 +1,30 @@
+"""The router: what its losses save for backward."""
+
+from __future__ import annotations
+
+import pytest
+
+from analyzer.passes.stages import stage_models
+from tests.job_of import job_of
+
+S, B, E, LAYERS = 2048, 1, 8, 8
+MOE = f"--num-experts {E} --moe-router-topk 2 --moe-grouped-gemm --disable-bias-linear --moe-token-dispatcher-type alltoall"
+
+
+def saved_by_routers(line: str) -> int:
+    [tree] = stage_models(job_of(f"{MOE} {line}"))[0].trees
+    return sum(tensor.bytes for _, module in tree.walk() if module.name == "router" for tensor in module.saved)
+
+
+@pytest.mark.parametrize(("router", "element"), [("", 2), ("--moe-router-dtype fp32", 4), ("--moe-router-dtype fp64", 8)])
+@pytest.mark.parametrize(("layout", "tokens"), [("", S * B), ("--tensor-model-parallel-size 2 --sequence-parallel", S * B // 2)])
+def test_the_z_loss_saves_the_logits_of_all_experts(router: str, element: int, layout: str, tokens: int) -> None:
+    """core/transformer/moe/moe_utils.py `z_loss_func` (0.16.1): `torch.logsumexp(logits, dim=-1)` saves the logits [s·b, E].
+
+    `Router.gating` returns them in `--moe-router-dtype`, else in the dtype of the input. With sequence parallelism a rank has s/t
+    tokens. The result of logsumexp [s·b], which is saved too, is not counted.
+    """
+    logits = element * tokens * E
+    assert (
+        saved_by_routers(f"{router} {layout} --moe-z-loss-coeff 1e-3") - saved_by_routers(f"{router} {layout}") == LAYERS * logits
+    )
