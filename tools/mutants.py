@@ -136,7 +136,7 @@ def first_failure(folder: Path) -> str | None:
     if not failed:
         print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
         raise SystemExit(2)
-    return failed[0].split()[1]
+    return failed[0].partition(" ")[2].partition(" - ")[0]
 
 
 def main(names: list[str]) -> int:
