@@ -58,12 +58,11 @@ class Peaks(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockMemory:
-    """Memory of one block."""
+    """Memory of one block. Its instants are listed on request."""
 
+    module: Module
     retained: int
     """Bytes that stay allocated from its forward until its backward."""
-    forward: tuple[Instant, ...]
-    backward: tuple[Instant, ...]
     frame: tuple[Tensor, ...]
     """Tensors that local variables reference from its forward until the forward of the chunk returns."""
     forward_peak: int
@@ -78,6 +77,16 @@ class BlockMemory:
     """The gradient in `leftover_of_last`, which the preceding block counts as its residual gradient; None as above."""
     leftover_input: int
     """Bytes of the input of that checkpoint, if the pipeline schedule may also reference this input."""
+
+    @property
+    def forward(self) -> tuple[Instant, ...]:
+        """Every instant of the forward."""
+        return self.module.derived(_forward_instants)
+
+    @property
+    def backward(self) -> tuple[Instant, ...]:
+        """Every instant of the backward."""
+        return self.module.derived(_backward_instants)
 
 
 def block_memory(module: Module) -> BlockMemory:
@@ -107,6 +116,22 @@ def _explained(module: Module, index: int, backward: bool) -> tuple[str, tuple[T
     raise ValueError(f"{module.name} has no instant {index}")
 
 
+def _forward_instants(module: Module) -> tuple[Instant, ...]:
+    listed: list[Instant] = []
+    forward = _Forward(listed)
+    for operation in operations(module).forward:
+        forward.apply(operation)
+    return tuple(listed)
+
+
+def _backward_instants(module: Module) -> tuple[Instant, ...]:
+    listed: list[Instant] = []
+    backward = _Backward(module.retained_bytes, listed)
+    for operation in operations(module).backward:
+        backward.apply(operation)
+    return tuple(listed)
+
+
 def _block_memory(module: Module) -> BlockMemory:
     program = operations(module)
     forward = _Forward()
@@ -116,13 +141,12 @@ def _block_memory(module: Module) -> BlockMemory:
     for operation in program.backward:
         backward.apply(operation)
     return BlockMemory(
+        module=module,
         retained=module.retained_bytes,
-        forward=tuple(forward.instants),
-        backward=tuple(backward.instants),
         frame=_frame(program.forward),
-        forward_peak=max((instant.bytes for instant in forward.instants), default=NO_BYTES),
-        backward_peaks=_peaks(backward.instants, without_leftover=False),
-        backward_peaks_without_leftover=_peaks(backward.instants, without_leftover=True),
+        forward_peak=forward.peak,
+        backward_peaks=Peaks(*backward.peaks),
+        backward_peaks_without_leftover=Peaks(*backward.peaks_without_leftover),
         leftover=backward.leftover,
         leftover_of_last=backward.leftover_of_last,
         leftover_gradient=backward.gradient,
@@ -136,19 +160,12 @@ def _frame(forward: Sequence[Operation]) -> tuple[Tensor, ...]:
     return tuple(tensor for frame in frames for tensor in frame)
 
 
-def _peaks(instants: Sequence[Instant], *, without_leftover: bool) -> Peaks:
-    highest = [NO_BYTES] * 4
-    for instant in instants:
-        which = 2 * instant.shares_leftover + instant.past_branch
-        highest[which] = max(highest[which], instant.bytes - (instant.leftover if without_leftover else 0))
-    return Peaks(*highest)
-
-
 class _Forward:
-    """Accumulates the operations of a forward, in bytes."""
+    """Accumulates the operations of a forward, in bytes. `listed` collects the instants."""
 
-    def __init__(self) -> None:
-        self.instants: list[Instant] = []
+    def __init__(self, listed: list[Instant] | None = None) -> None:
+        self.listed = listed
+        self.peak = NO_BYTES
         self.saved = 0
         self.temporary = 0
 
@@ -177,14 +194,18 @@ class _Forward:
             self.temporary -= operation.bytes
 
     def compute(self, operation: Operation) -> None:
-        self.instants.append(Instant(len(self.instants), operation.module.kind, False, self.saved, self.temporary))
+        self.peak = max(self.peak, self.saved + self.temporary)
+        if self.listed is not None:
+            self.listed.append(Instant(len(self.listed), operation.module.kind, False, self.saved, self.temporary))
 
 
 class _Backward(_Forward):
     """The same for a backward. It starts with all bytes that the forward saved, and counts what checkpoints do not free."""
 
-    def __init__(self, retained: int) -> None:
-        super().__init__()
+    def __init__(self, retained: int, listed: list[Instant] | None = None) -> None:
+        super().__init__(listed)
+        self.peaks = [NO_BYTES] * 4
+        self.peaks_without_leftover = [NO_BYTES] * 4
         self.saved = retained
         self.leftover = 0
         self.leftover_of_last: int | None = None
@@ -232,18 +253,25 @@ class _Backward(_Forward):
         self._checkpoint = None
 
     def compute(self, operation: Operation) -> None:
-        self.instants.append(
-            Instant(
-                len(self.instants),
-                operation.module.kind,
-                True,
-                self.saved + self.leftover,
-                self.temporary,
-                self.leftover,
-                self._shares_from_outside,
-                self._past_branch,
+        which = 2 * self._shares_from_outside + self._past_branch
+        allocated = self.saved + self.temporary
+        if allocated > self.peaks_without_leftover[which]:
+            self.peaks_without_leftover[which] = allocated
+        if allocated + self.leftover > self.peaks[which]:
+            self.peaks[which] = allocated + self.leftover
+        if self.listed is not None:
+            self.listed.append(
+                Instant(
+                    len(self.listed),
+                    operation.module.kind,
+                    True,
+                    self.saved + self.leftover,
+                    self.temporary,
+                    self.leftover,
+                    self._shares_from_outside,
+                    self._past_branch,
+                )
             )
-        )
 
 
 class _Tensors:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from analyzer.collector import collector_paused
 from analyzer.errors import UnsupportedError
 from analyzer.memory.allocator.caching_allocator import AllocatorSettings
 from analyzer.memory.allocator.replay import MAX_REQUESTS, first_steps, fragmentation, is_replayed, requests, with_fragmentation
@@ -57,7 +58,8 @@ def highest_rank(job: TrainingJob) -> RankClass:
 
     Of pipeline stages with equal trees only the first is computed, because it has the most microbatches in flight.
     """
-    return highest(replayed_classes(job, distinct_stages(job)))
+    with collector_paused():
+        return highest(replayed_classes(job, distinct_stages(job)))
 
 
 def tensor_classes(job: TrainingJob, stages: Sequence[StageAnalysis]) -> tuple[RankClass, ...]:

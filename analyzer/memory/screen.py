@@ -16,6 +16,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from analyzer.buffers.parameter_order import sum_of_parameters
+from analyzer.collector import collector_paused
 from analyzer.layout.data_parallel import reduction_size
 from analyzer.layout.stages import layers_of_stages, mtp_stage
 from analyzer.memory.chunk_memory import ChunkFigures, chunk_figures
@@ -63,9 +64,10 @@ def screen(job: TrainingJob) -> Screen:
 
     Jobs that the fast computation does not cover get the exact peak without the allocator simulation.
     """
-    peak = _peak(job) if _is_screened(job) else None
-    if peak is None:
-        peak = max(each.memory.peak_allocated_bytes for each in tensor_classes(job, distinct_stages(job)))
+    with collector_paused():
+        peak = _peak(job) if _is_screened(job) else None
+        if peak is None:
+            peak = max(each.memory.peak_allocated_bytes for each in tensor_classes(job, distinct_stages(job)))
     return Screen(peak, round_up(peak, SEGMENT) + outside_allocator_bytes(job))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import Final, Literal
 
@@ -230,12 +231,18 @@ def _dummy_gradients_of(tree: Module, vocabulary: tuple[int, int], vocabulary_dt
             Workspace(
                 f"dummy weight gradient {list(shape)}",
                 round_up(dtype_bytes(dtype, prod(shape)), BLOCK),
-                frozenset({kind}),
+                _one_kind(kind),
                 "backward",
             ),
         )
         for (shape, dtype), kind in weights.items()
     )
+
+
+@cache
+def _one_kind(kind: ModuleKind) -> frozenset[ModuleKind]:
+    """The set of one kind, as one object."""
+    return frozenset({kind})
 
 
 def _modules_with_fused_gradients(tree: Module) -> tuple[Module, ...]:

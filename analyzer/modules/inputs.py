@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Final
 
 from analyzer.specs import Fp8Spec, ModelSpec, RecomputeSpec, TrainingJob
+
+NO_RECOMPUTE: Final = RecomputeSpec()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +59,12 @@ class ModuleInputs:
 
     @cached_property
     def _hash(self) -> int:
-        return hash(tuple(getattr(self, each.name) for each in fields(self)))
+        return hash(tuple(map(self.__getattribute__, _NAMES)))
 
     @cached_property
     def of_moe_layers(self) -> ModuleInputs:
         """The inputs that MoE layers depend on: all but the number of stages and full recompute, which is around layers."""
-        recompute = self.recompute if self.recompute.granularity == "selective" else RecomputeSpec()
+        recompute = self.recompute if self.recompute.granularity == "selective" else NO_RECOMPUTE
         return replace(self, split=replace(self.split, pipelined=False), recompute=recompute)
 
     @cached_property
@@ -80,12 +83,12 @@ class ModuleInputs:
     def of_ends(self) -> ModuleInputs:
         """The inputs that the embedding, the final norm, the output layer and the loss depend on."""
         dense = self.of_dense_layers
-        return replace(dense, split=replace(dense.split, pipelined=self.split.pipelined), recompute=RecomputeSpec())
+        return replace(dense, split=replace(dense.split, pipelined=self.split.pipelined), recompute=NO_RECOMPUTE)
 
     @cached_property
     def of_batches(self) -> ModuleInputs:
         """The inputs that a micro-batch on the GPU depends on: of recompute, whether a checkpoint gets the attention mask."""
-        recompute = RecomputeSpec(granularity="full", method="uniform") if self.checkpoints_attention else RecomputeSpec()
+        recompute = RecomputeSpec(granularity="full", method="uniform") if self.checkpoints_attention else NO_RECOMPUTE
         ends = self.of_ends
         return replace(ends, split=replace(ends.split, pipelined=False), recompute=recompute)
 
@@ -96,6 +99,9 @@ class ModuleInputs:
         if recompute.granularity == "full":
             return recompute.method == "uniform" or bool(recompute.num_layers)
         return recompute.granularity == "selective" and "core_attn" in recompute.modules
+
+
+_NAMES = tuple(each.name for each in fields(ModuleInputs))
 
 
 def module_inputs(job: TrainingJob) -> ModuleInputs:

@@ -8,7 +8,7 @@ d elements of a head, f feed-forward width, V padded vocabulary, t tensor-parall
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from typing import Literal, TypeVar
@@ -26,7 +26,7 @@ MODEL_PATH = "/"
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Parameter:
     """A weight as one rank stores it."""
 
@@ -57,7 +57,7 @@ class Parameter:
         return prod(self.full_shape or self.shape)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Tensor:
     """An activation or a temporary tensor. `formula` describes its size in bytes."""
 
@@ -78,15 +78,17 @@ class Tensor:
     lingers: bool = False
     """A module attribute references it after its backward, until the module's next forward; also under a checkpoint."""
 
-    @cached_property
-    def bytes(self) -> int:
-        """Allocated bytes, rounded up to allocator blocks; 0 if it uses the storage of another tensor."""
-        if self.shares:
-            return 0
-        return self.pieces * round_up(ceil_div(dtype_bytes(self.dtype, prod(self.shape)), self.pieces), BLOCK)
+    bytes: int = field(init=False, compare=False, repr=False)
+    """Allocated bytes, rounded up to allocator blocks; 0 if it uses the storage of another tensor."""
+
+    def __post_init__(self) -> None:
+        size = 0
+        if not self.shares:
+            size = self.pieces * round_up(ceil_div(dtype_bytes(self.dtype, prod(self.shape)), self.pieces), BLOCK)
+        object.__setattr__(self, "bytes", size)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Collective:
     """Communication that a module issues once per microbatch (phases forward, backward, recompute) or per iteration."""
 
