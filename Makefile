@@ -12,7 +12,7 @@ help:
 	@echo "fast    quick tests, without processes, the shadow engine and the CUDA recorder"
 	@echo "test    every test, or those of TESTS=PATH"
 	@echo "shadow  tests that run megatron-core and Transformer Engine without a GPU"
-	@echo "bench   benchmarks, each against a baseline that runs in turn with it"
+	@echo "bench   benchmarks, each compared with a baseline that is measured in alternation"
 	@echo "score   errors of the predictions for the measured runs in tests/data"
 	@echo "lint    ruff, mypy, codespell, clang-format"
 	@echo "format  rewrites the files as lint wants them"

@@ -21,7 +21,7 @@ def program() -> int:
     status = main()
     try:
         sys.stdout.flush()
-    except OSError:  # nobody reads it; Python must not report this again when it exits
+    except OSError:  # the reader has closed the pipe; Python must not report this again when it exits
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     gc.freeze()  # saves the collection when Python exits
     return status

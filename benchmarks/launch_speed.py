@@ -1,6 +1,6 @@
 """How long reading a launch command takes: `python benchmarks/launch_speed.py [--runs 15]`.
 
-Each time is compared with a baseline that runs in turn with it. Exit status 1 says that a bound is missed:
+Each time is compared with a baseline that is measured in alternation. The exit status is 1 if a bound is exceeded:
 - reading 60 options against argparse with a parser that has just those options;
 - reading 120 options against 60;
 - the job of 131,072 GPUs against that of 64.

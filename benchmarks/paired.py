@@ -1,4 +1,4 @@
-"""Two pieces of work measured in turn, so that a change in the machine's speed meets both alike.
+"""Two pieces of work measured in alternation, so that changes of the machine's speed affect both equally.
 
 Times are CPU time of the process, all threads together, which other programs change less than they change elapsed time.
 """
@@ -34,7 +34,7 @@ class Paired:
 
 
 def paired(name: str, work: Callable[[], object], baseline: Callable[[], object], *, bound: float, runs: int = 9) -> Paired:
-    """Runs both once to warm up, then `runs` times in turn."""
+    """Runs both once to warm up, then `runs` times in alternation."""
     work(), baseline()
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(runs):

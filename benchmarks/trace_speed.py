@@ -1,7 +1,7 @@
 """Speed of writing and reading traces: `python benchmarks/trace_speed.py [EVENTS]` (default: ten million events).
 
-The CUDA recorder is driven by C against the stand-in runtime of the tests; the reader runs in a process of its own, so that its
-memory is its own. Times are compared with a baseline that runs in turn with them. Exit status 1 says that a bound is missed:
+The CUDA recorder is called from C with the fake CUDA runtime of the tests. The reader runs in its own process, so that its memory
+can be measured. Times are compared with baselines that are measured in alternation. The exit status is 1 if a bound is exceeded:
 - allocations and frees that are recorded against the same calls while no trace is open;
 - reading events as objects, and as columns, against unpacking the same bytes with `struct` alone;
 - memory of the reader, per byte of the file.
@@ -60,7 +60,7 @@ print(objects(), peak)
 
 
 def write(path: Path, events: int, folder: Path) -> Paired:
-    """Records about `events` events to `path`, in turn with the same calls while no trace is open."""
+    """Records about `events` events to `path`, in alternation with the same calls while no trace is open."""
     runtime_path = folder / "libcudart-fake.so"
     source = REPOSITORY / "tests" / "fake_cudart.c"
     subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-pthread", str(source), "-o", str(runtime_path)], check=True)

@@ -59,6 +59,8 @@ _NAMES: Final = {
     "TrainingJob.graphs": "CUDA graphs",
     "TrainingJob.activation_offload": "activation offloading",
     "TrainingFlags.overlap_moe_expert_parallel_comm": "overlapped microbatches (--overlap-moe-expert-parallel-comm)",
+    "TrainingFlags.delay_wgrad_compute": "delayed weight gradients (--delay-wgrad-compute)",
+    "TrainingFlags.early_attention_backward": "--ep-overlap-early-attn-memory-release",
     "OptimizerSpec.muon": "Muon",
     "TrainingFlags.tp_comm_overlap": "--tp-comm-overlap",
     "MoeSpec.imbalance": "--info-moe-imbalance",

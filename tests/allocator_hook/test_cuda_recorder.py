@@ -15,7 +15,7 @@ from analyzer.trace.reader import Allocation, CollectiveEvent, Free, Label, Mark
 from tests.cuda_hook import HAS_COMPILERS, HEADER, free, kinds, malloc, replay
 
 CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_void_p)
-"""What the stand-in calls on each of its functions: the name, and the pointer that it was given."""
+"""Called by each function of the fake CUDA runtime with its name and its pointer argument."""
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not HAS_COMPILERS, reason="g++ and gcc are not installed")]
 
 
