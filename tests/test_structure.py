@@ -40,8 +40,6 @@ LAYERS = (
     {"cli"},
 )
 """Packages and modules of analyzer/, lowest layer first. A package may import from itself and from lower layers."""
-EXCEPTIONS = {("predict", "search")}
-"""(importing, imported): further allowed imports."""
 LAUNCH_IMPORTS = {"units", "errors", "specs", "launch"}
 """Packages that `analyzer.launch` may import: it converts options to specs."""
 RECORDER_IMPORTS = {"units", "errors", "specs", "trace", "memory", "schedule"}
@@ -131,7 +129,7 @@ RECORDERS = [path for path in SOURCES if path.is_relative_to(ROOT / "allocator_h
 @pytest.mark.parametrize("path", ANALYZER, ids=dotted)
 def test_packages_import_only_from_lower_layers(path: Path) -> None:
     own = package(dotted(path))
-    upward = {name for name in of_analyzer(imports(path)) - {own} if level(name) >= level(own) and (own, name) not in EXCEPTIONS}
+    upward = {name for name in of_analyzer(imports(path)) - {own} if level(name) >= level(own)}
     assert not upward
 
 
