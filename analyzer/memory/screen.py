@@ -19,6 +19,7 @@ from analyzer.buffers.parameter_order import sum_of_parameters
 from analyzer.collector import collector_paused
 from analyzer.layout.data_parallel import reduction_size
 from analyzer.layout.stages import layers_of_stages, mtp_stage
+from analyzer.memory.allocator.replay import is_replayed
 from analyzer.memory.chunk_memory import ChunkFigures, chunk_figures
 from analyzer.memory.device_overhead import SEGMENT, outside_allocator_bytes
 from analyzer.memory.pipeline_tensors import pipeline_tensors, received_gradient
@@ -27,7 +28,7 @@ from analyzer.memory.stages import distinct_stages
 from analyzer.memory.workspaces import workspace_bytes
 from analyzer.modules.inputs import ModuleInputs, module_inputs
 from analyzer.modules.layer import LayerRuns
-from analyzer.modules.models.gpt import CACHED_CHUNKS, ChunkKind, chunk_modules, layer_kinds, part_of_runs
+from analyzer.modules.models.gpt import CACHED_CHUNKS, ChunkKind, chunk_modules, has_final_norm, layer_kinds, part_of_runs
 from analyzer.modules.shapes import Shapes, shapes_of
 from analyzer.modules.tree import Module, Tensor, total_bytes
 from analyzer.program.chunks import Block
@@ -73,12 +74,11 @@ def screen(job: TrainingJob) -> Screen:
 
 def _is_screened(job: TrainingJob) -> bool:
     """Whether the fast computation covers a job: 1F1B or interleaved, Adam or SGD on the GPU, unquantized weights."""
-    parallel, flags = job.parallel, job.flags
-    elsewhere = job.fsdp or job.graphs or job.activation_offload or job.optimizer.offload or job.precision.fp8
-    other_order = flags.overlap_moe_expert_parallel_comm or flags.delay_wgrad_compute or job.megatron == "2023"
+    parallel = job.parallel
+    differs = job.precision.fp8 or job.flags.delay_wgrad_compute or job.megatron == "2023"
     group = parallel.microbatch_group_size or parallel.pipeline
     complete_groups = parallel.chunks == 1 or job.batch.microbatches % group == 0
-    return complete_groups and not elsewhere and not other_order and job.optimizer.name in ("adam", "sgd")
+    return is_replayed(job) and complete_groups and not differs
 
 
 def _peak(job: TrainingJob) -> int | None:
@@ -114,15 +114,19 @@ def _kinds_of_counts(layers: LayerRuns, counts: tuple[int, ...], mtp_layers: int
     """The same for stages with so many layers."""
     last, total = len(counts) - 1, sum(counts)
     found: list[ChunkKind] = []
-    known: dict[tuple[object, ...], ChunkKind] = {}
+    known: dict[ChunkKind, ChunkKind] = {}
     for stage, end in enumerate(accumulate(counts)):
         runs = part_of_runs(layers, end - counts[stage], end)
-        mtp = mtp_layers if stage == mtp_stage else 0
-        norm = bool(counts[stage]) and end == total if mtp_layers else stage == last
-        key = (runs, stage == 0, stage == last, norm, mtp)
-        if key not in known:
-            known[key] = ChunkKind(layers=runs, pre_process=stage == 0, post_process=stage == last, final_norm=norm, mtp_layers=mtp)
-        found.append(known[key])
+        kind = ChunkKind(
+            layers=runs,
+            pre_process=stage == 0,
+            post_process=stage == last,
+            final_norm=has_final_norm(
+                last_layer=bool(counts[stage]) and end == total, post_process=stage == last, mtp_layers=mtp_layers
+            ),
+            mtp_layers=mtp_layers if stage == mtp_stage else 0,
+        )
+        found.append(known.setdefault(kind, kind))
     return tuple(found)
 
 

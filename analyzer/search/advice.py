@@ -194,7 +194,7 @@ def _more_tensor_parallel(job: TrainingJob) -> Iterator[_Change]:
     for factor in (2, 4, 8):
         tensor = parallel.tensor * factor
         padded = _padded_vocabulary(job, tensor)
-        if tensor > parallel.gpus_per_node or padded is None or not _has_replicas(job, factor):
+        if tensor > parallel.gpus_per_node or padded is None:
             continue
         possible = job.batch.seq_length % (tensor * parallel.context) == 0 and not job.recompute.distribute_saved_activations
         wider = replace(
@@ -216,14 +216,8 @@ def _more_pipeline_parallel(job: TrainingJob) -> Iterator[_Change]:
         return
     for factor in (2, 4, 8):
         pipeline = parallel.pipeline * factor
-        if _has_replicas(job, factor):
-            changed = replace(_with_fewer_replicas(job, factor), parallel=replace(parallel, pipeline=pipeline))
-            yield _Change(f"--pipeline-model-parallel-size {pipeline}", "pipeline", changed)
-
-
-def _has_replicas(job: TrainingJob, factor: int) -> bool:
-    """Whether the data-parallel size can be divided by `factor`."""
-    return job.parallel.data % factor == 0
+        changed = replace(_with_fewer_replicas(job, factor), parallel=replace(parallel, pipeline=pipeline))
+        yield _Change(f"--pipeline-model-parallel-size {pipeline}", "pipeline", changed)
 
 
 def _with_fewer_replicas(job: TrainingJob, factor: int) -> TrainingJob:

@@ -37,17 +37,23 @@ class ChunkKind:
     mtp_layers: int = 0
 
 
-def chunk_kind(model: ModelSpec, fp8: Fp8Spec | None, chunk: Chunk) -> ChunkKind:
-    """The kind of one chunk.
+def has_final_norm(*, last_layer: bool, post_process: bool, mtp_layers: int) -> bool:
+    """Whether a chunk has the final norm: the one with the loss or, if MTP layers follow, the one with the last decoder layer.
 
-    The final norm belongs to the stage with the loss, or to the one with the last decoder layer if multi-token prediction
-    layers follow it (`TransformerBlock.has_final_layernorm_in_this_stage`).
+    Source: `TransformerBlock.has_final_layernorm_in_this_stage`.
     """
+    return last_layer if mtp_layers else post_process
+
+
+def chunk_kind(model: ModelSpec, fp8: Fp8Spec | None, chunk: Chunk) -> ChunkKind:
+    """The kind of one chunk."""
     return ChunkKind(
         layers=part_of_runs(layer_kinds(model, fp8), chunk.layers[0] - 1, chunk.layers[-1]) if chunk.layers else (),
         pre_process=chunk.pre_process,
         post_process=chunk.post_process,
-        final_norm=model.num_layers in chunk.layers if model.mtp_num_layers else chunk.post_process,
+        final_norm=has_final_norm(
+            last_layer=model.num_layers in chunk.layers, post_process=chunk.post_process, mtp_layers=model.mtp_num_layers
+        ),
         mtp_layers=chunk.mtp_layers,
     )
 
