@@ -186,5 +186,9 @@ class Report:
     verdict: Verdict
     advice: tuple[Advice, ...]
     assumptions: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    """The assumptions about options that are given: they are not modelled in full, or have no effect."""
+    unknown: tuple[str, ...] = ()
+    """What the launch does not say or this program does not know, one sentence each. The report begins with them."""
     timelines: tuple[Timeline, ...] = ()
     """The timeline of each rank class, in the same order; empty unless a step was run."""

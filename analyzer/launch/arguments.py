@@ -24,6 +24,8 @@ class Arguments:
     """The training script as written on the command line."""
     assumptions: tuple[str, ...]
     """Assumptions made while parsing, one sentence each."""
+    unknown: tuple[str, ...] = ()
+    """What the launch does not say or this program does not know, one sentence each. The report begins with them."""
 
     def get(self, dest: str, default: object = None) -> object:
         """The value of `dest`; `default` if the release has no such option."""

@@ -52,6 +52,7 @@ def build(
     """
     launch = LaunchInput(arguments=arguments, environ=environ, folder=folder, gpu=gpu)
     launch.assume(*arguments.assumptions, *world.assumptions)
+    launch.state_unknown(*arguments.unknown)
     refuse_unmodelled(arguments)
     shape = decoder_shape(launch)
     parallel = parallel_spec(launch, world, num_layers=shape.num_layers)
@@ -81,8 +82,8 @@ def build(
     )
     refuse(arguments, violations(job))
     _assume_few_groups(launch, model, parallel)
-    launch.assume(*assumptions_of(arguments), *ignored_options(arguments, tensor=parallel.tensor))
-    return replace(job, assumptions=tuple(launch.assumptions))
+    launch.warn(*assumptions_of(arguments), *ignored_options(arguments, tensor=parallel.tensor))
+    return replace(job, assumptions=tuple(launch.assumptions), warnings=tuple(launch.warnings), unknown=tuple(launch.unknown))
 
 
 def _model(

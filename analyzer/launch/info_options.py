@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from analyzer.errors import InputError
-from analyzer.units import parse_size
+from analyzer.launch.info_values import choice, flag, integer, number_from, several, share, size, word
 
 PREFIX: Final = "--info-"
 
@@ -37,34 +37,57 @@ class InfoOptions:
     """Tokens of the experts of the highest-memory rank, relative to the mean."""
     launch: bool = False
     megatron: str | None = None
+    world_size: int | None = None
+    """Number of GPUs; None for what the launcher gives."""
+    gpus_per_node: int | None = None
+    strict: bool = False
+    """Unknown options and an unknown vocabulary size are errors."""
 
 
-CHOICES: Final = {
-    "engine": ("formula", "shadow", "both"),
-    "detail": ("summary", "memory", "groups", "communication", "tree", "full"),
-    "allocator": ("pool", "malloc"),
+class InfoOption(NamedTuple):
+    """How one option is written and read."""
+
+    value: str
+    """What follows the option in `--help`; empty if it takes no value."""
+    help: str
+    """One line for `--help`."""
+    read: Callable[[str, str | None], Any]
+    """Converts the value, called with the option and its word. Raises InputError."""
+
+
+OPTIONS: Final[dict[str, InfoOption]] = {
+    "engine": InfoOption(
+        "formula|shadow|both",
+        "formulas (default), a run of megatron-core on tensors without data, or a comparison of both",
+        choice("formula", "shadow", "both"),
+    ),
+    "gpu": InfoOption("NAME", "target GPU, such as H100-80GB (default: the local GPU)", word),
+    "gpu_memory": InfoOption("SIZE", "memory of the target GPU, such as 80GiB", size),
+    "json": InfoOption("FILE", "write the report as JSON to this file; - is standard output", word),
+    "detail": InfoOption(
+        "LIST",
+        "sections of the report to print in full, separated by commas",
+        several("summary", "memory", "groups", "communication", "tree", "full", none="summary"),
+    ),
+    "record": InfoOption("FILE", "run training steps of one rank and write the trace to this file", word),
+    "allocator": InfoOption(
+        "pool|malloc", "allocation function for --info-record on a GPU (default: pool)", choice("pool", "malloc")
+    ),
+    "check": InfoOption("FILE", "compare the formulas with the trace in this file", word),
+    "tolerance": InfoOption("X", "relative difference above which a check fails (default: 0.01)", share),
+    "rank": InfoOption("N", "rank for --info-record (default: the highest-memory rank)", integer(0)),
+    "layers": InfoOption("N", "number of decoder layers for --info-record (default: all)", integer(1)),
+    "moe_imbalance": InfoOption(
+        "X", "tokens of the experts of the highest-memory rank, relative to the mean (default: 1)", number_from(1)
+    ),
+    "launch": InfoOption("", "start the training if the launch fits", flag),
+    "megatron": InfoOption("VERSION", "Megatron-LM checkout, or a release such as 0.16.1 or 2023", word),
+    "world_size": InfoOption("N", "number of GPUs (default: what the launcher or the environment gives)", integer(1)),
+    "gpus_per_node": InfoOption("N", "GPUs per node, with --info-world-size (default: 8 or fewer)", integer(1)),
+    "strict": InfoOption("", "unknown options and an unknown vocabulary size are errors", flag),
 }
-SEVERAL: Final = frozenset({"detail"})
-"""Fields that take several choices, separated by commas."""
-FLAGS: Final = {PREFIX + field.replace("_", "-"): field for field in InfoOptions.__slots__}
-
-HELP: Final = {
-    "engine": "formulas (default), a run of megatron-core on tensors without data, or a comparison of both",
-    "gpu": "target GPU, such as H100-80GB (default: the local GPU)",
-    "gpu_memory": "memory of the target GPU, such as 80GiB",
-    "json": "write the report as JSON to this file; - is standard output",
-    "detail": "sections of the report to print in full, separated by commas",
-    "record": "run training steps of one rank and write the trace to this file",
-    "allocator": "allocation function for --info-record on a GPU (default: pool)",
-    "check": "compare the formulas with the trace in this file",
-    "tolerance": "relative difference above which a check fails (default: 0.01)",
-    "rank": "rank for --info-record (default: the highest-memory rank)",
-    "layers": "number of decoder layers for --info-record (default: all)",
-    "moe_imbalance": "tokens of the experts of the highest-memory rank, relative to the mean (default: 1)",
-    "launch": "start the training if the launch fits",
-    "megatron": "Megatron-LM checkout, or a release such as 0.16.1 or 2023",
-}
-"""Help text of each option, one line each."""
+"""By field of `InfoOptions`."""
+FLAGS: Final = {PREFIX + field.replace("_", "-"): field for field in OPTIONS}
 
 
 def usage() -> str:
@@ -76,12 +99,7 @@ def usage() -> str:
         "Options of torchrun and Megatron keep their meaning. Options of this program:",
         "",
     ]
-    for flag, field in FLAGS.items():
-        if field not in HELP:
-            continue
-        choices = "LIST" if field in SEVERAL else "|".join(CHOICES.get(field, ("VALUE",)))
-        value = f" {choices}" if takes_value(flag) else ""
-        lines.append(f"  {flag + value:<38} {HELP[field]}")
+    lines += [f"  {_shown(name):<38} {OPTIONS[field].help}" for name, field in FLAGS.items()]
     lines += [
         "",
         "Exit status: 0 the launch fits or no GPU is known, 1 it does not fit, 2 invalid or unsupported input, 3 a check failed.",
@@ -89,99 +107,40 @@ def usage() -> str:
     return "\n".join(lines)
 
 
-def takes_value(flag: str) -> bool:
-    """Whether `flag` takes a value. Raises InputError for an unknown --info option."""
-    if flag not in FLAGS:
-        raise InputError(flag, "is not an option", f"did you mean {_nearest(flag)}?")
-    return FLAGS[flag] != "launch"
+def _shown(name: str) -> str:
+    value = OPTIONS[FLAGS[name]].value
+    return f"{name} {value}" if value else name
 
 
-def value_of(flag: str, argv: Sequence[str]) -> str | None:
+def takes_value(name: str) -> bool:
+    """Whether the option `name` takes a value. Raises InputError for an unknown --info option."""
+    if name not in FLAGS:
+        raise InputError(name, "is not an option", f"did you mean {_nearest(name)}?")
+    return OPTIONS[FLAGS[name]].value != ""
+
+
+def value_of(name: str, argv: Sequence[str]) -> str | None:
     """The value of an --info option in `argv`, of several the last; None if it is not given or has no value."""
     value = None
-    for position, word in enumerate(argv):
-        name, equals, attached = word.partition("=")
-        if name == flag:
+    for position, text in enumerate(argv):
+        given, equals, attached = text.partition("=")
+        if given == name:
             value = attached if equals else next(iter(argv[position + 1 :]), None)
     return value
 
 
 def read_info_options(pairs: Iterable[tuple[str, str | None]]) -> InfoOptions:
-    """Reads (flag, value) pairs. Of several equal flags the last one wins. Raises InputError for a missing or invalid value."""
+    """Reads (option, value) pairs. Of several equal options the last one wins. Raises InputError for a missing or invalid value."""
     options = InfoOptions()
-    for flag, word in pairs:
-        options = replace(options, **{FLAGS[flag]: _value(flag, word)})
+    for name, text in pairs:
+        option = OPTIONS[FLAGS[name]]
+        if option.value and not text:
+            raise InputError(name, "has no value", f"write {_shown(name)}")
+        options = replace(options, **{FLAGS[name]: option.read(name, text)})
     return options
 
 
-def _value(flag: str, word: str | None) -> Any:
-    field = FLAGS[flag]
-    if not takes_value(flag):
-        if word is not None:
-            raise InputError(flag, f"takes no value, and {word!r} is given", f"write {flag} without a value")
-        return True
-    if not word:
-        raise InputError(flag, "has no value", f"write {flag} {'|'.join(CHOICES.get(field, ('VALUE',)))}")
-    if field in SEVERAL:
-        return _several(flag, word, choices=CHOICES[field])
-    if field in CHOICES and word not in CHOICES[field]:
-        raise InputError(flag, f"{word!r} is not a valid choice", f"use {' or '.join(CHOICES[field])}")
-    if field == "gpu_memory":
-        return _size(flag, word)
-    if field == "tolerance":
-        return _tolerance(flag, word)
-    if field in ("rank", "layers"):
-        return _number(flag, word, least=0 if field == "rank" else 1)
-    if field == "moe_imbalance":
-        return _imbalance(flag, word)
-    return word
-
-
-def _several(flag: str, word: str, *, choices: Sequence[str]) -> tuple[str, ...]:
-    """The sections in a comma-separated list. `summary` is the report without further sections."""
-    words = tuple(each.strip() for each in word.split(","))
-    for each in words:
-        if each not in choices:
-            raise InputError(flag, f"{each!r} is not a section of the report", f"use {', '.join(choices[:-1])} or {choices[-1]}")
-    return tuple(each for each in words if each != "summary")
-
-
-def _size(flag: str, word: str) -> int:
-    try:
-        return parse_size(word)
-    except ValueError as error:
-        fault = f"{word!r} is not a memory size" + (f": {error}" if "any GPU" in str(error) else "")
-        raise InputError(flag, fault, "write a size with a unit, such as 80GiB or 80GB") from None
-
-
-def _number(flag: str, word: str, *, least: int) -> int:
-    if not word.isdecimal() or int(word) < least:
-        raise InputError(flag, f"{word!r} is not an integer of {least} or more", f"write an integer such as {least + 1}")
-    return int(word)
-
-
-def _tolerance(flag: str, word: str) -> float:
-    try:
-        tolerance = float(word)
-    except ValueError:
-        tolerance = -1.0
-    if not 0 <= tolerance < 1:
-        raise InputError(flag, f"{word!r} is not a number from 0 to below 1", "write a number such as 0.01")
-    return tolerance
-
-
-def _imbalance(flag: str, word: str) -> float:
-    try:
-        imbalance = float(word)
-    except ValueError:
-        imbalance = 0.0
-    if not 1 <= imbalance < float("inf"):
-        raise InputError(flag, f"{word!r} is not a number of 1 or more", "write a number such as 1.5")
-    return imbalance
-
-
-def _nearest(flag: str) -> str:
+def _nearest(name: str) -> str:
     from difflib import get_close_matches
 
-    existing = [name for name, field in FLAGS.items() if field in HELP]
-    return (get_close_matches(flag, existing, n=1, cutoff=0.0) or [PREFIX + "detail"])[0]
+    return (get_close_matches(name, FLAGS, n=1, cutoff=0.0) or [PREFIX + "detail"])[0]

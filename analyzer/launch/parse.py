@@ -8,14 +8,14 @@ from types import MappingProxyType
 
 from analyzer.errors import InputError
 from analyzer.launch.arguments import Arguments
-from analyzer.launch.argv_parser import Reading, is_option, read_words
+from analyzer.launch.argv_parser import is_option, read_words
 from analyzer.launch.coverage.legacy_options import UNRECOGNISED, refuse_retired
 from analyzer.launch.entry_script import check_entry
 from analyzer.launch.info_options import PREFIX, InfoOptions, read_info_options, takes_value
 from analyzer.launch.launchers.torchrun import World, read_world
-from analyzer.launch.options.catalogue import PREFERRED, Catalogue, describe, load_catalogue
-from analyzer.launch.options.megatron_parser import find_checkout, load_table
-from analyzer.launch.options.option_table import Option, OptionTable
+from analyzer.launch.options.catalogue import load_catalogue
+from analyzer.launch.options.choose_release import chosen_table, read_with_catalogue
+from analyzer.launch.options.option_table import Option
 from analyzer.launch.split_argv import split_argv
 
 
@@ -28,7 +28,7 @@ def parse(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> t
     catalogue = load_catalogue()
     words = split_argv(argv, catalogue.newest)
     info = read_info_options(words.info)
-    table, notes = _chosen_table(info.megatron, catalogue, environ, folder, entry=words.entry)
+    table, notes = chosen_table(info.megatron, catalogue, environ, folder, entry=words.entry)
     if table is not None:
         known: Mapping[str, Option] = {**catalogue.newest, **table.options}
         words = split_argv(argv, known)
@@ -43,7 +43,7 @@ def parse(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> t
         reading = read_words(words.megatron, table)
     else:
         _check_flags(words.megatron, catalogue.masks)
-        table, reading, note = _read_with_catalogue(words.megatron, catalogue)
+        table, reading, note = read_with_catalogue(words.megatron, catalogue)
         assumptions.append(note)
     arguments = Arguments(
         values=MappingProxyType({**table.defaults, **reading.values}),
@@ -85,31 +85,6 @@ def _without_info_options(argv: Sequence[str]) -> list[str]:
     return kept
 
 
-def _chosen_table(
-    named: str | None, catalogue: Catalogue, environ: Mapping[str, str], folder: Path, *, entry: str | None
-) -> tuple[OptionTable | None, tuple[str, ...]]:
-    """The options of the checkout or release `named` by --info-megatron, or of the checkout that the launch would import.
-
-    None if the release is to be chosen from the catalogue. Also returns assumptions about the choice.
-    """
-    if named is not None and not (folder / named).exists():
-        release = catalogue.find_release(named)
-        if release is not None:
-            return catalogue.table(release), (f"{describe(release)} is assumed, from --info-megatron {named}.",)
-        releases = ", ".join(catalogue.releases)
-        fault = f"'{named}' is neither a folder nor a known release"
-        raise InputError("--info-megatron", fault, f"give the root folder of a Megatron-LM checkout, or one of {releases}")
-    if named is not None:
-        return load_table(folder / named, environ=environ), ()
-    checkout = find_checkout(folder, environ=environ, entry=entry)
-    if checkout is None:
-        return None, ()
-    try:
-        return load_table(checkout, environ=environ), ()
-    except InputError as error:
-        return None, (f"The parser of {checkout} could not be loaded ({error.fault}). The built-in catalogue is used.",)
-
-
 def _check_flags(words: Sequence[str], known: Collection[str]) -> None:
     """Raises InputError for a flag that is not in `known`, or that Megatron parses and then refuses."""
     for word in words:
@@ -131,36 +106,3 @@ def _unknown(flag: str, known: Collection[str]) -> InputError:
     near = get_close_matches(flag, known, n=1, cutoff=0.75)
     remedy = f"did you mean {near[0]}?" if near else "remove it, or give the checkout that has it with --info-megatron"
     return InputError(flag, "is not an option of torchrun or Megatron-LM", remedy)
-
-
-def _read_with_catalogue(words: Sequence[str], catalogue: Catalogue) -> tuple[OptionTable, Reading, str]:
-    """Parses the words with the release nearest to the preferred one that accepts them. Also returns that assumption.
-
-    A release that has every flag may still refuse a value. If no release has every flag, the options of all releases are used.
-    """
-    flags = {word.partition("=")[0]: None for word in words if is_option(word)}
-    refusal: InputError | None = None
-    for release in catalogue.releases_with(flags):
-        table = catalogue.table(release)
-        try:
-            return table, read_words(words, table), _release_assumption(release, flags, catalogue, refused=refusal)
-        except InputError as error:
-            refusal = refusal or error
-    if refusal is not None:
-        raise refusal
-    union = catalogue.union()
-    missing = ", ".join(flag for flag in flags if flag not in catalogue.table(PREFERRED).options)
-    note = f"No release of Megatron-LM has all of these options; {describe(PREFERRED)} is assumed to have {missing} as well."
-    return union, read_words(words, union), note
-
-
-def _release_assumption(release: str, flags: Collection[str], catalogue: Catalogue, *, refused: InputError | None) -> str:
-    """The assumption about the release, with the reason if it is not the preferred one."""
-    if release == PREFERRED:
-        return f"{describe(release)} is assumed: no checkout was found."
-    missing = [flag for flag in flags if PREFERRED not in catalogue.releases_with([flag])]
-    if missing:
-        reason = f"{PREFERRED} has no {', '.join(missing)}"
-    else:
-        reason = f"{PREFERRED} refuses {refused.option}" if refused else f"it is nearest to {PREFERRED}"
-    return f"{describe(release)} is assumed: no checkout was found, and {reason}."

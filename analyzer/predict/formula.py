@@ -56,6 +56,8 @@ def predict(job: TrainingJob, *, note: str = "") -> Report:
         verdict=outcome,
         advice=_advice(job) if outcome.fits is False else (),
         assumptions=(*job.assumptions, *assumptions(job, ranks, models)),
+        warnings=job.warnings,
+        unknown=job.unknown,
     )
 
 

@@ -28,6 +28,10 @@ class TrainingJob:
     """The release whose behaviour is assumed: '0.16.1', or '2023' for the code before core 0.3."""
     assumptions: tuple[str, ...] = ()
     """Assumptions made while the arguments were read, one sentence each."""
+    warnings: tuple[str, ...] = ()
+    """The assumptions about options that are given: they are not modelled in full, or have no effect."""
+    unknown: tuple[str, ...] = ()
+    """What the launch does not say or this program does not know, one sentence each."""
     fsdp: FsdpSpec | None = None
     graphs: GraphSpec | None = None
     activation_offload: ActivationOffloadSpec | None = None

@@ -99,9 +99,14 @@ def test_full_prints_all_sections(detail: tuple[str, ...]) -> None:
     assert "--info-detail" not in text
 
 
-def test_assumptions_about_options_are_printed_as_warnings_before_memory() -> None:
+def test_what_is_unknown_is_printed_first() -> None:
+    stated = "The number of GPUs is not given."
+    assert _text(small_report(unknown=(stated,))).splitlines()[:2] == [stated, ""]
+
+
+def test_warnings_are_printed_before_memory() -> None:
     stated = ("--nnodes is not given: torchrun starts 1 node.", "--use-sharp: memory that SHARP reserves is not counted.")
-    text = _text(small_report(assumptions=stated))
+    text = _text(small_report(assumptions=stated, warnings=stated[1:]))
     assert titles(text) == ("Warnings", *SHORT)
     assert section(text, "Warnings")[0] == f"  · {stated[1]}"
     assert section(text, "Assumptions")[0] == f"  · {stated[0]}"

@@ -24,7 +24,20 @@ class LaunchInput:
     gpu: HardwareSpec
     assumptions: list[str] = field(default_factory=list)
     """One sentence each, in the order in which they were made."""
+    warnings: list[str] = field(default_factory=list)
+    """The assumptions about options that are given: they are not modelled in full, or have no effect."""
+    unknown: list[str] = field(default_factory=list)
+    """What the launch does not say or this program does not know. The report begins with these sentences."""
 
     def assume(self, *sentences: str) -> None:
         """Adds to the assumptions that the report lists."""
         self.assumptions.extend(sentences)
+
+    def warn(self, *sentences: str) -> None:
+        """Adds to the assumptions that the report lists as warnings."""
+        self.assumptions.extend(sentences)
+        self.warnings.extend(sentences)
+
+    def state_unknown(self, *sentences: str) -> None:
+        """Adds to the statements with which the report begins."""
+        self.unknown.extend(sentences)

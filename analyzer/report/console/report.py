@@ -30,6 +30,7 @@ def sections(report: Report, *, width: int, detail: Collection[str] = ()) -> lis
     named = {*summary_section.SECTIONS} if "full" in detail else {*detail}
     short = not named
     return [
+        *summary_section.unknown(report),
         *verdict(report),
         *summary_section.key_figures(report),
         *advice(report),

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from analyzer.memory.verdict import highest
-from analyzer.report.console.elements import fields, heading, paragraph, points
+from analyzer.report.console.elements import KEY, fields, heading, paragraph, points
 from analyzer.report.console.names import plural
 from analyzer.report.console.verdict_section import share
 from analyzer.results import Report
@@ -39,9 +39,8 @@ def key_figures(report: Report) -> list[RenderableType]:
         *_gpu(report),
         ("source", f"Megatron-LM {job.megatron}, {ENGINES[report.engine]}"),
     ]  # fmt: skip
-    stated = len(report.assumptions) - len(_about_options(report))
-    if stated:
-        rows.append(("assumptions", f"{stated}, listed at the end of this report"))
+    if stated := _stated(report):
+        rows.append(("assumptions", f"{len(stated)}, listed at the end of this report"))
     return ["", fields(rows)]
 
 
@@ -133,22 +132,24 @@ def _batch(job: TrainingJob) -> str:
     return text if job.optimizer.name == "adam" else f"{text}; optimizer {job.optimizer.name}"
 
 
-def _about_options(report: Report) -> list[str]:
-    """Assumptions whose text begins with a given option: it is not modelled in full, or it has no effect."""
-    return [text for text in report.assumptions if text.startswith("--") and " is not given" not in text]
+def unknown(report: Report) -> list[RenderableType]:
+    """What the launch does not say or this program does not know; printed before the verdict."""
+    return [*(paragraph(text, style=KEY, indent=0) for text in report.unknown), ""] if report.unknown else []
 
 
 def warnings(report: Report) -> list[RenderableType]:
     """Assumptions about options that are given."""
-    found = _about_options(report)
-    return [*heading("Warnings"), points(found)] if found else []
+    return [*heading("Warnings"), points(report.warnings)] if report.warnings else []
 
 
 def assumptions(report: Report) -> list[RenderableType]:
     """The assumptions that are not printed as warnings."""
-    about_options = _about_options(report)
-    stated = [text for text in report.assumptions if text not in about_options]
+    stated = _stated(report)
     return [*heading("Assumptions"), points(stated)] if stated else []
+
+
+def _stated(report: Report) -> list[str]:
+    return [text for text in report.assumptions if text not in report.warnings]
 
 
 def how_to_see_more(detail: Collection[str]) -> list[RenderableType]:

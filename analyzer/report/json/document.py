@@ -68,6 +68,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "verdict": asdict(report.verdict),
         "advice": [asdict(advice) for advice in report.advice],
         "assumptions": list(report.assumptions),
+        "warnings": [*report.unknown, *report.warnings],
     }
 
 

@@ -1,0 +1,92 @@
+"""Readers of the values of --info options. Each takes the option and its word, and raises InputError for an invalid value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from analyzer.errors import InputError
+from analyzer.units import parse_size
+
+
+def word(_name: str, text: str | None) -> str:
+    """Any text."""
+    return text or ""
+
+
+def flag(name: str, text: str | None) -> bool:
+    """True; an option that takes no value."""
+    if text is not None:
+        raise InputError(name, f"takes no value, and {text!r} is given", f"write {name} without a value")
+    return True
+
+
+def choice(*choices: str) -> Callable[[str, str | None], str]:
+    """A reader of one of `choices`."""
+
+    def read(name: str, text: str | None) -> str:
+        if text not in choices:
+            raise InputError(name, f"{text!r} is not a valid choice", f"use {' or '.join(choices)}")
+        return text
+
+    return read
+
+
+def several(*choices: str, none: str) -> Callable[[str, str | None], tuple[str, ...]]:
+    """A reader of a comma-separated list of `choices`. `none` is the choice that adds nothing to the list."""
+
+    def read(name: str, text: str | None) -> tuple[str, ...]:
+        words = tuple(each.strip() for each in (text or "").split(","))
+        for each in words:
+            if each not in choices:
+                known = f"{', '.join(choices[:-1])} or {choices[-1]}"
+                raise InputError(name, f"{each!r} is not a section of the report", f"use {known}")
+        return tuple(each for each in words if each != none)
+
+    return read
+
+
+def size(name: str, text: str | None) -> int:
+    """A memory size in bytes."""
+    try:
+        return parse_size(text or "")
+    except ValueError as error:
+        fault = f"{text!r} is not a memory size" + (f": {error}" if "any GPU" in str(error) else "")
+        raise InputError(name, fault, "write a size with a unit, such as 80GiB or 80GB") from None
+
+
+def integer(least: int) -> Callable[[str, str | None], int]:
+    """A reader of integers of `least` or more."""
+
+    def read(name: str, text: str | None) -> int:
+        if text is None or not text.isdecimal() or int(text) < least:
+            raise InputError(name, f"{text!r} is not an integer of {least} or more", f"write an integer such as {least + 1}")
+        return int(text)
+
+    return read
+
+
+def share(name: str, text: str | None) -> float:
+    """A number from 0 to below 1."""
+    value = _number(text)
+    if value is None or not 0 <= value < 1:
+        raise InputError(name, f"{text!r} is not a number from 0 to below 1", "write a number such as 0.01")
+    return value
+
+
+def number_from(least: float) -> Callable[[str, str | None], float]:
+    """A reader of finite numbers of `least` or more."""
+
+    def read(name: str, text: str | None) -> float:
+        value = _number(text)
+        if value is None or not least <= value < float("inf"):
+            raise InputError(name, f"{text!r} is not a number of {least:g} or more", f"write a number such as {least + 0.5:g}")
+        return value
+
+    return read
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text or "")
+    except ValueError:
+        return None
