@@ -82,8 +82,6 @@ INVALID = [
     ("--tp-comm-overlap", "--tp-comm-overlap"),
     ("--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Etx", "--pipeline-model-parallel-layout"),
     # files
-    ("--use-checkpoint-args", "--use-checkpoint-args"),
-    ("--use-checkpoint-args --load nowhere", "--use-checkpoint-args"),
     ("--yaml-cfg nowhere.yaml", "--yaml-cfg"),
     ("--info-megatron nowhere", "--info-megatron"),
     ("--info-json nowhere/report.json", "--info-json"),

@@ -126,13 +126,13 @@ def test_a_truncated_pickle_is_refused(load: Path) -> None:
         read(load)
 
 
-def test_a_missing_checkpoint_is_refused(load: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="iter_0000100 has neither"):
-        read(load)
-    with pytest.raises(InputError, match="cannot be read"):
-        read(tmp_path / "nothing")
+def test_without_a_checkpoint_the_given_arguments_are_used(load: Path, tmp_path: Path) -> None:
+    for folder, why in ((load, "iter_0000100 has neither"), (tmp_path / "nothing", "cannot be read")):
+        arguments = read(folder, "--num-layers", "7")
+        assert arguments.values["num_layers"] == 7
+        assert why in arguments.unknown[-1]
+    arguments = parse(["--use-checkpoint-args", "--num-layers", "7"], environ={}, folder=Path("/nowhere"))[0]
+    assert arguments.unknown[-1].startswith("--use-checkpoint-args has no effect, because --load is not given.")
     (load / "latest_checkpointed_iteration.txt").write_text("../../etc")
     with pytest.raises(InputError, match="instead of an iteration"):
         read(load)
-    with pytest.raises(InputError, match="add --load"):
-        parse(["--use-checkpoint-args"], environ={}, folder=Path("/nowhere"))

@@ -58,7 +58,7 @@ def _granularity(arguments: Arguments) -> tuple[str | None, str | None, int | No
     if granularity == "selective":
         if method is not None:
             raise InputError(option(arguments, "recompute_method"), "selective recomputation has no method", "leave it out")
-        if num_layers is not None:
+        if num_layers is not None and "recompute_num_layers" in arguments.given:  # its default in the 2023 code is 1
             raise InputError(
                 option(arguments, "recompute_num_layers"), "selective recomputation applies to every layer", "leave it out"
             )

@@ -77,12 +77,17 @@ class PlaceholderUnpickler(pickle.Unpickler):
 def with_checkpoint_args(arguments: Arguments, folder: Path) -> Arguments:
     """`arguments` with the values that Megatron takes from the checkpoint in --load, a path relative to `folder` or absolute.
 
-    Raises InputError if the arguments of the checkpoint cannot be read.
+    Without a checkpoint Megatron uses the given arguments (`load_args_from_checkpoint`), and so does this function, with a
+    statement in `unknown`. Raises InputError if there is a checkpoint whose arguments cannot be read.
     """
     load = arguments.get("load") or arguments.get("pretrained_checkpoint")
-    if not isinstance(load, str):
-        raise InputError(OPTION, "needs the checkpoint that --load gives", "add --load, or leave it out")
-    path = checkpoint_file(folder / load, step=arguments.get("ckpt_step"))
+    try:
+        if not isinstance(load, str):
+            raise MissingCheckpointError(OPTION, "--load is not given", "add it")
+        path = checkpoint_file(folder / load, step=arguments.get("ckpt_step"))
+    except MissingCheckpointError as error:
+        stated = f"{OPTION} has no effect, because {error.fault}. As in Megatron, the arguments of the command line are used."
+        return replace(arguments, unknown=(*arguments.unknown, stated))
     saved = read_args(path)
     unset = tuple(dest for dest in TAKEN_IF_UNSET if arguments.get(dest) is None)
     parallel = PARALLEL if arguments.get("use_mp_args_from_checkpoint_args") else ()
@@ -97,13 +102,20 @@ def with_checkpoint_args(arguments: Arguments, folder: Path) -> Arguments:
     )
 
 
+class MissingCheckpointError(InputError):
+    """There is no checkpoint to read arguments from."""
+
+
 def checkpoint_file(load: Path, *, step: object = None) -> Path:
-    """The file with the arguments in the checkpoint folder `load`. Raises InputError if there is none."""
+    """The file with the arguments in the checkpoint folder `load`.
+
+    Raises MissingCheckpointError if there is none, and InputError if its tracker file names no iteration.
+    """
     tracker = load / "latest_checkpointed_iteration.txt"
     try:
         latest = str(step) if step is not None else tracker.read_text().strip()
     except OSError:
-        raise InputError(OPTION, f"{tracker} cannot be read", "check the folder given with --load") from None
+        raise MissingCheckpointError(OPTION, f"{tracker} cannot be read", "check the folder given with --load") from None
     if latest != "release" and not latest.isdecimal():
         raise InputError(
             OPTION, f"{tracker} contains {latest[:40]!r} instead of an iteration", "check the folder given with --load"
@@ -113,7 +125,7 @@ def checkpoint_file(load: Path, *, step: object = None) -> Path:
     candidates = [iteration / "common.pt", *(iteration / rank / "model_optim_rng.pt" for rank in ranks)]
     found = next((path for path in candidates if path.is_file()), None)
     if found is None:
-        raise InputError(
+        raise MissingCheckpointError(
             OPTION, f"{iteration} has neither common.pt nor mp_rank_00/model_optim_rng.pt", "give the options of the model instead"
         )
     return found

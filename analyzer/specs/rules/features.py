@@ -47,7 +47,10 @@ def feature_violations(job: TrainingJob) -> Iterator[Violation]:
     parallel, recompute = job.parallel, job.recompute
     if recompute.distribute_saved_activations:
         yield from _distributed_activations(job)
-    if job.flags.tp_comm_overlap and not parallel.sequence_parallel:
+    if job.flags.tp_comm_overlap and parallel.tensor == 1:
+        why = "needs tensor parallelism: with one tensor-parallel rank Megatron turns sequence parallelism off"
+        yield Violation(("tp_comm_overlap",), why, "use --tensor-model-parallel-size 2 or more, or leave it out")
+    elif job.flags.tp_comm_overlap and not parallel.sequence_parallel:
         yield Violation(("tp_comm_overlap",), "needs sequence parallelism", "add --sequence-parallel, or leave it out")
     if job.flags.defer_embedding_wgrad and parallel.pipeline == 1:
         yield Violation(

@@ -57,9 +57,19 @@ def test_context_parallelism_has_no_unfused_attention() -> None:
 
 
 def test_the_environment_must_not_contradict_the_option() -> None:
-    with pytest.raises(InputError, match=r"^--attention-backend: auto needs NVTE_FLASH_ATTN=1, and the environment has 0"):
-        job_of("", environ={"NVTE_FLASH_ATTN": "0"})
+    with pytest.raises(InputError, match=r"^--attention-backend: fused needs NVTE_FLASH_ATTN=0, and the environment has 1"):
+        job_of("--attention-backend fused", environ={"NVTE_FLASH_ATTN": "1"})
     assert job_of("--attention-backend flash", environ={"NVTE_FUSED_ATTN": "0"}).model.attention_backend == "flash"
+
+
+def test_the_environment_excludes_kernels_if_the_option_is_auto() -> None:
+    off = {"NVTE_FUSED_ATTN": "0"}
+    job = job_of("", environ=off)
+    assert job.model.attention_backend == "flash"
+    assert any("because of NVTE_FUSED_ATTN=0" in sentence for sentence in job.assumptions)
+    assert job_of("", environ=off | {"NVTE_FLASH_ATTN": "0"}).model.attention_backend == "unfused"
+    with pytest.raises(InputError, match="under NVTE_FLASH_ATTN=0 and NVTE_FUSED_ATTN=0 and NVTE_UNFUSED_ATTN=0"):
+        job_of("", environ=off | {"NVTE_FLASH_ATTN": "0", "NVTE_UNFUSED_ATTN": "0"})
 
 
 def test_the_environment_can_require_determinism() -> None:

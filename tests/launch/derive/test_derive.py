@@ -19,7 +19,7 @@ from analyzer.launch.derive.parallel import parallel_spec
 from analyzer.launch.launchers.torchrun import World
 from analyzer.specs import ParallelSpec
 from tests.data_files import truth, truth_records
-from tests.job_of import AMPERE, BASE, BLACKWELL, HOPPER, arguments_of, job_of
+from tests.job_of import AMPERE, BASE, BASE_2023, BLACKWELL, HOPPER, arguments_of, job_of
 
 TP2 = "--tensor-model-parallel-size 2 "
 PP2 = "--pipeline-model-parallel-size 2 "
@@ -363,3 +363,16 @@ def test_deterministic_mode_needs_environment_variables() -> None:
         job_of("--deterministic-mode", environ={"NCCL_ALGO": "NVLS"})
     with pytest.raises(InputError, match=r"^NVTE_ALLOW_NONDETERMINISTIC_ALGO: 1"):
         job_of("--deterministic-mode", environ={"NCCL_ALGO": "Ring", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "1"})
+
+
+def test_recompute_activations_in_the_2023_code_needs_no_other_option() -> None:
+    """Its parser has the default 1 for --recompute-num-layers (megatron/arguments.py, August 2023)."""
+    assert job_of("--recompute-activations", release="2023", base=BASE_2023).recompute.granularity == "selective"
+    with pytest.raises(InputError, match=r"^--recompute-num-layers"):
+        job_of("--recompute-activations --recompute-num-layers 2", release="2023", base=BASE_2023)
+
+
+def test_overlapped_tensor_parallelism_with_one_rank_asks_for_more_ranks() -> None:
+    """Megatron turns sequence parallelism off with one tensor-parallel rank, so adding it again would not help."""
+    with pytest.raises(InputError, match=r"^--tp-comm-overlap: .*use --tensor-model-parallel-size 2"):
+        job_of("--tp-comm-overlap --sequence-parallel")

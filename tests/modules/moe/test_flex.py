@@ -119,13 +119,21 @@ def test_fewer_rows_are_sent_than_with_all_to_all() -> None:
     assert S < sent < 4 * S
 
 
+def test_hybridep_accepts_the_hidden_size_of_gpt_oss() -> None:
+    """`BufferConfig::is_valid` of HybridEP: rows of bf16 need a multiple of 16."""
+    job = job_of(f"{HYBRID} 2 --hidden-size 2880 --num-attention-heads 64 --kv-channels 64")
+    assert job.model.moe is not None
+    assert job.model.moe.flex is not None
+    assert job.model.moe.flex.backend == "hybridep"
+
+
 @pytest.mark.parametrize(
     ("line", "option", "remedy"),
     [
         (f"{FLEX} 1", "--moe-token-dispatcher-type flex", "2, 4, 8"),
         (f"{FLEX} 2 --moe-deepep-num-sms 7", "--moe-deepep-num-sms", "even"),
         (f"{FLEX} 2 --moe-expert-capacity-factor 1 --moe-pad-expert-input-to-capacity", "--moe-pad-expert-input", "alltoall"),
-        (f"{HYBRID} 2 --hidden-size 768", "--moe-flex-dispatcher-backend hybridep", "--hidden-size 1024"),
+        (f"{HYBRID} 2 --hidden-size 1000 --num-attention-heads 8", "--moe-flex-dispatcher-backend hybridep", "--hidden-size 992"),
         (f"{HYBRID} 1", "--moe-flex-dispatcher-backend hybridep", "--expert-model-parallel-size 2"),
         (f"{HYBRID} 2 --num-experts 2", "--moe-flex-dispatcher-backend hybridep", "multiple of 4"),
         (f"{HYBRID} 2 --moe-enable-deepep", "--moe-enable-deepep", "leave it out"),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from analyzer.errors import InputError
@@ -47,7 +48,12 @@ class AttentionNeeds:
 
 
 def check_switches(backend: str, *, environ: Mapping[str, str], option: str = "--attention-backend") -> None:
-    """Raises InputError if the environment contradicts the option. Megatron asserts the same."""
+    """Raises InputError if the environment contradicts the option. Megatron asserts the same.
+
+    `auto` is an exception: releases before 0.10 have no such option, and the environment chooses the kernel (`switched_off`).
+    """
+    if backend == "auto":
+        return
     for name, expected in zip(_SWITCHES, _ALLOWED[backend], strict=True):
         value = environ.get(name)
         if value is not None and value != expected:
@@ -58,17 +64,34 @@ def check_switches(backend: str, *, environ: Mapping[str, str], option: str = "-
             )
 
 
+def switched_off(backend: str, *, environ: Mapping[str, str]) -> dict[str, str]:
+    """The kernels that the environment excludes under `auto`, with the variable that does: {'fused': 'NVTE_FUSED_ATTN=0'}."""
+    if backend != "auto":
+        return {}
+    kernels = ("flash", "fused", "unfused")
+    return {kernel: f"{name}=0" for kernel, name in zip(kernels, _SWITCHES, strict=True) if environ.get(name) == "0"}
+
+
 def choose_backend(
-    backend: str, *, needs: AttentionNeeds, gpu: HardwareSpec, option: str = "--attention-backend"
+    backend: str,
+    *,
+    needs: AttentionNeeds,
+    gpu: HardwareSpec,
+    option: str = "--attention-backend",
+    off: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[AttentionBackend, str]:
-    """The kernel, and a sentence about it for the report. Raises InputError if no allowed kernel supports `needs`."""
+    """The kernel, and a sentence about it for the report. Raises InputError if no allowed kernel supports `needs`.
+
+    `off`: kernels that must not be used (`switched_off`).
+    """
     capability = gpu.compute_capability or HOPPER
-    candidates = _supported(needs, capability)
+    candidates = [kernel for kernel in _supported(needs, capability) if kernel not in off]
     allowed = [b for b in candidates if backend in ("auto", b)]
     if not allowed:
         raise InputError(
             option,
-            f"Transformer Engine has no {'' if backend == 'auto' else backend + ' '}attention for {_describe(needs)}",
+            f"Transformer Engine has no {'' if backend == 'auto' else backend + ' '}attention for {_describe(needs)}"
+            + (f" under {' and '.join(off.values())}" if off else ""),
             f"use --attention-backend {candidates[0]}" if candidates else "leave out --context-parallel-size, or train in bf16",
         )
     picked = allowed[0]
@@ -80,6 +103,8 @@ def choose_backend(
         sentence += ", with flash-attn 2 installed; without it the peak may be higher"
     if needs.sinks and picked == "fused":
         sentence += ", with cuDNN 9.13.1 or later for the sinks; without it the score matrices exist and the peak is higher"
+    if off:
+        sentence += f", because of {' and '.join(off.values())}; releases since 0.10 start only without that"
     return picked, sentence + "."
 
 

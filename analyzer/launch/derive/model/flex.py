@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 DEEPEP_SMS: Final = 20
 DEEPEP_RANKS: Final = (2, 4, 8, 16, 24, 32, 64, 128, 144, 160)
 """Group sizes that DeepEP supports."""
-HYBRIDEP_WIDTH: Final = 512
-"""HybridEP needs rows whose length is a multiple of this."""
+HYBRIDEP_WIDTH: Final = 16
+"""HybridEP needs rows whose length is a multiple of this: 32 bytes of bf16.
+
+Its first versions, and rows in FP8, which Megatron does not send, need a multiple of 512.
+"""
 DOMAIN_VARIABLES: Final = ("NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN", "NUM_OF_RANKS_PER_NVLINK_DOMAIN")
 """Of newer and older releases of HybridEP."""
 DOMAIN: Final = 8

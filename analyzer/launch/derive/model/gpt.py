@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, TypedDict, cast
 
 from analyzer.errors import InputError, UnsupportedError
-from analyzer.launch.derive.model.attention_backend import AttentionNeeds, check_switches, choose_backend
+from analyzer.launch.derive.model.attention_backend import AttentionNeeds, check_switches, choose_backend, switched_off
 from analyzer.launch.derive.model.mla import mla_spec
 from analyzer.launch.derive.model.window import read_window, softmax_type
 from analyzer.launch.derive.reading import RELEASE_2023, option, positive, share, since, switched_on, text
@@ -282,5 +282,6 @@ def _attention(
                 "use --transformer-impl transformer_engine",
             )
         return "unfused", ()
-    backend, sentence = choose_backend(requested, needs=needs, gpu=launch.gpu, option=named)
+    off = switched_off(requested, environ=launch.environ)
+    backend, sentence = choose_backend(requested, needs=needs, gpu=launch.gpu, option=named, off=off)
     return backend, (sentence,)
