@@ -76,5 +76,7 @@ def read_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path
         if getattr(options, field) is not None and options.record is None:
             raise InputError(f"--info-{field}", "is only used with --info-record", "add --info-record FILE, or leave it out")
     gpu, notes = hardware(options.gpu or default_gpu, options.gpu_memory)
-    job = build(arguments, world, environ=environ, gpu=gpu, folder=folder, moe_imbalance=options.moe_imbalance)
+    job = build(
+        arguments, world, environ=environ, gpu=gpu, folder=folder, moe_imbalance=options.moe_imbalance, strict=options.strict
+    )
     return Launch(job=job, options=options, note=" ".join(notes))

@@ -9,10 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from analyzer.errors import InputError
 from analyzer.launch.options.option_table import Option, OptionTable
 from analyzer.launch.options.option_values import InvalidValue, convert
+from analyzer.launch.spelling import is_misspelling
+
+OPEN_CHOICES: Final = frozenset({"tokenizer_type"})
+"""Dests for which other values are accepted: forks have further tokenizers, of which only the number of tokens matters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +110,10 @@ def _converted(option: Option, flag: str, word: str) -> object:
         value = convert(word, "exit_signal" if option.dest == "exit_signal" else option.type)
     except InvalidValue as error:
         raise InputError(flag, error.fault, error.remedy) from None
-    if option.choices is not None and value not in option.choices:
+    if option.dest in OPEN_CHOICES and value not in (option.choices or ()):
+        if near := [each for each in option.choices or () if is_misspelling(word, str(each))]:
+            raise InputError(flag, f"{word!r} is not a valid choice", f"did you mean {near[0]}?")
+    elif option.choices is not None and value not in option.choices:
         raise InputError(flag, f"{word!r} is not a valid choice", f"use {_listed(option.choices)}")
     return value
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
     from analyzer.launch.derive.model.shape import Shape
     from analyzer.launch.launchers.torchrun import World
+    from analyzer.launch.tokenizer.vocabulary import Vocabulary
     from analyzer.specs.model import BlockSpec
 
 
@@ -44,13 +45,15 @@ def build(
     gpu: HardwareSpec,
     folder: Path,
     moe_imbalance: float = 1.0,
+    strict: bool = False,
 ) -> TrainingJob:
     """The training job of a launch, with everything that Megatron's `validate_args` and configs derive and check.
 
     `environ` is the environment and `folder` the working folder of the launch. `moe_imbalance`: tokens of the experts of the
-    highest-memory rank over the mean. Raises InputError for what Megatron refuses, UnsupportedError for what is not modelled.
+    highest-memory rank over the mean. With `strict` an unknown vocabulary size is an error. Raises InputError for what Megatron
+    refuses, UnsupportedError for what is not modelled.
     """
-    launch = LaunchInput(arguments=arguments, environ=environ, folder=folder, gpu=gpu)
+    launch = LaunchInput(arguments=arguments, environ=environ, folder=folder, gpu=gpu, strict=strict)
     launch.assume(*arguments.assumptions, *world.assumptions)
     launch.state_unknown(*arguments.unknown)
     refuse_unmodelled(arguments)
@@ -59,7 +62,8 @@ def build(
     batch = batch_spec(launch, parallel=parallel, seq_length=shape.seq_length)
     precision = precision_spec(arguments)
     optimizer = optimizer_spec(arguments, gradients=precision.gradients)
-    model = _model(launch, shape, parallel, precision, moe_imbalance=moe_imbalance)
+    vocabulary = read_vocabulary(launch, tensor=parallel.tensor)
+    model = _model(launch, shape, vocabulary, parallel, precision, moe_imbalance=moe_imbalance)
     precision = replace(precision, fp8=fp8_spec(launch, model=model, parallel=parallel, optimizer=optimizer))
     recompute = recompute_spec(arguments, model=model)
     model = replace(model, blocks=_blocks(launch, model, recompute))
@@ -76,6 +80,7 @@ def build(
         flags=flags,
         hardware=gpu,
         megatron=arguments.release,
+        assumed_vocabulary=vocabulary.assumed,
         fsdp=fsdp,
         graphs=graphs,
         activation_offload=activation_offload_spec(arguments, model=model, graphs=graphs),
@@ -87,13 +92,19 @@ def build(
 
 
 def _model(
-    launch: LaunchInput, shape: Shape, parallel: ParallelSpec, precision: PrecisionSpec, *, moe_imbalance: float
+    launch: LaunchInput,
+    shape: Shape,
+    vocabulary: Vocabulary,
+    parallel: ParallelSpec,
+    precision: PrecisionSpec,
+    *,
+    moe_imbalance: float,
 ) -> ModelSpec:
     """The model, with experts and MTP layers."""
     model = model_spec(
         launch,
         shape=shape,
-        vocabulary=read_vocabulary(launch, tensor=parallel.tensor),
+        vocabulary=vocabulary,
         parallel=parallel,
         half_precision=precision.parameters != "fp32",
     )

@@ -32,6 +32,12 @@ def predict(job: TrainingJob, *, note: str = "") -> Report:
     ranks = replayed_classes(job, stages)
     models = [stage.model for stage in stages]
     rows = communication_rows(job, models, [stage.buffers for stage in stages])
+    unknown = job.unknown
+    if job.assumed_vocabulary is not None:
+        from analyzer.predict.vocabulary_range import widen  # imported for such launches only, for a short start-up
+
+        ranks, sentence = widen(job, job.assumed_vocabulary, ranks)
+        unknown = (*unknown, sentence)
     outcome = verdict(ranks, job.hardware, note=note)
     listed, truncated = _groups(job)
     unsharded = full_model(job)
@@ -57,7 +63,7 @@ def predict(job: TrainingJob, *, note: str = "") -> Report:
         advice=_advice(job) if outcome.fits is False else (),
         assumptions=(*job.assumptions, *assumptions(job, ranks, models)),
         warnings=job.warnings,
-        unknown=job.unknown,
+        unknown=unknown,
     )
 
 

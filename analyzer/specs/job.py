@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from analyzer.specs.hardware import HardwareSpec
-from analyzer.specs.model import ModelSpec
+from analyzer.specs.model import AssumedVocabulary, ModelSpec
 from analyzer.specs.optimizer import FsdpSpec, OptimizerSpec
 from analyzer.specs.parallel import ParallelSpec
 from analyzer.specs.precision import PrecisionSpec
@@ -32,6 +32,8 @@ class TrainingJob:
     """The assumptions about options that are given: they are not modelled in full, or have no effect."""
     unknown: tuple[str, ...] = ()
     """What the launch does not say or this program does not know, one sentence each."""
+    assumed_vocabulary: AssumedVocabulary | None = None
+    """Set if the number of tokens is unknown."""
     fsdp: FsdpSpec | None = None
     graphs: GraphSpec | None = None
     activation_offload: ActivationOffloadSpec | None = None

@@ -46,6 +46,15 @@ class BlockSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AssumedVocabulary:
+    """Why the number of tokens is unknown, and other sizes that it may have."""
+
+    reason: str
+    others: tuple[tuple[int, int], ...]
+    """(number of tokens, embedding rows) pairs."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """A GPT decoder of Megatron."""
 

@@ -88,9 +88,10 @@ INVALID = [
     ("--info-json .", "--info-json"),
     # unknown vocabulary sizes
     ("--tokenizer-type NullTokenizer", "--vocab-size"),
-    ("--tokenizer-type HuggingFaceTokenizer", "--tokenizer-type"),
-    ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model nobody/nothing", "--tokenizer-type"),
-    ("--tokenizer-type SentencePieceTokenizer --tokenizer-model nowhere.model", "--tokenizer-type"),
+    ("--info-strict --tokenizer-type HuggingFaceTokenizer", "--tokenizer-type"),
+    ("--info-strict --tokenizer-type HuggingFaceTokenizer --tokenizer-model nobody/nothing", "--tokenizer-type"),
+    ("--info-strict --tokenizer-type SentencePieceTokenizer --tokenizer-model nowhere.model", "--tokenizer-type"),
+    ("--tokenizer-type SentencePieceTokenize", "--tokenizer-type"),
     # GPUs and options of this program
     ("--info-gpu H1000", "--info-gpu"),
     ("--info-gpu-memory lots", "--info-gpu-memory"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,9 +59,14 @@ def test_null_tokenizer_without_a_size() -> None:
 
 @pytest.mark.parametrize(("tensor", "padded"), [(1, 50304), (2, 50432), (4, 50688), (8, 51200)])
 def test_gpt2_without_its_vocabulary_file(tensor: int, padded: int) -> None:
-    vocabulary, assumptions = read_with_assumptions("--vocab-file ${VOCAB_FILE} --merge-file /dummy/merges.txt", tensor=tensor)
+    vocabulary, assumptions = read_with_assumptions("--vocab-file /dummy/gpt2-vocab.json --merge-file merges.txt", tensor=tensor)
     assert (vocabulary.size, vocabulary.padded) == (50257, padded)
     assert "50257" in assumptions[0]
+
+
+@pytest.mark.parametrize("line", ["", "--vocab-file /d/vocab.json", "--vocab-file nordic_tokenizer_131072/vocab.json"])
+def test_the_size_of_gpt2_is_assumed_for_its_own_files_only(line: str) -> None:
+    assert read(line).assumed is not None
 
 
 def test_gpt2_file(tmp_path: Path) -> None:
@@ -97,9 +103,13 @@ def test_the_padding_multiple_is_an_option() -> None:
         "--tokenizer-type BertWordPieceLowerCase --vocab-file /dummy/vocab.txt",
     ],
 )
-def test_an_unknown_size_is_refused(line: str) -> None:
+def test_an_unknown_size_is_assumed_or_refused(line: str) -> None:
+    unknown = read(line, tensor=2)
+    assert (unknown.size, unknown.padded) == (128_000, 128_000)
+    assert unknown.assumed is not None
+    assert unknown.assumed.others == ((32_000, 32_000), (256_000, 256_000))
     with pytest.raises(InputError, match=r"add --vocab-size N, or --padded-vocab-size N"):
-        read(line)
+        read_vocabulary(replace(launch_of(line), strict=True), tensor=1)
     given_size, assumptions = read_with_assumptions(line + " --vocab-size 5000")
     assert (given_size.size, given_size.padded) == (5000, 5120)
     assert "--vocab-size" in assumptions[0]
@@ -115,8 +125,28 @@ def test_sizes_of_known_tokenizers(name: str, size: int) -> None:
     assert name in assumptions[0]
 
 
-def test_llama_2_without_its_file() -> None:
-    assert read("--tokenizer-type Llama2Tokenizer --tokenizer-model /dummy/tokenizer.model").size == 32000
+@pytest.mark.parametrize(
+    ("path", "known"),
+    [("/dummy/tokenizer.model", True), ("/m/Mixtral-8x7B/tok.model", True), ("/d/llm-jp-tokenizer-100k.ver3.0b1.model", False)],
+)
+def test_llama_2_without_its_file(path: str, known: bool) -> None:
+    vocabulary = read(f"--tokenizer-type Llama2Tokenizer --tokenizer-model {path}")
+    assert vocabulary.size == (32_000 if known else 128_000)
+    assert (vocabulary.assumed is None) == known
+
+
+@pytest.mark.parametrize("line", ["--tokenizer-model /models/Llama-3.1-8B", "--tokenizer-model /cache/meta-llama/Meta-Llama-3-8B/"])
+def test_a_path_may_name_the_tokenizer(line: str) -> None:
+    assert read(f"--tokenizer-type HuggingFaceTokenizer {line}").size == 128_256
+
+
+def test_any_type_of_tokenizer_is_accepted() -> None:
+    assert read("--tokenizer-type QwenTokenizer --vocab-size 1000").size == 1000
+    assert read("--tokenizer-type QwenTokenizer --tokenizer-model Qwen/Qwen2.5-7B").size == 151_665
+    with pytest.raises(
+        InputError, match=r"^--tokenizer-type: 'GPT2BPETokenize' is not a valid choice; did you mean GPT2BPETokenizer\?"
+    ):
+        read("--tokenizer-type GPT2BPETokenize --vocab-size 1000")
 
 
 @pytest.mark.parametrize(("line", "size"), [("", 131072), ("--vocab-size 100000", 100000)])

@@ -22,6 +22,8 @@ class LaunchInput:
     folder: Path
     """The working folder of the launch."""
     gpu: HardwareSpec
+    strict: bool = False
+    """What the launch does not say is an error (--info-strict)."""
     assumptions: list[str] = field(default_factory=list)
     """One sentence each, in the order in which they were made."""
     warnings: list[str] = field(default_factory=list)

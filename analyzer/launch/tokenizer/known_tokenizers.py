@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 GPT2: Final = 50257
@@ -31,11 +32,50 @@ _BY_PREFIX: Final = {
     "bigscience/bloom": 250680,
     "tiiuae/falcon-7b": 65024,
     "TinyLlama/TinyLlama-1.1B": 32000,
+    "huggyllama/llama-": 32000,
+    "codellama/CodeLlama-": 32016,
+    "mistralai/Mistral-Nemo-": 131072,
+    "mistralai/Mixtral-8x22B-": 32768,
+    "EleutherAI/pythia-": 50277,
+    "facebook/opt-": 50265,
+    "bigcode/starcoder": 49152,
+    "google/gemma-": 256000,
 }
 """By prefix of a Hugging Face name; the longest matching prefix is used."""
 
 
+_LEAST_LETTERS: Final = 7
+_BY_MODEL: Final = {
+    model: size
+    for model, size in ((prefix.rpartition("/")[2].lower(), size) for prefix, size in _BY_PREFIX.items())
+    if len(model) >= _LEAST_LETTERS or any(letter.isdigit() for letter in model)
+}
+"""By prefix of the name without its organization, in lower case, without prefixes that are too short to name a model."""
+
+_PATHS: Final = {
+    "GPT2BPETokenizer": (re.compile(r"gpt[-_]?2|gpt[-_]vocab|(^|[/_])bpe[/_]vocab"), GPT2),
+    "Llama2Tokenizer": (re.compile(r"llama[-_]?2|mi[sx]tral|(^|/)tokenizer\.model$"), LLAMA_2),
+}
+"""By tokenizer type: paths, in lower case, of its public files, and their number of tokens.
+
+Megatron's own scripts have gpt2-vocab.json and bpe/vocab.json; the file of Llama 2 is named tokenizer.model.
+"""
+
+
 def known_size(name: str) -> int | None:
-    """Number of tokens of a public Hugging Face tokenizer; None for other names."""
-    fits = [prefix for prefix in _BY_PREFIX if name.lower().startswith(prefix.lower())]
-    return _BY_PREFIX[max(fits, key=len)] if fits else None
+    """Number of tokens of a public Hugging Face tokenizer, by name or by a path with the name; None for others."""
+    written = name.lower()
+    fits = [prefix for prefix in _BY_PREFIX if written.startswith(prefix.lower())]
+    if fits:
+        return _BY_PREFIX[max(fits, key=len)]
+    for part in reversed(written.split("/")):
+        fits = [prefix for prefix in _BY_MODEL if part.startswith(prefix)]
+        if fits:
+            return _BY_MODEL[max(fits, key=len)]
+    return None
+
+
+def size_of_path(path: str, kind: str) -> int | None:
+    """Number of tokens of a public tokenizer of the type `kind` with a file at `path`; None for other paths."""
+    pattern, size = _PATHS.get(kind, (None, 0))
+    return size if pattern is not None and pattern.search(path.lower()) else None

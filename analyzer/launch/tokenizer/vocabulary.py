@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError
 from analyzer.launch.derive.reading import integer, option, positive, since, text
-from analyzer.launch.tokenizer.known_tokenizers import GPT2, LLAMA_2, TIKTOKEN_DEFAULT, known_size
+from analyzer.launch.tokenizer.known_tokenizers import TIKTOKEN_DEFAULT, known_size, size_of_path
 from analyzer.launch.tokenizer.tokenizer_files import count_hugging_face, count_vocabulary_json, read_sentencepieces, read_words
+from analyzer.specs.model import AssumedVocabulary
 from analyzer.units import round_up
 
 if TYPE_CHECKING:
@@ -27,20 +28,29 @@ _UNREADABLE: Final = (OSError, ValueError, KeyError, TypeError, IndexError)
 """Exceptions of the functions that read tokenizer files, for a file of another format."""
 
 
+ASSUMED_SIZE: Final = 128_000
+"""Tokens that are assumed if the size is unknown; about that of the tokenizers of Llama 3, Mistral and DeepSeek-V3."""
+OTHER_SIZES: Final = (32_000, 256_000)
+"""Sizes of small and large tokenizers, such as those of Llama 2 and Gemma. The report says what they would change."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
     """Number of tokens, and number of embedding rows over all tensor-parallel ranks."""
 
     size: int
     padded: int
+    assumed: AssumedVocabulary | None = None
+    """Set if the size is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Count:
-    """Number of tokens of a tokenizer, and the assumption it is based on."""
+    """Number of tokens of a tokenizer, and the assumption it is based on; without `size` it is unknown."""
 
-    size: int
+    size: int | None
     assumption: str | None = None
+    """The assumption, or the reason that the size is unknown."""
 
 
 def pad_vocabulary(size: int, *, divisible_by: int, tensor: int) -> int:
@@ -49,7 +59,10 @@ def pad_vocabulary(size: int, *, divisible_by: int, tensor: int) -> int:
 
 
 def read_vocabulary(launch: LaunchInput, *, tensor: int) -> Vocabulary:
-    """The vocabulary of a launch. Raises InputError if its size is unknown or cannot be split over tensor-parallel ranks."""
+    """The vocabulary of a launch. If its size is unknown, `ASSUMED_SIZE` tokens are assumed.
+
+    Raises InputError if it cannot be split over tensor-parallel ranks, and with --info-strict if its size is unknown.
+    """
     arguments = launch.arguments
     given = positive(arguments, "padded_vocab_size")
     try:
@@ -57,23 +70,43 @@ def read_vocabulary(launch: LaunchInput, *, tensor: int) -> Vocabulary:
     except InputError:
         if given is None:
             raise
-        count = _Count(
-            size=given, assumption="The tokenizer was not found: its number of tokens is assumed to be --padded-vocab-size."
-        )
+        count = _Count(size=None)
+    if given is not None:
+        if count.size is None:
+            launch.assume("The tokenizer was not found: its number of tokens is assumed to be --padded-vocab-size.")
+        elif count.assumption is not None:
+            launch.assume(count.assumption)
+        return Vocabulary(size=min(count.size or given, given), padded=given)
+    if count.size is None:
+        return _assumed(launch, count.assumption or "", tensor=tensor)
     if count.assumption is not None:
         launch.assume(count.assumption)
-    if given is not None:
-        return Vocabulary(size=min(count.size, given), padded=given)
-    if arguments.get("pad_vocab_size") is False:
-        if count.size % tensor:
-            raise InputError(
-                option(arguments, "pad_vocab_size"),
-                f"{count.size} tokens cannot be split over {tensor} tensor-parallel ranks",
-                "leave it out",
-            )
-        return Vocabulary(size=count.size, padded=count.size)
-    divisible_by = positive(arguments, "make_vocab_size_divisible_by") or 128
-    return Vocabulary(size=count.size, padded=pad_vocabulary(count.size, divisible_by=divisible_by, tensor=tensor))
+    return Vocabulary(size=count.size, padded=_padded(arguments, count.size, tensor=tensor))
+
+
+def _assumed(launch: LaunchInput, why: str, *, tensor: int) -> Vocabulary:
+    """The vocabulary of unknown size. Raises InputError with --info-strict."""
+    arguments = launch.arguments
+    if launch.strict:
+        named = option(arguments, "tokenizer_type")
+        raise InputError(named, f"the number of tokens is unknown: {why}", "add --vocab-size N, or --padded-vocab-size N")
+    others = tuple((size, _padded(arguments, size, tensor=tensor)) for size in OTHER_SIZES)
+    padded = _padded(arguments, ASSUMED_SIZE, tensor=tensor)
+    return Vocabulary(size=ASSUMED_SIZE, padded=padded, assumed=AssumedVocabulary(reason=why, others=others))
+
+
+def _padded(arguments: Arguments, size: int, *, tensor: int) -> int:
+    """The embedding rows for `size` tokens. Raises InputError if they cannot be split over tensor-parallel ranks."""
+    if arguments.get("pad_vocab_size") is not False:
+        divisible_by = positive(arguments, "make_vocab_size_divisible_by") or 128
+        return pad_vocabulary(size, divisible_by=divisible_by, tensor=tensor)
+    if size % tensor:
+        raise InputError(
+            option(arguments, "pad_vocab_size"),
+            f"{size} tokens cannot be split over {tensor} tensor-parallel ranks",
+            "leave it out",
+        )
+    return size
 
 
 def _count(arguments: Arguments, *, environ: Mapping[str, str], folder: Path) -> _Count:
@@ -86,11 +119,10 @@ def _count(arguments: Arguments, *, environ: Mapping[str, str], folder: Path) ->
     if kind in ("HuggingFaceTokenizer", "SFTTokenizer"):
         return _count_named(arguments, kind, environ=environ, folder=folder)
     if kind == "GPT2BPETokenizer":
-        return _count_file(arguments, kind, dest="vocab_file", folder=folder, count=count_vocabulary_json, known=GPT2)
+        return _count_file(arguments, kind, dest="vocab_file", folder=folder, count=count_vocabulary_json)
     if kind in ("Llama2Tokenizer", "GPTSentencePieceTokenizer"):
-        known = LLAMA_2 if kind == "Llama2Tokenizer" else None
         return _count_file(
-            arguments, kind, dest="tokenizer_model", folder=folder, count=lambda path: len(read_sentencepieces(path)), known=known
+            arguments, kind, dest="tokenizer_model", folder=folder, count=lambda path: len(read_sentencepieces(path))
         )
     if kind == "SentencePieceTokenizer":
         extra = integer(arguments, "vocab_extra_ids") or 0
@@ -107,7 +139,10 @@ def _count(arguments: Arguments, *, environ: Mapping[str, str], folder: Path) ->
         return _count_file(
             arguments, kind, dest="vocab_file", folder=folder, count=lambda path: len(read_words(path) | {"[BOS]", "[EOS]"}) + extra
         )
-    return _count_given(arguments, kind, "cannot be read by this program")
+    name = arguments.get("tokenizer_model")
+    if name is not None and arguments.get("vocab_size") is None:
+        return _count_named(arguments, kind, environ=environ, folder=folder)
+    return _count_given(arguments, f"{kind} cannot be read by this program")
 
 
 def _count_null(arguments: Arguments, kind: str) -> _Count:
@@ -118,31 +153,26 @@ def _count_null(arguments: Arguments, kind: str) -> _Count:
     return _Count(size=size if kind == "NullTokenizer" and since(arguments, "0.18") else size + 1)
 
 
-def _count_given(arguments: Arguments, kind: str, why: str) -> _Count:
-    """`--vocab-size`, if the tokenizer cannot be read. Raises InputError without it."""
+def _count_given(arguments: Arguments, why: str) -> _Count:
+    """`--vocab-size`, if the tokenizer cannot be read for the reason `why`; without it the size is unknown."""
     size = positive(arguments, "vocab_size")
     if size is None:
-        raise InputError(
-            option(arguments, "tokenizer_type"),
-            f"the number of tokens is unknown: {kind} {why}",
-            "add --vocab-size N, or --padded-vocab-size N",
-        )
-    return _Count(size=size, assumption=f"{size} tokens are assumed, from --vocab-size: {kind} {why}.")
+        return _Count(size=None, assumption=why)
+    return _Count(size=size, assumption=f"{size} tokens are assumed, from --vocab-size: {why}.")
 
 
-def _count_file(
-    arguments: Arguments, kind: str, *, dest: str, folder: Path, count: Callable[[Path], int], known: int | None = None
-) -> _Count:
-    """Number of tokens in the file of `dest`; if it does not exist, `--vocab-size` or `known`, the usual size."""
+def _count_file(arguments: Arguments, kind: str, *, dest: str, folder: Path, count: Callable[[Path], int]) -> _Count:
+    """Number of tokens in the file of `dest`; if it does not exist, `--vocab-size`, or the size of a tokenizer with this path."""
     named = option(arguments, dest)
     value = arguments.get(dest)
     path = None if value is None else folder / str(value)
     if path is not None and path.is_file():
         return _Count(size=_counted(path, named, count))
     missing = f"{named} is not given" if path is None else f"{value} was not found"
+    known = None if path is None else size_of_path(str(value), kind)
     if known is not None and arguments.get("vocab_size") is None:
         return _Count(size=known, assumption=f"The usual {known} tokens are assumed for {kind}: {missing}.")
-    return _count_given(arguments, kind, f"was not found ({missing})")
+    return _count_given(arguments, missing)
 
 
 def _counted(path: Path, named: str, count: Callable[[Path], int]) -> int:
@@ -178,7 +208,7 @@ def _count_named(arguments: Arguments, kind: str, *, environ: Mapping[str, str],
     value = arguments.get("tokenizer_model")
     named = option(arguments, "tokenizer_model")
     if value is None:
-        return _count_given(arguments, kind, f"needs {named}")
+        return _count_given(arguments, f"{kind} needs {named}")
     name = str(value)
     place = folder / name if (folder / name).exists() else _cached(name, environ=environ)
     if place is not None:
@@ -195,7 +225,7 @@ def _count_named(arguments: Arguments, kind: str, *, environ: Mapping[str, str],
             size=known,
             assumption=f"The published {known} tokens are assumed for {name}: its files were not found.",
         )
-    return _count_given(arguments, kind, f"was not found ({name} is neither a local tokenizer nor a name with a known size)")
+    return _count_given(arguments, f"{name} is neither a local tokenizer nor a name with a known size")
 
 
 def _cached(name: str, *, environ: Mapping[str, str]) -> Path | None:

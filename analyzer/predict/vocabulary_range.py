@@ -1,0 +1,52 @@
+"""The effect of an unknown vocabulary size on the memory of each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from analyzer.memory.ranks import tensor_classes
+from analyzer.memory.stages import analysed_stages
+from analyzer.memory.verdict import highest
+from analyzer.results import RankClass
+from analyzer.specs import TrainingJob
+from analyzer.specs.model import AssumedVocabulary
+from analyzer.units import format_bytes
+
+
+def widen(job: TrainingJob, assumed: AssumedVocabulary, ranks: Sequence[RankClass]) -> tuple[tuple[RankClass, ...], str]:
+    """`ranks` with a `device_range_bytes` that covers the other vocabulary sizes, and a sentence for the start of the report."""
+    others = [tensor_classes(changed, analysed_stages(changed)) for changed in _with_other_sizes(job, assumed)]
+    own = tensor_classes(job, analysed_stages(job))
+    widened = tuple(_covering(rank, [rank, *(each for ranks in others for each in ranks)]) for rank in ranks)
+    return widened, _sentence(job, assumed, [_device_bytes(each) - _device_bytes(own) for each in others])
+
+
+def _with_other_sizes(job: TrainingJob, assumed: AssumedVocabulary) -> list[TrainingJob]:
+    return [
+        replace(job, model=replace(job.model, vocab_size=size, padded_vocab_size=padded), assumed_vocabulary=None)
+        for size, padded in assumed.others
+    ]
+
+
+def _device_bytes(ranks: Sequence[RankClass]) -> int:
+    """Device memory of the highest-memory rank."""
+    return highest(ranks).memory.device_bytes
+
+
+def _covering(rank: RankClass, others: Sequence[RankClass]) -> RankClass:
+    """`rank` with a range that covers the ranges of all rank classes of its pipeline stage."""
+    ranges = [each.memory.device_range_bytes for each in others if each.pipeline_rank == rank.pipeline_rank]
+    covered = (min(least for least, _ in ranges), max(most for _, most in ranges))
+    return replace(rank, memory=replace(rank.memory, device_range_bytes=covered))
+
+
+def _sentence(job: TrainingJob, assumed: AssumedVocabulary, differences: Sequence[int]) -> str:
+    changes = [
+        f"{format_bytes(abs(difference))} {'more' if difference >= 0 else 'less'} with {size:,}"
+        for (size, _), difference in zip(assumed.others, differences, strict=True)
+    ]
+    return (
+        f"The vocabulary size is not known ({assumed.reason}): {job.model.vocab_size:,} tokens are assumed. "
+        f"The highest-memory rank would need {' and '.join(changes)}. Give it with --vocab-size."
+    )
