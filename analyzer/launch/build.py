@@ -24,6 +24,7 @@ from analyzer.launch.derive.parallel import parallel_spec
 from analyzer.launch.derive.precision import precision_spec
 from analyzer.launch.derive.reading import refuse, since
 from analyzer.launch.derive.recompute import recompute_spec
+from analyzer.launch.derive.smallest_world import smallest_world
 from analyzer.launch.derive.training_flags import training_flags
 from analyzer.launch.tokenizer.vocabulary import read_vocabulary
 from analyzer.specs import HardwareSpec, ModelSpec, MoeSpec, ParallelSpec, PrecisionSpec, RecomputeSpec, TrainingJob
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 def build(
     arguments: Arguments,
-    world: World,
+    world: World | None,
     *,
     environ: Mapping[str, str],
     gpu: HardwareSpec,
@@ -49,12 +50,16 @@ def build(
 ) -> TrainingJob:
     """The training job of a launch, with everything that Megatron's `validate_args` and configs derive and check.
 
-    `environ` is the environment and `folder` the working folder of the launch. `moe_imbalance`: tokens of the experts of the
+    `environ` is the environment and `folder` the working folder of the launch. Without `world` the smallest number of GPUs is used
+    that the layout allows. `moe_imbalance`: tokens of the experts of the
     highest-memory rank over the mean. With `strict` an unknown vocabulary size is an error. Raises InputError for what Megatron
     refuses, UnsupportedError for what is not modelled.
     """
     launch = LaunchInput(arguments=arguments, environ=environ, folder=folder, gpu=gpu, strict=strict)
-    launch.assume(*arguments.assumptions, *world.assumptions)
+    launch.assume(*arguments.assumptions)
+    if world is None:
+        world = smallest_world(launch)
+    launch.assume(*world.assumptions)
     launch.state_unknown(*arguments.unknown)
     refuse_unmodelled(arguments)
     shape = decoder_shape(launch)

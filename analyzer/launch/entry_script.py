@@ -1,41 +1,105 @@
-"""The training script, which is between torchrun's options and Megatron's."""
+"""The training script, which is between torchrun's options and Megatron's: whether it trains a GPT.
+
+Any script is assumed to train a GPT, unless its name or its options show another model.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from analyzer.errors import UnsupportedError
 
-GPT_SCRIPTS: Final = frozenset({"pretrain_gpt"})
-OTHER_MODELS: Final = {
-    "pretrain_bert": "BERT",
-    "pretrain_t5": "T5",
-    "pretrain_ict": "the ICT retriever",
-    "pretrain_biencoder": "a biencoder",
-    "pretrain_retro": "RETRO",
-    "pretrain_mamba": "Mamba",
-    "pretrain_hybrid": "a Mamba hybrid",
-    "pretrain_vlm": "a vision-language model",
-    "pretrain_vision_classify": "a vision transformer",
-    "pretrain_vision_inpaint": "a vision transformer",
-    "pretrain_vision_dino": "a vision transformer",
-    "pretrain_multimodal": "a multimodal model",
-    "train_rl": "reinforcement learning",
-    "train_mimo": "a multimodal model",
+GPT_SCRIPT: Final = "pretrain_gpt"
+OTHER_MODELS: Final[dict[str, str]] = {
+    "bert": "BERT",
+    "t5": "T5",
+    "ict": "the ICT retriever",
+    "biencoder": "a biencoder",
+    "realm": "a retriever",
+    "orqa": "a retriever",
+    "retro": "RETRO",
+    "mamba": "Mamba",
+    "hybrid": "a Mamba hybrid",
+    "zamba": "a Mamba hybrid",
+    "vlm": "a vision-language model",
+    "vl": "a vision-language model",
+    "llava": "a vision-language model",
+    "clip": "a vision-language model",
+    "multimodal": "a multimodal model",
+    "mimo": "a multimodal model",
+    "omni": "a multimodal model",
+    "vision": "a vision transformer",
+    "vit": "a vision transformer",
+    "dit": "a diffusion transformer",
+    "flux": "a diffusion transformer",
+    "rl": "reinforcement learning",
 }
-"""The models of Megatron-LM's other training scripts."""
+"""Words in names of scripts, and the models that they stand for."""
+GENERIC_NAMES: Final = frozenset({"train", "pretrain", "finetune", "main", "run"})
+"""Names of scripts that say nothing about the model. Their folder may."""
+_VISION: Final = "a vision-language model"
+OTHER_OPTIONS: Final[dict[str, str]] = {
+    "--freeze-LM": _VISION,
+    "--freeze-ViT": _VISION,
+    "--language-model-type": _VISION,
+    "--vision-model-type": _VISION,
+    "--disable-vision-class-token": _VISION,
+    "--allow-missing-vision-projection-checkpoint": _VISION,
+    "--vision-pretraining": "a vision transformer",
+    "--vision-backbone-type": "a vision transformer",
+    "--num-classes": "a vision transformer",
+    "--bert-no-binary-head": "BERT",
+    "--titles-data-path": "the ICT retriever",
+    "--biencoder-projection-dim": "a biencoder",
+    "--biencoder-shared-query-context-model": "a biencoder",
+    "--mask-prob": "BERT or T5",
+    "--short-seq-prob": "BERT or T5",
+    "--decoder-seq-length": "T5",
+    "--decoder-num-layers": "T5",
+    "--retro-add-retriever": "RETRO",
+    "--hybrid-layer-pattern": "a Mamba hybrid",
+    "--hybrid-override-pattern": "a Mamba hybrid",
+    "--is-hybrid-model": "a Mamba hybrid",
+}
+"""Options that only scripts of other models use."""
+_OTHER_PROVIDERS: Final = re.compile(r"llava|vlm|mimo|mamba|hybrid|bert|t5", re.IGNORECASE)
+_REMEDY: Final = "use pretrain_gpt.py"
 
 
-def check_entry(entry: str, *, module: bool) -> str | None:
-    """The assumption about the script `entry`; None for Megatron's own GPT script.
+def check_entry(entry: str, *, module: bool, options: Mapping[str, Sequence[str]]) -> str | None:
+    """The statement about the script `entry` for the report; None for Megatron's own GPT script.
 
-    `module`: it is given as a module (`-m`). Raises UnsupportedError for scripts that train other models.
+    `module`: it is given as a module (`-m`). `options`: the flags of the command line with their values. Raises UnsupportedError
+    for a script that trains another model.
     """
-    name = entry.rsplit(".", 1)[-1] if module else entry.replace("\\", "/").rsplit("/", 1)[-1].removesuffix(".py")
-    if name in GPT_SCRIPTS:
+    path = entry.replace(".", "/") if module else entry.replace("\\", "/").removesuffix(".py")
+    folder, _, name = path.rpartition("/")
+    if name == GPT_SCRIPT:
         return None
-    if name in OTHER_MODELS:
-        raise UnsupportedError(entry, f"trains {OTHER_MODELS[name]}, and only GPT is modelled", "use pretrain_gpt.py")
-    if name.startswith("pretrain_") and "gpt" not in name:
-        raise UnsupportedError(entry, "is not a known GPT training script, and only GPT is modelled", "use pretrain_gpt.py")
-    return f"{entry} is assumed to build its GPT model as Megatron's pretrain_gpt.py does."
+    model = _model_of_name(name, folder) or _model_of_options(options)
+    if model is not None:
+        raise UnsupportedError(entry, f"trains {model}, and only GPT is modelled", _REMEDY)
+    return f"{entry} is not a script of Megatron-LM: it is assumed to train a GPT as pretrain_gpt.py does."
+
+
+def _model_of_name(name: str, folder: str) -> str | None:
+    """The other model that the name of the script stands for, or that of its folder if the name is a generic one."""
+    words = re.split(r"[^a-z0-9]+", name.lower())
+    if words[0] in GENERIC_NAMES and len(words) == 1:
+        words = re.split(r"[^a-z0-9]+", folder.rpartition("/")[2].lower())
+    if "gpt" in words:
+        return None
+    return next((OTHER_MODELS[word] for word in words if word in OTHER_MODELS), None)
+
+
+def _model_of_options(options: Mapping[str, Sequence[str]]) -> str | None:
+    provider = " ".join(options.get("--model-provider", ()))
+    if _OTHER_PROVIDERS.search(provider):
+        return f"a model of the provider {provider}"
+    if any("mamba" in value for value in options.get("--spec", ())):
+        return "Mamba"
+    if any(value.startswith("BertWordPiece") for value in options.get("--tokenizer-type", ())):
+        return "BERT"
+    return next((model for flag, model in OTHER_OPTIONS.items() if flag in options), None)

@@ -2,49 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from analyzer.errors import InputError
 from analyzer.launch.arguments import Arguments
-from analyzer.launch.argv_parser import is_option, read_words
-from analyzer.launch.coverage.legacy_options import UNRECOGNISED, refuse_retired
+from analyzer.launch.argv_parser import Reading, is_option, operands_of, read_words
 from analyzer.launch.entry_script import check_entry
 from analyzer.launch.info_options import PREFIX, InfoOptions, read_info_options, takes_value
 from analyzer.launch.launchers.torchrun import World, read_world
+from analyzer.launch.megatron_words import MegatronWords, megatron_words, with_fork_values
 from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.launch.options.choose_release import chosen_table, read_with_catalogue
-from analyzer.launch.options.option_table import Option
-from analyzer.launch.split_argv import split_argv
+from analyzer.launch.split_argv import SplitArgv, split_argv
+
+if TYPE_CHECKING:
+    from analyzer.launch.options.catalogue import Catalogue
+    from analyzer.launch.options.option_table import Option, OptionTable
 
 
-def parse(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> tuple[Arguments, World, InfoOptions]:
+def parse(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> tuple[Arguments, World | None, InfoOptions]:
     """Parses `argv`, the words after the program's name.
 
     `environ` is the environment and `folder` the working folder of the launch. Raises InputError for what torchrun or
-    Megatron refuses, UnsupportedError for what is not modelled.
+    Megatron refuses, UnsupportedError for what is not modelled. The world is None if nothing gives the number of GPUs.
     """
     catalogue = load_catalogue()
     words = split_argv(argv, catalogue.newest)
     info = read_info_options(words.info)
     table, notes = chosen_table(info.megatron, catalogue, environ, folder, entry=words.entry)
+    known: Mapping[str, Option] = catalogue.newest
     if table is not None:
-        known: Mapping[str, Option] = {**catalogue.newest, **table.options}
+        known = {**catalogue.newest, **table.options}
         words = split_argv(argv, known)
-    assumptions = list(notes)
-    if words.entry is not None:
-        module = any(dest == "module" for dest, _, _ in words.torchrun)
-        assumed = check_entry(words.entry, module=module)
-        assumptions += [assumed] if assumed else []
     world = read_world(words.torchrun, environ)
-    if table is not None:
-        _check_flags(words.megatron, table.options)
-        reading = read_words(words.megatron, table)
-    else:
-        _check_flags(words.megatron, catalogue.masks)
-        table, reading, note = read_with_catalogue(words.megatron, catalogue)
-        assumptions.append(note)
+    size = None if world is None else world.size
+    own = megatron_words(words.megatron, table, catalogue, world=size, strict=info.strict)
+    entry = _about_entry(words, known)
+    if world is None and own.world is not None:
+        world = World.of(own.world)
+    try:
+        table, reading, chosen = _read(own, table, catalogue)
+    except InputError:
+        accepted = with_fork_values(own.words, known)
+        if accepted is None:
+            raise
+        own = replace(accepted, notes=(*own.notes, *accepted.notes), statements=(*own.statements, *accepted.statements))
+        table, reading, chosen = _read(own, table, catalogue)
     arguments = Arguments(
         values=MappingProxyType({**table.defaults, **reading.values}),
         given=frozenset(reading.values),
@@ -52,13 +59,38 @@ def parse(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> t
         release=table.release,
         source=table.source,
         entry=words.entry,
-        assumptions=tuple(assumptions),
+        assumptions=(*notes, *chosen, *own.notes),
+        unknown=(*entry, *own.statements),
     )
     if arguments.get("use_checkpoint_args"):
         from analyzer.launch.options.checkpoint_args import with_checkpoint_args
 
         arguments = with_checkpoint_args(arguments, folder)
     return arguments, world, info
+
+
+def _read(own: MegatronWords, table: OptionTable | None, catalogue: Catalogue) -> tuple[OptionTable, Reading, tuple[str, ...]]:
+    """The parsed words, and the assumption about the release if it is chosen from the catalogue."""
+    if table is not None:
+        return table, read_words(own.words, table), ()
+    table, reading, note = read_with_catalogue(own.words, catalogue, fork=own.fork)
+    return table, reading, (note,)
+
+
+def _about_entry(words: SplitArgv, known: Mapping[str, Option]) -> tuple[str, ...]:
+    """The statement about the training script, if there is one. Raises UnsupportedError for a script of another model."""
+    if words.entry is None:
+        return ()
+    options: dict[str, list[str]] = {}
+    for position, word in enumerate(words.megatron):
+        flag, equals, attached = word.partition("=")
+        if is_option(word):
+            following = (
+                operands_of(known[flag], words.megatron[position + 1 :]) if flag in known else words.megatron[position + 1 :][:1]
+            )
+            options[flag] = [attached] if equals else list(following)
+    stated = check_entry(words.entry, module=any(dest == "module" for dest, _, _ in words.torchrun), options=options)
+    return () if stated is None else (stated,)
 
 
 def words_of_launch(argv: Sequence[str], *, recorded: Sequence[str]) -> list[str]:
@@ -83,26 +115,3 @@ def _without_info_options(argv: Sequence[str]) -> list[str]:
         elif takes_value(flag) and not equals:
             next(words, None)
     return kept
-
-
-def _check_flags(words: Sequence[str], known: Collection[str]) -> None:
-    """Raises InputError for a flag that is not in `known`, or that Megatron parses and then refuses."""
-    for word in words:
-        flag = word.partition("=")[0]
-        if not is_option(word):
-            continue
-        if flag in known:
-            refuse_retired(flag)
-        else:
-            raise _unknown(flag, known)
-
-
-def _unknown(flag: str, known: Collection[str]) -> InputError:
-    """The error for a flag that no parser has."""
-    if flag in UNRECOGNISED:
-        return InputError(flag, "Megatron-LM no longer has this option", UNRECOGNISED[flag])
-    from difflib import get_close_matches
-
-    near = get_close_matches(flag, known, n=1, cutoff=0.75)
-    remedy = f"did you mean {near[0]}?" if near else "remove it, or give the checkout that has it with --info-megatron"
-    return InputError(flag, "is not an option of torchrun or Megatron-LM", remedy)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from analyzer.errors import InputError, UnsupportedError
+from analyzer.errors import InputError
 from analyzer.launch.build import build
 from analyzer.launch.parse import parse
 from analyzer.specs import HardwareSpec, TrainingJob
@@ -90,8 +90,9 @@ def test_code_of_2023() -> None:
     assert (job.model.implementation, job.model.attention_backend) == ("legacy", "flash")
     assert job.model.apply_query_key_layer_scaling
     assert job.precision.gradients == "fp32"
-    with pytest.raises(UnsupportedError, match=r"^--transformer-impl"):
-        job_of("--transformer-impl transformer_engine", release="2023")
+    engine = job_of("--transformer-impl transformer_engine", release="2023")
+    assert engine.model.implementation == "transformer_engine"
+    assert engine.warnings[0].startswith("--transformer-impl transformer_engine: legacy models")
 
 
 def test_the_2023_code_reduces_sizes_to_the_world() -> None:
@@ -102,8 +103,9 @@ def test_the_2023_code_reduces_sizes_to_the_world() -> None:
 
 def test_legacy_models() -> None:
     assert job_of("--use-legacy-models --transformer-impl local").model.implementation == "legacy"
-    with pytest.raises(UnsupportedError, match=r"^--use-legacy-models"):
-        job_of("--use-legacy-models")
+    job = job_of("--use-legacy-models")
+    assert job.model.implementation == "transformer_engine"
+    assert job.warnings[0].startswith("--transformer-impl transformer_engine: legacy models")
 
 
 def test_nan_check_is_off_under_dynamic_loss_scaling() -> None:

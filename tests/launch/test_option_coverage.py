@@ -113,8 +113,7 @@ def test_modelled_options_are_read() -> None:
     [
         ("--is-hybrid-model", "--is-hybrid-model"),
         ("--position-embedding-type mrope", "--position-embedding-type mrope"),
-        ("--spec local", "--spec"),
-        ("--sft", "--sft"),
+        ("--perform-rl-step", "--perform-rl-step"),
         ("--skip-train", "--skip-train"),
         ("--transformer-impl inference_optimized", "--transformer-impl"),
     ],

@@ -14,7 +14,9 @@ from analyzer.launch.parse import parse
 
 
 def world(*argv: str, **environ: str) -> World:
-    return parse(argv, environ=environ, folder=Path("/nowhere"))[1]
+    found = parse(argv, environ=environ, folder=Path("/nowhere"))[1]
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize(

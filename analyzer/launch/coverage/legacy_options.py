@@ -37,7 +37,9 @@ UNRECOGNISED: Final[dict[str, str]] = {
 
 
 def refuse_retired(flag: str) -> None:
-    """Raises InputError for an option that Megatron parses and then refuses, UnsupportedError for `--yaml-cfg`."""
+    """Raises InputError for an option that Megatron no longer accepts, UnsupportedError for `--yaml-cfg`."""
+    if flag in UNRECOGNISED:
+        raise InputError(flag, "Megatron-LM no longer has this option", UNRECOGNISED[flag])
     if flag in RETIRED:
         raise InputError(flag, *RETIRED[flag])
     if flag == "--yaml-cfg":

@@ -39,7 +39,6 @@ REFUSED: Final[dict[str, tuple[str, str]]] = {
     "hybrid_override_pattern": ("Mamba hybrids are not modelled", _DENSE),
     "hybrid_attention_ratio": ("Mamba hybrids are not modelled", _DENSE),
     "hybrid_mlp_ratio": ("Mamba hybrids are not modelled", _DENSE),
-    "spec": ("custom layer specifications are not modelled", _WITHOUT),
     "retro_add_retriever": ("RETRO is not modelled", _DENSE),
     "retro_project_dir": ("RETRO is not modelled", _DENSE),
     "vision_pretraining": ("vision models are not modelled", _DENSE),
@@ -53,7 +52,6 @@ REFUSED: Final[dict[str, tuple[str, str]]] = {
     "mtp_detach_heads": ("MTP heads that are detached from the decoder are not modelled", _WITHOUT),
     "linear_attention_freq": ("linear attention is not modelled", _WITHOUT),
     "attention_output_gate": ("gated attention is not modelled", _WITHOUT),
-    "qk_l2_norm": ("the L2 norm of queries and keys is not modelled", _WITHOUT),
     "qk_clip": ("clipping of attention logits is not modelled", _WITHOUT),
     "use_kitchen_attention": ("Kitchen attention is not modelled", _WITHOUT),
     "hybrid_context_parallel": ("context parallelism per sample is not modelled", _WITHOUT),
@@ -86,8 +84,6 @@ REFUSED: Final[dict[str, tuple[str, str]]] = {
     "expert_tensor_parallel_num_weight_shards": ("weights sharded beyond tensor parallelism are not modelled", _WITHOUT),
     "optimizer": ("this optimizer is not modelled", "use --optimizer adam, sgd, lion or muon"),
     "freeze_all_layers": ("a frozen model is not modelled", _WITHOUT),
-    "DDP_impl": ("torch DistributedDataParallel is not modelled", "use --DDP-impl local"),
-    "use_contiguous_buffers_in_local_ddp": ("gradients outside contiguous buffers are not modelled", _WITHOUT),
     # offloading, graphs, overlap
     "optimizer_cuda_graph": ("a CUDA graph of the optimizer step is not modelled", _WITHOUT),
     "moe_paged_stash": ("paging of expert activations is not modelled", _WITHOUT),
@@ -95,8 +91,6 @@ REFUSED: Final[dict[str, tuple[str, str]]] = {
     # other kinds of training
     "skip_train": ("training is skipped", _WITHOUT),
     "perform_rl_step": ("reinforcement learning is not modelled", _WITHOUT),
-    "sft": ("packed sequences are not modelled", _WITHOUT),
-    "dataloader_inter_document_masking": ("packed sequences are not modelled", _WITHOUT),
     "logits_save_dir": ("distillation is not modelled", _WITHOUT),
     "logits_load_dir": ("distillation is not modelled", _WITHOUT),
 }
@@ -107,6 +101,12 @@ _UNEQUAL_LAYERS: Final = (
 )
 
 ASSUMED: Final[dict[str, str]] = {
+    "spec": "layers are those of the other options; what the specification changes is not counted",
+    "qk_l2_norm": "the copies of normalized queries and keys are not counted, so the prediction is too low",
+    "DDP_impl": "gradients are counted in Megatron's contiguous buffers, so the prediction may be slightly too high or too low",
+    "use_contiguous_buffers_in_local_ddp": "gradients are counted in contiguous buffers, so their rounding may differ",
+    "sft": "unpacked sequences of the full length are counted, so the prediction is slightly too low",
+    "dataloader_inter_document_masking": "unpacked sequences are counted, so the prediction is slightly too low",
     "use_transformer_engine_op_fuser": "operations are counted as if it were not set, so the prediction may be too high or too low",
     "tp_comm_overlap": "gathered tensors are counted in addition to its buffers, so the prediction is slightly too high",
     "nccl_ub": "rounding in the memory pool of buffers registered with NCCL is not counted, so the prediction is too low",

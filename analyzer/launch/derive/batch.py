@@ -36,6 +36,7 @@ def batch_spec(launch: LaunchInput, *, parallel: ParallelSpec, seq_length: int) 
             f"--global-batch-size is not given, and one microbatch is too few for virtual stages: {sizes[0]} is assumed, the "
             "smallest size that the schedule runs with."
         )
+    sizes = _after_rampup(launch, sizes, micro=micro, data=data)
     for size in sizes:
         _check_divisible(arguments, size=size, micro=micro, data=data)
     _check_evaluation(arguments, full=sizes[-1], micro=micro, data=data)
@@ -93,6 +94,22 @@ def _rampup_sizes(named: str, rampup: object, *, full: int) -> list[int]:
             named, f"from {start} to {full} is not a multiple of {increment}", f"use an increment that divides {full - start}"
         )
     return [start, start + increment, full]
+
+
+def _after_rampup(launch: LaunchInput, sizes: list[int], *, micro: int, data: int) -> list[int]:
+    """`sizes`, or only the full size if the others cannot be split over the replicas and the training continues from a checkpoint.
+
+    Megatron checks the size of the iterations that it runs (`RampupBatchsizeNumMicroBatchesCalculator.update`), so after the
+    ramp-up the number of replicas may be larger.
+    """
+    arguments = launch.arguments
+    *earlier, full = sizes
+    split = micro * data
+    if arguments.get("rampup_batch_size") and arguments.get("load") and any(size % split for size in earlier) and full % split == 0:
+        named = option(arguments, "rampup_batch_size")
+        launch.assume(f"The ramp-up of {named} is assumed to be over: its sizes cannot be split over {data} data-parallel ranks.")
+        return [full]
+    return sizes
 
 
 def _scheduled_sizes(arguments: Arguments, schedule: str) -> list[int]:

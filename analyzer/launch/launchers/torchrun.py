@@ -21,6 +21,12 @@ class World:
     assumptions: tuple[str, ...] = ()
     """Assumptions about sizes that torchrun's options do not give, one sentence each."""
 
+    @classmethod
+    def of(cls, size: int) -> World:
+        """A world of `size` ranks, with eight GPUs per node or fewer."""
+        gpus_per_node = math.gcd(size, USUAL_GPUS_PER_NODE)
+        return cls(size // gpus_per_node, gpus_per_node)
+
     @property
     def size(self) -> int:
         """Total number of ranks."""

@@ -16,6 +16,8 @@ from analyzer.launch.options.option_table import Option, OptionTable, make_table
 
 PREFERRED: Final = "0.16.1"
 """The release that the formulas are based on."""
+OLDEST: Final = "2023"
+"""The code of August 2023, also used for older code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +32,12 @@ class Catalogue:
     newest: Mapping[str, Option]
     """By flag: its newest variant."""
 
-    def releases_with(self, flags: Iterable[str]) -> list[str]:
-        """The releases that have all `flags`, nearest to the preferred one first; of two equally near ones the newer first."""
+    def releases_with(self, flags: Iterable[str], *, near: str = PREFERRED) -> list[str]:
+        """The releases that have all `flags`, nearest to the release `near` first; of two equally near ones the newer first."""
         mask = (1 << len(self.releases)) - 1
         for flag in flags:
             mask &= self.masks[flag]
-        preferred = self.releases.index(PREFERRED)
+        preferred = self.releases.index(near)
         known = [index for index in range(len(self.releases)) if mask >> index & 1]
         return [self.releases[index] for index in sorted(known, key=lambda index: (abs(index - preferred), -index))]
 

@@ -69,7 +69,8 @@ def known_size(name: str) -> int | None:
     if fits:
         return _BY_PREFIX[max(fits, key=len)]
     for part in reversed(written.split("/")):
-        fits = [prefix for prefix in _BY_MODEL if part.startswith(prefix)]
+        starts = {0, *(found.end() for found in re.finditer(r"[-_.]", part))}
+        fits = [prefix for prefix in _BY_MODEL for start in starts if part.startswith(prefix, start)]
         if fits:
             return _BY_MODEL[max(fits, key=len)]
     return None

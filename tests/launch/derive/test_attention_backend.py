@@ -56,6 +56,16 @@ def test_context_parallelism_has_no_unfused_attention() -> None:
         job_of("--attention-backend unfused --context-parallel-size 2")
 
 
+def test_flash_attention_of_two_head_sizes_needs_version_3_on_hopper() -> None:
+    """Transformer Engine: flash-attn 2 does not support multi-latent attention, flash-attn 3 does."""
+    line = "--multi-latent-attention --qk-head-dim 128 --qk-pos-emb-head-dim 64 --v-head-dim 128 --attention-backend flash"
+    job = job_of(line)
+    assert job.model.attention_backend == "flash"
+    assert any("flash-attn 3 installed" in each for each in job.assumptions)
+    with pytest.raises(InputError, match="no flash attention for heads of 192 and 128"):
+        job_of(line, gpu=AMPERE)
+
+
 def test_the_environment_must_not_contradict_the_option() -> None:
     with pytest.raises(InputError, match=r"^--attention-backend: fused needs NVTE_FLASH_ATTN=0, and the environment has 1"):
         job_of("--attention-backend fused", environ={"NVTE_FLASH_ATTN": "1"})

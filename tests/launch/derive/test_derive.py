@@ -305,6 +305,15 @@ def test_default_batch_is_one_microbatch() -> None:
     assert (batch.global_batch_size, batch.microbatches) == (4, 1)
 
 
+def test_a_rampup_that_is_over_needs_no_divisible_sizes() -> None:
+    line = "--rampup-batch-size 4 4 1000 --global-batch-size 64 --train-samples 5000"
+    job = job_of(line + " --load /checkpoints", gpus=8)
+    assert (job.batch.microbatches, job.batch.first_microbatches) == (8, 8)
+    assert any("assumed to be over" in each for each in job.assumptions)
+    with pytest.raises(InputError, match=r"^--rampup-batch-size: a batch of 4 cannot be split"):
+        job_of(line, gpus=8)
+
+
 def test_rampup() -> None:
     line = "--rampup-batch-size 16 16 1000 --global-batch-size 64 --train-samples 5000"
     batch = job_of(line).batch

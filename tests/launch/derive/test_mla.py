@@ -95,7 +95,7 @@ def test_kernels_for_heads_of_two_sizes(gpu: HardwareSpec, head_dim: int, value_
 
 def test_a_kernel_without_support_is_refused() -> None:
     with pytest.raises(InputError, match=r"no flash attention for heads of 192 and 128, 16-bit; use --attention-backend fused"):
-        job_of(MLA + "--attention-backend flash")
+        job_of(MLA + "--attention-backend flash", gpu=BLACKWELL)
 
 
 def test_attention_parameters_of_deepseek_and_kimi() -> None:

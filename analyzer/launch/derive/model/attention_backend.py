@@ -86,6 +86,8 @@ def choose_backend(
     """
     capability = gpu.compute_capability or HOPPER
     candidates = [kernel for kernel in _supported(needs, capability) if kernel not in off]
+    if backend == "flash" and _flash_3_supports(needs, capability):
+        candidates.append("flash")
     allowed = [b for b in candidates if backend in ("auto", b)]
     if not allowed:
         raise InputError(
@@ -99,7 +101,9 @@ def choose_backend(
         f"a GPU of compute capability {capability[0]}.{capability[1]}" if gpu.compute_capability else "a Hopper GPU (none is given)"
     )
     sentence = f"Transformer Engine 2.11 would run {picked} attention on {where}"
-    if picked == "flash":
+    if picked == "flash" and _two_sizes(needs):
+        sentence += ", with flash-attn 3 installed; without it the training does not start"
+    elif picked == "flash":
         sentence += ", with flash-attn 2 installed; without it the peak may be higher"
     if needs.sinks and picked == "fused":
         sentence += ", with cuDNN 9.13.1 or later for the sinks; without it the score matrices exist and the peak is higher"
@@ -151,6 +155,13 @@ def _flash_supports(needs: AttentionNeeds, capability: tuple[int, int]) -> bool:
         and needs.head_dim % 8 == 0
         and needs.head_dim <= widest
     )
+
+
+def _flash_3_supports(needs: AttentionNeeds, capability: tuple[int, int]) -> bool:
+    """Whether flash-attn 3, which runs on Hopper only, supports queries and values of the two sizes of multi-latent attention."""
+    largest = max(needs.head_dim, needs.value_head_dim or 0)
+    plain = not (needs.max_logit or needs.sinks or needs.deterministic)
+    return _two_sizes(needs) and plain and needs.half_precision and capability == HOPPER and largest <= 256
 
 
 def _fused_supports(needs: AttentionNeeds, capability: tuple[int, int]) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, TypedDict, cast
 
-from analyzer.errors import InputError, UnsupportedError
+from analyzer.errors import InputError
 from analyzer.launch.derive.model.attention_backend import AttentionNeeds, check_switches, choose_backend, switched_off
 from analyzer.launch.derive.model.mla import mla_spec
 from analyzer.launch.derive.model.window import read_window, softmax_type
@@ -32,7 +32,7 @@ def model_spec(
 ) -> ModelSpec:
     """The model without experts and MTP layers. Raises InputError for options that contradict each other."""
     arguments, environ = launch.arguments, launch.environ
-    implementation = _implementation(arguments)
+    implementation = _implementation(launch)
     mla = mla_spec(arguments, parallel=parallel)
     position = _position(arguments)
     activation = _activation(arguments)
@@ -148,16 +148,19 @@ def _is_off(arguments: Arguments, dest: str) -> bool:
     return arguments.get(dest) is False
 
 
-def _implementation(arguments: Arguments) -> Implementation:
+def _implementation(launch: LaunchInput) -> Implementation:
     """Layers of Transformer Engine, of Megatron core (local), or of the code before core (legacy)."""
+    arguments = launch.arguments
     written = text(arguments, "transformer_impl", "transformer_engine")
     if arguments.release == RELEASE_2023 or switched_on(arguments, "use_legacy_models"):
-        if written == "transformer_engine":
-            named = option(arguments, "transformer_impl" if arguments.release == RELEASE_2023 else "use_legacy_models")
-            raise UnsupportedError(
-                named, "legacy models with layers of Transformer Engine are not modelled", "use --transformer-impl local"
-            )
-        return "legacy"
+        if written != "transformer_engine":
+            return "legacy"
+        named = option(arguments, "transformer_impl")
+        launch.warn(
+            f"{named} transformer_engine: legacy models with layers of Transformer Engine are counted as models of Megatron core, "
+            "so the prediction may be too high or too low."
+        )
+        return "transformer_engine"
     return "local" if written == "local" else "transformer_engine"
 
 

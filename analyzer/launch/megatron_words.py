@@ -1,0 +1,181 @@
+"""Megatron's part of a command line in terms of Megatron-LM's own options.
+
+Options of known forks are translated. Misspelled options are errors. Any other unknown option is left out, with a statement for the
+report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from analyzer.errors import InputError
+from analyzer.launch.argv_parser import is_option, operands_of
+from analyzer.launch.coverage.legacy_options import RETIRED, UNRECOGNISED, refuse_retired
+from analyzer.launch.options.catalogue import OLDEST
+
+if TYPE_CHECKING:
+    from analyzer.launch.forks.fork_table import ForkOption, ForkTable
+    from analyzer.launch.forks.guess import ForkGuess
+    from analyzer.launch.options.catalogue import Catalogue
+    from analyzer.launch.options.option_table import Option, OptionTable
+
+
+@dataclass(frozen=True, slots=True)
+class MegatronWords:
+    """The words that Megatron's parser reads, and what was changed."""
+
+    words: tuple[str, ...]
+    fork: ForkGuess | None = None
+    """The fork of the launch; None if no options of a fork are given."""
+    notes: tuple[str, ...] = ()
+    """Assumptions about translated options, one sentence each."""
+    statements: tuple[str, ...] = ()
+    """About options that are not counted, one sentence each."""
+    world: int | None = None
+    """Number of GPUs, if options of the fork give it."""
+
+
+def megatron_words(
+    words: Sequence[str], table: OptionTable | None, catalogue: Catalogue, *, world: int | None, strict: bool
+) -> MegatronWords:
+    """Translates options of forks in `words`, and separates unknown ones.
+
+    `table`: the options of the checkout or release of the launch, None if the release is to be chosen from the catalogue. `world`:
+    number of GPUs, if it is known. Raises
+    InputError for misspelled options, for options that only other releases than `table` have, and with `strict` for unknown
+    options.
+    """
+    flags = tuple(dict.fromkeys(word.partition("=")[0] for word in words if is_option(word)))
+    foreign = [flag for flag in flags if flag not in catalogue.masks]
+    retired = [flag for flag in flags if flag in RETIRED]
+    if foreign or retired:
+        return _translated(words, flags, table, catalogue, world=world, strict=strict)
+    for flag in flags:
+        refuse_retired(flag)
+    if table is not None:
+        _refuse_missing(flags, table, catalogue)
+    return MegatronWords(tuple(words))
+
+
+def _translated(
+    words: Sequence[str],
+    flags: Sequence[str],
+    table: OptionTable | None,
+    catalogue: Catalogue,
+    *,
+    world: int | None,
+    strict: bool,
+) -> MegatronWords:
+    from analyzer.launch.forks.fork_table import load_fork_options
+    from analyzer.launch.forks.guess import guess_fork
+    from analyzer.launch.forks.translate import translate, world_of
+    from analyzer.launch.unknown_options import not_counted, refuse_misspelled, sort_words
+
+    forks = load_fork_options()
+    own = {**catalogue.newest, **(table.options if table is not None else {})}
+    found = _of_forks(flags, forks, own, catalogue, of_checkout=table is not None)
+    old = table.release == OLDEST if table is not None else _is_old(flags, found, catalogue)
+    for flag in flags:
+        if old and (flag in RETIRED or flag in UNRECOGNISED) and flag in forks.options:
+            found[flag] = forks.options[flag]
+        else:
+            refuse_retired(flag)
+    sorted_words = sort_words(words, {flag: option for flag, option in own.items() if flag not in found}, counts=_counts(found))
+    given = {flag: values for flag, values in sorted_words.unknown.items() if flag in found}
+    unknown = [flag for flag in sorted_words.unknown if flag not in found]
+    refuse_misspelled(unknown, (*own, *forks.options), strict=strict)
+    if table is not None:
+        _refuse_missing([flag for flag in flags if flag not in found and flag not in unknown], table, catalogue)
+    others = _values_by_flag(sorted_words.known, own)
+    translation = translate(given, others, world=world)
+    guess = guess_fork(given)
+    kept = _without(sorted_words.known, translation.dropped, own)
+    return MegatronWords(
+        (*kept, *translation.words),
+        fork=guess,
+        notes=translation.notes,
+        statements=(*translation.warnings, *not_counted(unknown, own)),
+        world=world_of(given),
+    )
+
+
+def with_fork_values(words: Sequence[str], known: Mapping[str, Option]) -> MegatronWords | None:
+    """`words` with values that only forks accept in Megatron's terms; None if there are no such values."""
+    from analyzer.launch.forks.translate import has_fork_value, translate
+
+    others = _values_by_flag(words, known)
+    if not has_fork_value(others):
+        return None
+    translation = translate({}, others)
+    kept = _without(words, translation.dropped, known)
+    return MegatronWords((*kept, *translation.words), notes=translation.notes, statements=translation.warnings)
+
+
+def _of_forks(
+    flags: Sequence[str], forks: ForkTable, own: Mapping[str, Option], catalogue: Catalogue, *, of_checkout: bool
+) -> dict[str, ForkOption]:
+    """The options of forks among `flags`, which no release of Megatron-LM has.
+
+    Megatron's options with underscores instead of dashes are those of a fork if all options are written so; otherwise they are
+    misspelled. A checkout's own options that no fork in the table has are left to its parser.
+    """
+    dashed = any("-" in flag.lstrip("-") for flag in flags if flag in catalogue.masks)
+    found: dict[str, ForkOption] = {}
+    for flag in flags:
+        if flag in catalogue.masks:
+            continue
+        option = forks.find(flag, own)
+        spelled = flag not in forks.options and "_" in flag
+        if option is not None and not (spelled and dashed) and not (of_checkout and flag in own and flag not in forks.options):
+            found[flag] = option
+    return found
+
+
+def _is_old(flags: Sequence[str], found: Mapping[str, ForkOption], catalogue: Catalogue) -> bool:
+    """Whether the code of 2023 or forks of it have all `flags`."""
+    known = [flag for flag in flags if flag not in found and flag in catalogue.masks]
+    return OLDEST in catalogue.releases_with(known)
+
+
+def _counts(found: Mapping[str, ForkOption]) -> dict[str, int]:
+    """The largest number of values of the options of forks that take a fixed number."""
+    return {
+        flag: option.nargs if isinstance(option.nargs, int) else 1
+        for flag, option in found.items()
+        if option.nargs not in ("*", "+")
+    }
+
+
+def _values_by_flag(words: Sequence[str], known: Mapping[str, Option]) -> dict[str, tuple[str, ...]]:
+    values: dict[str, tuple[str, ...]] = {}
+    for position, word in enumerate(words):
+        flag, equals, attached = word.partition("=")
+        if is_option(word) and flag in known:
+            values[flag] = (attached,) if equals else tuple(operands_of(known[flag], words[position + 1 :]))
+    return values
+
+
+def _without(words: Sequence[str], dropped: Sequence[str], known: Mapping[str, Option]) -> tuple[str, ...]:
+    """`words` without the options `dropped` and their values."""
+    if not dropped:
+        return tuple(words)
+    from analyzer.launch.unknown_options import sort_words
+
+    return sort_words(words, {flag: option for flag, option in known.items() if flag not in dropped}, counts={}).known
+
+
+def _refuse_missing(flags: Sequence[str], table: OptionTable, catalogue: Catalogue) -> None:
+    """Raises InputError for options that other releases have and `table` has not."""
+    missing = [flag for flag in flags if flag not in table.options and flag in catalogue.masks]
+    if not missing:
+        return
+    releases = catalogue.releases_with(missing)
+    remedy = (
+        f"name a release that has {'it' if len(missing) == 1 else 'them'} with --info-megatron {releases[0]}"
+        if releases
+        else ("leave --info-megatron out to use the options of all releases")
+    )
+    fault = f"{'is not an option' if len(missing) == 1 else 'are not options'} of the {table.source}"
+    raise InputError(", ".join(missing), fault, remedy)

@@ -1,0 +1,90 @@
+"""Options that no known Megatron-LM has: misspelled ones are errors, others are not counted, and the report says so."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from analyzer.errors import InputError
+from analyzer.launch.argv_parser import is_option, operands_of
+from analyzer.launch.options.option_table import Option
+from analyzer.launch.spelling import is_misspelling, nearest
+
+
+@dataclass(frozen=True, slots=True)
+class SortedWords:
+    """The words of Megatron's part of a command line."""
+
+    known: tuple[str, ...]
+    """The options that the parser has, with their values, and words that belong to no option."""
+    unknown: Mapping[str, tuple[str, ...]]
+    """The other options, with the words that follow them."""
+
+
+def sort_words(words: Sequence[str], known: Mapping[str, Option], *, counts: Mapping[str, int]) -> SortedWords:
+    """Separates the options that are in `known` from the others.
+
+    An option that is not known takes the words up to the next option; at most as many as `counts` says for its flag.
+    """
+    kept: list[str] = []
+    unknown: dict[str, tuple[str, ...]] = {}
+    position = 0
+    while position < len(words):
+        word = words[position]
+        flag, equals, attached = word.partition("=")
+        position += 1
+        if not is_option(word):
+            kept.append(word)
+        elif flag in known:
+            taken = [] if equals else operands_of(known[flag], words[position:])
+            kept += [word, *taken]
+            position += len(taken)
+        else:
+            values = [attached] if equals else _values(words[position:], counts.get(flag))
+            unknown[flag] = (*unknown.get(flag, ()), *values)
+            position += 0 if equals else len(values)
+    return SortedWords(tuple(kept), unknown)
+
+
+def _values(following: Sequence[str], most: int | None) -> list[str]:
+    values: list[str] = []
+    for word in following[:most]:
+        if is_option(word):
+            break
+        values.append(word)
+    return values
+
+
+def refuse_misspelled(flags: Collection[str], known: Collection[str], *, strict: bool) -> None:
+    """Raises InputError if some of `flags`, which no parser has, are misspelled; with `strict`, if there are any.
+
+    Names all of them.
+    """
+    meant = {flag: _meant(flag, known) for flag in flags}
+    misspelled = [flag for flag in flags if meant[flag] is not None]
+    named = list(flags) if strict else misspelled
+    if not named:
+        return
+    plural = len(named) > 1
+    fault = f"{'are not options' if plural else 'is not an option'} of torchrun or Megatron-LM"
+    remedies = []
+    if misspelled:
+        remedies.append(f"did you mean {' and '.join(str(meant[flag]) for flag in misspelled)}?")
+    if len(misspelled) < len(named):
+        what = "their memory" if len(named) - len(misspelled) > 1 else "its memory"
+        remedies.append(f"leave out --info-strict to analyse the launch without {what}, or give the checkout with --info-megatron")
+    raise InputError(", ".join(named), fault, " ".join(remedies))
+
+
+def _meant(flag: str, known: Collection[str]) -> str | None:
+    return next((each for each in known if abs(len(each) - len(flag)) <= 1 and is_misspelling(flag, each)), None)
+
+
+def not_counted(flags: Collection[str], known: Collection[str]) -> tuple[str, ...]:
+    """One sentence for each option that is neither known nor misspelled."""
+    sentences = []
+    for flag in flags:
+        similar = nearest(flag, known, cutoff=0.8)
+        hint = f" The most similar option is {similar}." if similar else ""
+        sentences.append(f"{flag} is not known and not counted: its effect on memory and communication is unknown.{hint}")
+    return tuple(sentences)
