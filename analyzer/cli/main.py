@@ -34,6 +34,10 @@ def _run(argv: list[str]) -> int:
             print(usage(), file=stream)
         return FITS
     environ, folder = dict(os.environ), Path.cwd()
+    if "--info-print-options" in argv:
+        from analyzer.cli.print_options import print_options
+
+        return print_options(argv, environ=environ, folder=folder)
     trace = value_of("--info-check", argv)
     if trace is not None:
         from analyzer.cli.check import check_trace

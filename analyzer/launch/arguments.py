@@ -27,6 +27,9 @@ class Arguments:
     unknown: tuple[str, ...] = ()
     """What the launch does not say or this program does not know, one sentence each. The report begins with them."""
 
+    words: tuple[str, ...] = ()
+    """Megatron's part of the command line, those of the model of --info-model first."""
+
     def get(self, dest: str, default: object = None) -> object:
         """The value of `dest`; `default` if the release has no such option."""
         return self.values.get(dest, default)

@@ -10,6 +10,7 @@ from analyzer.errors import InputError
 from analyzer.launch.info_values import choice, flag, integer, number_from, several, share, size, word
 
 PREFIX: Final = "--info-"
+MODEL: Final = "--info-model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,9 @@ class InfoOptions:
     world_size: int | None = None
     """Number of GPUs; None for what the launcher gives."""
     gpus_per_node: int | None = None
+    model: str | None = None
+    """The name of a published model, or the path of its config.json."""
+    print_options: bool = False
     strict: bool = False
     """Unknown options and an unknown vocabulary size are errors."""
 
@@ -84,6 +88,8 @@ OPTIONS: Final[dict[str, InfoOption]] = {
     "megatron": InfoOption("VERSION", "Megatron-LM checkout, or a release such as 0.16.1 or 2023", word),
     "world_size": InfoOption("N", "number of GPUs (default: what the launcher or the environment gives)", integer(1)),
     "gpus_per_node": InfoOption("N", "GPUs per node, with --info-world-size (default: 8 or fewer)", integer(1)),
+    "model": InfoOption("NAME|FILE", "model by its Hugging Face name, such as meta-llama/Llama-3.1-70B, or config.json", word),
+    "print_options": InfoOption("", "print the options of Megatron-LM, with those of --info-model, and stop", flag),
     "strict": InfoOption("", "unknown options and an unknown vocabulary size are errors", flag),
 }
 """By field of `InfoOptions`."""

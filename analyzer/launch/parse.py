@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -12,10 +13,10 @@ from analyzer.errors import InputError
 from analyzer.launch.arguments import Arguments
 from analyzer.launch.argv_parser import Reading, is_option, operands_of, read_words
 from analyzer.launch.entry_script import check_entry
-from analyzer.launch.info_options import PREFIX, InfoOptions, read_info_options, takes_value
+from analyzer.launch.info_options import MODEL, PREFIX, InfoOptions, read_info_options, takes_value
 from analyzer.launch.launchers.torchrun import World, read_world
 from analyzer.launch.megatron_words import MegatronWords, megatron_words, with_fork_values
-from analyzer.launch.options.catalogue import load_catalogue
+from analyzer.launch.options.catalogue import PREFERRED, load_catalogue
 from analyzer.launch.options.choose_release import chosen_table, read_with_catalogue
 from analyzer.launch.split_argv import SplitArgv, split_argv
 
@@ -44,23 +45,25 @@ def parse(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> t
     entry = _about_entry(words, known)
     if world is None and own.world is not None:
         world = World.of(own.world)
+    sources = _Sources(table, catalogue, info.model, script=words.entry is not None, folder=folder)
     try:
-        table, reading, chosen = _read(own, table, catalogue)
+        parsed = _read(own, sources)
     except InputError:
         accepted = with_fork_values(own.words, known)
         if accepted is None:
             raise
         own = replace(accepted, notes=(*own.notes, *accepted.notes), statements=(*own.statements, *accepted.statements))
-        table, reading, chosen = _read(own, table, catalogue)
+        parsed = _read(own, sources)
     arguments = Arguments(
-        values=MappingProxyType({**table.defaults, **reading.values}),
-        given=frozenset(reading.values),
-        spelled=MappingProxyType(reading.spelled),
-        release=table.release,
-        source=table.source,
+        values=MappingProxyType({**parsed.table.defaults, **parsed.reading.values}),
+        given=frozenset(parsed.reading.values),
+        spelled=MappingProxyType(parsed.reading.spelled),
+        release=parsed.table.release,
+        source=parsed.table.source,
         entry=words.entry,
-        assumptions=(*notes, *chosen, *own.notes),
+        assumptions=(*notes, *parsed.notes, *own.notes),
         unknown=(*entry, *own.statements),
+        words=parsed.words,
     )
     if arguments.get("use_checkpoint_args"):
         from analyzer.launch.options.checkpoint_args import with_checkpoint_args
@@ -69,12 +72,58 @@ def parse(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> t
     return arguments, world, info
 
 
-def _read(own: MegatronWords, table: OptionTable | None, catalogue: Catalogue) -> tuple[OptionTable, Reading, tuple[str, ...]]:
-    """The parsed words, and the assumption about the release if it is chosen from the catalogue."""
+@dataclass(frozen=True)
+class _Sources:
+    """Where options and model of a launch come from."""
+
+    table: OptionTable | None
+    catalogue: Catalogue
+    model: str | None
+    script: bool
+    folder: Path
+
+
+@dataclass(frozen=True)
+class _Parsed:
+    """Megatron's words, the table that they were read with, and assumptions about both."""
+
+    table: OptionTable
+    reading: Reading
+    words: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def _read(own: MegatronWords, sources: _Sources) -> _Parsed:
+    """Parses the words, preceded by those of the model that --info-model names."""
+    table = sources.table
+    words, described = _with_model(own.words, table, sources, release=table.release if table is not None else PREFERRED)
     if table is not None:
-        return table, read_words(own.words, table), ()
-    table, reading, note = read_with_catalogue(own.words, catalogue, fork=own.fork)
-    return table, reading, (note,)
+        return _Parsed(table, read_words(words, table), words, described)
+    chosen, reading, note = read_with_catalogue(words, sources.catalogue, fork=own.fork)
+    if sources.model is not None and chosen.release != PREFERRED:
+        words, _ = _with_model(own.words, chosen, sources, release=chosen.release)
+        reading = read_words(words, chosen)
+    return _Parsed(chosen, reading, words, (*described, note))
+
+
+def _with_model(
+    words: tuple[str, ...], table: OptionTable | None, sources: _Sources, *, release: str
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Megatron's words, preceded by those of the model that --info-model names, and the assumptions about it.
+
+    Raises InputError if the model needs an option that `table` does not have.
+    """
+    if sources.model is None:
+        return words, ()
+    from analyzer.launch.model_config.launch_words import with_model  # imported for such launches only, for a short start-up
+
+    found = with_model(sources.model, words, script=sources.script, release=release, folder=sources.folder)
+    added = found.words[: len(found.words) - len(words)]
+    missing = [word for word in added if table is not None and is_option(word) and word not in table.options]
+    if missing:
+        fault = f"the model needs {missing[0]}, which Megatron-LM {release} does not have"
+        raise InputError(MODEL, fault, "use a later release, such as --info-megatron " + PREFERRED)
+    return found.words, found.notes
 
 
 def _about_entry(words: SplitArgv, known: Mapping[str, Option]) -> tuple[str, ...]:
@@ -99,19 +148,21 @@ def words_of_launch(argv: Sequence[str], *, recorded: Sequence[str]) -> list[str
     `recorded` starts with the program's name.
     """
     words = split_argv(argv, load_catalogue().newest)
-    if words.megatron or words.torchrun or words.entry is not None:
+    if words.megatron or words.torchrun or words.entry is not None or any(name == MODEL for name, _ in words.info):
         return list(argv)
     return [*_without_info_options(recorded[1:]), *argv]
 
 
 def _without_info_options(argv: Sequence[str]) -> list[str]:
-    """The words without the --info options and their values."""
+    """The words without the --info options and their values, except for the one that gives the model."""
     kept: list[str] = []
     words = iter(argv)
     for word in words:
         flag, equals, _ = word.partition("=")
         if not flag.startswith(PREFIX):
             kept.append(word)
+        elif flag == MODEL:
+            kept += [word] if equals else [word, *islice(words, 1)]
         elif takes_value(flag) and not equals:
             next(words, None)
     return kept

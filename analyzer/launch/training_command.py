@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from analyzer.errors import InputError
+from analyzer.launch.info_options import MODEL
 from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.launch.split_argv import split_argv
 
@@ -21,6 +22,12 @@ def training_command(argv: Sequence[str], *, folder: Path) -> list[str]:
     The script is the one in `argv`, or else pretrain_gpt.py in `folder`. Raises InputError if it does not exist.
     """
     words = split_argv(argv, load_catalogue().newest)
+    if any(name == MODEL for name, _ in words.info):
+        raise InputError(
+            "--info-launch",
+            f"the training script does not have {MODEL}",
+            "write the options that --info-print-options prints in the launch",
+        )
     module = any(dest == "module" for dest, _, _ in words.torchrun)
     script = words.entry or DEFAULT_SCRIPT
     if not module and not (folder / script).exists():

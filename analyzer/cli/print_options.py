@@ -1,0 +1,49 @@
+"""`--info-print-options`: Megatron's options of a launch, quoted for a shell."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from analyzer.cli.output import standard_output
+from analyzer.errors import FITS
+from analyzer.launch.argv_parser import is_option
+from analyzer.launch.parse import parse
+
+WIDTH: Final = 100
+"""Columns of a line, unless a single option is longer."""
+
+
+def print_options(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> int:
+    """Prints Megatron's options, those of --info-model first, and returns the exit status. Raises AnalyzerError.
+
+    An option that is given several times is printed once, with the value that counts. Assumptions go to standard error.
+    """
+    arguments, _, _ = parse(argv, environ=environ, folder=folder)
+    with standard_output() as stream:
+        for line in lines_of(arguments.words):
+            print(line, file=stream)
+    for sentence in arguments.assumptions:
+        print(sentence, file=sys.stderr)
+    return FITS
+
+
+def lines_of(words: Sequence[str]) -> list[str]:
+    """The options in lines, without those that a later option of the same name replaces."""
+    options: list[list[str]] = []
+    for word in words:
+        if is_option(word) or not options:
+            options.append([])
+        options[-1].append(word)
+    last = {option[0].partition("=")[0]: position for position, option in enumerate(options)}
+    lines: list[str] = []
+    for position in sorted(last.values()):
+        text = shlex.join(options[position])
+        if lines and len(lines[-1]) + 1 + len(text) <= WIDTH:
+            lines[-1] += f" {text}"
+        else:
+            lines.append(text)
+    return lines

@@ -1,0 +1,158 @@
+"""Megatron's options that several model families share, each derived from fields of a Hugging Face configuration.
+
+Defaults are those of the configuration classes of transformers 5.23.0 (src/transformers/models/*/configuration_*.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Final, Literal
+
+from analyzer.launch.model_config.configuration import Configuration
+
+Option = tuple[str, ...]
+"""An option of Megatron-LM and its values."""
+ROPE_BASE: Final = 10000
+
+
+@dataclass(frozen=True, kw_only=True)
+class MegatronModel:
+    """A model as options of Megatron-LM."""
+
+    options: tuple[Option, ...]
+    vocabulary: int
+    """Rows of the embedding, without padding."""
+    positions: int
+    """Longest sequence that the model was made for."""
+    position_rows: int | None = None
+    """Rows of the learned position embedding; None for other kinds of positions."""
+    notes: tuple[str, ...] = ()
+    """Differences between the model and its options, one sentence each."""
+
+    def noting(self, *sentences: str) -> MegatronModel:
+        """The model with further notes."""
+        return replace(self, notes=(*self.notes, *sentences))
+
+
+def rotary_model(config: Configuration, *options: Iterable[Option], notes: Iterable[str] = ()) -> MegatronModel:
+    """A model with rotary positions. Fields: vocab_size, max_position_embeddings (2048 if it is missing)."""
+    return MegatronModel(
+        options=tuple(option for group in options for option in group),
+        vocabulary=config.integer("vocab_size"),
+        positions=config.integer("max_position_embeddings", 2048),
+        notes=(*notes, *_rope_notes(config)),
+    )
+
+
+def sizes(config: Configuration, *, groups: int | None = None, ffn: int | None = None) -> list[Option]:
+    """Layers, widths and heads. `groups` replaces num_key_value_heads, `ffn` replaces intermediate_size."""
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    groups = config.integer("num_key_value_heads", heads) if groups is None else groups
+    options: list[Option] = [
+        ("--num-layers", str(config.integer("num_hidden_layers"))),
+        ("--hidden-size", str(hidden)),
+        ("--ffn-hidden-size", str(config.integer("intermediate_size") if ffn is None else ffn)),
+        ("--num-attention-heads", str(heads)),
+    ]
+    if groups != heads:
+        options += [("--group-query-attention",), ("--num-query-groups", str(groups))]
+    head = config.optional("head_dim")
+    if head is not None and head * heads != hidden:
+        options.append(("--kv-channels", str(head)))
+    return options
+
+
+def rope(config: Configuration, *, share: float = 1.0, base: str = "rope_theta") -> list[Option]:
+    """Rotary positions. `share`: default of the rotated share of a head; `base`: name of the field with the base."""
+    parameters = config.table("rope_parameters")
+    theta = config.number(base, _number(parameters.get("rope_theta"), ROPE_BASE))
+    share = config.number("partial_rotary_factor", _number(parameters.get("partial_rotary_factor"), share))
+    options: list[Option] = [("--position-embedding-type", "rope"), ("--rotary-base", str(int(theta)))]
+    if share != 1:
+        options.append(("--rotary-percent", f"{share:g}"))
+    kind, scaling = _rope_scaling(config)
+    if kind == "llama3":
+        options += [("--use-rope-scaling",), ("--rope-scaling-factor", f"{_number(scaling.get('factor'), 8.0):g}")]
+    return options
+
+
+def _number(value: object, default: float) -> float:
+    return float(value) if isinstance(value, int | float) else default
+
+
+def _rope_scaling(config: Configuration) -> tuple[str, dict[str, object]]:
+    """The kind of scaling, "default" without any, and its parameters (`rope_parameters` from transformers 5 on)."""
+    scaling = dict(config.table("rope_scaling") or config.table("rope_parameters"))
+    return str(scaling.get("rope_type") or scaling.get("type") or "default"), scaling
+
+
+def yarn_scaling(config: Configuration) -> dict[str, object] | None:
+    """The parameters of YaRN; None for other rotary positions."""
+    kind, scaling = _rope_scaling(config)
+    return scaling if kind == "yarn" else None
+
+
+def _rope_notes(config: Configuration) -> tuple[str, ...]:
+    kind, _ = _rope_scaling(config)
+    if kind in ("default", "llama3", "mrope") or config.get("kv_lora_rank") is not None:
+        return ()
+    return (f"{config.name}: its {kind} scaling of rotary positions is left out; the angles differ, the memory does not.",)
+
+
+def rms_norm(config: Configuration, *, key: str = "rms_norm_eps", default: float = 1e-6) -> list[Option]:
+    """RMSNorm with its epsilon."""
+    return [("--normalization", "RMSNorm"), ("--norm-epsilon", f"{config.number(key, default):g}")]
+
+
+def layer_norm(config: Configuration, *, key: str = "layer_norm_epsilon") -> list[Option]:
+    """LayerNorm with its epsilon."""
+    return [("--normalization", "LayerNorm"), ("--norm-epsilon", f"{config.number(key, 1e-5):g}")]
+
+
+def embeddings(config: Configuration, *, tied: bool) -> list[Option]:
+    """Whether embedding and output layer share their weight. `tied` is the default of the model class."""
+    return [] if config.flag("tie_word_embeddings", tied) else [("--untie-embeddings-and-output-weights",)]
+
+
+def dropout(*, attention: float, hidden: float) -> list[Option]:
+    """Probabilities of dropout in attention, and after it and the FFN."""
+    return [("--attention-dropout", f"{attention:g}"), ("--hidden-dropout", f"{hidden:g}")]
+
+
+def biases(config: Configuration, *, attention: Literal["none", "qkv", "all"], ffn: bool) -> tuple[list[Option], tuple[str, ...]]:
+    """Biases of the linear layers, and a note if Megatron cannot express them: its flag covers all but the q, k, v projection."""
+    if attention == "all" and ffn:
+        return [], ()
+    if ffn:
+        raise config.not_expressible("biases in its FFN and none in its attention")
+    if attention == "none":
+        return [("--disable-bias-linear",)], ()
+    options: list[Option] = [("--disable-bias-linear",), ("--add-qkv-bias",)]
+    if attention == "qkv":
+        return options, ()
+    missing = config.integer("num_hidden_layers") * config.integer("hidden_size")
+    note = f"{config.name} has a bias in the output projection of attention; its {missing:,} parameters are not counted."
+    return options, (note,)
+
+
+def window(config: Configuration, layers: tuple[bool, ...], *, size: int | None) -> list[Option]:
+    """Sliding windows of `size` tokens, which include the current one, in the `layers` that are True.
+
+    transformers: `sliding_window_overlay` (masking_utils.py) attends to positions above q - size.
+    """
+    longest = config.optional("max_position_embeddings")
+    if size is None or not any(layers) or (longest is not None and size >= longest):
+        return []
+    options: list[Option] = [("--window-size", f"{size - 1},0")]
+    if all(layers):
+        return options
+    every = next((n for n in range(2, len(layers) + 1) if layers == tuple(i % n != 0 for i in range(1, len(layers) + 1))), None)
+    return [*options, ("--window-attn-skip-freq", str(every) if every else pattern(layers))]
+
+
+def pattern(layers: Iterable[bool]) -> str:
+    """A layer pattern in Python's notation, such as ([0]*3+[1]*58)."""
+    runs = [(int(value), len(list(group))) for value, group in groupby(layers)]
+    return "(" + "+".join(f"[{value}]*{count}" for value, count in runs) + ")"

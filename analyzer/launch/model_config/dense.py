@@ -1,0 +1,177 @@
+"""Dense model families with rotary positions: from a Hugging Face configuration to options of Megatron-LM.
+
+Source of the fields and modules: src/transformers/models/*/modeling_*.py of transformers 5.23.0.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from analyzer.launch.model_config.common import (
+    MegatronModel,
+    biases,
+    dropout,
+    embeddings,
+    layer_norm,
+    rms_norm,
+    rope,
+    rotary_model,
+    sizes,
+    window,
+)
+from analyzer.launch.model_config.configuration import Configuration
+
+
+def llama(config: Configuration) -> MegatronModel:
+    """Llama 1 to 3.3, and models with the same class."""
+    linear, notes = biases(config, attention=_attention_biases(config), ffn=config.flag("mlp_bias", False))
+    return rotary_model(
+        config,
+        sizes(config),
+        [("--swiglu",)],
+        rms_norm(config),
+        rope(config),
+        linear,
+        embeddings(config, tied=False),
+        dropout(attention=config.number("attention_dropout", 0), hidden=0),
+        notes=notes,
+    )
+
+
+def _attention_biases(config: Configuration) -> Literal["none", "all"]:
+    return "all" if config.flag("attention_bias", False) else "none"
+
+
+def granite(config: Configuration) -> MegatronModel:
+    """Granite: Llama with multipliers of the embedding, the residual branches, attention and logits."""
+    return llama(config).noting(f"{config.name}: its multipliers are left out; they change values, not memory.")
+
+
+def mistral(config: Configuration) -> MegatronModel:
+    """Mistral: every layer has the sliding window, 4096 tokens if the field is missing."""
+    size = config.optional("sliding_window") if "sliding_window" in config.values else 4096
+    layers = (True,) * config.integer("num_hidden_layers")
+    return rotary_model(
+        config,
+        sizes(config, groups=config.integer("num_key_value_heads", 8)),
+        [("--swiglu",)],
+        rms_norm(config),
+        rope(config),
+        [("--disable-bias-linear",)],
+        embeddings(config, tied=False),
+        dropout(attention=config.number("attention_dropout", 0), hidden=0),
+        window(config, layers, size=size),
+    )
+
+
+def qwen2(config: Configuration) -> MegatronModel:
+    """Qwen 1.5, 2 and 2.5: biases of q, k, v alone. Layers from max_window_layers on have a window if it is switched on."""
+    return rotary_model(
+        config,
+        sizes(config),
+        [("--swiglu",)],
+        rms_norm(config),
+        rope(config),
+        [("--disable-bias-linear",), ("--add-qkv-bias",)],
+        embeddings(config, tied=False),
+        dropout(attention=config.number("attention_dropout", 0), hidden=0),
+        _qwen_window(config),
+    )
+
+
+def _qwen_window(config: Configuration) -> list[tuple[str, ...]]:
+    if not config.flag("use_sliding_window", False):
+        return []
+    count = config.integer("num_hidden_layers")
+    first = config.get("max_window_layers", 28)
+    layers = tuple(layer >= first for layer in range(count)) if isinstance(first, int) else (True,) * count
+    return window(config, layers, size=config.optional("sliding_window"))
+
+
+def qwen3(config: Configuration) -> MegatronModel:
+    """Qwen 3: norms of q and k in each head, no biases. The head size is 128 if the field is missing."""
+    linear, notes = biases(config, attention=_attention_biases(config), ffn=False)
+    return rotary_model(
+        config,
+        sizes(with_head_size(config, 128)),
+        [("--swiglu",), ("--qk-layernorm",)],
+        rms_norm(config),
+        rope(config),
+        linear,
+        embeddings(config, tied=False),
+        dropout(attention=config.number("attention_dropout", 0), hidden=0),
+        _qwen_window(config),
+        notes=notes,
+    )
+
+
+def with_head_size(config: Configuration, default: int) -> Configuration:
+    """The configuration with the head size that its class has if the field is missing."""
+    return Configuration({**config.values, "head_dim": config.integer("head_dim", default)}, config.name)
+
+
+def gemma(config: Configuration) -> MegatronModel:
+    """Gemma 1. The command line of Megatron-LM has no GELU gate; --quick-geglu has the same shapes."""
+    return rotary_model(
+        config,
+        sizes(with_head_size(config, 256)),
+        [("--quick-geglu",)],
+        rms_norm(config),
+        [("--apply-layernorm-1p",)],
+        rope(config),
+        [("--disable-bias-linear",)],
+        embeddings(config, tied=True),
+        dropout(attention=config.number("attention_dropout", 0), hidden=0),
+        notes=(
+            f"{config.name}: --quick-geglu stands for its gate with GELU, and its scaling of the embedding is left out; "
+            "the shapes are equal.",
+        ),
+    )
+
+
+def phi3(config: Configuration) -> MegatronModel:
+    """Phi 3 and 4: every layer has the sliding window."""
+    layers = (True,) * config.integer("num_hidden_layers")
+    return rotary_model(
+        config,
+        sizes(config),
+        [("--swiglu",)],
+        rms_norm(config, default=1e-5),
+        rope(config),
+        [("--disable-bias-linear",)],
+        embeddings(config, tied=False),
+        dropout(attention=config.number("attention_dropout", 0), hidden=config.number("resid_pdrop", 0)),
+        window(config, layers, size=config.optional("sliding_window")),
+    )
+
+
+def starcoder2(config: Configuration) -> MegatronModel:
+    """StarCoder2: LayerNorm, GELU and biases."""
+    layers = (True,) * config.integer("num_hidden_layers")
+    return rotary_model(
+        config,
+        sizes(config, groups=config.integer("num_key_value_heads", 2)),
+        layer_norm(config, key="norm_epsilon"),
+        rope(config),
+        [] if config.flag("use_bias", True) else [("--disable-bias-linear",)],
+        embeddings(config, tied=True),
+        dropout(attention=config.number("attention_dropout", 0), hidden=config.number("residual_dropout", 0)),
+        window(config, layers, size=config.optional("sliding_window")),
+    )
+
+
+def nemotron(config: Configuration) -> MegatronModel:
+    """Nemotron-4 and Minitron: squared ReLU, and LayerNorm with a weight around zero."""
+    linear, notes = biases(config, attention=_attention_biases(config), ffn=config.flag("mlp_bias", False))
+    return rotary_model(
+        config,
+        sizes(config),
+        [("--squared-relu",)],
+        layer_norm(config, key="norm_eps"),
+        [("--apply-layernorm-1p",)],
+        rope(config, share=0.5),
+        linear,
+        embeddings(config, tied=False),
+        dropout(attention=config.number("attention_dropout", 0), hidden=0),
+        notes=notes,
+    )

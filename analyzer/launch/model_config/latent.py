@@ -1,0 +1,79 @@
+"""Families with multi-latent attention, DeepSeek-V2, DeepSeek-V3, Moonlight and Kimi K2: to options of Megatron-LM.
+
+Source of the fields and modules: src/transformers/models/deepseek_v2, deepseek_v3 of transformers 5.23.0.
+"""
+
+from __future__ import annotations
+
+from analyzer.launch.model_config.common import (
+    MegatronModel,
+    Option,
+    dropout,
+    embeddings,
+    rms_norm,
+    rope,
+    rotary_model,
+    sizes,
+    yarn_scaling,
+)
+from analyzer.launch.model_config.configuration import Configuration
+from analyzer.launch.model_config.experts import deepseek_experts, mtp_note, routing_groups, sigmoid_router
+
+
+def deepseek_v2(config: Configuration) -> MegatronModel:
+    """DeepSeek-V2 and V2-Lite: softmax scores."""
+    pre = [] if config.flag("norm_topk_prob", False) else [("--moe-router-pre-softmax",)]
+    return _deepseek(config, router=[*pre, *routing_groups(config)])
+
+
+def deepseek_v3(config: Configuration) -> MegatronModel:
+    """DeepSeek-V3, R1, Moonlight and Kimi K2: sigmoid scores with a correction bias."""
+    return _deepseek(config, router=sigmoid_router(config))
+
+
+def _deepseek(config: Configuration, *, router: list[Option]) -> MegatronModel:
+    if config.flag("attention_bias", False):
+        raise config.not_expressible("biases in its multi-latent attention")
+    plain = Configuration({**config.values, "head_dim": None}, config.name)
+    return rotary_model(
+        config,
+        sizes(plain, groups=config.integer("num_attention_heads")),
+        _latent_attention(config),
+        [("--swiglu",)],
+        rms_norm(config),
+        rope(config),
+        _scaling(config),
+        [("--disable-bias-linear",)],
+        embeddings(config, tied=False),
+        dropout(attention=config.number("attention_dropout", 0), hidden=0),
+        deepseek_experts(config).options(),
+        router,
+        notes=mtp_note(config),
+    )
+
+
+def _latent_attention(config: Configuration) -> list[Option]:
+    """Ranks and head sizes. The norms of the compressed queries, keys and values are --qk-layernorm."""
+    queries = config.optional("q_lora_rank")
+    return [
+        ("--multi-latent-attention",),
+        *([] if queries is None else [("--q-lora-rank", str(queries))]),
+        ("--kv-lora-rank", str(config.integer("kv_lora_rank"))),
+        ("--qk-head-dim", str(config.integer("qk_nope_head_dim"))),
+        ("--qk-pos-emb-head-dim", str(config.integer("qk_rope_head_dim"))),
+        ("--v-head-dim", str(config.integer("v_head_dim"))),
+        ("--qk-layernorm",),
+    ]
+
+
+def _scaling(config: Configuration) -> list[Option]:
+    """YaRN, or rotary positions without it, for which Megatron-LM has no fused kernel here."""
+    yarn = yarn_scaling(config)
+    if yarn is None:
+        return [("--rope-type", "rope"), ("--no-rope-fusion",)]
+    return [
+        ("--rope-type", "yarn"),
+        ("--rotary-scaling-factor", f"{yarn.get('factor', 40):g}"),
+        ("--mscale", f"{yarn.get('mscale', 1):g}"),
+        ("--mscale-all-dim", f"{yarn.get('mscale_all_dim', 0):g}"),
+    ]

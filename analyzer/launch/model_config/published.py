@@ -1,0 +1,76 @@
+"""Configurations by name: the catalogue of published models, or a config.json in a file or folder.
+
+The catalogue is published.json. Each entry has the fields of the model's config.json that its options depend on, other names
+of models with the same fields, and the source that the fields were taken from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from analyzer.errors import InputError
+from analyzer.launch.info_options import MODEL
+from analyzer.launch.model_config.configuration import Configuration
+
+CATALOGUE: Final = Path(__file__).with_name("published.json")
+FILE: Final = "config.json"
+
+
+def read_configuration(reference: str, *, folder: Path) -> Configuration:
+    """The configuration that `reference` names: the path of a config.json, of a folder that has one, or a published model.
+
+    Paths are relative to `folder`. Names are found in any case and without their organization. Raises InputError.
+    """
+    path = folder / reference
+    if path.is_dir() and (path / FILE).is_file():
+        path = path / FILE
+    if path.is_file():
+        return Configuration(_values(path), reference)
+    if path.is_dir():
+        raise InputError(MODEL, f"the folder {reference} has no {FILE}", f"give a folder or a file with the model's {FILE}")
+    if reference.endswith(".json"):
+        raise InputError(MODEL, f"{reference} was not found", "give the path of a config.json, or the name of a published model")
+    return _published(reference)
+
+
+def _values(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(MODEL, f"{path} cannot be read ({error.strerror})", "give a readable config.json") from None
+    except ValueError as error:
+        raise InputError(MODEL, f"{path} is not JSON ({str(error).splitlines()[0]})", "give the config.json of a model") from None
+    if not isinstance(values, dict):
+        raise InputError(MODEL, f"{path} is not a JSON object", "give the config.json of a model")
+    return values
+
+
+def _published(reference: str) -> Configuration:
+    wanted = reference.strip("/").lower()
+    names = dict(_names())
+    entry = names.get(wanted)
+    if entry is None:
+        raise _unknown(reference, names)
+    name, values = entry
+    return Configuration(values, name)
+
+
+def _names() -> Iterator[tuple[str, tuple[str, dict[str, Any]]]]:
+    """Every name in lower case, with and without its organization, and the entry it stands for."""
+    models = json.loads(CATALOGUE.read_text(encoding="utf-8"))["models"]
+    for name, entry in models.items():
+        for each in (name, *entry["aliases"]):
+            yield each.rpartition("/")[2].lower(), (each, entry["config"])
+            yield each.lower(), (each, entry["config"])
+
+
+def _unknown(reference: str, names: dict[str, tuple[str, dict[str, Any]]]) -> InputError:
+    from difflib import get_close_matches
+
+    near = get_close_matches(reference.lower(), names, n=3, cutoff=0.6)
+    similar = list(dict.fromkeys(names[each][0] for each in near))
+    remedy = "give the path of its config.json" + (f", or use {' or '.join(similar)}" if similar else "")
+    return InputError(MODEL, f"{reference!r} is neither a file nor a published model in the catalogue", remedy)

@@ -1,0 +1,75 @@
+"""`--info-print-options`."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from pathlib import Path
+
+import pytest
+
+from analyzer import analyze
+from analyzer.cli.main import main
+from analyzer.cli.print_options import WIDTH, lines_of
+from analyzer.results import Report
+
+MODELS = (
+    "meta-llama/Llama-3.2-1B",
+    "openai-community/gpt2",
+    "deepseek-ai/DeepSeek-V2-Lite",
+    "openai/gpt-oss-20b",
+    "google/gemma-2b",
+)
+
+
+def printed(line: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main([*line.split(), "--info-print-options"]) == 0
+    return capsys.readouterr().out
+
+
+def without_assumptions(report: Report) -> Report:
+    job = dataclasses.replace(report.job, assumptions=())
+    return dataclasses.replace(report, job=job, assumptions=())
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_printed_options_give_the_same_report(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    launch = "--nproc-per-node 8 --tensor-model-parallel-size 2 --sequence-parallel --seq-length 1024"
+    text = printed(f"{launch} --info-model {model}", capsys)
+    assert max(map(len, text.splitlines())) <= WIDTH
+    given = analyze(f"{launch} --info-model {model}", gpu="H100-80GB", environ={}, folder="/nowhere")
+    again = analyze(f"--nproc-per-node 8 {text}", gpu="H100-80GB", environ={}, folder="/nowhere")
+    assert without_assumptions(again) == without_assumptions(given)
+
+
+def test_an_option_is_printed_once_with_the_value_that_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    words = shlex.split(printed("--info-model gpt2 --num-layers 3 --num-layers=5 --bf16", capsys))
+    assert [word for word in words if word.startswith("--num-layers")] == ["--num-layers=5"]
+    assert words.count("--bf16") == 1
+
+
+def test_differences_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--info-model", "google/gemma-2b", "--info-print-options"]) == 0
+    captured = capsys.readouterr()
+    assert "--quick-geglu stands for its gate with GELU" in captured.err
+    assert "stands" not in captured.out
+
+
+def test_a_launch_without_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed("--nproc-per-node 8 pretrain_gpt.py --num-layers 2 --bf16", capsys) == "--num-layers 2 --bf16\n"
+
+
+def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--info-model", "no-such-model", "--info-print-options"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+
+
+def test_values_are_quoted_and_long_options_have_their_own_line(tmp_path: Path) -> None:
+    path = str(tmp_path / ("x" * WIDTH))
+    assert lines_of(["--moe-layer-freq", "([0]*1+[1]*2)", "--data-path", path, "--bf16"]) == [
+        "--moe-layer-freq '([0]*1+[1]*2)'",
+        f"--data-path {path}",
+        "--bf16",
+    ]

@@ -1,0 +1,158 @@
+"""Options of model families, compared with public training scripts and with the fields of configurations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analyzer.errors import InputError, UnsupportedError
+from analyzer.launch.model_config.configuration import Configuration
+from analyzer.launch.model_config.families import FAMILIES, REFUSED, megatron_model
+from tests.launch.model_config.configurations import notes, options, published, words, write_config
+
+SCRIPTS = {
+    "Qwen/Qwen3-30B-A3B": """--disable-bias-linear --qk-layernorm --group-query-attention --num-attention-heads 32
+        --num-query-groups 4 --kv-channels 128 --num-layers 48 --hidden-size 2048 --ffn-hidden-size 6144
+        --normalization RMSNorm --position-embedding-type rope --norm-epsilon 1e-06 --swiglu
+        --untie-embeddings-and-output-weights --rotary-base 1000000 --moe-ffn-hidden-size 768 --moe-router-topk 8
+        --num-experts 128""",
+    "zai-org/GLM-4.5": """--disable-bias-linear --qk-layernorm --group-query-attention --num-attention-heads 96
+        --num-query-groups 8 --kv-channels 128 --num-layers 92 --hidden-size 5120 --ffn-hidden-size 12288 --add-qkv-bias
+        --normalization RMSNorm --position-embedding-type rope --rotary-percent 0.5 --swiglu
+        --untie-embeddings-and-output-weights --rotary-base 1000000 --moe-ffn-hidden-size 1536
+        --moe-shared-expert-intermediate-size 1536 --moe-router-score-function sigmoid --moe-router-enable-expert-bias
+        --moe-router-topk 8 --moe-router-topk-scaling-factor 2.5 --moe-layer-freq ([0]*3+[1]*89) --num-experts 160
+        --moe-router-dtype fp32""",
+    "moonshotai/Moonlight-16B-A3B": """--disable-bias-linear --num-layers 27 --hidden-size 2048 --ffn-hidden-size 11264
+        --num-attention-heads 16 --normalization RMSNorm --position-embedding-type rope --swiglu
+        --untie-embeddings-and-output-weights --multi-latent-attention --kv-lora-rank 512 --qk-head-dim 128
+        --qk-pos-emb-head-dim 64 --v-head-dim 128 --qk-layernorm --rotary-base 50000 --no-rope-fusion --num-experts 64
+        --moe-layer-freq ([0]*1+[1]*26) --moe-ffn-hidden-size 1408 --moe-router-topk 6
+        --moe-shared-expert-intermediate-size 2816 --moe-router-score-function sigmoid --moe-router-enable-expert-bias
+        --moe-router-topk-scaling-factor 2.446 --moe-router-dtype fp32""",
+}
+"""Model options of zyzshishui/slime, scripts/models, without those about the kernels and the loss. Layer patterns are written
+with [0] and [1]."""
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_public_scripts_have_the_same_options(name: str) -> None:
+    found = options(words(name, script=True))
+    assert {flag: found.get(flag, "missing") for flag in options(SCRIPTS[name])} == options(SCRIPTS[name])
+
+
+def test_deepseek_v3_options_are_those_of_its_paper() -> None:
+    """Section 4.2 of arXiv 2412.19437: 8 experts of at most 4 of 8 nodes, and three dense layers."""
+    found = options(words("deepseek-ai/DeepSeek-V3", script=True))
+    assert found["--moe-layer-freq"] == "([0]*3+[1]*58)"
+    assert (found["--moe-router-topk"], found["--moe-router-num-groups"], found["--moe-router-group-topk"]) == ("8", "8", "4")
+    assert found["--rope-type"] == "yarn"
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "layers"),
+    [
+        ("mistralai/Mistral-7B-v0.1", "4095,0", None),
+        ("mistralai/Mistral-7B-v0.3", None, None),
+        ("microsoft/Phi-3-mini-4k-instruct", "2046,0", None),
+        ("openai/gpt-oss-20b", "127,0", "2"),
+        ("Qwen/Qwen2.5-7B", None, None),
+    ],
+)
+def test_windows_include_the_current_token(name: str, size: str | None, layers: str | None) -> None:
+    found = options(words(name, script=True))
+    assert (found.get("--window-size"), found.get("--window-attn-skip-freq")) == (size, layers)
+
+
+def test_qwen_windows_start_at_max_window_layers(tmp_path: Path) -> None:
+    file = write_config(tmp_path, "Qwen/Qwen2.5-7B", use_sliding_window=True, sliding_window=4096, max_window_layers=20)
+    found = options(words(file, script=True))
+    assert (found["--window-size"], found["--window-attn-skip-freq"]) == ("4095,0", "([0]*20+[1]*8)")
+
+
+def test_a_window_as_long_as_the_longest_sequence_is_none(tmp_path: Path) -> None:
+    file = write_config(tmp_path, "microsoft/Phi-3-mini-4k-instruct", sliding_window=262144)
+    assert "--window-size" not in words(file, script=True)
+
+
+def test_layer_types_of_gpt_oss(tmp_path: Path) -> None:
+    kinds = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+    file = write_config(tmp_path, "openai/gpt-oss-20b", num_hidden_layers=4, layer_types=kinds)
+    assert options(words(file))["--window-attn-skip-freq"] == "([0]*1+[1]*2+[0]*1)"
+
+
+def test_qwen_moe_layers(tmp_path: Path) -> None:
+    file = write_config(tmp_path, "Qwen/Qwen1.5-MoE-A2.7B", num_hidden_layers=6, decoder_sparse_step=2, mlp_only_layers=[3])
+    assert options(words(file))["--moe-layer-freq"] == "([0]*1+[1]*1+[0]*3+[1]*1)"
+
+
+def test_rotary_scaling_of_llama_3() -> None:
+    config = {**published()["meta-llama/Llama-3.1-8B"]["config"], "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}
+    model = megatron_model(Configuration(config, "x"))
+    assert ("--use-rope-scaling",) in model.options
+    assert ("--rope-scaling-factor", "8") in model.options
+    assert model.notes == ()
+
+
+def test_fields_of_transformers_5() -> None:
+    """rope_theta and partial_rotary_factor are in rope_parameters."""
+    config = published()["zai-org/GLM-4.5"]["config"]
+    moved = {key: config[key] for key in ("rope_theta", "partial_rotary_factor")}
+    rest = {key: value for key, value in config.items() if key not in moved}
+    model = megatron_model(Configuration({**rest, "rope_parameters": {"rope_type": "default", **moved}}, "x"))
+    assert ("--rotary-percent", "0.5") in model.options
+    assert model == megatron_model(Configuration(config, "x"))
+
+
+def test_differences_are_stated(tmp_path: Path) -> None:
+    assert "290,816 parameters too many are counted" in notes("tiiuae/falcon-7b")
+    assert "GELU stands for its activation relu" in notes("facebook/opt-125m")
+    assert "--quick-geglu stands for its gate with GELU" in notes("google/gemma-2b")
+    assert "its yarn scaling of rotary positions is left out" in notes("openai/gpt-oss-20b")
+    bias = 32 * 4096
+    assert f"{bias:,} parameters are not counted" in notes(write_config(tmp_path, "meta-llama/Llama-2-7b-hf", attention_bias=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "part"),
+    [
+        ("facebook/opt-125m", {"do_layer_norm_before": False}, "norms after attention and FFN"),
+        ("facebook/opt-125m", {"word_embed_proj_dim": 512}, "embedding of another width"),
+        ("tiiuae/falcon-7b", {"alibi": True}, "ALiBi"),
+        ("meta-llama/Llama-2-7b-hf", {"mlp_bias": True}, "biases in its FFN"),
+        ("deepseek-ai/DeepSeek-V3", {"attention_bias": True}, "biases in its multi-latent attention"),
+        ("meta-llama/Llama-2-7b-hf", {"model_type": "gemma3", "vision_config": {}}, "inputs other than text"),
+        ("meta-llama/Llama-2-7b-hf", {"model_type": "bloom"}, "ALiBi positions (model_type bloom)"),
+    ],
+)
+def test_models_that_are_not_modelled(name: str, changed: dict[str, object], part: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="which is not modelled") as error:
+        words(write_config(tmp_path, name, **changed))
+    assert part in error.value.fault
+
+
+def test_an_unknown_model_type_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="'gpt9', which is not known"):
+        words(write_config(tmp_path, "meta-llama/Llama-2-7b-hf", model_type="gpt9"))
+
+
+def test_no_type_is_both_read_and_refused() -> None:
+    refused = [kind for kinds in REFUSED.values() for kind in kinds]
+    assert len(set(refused)) == len(refused)
+    assert not set(refused) & set(FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("changed", "part"),
+    [
+        ({"hidden_size": None}, "has no hidden_size"),
+        ({"model_type": None}, "has no model_type"),
+        ({"num_hidden_layers": "32"}, "num_hidden_layers of"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers of"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps of"),
+    ],
+)
+def test_missing_and_wrong_fields_are_named(changed: dict[str, object], part: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=part):
+        words(write_config(tmp_path, "meta-llama/Llama-2-7b-hf", **changed))

@@ -1,0 +1,85 @@
+"""Parameter counts of published models, compared with those of Hugging Face's model classes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from analyzer import analyze
+from analyzer.results import Report
+from tests.data_files import data_file
+from tests.launch.model_config.configurations import published, write_config
+
+PUBLISHED = json.loads(data_file("published_models.json").read_text())
+SECOND_NORM_OF_FALCON_7B = 32 * 2 * 4544
+"""Its layers have one LayerNorm, those of Megatron-LM two."""
+FROM_FILE = (
+    "meta-llama/Llama-2-7b-hf",
+    "meta-llama/Meta-Llama-3-8B",
+    "meta-llama/Llama-3.2-1B",
+    "Qwen/Qwen2.5-7B",
+    "Qwen/Qwen3-8B",
+    "Qwen/Qwen3-30B-A3B",
+    "mistralai/Mistral-7B-v0.1",
+    "mistralai/Mixtral-8x7B-v0.1",
+    "deepseek-ai/DeepSeek-V2-Lite",
+    "deepseek-ai/DeepSeek-V3",
+    "openai/gpt-oss-20b",
+    "google/gemma-7b",
+    "facebook/opt-6.7b",
+    "openai-community/gpt2",
+)
+
+
+def report_of(reference: str | Path, *more: str) -> Report:
+    return analyze(["--nproc-per-node", "8", "--info-model", str(reference), *more], environ={}, folder="/nowhere")
+
+
+@pytest.mark.parametrize("name", PUBLISHED["parameters"])
+def test_published_models(name: str) -> None:
+    extra = SECOND_NORM_OF_FALCON_7B if name == "tiiuae/falcon-7b" else 0
+    assert report_of(name).parameters_unpadded == PUBLISHED["parameters"][name] + extra
+
+
+def test_every_model_of_the_catalogue_has_a_published_count() -> None:
+    assert set(published()) == set(PUBLISHED["parameters"])
+
+
+@pytest.mark.parametrize("name", FROM_FILE)
+def test_from_a_configuration_file_alone(name: str, tmp_path: Path) -> None:
+    assert report_of(write_config(tmp_path, name)).parameters_unpadded == PUBLISHED["parameters"][name]
+    assert report_of(tmp_path).parameters_unpadded == PUBLISHED["parameters"][name]
+
+
+@pytest.mark.parametrize("name", ["openai-community/gpt2", "Qwen/Qwen2.5-7B"])
+@pytest.mark.parametrize("release", ["0.12.3", "0.16.1", "0.18.2", "0.19.0"])
+def test_the_tokens_do_not_depend_on_the_release(name: str, release: str) -> None:
+    """NullTokenizer has one token more than --vocab-size up to 0.17."""
+    report = report_of(name, "--info-megatron", release)
+    assert report.job.model.vocab_size == published()[name]["config"]["vocab_size"]
+    assert report.parameters_unpadded == PUBLISHED["parameters"][name]
+
+
+def test_the_tokens_are_right_if_an_option_of_the_launch_needs_a_later_release() -> None:
+    report = report_of("Qwen/Qwen2.5-7B", "--position-embedding-type", "yarn")
+    assert report.job.megatron in ("0.18.2", "0.19.0")
+    assert report.job.model.vocab_size == 152064
+
+
+@pytest.mark.parametrize("name", PUBLISHED["active_billions"])
+def test_active_parameters(name: str) -> None:
+    assert report_of(name).parameters_active == pytest.approx(PUBLISHED["active_billions"][name] * 1e9, rel=0.03)
+
+
+def test_mixtral_active_parameters_exactly() -> None:
+    """All but 6 of 8 experts in 32 layers, each with three matrices."""
+    assert report_of("mistralai/Mixtral-8x7B-v0.1").parameters_active == 46_702_792_704 - 32 * 6 * 3 * 4096 * 14336
+
+
+def test_the_mtp_layer_is_counted_on_request_only() -> None:
+    """The MTP layer of DeepSeek-V3 has 11.6 billion parameters, with its projection and three norms (arXiv 2412.19437)."""
+    with_mtp = report_of("deepseek-ai/DeepSeek-V3", "--mtp-num-layers", "1")
+    assert with_mtp.parameters_unpadded - PUBLISHED["parameters"]["deepseek-ai/DeepSeek-V3"] == 11_610_067_968
+    assert "add --mtp-num-layers 1" in " ".join(with_mtp.assumptions)
