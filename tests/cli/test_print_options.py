@@ -12,6 +12,8 @@ from analyzer import analyze
 from analyzer.cli.main import main
 from analyzer.cli.print_options import WIDTH, lines_of
 from analyzer.results import Report
+from tests.command import run
+from tests.test_structure import ROOT
 
 MODELS = (
     "meta-llama/Llama-3.2-1B",
@@ -73,3 +75,10 @@ def test_values_are_quoted_and_long_options_have_their_own_line(tmp_path: Path) 
         f"--data-path {path}",
         "--bf16",
     ]
+
+
+def test_the_readme_shows_the_output_of_its_command() -> None:
+    section = (ROOT / "README.md").read_text().partition("## Without a launch script")[2]
+    command, shown = section.split("```")[1], section.split("```")[3]
+    done = run(*shlex.split(command.removeprefix("bash"))[1:])
+    assert shown.strip() in done.out
