@@ -67,18 +67,19 @@ def sizes(config: Configuration, *, groups: int | None = None, ffn: int | None =
 def rope(config: Configuration, *, share: float = 1.0, base: str = "rope_theta") -> list[Option]:
     """Rotary positions. `share`: default of the rotated share of a head; `base`: name of the field with the base."""
     parameters = config.table("rope_parameters")
-    theta = config.number(base, _number(parameters.get("rope_theta"), ROPE_BASE))
-    share = config.number("partial_rotary_factor", _number(parameters.get("partial_rotary_factor"), share))
+    theta = config.number(base, number_or(parameters.get("rope_theta"), ROPE_BASE))
+    share = config.number("partial_rotary_factor", number_or(parameters.get("partial_rotary_factor"), share))
     options: list[Option] = [("--position-embedding-type", "rope"), ("--rotary-base", str(int(theta)))]
     if share != 1:
         options.append(("--rotary-percent", f"{share:g}"))
     kind, scaling = _rope_scaling(config)
     if kind == "llama3":
-        options += [("--use-rope-scaling",), ("--rope-scaling-factor", f"{_number(scaling.get('factor'), 8.0):g}")]
+        options += [("--use-rope-scaling",), ("--rope-scaling-factor", f"{number_or(scaling.get('factor'), 8.0):g}")]
     return options
 
 
-def _number(value: object, default: float) -> float:
+def number_or(value: object, default: float) -> float:
+    """`value` if it is a number, otherwise `default`."""
     return float(value) if isinstance(value, int | float) else default
 
 

@@ -10,6 +10,7 @@ from analyzer.launch.model_config.common import (
     Option,
     dropout,
     embeddings,
+    number_or,
     rms_norm,
     rope,
     rotary_model,
@@ -73,7 +74,7 @@ def _scaling(config: Configuration) -> list[Option]:
         return [("--rope-type", "rope"), ("--no-rope-fusion",)]
     return [
         ("--rope-type", "yarn"),
-        ("--rotary-scaling-factor", f"{yarn.get('factor', 40):g}"),
-        ("--mscale", f"{yarn.get('mscale', 1):g}"),
-        ("--mscale-all-dim", f"{yarn.get('mscale_all_dim', 0):g}"),
+        ("--rotary-scaling-factor", f"{number_or(yarn.get('factor'), 40):g}"),
+        ("--mscale", f"{number_or(yarn.get('mscale'), 1):g}"),
+        ("--mscale-all-dim", f"{number_or(yarn.get('mscale_all_dim'), 0):g}"),
     ]

@@ -1,7 +1,7 @@
 """Configurations by name: the catalogue of published models, or a config.json in a file or folder.
 
-The catalogue is published.json. Each entry has the fields of the model's config.json that its options depend on, other names
-of models with the same fields, and the source that the fields were taken from.
+The catalogue is published.json. Each entry has the fields of the model's config.json that its options depend on, the names of
+models that differ from it at most in the longest sequence, and the source that the fields were taken from.
 """
 
 from __future__ import annotations
