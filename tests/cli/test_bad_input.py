@@ -41,10 +41,10 @@ INVALID = [
     # options that do not exist
     ("--num-layer 24", "--num-layer"),
     ("--sequence-paralel", "--sequence-paralel"),
-    ("--bogus 3", "--bogus"),
+    ("--info-strict --bogus 3", "--bogus"),
     ("--info-gpus H100", "--info-gpus"),
-    ("--checkpoint-activations", "--checkpoint-activations"),
-    ("--activations-checkpoint-method uniform", "--activations-checkpoint-method"),
+    ("--checkpoint-activations --use-mcore-models", "--checkpoint-activations"),
+    ("--activations-checkpoint-method uniform --use-mcore-models", "--activations-checkpoint-method"),
     # values of the wrong type, missing values, and too many values
     ("--num-layers twelve", "--num-layers"),
     ("--num-layers 2.5", "--num-layers"),
@@ -52,7 +52,7 @@ INVALID = [
     ("--num-layers", "--num-layers"),
     ("--bf16 1", "--bf16"),
     ("--normalization BatchNorm", "--normalization"),
-    ("--position-embedding-type alibi", "--position-embedding-type"),
+    ("--position-embedding-type albi", "--position-embedding-type"),
     ("--recompute-granularity partial", "--recompute-granularity"),
     ("--nnodes two", "--nnodes"),
     ("--nproc-per-node gpu", "--nproc-per-node"),

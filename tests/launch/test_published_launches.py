@@ -30,6 +30,12 @@ def test_the_outcome_is_that_of_megatrons_parser(index: int) -> None:
         given = [word for word in record["entry_argv"] if word.startswith("--")]
         assert set(arguments.spelled.values()) <= set(given)
         assert len(arguments.given) == len(set(given))
+    elif "--activations-checkpoint-method" in outcome:
+        arguments, _, _ = parse(argv, environ={}, folder=Path("/nowhere"))
+        assert arguments.release == "2023"
+        assert (arguments.values["recompute_granularity"], arguments.values["recompute_method"]) == ("full", "uniform")
+        with pytest.raises(InputError, match=r"^--activations-checkpoint-method"):
+            parse([*argv, "--info-megatron", "0.16.1"], environ={}, folder=Path("/nowhere"))
     else:
         refused = outcome.partition("unrecognized arguments: ")[2].split()
         with pytest.raises(InputError) as error:
