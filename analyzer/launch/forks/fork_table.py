@@ -15,8 +15,9 @@ from typing import Final, Literal
 
 from analyzer.launch.options.option_table import Option
 
-Effect = Literal["modelled", "none", "not counted"]
-"""modelled: `translate` reads it as Megatron options. none: neither memory nor communication changes."""
+Effect = Literal["modelled", "none", "not counted", "refused"]
+"""modelled: `translate` reads it as Megatron options. none: neither memory nor communication changes. refused: it selects a model
+that is not a GPT."""
 
 _VALUES: Final = {1: None, 2: 2, "?": "?", "*": "*", "+": "+"}
 """By number of values of a fork option: `nargs` of argparse."""
@@ -46,7 +47,7 @@ class ForkOption:
     """Number of values: 0 for a flag, 1, 2, '?', '*' or '+'."""
     effect: Effect
     note: str
-    """none: the reason. not counted: a fragment of a sentence about the error of the prediction."""
+    """none and refused: the reason. not counted: a fragment of a sentence about the error of the prediction."""
     words: str
     """modelled: Megatron's words, with {0} for the value; empty if `translate` has a function for the option."""
 

@@ -1,0 +1,177 @@
+"""Reads options and values of forks as options of Megatron-LM.
+
+Only launches with an option that Megatron-LM lacks, or with a value that only a fork accepts, need this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from analyzer.errors import UnsupportedError
+from analyzer.launch.forks import experts, sizes
+from analyzer.launch.forks.fork_table import ForkOption, ForkTable, ForkValue, load_fork_options, megatron_flag
+from analyzer.launch.forks.guess import rank_forks
+from analyzer.launch.forks.launch_options import NOTHING, LaunchOptions, Reading
+from analyzer.launch.forks.readings import READINGS
+from analyzer.launch.options.catalogue import load_catalogue
+from analyzer.launch.options.option_table import Option
+
+_TRUE: Final = ("true", "1", "yes", "t", "y")
+_SWIFT_DEFAULTS: Final = (
+    ("--use-distributed-optimizer",),
+    ("--accumulate-allreduce-grads-in-fp32",),
+    ("--cross-entropy-loss-fusion",),
+    ("--recompute-granularity", "selective"),
+    ("--attention-backend", "flash"),
+    ("--moe-token-dispatcher-type", "alltoall"),
+    ("--micro-batch-size", "1"),
+    ("--global-batch-size", "16"),
+)
+"""Defaults of ms-swift that differ from those of Megatron-LM (swift/megatron/arguments/megatron_args.py, 4.6)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """What the options of a fork mean for Megatron-LM."""
+
+    words: tuple[str, ...] = ()
+    """Words to append to Megatron's part of the command line."""
+    warnings: tuple[str, ...] = ()
+    """One sentence for each option that is not counted, which it names."""
+    notes: tuple[str, ...] = ()
+    """One sentence for each option that is read as others."""
+    dropped: tuple[str, ...] = ()
+    """Megatron flags of the launch that the words replace."""
+
+
+def translate(given: Mapping[str, Sequence[str]], others: Mapping[str, Sequence[str]], *, world: int | None = None) -> Translation:
+    """The options `given` that Megatron-LM lacks, and the values in `others` that only forks accept, in Megatron's terms.
+
+    Both are by flag, with the values as written; `others` are options of Megatron-LM. `world`: number of GPUs, if it is known.
+    Raises UnsupportedError for an option that selects a model other than a GPT.
+    """
+    table, known = load_fork_options(), load_catalogue().newest
+    dashed = {flag: _dashed(flag, values, known) for flag, values in given.items() if flag not in table.options and "_" in flag}
+    folded = {words[0]: words[1:] for words in dashed.values() if words}
+    keys = rank_forks(given, table)
+    launch = LaunchOptions(given, {**others, **folded}, world, frozenset(keys[:1]))
+    readings = [_spelled(flag, given[flag], words, table) for flag, words in dashed.items() if words]
+    readings += [_value(flag, values, launch, table) for flag, values in launch.megatron.items()]
+    readings.append(_defaults(launch, keys))
+    for flag in (*given, *(flag for flag in others if flag in table.options)):
+        option = None if flag in dashed and megatron_flag(flag, known) else table.find(flag, known)
+        if option is not None:
+            readings.append(_read(option, launch))
+    return _joined(readings)
+
+
+def has_fork_value(others: Mapping[str, Sequence[str]]) -> bool:
+    """Whether an option of Megatron-LM has a value that only forks accept."""
+    table = load_fork_options()
+    return any(table.find_value(flag, value) is not None for flag, values in others.items() for value in values[:1])
+
+
+def world_of(given: Mapping[str, Sequence[str]]) -> int | None:
+    """Number of GPUs that train, if the fork options give it: slime's nodes and GPUs of the actor."""
+    launch = LaunchOptions(given, {})
+    if not launch.has("--actor-num-nodes") and not launch.has("--actor-num-gpus-per-node"):
+        return None
+    return launch.integer("--actor-num-nodes", 1) * launch.integer("--actor-num-gpus-per-node", 8)
+
+
+def _read(option: ForkOption, launch: LaunchOptions) -> Reading:
+    """The reading of one option, with a note for the words that have none. Raises UnsupportedError for another kind of model."""
+    flag = option.flag
+    if option.effect == "none":
+        return NOTHING
+    if option.effect == "refused":
+        raise UnsupportedError(flag, option.note, "give the options of a GPT")
+    if option.effect == "not counted":
+        return Reading(warnings=(f"{flag}: {option.note}.",)) if _switched_on(launch, option) else NOTHING
+    if flag in READINGS:
+        reading = READINGS[flag](launch, flag)
+        if reading.notes or not reading.words:
+            return reading
+        note = _note(flag, launch.fork.get(flag, launch.megatron.get(flag, ())), reading.words)
+        return Reading(words=reading.words, notes=(note,), warnings=reading.warnings, dropped=reading.dropped)
+    values = launch.fork[flag]
+    if "{0}" in option.words and not values:
+        return NOTHING
+    words = tuple(word.format(*values) for word in option.words.split())
+    return Reading(words=words, notes=(_note(flag, values, words),))
+
+
+def _switched_on(launch: LaunchOptions, option: ForkOption) -> bool:
+    """Whether the option has a value other than false, 0 or none."""
+    values = launch.fork.get(option.flag, ())
+    return not values or values[0].lower() not in ("false", "0", "none", "no", "disable")
+
+
+def _value(flag: str, values: Sequence[str], launch: LaunchOptions, table: ForkTable) -> Reading:
+    """The reading of a value of one of Megatron's options; nothing if Megatron accepts it."""
+    row = table.find_value(flag, values[0]) if values else None
+    if row is None:
+        return NOTHING
+    words = (flag, row.replacement) if row.replacement else ()
+    if row.effect == "not counted":
+        return Reading(words=words, warnings=(f"{flag} {_shown(row, values[0])}: {row.note}.",), dropped=(flag,))
+    if row.effect == "none" or not words or (flag == "--tokenizer-type" and launch.has("--pad-vocab-size-to")):
+        return Reading(words=words, dropped=(flag,))
+    return Reading(words=words, notes=(_note(flag, values[:1], words),), dropped=(flag,))
+
+
+def _shown(row: ForkValue, value: str) -> str:
+    return value if not row.value.endswith("*") else row.value.rstrip("*")
+
+
+def _defaults(launch: LaunchOptions, keys: Sequence[str]) -> Reading:
+    """Defaults of the fork that differ from those of Megatron-LM."""
+    fork = keys[0] if keys else None
+    if fork in ("microsoft", "habana", "bigscience"):
+        return experts.deepspeed_defaults(launch)
+    if fork == "epfllm" and not launch.has("--use_bias"):
+        return Reading(words=("--disable-bias-linear",), notes=("Megatron-LLM has no biases without --use_bias.",))
+    if fork == "mindspeed" and not launch.has("--context-parallel-algo"):
+        return sizes.context_parallel_algorithm(launch, "--context-parallel-algo")
+    if fork == "ms-swift":
+        absent = [words for words in _SWIFT_DEFAULTS if not launch.has(words[0])]
+        return Reading(words=tuple(word for words in absent for word in words))
+    return NOTHING
+
+
+def _dashed(flag: str, values: Sequence[str], known: Mapping[str, Option]) -> tuple[str, ...]:
+    """Megatron's words for an option that is spelled with underscores; none if it turns off what is off by default."""
+    name = megatron_flag(flag, known)
+    if name is None:
+        return ()
+    option = known[name]
+    if option.kind == "store":
+        return (name, *values)
+    wanted = not values or values[0].lower() in _TRUE
+    if name == flag.replace("_", "-"):
+        return (name,) if wanted else ()
+    return (name,) if wanted == (option.kind != "false") else ()
+
+
+def _spelled(flag: str, values: Sequence[str], words: tuple[str, ...], table: ForkTable) -> Reading:
+    """An option that is spelled with underscores. A value that only a fork accepts is left to `_value`."""
+    if len(words) > 1 and table.find_value(words[0], words[1]) is not None:
+        return NOTHING
+    return Reading(words=words, notes=(_note(flag, values, words),))
+
+
+def _note(flag: str, values: Sequence[str], words: Sequence[str]) -> str:
+    """'--topk 2 is read as --moe-router-topk 2.'"""
+    return f"{' '.join((flag, *values))} is read as {' '.join(words)}."
+
+
+def _joined(parts: Sequence[Reading]) -> Translation:
+    """The readings in order; of equal options the last one wins, as on a command line."""
+    return Translation(
+        words=tuple(word for part in parts for word in part.words),
+        warnings=tuple(dict.fromkeys(sentence for part in parts for sentence in part.warnings)),
+        notes=tuple(dict.fromkeys(sentence for part in parts for sentence in part.notes)),
+        dropped=tuple(dict.fromkeys(flag for part in parts for flag in part.dropped)),
+    )
