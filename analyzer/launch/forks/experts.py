@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from analyzer.launch.forks.launch_options import NOTHING, LaunchOptions, Reading
+from analyzer.launch.forks.stages import idle_layers
 
+_PROBABILITIES = ("--moe-router-pre-softmax",)
+"""DeepSpeed and MegaBlocks take the softmax over all experts before they choose some."""
 _TOKEN_DROPPING = ("--moe-token-dispatcher-type", "alltoall", "--moe-pad-expert-input-to-capacity")
 
 
@@ -31,7 +34,7 @@ def deepspeed_defaults(launch: LaunchOptions) -> Reading:
     experts = deepspeed_experts(launch)
     if experts == 1:
         return Reading(dropped=("--num-experts",), notes=("--num-experts 1 is read as a dense model.",))
-    words = [] if launch.has("--topk") else ["--moe-router-topk", "1"]
+    words = list(_PROBABILITIES) if launch.has("--topk") else [*_PROBABILITIES, "--moe-router-topk", "1"]
     if not launch.has("--expert-interval"):
         words += _every(launch, 2)
     if not launch.has("--moe-train-capacity-factor"):
@@ -94,7 +97,7 @@ def shared_experts(launch: LaunchOptions, flag: str) -> Reading:
     count = launch.integer(flag, 0)
     width = launch.maybe_integer("--moe-intermediate-size") or launch.maybe_integer("--moe-ffn-hidden-size")
     width = width or launch.ffn_hidden_size
-    if not count or width is None:
+    if not count or width is None or launch.has("--moe-shared-expert-intermediate-size"):
         return NOTHING
     return Reading(words=("--moe-shared-expert-intermediate-size", str(count * width)))
 
@@ -106,7 +109,8 @@ def first_dense_layers(launch: LaunchOptions, flag: str) -> Reading:
     layers = launch.integer("--num-layers", 0)
     if not launch.has("--num-experts") or dense > layers or every < 1:
         return NOTHING
-    pattern = _pattern(index >= dense and index % every == 0 for index in range(layers))
+    idle = idle_layers(launch)
+    pattern = _pattern(index >= dense and index % every == 0 for index in range(layers) if index not in idle)
     return Reading(words=("--moe-layer-freq", pattern), dropped=("--moe-layer-freq",))
 
 
@@ -127,7 +131,7 @@ def megablocks_experts(launch: LaunchOptions, flag: str) -> Reading:
     count = launch.integer(flag, 1)
     if count == 1:
         return NOTHING
-    words = ["--num-experts", str(count)]
+    words = ["--num-experts", str(count), *_PROBABILITIES]
     if not launch.has("--moe-top-k"):
         words += ["--moe-router-topk", "1"]
     if launch.word("--moe-capacity-factor") in (None, "0"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from analyzer.launch.forks import deepspeed, experts, sizes, vocabulary
+from analyzer.launch.forks import deepspeed, experts, sizes, stages, vocabulary
 from analyzer.launch.forks.launch_options import LaunchOptions, Reading
 
 READINGS: Final[dict[str, Callable[[LaunchOptions, str], Reading]]] = {
@@ -43,14 +43,17 @@ READINGS: Final[dict[str, Callable[[LaunchOptions, str], Reading]]] = {
     "--export-force-local-attention": sizes.local_attention,
     "--glu-activation": sizes.gated_activation,
     "--glu_activation": sizes.gated_activation,
-    "--hetero-pipeline-layer-split": sizes.stage_layers,
+    "--hetero-pipeline-layer-split": stages.stage_layers,
     "--hidden-dim-multiplier": deepspeed.no_reading,
     "--intermediate-size": sizes.intermediate_size,
     "--max-tokens-per-gpu": sizes.tokens_of_microbatch,
     "--max_length": sizes.max_length,
     "--multiple-of": sizes.multiple_of,
     "--normalization-function": sizes.normalization_function,
-    "--num-layer-list": sizes.stage_layers,
+    "--hetero-pipeline-stages": stages.hetero_stages,
+    "--noop-layers": stages.noop_layers,
+    "--num-layer-list": stages.stage_layers,
+    "--pipeline-model-parallel-blocks": stages.stage_layers,
     "--num-steps-per-rollout": sizes.steps_of_rollout,
     "--recompute-norm": sizes.recompute_norm,
     "--rlhf_type": sizes.training_stage,
@@ -68,6 +71,7 @@ READINGS: Final[dict[str, Callable[[LaunchOptions, str], Reading]]] = {
     "--pad-vocab-size-to": vocabulary.pad_vocabulary,
     "--patch-tokenizer-type": vocabulary.patch_tokenizer,
     "--tokenizer-file": vocabulary.tokenizer_folder,
+    "--tokenizer-model-path": vocabulary.tokenizer_folder,
     "--tokenizer-name-or-path": vocabulary.tokenizer_folder,
     "--tokenizer-path": vocabulary.tokenizer_folder,
 }

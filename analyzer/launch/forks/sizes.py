@@ -83,16 +83,6 @@ def context_parallel_algorithm(launch: LaunchOptions, flag: str) -> Reading:
     return Reading(words=("--cp-comm-type", "p2p"), warnings=(f"{flag} {algorithm}: communication in a ring is counted.",))
 
 
-def stage_layers(launch: LaunchOptions, flag: str) -> Reading:
-    """Number of layers of each pipeline stage."""
-    values = launch.fork.get(flag, ())
-    counts = [word for value in values for word in value.split(",") if word]
-    if launch.pipeline == 1 or len(counts) != launch.pipeline:
-        return NOTHING
-    layout = "|".join(f"t*{count}" for count in counts)
-    return Reading(words=("--pipeline-model-parallel-layout", f"E{layout}L"))
-
-
 def recompute_norm(launch: LaunchOptions, flag: str) -> Reading:
     """Norms are recomputed; Megatron combines that with no other granularity."""
     if launch.has("--recompute-granularity") or launch.has("--recompute-activations"):

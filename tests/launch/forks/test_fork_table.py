@@ -40,6 +40,7 @@ SAMPLES = {
     "--activations-checkpoint-granularity": "selective",
     "--checkpoint-granularity": "selective",
     "--checkpoint-method": "block",
+    "--norm-dtype": "RMSNorm",
     "--num-layer-list": "12,12",
     "--patch-tokenizer-type": "LLama3Tokenizer",
     "--pp-partition-method": "type:transformer|embedding",

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from analyzer.api import analyze
 from analyzer.errors import UnsupportedError
 from analyzer.launch.forks.guess import guess_fork
 from analyzer.launch.forks.translate import Translation, has_fork_value, translate, world_of
@@ -73,6 +74,32 @@ def test_bloom_176b() -> None:
     assert named(translation.warnings, "--position-embedding-type alibi: ")
 
 
+def parameters(given: str, others: str) -> int:
+    """Number of parameters of the model that a translated launch trains, on one node with an 80 GiB GPU for each rank."""
+    translation = read(given, others)
+    megatron = [(flag, values) for flag, values in options(others).items() if flag not in translation.dropped]
+    line = [word for flag, values in megatron for word in (flag, *values)]
+    return analyze(
+        ["--nproc_per_node", "8", "--nnodes", "48", "pretrain_gpt.py", *line, *translation.words], gpu="A100-80GB"
+    ).parameters
+
+
+def test_parameters_of_bloom() -> None:
+    """bigscience/bloom has 176,247,271,424 parameters, of which weight and bias of the norm after the embedding are not counted."""
+    others = f"{BLOOM_MEGATRON} --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 2 --global-batch-size 2048"
+    assert parameters(BLOOM, others) == 176_247_271_424 - 2 * 14336
+
+
+def test_parameters_of_starcoder() -> None:
+    """bigcode/starcoderbase has 15,517,456,384 parameters."""
+    others = (
+        "--num-layers 40 --hidden-size 6144 --num-attention-heads 48 --seq-length 8192 --max-position-embeddings 8192 --bf16 "
+        "--tensor-model-parallel-size 4 --pipeline-model-parallel-size 4 --sequence-parallel --micro-batch-size 1 "
+        "--global-batch-size 384 --tokenizer-type NullTokenizer --vocab-size 49151 --make-vocab-size-divisible-by 1"
+    )
+    assert parameters(STARCODER_PLUS, others) == 15_517_456_384
+
+
 @pytest.mark.parametrize(
     ("line", "megatron", "expected", "warned"),
     [
@@ -100,7 +127,7 @@ def test_stage_in_a_file_is_not_read() -> None:
 def test_deepspeed_experts() -> None:
     """Megatron-DeepSpeed: top-1 gating, experts in every second layer (layers 2, 4, ...), capacity 1.0, padded."""
     line = words("--moe-expert-parallel-size 64 --create-moe-param-group", "--num-experts 128 --num-layers 24")
-    assert "--moe-router-topk 1" in line
+    assert "--moe-router-pre-softmax --moe-router-topk 1" in line
     assert "--moe-layer-freq ([0]*1+[1])*12" in line
     assert "--moe-expert-capacity-factor 1.0 --moe-token-dispatcher-type alltoall --moe-pad-expert-input-to-capacity" in line
     assert "--expert-model-parallel-size 64" in line
@@ -117,7 +144,7 @@ def test_several_numbers_of_experts() -> None:
     """The largest number is counted, with a warning."""
     others = {"--num-experts": ["64", "64", "128"], "--num-layers": ["6"]}
     translation = translate(options("--create-moe-param-group --moe-expert-parallel-size 4"), others)
-    assert translation.words[:2] == ("--num-experts", "128")
+    assert " ".join(translation.words).startswith("--num-experts 128 ")
     assert translation.dropped == ("--num-experts",)
     assert named(translation.warnings, "--num-experts: ")
 
@@ -232,6 +259,25 @@ def test_stages_of_mindspeed() -> None:
     assert line == "--pipeline-model-parallel-layout Et*3|t*5|t*4|t*4L"
 
 
+def test_stages_of_flagscale() -> None:
+    """Aquila-70B: one stage of 20 layers on the first kind of device, and three on the second."""
+    line = words("--hetero-pipeline-stages 1 20 3 20 20 20 --hetero-mode pp", "--pipeline-model-parallel-size 4 --num-layers 80")
+    assert line == "--pipeline-model-parallel-layout Et*20|t*20|t*20|t*20L"
+
+
+def test_layers_without_function_in_mindspeed() -> None:
+    """DeepSeek-V3 in MindSpeed-LLM: 61 layers and three empty ones on 8 stages, one MTP layer, the first three layers dense."""
+    translation = read(
+        "--noop-layers 61,62,63 --first-k-dense-replace 3",
+        "--num-layers 64 --pipeline-model-parallel-size 8 --mtp-num-layers 1 --num-experts 256 --moe-layer-freq 1",
+    )
+    line = " ".join(translation.words)
+    assert "--num-layers 61 --pipeline-model-parallel-layout Et*8|t*8|t*8|t*8|t*8|t*8|t*8|t*5mL" in line
+    assert "--moe-layer-freq [0]*3+[1]*58" in line
+    assert {"--num-layers", "--moe-layer-freq"} <= set(translation.dropped)
+    assert words("--noop-layers 0,3", "--num-layers 4") == "--num-layers 2"
+
+
 def test_experts_over_tensor_parallel_ranks() -> None:
     """--moe-tp-extend-ep: tensor-parallel ranks hold different experts."""
     line = words("--moe-tp-extend-ep", "--num-experts 64 --tensor-model-parallel-size 4 --expert-model-parallel-size 2")
@@ -284,7 +330,7 @@ def test_megablocks() -> None:
     """dMoE: no capacity; experts over the data-parallel ranks, and split over ranks if there are more ranks than experts."""
     line = "--moe-num-experts 8 --moe-top-k 2 --moe-loss-weight 0.1 --moe-expert-model-parallelism"
     translated = words(line, world=16)
-    assert "--num-experts 8" in translated
+    assert "--num-experts 8 --moe-router-pre-softmax" in translated
     assert "--moe-router-topk 2" in translated
     assert "--moe-aux-loss-coeff 0.1" in translated
     assert "--expert-model-parallel-size 8 --expert-tensor-parallel-size 2" in translated
