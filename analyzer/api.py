@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from analyzer.results import Report
     from analyzer.specs import TrainingJob
 
-OF_COMMAND_LINE: Final = ("json", "detail", "record", "allocator", "check", "rank", "layers", "launch", "print_options")
+OF_COMMAND_LINE: Final = ("json", "detail", "record", "allocator", "check", "rank", "layers", "launch", "print_options", "fail_on")
 """Fields of `InfoOptions` that ask the command line to print, record or start something."""
 
 
@@ -40,7 +40,7 @@ def analyze(
     """The report of a launch, computed by formula.
 
     `argv` is what follows `torchrun` in a launch script, as one string or as a list of words: options of torchrun, the training
-    script, and options of Megatron-LM. `--info-gpu`, `--info-gpu-memory`, `--info-megatron`, `--info-model` and
+    script, and options of Megatron-LM. `--info-gpu`, `--info-gpu-memory`, `--info-margin`, `--info-megatron`, `--info-model` and
     `--info-moe-imbalance` may be among them. `gpu` is the target GPU, such as "H100-80GB"; without it the verdict is for the
     local GPU, if there is one. `environ` and `folder` stand for the environment variables and the working directory of the
     launch. They are those of this process if not given.
@@ -60,7 +60,7 @@ def analyze(
     )
     given = [field for field in OF_COMMAND_LINE if getattr(launch.options, field)]
     if given or launch.options.engine != "formula":
-        option = f"--info-{given[0] if given else 'engine'}"
+        option = f"--info-{given[0] if given else 'engine'}".replace("_", "-")
         raise InputError(option, "belongs to the command line", "leave it out, and use the report that is returned")
     return predict(launch.job, note=launch.note)
 
@@ -76,6 +76,8 @@ def read_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path
         if getattr(options, field) is not None and options.record is None:
             raise InputError(f"--info-{field}", "is only used with --info-record", "add --info-record FILE, or leave it out")
     gpu, notes = hardware(options.gpu or default_gpu, options.gpu_memory)
+    if options.margin is not None and gpu.capacity_bytes is not None:
+        gpu = replace(gpu, margin_bytes=options.margin.of(gpu.capacity_bytes))
     job = build(
         arguments, world, environ=environ, gpu=gpu, folder=folder, moe_imbalance=options.moe_imbalance, strict=options.strict
     )

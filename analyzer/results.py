@@ -136,11 +136,13 @@ class Verdict:
     fits: bool | None
     """Whether the estimated device memory is within the capacity."""
     state: Literal["fits", "tight", "does not fit"] | None
-    """Tight: the capacity is between the lower and the upper bound for the highest-memory rank."""
+    """Tight: the capacity is between the lower and the upper bound for the highest-memory rank, or less than the margin is free."""
     gpu: str | None
     capacity_bytes: int | None
     tightest_rank: int
     headroom_bytes: int | None
+    margin_bytes: int | None = None
+    """Headroom below which the launch is tight; 0 if no margin is required, None if no capacity is known."""
     note: str = ""
 
 

@@ -56,7 +56,7 @@ def format_shape(shape: tuple[int, ...]) -> str:
 def parse_size(text: str) -> int:
     """Bytes of '80GiB', '80GB', '81920MiB' or a plain number of bytes. GB is 10**9 and GiB is 2**30 bytes.
 
-    Raises ValueError for other text, for 0, and for a plain number below 1 MiB.
+    Raises ValueError for other text, for 0, for an infinite size, and for a plain number below 1 MiB.
     """
     units = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": KIB, "mib": MIB, "gib": GIB, "tib": 2**40}
     stripped = text.strip().lower()
@@ -64,7 +64,10 @@ def parse_size(text: str) -> int:
     unit = stripped[len(digits) :].strip()
     if unit not in units:
         raise ValueError(f"unknown unit {unit!r}")
-    size = int(float(digits) * units[unit])
+    number = float(digits) * units[unit]
+    if not number < float("inf"):
+        raise ValueError("the size is not finite")
+    size = int(number)
     if size <= 0:
         raise ValueError("the size is not above 0")
     if not unit and size < MIB:

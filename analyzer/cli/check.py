@@ -31,9 +31,13 @@ def check_trace(path: str, argv: Sequence[str], *, environ: Mapping[str, str], f
         default_gpu=trace.header.gpu or None,
     )
     options = launch.options
-    if options.record is not None or options.engine != "formula":
-        other = "--info-record" if options.record is not None else "--info-engine"
-        raise InputError(OPTION, f"cannot be combined with {other}", "use only one of them")
+    given = {
+        "--info-record": options.record is not None,
+        "--info-engine": options.engine != "formula",
+        "--info-fail-on": bool(options.fail_on),
+    }
+    if others := [name for name in given if given[name]]:
+        raise InputError(OPTION, f"cannot be combined with {others[0]}", "use only one of them")
     report = predict(as_recorded(launch.job, trace.header))
     found = check(report, trace, tolerance=options.tolerance)
     with standard_output() as stream:

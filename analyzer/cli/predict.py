@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ from analyzer.api import read_launch
 from analyzer.cli.output import write_report
 from analyzer.errors import CHECK_FAILED, DOES_NOT_FIT, FITS
 from analyzer.predict import predict
+from analyzer.results import Verdict
 
 if TYPE_CHECKING:
     from analyzer.cli.shadow_report import Compared
@@ -33,10 +34,17 @@ def predict_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
     write_report(report, options, compared)
     if any(each.comparison.failures for each in compared):
         return CHECK_FAILED
-    if report.verdict.fits is False:
+    if fails(report.verdict, options.fail_on):
         return DOES_NOT_FIT
     if options.launch:
         from analyzer.cli.start import start_training
 
         start_training(argv, folder=folder, has_verdict=report.verdict.fits is not None)
     return FITS
+
+
+def fails(verdict: Verdict, fail_on: Collection[str]) -> bool:
+    """Whether a launch ends with the exit status of one that does not fit. `fail_on` is the list in `--info-fail-on`."""
+    if verdict.fits is None:
+        return "unknown" in fail_on
+    return not verdict.fits or (verdict.state == "tight" and "tight" in fail_on)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple
 
 from analyzer.errors import InputError
-from analyzer.launch.info_values import choice, flag, integer, number_from, several, share, size, word
+from analyzer.launch.info_values import Margin, choice, flag, integer, margin, number_from, several, share, size, word
 
 PREFIX: Final = "--info-"
 MODEL: Final = "--info-model"
@@ -25,6 +25,10 @@ class InfoOptions:
     """A file, or '-' for standard output."""
     detail: tuple[str, ...] = ()
     """Sections of the console report to print in full."""
+    fail_on: tuple[str, ...] = ()
+    """Verdicts that end with exit status 1 beside "does not fit": "tight", and "unknown" if there is none."""
+    margin: Margin | None = None
+    """Memory that should remain free; a launch that leaves less is tight."""
     record: str | None = None
     allocator: Literal["pool", "malloc"] | None = None
     """Allocation function of the CUDA recorder: cudaMallocAsync (pool, and the default) or cudaMalloc (malloc)."""
@@ -65,7 +69,7 @@ OPTIONS: Final[dict[str, InfoOption]] = {
         "formulas (default), a run of megatron-core on tensors without data, or a comparison of both",
         choice("formula", "shadow", "both"),
     ),
-    "gpu": InfoOption("NAME", "target GPU, such as H100-80GB (default: the local GPU)", word),
+    "gpu": InfoOption("NAME", "target GPU, such as H100-80GB (default: the local GPU); list prints the known GPUs", word),
     "gpu_memory": InfoOption("SIZE", "memory of the target GPU, such as 80GiB", size),
     "json": InfoOption("FILE", "write the report as JSON to this file; - is standard output", word),
     "detail": InfoOption(
@@ -73,6 +77,12 @@ OPTIONS: Final[dict[str, InfoOption]] = {
         "sections of the report to print in full, separated by commas",
         several("summary", "memory", "groups", "communication", "tree", "full", none="summary"),
     ),
+    "fail_on": InfoOption(
+        "LIST",
+        "verdicts that also end with exit status 1, separated by commas: tight, unknown",
+        several("tight", "unknown", what="verdict that can be named here"),
+    ),
+    "margin": InfoOption("SIZE", "memory that should remain free, such as 5% or 4GiB; with less the launch is tight", margin),
     "record": InfoOption("FILE", "run training steps of one rank and write the trace to this file", word),
     "allocator": InfoOption(
         "pool|malloc", "allocation function for --info-record on a GPU (default: pool)", choice("pool", "malloc")
@@ -108,7 +118,10 @@ def usage() -> str:
     lines += [f"  {_shown(name):<38} {OPTIONS[field].help}" for name, field in FLAGS.items()]
     lines += [
         "",
-        "Exit status: 0 the launch fits or no GPU is known, 1 it does not fit, 2 invalid or unsupported input, 3 a check failed.",
+        "Other commands: --help, --version, --info-gpu list.",
+        "",
+        "Exit status: 0 the launch fits or no GPU is known, 1 it does not fit (or --info-fail-on), 2 invalid or unsupported input,",
+        "3 a check failed.",
     ]
     return "\n".join(lines)
 

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from analyzer.errors import InputError
 from analyzer.units import parse_size
+
+
+class Margin(NamedTuple):
+    """Memory of a GPU that should remain free: a share of its capacity, or bytes."""
+
+    share: float = 0.0
+    bytes: int = 0
+
+    def of(self, capacity: int) -> int:
+        """The margin in bytes for a GPU with `capacity` bytes."""
+        return self.bytes or int(self.share * capacity)
 
 
 def word(_name: str, text: str | None) -> str:
@@ -31,15 +43,18 @@ def choice(*choices: str) -> Callable[[str, str | None], str]:
     return read
 
 
-def several(*choices: str, none: str) -> Callable[[str, str | None], tuple[str, ...]]:
-    """A reader of a comma-separated list of `choices`. `none` is the choice that adds nothing to the list."""
+def several(*choices: str, what: str = "section of the report", none: str = "") -> Callable[[str, str | None], tuple[str, ...]]:
+    """A reader of a comma-separated list of `choices`. `none` is the choice that adds nothing to the list.
+
+    `what` names a choice in the error for another word.
+    """
 
     def read(name: str, text: str | None) -> tuple[str, ...]:
         words = tuple(each.strip() for each in (text or "").split(","))
         for each in words:
             if each not in choices:
                 known = f"{', '.join(choices[:-1])} or {choices[-1]}"
-                raise InputError(name, f"{each!r} is not a section of the report", f"use {known}")
+                raise InputError(name, f"{each!r} is not a {what}", f"use {known}")
         return tuple(each for each in words if each != none)
 
     return read
@@ -52,6 +67,19 @@ def size(name: str, text: str | None) -> int:
     except ValueError as error:
         fault = f"{text!r} is not a memory size" + (f": {error}" if "any GPU" in str(error) else "")
         raise InputError(name, fault, "write a size with a unit, such as 80GiB or 80GB") from None
+
+
+def margin(name: str, text: str | None) -> Margin:
+    """A share of the capacity of a GPU from 0% to below 100%, or a memory size."""
+    number, per_cent, rest = (text or "").strip().partition("%")
+    value = _number(number)
+    if per_cent and not rest and value is not None and 0 <= value < 100:
+        return Margin(share=value / 100)
+    try:
+        return Margin(bytes=parse_size(text or ""))
+    except ValueError:
+        fault = f"{text!r} is neither a share from 0% to below 100% nor a memory size"
+        raise InputError(name, fault, "write a value such as 5% or 4GiB") from None
 
 
 def integer(least: int) -> Callable[[str, str | None], int]:

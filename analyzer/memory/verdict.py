@@ -19,23 +19,33 @@ def verdict(ranks: Sequence[RankClass], hardware: HardwareSpec, *, note: str = "
 
     Its `device_bytes` (reserved memory, CUDA context and NCCL buffers) are compared with the capacity. The state is tight if the
     capacity is within the estimated range (`device_range_bytes`): then the launch may or may not fit, and `fits` compares the
-    estimate itself. A negative headroom is the amount of missing memory. `fits`, `state` and `headroom_bytes` are None if the
-    capacity is not known. `ranks` must not be empty. `note` is copied to the verdict.
+    estimate itself. It is also tight if the launch fits and the headroom is below the margin of `hardware`. A negative headroom is
+    the amount of missing memory. `fits`, `state`, `headroom_bytes` and `margin_bytes` are None if the capacity is not known.
+    `ranks` must not be empty. `note` is copied to the verdict.
     """
     tightest = highest(ranks)
     capacity = hardware.capacity_bytes
     headroom = None if capacity is None else capacity - tightest.memory.device_bytes
     return Verdict(
         fits=None if headroom is None else headroom >= 0,
-        state=None if capacity is None else _state(ranks, capacity),
+        state=None if capacity is None else _state(ranks, capacity, margin=hardware.margin_bytes),
         gpu=hardware.name,
         capacity_bytes=capacity,
         tightest_rank=tightest.ranks[0][0],
         headroom_bytes=headroom,
+        margin_bytes=None if capacity is None else hardware.margin_bytes,
         note=note,
     )
 
 
-def _state(ranks: Sequence[RankClass], capacity: int) -> Literal["fits", "tight", "does not fit"]:
+def estimated_range(ranks: Sequence[RankClass]) -> tuple[int, int]:
+    """The lowest and the highest device memory that the highest-memory rank may need, in bytes."""
     least, most = (max(rank.memory.device_range_bytes[end] for rank in ranks) for end in (0, 1))
-    return "does not fit" if least > capacity else "fits" if most <= capacity else "tight"
+    return least, most
+
+
+def _state(ranks: Sequence[RankClass], capacity: int, *, margin: int) -> Literal["fits", "tight", "does not fit"]:
+    least, most = estimated_range(ranks)
+    if least > capacity:
+        return "does not fit"
+    return "tight" if most > capacity or capacity - highest(ranks).memory.device_bytes < margin else "fits"

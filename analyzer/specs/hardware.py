@@ -12,5 +12,7 @@ class HardwareSpec:
     name: str | None = None
     capacity_bytes: int | None = None
     """Memory available to a process: the total of `cudaMemGetInfo`."""
+    margin_bytes: int = 0
+    """Memory that should remain free: with less headroom a launch is tight."""
     compute_capability: tuple[int, int] | None = None
     multiprocessors: int | None = None

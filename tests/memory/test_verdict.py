@@ -61,3 +61,26 @@ def test_the_capacity_is_compared_with_device_memory_not_with_the_allocated_peak
     memory = RANKS[0].memory
     between = (memory.peak_allocated_bytes + memory.device_bytes) // 2
     assert verdict(RANKS, HardwareSpec(capacity_bytes=between)).fits is False
+
+
+@pytest.mark.parametrize(
+    ("capacity", "margin", "state", "fits"),
+    [
+        (60, 10, "fits", True),  # headroom equal to the margin
+        (60, 11, "tight", True),
+        (57, 0, "fits", True),
+        (55, 6, "tight", True),  # the range and the margin
+        (48, 10, "tight", False),  # the range; the estimate does not fit
+        (44, 100, "does not fit", False),
+    ],
+)
+def test_headroom_below_the_margin_is_tight_and_does_not_change_whether_it_fits(
+    capacity: int, margin: int, state: str, fits: bool
+) -> None:
+    """The estimate is 50, from 45 to 57."""
+    result = verdict(_of({0: 20, 4: 50}), HardwareSpec(capacity_bytes=capacity, margin_bytes=margin))
+    assert (result.state, result.fits, result.margin_bytes) == (state, fits, margin)
+
+
+def test_there_is_no_margin_without_a_capacity() -> None:
+    assert verdict(RANKS, HardwareSpec()).margin_bytes is None

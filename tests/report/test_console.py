@@ -255,6 +255,19 @@ def test_a_tight_verdict_has_the_range_of_the_estimate() -> None:
     text = _words(_text(replace(report, verdict=tight)))
     assert "It is tight: rank 0 (stage 0) needs 30.45 GiB of 31.00 GiB (H100-80GB); the estimate ranges from 29.57 GiB" in text
     assert "By the estimate 512.00 MiB (2%) remain free." in text
+    both = replace(tight, margin_bytes=2**30)
+    text = _words(_text(replace(report, verdict=both)))
+    assert "By the estimate 512.00 MiB (2%) remain free, less than the margin of 1.00 GiB (3%)." in text
+
+
+def test_a_verdict_that_is_tight_because_of_the_margin_names_the_margin() -> None:
+    report = small_report()
+    tight = replace(report.verdict, state="tight", capacity_bytes=40 * 2**30, headroom_bytes=9 * 2**30, margin_bytes=10 * 2**30)
+    text = _words(_text(replace(report, verdict=tight)))
+    assert text.startswith(
+        "It is tight: rank 0 (stage 0) needs 30.45 GiB of 40.00 GiB (H100-80GB); "
+        "the headroom of 9.00 GiB (22%) is below the margin of 10.00 GiB (25%)."
+    )
 
 
 def test_without_a_capacity_there_is_no_verdict_and_the_note_has_the_reason() -> None:

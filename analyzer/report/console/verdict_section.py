@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analyzer.memory.verdict import highest
+from analyzer.memory.verdict import estimated_range, highest
 from analyzer.report.console.elements import BAD, GOOD, KEY, paragraph, table
 from analyzer.results import Report
 from analyzer.units import format_bytes
@@ -32,9 +32,16 @@ def _sentence(report: Report) -> tuple[str, str]:
     of = f"of {format_bytes(result.capacity_bytes)}" + (f" ({result.gpu})" if result.gpu else "")
     amount = f"{format_bytes(abs(result.headroom_bytes))} ({share(result.headroom_bytes, of=result.capacity_bytes)})"
     difference = f"{amount} {'remain free' if result.fits else 'are missing'}"
+    margin = result.margin_bytes or 0
+    below = f"the margin of {format_bytes(margin)} ({share(margin, of=result.capacity_bytes)})"
+    is_below = 0 <= result.headroom_bytes < margin
+    least, most = estimated_range(report.ranks)
+    if result.state == "tight" and most > result.capacity_bytes:
+        ends = f"{format_bytes(least)} to {format_bytes(most)}"
+        less = f", less than {below}" if is_below else ""
+        return f"It is tight: {needs} {of}; the estimate ranges from {ends}. By the estimate {difference}{less}.", KEY
     if result.state == "tight":
-        least, most = (format_bytes(end) for end in tightest.memory.device_range_bytes)
-        return f"It is tight: {needs} {of}; the estimate ranges from {least} to {most}. By the estimate {difference}.", KEY
+        return f"It is tight: {needs} {of}; the headroom of {amount} is below {below}.", KEY
     if result.fits:
         return f"It fits: {needs} {of}; {difference}.", GOOD
     return f"It does not fit: {needs} {of}; {difference}.", BAD
