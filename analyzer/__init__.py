@@ -2,4 +2,6 @@
 
 from analyzer.api import analyze
 
-__all__ = ["analyze"]
+__all__ = ["__version__", "analyze"]
+
+__version__ = "0.1.0"

@@ -13,9 +13,9 @@ from analyzer.errors import FITS, AnalyzerError
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status. `argv` are the arguments without the name of the program.
 
-    Exit status 0: the launch fits, or the GPU memory is not known. 1: a rank does not fit. 2: invalid or unsupported input. 3: a
-    comparison failed. The environment, the working directory and the garbage collector of the process do not change.
-    `--info-launch` replaces the process by the training.
+    Exit status 0: the launch fits, or the GPU memory is not known. 1: a rank does not fit, or the verdict is one of those in
+    `--info-fail-on`. 2: invalid or unsupported input. 3: a comparison failed. The environment, the working directory and the
+    garbage collector of the process do not change. `--info-launch` replaces the process by the training.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -26,12 +26,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    from analyzer.cli.output import standard_output
-    from analyzer.launch.info_options import usage, value_of
+    from analyzer.cli.information import print_information
+    from analyzer.launch.info_options import value_of
 
-    if "--help" in argv or "-h" in argv:
-        with standard_output() as stream:
-            print(usage(), file=stream)
+    if print_information(argv):
         return FITS
     environ, folder = dict(os.environ), Path.cwd()
     if "--info-print-options" in argv:

@@ -151,7 +151,8 @@ def _nearest(name: str) -> str:
 
     names = {_key(n): gpu.name for gpu in GPUS for n in (gpu.name, *gpu.aliases)}
     close = list(dict.fromkeys(names[key] for key in get_close_matches(_key(name), names, n=3, cutoff=0.5)))
-    return f"use a known name such as {' or '.join(close)}, or " if close else ""
+    such = f" such as {' or '.join(close)}" if close else ""
+    return f"use a known name{such} (--info-gpu list), or "
 
 
 def hardware(gpu: str | None, memory: int | None) -> tuple[HardwareSpec, tuple[str, ...]]:
