@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from analyzer.results import Report
     from analyzer.specs import TrainingJob
 
-OF_COMMAND_LINE: Final = ("json", "detail", "record", "allocator", "check", "rank", "layers", "launch", "print_options", "fail_on")
+OF_COMMAND_LINE: Final = (
+    "json", "detail", "record", "allocator", "check", "rank", "layers", "launch", "print_options", "fail_on", "against",
+)  # fmt: skip
 """Fields of `InfoOptions` that ask the command line to print, record or start something."""
 
 

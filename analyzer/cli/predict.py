@@ -10,16 +10,22 @@ from analyzer.api import read_launch
 from analyzer.cli.output import write_report
 from analyzer.errors import CHECK_FAILED, DOES_NOT_FIT, FITS
 from analyzer.predict import predict
-from analyzer.results import Verdict
+from analyzer.results import Report, Verdict
 
 if TYPE_CHECKING:
     from analyzer.cli.shadow_report import Compared
+    from analyzer.report.against import Against, OldReport
 
 
 def predict_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> int:
     """Predicts a launch, prints the report and returns the exit status. Raises AnalyzerError."""
     launch = read_launch(argv, environ=environ, folder=folder)
     options = launch.options
+    old = None
+    if options.against is not None:
+        from analyzer.report.against import read_old
+
+        old = read_old(options.against)
     report = predict(launch.job, note=launch.note)
     command = ("get_training_info.py", *argv)
     if options.record is not None:
@@ -31,7 +37,7 @@ def predict_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
         from analyzer.cli.shadow import run_engine
 
         report, compared = run_engine(report, engine=options.engine, argv=command, environ=environ, tolerance=options.tolerance)
-    write_report(report, options, compared)
+    write_report(report, options, compared, changes_since(old, report))
     if any(each.comparison.failures for each in compared):
         return CHECK_FAILED
     if fails(report.verdict, options.fail_on):
@@ -41,6 +47,15 @@ def predict_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
 
         start_training(argv, folder=folder, has_verdict=report.verdict.fits is not None)
     return FITS
+
+
+def changes_since(old: OldReport | None, report: Report) -> Against | None:
+    """What changed since the report in `--info-against`; None without that option."""
+    if old is None:
+        return None
+    from analyzer.report.against import compare
+
+    return compare(old, report)
 
 
 def fails(verdict: Verdict, fail_on: Collection[str]) -> bool:

@@ -29,6 +29,8 @@ class InfoOptions:
     """Verdicts that end with exit status 1 beside "does not fit": "tight", and "unknown" if there is none."""
     margin: Margin | None = None
     """Memory that should remain free; a launch that leaves less is tight."""
+    against: str | None = None
+    """A JSON report to compare the report with."""
     record: str | None = None
     allocator: Literal["pool", "malloc"] | None = None
     """Allocation function of the CUDA recorder: cudaMallocAsync (pool, and the default) or cudaMalloc (malloc)."""
@@ -83,6 +85,7 @@ OPTIONS: Final[dict[str, InfoOption]] = {
         several("tight", "unknown", what="verdict that can be named here"),
     ),
     "margin": InfoOption("SIZE", "memory that should remain free, such as 5% or 4GiB; with less the launch is tight", margin),
+    "against": InfoOption("FILE", "print what changed since the JSON report in this file", word),
     "record": InfoOption("FILE", "run training steps of one rank and write the trace to this file", word),
     "allocator": InfoOption(
         "pool|malloc", "allocation function for --info-record on a GPU (default: pool)", choice("pool", "malloc")

@@ -222,3 +222,12 @@ def test_a_file_that_is_not_a_trace_is_an_error(tmp_path: Path) -> None:
     outcome = run("--info-check", str(tmp_path / "text"), *WORDS)
     assert outcome.status == 2
     assert len(outcome.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("option", "value"), [("--info-against", "old.json"), ("--info-fail-on", "tight")])
+def test_options_about_a_report_are_refused(tmp_path: Path, option: str, value: str) -> None:
+    path = tmp_path / "step.trace"
+    recorded_step(path)
+    outcome = run("--info-check", str(path), option, value)
+    assert_refused(outcome, "--info-check")
+    assert option in outcome.err
