@@ -10,7 +10,7 @@ from analyzer.launch.arguments import Arguments
 from analyzer.launch.argv_parser import read_words
 from analyzer.launch.build import build
 from analyzer.launch.derive.launch_input import LaunchInput
-from analyzer.launch.launchers.torchrun import World
+from analyzer.launch.launchers.world import World
 from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.layout.groups import RankRanges
 from analyzer.modules.stage import StageModel

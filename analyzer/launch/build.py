@@ -33,7 +33,7 @@ from analyzer.specs.rules import violations
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
     from analyzer.launch.derive.model.shape import Shape
-    from analyzer.launch.launchers.torchrun import World
+    from analyzer.launch.launchers.world import World
     from analyzer.launch.tokenizer.vocabulary import Vocabulary
     from analyzer.specs.model import BlockSpec
 

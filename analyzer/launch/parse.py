@@ -14,7 +14,8 @@ from analyzer.launch.arguments import Arguments
 from analyzer.launch.argv_parser import Reading, is_option, operands_of, read_words
 from analyzer.launch.entry_script import check_entry
 from analyzer.launch.info_options import MODEL, PREFIX, InfoOptions, read_info_options, takes_value
-from analyzer.launch.launchers.torchrun import World, read_world
+from analyzer.launch.launchers.read_world import read_world
+from analyzer.launch.launchers.world import World
 from analyzer.launch.megatron_words import MegatronWords, megatron_words, with_fork_values
 from analyzer.launch.options.catalogue import PREFERRED, load_catalogue
 from analyzer.launch.options.choose_release import chosen_table, read_with_catalogue
@@ -39,7 +40,14 @@ def parse(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> t
     if table is not None:
         known = {**catalogue.newest, **table.options}
         words = split_argv(argv, known)
-    world = read_world(words.torchrun, environ)
+    world = read_world(
+        words.launcher_options,
+        environ,
+        launcher=words.launcher,
+        folder=folder,
+        size=info.world_size,
+        gpus_per_node=info.gpus_per_node,
+    )
     size = None if world is None else world.size
     own = megatron_words(words.megatron, table, catalogue, world=size, strict=info.strict)
     entry = _about_entry(words, known)
@@ -138,7 +146,7 @@ def _about_entry(words: SplitArgv, known: Mapping[str, Option]) -> tuple[str, ..
                 operands_of(known[flag], words.megatron[position + 1 :]) if flag in known else words.megatron[position + 1 :][:1]
             )
             options[flag] = [attached] if equals else list(following)
-    stated = check_entry(words.entry, module=any(dest == "module" for dest, _, _ in words.torchrun), options=options)
+    stated = check_entry(words.entry, module=any(dest == "module" for dest, _, _ in words.launcher_options), options=options)
     return () if stated is None else (stated,)
 
 
@@ -148,7 +156,7 @@ def words_of_launch(argv: Sequence[str], *, recorded: Sequence[str]) -> list[str
     `recorded` starts with the program's name.
     """
     words = split_argv(argv, load_catalogue().newest)
-    if words.megatron or words.torchrun or words.entry is not None or any(name == MODEL for name, _ in words.info):
+    if words.megatron or words.launcher_options or words.entry is not None or any(name == MODEL for name, _ in words.info):
         return list(argv)
     return [*_without_info_options(recorded[1:]), *argv]
 

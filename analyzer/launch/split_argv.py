@@ -1,4 +1,4 @@
-"""Splits a command line into options of torchrun, of Megatron and of this program, in any order."""
+"""Splits a command line into options of the launcher, of Megatron and of this program, in any order."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from analyzer.errors import InputError
 from analyzer.launch import info_options
 from analyzer.launch.argv_parser import is_option, operands_of
-from analyzer.launch.launchers import torchrun_options
+from analyzer.launch.launchers import launcher_options
+from analyzer.launch.launchers.launcher_options import ACCELERATE, NAMES, TORCHRUN
 from analyzer.launch.options.option_table import Option
 
-LAUNCHERS: Final = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch"})
-"""Names of the launcher, if the command line still contains one."""
 UNBUFFERED: Final = "-u"
 """Python's option for unbuffered output, as in `python -u pretrain_gpt.py`."""
+SUBCOMMAND: Final = "launch"
+"""The command of accelerate that starts a training."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitArgv:
     """A command line, split by the program that each word belongs to."""
 
-    torchrun: tuple[tuple[str, str | None, str], ...]
+    launcher: str | None
+    """The launcher, if the command line still contains its name: torchrun (also torch.distributed.run), deepspeed or accelerate."""
+    launcher_options: tuple[tuple[str, str | None, str], ...]
     """(dest, value, flag as written) in the order given; value is None for an option without a value."""
     info: tuple[tuple[str, str | None], ...]
     """(flag, value) in the order given."""
@@ -31,50 +33,90 @@ class SplitArgv:
     """The training script or module."""
 
 
+class _Splitter:
+    """The parts of a command line, collected word by word."""
+
+    def __init__(self, argv: Sequence[str], known: Mapping[str, Option]) -> None:
+        self.words = list(argv)
+        self.known = known
+        self.launcher: str | None = None
+        self.options: list[tuple[str, str | None, str]] = []
+        self.info: list[tuple[str, str | None]] = []
+        self.megatron: list[str] = []
+        self.entry: str | None = None
+        self.any_entry = False
+        """The next word that is not an option is the script, whatever its name."""
+
+    def split(self) -> SplitArgv:
+        while self.words:
+            word = self.words.pop(0)
+            if word.startswith(info_options.PREFIX):
+                self._info_option(word)
+            elif is_option(word):
+                self._option(word)
+            else:
+                self._operand(word)
+        return SplitArgv(self.launcher, tuple(self.options), tuple(self.info), tuple(self.megatron), self.entry)
+
+    def _info_option(self, word: str) -> None:
+        flag, equals, attached = word.partition("=")
+        value = attached if equals else None
+        if info_options.takes_value(flag) and not equals:
+            value = self.words.pop(0) if self.words and not is_option(self.words[0]) else None
+        self.info.append((flag, value))
+
+    def _option(self, word: str) -> None:
+        flag, equals, _ = word.partition("=")
+        of_megatron = flag in self.known
+        before_script = self.entry is None
+        named = before_script and self.launcher not in (None, TORCHRUN)
+        option = None
+        if not of_megatron or named:
+            option = launcher_options.find(word, launcher=self.launcher, before_script=before_script)
+        if option is not None:
+            self._launcher_option(option)
+        elif before_script and word == UNBUFFERED:
+            return
+        else:
+            self.megatron.append(word)
+            if of_megatron and not equals:
+                operands = operands_of(self.known[flag], self.words)
+                operands = _without_script(self.known[flag], operands, script_is_due=before_script)
+                self.megatron.extend(operands)
+                del self.words[: len(operands)]
+
+    def _launcher_option(self, option: launcher_options.LauncherOption) -> None:
+        value = option.attached
+        if option.takes_value and value is None and self.words:
+            missing = is_option(self.words[0]) or self.words[0].endswith(".py")  # the training script
+            value = None if missing else self.words.pop(0)
+        self.options.append((option.dest, value, option.written))
+        self.any_entry = self.any_entry or option.dest in ("module", "no_python")
+
+    def _operand(self, word: str) -> None:
+        started = self.launcher is not None or self.options or self.megatron
+        if self.entry is not None:
+            self.megatron.append(word)
+        elif word in NAMES:
+            self.options = [option for option in self.options if option[0] != "module"]
+            self.launcher, self.any_entry = NAMES[word], False
+        elif word == SUBCOMMAND and (self.launcher == ACCELERATE or not started):
+            self.launcher = ACCELERATE
+        elif word.endswith(".py") or self.any_entry:
+            self.entry = word
+        else:
+            self.megatron.append(word)
+
+
 def split_argv(argv: Sequence[str], known: Mapping[str, Option]) -> SplitArgv:
-    """Splits the words of `argv`. `known`: Megatron's options by flag; they take precedence over torchrun's.
+    """Splits the words of `argv`. `known`: Megatron's options by flag.
 
     The training script is the first word that is not the value of an option and ends in .py, or follows `-m` or `--no-python`.
-    Abbreviated options of torchrun are accepted before it, as by torchrun. Raises InputError for a torchrun option without its
-    value and for an unknown --info option.
+    Megatron's options take precedence over torchrun's, and may stand before the script. If the command line names deepspeed or
+    accelerate, their options take precedence before the script. Abbreviated options of torchrun are accepted there. An option of
+    a launcher without its value has the value None. Raises InputError for an unknown --info option.
     """
-    torchrun: list[tuple[str, str | None, str]] = []
-    info: list[tuple[str, str | None]] = []
-    megatron: list[str] = []
-    entry: str | None = None
-    any_entry = False
-    words = list(argv)
-    while words:
-        word = words.pop(0)
-        flag, equals, attached = word.partition("=")
-        if flag.startswith(info_options.PREFIX):
-            value = attached if equals else None
-            if info_options.takes_value(flag) and not equals:
-                value = words.pop(0) if words and not is_option(words[0]) else None
-            info.append((flag, value))
-        elif is_option(word) and flag in known:
-            megatron.append(word)
-            if not equals:
-                operands = _without_script(known[flag], operands_of(known[flag], words), script_is_due=entry is None)
-                megatron.extend(operands)
-                del words[: len(operands)]
-        elif is_option(word) and (option := torchrun_options.find(word, abbreviated=entry is None)):
-            value = option.attached
-            if option.takes_value and value is None:
-                if not words or is_option(words[0]):
-                    raise InputError(option.written, "has no value", f"write {option.written} VALUE")
-                value = words.pop(0)
-            torchrun.append((option.dest, value, option.written))
-            any_entry = any_entry or option.dest in ("module", "no_python")
-        elif entry is None and word in LAUNCHERS:
-            torchrun, any_entry = [option for option in torchrun if option[0] != "module"], False
-        elif entry is None and word == UNBUFFERED:
-            continue
-        elif entry is None and not is_option(word) and (word.endswith(".py") or any_entry):
-            entry = word
-        else:
-            megatron.append(word)
-    return SplitArgv(tuple(torchrun), tuple(info), tuple(megatron), entry)
+    return _Splitter(argv, known).split()
 
 
 def _without_script(option: Option, operands: list[str], *, script_is_due: bool) -> list[str]:

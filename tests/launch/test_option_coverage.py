@@ -13,7 +13,7 @@ from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.build import build
 from analyzer.launch.coverage.option_effects import MODELLED, NO_EFFECT
 from analyzer.launch.coverage.supported import ASSUMED, MODELLED_VALUES, REFUSED, assumptions_of
-from analyzer.launch.launchers.torchrun import World
+from analyzer.launch.launchers.world import World
 from tests.data_files import parser_options
 from tests.job_of import BASE, HOPPER, arguments_of, job_of
 

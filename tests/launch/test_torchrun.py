@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.errors import InputError, UnsupportedError
-from analyzer.launch.launchers.torchrun import World
+from analyzer.launch.launchers.world import World
 from analyzer.launch.parse import parse
 
 

@@ -16,7 +16,7 @@ from analyzer.specs.rules.sizes import parallel_violations
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
     from analyzer.launch.derive.launch_input import LaunchInput
-    from analyzer.launch.launchers.torchrun import World
+    from analyzer.launch.launchers.world import World
 
 CP_COMM_TYPES: Final = ("p2p", "a2a", "all_gather", "a2a+p2p")
 

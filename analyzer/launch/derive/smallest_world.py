@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from analyzer.launch.derive.reading import size
-from analyzer.launch.launchers.torchrun import World
+from analyzer.launch.launchers.world import World
 
 if TYPE_CHECKING:
     from analyzer.launch.derive.launch_input import LaunchInput

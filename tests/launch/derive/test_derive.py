@@ -16,7 +16,7 @@ from analyzer.errors import InputError
 from analyzer.launch.derive.launch_input import LaunchInput
 from analyzer.launch.derive.model.shape import ffn_hidden_size
 from analyzer.launch.derive.parallel import parallel_spec
-from analyzer.launch.launchers.torchrun import World
+from analyzer.launch.launchers.world import World
 from analyzer.specs import ParallelSpec
 from tests.data_files import truth, truth_records
 from tests.job_of import AMPERE, BASE, BASE_2023, BLACKWELL, HOPPER, arguments_of, job_of

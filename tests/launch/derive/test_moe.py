@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.build import build
-from analyzer.launch.launchers.torchrun import World
+from analyzer.launch.launchers.world import World
 from analyzer.launch.parse import parse
 from analyzer.specs import HardwareSpec, MoeSpec, TrainingJob
 from tests.data_files import truth, truth_records
