@@ -8,6 +8,8 @@ FITS: Final = 0
 DOES_NOT_FIT: Final = 1
 WRONG_INPUT: Final = 2
 CHECK_FAILED: Final = 3
+INTERNAL_ERROR: Final = 70
+"""EX_SOFTWARE of sysexits.h."""
 
 
 class AnalyzerError(Exception):

@@ -24,7 +24,7 @@ MAX_FUNCTION_LINES = 60
 
 LAYERS = (
     {"units", "errors", "collector"},
-    {"specs"},
+    {"specs", "script"},
     {"launch", "layout", "schedule", "hardware"},
     {"modules"},
     {"buffers"},

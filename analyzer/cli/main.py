@@ -4,34 +4,70 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from analyzer.errors import FITS, AnalyzerError
+from analyzer.errors import FITS, INTERNAL_ERROR, AnalyzerError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status. `argv` are the arguments without the name of the program.
 
     Exit status 0: the launch fits, or the GPU memory is not known. 1: a rank does not fit, or the verdict is one of those in
-    `--info-fail-on`. 2: invalid or unsupported input. 3: a comparison failed. The environment, the working directory and the
-    garbage collector of the process do not change. `--info-launch` replaces the process by the training.
+    `--info-fail-on`. 2: invalid or unsupported input. 3: a comparison failed. 70: an error of this program. The environment, the
+    working directory and the garbage collector of the process do not change. `--info-launch` replaces the process by the training.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    return _reported(lambda: _run(arguments))
+
+
+def _reported(action: Callable[[], int]) -> int:
+    """The exit status of `action`. An error is printed: one line for what the user can correct."""
     try:
-        return _run(arguments)
+        return action()
     except AnalyzerError as error:
         print(f"get_training_info: {error}", file=sys.stderr)
         return error.exit_code
+    except Exception as error:
+        import traceback
+
+        traceback.print_exc()
+        print(f"get_training_info: internal error: {type(error).__name__}: {error}", file=sys.stderr)
+        return INTERNAL_ERROR
 
 
 def _run(argv: list[str]) -> int:
     from analyzer.cli.information import print_information
-    from analyzer.launch.info_options import value_of
 
-    if print_information(argv):
+    position = _position_of_script(argv)
+    if print_information(argv[:position]):
         return FITS
     environ, folder = dict(os.environ), Path.cwd()
+    if position is not None:
+        from analyzer.cli.script import analyze_script
+
+        return analyze_script(argv, position, environ=environ, folder=folder, analysis=_analyze_one)
+    return _analyze(argv, environ=environ, folder=folder)
+
+
+def _position_of_script(argv: Sequence[str]) -> int | None:
+    """The position of a launch script in `argv`, before which there are only --info options. None without a script."""
+    first = next((word for word in argv if not word.startswith("-") and os.path.isfile(word)), None)
+    if first is None or first.endswith(".py"):
+        return None
+    from analyzer.cli.script import find_script
+
+    return find_script(argv)
+
+
+def _analyze_one(argv: Sequence[str], environ: Mapping[str, str], folder: Path) -> int:
+    """Analyzes one launch of a script."""
+    return _reported(lambda: _analyze(list(argv), environ=environ, folder=folder))
+
+
+def _analyze(argv: list[str], *, environ: Mapping[str, str], folder: Path) -> int:
+    from analyzer.launch.info_options import value_of
+
     if "--info-print-options" in argv:
         from analyzer.cli.print_options import print_options
 

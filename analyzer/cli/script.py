@@ -1,0 +1,223 @@
+"""A launch script on the command line: runs it with stand-ins, and analyzes or prints the launches that they intercepted."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from analyzer.cli.output import standard_output
+from analyzer.errors import FITS, InputError
+from analyzer.launch.info_options import PREFIX, takes_value
+from analyzer.script.run import Failure, Intercepted, ScriptRun, run_script
+
+SUFFIXES: Final = (".sh", ".bash", ".slurm", ".sbatch", ".sub", ".job", ".pbs", ".qsub", ".lsf", ".zsh", ".ksh")
+SHELLS: Final = frozenset({"sh", "bash", "dash", "ksh", "zsh", "csh", "tcsh", "fish"})
+PRECEDENCE: Final = (70, 2, 3, 1, 0)
+"""Of several launches, the exit status is the first of these that occurs."""
+WRITTEN: Final = ("--info-json", "--info-record")
+"""Options that name a file to write, which is another one for each launch."""
+SHOWN_VARIABLES: Final = (
+    "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_", "OMPI_COMM_WORLD_", "PMI_SIZE", "PET_", "CUDA_DEVICE_MAX_CONNECTIONS", "NVTE_",
+    "MEGATRON_", "NNODES", "NPROC_PER_NODE",
+)  # fmt: skip
+"""Beginnings of the names of variables that `--info-dry` prints."""
+HIDDEN_VARIABLES: Final = frozenset({
+    "SLURM_JOBID", "SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_PARTITION", "SLURM_CLUSTER_NAME", "SLURM_SUBMIT_DIR",
+    "SLURM_SUBMIT_HOST", "SLURM_NODELIST", "SLURMD_NODENAME", "SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEPID",
+    "SLURM_STEP_ID", "SLURM_ARRAY_TASK_ID", "SLURM_NPROCS", "SLURM_JOB_NUM_NODES", "SLURM_TASKS_PER_NODE", "SLURM_GPUS_ON_NODE",
+})  # fmt: skip
+
+LONGEST_COMMAND: Final = 200
+"""Characters of a command in an error."""
+
+Analysis = Callable[[Sequence[str], Mapping[str, str], Path], int]
+"""Analyzes the words of one launch in an environment and a folder, prints errors, and returns the exit status."""
+
+
+def find_script(argv: Sequence[str]) -> int | None:
+    """The position of the launch script in `argv`: its first word that is neither an --info option nor the value of one.
+
+    None if that word is not a file with a shell script. Raises InputError for an unknown --info option.
+    """
+    position = 0
+    while position < len(argv):
+        name, equals, _ = argv[position].partition("=")
+        if not name.startswith(PREFIX):
+            return position if _is_shell_script(argv[position]) else None
+        position += 2 if takes_value(name) and not equals else 1
+    return None
+
+
+def _is_shell_script(word: str) -> bool:
+    if word.startswith("-") or word.endswith(".py") or not os.path.isfile(word):
+        return False
+    if word.endswith(SUFFIXES):
+        return True
+    try:
+        with open(word, "rb") as file:
+            first = file.readline(200)
+    except OSError:
+        return False
+    names = {os.path.basename(part).decode(errors="replace") for part in first[2:].split()[:2]}
+    return first.startswith(b"#!") and bool(names & SHELLS)
+
+
+def analyze_script(argv: Sequence[str], position: int, *, environ: Mapping[str, str], folder: Path, analysis: Analysis) -> int:
+    """Runs the script at `position` of `argv`, and analyzes its launches. Returns the exit status.
+
+    Raises InputError if the script ends before a launch, or cannot be run.
+    """
+    script = Path(argv[position])
+    given, arguments = _separated([*argv[:position], *argv[position + 1 :]])
+    flags = {word.partition("=")[0] for word in given}
+    if "--info-launch" in flags:
+        remedy = f"run bash {script} if the launch fits, or replace the launcher in it by get-training-info"
+        raise InputError("--info-launch", "starts one launch command, and a script is given", remedy)
+    sys.stdout.flush()
+    ran = run_script(script, arguments, environ=environ, folder=folder, run_all="--info-run-all" in flags)
+    if not ran.launches:
+        raise _without_launch(script, ran)
+    if ran.stopped == "launches":
+        print(f"get_training_info: {script} was ended, because it repeats a launch", file=sys.stderr)
+    if "--info-dry" in flags:
+        with standard_output() as stream:
+            for number, launch in enumerate(ran.launches, 1):
+                print(_dry(launch, _title(number, ran, script), given), file=stream)
+        return FITS
+    options = [word for word in given if word not in ("--info-dry", "--info-run-all")]
+    statuses = []
+    for number, launch in enumerate(ran.launches, 1):
+        if len(ran.launches) > 1:
+            _print_heading(number, ran, script, options)
+        words = [*launch.argv, *_numbered(options, number)]
+        statuses.append(analysis(words, launch.environ, launch.folder))
+    return next((status for status in PRECEDENCE if status in statuses), statuses[0])
+
+
+def _separated(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The --info options, and the arguments of the script. Raises InputError for an unknown --info option."""
+    options: list[str] = []
+    arguments: list[str] = []
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        name, equals, _ = word.partition("=")
+        if not name.startswith(PREFIX):
+            arguments.append(word)
+            continue
+        options.append(word)
+        if takes_value(name) and not equals and words:
+            options.append(words.pop(0))
+    return options, arguments
+
+
+def _without_launch(script: Path, ran: ScriptRun) -> InputError:
+    """The error for a script that ended before any launch: one line with the command that failed."""
+    if ran.stopped:
+        fault = "waits in a loop, and was ended before it started a training"
+        return InputError(str(script), fault, "shorten the script to the part that starts the training")
+    remedy = "correct it, or analyze the launch command itself: get-training-info in the place of torchrun"
+    if not ran.failures:
+        if ran.status == 0:
+            return InputError(str(script), "ended without starting a training", "give a script that starts one, with its arguments")
+        return InputError(str(script), f"ended with status {ran.status} before it started a training", remedy)
+    failure = ran.failures[-1]
+    fault = f"ended with status {ran.status} before it started a training: {_command_of(failure)}"
+    fault += f" failed with status {failure.status}" if failure.status else " ended the script"
+    before = next((other for other in reversed(ran.failures[:-1]) if other.status and other.command != failure.command), None)
+    if before is not None and (not failure.status or before.source != failure.source):
+        fault += f", after {_command_of(before)} failed with status {before.status}"
+    return InputError(str(script), fault, remedy)
+
+
+def _command_of(failure: Failure) -> str:
+    """The command, shortened, and its place."""
+    command = failure.command if len(failure.command) <= LONGEST_COMMAND else f"{failure.command[:LONGEST_COMMAND]} …"
+    source = failure.source.removeprefix("./")
+    return f"{command} (line {failure.line}{f' of {source}' if source else ''})"
+
+
+def _title(number: int, ran: ScriptRun, script: Path) -> str:
+    """Which of the launches it is, and where the script starts it."""
+    launch = ran.launches[number - 1]
+    source = launch.source.removeprefix("./") or str(script)
+    where = source if launch.line is None else f"line {launch.line} of {source}"
+    times = f", started {launch.times} times" if launch.times > 1 else ""
+    return f"launch {number} of {len(ran.launches)}: {where}{times}"
+
+
+def _print_heading(number: int, ran: ScriptRun, script: Path, options: Sequence[str]) -> None:
+    """The heading of one of several reports. JSON reports on standard output have none."""
+    from analyzer.launch.info_options import value_of
+
+    if value_of("--info-json", options) == "-":
+        return
+    launch = ran.launches[number - 1]
+    command = shlex.join(launch.command)
+    title = _title(number, ran, script)
+    with standard_output() as stream:
+        print(("\n" if number > 1 else "") + title[0].upper() + title[1:], file=stream)
+        print((command if len(command) <= 100 else f"{command[:100]} …") + "\n", file=stream)
+
+
+def _numbered(options: Sequence[str], number: int) -> list[str]:
+    """The options, with `-2`, `-3` and so on before the suffix of files that are written. `number` counts from 1."""
+    if number == 1:
+        return list(options)
+    words: list[str] = []
+    for position, word in enumerate(options):
+        name, equals, value = word.partition("=")
+        if equals and name in WRITTEN:
+            words.append(f"{name}={_numbered_file(value, number)}")
+        elif position and options[position - 1] in WRITTEN:
+            words.append(_numbered_file(word, number))
+        else:
+            words.append(word)
+    return words
+
+
+def _numbered_file(name: str, number: int) -> str:
+    path = Path(name)
+    return name if name == "-" else str(path.with_name(f"{path.stem}-{number}{path.suffix}"))
+
+
+def _dry(launch: Intercepted, title: str, options: Sequence[str]) -> str:
+    """A comment line with the size, the working folder and the environment, and a line with the command."""
+    shown = [
+        f"{name}={shlex.quote(value)}"
+        for name, value in sorted(launch.environ.items())
+        if name.startswith(SHOWN_VARIABLES) and name not in HIDDEN_VARIABLES and "\n" not in value
+    ]
+    environment = f"; {' '.join(shown)}" if shown else ""
+    command = shlex.join(launch.command).replace("\n", " ")
+    return f"# {title}; {_size(launch, options)}; in {launch.folder}{environment}\n{command}"
+
+
+def _size(launch: Intercepted, options: Sequence[str]) -> str:
+    """The number of GPUs, if the launch gives it."""
+    from analyzer.launch.info_options import read_info_options
+    from analyzer.launch.launchers.read_world import read_world
+    from analyzer.launch.options.catalogue import load_catalogue
+    from analyzer.launch.split_argv import split_argv
+
+    words = split_argv([*launch.argv, *options], load_catalogue().newest)
+    info = read_info_options(words.info)
+    try:
+        world = read_world(
+            words.launcher_options,
+            launch.environ,
+            launcher=words.launcher,
+            folder=launch.folder,
+            size=info.world_size,
+            gpus_per_node=info.gpus_per_node,
+        )
+    except InputError as error:
+        return f"number of GPUs unknown ({error.option}: {error.fault})"
+    if world is None:
+        return "number of GPUs unknown"
+    gpus, nodes = ("" if number == 1 else "s" for number in (world.size, world.nodes))
+    return f"{world.size} GPU{gpus} ({world.nodes} node{nodes} of {world.gpus_per_node})"

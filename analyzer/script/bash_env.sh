@@ -1,0 +1,216 @@
+# Read by every bash that a launch script starts (BASH_ENV). The line above sets __info_folder.
+#
+# A DEBUG trap runs before each command. It puts the stand-ins first on PATH again if the script changed PATH, and defines a function
+# for a launcher that is called by its path: `/opt/conda/bin/torchrun` may name a function in bash. The trap keeps $?, $_ and
+# PIPESTATUS, and prints nothing with `set -x`.
+
+if [ -n "${INFO_SCRIPT_BASH_ENV-}" ] && [ -r "$INFO_SCRIPT_BASH_ENV" ]; then
+    . "$INFO_SCRIPT_BASH_ENV"
+fi
+export INFO_SCRIPT_FOLDER=$__info_folder
+
+if [ -z "${INFO_SCRIPT_RUN_ALL-}" ]; then
+    # kill is a builtin. It may end processes that this shell started, and it may ask whether a process exists.
+    kill() {
+        { local -; set +x; } 2>/dev/null
+        local target own
+        own=$(jobs -p)
+        own=" ${own//$'\n'/ } "
+        for target in "$@"; do
+            case $target in
+                -0 | -l | -L) builtin kill "$@"; return ;;
+            esac
+        done
+        for target in "$@"; do
+            case $target in
+                -* | %* | [A-Z]*) ;;
+                *)
+                    if [[ $own != *" $target "* ]]; then
+                        "$__info_folder/bin/kill" "$@"
+                        return
+                    fi
+                    ;;
+            esac
+        done
+        builtin kill "$@"
+    }
+fi
+
+# The first word of the command $1, in __info_word, and the rest, in __info_rest. Fails if quotes make this difficult.
+__info_split() {
+    local rest=$1 word='' chunk double single opened closed count=0
+    rest=${rest#"${rest%%[![:space:]]*}"}
+    while [[ -n $rest ]]; do
+        chunk=${rest%%[[:space:]]*}
+        word+=$chunk
+        rest=${rest:${#chunk}}
+        case $word in *'$('* | *'`'* | *'<('* | *'>('*) return 1 ;; esac
+        double=${word//[!\"]/} single=${word//[!\']/} opened=${word//[!\{]/} closed=${word//[!\}]/}
+        if ((${#double} % 2 == 0 && ${#single} % 2 == 0 && ${#opened} == ${#closed})); then
+            __info_word=$word
+            __info_rest=$rest
+            return 0
+        fi
+        count=$((count + 1))
+        if [[ $count -gt 100 ]]; then
+            return 1
+        fi
+        word+=${rest:0:1}
+        rest=${rest:1}
+    done
+    return 1
+}
+
+# Before each command: $1 is $_, $2 the file and $3 the line of the command, $4 the status of the command before it.
+__info_before() {
+    local -
+    set +eux -f
+    __info_last=$1
+    if [[ $3 == 1 && ${__info_previous[1]-1} != 1 && $BASH_COMMAND == "${__info_previous[2]}" ]]; then
+        # inside another trap, where BASH_COMMAND is the command before the trap, and the first line has the number 1
+        if [[ $4 != 0 && $BASH_COMMAND != exit && $BASH_COMMAND != 'exit '* ]]; then
+            __info_write "${__info_previous[0]}" "${__info_previous[1]}" "$4" "$BASH_COMMAND"
+        fi
+        return 0
+    fi
+    if [[ $4 != 0 && ${#FUNCNAME[@]} -le ${__info_previous[3]-1} ]]; then
+        __info_bad=("${__info_previous[0]}" "${__info_previous[1]}" "$4" "${__info_previous[2]}")
+    fi
+    if [[ ${#FUNCNAME[@]} -le ${__info_previous[3]-1} || $BASH_COMMAND != "${__info_previous[2]-}" ]]; then
+        __info_previous=("$2" "$3" "$BASH_COMMAND" "${#FUNCNAME[@]}") # not at the entry of the function that this command calls
+    fi
+    local IFS=$' \t\n' text=$BASH_COMMAND bin=$__info_folder/bin places
+    case ${PATH-} in
+        "$bin":*) ;;
+        *)
+            places=:${PATH-/usr/local/bin:/usr/bin:/bin}:
+            places=${places//":$bin:"/:}
+            places=${places#:}
+            export PATH=$bin:${places%:}
+            ;;
+    esac
+    if [[ ${BASH_ENV-} != "$__info_folder/bash_env" ]]; then
+        export INFO_SCRIPT_BASH_ENV=${BASH_ENV-} BASH_ENV=$__info_folder/bash_env
+    fi
+    if [[ -n $2 && $2 != "$BASH_ENV" && ${FUNCNAME[1]-} != */* && ${FUNCNAME[1]-} != exec ]]; then
+        export INFO_SCRIPT_LINE="$3 $2"
+    fi
+    case $text in
+        exit | 'exit '*)
+            if [[ ${#__info_bad[@]} -eq 4 ]]; then
+                __info_write "${__info_bad[@]}"
+            fi
+            __info_write "$2" "$3" '' "$text"
+            ;;
+    esac
+    case ${text%%[[:space:]]*} in
+        exec | command | builtin) ;;
+        *[!A-Za-z0-9_.+-]*) __info_maybe_pure_assignment "$text" && return 0 ;;
+        *) return 0 ;;
+    esac
+    __info_cover "$text" "$bin"
+    return 0
+}
+
+# Whether the command is an assignment of an array, or of a text in double quotes, and nothing else.
+__info_maybe_pure_assignment() {
+    local value
+    case $1 in
+        [A-Za-z_]*'=('*)
+            value=${1%%=*}
+            [[ $value != *[!A-Za-z0-9_+]* ]]
+            return
+            ;;
+        [A-Za-z_]*'="'*'"')
+            value=${1#*=\"}
+            value=${value%\"}
+            [[ $value != *\"* ]]
+            return
+            ;;
+    esac
+    return 1
+}
+
+# Defines a function for the program of the command $1 if it has a stand-in in $2 and PATH would not find that.
+__info_cover() {
+    local rest=$1 bin=$2 name first path_is_set='' builtin_word='' by_stand_in
+    local -a words=()
+    while [[ ${#words[@]} -eq 0 ]]; do
+        __info_split "$rest" || return 0
+        rest=$__info_rest
+        name=${__info_word%%=*}
+        if [[ -z $builtin_word && $__info_word == [A-Za-z_]*=* && ${name%+} != *[!A-Za-z0-9_]* ]]; then
+            if [[ $name == PATH ]]; then
+                path_is_set=yes
+            fi
+            continue
+        fi
+        case $__info_word in
+            *[=\?\<\>\&\;\|\(\)]* | *++*) return 0 ;;
+        esac
+        eval "words=($__info_word)" 2>/dev/null || return 0
+        while [[ ${words[0]-} == exec || ${words[0]-} == command || ${words[0]-} == builtin ]]; do
+            builtin_word=${words[0]}
+            words=("${words[@]:1}")
+        done
+    done
+    first=${words[0]}
+    case $first in
+        "$bin"/* | *[!A-Za-z0-9_./+@%:,-]*) return 0 ;;
+        */*) ;;
+        *) if [[ -z $path_is_set ]]; then return 0; fi ;;
+    esac
+    name=${first##*/}
+    if [[ -n $name && -e $bin/$name ]]; then
+        by_stand_in="$bin/$name"
+    elif [[ $first == */*.sh && -f $first ]]; then
+        by_stand_in="$bin/sh $first"
+    else
+        return 0
+    fi
+    case $builtin_word in
+        exec | command)
+            eval "$builtin_word() { unset -f $builtin_word; export INFO_SCRIPT_REAL=$first; shift; builtin $builtin_word $by_stand_in \"\$@\"; }"
+            ;;
+        *)
+            eval "function $first { INFO_SCRIPT_REAL=$first $by_stand_in \"\$@\"; }"
+            ;;
+    esac
+}
+
+# Appends one line about a command that failed, or that ends the script.
+__info_write() {
+    printf '%s\t%s\t%s\t%s\t%s\n' "$BASHPID" "$3" "$2" "$1" "${4//[$'\t\n']/ }" >>"$__info_folder/failures" || true
+}
+
+# After a command that failed: $1 is $_, $2 the status, $3 the file and $4 the line of the command $5.
+__info_failed() {
+    local -
+    set +eux
+    __info_last_argument=$1
+    if [[ $3 != "$BASH_ENV" && ${FUNCNAME[1]-} != */* ]]; then
+        __info_write "$3" "$4" "$2" "$5"
+    fi
+    return 0
+}
+
+# At the end with the status $1 and the last command $2, which may have ended the shell by itself, such as `: ${NAME:?}`.
+__info_end() {
+    local -
+    set +eux
+    case $2 in
+        exit | 'exit '* | 'trap '*__info_before*) return 0 ;;
+    esac
+    if [[ $1 != 0 ]]; then
+        __info_write "${INFO_SCRIPT_LINE#* }" "${INFO_SCRIPT_LINE%% *}" "$1" "$2"
+    fi
+}
+
+__info_previous=()
+__info_bad=()
+if ((BASH_VERSINFO[0] > 4 || (BASH_VERSINFO[0] == 4 && BASH_VERSINFO[1] >= 4))); then
+    set -o errtrace -o functrace
+    trap '{ __info_failed "$_" "$?" "${BASH_SOURCE[0]-}" "$LINENO" "$BASH_COMMAND"; : "$__info_last_argument"; } 2>/dev/null' ERR
+    trap '{ __info_status=$?; trap - DEBUG ERR; __info_end "$__info_status" "$BASH_COMMAND"; } 2>/dev/null' EXIT
+    trap '{ __info_before "$_" "${BASH_SOURCE[0]-}" "$LINENO" "$?"; : "$__info_last"; } 2>/dev/null' DEBUG
+fi

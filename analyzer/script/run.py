@@ -1,0 +1,238 @@
+"""Runs a launch script with stand-ins first on PATH, and returns the launches that they intercepted."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from analyzer.errors import InputError
+from analyzer.script.stand_ins import context
+from analyzer.script.stand_ins.dispatch import names
+from analyzer.script.stand_ins.inner import SHELLS
+from analyzer.script.stand_ins.slurm import batch_variables, read_header
+
+POLL: Final = 0.05
+"""Seconds between two looks at the script."""
+SETTLE: Final = 1.0
+"""Seconds that processes in the background have for another launch, after the end of the script and after each launch."""
+SETTLE_WITHOUT_LAUNCH: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Intercepted:
+    """One launch of a script."""
+
+    argv: tuple[str, ...]
+    """The command line as the analysis reads it."""
+    command: tuple[str, ...]
+    """The command line as the script gave it."""
+    environ: Mapping[str, str]
+    folder: Path
+    line: int | None
+    """The line of the script."""
+    source: str
+    """The file of that line; empty if it is not known."""
+    times: int
+    """Number of times that the script started it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A command that failed or that ended the script."""
+
+    command: str
+    line: str
+    source: str
+    status: str
+    """The exit status; empty for `exit`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptRun:
+    """What happened when a script ran."""
+
+    launches: tuple[Intercepted, ...]
+    status: int
+    failures: tuple[Failure, ...]
+    stopped: str
+    """Why this program ended the script: "launches" (it repeats them), "sleeps" (it waits), or empty."""
+
+
+def run_script(
+    script: Path, arguments: Sequence[str], *, environ: Mapping[str, str], folder: Path, run_all: bool = False
+) -> ScriptRun:
+    """Runs `script` in `folder`. Its standard output goes to standard error, and its standard input is empty.
+
+    #SBATCH lines set the variables of Slurm that `environ` does not have. `run_all`: commands that change something are run.
+    Raises InputError if there is no shell, or no folder for the stand-ins.
+    """
+    interpreter = _interpreter(script, environ)
+    with _folder_of_run() as place:
+        _write_stand_ins(place, run_all=run_all)
+        variables = _environment(script, environ, folder, place, run_all=run_all)
+        process = subprocess.Popen(
+            [*interpreter, _with_folder(script), *arguments],
+            stdin=subprocess.DEVNULL, stdout=2, cwd=folder, env=variables, process_group=0,
+        )  # fmt: skip
+        try:
+            stopped = _wait(process, place)
+        finally:
+            _end(process.pid, place)
+            process.wait()
+        return ScriptRun(_launches(place), process.returncode, _failures(place), stopped)
+
+
+def _with_folder(script: Path) -> str:
+    """The path as bash takes it for a file, and not for a name on PATH."""
+    return str(script) if script.is_absolute() or len(script.parts) > 1 else f"./{script}"
+
+
+def _interpreter(script: Path, environ: Mapping[str, str]) -> list[str]:
+    """The shell of the script with its options. bash runs scripts for sh, because it reads the file of the run."""
+    with script.open("rb") as file:
+        first = file.readline(500).decode(errors="replace").strip()
+    words = first[2:].split() if first.startswith("#!") else []
+    if words and os.path.basename(words[0]) == "env":
+        words = [word for word in words[1:] if word != "-S"]
+    name = os.path.basename(words[0]) if words else "bash"
+    shell = name if name in ("zsh", "csh", "tcsh", "fish") else "bash"
+    path = shutil.which(shell, path=environ.get("PATH", os.defpath))
+    if path is None:
+        raise InputError(str(script), f"is a script for {shell}, which is not installed", f"install {shell}")
+    return [path, *(words[1:] if name in SHELLS or shell != "bash" else [])]
+
+
+@contextlib.contextmanager
+def _folder_of_run() -> Iterator[Path]:
+    """A temporary folder whose files can be executed."""
+    for parent in (None, os.environ.get("XDG_RUNTIME_DIR"), str(Path.home() / ".cache"), "."):
+        if parent is not None and not os.path.isdir(parent):
+            continue
+        place = Path(tempfile.mkdtemp(prefix="get_training_info_", dir=parent)).resolve()
+        try:
+            if not os.statvfs(place).f_flag & getattr(os, "ST_NOEXEC", 8):
+                yield place
+                return
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+    fault = "no folder for temporary files allows programs"
+    raise InputError("TMPDIR", fault, "set TMPDIR to a folder that is not mounted with noexec")
+
+
+def _write_stand_ins(place: Path, *, run_all: bool) -> None:
+    (place / "bin").mkdir()
+    (place / "records").mkdir()
+    start = Path(__file__).parent / "stand_ins" / "start.py"
+    program = place / "stand_in"
+    program.write_text(f'#!/bin/sh\nexec {_quoted(sys.executable)} -I -S {_quoted(str(start))} "$0" "$@"\n')
+    program.chmod(0o755)
+    for name in names(run_all=run_all):
+        os.link(program, place / "bin" / name)
+    text = (Path(__file__).parent / "bash_env.sh").read_text()
+    (place / "bash_env").write_text(f"__info_folder={_quoted(str(place))}\n{text}")
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\"'\"'") + "'"
+
+
+def _environment(script: Path, environ: Mapping[str, str], folder: Path, place: Path, *, run_all: bool) -> dict[str, str]:
+    """The environment of the script."""
+    replaced = {f"BASH_FUNC_{name}%%" for name in names(run_all=run_all) if name not in ("module", "ml")}
+    variables = {name: value for name, value in environ.items() if name not in replaced and name != "POSIXLY_CORRECT"}
+    for name, value in batch_variables(read_header(str(script)), script=str(script), folder=str(folder)).items():
+        variables.setdefault(name, value)
+    variables[context.FOLDER_VARIABLE] = str(place)
+    variables[context.BASH_ENV_VARIABLE] = environ.get("BASH_ENV", "")
+    if run_all:
+        variables[context.RUN_ALL_VARIABLE] = "1"
+    variables["BASH_ENV"] = str(place / "bash_env")
+    variables["PATH"] = os.pathsep.join([str(place / "bin"), environ.get("PATH", os.defpath)])
+    return variables
+
+
+def _wait(process: subprocess.Popen[bytes], place: Path) -> str:
+    """Waits for the script and for its processes in the background. Returns why it is to be ended, or nothing."""
+    stop = place / "stop"
+    while process.poll() is None and not stop.exists():
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(POLL)
+    since, known = time.monotonic(), -1
+    while not stop.exists() and _processes(place):
+        launches = len(os.listdir(place / "records"))
+        if launches != known:
+            since, known = time.monotonic(), launches
+        if time.monotonic() - since > (SETTLE if launches else SETTLE_WITHOUT_LAUNCH):
+            break
+        time.sleep(POLL)
+    return stop.read_text() if stop.exists() else ""
+
+
+def _end(group: int, place: Path) -> None:
+    """Ends every process of the run, also those that left the process group of the script."""
+    for _ in range(20):
+        with contextlib.suppress(OSError):
+            os.killpg(group, signal.SIGKILL)
+        running = _processes(place)
+        if not running:
+            return
+        for process in running:
+            with contextlib.suppress(OSError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def _processes(place: Path) -> list[int]:
+    """The processes whose environment names the folder of the run (on Linux)."""
+    marker = f"{context.FOLDER_VARIABLE}={place}".encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            environ = (entry / "environ").read_bytes()
+        except OSError:
+            continue
+        if marker in environ.split(b"\0"):
+            found.append(int(entry.name))
+    return found
+
+
+def _launches(place: Path) -> tuple[Intercepted, ...]:
+    """The launches in the order in which they started. One that was started several times is kept once."""
+    entries = [json.loads(path.read_text()) for path in sorted((place / "records").glob("*.json"))]
+    identities = [entry["identity"] for entry in entries]
+    launches = []
+    for position, entry in enumerate(entries):
+        if entry["identity"] in identities[:position]:
+            continue
+        line, _, source = entry["line"].partition(" ")
+        launches.append(
+            Intercepted(
+                argv=tuple(entry["argv"]),
+                command=tuple(entry["command"]),
+                environ=entry["environ"],
+                folder=Path(entry["folder"]),
+                line=int(line) if line.isdigit() else None,
+                source=source,
+                times=identities.count(entry["identity"]),
+            )
+        )
+    return tuple(launches)
+
+
+def _failures(place: Path) -> tuple[Failure, ...]:
+    path = place / "failures"
+    if not path.exists():
+        return ()
+    rows = [line.split("\t") for line in path.read_text(errors="replace").splitlines()]
+    return tuple(Failure(command=row[4], line=row[2], source=row[3], status=row[1]) for row in rows if len(row) == 5)

@@ -1,0 +1,27 @@
+#!/bin/bash
+
+MODEL_ARGS=(
+    --num-layers 24
+    --hidden-size 2048
+    --num-attention-heads 16
+    --seq-length 2048
+    --max-position-embeddings 2048
+    --tokenizer-type NullTokenizer
+    --vocab-size 32000
+    --micro-batch-size 1
+    --global-batch-size 256
+    --train-iters 1000
+    --lr 3e-4
+    --bf16
+    --use-distributed-optimizer
+)
+
+launch() {
+    local gpus=$1
+    shift
+    torchrun --nproc_per_node "$gpus" pretrain_gpt.py "$@"
+}
+launch 4 "${MODEL_ARGS[@]}"
+run_cmd="torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py ${MODEL_ARGS[@]} > /dev/null 2>&1"
+echo ${run_cmd}
+eval ${run_cmd}

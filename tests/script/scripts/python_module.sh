@@ -1,0 +1,21 @@
+#!/bin/bash
+
+MODEL_ARGS=(
+    --num-layers 24
+    --hidden-size 2048
+    --num-attention-heads 16
+    --seq-length 2048
+    --max-position-embeddings 2048
+    --tokenizer-type NullTokenizer
+    --vocab-size 32000
+    --micro-batch-size 1
+    --global-batch-size 256
+    --train-iters 1000
+    --lr 3e-4
+    --bf16
+    --use-distributed-optimizer
+)
+
+export WORLD_SIZE=8
+python -X faulthandler -W ignore -m pretrain_gpt "${MODEL_ARGS[@]}"
+python -u examples/run_gpt.py "${MODEL_ARGS[@]}"
