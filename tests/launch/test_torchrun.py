@@ -88,13 +88,16 @@ def test_invalid_values_are_refused(argv: str, option: str) -> None:
         ({"SLURM_NTASKS": "16", "SLURM_GPUS_PER_NODE": "h100:4"}, (4, 4), "SLURM_GPUS_PER_NODE"),
         ({"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, (2, 4), "OMPI_COMM_WORLD_SIZE"),
         ({"PET_NNODES": "2", "PET_NPROC_PER_NODE": "4", "WORLD_SIZE": "64"}, (2, 4), "PET_NNODES"),
-        ({}, (1, 1), "1 is assumed"),
     ],
 )
 def test_environment_variables_are_used_and_reported(environ: dict[str, str], shape: tuple[int, int], named: str) -> None:
     found = world("--bf16", **environ)
     assert (found.nodes, found.gpus_per_node) == shape
     assert named in " ".join(found.assumptions)
+
+
+def test_without_options_and_variables_the_number_is_unknown() -> None:
+    assert parse(["--bf16"], environ={}, folder=Path("/nowhere"))[1] is None
 
 
 def test_torchrun_options_take_precedence_over_the_environment() -> None:
