@@ -8,12 +8,14 @@ stand-ins. The output is a list of argparse actions, one object each.
 from __future__ import annotations
 
 import argparse
+import builtins
 import enum
 import importlib
 import importlib.machinery
 import importlib.util
 import json
 import sys
+import types
 from abc import ABCMeta
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,9 +23,18 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 GPU_PACKAGES = frozenset(
-    {"transformer_engine", "transformer_engine_torch", "apex", "flash_attn", "flash_attn_3", "triton", "amp_C"}
+    {"transformer_engine", "transformer_engine_torch", "apex", "flash_attn", "flash_attn_3", "triton", "amp_C", "deepspeed"}
 )
 """Not imported: they are slow, and fail on machines without a GPU. Megatron does without them, or gets a stand-in."""
+
+SCRIPTS = frozenset({"tools"})
+"""Folders of a checkout with scripts, whose modules are replaced by stand-ins."""
+
+PARSER_MODULES = frozenset({"arguments", "argument_utils", "enums", "logging"})
+"""Modules outside megatron.core that are imported: they define options or their choices."""
+
+PARSERS = ("megatron.training.arguments", "megatron.arguments")
+"""Modules with the parser: since core 0.6, and before."""
 
 MAX_MISSING_PACKAGES = 60
 
@@ -34,8 +45,8 @@ class StandInType(ABCMeta):
     A stand-in supports attribute access, calls, use as a decorator, subscripts, comparison and inheritance.
     """
 
-    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> StandInType:
-        return super().__new__(mcs, name, bases, namespace)
+    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> StandInType:
+        return super().__new__(mcs, name, bases, namespace, **kwargs)
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -47,6 +58,8 @@ class StandInType(ABCMeta):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if "stands_in" not in cls.__dict__:
             return super().__call__(*args, **kwargs)
+        if args and isinstance(args[0], argparse.ArgumentParser):
+            return args[0]
         if len(args) == 1 and not kwargs and callable(args[0]):
             return args[0]
         return cls
@@ -101,16 +114,18 @@ def stand_in(name: str) -> Any:
 
 
 class StandInModule(ModuleType):
-    """A module whose every attribute is a stand-in."""
+    """A module whose every attribute is a stand-in, or a submodule of the folder that it has in the checkout."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, folder: Path | None = None) -> None:
         super().__init__(name)
-        self.__path__ = []
+        self.__path__ = [] if folder is None else [str(folder)]
         self.__version__ = "2.9.0"
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if any((Path(folder) / name).is_dir() or (Path(folder) / f"{name}.py").is_file() for folder in self.__path__):
+            return importlib.import_module(f"{self.__name__}.{name}")
         child = stand_in(name)
         setattr(self, name, child)
         return child
@@ -119,28 +134,62 @@ class StandInModule(ModuleType):
 class Finder:
     """Import hook: Megatron's modules get the real module, a stand-in, or ModuleNotFoundError."""
 
-    def __init__(self, missing: set[str]) -> None:
+    def __init__(self, checkout: Path, missing: set[str]) -> None:
+        self.checkout = checkout
         self.missing = missing
+        """Packages that are replaced by stand-ins, and modules of Megatron that did not have a name that was imported."""
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> importlib.machinery.ModuleSpec | None:
         top = name.partition(".")[0]
-        if top in self.missing or _is_training_code(name):
+        if top in self.missing or name in self.missing or top in SCRIPTS or _is_training_code(name):
             return importlib.machinery.ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
         if top in GPU_PACKAGES:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        return StandInModule(spec.name)
+        folder = self.checkout.joinpath(*spec.name.split("."))
+        module = StandInModule(spec.name, folder if spec.name.startswith("megatron") and folder.is_dir() else None)
+        if spec.name == "deepspeed":
+            module.add_config_arguments = add_deepspeed_options  # type: ignore[attr-defined]
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
         """A stand-in has no code to execute."""
 
 
 def _is_training_code(name: str) -> bool:
-    """Whether `name` is a module of megatron.training other than the parser and configuration classes."""
-    package, _, rest = name.partition("megatron.training.")
-    return not package and bool(rest) and not (rest in ("arguments", "argument_utils") or "config" in rest)
+    """Whether `name` is a module of Megatron outside megatron.core that defines no options."""
+    package, _, rest = name.partition(".")
+    if package != "megatron" or not rest or rest == "core" or rest.startswith("core."):
+        return False
+    return rest.rpartition(".")[2] not in PARSER_MODULES and "config" not in rest
+
+
+def add_deepspeed_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """The options that `deepspeed.add_config_arguments` adds (deepspeed/__init__.py, `_add_core_arguments`)."""
+    for name in ("--deepspeed", "--deepscale"):
+        parser.add_argument(name, action="store_true")
+        parser.add_argument(f"{name}_config", type=str)
+    return parser
+
+
+def combine_metaclasses() -> None:
+    """Lets classes inherit from a stand-in and from a class with another metaclass, such as a protocol."""
+    build_class = builtins.__build_class__
+
+    def build(function: Any, name: str, *bases: Any, **keywords: Any) -> Any:
+        try:
+            return build_class(function, name, *bases, **keywords)
+        except TypeError as error:
+            if "metaclass conflict" not in str(error):
+                raise
+        metaclasses = {type(base) for base in types.resolve_bases(bases)} | {keywords.pop("metaclass", type)}
+        derived = [each for each in metaclasses if not any(each is not other and issubclass(other, each) for other in metaclasses)]
+        keywords["metaclass"] = type("CombinedType", tuple(sorted(derived, key=lambda each: each is StandInType)), {})
+        return build_class(function, name, *bases, **keywords)
+
+    builtins.__build_class__ = build  # type: ignore[assignment]
 
 
 class Captured(Exception):
@@ -154,18 +203,23 @@ class Captured(Exception):
 def build_parser(checkout: Path, missing: set[str]) -> argparse.ArgumentParser:
     """The parser that the checkout's `parse_args` builds, with the packages in `missing` replaced.
 
-    If an import fails, its package is added to `missing` and the import is repeated. Raises RuntimeError if too many fail.
+    If an import fails, the package, or the module of Megatron, is added to `missing` and the import is repeated. Raises ImportError
+    if a module of megatron.core lacks an imported name, RuntimeError if too many imports fail.
     """
     sys.path.insert(0, str(checkout))
-    sys.meta_path.insert(0, Finder(missing))
+    sys.meta_path.insert(0, Finder(checkout, missing))
+    combine_metaclasses()
     for _ in range(MAX_MISSING_PACKAGES):
         try:
             return _captured_parser(checkout)
-        except ModuleNotFoundError as error:
-            package = (error.name or "").partition(".")[0]
-            if not package or package in missing or package == "megatron":
+        except ImportError as error:
+            name = error.name or ""
+            package = name.partition(".")[0]
+            replaced = name if package == "megatron" else package
+            found_in_core = name.startswith("megatron.core") and not isinstance(error, ModuleNotFoundError)
+            if replaced in ("", "megatron", *PARSERS) or replaced in missing or found_in_core:
                 raise
-            missing.add(package)
+            missing.add(replaced)
             for loaded in [name for name in sys.modules if name.partition(".")[0] in ("megatron", package)]:
                 del sys.modules[loaded]
     raise RuntimeError("too many packages are missing")
@@ -176,24 +230,15 @@ def _captured_parser(checkout: Path) -> argparse.ArgumentParser:
         raise Captured(parser)
 
     root = checkout / "megatron"
-    _bare_package("megatron", root)
-    modern = (root / "training" / "arguments.py").is_file()
-    if modern:
-        _bare_package("megatron.training", root / "training")
-    arguments = importlib.import_module("megatron.training.arguments" if modern else "megatron.arguments")
+    sys.modules["megatron"] = StandInModule("megatron", root)  # without running its __init__.py
+    name = next(each for each in PARSERS if checkout.joinpath(*each.split(".")).with_suffix(".py").is_file())
+    arguments = importlib.import_module(name)
     argparse.ArgumentParser.parse_args = argparse.ArgumentParser.parse_known_args = capture  # type: ignore[method-assign, assignment]
     try:
         arguments.parse_args()
     except Captured as captured:
         return captured.parser
     raise RuntimeError("parse_args made no parser")
-
-
-def _bare_package(name: str, folder: Path) -> None:
-    """Makes `name` importable without running its `__init__.py`."""
-    package = ModuleType(name)
-    package.__path__ = [str(folder)]
-    sys.modules[name] = package
 
 
 def plain(value: Any) -> Any:
@@ -219,7 +264,7 @@ def describe(parser: argparse.ArgumentParser) -> list[dict[str, Any]]:
             "const": plain(action.const),
             "default": plain(action.default),
             "type": getattr(action.type, "__name__", None),
-            "choices": plain(list(action.choices)) if action.choices is not None else None,
+            "choices": plain(list(action.choices)) or None if action.choices is not None else None,
         }
         for action in parser._actions
         if action.option_strings and action.dest != "help"
