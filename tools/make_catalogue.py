@@ -2,9 +2,10 @@
 
     python tools/make_catalogue.py [FOLDER]
 
-FOLDER (default: tests/data/options) has one file `core_vX.Y.Z.json.gz` per release, a list of argparse actions. The catalogue has
-one row per variant of an option: [releases, flags, dest, kind, nargs, const, default, type, choices]. `releases` is a bit mask over
-the list of releases. Trailing nulls are omitted.
+FOLDER (default: tests/data/options) has one file `core_vX.Y.Z.json.gz` per release from 0.12 on, a list of argparse actions.
+Earlier releases are differences from later ones (`options_before_0_12`, `options_2023`). The catalogue has one row per variant of
+an option: [releases, flags, dest, kind, nargs, const, default, type, choices]. `releases` is a bit mask over the list of releases.
+Trailing nulls are omitted.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.options_2023 import CHANGED_DEFAULTS, REMOVED, UNCHANGED
+from tools.options_before_0_12 import earlier_releases
 
 ROOT = Path(__file__).parent.parent
 CATALOGUE = ROOT / "analyzer" / "launch" / "options" / "catalogue.json"
@@ -65,7 +67,7 @@ def main(folder: Path = OPTIONS) -> None:
     files = sorted(folder.glob("core_v*.json.gz"), key=version)
     releases = {".".join(map(str, version(path))): json.loads(gzip.decompress(path.read_bytes())) for path in files}
     oldest = next(iter(releases.values()))
-    releases = {"2023": options_2023(oldest), **releases}
+    releases = {"2023": options_2023(oldest), **earlier_releases(oldest), **releases}
     lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows(releases))
     CATALOGUE.write_text(f'{{"releases":{json.dumps(list(releases))},"options":[\n{lines}\n]}}\n')
 

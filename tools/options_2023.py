@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tools.option_rows import flag, option
+
 _NAMES = """
 num-layers encoder-num-layers decoder-num-layers hidden-size ffn-hidden-size num-attention-heads kv-channels
 group-query-attention num-query-groups max-position-embeddings position-embedding-type use-rotary-position-embeddings
@@ -58,39 +60,24 @@ CHANGED_DEFAULTS: dict[str, Any] = {
     "apply_query_key_layer_scaling": True,
 }
 
-
-def _option(flag: str, **changes: Any) -> dict[str, Any]:
-    """Return an option as argparse describes it: a string option with the given `changes`."""
-    row = {"flags": [flag], "dest": flag[2:].replace("-", "_"), "kind": "StoreAction", "nargs": None, "const": None,
-           "default": None, "type": "str", "choices": None}  # fmt: skip
-    return {**row, **changes}
-
-
-def _flag(flag: str, dest: str | None = None, *, value: bool = True) -> dict[str, Any]:
-    """Return an option without an argument that stores `value`."""
-    kind = "StoreTrueAction" if value else "StoreFalseAction"
-    row = _option(flag, kind=kind, nargs=0, const=value, default=not value, type=None)
-    return {**row, "dest": dest or row["dest"]}
-
-
 REMOVED: list[dict[str, Any]] = [
-    _option("--layernorm-epsilon", type="float", default=1e-5),
-    _flag("--embedding-weights-in-fp32"),
-    _flag("--no-query-key-layer-scaling", "apply_query_key_layer_scaling", value=False),
-    _flag("--overlap-p2p-communication", "overlap_p2p_comm"),
-    _flag("--overlap-grad-reduce"),
-    _flag("--delay-grad-reduce"),
-    _option("--DDP-impl", dest="DDP_impl", default="local", type=None, choices=["local", "torch"]),
-    _flag("--no-contiguous-buffers-in-local-ddp", "use_contiguous_buffers_in_local_ddp", value=False),
-    _flag("--standalone-embedding-stage"),
-    _option("--local_rank", dest="local_rank", type="int"),
-    _option("--data-impl", default="infer", choices=["lazy", "cached", "mmap", "infer"]),
-    _flag("--mmap-warmup"),
-    _flag("--log-batch-size-to-tensorboard"),
-    _flag("--no-log-learnig-rate-to-tensorboard", "log_learning_rate_to_tensorboard", value=False),
-    _flag("--fp8-e4m3"),
-    _flag("--fp8-hybrid"),
-    _flag("--no-clone-scatter-output-in-embedding", "clone_scatter_output_in_embedding", value=False),
-    _option("--retro-workdir"),
-    _flag("--retro-return-doc-ids"),
+    option("--layernorm-epsilon", type="float", default=1e-5),
+    flag("--embedding-weights-in-fp32"),
+    flag("--no-query-key-layer-scaling", "apply_query_key_layer_scaling", value=False),
+    flag("--overlap-p2p-communication", "overlap_p2p_comm"),
+    flag("--overlap-grad-reduce"),
+    flag("--delay-grad-reduce"),
+    option("--DDP-impl", dest="DDP_impl", default="local", type=None, choices=["local", "torch"]),
+    flag("--no-contiguous-buffers-in-local-ddp", "use_contiguous_buffers_in_local_ddp", value=False),
+    flag("--standalone-embedding-stage"),
+    option("--local_rank", dest="local_rank", type="int"),
+    option("--data-impl", default="infer", choices=["lazy", "cached", "mmap", "infer"]),
+    flag("--mmap-warmup"),
+    flag("--log-batch-size-to-tensorboard"),
+    flag("--no-log-learnig-rate-to-tensorboard", "log_learning_rate_to_tensorboard", value=False),
+    flag("--fp8-e4m3"),
+    flag("--fp8-hybrid"),
+    flag("--no-clone-scatter-output-in-embedding", "clone_scatter_output_in_embedding", value=False),
+    option("--retro-workdir"),
+    flag("--retro-return-doc-ids"),
 ]

@@ -24,6 +24,8 @@ class Arguments:
     """The training script as written on the command line."""
     assumptions: tuple[str, ...]
     """Assumptions made while parsing, one sentence each."""
+    warnings: tuple[str, ...] = ()
+    """Warnings about the reading of options, one sentence each."""
     unknown: tuple[str, ...] = ()
     """What the launch does not say or this program does not know, one sentence each. The report begins with them."""
 

@@ -12,6 +12,7 @@ from analyzer.launch.coverage.supported import assumptions_of, refuse_unmodelled
 from analyzer.launch.derive.activations import activation_offload_spec
 from analyzer.launch.derive.batch import batch_spec
 from analyzer.launch.derive.cuda_graphs import graph_spec
+from analyzer.launch.derive.earlier_releases import assume_earlier_release
 from analyzer.launch.derive.fp8 import fp8_spec
 from analyzer.launch.derive.fsdp import fsdp_spec, sharding_optimizer
 from analyzer.launch.derive.launch_input import LaunchInput
@@ -60,6 +61,8 @@ def build(
     if world is None:
         world = smallest_world(launch)
     launch.assume(*world.assumptions)
+    launch.warn(*arguments.warnings)
+    assume_earlier_release(launch)
     launch.state_unknown(*arguments.unknown)
     refuse_unmodelled(arguments)
     shape = decoder_shape(launch)

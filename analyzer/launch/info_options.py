@@ -102,7 +102,7 @@ OPTIONS: Final[dict[str, InfoOption]] = {
         "X", "tokens of the experts of the highest-memory rank, relative to the mean (default: 1)", number_from(1)
     ),
     "launch": InfoOption("", "start the training if the launch fits", flag),
-    "megatron": InfoOption("VERSION", "Megatron-LM checkout, or a release such as 0.16.1 or 2023", word),
+    "megatron": InfoOption("VERSION", "Megatron-LM release such as 0.16.1 or 2023, or a checkout, whose parser is executed", word),
     "world_size": InfoOption("N", "number of GPUs (default: what the launcher or the environment gives)", integer(1)),
     "gpus_per_node": InfoOption("N", "GPUs per node, with --info-world-size (default: 8 or fewer)", integer(1)),
     "model": InfoOption("NAME|FILE", "model by its Hugging Face name, such as meta-llama/Llama-3.1-70B, or config.json", word),
@@ -121,7 +121,11 @@ def usage() -> str:
         "get_training_info.py [torchrun options] [pretrain_gpt.py] [Megatron options] [--info options]",
         "",
         "Predicts the memory of each GPU of a Megatron-LM launch, whether it fits, and which ranks communicate.",
-        "Options of torchrun and Megatron keep their meaning. Options of this program:",
+        "Options of torchrun and Megatron keep their meaning.",
+        "The argument parser of a Megatron-LM checkout in the working folder, next to the training script or on PYTHONPATH is",
+        "executed. --info-megatron RELEASE avoids that.",
+        "",
+        "Options of this program:",
         "",
     ]
     lines += [f"  {_shown(name):<38} {OPTIONS[field].help}" for name, field in FLAGS.items()]

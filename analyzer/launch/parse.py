@@ -23,6 +23,7 @@ from analyzer.launch.split_argv import SplitArgv, split_argv
 
 if TYPE_CHECKING:
     from analyzer.launch.options.catalogue import Catalogue
+    from analyzer.launch.options.choose_release import Choice
     from analyzer.launch.options.option_table import Option, OptionTable
 
 
@@ -35,7 +36,8 @@ def parse(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> t
     catalogue = load_catalogue()
     words = split_argv(argv, catalogue.newest)
     info = read_info_options(words.info)
-    table, notes = chosen_table(info.megatron, catalogue, environ, folder, entry=words.entry)
+    choice = chosen_table(info.megatron, catalogue, environ, folder, entry=words.entry)
+    table = choice.table
     known: Mapping[str, Option] = catalogue.newest
     if table is not None:
         known = {**catalogue.newest, **table.options}
@@ -53,7 +55,7 @@ def parse(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> t
     entry = _about_entry(words, known)
     if world is None and own.world is not None:
         world = World.of(own.world)
-    sources = _Sources(table, catalogue, info.model, script=words.entry is not None, folder=folder)
+    sources = _Sources(choice, catalogue, info.model, script=words.entry is not None, folder=folder)
     try:
         parsed = _read(own, sources)
     except InputError:
@@ -69,7 +71,8 @@ def parse(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> t
         release=parsed.table.release,
         source=parsed.table.source,
         entry=words.entry,
-        assumptions=(*notes, *parsed.notes, *own.notes),
+        assumptions=(*choice.assumptions, *parsed.notes, *own.notes),
+        warnings=(f"{choice.failure} The {parsed.table.source} is used instead.",) if choice.failure else (),
         unknown=(*entry, *own.statements),
         words=parsed.words,
     )
@@ -84,7 +87,7 @@ def parse(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> t
 class _Sources:
     """Where options and model of a launch come from."""
 
-    table: OptionTable | None
+    choice: Choice
     catalogue: Catalogue
     model: str | None
     script: bool
@@ -103,11 +106,11 @@ class _Parsed:
 
 def _read(own: MegatronWords, sources: _Sources) -> _Parsed:
     """Parses the words, preceded by those of the model that --info-model names."""
-    table = sources.table
+    table = sources.choice.table
     words, described = _with_model(own.words, table, sources, release=table.release if table is not None else PREFERRED)
     if table is not None:
         return _Parsed(table, read_words(words, table), words, described)
-    chosen, reading, note = read_with_catalogue(words, sources.catalogue, fork=own.fork)
+    chosen, reading, note = read_with_catalogue(words, sources.catalogue, choice=sources.choice, fork=own.fork)
     if sources.model is not None and chosen.release != PREFERRED:
         words, _ = _with_model(own.words, chosen, sources, release=chosen.release)
         reading = read_words(words, chosen)

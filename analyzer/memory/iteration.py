@@ -17,12 +17,13 @@ from analyzer.modules.tree import Tensor
 from analyzer.results import PeakEvent
 from analyzer.schedule.pipeline import Step, equivalent_microbatches, steps
 from analyzer.specs import TrainingJob
+from analyzer.specs.release import is_before
 
 
 def order_of(job: TrainingJob, pipeline_rank: int, microbatches: int) -> tuple[Step, ...]:
     """The steps of an iteration, with as few microbatches as are needed to reach the same peak."""
     parallel = job.parallel
-    legacy = job.megatron == "2023"
+    legacy = is_before(job.megatron, "0.10")
     equivalent = equivalent_microbatches(
         pipeline=parallel.pipeline,
         chunks=parallel.chunks,

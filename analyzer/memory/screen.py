@@ -33,6 +33,7 @@ from analyzer.modules.shapes import Shapes, shapes_of
 from analyzer.modules.tree import Module, Tensor, total_bytes
 from analyzer.program.chunks import Block
 from analyzer.specs import TrainingJob
+from analyzer.specs.release import is_before
 from analyzer.states.adam import copies_gradients
 from analyzer.states.bytes_per_parameter import FP32, bytes_per_parameter
 from analyzer.units import DTYPE_BYTES, round_up
@@ -75,7 +76,7 @@ def screen(job: TrainingJob) -> Screen:
 def _is_screened(job: TrainingJob) -> bool:
     """Whether the fast computation covers a job: 1F1B or interleaved, Adam or SGD on the GPU, unquantized weights."""
     parallel = job.parallel
-    differs = job.precision.fp8 or job.flags.delay_wgrad_compute or job.megatron == "2023"
+    differs = job.precision.fp8 or job.flags.delay_wgrad_compute or is_before(job.megatron, "0.12")
     group = parallel.microbatch_group_size or parallel.pipeline
     complete_groups = parallel.chunks == 1 or job.batch.microbatches % group == 0
     return is_replayed(job) and complete_groups and not differs

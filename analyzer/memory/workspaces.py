@@ -200,7 +200,7 @@ def _dummy_weight_gradients(context: _Context) -> Iterator[Workspace]:
     (core/tensor_parallel/layers.py, 0.16.1).
     """
     shapes = context.shapes
-    if not shapes.inputs.gradient_accumulation_fusion or context.job.model.implementation == "legacy":
+    if not shapes.inputs.gradient_accumulation_fusion or not shapes.inputs.caches_dummy_gradients:
         return
     # with tied embeddings the weight of the output layer is that of the word embedding
     vocabulary = (shapes.model.padded_vocab_size // shapes.t, shapes.model.hidden_size)

@@ -55,10 +55,10 @@ def output_layer(shapes: Shapes, *, owns_weight: bool, shared: bool, input_share
 def _weight_gradient(shapes: Shapes, rows: int) -> tuple[Tensor, ...]:
     """The weight gradient of the output layer, or the placeholder that fused accumulation returns to autograd.
 
-    With Transformer Engine installed, 0.16.1 takes the placeholder from a cache, which `memory.workspaces` counts. The 2023
-    code allocated a new one.
+    With Transformer Engine installed, 0.16.1 takes the placeholder from a cache, which `memory.workspaces` counts. Up to core
+    0.11 a new one was allocated.
     """
-    if shapes.inputs.gradient_accumulation_fusion and shapes.model.implementation != "legacy":
+    if shapes.inputs.gradient_accumulation_fusion and shapes.inputs.caches_dummy_gradients:
         return ()
     shape = (rows, shapes.model.hidden_size)
     return (Tensor(name="weight gradient", shape=shape, dtype=shapes.dtype, formula="size of the weight"),)
@@ -102,8 +102,8 @@ def cross_entropy(shapes: Shapes) -> Module:
     cast = () if te or shapes.dtype == "fp32" else (logits(shapes, "logits gradient", shapes.dtype),)
     # torch.compile turns the in-place operations into new tensors: input and result are allocated at the same time
     compiled = (logits(shapes, "softmax before the in-place update", "fp32"),) if shapes.model.cross_entropy == "native" else ()
-    # the 2023 code subtracts the maximum into a new tensor while the caller references the fp32 copy
-    subtracted = (logits(shapes, "logits in fp32", "fp32"),) if shapes.inputs.legacy else ()
+    # before core 0.8 the maximum is subtracted into a new tensor while the caller references the fp32 copy
+    subtracted = (logits(shapes, "logits in fp32", "fp32"),) if shapes.inputs.copies_logits else ()
     return Module(
         name="cross_entropy",
         kind=ModuleKind.LOSS,

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Final
 
 from analyzer.specs import Fp8Spec, ModelSpec, RecomputeSpec, TrainingJob
+from analyzer.specs.release import is_before
 
 NO_RECOMPUTE: Final = RecomputeSpec()
 
@@ -48,8 +49,10 @@ class ModuleInputs:
     """The GEMM of a weight gradient accumulates into the gradient buffer."""
     attention_mask_in_dataloader: bool = True
     deterministic: bool = False
-    legacy: bool = False
-    """Megatron-LM of August 2023."""
+    copies_logits: bool = False
+    """Before core 0.8, the cross entropy subtracts the maximum into a new tensor (tensor_parallel/cross_entropy.py)."""
+    caches_dummy_gradients: bool = True
+    """False for legacy models and before core 0.12: they allocate the placeholder of a weight gradient for each use."""
     compute_capability: tuple[int, int] | None = None
     """Of the target GPU; None if no GPU is given."""
     multiprocessors: int | None = None
@@ -134,7 +137,8 @@ def _module_inputs(job: TrainingJob) -> ModuleInputs:
         gradient_accumulation_fusion=job.flags.gradient_accumulation_fusion,
         attention_mask_in_dataloader=job.flags.attention_mask_in_dataloader,
         deterministic=job.flags.deterministic,
-        legacy=job.megatron == "2023",
+        copies_logits=is_before(job.megatron, "0.8"),
+        caches_dummy_gradients=job.model.implementation != "legacy" and not is_before(job.megatron, "0.12"),
         compute_capability=job.hardware.compute_capability,
         multiprocessors=job.hardware.multiprocessors,
     )

@@ -36,9 +36,9 @@ def steps(
     """The steps of `pipeline_rank` of `pipeline` in an iteration, in order.
 
     `chunks`: model chunks of a rank, 1 without interleaving. `group_size`: microbatches that an interleaved schedule runs through
-    one chunk before the next; None for the pipeline size. `legacy`: the interleaved schedule of 2023, with groups of the pipeline
-    size, where all forwards come first if there is one group. `combined` (`--overlap-moe-expert-parallel-comm`): one more forward
-    before the first backward, then each forward overlaps with the backward after it.
+    one chunk before the next; None for the pipeline size. `legacy`: the interleaved schedule before core 0.10, with groups of the
+    pipeline size, where all forwards come first if there is one group. `combined` (`--overlap-moe-expert-parallel-comm`): one more
+    forward before the first backward, then each forward overlaps with the backward after it.
     """
     group = pipeline if legacy or group_size is None else group_size
     if chunks == 1:  # a longer iteration starts with the same steps

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from analyzer.errors import InputError
 from analyzer.results import Advice
 from analyzer.specs import PipelineSpec, RecomputeSpec, TrainingJob
+from analyzer.specs.release import is_before
 from analyzer.specs.rules import first_violation
 from analyzer.units import round_up
 
@@ -161,7 +162,7 @@ def _selective_recompute(job: TrainingJob) -> Iterator[_Change]:
     if job.recompute.granularity is None:
         recompute = RecomputeSpec(granularity="selective", modules=("core_attn",))
         yield _Change("--recompute-activations", "recompute", replace(job, recompute=recompute))
-        if job.megatron != "2023" and job.model.moe is None:
+        if not is_before(job.megatron, "0.12") and job.model.moe is None:
             recompute = RecomputeSpec(granularity="selective", modules=("core_attn", "mlp"))
             flags = "--recompute-granularity selective --recompute-modules core_attn mlp"
             yield _Change(flags, "recompute", replace(job, recompute=recompute))

@@ -153,8 +153,25 @@ def test_a_broken_parser_is_reported(checkout: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="this fork is broken"):
         read("--bf16", "--info-megatron", str(checkout), cache=tmp_path)
     arguments = read("--bf16", cache=tmp_path, folder=checkout)
-    assert arguments.release == "0.16.1"
-    assert "this fork is broken" in arguments.assumptions[0]
+    # package_info.py of the checkout says 0.17.2
+    assert arguments.release == "0.17.1"
+    assert "this fork is broken" in arguments.warnings[0]
+    assert arguments.warnings[0].endswith("The catalogue of Megatron-LM core 0.17.1 is used instead.")
+    assert arguments.assumptions == ("Megatron-LM core 0.17.1 is assumed: the checkout is Megatron-LM core 0.17.2.",)
+
+
+def test_the_warning_names_the_catalogue_that_is_used(checkout: Path, tmp_path: Path) -> None:
+    (checkout / "megatron/training/arguments.py").write_text("raise RuntimeError('this fork is broken')\n")
+    arguments = read("--data-impl", "mmap", cache=tmp_path, folder=checkout)
+    assert arguments.release == "2023"
+    assert arguments.warnings[0].endswith("The catalogue of Megatron-LM of August 2023 is used instead.")
+
+
+@pytest.mark.parametrize(("minor", "base"), [("20", "0.19.0"), ("19", "0.19.0"), ("8", "0.8.0"), ("3", "0.3.0"), ("2", "2023")])
+def test_the_release_of_a_checkout_selects_the_catalogue(checkout: Path, tmp_path: Path, minor: str, base: str) -> None:
+    (checkout / "megatron/training/arguments.py").write_text("raise RuntimeError('this fork is broken')\n")
+    (checkout / "megatron/core/package_info.py").write_text(f"MAJOR = 0\nMINOR = {minor}\nPATCH = 0\n")
+    assert read("--bf16", cache=tmp_path, folder=checkout).release == base
 
 
 def test_a_folder_without_a_parser_is_refused(tmp_path: Path) -> None:
@@ -180,3 +197,147 @@ def test_a_checkout_of_2023_is_supported(tmp_path: Path) -> None:
     )
     arguments = read("--DDP-impl", "torch", "--info-megatron", str(root), cache=tmp_path)
     assert (arguments.release, arguments.values["DDP_impl"]) == ("2023", "torch")
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    """Write `files`, with a parser that has the lines of `parse_args` after the imports."""
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return root
+
+
+def parser(imports: str, *lines: str) -> str:
+    """Return the text of an arguments.py."""
+    body = ["parser = argparse.ArgumentParser(allow_abbrev=False)", *lines, "return parser.parse_args()"]
+    return f"import argparse\n{imports}\ndef parse_args(extra_args_provider=None, defaults={{}}):\n" + "".join(
+        f"    {line}\n" for line in body
+    )
+
+
+CORE = {
+    "megatron/__init__.py": TRAINING_CODE,
+    "megatron/core/__init__.py": "import megatron.core.enums\n",
+    "megatron/core/enums.py": ENUMS,
+    "megatron/core/transformer/__init__.py": "from .transformer_config import TransformerConfig\n",
+    "megatron/core/transformer/transformer_config.py": CONFIG,
+}
+OPTIONS = ("group = parser.add_argument_group(title='x')", "group.add_argument('--num-layers', type=int, default=None)")
+
+
+def test_a_parser_of_core_0_4_loads(tmp_path: Path) -> None:
+    """The imports of megatron/arguments.py, LumiOpen/Megatron-LM-lumi a2cca9d: modules of `megatron` itself, and of `tools`."""
+    imports = (
+        "import dataclasses, json, os, torch, types\n"
+        "import torch.nn.functional as F\n"
+        "from megatron.global_vars import set_retro_args, get_retro_args\n"
+        "from tools.retro.utils import get_args_path as get_retro_args_path\n"
+        "from megatron import get_tokenizer\n"
+        "from megatron import core\n"
+        "from megatron.core.transformer import TransformerConfig\n"
+    )
+    sizes = "[group.add_argument('--' + f.name, type=int) for f in dataclasses.fields(TransformerConfig) if f.type is int]"
+    root = write(
+        tmp_path / "fork",
+        {
+            **CORE,
+            "megatron/arguments.py": parser(imports, *OPTIONS, sizes),
+            "megatron/global_vars.py": TRAINING_CODE,
+            "tools/retro/utils.py": TRAINING_CODE,
+            "megatron/core/package_info.py": "MAJOR = 0\nMINOR = 4\nPATCH = 0\n",
+            "pretrain_gpt.py": TRAINING_CODE,
+        },
+    )
+    arguments = read("pretrain_gpt.py", "--num-layers", "2", "--hidden_size", "8", cache=tmp_path, folder=root)
+    assert (arguments.release, arguments.values["num_layers"], arguments.values["hidden_size"]) == ("0.4.0", 2, 8)
+    assert arguments.source == f"{root}/megatron/arguments.py"
+
+
+def test_a_parser_with_deepspeed_loads(tmp_path: Path) -> None:
+    """The imports of megatron/arguments.py, bigscience-workshop/Megatron-DeepSpeed 007719a."""
+    imports = (
+        "import torch\nimport deepspeed\nfrom megatron.enums import PositionEmbeddingType\nimport megatron\n"
+        "from megatron.logging import log_levels\n"
+    )
+    enum = "type=lambda x: PositionEmbeddingType[x], choices=list(PositionEmbeddingType), default=PositionEmbeddingType.absolute"
+    root = write(
+        tmp_path / "fork",
+        {
+            "megatron/__init__.py": TRAINING_CODE,
+            "megatron/enums.py": "import enum\nclass PositionEmbeddingType(enum.Enum):\n    rotary = 1\n    absolute = 2\n",
+            "megatron/logging.py": "import logging\nlog_levels = {'info': logging.INFO}\n",
+            "megatron/arguments.py": parser(
+                imports,
+                *OPTIONS,
+                f"group.add_argument('--kind-of-positions', {enum})",
+                "group.add_argument('--log-level', choices=list(log_levels.keys()))",
+                "group.add_argument('--glu-activation', choices=megatron.model.glu_activations.GLU_ACTIVATIONS.keys())",
+                "parser = deepspeed.add_config_arguments(parser)",
+            ),
+        },
+    )
+    table = megatron_parser.load_table(root, environ={"XDG_CACHE_HOME": str(tmp_path)})
+    kinds = {flag: option.kind for flag, option in table.options.items()}
+    assert (kinds["--deepspeed"], kinds["--deepspeed_config"], kinds["--num-layers"]) == ("true", "store", "store")
+    choices = {flag: option.choices for flag, option in table.options.items()}
+    assert (choices["--kind-of-positions"], choices["--log-level"]) == (["rotary", "absolute"], ["info"])
+    assert choices["--glu-activation"] is None
+
+
+def test_classes_with_other_metaclasses_may_inherit_from_stand_ins(tmp_path: Path) -> None:
+    """Configurations of later releases are protocols or have bases in modules that are not imported."""
+    config = (
+        "import abc\nfrom dataclasses import dataclass\nfrom typing import Generic, Protocol, TypeVar\nimport torch\n"
+        "from megatron.training.models.base import ModelConfig\n"
+        "T = TypeVar('T')\n"
+        "class Meta(type):\n    pass\n"
+        "class Base(metaclass=Meta):\n    pass\n"
+        "class Buildable(Protocol):\n    def build(self) -> int: ...\n"
+        "class Builder(ModelConfig[T], Buildable, Generic[T]):\n    pass\n"
+        "class Layer(torch.nn.Module, abc.ABC):\n    pass\n"
+        "@dataclass(kw_only=True)\n"
+        "class TrainingConfig(ModelConfig, Base):\n    train_size: int = 7\n"
+    )
+    imports = (
+        "import dataclasses, torch\nfrom megatron.training.config import TrainingConfig\n"
+        "from megatron.training.models import GPTModelConfig\n"
+    )
+    sizes = "[group.add_argument('--' + f.name, type=int, default=f.default) for f in dataclasses.fields(TrainingConfig)]"
+    root = write(
+        tmp_path / "fork",
+        {
+            **CORE,
+            "megatron/training/__init__.py": TRAINING_CODE,
+            "megatron/training/models/__init__.py": TRAINING_CODE,
+            "megatron/training/models/base.py": TRAINING_CODE,
+            "megatron/training/config/__init__.py": "from megatron.training.config.training_config import TrainingConfig\n",
+            "megatron/training/config/training_config.py": config,
+            "megatron/training/arguments.py": parser(imports, *OPTIONS, sizes),
+            "megatron/core/package_info.py": "MAJOR = 0\nMINOR = 20\nPATCH = 0\n",
+        },
+    )
+    arguments = read("--info-megatron", str(root), cache=tmp_path)
+    assert (arguments.release, arguments.values["train_size"]) == ("0.20.0", 7)
+
+
+def test_a_checkout_without_megatron_core_loads(tmp_path: Path) -> None:
+    """Forks that install megatron-core as a package have no copy of it."""
+    imports = "import torch\nfrom megatron.core.dist_checkpointing.validation import StrictHandling\n"
+    strict = "group.add_argument('--dist-ckpt-strictness', choices=[e.value for e in StrictHandling])"
+    root = write(
+        tmp_path / "fork",
+        {
+            "megatron/training/__init__.py": TRAINING_CODE,
+            "megatron/training/arguments.py": parser(imports, *OPTIONS, strict),
+        },
+    )
+    arguments = read("--num-layers", "4", "--info-megatron", str(root), cache=tmp_path)
+    assert (arguments.release, arguments.values["num_layers"]) == ("0.16.1", 4)
+    assert "the checkout has no megatron/core/package_info.py" in arguments.assumptions[0]
+
+
+def test_a_name_that_megatron_core_lacks_is_an_error(tmp_path: Path) -> None:
+    root = write(tmp_path / "fork", {**CORE, "megatron/arguments.py": parser("from megatron.core.enums import Missing\n")})
+    with pytest.raises(InputError, match="Missing"):
+        read("--bf16", "--info-megatron", str(root), cache=tmp_path)

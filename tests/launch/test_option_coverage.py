@@ -12,8 +12,9 @@ import pytest
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.build import build
 from analyzer.launch.coverage.option_effects import MODELLED, NO_EFFECT
-from analyzer.launch.coverage.supported import ASSUMED, MODELLED_VALUES, REFUSED, assumptions_of
+from analyzer.launch.coverage.supported import ASSUMED, MODELLED_VALUES, REFUSED, assumptions_of, is_known
 from analyzer.launch.launchers.world import World
+from analyzer.launch.options.catalogue import load_catalogue
 from tests.data_files import parser_options
 from tests.job_of import BASE, HOPPER, arguments_of, job_of
 
@@ -30,7 +31,12 @@ def test_every_option_is_in_exactly_one_table(release: str) -> None:
         assert len(tables) == 1, (dest, tables)
 
 
-@pytest.mark.parametrize("release", ["2023", "0.12.3", "0.14.0", "0.16.1", "0.19.0"])
+@pytest.mark.parametrize("release", load_catalogue().releases)
+def test_every_option_of_the_catalogue_is_in_a_table(release: str) -> None:
+    assert {each.dest for each in load_catalogue().table(release).options.values() if not is_known(each.dest)} == set()
+
+
+@pytest.mark.parametrize("release", ["2023", "0.4.0", "0.5.0", "0.8.0", "0.11.0", "0.12.3", "0.14.0", "0.16.1", "0.19.0"])
 def test_defaults_need_no_assumption(release: str) -> None:
     arguments = arguments_of(BASE, release=release)
     assert assumptions_of(arguments) == ()
@@ -94,7 +100,7 @@ VARIANTS = [
 def test_modelled_options_are_read() -> None:
     """Every option of `MODELLED` is read for some launch, and every option that is read is in a table."""
     read: set[str] = set()
-    for release in ("2023", "0.16.1", "0.19.0"):
+    for release in ("2023", "0.7.0", "0.16.1", "0.19.0"):
         for variant, precision in [*((variant, "--bf16") for variant in VARIANTS), ("", "--fp16")]:
             try:
                 arguments = arguments_of(f"{BASE.replace('--bf16', precision)} {variant}", release=release)

@@ -175,7 +175,8 @@ def test_errors_of_info_options(argv: list[str], option: str, words: str) -> Non
     ("name", "release"),
     [
         ("2023", "2023"), ("0.16.1", "0.16.1"), ("core_v0.16.1", "0.16.1"), ("0.16.0", "0.16.1"), ("0.19", "0.19.0"),
-        ("0.11", None), ("megatron", None),
+        ("0.8", "0.8.0"), ("0.8.0", "0.8.0"), ("core_v0.8.0", "0.8.0"), ("core_r0.8.0", "0.8.0"), ("0.10", "0.10.0"),
+        ("0.3", "0.3.0"), ("0.1", None), ("megatron", None),
     ],
 )  # fmt: skip
 def test_a_release_is_found_by_its_usual_names(name: str, release: str | None) -> None:

@@ -1,6 +1,6 @@
 """Options of Megatron-LM that are modelled, and options without effect on memory and communication.
 
-Releases 0.12 to 0.19 and the code of August 2023. Options that are refused, or for which an assumption is made, are in `supported`.
+Releases 0.3 to 0.19 and the code of August 2023. Options that are refused, or for which an assumption is made, are in `supported`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _MODELLED: Final = """
     step_batch_size_schedule suggested_communication_unit_size swiglu tensor_model_parallel_size tokenizer_model
     tokenizer_sentencepiece_legacy tokenizer_type torch_fsdp2_reshard_after_forward train_iters train_samples
     untie_embeddings_and_output_weights use_cpu_initialization use_custom_fsdp use_distributed_optimizer
-    use_flash_attn use_legacy_models use_megatron_fsdp use_precision_aware_optimizer use_rotary_position_embeddings
+    use_flash_attn use_legacy_models use_mcore_models use_megatron_fsdp use_precision_aware_optimizer use_rotary_position_embeddings
     use_torch_fsdp2 use_tp_pp_dp_mapping v_head_dim vocab_extra_ids vocab_file vocab_size weight_decay
     window_attn_skip_freq window_size
 """
@@ -67,7 +67,7 @@ _REASONS: Final[dict[str, str]] = {
         use_tokenizer_model_from_checkpoint_args warmup yaml_cfg
     """,
     "parsed by Megatron and not used": """
-        ckpt_fully_parallel_save_deprecated data_impl delay_grad_reduce
+        ckpt_fully_parallel_save_deprecated data_impl
         deprecated_use_mcore_models disable_msc_deprecated dist_ckpt_format_deprecated enable_experimental
         lazy_mpu_init local_rank mmap_warmup moe_extended_tp onnx_safe use_dist_ckpt_deprecated
     """,
@@ -126,7 +126,7 @@ _REASONS: Final[dict[str, str]] = {
     """,
     "changes which tokens an expert gets, not their mean number": """
         moe_router_bias_update_rate moe_router_force_load_balancing moe_router_quantile_balancing_ema
-        moe_router_topk_scaling_factor moe_token_drop_policy
+        moe_router_topk_limited_devices moe_router_topk_scaling_factor moe_token_drop_policy
     """,
     "covered by the assumption about --moe-use-upcycling or --moe-routing-trace-path": """
         moe_routing_trace_capture_hidden_states moe_routing_trace_capture_logits moe_routing_trace_dump_weights
@@ -219,7 +219,8 @@ _REASONS: Final[dict[str, str]] = {
         yarn_correction_range_round_to_int yarn_original_max_position_embeddings
     """,
     "order of communication calls, not their size": """
-        align_grad_reduce align_param_gather async_tensor_model_parallel_allreduce distributed_timeout_minutes
+        align_grad_reduce align_param_gather async_tensor_model_parallel_allreduce delay_grad_reduce delay_param_gather
+        distributed_timeout_minutes
         distributed_timeout_seconds_after_init enable_gloo_process_groups flight_recorder_dump_on_timeout
         flight_recorder_dump_path flight_recorder_extra_dump_on_exec flight_recorder_include_only_active
         flight_recorder_include_stack_trace flight_recorder_trace_buffer_size high_priority_stream_groups
@@ -230,14 +231,15 @@ _REASONS: Final[dict[str, str]] = {
         auto_detect_ckpt_format ckpt_assume_constant_structure ckpt_convert_format ckpt_convert_save
         ckpt_convert_update_legacy_dist_opt_format ckpt_fully_parallel_load ckpt_fully_parallel_load_exchange_algo
         ckpt_fully_parallel_load_process_group ckpt_fully_parallel_save ckpt_fully_parallel_save_process_group
-        ckpt_load_validate_sharding_integrity ckpt_step dist_ckpt_optim_fully_reshardable dist_ckpt_save_pre_mcore_014
+        ckpt_load_validate_sharding_integrity ckpt_step dist_ckpt_format dist_ckpt_optim_fully_reshardable
+        dist_ckpt_save_pre_mcore_014
         dist_ckpt_strictness dist_ckpt_workers distrib_optim_fully_reshardable_mem_efficient enable_msc
         exit_on_missing_checkpoint load_main_params_from_ckpt load_model_opt_format no_load_rng
         no_save_optim no_save_rng non_persistent_ckpt_type non_persistent_global_ckpt_dir
         non_persistent_local_ckpt_algo non_persistent_local_ckpt_dir non_persistent_save_interval
         override_ckpt_iteration replication replication_factor replication_jump save save_interval
         save_retain_interval save_tokens_per_expert_interval stream_ckpt_dequant use_persistent_ckpt_worker
-        verify_integrity
+        use_dist_ckpt verify_integrity
     """,
     "length of training, evaluation and interruptions": """
         adlr_autoresume adlr_autoresume_interval calc_ft_timeouts check_for_large_grads check_for_spiky_loss
@@ -256,7 +258,7 @@ _REASONS: Final[dict[str, str]] = {
         fim_middle_token fim_no_prefix fim_pad_token fim_prefix_token fim_rate fim_split_sample fim_spm_rate
         fim_suffix_token mid_level_dataset_surplus mmap_bin_files mock_data num_dataset_builder_threads num_workers
         object_storage_cache_path per_dataset_sequences_path per_split_data_args_path reset_attention_mask
-        reset_position_ids s3_cache_path sample_rate short_seq_prob split test_data_path train_data_path
+        renormalize_blend_weights reset_position_ids s3_cache_path sample_rate short_seq_prob split test_data_path train_data_path
         valid_data_path
     """,
     "text of tokens, not the vocabulary size": """
@@ -272,7 +274,7 @@ _REASONS: Final[dict[str, str]] = {
         log_learning_rate_to_tensorboard log_loss_scale_to_tensorboard log_memory_interval log_memory_to_tensorboard
         log_progress log_straggler log_throughput log_timers_to_tensorboard log_validation_ppl_to_tensorboard
         log_world_size_to_tensorboard logging_level memory_snapshot_path moe_per_layer_logging nvtx_ranges
-        one_logger_async one_logger_project one_logger_run_name profile profile_ranks profile_step_end
+        one_logger_async one_logger_entity one_logger_project one_logger_run_name profile profile_ranks profile_step_end
         profile_step_start pytorch_profiler_collect_callstack pytorch_profiler_collect_chakra
         pytorch_profiler_collect_shapes record_memory_history record_shapes straggler_ctrlr_port
         straggler_minmax_count tensorboard_dir tensorboard_log_interval tensorboard_queue_size timing_log_level

@@ -76,6 +76,7 @@ REFUSED: Final[dict[str, tuple[str, str]]] = {
     "mlp_chunks_for_training": ("chunked FFN layers are not modelled", _WITHOUT),
     "fused_residual_rmsnorm": ("the fused residual norm is not modelled", _WITHOUT),
     "use_grouped_gemm_for_shared_expert": ("grouped GEMMs in shared experts are not modelled", _WITHOUT),
+    "moe_token_dropping": ("Megatron-LM core 0.5 and 0.6 refuse it", "leave it out"),
     "moe_expert_rank_capacity_factor": ("a token capacity per rank is not modelled", _WITHOUT),
     # sharding and optimizers
     "enable_full_sharding_in_hsdp": ("sharding over optimizer instances is not modelled for this release", _WITHOUT),
@@ -102,6 +103,7 @@ _UNEQUAL_LAYERS: Final = (
 
 ASSUMED: Final[dict[str, str]] = {
     "spec": "layers are those of the other options; what the specification changes is not counted",
+    "model_spec": "layers are those of the other options; what the specification changes is not counted",
     "qk_l2_norm": "the copies of normalized queries and keys are not counted, so the prediction is too low",
     "DDP_impl": "gradients are counted in Megatron's contiguous buffers, so the prediction may be slightly too high or too low",
     "use_contiguous_buffers_in_local_ddp": "gradients are counted in contiguous buffers, so their rounding may differ",

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.derive.pipeline import with_stages
-from analyzer.launch.derive.reading import RELEASE_2023, option, positive, refuse, size, switched_on
+from analyzer.launch.derive.reading import option, positive, refuse, since, size, switched_on
 from analyzer.specs import ParallelSpec
+from analyzer.specs.release import describe
 from analyzer.specs.rules.sizes import parallel_violations
 
 if TYPE_CHECKING:
@@ -50,16 +51,16 @@ def parallel_spec(launch: LaunchInput, world: World, *, num_layers: int) -> Para
 
 
 def _model_parallel(launch: LaunchInput, *, world_size: int) -> tuple[int, int]:
-    """Tensor and pipeline size. The 2023 code reduces them to the world size without a message."""
+    """Tensor and pipeline size. Releases before core 0.9 reduce them to the world size without a message (`validate_args`)."""
     tensor = size(launch.arguments, "tensor_model_parallel_size")
     pipeline = size(launch.arguments, "pipeline_model_parallel_size")
-    if launch.arguments.release != RELEASE_2023 or tensor * pipeline <= world_size:
+    if since(launch.arguments, "0.9") or tensor * pipeline <= world_size:
         return tensor, pipeline
     smaller_tensor = min(tensor, world_size)
     smaller_pipeline = min(pipeline, world_size // smaller_tensor)
     launch.assume(
-        f"The 2023 code reduces tensor {tensor} × pipeline {pipeline} to {smaller_tensor} × {smaller_pipeline} for "
-        f"{world_size} GPUs."
+        f"{describe(launch.arguments.release)} reduces tensor {tensor} × pipeline {pipeline} to {smaller_tensor} × "
+        f"{smaller_pipeline} for {world_size} GPUs."
     )
     return smaller_tensor, smaller_pipeline
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from analyzer.launch.options.option_table import Option, OptionTable, make_table
+from analyzer.specs.release import describe, minor, release_number
 
 PREFERRED: Final = "0.16.1"
 """The release that the formulas are based on."""
@@ -41,10 +42,26 @@ class Catalogue:
         known = [index for index in range(len(self.releases)) if mask >> index & 1]
         return [self.releases[index] for index in sorted(known, key=lambda index: (abs(index - preferred), -index))]
 
+    def releases_nearer_than(self, release: str, near: str) -> tuple[str, ...]:
+        """The releases that are nearer to the release `near` than `release` is, oldest first."""
+        preferred, index = self.releases.index(near), self.releases.index(release)
+        distance = abs(index - preferred)
+        first = max(0, preferred - distance + 1)
+        last = preferred + distance - (index > preferred)  # of two equally near ones the newer is preferred
+        return self.releases[first : last + 1]
+
     def find_release(self, name: str) -> str | None:
-        """The known release with the major and minor version of `name` ('0.16.1', 'core_v0.16.1' or '0.16'), or None."""
-        wanted = name.removeprefix("core_").removeprefix("v").split(".")[:2]
-        return next((release for release in self.releases if release.split(".")[:2] == wanted), None)
+        """The known release with the major and minor version of `name`, or None.
+
+        `name` is a version or the name of a tag or branch: '0.16', '0.16.1', 'core_v0.16.1', 'core_r0.16.0'.
+        """
+        wanted = minor(name.removeprefix("core_").removeprefix("v").removeprefix("r"))
+        return next((release for release in self.releases if minor(release) == wanted), None)
+
+    def newest_until(self, release: str) -> str:
+        """The newest known release that is not newer than `release`, by major and minor version; the oldest if there is none."""
+        number = release_number(release)[:2]
+        return next((known for known in reversed(self.releases) if release_number(known)[:2] <= number), self.releases[0])
 
     def table(self, release: str) -> OptionTable:
         """The options of `release`."""
@@ -58,11 +75,6 @@ class Catalogue:
         own = [option for mask, option in self.variants if mask & bit]
         others = [option for flag, option in self.newest.items() if not self.masks[flag] & bit]
         return make_table([*own, *others], release=PREFERRED, source="catalogue of all Megatron-LM releases")
-
-
-def describe(release: str) -> str:
-    """The name of a release for messages: 'Megatron-LM core 0.16.1', 'Megatron-LM of August 2023'."""
-    return "Megatron-LM of August 2023" if release == "2023" else f"Megatron-LM core {release}"
 
 
 @cache

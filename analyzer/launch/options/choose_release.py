@@ -3,62 +3,95 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError
 from analyzer.launch.argv_parser import Reading, is_option, read_words
-from analyzer.launch.options.catalogue import PREFERRED, Catalogue, describe
-from analyzer.launch.options.megatron_parser import find_checkout, load_table
+from analyzer.launch.options.catalogue import PREFERRED, Catalogue
+from analyzer.launch.options.megatron_parser import assumed_release, find_checkout, load_table, release_of
 from analyzer.launch.options.option_table import OptionTable
+from analyzer.specs.release import describe, minor
+
+NO_CHECKOUT: Final = "no checkout was found"
+_NO_VERSION: Final = "the checkout has no megatron/core/package_info.py"
 
 if TYPE_CHECKING:
     from analyzer.launch.forks.guess import ForkGuess
 
 
-def chosen_table(
-    named: str | None, catalogue: Catalogue, environ: Mapping[str, str], folder: Path, *, entry: str | None
-) -> tuple[OptionTable | None, tuple[str, ...]]:
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The options that a launch is read with, as far as they do not depend on the options it gives."""
+
+    table: OptionTable | None = None
+    """None if the release is to be chosen from the catalogue."""
+    base: str | None = None
+    """The release of the catalogue nearest to that of a checkout whose parser does not load."""
+    reason: str = NO_CHECKOUT
+    """Why the release is chosen from the catalogue."""
+    assumptions: tuple[str, ...] = ()
+    failure: str | None = None
+    """Why the parser of the checkout that was found is not used, as a sentence."""
+
+
+def chosen_table(named: str | None, catalogue: Catalogue, environ: Mapping[str, str], folder: Path, *, entry: str | None) -> Choice:
     """The options of the checkout or release `named` by --info-megatron, or of the checkout that the launch would import.
 
-    None if the release is to be chosen from the catalogue. Also returns assumptions about the choice.
+    The parser of a checkout is executed. Raises InputError if `named` is neither a release nor a checkout whose parser loads.
     """
     if named is not None and not (folder / named).exists():
         release = catalogue.find_release(named)
         if release is not None:
-            return catalogue.table(release), (f"{describe(release)} is assumed, from --info-megatron {named}.",)
+            return Choice(catalogue.table(release), assumptions=(f"{describe(release)} is assumed, from --info-megatron {named}.",))
         releases = ", ".join(catalogue.releases)
         fault = f"'{named}' is neither a folder nor a known release"
         raise InputError("--info-megatron", fault, f"give the root folder of a Megatron-LM checkout, or one of {releases}")
     if named is not None:
-        return load_table(folder / named, environ=environ), ()
+        return _of_checkout(folder / named, environ)
     checkout = find_checkout(folder, environ=environ, entry=entry)
     if checkout is None:
-        return None, ()
+        return Choice()
     try:
-        return load_table(checkout, environ=environ), ()
+        return _of_checkout(checkout, environ)
     except InputError as error:
-        return None, (f"The parser of {checkout} could not be loaded ({error.fault}). The built-in catalogue is used.",)
+        release = assumed_release(checkout)
+        return Choice(
+            base=catalogue.newest_until(release),
+            reason=f"the checkout is {describe(release)}" if release_of(checkout) else _NO_VERSION,
+            failure=f"{error.fault[0].upper()}{error.fault[1:].rstrip('.')}.",
+        )
+
+
+def _of_checkout(checkout: Path, environ: Mapping[str, str]) -> Choice:
+    """The options of a checkout. Raises InputError if its parser does not load."""
+    table = load_table(checkout, environ=environ)
+    return Choice(table, assumptions=() if release_of(checkout) else (f"{describe(table.release)} is assumed: {_NO_VERSION}.",))
 
 
 def read_with_catalogue(
-    words: Sequence[str], catalogue: Catalogue, *, fork: ForkGuess | None = None
+    words: Sequence[str], catalogue: Catalogue, *, choice: Choice | None = None, fork: ForkGuess | None = None
 ) -> tuple[OptionTable, Reading, str]:
     """Parses the words with the release nearest to the preferred one that accepts them. Also returns that assumption.
 
-    `fork`: the fork of the launch. The release that it is based on takes the place of the preferred one.
-
-    A release that has every flag may still refuse a value. If no release has every flag, the options of all releases are used.
+    The release of the checkout in `choice`, or else that on which the `fork` of the launch is based, takes the place of the
+    preferred one. A release that has every flag may still refuse a value. If no release has every flag, the options of all
+    releases are used.
     """
+    choice = choice or Choice()
     flags = {word.partition("=")[0]: None for word in words if is_option(word)}
+    preferred = choice.base or (catalogue.find_release(fork.fork.base) if fork is not None else None) or PREFERRED
     refusal: InputError | None = None
-    preferred = (catalogue.find_release(fork.fork.base) if fork is not None else None) or PREFERRED
     for release in catalogue.releases_with(flags, near=preferred):
         table = catalogue.table(release)
         try:
-            return table, read_words(words, table), _release_assumption(release, flags, catalogue, refused=refusal, fork=fork)
+            reading = read_words(words, table)
         except InputError as error:
             refusal = refusal or error
+            continue
+        excluded = _excluded(release, flags, catalogue, preferred=preferred, refused=refusal)
+        return table, reading, _assumption(release, excluded, choice=choice, fork=fork)
     if refusal is not None:
         raise refusal
     union = catalogue.union()
@@ -67,18 +100,37 @@ def read_with_catalogue(
     return union, read_words(words, union), note
 
 
-def _release_assumption(
-    release: str, flags: Collection[str], catalogue: Catalogue, *, refused: InputError | None, fork: ForkGuess | None
-) -> str:
-    """The assumption about the release, with the reason if it is not the preferred one."""
-    if fork is not None:
-        based = f"{fork.fork.name} is based on {fork.fork.base}"
-        return f"{describe(release)} is assumed: no checkout was found, and {based}. {fork.reason}"
-    if release == PREFERRED:
-        return f"{describe(release)} is assumed: no checkout was found."
-    missing = [flag for flag in flags if PREFERRED not in catalogue.releases_with([flag])]
-    if missing:
-        reason = f"{PREFERRED} has no {', '.join(missing)}"
-    else:
-        reason = f"{PREFERRED} refuses {refused.option}" if refused else f"it is nearest to {PREFERRED}"
-    return f"{describe(release)} is assumed: no checkout was found, and {reason}."
+def _assumption(release: str, excluded: str, *, choice: Choice, fork: ForkGuess | None) -> str:
+    """The assumption about the release, with its reason."""
+    if fork is None or choice.base is not None:
+        return f"{describe(release)} is assumed: {choice.reason}{excluded and f', and {excluded}'}."
+    based = f"{fork.fork.name} is based on {fork.fork.base}{excluded and f', but {excluded}'}"
+    return f"{describe(release)} is assumed: {choice.reason}, and {based}. {fork.reason}"
+
+
+def _excluded(release: str, flags: Collection[str], catalogue: Catalogue, *, preferred: str, refused: InputError | None) -> str:
+    """Why releases nearer to the preferred one are not assumed; empty for the preferred one."""
+    if release == preferred:
+        return ""
+    nearer = catalogue.releases_nearer_than(release, preferred)
+    decisive = _decisive(flags, catalogue, nearer)
+    span = minor(nearer[0]) if len(nearer) == 1 else f"{minor(nearer[0])} to {minor(nearer[-1])}"
+    if len(decisive) == 1:
+        return f"{span} {'has' if len(nearer) == 1 else 'have'} no {decisive[0]}"
+    if decisive:
+        return f"{span} {'does' if len(nearer) == 1 else 'do'} not have all of {', '.join(decisive)}"
+    return f"{preferred} refuses {refused.option}" if refused else f"it is nearest to {preferred}"
+
+
+def _decisive(flags: Collection[str], catalogue: Catalogue, excluded: Collection[str]) -> list[str]:
+    """As few of `flags` as exclude all releases in `excluded`; none if there are no such flags."""
+    lacking = {flag: set(excluded).difference(catalogue.releases_with([flag])) for flag in flags}
+    found: list[str] = []
+    remaining = set(excluded)
+    while remaining:
+        best = max(lacking, key=lambda flag: len(lacking[flag] & remaining), default=None)
+        if best is None or not lacking[best] & remaining:
+            return []
+        found.append(best)
+        remaining -= lacking[best]
+    return found

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Final
 
 from analyzer.errors import InputError
+from analyzer.launch.options.catalogue import PREFERRED
 from analyzer.launch.options.option_table import Option, OptionTable, make_table
 
 PARSERS: Final = ("megatron/training/arguments.py", "megatron/arguments.py")
 """Files with the parser: since core 0.6, and before."""
-DEFINING_FILES: Final = ("megatron/arguments.py", "megatron/training/arg*.py", "megatron/training/**/*config*.py",
+DEFINING_FILES: Final = ("megatron/*.py", "megatron/*/enums.py", "megatron/training/arg*.py", "megatron/training/**/*config*.py",
                          "megatron/core/*config*.py", "megatron/core/*/*config*.py", "megatron/core/*/*/*config*.py",
                          "megatron/core/**/enums.py", "megatron/core/package_info.py",
                          "megatron/training/config/*.py")  # fmt: skip
@@ -22,11 +23,14 @@ SECONDS: Final = 120
 
 
 def find_checkout(folder: Path, *, environ: Mapping[str, str], entry: str | None) -> Path | None:
-    """The checkout that the launch would import: in the folder of its script, the working folder, or on PYTHONPATH."""
+    """The checkout that the launch would import: in the folder of its script, the working folder, or on PYTHONPATH.
+
+    It has a parser of the present layout or of that before core 0.6.
+    """
     beside = [(folder / entry).parent] if entry is not None and "/" in entry else []
     on_path = [folder / part for part in environ.get("PYTHONPATH", "").split(":") if part]
     for candidate in (*beside, folder, *on_path):
-        if (candidate / PARSERS[0]).is_file():
+        if any((candidate / parser).is_file() for parser in PARSERS):
             return candidate
     return None
 
@@ -42,7 +46,7 @@ def load_table(checkout: Path, *, environ: Mapping[str, str]) -> OptionTable:
     except (OSError, ValueError):
         rows = _extract(checkout)
         _write_cache(cached, rows)
-    return make_table((Option(**row) for row in rows), release=_release(checkout), source=str(parser))
+    return make_table((Option(**row) for row in rows), release=assumed_release(checkout), source=str(parser))
 
 
 def _cache_folder(environ: Mapping[str, str]) -> Path:
@@ -100,12 +104,17 @@ def _write_cache(path: Path, rows: list[dict[str, object]]) -> None:
         return
 
 
-def _release(checkout: Path) -> str:
-    """The version in megatron/core/package_info.py; '2023' before core 0.3 or without this file."""
+def release_of(checkout: Path) -> str | None:
+    """The release of a checkout: the version in megatron/core/package_info.py, '2023' before core 0.3; None without this file."""
     try:
         text = (checkout / "megatron/core/package_info.py").read_text()
     except OSError:
-        return "2023"
+        return None
     numbers = [re.search(rf"^{name}\s*=\s*(\d+)", text, re.MULTILINE) for name in ("MAJOR", "MINOR", "PATCH")]
     version = tuple(int(found.group(1)) if found else 0 for found in numbers)
     return "2023" if version < (0, 3) else ".".join(map(str, version))
+
+
+def assumed_release(checkout: Path) -> str:
+    """The release of a checkout. If it does not say: 0.16.1, or that of August 2023 if the parser is in megatron/ as in 2023."""
+    return release_of(checkout) or (PREFERRED if (checkout / PARSERS[0]).is_file() else "2023")

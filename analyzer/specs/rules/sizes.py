@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from analyzer.specs.parallel import ParallelSpec
+from analyzer.specs.release import is_before
 from analyzer.specs.rules.violation import Violation
 
 
@@ -28,7 +29,7 @@ def parallel_violations(parallel: ParallelSpec, *, megatron: str) -> Iterator[Vi
     yield from _dense_grid(parallel, sizes)
     yield from _expert_grid(parallel)
     yield from _optimizer_instances(parallel)
-    least = 2 if parallel.overlap_p2p and megatron != "2023" else 3
+    least = 2 if parallel.overlap_p2p and not is_before(megatron, "0.4") else 3
     if parallel.virtual_pipeline is not None and parallel.pipeline < least:
         how = "" if parallel.overlap_p2p else " without overlapped point-to-point communication"
         yield Violation(

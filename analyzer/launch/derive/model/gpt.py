@@ -53,7 +53,7 @@ def model_spec(
         position_embedding=position,
         yarn_positions=_yarn_positions(arguments),
         rotary_percent=share(arguments, "rotary_percent", 1.0, zero=False),
-        rope_fusion=position == "rope" and implementation != "legacy" and not _is_off(arguments, "apply_rope_fusion"),
+        rope_fusion=position == "rope" and implementation != "legacy" and _is_fused_since_0_5(arguments, "apply_rope_fusion"),
         normalization=cast(Literal["LayerNorm", "RMSNorm"], text(arguments, "normalization", "LayerNorm")),
         activation=activation,
         bias_linear=bias,
@@ -148,11 +148,20 @@ def _is_off(arguments: Arguments, dest: str) -> bool:
     return arguments.get(dest) is False
 
 
+def _is_fused_since_0_5(arguments: Arguments, dest: str) -> bool:
+    """Whether a fusion that core 0.5 introduced is on, as it is by default."""
+    return since(arguments, "0.5") and not _is_off(arguments, dest)
+
+
 def _implementation(launch: LaunchInput) -> Implementation:
-    """Layers of Transformer Engine, of Megatron core (local), or of the code before core (legacy)."""
+    """Layers of Transformer Engine, of Megatron core (local), or of the code before core (legacy).
+
+    Legacy models are the default before core 0.8, which replaced `--use-mcore-models` by `--use-legacy-models`.
+    """
     arguments = launch.arguments
     written = text(arguments, "transformer_impl", "transformer_engine")
-    if arguments.release == RELEASE_2023 or switched_on(arguments, "use_legacy_models"):
+    by_default = not since(arguments, "0.8")
+    if not switched_on(arguments, "use_mcore_models") if by_default else switched_on(arguments, "use_legacy_models"):
         if written != "transformer_engine":
             return "legacy"
         named = option(arguments, "transformer_impl")
@@ -211,7 +220,7 @@ def _bias_activation_fusion(arguments: Arguments, *, activation: Activation, bia
     if implementation == "legacy" and activation != "gelu":
         return False
     if activation == "swiglu":
-        fused = not _is_off(arguments, "bias_swiglu_fusion")
+        fused = _is_fused_since_0_5(arguments, "bias_swiglu_fusion")
     else:
         fused = bias and not _is_off(arguments, "bias_gelu_fusion")
     if fused and activation == "squared_relu" and arguments.release != RELEASE_2023:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Literal, TypedDict, cast
 
 from analyzer.errors import InputError, UnsupportedError
-from analyzer.launch.derive.reading import number, option, positive, switched_on, text
+from analyzer.launch.derive.reading import number, option, positive, since, switched_on, text
 from analyzer.specs.moe import AUXILIARY_LOSSES
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ def read_router(arguments: Arguments, *, num_experts: int) -> Router:
     balancing, coefficient = _balancing(arguments)
     score = _score_function(arguments)
     pre_softmax = switched_on(arguments, "moe_router_pre_softmax")
-    if topk == 1 and score == "softmax" and not pre_softmax and balancing != ("sinkhorn",):
+    checked = since(arguments, "0.8")  # before, `TopKRouter` accepts it
+    if checked and topk == 1 and score == "softmax" and not pre_softmax and balancing != ("sinkhorn",):
         raise InputError(
             option(arguments, "moe_router_topk"),
             "1 leaves a softmax over one score, which has no gradient",
