@@ -6,8 +6,13 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from analyzer.errors import FITS, INTERNAL_ERROR, AnalyzerError
+
+DEBUG: Final = "--info-debug"
+MAX_ERROR: Final = 300
+"""Characters of the message of an internal error."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -18,21 +23,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     working directory and the garbage collector of the process do not change. `--info-launch` replaces the process by the training.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    return _reported(lambda: _run(arguments))
+    return _reported(lambda: _run(arguments), debug=DEBUG in arguments)
 
 
-def _reported(action: Callable[[], int]) -> int:
-    """The exit status of `action`. An error is printed: one line for what the user can correct."""
+def _reported(action: Callable[[], int], *, debug: bool) -> int:
+    """The exit status of `action`. An error is printed as one line. With `debug` an internal error is raised."""
     try:
         return action()
     except AnalyzerError as error:
         print(f"get_training_info: {error}", file=sys.stderr)
         return error.exit_code
     except Exception as error:
-        import traceback
-
-        traceback.print_exc()
-        print(f"get_training_info: internal error: {type(error).__name__}: {error}", file=sys.stderr)
+        if debug:
+            raise
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        remedy = "report it with the command line and the output of --info-debug"
+        print(f"get_training_info: internal error: {what[:MAX_ERROR]}; {remedy}", file=sys.stderr)
         return INTERNAL_ERROR
 
 
@@ -62,7 +68,7 @@ def _position_of_script(argv: Sequence[str]) -> int | None:
 
 def _analyze_one(argv: Sequence[str], environ: Mapping[str, str], folder: Path) -> int:
     """Analyzes one launch of a script."""
-    return _reported(lambda: _analyze(list(argv), environ=environ, folder=folder))
+    return _reported(lambda: _analyze(list(argv), environ=environ, folder=folder), debug=DEBUG in argv)
 
 
 def _analyze(argv: list[str], *, environ: Mapping[str, str], folder: Path) -> int:

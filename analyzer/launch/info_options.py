@@ -52,6 +52,8 @@ class InfoOptions:
     print_options: bool = False
     strict: bool = False
     """Unknown options and an unknown vocabulary size are errors."""
+    debug: bool = False
+    """Internal errors are raised."""
     dry: bool = False
     """Print the launch commands of a script."""
     run_all: bool = False
@@ -108,6 +110,7 @@ OPTIONS: Final[dict[str, InfoOption]] = {
     "model": InfoOption("NAME|FILE", "model by its Hugging Face name, such as meta-llama/Llama-3.1-70B, or config.json", word),
     "print_options": InfoOption("", "print the options of Megatron-LM, with those of --info-model, and stop", flag),
     "strict": InfoOption("", "unknown options and an unknown vocabulary size are errors", flag),
+    "debug": InfoOption("", "print the traceback of an internal error", flag),
     "dry": InfoOption("", "print the launch commands of a script, and analyze nothing", flag),
     "run_all": InfoOption("", "run also the commands of a script that stand-ins replace, such as rm, kill and pip", flag),
 }

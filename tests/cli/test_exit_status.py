@@ -101,5 +101,18 @@ def test_a_training_is_not_started_after_a_failing_verdict(monkeypatch: pytest.M
     monkeypatch.setattr("analyzer.cli.start.start_training", start)
     words = "--info-launch --info-gpu H100-80GB --info-margin 99% --info-fail-on tight"
     assert run(*LAUNCH, *words.split()).status == 1
-    with pytest.raises(AssertionError, match="was started"):
-        run(*LAUNCH, *words.replace("99%", "1%").split())
+    outcome = run(*LAUNCH, *words.replace("99%", "1%").split())
+    assert (outcome.status, "the training was started" in outcome.err) == (70, True)
+
+
+def test_an_internal_error_is_one_line_unless_the_traceback_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_args: object, **_named: object) -> None:
+        raise KeyError("of\nseveral lines")
+
+    monkeypatch.setattr("analyzer.cli.predict.predict", fail)
+    outcome = run(*LAUNCH)
+    assert (outcome.status, outcome.out, outcome.err.count("\n")) == (70, "", 1)
+    assert "internal error: KeyError: 'of" in outcome.err
+    assert "--info-debug" in outcome.err
+    with pytest.raises(KeyError):
+        run(*LAUNCH, "--info-debug")
