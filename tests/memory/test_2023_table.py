@@ -17,7 +17,8 @@ GIB = 2**30
 MIB = 2**20
 MODEL = (
     "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048 --max-position-embeddings 2048 "
-    "--train-iters 10 --lr 1e-4 --use-flash-attn --use-distributed-optimizer --swiglu --bf16 --info-gpu A100-80GB"
+    "--train-iters 10 --lr 1e-4 --use-flash-attn --use-distributed-optimizer --swiglu --bf16 --info-gpu A100-80GB "
+    "--vocab-file gpt2-vocab.json"
 )
 CODE_OF_2023 = ("--info-megatron", "2023")
 

@@ -1,7 +1,8 @@
 """Launch scripts of Megatron-LM, end to end.
 
 A launch that Megatron accepts is analysed, or rejected with the name of an unsupported option. A launch that Megatron rejects
-is rejected.
+is rejected, except that options of the code before August 2023 are accepted together with other options of that code. A launch
+without a number of GPUs is analysed for the smallest number that its layout allows.
 
 The records have the result of the parser of the script's release, and for core 0.16.1 also of `validate_args`.
 """
@@ -16,6 +17,8 @@ from tests.command import assert_refused, run
 from tests.data_files import truth_records
 
 FILE = "launches.json"
+OLD_OPTIONS = ("--activations-checkpoint-method",)
+"""Options that no parser since August 2023 has."""
 
 
 @pytest.fixture(autouse=True)
@@ -55,11 +58,12 @@ def refused_option(record: dict[str, Any]) -> str | None:
     """The option for which a launch that parses is rejected: by Megatron, or because it is not supported."""
     words = record["entry_argv"]
     model_size = value(record, "--tensor-model-parallel-size") * value(record, "--pipeline-model-parallel-size")
-    if (record["stated"]["world_size"] or 1) % model_size:  # the error names the larger of the two
+    world = record["stated"]["world_size"]
+    if world is not None and world % model_size:  # the error names the larger of the two
         larger = value(record, "--tensor-model-parallel-size") > value(record, "--pipeline-model-parallel-size")
         return "--tensor-model-parallel-size" if larger else "--pipeline-model-parallel-size"
     expert_size = value(record, "--expert-model-parallel-size") * value(record, "--pipeline-model-parallel-size")
-    if (record["stated"]["world_size"] or 1) % expert_size:
+    if world is not None and world % expert_size:
         return "--expert-model-parallel-size"
     if "--rampup-batch-size" in words and "--train-iters" in words:
         return "--rampup-batch-size"
@@ -71,16 +75,28 @@ ACCEPTED = [record for record in truth_records(FILE) if unrecognized(record) is 
 
 def test_all_records_are_present() -> None:
     assert len(truth_records(FILE)) == 52
-    assert sum(refused_option(record) is None for record in ACCEPTED) == 10
+    assert sum(refused_option(record) is None for record in ACCEPTED) == 13
 
 
 @pytest.mark.parametrize("record", [record for record in truth_records(FILE) if unrecognized(record)], ids=name)
 def test_launches_that_the_parser_rejects(record: dict[str, Any]) -> None:
     word = unrecognized(record) or ""
-    outcome = run(*argv(record))
+    outcome = run(*argv(record), *(("--info-megatron", "0.16.1") if word in OLD_OPTIONS else ()))
     named = word if word.startswith("--") else "--step-batch-size-schedule"
     assert_refused(outcome, named)
     assert word in outcome.err
+
+
+@pytest.mark.parametrize("record", [record for record in truth_records(FILE) if unrecognized(record) in OLD_OPTIONS], ids=name)
+def test_launches_of_old_code_are_read_with_its_options(record: dict[str, Any]) -> None:
+    """`--activations-checkpoint-method uniform` is full recomputation of every layer (megatron/arguments.py, 2022)."""
+    outcome = run(*argv(record), "--info-json", "-", "--info-gpu-memory", "80GiB")
+    if (named := refused_option(record)) is not None:
+        assert_refused(outcome, named)
+        return
+    assert outcome.status in (0, 1), outcome.err
+    assert outcome.report["megatron"] == "2023"
+    assert any("--recompute-granularity full --recompute-method uniform" in each for each in outcome.report["assumptions"])
 
 
 @pytest.mark.parametrize("record", ACCEPTED, ids=name)
@@ -96,7 +112,8 @@ def test_launches_that_the_parser_accepts(record: dict[str, Any], monkeypatch: p
         return
     assert outcome.status in (0, 1), outcome.err
     report = outcome.report
-    assert report["world"]["size"] == record["stated"]["world_size"]
+    world = record["stated"]["world_size"]
+    assert report["world"]["size"] == world or (world is None and "--info-world-size" in report["warnings"][0])
     assert report["parallel"]["tensor"] == value(record, "--tensor-model-parallel-size")
     assert report["parallel"]["pipeline"] == value(record, "--pipeline-model-parallel-size")
     assert report["batch"]["micro"] == value(record, "--micro-batch-size")
