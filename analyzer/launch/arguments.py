@@ -32,6 +32,9 @@ class Arguments:
     words: tuple[str, ...] = ()
     """Megatron's part of the command line, those of the model of --info-model first."""
 
+    fork: str | None = None
+    """The fork of Megatron-LM whose options are given, such as 'microsoft' (`forks/fork_options.json`)."""
+
     def get(self, dest: str, default: object = None) -> object:
         """The value of `dest`; `default` if the release has no such option."""
         return self.values.get(dest, default)

@@ -62,7 +62,12 @@ def parse(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> t
         accepted = with_fork_values(own.words, known)
         if accepted is None:
             raise
-        own = replace(accepted, notes=(*own.notes, *accepted.notes), statements=(*own.statements, *accepted.statements))
+        own = replace(
+            own,
+            words=accepted.words,
+            notes=(*own.notes, *accepted.notes),
+            statements=(*own.statements, *accepted.statements),
+        )
         parsed = _read(own, sources)
     arguments = Arguments(
         values=MappingProxyType({**parsed.table.defaults, **parsed.reading.values}),
@@ -75,6 +80,7 @@ def parse(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> t
         warnings=(f"{choice.failure} The {parsed.table.source} is used instead.",) if choice.failure else (),
         unknown=(*entry, *own.statements),
         words=parsed.words,
+        fork=own.fork.fork.key if own.fork is not None else None,
     )
     if arguments.get("use_checkpoint_args"):
         from analyzer.launch.options.checkpoint_args import with_checkpoint_args

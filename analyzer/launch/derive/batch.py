@@ -80,9 +80,14 @@ def _sizes(launch: LaunchInput, *, full: int, given: bool) -> list[int]:
     return _rampup_sizes(named, rampup, full=full)
 
 
+def _is_count(value: object) -> bool:
+    """Whether Python's `int` reads it as a number of 0 or more; '9_765_625' is one."""
+    return str(value).replace("_", "").isdigit()
+
+
 def _rampup_sizes(named: str, rampup: object, *, full: int) -> list[int]:
     """START, the size after it, and the full batch: if these can be split over the replicas, so can every size between."""
-    if not isinstance(rampup, list | tuple) or len(rampup) != 3 or not all(str(each).isdigit() for each in rampup):
+    if not isinstance(rampup, list | tuple) or len(rampup) != 3 or not all(_is_count(each) for each in rampup):
         raise InputError(named, f"{rampup!r} is not three numbers", "give START INCREMENT SAMPLES")
     start, increment, samples = (int(each) for each in rampup)
     if start == 0 or increment == 0:

@@ -63,10 +63,11 @@ class Catalogue:
         number = release_number(release)[:2]
         return next((known for known in reversed(self.releases) if release_number(known)[:2] <= number), self.releases[0])
 
-    def table(self, release: str) -> OptionTable:
-        """The options of `release`."""
+    def table(self, release: str, *, also: Iterable[str] = ()) -> OptionTable:
+        """The options of `release`, and those in `also` that only other releases have."""
         bit = 1 << self.releases.index(release)
-        options = (option for mask, option in self.variants if mask & bit)
+        options = [option for mask, option in self.variants if mask & bit]
+        options += [self.newest[flag] for flag in also if not self.masks[flag] & bit]
         return make_table(options, release=release, source=f"catalogue of {describe(release)}")
 
     def union(self) -> OptionTable:

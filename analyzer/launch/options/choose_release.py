@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError
 from analyzer.launch.argv_parser import Reading, is_option, read_words
-from analyzer.launch.options.catalogue import PREFERRED, Catalogue
+from analyzer.launch.coverage.option_effects import NO_EFFECT
+from analyzer.launch.derive.dropped_layers import drops_layers, splits_layers
+from analyzer.launch.options.catalogue import OLDEST, PREFERRED, Catalogue
 from analyzer.launch.options.megatron_parser import assumed_release, find_checkout, load_table, release_of
 from analyzer.launch.options.option_table import OptionTable
-from analyzer.specs.release import describe, minor
+from analyzer.specs.release import describe, minor, release_number
+from analyzer.specs.rules.model import FEW_GROUPS_FROM
 
+_ANY_RELEASE: Final = {*NO_EFFECT, "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"}
+"""Dests that do not show the release of a fork: they have no effect, or the same in all releases."""
 NO_CHECKOUT: Final = "no checkout was found"
 _NO_VERSION: Final = "the checkout has no megatron/core/package_info.py"
 
@@ -77,18 +82,25 @@ def read_with_catalogue(
 
     The release of the checkout in `choice`, or else that on which the `fork` of the launch is based, takes the place of the
     preferred one. A release that has every flag may still refuse a value. If no release has every flag, the options of all
-    releases are used.
+    releases are used. A fork may have options without effect that its release does not have.
     """
     choice = choice or Choice()
-    flags = {word.partition("=")[0]: None for word in words if is_option(word)}
+    given = {word.partition("=")[0]: None for word in words if is_option(word)}
+    flags = given if fork is None else {flag: None for flag in given if catalogue.newest[flag].dest not in _ANY_RELEASE}
     preferred = choice.base or (catalogue.find_release(fork.fork.base) if fork is not None else None) or PREFERRED
     refusal: InputError | None = None
-    for release in catalogue.releases_with(flags, near=preferred):
-        table = catalogue.table(release)
+    releases = catalogue.releases_with(flags, near=preferred)
+    if preferred == OLDEST and choice.base is None:  # what the oldest code lacks is modelled as in the preferred release
+        releases = [OLDEST] * (OLDEST in releases) + [each for each in catalogue.releases_with(flags) if each != OLDEST]
+    for release in releases:
+        table = catalogue.table(release, also=given)
         try:
             reading = read_words(words, table)
         except InputError as error:
             refusal = refusal or error
+            continue
+        if fork is not None and (refused := _refused_size(reading, release, releases)):
+            refusal = refusal or InputError(refused, "it is not accepted", "use another release")
             continue
         excluded = _excluded(release, flags, catalogue, preferred=preferred, refused=refusal)
         return table, reading, _assumption(release, excluded, choice=choice, fork=fork)
@@ -98,6 +110,15 @@ def read_with_catalogue(
     missing = ", ".join(flag for flag in flags if flag not in catalogue.table(PREFERRED).options)
     note = f"No release of Megatron-LM has all of these options; {describe(PREFERRED)} is assumed to have {missing} as well."
     return union, read_words(words, union), note
+
+
+def _refused_size(reading: Reading, release: str, releases: Sequence[str]) -> str | None:
+    """The option for which `release` refuses a launch that another one of `releases` accepts, None without one."""
+    if not splits_layers(reading.values, release) and any(drops_layers(other) for other in releases):
+        return "--num-layers"
+    groups, tensor = reading.values.get("num_query_groups"), reading.values.get("tensor_model_parallel_size")
+    few = isinstance(groups, int) and isinstance(tensor, int) and groups < tensor
+    return "--num-query-groups" if few and release_number(release) < FEW_GROUPS_FROM else None
 
 
 def _assumption(release: str, excluded: str, *, choice: Choice, fork: ForkGuess | None) -> str:

@@ -15,7 +15,7 @@ from analyzer.specs.parallel import ParallelSpec
 from analyzer.specs.release import release_number
 from analyzer.specs.rules.violation import Violation, multiple_near
 
-_FEW_GROUPS_FROM: Final = (0, 16)
+FEW_GROUPS_FROM: Final = (0, 16)
 """Release that first accepts fewer query groups than tensor-parallel ranks."""
 
 
@@ -24,7 +24,7 @@ def model_violations(model: ModelSpec, parallel: ParallelSpec, *, megatron: str)
     t = parallel.tensor
     yield from _divided("num_attention_heads", f"{model.num_attention_heads} heads", model.num_attention_heads, t)
     groups = model.num_query_groups
-    few_allowed = release_number(megatron) >= _FEW_GROUPS_FROM
+    few_allowed = release_number(megatron) >= FEW_GROUPS_FROM
     if model.mla is None and groups % t and (t % groups or not few_allowed):
         yield Violation(
             ("num_query_groups",),

@@ -385,3 +385,9 @@ def test_overlapped_tensor_parallelism_with_one_rank_asks_for_more_ranks() -> No
     """Megatron turns sequence parallelism off with one tensor-parallel rank, so adding it again would not help."""
     with pytest.raises(InputError, match=r"^--tp-comm-overlap: .*use --tensor-model-parallel-size 2"):
         job_of("--tp-comm-overlap --sequence-parallel")
+
+
+def test_numbers_of_a_rampup_may_have_underscores() -> None:
+    """Megatron reads them with `int`; scripts of BigScience write 9_765_625."""
+    line = "--rampup-batch-size 16 16 9_765_625 --global-batch-size 64 --train-samples 50_000_000"
+    assert job_of(line, gpus=1).batch.first_microbatches == 16

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from analyzer.errors import InputError
+from analyzer.launch.derive.dropped_layers import layers_built
 from analyzer.launch.derive.reading import RELEASE_2023, option, positive, required, switched_on
 
 if TYPE_CHECKING:
@@ -34,11 +35,11 @@ class Shape:
 def ffn_hidden_size(arguments: Arguments, *, hidden_size: int) -> int:
     """Width of the FFN: 4·h, or with `--swiglu` the largest multiple of 64 that is at most 8·h/3.
 
-    The 2023 code uses the latter with `--swiglu` even if `--ffn-hidden-size` is given.
+    The 2023 code uses the latter with `--swiglu` even if `--ffn-hidden-size` is given. Its forks keep the given width.
     """
     given = positive(arguments, "ffn_hidden_size")
     gated = switched_on(arguments, "swiglu")
-    if given is not None and not (gated and arguments.release == RELEASE_2023):
+    if given is not None and not (gated and arguments.release == RELEASE_2023 and arguments.fork is None):
         return given
     return int(hidden_size * 4 * 2 / 3 / 64) * 64 if gated else 4 * hidden_size
 
@@ -46,7 +47,7 @@ def ffn_hidden_size(arguments: Arguments, *, hidden_size: int) -> int:
 def decoder_shape(launch: LaunchInput) -> Shape:
     """Sizes with their defaults filled in. Raises InputError for a size that is missing."""
     arguments = launch.arguments
-    num_layers = _either(arguments, "num_layers", "encoder_num_layers", "32")
+    num_layers = layers_built(launch, _either(arguments, "num_layers", "encoder_num_layers", "32"))
     hidden = required(arguments, "hidden_size", "4096")
     heads = required(arguments, "num_attention_heads", "32")
     seq_length = _either(arguments, "seq_length", "encoder_seq_length", "4096")
