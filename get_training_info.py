@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Predicts the memory of each GPU of a Megatron-LM launch, whether it fits, and which ranks communicate.
 
-Replace `torchrun` in a launch script by `python get_training_info.py`.
+Give it a launch script, or replace `torchrun` in the script by `python get_training_info.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes the files of examples/expected/ and their part of README.md: the output of each script run by its own `sed` line.
+"""Writes the files of examples/expected/ and their part of README.md: the output of the command in each script.
 
     python tools/update_examples.py
 
@@ -24,9 +24,9 @@ WIDTH: Final = 100
 """Columns of the expected output."""
 
 
-def sed_line(script: Path) -> str:
+def command_of(script: Path) -> str:
     """The command in the opening comment of a script."""
-    return next(line.removeprefix("#").strip() for line in script.read_text().splitlines() if line.startswith("#   sed "))
+    return next(line.removeprefix("#").strip() for line in script.read_text().splitlines() if line.startswith("#   python "))
 
 
 def expected_file(script: Path, *, full: bool = False) -> Path:
@@ -36,8 +36,8 @@ def expected_file(script: Path, *, full: bool = False) -> Path:
 
 def commands() -> dict[Path, str]:
     """The command that writes each file of examples/expected/."""
-    full = {expected_file(FULL, full=True): f"{sed_line(FULL)} --info-detail full"}
-    return {expected_file(script): sed_line(script) for script in SCRIPTS} | full
+    full = {expected_file(FULL, full=True): f"{command_of(FULL)} --info-detail full"}
+    return {expected_file(script): command_of(script) for script in SCRIPTS} | full
 
 
 def run(command: str, *, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:

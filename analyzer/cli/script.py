@@ -20,6 +20,10 @@ PRECEDENCE: Final = (70, 2, 3, 1, 0)
 """Of several launches, the exit status is the first of these that occurs."""
 WRITTEN: Final = ("--info-json", "--info-record")
 """Options that name a file to write, which is another one for each launch."""
+OF_LAUNCH: Final = ("--info-megatron", "--info-model")
+"""Options whose value may be a path, which the analysis reads in the folder of the launch."""
+COMPARED: Final = "--info-against"
+"""The option that names an older report, which is another one for each launch as well."""
 SHOWN_VARIABLES: Final = (
     "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_", "OMPI_COMM_WORLD_", "PMI_SIZE", "PET_", "CUDA_DEVICE_MAX_CONNECTIONS", "NVTE_",
     "MEGATRON_", "NNODES", "NPROC_PER_NODE",
@@ -93,7 +97,7 @@ def analyze_script(argv: Sequence[str], position: int, *, environ: Mapping[str, 
     for number, launch in enumerate(ran.launches, 1):
         if len(ran.launches) > 1:
             _print_heading(number, ran, script, options)
-        words = [*launch.argv, *_numbered(options, number)]
+        words = [*launch.argv, *_numbered(options, number, folder)]
         statuses.append(analysis(words, launch.environ, launch.folder))
     return next((status for status in PRECEDENCE if status in statuses), statuses[0])
 
@@ -164,25 +168,33 @@ def _print_heading(number: int, ran: ScriptRun, script: Path, options: Sequence[
         print((command if len(command) <= 100 else f"{command[:100]} …") + "\n", file=stream)
 
 
-def _numbered(options: Sequence[str], number: int) -> list[str]:
-    """The options, with `-2`, `-3` and so on before the suffix of files that are written. `number` counts from 1."""
-    if number == 1:
-        return list(options)
+def _numbered(options: Sequence[str], number: int, folder: Path) -> list[str]:
+    """The options, with `-2`, `-3` and so on before the suffix of files that belong to a launch. `number` counts from 1.
+
+    An older report that does not exist is left out for all launches but the first. `folder` is the folder in which the user gave
+    names of files for the launch, which may have another folder.
+    """
     words: list[str] = []
-    for position, word in enumerate(options):
-        name, equals, value = word.partition("=")
-        if equals and name in WRITTEN:
-            words.append(f"{name}={_numbered_file(value, number)}")
-        elif position and options[position - 1] in WRITTEN:
-            words.append(_numbered_file(word, number))
-        else:
-            words.append(word)
+    rest = list(options)
+    while rest:
+        name, equals, value = rest.pop(0).partition("=")
+        if takes_value(name) and not equals:
+            if not rest:
+                return [*words, name]
+            value = rest.pop(0)
+        if name in (*WRITTEN, COMPARED) and value != "-" and number > 1:
+            value = _numbered_file(value, number)
+            if name == COMPARED and not os.path.exists(value):
+                continue
+        if name in OF_LAUNCH and (folder / value).exists():
+            value = str(folder / value)
+        words += [name, value] if takes_value(name) else [name]
     return words
 
 
 def _numbered_file(name: str, number: int) -> str:
     path = Path(name)
-    return name if name == "-" else str(path.with_name(f"{path.stem}-{number}{path.suffix}"))
+    return str(path.with_name(f"{path.stem}-{number}{path.suffix}"))
 
 
 def _dry(launch: Intercepted, title: str, options: Sequence[str]) -> str:

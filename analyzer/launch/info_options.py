@@ -121,10 +121,15 @@ FLAGS: Final = {PREFIX + field.replace("_", "-"): field for field in OPTIONS}
 def usage() -> str:
     """The text of `--help`."""
     lines = [
+        "get_training_info.py SCRIPT.sh [arguments] [--info options]",
         "get_training_info.py [torchrun options] [pretrain_gpt.py] [Megatron options] [--info options]",
         "",
         "Predicts the memory of each GPU of a Megatron-LM launch, whether it fits, and which ranks communicate.",
-        "Options of torchrun and Megatron keep their meaning.",
+        "",
+        "A launch script runs with its launchers replaced: torchrun, deepspeed, accelerate and python with a training script,",
+        "also under srun, mpirun, ray, nsys and containers. Commands that change something, such as rm, mv, kill, pip and ssh,",
+        "are printed instead of run. All other programs run as usual. Without a script, options of torchrun and Megatron keep",
+        "their meaning.",
         "The argument parser of a Megatron-LM checkout in the working folder, next to the training script or on PYTHONPATH is",
         "executed. --info-megatron RELEASE avoids that.",
         "",
@@ -137,7 +142,7 @@ def usage() -> str:
         "Other commands: --help, --version, --info-gpu list.",
         "",
         "Exit status: 0 the launch fits or no GPU is known, 1 it does not fit (or --info-fail-on), 2 invalid or unsupported input,",
-        "3 a check failed.",
+        "3 a check failed, 70 an error of this program.",
     ]
     return "\n".join(lines)
 
