@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from analyzer.specs import TrainingJob
 
 OF_COMMAND_LINE: Final = (
-    "json", "detail", "record", "allocator", "check", "rank", "layers", "launch", "print_options", "fail_on", "against",
+    "json", "detail", "record", "allocator", "check", "rank", "layers", "launch", "print_options", "fail_on", "against", "dry",
+    "run_all",
 )  # fmt: skip
 """Fields of `InfoOptions` that ask the command line to print, record or start something."""
 

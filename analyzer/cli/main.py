@@ -8,7 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from analyzer.errors import FITS, INTERNAL_ERROR, AnalyzerError
+from analyzer.errors import FITS, INTERNAL_ERROR, AnalyzerError, InputError
+
+ENDINGS = (".sh", ".slurm", ".sbatch")
+"""Endings of names that are taken for launch scripts even if there is no such file."""
 
 DEBUG: Final = "--info-debug"
 MAX_ERROR: Final = 300
@@ -53,12 +56,15 @@ def _run(argv: list[str]) -> int:
         from analyzer.cli.script import analyze_script
 
         return analyze_script(argv, position, environ=environ, folder=folder, analysis=_analyze_one)
+    for option in ("--info-dry", "--info-run-all"):
+        if option in argv:
+            raise InputError(option, "is only used with a launch script", "give the script, or leave the option out")
     return _analyze(argv, environ=environ, folder=folder)
 
 
 def _position_of_script(argv: Sequence[str]) -> int | None:
     """The position of a launch script in `argv`, before which there are only --info options. None without a script."""
-    first = next((word for word in argv if not word.startswith("-") and os.path.isfile(word)), None)
+    first = next((word for word in argv if not word.startswith("-") and (os.path.isfile(word) or word.endswith(ENDINGS))), None)
     if first is None or first.endswith(".py"):
         return None
     from analyzer.cli.script import find_script

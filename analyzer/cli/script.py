@@ -45,12 +45,14 @@ Analysis = Callable[[Sequence[str], Mapping[str, str], Path], int]
 def find_script(argv: Sequence[str]) -> int | None:
     """The position of the launch script in `argv`: its first word that is neither an --info option nor the value of one.
 
-    None if that word is not a file with a shell script. Raises InputError for an unknown --info option.
+    None if that word is not a shell script. Raises InputError for a script that does not exist, and for an unknown --info option.
     """
     position = 0
     while position < len(argv):
         name, equals, _ = argv[position].partition("=")
         if not name.startswith(PREFIX):
+            if argv[position].endswith((".sh", ".slurm", ".sbatch")) and not os.path.isfile(argv[position]):
+                raise InputError(argv[position], "is not a file", "give the path of the launch script")
             return position if _is_shell_script(argv[position]) else None
         position += 2 if takes_value(name) and not equals else 1
     return None

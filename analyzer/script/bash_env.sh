@@ -66,69 +66,67 @@ __info_before() {
     local -
     set +eux -f
     __info_last=$1
-    if [[ $3 == 1 && ${__info_previous[1]-1} != 1 && $BASH_COMMAND == "${__info_previous[2]}" ]]; then
+    local IFS=$' \t\n' text=$BASH_COMMAND bin=$__info_folder/bin depth=${#FUNCNAME[@]} word
+    if [[ $3 == 1 && $__info_line != 1 && $text == "$__info_text" ]]; then
         # inside another trap, where BASH_COMMAND is the command before the trap, and the first line has the number 1
-        if [[ $4 != 0 && $BASH_COMMAND != exit && $BASH_COMMAND != 'exit '* ]]; then
-            __info_write "${__info_previous[0]}" "${__info_previous[1]}" "$4" "$BASH_COMMAND"
+        if [[ $4 != 0 && $text != exit && $text != 'exit '* ]]; then
+            __info_write "$__info_source" "$__info_line" "$4" "$text"
         fi
         return 0
     fi
-    if [[ $4 != 0 && ${#FUNCNAME[@]} -le ${__info_previous[3]-1} ]]; then
-        __info_bad=("${__info_previous[0]}" "${__info_previous[1]}" "$4" "${__info_previous[2]}")
+    if [[ $4 != 0 && $depth -le $__info_depth ]]; then
+        __info_bad=("$__info_source" "$__info_line" "$4" "$__info_text")
     fi
-    if [[ ${#FUNCNAME[@]} -le ${__info_previous[3]-1} || $BASH_COMMAND != "${__info_previous[2]-}" ]]; then
-        __info_previous=("$2" "$3" "$BASH_COMMAND" "${#FUNCNAME[@]}") # not at the entry of the function that this command calls
+    if [[ $depth -le $__info_depth || $text != "$__info_text" ]]; then
+        # not at the entry of the function that this command calls
+        __info_source=$2 __info_line=$3 __info_text=$text __info_depth=$depth
     fi
-    local IFS=$' \t\n' text=$BASH_COMMAND bin=$__info_folder/bin places
-    case ${PATH-} in
-        "$bin":*) ;;
-        *)
-            places=:${PATH-/usr/local/bin:/usr/bin:/bin}:
-            places=${places//":$bin:"/:}
-            places=${places#:}
-            export PATH=$bin:${places%:}
-            ;;
-    esac
-    if [[ ${BASH_ENV-} != "$__info_folder/bash_env" ]]; then
-        export INFO_SCRIPT_BASH_ENV=${BASH_ENV-} BASH_ENV=$__info_folder/bash_env
+    if [[ ${PATH-} != "$bin":* || ${BASH_ENV-} != "$__info_folder/bash_env" ]]; then
+        __info_restore "$bin"
     fi
     if [[ -n $2 && $2 != "$BASH_ENV" && ${FUNCNAME[1]-} != */* && ${FUNCNAME[1]-} != exec ]]; then
-        export INFO_SCRIPT_LINE="$3 $2"
+        INFO_SCRIPT_LINE="$3 $2"
     fi
-    case $text in
-        exit | 'exit '*)
+    word=${text%%[[:space:]]*}
+    case $word in
+        exit)
             if [[ ${#__info_bad[@]} -eq 4 ]]; then
                 __info_write "${__info_bad[@]}"
             fi
             __info_write "$2" "$3" '' "$text"
+            return 0
             ;;
-    esac
-    case ${text%%[[:space:]]*} in
         exec | command | builtin) ;;
-        *[!A-Za-z0-9_.+-]*) __info_maybe_pure_assignment "$text" && return 0 ;;
+        '(('* | '[[') return 0 ;;
+        [A-Za-z_]*=*)
+            # an assignment of one word, of an array, or of a text in double quotes, and nothing else
+            if [[ $word == "$text" || $word == *'=('* ]]; then
+                return 0
+            elif [[ $word == *'="'* && $text == *'"' ]]; then
+                text=${text#*=\"}
+                if [[ ${text%\"} != *\"* ]]; then
+                    return 0
+                fi
+                text=$BASH_COMMAND
+            fi
+            ;;
+        *[!A-Za-z0-9_.+-]*) ;;
         *) return 0 ;;
     esac
     __info_cover "$text" "$bin"
     return 0
 }
 
-# Whether the command is an assignment of an array, or of a text in double quotes, and nothing else.
-__info_maybe_pure_assignment() {
-    local value
-    case $1 in
-        [A-Za-z_]*'=('*)
-            value=${1%%=*}
-            [[ $value != *[!A-Za-z0-9_+]* ]]
-            return
-            ;;
-        [A-Za-z_]*'="'*'"')
-            value=${1#*=\"}
-            value=${value%\"}
-            [[ $value != *\"* ]]
-            return
-            ;;
-    esac
-    return 1
+# Puts the stand-ins in $1 first on PATH, and BASH_ENV back. The script's own BASH_ENV is kept.
+__info_restore() {
+    local places=:${PATH-/usr/local/bin:/usr/bin:/bin}:
+    places=${places//":$1:"/:}
+    places=${places#:}
+    export PATH=$1:${places%:}
+    if [[ ${BASH_ENV-} != "$__info_folder/bash_env" ]]; then
+        export INFO_SCRIPT_BASH_ENV=${BASH_ENV-}
+        export BASH_ENV=$__info_folder/bash_env
+    fi
 }
 
 # Defines a function for the program of the command $1 if it has a stand-in in $2 and PATH would not find that.
@@ -206,8 +204,8 @@ __info_end() {
     fi
 }
 
-__info_previous=()
-__info_bad=()
+__info_bad=() __info_text='' __info_source='' __info_line=1 __info_depth=1
+export INFO_SCRIPT_LINE=${INFO_SCRIPT_LINE-}
 if ((BASH_VERSINFO[0] > 4 || (BASH_VERSINFO[0] == 4 && BASH_VERSINFO[1] >= 4))); then
     set -o errtrace -o functrace
     trap '{ __info_failed "$_" "$?" "${BASH_SOURCE[0]-}" "$LINENO" "$BASH_COMMAND"; : "$__info_last_argument"; } 2>/dev/null' ERR

@@ -155,6 +155,7 @@ def _environment(script: Path, environ: Mapping[str, str], folder: Path, place: 
         variables.setdefault(name, value)
     variables[context.FOLDER_VARIABLE] = str(place)
     variables[context.BASH_ENV_VARIABLE] = environ.get("BASH_ENV", "")
+    variables[context.BATCH_VARIABLE] = str((folder / script).resolve())
     if run_all:
         variables[context.RUN_ALL_VARIABLE] = "1"
     variables["BASH_ENV"] = str(place / "bash_env")

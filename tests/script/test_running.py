@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.script.commands import LAUNCH, MODEL, PROGRAM, executable, printed, run_text
+from tests.script.commands import LAUNCH, MODEL, PROGRAM, executable, printed, run, run_text
 
 pytestmark = pytest.mark.slow
 
@@ -168,6 +168,19 @@ def test_a_script_that_repeats_a_launch_or_waits_is_ended(tmp_path: Path) -> Non
     assert "waits in a loop" in done.stderr
 
 
+def test_a_script_that_submits_itself_runs_once(tmp_path: Path) -> None:
+    batch = f"#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\nsrun -l python pretrain_gpt.py {MODEL}"
+    done = run_text(f"sbatch --dependency=singleton $0\nsbatch <<EOF\n{batch}\nEOF\n{LAUNCH}", "--info-dry", folder=tmp_path)
+    assert [each.shape for each in printed(done.stdout)] == [(2, 8), (1, 8)]
+    assert "not run: sbatch --dependency=singleton" in done.stderr
+
+
+def test_the_number_of_gpus_is_eight_if_a_script_counts_them_on_a_machine_without(tmp_path: Path) -> None:
+    count = 'python -c "import torch; print(torch.cuda.device_count())"'
+    done = run_text(f"set -e\nGPUS=`{count}`\n{LAUNCH.replace('8', '$GPUS', 1)}", "--info-dry", folder=tmp_path)
+    assert [each.shape for each in printed(done.stdout)] == [(1, 8)]
+
+
 def test_no_process_and_no_file_is_left(tmp_path: Path) -> None:
     text = f"(trap '' TERM; while :; do :; done) &\necho $! > first\nset -m\n(while :; do :; done) &\necho $! > second\n{LAUNCH}"
     temporary = tmp_path / "tmp"
@@ -245,6 +258,18 @@ def test_info_options_before_and_after_the_script(tmp_path: Path) -> None:
             [sys.executable, str(PROGRAM), *words], cwd=tmp_path, env=environ, capture_output=True, text=True, check=True
         )
         assert done.stdout.startswith("It fits: ")
+
+
+def test_a_script_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    done = run(Path("missing.slurm"), "--info-gpu", "H100-80GB", folder=tmp_path)
+    assert (done.returncode, done.stderr) == (2, "get_training_info: missing.slurm: is not a file; give the path of the launch script\n")
+
+
+@pytest.mark.parametrize("option", ["--info-dry", "--info-run-all"])
+def test_options_of_scripts_are_refused_without_a_script(option: str, tmp_path: Path) -> None:
+    done = run(Path("pretrain_gpt.py"), *MODEL.split(), option, folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"get_training_info: {option}: is only used with a launch script; ")
 
 
 def test_info_launch_is_refused(tmp_path: Path) -> None:

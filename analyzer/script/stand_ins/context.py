@@ -15,6 +15,8 @@ REAL_VARIABLE = "INFO_SCRIPT_REAL"
 """The path by which a stand-in was called, if the script gave one."""
 TRIED_VARIABLE = "INFO_SCRIPT_TRIED"
 """Process id, and the programs of one name that this process has been replaced by."""
+BATCH_VARIABLE = "INFO_SCRIPT_BATCH"
+"""The batch scripts that run, one inside the other, separated by colons."""
 OWN_VARIABLES = (
     FOLDER_VARIABLE,
     RUN_ALL_VARIABLE,
@@ -22,6 +24,7 @@ OWN_VARIABLES = (
     LINE_VARIABLE,
     REAL_VARIABLE,
     TRIED_VARIABLE,
+    BATCH_VARIABLE,
 )
 SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-")
 

@@ -83,6 +83,11 @@ def _python(written: str, words: list[str]) -> int:
 
         if command.arguments[:1] not in (["list"], ["show"], ["freeze"], ["check"], ["--version"], ["-V"]):
             return pip(f"{written} -m pip", command.arguments)
+    if words[:1] == ["-c"] and "device_count" in "".join(words[1:2]):
+        from analyzer.script.stand_ins.harmless import counted_by_python
+
+        if counted_by_python(words[1]):
+            return 0
     if os.path.basename(command.script or "") == "setup.py" and not context.run_all():
         return context.not_run([written, *words])
     return context.run_behind(written, words)

@@ -76,6 +76,20 @@ def scontrol(words: list[str]) -> int:
     return 0 if words[:1] == ["show"] else context.not_run(["scontrol", *words])
 
 
+def gpus() -> int:
+    """The number of GPUs of a node, for a script that counts them on a machine without: those of the job, or eight."""
+    return whole(os.environ.get("SLURM_GPUS_PER_NODE", "").rpartition(":")[2]) or GPUS
+
+
+def counted_by_python(code: str) -> bool:
+    """Prints the number of GPUs if the Python code prints PyTorch's, and there is no driver. Returns whether it did."""
+    if "print(torch.cuda.device_count())" not in code or context.behind("nvidia-smi") is not None:
+        return False
+    context.say(f"no GPU is found: torch.cuda.device_count() is {gpus()}")
+    os.write(1, f"{gpus()}\n".encode())
+    return True
+
+
 def nvidia_smi(words: list[str]) -> int:
     """Prints eight GPUs, or those of the job, if there is no driver. Changes nothing."""
     changing = {"-pm", "-pl", "-lgc", "-rgc", "-ac", "-rac", "-r", "--gpu-reset", "-mig", "-c", "-i"} & set(words)
@@ -83,7 +97,7 @@ def nvidia_smi(words: list[str]) -> int:
         return context.run_behind("nvidia-smi", words)
     if changing - {"-i"}:
         return context.not_run(["nvidia-smi", *words])
-    count = whole(os.environ.get("SLURM_GPUS_PER_NODE", "").rpartition(":")[2]) or GPUS
+    count = gpus()
     context.say(f"nvidia-smi is not installed: {count} GPUs are printed")
     query = next((word for word in words if word.startswith("--query-gpu")), None)
     if query is not None:

@@ -38,6 +38,8 @@ def sbatch(words: list[str]) -> int:
     if wrapped is None and not os.path.isfile(command[0]):
         context.say(f"sbatch: there is no file {command[0]}")
         return 1
+    if wrapped is None and not _is_new_batch(command[0]):
+        return context.not_run(["sbatch", *words])
     header = slurm.read_header(command[0]) if wrapped is None else []
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         del os.environ[name]
@@ -48,6 +50,14 @@ def sbatch(words: list[str]) -> int:
     enter(last([*header, *options], "chdir", "D"))
     os.environ[context.LINE_VARIABLE] = ""
     return inner.start_text(wrapped) if wrapped is not None else inner.start_shell(command)
+
+
+def _is_new_batch(path: str) -> bool:
+    """Notes a batch script. False if it runs already: a script that submits itself again, to continue the training."""
+    scripts = os.environ.get(context.BATCH_VARIABLE, "").split(":")
+    own = os.path.realpath(path)
+    os.environ[context.BATCH_VARIABLE] = ":".join([*scripts, own])
+    return own not in scripts
 
 
 def _standard_input(options: list[tuple[str, str]]) -> int:
