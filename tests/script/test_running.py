@@ -262,7 +262,10 @@ def test_info_options_before_and_after_the_script(tmp_path: Path) -> None:
 
 def test_a_script_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     done = run(Path("missing.slurm"), "--info-gpu", "H100-80GB", folder=tmp_path)
-    assert (done.returncode, done.stderr) == (2, "get_training_info: missing.slurm: is not a file; give the path of the launch script\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "get_training_info: missing.slurm: is not a file; give the path of the launch script\n",
+    )
 
 
 @pytest.mark.parametrize("option", ["--info-dry", "--info-run-all"])
