@@ -2,7 +2,7 @@
 #
 # A DEBUG trap runs before each command. It puts the stand-ins first on PATH again if the script changed PATH, and defines a function
 # for a launcher that is called by its path: `/opt/conda/bin/torchrun` may name a function in bash. The trap keeps $?, $_ and
-# PIPESTATUS, and prints nothing with `set -x`.
+# PIPESTATUS, and prints nothing with `set -x`. It does not use `local -`, which would turn `set -e` on in command substitutions.
 
 if [ -n "${INFO_SCRIPT_BASH_ENV-}" ] && [ -r "$INFO_SCRIPT_BASH_ENV" ]; then
     . "$INFO_SCRIPT_BASH_ENV"
@@ -12,27 +12,27 @@ export INFO_SCRIPT_FOLDER=$__info_folder
 if [ -z "${INFO_SCRIPT_RUN_ALL-}" ]; then
     # kill is a builtin. It may end processes that this shell started, and it may ask whether a process exists.
     kill() {
-        { local -; set +x; } 2>/dev/null
+        if { __info_may_kill "$@"; } 2>/dev/null; then
+            builtin kill "$@"
+        else
+            "$__info_folder/bin/kill" "$@"
+        fi
+    }
+    __info_may_kill() {
         local target own
         own=$(jobs -p)
         own=" ${own//$'\n'/ } "
         for target in "$@"; do
             case $target in
-                -0 | -l | -L) builtin kill "$@"; return ;;
+                -0 | -l | -L) return 0 ;;
             esac
         done
         for target in "$@"; do
             case $target in
                 -* | %* | [A-Z]*) ;;
-                *)
-                    if [[ $own != *" $target "* ]]; then
-                        "$__info_folder/bin/kill" "$@"
-                        return
-                    fi
-                    ;;
+                *) if [[ $own != *" $target "* ]]; then return 1; fi ;;
             esac
         done
-        builtin kill "$@"
     }
 fi
 
@@ -63,8 +63,6 @@ __info_split() {
 
 # Before each command: $1 is $_, $2 the file and $3 the line of the command, $4 the status of the command before it.
 __info_before() {
-    local -
-    set +eux -f
     __info_last=$1
     local IFS=$' \t\n' text=$BASH_COMMAND bin=$__info_folder/bin depth=${#FUNCNAME[@]} word
     if [[ $3 == 1 && $__info_line != 1 && $text == "$__info_text" ]]; then
@@ -97,7 +95,7 @@ __info_before() {
             return 0
             ;;
         exec | command | builtin) ;;
-        '(('* | '[[') return 0 ;;
+        '(('* | '[' | '[[') return 0 ;;
         [A-Za-z_]*=*)
             # an assignment of one word, of an array, or of a text in double quotes, and nothing else
             if [[ $word == "$text" || $word == *'=('* ]]; then
@@ -129,6 +127,18 @@ __info_restore() {
     fi
 }
 
+# Expands the word $1 into the array `words`, without file names, and with empty texts for variables that are not set.
+__info_expand() {
+    local options=$- status=0
+    case $options in *u*) set +u ;; esac
+    case $options in *f*) ;; *) set -f ;; esac
+    eval "set -- $1" || status=1 # not "words=($1)", which is a syntax error for the command `[`
+    words=("$@")
+    case $options in *f*) ;; *) set +f ;; esac
+    case $options in *u*) set -u ;; esac
+    return $status
+}
+
 # Defines a function for the program of the command $1 if it has a stand-in in $2 and PATH would not find that.
 __info_cover() {
     local rest=$1 bin=$2 name first path_is_set='' builtin_word='' by_stand_in
@@ -146,7 +156,7 @@ __info_cover() {
         case $__info_word in
             *[=\?\<\>\&\;\|\(\)]* | *++*) return 0 ;;
         esac
-        eval "words=($__info_word)" 2>/dev/null || return 0
+        __info_expand "$__info_word" || return 0
         while [[ ${words[0]-} == exec || ${words[0]-} == command || ${words[0]-} == builtin ]]; do
             builtin_word=${words[0]}
             words=("${words[@]:1}")
@@ -183,8 +193,6 @@ __info_write() {
 
 # After a command that failed: $1 is $_, $2 the status, $3 the file and $4 the line of the command $5.
 __info_failed() {
-    local -
-    set +eux
     __info_last_argument=$1
     if [[ $3 != "$BASH_ENV" && ${FUNCNAME[1]-} != */* ]]; then
         __info_write "$3" "$4" "$2" "$5"
@@ -194,8 +202,6 @@ __info_failed() {
 
 # At the end with the status $1 and the last command $2, which may have ended the shell by itself, such as `: ${NAME:?}`.
 __info_end() {
-    local -
-    set +eux
     case $2 in
         exit | 'exit '* | 'trap '*__info_before*) return 0 ;;
     esac
@@ -208,7 +214,7 @@ __info_bad=() __info_text='' __info_source='' __info_line=1 __info_depth=1
 export INFO_SCRIPT_LINE=${INFO_SCRIPT_LINE-}
 if ((BASH_VERSINFO[0] > 4 || (BASH_VERSINFO[0] == 4 && BASH_VERSINFO[1] >= 4))); then
     set -o errtrace -o functrace
-    trap '{ __info_failed "$_" "$?" "${BASH_SOURCE[0]-}" "$LINENO" "$BASH_COMMAND"; : "$__info_last_argument"; } 2>/dev/null' ERR
-    trap '{ __info_status=$?; trap - DEBUG ERR; __info_end "$__info_status" "$BASH_COMMAND"; } 2>/dev/null' EXIT
-    trap '{ __info_before "$_" "${BASH_SOURCE[0]-}" "$LINENO" "$?"; : "$__info_last"; } 2>/dev/null' DEBUG
+    trap '{ __info_failed "$_" "$?" "${BASH_SOURCE[0]-}" "$LINENO" "$BASH_COMMAND" || :; : "$__info_last_argument"; } 2>/dev/null' ERR
+    trap '{ __info_status=$?; trap - DEBUG ERR; __info_end "$__info_status" "$BASH_COMMAND" || :; } 2>/dev/null' EXIT
+    trap '{ __info_before "$_" "${BASH_SOURCE[0]-}" "$LINENO" "$?" || :; : "$__info_last"; } 2>/dev/null' DEBUG
 fi

@@ -27,6 +27,8 @@ POLL: Final = 0.05
 SETTLE: Final = 1.0
 """Seconds that processes in the background have for another launch, after the end of the script and after each launch."""
 SETTLE_WITHOUT_LAUNCH: Final = 10.0
+LONGEST_INTERPRETER: Final = 110
+"""Characters of a path after `#!`. Linux before 5.1 cuts off lines above 127."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +135,22 @@ def _folder_of_run() -> Iterator[Path]:
 def _write_stand_ins(place: Path, *, run_all: bool) -> None:
     (place / "bin").mkdir()
     (place / "records").mkdir()
-    start = Path(__file__).parent / "stand_ins" / "start.py"
     program = place / "stand_in"
-    program.write_text(f'#!/bin/sh\nexec {_quoted(sys.executable)} -I -S {_quoted(str(start))} "$0" "$@"\n')
+    program.write_text(_stand_in_text(Path(__file__).parent / "stand_ins"))
     program.chmod(0o755)
     for name in names(run_all=run_all):
         os.link(program, place / "bin" / name)
     text = (Path(__file__).parent / "bash_env.sh").read_text()
     (place / "bash_env").write_text(f"__info_folder={_quoted(str(place))}\n{text}")
+
+
+def _stand_in_text(folder: Path) -> str:
+    """The program of every stand-in. Python runs it directly: sh would drop the functions that bash exports to its children."""
+    python = os.path.realpath(sys.executable)
+    if len(python) > LONGEST_INTERPRETER or any(character.isspace() for character in python):
+        return f'#!/bin/sh\nexec {_quoted(python)} -I -S {_quoted(str(folder / "start.py"))} "$0" "$@"\n'
+    lines = ("import sys", f"sys.path.append({str(folder)!r})", "import start", "start.run(sys.argv)")
+    return "\n".join((f"#!{python} -IS", *lines, ""))
 
 
 def _quoted(text: str) -> str:

@@ -214,6 +214,13 @@ IFS=,; read -r p q <<< "1,2"; echo "$p $q"; unset IFS
 set -x; true x; set +x
 set -eu
 (exit 5) || echo "status $?"
+in_substitution() { (cd /; y=1; while [ -n "$y" ]; do y=; done; false; echo "goes on in $PWD"); }
+echo "$(in_substitution)"
+exported() { echo "exported $1"; }
+export -f exported
+echo 1 2 | xargs -n 1 bash -c 'exported $0'
+env A=b bash -c 'exported $A'
+set -f; echo *; set +f
 """
     done = run_text(f"{text}{LAUNCH}\nexit 6", "--info-dry", folder=tmp_path)
     assert len(printed(done.stdout)) == 1
