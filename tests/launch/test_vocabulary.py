@@ -64,9 +64,26 @@ def test_gpt2_without_its_vocabulary_file(tensor: int, padded: int) -> None:
     assert "50257" in assumptions[0]
 
 
-@pytest.mark.parametrize("line", ["", "--vocab-file /d/vocab.json", "--vocab-file nordic_tokenizer_131072/vocab.json"])
+@pytest.mark.parametrize("line", ["", "--vocab-file /d/vocab.json", "--vocab-file europa-tokenizer/vocab.json"])
 def test_the_size_of_gpt2_is_assumed_for_its_own_files_only(line: str) -> None:
     assert read(line).assumed is not None
+
+
+@pytest.mark.parametrize(
+    ("line", "size"),
+    [
+        ("--vocab-file /d/nordic_tokenizer_131072/vocab.json", 131072),  # vocab_size of LumiOpen/Viking-7B
+        ("--tokenizer-type Llama2Tokenizer --tokenizer-model ver3.0/llm-jp-tokenizer-100k.ver3.0b1.model", 99487),  # LLM-jp 1.7b
+        ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model swiss-ai/Apertus-70B-2509", 131072),
+        ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model /d/Apertus-8B-2509", 131072),
+        ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model alehc/swissai-tokenizer", 131072),
+        ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model t5-small", 32100),
+    ],
+)
+def test_published_tokenizers_without_their_files(line: str, size: int) -> None:
+    vocabulary, assumptions = read_with_assumptions(line)
+    assert (vocabulary.size, vocabulary.assumed) == (size, None)
+    assert str(size) in assumptions[0]
 
 
 def test_gpt2_file(tmp_path: Path) -> None:
@@ -127,7 +144,7 @@ def test_sizes_of_known_tokenizers(name: str, size: int) -> None:
 
 @pytest.mark.parametrize(
     ("path", "known"),
-    [("/dummy/tokenizer.model", True), ("/m/Mixtral-8x7B/tok.model", True), ("/d/llm-jp-tokenizer-100k.ver3.0b1.model", False)],
+    [("/dummy/tokenizer.model", True), ("/m/Mixtral-8x7B/tok.model", True), ("/d/llm-jp-tokenizer-100k.ver3.0a2.model", False)],
 )
 def test_llama_2_without_its_file(path: str, known: bool) -> None:
     vocabulary = read(f"--tokenizer-type Llama2Tokenizer --tokenizer-model {path}")

@@ -40,6 +40,10 @@ _BY_PREFIX: Final = {
     "facebook/opt-": 50265,
     "bigcode/starcoder": 49152,
     "google/gemma-": 256000,
+    "swiss-ai/Apertus-": 131072,
+    "alehc/swissai-tokenizer": 131072,
+    "google-t5/t5-small": 32100,
+    "t5-small": 32100,
 }
 """By prefix of a Hugging Face name; the longest matching prefix is used."""
 
@@ -53,12 +57,19 @@ _BY_MODEL: Final = {
 """By prefix of the name without its organization, in lower case, without prefixes that are too short to name a model."""
 
 _PATHS: Final = {
-    "GPT2BPETokenizer": (re.compile(r"gpt[-_]?2|gpt[-_]vocab|(^|[/_])bpe[/_]vocab"), GPT2),
-    "Llama2Tokenizer": (re.compile(r"llama[-_]?2|mi[sx]tral|(^|/)tokenizer\.model$"), LLAMA_2),
+    "GPT2BPETokenizer": (
+        (re.compile(r"nordic_tokenizer_131072"), 131072),
+        (re.compile(r"gpt[-_]?2|gpt[-_]vocab|(^|[/_])bpe[/_]vocab"), GPT2),
+    ),
+    "Llama2Tokenizer": (
+        (re.compile(r"llm-jp-tokenizer-100k\.ver3\.0b1\.model$"), 99487),
+        (re.compile(r"llama[-_]?2|mistral|mixtral|(^|/)tokenizer\.model$"), LLAMA_2),
+    ),
 }
-"""By tokenizer type: paths, in lower case, of its public files, and their number of tokens.
+"""By tokenizer type: paths, in lower case, of its public files, and their number of tokens; the first that fits is used.
 
-Megatron's own scripts have gpt2-vocab.json and bpe/vocab.json; the file of Llama 2 is named tokenizer.model.
+Megatron's own scripts have gpt2-vocab.json and bpe/vocab.json; the file of Llama 2 is named tokenizer.model. The nordic tokenizer
+is that of LumiOpen's Viking models, and the file of LLM-jp is in llm-jp/llm-jp-tokenizer.
 """
 
 
@@ -78,5 +89,4 @@ def known_size(name: str) -> int | None:
 
 def size_of_path(path: str, kind: str) -> int | None:
     """Number of tokens of a public tokenizer of the type `kind` with a file at `path`; None for other paths."""
-    pattern, size = _PATHS.get(kind, (None, 0))
-    return size if pattern is not None and pattern.search(path.lower()) else None
+    return next((size for pattern, size in _PATHS.get(kind, ()) if pattern.search(path.lower())), None)
