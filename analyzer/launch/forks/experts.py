@@ -14,6 +14,7 @@ from analyzer.launch.forks.stages import idle_layers
 
 _PROBABILITIES = ("--moe-router-pre-softmax",)
 """DeepSpeed and MegaBlocks take the softmax over all experts before they choose some."""
+_ROUTER_BIAS = "--num-experts: a bias of the router is counted, which DeepSpeed lacks."
 _TOKEN_DROPPING = ("--moe-token-dispatcher-type", "alltoall", "--moe-pad-expert-input-to-capacity")
 
 
@@ -39,11 +40,15 @@ def deepspeed_defaults(launch: LaunchOptions) -> Reading:
         words += _every(launch, 2)
     if not launch.has("--moe-train-capacity-factor"):
         words += _capacity(launch, "1.0")
+    biases = () if launch.has("--disable-bias-linear") else (_ROUTER_BIAS,)
     if len(counts) == 1:
-        return Reading(words=tuple(words))
+        return Reading(words=tuple(words), notes=biases)
     fault = f"every MoE layer is counted with {experts} experts, so the prediction is too high"
     return Reading(
-        words=("--num-experts", str(experts), *words), dropped=("--num-experts",), warnings=(f"--num-experts: {fault}.",)
+        words=("--num-experts", str(experts), *words),
+        dropped=("--num-experts",),
+        notes=biases,
+        warnings=(f"--num-experts: {fault}.",),
     )
 
 
@@ -136,7 +141,10 @@ def megablocks_experts(launch: LaunchOptions, flag: str) -> Reading:
         words += ["--moe-router-topk", "1"]
     if launch.word("--moe-capacity-factor") in (None, "0"):
         words += ["--moe-token-dispatcher-type", "alltoall"]
-    return Reading(words=tuple(words))
+    if launch.has("--disable-bias-linear"):
+        return Reading(words=tuple(words))
+    fault = "biases of each expert and of the router are counted instead of one bias for all experts"
+    return Reading(words=tuple(words), warnings=(f"{flag}: {fault}, so the prediction is slightly too high.",))
 
 
 def megablocks_capacity(launch: LaunchOptions, flag: str) -> Reading:

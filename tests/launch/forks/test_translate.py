@@ -314,6 +314,34 @@ def test_megatron_llm() -> None:
     assert "--disable-bias-linear" not in words("--use_bias --num_attention_heads_kv 8 --use_rms_norm")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--num-layers 2 --hidden-size 4096 --num-attention-heads 32 --seq-length 512 --max-position-embeddings 512 "
+        "--micro-batch-size 1 --ffn-hidden-size 11008 --swiglu --num-key-value-heads 4 --zero-stage 0 --data-impl mmap",
+        "--num-layers 2 --hidden-size 4096 --num-attention-heads 32 --seq-length 512 --max-position-embeddings 512 "
+        "--micro-batch-size 1 --ffn-hidden-size 11008 --swiglu --use-lf-gate --data-impl mmap",
+        "--num_layers 2 --hidden_size 4096 --num_attention_heads 32 --seq_length 512 --max_position_embeddings 512 "
+        "--micro_batch_size 1 --ffn_hidden_size 11008 --glu_activation swiglu --use_rms_norm --data_impl mmap",
+    ],
+    ids=["Megatron-DeepSpeed", "Yuan 2.0", "Megatron-LLM"],
+)
+def test_forks_of_the_2023_code_that_keep_the_given_ffn_width(line: str) -> None:
+    """Llama-2-7B has 11008. `validate_args` of Megatron-LM in August 2023 overrides it with 10880, that of these forks does not."""
+    report = analyze(f"pretrain_gpt.py {line}", environ={}, folder="/nowhere")
+    assert report.job.megatron == "2023"
+    assert report.job.model.ffn_hidden_size == 11008
+
+
+def test_biases_that_forks_lack_are_named() -> None:
+    """Experts and routers of MegaBlocks have no biases, and routers of DeepSpeed neither."""
+    assert named(read("--moe-num-experts 8 --moe-top-k 1").warnings, "--moe-num-experts: ")
+    assert not read("--moe-num-experts 8 --moe-top-k 1", "--disable-bias-linear").warnings
+    deepspeed = "--deepspeed --zero-stage 0 --topk 1"
+    assert named(read(deepspeed, "--num-experts 16 --num-layers 24").notes, "--num-experts: ")
+    assert not named(read(deepspeed, "--num-experts 16 --num-layers 24 --disable-bias-linear").notes, "--num-experts: ")
+
+
 def test_values_of_flags_in_ms_swift() -> None:
     """ms-swift writes true and false; a dest that a flag turns off is found by its name."""
     line = words(
