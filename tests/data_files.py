@@ -33,6 +33,12 @@ def measured_records(*names: str) -> list[dict[str, Any]]:
     return [record for file in files for record in json.loads(file.read_text())]
 
 
+def public_launches() -> list[dict[str, Any]]:
+    """Return the records of tests/data/launches/public_launches.json."""
+    content: list[dict[str, Any]] = json.loads(data_file("launches/public_launches.json").read_text())
+    return content
+
+
 def parser_options(release: str) -> list[dict[str, Any]]:
     """Return every option of a Megatron-LM release, as listed by its argparse parser."""
     content: list[dict[str, Any]] = json.loads(gzip.decompress(data_file(f"options/core_v{release}.json.gz").read_bytes()))
