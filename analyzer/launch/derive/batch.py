@@ -32,7 +32,7 @@ def batch_spec(launch: LaunchInput, *, parallel: ParallelSpec, seq_length: int) 
     _check_length(arguments)
     sizes = _sizes(launch, full=given or micro * data * least, given=given is not None)
     if least > 1 and given is None and len(sizes) == 1:
-        launch.assume(
+        launch.warn(
             f"--global-batch-size is not given, and one microbatch is too few for virtual stages: {sizes[0]} is assumed, the "
             "smallest size that the schedule runs with."
         )
@@ -73,7 +73,7 @@ def _sizes(launch: LaunchInput, *, full: int, given: bool) -> list[int]:
         return [full]
     named = option(arguments, "rampup_batch_size")
     if since(arguments, "0.18"):
-        launch.assume(f"Megatron {arguments.release} accepts {named} and ignores it: every iteration has the full batch.")
+        launch.warn(f"Megatron {arguments.release} accepts {named} and ignores it: every iteration has the full batch.")
         return [full]
     if arguments.get("train_iters") is not None:
         raise InputError(named, "cannot be used with --train-iters", "count the training with --train-samples, or leave it out")

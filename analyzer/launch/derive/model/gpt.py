@@ -137,7 +137,7 @@ def _attention_kernels(
 def _assume_local_norms(launch: LaunchInput, *, implementation: Implementation) -> None:
     """RMSNorm of the local layers is torch's own (`LocalSpecProvider.layer_norm`, `WrappedTorchNorm`)."""
     if implementation == "local" and launch.arguments.get("normalization") == "RMSNorm":
-        launch.assume(
+        launch.warn(
             "--normalization RMSNorm of the local layers is torch's own: Megatron starts only with --no-persist-layer-norm and "
             "without --sequence-parallel; its fp32 copies are not counted, so the prediction is too low."
         )

@@ -68,7 +68,8 @@ def moe_spec(
         **router,
     )
     _check_together(arguments, model=model, moe=moe, precision=precision, gpu=launch.gpu, expert=parallel.expert)
-    launch.assume(*_routing_assumptions(moe), *_fusion_assumptions(arguments, model=model, grouped=grouped))
+    launch.assume(*_routing_assumptions(moe))
+    launch.warn(*_fusion_warnings(arguments, model=model, grouped=grouped))
     return moe
 
 
@@ -161,12 +162,13 @@ def _shared(arguments: Arguments, *, dispatcher: str, bias: bool) -> int | None:
     return width
 
 
-def _fusion_assumptions(arguments: Arguments, *, model: ModelSpec, grouped: bool) -> tuple[str, ...]:
+def _fusion_warnings(arguments: Arguments, *, model: ModelSpec, grouped: bool) -> tuple[str, ...]:
     """Fusion of biases and activation in experts is implemented for gated activations only.
 
-    Megatron builds the model, and fails when it first runs (`TEGroupedMLP`, `MLP.forward`, `weighted_bias_swiglu_impl`).
+    Megatron builds the model, and fails when it first runs (`TEGroupedMLP`, `MLP.forward`, `weighted_bias_swiglu_impl`). Forks of
+    Megatron-LM may have experts of their own.
     """
-    if not (model.bias_linear and model.bias_activation_fusion and since(arguments, "0.14")):
+    if arguments.fork is not None or not (model.bias_linear and model.bias_activation_fusion and since(arguments, "0.14")):
         return ()
     named = option(arguments, "num_experts")
     if model.activation in ("gelu", "squared_relu"):

@@ -106,7 +106,7 @@ def _query_groups(launch: LaunchInput, *, heads: int) -> int:
     named = option(arguments, "num_query_groups")
     if not switched_on(arguments, "group_query_attention"):
         if "num_query_groups" in arguments.given and given != heads:
-            launch.assume(f"{named} has no effect without --group-query-attention: every head has its own keys and values.")
+            launch.warn(f"{named} has no effect without --group-query-attention: every head has its own keys and values.")
         return heads
     groups = given or 1
     if heads % groups:
