@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from analyzer.errors import InputError
 from analyzer.launch.argv_parser import is_option, operands_of
 from analyzer.launch.coverage.legacy_options import RETIRED, UNRECOGNISED, refuse_retired
+from analyzer.launch.launchers.world import World
 from analyzer.launch.options.catalogue import OLDEST
 
 if TYPE_CHECKING:
@@ -33,20 +34,29 @@ class MegatronWords:
     """Assumptions about translated options, one sentence each."""
     statements: tuple[str, ...] = ()
     """About options that are not counted, one sentence each."""
-    world: int | None = None
-    """Number of GPUs, if options of the fork give it."""
+    world: World | None = None
+    """The number of GPUs, if options of the fork give it."""
+    model: str | None = None
+    """The Hugging Face name or the folder of the model, if the fork gives it instead of options."""
 
 
 def megatron_words(
-    words: Sequence[str], table: OptionTable | None, catalogue: Catalogue, *, world: int | None, strict: bool
+    words: Sequence[str],
+    entry: str | None,
+    table: OptionTable | None,
+    catalogue: Catalogue,
+    *,
+    world: int | None,
+    strict: bool,
 ) -> MegatronWords:
     """Translates options of forks in `words`, and separates unknown ones.
 
-    `table`: the options of the checkout or release of the launch, None if the release is to be chosen from the catalogue. `world`:
-    number of GPUs, if it is known. Raises
-    InputError for misspelled options, for options that only other releases than `table` have, and with `strict` for unknown
-    options.
+    `entry`: the training script or module. `table`: the options of the checkout or release of the launch, None if the release is
+    to be chosen from the catalogue. `world`: number of GPUs, if it is known. Raises InputError for misspelled options, for
+    options that only other releases than `table` have, and with `strict` for unknown options.
     """
+    if (entry or "").startswith("verl.") or any("actor_rollout_ref." in word for word in words):
+        return _of_verl(words, catalogue)
     flags = tuple(dict.fromkeys(word.partition("=")[0] for word in words if is_option(word)))
     foreign = [flag for flag in flags if flag not in catalogue.masks]
     retired = [flag for flag in flags if flag in RETIRED]
@@ -97,8 +107,15 @@ def _translated(
         fork=guess,
         notes=translation.notes,
         statements=(*translation.warnings, *not_counted(unknown, own)),
-        world=world_of(given),
+        world=World.of(gpus) if (gpus := world_of(given)) is not None else None,
     )
+
+
+def _of_verl(words: Sequence[str], catalogue: Catalogue) -> MegatronWords:
+    from analyzer.launch.forks.verl import read_verl
+
+    launch = read_verl(words, catalogue.newest)
+    return MegatronWords(launch.words, notes=launch.notes, statements=launch.statements, world=launch.world, model=launch.model)
 
 
 def with_fork_values(words: Sequence[str], known: Mapping[str, Option]) -> MegatronWords | None:

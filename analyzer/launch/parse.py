@@ -51,24 +51,13 @@ def parse(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> t
         gpus_per_node=info.gpus_per_node,
     )
     size = None if world is None else world.size
-    own = megatron_words(words.megatron, table, catalogue, world=size, strict=info.strict)
-    entry = _about_entry(words, known)
-    if world is None and own.world is not None:
-        world = World.of(own.world)
-    sources = _Sources(choice, catalogue, info.model, script=words.entry is not None, folder=folder)
-    try:
-        parsed = _read(own, sources)
-    except InputError:
-        accepted = with_fork_values(own.words, known)
-        if accepted is None:
-            raise
-        own = replace(
-            own,
-            words=accepted.words,
-            notes=(*own.notes, *accepted.notes),
-            statements=(*own.statements, *accepted.statements),
-        )
-        parsed = _read(own, sources)
+    own = megatron_words(words.megatron, words.entry, table, catalogue, world=size, strict=info.strict)
+    entry = _about_entry(words, known) if own.model is None else ()
+    if info.world_size is None:
+        world = own.world or world
+    model = info.model or own.model
+    sources = _Sources(choice, catalogue, model, script=words.entry is not None and own.model is None, folder=folder)
+    own, parsed = _read_values_of_forks(own, sources, known)
     arguments = Arguments(
         values=MappingProxyType({**parsed.table.defaults, **parsed.reading.values}),
         given=frozenset(parsed.reading.values),
@@ -108,6 +97,19 @@ class _Parsed:
     reading: Reading
     words: tuple[str, ...]
     notes: tuple[str, ...]
+
+
+def _read_values_of_forks(own: MegatronWords, sources: _Sources, known: Mapping[str, Option]) -> tuple[MegatronWords, _Parsed]:
+    """Parses the words; if Megatron refuses them, with the values that only forks accept translated."""
+    try:
+        return own, _read(own, sources)
+    except InputError:
+        accepted = with_fork_values(own.words, known)
+        if accepted is None:
+            raise
+    notes, statements = (*own.notes, *accepted.notes), (*own.statements, *accepted.statements)
+    own = replace(own, words=accepted.words, notes=notes, statements=statements)
+    return own, _read(own, sources)
 
 
 def _read(own: MegatronWords, sources: _Sources) -> _Parsed:

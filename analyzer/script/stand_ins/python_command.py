@@ -21,6 +21,8 @@ TRAINING_OPTIONS = frozenset({
     "--micro-batch-size", "--global-batch-size", "--train-iters", "--train-samples", "--lr", "--min-lr", "--lr-decay-style",
     "--batch-size", "--use-distributed-optimizer",
 })  # fmt: skip
+VERL_SETTINGS = "actor_rollout_ref."
+"""Beginning of the settings of verl's actor."""
 LAUNCHER_MODULES = {
     "torch.distributed.run": ["torch.distributed.run"],
     "torch.distributed.launch": ["torch.distributed.launch"],
@@ -85,6 +87,8 @@ def trains(name: str, arguments: list[str]) -> bool:
     """Whether a script of this name with these arguments is taken for a training."""
     parts = set(name.removesuffix(".py").lower().replace("-", "_").replace(".", "_").split("_"))
     if not parts & OTHER and any(part.startswith(CERTAIN) for part in parts):
+        return True
+    if any(word.lstrip("+").startswith(VERL_SETTINGS) for word in arguments):
         return True
     options = {word.partition("=")[0].replace("_", "-") for word in arguments if word.startswith("--")}
     return len(options & MODEL_OPTIONS) >= 2 and len(options & TRAINING_OPTIONS) >= 2

@@ -1,0 +1,86 @@
+"""Launches of verl: the settings of its actor as options of Megatron-LM.
+
+The first launch is examples/grpo_trainer/run_qwen3moe-30b_megatron_lora.sh of volcengine/verl, without settings of data and
+logging.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analyzer.api import read_launch
+from analyzer.errors import InputError, UnsupportedError
+from analyzer.specs import TrainingJob
+
+ENGINE = "actor_rollout_ref.actor.megatron."
+CONFIG = f"+{ENGINE}override_transformer_config."
+SETTINGS = [
+    "--config-path=config", "--config-name=ppo_megatron_trainer.yaml", "algorithm.adv_estimator=grpo",
+    "data.max_prompt_length=1024", "data.max_response_length=1024", "actor_rollout_ref.model.path=Qwen/Qwen3-30B-A3B",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=16", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
+    "actor_rollout_ref.actor.use_kl_loss=True", "actor_rollout_ref.rollout.n=4",
+    f"{ENGINE}tensor_model_parallel_size=2", f"{ENGINE}pipeline_model_parallel_size=2", f"{ENGINE}context_parallel_size=2",
+    f"{ENGINE}expert_model_parallel_size=4", f"{ENGINE}expert_tensor_parallel_size=1",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=8",
+    f"{CONFIG}recompute_method=uniform", f"{CONFIG}recompute_granularity=full", f"{CONFIG}recompute_num_layers=1",
+    "trainer.n_gpus_per_node=8", "trainer.nnodes=2",
+]  # fmt: skip
+
+
+def job_of(*more: str, without: str = "-") -> TrainingJob:
+    settings = [word for word in SETTINGS if without not in word] if without != "-" else SETTINGS
+    return read_launch(["-m", "verl.trainer.main_ppo", *settings, *more], environ={}, folder=Path("/nowhere")).job
+
+
+def test_settings_of_the_actor_are_options_of_megatron() -> None:
+    job = job_of()
+    parallel = job.parallel
+    assert (parallel.world_size, parallel.nodes) == (16, 2)
+    assert (parallel.tensor, parallel.pipeline, parallel.context, parallel.expert, parallel.expert_tensor) == (2, 2, 2, 4, 1)
+    assert parallel.sequence_parallel
+    assert job.optimizer.distributed
+    assert (job.recompute.granularity, job.recompute.method, job.recompute.num_layers) == ("full", "uniform", 1)
+    assert (job.batch.micro_batch_size, job.batch.global_batch_size, job.batch.seq_length) == (2, 64, 2048)
+    assert job.model.moe is not None
+    assert (job.model.num_layers, job.model.hidden_size, job.model.moe.num_experts) == (48, 2048, 128)
+    assert job.model.attention_backend == "flash"
+
+
+def test_a_dynamic_batch_is_one_sequence_of_all_its_tokens() -> None:
+    """verl packs up to ppo_max_token_len_per_gpu tokens for each context-parallel rank."""
+    job = job_of("actor_rollout_ref.actor.use_dynamic_bsz=True", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8192")
+    assert (job.batch.micro_batch_size, job.batch.seq_length) == (1, 16384)
+
+
+def test_what_is_not_counted_is_stated() -> None:
+    stated = " ".join(job_of(f"{CONFIG}own_field=7", f"{ENGINE}optimizer_offload=True").unknown)
+    for part in ("rollout", "reference model", "own_field", "optimizer_offload"):
+        assert part in stated
+    assert "critic" not in stated
+    assert "critic" in " ".join(job_of("algorithm.adv_estimator=gae").unknown)
+
+
+def test_other_engines_are_refused() -> None:
+    words = ["-m", "verl.trainer.main_ppo", "actor_rollout_ref.model.path=Qwen/Qwen3-8B"]
+    with pytest.raises(UnsupportedError, match=r"^verl: .*strategy=megatron"):
+        read_launch(words, environ={}, folder=Path("/nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("more", "without", "named"),
+    [
+        ((), "model.path", "actor_rollout_ref.model.path"),
+        (("trainer.nnodes=two",), "-", "trainer.nnodes"),
+        (("actor_rollout_ref.model.path=nobody/nothing",), "-", "--info-model"),
+    ],
+)
+def test_invalid_settings_name_the_setting(more: tuple[str, ...], without: str, named: str) -> None:
+    with pytest.raises(InputError) as error:
+        job_of(*more, without=without)
+    assert error.value.option == named
+
+
+def test_the_world_of_the_command_line_takes_precedence() -> None:
+    assert job_of("--info-world-size", "32").parallel.world_size == 32
