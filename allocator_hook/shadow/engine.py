@@ -94,9 +94,10 @@ def default_cache() -> Path:
 
 
 def _key(job: TrainingJob, rank: int, iterations: int, microbatches: int, versions: dict[str, str]) -> str:
-    """Return a hash of everything that a trace depends on. `assumptions` is excluded: it only contains text."""
+    """Return a hash of everything that a trace depends on. Fields that only contain text are excluded."""
     spec = json.loads(to_json(job))
-    del spec["assumptions"]
+    for text in ("assumptions", "warnings", "unknown", "assumed_vocabulary"):
+        del spec[text]
     parts = json.dumps([spec, rank, iterations, microbatches, versions, _own_code()], sort_keys=True)
     return hashlib.sha256(parts.encode()).hexdigest()[:32]
 

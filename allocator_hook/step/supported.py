@@ -48,8 +48,11 @@ READ: Final[dict[str, frozenset[str]]] = {
         "check_for_nan_in_loss_and_grad defer_embedding_wgrad cublas_workspace_config cuda_device_max_connections "
         "use_cpu_initialization empty_unused_memory_level data_parallel_random_init allocator_config".split()
     ),
-    "HardwareSpec": frozenset("name capacity_bytes compute_capability multiprocessors".split()),
-    "TrainingJob": frozenset("model parallel batch precision optimizer recompute flags hardware megatron assumptions".split()),
+    "HardwareSpec": frozenset("name capacity_bytes compute_capability multiprocessors margin_bytes".split()),
+    "TrainingJob": frozenset(
+        "model parallel batch precision optimizer recompute flags hardware megatron assumptions warnings unknown "
+        "assumed_vocabulary".split()
+    ),
 }
 """Supported fields by spec. They include fields that only change values or start-up, or that megatron-core decides itself."""
 
