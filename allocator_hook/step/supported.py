@@ -48,6 +48,7 @@ READ: Final[dict[str, frozenset[str]]] = {
         "check_for_nan_in_loss_and_grad defer_embedding_wgrad cublas_workspace_config cuda_device_max_connections "
         "use_cpu_initialization empty_unused_memory_level data_parallel_random_init allocator_config".split()
     ),
+    "AssumedVocabulary": frozenset("reason others".split()),
     "HardwareSpec": frozenset("name capacity_bytes compute_capability multiprocessors margin_bytes".split()),
     "TrainingJob": frozenset(
         "model parallel batch precision optimizer recompute flags hardware megatron assumptions warnings unknown "

@@ -9,8 +9,7 @@ from analyzer.memory.ranks import tensor_classes
 from analyzer.memory.stages import analysed_stages
 from analyzer.memory.verdict import highest
 from analyzer.results import RankClass
-from analyzer.specs import TrainingJob
-from analyzer.specs.model import AssumedVocabulary
+from analyzer.specs import AssumedVocabulary, TrainingJob
 from analyzer.units import format_bytes
 
 

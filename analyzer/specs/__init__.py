@@ -7,7 +7,17 @@ Megatron's arguments and config fields if these exist.
 
 from analyzer.specs.hardware import HardwareSpec
 from analyzer.specs.job import TrainingJob
-from analyzer.specs.model import Activation, AttentionBackend, BlockSpec, Branch, CrossEntropy, Implementation, MlaSpec, ModelSpec
+from analyzer.specs.model import (
+    Activation,
+    AssumedVocabulary,
+    AttentionBackend,
+    BlockSpec,
+    Branch,
+    CrossEntropy,
+    Implementation,
+    MlaSpec,
+    ModelSpec,
+)
 from analyzer.specs.moe import FlexSpec, MoeSpec
 from analyzer.specs.optimizer import FsdpSpec, MuonSpec, OffloadSpec, OptimizerSpec
 from analyzer.specs.parallel import ParallelSpec, PipelineSpec
@@ -17,6 +27,7 @@ from analyzer.specs.training import ActivationOffloadSpec, BatchSpec, GraphSpec,
 __all__ = [
     "Activation",
     "ActivationOffloadSpec",
+    "AssumedVocabulary",
     "AttentionBackend",
     "BatchSpec",
     "BlockSpec",

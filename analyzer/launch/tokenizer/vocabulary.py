@@ -15,7 +15,7 @@ from analyzer.errors import InputError
 from analyzer.launch.derive.reading import integer, option, positive, since, text
 from analyzer.launch.tokenizer.known_tokenizers import TIKTOKEN_DEFAULT, known_size, size_of_path
 from analyzer.launch.tokenizer.tokenizer_files import count_hugging_face, count_vocabulary_json, read_sentencepieces, read_words
-from analyzer.specs.model import AssumedVocabulary
+from analyzer.specs import AssumedVocabulary
 from analyzer.units import round_up
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from allocator_hook.shadow.request import Request
 from allocator_hook.step.supported import READ, check_supported
 from analyzer import specs
 from analyzer.errors import UnsupportedError
-from tests.job_of import job_of
+from tests.job_of import BASE, job_of
 
 LAUNCHES = (
     "--global-batch-size 64",
@@ -52,6 +52,15 @@ def test_unsupported_fields_give_a_one_line_error() -> None:
 @pytest.mark.parametrize("line", LAUNCHES)
 def test_supported_jobs_are_accepted(line: str) -> None:
     check_supported(job_of(line))
+
+
+def test_statements_about_a_launch_do_not_prevent_a_run() -> None:
+    base = BASE.replace("--tokenizer-type NullTokenizer --vocab-size 32000", "--use-sharp")
+    job = replace(job_of("--global-batch-size 8", base=base), unknown=("--foo is not known.",))
+    assert job.assumed_vocabulary is not None
+    assert job.warnings
+    check_supported(job)
+    assert from_json(to_json(job)) == job
 
 
 def test_every_field_listed_as_supported_exists() -> None:
