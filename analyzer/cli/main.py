@@ -48,6 +48,9 @@ def _reported(action: Callable[[], int], *, debug: bool) -> int:
 def _run(argv: list[str]) -> int:
     from analyzer.cli.information import print_information
 
+    if not argv:
+        remedy = "give a launch script, the options of a launch, or --info-model; --help lists the options"
+        raise InputError("launch", "none is given", remedy)
     position = _position_of_script(argv)
     if print_information(argv[:position]):
         return FITS

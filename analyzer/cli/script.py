@@ -16,6 +16,8 @@ from analyzer.script.run import Failure, Intercepted, ScriptRun, run_script
 
 SUFFIXES: Final = (".sh", ".bash", ".slurm", ".sbatch", ".sub", ".job", ".pbs", ".qsub", ".lsf", ".zsh", ".ksh")
 SHELLS: Final = frozenset({"sh", "bash", "dash", "ksh", "zsh", "csh", "tcsh", "fish"})
+STARTERS: Final = frozenset({"bash", "sh", "sbatch"})
+"""Commands that may stand before the script."""
 PRECEDENCE: Final = (70, 2, 3, 1, 0)
 """Of several launches, the exit status is the first of these that occurs."""
 WRITTEN: Final = ("--info-json", "--info-record")
@@ -51,6 +53,7 @@ def find_script(argv: Sequence[str]) -> int | None:
     while position < len(argv):
         name, equals, _ = argv[position].partition("=")
         if not name.startswith(PREFIX):
+            position += argv[position] in STARTERS and len(argv) > position + 1
             if argv[position].endswith((".sh", ".slurm", ".sbatch")) and not os.path.isfile(argv[position]):
                 raise InputError(argv[position], "is not a file", "give the path of the launch script")
             return position if _is_shell_script(argv[position]) else None
@@ -78,7 +81,8 @@ def analyze_script(argv: Sequence[str], position: int, *, environ: Mapping[str, 
     Raises InputError if the script ends before a launch, or cannot be run.
     """
     script = Path(argv[position])
-    given, arguments = _separated([*argv[:position], *argv[position + 1 :]])
+    before = [word for word in argv[:position] if word not in STARTERS]
+    given, arguments = _separated([*before, *argv[position + 1 :]])
     flags = {word.partition("=")[0] for word in given}
     if "--info-launch" in flags:
         remedy = f"run bash {script} if the launch fits, or replace the launcher in it by get-training-info"
@@ -87,8 +91,9 @@ def analyze_script(argv: Sequence[str], position: int, *, environ: Mapping[str, 
     ran = run_script(script, arguments, environ=environ, folder=folder, run_all="--info-run-all" in flags)
     if not ran.launches:
         raise _without_launch(script, ran)
-    if ran.stopped == "launches":
-        print(f"get_training_info: {script} was ended, because it repeats a launch", file=sys.stderr)
+    if ran.stopped:
+        why = {"launches": "repeats a launch", "sleeps": "waits in a loop", "time": "does not end"}[ran.stopped]
+        print(f"get_training_info: {script} was ended, because it {why}", file=sys.stderr)
     if "--info-dry" in flags:
         with standard_output() as stream:
             for number, launch in enumerate(ran.launches, 1):
@@ -124,7 +129,8 @@ def _separated(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 def _without_launch(script: Path, ran: ScriptRun) -> InputError:
     """The error for a script that ended before any launch: one line with the command that failed."""
     if ran.stopped:
-        fault = "waits in a loop, and was ended before it started a training"
+        fault = "does not end" if ran.stopped == "time" else "waits in a loop"
+        fault += ", and was ended before it started a training"
         return InputError(str(script), fault, "shorten the script to the part that starts the training")
     remedy = "correct it, or analyze the launch command itself: get-training-info in the place of torchrun"
     if not ran.failures:

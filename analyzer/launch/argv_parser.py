@@ -102,7 +102,7 @@ def _example(option: Option, flag: str) -> str:
     if option.choices:
         return f"write {flag} {_listed(option.choices)}"
     sample = {"int": "8", "float": "0.1"}.get(option.type or "str", "VALUE")
-    return f"write {flag} {sample}" if sample != "VALUE" else f"write {flag} VALUE, or leave it out"
+    return f"write {flag} {sample}, or set the shell variable that is empty"
 
 
 def _converted(option: Option, flag: str, word: str) -> object:

@@ -23,7 +23,7 @@ from analyzer.launch.derive.model.shape import decoder_shape
 from analyzer.launch.derive.optimizer import optimizer_spec
 from analyzer.launch.derive.parallel import parallel_spec
 from analyzer.launch.derive.precision import precision_spec
-from analyzer.launch.derive.reading import refuse, since
+from analyzer.launch.derive.reading import option, refuse, since
 from analyzer.launch.derive.recompute import recompute_spec
 from analyzer.launch.derive.smallest_world import smallest_world
 from analyzer.launch.derive.training_flags import training_flags
@@ -147,7 +147,8 @@ def _blocks(launch: LaunchInput, model: ModelSpec, recompute: RecomputeSpec) -> 
 def _assume_few_groups(launch: LaunchInput, model: ModelSpec, parallel: ParallelSpec) -> None:
     groups = model.num_query_groups
     if model.mla is None and groups % parallel.tensor:
-        launch.assume(
-            f"{groups} query groups are fewer than {parallel.tensor} tensor-parallel ranks: the gathered projections and the "
-            "copies of keys and values are not counted, so the predicted peak is too low."
+        named = option(launch.arguments, "num_query_groups")
+        launch.warn(
+            f"{named}: {groups} query groups are fewer than {parallel.tensor} tensor-parallel ranks: the gathered projections and "
+            "the copies of keys and values are not counted, so the predicted peak is too low."
         )

@@ -103,7 +103,7 @@ OPTIONS: Final[dict[str, InfoOption]] = {
     "moe_imbalance": InfoOption(
         "X", "tokens of the experts of the highest-memory rank, relative to the mean (default: 1)", number_from(1)
     ),
-    "launch": InfoOption("", "start the training if the launch fits", flag),
+    "launch": InfoOption("", "start the training if the launch fits (not with a script)", flag),
     "megatron": InfoOption("VERSION", "Megatron-LM release such as 0.16.1 or 2023, or a checkout, whose parser is executed", word),
     "world_size": InfoOption("N", "number of GPUs (default: what the launcher or the environment gives)", integer(1)),
     "gpus_per_node": InfoOption("N", "GPUs per node, with --info-world-size (default: 8 or fewer)", integer(1)),
@@ -111,7 +111,7 @@ OPTIONS: Final[dict[str, InfoOption]] = {
     "print_options": InfoOption("", "print the options of Megatron-LM, with those of --info-model, and stop", flag),
     "strict": InfoOption("", "unknown options and an unknown vocabulary size are errors", flag),
     "debug": InfoOption("", "print the traceback of an internal error", flag),
-    "dry": InfoOption("", "print the launch commands of a script, and analyze nothing", flag),
+    "dry": InfoOption("", "run a script with stand-ins, and print its launches instead of analyzing them", flag),
     "run_all": InfoOption("", "run also the commands of a script that stand-ins replace, such as rm, kill and pip", flag),
 }
 """By field of `InfoOptions`."""

@@ -66,8 +66,11 @@ def parse(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> t
         source=parsed.table.source,
         entry=words.entry,
         assumptions=(*choice.assumptions, *parsed.notes, *own.notes),
-        warnings=(f"{choice.failure} The {parsed.table.source} is used instead.",) if choice.failure else (),
-        unknown=(*entry, *own.statements),
+        warnings=(
+            *((f"{choice.failure} The {parsed.table.source} is used instead.",) if choice.failure else ()),
+            *parsed.warnings,
+        ),
+        unknown=(*entry, *parsed.statements, *own.statements),
         words=parsed.words,
         fork=own.fork.fork.key if own.fork is not None else None,
     )
@@ -96,7 +99,10 @@ class _Parsed:
     table: OptionTable
     reading: Reading
     words: tuple[str, ...]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    statements: tuple[str, ...] = ()
+    """About options of the launch that replace those of the model."""
 
 
 def _read_values_of_forks(own: MegatronWords, sources: _Sources, known: Mapping[str, Option]) -> tuple[MegatronWords, _Parsed]:
@@ -115,25 +121,27 @@ def _read_values_of_forks(own: MegatronWords, sources: _Sources, known: Mapping[
 def _read(own: MegatronWords, sources: _Sources) -> _Parsed:
     """Parses the words, preceded by those of the model that --info-model names."""
     table = sources.choice.table
-    words, described = _with_model(own.words, table, sources, release=table.release if table is not None else PREFERRED)
+    words, described, replaced = _with_model(own.words, table, sources, release=table.release if table is not None else PREFERRED)
     if table is not None:
-        return _Parsed(table, read_words(words, table), words, described)
+        return _Parsed(table, read_words(words, table), words, described, statements=replaced)
     chosen, reading, note = read_with_catalogue(words, sources.catalogue, choice=sources.choice, fork=own.fork)
     if sources.model is not None and chosen.release != PREFERRED:
-        words, _ = _with_model(own.words, chosen, sources, release=chosen.release)
+        words, _, _ = _with_model(own.words, chosen, sources, release=chosen.release)
         reading = read_words(words, chosen)
-    return _Parsed(chosen, reading, words, (*described, note))
+    if own.fork is not None and chosen.release != PREFERRED:  # one option of a fork may have changed the release
+        return _Parsed(chosen, reading, words, described, warnings=(note,), statements=replaced)
+    return _Parsed(chosen, reading, words, (*described, note), statements=replaced)
 
 
 def _with_model(
     words: tuple[str, ...], table: OptionTable | None, sources: _Sources, *, release: str
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Megatron's words, preceded by those of the model that --info-model names, and the assumptions about it.
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Megatron's words, preceded by those of the model that --info-model names; assumptions about it; what the launch replaces.
 
     Raises InputError if the model needs an option that `table` does not have.
     """
     if sources.model is None:
-        return words, ()
+        return words, (), ()
     from analyzer.launch.model_config.launch_words import with_model  # imported for such launches only, for a short start-up
 
     found = with_model(sources.model, words, script=sources.script, release=release, folder=sources.folder)
@@ -142,7 +150,7 @@ def _with_model(
     if missing:
         fault = f"the model needs {missing[0]}, which Megatron-LM {release} does not have"
         raise InputError(MODEL, fault, "use a later release, such as --info-megatron " + PREFERRED)
-    return found.words, found.notes
+    return found.words, found.notes, found.warnings
 
 
 def _about_entry(words: SplitArgv, known: Mapping[str, Option]) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 # Read by every bash that a launch script starts (BASH_ENV). The line above sets __info_folder.
 #
 # A DEBUG trap runs before each command. It puts the stand-ins first on PATH again if the script changed PATH, and defines a function
-# for a launcher that is called by its path: `/opt/conda/bin/torchrun` may name a function in bash. The trap keeps $?, $_ and
+# for a launcher that is called by its path: `/opt/conda/bin/torchrun` may name a function in bash. That is not needed with the library
+# exec_guard.c, which INFO_SCRIPT_PRELOAD names. The trap keeps $?, $_ and
 # PIPESTATUS, and prints nothing with `set -x`. It does not use `local -`, which would turn `set -e` on in command substitutions.
 
 if [ -n "${INFO_SCRIPT_BASH_ENV-}" ] && [ -r "$INFO_SCRIPT_BASH_ENV" ]; then
@@ -33,6 +34,31 @@ if [ -z "${INFO_SCRIPT_RUN_ALL-}" ]; then
                 *) if [[ $own != *" $target "* ]]; then return 1; fi ;;
             esac
         done
+    }
+fi
+
+if [ -z "${INFO_SCRIPT_RUN_ALL-}" ]; then
+    # rm is replaced, so a folder that a script removes and makes again exists
+    mkdir() {
+        local target missing='' named=''
+        for target in "$@"; do
+            case $target in
+                -*) ;;
+                *)
+                    named=yes
+                    if [ ! -d "$target" ]; then missing=yes; fi
+                    ;;
+            esac
+        done
+        if [ -n "$named" ] && [ -z "$missing" ]; then return 0; fi
+        command mkdir "$@"
+    }
+fi
+
+if [ -n "${INFO_SCRIPT_ELSEWHERE-}" ]; then
+    # in a container or on another machine, whose folders are not here
+    cd() {
+        builtin cd "$@" 2>/dev/null || printf 'get_training_info: not here: cd %s\n' "$*" >&2
     }
 fi
 
@@ -111,7 +137,9 @@ __info_before() {
         *[!A-Za-z0-9_.+-]*) ;;
         *) return 0 ;;
     esac
-    __info_cover "$text" "$bin"
+    if [[ -z ${INFO_SCRIPT_PRELOAD-} ]]; then
+        __info_cover "$text" "$bin"
+    fi
     return 0
 }
 

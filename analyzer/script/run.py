@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from analyzer.errors import InputError
+from analyzer.script.exec_guard import write_guard
 from analyzer.script.stand_ins import context
 from analyzer.script.stand_ins.dispatch import names
 from analyzer.script.stand_ins.inner import SHELLS
@@ -27,6 +29,10 @@ POLL: Final = 0.05
 SETTLE: Final = 1.0
 """Seconds that processes in the background have for another launch, after the end of the script and after each launch."""
 SETTLE_WITHOUT_LAUNCH: Final = 10.0
+LONGEST: Final = 600.0
+"""Seconds after which a script is ended."""
+LONGEST_AFTER_LAUNCH: Final = 60.0
+"""Seconds that a script may run after its last launch."""
 LONGEST_INTERPRETER: Final = 110
 """Characters of a path after `#!`. Linux before 5.1 cuts off lines above 127."""
 
@@ -68,7 +74,7 @@ class ScriptRun:
     status: int
     failures: tuple[Failure, ...]
     stopped: str
-    """Why this program ended the script: "launches" (it repeats them), "sleeps" (it waits), or empty."""
+    """Why this program ended the script: "launches" (it repeats them), "sleeps" (it waits), "time" (it does not end), or empty."""
 
 
 def run_script(
@@ -87,12 +93,36 @@ def run_script(
             [*interpreter, _with_folder(script), *arguments],
             stdin=subprocess.DEVNULL, stdout=2, cwd=folder, env=variables, process_group=0,
         )  # fmt: skip
-        try:
-            stopped = _wait(process, place)
-        finally:
-            _end(process.pid, place)
-            process.wait()
+        with _signals_end_the_run():
+            try:
+                stopped = _wait(process, place)
+            finally:
+                _end(process.pid, place)
+                process.wait()
         return ScriptRun(_launches(place), process.returncode, _failures(place), stopped)
+
+
+class Interrupted(SystemExit):
+    """A signal ended this program while a script ran. The code is 128 plus its number."""
+
+
+@contextlib.contextmanager
+def _signals_end_the_run() -> Iterator[None]:
+    """Signals that end a program raise Interrupted, so that no process and no file is left."""
+
+    def stop(number: int, _frame: object) -> None:
+        raise Interrupted(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _with_folder(script: Path) -> str:
@@ -168,6 +198,10 @@ def _environment(script: Path, environ: Mapping[str, str], folder: Path, place: 
     variables[context.BATCH_VARIABLE] = str((folder / script).resolve())
     if run_all:
         variables[context.RUN_ALL_VARIABLE] = "1"
+    library = place / "exec_guard.so"
+    if write_guard(library, environ):
+        variables[context.PRELOAD_VARIABLE] = str(library)
+        variables["LD_PRELOAD"] = ":".join(filter(None, [str(library), environ.get("LD_PRELOAD", "")]))
     variables["BASH_ENV"] = str(place / "bash_env")
     variables["PATH"] = os.pathsep.join([str(place / "bin"), environ.get("PATH", os.defpath)])
     return variables
@@ -176,9 +210,15 @@ def _environment(script: Path, environ: Mapping[str, str], folder: Path, place: 
 def _wait(process: subprocess.Popen[bytes], place: Path) -> str:
     """Waits for the script and for its processes in the background. Returns why it is to be ended, or nothing."""
     stop = place / "stop"
+    since, known = time.monotonic(), 0
     while process.poll() is None and not stop.exists():
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(POLL)
+        launches = len(os.listdir(place / "records"))
+        if launches != known:
+            since, known = time.monotonic(), launches
+        if time.monotonic() - since > (LONGEST_AFTER_LAUNCH if launches else LONGEST):
+            return "time"
     since, known = time.monotonic(), -1
     while not stop.exists() and _processes(place):
         launches = len(os.listdir(place / "records"))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from analyzer.script.exec_guard import COMPILERS
 from tests.script.commands import LAUNCH, MODEL, PROGRAM, executable, printed, run, run_text
 
 pytestmark = pytest.mark.slow
@@ -82,13 +85,24 @@ ABSOLUTE = (
 )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def without_compiler(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A PATH without a C compiler, so that only bash and PATH lead to the stand-ins."""
+    folder = tmp_path_factory.mktemp("bin")
+    for place in (Path(sys.executable).parent, Path("/usr/local/bin"), Path("/usr/bin"), Path("/bin")):
+        for program in place.iterdir():
+            if program.name not in COMPILERS and not (folder / program.name).exists():
+                (folder / program.name).symlink_to(program)
+    return str(folder)
+
+
 @pytest.mark.parametrize("form", ABSOLUTE)
-def test_the_real_launcher_never_starts(form: str, tmp_path: Path) -> None:
+def test_the_real_launcher_never_starts(form: str, tmp_path: Path, without_compiler: str) -> None:
     folder = tmp_path / "real"
     for name in ("torchrun", "python"):
         executable(folder / name, f"#!/bin/sh\ntouch {tmp_path}/started\n")
     text = form.format(real=folder / "torchrun", folder=folder, options="--nproc_per_node 2 pretrain_gpt.py --num-layers 2")
-    done = run_text(text, "--info-dry", folder=tmp_path)
+    done = run_text(text, "--info-dry", folder=tmp_path, environ={"PATH": without_compiler})
     assert [each.shape for each in printed(done.stdout)] == [(1, 2)], done.stderr
     assert not (tmp_path / "started").exists()
 
@@ -309,3 +323,57 @@ def test_the_sed_way(sed: str, launch: str, tmp_path: Path) -> None:
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["world"]["size"] == 8
+
+
+def test_folders_of_a_container_need_not_exist(tmp_path: Path) -> None:
+    for start in ('docker run image bash -c "cd /workspace && {}"', 'ssh node1 "cd /code; {}"'):
+        done = run_text(start.format(LAUNCH), "--info-dry", folder=tmp_path)
+        assert [each.shape for each in printed(done.stdout)] == [(1, 8)], done.stderr
+        assert "not here: cd /" in done.stderr
+
+
+def test_a_remote_command_without_a_launcher_is_not_run_here(tmp_path: Path) -> None:
+    text = f'ssh node1 "pkill -f pretrain_gpt.py; touch {tmp_path}/touched"\n{LAUNCH}'
+    done = run_text(text, "--info-dry", folder=tmp_path)
+    assert len(printed(done.stdout)) == 1
+    assert not (tmp_path / "touched").exists()
+
+
+def test_tools_under_a_launcher_are_not_launches(tmp_path: Path) -> None:
+    text = f"torchrun --nproc_per_node 1 tools/checkpoint/convert.py --model-type GPT\n{LAUNCH}"
+    done = run_text(text, "--info-dry", folder=tmp_path)
+    assert [each.value("--nproc_per_node") for each in printed(done.stdout)] == ["8"]
+    assert "not run: torchrun --nproc_per_node 1 tools/checkpoint/convert.py" in done.stderr
+
+
+def test_a_folder_that_is_removed_and_made_again_is_no_error(tmp_path: Path) -> None:
+    text = f"set -e\nmkdir -p a\nrm -rf a\nmkdir a\n{LAUNCH}"
+    assert run_text(text, "--info-dry", folder=tmp_path).returncode == 0
+
+
+def test_the_number_of_gpus_of_the_job_is_that_of_the_header(tmp_path: Path) -> None:
+    text = f"#SBATCH --gres=gpu:4\n{LAUNCH.replace('--nproc_per_node 8', '--nproc_per_node gpu')} --save $CUDA_VISIBLE_DEVICES"
+    [launch] = printed(run_text(text, "--info-dry", folder=tmp_path).stdout)
+    assert (launch.shape, launch.value("--save")) == ((1, 4), "0,1,2,3")
+
+
+@pytest.mark.parametrize("starter", ["bash", "sbatch"])
+def test_the_command_that_starts_the_script_may_stand_before_it(starter: str, tmp_path: Path) -> None:
+    (tmp_path / "launch.sh").write_text(f"{LAUNCH}\n")
+    done = run(Path(starter), "launch.sh", "--info-dry", folder=tmp_path)
+    assert len(printed(done.stdout)) == 1, done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "launch.sh").write_text(f"touch started\nwhile true; do :; done\n{LAUNCH}\n")
+    environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, str(PROGRAM), "launch.sh"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE) as process:
+        while not (tmp_path / "started").exists():
+            time.sleep(0.01)
+        process.send_signal(number)
+        assert process.wait(20) == 128 + number
+        assert process.stderr is not None
+        assert b"Traceback" not in process.stderr.read()
+    assert not list(tmp_path.glob("get_training_info_*"))

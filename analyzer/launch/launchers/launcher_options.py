@@ -115,7 +115,8 @@ def _find(word: str, launcher: str, *, families: bool) -> LauncherOption | None:
     options = SETS[launcher]
     attached = value if equals else None
     dest = LONG[launcher].get(written) or options.short.get(written)
-    if dest is None and word[:2] in options.short and options.short[word[:2]] in options.with_value:
+    attachable = word[2:3].isdigit() or launcher != TORCHRUN  # '-t3', but not '-tensor-model-parallel-size'
+    if dest is None and attachable and word[:2] in options.short and options.short[word[:2]] in options.with_value:
         return LauncherOption(options.short[word[:2]], word[:2], word[2:], takes_value=True)
     if dest is None:
         name = written.removeprefix("--").replace("-", "_")

@@ -90,7 +90,7 @@ def _torchrun_world(
     elif "standalone" not in given:
         assumptions.append("--nnodes is not given: torchrun starts 1 node.")
     if "nproc_per_node" in given:
-        per_node = _gpus_per_node(*given["nproc_per_node"])
+        per_node = _gpus_per_node(*given["nproc_per_node"], environ, assumptions)
     else:
         assumptions.append("--nproc-per-node is not given: torchrun starts 1 process per node.")
     return World(nodes, per_node, tuple(assumptions))
@@ -108,7 +108,12 @@ def _nodes(value: str, option: str, assumptions: list[str]) -> int:
     return upper
 
 
-def _gpus_per_node(value: str, option: str) -> int:
+def _gpus_per_node(value: str, option: str, environ: Mapping[str, str], assumptions: list[str]) -> int:
+    """The number in `value`; for `gpu` and `auto` the number of GPUs that Slurm gives to the job on a node."""
+    of_job = environ.get("SLURM_GPUS_PER_NODE", "").rpartition(":")[2]
+    if value in ("gpu", "auto") and of_job:
+        assumptions.append(f"{option} {value}: {of_job} GPUs are assumed, from SLURM_GPUS_PER_NODE.")
+        return count(of_job, "SLURM_GPUS_PER_NODE", "processes")
     if value in ("gpu", "auto", "cpu", "xpu", "privateuse"):
         fault = f"{value!r} depends on the machine on which the launcher runs"
         raise InputError(option, fault, f"write a number, such as {option} 8, or give the total number of GPUs with {OVERRIDE} N")

@@ -19,6 +19,10 @@ from analyzer.specs.release import release_number
 
 SEQUENCE: Final = 4096
 """Tokens of a sequence if the launch does not give them and the model allows as many."""
+SIZES: Final = frozenset(
+    {"--num-layers", "--hidden-size", "--ffn-hidden-size", "--num-attention-heads", "--num-query-groups", "--num-experts"}
+)
+"""Options that make another model."""
 TOKENIZER_FLAGS: Final = frozenset({"--tokenizer-type", "--tokenizer-model", "--vocab-file"})
 SEQUENCE_FLAGS: Final = frozenset({"--seq-length", "--encoder-seq-length"})
 
@@ -30,6 +34,8 @@ class ModelWords:
     words: tuple[str, ...]
     notes: tuple[str, ...]
     """Assumptions, one sentence each."""
+    warnings: tuple[str, ...] = ()
+    """Options of the launch that replace those of the model, in one sentence."""
 
 
 def with_model(reference: str, words: Sequence[str], *, script: bool, release: str, folder: Path) -> ModelWords:
@@ -49,7 +55,9 @@ def with_model(reference: str, words: Sequence[str], *, script: bool, release: s
         options += added
         if added:
             notes.append(f"Assumed, because the launch has no training script: {', '.join(' '.join(each) for each in added)}.")
-    return ModelWords(words=(*(word for option in options for word in option), *words), notes=tuple(notes))
+    replaced = [option[0] for option in model.options if option[0] in SIZES and _value(words, option[0]) not in (None, option[1])]
+    warnings = (f"{', '.join(replaced)} of the launch replace the sizes of {config.name}.",) if replaced else ()
+    return ModelWords(warnings=warnings, words=(*(word for option in options for word in option), *words), notes=tuple(notes))
 
 
 def _vocabulary(model: MegatronModel, given: Collection[str], *, release: str) -> list[Option]:

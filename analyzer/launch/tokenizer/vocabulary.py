@@ -169,6 +169,8 @@ def _count_file(arguments: Arguments, kind: str, *, dest: str, folder: Path, cou
     if path is not None and path.is_file():
         return _Count(size=_counted(path, named, count))
     missing = f"{named} is not given" if path is None else f"{value} was not found"
+    if path is None and "tokenizer_type" not in arguments.given:
+        missing = "the launch gives no tokenizer"
     known = None if path is None else size_of_path(str(value), kind)
     if known is not None and arguments.get("vocab_size") is None:
         return _Count(size=known, assumption=f"The usual {known} tokens are assumed for {kind}: {missing}.")

@@ -66,7 +66,8 @@ def memory(report: Report, *, width: int, full: bool) -> list[RenderableType]:
         lines.append(table(header, _rows(block), align="l" + "r" * len(block), wrapped=(), strong=SUMS, most=COLUMN))
     sizes = [column.rank.memory.device_bytes for column in columns if column not in shown]
     if sizes:
-        text = f"Other ranks need {format_bytes(min(sizes))} to {format_bytes(max(sizes))} on the device."
+        least, most = format_bytes(min(sizes)), format_bytes(max(sizes))
+        text = f"Other ranks need {least if least == most else f'{least} to {most}'} on the device."
         lines.append(paragraph(text, style=DIM))
     for rank in [column.rank for column in shown] if full else [tightest]:
         lines += ["", *_peak(rank, full=full)]

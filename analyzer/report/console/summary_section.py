@@ -50,7 +50,7 @@ def _gpu(report: Report) -> list[tuple[str, str]]:
     if result.capacity_bytes is None or result.headroom_bytes is None:
         return [("GPU capacity", "not known")]
     capacity = format_bytes(result.capacity_bytes) + (f" ({result.gpu})" if result.gpu else "")
-    of = share(result.headroom_bytes, of=result.capacity_bytes)
+    of = ("-" if result.headroom_bytes < 0 else "") + share(result.headroom_bytes, of=result.capacity_bytes)
     return [("GPU capacity", capacity), ("headroom", f"{format_bytes(result.headroom_bytes)} ({of} of the capacity)")]
 
 

@@ -6,7 +6,7 @@ import os
 
 from analyzer.script.stand_ins import context, inner
 from analyzer.script.stand_ins.words import Syntax, last, split_words
-from analyzer.script.stand_ins.wrappers import enter, export
+from analyzer.script.stand_ins.wrappers import elsewhere, enter, export
 
 DOCKER = Syntax(
     short="aceghlmpuvw",
@@ -37,6 +37,7 @@ def docker(name: str, words: list[str]) -> int:
             variable, equals, text = value.partition("=")
             if equals:
                 os.environ[variable] = text
+    elsewhere()
     enter(last(options, "workdir", "w"))
     entry = last(options, "entrypoint")
     program = [*([entry] if entry else []), *command[1:]]
@@ -50,6 +51,7 @@ def singularity(name: str, words: list[str]) -> int:
         return context.run_behind(name, words) if context.run_all() else context.not_run([name, *words])
     options, command = split_words(words[1:], SINGULARITY)
     export(last(options, "env"))
+    elsewhere()
     enter(last(options, "pwd", "cwd"))
     return inner.start(command[1:]) if command[1:] else context.not_run([name, *words])
 
@@ -62,9 +64,11 @@ def enroot(words: list[str]) -> int:
     for option, value in options:
         if option in ("e", "env"):
             export(value)
+    elsewhere()
     return inner.start(command[1:]) if command[1:] else context.not_run(["enroot", *words])
 
 
 def shifter(words: list[str]) -> int:
     """Runs the command of shifter."""
+    elsewhere()
     return inner.start(split_words(words, SHIFTER)[1])

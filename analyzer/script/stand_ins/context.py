@@ -17,7 +17,13 @@ TRIED_VARIABLE = "INFO_SCRIPT_TRIED"
 """Process id, and the programs of one name that this process has been replaced by."""
 BATCH_VARIABLE = "INFO_SCRIPT_BATCH"
 """The batch scripts that run, one inside the other, separated by colons."""
+ELSEWHERE_VARIABLE = "INFO_SCRIPT_ELSEWHERE"
+"""Set inside a container and on another machine, whose folders are not here."""
+PRELOAD_VARIABLE = "INFO_SCRIPT_PRELOAD"
+"""The library that replaces programs which are called by their path (exec_guard.c)."""
 OWN_VARIABLES = (
+    PRELOAD_VARIABLE,
+    ELSEWHERE_VARIABLE,
     FOLDER_VARIABLE,
     RUN_ALL_VARIABLE,
     BASH_ENV_VARIABLE,

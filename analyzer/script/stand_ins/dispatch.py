@@ -8,9 +8,12 @@ from analyzer.script.stand_ins import context, inner
 
 PYTHONS = ("python", "python3", "python2", *(f"python3.{minor}" for minor in range(8, 16)))
 LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "megatron", "swift", "llamafactory-cli")
-MPI = ("mpirun", "mpiexec", "mpiexec.hydra", "mpirun_rsh", "orterun", "prterun", "horovodrun", "aprun")
+MPI = (
+    "mpirun", "mpirun.openmpi", "mpirun.mpich", "mpirun_rsh", "mpiexec", "mpiexec.openmpi", "mpiexec.mpich", "mpiexec.hydra",
+    "orterun", "prterun", "horovodrun", "aprun",
+)  # fmt: skip
 SCHEDULERS = ("srun", "salloc", "sbatch", "ray", "nsys", "ncu", "rocprof", "rocprofv3", "rocprof-sys-run")
-CONTAINERS = ("docker", "podman", "nerdctl", "singularity", "apptainer", "enroot", "shifter")
+CONTAINERS = ("docker", "nvidia-docker", "podman", "nerdctl", "singularity", "apptainer", "enroot", "shifter")
 PREFIXES = (
     "env", "nohup", "timeout", "stdbuf", "time", "xargs", "numactl", "taskset", "nice", "ionice", "chrt", "setsid", "strace",
     "unbuffer", "catchsegv", "dumb-init", "tini", "su", "sudo", "conda", "mamba", "micromamba", "uv", "poetry", "pixi", "pdm",
@@ -19,14 +22,16 @@ PREFIXES = (
 READING = ("sleep", "tail", "find", "git", "pip", "pip3", "scontrol", "nvidia-smi")
 SHELL = ("sh", "dash")
 CHANGING = (
-    "rm", "rmdir", "unlink", "shred", "mv", "dd", "truncate", "kill", "pkill", "killall", "killall5", "skill", "fuser", "scancel",
+    "rm", "unlink", "shred", "mv", "dd", "truncate", "kill", "pkill", "killall", "killall5", "skill", "fuser", "scancel",
     "scp", "rsync", "sftp", "pdcp", "rpdcp", "ansible", "ansible-playbook", "wget", "curl", "aria2c", "axel", "aws", "gsutil",
     "gcloud", "az", "azcopy", "rclone", "s3cmd", "s5cmd", "oss", "ossutil", "ossutil64", "hdfs", "hadoop", "huggingface-cli", "hf",
     "modelscope", "wandb", "kubectl", "helm", "apt", "apt-get", "aptitude", "dpkg", "yum", "dnf", "rpm", "zypper", "apk", "brew",
     "snap", "npm", "easy_install", "shutdown", "reboot", "halt", "poweroff", "init", "telinit", "systemctl", "service", "crontab",
     "at", "batch", "mount", "umount", "mkfs", "mkfs.ext4", "mkfs.xfs", "wipefs", "fdisk", "parted", "swapoff", "swapon", "sysctl",
     "modprobe", "rmmod", "insmod", "ldconfig", "useradd", "userdel", "passwd", "mail", "sendmail", "nvidia-cuda-mps-control",
-    "ipcrm", "watch", "bkill", "qdel", "fusermount", "losetup", "iptables", "ufw",
+    "ipcrm", "watch", "bkill", "qdel", "fusermount", "losetup", "iptables", "ufw", "bsub", "jsrun", "ibrun", "flux", "oarsub",
+    "qrsh", "yhrun", "docker-compose", "ch-run", "sarus", "udocker", "torchx", "colossalai", "composer", "sky", "runai", "msrun",
+    "pipx", "pssh", "parallel-ssh", "rsh",
 )  # fmt: skip
 """Commands that are never run, except with --info-run-all."""
 IF_MISSING = ("module", "ml", "squeue", "sacct", "sinfo", "sstat", "qstat")
@@ -100,6 +105,10 @@ def _launcher(written: str, words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "--version"):
         return 0
     if name in ("torchrun", "deepspeed"):
+        from analyzer.script.stand_ins.python_command import is_tool
+
+        if is_tool(words):
+            return context.not_run([name, *words])
         return record([name, *words], written, words)
     if name == "accelerate":
         return record([name, *words], written, words) if words[0] == "launch" else 0

@@ -27,14 +27,17 @@ def start_text(text: str) -> int:
 
 
 def start_shell(words: list[str]) -> int:
-    """Replaces this process by bash, which reads the file of the run. An interactive bash would not, so `-i` is left out."""
+    """Replaces this process by bash, which reads the file of the run.
+
+    An interactive bash would not, so `-i` is left out. So is `-l`, because the profile of the user is not part of the script.
+    """
     kept: list[str] = []
     options = True
     for word in words:
         options = options and word.startswith(("-", "+")) and word not in ("-", "--")
         if options and word.startswith("-") and not word.startswith("--"):
-            word = word.replace("i", "")
-        if word != "-" or not options:
+            word = word.replace("i", "").replace("l", "")
+        if word not in ("-", "--login") or not options:
             kept.append(word)
         if "c" in word and options and not word.startswith("--"):
             options = False

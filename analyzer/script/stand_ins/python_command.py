@@ -10,7 +10,8 @@ CERTAIN = ("pretrain", "train", "finetun", "sft", "posttrain", "megatron")
 OTHER = frozenset({
     "data", "dataset", "datasets", "tokenizer", "tokenize", "vocab", "prepare", "preprocess", "process", "download", "convert",
     "converter", "conversion", "checkpoint", "ckpt", "merge", "split", "eval", "evaluate", "test", "plot", "parse", "log", "logs",
-    "config", "args", "arguments", "submit", "hf2mcore", "mcore2hf", "hf2megatron", "megatron2hf", "hf", "utils", "report", "cost",
+    "generate", "generation", "inference", "server", "serve", "config", "args", "arguments", "submit", "hf2mcore", "mcore2hf",
+    "hf2megatron", "megatron2hf", "hf", "utils", "report", "cost",
 })  # fmt: skip
 """Words in the name of a script that does something else about a training."""
 MODEL_OPTIONS = frozenset({
@@ -83,9 +84,22 @@ def launch_of(words: list[str]) -> list[str] | None:
     return None
 
 
+def is_tool(words: list[str]) -> bool:
+    """Whether a launcher with `words` starts a script that does something else than a training, such as converting a checkpoint."""
+    for position, word in enumerate(words):
+        if word.endswith(".py"):
+            name = os.path.basename(word)
+            return bool(_parts(name) & OTHER) and not trains(name, words[position + 1 :])
+    return False
+
+
+def _parts(name: str) -> set[str]:
+    return set(name.removesuffix(".py").lower().replace("-", "_").replace(".", "_").split("_"))
+
+
 def trains(name: str, arguments: list[str]) -> bool:
     """Whether a script of this name with these arguments is taken for a training."""
-    parts = set(name.removesuffix(".py").lower().replace("-", "_").replace(".", "_").split("_"))
+    parts = _parts(name)
     if not parts & OTHER and any(part.startswith(CERTAIN) for part in parts):
         return True
     if any(word.lstrip("+").startswith(VERL_SETTINGS) for word in arguments):

@@ -90,6 +90,10 @@ def _environment_of_user() -> dict[str, str]:
     environ = {name: value for name, value in os.environ.items() if name not in context.OWN_VARIABLES}
     places = environ.get("PATH", "").split(os.pathsep)
     environ["PATH"] = os.pathsep.join(place for place in places if place != context.stand_in_folder())
+    own = os.environ.get(context.PRELOAD_VARIABLE)
+    preloaded = [library for library in environ.pop("LD_PRELOAD", "").split(":") if library not in ("", own)]
+    if preloaded:
+        environ["LD_PRELOAD"] = ":".join(preloaded)
     environ.pop("BASH_ENV", None)
     if os.environ.get(context.BASH_ENV_VARIABLE):
         environ["BASH_ENV"] = os.environ[context.BASH_ENV_VARIABLE]

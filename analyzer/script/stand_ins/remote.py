@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 from analyzer.script.stand_ins import context, inner
 from analyzer.script.stand_ins.words import Syntax, split_words
@@ -12,7 +13,12 @@ SYNTAX = {
     "pdsh": Syntax(short="wxglfutRr", flags="help"),
     "clush": Syntax(short="wxgfotu", flags="all nostdin dshbak"),
 }
-LAUNCHERS = ("torchrun", "torch.distributed", "deepspeed", "accelerate launch", "pretrain", "srun", "mpirun")
+LAUNCHER = re.compile(
+    r"(?:^|[;&|(\"']|\b(?:nohup|exec|env|then|do|time|timeout \S+|\w+=\S*))\s*(?:\S*/)?"
+    r"(?:torchrun|deepspeed|srun|mpirun|mpiexec|accelerate +launch|(?:ba)?sh +\S+\.\w+"
+    r"|python[\d.]* +(?:-\w+ +)*(?:\S*train\S*|-m +(?:torch\.distributed|deepspeed)\S*))(?=\s|$)"
+)
+"""A launcher, or a script, as the first word of a command."""
 
 
 def remote(name: str, words: list[str]) -> int:
@@ -21,7 +27,8 @@ def remote(name: str, words: list[str]) -> int:
     if name == "ssh":
         command = split_words(command[1:], SYNTAX[name])[1]
     text = " ".join(command)
-    if text and any(launcher in text for launcher in LAUNCHERS):
+    if LAUNCHER.search(text):
+        os.environ[context.ELSEWHERE_VARIABLE] = "1"
         return inner.start_text(text)
     return context.run_behind(name, words) if context.run_all() else context.not_run([name, *words])
 

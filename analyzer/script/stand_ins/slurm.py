@@ -103,6 +103,7 @@ def job_variables(sizes: dict[str, int], *, name: str, folder: str) -> dict[str,
         gpus = sizes["gpus_per_node"]
         variables["SLURM_GPUS_PER_NODE"] = variables["SLURM_GPUS_ON_NODE"] = str(gpus)
         variables["SLURM_GPUS"] = str(gpus * nodes)
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(gpus)))
     if "cpus_per_task" in sizes:
         variables["SLURM_CPUS_PER_TASK"] = variables["SLURM_CPUS_ON_NODE"] = str(sizes["cpus_per_task"])
     return variables

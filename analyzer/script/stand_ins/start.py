@@ -12,6 +12,9 @@ def run(argv: list[str]) -> None:
         sys.exit(main(argv))
     except BrokenPipeError:
         os._exit(141)
+    except Exception as error:
+        os.write(2, f"get_training_info: {os.path.basename(argv[0])}: {type(error).__name__}: {error}\n".encode(errors="replace"))
+        sys.exit(1)
 
 
 def main(argv: list[str]) -> int:

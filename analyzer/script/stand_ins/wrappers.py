@@ -16,6 +16,8 @@ def srun(words: list[str]) -> int:
     options, command = split_words(words, slurm.SYNTAX)
     os.environ.update(slurm.step_variables(options, dict(os.environ)))
     export(last(options, "export"))
+    if last(options, "container-image", "container-name") is not None:
+        elsewhere()
     enter(last(options, "chdir", "D") or last(options, "container-workdir"))
     return inner.start(command)
 
@@ -128,6 +130,11 @@ def export(value: str | None) -> None:
         name, equals, text = each.partition("=")
         if equals and name.isidentifier():
             os.environ[name] = text
+
+
+def elsewhere() -> None:
+    """Notes that the command runs in a container, where a folder that is not here is no error."""
+    os.environ[context.ELSEWHERE_VARIABLE] = "1"
 
 
 def enter(folder: str | None) -> None:
