@@ -58,9 +58,14 @@ def _values(following: Sequence[str], most: int | None) -> list[str]:
 def refuse_misspelled(flags: Collection[str], known: Collection[str], *, strict: bool) -> None:
     """Raises InputError if some of `flags`, which no parser has, are misspelled; with `strict`, if there are any.
 
-    Names all of them.
+    Names all of them. An option that shares its first word with another unknown one belongs to a fork: with --dion-momentum,
+    --dion-beta1 is not a misspelled --lion-beta1.
     """
     meant = {flag: _meant(flag, known) for flag in flags}
+    families = {_family(flag) for flag in flags if meant[flag] is None}
+    for flag, option in meant.items():
+        if option is not None and _family(flag) in families and _family(flag) != _family(option):
+            meant[flag] = None
     misspelled = [flag for flag in flags if meant[flag] is not None]
     named = list(flags) if strict else misspelled
     if not named:
@@ -78,6 +83,11 @@ def refuse_misspelled(flags: Collection[str], known: Collection[str], *, strict:
 
 def _meant(flag: str, known: Collection[str]) -> str | None:
     return next((each for each in known if abs(len(each) - len(flag)) <= 1 and is_misspelling(flag, each)), None)
+
+
+def _family(flag: str) -> str:
+    """The first word of a flag."""
+    return flag.lstrip("-").replace("_", "-").partition("-")[0]
 
 
 def not_counted(flags: Collection[str], known: Collection[str]) -> tuple[str, ...]:

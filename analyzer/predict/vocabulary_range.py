@@ -45,7 +45,10 @@ def _sentence(job: TrainingJob, assumed: AssumedVocabulary, differences: Sequenc
         f"{format_bytes(abs(difference))} {'more' if difference >= 0 else 'less'} with {size:,}"
         for (size, _), difference in zip(assumed.others, differences, strict=True)
     ]
+    effect = f"The highest-memory rank would need {' and '.join(changes)}."
+    if not any(differences):
+        effect = "The highest-memory rank does not depend on it."
     return (
         f"The vocabulary size is not known ({assumed.reason}): {job.model.vocab_size:,} tokens are assumed. "
-        f"The highest-memory rank would need {' and '.join(changes)}. Give it with --vocab-size."
+        f"{effect} Give it with --vocab-size."
     )

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analyzer.errors import InputError
 from analyzer.launch.spelling import is_misspelling
+from analyzer.launch.unknown_options import refuse_misspelled
 
 WORDS = st.text(alphabet="abc-", min_size=2, max_size=8)
 
@@ -38,3 +40,13 @@ def test_misspellings(word: str) -> None:
 @pytest.mark.parametrize(("word", "known"), [("--use-mpi", "--use-mup"), ("--bf16", "--bf16"), ("--num-lay", "--num-layers")])
 def test_other_words(word: str, known: str) -> None:
     assert not is_misspelling(word, known)
+
+
+def test_options_of_an_unknown_fork_are_not_misspelled() -> None:
+    """An option is not misspelled if others share its first word, which that of Megatron-LM does not have."""
+    known = ("--lion-beta1", "--micro-batch-size")
+    refuse_misspelled(("--dion-beta1", "--dion-momentum"), known, strict=False)
+    with pytest.raises(InputError, match="did you mean --lion-beta1"):
+        refuse_misspelled(("--dion-beta1",), known, strict=False)
+    with pytest.raises(InputError, match="did you mean --micro-batch-size"):
+        refuse_misspelled(("--micro-bach-size", "--micro-fork"), known, strict=False)

@@ -186,6 +186,15 @@ def test_hugging_face_counts_added_tokens_once(tmp_path: Path) -> None:
     assert read("--tokenizer-type HuggingFaceTokenizer --tokenizer-model unigram/tokenizer.json", folder=tmp_path).size == 3
 
 
+def test_an_empty_folder_has_no_tokenizer(tmp_path: Path) -> None:
+    """Scripts create the folder of a tokenizer before they download it: ROCm's train_llama3.sh, with the tokenizer of Llama 3.1."""
+    (tmp_path / "tokenizer_llama3").mkdir()
+    line = "--tokenizer-type HuggingFaceTokenizer --tokenizer-model"
+    assert read(f"{line} tokenizer_llama3", folder=tmp_path).size == 128256
+    (tmp_path / "own").mkdir()
+    assert read(f"{line} own", folder=tmp_path).assumed is not None
+
+
 def test_hugging_face_vocab_json(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": 1}))
     (tmp_path / "added_tokens.json").write_text(json.dumps({"b": 1, "<think>": 2}))

@@ -83,7 +83,11 @@ def required(arguments: Arguments, dest: str, example: str) -> int:
     """An integer above 0 that Megatron requires. Raises InputError if it is missing."""
     value = positive(arguments, dest)
     if value is None:
-        raise InputError(option(arguments, dest), "is missing", f"add it, for example {option(arguments, dest)} {example}")
+        named = option(arguments, dest)
+        remedy = f"add it, for example {named} {example}"
+        if arguments.get("use_checkpoint_args"):
+            remedy += ", or give the folder of the checkpoint with --load: --use-checkpoint-args takes it from there"
+        raise InputError(named, "is missing", remedy)
     return value
 
 

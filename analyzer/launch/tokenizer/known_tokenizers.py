@@ -31,6 +31,7 @@ _BY_PREFIX: Final = {
     "EleutherAI/gpt-neox-20b": 50277,
     "bigscience/bloom": 250680,
     "tiiuae/falcon-7b": 65024,
+    "tiiuae/falcon-40b": 65024,
     "TinyLlama/TinyLlama-1.1B": 32000,
     "huggyllama/llama-": 32000,
     "codellama/CodeLlama-": 32016,
@@ -50,11 +51,16 @@ _BY_PREFIX: Final = {
 
 _LEAST_LETTERS: Final = 7
 _BY_MODEL: Final = {
-    model: size
-    for model, size in ((prefix.rpartition("/")[2].lower(), size) for prefix, size in _BY_PREFIX.items())
-    if len(model) >= _LEAST_LETTERS or any(letter.isdigit() for letter in model)
+    "llama2": LLAMA_2,
+    "llama3": 128256,
+    **{
+        model: size
+        for model, size in ((prefix.rpartition("/")[2].lower(), size) for prefix, size in _BY_PREFIX.items())
+        if len(model) >= _LEAST_LETTERS or any(letter.isdigit() for letter in model)
+    },
 }
-"""By prefix of the name without its organization, in lower case, without prefixes that are too short to name a model."""
+"""By prefix of the name without its organization, in lower case, without prefixes that are too short to name a model. Folders are
+also named llama2 and llama3."""
 
 _PATHS: Final = {
     "GPT2BPETokenizer": (

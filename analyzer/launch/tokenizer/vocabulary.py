@@ -212,7 +212,7 @@ def _count_named(arguments: Arguments, kind: str, *, environ: Mapping[str, str],
     if value is None:
         return _count_given(arguments, f"{kind} needs {named}")
     name = str(value)
-    place = folder / name if (folder / name).exists() else _cached(name, environ=environ)
+    place = folder / name if _exists(folder / name) else _cached(name, environ=environ)
     if place is not None:
         try:
             size, source = count_hugging_face(place)
@@ -228,6 +228,11 @@ def _count_named(arguments: Arguments, kind: str, *, environ: Mapping[str, str],
             assumption=f"The published {known} tokens are assumed for {name}: its files were not found.",
         )
     return _count_given(arguments, f"{name} is neither a local tokenizer nor a name with a known size")
+
+
+def _exists(place: Path) -> bool:
+    """Whether there is a file or a folder with files at `place`. Launch scripts create a folder and download into it."""
+    return place.is_file() or (place.is_dir() and any(place.iterdir()))
 
 
 def _cached(name: str, *, environ: Mapping[str, str]) -> Path | None:
