@@ -7,7 +7,7 @@ report.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from analyzer.errors import InputError
@@ -15,6 +15,7 @@ from analyzer.launch.argv_parser import is_option, operands_of
 from analyzer.launch.coverage.legacy_options import RETIRED, UNRECOGNISED, refuse_retired
 from analyzer.launch.launchers.world import World
 from analyzer.launch.options.catalogue import OLDEST
+from analyzer.launch.placeholders import with_whole_placeholders
 
 if TYPE_CHECKING:
     from analyzer.launch.forks.fork_table import ForkOption, ForkTable
@@ -57,6 +58,14 @@ def megatron_words(
     """
     if (entry or "").startswith("verl.") or any("actor_rollout_ref." in word for word in words):
         return _of_verl(words, catalogue)
+    words, sentences = with_whole_placeholders(words)
+    found = _megatron_words(words, table, catalogue, world=world, strict=strict)
+    return replace(found, statements=(*sentences, *found.statements))
+
+
+def _megatron_words(
+    words: Sequence[str], table: OptionTable | None, catalogue: Catalogue, *, world: int | None, strict: bool
+) -> MegatronWords:
     flags = tuple(dict.fromkeys(word.partition("=")[0] for word in words if is_option(word)))
     foreign = [flag for flag in flags if flag not in catalogue.masks]
     retired = [flag for flag in flags if flag in RETIRED]
@@ -78,8 +87,9 @@ def _translated(
     world: int | None,
     strict: bool,
 ) -> MegatronWords:
+    from analyzer.launch.forks import swift
     from analyzer.launch.forks.fork_table import load_fork_options
-    from analyzer.launch.forks.guess import guess_fork
+    from analyzer.launch.forks.guess import guess_fork, rank_forks
     from analyzer.launch.forks.translate import translate, world_of
     from analyzer.launch.unknown_options import not_counted, refuse_misspelled, sort_words
 
@@ -92,10 +102,13 @@ def _translated(
             found[flag] = forks.options[flag]
         else:
             refuse_retired(flag)
+    of_swift = rank_forks(found, forks)[:1] == [swift.KEY]
+    if of_swift:
+        words = swift.without_values_of_flags(words, {flag: option for flag, option in own.items() if flag not in found})
     sorted_words = sort_words(words, {flag: option for flag, option in own.items() if flag not in found}, counts=_counts(found))
     given = {flag: values for flag, values in sorted_words.unknown.items() if flag in found}
     unknown = [flag for flag in sorted_words.unknown if flag not in found]
-    refuse_misspelled(unknown, (*own, *forks.options), strict=strict)
+    refuse_misspelled(unknown, (*own, *forks.options), strict=strict, fork=bool(found))
     if table is not None:
         _refuse_missing([flag for flag in flags if flag not in found and flag not in unknown], table, catalogue)
     others = _values_by_flag(sorted_words.known, own)
@@ -108,6 +121,7 @@ def _translated(
         notes=translation.notes,
         statements=(*translation.warnings, *not_counted(unknown, own)),
         world=World.of(gpus) if (gpus := world_of(given)) is not None else None,
+        model=swift.model_of(given, others) if of_swift else None,
     )
 
 

@@ -55,16 +55,23 @@ def _values(following: Sequence[str], most: int | None) -> list[str]:
     return values
 
 
-def refuse_misspelled(flags: Collection[str], known: Collection[str], *, strict: bool) -> None:
+_SHORT = 4
+"""Letters of the longest word that counts as an abbreviation."""
+
+
+def refuse_misspelled(flags: Collection[str], known: Collection[str], *, strict: bool, fork: bool = False) -> None:
     """Raises InputError if some of `flags`, which no parser has, are misspelled; with `strict`, if there are any.
 
     Names all of them. An option that shares its first word with another unknown one belongs to a fork: with --dion-momentum,
-    --dion-beta1 is not a misspelled --lion-beta1.
+    --dion-beta1 is not a misspelled --lion-beta1. With `fork`, the launch has options of a fork, whose other options may be
+    unknown: --enable-mhc is not a misspelled --enable-msc.
     """
     meant = {flag: _meant(flag, known) for flag in flags}
     families = {_family(flag) for flag in flags if meant[flag] is None}
     for flag, option in meant.items():
-        if option is not None and _family(flag) in families and _family(flag) != _family(option):
+        if option is None:
+            continue
+        if (_family(flag) in families and _family(flag) != _family(option)) or (fork and _differ_in_abbreviation(flag, option)):
             meant[flag] = None
     misspelled = [flag for flag in flags if meant[flag] is not None]
     named = list(flags) if strict else misspelled
@@ -83,6 +90,14 @@ def refuse_misspelled(flags: Collection[str], known: Collection[str], *, strict:
 
 def _meant(flag: str, known: Collection[str]) -> str | None:
     return next((each for each in known if abs(len(each) - len(flag)) <= 1 and is_misspelling(flag, each)), None)
+
+
+def _differ_in_abbreviation(flag: str, option: str) -> bool:
+    """Whether the flags differ in one letter of a short word, as --enable-mhc and --enable-msc do."""
+    if len(flag) != len(option) or sorted(flag) == sorted(option):
+        return False
+    pairs = [pair for pair in zip(flag.split("-"), option.split("-"), strict=False) if pair[0] != pair[1]]
+    return len(pairs) == 1 and len(pairs[0][0]) == len(pairs[0][1]) <= _SHORT
 
 
 def _family(flag: str) -> str:

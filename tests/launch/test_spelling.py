@@ -48,5 +48,10 @@ def test_options_of_an_unknown_fork_are_not_misspelled() -> None:
     refuse_misspelled(("--dion-beta1", "--dion-momentum"), known, strict=False)
     with pytest.raises(InputError, match="did you mean --lion-beta1"):
         refuse_misspelled(("--dion-beta1",), known, strict=False)
+    with pytest.raises(InputError, match="did you mean --enable-msc"):
+        refuse_misspelled(("--enable-mhc",), ("--enable-msc",), strict=False)
+    refuse_misspelled(("--enable-mhc",), ("--enable-msc",), strict=False, fork=True)
+    with pytest.raises(InputError, match="did you mean --num-layers"):
+        refuse_misspelled(("--num-layerz",), ("--num-layers",), strict=False, fork=True)
     with pytest.raises(InputError, match="did you mean --micro-batch-size"):
         refuse_misspelled(("--micro-bach-size", "--micro-fork"), known, strict=False)

@@ -107,6 +107,13 @@ def shared_experts(launch: LaunchOptions, flag: str) -> Reading:
     return Reading(words=("--moe-shared-expert-intermediate-size", str(count * width)))
 
 
+def groups_of_token(launch: LaunchOptions, flag: str) -> Reading:
+    """Groups of experts that a token may be sent to. It has no effect without a number of groups (`--n-group`)."""
+    if not (launch.has("--n-group") or launch.has("--moe-router-num-groups")):
+        return NOTHING
+    return Reading(words=("--moe-router-group-topk", launch.word(flag) or ""))
+
+
 def first_dense_layers(launch: LaunchOptions, flag: str) -> Reading:
     """The first layers are dense; of the others, those with an index that `--moe-layer-freq` divides have experts."""
     dense = max(launch.integer(flag, 0), 0)

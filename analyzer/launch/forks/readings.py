@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from analyzer.launch.forks import deepspeed, experts, sizes, stages, vocabulary
+from analyzer.launch.forks import deepspeed, experts, sizes, stages, swift, vocabulary
 from analyzer.launch.forks.launch_options import LaunchOptions, Reading
 
 READINGS: Final[dict[str, Callable[[LaunchOptions, str], Reading]]] = {
@@ -36,6 +36,11 @@ READINGS: Final[dict[str, Callable[[LaunchOptions, str], Reading]]] = {
     "--moe-train-capacity-factor": experts.train_capacity_factor,
     "--n-shared-experts": experts.shared_experts,
     "--num-shared-experts": experts.shared_experts,
+    "--allow-padding-num-layers": stages.padded_layers,
+    "--fsdp2-config-path": sizes.fsdp2_configuration,
+    "--model": swift.model_configuration,
+    "--topk-group": experts.groups_of_token,
+    "--vocab_extra_ids_list": vocabulary.extra_tokens,
     "--activation-function": sizes.activation_function,
     "--attention-head-type": sizes.attention_head_type,
     "--context-parallel-algo": sizes.context_parallel_algorithm,

@@ -152,6 +152,41 @@ def steps_of_rollout(launch: LaunchOptions, flag: str) -> Reading:
     return Reading(words=("--global-batch-size", str(samples // steps)))
 
 
+def fsdp2_configuration(launch: LaunchOptions, flag: str) -> Reading:
+    """A file with the settings of torch FSDP2. Without `--use-torch-fsdp2` parameters are counted without sharding."""
+    fault = "the settings in this file are not read, so the prediction may be too high or too low"
+    if not launch.has("--use-torch-fsdp2"):
+        fault = "parameters are counted without sharding, so the prediction is too high"
+    return Reading(warnings=(f"{flag}: {fault}.",))
+
+
+def slime_defaults(launch: LaunchOptions) -> Reading:
+    """What slime sets in every launch (`_set_default_megatron_args` in slime/backends/megatron_utils/arguments.py)."""
+    words: tuple[str, ...] = () if launch.has("--use-distributed-optimizer") else ("--use-distributed-optimizer",)
+    words += () if launch.has("--fp16") or launch.has("--bf16") else ("--bf16",)
+    if not launch.has("--seq-length") and tokens_of_microbatch(launch, "--max-tokens-per-gpu") == NOTHING:
+        words += ("--seq-length", "4096")
+        words += () if launch.has("--max-position-embeddings") else ("--max-position-embeddings", "4096")
+    return Reading(words=words, notes=(f"slime sets {' '.join(words)}.",) if words else ())
+
+
+def npu_layers(launch: LaunchOptions) -> Reading:
+    """MindSpeed's local layers have fused attention, context parallelism and latent attention, as those of Transformer Engine."""
+    flag, value = "--transformer-impl", "transformer_engine"
+    if launch.word(flag) != "local" or not launch.has("--use-flash-attn"):
+        return NOTHING
+    note = f"{flag} local is read as {flag} {value}: with --use-flash-attn MindSpeed's layers have fused attention."
+    return Reading(words=(flag, value), dropped=(flag,), notes=(note,))
+
+
+def wide_ffn(launch: LaunchOptions) -> Reading:
+    """The FFN of Yuan is four times the hidden size wide, also if it is gated (`validate_args`)."""
+    width = launch.ffn_hidden_size
+    if width is None or launch.has("--ffn-hidden-size") or not launch.has("--swiglu"):
+        return NOTHING
+    return Reading(words=("--ffn-hidden-size", str(width)), notes=(f"The FFN of Yuan 2.0 is 4 × hidden size = {width} wide.",))
+
+
 def local_attention(launch: LaunchOptions, flag: str) -> Reading:
     """Attention without fused kernels, in models that Model Optimizer builds."""
     if not launch.has("--modelopt-enabled"):

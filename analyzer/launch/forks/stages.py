@@ -41,10 +41,29 @@ def noop_layers(launch: LaunchOptions, flag: str) -> Reading:
     left = ("--num-layers", str(sum(counts)))
     if len(counts) == 1:
         return Reading(words=left, dropped=("--num-layers",))
-    if layers % size or 0 in counts:
+    if layers % size:
         return Reading(warnings=(f"{flag}: layers that do nothing are counted as layers, so the prediction is too high.",))
     words = (*left, *_layout(counts, mtp=launch.integer("--mtp-num-layers", 0)))
     return Reading(words=words, dropped=("--num-layers", "--num-layers-per-virtual-pipeline-stage"))
+
+
+def padded_layers(launch: LaunchOptions, flag: str) -> Reading:  # noqa: ARG001
+    """Layers that do not divide over the stages: the last chunk of layers has one less than the others, then the first ones.
+
+    Source: `get_offset` in megatron/legacy/model/transformer.py of zero-bubble-pipeline-parallelism.
+    """
+    layers, stages = launch.integer("--num-layers", 0), launch.pipeline
+    missing = -layers % stages
+    if not layers or not missing:
+        return NOTHING
+    stage = (layers + missing) // stages
+    size = launch.integer("--num-layers-per-virtual-pipeline-stage", stage)
+    if size < 1 or stage % size:
+        return NOTHING
+    counts = [size] * ((layers + missing) // size)
+    for index in range(-1, missing - 1):
+        counts[index] -= 1
+    return Reading(words=_layout(counts), dropped=("--num-layers-per-virtual-pipeline-stage",))
 
 
 def idle_layers(launch: LaunchOptions) -> set[int]:
@@ -59,4 +78,4 @@ def _integers(values: Sequence[str]) -> list[int]:
 
 def _layout(counts: Sequence[int], *, mtp: int = 0) -> tuple[str, str]:
     """Megatron's layout of stages with these numbers of layers, and MTP layers on the last one."""
-    return ("--pipeline-model-parallel-layout", "E" + "|".join(f"t*{count}" for count in counts) + "m" * mtp + "L")
+    return ("--pipeline-model-parallel-layout", "E" + "|".join(f"t*{count}" if count else "" for count in counts) + "m" * mtp + "L")

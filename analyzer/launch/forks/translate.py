@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from analyzer.errors import UnsupportedError
-from analyzer.launch.forks import experts, sizes
+from analyzer.launch.forks import experts, sizes, swift, vocabulary
 from analyzer.launch.forks.fork_table import ForkOption, ForkTable, ForkValue, load_fork_options, megatron_flag
 from analyzer.launch.forks.guess import rank_forks
 from analyzer.launch.forks.launch_options import NOTHING, LaunchOptions, Reading
@@ -18,18 +18,7 @@ from analyzer.launch.forks.readings import READINGS
 from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.launch.options.option_table import Option
 
-_TRUE: Final = ("true", "1", "yes", "t", "y")
-_SWIFT_DEFAULTS: Final = (
-    ("--use-distributed-optimizer",),
-    ("--accumulate-allreduce-grads-in-fp32",),
-    ("--cross-entropy-loss-fusion",),
-    ("--recompute-granularity", "selective"),
-    ("--attention-backend", "flash"),
-    ("--moe-token-dispatcher-type", "alltoall"),
-    ("--micro-batch-size", "1"),
-    ("--global-batch-size", "16"),
-)
-"""Defaults of ms-swift that differ from those of Megatron-LM (swift/megatron/arguments/megatron_args.py, 4.6)."""
+_WITHOUT_BIASES: Final = Reading(words=("--disable-bias-linear",), notes=("Megatron-LLM has no biases without --use_bias.",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +48,7 @@ def translate(given: Mapping[str, Sequence[str]], others: Mapping[str, Sequence[
     launch = LaunchOptions(given, {**others, **folded}, world, frozenset(keys[:1]))
     readings = [_spelled(flag, given[flag], words, table) for flag, words in dashed.items() if words]
     readings += [_value(flag, values, launch, table) for flag, values in launch.megatron.items()]
-    readings.append(_defaults(launch, keys))
+    readings += [_about_underscores(dashed), _defaults(launch, keys)]
     for flag in (*given, *(flag for flag in others if flag in table.options)):
         option = None if flag in dashed and megatron_flag(flag, known) else table.find(flag, known)
         if option is not None:
@@ -131,14 +120,31 @@ def _defaults(launch: LaunchOptions, keys: Sequence[str]) -> Reading:
     fork = keys[0] if keys else None
     if fork in ("microsoft", "habana", "bigscience"):
         return experts.deepspeed_defaults(launch)
-    if fork == "epfllm" and not launch.has("--use_bias"):
-        return Reading(words=("--disable-bias-linear",), notes=("Megatron-LLM has no biases without --use_bias.",))
-    if fork == "mindspeed" and not launch.has("--context-parallel-algo"):
-        return sizes.context_parallel_algorithm(launch, "--context-parallel-algo")
-    if fork == "ms-swift":
-        absent = [words for words in _SWIFT_DEFAULTS if not launch.has(words[0])]
-        return Reading(words=tuple(word for words in absent for word in words))
+    if fork == "epfllm":
+        return _together(vocabulary.llm_tokenizer(launch), NOTHING if launch.has("--use_bias") else _WITHOUT_BIASES)
+    if fork == "mindspeed":
+        algorithm = "--context-parallel-algo"
+        cp = NOTHING if launch.has(algorithm) else sizes.context_parallel_algorithm(launch, algorithm)
+        return _together(cp, sizes.npu_layers(launch))
+    if fork == "yuan":
+        unknown = launch.word("--tokenizer-type") == "YuanTokenizer" and not launch.has("--vocab-size")
+        rows = Reading(words=("--vocab-size", str(vocabulary.YUAN))) if unknown else NOTHING
+        return _together(rows, sizes.wide_ffn(launch))
+    if fork == "slime":
+        return sizes.slime_defaults(launch)
+    if fork == swift.KEY:
+        return swift.defaults(launch)
     return NOTHING
+
+
+def _together(first: Reading, second: Reading) -> Reading:
+    """Two readings as one."""
+    return Reading(
+        words=(*first.words, *second.words),
+        notes=(*first.notes, *second.notes),
+        warnings=(*first.warnings, *second.warnings),
+        dropped=(*first.dropped, *second.dropped),
+    )
 
 
 def _dashed(flag: str, values: Sequence[str], known: Mapping[str, Option]) -> tuple[str, ...]:
@@ -149,7 +155,7 @@ def _dashed(flag: str, values: Sequence[str], known: Mapping[str, Option]) -> tu
     option = known[name]
     if option.kind == "store":
         return (name, *values)
-    wanted = not values or values[0].lower() in _TRUE
+    wanted = not values or values[0].lower() in swift.TRUE
     if name == flag.replace("_", "-"):
         return (name,) if wanted else ()
     return (name,) if wanted == (option.kind != "false") else ()
@@ -159,7 +165,18 @@ def _spelled(flag: str, values: Sequence[str], words: tuple[str, ...], table: Fo
     """An option that is spelled with underscores. A value that only a fork accepts is left to `_value`."""
     if len(words) > 1 and table.find_value(words[0], words[1]) is not None:
         return NOTHING
-    return Reading(words=words, notes=(_note(flag, values, words),))
+    notes = () if words[0] == flag.replace("_", "-") else (_note(flag, values, words),)
+    return Reading(words=words, notes=notes)
+
+
+def _about_underscores(dashed: Mapping[str, tuple[str, ...]]) -> Reading:
+    """One note for all options that differ from Megatron's in underscores only."""
+    flags = [flag for flag, words in dashed.items() if words and words[0] == flag.replace("_", "-")]
+    if not flags:
+        return NOTHING
+    if len(flags) == 1:
+        return Reading(notes=(f"{flags[0]} is read as {dashed[flags[0]][0]}.",))
+    return Reading(notes=(f"{len(flags)} options with underscores, such as {flags[0]}, are read as Megatron's with dashes.",))
 
 
 def _note(flag: str, values: Sequence[str], words: Sequence[str]) -> str:

@@ -1,7 +1,8 @@
 """Vocabulary sizes of forks: padding to a given size, and the tokenizers of Pai-Megatron-Patch.
 
 Sources: megatron/tokenizer/tokenizer.py of bigscience-workshop/Megatron-DeepSpeed, megatron_patch/tokenizer/__init__.py of
-Pai-Megatron-Patch, slime/backends/megatron_utils/arguments.py of slime, and the configurations of the published models.
+Pai-Megatron-Patch, slime/backends/megatron_utils/arguments.py of slime, megatron/tokenizer/tokenizer.py of Megatron-LLM,
+and the configurations of the published models.
 """
 
 from __future__ import annotations
@@ -37,6 +38,12 @@ BASE: Final = {
 """Tokens of the published tokenizers, to which `--extra-vocab-size` is added."""
 DEEPSEEK: Final = {0: 163840, 467: 129280, 2400: 102400}
 """Rows with DeepSeekV2Tokenizer by `--extra-vocab-size`: Moonlight, DeepSeek-V3 and DeepSeek-V2."""
+LLAMA: Final = 32000
+"""Tokens of the tokenizer of Llama and Llama 2."""
+_SPECIAL: Final = 5
+"""Tokens that Megatron-LLM adds to it: <CLS>, <SEP>, <EOD>, <MASK> and <PAD>."""
+YUAN: Final = 135040
+"""Rows of the vocabulary of the published Yuan 2.0 models."""
 _TOKENIZER: Final = ("--tokenizer-type", "--vocab-size", "--make-vocab-size-divisible-by")
 
 
@@ -64,6 +71,32 @@ def extra_vocabulary(launch: LaunchOptions, flag: str) -> Reading:
     if launch.has("--patch-tokenizer-type") or launch.integer(flag, 0) == 0:
         return NOTHING
     return Reading(warnings=(f"{flag}: the additional rows are not counted, so the prediction is slightly too low.",))
+
+
+def llm_tokenizer(launch: LaunchOptions) -> Reading:
+    """Tokenizers of Megatron-LLM: that of Falcon-40B, and SentencePiece models in `--vocab_file`."""
+    kind, path = launch.word("--tokenizer-type"), launch.word("--vocab-file")
+    if kind == "FalconTokenizer":
+        return Reading(words=("--tokenizer-model", "tiiuae/falcon-40b"))
+    if kind != "SentencePieceTokenizer" or path is None:
+        return NOTHING
+    words = ("--tokenizer-model", path)
+    if not _of_llama(launch) or launch.has("--vocab-size"):
+        return Reading(words=words)
+    added = (launch.word("--vocab_extra_ids_list") or "").split(",")
+    tokens = LLAMA + _SPECIAL + sum(bool(token) for token in added)
+    return Reading(words=(*words, "--vocab-size", str(tokens)))
+
+
+def extra_tokens(launch: LaunchOptions, flag: str) -> Reading:
+    """Tokens that are added to the tokenizer. They are counted for the tokenizer of Llama (`llm_tokenizer`)."""
+    if launch.word("--tokenizer-type") == "SentencePieceTokenizer" and _of_llama(launch):
+        return NOTHING
+    return Reading(warnings=(f"{flag}: the additional tokens are not counted, so the prediction may be slightly too low.",))
+
+
+def _of_llama(launch: LaunchOptions) -> bool:
+    return "llama" in (launch.word("--vocab-file") or "").lower()
 
 
 def tokenizer_folder(launch: LaunchOptions, flag: str) -> Reading:

@@ -58,6 +58,11 @@ def _published(reference: str) -> Configuration:
     return Configuration(values, name)
 
 
+def published_names() -> dict[str, str]:
+    """The published models, by their names in lower case, with and without organization."""
+    return {written: name for written, (name, _) in _names()}
+
+
 def _names() -> Iterator[tuple[str, tuple[str, dict[str, Any]]]]:
     """Every name in lower case, with and without its organization, and the entry it stands for."""
     models = json.loads(CATALOGUE.read_text(encoding="utf-8"))["models"]

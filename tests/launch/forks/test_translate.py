@@ -434,3 +434,78 @@ def test_no_guess() -> None:
 def test_values_that_only_forks_accept(others: Mapping[str, Sequence[str]], expected: bool) -> None:
     """ALiBi is a position embedding of forks."""
     assert has_fork_value(others) == expected
+
+
+def test_layers_that_are_padded() -> None:
+    """`get_offset` of zero-bubble-pipeline-parallelism: the last chunk has one layer less, then the first ones have."""
+    assert words("--allow-padding-num-layers", "--num-layers 22 --pipeline-model-parallel-size 4") == (
+        "--pipeline-model-parallel-layout Et*5|t*6|t*6|t*5L"
+    )
+    chunks = "--num-layers 6 --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1"
+    assert words("--allow-padding-num-layers", chunks) == "--pipeline-model-parallel-layout E|t*1|t*1|t*1|t*1|t*1|t*1|L"
+    assert words("--allow-padding-num-layers", "--num-layers 24 --pipeline-model-parallel-size 4") == ""
+
+
+def test_groups_of_a_token_without_groups() -> None:
+    """pretrain_deepseek2_lite_16b of MindSpeed-LLM gives `--topk-group 1` and no `--n-group`."""
+    assert "--moe-router-group-topk" not in words("--topk-group 1 --moe-intermediate-size 1408")
+    assert "--moe-router-num-groups 8 --moe-router-group-topk 4" in words("--n-group 8 --topk-group 4")
+
+
+def test_local_layers_of_mindspeed() -> None:
+    """MindSpeed runs latent attention and context parallelism with `--transformer-impl local`."""
+    translation = read("--moe-fb-overlap --noop-layers 7", "--transformer-impl local --use-flash-attn")
+    assert translation.words[-2:] == ("--transformer-impl", "transformer_engine")
+    assert "--transformer-impl" in translation.dropped
+    assert not read("--moe-fb-overlap", "--transformer-impl local").words
+
+
+def test_settings_of_torch_fsdp2() -> None:
+    """Parameters are sharded if `--use-torch-fsdp2` is given as well."""
+    assert "without sharding" in read("--fsdp2-config-path a.yaml").warnings[0]
+    assert "without sharding" not in read("--fsdp2-config-path a.yaml", "--use-torch-fsdp2").warnings[0]
+
+
+def test_tokenizers_of_megatron_llm() -> None:
+    """megatron/tokenizer/tokenizer.py: that of Falcon-40B, and SentencePiece with five special tokens and those of the list."""
+    assert "--tokenizer-model tiiuae/falcon-40b" in words("--use_bias --tokenizer_type FalconTokenizer")
+    line = "--use_bias --tokenizer_type SentencePieceTokenizer --vocab_file /llama/tokenizer.model"
+    assert "--tokenizer-model /llama/tokenizer.model --vocab-size 32005" in words(line)
+    assert "--vocab-size 32007" in words(f"{line} --vocab_extra_ids_list <a>,<b>")
+
+
+def test_options_with_underscores_have_one_note() -> None:
+    """A launch of Megatron-LLM has dozens of them."""
+    notes = read("--use_bias --num_layers 2 --hidden_size 64 --num_attention_heads 4").notes
+    assert len(notes) == 1
+    assert notes[0].startswith("3 options with underscores, such as --num_layers,")
+
+
+def test_yuan() -> None:
+    """Yuan 2.0 102B has 102.6 billion parameters; without its convolutions (2 h² in each of 84 layers) these are 91.3 billion."""
+    report = analyze(
+        "pretrain_yuan.py --num-layers 84 --hidden-size 8192 --num-attention-heads 64 --use-lf-gate --position-embedding-type rope "
+        "--norm-dtype RMSNorm --disable-bias-linear --swiglu --seq-length 4096 --max-position-embeddings 4096 --micro-batch-size 1 "
+        "--bf16 --tokenizer-type YuanTokenizer --tokenizer-model-path x",
+        environ={},
+        folder="/nowhere",
+    )
+    assert report.job.model.ffn_hidden_size == 4 * 8192
+    assert report.parameters_unpadded + 84 * 2 * 8192**2 == pytest.approx(102.6e9, rel=0.002)
+
+
+def test_dion() -> None:
+    """`--dion-beta1` of Megatron-Dion is one letter from `--lion-beta1`."""
+    translation = read("--dion-beta1 0.9 --dion-momentum 0.95", "--optimizer dion")
+    assert " ".join(translation.words) == "--optimizer adam"
+    assert named(translation.warnings, "--optimizer dion: ")
+
+
+def test_defaults_of_slime() -> None:
+    """`_set_default_megatron_args` of slime: "always use zero optimizer", bf16, and sequences of 4,096 tokens."""
+    line = words("--actor-num-nodes 1 --rollout-batch-size 8 --n-samples-per-prompt 1")
+    assert "--use-distributed-optimizer --bf16 --seq-length 4096 --max-position-embeddings 4096" in line
+    packed = words("--actor-num-nodes 1 --use-dynamic-batch-size --max-tokens-per-gpu 9216", "--fp16")
+    assert "--use-distributed-optimizer" in packed
+    assert "--bf16" not in packed
+    assert "4096" not in packed

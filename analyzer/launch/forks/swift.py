@@ -1,0 +1,101 @@
+"""Launches of ms-swift (`megatron sft`): values of flags, the model, and defaults.
+
+Source: swift/megatron/arguments/megatron_args.py and megatron_base_args.py of ms-swift 4.6. All flags take a value, and the sizes
+of the model come from the config.json of `--model`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from analyzer.launch.forks.launch_options import NOTHING, LaunchOptions, Reading
+from analyzer.launch.options.option_table import Option
+
+KEY: Final = "ms-swift"
+TRUE: Final = ("true", "1", "yes", "t", "y")
+_FALSE: Final = ("false", "0", "no", "f", "n")
+_DEFAULTS: Final = (
+    ("--use-distributed-optimizer",),
+    ("--accumulate-allreduce-grads-in-fp32",),
+    ("--cross-entropy-loss-fusion",),
+    ("--recompute-granularity", "selective"),
+    ("--attention-backend", "flash"),
+    ("--micro-batch-size", "1"),
+    ("--global-batch-size", "16"),
+)
+"""Defaults that differ from those of Megatron-LM."""
+_DISPATCHER: Final = "--moe-token-dispatcher-type"
+_LENGTH: Final = "4096"
+"""Tokens of a sequence that are assumed without `--max_length`, whose default is the longest sequence of the model."""
+_VARIANT: Final = re.compile(r"-(mcore|fp8|base|instruct|chat|thinking|hf|it|bf16|\d{4})$", re.IGNORECASE)
+"""Ends of names of checkpoints with the same sizes: Qwen3-4B-Instruct-2507-mcore."""
+
+
+def without_values_of_flags(words: Sequence[str], known: Mapping[str, Option]) -> tuple[str, ...]:
+    """`words` with Megatron's flags, such as `--finetune true`, without their values, and without flags that are false."""
+    kept: list[str] = []
+    position = 0
+    while position < len(words):
+        flag, equals, attached = words[position].partition("=")
+        position += 1
+        following = words[position] if position < len(words) and not equals else attached
+        value = following.lower()
+        if flag not in known or known[flag].kind == "store" or value not in (*TRUE, *_FALSE):
+            kept.append(words[position - 1])
+            continue
+        kept += [flag] if value in TRUE else []
+        position += 0 if equals else 1
+    return tuple(kept)
+
+
+def model_of(given: Mapping[str, Sequence[str]], others: Mapping[str, Sequence[str]]) -> str | None:
+    """The published model or the path that `--model`, `--mcore_model` or `--load` names; None if sizes are given.
+
+    `given` are the options that Megatron-LM lacks, `others` those that it has, both by flag with their values.
+    """
+    launch = LaunchOptions(given, others)
+    if launch.has("--num-layers") or launch.has("--num_layers"):
+        return None
+    named = launch.word("--model") or launch.word("--mcore_model") or launch.word("--load")
+    return None if named is None else _published(named)
+
+
+def model_configuration(launch: LaunchOptions, flag: str) -> Reading:
+    """The model, whose configuration is read unless sizes are given (`model_of`)."""
+    if not launch.has("--num-layers"):
+        return NOTHING
+    return Reading(warnings=(f"{flag}: its config.json is not read, and only sizes given as options are counted.",))
+
+
+def defaults(launch: LaunchOptions) -> Reading:
+    """What the launch does not give."""
+    absent = [words for words in _DEFAULTS if not launch.has(words[0])]
+    if any("moe" in flag or "expert" in flag for flag in launch.megatron) and not launch.has(_DISPATCHER):
+        absent.append((_DISPATCHER, "alltoall"))
+    if not (launch.has("--fp16") or launch.has("--bf16")):
+        absent.append(("--bf16",))
+    words = tuple(word for each in absent for word in each)
+    if launch.has("--max_length") or launch.has("--seq-length"):
+        return Reading(words=words)
+    warning = f"--max_length is not given: sequences of {_LENGTH} tokens are counted, so the prediction may be too high or too low."
+    return Reading(words=(*words, "--seq-length", _LENGTH), warnings=(warning,))
+
+
+def _published(name: str) -> str:
+    """The published model with the sizes of `name`; `name` if there is none."""
+    from analyzer.launch.model_config.published import published_names  # reads the catalogue of models
+
+    names = published_names()
+    written = name.rstrip("/")
+    part = written
+    while part:
+        for each in (part, part.rpartition("/")[2]):
+            if each.lower() in names:
+                return names[each.lower()]
+        shorter = _VARIANT.sub("", part)
+        if shorter == part:
+            return written
+        part = shorter
+    return written
