@@ -17,7 +17,10 @@ from analyzer.launch.forks.launch_options import NOTHING, LaunchOptions, Reading
 from analyzer.launch.forks.readings import READINGS
 from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.launch.options.option_table import Option
+from analyzer.launch.spelling import is_misspelling
 
+_UNKNOWN_AS: Final = {"--optimizer": "adam", "--lr-decay-style": "linear", "--lr-wsd-decay-style": "exponential"}
+"""By flag: the value that an unknown one of a fork is counted as."""
 _WITHOUT_BIASES: Final = Reading(words=("--disable-bias-linear",), notes=("Megatron-LLM has no biases without --use_bias.",))
 
 
@@ -102,13 +105,27 @@ def _value(flag: str, values: Sequence[str], launch: LaunchOptions, table: ForkT
     """The reading of a value of one of Megatron's options; nothing if Megatron accepts it."""
     row = table.find_value(flag, values[0]) if values else None
     if row is None:
-        return NOTHING
+        return _other_value(flag, values, launch)
     words = (flag, row.replacement) if row.replacement else ()
     if row.effect == "not counted":
         return Reading(words=words, warnings=(f"{flag} {_shown(row, values[0])}: {row.note}.",), dropped=(flag,))
     if row.effect == "none" or not words or (flag == "--tokenizer-type" and launch.has("--pad-vocab-size-to")):
         return Reading(words=words, dropped=(flag,))
     return Reading(words=words, notes=(_note(flag, values[:1], words),), dropped=(flag,))
+
+
+def _other_value(flag: str, values: Sequence[str], launch: LaunchOptions) -> Reading:
+    """The reading of an optimizer or a schedule that neither Megatron-LM nor a known fork has, in a launch of a fork."""
+    option = load_catalogue().newest.get(flag)
+    default = _UNKNOWN_AS.get(flag)
+    if default is None or option is None or not launch.fork or not values or values[0] in (option.choices or values):
+        return NOTHING
+    if any(is_misspelling(values[0], str(choice)) for choice in option.choices or ()):
+        return NOTHING
+    if flag != "--optimizer":
+        return Reading(words=(flag, default), dropped=(flag,))
+    fault = "this optimizer is not known and counted as Adam, so the prediction may be too high or too low"
+    return Reading(words=(flag, default), dropped=(flag,), warnings=(f"{flag} {values[0]}: {fault}.",))
 
 
 def _shown(row: ForkValue, value: str) -> str:

@@ -509,3 +509,14 @@ def test_defaults_of_slime() -> None:
     assert "--use-distributed-optimizer" in packed
     assert "--bf16" not in packed
     assert "4096" not in packed
+
+
+def test_unknown_optimizers_of_forks() -> None:
+    """argonne-lcf/Megatron-DeepSpeed has `--optimizer sophiag`. Without options of a fork the value is left to Megatron-LM."""
+    translation = read("--deepspeed --zero-stage 1", "--optimizer sophiag --lr-decay-style trapezoid")
+    assert "--optimizer adam --lr-decay-style linear" in " ".join(translation.words)
+    assert translation.dropped == ("--optimizer", "--lr-decay-style")
+    assert len(translation.warnings) == 1
+    assert named(translation.warnings, "--optimizer sophiag: ")
+    assert not read("--deepspeed --zero-stage 1", "--optimizer adma").dropped
+    assert not read("", "--optimizer sophiag").dropped
