@@ -68,7 +68,6 @@ REFUSED: Final[dict[str, tuple[str, str]]] = {
     "te_precision_config_file": ("a separate precision for each module is not modelled", _WITHOUT),
     "kitchen_config_file": ("a separate precision for each module is not modelled", _WITHOUT),
     "kitchen_recipe_number": ("a separate precision for each module is not modelled", _WITHOUT),
-    "embedding_weights_in_fp32": ("an embedding in fp32 is not modelled", _WITHOUT),
     "ddp_param_name_patterns_for_fp32_local_accumulation": ("gradients of mixed types are not modelled", _WITHOUT),
     # FFN layers
     "use_te_activation_func": ("activation functions of Transformer Engine are not modelled", _WITHOUT),
@@ -115,6 +114,7 @@ ASSUMED: Final[dict[str, str]] = {
     "fsdp_db_use_persist_buf_on_alloc_fail": _UNEQUAL_LAYERS,
     "megatron_fsdp_max_pool_double_buffer": _UNEQUAL_LAYERS,
     "megatron_fsdp_enable_fine_grained_param_gather": "gathering by layer is assumed, so the prediction is slightly too high",
+    "embedding_weights_in_fp32": "the word embedding is counted with 16 bits, so the prediction is too low",
     "keep_fp8_transpose_cache": "FP8 weight transposes kept after their layer are not counted, so the prediction is too low",
     "keep_fp8_transpose_cache_when_using_custom_fsdp": "kept FP8 weight transposes are not counted, so the prediction is too low",
     "use_sharp": "memory reserved by SHARP is not counted, so device memory may be too low",

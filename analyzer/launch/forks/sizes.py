@@ -160,6 +160,14 @@ def fsdp2_configuration(launch: LaunchOptions, flag: str) -> Reading:
     return Reading(warnings=(f"{flag}: {fault}.",))
 
 
+def recompute_default(launch: LaunchOptions) -> Reading:
+    """One layer for each recomputed block, the default of the code of August 2023, which older scripts of these forks rely on."""
+    if launch.word("--recompute-granularity") != "full" or launch.has("--recompute-num-layers"):
+        return NOTHING
+    words = ("--recompute-num-layers", "1")
+    return Reading(words=words, notes=(f"{' '.join(words)} is assumed, the default of the code of August 2023.",))
+
+
 def slime_defaults(launch: LaunchOptions) -> Reading:
     """What slime sets in every launch (`_set_default_megatron_args` in slime/backends/megatron_utils/arguments.py)."""
     words: tuple[str, ...] = () if launch.has("--use-distributed-optimizer") else ("--use-distributed-optimizer",)

@@ -147,6 +147,8 @@ def _defaults(launch: LaunchOptions, keys: Sequence[str]) -> Reading:
         unknown = launch.word("--tokenizer-type") == "YuanTokenizer" and not launch.has("--vocab-size")
         rows = Reading(words=("--vocab-size", str(vocabulary.YUAN))) if unknown else NOTHING
         return _together(rows, sizes.wide_ffn(launch))
+    if fork in ("flagscale", "pai"):
+        return sizes.recompute_default(launch)
     if fork == "slime":
         return sizes.slime_defaults(launch)
     if fork == swift.KEY:

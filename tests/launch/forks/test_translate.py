@@ -520,3 +520,12 @@ def test_unknown_optimizers_of_forks() -> None:
     assert named(translation.warnings, "--optimizer sophiag: ")
     assert not read("--deepspeed --zero-stage 1", "--optimizer adma").dropped
     assert not read("", "--optimizer sophiag").dropped
+
+
+def test_recomputation_in_scripts_of_2023() -> None:
+    """examples/aquila of FlagScale gives a method and no number of layers; `--recompute-num-layers` was 1 by default."""
+    line = "--recompute-granularity full --recompute-method uniform"
+    assert "--recompute-num-layers 1" in words("--apply-layernorm-rms --rampup-save-interval 5", line)
+    assert "--recompute-num-layers" not in words(
+        "--apply-layernorm-rms --rampup-save-interval 5", f"{line} --recompute-num-layers 2"
+    )
