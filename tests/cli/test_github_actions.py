@@ -75,7 +75,8 @@ def test_the_options_exist_and_have_valid_values() -> None:
     environ = _workflow()["env"]
     used = {}
     for step in _workflow()["jobs"]["memory"]["steps"]:
-        for flag, value in re.findall(r"(--info-[a-z-]+) (\S+)", step.get("run", "")):
+        assert {*re.findall(r"--info-strict", step.get("run", ""))} <= {*FLAGS}
+        for flag, value in re.findall(r"(--info-(?!strict)[a-z-]+) (\S+)", step.get("run", "")):
             variable = re.fullmatch(r'"\$(\w+)"', value)
             used[flag] = str(environ[variable[1]]) if variable else value
     assert {*used} == {"--info-gpu", "--info-fail-on", "--info-margin", "--info-json", "--info-against"}

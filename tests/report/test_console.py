@@ -243,7 +243,7 @@ def test_a_launch_that_does_not_fit_gets_advice_before_memory() -> None:
         "It does not fit: rank 0 (stage 0) needs 30.45 GiB of 30.00 GiB (H100-80GB); 512.00 MiB (2%) are missing."
     )
     before = text.partition("── ")[0]
-    assert "  headroom      -512.00 MiB (2% of the capacity)" in before
+    assert "  headroom      -512.00 MiB (-2% of the capacity)" in before
     assert "Each of these changes would make it fit:" in before
     assert re.search(r"--use-distributed-optimizer +20\.00 GiB +10\.00 GiB\n", before)
     assert re.search(r"--micro-batch-size 2 +19\.00 GiB +11\.00 GiB\n", before)
