@@ -84,7 +84,7 @@ def refuse_misspelled(flags: Collection[str], known: Collection[str], *, strict:
         remedies.append(f"did you mean {' and '.join(str(meant[flag]) for flag in misspelled)}?")
     if len(misspelled) < len(named):
         what = "their memory" if len(named) - len(misspelled) > 1 else "its memory"
-        remedies.append(f"leave out --info-strict to analyse the launch without {what}, or give the checkout with --info-megatron")
+        remedies.append(f"leave out --info-strict to analyze the launch without {what}, or give the checkout with --info-megatron")
     raise InputError(", ".join(named), fault, " ".join(remedies))
 
 

@@ -16,8 +16,8 @@ from analyzer.launch.derive.reading import option
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
 
-_WITHOUT: Final = "leave it out to analyse the launch without it"
-_DENSE: Final = "leave it out to analyse a dense GPT"
+_WITHOUT: Final = "leave it out to analyze the launch without it"
+_OTHER_MODEL: Final = "models with it cannot be analyzed; give the launch of a GPT without it"
 
 MODELLED_VALUES: Final[dict[str, tuple[object, ...]]] = {
     "DDP_impl": ("local",),
@@ -34,26 +34,26 @@ _UNSET: Final[tuple[object, ...]] = (None, False, 0, "", (), "none")
 
 REFUSED: Final[dict[str, tuple[str, str]]] = {
     # models other than a GPT
-    "is_hybrid_model": ("Mamba hybrids are not modelled", _DENSE),
-    "hybrid_layer_pattern": ("Mamba hybrids are not modelled", _DENSE),
-    "hybrid_override_pattern": ("Mamba hybrids are not modelled", _DENSE),
-    "hybrid_attention_ratio": ("Mamba hybrids are not modelled", _DENSE),
-    "hybrid_mlp_ratio": ("Mamba hybrids are not modelled", _DENSE),
-    "retro_add_retriever": ("RETRO is not modelled", _DENSE),
-    "retro_project_dir": ("RETRO is not modelled", _DENSE),
-    "vision_pretraining": ("vision models are not modelled", _DENSE),
+    "is_hybrid_model": ("Mamba hybrids are not modelled", _OTHER_MODEL),
+    "hybrid_layer_pattern": ("Mamba hybrids are not modelled", _OTHER_MODEL),
+    "hybrid_override_pattern": ("Mamba hybrids are not modelled", _OTHER_MODEL),
+    "hybrid_attention_ratio": ("Mamba hybrids are not modelled", _OTHER_MODEL),
+    "hybrid_mlp_ratio": ("Mamba hybrids are not modelled", _OTHER_MODEL),
+    "retro_add_retriever": ("RETRO is not modelled", _OTHER_MODEL),
+    "retro_project_dir": ("RETRO is not modelled", _OTHER_MODEL),
+    "vision_pretraining": ("vision models are not modelled", _OTHER_MODEL),
     "encoder_tensor_model_parallel_size": ("encoder ranks are not modelled", _WITHOUT),
     "encoder_pipeline_model_parallel_size": ("encoder ranks are not modelled", _WITHOUT),
     "pipeline_model_parallel_split_rank": ("encoder ranks are not modelled", _WITHOUT),
     "standalone_embedding_stage": ("a separate pipeline stage for the embedding is not modelled", _WITHOUT),
     # attention
-    "experimental_attention_variant": ("this attention variant is not modelled", _WITHOUT),
-    "mtp_use_repeated_layer": ("one MTP layer for all depths is not modelled", _WITHOUT),
-    "mtp_detach_heads": ("MTP heads that are detached from the decoder are not modelled", _WITHOUT),
-    "linear_attention_freq": ("linear attention is not modelled", _WITHOUT),
-    "attention_output_gate": ("gated attention is not modelled", _WITHOUT),
+    "experimental_attention_variant": ("this attention variant is not modelled", _OTHER_MODEL),
+    "mtp_use_repeated_layer": ("one MTP layer for all depths is not modelled", _OTHER_MODEL),
+    "mtp_detach_heads": ("MTP heads that are detached from the decoder are not modelled", _OTHER_MODEL),
+    "linear_attention_freq": ("linear attention is not modelled", _OTHER_MODEL),
+    "attention_output_gate": ("gated attention is not modelled", _OTHER_MODEL),
     "qk_clip": ("clipping of attention logits is not modelled", _WITHOUT),
-    "use_kitchen_attention": ("Kitchen attention is not modelled", _WITHOUT),
+    "use_kitchen_attention": ("Kitchen attention is not modelled", _OTHER_MODEL),
     "hybrid_context_parallel": ("context parallelism per sample is not modelled", _WITHOUT),
     "max_seqlen_per_dp_cp_rank": ("context parallelism per sample is not modelled", _WITHOUT),
     "position_embedding_type": ("this position embedding is not modelled", "use learned_absolute, rope, yarn or none"),

@@ -28,7 +28,7 @@ def smallest_world(launch: LaunchInput) -> World:
     instances = size(arguments, "num_distributed_optimizer_instances")
     count = math.lcm(dense * instances, sparse * instances)
     launch.state_unknown(
-        f"The number of GPUs is not given: {count} {'is' if count == 1 else 'are'} analysed, the smallest number that the layout "
+        f"The number of GPUs is not given: {count} {'is' if count == 1 else 'are'} analyzed, the smallest number that the layout "
         f"allows. Give the number with {OPTION} N."
     )
     return World.of(count)

@@ -1,6 +1,6 @@
 """Launches of verl (volcengine/verl), whose actor can be trained by Megatron-LM.
 
-They have no options of Megatron-LM, but settings of Hydra, `name=value`. Only the training of the actor is analysed, not the
+They have no options of Megatron-LM, but settings of Hydra, `name=value`. Only the training of the actor is analyzed, not the
 rollout. Names and defaults: verl/trainer/config/actor/actor.yaml and engine/megatron.yaml, 2026.
 """
 
@@ -75,7 +75,7 @@ def read_verl(words: Sequence[str], known: Mapping[str, Option]) -> VerlLaunch:
         words=(*layout, *configured, *batch),
         model=settings[_PATH],
         world=World(_count(settings, "trainer.nnodes", 1), _count(settings, "trainer.n_gpus_per_node", 8)),
-        notes=("The launch is one of verl: the training of its actor is analysed.", *notes),
+        notes=("The launch is one of verl: the training of its actor is analyzed.", *notes),
         statements=(*_not_counted(settings), *unknown),
     )
 

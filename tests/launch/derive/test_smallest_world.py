@@ -40,7 +40,7 @@ def parallel_of(line: str) -> tuple[ParallelSpec, tuple[str, ...]]:
 def test_the_smallest_world_of_a_layout(line: str, world: int, nodes: int) -> None:
     parallel, unknown = parallel_of(line)
     assert (parallel.world_size, parallel.nodes) == (world, nodes)
-    assert f"{world} {'is' if world == 1 else 'are'} analysed" in unknown[0]
+    assert f"{world} {'is' if world == 1 else 'are'} analyzed" in unknown[0]
     assert "--info-world-size" in unknown[0]
 
 
