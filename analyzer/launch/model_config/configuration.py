@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.info_options import MODEL
+
+LARGEST: Final = 10**15
+"""Numbers above it are not sizes of a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +39,8 @@ class Configuration:
         value = self.get(key, default)
         if value is None:
             raise InputError(MODEL, f"{self.name} has no {key}", "give the complete config.json of the model")
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(MODEL, f"{key} of {self.name} is {value!r}", "give an integer of 1 or more")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
+            raise self._wrong(key, value, "an integer of 1 or more")
         return value
 
     def optional(self, key: str) -> int | None:
@@ -46,18 +50,27 @@ class Configuration:
     def number(self, key: str, default: float) -> float:
         """A number; `default` if it is missing or null. Raises InputError for anything else."""
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise InputError(MODEL, f"{key} of {self.name} is {value!r}", "give a number")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
+            raise self._wrong(key, value, "a number")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
-        """True or false; `default` if it is missing or null."""
-        return bool(self.get(key, default))
+        """True or false; `default` if it is missing or null. Raises InputError for anything else."""
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            raise self._wrong(key, value, "true or false")
+        return value
 
     def table(self, key: str) -> Mapping[str, object]:
-        """A nested object; empty if it is missing or null."""
-        value = self.get(key)
-        return value if isinstance(value, dict) else {}
+        """A nested object; empty if it is missing or null. Raises InputError for anything else."""
+        value = self.get(key, {})
+        if not isinstance(value, dict):
+            raise self._wrong(key, value, "an object")
+        return value
+
+    def _wrong(self, key: str, value: object, expected: str) -> InputError:
+        written = repr(value)
+        return InputError(MODEL, f"{key} of {self.name} is {written[:40]}", f"give {expected}")
 
     def not_expressible(self, what: str) -> UnsupportedError:
         """The error for a model with a part that Megatron's options for GPT do not give, or that this program does not model."""

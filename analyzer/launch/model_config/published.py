@@ -41,6 +41,8 @@ def _values(path: Path) -> dict[str, Any]:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(MODEL, f"{path} cannot be read ({error.strerror})", "give a readable config.json") from None
+    except RecursionError:
+        raise InputError(MODEL, f"{path} is nested too deeply", "give the config.json of a model") from None
     except ValueError as error:
         raise InputError(MODEL, f"{path} is not JSON ({str(error).splitlines()[0]})", "give the config.json of a model") from None
     if not isinstance(values, dict):

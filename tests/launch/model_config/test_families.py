@@ -151,6 +151,11 @@ def test_no_type_is_both_read_and_refused() -> None:
         ({"num_hidden_layers": "32"}, "num_hidden_layers of"),
         ({"num_hidden_layers": 0}, "num_hidden_layers of"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps of"),
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps of"),
+        ({"rope_theta": float("nan")}, "rope_theta of"),
+        ({"hidden_size": 10**400}, "hidden_size of"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings of .* give true or false"),
+        ({"rope_scaling": [1, 2]}, "rope_scaling of .* give an object"),
     ],
 )
 def test_missing_and_wrong_fields_are_named(changed: dict[str, object], part: str, tmp_path: Path) -> None:

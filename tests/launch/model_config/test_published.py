@@ -56,6 +56,7 @@ def test_a_local_folder_precedes_a_published_name(tmp_path: Path) -> None:
         ("folder", None, "the folder folder has no config.json"),
         ("broken.json", "{", "is not JSON"),
         ("list.json", "[1]", "is not a JSON object"),
+        ("deep.json", "[" * 100_000, "is nested too deeply"),
         ("binary.json", "\udcff", "is not JSON"),
         ("meta-llama/Lama-3.1-70B", None, "or use meta-llama/Llama-3.1-70B"),
         ("Llama-3.1-7B", None, "meta-llama/Llama-3.1-8B"),
