@@ -1,4 +1,4 @@
-"""What is printed without a launch: `--help`, `--version` and `--info-gpu list`."""
+"""What is printed without a launch: `--help`, `--version`, `--info-gpu list` and `--info-model list`."""
 
 from __future__ import annotations
 
@@ -25,6 +25,10 @@ def print_information(argv: Sequence[str]) -> bool:
         with standard_output() as stream:
             print_gpus(stream)
         return True
+    if value_of("--info-model", argv) == "list":
+        from analyzer.launch.model_config.published import published_names
+
+        return _print("\n".join(sorted(set(published_names().values()), key=str.lower)))
     return False
 
 

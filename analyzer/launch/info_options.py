@@ -139,7 +139,7 @@ def usage() -> str:
     lines += [f"  {_shown(name):<38} {OPTIONS[field].help}" for name, field in FLAGS.items()]
     lines += [
         "",
-        "Other commands: --help, --version, --info-gpu list.",
+        "Other commands: --help, --version, --info-gpu list, --info-model list.",
         "",
         "Exit status: 0 the launch fits or no GPU is known, 1 it does not fit (or --info-fail-on), 2 invalid or unsupported input,",
         "3 a check failed, 70 an error of this program.",

@@ -56,3 +56,10 @@ def test_an_unknown_gpu_names_the_list() -> None:
     outcome = run("--info-gpu", "H1000", "pretrain_gpt.py")
     assert_refused(outcome, "--info-gpu")
     assert "--info-gpu list" in outcome.err
+
+
+def test_the_published_models_are_listed() -> None:
+    outcome = run("--info-model", "list")
+    names = outcome.out.splitlines()
+    assert (outcome.status, outcome.err, len(names)) == (0, "", len(set(names)))
+    assert {"meta-llama/Llama-3.1-70B", "deepseek-ai/DeepSeek-V3", "openai/gpt-oss-20b"} <= {*names}
