@@ -14,13 +14,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from analyzer.memory.chunk_memory import chunk_memory
+from analyzer.memory.chunk_memory import Point, chunk_memory
 from analyzer.memory.iteration import PeakContext, peak_of_iteration
+from analyzer.memory.overlapped_microbatches import overlapped_peaks
 from analyzer.memory.peak import Peak
 from analyzer.memory.pipeline_tensors import MessageOrder
 from analyzer.memory.workspaces import FROM_START, Workspace, cublas_workspace_bytes
 from analyzer.modules.shapes import shapes_of
 from analyzer.modules.stage import StageModel
+from analyzer.modules.tree import Module
 from analyzer.passes.graph_scopes import FULL_ITERATION, captured_tree, layer_scope, outside_tree, transformer_layers
 from analyzer.schedule.pipeline import Step
 from analyzer.specs import GraphSpec, TrainingJob
@@ -71,9 +73,11 @@ def graph_memory(
         job, graphs, _layers_in_flight(captured.order, _captured_layers(job, graphs, stage, full_iteration=full_iteration))
     )
     fixed = sum(each.bytes for each in (*workspaces, *kept))
-    outside = [chunk_memory(outside_tree(graphs, job.model.moe, tree)) for tree in stage.trees]
+    trees = [outside_tree(graphs, job.model.moe, tree) for tree in stage.trees]
+    outside = [chunk_memory(tree) for tree in trees]
+    replaying = replace(context, overlapped=_overlapped(job, trees, iterations[1]))
     first_replay, later_replay = (
-        _plus(peak_of_iteration(order, outside, workspaces=(*workspaces, *kept), context=context, warm=True), base)
+        _plus(peak_of_iteration(order, outside, workspaces=(*workspaces, *kept), context=replaying, warm=True), base)
         for order, base in zip(iterations, (states.before_first_step, states.steady), strict=True)
     )
     from_start = graphs.implementation == "transformer_engine" and graphs.warmup_steps == 0
@@ -96,9 +100,17 @@ def _captured_steps(job: TrainingJob, stage: StageModel, iteration: MessageOrder
 def _capture_peak(job: TrainingJob, graphs: GraphSpec, stage: StageModel, captured: MessageOrder) -> Peak:
     """The peak of the captured modules alone."""
     output = shapes_of(job).hidden("static output")
-    inside = [chunk_memory(captured_tree(graphs, job.model.moe, tree, static_output=output)) for tree in stage.trees]
-    peak = peak_of_iteration(captured, inside, context=PeakContext(), warm=True)
+    trees = [captured_tree(graphs, job.model.moe, tree, static_output=output) for tree in stage.trees]
+    context = PeakContext(overlapped=_overlapped(job, trees, captured))
+    peak = peak_of_iteration(captured, [chunk_memory(tree) for tree in trees], context=context, warm=True)
     return replace(peak, position=replace(peak.position, capture=True))
+
+
+def _overlapped(job: TrainingJob, trees: Sequence[Module], messages: MessageOrder) -> dict[tuple[int, int], Point]:
+    """The peaks of overlapped microbatches in `trees`, which are parts of the chunks (`PeakContext.overlapped`)."""
+    if not any(step.paired for step in messages.order):
+        return {}
+    return overlapped_peaks(trees, messages.order, early=job.flags.early_attention_backward)
 
 
 def _captured_layers(job: TrainingJob, graphs: GraphSpec, stage: StageModel, *, full_iteration: bool) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from analyzer.modules.tree import Module
@@ -28,11 +27,9 @@ def overlapped_points(job: TrainingJob, trees: Sequence[Module], order: Sequence
     """
     if not job.flags.overlap_moe_expert_parallel_comm:
         return {}
-    from analyzer.memory.overlapped_microbatches import overlapped_peak
+    from analyzer.memory.overlapped_microbatches import overlapped_peaks
 
-    pairs = {(step.chunk, after.chunk) for step, after in pairwise(order) if step.paired}
-    early = job.flags.early_attention_backward
-    return {(one, other): overlapped_peak(trees[one], trees[other], early=early) for one, other in sorted(pairs)}
+    return overlapped_peaks(trees, order, early=job.flags.early_attention_backward)
 
 
 def graph_memory_of(

@@ -144,6 +144,8 @@ class _Walk:
         base = self._saved + self._pipeline.begin(index, step)
         if step.paired:
             self._overlapped(index, step, base)
+        elif index and self._order[index - 1].paired:
+            self._leftover[number] = 0  # the overlapped forward before it has its instants
         elif self._first_passes and (step.kind, number) in self._first_passes:
             self._first_pass(index, step, base)
         elif forward:
@@ -199,7 +201,7 @@ class _Walk:
         """A forward that overlaps with the backward after it. The overlapped peak includes the saved bytes of that backward."""
         other = self._order[index + 1].chunk
         saved = self._chunks[other].retained
-        self._first_passes.discard((step.kind, step.chunk))
+        self._first_passes -= {(step.kind, step.chunk), ("backward", other)}
         self._workspaces += sum(each.bytes for each in self._not_allocated)
         self._not_allocated = []
         self._leftover[step.chunk] = 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from analyzer.memory.block_memory import Instant, block_memory, branch_of, explained
@@ -17,6 +18,7 @@ from analyzer.memory.chunk_memory import Point
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Tensor, total_bytes
 from analyzer.program.chunks import chunk_program
+from analyzer.schedule.pipeline import Step
 
 _LAYER_KINDS = (ModuleKind.LAYER, ModuleKind.CHECKPOINT, ModuleKind.MTP)
 """Kinds of blocks that are overlapped with a block of the other microbatch."""
@@ -78,6 +80,15 @@ class _Unit:
             placed += [_Placed(module, parent, instant, here + instant.saved, ()) for instant in memory.backward]
             here += memory.retained
         return placed
+
+
+def overlapped_peaks(trees: Sequence[Module], order: Sequence[Step], *, early: bool) -> dict[tuple[int, int], Point]:
+    """The peaks of the overlapped steps of `order`, by (chunk of the forward, chunk of the backward).
+
+    `trees`: one for each chunk.
+    """
+    pairs = {(step.chunk, after.chunk) for step, after in pairwise(order) if step.paired}
+    return {(one, other): overlapped_peak(trees[one], trees[other], early=early) for one, other in sorted(pairs)}
 
 
 def overlapped_peak(forward: Module, backward: Module, *, early: bool = False) -> Point:

@@ -9,7 +9,7 @@ from analyzer.memory.ranks import rank_classes, rank_classes_of_tensors
 from analyzer.modules.tree import Module
 from analyzer.passes.graph_scopes import without_tensors
 from analyzer.results import RankMemory
-from analyzer.specs import TrainingJob
+from analyzer.specs import HardwareSpec, TrainingJob
 from analyzer.units import KIB, MIB
 from tests.job_of import BLACKWELL, HOPPER, job_of
 
@@ -143,3 +143,37 @@ def test_removing_the_tensors_of_a_tree_does_not_change_its_parameters() -> None
     bare = without_tensors(tree)
     assert bare.retained_bytes == 0
     assert [module.parameters for _, module in bare.walk()] == [module.parameters for _, module in tree.walk()]
+
+
+OVERLAPPED = (
+    "--num-layers 48 --hidden-size 2048 --ffn-hidden-size 6144 --num-attention-heads 32 --kv-channels 128 "
+    "--group-query-attention --num-query-groups 4 --seq-length 4096 --max-position-embeddings 4096 --micro-batch-size 8 "
+    "--global-batch-size 512 --tokenizer-type NullTokenizer --vocab-size 151936 --swiglu --normalization RMSNorm "
+    "--position-embedding-type rope --untie-embeddings-and-output-weights --disable-bias-linear --qk-layernorm --num-experts 128 "
+    "--moe-router-topk 8 --moe-ffn-hidden-size 768 --moe-grouped-gemm --expert-model-parallel-size 8 --bf16 --fp8-format e4m3 "
+    "--fp8-recipe mxfp8 --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather "
+    "--overlap-moe-expert-parallel-comm --moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep "
+    "--moe-router-force-load-balancing --grad-reduce-in-bf16 --cross-entropy-loss-fusion --cross-entropy-fusion-impl te "
+    "--fp8-param-gather --reuse-grad-buf-for-mxfp8-param-ag"
+)
+"""Qwen3-30B-A3B as NVIDIA trained it on 8 GB300 GPUs (Megatron-Bridge 26.06, performance summary)."""
+GB300 = HardwareSpec(name="GB300-288GB", compute_capability=(10, 3))
+CAPACITY = 276 * 2**30
+"""Less than the capacity of a GB300."""
+
+
+def test_a_published_launch_with_overlapped_microbatches_in_one_graph_fits() -> None:
+    graphs = memory(
+        job_of("--cuda-graph-impl local --cuda-graph-scope full_iteration --te-rng-tracker", base=OVERLAPPED, gpu=GB300)
+    )
+    assert graphs.graph_pool_bytes > 0
+    assert graphs.device_bytes < CAPACITY
+    assert memory(job_of("", base=OVERLAPPED, gpu=GB300)).device_bytes < CAPACITY
+
+
+@pytest.mark.parametrize("scope", ["attn", "moe_router", "attn moe_router"])
+def test_parts_of_overlapped_microbatches_can_be_captured(scope: str) -> None:
+    line = f"{MOE} --overlap-moe-expert-parallel-comm --expert-model-parallel-size 4 --global-batch-size 64 --swiglu "
+    partly = memory(job_of(f"{line} {TE} --cuda-graph-scope {scope}", gpu=BLACKWELL))
+    eager = memory(job_of(f"{line} --attention-backend flash --attention-dropout 0 --hidden-dropout 0", gpu=BLACKWELL))
+    assert 0 < partly.graph_pool_bytes < eager.peak_allocated_bytes

@@ -14,7 +14,7 @@ from tests.data_files import measured_records
 
 TOLERANCE = 0.03
 """Relative error of the peak."""
-RARE_TOLERANCE = 0.1
+RARE_TOLERANCE = 0.11
 """Relative error of the peak with CUDA graphs or offloading."""
 STEADY = 0.003
 """Relative error of the bytes allocated between iterations."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from analyzer.memory.overlapped_microbatches import overlapped_peak
+from analyzer.memory.ranks import rank_classes
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Tensor
+from tests.job_of import job_of
 
 S, B, H, LAYERS = 1024, 1, 512, 4
 HIDDEN = 2 * S * B * H
@@ -82,3 +84,13 @@ def test_every_half_of_a_layer_runs_beside_what_the_other_microbatch_has_saved(p
 def test_layers_without_a_partner_run_alone(forward: int, backward: int, peak_at: str, saved: int) -> None:
     """`TransformerModelChunkSchedulePlan.run`: min(forward layers, backward layers) pairs, then the rest of either."""
     assert overlapped_peak(chunk(forward, peak_at), chunk(backward, peak_at)).bytes == saved + W
+
+
+def test_the_backward_after_an_overlapped_forward_is_part_of_it() -> None:
+    """While the forward saves a layer, the backward frees one: together they hold about one microbatch (combined_1f1b, 0.16.1)."""
+    line = (
+        "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-token-dispatcher-type alltoall --disable-bias-linear "
+        "--expert-model-parallel-size 4 --global-batch-size 64 --swiglu --num-layers 32"
+    )
+    one, overlapped = (rank_classes(job_of(f"{line} {flag}"))[0].memory for flag in ("", "--overlap-moe-expert-parallel-comm"))
+    assert one.activations_bytes < overlapped.activations_bytes < 1.2 * one.activations_bytes
