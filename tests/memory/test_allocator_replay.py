@@ -145,3 +145,26 @@ def test_the_highest_memory_ranks_are_replayed_first_if_there_are_too_many(pipel
     replayed = [rank.memory.replayed for rank in ranks]
     order = sorted(range(pipeline), key=lambda stage: -tensors[stage].memory.device_bytes)
     assert [replayed[stage] for stage in order] == sorted(replayed, reverse=True)
+
+
+SMALL = BASE.replace("1024", "512").replace("2048", "1024").replace("--num-attention-heads 16", "--num-attention-heads 8")
+EXPERTS = (
+    "--num-experts 8 --moe-router-topk 2 --moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 512 --global-batch-size 32"
+)
+FIRST_IS_HIGHEST = (
+    "--pipeline-model-parallel-size 4 --context-parallel-size 2 --multi-latent-attention --kv-lora-rank 64 --qk-head-dim 64 "
+    "--qk-pos-emb-head-dim 32 --v-head-dim 64 --q-lora-rank 192 --qk-layernorm --swiglu --disable-bias-linear "
+    f"--normalization RMSNorm --no-bias-gelu-fusion --cross-entropy-loss-fusion --grad-reduce-in-bf16 {EXPERTS} "
+    "--moe-grouped-gemm --moe-z-loss-coeff 1e-3"
+)
+
+
+def test_the_first_iteration_is_part_of_the_run() -> None:
+    """With their blocks, the tensors of the first iteration can need more than those at the peak of all tensors."""
+    for each in rank_classes(job_of(FIRST_IS_HIGHEST, base=SMALL)):
+        memory = each.memory
+        assert memory.replayed
+        assert memory.peak_allocated_first_iteration_bytes <= memory.peak_allocated_bytes
+        static = memory.parameters_bytes + memory.gradients_bytes + memory.optimizer_bytes + memory.runtime_bytes
+        assert memory.peak_allocated_bytes == static + memory.activations_bytes + memory.transient_bytes
+        assert memory.transient_bytes == sum(part.bytes for part in memory.transient_parts)

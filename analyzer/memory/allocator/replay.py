@@ -73,15 +73,17 @@ def with_fragmentation(job: TrainingJob, memory: RankMemory, found: Fragmentatio
     """The memory of a rank with the sizes of blocks instead of tensors.
 
     In the first iteration the blocks of moments do not exist yet. In the optimizer step the blocks of activations are free.
+    Fragmentation can be larger in the first iteration than at the peak; the first iteration then has the highest peak.
     """
     if memory.peak_in_first_iteration:
         at_peak = found.unsplit_at_first_peak
     else:
         at_peak = found.unsplit_at_peak if memory.peak_event in IN_ITERATION else found.unsplit
-    peak = memory.peak_allocated_bytes + at_peak
+    first_peak = memory.peak_allocated_first_iteration_bytes + found.unsplit_at_first_peak
+    peak = max(memory.peak_allocated_bytes + at_peak, memory.allocated_bytes + found.unsplit, first_peak)
     reserved = round_up(peak + found.unused, SEGMENT)
     part = MemoryPart(name="fragmentation: blocks larger than their tensors", bytes=found.unsplit)
-    difference = at_peak - found.unsplit
+    difference = peak - memory.peak_allocated_bytes - found.unsplit
     difference_part = MemoryPart(
         name="fragmentation of activations" if difference > 0 else "fragmentation that starts after the first iteration",
         bytes=difference,
@@ -93,14 +95,14 @@ def with_fragmentation(job: TrainingJob, memory: RankMemory, found: Fragmentatio
         allocated_bytes=memory.allocated_bytes + found.unsplit,
         transient_bytes=memory.transient_bytes + difference,
         transient_parts=(*memory.transient_parts, difference_part) if difference else memory.transient_parts,
-        peak_allocated_first_iteration_bytes=memory.peak_allocated_first_iteration_bytes + found.unsplit_at_first_peak,
-        peak_allocated_bytes=max(peak, memory.allocated_bytes + found.unsplit),
+        peak_allocated_first_iteration_bytes=first_peak,
+        peak_allocated_bytes=peak,
         peak_reserved_bytes=reserved,
         device_bytes=reserved + outside_allocator_bytes(job),
         device_range_bytes=device_range(job, peak=peak, reserved=reserved),
         unsplit_bytes=found.unsplit,
         unsplit_at_first_peak_bytes=found.unsplit_at_first_peak,
-        unsplit_at_peak_bytes=at_peak,
+        unsplit_at_peak_bytes=peak - memory.peak_allocated_bytes,
         replayed=True,
     )
 
