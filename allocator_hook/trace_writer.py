@@ -61,7 +61,8 @@ class TraceWriter:
         self._buffer = bytearray()
         self._lock = threading.Lock()
         unfinished = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
-        self._file = unfinished.open("wb", buffering=0)
+        unfinished.unlink(missing_ok=True)
+        self._file = unfinished.open("xb", buffering=0)  # creates it: a link that somebody has put there is not followed
         try:
             self._file.write(start)
             unfinished.replace(self.path)
@@ -138,7 +139,12 @@ class TraceWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        """Close the trace. After an error it is removed, because it would look like a complete one."""
+        if error is None:
+            self.close()
+        else:
+            self._file.close()
+            self.path.unlink(missing_ok=True)
 
     def _mark(self, kind: int, name: str, phase: Phase, microbatch: int, iteration: int, time_ns: int | None) -> None:
         code = _PHASE_CODES[phase]

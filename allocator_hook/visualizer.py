@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from analyzer.errors import AnalyzerError
-from analyzer.trace.reader import Allocation, Free, Label, Mark, Trace, read_trace
+from analyzer.trace.reader import Allocation, Free, Label, Mark, Trace, read_complete_trace
 
+_ALLOW_TRUNCATED: Final = "--info-allow-truncated"
 PROTOCOL: Final = 4
 """The highest pickle protocol that the visualizer supports."""
 _UNKNOWN: Final = "unknown"
@@ -184,11 +185,13 @@ def _block(state: str, address: int, size: int, frames: Frames) -> dict[str, Any
 
 def main(arguments: Sequence[str]) -> int:
     """Convert a trace and return the exit code."""
-    if len(arguments) != 2:
-        print("usage: python -m allocator_hook.visualizer TRACE SNAPSHOT", file=sys.stderr)
+    paths = [each for each in arguments if each != _ALLOW_TRUNCATED]
+    if len(paths) != 2:
+        print(f"usage: python -m allocator_hook.visualizer TRACE SNAPSHOT [{_ALLOW_TRUNCATED}]", file=sys.stderr)
         return AnalyzerError.exit_code
     try:
-        write_visualizer(read_trace(arguments[0]), arguments[1])
+        trace = read_complete_trace(paths[0], allow_truncated=len(paths) < len(arguments))
+        write_visualizer(trace, paths[1])
     except (AnalyzerError, OSError) as error:
         print(f"visualizer: {error}", file=sys.stderr)
         return AnalyzerError.exit_code

@@ -13,9 +13,10 @@ from analyzer.predict import predict
 from analyzer.report.console.comparison_section import print_comparison, write_comparison
 from analyzer.report.json.document import write_text
 from analyzer.trace.check import as_recorded, check
-from analyzer.trace.reader import Trace, read_trace
+from analyzer.trace.reader import Trace, read_complete_trace
 
 OPTION = "--info-check"
+ALLOW_TRUNCATED = "--info-allow-truncated"
 
 
 def check_trace(path: str, argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> int:
@@ -23,7 +24,7 @@ def check_trace(path: str, argv: Sequence[str], *, environ: Mapping[str, str], f
 
     The launch of the trace is used if `argv` contains no launch. Raises AnalyzerError.
     """
-    trace = _read(path)
+    trace = _read(path, allow_truncated=ALLOW_TRUNCATED in argv)
     launch = read_launch(
         words_of_launch(argv, recorded=trace.header.argv),
         environ=environ,
@@ -51,8 +52,8 @@ def check_trace(path: str, argv: Sequence[str], *, environ: Mapping[str, str], f
     return CHECK_FAILED if found.failures else FITS
 
 
-def _read(path: str) -> Trace:
+def _read(path: str, *, allow_truncated: bool) -> Trace:
     try:
-        return read_trace(path)
+        return read_complete_trace(path, allow_truncated=allow_truncated)
     except OSError as error:
         raise InputError(OPTION, f"cannot read '{path}' ({error.strerror})", "give a trace written by --info-record") from None

@@ -15,7 +15,7 @@ from analyzer.specs import TrainingJob
 from analyzer.trace.allocator_replay import Replayed, replay
 from analyzer.trace.compare import Comparison, compare
 from analyzer.trace.events import Header
-from analyzer.trace.reader import read_trace
+from analyzer.trace.reader import read_complete_trace
 from analyzer.trace.summary import summarize
 
 
@@ -29,7 +29,7 @@ def recorded_report(report: Report, traces: Mapping[int, Path], *, settings: All
     ranks = []
     timelines = []
     for each in report.ranks:
-        found = replay(read_trace(traces[each.ranks[0][0]]), settings)
+        found = replay(read_complete_trace(traces[each.ranks[0][0]]), settings)
         ranks.append(replace(each, memory=_memory(report.job, found)))
         timelines.append(found.timeline)
     versions = ", ".join(f"{name} {version}" for name, version in installed().items())
@@ -92,7 +92,7 @@ def comparisons(report: Report, traces: Mapping[int, Path], *, tolerance: float)
     """Compares formulas and trace for each rank class. `report` must have the number of microbatches that was run."""
     found = []
     for each in report.ranks:
-        trace = read_trace(traces[each.ranks[0][0]])
+        trace = read_complete_trace(traces[each.ranks[0][0]])
         rows = [row for row in report.communication if row.pipeline_rank == each.pipeline_rank]
         found.append(Compared(each, compare(each, summarize(trace), communication=rows, tolerance=tolerance), trace.header))
     return tuple(found)

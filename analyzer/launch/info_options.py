@@ -35,6 +35,8 @@ class InfoOptions:
     allocator: Literal["pool", "malloc"] | None = None
     """Allocation function of the CUDA recorder: cudaMallocAsync (pool, and the default) or cudaMalloc (malloc)."""
     check: str | None = None
+    allow_truncated: bool = False
+    """Compare with a trace whose recorder did not finish."""
     tolerance: float = 0.01
     rank: int | None = None
     """The global rank to record; None for the highest-memory rank."""
@@ -97,6 +99,7 @@ OPTIONS: Final[dict[str, InfoOption]] = {
         "pool|malloc", "allocation function for --info-record on a GPU (default: pool)", choice("pool", "malloc")
     ),
     "check": InfoOption("FILE", "compare the formulas with the trace in this file", word),
+    "allow_truncated": InfoOption("", "let --info-check use a trace whose recorder did not finish", flag),
     "tolerance": InfoOption("X", "relative difference above which a check fails (default: 0.01)", share),
     "rank": InfoOption("N", "rank for --info-record (default: the highest-memory rank)", integer(0)),
     "layers": InfoOption("N", "number of decoder layers for --info-record (default: all)", integer(1)),

@@ -48,6 +48,7 @@ __all__ = [
     "Role",
     "Trace",
     "TraceError",
+    "read_complete_trace",
     "read_trace",
 ]
 
@@ -147,6 +148,16 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     data, cut_short = load(path)
     header, contents = check(path, data, cut_short=cut_short)
     return Trace(path, header, contents)
+
+
+def read_complete_trace(path: str | os.PathLike[str], *, allow_truncated: bool = False) -> Trace:
+    """Read the trace at `path` as `read_trace` does. A truncated trace raises TraceError too, unless `allow_truncated`."""
+    trace = read_trace(path)
+    if trace.truncated and not allow_truncated:
+        offset = fmt.RECORD_BYTES * (1 + len(trace.columns.kind))
+        remedy = "record it again, or give --info-allow-truncated to use the events before"
+        raise TraceError(path, offset, "the trace ends here, because its recorder did not finish or the file is cut", remedy)
+    return trace
 
 
 def _signed(word: int) -> int:

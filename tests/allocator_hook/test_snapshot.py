@@ -297,3 +297,15 @@ def test_both_command_lines_convert_and_report_errors(tmp_path: Path, capsys: py
         assert main([str(tmp_path / "absent"), str(tmp_path / "x")]) == 2
         assert main([str(Path(__file__)), str(tmp_path / "x")]) == 2
     assert capsys.readouterr().err.count("\n") == 6
+
+
+def test_the_visualizer_refuses_a_truncated_trace_unless_it_is_allowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = tmp_path / "trace", tmp_path / "out"
+    with TraceWriter(path, Header(recorder="cuda")) as writer:
+        writer.allocation(512, 10)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert visualizer_module.main([str(path), str(out)]) == 2
+    assert not out.exists()
+    assert capsys.readouterr().err.count("\n") == 1
+    assert visualizer_module.main([str(path), str(out), "--info-allow-truncated"]) == 0
+    assert pickle.loads(out.read_bytes())["device_traces"]

@@ -231,3 +231,21 @@ def test_options_about_a_report_are_refused(tmp_path: Path, option: str, value: 
     outcome = run("--info-check", str(path), option, value)
     assert_refused(outcome, "--info-check")
     assert option in outcome.err
+
+
+def test_a_truncated_trace_is_refused_unless_it_is_allowed(tmp_path: Path) -> None:
+    path = tmp_path / "step.trace"
+    recorded_step(path)
+    whole = path.read_bytes()
+    for size in (len(whole) - 48, len(whole) - 1, len(whole) * 3 // 4):
+        path.write_bytes(whole[:size])
+        outcome = run("--info-check", str(path))
+        assert_refused(outcome, str(path))
+        assert "--info-allow-truncated" in outcome.err
+        assert run("--info-check", str(path), "--info-allow-truncated").status in (0, 3)
+
+
+def test_a_failed_recording_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), TraceWriter(tmp_path / "step.trace", Header(recorder="shadow")) as writer:
+        writer.enter("", "no phase")  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
