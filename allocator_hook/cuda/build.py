@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from analyzer.errors import AnalyzerError, InputError
+from analyzer.private_files import is_private, private_folder, publish
 
 SOURCE: Final = Path(__file__).resolve().parent / "recorder.cpp"
 FLAGS: Final = ("-std=c++17", "-O2", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-shared", "-pthread")
@@ -31,7 +32,7 @@ def build() -> Path:
     """
     compiler = _compiler()
     library = cache_folder() / f"recorder-{_hash(compiler)}.so"
-    if library.exists():
+    if is_private(library):  # a library that somebody else put there must not be loaded
         return library
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         fresh = Path(folder) / library.name
@@ -41,23 +42,22 @@ def build() -> Path:
             complaint = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
             fault = f"the recorder does not compile ({complaint})"
             raise InputError("--info-record", fault, f"run this command for the full error: {shlex.join(command)}")
-        fresh.replace(library)  # atomic, because all ranks of a node may build at the same time
+        publish(fresh, library, mode=0o700)  # atomic, because all ranks of a node may build at the same time
     return library
 
 
 def cache_folder() -> Path:
     """Return the folder of the library: get-training-info in $XDG_CACHE_HOME or ~/.cache. It is created if it is missing.
 
-    Raises InputError if the folder cannot be created.
+    Raises InputError if the folder cannot be created, or if another user can write to it or to a folder above it.
     """
     base = os.environ.get("XDG_CACHE_HOME")
     folder = (Path(base) if base else Path.home() / ".cache") / "get-training-info"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        return private_folder(folder)
     except OSError as error:
-        fault = f"cannot create the folder {folder} for the compiled recorder ({error.strerror})"
-        raise InputError("--info-record", fault, "set XDG_CACHE_HOME to a writable folder") from error
-    return folder
+        fault = f"cannot use the folder {folder} for the compiled recorder ({error.strerror})"
+        raise InputError("--info-record", fault, "set XDG_CACHE_HOME to a folder that only you can write to") from error
 
 
 def _compiler() -> list[str]:

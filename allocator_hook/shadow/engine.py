@@ -18,9 +18,11 @@ from allocator_hook.packages import installed
 from allocator_hook.shadow.job_json import to_json
 from allocator_hook.shadow.request import Request
 from allocator_hook.step.supported import check_supported
-from analyzer.errors import AnalyzerError
+from analyzer.errors import AnalyzerError, InputError
+from analyzer.private_files import is_private, private_folder, publish
 from analyzer.schedule.pipeline import equivalent_microbatches
 from analyzer.specs import TrainingJob
+from analyzer.trace.reader import read_complete_trace
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 Progress = Callable[[int, int], None]
@@ -47,11 +49,10 @@ def run(
     check_supported(job)
     versions = installed()
     microbatches = microbatches or enough_microbatches(job)
-    folder = cache_dir or default_cache()
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = _private(cache_dir or default_cache())
     keys = {rank: _key(job, rank, iterations, microbatches, versions) for rank in ranks}
     traces = {rank: folder / f"{key}.trace" for rank, key in keys.items()}
-    missing = {rank: path for rank, path in traces.items() if not path.exists()}
+    missing = {rank: path for rank, path in traces.items() if not _is_usable(path)}
     done = len(traces) - len(missing)
     progress(done, len(traces))
     if missing:
@@ -69,7 +70,8 @@ def run(
             def finished(rank: int) -> None:
                 nonlocal done
                 # a trace is moved into the cache only when it is complete
-                request.traces[rank].replace(traces[rank])
+                read_complete_trace(request.traces[rank])
+                publish(request.traces[rank], traces[rank], mode=0o600)
                 done += 1
                 progress(done, len(traces))
 
@@ -91,6 +93,25 @@ def enough_microbatches(job: TrainingJob) -> int:
 def default_cache() -> Path:
     """Return the default cache folder: get-training-info/shadow in $XDG_CACHE_HOME or ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "get-training-info" / "shadow"
+
+
+def _private(folder: Path) -> Path:
+    try:
+        return private_folder(folder)
+    except OSError as error:
+        fault = f"cannot use the folder {folder} for recorded traces ({error.strerror})"
+        raise InputError("--info-engine", fault, "set XDG_CACHE_HOME to a folder that only you can write to") from None
+
+
+def _is_usable(path: Path) -> bool:
+    """Whether there is a complete cached trace that only this user can write to. Any other one is recorded again."""
+    if not is_private(path) or not path.is_file():
+        return False
+    try:
+        read_complete_trace(path)
+    except (AnalyzerError, OSError):
+        return False
+    return True
 
 
 def _key(job: TrainingJob, rank: int, iterations: int, microbatches: int, versions: dict[str, str]) -> str:

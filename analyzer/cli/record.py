@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 from analyzer.errors import InputError
 from analyzer.launch.info_options import InfoOptions
+from analyzer.private_files import publish
 from analyzer.results import Report
 from analyzer.specs import TrainingJob
 from analyzer.trace.check import shortened
@@ -43,18 +46,36 @@ def record(
     if has_gpu():
         from allocator_hook.cuda.session import record_on_gpu
 
-        record_on_gpu(job, rank=rank, path=path, argv=argv, iterations=ITERATIONS, mode=allocator or "pool")
+        with _published(path) as unfinished:
+            record_on_gpu(job, rank=rank, path=unfinished, argv=argv, iterations=ITERATIONS, mode=allocator or "pool")
         return "cuda"
     if allocator is not None:
         raise InputError("--info-allocator", "there is no GPU to allocate on", "remove it, or record on a machine with a GPU")
     from allocator_hook.shadow.engine import run
 
     trace = run(job, [rank], iterations=ITERATIONS, argv=argv)[rank]
+    with _published(path) as unfinished:
+        shutil.copyfile(trace, unfinished)
+    return "shadow"
+
+
+@contextmanager
+def _published(path: Path) -> Iterator[Path]:
+    """A file that is renamed to `path` after the block, so that a failed recording leaves no file and an older one stays.
+
+    Raises InputError if the file cannot be written. A device or a pipe is written directly.
+    """
     try:
-        shutil.copyfile(trace, path)
+        if path.exists() and not path.is_file() and not path.is_dir():
+            yield path
+            return
+        target = path.resolve()
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".get-training-info-") as folder:
+            unfinished = Path(folder) / target.name
+            yield unfinished
+            publish(unfinished, target)
     except OSError as error:
         raise InputError(OPTION, f"cannot write '{path}' ({error.strerror})", "give a file that can be written") from None
-    return "shadow"
 
 
 def has_gpu() -> bool:

@@ -6,15 +6,15 @@ It needs Linux and a C compiler. Without these, launchers that a program other t
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import shutil
-import stat
 import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
+
+from analyzer.private_files import is_private, private_folder, publish
 
 SOURCE: Final = Path(__file__).with_name("exec_guard.c")
 COMPILERS: Final = ("cc", "gcc", "clang")
@@ -30,7 +30,7 @@ def write_guard(path: Path, environ: Mapping[str, str]) -> bool:
     if cached is None:
         return _compile(path, environ)
     library = cached / f"exec-guard-{_hash()}.so"
-    if not _is_own(library) and not _compile(library, environ):
+    if not is_private(library) and not _compile(library, environ):
         return False
     shutil.copyfile(library, path)
     return True
@@ -41,21 +41,10 @@ def _cache_folder(environ: Mapping[str, str]) -> Path | None:
     home = environ.get("XDG_CACHE_HOME") or (f"{environ['HOME']}/.cache" if environ.get("HOME") else None)
     if home is None:
         return None
-    folder = Path(home) / "get-training-info" / "script"
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return private_folder(Path(home) / "get-training-info" / "script")
     except OSError:
         return None
-    return folder if _is_own(folder) else None
-
-
-def _is_own(path: Path) -> bool:
-    """Whether the file or folder exists, belongs to this user, and nobody else can write to it. A link does not count."""
-    try:
-        found = path.lstat()
-    except OSError:
-        return False
-    return found.st_uid == os.getuid() and not found.st_mode & 0o022 and not stat.S_ISLNK(found.st_mode)
 
 
 def _compile(path: Path, environ: Mapping[str, str]) -> bool:
@@ -72,8 +61,7 @@ def _compile(path: Path, environ: Mapping[str, str]) -> bool:
             return False
         if done.returncode != 0:
             return False
-        fresh.chmod(0o700)
-        fresh.replace(path)  # in one step, because two runs may compile at the same time
+        publish(fresh, path, mode=0o700)  # in one step, because two runs may compile at the same time
     return True
 
 

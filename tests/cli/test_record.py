@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from analyzer.errors import AnalyzerError
 from analyzer.trace.reader import Label, read_trace
 from tests.command import assert_refused, run, torchrun
 from tests.data_files import truth_records
@@ -104,12 +105,36 @@ def test_an_allocator_without_a_gpu_is_an_error(option: tuple[str, ...], monkeyp
 @pytest.mark.parametrize(
     ("given", "mode"), [((), "pool"), (("--info-allocator", "pool"), "pool"), (("--info-allocator", "malloc"), "malloc")]
 )
-def test_the_cuda_recorder_uses_the_requested_allocator(given: tuple[str, ...], mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cuda_recorder_uses_the_requested_allocator(
+    given: tuple[str, ...], mode: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def record(_job: object, *, path: Path, mode: str, **_rest: object) -> None:
+        modes.append(mode)
+        path.write_bytes(b"trace")
+
     modes: list[str] = []
+    trace = tmp_path / "x.trace"
     monkeypatch.setattr("analyzer.cli.record.has_gpu", lambda: True)
-    monkeypatch.setattr("allocator_hook.cuda.session.record_on_gpu", lambda _launch, *, mode, **_rest: modes.append(mode))
-    assert run(*torchrun(1), *MODEL, "--info-record", "x.trace", *given).status == 0
+    monkeypatch.setattr("allocator_hook.cuda.session.record_on_gpu", record)
+    assert run(*torchrun(1), *MODEL, "--info-record", str(trace), *given).status == 0
     assert modes == [mode]
+    assert [path.name for path in tmp_path.iterdir()] == ["x.trace"]
+
+
+def test_a_failed_recording_keeps_the_older_trace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def record(_job: object, *, path: Path, **_rest: object) -> None:
+        path.write_bytes(b"half")
+        raise AnalyzerError("out of memory")
+
+    monkeypatch.setattr("analyzer.cli.record.has_gpu", lambda: True)
+    monkeypatch.setattr("allocator_hook.cuda.session.record_on_gpu", record)
+    trace = tmp_path / "x.trace"
+    assert run(*torchrun(1), *MODEL, "--info-record", str(trace)).status == 2
+    assert not list(tmp_path.iterdir())
+    trace.write_bytes(b"older")
+    assert run(*torchrun(1), *MODEL, "--info-record", str(trace)).status == 2
+    assert trace.read_bytes() == b"older"
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_more_layers_than_the_model_has_are_an_error() -> None:
