@@ -10,6 +10,8 @@ WRONG_INPUT: Final = 2
 CHECK_FAILED: Final = 3
 INTERNAL_ERROR: Final = 70
 """EX_SOFTWARE of sysexits.h."""
+INTERRUPTED: Final = 130
+"""128 + SIGINT, as shells report it."""
 
 
 class AnalyzerError(Exception):

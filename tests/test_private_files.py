@@ -32,7 +32,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(engine, "check_supported", lambda _job: None)
     monkeypatch.setattr(engine, "installed", lambda: {"torch": "2.10"})
 
-    def work(request: Request, finished: Callable[[int], None]) -> None:
+    def work(request: Request, _folder: Path, finished: Callable[[int], None]) -> None:
         for rank, path in request.traces.items():
             write_trace(path)
             finished(rank)
@@ -120,7 +120,7 @@ def test_a_damaged_truncated_or_planted_trace_is_recorded_again(cache: Path) -> 
 
 
 def test_an_incomplete_recording_does_not_reach_the_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def work(request: Request, finished: Callable[[int], None]) -> None:
+    def work(request: Request, _folder: Path, finished: Callable[[int], None]) -> None:
         write_trace(request.traces[0])
         os.truncate(request.traces[0], request.traces[0].stat().st_size - 48)
         finished(0)

@@ -75,7 +75,7 @@ def run(
                 done += 1
                 progress(done, len(traces))
 
-            _work(request, finished)
+            _work(request, Path(unfinished), finished)
     return traces
 
 
@@ -130,11 +130,14 @@ def _own_code() -> str:
     return digest.hexdigest()
 
 
-def _work(request: Request, finished: Callable[[int], None]) -> None:
-    """Run the worker in its own process session, so that it can be killed together with its children."""
+def _work(request: Request, folder: Path, finished: Callable[[int], None]) -> None:
+    """Run the worker in its own process session, so that it can be killed together with its children.
+
+    The worker removes `folder` if this process is killed.
+    """
     with tempfile.TemporaryFile("w+") as errors:
         worker = subprocess.Popen(
-            [sys.executable, "-m", "allocator_hook.shadow.worker"],
+            [sys.executable, "-m", "allocator_hook.shadow.worker", str(os.getpid()), str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

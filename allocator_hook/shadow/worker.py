@@ -1,10 +1,11 @@
 """The worker process: runs the steps of one or more ranks without a GPU and writes their traces.
 
-    python -m allocator_hook.shadow.worker < request.json
+    python -m allocator_hook.shadow.worker PARENT FOLDER < request.json
 
 Standard output has one JSON object per finished rank, `{"rank": 3, "trace": "…", "seconds": 4.2}`, or
 `{"error": "…", "exit": 2}`. All output of the packages goes to standard error. Packages are imported once; each rank then runs
-in a forked child process, so that ranks share no state.
+in a forked child process, so that ranks share no state. When the
+process PARENT ends, the worker removes FOLDER, which has the unfinished traces, and all processes end.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import sys
 import time
 import traceback
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from allocator_hook.shadow.parent import end_with_parent, remove_when_parent_ends
 from analyzer.errors import WRONG_INPUT, AnalyzerError
 
 if TYPE_CHECKING:
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
 def main() -> int:
     """Serve the request on standard input. Returns the exit status: 0, or that of the first error."""
+    remove_when_parent_ends(Path(sys.argv[2]), int(sys.argv[1]))
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -68,10 +72,12 @@ def _serve(session: Session, request: Request, answers: TextIO) -> int:
 
 
 def _start(session: Session, request: Request, rank: int, answers: TextIO) -> int:
+    worker = os.getpid()
     pid = os.fork()
     if pid:
         return pid
     try:
+        end_with_parent(worker)
         code = _record(session, request, rank, answers)
     except BaseException:
         traceback.print_exc()

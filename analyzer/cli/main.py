@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from analyzer.errors import FITS, INTERNAL_ERROR, AnalyzerError, InputError
+from analyzer.errors import FITS, INTERNAL_ERROR, INTERRUPTED, AnalyzerError, InputError
 
 ENDINGS = (".sh", ".slurm", ".sbatch")
 """Endings of names that are taken for launch scripts even if there is no such file."""
@@ -22,11 +22,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status. `argv` are the arguments without the name of the program.
 
     Exit status 0: the launch fits, or the GPU memory is not known. 1: a rank does not fit, or the verdict is one of those in
-    `--info-fail-on`. 2: invalid or unsupported input. 3: a comparison failed. 70: an error of this program. The environment, the
-    working directory and the garbage collector of the process do not change. `--info-launch` replaces the process by the training.
+    `--info-fail-on`. 2: invalid or unsupported input. 3: a comparison failed. 70: an error of this program. 130: interrupted
+    (SIGINT). The environment, the working directory and the garbage collector of the process do not change. `--info-launch`
+    replaces the process by the training.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    return _reported(lambda: _run(arguments), debug=DEBUG in arguments)
+    try:
+        return _reported(lambda: _run(arguments), debug=DEBUG in arguments)
+    except KeyboardInterrupt:
+        print("get_training_info: interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 def _reported(action: Callable[[], int], *, debug: bool) -> int:

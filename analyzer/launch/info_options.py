@@ -145,7 +145,7 @@ def usage() -> str:
         "Other commands: --help, --version, --info-gpu list, --info-model list.",
         "",
         "Exit status: 0 the launch fits or no GPU is known, 1 it does not fit (or --info-fail-on), 2 invalid or unsupported input,",
-        "3 a check failed, 70 an error of this program.",
+        "3 a check failed, 70 an error of this program, 130 interrupted.",
     ]
     return "\n".join(lines)
 

@@ -116,3 +116,12 @@ def test_an_internal_error_is_one_line_unless_the_traceback_is_requested(monkeyp
     assert "--info-debug" in outcome.err
     with pytest.raises(KeyError):
         run(*LAUNCH, "--info-debug")
+
+
+def test_an_interruption_is_one_line_and_exit_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_arguments: object, **_options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("analyzer.cli.predict.predict", interrupted)
+    outcome = run(*LAUNCH)
+    assert (outcome.status, outcome.out, outcome.err) == (130, "", "get_training_info: interrupted\n")

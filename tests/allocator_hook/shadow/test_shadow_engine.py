@@ -230,7 +230,8 @@ def test_the_error_for_a_missing_kernel_names_it() -> None:
     assert "convert_thd_to_bshd" in done.stderr.splitlines()[-1]
 
 
-def test_an_interruption_leaves_no_process_and_no_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL])
+def test_an_interruption_leaves_no_process_and_no_file(tmp_path: Path, number: signal.Signals) -> None:
     code = f"""
         import sys
         from pathlib import Path
@@ -244,11 +245,22 @@ def test_an_interruption_leaves_no_process_and_no_file(tmp_path: Path) -> None:
         time.sleep(0.05)
     time.sleep(0.5)
     workers = [pid for worker in children(caller.pid) for pid in (worker, *children(worker))]
-    caller.send_signal(signal.SIGINT)
+    caller.send_signal(number)
     assert caller.wait(timeout=20) != 0
     assert workers
-    assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
+    deadline = time.monotonic() + 10
+    while (any(map(running, workers)) or list(tmp_path.iterdir())) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [pid for pid in workers if running(pid)]
     assert not list(tmp_path.iterdir())
+
+
+def running(pid: int) -> bool:
+    """Return whether the process exists and is not a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def children(pid: int) -> list[int]:
