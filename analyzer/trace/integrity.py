@@ -11,6 +11,10 @@ from analyzer.trace import format as fmt
 from analyzer.trace.events import FORMAT_VERSION, Header, TraceError
 
 _CHUNK_RECORDS: Final = 65536
+_MAX_ZEROS: Final = 1 << 26
+"""Bytes of zeros behind the last record. File systems allocate at most a few MB ahead of a write."""
+_MAX_TEXT_PIECES: Final = (1 << 24) // fmt.PIECE_BYTES
+"""Records of one text of at most 16 MiB. The longest are lists of the ranks of a group."""
 _COPY_OR_RECORD: Final = "copy it again, or record it again"
 _FIX_WRITER: Final = "fix the program that wrote it"
 
@@ -80,7 +84,8 @@ def _valid_records(path: Path, data: memoryview) -> tuple[memoryview, bool]:
             continue
         bad = next(i for i in range(len(chunk) // size) if not _valid(chunk[i * size : (i + 1) * size], first + i))
         fault_at = offset + bad * size
-        if any(data[fault_at:]):
+        tail = data[fault_at:]
+        if len(tail) > _MAX_ZEROS or bytes(tail).count(0) < len(tail):
             raise TraceError(path, fault_at, "a damaged record", _COPY_OR_RECORD)
         return data[size:fault_at], False  # after a crash file systems may leave zeros behind the last write
     return data[size:end], end == len(data)
@@ -108,6 +113,8 @@ def _texts(path: Path, records: memoryview, version: tuple[int, int]) -> tuple[H
         if (pieces and sequence != expected) or (kind == fmt.HEADER) != (header is None):
             raise TraceError(path, (1 + sequence) * fmt.RECORD_BYTES, "a misplaced text record", _FIX_WRITER)
         pieces.append(piece[:used])
+        if len(pieces) > _MAX_TEXT_PIECES:
+            raise TraceError(path, (1 + sequence) * fmt.RECORD_BYTES, "a text of more than 16 MiB", _FIX_WRITER)
         expected = sequence + 1
         if flags & fmt.MORE:
             continue
@@ -117,7 +124,7 @@ def _texts(path: Path, records: memoryview, version: tuple[int, int]) -> tuple[H
                 header = fmt.header_from_text(text, version)
             else:
                 texts.append(text)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             offset = (2 + sequence - len(pieces)) * fmt.RECORD_BYTES
             raise TraceError(path, offset, f"a text that cannot be decoded ({error!r})", _FIX_WRITER) from error
         pieces = []

@@ -105,7 +105,7 @@ class Trace:
             elif kind in fmt.EVENT_KINDS:
                 try:
                     yield self._rare_event(sequence, record)
-                except (IndexError, ValueError, KeyError, TypeError) as error:
+                except (IndexError, ValueError, KeyError, TypeError, RecursionError) as error:
                     offset = fmt.RECORD_BYTES * (1 + sequence)
                     fault = f"a record with invalid contents ({error!r})"
                     raise TraceError(self.path, offset, fault, "fix the program that wrote it") from error

@@ -11,6 +11,8 @@ from analyzer.trace.events import TraceError
 from analyzer.trace.format import GZIP_MAGIC
 
 _PART_BYTES: Final = 1 << 16
+_MAX_RATIO: Final = 100
+"""Decompressed bytes per compressed byte. A record of 48 bytes has a checksum of 4 bytes, so a trace stays below 12."""
 _GZIP: Final = 16 + zlib.MAX_WBITS
 
 
@@ -27,11 +29,16 @@ def load(path: Path) -> tuple[memoryview, bool]:
 
 def _decompress(path: Path) -> tuple[memoryview, bool]:
     data = bytearray()
+    read = 0
     stream = zlib.decompressobj(wbits=_GZIP)
     with path.open("rb") as file:
         try:
             while not stream.eof and (part := file.read(_PART_BYTES)):
-                data += stream.decompress(part)
+                read += len(part)
+                data += stream.decompress(part, read * _MAX_RATIO + 1)
+                if stream.unconsumed_tail or len(data) > read * _MAX_RATIO:
+                    fault = f"the compressed file grows to more than {_MAX_RATIO} times its size, which no trace does"
+                    raise TraceError(path, len(data), fault, "give a file that --info-record wrote")
         except zlib.error as error:
             fault = f"the compressed file is damaged at or after this offset ({error})"
             raise TraceError(path, len(data), fault, "copy it again, or record it again") from error
