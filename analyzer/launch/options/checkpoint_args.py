@@ -7,15 +7,15 @@ references the tensors. That pickle is read with every class replaced by a place
 
 from __future__ import annotations
 
-import pickle
 import zipfile
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from analyzer.errors import InputError
 from analyzer.launch.arguments import Arguments
+from analyzer.launch.options.safe_pickle import MAX_BYTES, Placeholder, TooLargeError, read_pickle
 
 OPTION: Final = "--use-checkpoint-args"
 
@@ -39,39 +39,14 @@ PARALLEL: Final = ("tensor_model_parallel_size", "pipeline_model_parallel_size",
 """Taken with --use-mp-args-from-checkpoint-args."""
 
 
-class Placeholder:
-    """Replaces every class and function that a pickle references. It stores its state and does nothing else."""
-
-    def __new__(cls, *_args: Any, **_kwargs: Any) -> Placeholder:
-        return super().__new__(cls)
-
-    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
-        """Ignores the arguments."""
-
-    def __setstate__(self, state: Any) -> None:
-        if isinstance(state, dict):
-            self.__dict__.update(state)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        """Ignores an item of a mapping."""
-
-    def append(self, item: Any) -> None:
-        """Ignores an item of a list."""
-
-    def extend(self, items: Any) -> None:
-        """Ignores items of a list."""
-
-    add = append
-
-
-class PlaceholderUnpickler(pickle.Unpickler):
-    """Reads a pickle without importing or calling anything that it references."""
-
-    def find_class(self, _module: str, _name: str, /) -> type[Placeholder]:
-        return Placeholder
-
-    def persistent_load(self, _reference: Any, /) -> Placeholder:
-        return Placeholder()
+MAX_RATIO: Final = 100
+"""Decompressed bytes per byte in the zip file. torch.save does not compress."""
+MAX_VALUES: Final = 100_000
+"""Values in one argument, which can be a list with an entry per layer."""
+MAX_DEPTH: Final = 8
+"""Lists inside lists in one argument."""
+MAX_CHARACTERS: Final = 1 << 20
+"""Characters of one string. The longest is the configuration of a heterogeneous model as JSON."""
 
 
 def with_checkpoint_args(arguments: Arguments, folder: Path) -> Arguments:
@@ -133,26 +108,48 @@ def checkpoint_file(load: Path, *, step: object = None) -> Path:
 
 def read_args(path: Path) -> dict[str, object]:
     """The numbers, strings and lists in the `args` namespace of the checkpoint file `path`. Raises InputError."""
+    remedy = "give the options of the model instead"
     try:
-        with zipfile.ZipFile(path) as archive:
-            name = next(name for name in archive.namelist() if name.endswith("/data.pkl") or name == "data.pkl")
-            with archive.open(name) as stream:
-                content = PlaceholderUnpickler(stream).load()
+        content = read_pickle(_pickle_of(path))
+        namespace = content.get("args") if isinstance(content, dict) else None
+        state = namespace.state if isinstance(namespace, Placeholder) else None
+        if not isinstance(state, dict) or not state:
+            raise InputError(OPTION, f"{path} contains no arguments", remedy)
+        values = {dest: _plain(value, [MAX_VALUES]) for dest, value in state.items() if isinstance(dest, str)}
+    except InputError:
+        raise
+    except TooLargeError as error:
+        raise InputError(OPTION, f"{path} is too large for arguments: {error}", remedy) from None
     except (OSError, zipfile.BadZipFile, StopIteration):
-        raise InputError(OPTION, f"{path} is not a file of torch.save", "give the options of the model instead") from None
+        raise InputError(OPTION, f"{path} is not a file of torch.save", remedy) from None
     except Exception as error:
-        raise InputError(OPTION, f"{path} is damaged ({error})", "give the options of the model instead") from None
-    namespace = content.get("args") if isinstance(content, dict) else None
-    if not isinstance(namespace, Placeholder) or not vars(namespace):
-        raise InputError(OPTION, f"{path} contains no arguments", "give the options of the model instead")
-    return {dest: frozen for dest, value in vars(namespace).items() if (frozen := _plain(value)) is not None}
+        raise InputError(OPTION, f"{path} is damaged ({str(error)[:100]})", remedy) from None
+    return {dest: value for dest, value in values.items() if value is not None}
 
 
-def _plain(value: object) -> object:
-    """`value` if it is a number, a string or a list of these, with lists as tuples; otherwise None."""
+def _pickle_of(path: Path) -> bytes:
+    """The pickle in the zip file `path`. Raises OSError, BadZipFile, StopIteration without one, and TooLargeError."""
+    with zipfile.ZipFile(path) as archive:
+        found = next(each for each in archive.infolist() if each.filename.endswith("/data.pkl") or each.filename == "data.pkl")
+        if found.file_size > found.compress_size * MAX_RATIO:
+            raise TooLargeError(f"its pickle grows to more than {MAX_RATIO} times its compressed size")
+        with archive.open(found) as stream:
+            return stream.read(MAX_BYTES + 1)
+
+
+def _plain(value: object, left: list[int], depth: int = 0) -> object:
+    """`value` if it is a number, a string or a list of these, with lists as tuples; otherwise None.
+
+    `left` is the number of values that may still be read. Raises TooLargeError if `value` exceeds a limit.
+    """
+    left[0] -= 1
+    if left[0] < 0 or depth > MAX_DEPTH:
+        raise TooLargeError(f"an argument has more than {MAX_VALUES} values, or lists nested deeper than {MAX_DEPTH}")
+    if isinstance(value, str) and len(value) > MAX_CHARACTERS:
+        raise TooLargeError(f"an argument has more than {MAX_CHARACTERS} characters")
     if isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):
-        items = tuple(_plain(item) for item in value)
+        items = tuple(_plain(item, left, depth + 1) for item in value)
         return None if None in items else items
     return None
