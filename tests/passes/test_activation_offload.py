@@ -8,7 +8,7 @@ from analyzer.errors import InputError
 from analyzer.memory.block_memory import block_memory, explained
 from analyzer.memory.chunk_memory import chunk_memory
 from analyzer.memory.overlapped_microbatches import overlapped_peak
-from analyzer.memory.ranks import rank_classes
+from analyzer.memory.ranks import rank_classes, rank_classes_of_tensors
 from analyzer.modules.kinds import ModuleKind
 from analyzer.passes.stages import stage_models
 from analyzer.schedule.pipeline import Step, steps
@@ -104,7 +104,7 @@ def test_overlapped_microbatches_need_little_more_than_one_microbatch() -> None:
 
 def test_overlapped_microbatches_need_more_than_sequential_ones() -> None:
     plain, combined = (
-        rank_classes(job_of(f"{line} --global-batch-size 64"))[0].memory.peak_allocated_bytes for line in (MOE, COMBINED)
+        rank_classes_of_tensors(job_of(f"{line} --global-batch-size 64"))[0].memory.peak_allocated_bytes for line in (MOE, COMBINED)
     )
     assert combined > plain
 

@@ -53,7 +53,7 @@ def test_operands_of_experts_are_freed_before_the_backward_of_attention() -> Non
 
 
 def test_delayed_weight_gradients_raise_the_peak() -> None:
-    small = f"{MOE} --vocab-size 1024"  # so that the peak is in the layers
+    small = f"{MOE} --vocab-size 1024 --moe-ffn-hidden-size 4096"  # so that the peak is in the backward of the experts
     plain, pending = (rank_classes(job_of(f"{small} {more}"))[0].memory for more in ("", "--delay-wgrad-compute"))
     assert pending.peak_allocated_bytes > plain.peak_allocated_bytes
     assert pending.allocated_bytes == plain.allocated_bytes
