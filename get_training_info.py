@@ -7,6 +7,7 @@ Give it a launch script, or replace `torchrun` in the script by `python get_trai
 from __future__ import annotations
 
 import gc
+import io
 import os
 import sys
 
@@ -14,15 +15,28 @@ from analyzer.cli.main import main
 
 __all__ = ["main", "program"]
 
+INTERRUPTED = 130
+"""The exit status after SIGINT: 128 plus its number."""
+
 
 def program() -> int:
     """Runs `main` in a process that ends afterwards, and returns the exit status."""
     gc.disable()  # the process ends before a collection could save memory
-    status = main()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # None if it is closed
+            stream.reconfigure(errors="backslashreplace")  # for reports in an ASCII locale
     try:
-        sys.stdout.flush()
-    except OSError:  # the reader has closed the pipe; Python must not report this again when it exits
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = main()
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+        if sys.stderr is not None:
+            print("get_training_info: interrupted", file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:  # the reader has closed the pipe; Python must not report this again when it exits
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     gc.freeze()  # saves the collection when Python exits
     return status
 

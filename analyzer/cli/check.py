@@ -11,7 +11,7 @@ from analyzer.errors import CHECK_FAILED, FITS, InputError
 from analyzer.launch.parse import words_of_launch
 from analyzer.predict import predict
 from analyzer.report.console.comparison_section import print_comparison, write_comparison
-from analyzer.report.json.document import write_text
+from analyzer.report.json.document import encodable, write_text
 from analyzer.trace.check import as_recorded, check
 from analyzer.trace.reader import Trace, read_complete_trace
 
@@ -44,7 +44,7 @@ def check_trace(path: str, argv: Sequence[str], *, environ: Mapping[str, str], f
     found = check(report, trace, tolerance=options.tolerance)
     with standard_output() as stream:
         if options.json == "-":
-            stream.write(write_comparison(found, trace.header))
+            stream.write(encodable(write_comparison(found, trace.header), stream.encoding))
         else:
             print_comparison(found, trace.header, stream=stream)
     if options.json not in (None, "-"):

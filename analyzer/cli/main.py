@@ -14,6 +14,8 @@ ENDINGS = (".sh", ".slurm", ".sbatch")
 """Endings of names that are taken for launch scripts even if there is no such file."""
 
 DEBUG: Final = "--info-debug"
+OWN_FOLDER: Final = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+"""The folder of this package."""
 MAX_ERROR: Final = 300
 """Characters of the message of an internal error."""
 
@@ -36,18 +38,32 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _reported(action: Callable[[], int], *, debug: bool) -> int:
     """The exit status of `action`. An error is printed as one line. With `debug` an internal error is raised."""
+    from analyzer.cli.output import print_message
+
     try:
         return action()
     except AnalyzerError as error:
-        print(f"get_training_info: {error}", file=sys.stderr)
+        print_message(str(error))
         return error.exit_code
     except Exception as error:
+        if (wrong := _unusable_file(error)) is not None:
+            print_message(str(wrong))
+            return wrong.exit_code
         if debug:
             raise
         what = " ".join(f"{type(error).__name__}: {error}".split())
         remedy = "report it with the command line and the output of --info-debug"
-        print(f"get_training_info: internal error: {what[:MAX_ERROR]}; {remedy}", file=sys.stderr)
+        print_message(f"internal error: {what[:MAX_ERROR]}; {remedy}")
         return INTERNAL_ERROR
+
+
+def _unusable_file(error: Exception) -> InputError | None:
+    """The error for a file or folder that the operating system refuses. None for files of this program, and for other errors."""
+    if not isinstance(error, OSError) or not isinstance(error.filename, str):
+        return None
+    if os.path.abspath(error.filename).startswith(OWN_FOLDER):
+        return None
+    return InputError(error.filename, f"cannot be used ({error.strerror})", "give a path that exists and that you may read")
 
 
 def _run(argv: list[str]) -> int:
@@ -59,7 +75,7 @@ def _run(argv: list[str]) -> int:
     position = _position_of_script(argv)
     if print_information(argv[:position]):
         return FITS
-    environ, folder = dict(os.environ), Path.cwd()
+    environ, folder = dict(os.environ), _working_folder()
     if position is not None:
         from analyzer.cli.script import analyze_script
 
@@ -68,6 +84,13 @@ def _run(argv: list[str]) -> int:
         if option in argv:
             raise InputError(option, "is only used with a launch script", "give the script, or leave the option out")
     return _analyze(argv, environ=environ, folder=folder)
+
+
+def _working_folder() -> Path:
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise InputError("the working folder", f"cannot be used ({error.strerror})", "change to a folder that exists") from None
 
 
 def _position_of_script(argv: Sequence[str]) -> int | None:

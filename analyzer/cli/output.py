@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from analyzer.errors import InputError
 
@@ -16,9 +17,26 @@ if TYPE_CHECKING:
     from analyzer.results import Report
 
 
+LONGEST_WORD: Final = 400
+"""Characters of a word in a message. Longer words, such as numbers of thousands of digits, are shortened."""
+
+
+def print_message(text: str) -> None:
+    """Prints a message on standard error, as one line without control characters. Nothing if standard error is closed."""
+    if sys.stderr is None:
+        return
+    line = re.sub(rf"\S{{{LONGEST_WORD},}}", lambda found: f"{found[0][:100]}…{found[0][-20:]}", text)
+    if not line.isprintable():
+        line = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
+    with suppress(OSError):
+        print(f"get_training_info: {line}", file=sys.stderr)
+
+
 @contextmanager
 def standard_output() -> Iterator[TextIO]:
     """Standard output, flushed at the end. Ignores a closed pipe. Raises InputError for other errors, such as a full disk."""
+    if sys.stdout is None:
+        raise InputError("standard output", "is closed", "redirect it to a file or to /dev/null")
     try:
         yield sys.stdout
         sys.stdout.flush()
@@ -35,12 +53,12 @@ def write_report(report: Report, options: InfoOptions, compared: Sequence[Compar
     `against` are the changes since an older report. Raises InputError if a report cannot be written.
     """
     if options.json is not None:
-        from analyzer.report.json.document import dumps, to_json, write_text
+        from analyzer.report.json.document import dumps, encodable, to_json, write_text
 
         document = dumps({**to_json(report), **_comparisons(compared), **_against(against)})
         if options.json == "-":
             with standard_output() as stream:
-                stream.write(document)
+                stream.write(encodable(document, stream.encoding))
             return
         write_text(document, options.json)
     from analyzer.report.console.report import print_report

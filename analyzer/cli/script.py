@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from analyzer.cli.output import standard_output
+from analyzer.cli.output import print_message, standard_output
 from analyzer.errors import FITS, InputError
 from analyzer.launch.info_options import PREFIX, takes_value
 from analyzer.script.run import Failure, Intercepted, ScriptRun, run_script
@@ -87,13 +87,14 @@ def analyze_script(argv: Sequence[str], position: int, *, environ: Mapping[str, 
     if "--info-launch" in flags:
         remedy = f"run bash {script} if the launch fits, or replace the launcher in it by get-training-info"
         raise InputError("--info-launch", "starts one launch command, and a script is given", remedy)
-    sys.stdout.flush()
+    if sys.stdout is not None:
+        sys.stdout.flush()
     ran = run_script(script, arguments, environ=environ, folder=folder, run_all="--info-run-all" in flags)
     if not ran.launches:
         raise _without_launch(script, ran)
     if ran.stopped:
         why = {"launches": "repeats a launch", "sleeps": "waits in a loop", "time": "does not end"}[ran.stopped]
-        print(f"get_training_info: {script} was ended, because it {why}", file=sys.stderr)
+        print_message(f"{script} was ended, because it {why}")
     if "--info-dry" in flags:
         with standard_output() as stream:
             for number, launch in enumerate(ran.launches, 1):

@@ -76,10 +76,21 @@ def write_text(text: str, path: str) -> None:
     """Writes a JSON document to a file. Raises InputError if it cannot be written."""
     try:
         with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
+            file.write(encodable(text, "utf-8"))
     except OSError as error:
         fault = f"cannot write '{path}' ({error.strerror or error})"
         raise InputError("--info-json", fault, "name a file in a folder that exists and that you may write to") from None
+
+
+def encodable(document: str, encoding: str | None) -> str:
+    """A JSON document whose characters `encoding` has: JSON escapes replace the others. None is an encoding for all characters."""
+    if encoding is None:
+        return document
+    try:
+        document.encode(encoding)
+    except UnicodeEncodeError:
+        return "".join(each if each.isascii() else json.dumps(each)[1:-1] for each in document)
+    return document
 
 
 def dumps(document: dict[str, Any]) -> str:
