@@ -7,6 +7,8 @@ from typing import Final
 KIB: Final = 2**10
 MIB: Final = 2**20
 GIB: Final = 2**30
+MAX_DIGITS: Final = 18
+"""Digits of an integer that is read from text: it fits into 64 bits."""
 
 
 BLOCK: Final = 512

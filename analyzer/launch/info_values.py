@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from analyzer.errors import InputError
-from analyzer.units import parse_size
+from analyzer.units import MAX_DIGITS, parse_size
 
 
 class Margin(NamedTuple):
@@ -86,7 +86,7 @@ def integer(least: int) -> Callable[[str, str | None], int]:
     """A reader of integers of `least` or more."""
 
     def read(name: str, text: str | None) -> int:
-        if text is None or not text.isdecimal() or int(text) < least:
+        if text is None or not text.isdecimal() or len(text) > MAX_DIGITS or int(text) < least:
             raise InputError(name, f"{text!r} is not an integer of {least} or more", f"write an integer such as {least + 1}")
         return int(text)
 

@@ -121,3 +121,73 @@ def test_an_interrupt_ends_with_one_line() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=PROGRAM.parent, capture_output=True, text=True, check=False)
     assert done.returncode == 130
     assert done.stderr == "get_training_info: interrupted\n"
+
+
+@pytest.mark.parametrize("option", ["--info-world-size", "--info-gpus-per-node", "--info-layers", "--info-rank", "--num-experts"])
+def test_a_number_of_thousands_of_digits_is_refused(option: str) -> None:
+    assert_refused(run(*BASE, option, "9" * 5000), option)
+
+
+def test_a_number_of_processes_of_thousands_of_digits_is_refused() -> None:
+    assert_refused(run("--nnodes", "1", "--nproc-per-node", "9" * 5000, *MODEL, *VOCABULARY), "--nproc-per-node")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--num-layers", 10**30),
+        ("--num-layers", 10**9),
+        ("--num-experts", 10**30),
+        ("--num-experts", 10**6),
+        ("--hidden-size", 10**9),
+        ("--vocab-size", 10**30),
+        ("--nproc-per-node", 10**30),
+    ],
+)
+def test_a_size_far_above_that_of_any_model_is_refused(option: str, value: int) -> None:
+    arguments = BASE if option != "--nproc-per-node" else (*MODEL, *VOCABULARY)
+    assert_refused(run(*arguments, option, str(value)), option)
+
+
+@pytest.mark.parametrize("size", ["1e400GiB", "nanGiB", "9" * 5000 + "GiB"])
+def test_a_memory_size_that_is_not_finite_is_refused(size: str) -> None:
+    assert_refused(run(*BASE, "--info-gpu-memory", size), "--info-gpu-memory")
+
+
+@pytest.mark.parametrize("value", ["abc", "-1", "9" * 5000])
+def test_an_invalid_setting_of_the_allocator_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", f"max_split_size_mb:{value}")
+    assert_refused(run(*BASE), "PYTORCH_CUDA_ALLOC_CONF")
+
+
+@pytest.mark.parametrize("option", ["--heterogeneous-layers-config-path", "--tokenizer-model", "--info-against", "--info-model"])
+def test_deeply_nested_json_is_refused(option: str, tmp_path: Path) -> None:
+    (tmp_path / "deep.json").write_text("[" * 100_000 + "]" * 100_000)
+    tokenizer = VOCABULARY if option != "--tokenizer-model" else ["--tokenizer-type", "HuggingFaceTokenizer"]
+    model = () if option == "--info-model" else MODEL
+    assert_refused(run(*WORLD, *model, *tokenizer, option, str(tmp_path / "deep.json")), option)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"9" * 5000])
+def test_a_tracker_file_without_an_iteration_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "latest_checkpointed_iteration.txt").write_bytes(content)
+    assert_refused(run(*BASE, "--use-checkpoint-args", "--load", str(tmp_path)), "--use-checkpoint-args")
+
+
+def checkout(folder: Path, parser: bytes) -> Path:
+    """A checkout of Megatron-LM with this parser."""
+    (folder / "megatron" / "training").mkdir(parents=True)
+    (folder / "megatron" / "core").mkdir()
+    (folder / "megatron" / "training" / "arguments.py").write_bytes(parser)
+    (folder / "megatron" / "core" / "package_info.py").write_bytes(b"# \xff\xfe\nMAJOR = 0\nMINOR = 16\nPATCH = 1\n")
+    return folder
+
+
+@pytest.mark.slow
+def test_output_of_a_parser_that_is_not_utf_8_is_part_of_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    parser = b'import sys\nsys.stderr.buffer.write(b"\\xff\\xfe wrong")\nsys.stderr.flush()\nimport os\nos._exit(3)\n'
+    outcome = run(*BASE, "--info-megatron", str(checkout(tmp_path, parser)))
+    assert_refused(outcome, "--info-megatron")
+    assert "wrong" in outcome.err

@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 
 RELEASE_2023: Final = "2023"
 """The code of August 2023, core package 0.2.0."""
+LARGEST: Final = {
+    "num_layers": 100_000, "encoder_num_layers": 100_000, "mtp_num_layers": 1_000, "num_experts": 20_000,
+    "hidden_size": 10**7, "ffn_hidden_size": 10**8, "moe_ffn_hidden_size": 10**8, "num_attention_heads": 10**6,
+}  # fmt: skip
+"""Largest values of options whose numbers the analysis counts up to. They are far above those of any model, and take seconds."""
+LARGEST_INTEGER: Final = 2**63 - 1
+"""Largest value of the other options: that of the integers of PyTorch."""
 
 
 def option(arguments: Arguments, dest: str) -> str:
@@ -62,12 +69,15 @@ def share(arguments: Arguments, dest: str, default: float, *, zero: bool) -> flo
 
 
 def integer(arguments: Arguments, dest: str) -> int | None:
-    """An integer, or None. Raises InputError for anything else."""
+    """An integer, or None. Raises InputError for anything else, and for an integer above its limit in `LARGEST`."""
     value = arguments.get(dest)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int):
         raise InputError(option(arguments, dest), f"{value!r} is not an integer", "give an integer")
+    limit = LARGEST.get(dest, LARGEST_INTEGER)
+    if value > limit:
+        raise InputError(option(arguments, dest), f"{value} is above {limit}, the largest number that is modelled", "give less")
     return value
 
 

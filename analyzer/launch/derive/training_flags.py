@@ -12,8 +12,11 @@ from analyzer.launch.derive.activations import overlaps_microbatches
 from analyzer.launch.derive.fsdp import sharding_flag
 from analyzer.launch.derive.reading import RELEASE_2023, integer, option, since, switched_on
 from analyzer.specs import Implementation, ModelSpec, ParallelSpec, PrecisionSpec, TrainingFlags
+from analyzer.units import MAX_DIGITS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from analyzer.launch.arguments import Arguments
     from analyzer.launch.derive.launch_input import LaunchInput
 
@@ -37,7 +40,7 @@ def training_flags(launch: LaunchInput, *, model: ModelSpec, parallel: ParallelS
         defer_embedding_wgrad=switched_on(arguments, "defer_embedding_wgrad_compute"),
         cublas_workspace_config=environ.get("CUBLAS_WORKSPACE_CONFIG"),
         cuda_device_max_connections=connections,
-        allocator_config=environ.get("PYTORCH_ALLOC_CONF", environ.get("PYTORCH_CUDA_ALLOC_CONF")),
+        allocator_config=_allocator_config(environ),
         use_cpu_initialization=switched_on(arguments, "use_cpu_initialization"),
         empty_unused_memory_level=integer(arguments, "empty_unused_memory_level") or 0,
         data_parallel_random_init=switched_on(arguments, "data_parallel_random_init"),
@@ -122,3 +125,15 @@ def _check_deterministic(launch: LaunchInput, *, implementation: Implementation)
             )
     if unset:
         launch.assume(f"{' and '.join(unset)} is assumed in the launch environment: --deterministic-mode requires it.")
+
+
+def _allocator_config(environ: Mapping[str, str]) -> str | None:
+    """The settings of PyTorch's allocator. Raises InputError for a max_split_size_mb that is not a number."""
+    variable = "PYTORCH_ALLOC_CONF" if "PYTORCH_ALLOC_CONF" in environ else "PYTORCH_CUDA_ALLOC_CONF"
+    config = environ.get(variable)
+    for part in (config or "").replace(" ", "").split(","):
+        name, _, value = part.partition(":")
+        if name == "max_split_size_mb" and not (value.isdecimal() and len(value) <= MAX_DIGITS):
+            fault = f"max_split_size_mb:{value} is not a number of MiB"
+            raise InputError(variable, fault, "write a number such as max_split_size_mb:512")
+    return config

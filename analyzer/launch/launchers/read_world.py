@@ -8,6 +8,7 @@ from pathlib import Path
 from analyzer.errors import InputError
 from analyzer.launch.launchers.launcher_options import ACCELERATE, DEEPSPEED, TORCHRUN
 from analyzer.launch.launchers.world import OVERRIDE, PER_NODE, Given, World, count
+from analyzer.units import MAX_DIGITS
 
 
 def read_world(
@@ -51,7 +52,7 @@ def _overridden(size: int, gpus_per_node: int | None, given: Given) -> World:
         return World(size // gpus_per_node, gpus_per_node)
     for dest in ("nproc_per_node", "num_gpus"):
         value = given.get(dest, ("", ""))[0]
-        if value.isdecimal() and int(value) and size % int(value) == 0:
+        if value.isdecimal() and len(value) <= MAX_DIGITS and int(value) and size % int(value) == 0:
             return World(size // int(value), int(value))
     world = World.of(size)
     return World(world.nodes, world.gpus_per_node, (f"{OVERRIDE} {size}: nodes of {world.gpus_per_node} GPUs are assumed.",))

@@ -12,6 +12,8 @@ from analyzer.errors import InputError
 USUAL_GPUS_PER_NODE: Final = 8
 OVERRIDE: Final = "--info-world-size"
 PER_NODE: Final = "--info-gpus-per-node"
+LARGEST_COUNT: Final = 10**9
+"""Largest number of nodes or of processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ def count(value: str, option: str, what: str) -> int:
         raise InputError(
             option, f"{value!r} is not an integer", f"write a number of {what}, such as 8, or give {OVERRIDE} N"
         ) from None
+    if number > LARGEST_COUNT:
+        raise InputError(option, f"{value} is above {LARGEST_COUNT}", f"write a number of {what}, such as 8")
     if number < 1:
         raise InputError(option, f"{value} is not above 0", f"write a number of {what}, such as 8, or give {OVERRIDE} N")
     return number

@@ -16,6 +16,7 @@ from typing import Final
 from analyzer.errors import InputError
 from analyzer.launch.arguments import Arguments
 from analyzer.launch.options.safe_pickle import MAX_BYTES, Placeholder, TooLargeError, read_pickle
+from analyzer.units import MAX_DIGITS
 
 OPTION: Final = "--use-checkpoint-args"
 
@@ -88,10 +89,10 @@ def checkpoint_file(load: Path, *, step: object = None) -> Path:
     """
     tracker = load / "latest_checkpointed_iteration.txt"
     try:
-        latest = str(step) if step is not None else tracker.read_text().strip()
+        latest = str(step) if step is not None else tracker.read_text(errors="replace").strip()
     except OSError:
         raise MissingCheckpointError(OPTION, f"{tracker} cannot be read", "check the folder given with --load") from None
-    if latest != "release" and not latest.isdecimal():
+    if latest != "release" and not (latest.isdecimal() and len(latest) <= MAX_DIGITS):
         raise InputError(
             OPTION, f"{tracker} contains {latest[:40]!r} instead of an iteration", "check the folder given with --load"
         )

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from analyzer.errors import InputError
 from analyzer.launch.options.catalogue import PREFERRED
@@ -41,12 +41,17 @@ def load_table(checkout: Path, *, environ: Mapping[str, str]) -> OptionTable:
     if parser is None:
         raise InputError("--info-megatron", f"{checkout} has no {PARSERS[0]}", "give the root folder of a Megatron-LM checkout")
     cached = _cache_folder(environ) / f"{_content_hash(checkout)}.json"
+    release, source = assumed_release(checkout), str(parser)
     try:
         rows = json.loads(cached.read_bytes())
-    except (OSError, ValueError):
-        rows = _extract(checkout)
-        _write_cache(cached, rows)
-    return make_table((Option(**row) for row in rows), release=assumed_release(checkout), source=str(parser))
+        table = make_table([Option(**row) for row in rows], release=release, source=source)
+        if table.options:
+            return table
+    except (OSError, ValueError, TypeError, RecursionError):  # no cached table, or a malformed one
+        pass
+    fresh = _extract(checkout)
+    _write_cache(cached, fresh)
+    return make_table((Option(**row) for row in fresh), release=release, source=source)
 
 
 def _cache_folder(environ: Mapping[str, str]) -> Path:
@@ -65,7 +70,7 @@ def _content_hash(checkout: Path) -> str:
     return digest.hexdigest()
 
 
-def _extract(checkout: Path) -> list[dict[str, object]]:
+def _extract(checkout: Path) -> list[dict[str, Any]]:
     """Runs extract_options.py: first without PyTorch, which is faster, then with it. Raises InputError if both fail."""
     import subprocess
     import sys
@@ -78,12 +83,12 @@ def _extract(checkout: Path) -> list[dict[str, object]]:
         for torch in ("without-torch", "with-torch"):
             command = [sys.executable, "-P", "-B", str(script), str(checkout.resolve()), str(output), torch]
             try:
-                done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+                done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False)
             except subprocess.TimeoutExpired:
                 failure = f"it took more than {SECONDS} s"
                 continue
             if done.returncode == 0 and output.is_file():
-                rows: list[dict[str, object]] = json.loads(output.read_text())
+                rows: list[dict[str, Any]] = json.loads(output.read_text())
                 return rows
             failure = (done.stderr.strip().splitlines() or [failure])[-1]
     raise InputError(
@@ -91,7 +96,7 @@ def _extract(checkout: Path) -> list[dict[str, object]]:
     )
 
 
-def _write_cache(path: Path, rows: list[dict[str, object]]) -> None:
+def _write_cache(path: Path, rows: list[dict[str, Any]]) -> None:
     """Writes the rows in one atomic step. A cache that cannot be written is not an error."""
     import os
 
@@ -107,7 +112,7 @@ def _write_cache(path: Path, rows: list[dict[str, object]]) -> None:
 def release_of(checkout: Path) -> str | None:
     """The release of a checkout: the version in megatron/core/package_info.py, '2023' before core 0.3; None without this file."""
     try:
-        text = (checkout / "megatron/core/package_info.py").read_text()
+        text = (checkout / "megatron/core/package_info.py").read_text(errors="replace")
     except OSError:
         return None
     numbers = [re.search(rf"^{name}\s*=\s*(\d+)", text, re.MULTILINE) for name in ("MAJOR", "MINOR", "PATCH")]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DEFAULT_TOKENIZER: Final = "GPT2BPETokenizer"
 """The default tokenizer of pretrain_gpt.py."""
-_UNREADABLE: Final = (OSError, ValueError, KeyError, TypeError, IndexError)
+_UNREADABLE: Final = (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError)
 """Exceptions of the functions that read tokenizer files, for a file of another format."""
 
 

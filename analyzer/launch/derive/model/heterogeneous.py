@@ -91,8 +91,8 @@ def _read(arguments: Arguments, *, folder: Path) -> Json:
         content = json.loads(str(encoded) if encoded else path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(named, f"{path} cannot be read ({error.strerror})", "give the config.json of the model") from None
-    except ValueError:
-        raise InputError(named, "is not JSON", "give the config.json of the model") from None
+    except (ValueError, RecursionError):
+        raise InputError(named, "is not JSON, or is nested too deeply", "give the config.json of the model") from None
     if not isinstance(content, dict):
         raise InputError(named, "is not a JSON object", "give the config.json of the model")
     return content
