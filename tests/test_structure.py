@@ -24,6 +24,7 @@ MAX_FUNCTION_LINES = 60
 
 LAYERS = (
     {"units", "errors", "collector", "private_files"},
+    {"files"},
     {"specs", "script"},
     {"launch", "layout", "schedule", "hardware"},
     {"modules"},
@@ -40,7 +41,7 @@ LAYERS = (
     {"cli"},
 )
 """Packages and modules of analyzer/, lowest layer first. A package may import from itself and from lower layers."""
-LAUNCH_IMPORTS = {"units", "errors", "specs", "launch"}
+LAUNCH_IMPORTS = {"units", "errors", "files", "specs", "launch"}
 """Packages that `analyzer.launch` may import: it converts options to specs."""
 RECORDER_IMPORTS = {"units", "errors", "private_files", "specs", "trace", "memory", "schedule"}
 """Packages of the analyzer that `allocator_hook` may import."""

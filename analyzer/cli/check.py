@@ -8,6 +8,7 @@ from pathlib import Path
 from analyzer.api import read_launch
 from analyzer.cli.output import standard_output
 from analyzer.errors import CHECK_FAILED, FITS, InputError
+from analyzer.files import refuse_special_file
 from analyzer.launch.parse import words_of_launch
 from analyzer.predict import predict
 from analyzer.report.console.comparison_section import print_comparison, write_comparison
@@ -53,6 +54,7 @@ def check_trace(path: str, argv: Sequence[str], *, environ: Mapping[str, str], f
 
 
 def _read(path: str, *, allow_truncated: bool) -> Trace:
+    refuse_special_file(path, OPTION, "give a trace written by --info-record")
     try:
         return read_complete_trace(path, allow_truncated=allow_truncated)
     except OSError as error:

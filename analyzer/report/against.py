@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from analyzer.errors import InputError
+from analyzer.files import refuse_special_file
 from analyzer.report.json.document import SCHEMA, to_json
 from analyzer.results import Report
 
@@ -80,6 +81,7 @@ class OldReport:
 
 def read_old(file: str) -> OldReport:
     """Reads a JSON report. Raises InputError if it cannot be read, is not complete, or is not a report of this schema."""
+    refuse_special_file(file, OPTION, REMEDY)
     try:
         with open(file, encoding="utf-8") as stream:
             document = json.load(stream)

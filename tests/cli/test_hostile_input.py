@@ -191,3 +191,25 @@ def test_output_of_a_parser_that_is_not_utf_8_is_part_of_the_error(tmp_path: Pat
     outcome = run(*BASE, "--info-megatron", str(checkout(tmp_path, parser)))
     assert_refused(outcome, "--info-megatron")
     assert "wrong" in outcome.err
+
+
+@pytest.mark.parametrize("special", ["/dev/zero", "pipe"])
+@pytest.mark.parametrize("option", ["--heterogeneous-layers-config-path", "--info-against", "--info-check", "--info-model"])
+def test_devices_and_pipes_are_refused(option: str, special: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    model = () if option == "--info-model" else (*MODEL, *VOCABULARY)
+    assert_refused(run(*WORLD, *model, option, str(tmp_path / special)), option)
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "pipe", "pipe.sh"])
+def test_a_launch_script_that_is_a_device_or_a_pipe_is_refused(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    os.mkfifo(tmp_path / "pipe.sh")
+    outcome = run(str(tmp_path / name))
+    assert outcome.status == 2
+    assert outcome.err.count("\n") == 1
+
+
+def test_a_pipe_as_tracker_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "latest_checkpointed_iteration.txt")
+    assert_refused(run(*BASE, "--use-checkpoint-args", "--load", str(tmp_path)), "--use-checkpoint-args")

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Final
 
 from analyzer.errors import InputError
+from analyzer.files import refuse_special_file
 from analyzer.launch.arguments import Arguments
 from analyzer.launch.options.safe_pickle import MAX_BYTES, Placeholder, TooLargeError, read_pickle
 from analyzer.units import MAX_DIGITS
@@ -88,6 +89,7 @@ def checkpoint_file(load: Path, *, step: object = None) -> Path:
     Raises MissingCheckpointError if there is none, and InputError if its tracker file names no iteration.
     """
     tracker = load / "latest_checkpointed_iteration.txt"
+    refuse_special_file(tracker, OPTION, "check the folder given with --load")
     try:
         latest = str(step) if step is not None else tracker.read_text(errors="replace").strip()
     except OSError:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 from analyzer.errors import InputError, UnsupportedError
+from analyzer.files import refuse_special_file
 from analyzer.launch.derive.reading import option, switched_on
 from analyzer.specs import BlockSpec, Branch
 
@@ -87,6 +88,8 @@ def _read(arguments: Arguments, *, folder: Path) -> Json:
     encoded = arguments.get(_TEXT)
     named = option(arguments, _TEXT if encoded else _PATH)
     path = folder / str(arguments.get(_PATH))
+    if not encoded:
+        refuse_special_file(path, named, "give the config.json of the model")
     try:
         content = json.loads(str(encoded) if encoded else path.read_text(encoding="utf-8"))
     except OSError as error:
