@@ -148,7 +148,7 @@ def _interpreter(script: Path, environ: Mapping[str, str]) -> list[str]:
 @contextlib.contextmanager
 def _folder_of_run() -> Iterator[Path]:
     """A temporary folder whose files can be executed."""
-    for parent in (None, os.environ.get("XDG_RUNTIME_DIR"), str(Path.home() / ".cache"), "."):
+    for parent in (None, os.environ.get("XDG_RUNTIME_DIR"), os.path.expanduser("~/.cache"), "."):
         if parent is not None and not os.path.isdir(parent):
             continue
         place = Path(tempfile.mkdtemp(prefix="get_training_info_", dir=parent)).resolve()

@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -213,3 +214,73 @@ def test_a_launch_script_that_is_a_device_or_a_pipe_is_refused(name: str, tmp_pa
 def test_a_pipe_as_tracker_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "latest_checkpointed_iteration.txt")
     assert_refused(run(*BASE, "--use-checkpoint-args", "--load", str(tmp_path)), "--use-checkpoint-args")
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Iterator[Path]:
+    """A folder without permissions that contains the file `file.json`, and beside it the file `file.sh` without permissions."""
+    folder = tmp_path / "secret"
+    folder.mkdir()
+    (folder / "file.json").write_text("{}")
+    (tmp_path / "file.sh").write_text("torchrun pretrain_gpt.py\n")
+    (tmp_path / "file.sh").chmod(0)
+    folder.chmod(0)
+    if os.access(folder / "file.json", os.R_OK):
+        pytest.skip("this user reads every file")
+    yield folder
+    folder.chmod(0o700)
+
+
+@pytest.mark.parametrize("name", ["", "file.json"])
+@pytest.mark.parametrize("kind", ["HuggingFaceTokenizer", "SFTTokenizer"])
+def test_an_unreadable_tokenizer_is_refused(kind: str, name: str, secret: Path) -> None:
+    outcome = run(*WORLD, *MODEL, "--tokenizer-type", kind, "--tokenizer-model", str(secret / name))
+    assert_refused(outcome, "--tokenizer-model")
+    assert "Permission denied" in outcome.err
+
+
+def test_an_unreadable_vocabulary_is_refused(secret: Path) -> None:
+    vocabulary = str(secret / "file.json")
+    outcome = run(*WORLD, *MODEL, "--tokenizer-type", "GPT2BPETokenizer", "--merge-file", "m", "--vocab-file", vocabulary)
+    assert_refused(outcome, "--vocab-file")
+
+
+def test_an_unreadable_folder_of_megatron_is_refused(secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkout_outcome = run(*BASE, "--info-megatron", str(secret))
+    assert_refused(checkout_outcome, str(secret / "megatron/training/arguments.py"))
+    monkeypatch.setenv("PYTHONPATH", str(secret))
+    assert_refused(run(*BASE), str(secret))
+
+
+def test_an_unreadable_working_folder_is_refused(secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret.chmod(0o700)
+    monkeypatch.chdir(secret)
+    secret.chmod(0)
+    assert_refused(run(*BASE), str(secret))
+
+
+def test_an_unreadable_script_is_refused(secret: Path, tmp_path: Path) -> None:
+    for script in (secret / "file.sh", tmp_path / "file.sh"):
+        assert_refused(run(str(script)), str(script))
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"HOME": None}, {"HOME": "/dev/null"}, {"XDG_CACHE_HOME": "/dev/null/cache"}, {"HF_HOME": "/dev/null"}],
+    ids=["no home", "home", "cache", "hub"],
+)
+def test_folders_of_the_user_are_not_needed(
+    variables: dict[str, str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    for name, value in variables.items():
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    script = tmp_path / "launch.sh"
+    script.write_text(shlex.join(["torchrun", "--nproc-per-node", "8", "pretrain_gpt.py", *MODEL, *VOCABULARY]))
+    outcome = run(str(script), "--info-gpu-memory", "80GiB")
+    assert outcome.status == 0, outcome.err
+    assert outcome.err == ""
+    outcome = run(*WORLD, *MODEL, "--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", "someone/some-model")
+    assert outcome.status == 0, outcome.err

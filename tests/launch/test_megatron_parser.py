@@ -194,6 +194,15 @@ def test_a_malformed_cached_table_is_written_again(content: str, checkout: Path,
     assert cached.read_bytes() == complete
 
 
+def test_a_user_without_a_home_folder_has_no_cache(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    arguments, _, _ = parse(["--num-layers", "2", "--info-megatron", str(checkout)], environ={}, folder=checkout)
+    assert arguments.values["num_layers"] == 2
+
+
 def test_a_checkout_of_2023_is_supported(tmp_path: Path) -> None:
     root = tmp_path / "old"
     (root / "megatron").mkdir(parents=True)

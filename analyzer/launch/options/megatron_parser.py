@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,13 +26,18 @@ SECONDS: Final = 120
 def find_checkout(folder: Path, *, environ: Mapping[str, str], entry: str | None) -> Path | None:
     """The checkout that the launch would import: in the folder of its script, the working folder, or on PYTHONPATH.
 
-    It has a parser of the present layout or of that before core 0.6.
+    It has a parser of the present layout or of that before core 0.6. Raises InputError for a folder that cannot be searched.
     """
     beside = [(folder / entry).parent] if entry is not None and "/" in entry else []
     on_path = [folder / part for part in environ.get("PYTHONPATH", "").split(":") if part]
     for candidate in (*beside, folder, *on_path):
-        if any((candidate / parser).is_file() for parser in PARSERS):
-            return candidate
+        try:
+            if any((candidate / parser).is_file() for parser in PARSERS):
+                return candidate
+        except OSError as error:
+            fault = f"cannot be searched for Megatron-LM ({error.strerror})"
+            remedy = "correct PYTHONPATH or the permissions of the folder, or give --info-megatron RELEASE"
+            raise InputError(str(candidate), fault, remedy) from None
     return None
 
 
@@ -55,8 +61,14 @@ def load_table(checkout: Path, *, environ: Mapping[str, str]) -> OptionTable:
 
 
 def _cache_folder(environ: Mapping[str, str]) -> Path:
-    home = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or Path.home()) / ".cache"
-    return Path(home) / "get-training-info"
+    """The folder of the cached tables. Without a home folder nothing is cached: there are no files below a device."""
+    if environ.get("XDG_CACHE_HOME"):
+        return Path(environ["XDG_CACHE_HOME"]) / "get-training-info"
+    try:
+        home = Path(environ.get("HOME") or Path.home())
+    except RuntimeError:  # a user without an entry in /etc/passwd
+        home = Path(os.devnull)
+    return home / ".cache" / "get-training-info"
 
 
 def _content_hash(checkout: Path) -> str:
@@ -98,8 +110,6 @@ def _extract(checkout: Path) -> list[dict[str, Any]]:
 
 def _write_cache(path: Path, rows: list[dict[str, Any]]) -> None:
     """Writes the rows in one atomic step. A cache that cannot be written is not an error."""
-    import os
-
     partial = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

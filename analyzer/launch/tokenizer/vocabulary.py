@@ -166,7 +166,7 @@ def _count_file(arguments: Arguments, kind: str, *, dest: str, folder: Path, cou
     named = option(arguments, dest)
     value = arguments.get(dest)
     path = None if value is None else folder / str(value)
-    if path is not None and path.is_file():
+    if path is not None and _found(path, named, Path.is_file):
         return _Count(size=_counted(path, named, count))
     missing = f"{named} is not given" if path is None else f"{value} was not found"
     if path is None and "tokenizer_type" not in arguments.given:
@@ -212,7 +212,7 @@ def _count_named(arguments: Arguments, kind: str, *, environ: Mapping[str, str],
     if value is None:
         return _count_given(arguments, f"{kind} needs {named}")
     name = str(value)
-    place = folder / name if _exists(folder / name) else _cached(name, environ=environ)
+    place = folder / name if _found(folder / name, named, _exists) else _cached(name, environ=environ)
     if place is not None:
         try:
             size, source = count_hugging_face(place)
@@ -228,6 +228,14 @@ def _count_named(arguments: Arguments, kind: str, *, environ: Mapping[str, str],
             assumption=f"The published {known} tokens are assumed for {name}: its files were not found.",
         )
     return _count_given(arguments, f"{name} is neither a local tokenizer nor a name with a known size")
+
+
+def _found(place: Path, named: str, exists: Callable[[Path], bool]) -> bool:
+    """Whether `exists` finds a tokenizer at `place`. Raises InputError if the operating system does not allow to look."""
+    try:
+        return exists(place)
+    except OSError as error:
+        raise InputError(named, f"{place} cannot be read ({error.strerror})", "give a path that you may read") from None
 
 
 def _exists(place: Path) -> bool:
