@@ -284,3 +284,17 @@ def test_folders_of_the_user_are_not_needed(
     assert outcome.err == ""
     outcome = run(*WORLD, *MODEL, "--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", "someone/some-model")
     assert outcome.status == 0, outcome.err
+
+
+@pytest.mark.parametrize("special", ["/dev/zero", "pipe"])
+@pytest.mark.parametrize(
+    ("kind", "option"),
+    [
+        ("HuggingFaceTokenizer", "--tokenizer-model"),
+        ("SentencePieceTokenizer", "--tokenizer-model"),
+        ("GPT2BPETokenizer", "--vocab-file"),
+    ],
+)
+def test_a_tokenizer_that_is_a_device_or_a_pipe_is_refused(kind: str, option: str, special: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert_refused(run(*WORLD, *MODEL, "--tokenizer-type", kind, option, str(tmp_path / special)), option)

@@ -6,12 +6,14 @@ megatron/core/tokenizers/utils/build_tokenizer.py from 0.17 on).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError
+from analyzer.files import refuse_special_file
 from analyzer.launch.derive.reading import integer, option, positive, since, text
 from analyzer.launch.tokenizer.known_tokenizers import TIKTOKEN_DEFAULT, known_size, size_of_path
 from analyzer.launch.tokenizer.tokenizer_files import count_hugging_face, count_vocabulary_json, read_sentencepieces, read_words
@@ -231,7 +233,12 @@ def _count_named(arguments: Arguments, kind: str, *, environ: Mapping[str, str],
 
 
 def _found(place: Path, named: str, exists: Callable[[Path], bool]) -> bool:
-    """Whether `exists` finds a tokenizer at `place`. Raises InputError if the operating system does not allow to look."""
+    """Whether `exists` finds a tokenizer at `place`. Raises InputError if it may not be read, and for a pipe or a device.
+
+    /dev/null is no tokenizer.
+    """
+    if str(place) != os.devnull:
+        refuse_special_file(place, named, "give the file of the tokenizer")
     try:
         return exists(place)
     except OSError as error:
