@@ -15,9 +15,6 @@ from analyzer.cli.main import main
 
 __all__ = ["main", "program"]
 
-INTERRUPTED = 130
-"""The exit status after SIGINT: 128 plus its number."""
-
 
 def program() -> int:
     """Runs `main` in a process that ends afterwards, and returns the exit status."""
@@ -25,12 +22,7 @@ def program() -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # None if it is closed
             stream.reconfigure(errors="backslashreplace")  # for reports in an ASCII locale
-    try:
-        status = main()
-    except KeyboardInterrupt:
-        status = INTERRUPTED
-        if sys.stderr is not None:
-            print("get_training_info: interrupted", file=sys.stderr)
+    status = main()
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:

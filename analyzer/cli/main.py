@@ -32,7 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _reported(lambda: _run(arguments), debug=DEBUG in arguments)
     except KeyboardInterrupt:
-        print("get_training_info: interrupted", file=sys.stderr)
+        from analyzer.cli.output import print_message
+
+        print_message("interrupted")
         return INTERRUPTED
 
 
