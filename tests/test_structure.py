@@ -23,7 +23,7 @@ MAX_FUNCTION_LINES = 60
 """Maximum number of lines of a function."""
 
 LAYERS = (
-    {"units", "errors", "collector", "private_files"},
+    {"units", "errors", "collector"},
     {"files"},
     {"specs", "script"},
     {"launch", "layout", "schedule", "hardware"},
@@ -43,7 +43,7 @@ LAYERS = (
 """Packages and modules of analyzer/, lowest layer first. A package may import from itself and from lower layers."""
 LAUNCH_IMPORTS = {"units", "errors", "files", "specs", "launch"}
 """Packages that `analyzer.launch` may import: it converts options to specs."""
-RECORDER_IMPORTS = {"units", "errors", "private_files", "specs", "trace", "memory", "schedule"}
+RECORDER_IMPORTS = {"units", "errors", "files", "specs", "trace", "memory", "schedule"}
 """Packages of the analyzer that `allocator_hook` may import."""
 
 SOURCES = sorted([ROOT / "get_training_info.py", *(ROOT / "analyzer").rglob("*.py"), *(ROOT / "allocator_hook").rglob("*.py")])

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from analyzer.errors import AnalyzerError, InputError
-from analyzer.private_files import is_private, private_folder, publish
+from analyzer.files import is_private, private_folder, publish
 
 SOURCE: Final = Path(__file__).resolve().parent / "recorder.cpp"
 FLAGS: Final = ("-std=c++17", "-O2", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-shared", "-pthread")

@@ -19,7 +19,7 @@ from allocator_hook.shadow.job_json import to_json
 from allocator_hook.shadow.request import Request
 from allocator_hook.step.supported import check_supported
 from analyzer.errors import AnalyzerError, InputError
-from analyzer.private_files import is_private, private_folder, publish
+from analyzer.files import is_private, private_folder, publish
 from analyzer.schedule.pipeline import equivalent_microbatches
 from analyzer.specs import TrainingJob
 from analyzer.trace.reader import read_complete_trace

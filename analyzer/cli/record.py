@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Literal
 
 from analyzer.errors import InputError
+from analyzer.files import publish
 from analyzer.launch.info_options import InfoOptions
-from analyzer.private_files import publish
 from analyzer.results import Report
 from analyzer.specs import TrainingJob
 from analyzer.trace.check import shortened

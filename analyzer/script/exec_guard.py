@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from analyzer.private_files import is_private, private_folder, publish
+from analyzer.files import is_private, private_folder, publish
 
 SOURCE: Final = Path(__file__).with_name("exec_guard.c")
 COMPILERS: Final = ("cc", "gcc", "clang")

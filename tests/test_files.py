@@ -13,7 +13,7 @@ from allocator_hook.shadow import engine
 from allocator_hook.shadow.request import Request
 from allocator_hook.trace_writer import TraceWriter
 from analyzer.errors import AnalyzerError, InputError
-from analyzer.private_files import is_private, private_folder
+from analyzer.files import is_private, private_folder
 from analyzer.trace.events import Header
 from analyzer.trace.reader import read_complete_trace
 from tests.job_of import job_of
