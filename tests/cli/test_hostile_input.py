@@ -117,8 +117,8 @@ def test_a_deleted_working_folder_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_interrupt_ends_with_one_line() -> None:
-    code = "import os, signal, get_training_info as program\n"
-    code += f"program.main = lambda: os.kill(os.getpid(), {int(signal.SIGINT)})\nraise SystemExit(program.program())"
+    code = "import os, analyzer.cli.main as cli, get_training_info as program\n"
+    code += f"cli._run = lambda _: os.kill(os.getpid(), {int(signal.SIGINT)})\nraise SystemExit(program.program())"
     done = subprocess.run([sys.executable, "-c", code], cwd=PROGRAM.parent, capture_output=True, text=True, check=False)
     assert done.returncode == 130
     assert done.stderr == "get_training_info: interrupted\n"
