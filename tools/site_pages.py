@@ -18,6 +18,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 GENERATED: Final = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",
     "examples/README.md": "examples.md",
     "allocator_hook/FORMAT.md": "trace-format.md",
