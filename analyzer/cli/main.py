@@ -10,9 +10,6 @@ from typing import Final
 
 from analyzer.errors import FITS, INTERNAL_ERROR, INTERRUPTED, AnalyzerError, InputError
 
-ENDINGS = (".sh", ".slurm", ".sbatch")
-"""Endings of names that are taken for launch scripts even if there is no such file."""
-
 DEBUG: Final = "--info-debug"
 OWN_FOLDER: Final = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 """The folder of this package."""
@@ -97,7 +94,10 @@ def _working_folder() -> Path:
 
 def _position_of_script(argv: Sequence[str]) -> int | None:
     """The position of a launch script in `argv`, before which there are only --info options. None without a script."""
-    first = next((word for word in argv if not word.startswith("-") and (os.path.isfile(word) or word.endswith(ENDINGS))), None)
+    from analyzer.launch.info_options import SCRIPT_ENDINGS
+
+    words = (word for word in argv if not word.startswith("-"))
+    first = next((word for word in words if os.path.isfile(word) or word.endswith(SCRIPT_ENDINGS)), None)
     if first is None or first.endswith(".py"):
         return None
     from analyzer.cli.script import find_script

@@ -11,8 +11,9 @@ from typing import Final
 
 from analyzer.cli.output import print_message, standard_output
 from analyzer.errors import FITS, InputError
-from analyzer.launch.info_options import PREFIX, takes_value
+from analyzer.launch.info_options import PREFIX, SCRIPT_ENDINGS, takes_value
 from analyzer.script.run import Failure, Intercepted, ScriptRun, run_script
+from analyzer.script.shebang import interpreter
 
 SUFFIXES: Final = (".sh", ".bash", ".slurm", ".sbatch", ".sub", ".job", ".pbs", ".qsub", ".lsf", ".zsh", ".ksh")
 SHELLS: Final = frozenset({"sh", "bash", "dash", "ksh", "zsh", "csh", "tcsh", "fish"})
@@ -54,7 +55,7 @@ def find_script(argv: Sequence[str]) -> int | None:
         name, equals, _ = argv[position].partition("=")
         if not name.startswith(PREFIX):
             position += argv[position] in STARTERS and len(argv) > position + 1
-            if argv[position].endswith((".sh", ".slurm", ".sbatch")) and not os.path.isfile(argv[position]):
+            if argv[position].endswith(SCRIPT_ENDINGS) and not os.path.isfile(argv[position]):
                 raise InputError(argv[position], "is not a file", "give the path of the launch script")
             return position if _is_shell_script(argv[position]) else None
         position += 2 if takes_value(name) and not equals else 1
@@ -66,13 +67,7 @@ def _is_shell_script(word: str) -> bool:
         return False
     if word.endswith(SUFFIXES):
         return True
-    try:
-        with open(word, "rb") as file:
-            first = file.readline(200)
-    except OSError:
-        return False
-    names = {os.path.basename(part).decode(errors="replace") for part in first[2:].split()[:2]}
-    return first.startswith(b"#!") and bool(names & SHELLS)
+    return not SHELLS.isdisjoint(interpreter(word))
 
 
 def analyze_script(argv: Sequence[str], position: int, *, environ: Mapping[str, str], folder: Path, analysis: Analysis) -> int:

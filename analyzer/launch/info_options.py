@@ -11,6 +11,8 @@ from analyzer.launch.info_values import Margin, choice, flag, integer, margin, n
 
 PREFIX: Final = "--info-"
 MODEL: Final = "--info-model"
+SCRIPT_ENDINGS: Final = (".sh", ".slurm", ".sbatch")
+"""Endings of names that are taken for launch scripts even if there is no such file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +165,7 @@ def takes_value(name: str) -> bool:
 
 
 def value_of(name: str, argv: Sequence[str]) -> str | None:
-    """The value of an --info option in `argv`, of several the last; None if it is not given or has no value."""
+    """The value of an option in `argv`, of several the last; None if it is not given or has no value."""
     value = None
     for position, text in enumerate(argv):
         given, equals, attached = text.partition("=")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from analyzer.launch.argv_parser import is_option
+from analyzer.launch.info_options import value_of
 from analyzer.launch.model_config.common import MegatronModel, Option
 from analyzer.launch.model_config.families import megatron_model
 from analyzer.launch.model_config.published import read_configuration
@@ -55,7 +56,7 @@ def with_model(reference: str, words: Sequence[str], *, script: bool, release: s
         options += added
         if added:
             notes.append(f"Assumed, because the launch has no training script: {', '.join(' '.join(each) for each in added)}.")
-    replaced = [option[0] for option in model.options if option[0] in SIZES and _value(words, option[0]) not in (None, option[1])]
+    replaced = [option[0] for option in model.options if option[0] in SIZES and value_of(option[0], words) not in (None, option[1])]
     warnings = (f"{', '.join(replaced)} of the launch replace the sizes of {config.name}.",) if replaced else ()
     return ModelWords(warnings=warnings, words=(*(word for option in options for word in option), *words), notes=tuple(notes))
 
@@ -94,22 +95,12 @@ def _takes_distributed_optimizer(words: Sequence[str], given: Collection[str]) -
     """Not if it is given, or replaced by torch FSDP2 or another optimizer than Adam."""
     if {"--use-distributed-optimizer", "--use-torch-fsdp2"} & set(given):
         return False
-    return _value(words, "--optimizer") in (None, "adam")
+    return value_of("--optimizer", words) in (None, "adam")
 
 
 def _positions(model: MegatronModel, words: Sequence[str]) -> int:
     """Rows of a learned position embedding; otherwise the longest sequence, which a longer one in the launch replaces."""
     if model.position_rows is not None:
         return model.position_rows
-    lengths = [_value(words, flag) for flag in SEQUENCE_FLAGS]
+    lengths = [value_of(flag, words) for flag in SEQUENCE_FLAGS]
     return max([model.positions, *(int(each) for each in lengths if each is not None and each.isdecimal())])
-
-
-def _value(words: Sequence[str], name: str) -> str | None:
-    """The value of an option, of several the last."""
-    value = None
-    for position, word in enumerate(words):
-        flag, equals, attached = word.partition("=")
-        if flag == name:
-            value = attached if equals else next(iter(words[position + 1 :]), None)
-    return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from analyzer.script.shebang import interpreter
 from analyzer.script.stand_ins import context
 
 SHELLS = ("sh", "bash", "dash", "ksh", "rbash")
@@ -50,13 +51,7 @@ def is_shell_script(path: str) -> bool:
     """Whether a file with a folder in its name is a script for sh, which would not read the file of the run."""
     if "/" not in path or not os.path.isfile(path):
         return False
-    try:
-        with open(path, "rb") as file:
-            first = file.readline(200)
-    except OSError:
-        return False
-    interpreter = first[2:].split() if first.startswith(b"#!") else []
-    names = [os.path.basename(word).decode(errors="replace") for word in interpreter[:2]]
+    names = interpreter(path)
     return bool(names) and (names[0] in SHELLS or (names[0] == "env" and names[-1] in SHELLS))
 
 
