@@ -23,7 +23,7 @@ MAX_FUNCTION_LINES = 60
 """Maximum number of lines of a function."""
 
 LAYERS = (
-    {"units", "errors", "collector"},
+    {"units", "errors"},
     {"files"},
     {"specs", "script"},
     {"launch", "layout", "schedule", "hardware"},

@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from analyzer.buffers.parameter_order import sum_of_parameters
-from analyzer.collector import collector_paused
+from analyzer.memory.collector import collector_paused
 from analyzer.layout.data_parallel import reduction_size
 from analyzer.layout.stages import layers_of_stages, mtp_stage
 from analyzer.memory.allocator.replay import is_replayed

@@ -47,6 +47,7 @@ class ModuleKind(Enum):
     """One linear layer in place of attention or the FFN."""
     ROUTER = auto()
     DISPATCH = auto()
+    COMBINE = auto()
     EXPERTS = auto()
     SHARED_EXPERTS = auto()
     FINAL_NORM = auto()

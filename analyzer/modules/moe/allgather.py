@@ -103,6 +103,7 @@ def allgather_combine(shapes: Shapes) -> Module:
     )
     return Module(
         name="combine",
+        kind=ModuleKind.COMBINE,
         function=True,
         saved=saved,
         forward_workspace=(

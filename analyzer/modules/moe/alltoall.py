@@ -156,6 +156,7 @@ def alltoall_combine(shapes: Shapes) -> Module:
     )
     return Module(
         name="combine",
+        kind=ModuleKind.COMBINE,
         function=True,
         saved=(*_sort_map(routing), *saved),
         forward_workspace=(*dispatched_tokens(routing), *forward, *shared),

@@ -99,6 +99,7 @@ def deepep_combine(shapes: Shapes) -> Module:
     gradient = shapes.branch_gradient
     return Module(
         name="combine",
+        kind=ModuleKind.COMBINE,
         function=True,
         forward_workspace=(
             routing.row_tensor("expert output", routing.rows),

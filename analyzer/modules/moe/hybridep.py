@@ -95,6 +95,7 @@ def hybridep_combine(shapes: Shapes) -> Module:
     gradient = shapes.branch_gradient
     return Module(
         name="combine",
+        kind=ModuleKind.COMBINE,
         function=True,
         forward_workspace=(
             routing.row_tensor("expert output", routing.rows),

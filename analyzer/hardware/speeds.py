@@ -1,0 +1,74 @@
+"""Speeds of GPUs by name, from `speeds.json` or from a file of the user."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from analyzer.errors import InputError
+from analyzer.files import refuse_special_file
+from analyzer.hardware.gpus import find
+from analyzer.specs.speed import SpeedSpec
+
+SPEEDS: Final = Path(__file__).with_name("speeds.json")
+GIGA: Final = 1e9
+TERA: Final = 1e12
+MULTIPROCESSORS: Final = 132
+"""Assumed if a user's file does not tell."""
+
+
+def speed_of(gpu: str, *, network: float | None = None) -> SpeedSpec | None:
+    """The speeds of a GPU of the table; None if they are not known. `network`: bytes per second, in place of the table's."""
+    try:
+        row, _ = find(gpu)
+    except InputError:
+        return None
+    entry = json.loads(SPEEDS.read_text(encoding="utf-8"))["gpus"].get(row.name)
+    if entry is None:
+        return None
+    return _speed(row.name, entry, multiprocessors=row.multiprocessors, network=network)
+
+
+def read_speeds(path: Path, *, network: float | None = None) -> SpeedSpec:
+    """The speeds in a file of the user (`--info-hardware`): the fields of one GPU of `speeds.json`, and `name`.
+
+    Raises InputError if it cannot be read, or if a field is missing or not a number above 0.
+    """
+    option = "--info-hardware"
+    remedy = "give a JSON file with the fields of a GPU in analyzer/hardware/speeds.json"
+    refuse_special_file(path, option, remedy)
+    try:
+        entry = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(option, f"cannot read '{path}' ({error.strerror})", remedy) from None
+    except (ValueError, RecursionError):
+        raise InputError(option, f"'{path}' is not JSON", remedy) from None
+    if not isinstance(entry, dict):
+        raise InputError(option, f"'{path}' is not a JSON object", remedy)
+    try:
+        return _speed(str(entry.get("name", path.stem)), entry, multiprocessors=int(entry.get("multiprocessors", MULTIPROCESSORS)), network=network)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise InputError(option, f"'{path}' has no valid {error}", remedy) from None
+
+
+def _speed(name: str, entry: Mapping[str, Any], *, multiprocessors: int, network: float | None) -> SpeedSpec:
+    peaks = entry["peak_tflops"]
+    return SpeedSpec(
+        name=name,
+        architecture=str(entry.get("architecture", "hopper")),
+        peak_flops={bits: TERA * _positive(peaks[bits], f"peak_tflops.{bits}") for bits in ("32", "16", "8", "4")},
+        hbm_bytes=GIGA * _positive(entry["hbm_gb_per_s"], "hbm_gb_per_s"),
+        nvlink_bytes=GIGA * _positive(entry["nvlink_gb_per_s"], "nvlink_gb_per_s"),
+        nvlink_domain=int(_positive(entry["nvlink_domain"], "nvlink_domain")),
+        network_bytes=network or GIGA * _positive(entry["network_gb_per_s"], "network_gb_per_s"),
+        multiprocessors=multiprocessors,
+    )
+
+
+def _positive(value: object, field: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        raise ValueError(field)
+    return float(value)

@@ -1,0 +1,29 @@
+"""Speeds of a GPU and of the links between GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedSpec:
+    """Peak speeds of a GPU, from its data sheet."""
+
+    name: str
+    architecture: str
+    """Selects efficiencies: volta, ampere, hopper, blackwell or cdna."""
+    peak_flops: Mapping[str, float]
+    """Dense floating-point operations per second, by the bits of the factors: 32, 16, 8, 4."""
+    hbm_bytes: float
+    """Bytes per second of the GPU memory."""
+    nvlink_bytes: float
+    """Bytes per second of one GPU in one direction, to the GPUs of its NVLink domain."""
+    nvlink_domain: int
+    """Number of GPUs that NVLink connects."""
+    network_bytes: float
+    """Bytes per second of one GPU in one direction, to other domains."""
+    multiprocessors: int
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.hbm_bytes, self.nvlink_bytes, self.network_bytes))

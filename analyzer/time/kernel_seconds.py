@@ -1,0 +1,76 @@
+"""Seconds of a kernel on a GPU.
+
+GEMM: the operations at the efficiency of its shape, plus the traffic of its factors and its output. Measured kernels show that both add
+up (the last wave of tiles writes while no tile computes), and that the efficiency falls with the depth k, with unfilled tiles and with
+unfilled waves of tiles over the multiprocessors.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import ceil
+from typing import Final
+
+from analyzer.specs.speed import SpeedSpec
+from analyzer.time.efficiencies import Efficiencies
+from analyzer.time.work.kernels import Attention, Gemm, Kernel, MemoryBound
+
+TILES: Final = ((256, 256, 1.0), (256, 128, 0.98), (128, 128, 0.92), (128, 64, 0.8), (64, 64, 0.65))
+"""Sizes of the tiles that GEMM libraries choose from, with the efficiency of each relative to the largest."""
+ATTENTION_TILE: Final = 128
+"""Queries of one tile of an attention kernel."""
+
+
+def kernel_seconds(kernel: Kernel, speed: SpeedSpec, rates: Efficiencies) -> float:
+    """Seconds of a kernel."""
+    if isinstance(kernel, Gemm):
+        return gemm_seconds(kernel, speed, rates)
+    if isinstance(kernel, Attention):
+        return attention_seconds(kernel, speed, rates)
+    share = rates.memory_permute if kernel.kind == "permute" else rates.memory
+    return kernel.bytes / (speed.hbm_bytes * share) + rates.kernel_gap
+
+
+def gemm_seconds(gemm: Gemm, speed: SpeedSpec, rates: Efficiencies) -> float:
+    """Seconds of a GEMM or a grouped GEMM."""
+    if 0 in (gemm.m, gemm.n, gemm.k):
+        return 0.0
+    peak = speed.peak_flops[gemm.precision] * getattr(rates, f"gemm_{gemm.precision}")
+    shape = fill(gemm.m, gemm.n, gemm.batch, speed.multiprocessors)
+    if not gemm.depth_is_tokens:
+        shape *= gemm.k / (gemm.k + rates.gemm_half_depth)
+    if gemm.grouped:
+        shape *= gemm.rows / (gemm.rows + rates.gemm_half_rows)
+    return gemm.flops / (peak * shape) + gemm.bytes / (speed.hbm_bytes * rates.memory) + rates.kernel_gap
+
+
+def attention_seconds(attention: Attention, speed: SpeedSpec, rates: Efficiencies) -> float:
+    """Seconds of fused attention."""
+    tiles = attention.batch * attention.heads * attention.queries / ATTENTION_TILE
+    filled = min(1.0, tiles / (2 * speed.multiprocessors)) ** 0.5
+    share = rates.attention * filled * attention.keys / (attention.keys + rates.attention_half_sequence)
+    if attention.name == "backward":
+        share *= rates.attention_backward
+        if attention.head_dim != attention.value_dim:
+            share *= rates.attention_unequal_heads
+    return attention.flops / (speed.peak_flops["16"] * share) + rates.kernel_gap
+
+
+@lru_cache(maxsize=65536)
+def fill(m: int, n: int, batch: int, multiprocessors: int) -> float:
+    """Share of the tiles' elements that belong to the output, times the share of the waves' multiprocessors that have a tile.
+
+    For the best of the tile sizes. Splitting k among multiprocessors softens the last wave: its share enters with a square root.
+    """
+    best = 0.0
+    for tile_m, tile_n, grade in TILES:
+        rows, columns = ceil(m / tile_m), ceil(n / tile_n)
+        used = m * n / (rows * tile_m * columns * tile_n)
+        waves = rows * columns * batch / multiprocessors
+        best = max(best, grade * used * (waves / ceil(waves)) ** 0.5)
+    return best
+
+
+def is_memory_bound(kernel: Kernel) -> bool:
+    """Whether the breakdown counts a kernel as memory-bound."""
+    return isinstance(kernel, MemoryBound)

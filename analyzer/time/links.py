@@ -1,0 +1,63 @@
+"""The links that a process group spans: how many of its ranks share an NVLink domain."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final, NamedTuple
+
+from analyzer.communication.calls import ranks_in_group
+from analyzer.layout.groups import GROUP_KINDS, groups
+from analyzer.specs import TrainingJob
+from analyzer.specs.speed import SpeedSpec
+
+RACK: Final = 64
+"""GPUs of an NVL72 rack that a job with several racks uses: sixteen nodes of four, so that sizes are powers of two."""
+_LISTED: Final = 4096
+"""Ranks of a group that are looked at."""
+
+
+class Span(NamedTuple):
+    """The ranks of a group."""
+
+    ranks: int
+    near: int
+    """Most ranks of the group in one NVLink domain."""
+
+
+def span_of(job: TrainingJob, group: str, speed: SpeedSpec) -> Span:
+    """The span of a group, from the ranks of the first group of its kind. Cached for each job."""
+    cache: dict[tuple[str, str, int], Span] = job.__dict__.setdefault("_spans", {})
+    key = (group, speed.name, speed.nvlink_domain)
+    if key not in cache:
+        cache[key] = _span(job, group, domain_size(job, speed))
+    return cache[key]
+
+
+def domain_size(job: TrainingJob, speed: SpeedSpec) -> int:
+    """GPUs of the launch in one NVLink domain: those of a node, or of a rack."""
+    node, domain = job.parallel.gpus_per_node, speed.nvlink_domain
+    if domain <= 8:
+        return min(node, domain) if domain > 1 else 1
+    if job.parallel.world_size <= domain:
+        return job.parallel.world_size
+    return RACK if job.parallel.world_size % RACK == 0 else domain // node * node
+
+
+def _span(job: TrainingJob, group: str, domain: int) -> Span:
+    ranks = ranks_in_group(job, group)
+    if ranks <= 1:
+        return Span(ranks, ranks)
+    known = group.removeprefix("intra_")
+    if group == "inter_dist_opt":
+        return Span(ranks, 1)
+    if group == "world":
+        return Span(ranks, min(ranks, domain))
+    if group in ("cp_a2a", "cp_p2p"):
+        whole = _span(job, "cp", domain)
+        inner = job.parallel.cp_inner_size
+        return Span(ranks, min(ranks, whole.near)) if group == "cp_a2a" else Span(ranks, max(1, whole.near // inner))
+    if known not in GROUP_KINDS:
+        return Span(ranks, min(ranks, domain))
+    first = next(iter(groups(job.parallel, known, tied=job.model.tied_embeddings, limit=1)))
+    near = max(Counter(rank // domain for rank in first[:_LISTED]).values(), default=1)
+    return Span(ranks, min(near, ranks))

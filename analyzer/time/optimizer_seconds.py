@@ -1,0 +1,52 @@
+"""The optimizer step and the work around it: bytes that it reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from analyzer.buffers.parameter_order import sum_of_parameters
+from analyzer.modules.stage import StageModel
+from analyzer.specs import TrainingJob
+from analyzer.specs.speed import SpeedSpec
+from analyzer.states.bytes_per_parameter import bytes_per_parameter
+from analyzer.time.efficiencies import Efficiencies
+from analyzer.time.pass_work import chunk_work
+from analyzer.units import DTYPE_BYTES
+
+_HOST_LINK = 25e9
+"""Bytes per second between GPU and host in one direction: PCIe 4.0 with 16 lanes. Used for offloaded optimizers."""
+
+
+def optimizer_seconds(job: TrainingJob, stage: StageModel, speed: SpeedSpec, rates: Efficiencies) -> float:
+    """Seconds of a rank of a stage outside the passes: gradients are cleared, scaled and checked, and parameters updated.
+
+    Weights are also quantized here: once for each iteration.
+    """
+    dense = sum(tree.derived(_dense) for tree in stage.trees)
+    experts = sum(tree.derived(_experts) for tree in stage.trees)
+    sharded = job.optimizer.distributed or job.fsdp is not None
+    parallel = job.parallel
+    owned = dense / (parallel.data_with_context if sharded else 1) + experts / (parallel.expert_data if sharded else 1)
+    states = bytes_per_parameter(job)
+    gradient = DTYPE_BYTES[job.precision.gradients]
+    each = 2 * (states.master + states.total_moments) + DTYPE_BYTES[job.precision.parameters] + 2 * gradient
+    norm = gradient if job.optimizer.clip_grad else 0.0
+    moved = owned * (each + norm) + (dense + experts) * gradient
+    casts = sum(chunk_work(job, tree).cast_bytes for tree in stage.trees)
+    seconds = (moved + casts) / (speed.hbm_bytes * rates.memory)
+    if job.optimizer.offload is not None:  # gradients go to the host, and parameters come back
+        seconds += job.optimizer.offload.fraction * owned * (gradient + DTYPE_BYTES[job.precision.parameters]) / _HOST_LINK
+    return seconds
+
+
+def _dense(tree: object) -> int:
+    return sum_of_parameters(tree, lambda each: 0 if each.sharding == "expert" else each.numel)  # type: ignore[arg-type]
+
+
+def _experts(tree: object) -> int:
+    return sum_of_parameters(tree, lambda each: each.numel if each.sharding == "expert" else 0)  # type: ignore[arg-type]
+
+
+def slowest(job: TrainingJob, stages: Sequence[StageModel], speed: SpeedSpec, rates: Efficiencies) -> float:
+    """Seconds of the slowest stage: all ranks wait for it."""
+    return max(optimizer_seconds(job, stage, speed, rates) for stage in stages)

@@ -1,0 +1,202 @@
+"""The work of one microbatch in a model chunk: kernels and messages of its forward and of its backward, each with its number.
+
+Work is counted block by block from the operations of the tree, so that recomputation is included and equal layers cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+from analyzer.modules.kinds import LINEAR, ModuleKind
+from analyzer.modules.tree import Collective, Module
+from analyzer.passes.graph_scopes import FULL_ITERATION, Scope, layer_scope
+from analyzer.program.chunks import chunk_program
+from analyzer.program.lowering import operations
+from analyzer.program.operations import Operation, OperationKind
+from analyzer.specs import GraphSpec, MoeSpec, TrainingJob
+from analyzer.time.message_seconds import Exchange, Part
+from analyzer.time.work.context import WorkContext, work_context
+from analyzer.time.work.kernels import Kernel
+from analyzer.time.work.linear import quantized_weight_bytes
+from analyzer.time.work.of_module import work_of
+
+Exposure = Literal["full", "tp_overlap", "tp_backward", "cp", "ep_overlap"]
+"""How much of a message is hidden behind kernels."""
+_COLUMN: Final = frozenset({ModuleKind.QKV, ModuleKind.Q_UP, ModuleKind.KV_UP, ModuleKind.Q_PROJECTION, ModuleKind.FC1, ModuleKind.OUTPUT_LAYER})
+"""Layers whose output is split over tensor-parallel ranks."""
+_EXPERT_GROUPS: Final = frozenset({"ep", "etp", "tp_ep"})
+_CAPTURED_PREPROCESS: Final = 0.45
+"""Share of the operations of the dispatch that graphs of the scope moe_preprocess capture."""
+
+
+class Message(NamedTuple):
+    """A collective or a point-to-point message of a module."""
+
+    part: Part
+    kind: str
+    group: str
+    payload: int
+    """Bytes of one call on one rank: of the full tensor."""
+    exposure: Exposure
+    exchange: Exchange = ""
+
+
+class PassWork(NamedTuple):
+    """Kernels, messages and host operations of the forward or the backward of a microbatch through a chunk."""
+
+    kernels: tuple[tuple[Kernel, int], ...]
+    messages: tuple[tuple[Message, int], ...]
+    calls: float
+    """Operations that the host issues one by one."""
+    graph_calls: float
+    """Operations that CUDA graphs replay."""
+    synchronizations: int
+    """Times that the host waits for the GPU."""
+
+
+class ChunkWork(NamedTuple):
+    """The work of a chunk."""
+
+    forward: PassWork
+    backward: PassWork
+    cast_bytes: float
+    """Bytes moved once for each iteration to quantize the weights."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a job that determine how messages overlap and what CUDA graphs replay."""
+
+    graphs: GraphSpec | None
+    moe: MoeSpec | None
+    tp_comm_overlap: bool
+    overlaps_experts: bool
+
+
+def settings_of(job: TrainingJob) -> Settings:
+    """The settings of a job."""
+    flags = job.flags
+    return Settings(job.graphs, job.model.moe, flags.tp_comm_overlap, flags.overlap_moe_expert_parallel_comm)
+
+
+def chunk_work(job: TrainingJob, tree: Module) -> ChunkWork:
+    """The work of one microbatch in a chunk, cached for each tree."""
+    return tree.derived(_chunk_work, work_context(job), settings_of(job))
+
+
+def _chunk_work(tree: Module, context: WorkContext, settings: Settings) -> ChunkWork:
+    totals = {"forward": _Total(), "backward": _Total()}
+    casts = 0.0
+    for block in chunk_program(tree).blocks:
+        for direction, total in totals.items():
+            total.add(block.module.derived(_block_work, direction, context, settings), block.times)
+        casts += block.times * block.module.derived(_block_casts, context)
+    return ChunkWork(totals["forward"].frozen(), totals["backward"].frozen(), casts)
+
+
+def _block_casts(module: Module, context: WorkContext) -> float:
+    return sum(quantized_weight_bytes(each, context) for _, each in module.walk())
+
+
+class _Total:
+    """Sums of kernels and messages."""
+
+    def __init__(self) -> None:
+        self.kernels: Counter[Kernel] = Counter()
+        self.messages: Counter[Message] = Counter()
+        self.calls = 0.0
+        self.graph_calls = 0.0
+        self.synchronizations = 0
+
+    def add(self, work: PassWork, times: int) -> None:
+        for kernel, count in work.kernels:
+            self.kernels[kernel] += times * count
+        for message, count in work.messages:
+            self.messages[message] += times * count
+        self.calls += times * work.calls
+        self.graph_calls += times * work.graph_calls
+        self.synchronizations += times * work.synchronizations
+
+    def frozen(self) -> PassWork:
+        kernels, messages = tuple(self.kernels.items()), tuple(self.messages.items())
+        return PassWork(kernels, messages, self.calls, self.graph_calls, self.synchronizations)
+
+
+def _block_work(module: Module, direction: str, context: WorkContext, settings: Settings) -> PassWork:
+    """The work of a block, from its operations in the order of execution."""
+    program = operations(module)
+    found = program.forward if direction == "forward" else program.backward
+    total = _Total()
+    capture = _Capture(settings)
+    for operation in found:
+        capture.follow(operation)
+        if operation.kind is OperationKind.COLLECTIVE and operation.call is not None:
+            total.messages[_message(operation.module, operation.call, operation.phase, settings)] += operation.call.count
+        elif operation.kind is OperationKind.COMPUTE:
+            _add_compute(total, operation, context, capture)
+    return total.frozen()
+
+
+def _add_compute(total: _Total, operation: Operation, context: WorkContext, capture: _Capture) -> None:
+    work = work_of(operation.module, context)
+    forward = operation.phase != "backward"
+    for kernel in work.forward if forward else work.backward:
+        total.kernels[kernel] += 1
+    calls = work.forward_calls if forward else work.backward_calls
+    captured = capture.share(operation.module)
+    total.graph_calls += captured * calls
+    total.calls += (1 - captured) * calls
+    if forward and work.synchronizes and not capture.everything:
+        total.synchronizations += 1
+
+
+class _Capture:
+    """Which modules CUDA graphs capture, while the operations of a block are read."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._graphs, self._moe = settings.graphs, settings.moe
+        self.everything = self._graphs is not None and FULL_ITERATION in self._graphs.scope
+        self._open: list[Module] = []
+        self._scope: Scope | None = None
+
+    def follow(self, operation: Operation) -> None:
+        """Keeps the modules that are running."""
+        if operation.kind is OperationKind.BEGIN:
+            if operation.module.kind is ModuleKind.LAYER and self._graphs is not None:
+                self._scope = layer_scope(self._graphs, self._moe, operation.module)
+            self._open.append(operation.module)
+        elif operation.kind is OperationKind.END:
+            closed = self._open.pop()
+            if closed.kind is ModuleKind.LAYER:
+                self._scope = None
+
+    def share(self, module: Module) -> float:
+        """Share of the operations of a module that graphs replay."""
+        if self.everything:
+            return 1.0
+        if self._scope is None or self._graphs is None:
+            return 0.0
+        kinds = {each.kind for each in self._open} | {module.kind}
+        if kinds & self._scope.full or kinds & self._scope.parts:
+            return 1.0
+        preprocesses = module.kind is ModuleKind.DISPATCH and "moe_preprocess" in self._graphs.scope
+        return _CAPTURED_PREPROCESS if preprocesses else 0.0
+
+
+def _message(module: Module, call: Collective, phase: str, settings: Settings) -> Message:
+    """A message with its part of the breakdown and its exposure."""
+    kind = module.kind
+    if call.group in _EXPERT_GROUPS or kind in (ModuleKind.DISPATCH, ModuleKind.COMBINE):
+        exchange: Exchange = "flex" if settings.moe is not None and settings.moe.dispatcher == "flex" else "plain"
+        exposure: Exposure = "ep_overlap" if settings.overlaps_experts else "full"
+        return Message("ep", call.kind, call.group, call.message_bytes, exposure, exchange)
+    if call.group.startswith("cp"):
+        return Message("cp", call.kind, call.group, call.message_bytes, "cp" if call.kind == "send" else "full")
+    exposure = "full"
+    if call.group == "tp" and settings.tp_comm_overlap and kind in LINEAR:
+        exposure = "tp_overlap"
+    elif call.group == "tp" and phase == "backward" and kind in _COLUMN:
+        exposure = "tp_backward"
+    return Message("tp", call.kind, call.group, call.message_bytes, exposure)

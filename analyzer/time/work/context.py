@@ -1,0 +1,69 @@
+"""The settings of a job that kernels depend on, in addition to the module itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from analyzer.modules.inputs import ModuleInputs, module_inputs
+from analyzer.modules.shapes import Shapes
+from analyzer.specs import TrainingJob
+from analyzer.time.work.kernels import Precision
+from analyzer.units import DTYPE_BYTES
+
+PRECISIONS: Final[dict[str, Precision]] = {"fp32": "32", "fp16": "16", "bf16": "16"}
+
+
+@dataclass(frozen=True)
+class WorkContext:
+    """Inputs of the kernel formulas. It is the cache key of the kernels of a module."""
+
+    inputs: ModuleInputs
+    gradients: str
+    """Element type of the gradient buffers."""
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.inputs, self.gradients))
+
+    @cached_property
+    def shapes(self) -> Shapes:
+        """The shapes of the modules of a rank."""
+        return Shapes(self.inputs)
+
+    @property
+    def precision(self) -> Precision:
+        """Precision of GEMMs that are not quantized."""
+        return PRECISIONS[self.inputs.dtype]
+
+    @property
+    def quantized(self) -> Precision:
+        """Precision of the GEMMs of quantized layers."""
+        fp8 = self.inputs.fp8
+        return self.precision if fp8 is None else "4" if fp8.recipe == "nvfp4" else "8"
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element of an activation."""
+        return int(DTYPE_BYTES[self.inputs.dtype])
+
+    @property
+    def accumulated_bytes(self) -> float:
+        """Bytes moved for each element of a weight gradient, which is added to the gradient buffer.
+
+        The GEMM reads and writes the buffer, or without `gradient_accumulation_fusion` writes a tensor that another kernel adds.
+        """
+        buffer = 2 * DTYPE_BYTES[self.gradients]
+        return buffer if self.inputs.gradient_accumulation_fusion else buffer + 2 * self.element_bytes
+
+
+def work_context(job: TrainingJob) -> WorkContext:
+    """The context of a job, created once for each job object."""
+    cache = job.__dict__
+    if "_work_context" not in cache:
+        cache["_work_context"] = WorkContext(module_inputs(job), job.precision.gradients)
+    return cache["_work_context"]  # type: ignore[no-any-return]

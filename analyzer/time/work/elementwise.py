@@ -1,0 +1,102 @@
+"""Kernels bound by memory bandwidth: norms, activations, residual adds, embedding and loss.
+
+Bytes are those that an optimal kernel reads and writes, and for operations that PyTorch runs unfused those of each kernel.
+Sources: transformer_engine/common/normalization, megatron/core/fusions (0.16.1), transformer_engine/pytorch/cross_entropy.py (TE 2.11).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.tree import Module
+from analyzer.time.work.context import WorkContext
+from analyzer.time.work.kernels import MemoryBound, Work
+
+_LOSS_BYTES: Final = {"te": (6, 4), "native": (16, 8), "unfused": (30, 14)}
+"""Bytes moved for each logit in forward and backward.
+
+`te`: reads 16-bit logits twice and writes their gradient. `native`: compiled kernels on fp32 logits. `unfused`: a cast to fp32, maximum,
+subtraction, exponential, sum and division as separate kernels.
+"""
+_UNFUSED: Final = 2.5
+"""Bytes of an activation without fusion, relative to the fused kernel."""
+
+
+def norm(elements: int, *, recomputed: bool) -> Work:
+    """A norm of `elements` 16-bit elements: reads and writes them; backward reads the input and two gradients, and writes one."""
+    forward = MemoryBound("norm", 4.0 * elements)
+    again = (forward,) if recomputed else ()
+    backward = MemoryBound("norm gradient", 8.0 * elements)
+    return Work((forward,), (*again, backward), 2, 2 + 2 * len(again))
+
+
+def standalone_norm(module: Module, context: WorkContext) -> Work:
+    """A norm as a module of its own."""
+    shapes = context.shapes
+    elements = shapes.s_split * shapes.b * module.parameters[0].numel
+    return norm(elements, recomputed=module.kind is not ModuleKind.FINAL_NORM and shapes.recomputes("layernorm"))
+
+
+def head_norm(module: Module, context: WorkContext) -> Work:
+    """A norm of the queries or keys of each head. It copies its strided input."""
+    shapes, model = context.shapes, context.inputs.model
+    heads = model.num_attention_heads if module.kind is ModuleKind.Q_NORM else model.num_query_groups
+    elements = shapes.s * shapes.b * max(1, heads // shapes.t) * model.kv_channels
+    return Work((MemoryBound("norm", 8.0 * elements),), (MemoryBound("norm gradient", 12.0 * elements),), 3, 3)
+
+
+def activation(module: Module, context: WorkContext, *, rows: int, width: int, in_experts: bool) -> Work:
+    """[rows, gates·width] → [rows, width]."""
+    model, shapes = context.inputs.model, context.shapes
+    source = rows * width * (2 if model.gated else 1)
+    target = rows * width
+    fused = model.bias_activation_fusion or in_experts
+    factor = 2.0 if fused else 2.0 * _UNFUSED
+    forward = MemoryBound("activation", factor * (source + target))
+    backward = MemoryBound("activation gradient", factor * (2 * source + target))
+    again = (forward,) if in_experts and shapes.recomputes("moe_act") else ()
+    calls = 1 if fused else 4
+    return Work((forward,), (*again, backward), calls, calls + len(again) * calls)
+
+
+def residual_add(context: WorkContext) -> Work:
+    """Bias, dropout and residual add. Without dropout the backward only adds gradients."""
+    shapes, model = context.shapes, context.inputs.model
+    elements = shapes.s_split * shapes.b * model.hidden_size
+    dropout = model.hidden_dropout > 0
+    fused = model.bias_dropout_fusion
+    forward = (7.0 if dropout else 6.0) if fused else (11.0 if dropout else 6.0)
+    backward = 11.0 if dropout else 6.0
+    return Work(
+        (MemoryBound("residual add", forward * elements),),
+        (MemoryBound("residual add gradient", backward * elements),),
+        1 if fused else 3,
+        2,
+    )
+
+
+def word_embedding(module: Module, context: WorkContext) -> Work:
+    """Rows of the embedding are copied. The backward writes a gradient of the size of the weight, and adds it to the buffer."""
+    shapes = context.shapes
+    elements = shapes.s * shapes.b * context.inputs.model.hidden_size
+    weight = module.parameters[0].numel if module.parameters else 0
+    return Work(
+        (MemoryBound("embedding", 4.0 * elements),),
+        (MemoryBound("embedding gradient", 4.0 * elements + 12.0 * weight),),
+        4,
+        4,
+    )
+
+
+def cross_entropy(context: WorkContext) -> Work:
+    """Logits → loss."""
+    shapes, model = context.shapes, context.inputs.model
+    count = shapes.s * shapes.b * (model.padded_vocab_size // shapes.t)
+    forward, backward = _LOSS_BYTES[model.cross_entropy]
+    return Work(
+        (MemoryBound("cross entropy", float(forward * count)),),
+        (MemoryBound("cross entropy gradient", float(backward * count)),),
+        8,
+        4,
+    )

@@ -1,0 +1,53 @@
+"""MoE layers: router, and the copies of tokens before and after the experts."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from analyzer.modules.moe.routing import Routing
+from analyzer.time.work.context import WorkContext
+from analyzer.time.work.kernels import Gemm, MemoryBound, Work
+
+_PASSES: Final = {"flex": 4.0, "alltoall": 4.0, "allgather": 6.0}
+"""Bytes moved for each element of a row that is permuted, in 16 bit: each row is read and written once."""
+_UNFUSED: Final = 1.5
+"""Factor without `--moe-permute-fusion`."""
+
+
+def router(context: WorkContext) -> Work:
+    """Scores of all experts for each token, top-k, probabilities and the auxiliary loss."""
+    routing = Routing(context.shapes)
+    tokens, experts, hidden = routing.tokens, routing.moe.num_experts, context.inputs.model.hidden_size
+    precision = "32" if routing.moe.router_dtype else context.precision
+
+    def gemm(name: str, m: int, n: int, k: int, *, of_weight: bool = False) -> Gemm:
+        return Gemm(name, m, n, k, precision, depth_is_tokens=of_weight)
+
+    return Work(
+        forward=(gemm("forward", tokens, experts, hidden), MemoryBound("routing", 40.0 * tokens * experts, "permute")),
+        backward=(
+            MemoryBound("routing gradient", 20.0 * tokens * experts, "permute"),
+            gemm("data gradient", tokens, hidden, experts),
+            gemm("weight gradient", experts, hidden, tokens, of_weight=True),
+        ),
+        forward_calls=35,
+        backward_calls=25,
+    )
+
+
+def permutation(context: WorkContext, *, dispatch: bool) -> Work:
+    """Rows sorted by expert before the exchange, and by local expert after it; the reverse in `combine`."""
+    routing = Routing(context.shapes)
+    moe = routing.moe
+    several = routing.local_experts > 1 and moe.dispatcher == "alltoall"
+    fused = 1.0 if moe.permute_fusion or moe.dispatcher == "flex" else _UNFUSED
+    size = _PASSES[moe.dispatcher] * (2 if several else 1) * fused * routing.rows * routing.width
+    calls = 25 if moe.dispatcher == "flex" else 40
+    name = "permutation" if dispatch else "reverse permutation"
+    return Work(
+        forward=(MemoryBound(name, size, "permute"),),
+        backward=(MemoryBound(f"{name} gradient", size, "permute"),),
+        forward_calls=calls,
+        backward_calls=15,
+        synchronizes=dispatch and not moe.pad_to_capacity,
+    )

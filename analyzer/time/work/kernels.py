@@ -1,0 +1,103 @@
+"""Kernels: the units of work whose time is predicted, with the sizes that determine it.
+
+A module launches kernels in its forward and in its backward. Sizes are those of one rank and one microbatch.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple
+
+Precision = Literal["32", "16", "8", "4"]
+"""Bits of the elements that a GEMM multiplies."""
+MemoryKind = Literal["elementwise", "permute", "cast"]
+
+BYTES: Final[dict[Precision, float]] = {"32": 4, "16": 2, "8": 1, "4": 0.5}
+
+
+class Gemm(NamedTuple):
+    """Equal matrix products: `batch` times [m, k] · [k, n]."""
+
+    name: str
+    """forward, data gradient or weight gradient."""
+    m: int
+    n: int
+    k: int
+    precision: Precision = "16"
+    batch: int = 1
+    """Products in one launch: the experts of a grouped GEMM, the heads of unfused attention."""
+    grouped: bool = False
+    """The products are those of experts."""
+    output_bytes: float = 2
+    """Bytes read and written for each element of the output: 2 for a new tensor, 8 if it is added to an fp32 buffer."""
+    depth_is_tokens: bool = False
+    """The products sum over tokens: a weight gradient."""
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations."""
+        return 2 * self.m * self.n * self.k * self.batch
+
+    @property
+    def bytes(self) -> float:
+        """Bytes of both factors and of the output."""
+        factors = BYTES[self.precision] * self.k * (self.m + self.n)
+        return self.batch * (factors + self.output_bytes * self.m * self.n)
+
+    @property
+    def rows(self) -> int:
+        """Tokens of one product, which determine the efficiency of a grouped GEMM."""
+        return self.k if self.depth_is_tokens else self.m
+
+
+class Attention(NamedTuple):
+    """The forward or the backward of a fused attention kernel."""
+
+    name: Literal["forward", "backward"]
+    batch: int
+    heads: int
+    """Query heads of this rank."""
+    queries: int
+    """Tokens of a sample whose queries this rank has."""
+    keys: int
+    pairs: float
+    """Pairs of a query and a key that are computed, for one head and sample: half of all pairs under a causal mask."""
+    head_dim: int
+    value_dim: int
+    backend: Literal["flash", "fused"] = "fused"
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations. The backward computes five products where the forward computes two."""
+        forward = 2 * self.batch * self.heads * self.pairs * (self.head_dim + self.value_dim)
+        return forward if self.name == "forward" else 2.5 * forward
+
+
+class MemoryBound(NamedTuple):
+    """A kernel whose time is that of the bytes that it reads and writes."""
+
+    name: str
+    bytes: float
+    kind: MemoryKind = "elementwise"
+
+
+Kernel = Gemm | Attention | MemoryBound
+
+
+class Work(NamedTuple):
+    """The kernels of a module without children, for one microbatch, and the calls that launch them from the host."""
+
+    forward: tuple[Kernel, ...] = ()
+    backward: tuple[Kernel, ...] = ()
+    forward_calls: float = 0
+    """Operations that the host issues in forward."""
+    backward_calls: float = 0
+    synchronizes: bool = False
+    """The host waits for the GPU in forward: for the number of tokens of each expert."""
+
+
+NO_WORK: Final = Work()
+
+
+def flops(kernels: tuple[Kernel, ...]) -> float:
+    """Floating-point operations of GEMMs and attention. Those of memory-bound kernels are not counted."""
+    return sum(kernel.flops for kernel in kernels if not isinstance(kernel, MemoryBound))

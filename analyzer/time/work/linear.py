@@ -1,0 +1,129 @@
+"""Linear layers: the GEMMs of forward, data gradient and weight gradient, with the casts of quantized layers.
+
+Sources: transformer_engine/pytorch/module/{linear,layernorm_linear,grouped_linear}.py (TE 2.11).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.tree import Module, Parameter
+from analyzer.time.work.context import WorkContext
+from analyzer.time.work.elementwise import norm
+from analyzer.time.work.kernels import NO_WORK, Gemm, MemoryBound, Precision, Work
+
+CAST_BYTES: Final = {"delayed": 4.0, "tensorwise": 6.0, "blockwise": 5.0, "mxfp8": 4.2, "nvfp4": 6.0}
+"""Bytes moved to quantize an element of a 16-bit tensor: it is read, and written in two layouts (for the two GEMMs that use it).
+
+`tensorwise` and `nvfp4` read it twice, because the scale of the tensor is computed first; `mxfp8` has a scale for 32 elements.
+"""
+_CALLS: Final = (3.0, 4.0)
+"""Operations of the host in forward and backward of a linear layer."""
+_QUANTIZED_CALLS: Final = 3.0
+"""The same with quantization, as a multiple."""
+_SPLIT_ROWS: Final = frozenset({ModuleKind.Q_DOWN, ModuleKind.KV_DOWN})
+"""Layers that are not split over tensor-parallel ranks: each works on its tokens of the residual stream."""
+
+
+def weight_of(module: Module) -> Parameter | None:
+    """The weight of a linear layer: a matrix, or one matrix for each local expert."""
+    return next((each for each in module.parameters if each.name == "weight" and len(each.shape) >= 2), None)
+
+
+def linear(module: Module, context: WorkContext) -> Work:
+    """A dense linear layer, with the norm that is fused in."""
+    weight = weight_of(module)
+    if weight is None:
+        return NO_WORK
+    shapes = context.shapes
+    rows = (shapes.s_split if module.kind in _SPLIT_ROWS else shapes.s) * shapes.b
+    n, k = weight.shape
+    fused = any(each.name == "layer_norm_weight" for each in module.parameters)
+    rewinds = module.kind in (ModuleKind.Q_UP, ModuleKind.KV_UP) and shapes.recomputes("mla_up_proj")
+    work = gemms(context, rows=rows, n=n, k=k, precision=context.quantized if weight.quantized else context.precision)
+    if fused:
+        work = joined(norm(shapes.s_split * shapes.b * k, recomputed=False), work)
+    return repeated(work) if rewinds else work
+
+
+def gemms(context: WorkContext, *, rows: int, n: int, k: int, precision: Precision) -> Work:
+    """[rows, k] → [rows, n] by a weight [n, k]."""
+    out = context.element_bytes
+    quantized = precision in ("8", "4")
+    calls = [each * (_QUANTIZED_CALLS if quantized else 1) for each in _CALLS]
+    return Work(
+        forward=(
+            *_casts(context, rows * k, precision),
+            Gemm("forward", rows, n, k, precision, output_bytes=out),
+        ),
+        backward=(
+            *_casts(context, rows * n, precision),
+            Gemm("data gradient", rows, k, n, precision, output_bytes=out),
+            Gemm("weight gradient", n, k, rows, precision, output_bytes=context.accumulated_bytes, depth_is_tokens=True),
+        ),
+        forward_calls=calls[0],
+        backward_calls=calls[1],
+    )
+
+
+def grouped_linear(module: Module, context: WorkContext, *, rows: int, grouped: bool) -> Work:
+    """The same linear layer of every local expert. `rows`: tokens of all of them. `grouped`: in one launch."""
+    weight = weight_of(module)
+    if weight is None:
+        return NO_WORK
+    n, k = weight.shape[-2:]
+    experts = weight.pieces if len(weight.shape) == 2 else weight.shape[0]
+    precision = context.quantized if weight.quantized else context.precision
+    each = max(1, rows // experts)
+    out = context.element_bytes
+
+    def gemm(name: str, m: int, width: int, depth: int, *, of_weight: bool = False) -> Gemm:
+        moved = context.accumulated_bytes if of_weight else out
+        return Gemm(name, m, width, depth, precision, experts, grouped=True, output_bytes=moved, depth_is_tokens=of_weight)
+
+    scale = _QUANTIZED_CALLS if precision in ("8", "4") else 1
+    launches = 1 if grouped else experts
+    return Work(
+        forward=(*_casts(context, rows * k, precision), gemm("forward", each, n, k)),
+        backward=(
+            *_casts(context, rows * n, precision),
+            gemm("data gradient", each, k, n),
+            gemm("weight gradient", n, k, each, of_weight=True),
+        ),
+        forward_calls=(2 + launches) * scale,
+        backward_calls=(2 + 2 * launches) * scale,
+    )
+
+
+def quantized_weight_bytes(module: Module, context: WorkContext) -> float:
+    """Bytes moved to quantize the weights of a module, once for each iteration."""
+    fp8 = context.inputs.fp8
+    if fp8 is None:
+        return 0.0
+    return CAST_BYTES[fp8.recipe] * sum(each.numel for each in module.parameters if each.quantized)
+
+
+def joined(*works: Work) -> Work:
+    """The work of functions that run one after the other; their backwards run in reverse order."""
+    return Work(
+        forward=tuple(kernel for each in works for kernel in each.forward),
+        backward=tuple(kernel for each in reversed(works) for kernel in each.backward),
+        forward_calls=sum(each.forward_calls for each in works),
+        backward_calls=sum(each.backward_calls for each in works),
+        synchronizes=any(each.synchronizes for each in works),
+    )
+
+
+def repeated(work: Work) -> Work:
+    """The work of a module whose forward is recomputed in its backward."""
+    return work._replace(
+        backward=(*work.forward, *work.backward), backward_calls=work.forward_calls + work.backward_calls
+    )
+
+
+def _casts(context: WorkContext, elements: int, precision: Precision) -> tuple[MemoryBound, ...]:
+    fp8 = context.inputs.fp8
+    if fp8 is None or precision not in ("8", "4"):
+        return ()
+    return (MemoryBound("quantization", CAST_BYTES[fp8.recipe] * elements, "cast"),)

@@ -1,0 +1,74 @@
+"""The kernels of each module of a tree, by the kind of the module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from analyzer.modules.kinds import LINEAR, ModuleKind
+from analyzer.modules.moe.routing import Routing
+from analyzer.modules.tree import Module
+from analyzer.time.work import elementwise, experts
+from analyzer.time.work.attention import attention_kernel
+from analyzer.time.work.context import WorkContext
+from analyzer.time.work.kernels import NO_WORK, Work
+from analyzer.time.work.linear import gemms, grouped_linear, linear, weight_of
+
+_NORMS: Final = frozenset({ModuleKind.ATTENTION_NORM, ModuleKind.FEED_FORWARD_NORM, ModuleKind.FINAL_NORM})
+
+
+def work_of(module: Module, context: WorkContext) -> Work:
+    """The kernels of a module without children. Those of modules with children are those of the children."""
+    return module.derived(_work, context)
+
+
+def _work(module: Module, context: WorkContext) -> Work:
+    kind = module.kind
+    if kind in _OTHERS:
+        return _OTHERS[kind](module, context)
+    if kind in _NORMS:
+        return elementwise.standalone_norm(module, context)
+    weight = weight_of(module)
+    if weight is not None and weight.sharding == "expert":
+        routing = Routing(context.shapes)
+        return grouped_linear(module, context, rows=routing.multiplied_rows, grouped=routing.moe.grouped_gemm)
+    if kind in LINEAR or kind is ModuleKind.REPLACED_BRANCH or weight is not None:
+        return linear(module, context)
+    if module.parameters and len(module.parameters[0].shape) == 1 and module.saved:
+        return elementwise.standalone_norm(module, context)  # norms of multi-token prediction
+    return NO_WORK
+
+
+def _output_layer(_: Module, context: WorkContext) -> Work:
+    """Logits in 16 bit, also of quantized models."""
+    shapes, model = context.shapes, context.inputs.model
+    columns = model.padded_vocab_size // shapes.t
+    return gemms(context, rows=shapes.s * shapes.b, n=columns, k=model.hidden_size, precision=context.precision)
+
+
+def _activation(module: Module, context: WorkContext) -> Work:
+    """Rows and width are those of the output, which is listed in the workspace."""
+    shape = next((each.shape for each in module.forward_workspace if each.name in ("output", "activation output")), None)
+    if shape is None:
+        return NO_WORK
+    rows = 1
+    for size in shape[:-1]:
+        rows *= size
+    return elementwise.activation(module, context, rows=rows, width=shape[-1], in_experts=len(shape) == 2)
+
+
+_OTHERS: Final[dict[ModuleKind, Callable[[Module, WorkContext], Work]]] = {
+    ModuleKind.OUTPUT_LAYER: _output_layer,
+    ModuleKind.ACTIVATION: _activation,
+    ModuleKind.LOSS: lambda _, context: elementwise.cross_entropy(context),
+    ModuleKind.WORD_EMBEDDINGS: elementwise.word_embedding,
+    ModuleKind.POSITION_EMBEDDINGS: elementwise.word_embedding,
+    ModuleKind.Q_NORM: elementwise.head_norm,
+    ModuleKind.K_NORM: elementwise.head_norm,
+    ModuleKind.ATTENTION_KERNEL: lambda _, context: attention_kernel(context),
+    ModuleKind.ATTENTION_ADD: lambda _, context: elementwise.residual_add(context),
+    ModuleKind.FEED_FORWARD_ADD: lambda _, context: elementwise.residual_add(context),
+    ModuleKind.ROUTER: lambda _, context: experts.router(context),
+    ModuleKind.DISPATCH: lambda _, context: experts.permutation(context, dispatch=True),
+    ModuleKind.COMBINE: lambda _, context: experts.permutation(context, dispatch=False),
+}
