@@ -27,6 +27,7 @@ BASE_2023 = BASE.replace("--tokenizer-type NullTokenizer --vocab-size 32000", "-
 HOPPER = HardwareSpec(name="H100-80GB", compute_capability=(9, 0))
 AMPERE = HardwareSpec(name="A100-80GB", compute_capability=(8, 0))
 BLACKWELL = HardwareSpec(name="B200", compute_capability=(10, 0))
+HARDWARE = {gpu.name: gpu for gpu in (HOPPER, AMPERE, BLACKWELL)}
 
 
 def arguments_of(line: str, *, release: str = "0.16.1") -> Arguments:
