@@ -1,10 +1,18 @@
-"""Checks of options that `validate_args` does (megatron/training/arguments.py, 0.16 to 0.19)."""
+"""Checks of options that `validate_args` does (megatron/training/arguments.py, 0.16 to 0.19), by topic."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING
 
+from analyzer.launch.checks.checkpoints import checkpoint_violations
+from analyzer.launch.checks.data import data_violations
+from analyzer.launch.checks.graphs import graph_violations
+from analyzer.launch.checks.legacy_models import legacy_violations
+from analyzer.launch.checks.schedule import schedule_violations
+from analyzer.launch.checks.sharding import sharding_violations
+from analyzer.launch.derive.reading import since, switched_on
 from analyzer.specs.rules.violation import Violation
 
 if TYPE_CHECKING:
@@ -15,16 +23,32 @@ if TYPE_CHECKING:
 
 def argument_violations(launch: LaunchInput, job: TrainingJob) -> Iterator[Violation]:
     """The checks of `validate_args` that a launch breaks."""
-    yield from _weight_decay(launch.arguments)
+    arguments = launch.arguments
+    return chain(
+        schedule_violations(arguments),
+        data_violations(arguments),
+        checkpoint_violations(arguments),
+        legacy_violations(arguments),
+        sharding_violations(launch),
+        graph_violations(arguments, job),
+        _layers(arguments, job),
+    )
 
 
-def _weight_decay(arguments: Arguments) -> Iterator[Violation]:
-    """A weight decay that changes needs both ends; a constant one has none."""
-    ends = ("start_weight_decay", "end_weight_decay")
-    constant = arguments.get("weight_decay_incr_style", "constant") == "constant"
-    for dest in ends:
-        given = arguments.get(dest) is not None
-        if constant and given:
-            yield Violation((dest,), "has no effect while the weight decay is constant", "add --weight-decay-incr-style linear")
-        if not constant and not given:
-            yield Violation(("weight_decay_incr_style",), f"needs --{dest.replace('_', '-')}", "add it, for example 0.01")
+def _layers(arguments: Arguments, job: TrainingJob) -> Iterator[Violation]:
+    """Kernels and communication of a layer that need another option."""
+    if switched_on(arguments, "tp_comm_overlap") and not job.parallel.sequence_parallel and since(arguments, "0.12"):
+        tensor = job.parallel.tensor
+        remedy = "add --sequence-parallel" if tensor > 1 else "leave it out: there is one tensor-parallel rank"
+        yield Violation(("tp_comm_overlap",), "needs sequence parallelism", remedy)
+    if switched_on(arguments, "mla_down_proj_fusion") and job.model.mla is None:
+        yield Violation(("mla_down_proj_fusion",), "is for multi-latent attention", "leave it out")
+    if switched_on(arguments, "fake_process_group") and arguments.get("moe_token_dispatcher_type") == "flex":
+        yield Violation(("fake_process_group",), "does not support the flex dispatcher", "add --moe-token-dispatcher-type alltoall")
+    fused = switched_on(arguments, "cross_entropy_loss_fusion") and arguments.get("cross_entropy_fusion_impl") == "te"
+    if fused and since(arguments, "0.18"):
+        yield Violation(
+            ("cross_entropy_fusion_impl",),
+            "te is not stable, and this release refuses it",
+            "use --cross-entropy-fusion-impl native",
+        )
