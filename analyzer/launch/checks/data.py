@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
 
 _SPLITS: Final = ("train_data_path", "valid_data_path", "test_data_path")
-_FIM_TOKENS: Final = ("fim_prefix_token", "fim_middle_token", "fim_suffix_token", "fim_pad_token", "fim_eod_token")
 
 
 def data_violations(arguments: Arguments) -> Iterator[Violation]:
@@ -53,6 +52,3 @@ def _fill_in_the_middle(arguments: Arguments) -> Iterator[Violation]:
     for dest in ("fim_rate", "fim_spm_rate"):
         if not arguments.get(dest):
             yield Violation((dest,), "is 0, and --fim-data needs a rate", "give a number above 0, such as 0.5")
-    for dest in _FIM_TOKENS:
-        if arguments.get(dest) is None:
-            yield Violation((dest,), "is missing, and --fim-data needs it", "add it")

@@ -54,6 +54,3 @@ def _weight_decay(arguments: Arguments) -> Iterator[Violation]:
             yield Violation((dest,), "has no effect while the weight decay is constant", "add --weight-decay-incr-style linear")
         if not constant and not given:
             yield Violation(("weight_decay_incr_style",), f"needs {flag_of(dest)}", "add it, for example 0.01")
-    condition = arguments.get("no_weight_decay_cond_type")
-    if condition not in (None, "apply_wd_to_qk_layernorm") and "apply_wd_to_qk_layernorm" in arguments.values:
-        yield Violation(("no_weight_decay_cond_type",), f"{condition} is not supported", "use --apply-wd-to-qk-layernorm")

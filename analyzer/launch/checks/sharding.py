@@ -7,7 +7,7 @@ Megatron: `validate_args` (megatron/training/arguments.py), `OptimizerConfig`, `
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from analyzer.launch.derive.fsdp import sharding_flag
 from analyzer.launch.derive.reading import option, since, size, switched_on, text
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
     from analyzer.launch.derive.launch_input import LaunchInput
 
-_LEAVE: str = "leave it out"
+_LEAVE: Final = "leave it out"
 
 
 def sharding_violations(launch: LaunchInput) -> Iterator[Violation]:
@@ -92,12 +92,7 @@ def _megatron_fsdp(arguments: Arguments) -> Iterator[Violation]:
     compared = "check_weight_hash_across_dp_replicas_interval"
     if strategy == "optim_grads_params" and arguments.get(compared) is not None:
         yield Violation((compared,), "there are no replicas of sharded parameters to compare", _LEAVE)
-    if not since(arguments, "0.18"):
-        return
-    name = text(arguments, "optimizer", "adam")
-    if name not in ("adam", "sgd"):
-        yield Violation(("use_megatron_fsdp",), f"does not support --optimizer {name}", "use --optimizer adam")
-    if switched_on(arguments, "init_model_with_meta_device") and strategy == "no_shard":
+    if switched_on(arguments, "init_model_with_meta_device") and strategy == "no_shard" and since(arguments, "0.18"):
         yield Violation(("init_model_with_meta_device",), "needs sharded parameters", "use --data-parallel-sharding-strategy optim")
     for dest in ("moe_single_grouped_weight", "moe_single_grouped_bias"):
         if switched_on(arguments, dest) and since(arguments, "0.19"):
