@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 
 def argument_violations(launch: LaunchInput, job: TrainingJob) -> Iterator[Violation]:
-    """The checks of `validate_args` that a launch breaks."""
+    """The checks of `validate_args` that a launch breaks. None for forks: some have removed a part of them."""
     arguments = launch.arguments
+    if arguments.fork is not None:
+        return iter(())
     return chain(
         schedule_violations(arguments),
         data_violations(arguments),
@@ -37,10 +39,6 @@ def argument_violations(launch: LaunchInput, job: TrainingJob) -> Iterator[Viola
 
 def _layers(arguments: Arguments, job: TrainingJob) -> Iterator[Violation]:
     """Kernels and communication of a layer that need another option."""
-    if switched_on(arguments, "tp_comm_overlap") and not job.parallel.sequence_parallel and since(arguments, "0.12"):
-        tensor = job.parallel.tensor
-        remedy = "add --sequence-parallel" if tensor > 1 else "leave it out: there is one tensor-parallel rank"
-        yield Violation(("tp_comm_overlap",), "needs sequence parallelism", remedy)
     if switched_on(arguments, "mla_down_proj_fusion") and job.model.mla is None:
         yield Violation(("mla_down_proj_fusion",), "is for multi-latent attention", "leave it out")
     if switched_on(arguments, "fake_process_group") and arguments.get("moe_token_dispatcher_type") == "flex":
