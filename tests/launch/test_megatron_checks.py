@@ -11,7 +11,7 @@ import pytest
 
 from analyzer.errors import InputError, UnsupportedError
 from tests.data_files import data_file
-from tests.job_of import HARDWARE, job_of
+from tests.job_of import BASE, HARDWARE, job_of
 
 ROOT = Path(__file__).resolve().parents[2]
 REASONS = {
@@ -68,12 +68,14 @@ def test_every_check_is_done_or_has_a_reason() -> None:
 def test_a_launch_that_breaks_a_check_is_refused(row: dict[str, Any]) -> None:
     example = row["refused"]
     gpu = HARDWARE[example.get("gpu", "H100-80GB")]
+    broken_gpu = HARDWARE[example.get("broken_gpu", gpu.name)]
     environ = example.get("environ", {})
     broken_environ = environ | example.get("broken_environ", {})
+    broken_base = BASE.replace(example.get("without", ""), "")
     for release in example.get("releases", row["releases"]):
         job_of(example["accepted"], release=release, gpu=gpu, environ=environ)
         with pytest.raises(InputError) as caught:
-            job_of(example["broken"], release=release, gpu=gpu, environ=broken_environ)
+            job_of(example["broken"], base=broken_base, release=release, gpu=broken_gpu, environ=broken_environ)
         assert not isinstance(caught.value, UnsupportedError)
         assert example["says"] in str(caught.value)
 
