@@ -164,10 +164,12 @@ CAPACITY = 276 * 2**30
 
 
 def test_a_published_launch_with_overlapped_microbatches_in_one_graph_fits() -> None:
-    graphs = memory(job_of(f"{FULL} --te-rng-tracker --moe-pad-experts-for-cuda-graph-inference", base=OVERLAPPED, gpu=GB300))
+    """In core 0.18, whose `validate_args` refuses the cross entropy of Transformer Engine."""
+    base = OVERLAPPED.replace("--cross-entropy-fusion-impl te", "--no-check-for-nan-in-loss-and-grad")
+    graphs = memory(job_of("--cuda-graph-impl full_iteration --te-rng-tracker", base=base, gpu=GB300, release="0.18.2"))
     assert graphs.graph_pool_bytes > 0
     assert graphs.device_bytes < CAPACITY
-    assert memory(job_of("", base=OVERLAPPED, gpu=GB300)).device_bytes < CAPACITY
+    assert memory(job_of("", base=base, gpu=GB300, release="0.18.2")).device_bytes < CAPACITY
 
 
 @pytest.mark.parametrize("scope", ["attn", "moe_router", "attn moe_router"])
