@@ -55,7 +55,7 @@ def _functions(folder: str) -> set[str]:
 
 
 def test_every_check_is_done_or_has_a_reason() -> None:
-    wrong = [_name(row) for row in ROWS if ("refused" in row) == ("not_refused" in row)]
+    wrong = [_name(row) for row in ROWS if len(row.keys() & {"refused", "warned", "not_refused"}) != 1]
     assert not wrong
     assert len(ROWS) == 458
     for row in ROWS:
@@ -80,10 +80,19 @@ def test_a_launch_that_breaks_a_check_is_refused(row: dict[str, Any]) -> None:
         assert example["says"] in str(caught.value)
 
 
+@pytest.mark.parametrize("row", [row for row in ROWS if "warned" in row], ids=_name)
+def test_a_launch_that_breaks_a_tolerated_check_gets_a_warning(row: dict[str, Any]) -> None:
+    example = row["warned"]
+    for release in example.get("releases", row["releases"]):
+        assert any(example["says"] in sentence for sentence in job_of(example["line"], release=release).warnings)
+        assert not any(example["says"] in sentence for sentence in job_of("", release=release).warnings)
+
+
 def test_the_functions_named_in_the_table_refuse_launches() -> None:
     existing = _functions("analyzer/specs") | _functions("analyzer/launch")
     named = {row["refused"]["by"] for row in REFUSED}
     assert not named - existing
+    assert all(row["warned"]["by"] == "analyzer.launch.checks.tolerated:warn_of_tolerated" for row in ROWS if "warned" in row)
 
 
 def test_every_refusal_is_in_the_table_or_has_a_reason() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from analyzer.launch.derive.reading import integer, since
+from analyzer.specs.option_names import flag_of
 from analyzer.specs.rules.violation import Violation
 
 if TYPE_CHECKING:
@@ -40,26 +41,37 @@ def recomputed_modules(arguments: Arguments) -> frozenset[str]:
 
 
 def _recomputed(arguments: Arguments, job: TrainingJob, graphs: GraphSpec) -> Iterator[Violation]:
-    """A recomputed module of a graph must not use random numbers, nor contain a graph."""
+    """A recomputed module of a graph must not use random numbers, nor contain a graph.
+
+    Dropout that is only Megatron's default is not refused: recipes of frameworks that set it to 0 often do not write it.
+    """
     modules, scope = recomputed_modules(arguments), graphs.scope
     named = ("recompute_modules",)
     if graphs.implementation == "transformer_engine" and "moe" in modules and "moe_router" in scope:
         yield Violation(named, "moe contains moe_router, which is captured in a CUDA graph", "leave moe out")
-    whole = not scope or "full_iteration" in scope
-
-    def captured(part: str, module: str) -> bool:
-        return module in modules and (whole or part in scope)
-
-    if job.model.attention_dropout and captured("attn", "core_attn"):
-        fault = "core_attn has dropout, and a CUDA graph cannot recompute it"
-        yield Violation(named, fault, "add --attention-dropout 0, or --recompute-modules with other modules")
-    if job.model.hidden_dropout:
-        for module in ("mlp", "moe"):
-            if captured(module, module):
-                fault = f"{module} has dropout, and a CUDA graph cannot recompute it"
-                yield Violation(named, fault, f"add --hidden-dropout 0, or leave {module} out")
-    if arguments.get("moe_input_jitter_eps") is not None and captured("moe", "moe"):
+    for module, dest in recomputed_dropout(arguments, job):
+        if dest in arguments.given:
+            fault = f"{module} has dropout, and a CUDA graph cannot recompute it"
+            yield Violation(named, fault, f"add {flag_of(dest)} 0, or --recompute-modules with other modules")
+    if arguments.get("moe_input_jitter_eps") is not None and "moe" in modules and _captured(graphs, "moe"):
         yield Violation(named, "moe has --moe-input-jitter-eps, and a CUDA graph cannot recompute it", "leave moe out")
+
+
+def recomputed_dropout(arguments: Arguments, job: TrainingJob) -> Iterator[tuple[str, str]]:
+    """Recomputed modules with dropout that CUDA graphs capture, each with the dest of its dropout."""
+    if job.graphs is None or job.recompute.granularity != "selective":
+        return
+    modules = recomputed_modules(arguments)
+    dropouts = {"attention_dropout": job.model.attention_dropout, "hidden_dropout": job.model.hidden_dropout}
+    parts = (("core_attn", "attn", "attention_dropout"), ("mlp", "mlp", "hidden_dropout"), ("moe", "moe", "hidden_dropout"))
+    for module, part, dest in parts:
+        if dropouts[dest] and module in modules and _captured(job.graphs, part):
+            yield module, dest
+
+
+def _captured(graphs: GraphSpec, part: str) -> bool:
+    """Whether graphs capture a part of the layers."""
+    return not graphs.scope or "full_iteration" in graphs.scope or part in graphs.scope
 
 
 def _offloaded(arguments: Arguments, modules: tuple[str, ...], graphs: GraphSpec) -> Iterator[Violation]:

@@ -24,12 +24,6 @@ def graph_violations(arguments: Arguments, job: TrainingJob) -> Iterator[Violati
     yield from _delayed_gradients(arguments, job)
     if job.graphs is None or job.graphs.implementation != "local":
         return
-    if "full_iteration" in job.graphs.scope and job.flags.check_for_nan_in_loss_and_grad:
-        yield Violation(
-            ("cuda_graph_impl",),
-            "a graph of the full iteration cannot check for NaN",
-            "add --no-check-for-nan-in-loss-and-grad",
-        )
     experts = size(arguments, "expert_model_parallel_size")
     padded = switched_on(arguments, "moe_pad_experts_for_cuda_graph_inference")
     if experts > 1 and not padded and not since(arguments, "0.18"):

@@ -12,7 +12,7 @@ from analyzer.launch.checks.graphs import graph_violations
 from analyzer.launch.checks.legacy_models import legacy_violations
 from analyzer.launch.checks.schedule import schedule_violations
 from analyzer.launch.checks.sharding import sharding_violations
-from analyzer.launch.derive.reading import since, switched_on
+from analyzer.launch.derive.reading import switched_on
 from analyzer.specs.rules.violation import Violation
 
 if TYPE_CHECKING:
@@ -43,10 +43,3 @@ def _layers(arguments: Arguments, job: TrainingJob) -> Iterator[Violation]:
         yield Violation(("mla_down_proj_fusion",), "is for multi-latent attention", "leave it out")
     if switched_on(arguments, "fake_process_group") and arguments.get("moe_token_dispatcher_type") == "flex":
         yield Violation(("fake_process_group",), "does not support the flex dispatcher", "add --moe-token-dispatcher-type alltoall")
-    fused = switched_on(arguments, "cross_entropy_loss_fusion") and arguments.get("cross_entropy_fusion_impl") == "te"
-    if fused and since(arguments, "0.18"):
-        yield Violation(
-            ("cross_entropy_fusion_impl",),
-            "te is not stable, and this release refuses it",
-            "use --cross-entropy-fusion-impl native",
-        )
