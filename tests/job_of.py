@@ -7,8 +7,9 @@ from pathlib import Path
 
 from analyzer.buffers.of_stage import stage_buffers
 from analyzer.launch.arguments import Arguments
-from analyzer.launch.argv_parser import read_words
+from analyzer.launch.argv_parser import is_option, read_words
 from analyzer.launch.build import build
+from analyzer.launch.coverage.legacy_options import refuse_retired
 from analyzer.launch.derive.launch_input import LaunchInput
 from analyzer.launch.launchers.world import World
 from analyzer.launch.options.catalogue import load_catalogue
@@ -24,14 +25,19 @@ BASE = (
     "--micro-batch-size 1 --bf16 --tokenizer-type NullTokenizer --vocab-size 32000"
 )
 BASE_2023 = BASE.replace("--tokenizer-type NullTokenizer --vocab-size 32000", "--tokenizer-type NullTokenizer --vocab-size 50256")
+VOLTA = HardwareSpec(name="V100-32GB", compute_capability=(7, 0))
 HOPPER = HardwareSpec(name="H100-80GB", compute_capability=(9, 0))
 AMPERE = HardwareSpec(name="A100-80GB", compute_capability=(8, 0))
 BLACKWELL = HardwareSpec(name="B200", compute_capability=(10, 0))
+HARDWARE = {gpu.name: gpu for gpu in (HOPPER, VOLTA, AMPERE, BLACKWELL)}
 
 
 def arguments_of(line: str, *, release: str = "0.16.1") -> Arguments:
     """Return the arguments that `release` parses from a line of options."""
     table = load_catalogue().table(release)
+    for word in line.split():
+        if is_option(word):
+            refuse_retired(word)
     reading = read_words(line.split(), table)
     return Arguments(
         values={**table.defaults, **reading.values},

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from analyzer.launch.checks import option_violations
+from analyzer.launch.checks.tolerated import warn_of_tolerated
 from analyzer.launch.coverage.ignored import ignored_options
 from analyzer.launch.coverage.supported import assumptions_of, refuse_unmodelled
 from analyzer.launch.derive.activations import activation_offload_spec
@@ -93,7 +96,8 @@ def build(
         graphs=graphs,
         activation_offload=activation_offload_spec(arguments, model=model, graphs=graphs),
     )
-    refuse(arguments, violations(job))
+    refuse(arguments, chain(option_violations(launch, job), violations(job)))
+    warn_of_tolerated(launch, job)
     _assume_few_groups(launch, model, parallel)
     launch.warn(*assumptions_of(arguments), *ignored_options(arguments, tensor=parallel.tensor))
     return replace(job, assumptions=tuple(launch.assumptions), warnings=tuple(launch.warnings), unknown=tuple(launch.unknown))

@@ -102,8 +102,8 @@ def test_the_2023_code_reduces_sizes_to_the_world() -> None:
 
 
 def test_legacy_models() -> None:
-    assert job_of("--use-legacy-models --transformer-impl local").model.implementation == "legacy"
-    job = job_of("--use-legacy-models")
+    assert job_of("--use-legacy-models --ckpt-format torch --transformer-impl local").model.implementation == "legacy"
+    job = job_of("--use-legacy-models --ckpt-format torch")
     assert job.model.implementation == "transformer_engine"
     assert job.warnings[0].startswith("--transformer-impl transformer_engine: legacy models")
 

@@ -208,6 +208,22 @@ def test_the_size_in_a_hugging_face_config_is_an_assumption(tmp_path: Path) -> N
     assert "unused rows" in assumptions[0]
 
 
+@pytest.mark.parametrize("size", ["-5", "0", "true", "1.5", '"many"', "1" + "0" * 100])
+def test_a_wrong_size_in_a_hugging_face_config_is_refused(size: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(f'{{"vocab_size": {size}}}')
+    with pytest.raises(InputError) as caught:
+        read(f"--tokenizer-type HuggingFaceTokenizer --tokenizer-model {tmp_path}")
+    assert caught.value.option == "--tokenizer-model"
+    assert f"vocab_size of {tmp_path / 'config.json'}" in str(caught.value)
+    assert "add --vocab-size N" in str(caught.value)
+
+
+def test_a_hugging_face_tokenizer_without_tokens_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "vocab.json").write_text("{}")
+    with pytest.raises(InputError, match=r"^--tokenizer-model: .* has no tokens; give"):
+        read(f"--tokenizer-type HuggingFaceTokenizer --tokenizer-model {tmp_path}")
+
+
 def test_hugging_face_cache(tmp_path: Path) -> None:
     hugging_face(tmp_path / ".cache/huggingface/hub/models--some--model/snapshots/abc", {"a": 0}, ["<s>"])
     assert read("--tokenizer-type HuggingFaceTokenizer --tokenizer-model some/model", home=str(tmp_path)).size == 2

@@ -17,6 +17,7 @@ S, H, LAYERS = 2048, 1024, 8
 HIDDEN = 2 * S * H
 MASK = S * S
 TE = "--cuda-graph-impl transformer_engine --te-rng-tracker --attention-backend flash --attention-dropout 0 --hidden-dropout 0"
+FULL = "--cuda-graph-impl local --cuda-graph-scope full_iteration --no-check-for-nan-in-loss-and-grad"
 MOE = "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-token-dispatcher-type alltoall --disable-bias-linear"
 PADDED = f"{MOE} --moe-expert-capacity-factor 1.0 --moe-pad-expert-input-to-capacity"
 
@@ -84,7 +85,7 @@ def test_the_streams_of_a_capture_have_cublas_workspaces() -> None:
 
 
 def test_a_full_iteration_graph_has_no_static_inputs_of_layers() -> None:
-    names = [part.name for part in memory(job_of("--cuda-graph-impl local --cuda-graph-scope full_iteration")).runtime_parts]
+    names = [part.name for part in memory(job_of(FULL)).runtime_parts]
     assert names
     assert "static inputs of CUDA graphs" not in names
 
@@ -95,7 +96,7 @@ def test_a_full_iteration_graph_has_no_static_inputs_of_layers() -> None:
         ("--external-cuda-graph --te-rng-tracker", "0.14.0"),
         ("--external-cuda-graph --te-rng-tracker --cuda-graph-scope attn", "0.15.3"),
         ("--cuda-graph-impl transformer_engine --cuda-graph-modules attn", "0.18.2"),
-        ("--cuda-graph-impl full_iteration", "0.19.0"),
+        ("--cuda-graph-impl full_iteration --no-check-for-nan-in-loss-and-grad", "0.19.0"),
         (f"{MOE} --cuda-graph-impl transformer_engine --cuda-graph-scope attn moe_router moe_preprocess", "0.16.1"),
         (f"{PADDED} --cuda-graph-impl transformer_engine --cuda-graph-scope attn moe", "0.16.1"),
     ],
@@ -163,12 +164,12 @@ CAPACITY = 276 * 2**30
 
 
 def test_a_published_launch_with_overlapped_microbatches_in_one_graph_fits() -> None:
-    graphs = memory(
-        job_of("--cuda-graph-impl local --cuda-graph-scope full_iteration --te-rng-tracker", base=OVERLAPPED, gpu=GB300)
-    )
+    """In core 0.18, whose `validate_args` refuses the cross entropy of Transformer Engine."""
+    base = OVERLAPPED.replace("--cross-entropy-fusion-impl te", "--no-check-for-nan-in-loss-and-grad")
+    graphs = memory(job_of("--cuda-graph-impl full_iteration --te-rng-tracker", base=base, gpu=GB300, release="0.18.2"))
     assert graphs.graph_pool_bytes > 0
     assert graphs.device_bytes < CAPACITY
-    assert memory(job_of("", base=OVERLAPPED, gpu=GB300)).device_bytes < CAPACITY
+    assert memory(job_of("", base=base, gpu=GB300, release="0.18.2")).device_bytes < CAPACITY
 
 
 @pytest.mark.parametrize("scope", ["attn", "moe_router", "attn moe_router"])

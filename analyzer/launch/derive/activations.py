@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from analyzer.errors import InputError
-from analyzer.launch.derive.reading import integer, option, switched_on
+from analyzer.errors import InputError, UnsupportedError
+from analyzer.launch.derive.reading import integer, option, since, switched_on
 from analyzer.specs import ActivationOffloadSpec
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ def activation_offload_spec(arguments: Arguments, *, model: ModelSpec, graphs: G
     if model.implementation != "transformer_engine":
         raise InputError(named, "needs the layers of Transformer Engine", "use --transformer-impl transformer_engine")
     if graphs is not None:
+        if graphs.scope == ("full_iteration",) and since(arguments, "0.18"):
+            raise UnsupportedError(named, "is not modelled with CUDA graphs of full iterations", "leave --cuda-graph-impl out")
         raise InputError(named, "cannot be used with CUDA graphs", "leave --cuda-graph-impl out")
     return ActivationOffloadSpec(layers=layers)
 
@@ -46,6 +48,10 @@ def _fine_grained(arguments: Arguments, *, model: ModelSpec) -> ActivationOffloa
     if not asked:
         raise InputError(named, "needs a list of modules", "add --offload-modules core_attn attn_proj, or others")
     for module in asked:
+        if module == "fused_group_mlp" and since(arguments, "0.19"):
+            raise UnsupportedError(
+                f"{listed} {module}", "experts with fused operations are not modelled", "use expert_fc1 or moe_act"
+            )
         if module not in MODULES:
             raise InputError(listed, f"{module!r} is not a module", f"use modules of {', '.join(MODULES)}")
     if "attn_proj" in asked and "core_attn" not in asked:

@@ -132,7 +132,8 @@ def _layers_in_16_bit(arguments: Arguments, *, recipe: Fp8Recipe, most: int) -> 
 
 
 def _check_recompute(arguments: Arguments, *, recipe: Fp8Recipe) -> None:
-    if recipe != "delayed" or arguments.get("recompute_granularity") != "selective":
+    selective = arguments.get("recompute_granularity") == "selective" or switched_on(arguments, "recompute_activations")
+    if recipe != "delayed" or not selective:
         return
     asked = arguments.get("recompute_modules")
     for module in ("moe_act", "layernorm"):

@@ -11,6 +11,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
+
+LARGEST: Final = 10**15
+"""Numbers above it are not sizes of a vocabulary."""
 
 
 def count_vocabulary_json(path: Path) -> int:
@@ -53,8 +57,10 @@ def count_hugging_face(folder: Path) -> tuple[int, str]:
     if (folder / "tokenizer.model").is_file():
         return len(set(read_sentencepieces(folder / "tokenizer.model")) | added), "tokenizer.model"
     size = _object(folder / "config.json").get("vocab_size")
-    if not isinstance(size, int):
+    if size is None:
         raise ValueError(f"{folder / 'config.json'} has no vocab_size")
+    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= LARGEST:
+        raise ValueError(f"vocab_size of {folder / 'config.json'} is {str(size)[:40]}, not a number of tokens")
     return size, "config.json"
 
 

@@ -220,6 +220,8 @@ def _count_named(arguments: Arguments, kind: str, *, environ: Mapping[str, str],
             size, source = count_hugging_face(place)
         except _UNREADABLE as error:
             raise _unreadable(named, place, error) from None
+        if not size:
+            raise InputError(named, f"{place / source} has no tokens", "give the folder of the tokenizer")
         if source != "config.json":
             return _Count(size=size)
         return _Count(size=size, assumption=f"{size} tokens are assumed, from {place / source}; they may include unused rows.")

@@ -344,3 +344,20 @@ def test_published_moe_models() -> None:
         }
         built += 1
     assert built >= 13
+
+
+def test_a_width_of_experts_has_no_effect_in_dense_models_since_0_18() -> None:
+    """Megatron ignores it if --moe-layer-freq leaves some layers dense, in 0.18 and 0.19."""
+    line = "--moe-ffn-hidden-size 512 --moe-layer-freq"
+    for frequency in ("2", "[0]*1+[1]*7"):
+        assert job_of(f"{line} {frequency}", release="0.18.2").model.moe is None
+        with pytest.raises(InputError, match="there are no experts"):
+            job_of(f"{line} {frequency}", release="0.17.1")
+    with pytest.raises(InputError, match="there are no experts"):
+        job_of(f"{line} 1", release="0.18.2")
+
+
+def test_experts_padded_for_fp4() -> None:
+    """Since 0.16, `TransformerConfig.__post_init__` accepts --moe-router-padding-for-quantization with FP8 and with FP4."""
+    line = E8 + "--moe-token-dispatcher-type alltoall --moe-router-padding-for-quantization --fp4-format e2m1"
+    assert moe_of(line, gpu=HardwareSpec(name="B200", compute_capability=(10, 0))).pad_for_quantization

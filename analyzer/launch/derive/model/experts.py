@@ -27,10 +27,19 @@ def num_experts(arguments: Arguments) -> int | None:
 
 
 def check_dense(arguments: Arguments, *, imbalance: float) -> None:
-    """Raises InputError for options that need experts: from 0.13 on, `--moe-ffn-hidden-size` is one."""
-    if arguments.get("moe_ffn_hidden_size") is not None and since(arguments, "0.13"):
+    """Raises InputError for options that need experts: from 0.13 on, `--moe-ffn-hidden-size` is one.
+
+    From 0.18 on, Megatron ignores it if `--moe-layer-freq` leaves some layers dense.
+    """
+    ignored = since(arguments, "0.18") and _leaves_dense_layers(arguments.get("moe_layer_freq"))
+    if arguments.get("moe_ffn_hidden_size") is not None and since(arguments, "0.13") and not ignored:
         raise InputError(
             option(arguments, "moe_ffn_hidden_size"), "there are no experts", "use --ffn-hidden-size, or add --num-experts"
         )
     if imbalance != 1:
         raise InputError(IMBALANCE, "there are no experts", "add --num-experts, or leave it out")
+
+
+def _leaves_dense_layers(frequency: object) -> bool:
+    """Whether `--moe-layer-freq` gives some layers no experts."""
+    return 0 in frequency if isinstance(frequency, list | tuple) else isinstance(frequency, int) and frequency > 1

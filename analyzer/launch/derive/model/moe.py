@@ -153,7 +153,8 @@ def _shared(arguments: Arguments, *, dispatcher: str, bias: bool) -> int | None:
     named = option(arguments, "moe_shared_expert_intermediate_size")
     if bias:
         raise InputError(named, "shared experts have no biases", "add --disable-bias-linear")
-    if switched_on(arguments, "moe_shared_expert_overlap") and dispatcher != "alltoall":
+    overlapped = ("alltoall", "flex") if since(arguments, "0.18") else ("alltoall",)
+    if switched_on(arguments, "moe_shared_expert_overlap") and dispatcher not in overlapped:
         raise InputError(
             option(arguments, "moe_shared_expert_overlap"),
             f"is not supported with the {dispatcher} dispatcher",

@@ -141,7 +141,7 @@ def _check_bias(arguments: Arguments, *, score: str) -> None:
 def _pads_for_quantization(arguments: Arguments) -> bool:
     asked = [dest for dest in ("moe_router_padding_for_quantization", "moe_router_padding_for_fp8") if switched_on(arguments, dest)]
     for dest in asked:
-        if arguments.get("fp8") is None:
+        if arguments.get("fp8") is None and (arguments.get("fp4") is None or not since(arguments, "0.16")):
             raise InputError(option(arguments, dest), "pads for fp8 or fp4, and neither is on", "leave it out")
         if text(arguments, "moe_token_dispatcher_type", "allgather") == "allgather":
             raise InputError(

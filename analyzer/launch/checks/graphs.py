@@ -1,0 +1,72 @@
+"""Checks of CUDA graphs.
+
+Megatron: `validate_args` (megatron/training/arguments.py), 0.16 to 0.19. Other checks are in `analyzer.launch.derive.cuda_graphs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from analyzer.launch.derive.reading import since, size, switched_on
+from analyzer.specs.rules.violation import Violation
+
+if TYPE_CHECKING:
+    from analyzer.launch.arguments import Arguments
+    from analyzer.specs import TrainingJob
+
+
+def graph_violations(arguments: Arguments, job: TrainingJob) -> Iterator[Violation]:
+    """Captured parts of the model that contradict other options."""
+    if not since(arguments, "0.16"):
+        return
+    yield from _parts(arguments)
+    yield from _delayed_gradients(arguments, job)
+    if job.graphs is None or job.graphs.implementation != "local":
+        return
+    experts = size(arguments, "expert_model_parallel_size")
+    padded = switched_on(arguments, "moe_pad_experts_for_cuda_graph_inference")
+    if experts > 1 and not padded and not since(arguments, "0.18"):
+        yield Violation(
+            ("cuda_graph_impl",),
+            f"with an expert-parallel size of {experts}, local needs --moe-pad-experts-for-cuda-graph-inference",
+            "add it, or use --cuda-graph-impl transformer_engine",
+        )
+
+
+def _words(arguments: Arguments, dest: str) -> list[str]:
+    value = arguments.get(dest)
+    return [str(each) for each in value] if isinstance(value, list | tuple) else []
+
+
+def _parts(arguments: Arguments) -> Iterator[Violation]:
+    """How the captured parts of a layer are given."""
+    old = "cuda_graph_scope_deprecated"
+    modules, scope = _words(arguments, "cuda_graph_modules"), _words(arguments, "cuda_graph_scope")
+    if "full" in scope and len(scope) > 1:
+        yield Violation(("cuda_graph_scope",), "full covers all parts", "leave the others out")
+    if modules and arguments.get(old) is not None:
+        yield Violation(("cuda_graph_modules",), "contradicts --cuda-graph-scope", "keep one of the two")
+    parts = [word for word in modules or _words(arguments, old) if word not in ("full", "full_iteration")]
+    if arguments.get("cuda_graph_impl") == "full_iteration" and parts:
+        yield Violation(("cuda_graph_impl",), "full_iteration covers all parts of a layer", "leave --cuda-graph-modules out")
+
+
+def _delayed_gradients(arguments: Arguments, job: TrainingJob) -> Iterator[Violation]:
+    """Delayed weight gradients whose layers are captured (from 0.17 on)."""
+    delayed = switched_on(arguments, "delay_wgrad_compute") and switched_on(arguments, "overlap_grad_reduce")
+    if not delayed or job.graphs is None or not since(arguments, "0.17"):
+        return
+    scope = job.graphs.scope
+    moe = job.model.moe
+    shared = moe is not None and moe.shared_ffn_hidden_size is not None and not moe.shared_overlap
+    if ("attn" in scope or ("moe_router" in scope and shared)) and not job.flags.gradient_accumulation_fusion:
+        yield Violation(
+            ("delay_wgrad_compute",),
+            "in CUDA graphs, needs fused gradient accumulation",
+            "leave --no-gradient-accumulation-fusion out",
+        )
+    if "attn" in scope and (job.model.bias_linear or switched_on(arguments, "add_qkv_bias")):
+        yield Violation(
+            ("delay_wgrad_compute",), "does not support biases of captured attention", "leave attn out of the captured parts"
+        )

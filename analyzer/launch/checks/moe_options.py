@@ -1,0 +1,101 @@
+"""Checks of experts, and of microbatches that overlap their communication (`TransformerConfig.__post_init__`, 0.16 to 0.19)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from analyzer.launch.checks.graph_options import recomputed_modules
+from analyzer.launch.derive.reading import since, switched_on, text
+from analyzer.specs.rules.violation import Violation
+
+if TYPE_CHECKING:
+    from analyzer.launch.arguments import Arguments
+    from analyzer.specs import GraphSpec, TrainingJob
+
+
+def moe_violations(arguments: Arguments) -> Iterator[Violation]:
+    """The checks of experts that a launch breaks. Megatron does them for dense models too."""
+    if since(arguments, "0.18"):
+        yield from _grouped_parameters(arguments)
+    if since(arguments, "0.19"):
+        yield from _dispatcher(arguments)
+
+
+def _grouped_parameters(arguments: Arguments) -> Iterator[Violation]:
+    """Weights or biases of all experts in one parameter."""
+    weight, bias = (switched_on(arguments, dest) for dest in ("moe_single_grouped_weight", "moe_single_grouped_bias"))
+    if not (weight or bias):
+        return
+    named = ("moe_single_grouped_weight" if weight else "moe_single_grouped_bias",)
+    if not switched_on(arguments, "moe_grouped_gemm"):
+        yield Violation(named, "needs grouped GEMMs", "add --moe-grouped-gemm")
+    if weight:
+        yield from _grouped_weight(arguments)
+    if bias and arguments.get("add_bias_linear") is False:
+        yield Violation(("moe_single_grouped_bias",), "contradicts --disable-bias-linear", "keep one of the two")
+
+
+def _grouped_weight(arguments: Arguments) -> Iterator[Violation]:
+    named = ("moe_single_grouped_weight",)
+    fp8, fp4 = arguments.get("fp8") is not None, arguments.get("fp4") is not None
+    mxfp8 = text(arguments, "fp8_recipe", "delayed") == "mxfp8"
+    if not since(arguments, "0.19"):
+        if fp4 or not fp8 or not mxfp8:
+            yield Violation(named, "needs FP8 with the recipe mxfp8 before 0.19", "add --fp8-format e4m3 --fp8-recipe mxfp8")
+        return
+    if fp8 and not mxfp8:
+        yield Violation(named, "in FP8 needs the recipe mxfp8", "add --fp8-recipe mxfp8")
+    if not switched_on(arguments, "use_transformer_engine_op_fuser"):
+        yield Violation(named, "needs fused operations", "add --use-transformer-engine-op-fuser")
+
+
+def _dispatcher(arguments: Arguments) -> Iterator[Violation]:
+    """Libraries of the flex dispatcher."""
+    written = text(arguments, "moe_token_dispatcher_type", "allgather")
+    if text(arguments, "moe_flex_dispatcher_backend", "deepep") == "ncclep" and written != "flex":
+        fault = f"ncclep is not for the {written} dispatcher"
+        yield Violation(("moe_flex_dispatcher_backend",), fault, "leave it out, or add --moe-token-dispatcher-type flex")
+    deepep, hybridep = arguments.get("moe_deepep_num_sms"), arguments.get("moe_hybridep_num_sms")
+    differ = deepep is not None and hybridep is not None and deepep != hybridep
+    if differ and arguments.get("moe_flex_dispatcher_num_sms") is None:
+        fault = f"{deepep} differs from --moe-hybridep-num-sms {hybridep}"
+        yield Violation(("moe_deepep_num_sms",), fault, "use --moe-flex-dispatcher-num-sms instead of both")
+
+
+def overlap_violations(arguments: Arguments, job: TrainingJob) -> Iterator[Violation]:
+    """The checks of `--overlap-moe-expert-parallel-comm` that a launch breaks."""
+    if not job.flags.overlap_moe_expert_parallel_comm:
+        return
+    if since(arguments, "0.14") and job.recompute.granularity != "full":  # which a rule of the layout refuses
+        for dest in ("recompute_method", "recompute_num_layers"):
+            if arguments.get(dest) is not None:
+                yield Violation((dest,), "cannot be used with --overlap-moe-expert-parallel-comm", "leave it out")
+    if since(arguments, "0.17") and "moe" in recomputed_modules(arguments):
+        yield Violation(("recompute_modules",), "moe cannot be recomputed with --overlap-moe-expert-parallel-comm", "leave moe out")
+    if since(arguments, "0.16") and not since(arguments, "0.18"):
+        yield from _overlap_of_0_16_and_0_17(job)
+    if since(arguments, "0.16") and not since(arguments, "0.19") and arguments.get("mtp_num_layers") == 0:
+        yield Violation(("mtp_num_layers",), "0 is refused with --overlap-moe-expert-parallel-comm before 0.19", "leave it out")
+    if job.graphs is not None and since(arguments, "0.16"):
+        yield from _overlap_with_graphs(arguments, job.graphs)
+
+
+def _overlap_of_0_16_and_0_17(job: TrainingJob) -> Iterator[Violation]:
+    if job.model.mtp_num_layers == 1 and job.parallel.pipeline == 1:
+        yield Violation(
+            ("mtp_num_layers",),
+            "with --overlap-moe-expert-parallel-comm needs a pipeline",
+            "use --pipeline-model-parallel-size 2 with virtual stages",
+        )
+
+
+def _overlap_with_graphs(arguments: Arguments, graphs: GraphSpec) -> Iterator[Violation]:
+    named = ("overlap_moe_expert_parallel_comm",)
+    if graphs.implementation != "transformer_engine":
+        if not since(arguments, "0.18"):
+            yield Violation(named, "cannot be used with local CUDA graphs before 0.18", "use --cuda-graph-impl transformer_engine")
+        return
+    part = next((each for each in ("moe", "mlp") if each in graphs.scope), None)
+    if part is not None:
+        yield Violation(named, f"cannot be used with CUDA graphs of {part}", f"leave {part} out of the captured parts")

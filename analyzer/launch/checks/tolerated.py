@@ -1,0 +1,29 @@
+"""Checks of Megatron that are reported as warnings: frameworks on top of Megatron-Core run launches that break them.
+
+Source: `validate_args`, 0.16 to 0.19. Recipes of Megatron-Bridge set these options without that function.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from analyzer.launch.checks.graph_options import recomputed_dropout
+from analyzer.launch.derive.reading import since, switched_on
+from analyzer.specs.option_names import flag_of
+
+if TYPE_CHECKING:
+    from analyzer.launch.derive.launch_input import LaunchInput
+    from analyzer.specs import TrainingJob
+
+
+def warn_of_tolerated(launch: LaunchInput, job: TrainingJob) -> None:
+    """Adds a warning for each check that a launch breaks."""
+    arguments = launch.arguments
+    captured = job.graphs is not None and "full_iteration" in job.graphs.scope
+    if captured and job.flags.check_for_nan_in_loss_and_grad and since(arguments, "0.16"):
+        launch.warn("--no-check-for-nan-in-loss-and-grad is assumed: a CUDA graph of the full iteration cannot check for NaN.")
+    if job.model.cross_entropy == "te" and since(arguments, "0.18") and switched_on(arguments, "cross_entropy_loss_fusion"):
+        launch.warn("pretrain_gpt.py of Megatron 0.18 refuses --cross-entropy-fusion-impl te. It is analyzed as given.")
+    for module, dest in recomputed_dropout(arguments, job):
+        if dest not in arguments.given and since(arguments, "0.16"):
+            launch.warn(f"Megatron refuses CUDA graphs that recompute {module} with dropout, its default: add {flag_of(dest)} 0.")

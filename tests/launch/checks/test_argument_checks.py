@@ -1,0 +1,62 @@
+"""Checks of combinations of options that the table of Megatron's checks does not have, and where they do not apply."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from analyzer.errors import InputError
+from analyzer.launch.build import build
+from analyzer.launch.launchers.world import World
+from tests.job_of import BASE, BASE_2023, HOPPER, arguments_of, job_of
+
+RELEASES = ("0.16.1", "0.17.1", "0.18.2", "0.19.0")
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_optimizer_instances_need_the_distributed_optimizer(release: str) -> None:
+    """`DistributedDataParallel`: 'Partial DistOpt cannot be used without DistOpt'."""
+    job_of("--num-distributed-optimizer-instances 2 --use-distributed-optimizer", release=release)
+    with pytest.raises(InputError, match=r"^--num-distributed-optimizer-instances: needs the distributed optimizer"):
+        job_of("--num-distributed-optimizer-instances 2", release=release)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_optimizer_instances_contradict_fp32_accumulation_in_reduce_scatter(release: str) -> None:
+    """`_ParamAndGradBucketGroup`: 'RS w/ FP32 accumulation not supported with num_distributed_optimizer_instances > 1'."""
+    with pytest.raises(InputError, match="fp32-accumulation"):
+        job_of(
+            "--num-distributed-optimizer-instances 2 --use-distributed-optimizer --ddp-reduce-scatter-with-fp32-accumulation",
+            release=release,
+        )
+
+
+def test_checkpoints_need_an_interval_in_2023() -> None:
+    with pytest.raises(InputError, match=r"^--save: "):
+        job_of("--save folder", base=BASE_2023, release="2023")
+
+
+def test_forks_do_not_have_all_checks() -> None:
+    """The Megatron-LM of llm-jp saves without --save-interval."""
+    arguments = replace(arguments_of(f"{BASE} --save folder"), fork="llm-jp")
+    assert build(arguments, World(1, 8), environ={}, gpu=HOPPER, folder=Path("/nowhere"))
+
+
+@pytest.mark.parametrize(
+    "option", ["--overlap-param-gather", "--rotary-interleaved", "--moe-latent-size 256", "--context-parallel-size 2"]
+)
+def test_legacy_models_do_not_have_newer_options(option: str) -> None:
+    line = (
+        "--use-legacy-models --ckpt-format torch --use-distributed-optimizer --overlap-grad-reduce --position-embedding-type rope"
+    )
+    job_of(line)
+    with pytest.raises(InputError, match="legacy models"):
+        job_of(f"{line} {option}")
+
+
+def test_a_warm_up_in_iterations_contradicts_training_in_samples() -> None:
+    job_of("--train-samples 1000 --lr-warmup-samples 10")
+    with pytest.raises(InputError, match=r"^--lr-warmup-iters: .* use --lr-warmup-samples"):
+        job_of("--train-samples 1000 --lr-warmup-iters 10")
