@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Final
 from analyzer.errors import InputError
 
 if TYPE_CHECKING:
+    from analyzer.launch.arguments import Arguments
     from analyzer.launch.info_options import InfoOptions
     from analyzer.results import Report
-    from analyzer.specs import TrainingJob
+    from analyzer.specs import HardwareSpec, TrainingJob
+    from analyzer.time.estimate import TimeInputs
 
 OF_COMMAND_LINE: Final = (
     "json", "detail", "record", "allocator", "check", "rank", "layers", "launch", "print_options", "fail_on", "against", "dry",
@@ -31,6 +33,8 @@ class Launch:
     options: InfoOptions
     note: str
     """About the GPU; empty if it is known."""
+    time: TimeInputs | None = None
+    """Inputs of the time model; None if the speeds of the GPU are not known."""
 
 
 def analyze(
@@ -65,7 +69,7 @@ def analyze(
     if given or launch.options.engine != "formula":
         option = f"--info-{given[0] if given else 'engine'}".replace("_", "-")
         raise InputError(option, "belongs to the command line", "leave it out, and use the report that is returned")
-    return predict(launch.job, note=launch.note)
+    return with_time(predict(launch.job, note=launch.note), launch)
 
 
 def read_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path, default_gpu: str | None = None) -> Launch:
@@ -84,4 +88,24 @@ def read_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path
     job = build(
         arguments, world, environ=environ, gpu=gpu, folder=folder, moe_imbalance=options.moe_imbalance, strict=options.strict
     )
-    return Launch(job=job, options=options, note=" ".join(notes))
+    return Launch(job=job, options=options, note=" ".join(notes), time=_time_inputs(options, arguments, gpu, folder))
+
+
+def with_time(report: Report, launch: Launch) -> Report:
+    """The report with the time of an iteration, if the speeds of the GPU are known."""
+    if launch.time is None:
+        return report
+    from analyzer.time.estimate import time_estimate
+
+    return replace(report, time=time_estimate(report, launch.time))
+
+
+def _time_inputs(options: InfoOptions, arguments: Arguments, gpu: HardwareSpec, folder: Path) -> TimeInputs | None:
+    if gpu.name is None and options.hardware is None:
+        for field in ("network", "calibration", "efficiency", "tokens", "price"):
+            if getattr(options, field):
+                raise InputError(f"--info-{field}", "needs a GPU", "add --info-gpu NAME or --info-hardware FILE")
+        return None
+    from analyzer.time.inputs import time_inputs
+
+    return time_inputs(options, arguments, gpu=gpu.name, folder=folder)

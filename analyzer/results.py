@@ -167,6 +167,62 @@ class Timeline:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StageTimeline:
+    """The passes of a pipeline rank in an iteration, in seconds from its start. Long iterations are shortened."""
+
+    pipeline_rank: int
+    spans: tuple[tuple[float, float, str, int, int], ...]
+    """Start, end, forward or backward, microbatch and chunk of each pass."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingTime:
+    """A whole training."""
+
+    iterations: int
+    tokens: int
+    days: float
+    gpu_hours: float
+    training_days: float
+    """Of `days`, those of iterations."""
+    evaluation_days: float
+    checkpoint_days: float
+    checkpoint_bytes: int
+    """Size of one checkpoint; 0 if none is saved."""
+    cost: float | None
+    """GPU-hours times `--info-price`; None without it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeEstimate:
+    """The time of an iteration, and of the training if its length is known."""
+
+    iteration_seconds: float
+    range_seconds: tuple[float, float]
+    """Interval that nine of ten measured iterations of models that were not fitted lie in."""
+    tokens_per_second_per_gpu: float
+    model_flops_per_iteration: float
+    """As Megatron counts them, for the global batch."""
+    model_tflops_per_gpu: float
+    model_flops_utilization: float
+    """Of the dense 16-bit peak of the GPU."""
+    hardware_flops_utilization: float
+    """The same with recomputed operations, of the operations that the kernels execute."""
+    parts_seconds: dict[str, float]
+    """Parts of an iteration on the ranks of `pipeline_rank`, which finish last. They add up to its time."""
+    pipeline_rank: int
+    peak_flops: float
+    """Dense 16-bit operations per second of the GPU."""
+    training: TrainingTime | None
+    calibration: str
+    """Where the efficiencies are from."""
+    bottleneck: str
+    """The largest part, and what makes it smaller."""
+    not_counted: tuple[str, ...] = ()
+    timelines: tuple[StageTimeline, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """The full result of an analysis."""
 
@@ -194,3 +250,5 @@ class Report:
     """What the launch does not say or this program does not know, one sentence each. The report begins with them."""
     timelines: tuple[Timeline, ...] = ()
     """The timeline of each rank class, in the same order; empty unless a step was run."""
+    time: TimeEstimate | None = None
+    """None if the speeds of the GPU are not known."""

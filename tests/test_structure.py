@@ -36,6 +36,7 @@ LAYERS = (
     {"memory", "communication"},
     {"trace", "search"},
     {"predict"},
+    {"time"},
     {"report"},
     {"api"},
     {"cli"},

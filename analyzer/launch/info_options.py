@@ -7,7 +7,21 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple
 
 from analyzer.errors import InputError
-from analyzer.launch.info_values import Margin, choice, flag, integer, margin, number_from, several, share, size, word
+from analyzer.launch.info_values import (
+    Margin,
+    choice,
+    count,
+    flag,
+    integer,
+    margin,
+    number_from,
+    positive,
+    several,
+    share,
+    shares,
+    size,
+    word,
+)
 
 PREFIX: Final = "--info-"
 MODEL: Final = "--info-model"
@@ -46,6 +60,18 @@ class InfoOptions:
     """Number of decoder layers to record; None for all."""
     moe_imbalance: float = 1.0
     """Tokens of the experts of the highest-memory rank, relative to the mean."""
+    network: float | None = None
+    """Bytes per second of the network of one GPU in one direction; None for that of the GPU's usual machine."""
+    hardware: str | None = None
+    """A file with the speeds of a GPU."""
+    calibration: str | None = None
+    """A file with measured efficiencies."""
+    efficiency: tuple[tuple[str, float], ...] = ()
+    """Shares of the peaks that replace the efficiencies: flops and memory."""
+    tokens: int | None = None
+    """Tokens of the training."""
+    price: float | None = None
+    """Price of a GPU-hour."""
     launch: bool = False
     megatron: str | None = None
     world_size: int | None = None
@@ -108,6 +134,14 @@ OPTIONS: Final[dict[str, InfoOption]] = {
     "moe_imbalance": InfoOption(
         "X", "tokens of the experts of the highest-memory rank, relative to the mean (default: 1)", number_from(1)
     ),
+    "network": InfoOption("GB/S", "network bandwidth of each GPU in GB/s, in one direction (default: of its usual machine)", positive),
+    "hardware": InfoOption("FILE", "JSON file with the speeds of a GPU that is not known", word),
+    "calibration": InfoOption("FILE", "JSON file with efficiencies measured on the machine", word),
+    "efficiency": InfoOption(
+        "LIST", "simple time model: shares of the peaks, such as flops=0.5,memory=0.9", shares("flops", "memory")
+    ),
+    "tokens": InfoOption("N", "tokens of the training, such as 15T (default: --train-iters or --train-samples)", count),
+    "price": InfoOption("X", "price of a GPU-hour, for the cost of the training", positive),
     "launch": InfoOption("", "start the training if the launch fits (not with a script)", flag),
     "megatron": InfoOption("VERSION", "Megatron-LM release such as 0.16.1 or 2023, or a checkout, whose parser is executed", word),
     "world_size": InfoOption("N", "number of GPUs (default: what the launcher or the environment gives)", integer(1)),

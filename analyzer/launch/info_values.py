@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from analyzer.errors import InputError
 from analyzer.units import MAX_DIGITS, parse_size
@@ -109,6 +109,47 @@ def number_from(least: float) -> Callable[[str, str | None], float]:
         if value is None or not least <= value < float("inf"):
             raise InputError(name, f"{text!r} is not a number of {least:g} or more", f"write a number such as {least + 0.5:g}")
         return value
+
+    return read
+
+
+def positive(name: str, text: str | None) -> float:
+    """A finite number above 0."""
+    value = _number(text)
+    if value is None or not 0 < value < float("inf"):
+        raise InputError(name, f"{text!r} is not a number above 0", "write a number such as 2.5")
+    return value
+
+
+_SCALES: Final = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
+
+
+def count(name: str, text: str | None) -> int:
+    """A number of things with an optional suffix K, M, B or T: 15T."""
+    written = (text or "").strip().upper()
+    digits = written.rstrip("KMBGT")
+    value = _number(digits)
+    scale = _SCALES.get(written[len(digits) :])
+    if value is None or scale is None or not 1 <= value * scale < 10**18:
+        raise InputError(name, f"{text!r} is not a number from 1 to 10^18", "write a number such as 15T or 300B")
+    return round(value * scale)
+
+
+def shares(*names: str) -> Callable[[str, str | None], tuple[tuple[str, float], ...]]:
+    """A reader of a comma-separated list of NAME=SHARE, each share above 0 and at most 1. All of `names` must be given."""
+
+    def read(option: str, text: str | None) -> tuple[tuple[str, float], ...]:
+        found: dict[str, float] = {}
+        remedy = "write " + ",".join(f"{each}=0.5" for each in names)
+        for part in (text or "").split(","):
+            key, _, number = part.partition("=")
+            value = _number(number)
+            if key.strip() not in names or value is None or not 0 < value <= 1:
+                raise InputError(option, f"{part!r} is not one of {', '.join(names)} with a share above 0 and at most 1", remedy)
+            found[key.strip()] = value
+        if len(found) < len(names):
+            raise InputError(option, f"it does not give {', '.join(each for each in names if each not in found)}", remedy)
+        return tuple(found.items())
 
     return read
 

@@ -13,6 +13,8 @@ from typing import Any, Final
 from analyzer.specs.speed import SpeedSpec
 from analyzer.time.work.kernels import Precision
 
+NODE: Final = 8
+"""Most GPUs of a node."""
 FILE: Final = Path(__file__).with_name("efficiencies.json")
 
 
@@ -29,6 +31,10 @@ class Efficiencies:
     """Depth k at which a GEMM has half of its efficiency: k / (k + half_depth)."""
     gemm_half_rows: float
     """Tokens of an expert at which a grouped GEMM has half of its efficiency."""
+    gemm_shapes: float
+    """Exponent of the loss by unfilled tiles and waves: 1 counts it, 0 does not."""
+    gemm_traffic: float
+    """Share of the smaller of computation and memory traffic of a GEMM that is not hidden behind the larger."""
     kernel_gap: float
     """Seconds between two kernels on the GPU."""
     attention: float
@@ -87,11 +93,56 @@ def efficiencies_of(speed: SpeedSpec) -> Efficiencies:
     return from_document(document, speed)
 
 
+def system_of(speed: SpeedSpec) -> str:
+    """The kind of machine: `rack` if NVLink connects several nodes (with Grace processors), else `node`."""
+    return "rack" if speed.nvlink_domain > NODE else "node"
+
+
 def from_document(document: dict[str, Any], speed: SpeedSpec) -> Efficiencies:
-    """The efficiencies of a document with the fields `shared`, `architectures` and `gpus`."""
+    """The efficiencies of a document with the fields `shared`, `architectures`, `systems` and `gpus`. Later ones take precedence."""
     values = {
         **document["shared"],
         **document["architectures"].get(speed.architecture, {}),
+        **document["systems"].get(system_of(speed), {}),
         **document["gpus"].get(speed.name, {}),
     }
     return Efficiencies(**{each.name: float(values[each.name]) for each in fields(Efficiencies)})
+
+
+def uniform(*, flops: float, memory: float) -> Efficiencies:
+    """One share of the peak for all GEMMs and attention, and one of the memory bandwidth, without effects of shapes.
+
+    Communication is as fast as the links, and the host takes no time: the assumptions of simple models.
+    """
+    return Efficiencies(
+        **{f"gemm_{bits}": flops for bits in ("32", "16", "8", "4")},
+        gemm_half_depth=0.0,
+        gemm_half_rows=0.0,
+        gemm_shapes=0.0,
+        gemm_traffic=0.0,
+        kernel_gap=0.0,
+        attention=flops,
+        attention_backward=1.0,
+        attention_half_sequence=0.0,
+        attention_unequal_heads=1.0,
+        memory=memory,
+        memory_permute=memory,
+        nvlink=1.0,
+        network=1.0,
+        expert_nvlink=1.0,
+        expert_nvlink_flex=1.0,
+        expert_network=1.0,
+        latency=0.0,
+        latency_rank=0.0,
+        tp_overlap_exposed=1.0,
+        tp_backward_exposed=1.0,
+        cp_exposed=1.0,
+        ep_overlap_exposed=1.0,
+        slowdown=0.0,
+        window=1.0,
+        p2p_exposed=1.0,
+        host_call=0.0,
+        host_sync=0.0,
+        graph_call=0.0,
+        iteration=0.0,
+    )

@@ -52,6 +52,11 @@ class IterationTime:
     passes: tuple[tuple[tuple[PassSeconds, PassSeconds], ...], ...]
     """Forward and backward of a microbatch, for each rank and chunk."""
 
+    @property
+    def microbatch_seconds(self) -> float:
+        """Seconds that one more microbatch takes: forward and backward on the slowest rank."""
+        return max(sum(forward.total + backward.total for forward, backward in chunks) for chunks in self.passes)
+
 
 def iteration_time(
     job: TrainingJob, stages: Sequence[StageModel], rows: Sequence[CommunicationRow], speed: SpeedSpec, rates: Efficiencies

@@ -13,7 +13,7 @@ from typing import Final
 
 from analyzer.specs.speed import SpeedSpec
 from analyzer.time.efficiencies import Efficiencies
-from analyzer.time.work.kernels import Attention, Gemm, Kernel, MemoryBound
+from analyzer.time.work.kernels import Attention, Gemm, Kernel
 
 TILES: Final = ((256, 256, 1.0), (256, 128, 0.98), (128, 128, 0.92), (128, 64, 0.8), (64, 64, 0.65))
 """Sizes of the tiles that GEMM libraries choose from, with the efficiency of each relative to the largest."""
@@ -36,18 +36,20 @@ def gemm_seconds(gemm: Gemm, speed: SpeedSpec, rates: Efficiencies) -> float:
     if 0 in (gemm.m, gemm.n, gemm.k):
         return 0.0
     peak = speed.peak_flops[gemm.precision] * getattr(rates, f"gemm_{gemm.precision}")
-    shape = fill(gemm.m, gemm.n, gemm.batch, speed.multiprocessors)
+    shape = fill(gemm.m, gemm.n, gemm.batch, speed.multiprocessors) ** rates.gemm_shapes if rates.gemm_shapes else 1.0
     if not gemm.depth_is_tokens:
         shape *= gemm.k / (gemm.k + rates.gemm_half_depth)
     if gemm.grouped:
         shape *= gemm.rows / (gemm.rows + rates.gemm_half_rows)
-    return gemm.flops / (peak * shape) + gemm.bytes / (speed.hbm_bytes * rates.memory) + rates.kernel_gap
+    math = gemm.flops / (peak * shape)
+    traffic = gemm.bytes / (speed.hbm_bytes * rates.memory)
+    return max(math, traffic) + rates.gemm_traffic * min(math, traffic) + rates.kernel_gap
 
 
 def attention_seconds(attention: Attention, speed: SpeedSpec, rates: Efficiencies) -> float:
     """Seconds of fused attention."""
     tiles = attention.batch * attention.heads * attention.queries / ATTENTION_TILE
-    filled = min(1.0, tiles / (2 * speed.multiprocessors)) ** 0.5
+    filled = min(1.0, tiles / (2 * speed.multiprocessors)) ** (0.5 * rates.gemm_shapes)
     share = rates.attention * filled * attention.keys / (attention.keys + rates.attention_half_sequence)
     if attention.name == "backward":
         share *= rates.attention_backward
@@ -69,8 +71,3 @@ def fill(m: int, n: int, batch: int, multiprocessors: int) -> float:
         waves = rows * columns * batch / multiprocessors
         best = max(best, grade * used * (waves / ceil(waves)) ** 0.5)
     return best
-
-
-def is_memory_bound(kernel: Kernel) -> bool:
-    """Whether the breakdown counts a kernel as memory-bound."""
-    return isinstance(kernel, MemoryBound)

@@ -6,8 +6,9 @@ the data through its own network adapter, so that the bandwidth is that of all o
 
 from __future__ import annotations
 
-from math import log2
-from typing import Literal, NamedTuple
+from functools import lru_cache
+from math import log2, prod
+from typing import Final, Literal, NamedTuple
 
 from analyzer.specs.speed import SpeedSpec
 from analyzer.time.efficiencies import Efficiencies
@@ -15,6 +16,16 @@ from analyzer.time.links import Span
 
 Part = Literal["tp", "cp", "ep", "pp", "dp"]
 Exchange = Literal["", "plain", "flex"]
+
+
+class Choices(NamedTuple):
+    """How many experts a token chooses. The choices are assumed to be independent."""
+
+    experts: int = 0
+    topk: int = 0
+
+
+NO_CHOICES: Final = Choices()
 
 
 class LinkSeconds(NamedTuple):
@@ -30,7 +41,14 @@ class LinkSeconds(NamedTuple):
 
 
 def message_seconds(
-    kind: str, payload: float, span: Span, speed: SpeedSpec, rates: Efficiencies, *, exchange: Exchange = ""
+    kind: str,
+    payload: float,
+    span: Span,
+    speed: SpeedSpec,
+    rates: Efficiencies,
+    *,
+    exchange: Exchange = "",
+    choices: Choices = NO_CHOICES,
 ) -> LinkSeconds:
     """Seconds of one call. `payload`: bytes of the full tensor on one rank. `exchange`: tokens of experts, and by which dispatcher."""
     ranks, near = span
@@ -47,5 +65,27 @@ def message_seconds(
     if near >= ranks:
         return LinkSeconds(moved / nvlink, latency)
     if kind == "all_to_all":
-        return LinkSeconds(payload * (near - 1) / ranks / nvlink + payload * (1 - near / ranks) / network, latency)
+        far = payload * _far_share(span, choices if exchange == "flex" else NO_CHOICES)
+        inside = payload * ((near - 1) / ranks if exchange != "flex" else (near - 1) / near)
+        return LinkSeconds(max(inside / nvlink, far / network), latency)
     return LinkSeconds(moved / min(nvlink, near * network), latency)
+
+
+@lru_cache(maxsize=1024)
+def _far_share(span: Span, choices: Choices) -> float:
+    """Share of the payload that goes to other NVLink domains.
+
+    The libraries of the flex dispatcher send a token at most once to each domain, where NVLink distributes it to the ranks of its
+    experts. Other all-to-alls send it for each rank. Sources: DeepEP and HybridEP, internode kernels.
+    """
+    ranks, near = span
+    if not choices.topk:
+        return 1 - near / ranks
+    domains = ranks / near
+    return (domains - 1) * _chosen(choices, choices.experts * near // ranks) / (ranks * _chosen(choices, choices.experts // ranks))
+
+
+def _chosen(choices: Choices, local: int) -> float:
+    """Probability that a token has at least one of its experts among `local` ones."""
+    experts = choices.experts
+    return 1 - prod(max(0, experts - max(1, local) - each) / (experts - each) for each in range(choices.topk))

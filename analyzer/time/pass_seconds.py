@@ -56,7 +56,10 @@ def pass_seconds(job: TrainingJob, work: PassWork, speed: SpeedSpec, rates: Effi
     shown = {"tp": 0.0, "cp": 0.0, "ep": 0.0}
     for message, count in work.messages:
         span = span_of(job, message.group, speed)
-        seconds = count * message_seconds(message.kind, message.payload, span, speed, rates, exchange=message.exchange).total
+        one = message_seconds(
+            message.kind, message.payload, span, speed, rates, exchange=message.exchange, choices=message.choices
+        )
+        seconds = count * one.total
         exposed = exposed_share(message.exposure, rates)
         shown[message.part] += seconds * (exposed + (1 - exposed) * rates.slowdown)
     host = rates.host_call * (work.calls + rates.graph_call * work.graph_calls)

@@ -16,7 +16,7 @@ from analyzer.program.chunks import chunk_program
 from analyzer.program.lowering import operations
 from analyzer.program.operations import Operation, OperationKind
 from analyzer.specs import GraphSpec, MoeSpec, TrainingJob
-from analyzer.time.message_seconds import Exchange, Part
+from analyzer.time.message_seconds import NO_CHOICES, Choices, Exchange, Part
 from analyzer.time.work.context import WorkContext, work_context
 from analyzer.time.work.kernels import Kernel
 from analyzer.time.work.linear import quantized_weight_bytes
@@ -41,6 +41,7 @@ class Message(NamedTuple):
     """Bytes of one call on one rank: of the full tensor."""
     exposure: Exposure
     exchange: Exchange = ""
+    choices: Choices = NO_CHOICES
 
 
 class PassWork(NamedTuple):
@@ -191,7 +192,9 @@ def _message(module: Module, call: Collective, phase: str, settings: Settings) -
     if call.group in _EXPERT_GROUPS or kind in (ModuleKind.DISPATCH, ModuleKind.COMBINE):
         exchange: Exchange = "flex" if settings.moe is not None and settings.moe.dispatcher == "flex" else "plain"
         exposure: Exposure = "ep_overlap" if settings.overlaps_experts else "full"
-        return Message("ep", call.kind, call.group, call.message_bytes, exposure, exchange)
+        moe = settings.moe
+        choices = Choices(moe.num_experts, moe.topk) if moe is not None else NO_CHOICES
+        return Message("ep", call.kind, call.group, call.message_bytes, exposure, exchange, choices)
     if call.group.startswith("cp"):
         return Message("cp", call.kind, call.group, call.message_bytes, "cp" if call.kind == "send" else "full")
     exposure = "full"

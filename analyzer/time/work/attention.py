@@ -62,7 +62,7 @@ def _fused(context: WorkContext) -> Work:
             backend=backend,  # type: ignore[arg-type]
         )
 
-    return Work((kernel("forward"),), (kernel("backward"),), 4, 4)
+    return Work((kernel("forward"),), (kernel("backward"),), 10, 5)
 
 
 def _unfused(context: WorkContext) -> Work:

@@ -44,6 +44,7 @@ def linear(module: Module, context: WorkContext) -> Work:
     work = gemms(context, rows=rows, n=n, k=k, precision=context.quantized if weight.quantized else context.precision)
     if fused:
         work = joined(norm(shapes.s_split * shapes.b * k, recomputed=False), work)
+        work = _fused_quantization(work, context, rows * k) if weight.quantized else work
     return repeated(work) if rewinds else work
 
 
@@ -67,8 +68,11 @@ def gemms(context: WorkContext, *, rows: int, n: int, k: int, precision: Precisi
     )
 
 
-def grouped_linear(module: Module, context: WorkContext, *, rows: int, grouped: bool) -> Work:
-    """The same linear layer of every local expert. `rows`: tokens of all of them. `grouped`: in one launch."""
+def grouped_linear(module: Module, context: WorkContext, *, rows: int) -> Work:
+    """The same linear layer of every local expert. `rows`: tokens of all of them.
+
+    The host issues operations for each expert, also if a grouped GEMM multiplies them together (`GroupedLinear`, TE 2.11).
+    """
     weight = weight_of(module)
     if weight is None:
         return NO_WORK
@@ -83,7 +87,6 @@ def grouped_linear(module: Module, context: WorkContext, *, rows: int, grouped: 
         return Gemm(name, m, width, depth, precision, experts, grouped=True, output_bytes=moved, depth_is_tokens=of_weight)
 
     scale = _QUANTIZED_CALLS if precision in ("8", "4") else 1
-    launches = 1 if grouped else experts
     return Work(
         forward=(*_casts(context, rows * k, precision), gemm("forward", each, n, k)),
         backward=(
@@ -91,8 +94,8 @@ def grouped_linear(module: Module, context: WorkContext, *, rows: int, grouped: 
             gemm("data gradient", each, k, n),
             gemm("weight gradient", n, k, each, of_weight=True),
         ),
-        forward_calls=(2 + launches) * scale,
-        backward_calls=(2 + 2 * launches) * scale,
+        forward_calls=(2 + experts) * scale,
+        backward_calls=(2 + 2 * experts) * scale,
     )
 
 
@@ -120,6 +123,23 @@ def repeated(work: Work) -> Work:
     return work._replace(
         backward=(*work.forward, *work.backward), backward_calls=work.forward_calls + work.backward_calls
     )
+
+
+def _fused_quantization(work: Work, context: WorkContext, elements: int) -> Work:
+    """The kernel of the norm writes the quantized tensor, if its scale is known before: not with per-tensor current scaling.
+
+    Sequence parallelism gathers the quantized tensor. Source: `apply_normalization` (TE 2.11).
+    """
+    fp8 = context.inputs.fp8
+    if fp8 is None or fp8.recipe not in ("delayed", "mxfp8") or context.shapes.sp:
+        return work
+    saved = 4.0 * elements  # the 16-bit output is neither written nor read
+    kernels = list(work.forward)
+    place = next(i for i, each in enumerate(kernels) if each.name == "quantization")
+    cast = kernels[place]
+    assert isinstance(cast, MemoryBound)
+    kernels[place] = cast._replace(bytes=max(0.0, cast.bytes - saved))
+    return work._replace(forward=tuple(kernels))
 
 
 def _casts(context: WorkContext, elements: int, precision: Precision) -> tuple[MemoryBound, ...]:

@@ -1,0 +1,62 @@
+"""The largest part of an iteration, and which options make it smaller."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from analyzer.specs import TrainingJob
+from analyzer.time.iteration import IterationTime
+
+NAMES: Final = {
+    "gemm": "GEMMs",
+    "attention": "attention",
+    "memory_bound": "memory-bound kernels",
+    "exposed_tp": "tensor-parallel communication",
+    "exposed_cp": "context-parallel communication",
+    "exposed_ep": "the exchange of tokens between experts",
+    "exposed_pp": "messages between pipeline stages",
+    "exposed_dp": "data-parallel communication",
+    "bubble": "the pipeline bubble",
+    "optimizer": "the optimizer step",
+    "host": "the host, which issues kernels too slowly",
+}
+"""Names of the parts in reports."""
+
+
+def bottleneck(job: TrainingJob, time: IterationTime) -> str:
+    """The largest part that is not a GEMM, with its share, and what reduces it; or that GEMMs dominate."""
+    rest = {name: seconds for name, seconds in time.parts.items() if name not in ("gemm", "attention")}
+    name = max(rest, key=lambda each: rest[each])
+    share = rest[name] / time.seconds
+    compute = (time.parts["gemm"] + time.parts["attention"]) / time.seconds
+    sentence = f"GEMMs and attention take {compute:.0%} of an iteration. The largest other part is {NAMES[name]}: {share:.0%}."
+    remedy = _remedy(job, name) if share >= 0.05 else ""
+    return f"{sentence} {remedy}".strip()
+
+
+def _remedy(job: TrainingJob, part: str) -> str:
+    """What makes a part smaller; empty if no option does."""
+    parallel, optimizer, flags = job.parallel, job.optimizer, job.flags
+    if part == "bubble":
+        if parallel.virtual_pipeline is None:
+            return "Virtual pipeline stages (--num-virtual-stages-per-pipeline-rank 2) or more microbatches reduce it."
+        return "More microbatches or fewer pipeline stages reduce it."
+    if part == "exposed_tp":
+        overlapped = flags.tp_comm_overlap
+        return "A smaller tensor-parallel size reduces it." if overlapped else "--tp-comm-overlap hides a part of it."
+    if part == "exposed_ep":
+        hidden = flags.overlap_moe_expert_parallel_comm
+        return "" if hidden else "--overlap-moe-expert-parallel-comm hides a part of it."
+    if part == "exposed_dp":
+        missing = [
+            name
+            for name, given in (
+                ("--overlap-grad-reduce", optimizer.overlap_grad_reduce),
+                ("--overlap-param-gather", optimizer.overlap_param_gather or not optimizer.distributed),
+            )
+            if not given
+        ]
+        return f"{' and '.join(missing)} hides a part of it." if missing else "More microbatches per iteration reduce its share."
+    if part == "host":
+        return "" if job.graphs is not None else "CUDA graphs (--cuda-graph-impl) or a larger micro-batch reduce it."
+    return ""

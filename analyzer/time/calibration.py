@@ -1,0 +1,44 @@
+"""Efficiencies that were measured on a machine, in the file of `--info-calibration`."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Final
+
+from analyzer.errors import InputError
+from analyzer.files import refuse_special_file
+from analyzer.specs.speed import SpeedSpec
+from analyzer.time.efficiencies import Efficiencies, efficiencies_of
+
+OPTION: Final = "--info-calibration"
+SCHEMA: Final = "training-info-calibration/1"
+REMEDY: Final = "give a file that --info-calibrate wrote"
+
+
+def read_calibration(path: Path, speed: SpeedSpec) -> Efficiencies:
+    """The efficiencies for a GPU, with those in the file in place of the shipped ones.
+
+    Raises InputError if the file cannot be read, is of another GPU, or has a value that is not a number above 0.
+    """
+    refuse_special_file(path, OPTION, REMEDY)
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(OPTION, f"cannot read '{path}' ({error.strerror})", REMEDY) from None
+    except (ValueError, RecursionError):
+        raise InputError(OPTION, f"'{path}' is not JSON", REMEDY) from None
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA or not isinstance(document.get("efficiencies"), dict):
+        raise InputError(OPTION, f"'{path}' is not a calibration", REMEDY)
+    if document.get("gpu") != speed.name:
+        raise InputError(OPTION, f"'{path}' was measured on {document.get('gpu')}, and the target is {speed.name}", REMEDY)
+    known = {each.name for each in fields(Efficiencies)}
+    measured = {}
+    for name, value in document["efficiencies"].items():
+        valid = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+        if name not in known or not valid:
+            raise InputError(OPTION, f"'{path}' has no valid {name}", REMEDY)
+        measured[name] = float(value)
+    return replace(efficiencies_of(speed), **measured)

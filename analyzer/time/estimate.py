@@ -1,0 +1,122 @@
+"""The time section of a report: an iteration, its parts, and the training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from analyzer.modules.stage import StageModel
+from analyzer.passes.stages import stage_models
+from analyzer.results import Report, StageTimeline, TimeEstimate, TrainingTime
+from analyzer.specs import TrainingJob
+from analyzer.specs.run import RunSpec
+from analyzer.specs.speed import SpeedSpec
+from analyzer.time.efficiencies import FILE, Efficiencies, efficiencies_of
+from analyzer.time.iteration import IterationTime, iteration_time
+from analyzer.time.pass_work import chunk_work
+from analyzer.time.training import training_totals
+from analyzer.time.work.kernels import flops
+from analyzer.time.work.model_flops import model_flops
+from analyzer.time.advice import bottleneck
+
+TIMELINE_SPANS: Final = 512
+"""Passes of a timeline. Further ones are left out."""
+DAY: Final = 86_400.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeInputs:
+    """What the time of a launch depends on, in addition to its job."""
+
+    speed: SpeedSpec
+    rates: Efficiencies | None = None
+    """Measured efficiencies (`--info-calibration`); None for the shipped ones."""
+    calibration: str = ""
+    """Where `rates` are from."""
+    run: RunSpec = RunSpec()
+    tokens: int | None = None
+    """Tokens of the training (`--info-tokens`)."""
+    price: float | None = None
+    """Price of a GPU-hour (`--info-price`)."""
+
+
+def time_estimate(report: Report, inputs: TimeInputs) -> TimeEstimate:
+    """The time of the launch of a report."""
+    job, speed = report.job, inputs.speed
+    stages = stage_models(job)
+    rates = inputs.rates or efficiencies_of(speed)
+    time = iteration_time(job, stages, report.communication, speed, rates)
+    world, peak = job.parallel.world_size, speed.peak_flops["16"]
+    counted = model_flops(job)
+    lower, upper = _errors(job)
+    totals = training_totals(job, inputs.run, time, tokens=inputs.tokens, parameters=report.parameters, price=inputs.price)
+    return TimeEstimate(
+        iteration_seconds=time.seconds,
+        range_seconds=(time.seconds / (1 + upper), time.seconds / (1 - lower)),
+        tokens_per_second_per_gpu=job.batch.global_batch_size * job.batch.seq_length / time.seconds / world,
+        model_flops_per_iteration=counted,
+        model_tflops_per_gpu=counted / time.seconds / world / 1e12,
+        model_flops_utilization=counted / time.seconds / world / peak,
+        hardware_flops_utilization=_executed_flops(job, stages) / time.seconds / world / peak,
+        parts_seconds=time.parts,
+        pipeline_rank=time.pipeline_rank,
+        peak_flops=peak,
+        training=None
+        if totals is None
+        else TrainingTime(
+            iterations=totals.iterations,
+            tokens=totals.tokens,
+            days=totals.days,
+            gpu_hours=totals.gpu_hours,
+            training_days=totals.training_seconds / DAY,
+            evaluation_days=totals.evaluation_seconds / DAY,
+            checkpoint_days=totals.checkpoint_seconds / DAY,
+            checkpoint_bytes=totals.checkpoint_bytes,
+            cost=totals.cost,
+        ),
+        calibration=inputs.calibration or f"shipped, for {speed.name}",
+        bottleneck=bottleneck(job, time),
+        not_counted=_not_counted(job),
+        timelines=tuple(_timeline(time, rank) for rank in range(len(time.ranks))),
+    )
+
+
+def _errors(job: TrainingJob) -> tuple[float, float]:
+    """The 5th and the 95th percentile of predicted / measured - 1, of models that were left out of the fit."""
+    kind = "moe" if job.model.moe is not None else "dense"
+    found = json.loads(FILE.read_text(encoding="utf-8"))["errors"][kind]
+    return -float(found["lower"]), float(found["upper"])
+
+
+def _executed_flops(job: TrainingJob, stages: Sequence[StageModel]) -> float:
+    """Operations of the GEMM and attention kernels of all ranks in an iteration, with recomputation."""
+    total = 0.0
+    for stage in stages:
+        for tree in stage.trees:
+            work = chunk_work(job, tree)
+            total += sum(count * flops((kernel,)) for half in (work.forward, work.backward) for kernel, count in half.kernels)
+    ranks = job.parallel.world_size // job.parallel.pipeline
+    return total * job.batch.microbatches * ranks
+
+
+def _timeline(time: IterationTime, rank: int) -> StageTimeline:
+    spans = time.ranks[rank].spans[:TIMELINE_SPANS]
+    return StageTimeline(
+        pipeline_rank=rank, spans=tuple((start, end, step.kind, step.microbatch, step.chunk) for start, end, step in spans)
+    )
+
+
+def _not_counted(job: TrainingJob) -> tuple[str, ...]:
+    """Features whose time is not modelled."""
+    found = ["data loading, logging and the first iterations (compilation, warm-up)"]
+    if job.activation_offload is not None:
+        found.append("copies of offloaded activations, which are assumed to be hidden")
+    if job.optimizer.muon is not None:
+        found.append("the orthogonalization of Muon")
+    if job.optimizer.offload is not None:
+        found.append("the optimizer step on the host; copies to it are counted")
+    if job.model.fp32_residual_connection:
+        found.append("the fp32 residual stream")
+    return tuple(found)

@@ -1,0 +1,122 @@
+"""The time and the cost of a whole training, from the time of an iteration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from analyzer.specs import TrainingJob
+from analyzer.specs.run import RunSpec
+from analyzer.time.iteration import IterationTime
+
+HOUR: Final = 3600.0
+DAY: Final = 24 * HOUR
+STORAGE: Final = 2e9
+"""Bytes per second that one node is assumed to write to shared storage for a checkpoint."""
+FP32: Final = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingTotals:
+    """A training from its first to its last iteration."""
+
+    iterations: int
+    tokens: int
+    seconds: float
+    """All parts together."""
+    training_seconds: float
+    evaluation_seconds: float
+    checkpoint_seconds: float
+    checkpoint_bytes: int
+    """Size of one checkpoint; 0 if none is saved."""
+    checkpoints: int
+    gpu_hours: float
+    cost: float | None
+    """In the currency of `--info-price`; None without it."""
+
+    @property
+    def days(self) -> float:
+        """Days of the training."""
+        return self.seconds / DAY
+
+
+def training_totals(
+    job: TrainingJob, run: RunSpec, time: IterationTime, *, tokens: int | None, parameters: int, price: float | None
+) -> TrainingTotals | None:
+    """The totals of a training; None if its length is not known.
+
+    `tokens` (`--info-tokens`) takes precedence over the options of Megatron. `parameters`: those of the whole model. `price`: of one
+    GPU-hour.
+    """
+    batch = job.batch
+    samples = _samples(job, run, tokens)
+    if samples is None:
+        return None
+    iterations, seconds = _iterations(job, run, time, samples)
+    evaluations = (iterations // run.eval_interval if run.eval_interval else 0) + (2 if run.eval_interval else 0)  # at the end: validation and test
+    evaluation = evaluations * run.eval_iters * forward_seconds(job, time)
+    size = checkpoint_bytes(job, run, parameters)
+    saves = iterations // run.save_interval if run.save_interval and size else 0
+    written = 0.0 if run.asynchronous_save else saves * size / (STORAGE * job.parallel.nodes)
+    total = seconds + evaluation + written
+    gpu_hours = total * job.parallel.world_size / HOUR
+    return TrainingTotals(
+        iterations=iterations,
+        tokens=samples * batch.seq_length,
+        seconds=total,
+        training_seconds=seconds,
+        evaluation_seconds=evaluation,
+        checkpoint_seconds=written,
+        checkpoint_bytes=size,
+        checkpoints=saves,
+        gpu_hours=gpu_hours,
+        cost=None if price is None else price * gpu_hours,
+    )
+
+
+def _samples(job: TrainingJob, run: RunSpec, tokens: int | None) -> int | None:
+    """Samples of the training."""
+    if tokens is not None:
+        return -(-tokens // job.batch.seq_length)
+    if run.train_samples is not None:
+        return run.train_samples
+    if run.train_iters is not None:
+        return run.train_iters * job.batch.global_batch_size
+    return None
+
+
+def _iterations(job: TrainingJob, run: RunSpec, time: IterationTime, samples: int) -> tuple[int, float]:
+    """Iterations and their seconds. Those of the ramp-up have fewer microbatches: the time without them is assumed to stay."""
+    full = job.batch.global_batch_size
+    if run.rampup is None:
+        iterations = -(-samples // full)
+        return iterations, iterations * time.seconds
+    start, increment, ramp = run.rampup
+    sizes = list(range(start, full, increment))
+    each = ramp / len(sizes) if sizes else 0.0
+    fixed = time.seconds - time.microbatch_seconds * job.batch.microbatches
+    iterations, seconds, left = 0, 0.0, float(samples)
+    for size in sizes:
+        count = -(-int(min(each, left)) // size)
+        iterations += count
+        seconds += count * (fixed + time.microbatch_seconds * job.batch.microbatches * size / full)
+        left -= count * size
+    count = max(0, -(-int(left) // full))
+    return iterations + count, seconds + count * time.seconds
+
+
+def forward_seconds(job: TrainingJob, time: IterationTime) -> float:
+    """Seconds of an evaluation step of a global batch: forwards of all microbatches through the pipeline."""
+    slowest = max(sum(forward.total for forward, _ in chunks) for chunks in time.passes)
+    through = sum(forward.total for chunks in time.passes for forward, _ in chunks)
+    return through + (job.batch.microbatches - 1) * slowest
+
+
+def checkpoint_bytes(job: TrainingJob, run: RunSpec, parameters: int) -> int:
+    """Bytes of a checkpoint: parameters, and with the optimizer master weights and moments in fp32."""
+    if not run.saves:
+        return 0
+    weights = 4 if job.precision.parameters == "fp32" else 2
+    moments = {"adam": 2, "sgd": 1, "muon": 1, "lion": 1}[job.optimizer.name]
+    masters = 0 if job.precision.parameters == "fp32" else 1
+    return parameters * (weights + (FP32 * (moments + masters) if run.saves_optimizer else 0))
