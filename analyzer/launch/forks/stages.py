@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from analyzer.launch.forks.launch_options import NOTHING, LaunchOptions, Reading
+from analyzer.units import natural
 
 
 def stage_layers(launch: LaunchOptions, flag: str) -> Reading:
@@ -73,7 +74,8 @@ def idle_layers(launch: LaunchOptions) -> set[int]:
 
 
 def _integers(values: Sequence[str]) -> list[int]:
-    return [int(word) for value in values for word in value.split(",") if word.strip().isdigit()]
+    numbers = (natural(word.strip()) for value in values for word in value.split(","))
+    return [number for number in numbers if number is not None]
 
 
 def _layout(counts: Sequence[int], *, mtp: int = 0) -> tuple[str, str]:
