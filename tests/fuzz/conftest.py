@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from analyzer.script import run as script_run
-
 KEPT = ("PATH", "TMPDIR")
 """Variables of the environment that the tests keep."""
 
@@ -35,7 +33,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.chdir(own)
         patch.setattr("analyzer.hardware.gpus.DRIVER_FILES", ())
         patch.setattr(subprocess, "Popen", _refuse)
-        patch.setattr(script_run, "run_script", _refuse)
         for name in ("execv", "execve", "execvp", "execvpe", "posix_spawn", "fork", "system"):
             patch.setattr(os, name, _refuse)
         yield own
