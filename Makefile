@@ -2,15 +2,17 @@
 PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
 JOBS ?= 2
 RUNS ?= 7
+LAUNCHES ?= 2000
 PYTEST = $(PYTHON) -m pytest -n $(JOBS) --dist worksteal
 CLANG_FORMAT = $(PYTHON) -c "from clang_format import clang_format; clang_format()"
 CPP = $(shell git ls-files '*.cpp' '*.h' '*.c')
 
-.PHONY: help fast test shadow bench lint format docs score
+.PHONY: help fast test fuzz shadow bench lint format docs score
 
 help:
 	@echo "fast    quick tests, without processes, the shadow engine and the CUDA recorder"
 	@echo "test    every test, or those of TESTS=PATH"
+	@echo "fuzz    random launches, environments and files: LAUNCHES=2000, and a new SEED unless one is given"
 	@echo "shadow  tests that run megatron-core and Transformer Engine without a GPU"
 	@echo "bench   benchmarks, each compared with a baseline that is measured in alternation"
 	@echo "score   errors of the predictions for the measured runs in tests/data"
@@ -19,10 +21,15 @@ help:
 	@echo "docs    the documentation site, into site/"
 
 fast:
-	$(PYTEST) -m "not slow and not shadow and not cuda"
+	FUZZ=quick $(PYTEST) -m "not slow and not shadow and not cuda"
 
 test:
 	$(PYTEST) $(TESTS)
+
+fuzz: SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
+fuzz:
+	@echo "make fuzz SEED=$(SEED) LAUNCHES=$(LAUNCHES)"
+	FUZZ=$(LAUNCHES) $(PYTEST) --hypothesis-seed=$(SEED) tests/fuzz
 
 shadow:
 	$(PYTEST) -m shadow

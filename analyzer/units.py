@@ -19,6 +19,14 @@ DTYPE_BYTES: Final[dict[str, float]] = {
 }  # fmt: skip
 
 
+def natural(text: str) -> int | None:
+    """The number that `text` writes in decimal digits; None if it is no number, or has more digits than MAX_DIGITS.
+
+    `str.isdigit` also holds for '²', which `int` does not read, and `int` refuses numbers of more than 4,300 digits.
+    """
+    return int(text) if text.isdecimal() and len(text) <= MAX_DIGITS else None
+
+
 def dtype_bytes(dtype: str, elements: int) -> int:
     """Bytes of `elements` elements of `dtype`, without rounding to blocks."""
     return int(DTYPE_BYTES[dtype] * elements)

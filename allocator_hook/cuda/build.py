@@ -38,6 +38,8 @@ def build() -> Path:
         fresh = Path(folder) / library.name
         command = [*compiler, *FLAGS, str(SOURCE), "-o", str(fresh), *LIBRARIES]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode == 0 and not fresh.is_file():
+            raise InputError("--info-record", f"the compiler {compiler[0]} wrote no library", "set CXX to a C++ compiler")
         if done.returncode != 0:
             complaint = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
             fault = f"the recorder does not compile ({complaint})"
@@ -61,7 +63,10 @@ def cache_folder() -> Path:
 
 
 def _compiler() -> list[str]:
-    compiler = shlex.split(os.environ.get("CXX") or "g++")
+    try:
+        compiler = shlex.split(os.environ.get("CXX", "")) or ["g++"]
+    except ValueError as error:
+        raise InputError("--info-record", f"CXX is not a command ({error})", "set CXX to a C++ compiler") from None
     if shutil.which(compiler[0]) is None:
         raise InputError("--info-record", f"there is no compiler {compiler[0]}", "install g++, or set CXX to a C++ compiler")
     return compiler

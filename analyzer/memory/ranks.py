@@ -27,8 +27,9 @@ from analyzer.modules.tree import Tensor, total_bytes
 from analyzer.passes.stages import last_layer_bytes_on_gpu
 from analyzer.results import MemoryPart, PeakEvent, RankClass, RankMemory
 from analyzer.specs import TrainingJob
+from analyzer.states.bytes_per_parameter import FP32
 from analyzer.states.record import StartPeak, States
-from analyzer.units import round_up
+from analyzer.units import BLOCK, round_up
 
 if TYPE_CHECKING:
     from analyzer.memory.cuda_graphs import GraphMemory
@@ -240,7 +241,8 @@ def _reserved(peak: Peak) -> int:
 
 def _highest(states: States, *, allocated: int, first: Peak, later: Peak) -> Peak:
     """The peak of the training run; ties go to a later iteration."""
-    copies = (Tensor(name="fp32 gradients", shape=(states.gradient_copies // 4,), dtype="fp32"),) if states.gradient_copies else ()
+    whole_blocks = states.gradient_copies // BLOCK * BLOCK  # `allocated` has the sum of the copies, and a tensor is rounded up
+    copies = (Tensor(name="fp32 gradients", shape=(whole_blocks // FP32,), dtype="fp32"),) if whole_blocks else ()
     optimizer_step = Peak(
         bytes=allocated + total_bytes(states.step_workspace),
         workspaces=0,

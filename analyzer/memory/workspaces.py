@@ -19,7 +19,7 @@ from analyzer.modules.moe.dispatchers import gathered_token_bytes
 from analyzer.modules.shapes import Shapes, shapes_of
 from analyzer.modules.tree import Module
 from analyzer.specs import TrainingJob
-from analyzer.units import BLOCK, KIB, MIB, dtype_bytes, round_up
+from analyzer.units import BLOCK, KIB, MIB, dtype_bytes, natural, round_up
 
 GROUPED_GEMM_STREAMS: Final = 4
 """Streams over which Transformer Engine distributes a grouped GEMM, each with a workspace (nvte_get_num_compute_streams)."""
@@ -54,7 +54,7 @@ def cublas_workspace_bytes(job: TrainingJob) -> int:
     """
     config = job.flags.cublas_workspace_config
     if config:
-        numbers = [int(part) for part in config.split(":") if part.strip().isdigit()]
+        numbers = [number for part in config.split(":") if (number := natural(part.strip())) is not None]
         return sum(kib * count for kib, count in zip(numbers[::2], numbers[1::2], strict=False)) * KIB
     return 4096 * 8 * KIB if capability(job)[0] >= 9 else (4096 * 2 + 16 * 8) * KIB
 

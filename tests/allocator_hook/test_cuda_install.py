@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -55,6 +56,14 @@ def test_build_prints_the_path_last_and_compiles_once(tmp_path: Path) -> None:
     second = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert (second.stdout.splitlines()[-1], library.stat().st_mtime_ns) == (str(library), made)
     assert [path.name for path in library.parent.iterdir()] == [library.name]
+
+
+@pytest.mark.parametrize(("compiler", "fault"), [("true", "true wrote no library"), ("g++ '", "No closing quotation")])
+def test_a_compiler_that_is_none_is_refused(compiler: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", compiler)
+    with pytest.raises(InputError, match=re.escape(fault)):
+        build()
 
 
 def test_build_failures_name_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

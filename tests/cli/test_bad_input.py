@@ -5,10 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from analyzer.launch.options.catalogue import load_catalogue
 from tests.command import assert_refused, run
 
 BASE = (
@@ -179,22 +176,3 @@ def test_an_unwritable_report_is_an_error(tmp_path: Path) -> None:
 def test_a_call_without_arguments_is_an_error() -> None:
     outcome = run()
     assert (outcome.status, outcome.out, outcome.err.count("\n")) == (2, "", 1)
-
-
-OPTIONS = sorted(flag for flag in load_catalogue().newest if not flag.startswith("--info"))
-WORDS = st.sampled_from(["0", "1", "2", "3", "7", "8", "-1", "0.5", "1e3", "x", "a=b", "none", "bf16", "full", "-", "=", "é", ""])
-
-
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.tuples(st.sampled_from(OPTIONS), st.lists(WORDS, max_size=2)), max_size=4))
-def test_random_options_give_a_report_or_an_error(options: list[tuple[str, list[str]]]) -> None:
-    """Random Megatron options with random values give a report or an error of one line."""
-    outcome = run(*BASE.split(), *(word for flag, words in options for word in (flag, *words)))
-    assert outcome.status in (0, 1, 2)
-    if outcome.status == 2:
-        assert outcome.out == ""
-        assert outcome.err.count("\n") == 1
-        assert "; " in outcome.err
-    else:
-        assert outcome.err == ""
-        assert "  model         GPT, " in outcome.out

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analyzer.api import analyze
 from analyzer.memory.ranks import rank_classes
 from analyzer.memory.workspaces import cublas_workspace_bytes, te_workspace_bytes, workspaces
 from analyzer.passes.stages import stage_models
+from analyzer.results import PeakEvent
 from analyzer.specs import HardwareSpec, OptimizerSpec, PrecisionSpec, RecomputeSpec, TrainingJob
 from analyzer.units import MIB
 from tests.job_of import states_of
@@ -157,3 +159,17 @@ def test_there_is_one_dummy_weight_gradient_per_shape() -> None:
     assert names == {f"dummy weight gradient {list(shape)}": 2 * shape[0] * shape[1] for shape in shapes}
     unfused = replace(training_job, flags=replace(training_job.flags, gradient_accumulation_fusion=False))
     assert not [item for item in workspaces(unfused, stage_models(unfused)[0].trees) if "dummy" in item.name]
+
+
+def test_the_copies_of_gradients_are_not_larger_than_the_memory_that_is_allocated() -> None:
+    """Their size is not a multiple of an allocator block here, and no part of the peak in the optimizer step is negative."""
+    line = (
+        "--nproc-per-node 8 pretrain_gpt.py --num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 1024 --fp16 "
+        "--max-position-embeddings 1024 --micro-batch-size 1 --global-batch-size 32 --train-iters 10 --lr 1e-4 --swiglu "
+        "--tokenizer-type NullTokenizer --vocab-size 9999 --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 "
+        "--sequence-parallel --multi-latent-attention --kv-lora-rank 64 --qk-head-dim 64 --qk-pos-emb-head-dim 32 --v-head-dim 64 "
+        "--position-embedding-type rope --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+    )
+    memory = analyze(line, gpu="H100-80GB", environ={}).ranks[0].memory
+    assert memory.peak_event is PeakEvent.OPTIMIZER_STEP
+    assert all(part.bytes > 0 for part in memory.transient_parts)

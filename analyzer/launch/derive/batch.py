@@ -5,12 +5,14 @@ Megatron: `validate_args`, and megatron/core/num_microbatches_calculator.py (0.1
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError
 from analyzer.launch.derive.reading import option, positive, required, since, switched_on
 from analyzer.specs import BatchSpec, ParallelSpec
 from analyzer.specs.rules.violation import multiple_near
+from analyzer.units import natural
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
@@ -82,7 +84,8 @@ def _sizes(launch: LaunchInput, *, full: int, given: bool) -> list[int]:
 
 def _is_count(value: object) -> bool:
     """Whether Python's `int` reads it as a number of 0 or more; '9_765_625' is one."""
-    return str(value).replace("_", "").isdigit()
+    digits = str(value).replace("_", "")
+    return natural(digits) is not None and re.fullmatch(r"\d+(_\d+)*", str(value)) is not None
 
 
 def _rampup_sizes(named: str, rampup: object, *, full: int) -> list[int]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from analyzer.errors import InputError
 from analyzer.launch.forks.launch_options import NOTHING, LaunchOptions, Reading
 from analyzer.launch.forks.stages import idle_layers
+from analyzer.units import natural
 
 _PROBABILITIES = ("--moe-router-pre-softmax",)
 """DeepSpeed and MegaBlocks take the softmax over all experts before they choose some."""
@@ -19,9 +21,17 @@ _TOKEN_DROPPING = ("--moe-token-dispatcher-type", "alltoall", "--moe-pad-expert-
 
 
 def deepspeed_experts(launch: LaunchOptions) -> int:
-    """Number of experts of a Megatron-DeepSpeed launch: the largest of the values; 1 for a dense model."""
-    counts = [int(word) for word in launch.megatron.get("--num-experts", ()) if word.isdigit()]
-    return max(counts, default=1)
+    """Number of experts of a Megatron-DeepSpeed launch: the largest of the values; 1 for a dense model.
+
+    Raises InputError for a value that is not a number.
+    """
+    counts = [1]
+    for word in launch.megatron.get("--num-experts", ()):
+        count = natural(word)
+        if count is None:
+            raise InputError("--num-experts", f"{word!r} is not a number of experts", "give one number, or one for each stage")
+        counts.append(count)
+    return max(counts)
 
 
 def deepspeed_defaults(launch: LaunchOptions) -> Reading:

@@ -7,8 +7,13 @@ megatron/arguments.py of Yuan 2.0.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from analyzer.launch.forks.launch_options import NOTHING, LaunchOptions, Reading
+from analyzer.units import natural
+
+MOST_LAYERS: Final = 10**6
+"""Layers that are counted. `analyzer.launch.derive.reading` refuses such numbers afterwards."""
 
 
 def stage_layers(launch: LaunchOptions, flag: str) -> Reading:
@@ -35,7 +40,7 @@ def noop_layers(launch: LaunchOptions, flag: str) -> Reading:
     """Layers without parameters and computation. They count when layers are split over stages."""
     layers, empty = launch.integer("--num-layers", 0), idle_layers(launch)
     size = launch.integer("--num-layers-per-virtual-pipeline-stage", 0) or layers // launch.pipeline
-    if not layers or not empty or not size:
+    if not 0 < layers <= MOST_LAYERS or not empty or size < 1:
         return NOTHING
     counts = [sum(index not in empty for index in range(first, first + size)) for first in range(0, layers, size)]
     left = ("--num-layers", str(sum(counts)))
@@ -54,7 +59,7 @@ def padded_layers(launch: LaunchOptions, flag: str) -> Reading:  # noqa: ARG001
     """
     layers, stages = launch.integer("--num-layers", 0), launch.pipeline
     missing = -layers % stages
-    if not layers or not missing:
+    if not 0 < layers <= MOST_LAYERS or not missing or stages > layers:
         return NOTHING
     stage = (layers + missing) // stages
     size = launch.integer("--num-layers-per-virtual-pipeline-stage", stage)
@@ -73,7 +78,8 @@ def idle_layers(launch: LaunchOptions) -> set[int]:
 
 
 def _integers(values: Sequence[str]) -> list[int]:
-    return [int(word) for value in values for word in value.split(",") if word.strip().isdigit()]
+    numbers = (natural(word.strip()) for value in values for word in value.split(","))
+    return [number for number in numbers if number is not None]
 
 
 def _layout(counts: Sequence[int], *, mtp: int = 0) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from typing import Final
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.launchers.world import World
 from analyzer.launch.options.option_table import Option
+from analyzer.units import natural
 
 _ACTOR: Final = "actor_rollout_ref.actor."
 _ENGINE: Final = f"{_ACTOR}megatron."
@@ -88,9 +89,10 @@ def _count(settings: Mapping[str, str], name: str, default: int) -> int:
     value = settings.get(name)
     if value in (None, "null"):
         return default
-    if not value.isdecimal() or int(value) < 1:
+    number = natural(value)
+    if not number:
         raise InputError(name, f"{value!r} is not a number of 1 or more", f"write {name}={default}")
-    return int(value)
+    return number
 
 
 def _configured(settings: Mapping[str, str], known: Mapping[str, Option]) -> tuple[list[str], list[str]]:

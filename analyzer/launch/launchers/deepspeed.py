@@ -53,11 +53,11 @@ def _host_file(given: Given, folder: Path | None) -> dict[str, int]:
         if not words:
             continue
         number = next((word.partition("=")[2] for word in words[1:] if word.startswith("slots=")), "")
-        if not number.isdecimal() or int(number) < 1:
+        if not number.isdecimal():
             raise InputError(
                 written, f"the line {line.strip()!r} of {name} has no number of slots", "write lines such as worker-1 slots=8"
             )
-        slots[words[0]] = int(number)
+        slots[words[0]] = count(number, written, "slots")
     return slots
 
 

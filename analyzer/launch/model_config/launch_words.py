@@ -17,6 +17,7 @@ from analyzer.launch.model_config.common import MegatronModel, Option
 from analyzer.launch.model_config.families import megatron_model
 from analyzer.launch.model_config.published import read_configuration
 from analyzer.specs.release import release_number
+from analyzer.units import natural
 
 SEQUENCE: Final = 4096
 """Tokens of a sequence if the launch does not give them and the model allows as many."""
@@ -103,4 +104,4 @@ def _positions(model: MegatronModel, words: Sequence[str]) -> int:
     if model.position_rows is not None:
         return model.position_rows
     lengths = [value_of(flag, words) for flag in SEQUENCE_FLAGS]
-    return max([model.positions, *(int(each) for each in lengths if each is not None and each.isdecimal())])
+    return max([model.positions, *(natural(each) or 0 for each in lengths if each is not None)])

@@ -15,9 +15,12 @@ from analyzer.report.console.memory_section import memory
 from analyzer.report.console.timeline_section import timelines
 from analyzer.report.console.verdict_section import advice, verdict
 from analyzer.results import Report
+from analyzer.units import natural
 
 PLAIN_WIDTH: Final = 100
 """Columns if neither COLUMNS nor a terminal gives them."""
+WIDEST: Final = 10_000
+"""Columns that are used of a larger COLUMNS: lines are filled with spaces."""
 LEAST_WIDTH: Final = 60
 ASCII: Final = str.maketrans({"─": "-", "│": "|", "├": "|", "└": "`", "…": "~", "–": "-", "×": "x", "·": "*"})
 
@@ -80,6 +83,7 @@ def draw(parts: Sequence[RenderableType], *, width: int, colour: bool = False) -
     console = Console(
         file=io.StringIO(),
         width=width,
+        height=PLAIN_WIDTH,  # without a height, rich reads COLUMNS and LINES, which may have no number
         force_terminal=colour,
         color_system="auto" if colour else None,
         markup=False,
@@ -95,9 +99,9 @@ def draw(parts: Sequence[RenderableType], *, width: int, colour: bool = False) -
 
 
 def _width(stream: TextIO) -> int:
-    columns = os.environ.get("COLUMNS", "")
-    if columns.isdecimal() and int(columns) > 0:
-        return int(columns)
+    columns = natural(os.environ.get("COLUMNS", ""))
+    if columns:
+        return min(columns, WIDEST)
     try:
         return os.get_terminal_size(stream.fileno()).columns or PLAIN_WIDTH
     except (OSError, ValueError):

@@ -97,7 +97,7 @@ def _with_figures_as_notes(row: _Row, figures: Sequence[Figure]) -> _Row:
 
 def _wrapped(row: _Row, *, width: int) -> list[Text]:
     """The notes of a row as lines of at most `width` characters."""
-    console = Console(width=width)
+    console = Console(width=width, height=1)  # without a height, rich reads COLUMNS and LINES, which may have no number
     return [line for note in row.notes for line in styled(note).wrap(console, max(1, width))]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from analyzer.script.stand_ins.words import Syntax, last, split_words, whole
+from analyzer.script.stand_ins.words import MAX_DIGITS, Syntax, last, split_words, whole
 
 SYNTAX = Syntax(
     short="ABbCcDdeFGiJLMmNnopqrStTWwx",
@@ -164,7 +164,7 @@ def host_names(listed: str) -> list[str]:
         ranges, _, tail = rest.partition("]")
         for one in ranges.split(","):
             first, dash, final = one.partition("-")
-            if dash and first.isdigit() and final.isdigit():
+            if dash and first.isdecimal() and final.isdecimal() and len(final) <= MAX_DIGITS:
                 names += [f"{head}{number:0{len(first)}d}{tail}" for number in range(int(first), int(final) + 1)]
             else:
                 names.append(f"{head}{one}{tail}")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+MAX_DIGITS = 9
+"""Digits of a number of nodes or processes."""
+
 
 class Syntax:
     """The options of a program, as far as it matters where the command begins.
@@ -63,7 +66,7 @@ def whole(text: str | None) -> int | None:
     """The first number of `8`, `2-4` or `2k`; None if there is none."""
     digits = ""
     for character in text or "":
-        if not character.isdigit():
+        if not character.isdecimal():
             break
         digits += character
-    return int(digits) if digits and int(digits) > 0 else None
+    return (int(digits) or None) if 0 < len(digits) <= MAX_DIGITS else None

@@ -13,6 +13,7 @@ from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.derive.reading import option, positive, switched_on, text
 from analyzer.specs import FlexSpec, ModelSpec, ParallelSpec
 from analyzer.specs.rules.violation import multiple_near
+from analyzer.units import natural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -103,7 +104,8 @@ def _domain(environ: Mapping[str, str]) -> int:
         written = environ.get(name)
         if written is None:
             continue
-        if not written.isdecimal() or int(written) < 1:
+        number = natural(written)
+        if not number:
             raise InputError(name, f"{written!r} is not a number of ranks", f"set it to {DOMAIN}, or unset it")
-        return int(written)
+        return number
     return DOMAIN

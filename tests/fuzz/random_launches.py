@@ -1,0 +1,140 @@
+"""Random launches of small models. `tools/random_layouts.py` and the property-based tests draw from them.
+
+What is drawn is decided by a function `below(n)` that returns an integer from 0 to n - 1: that of a random generator, or of
+Hypothesis. 0 stands for the simplest alternative, so that Hypothesis can simplify a failing launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+Below = Callable[[int], int]
+
+BASE: Final = (
+    "--nproc-per-node 8 pretrain_gpt.py --hidden-size 512 --num-attention-heads 8 --seq-length 1024 --max-position-embeddings 1024 "
+    "--global-batch-size 32 --train-iters 10 --lr 1e-4 --tokenizer-type NullTokenizer --vocab-size 9999"
+)
+MLA: Final = "--multi-latent-attention --kv-lora-rank 64 --qk-head-dim 64 --qk-pos-emb-head-dim 32 --v-head-dim 64"
+BALANCES: Final = ("aux_loss", "seq_aux_loss", "global_aux_loss", "none", "sinkhorn")
+
+
+class RandomLaunches:
+    """Generates random launches with about 50 options that the formulas and the shadow engine support."""
+
+    def __init__(self, below: Below) -> None:
+        self._below = below
+
+    def launch(self) -> list[str]:
+        """Return the words of a launch. Megatron may reject it."""
+        moe, mla = self._probably(0.5), self._probably(0.25)
+        words = [*BASE.split(), "--num-layers", self._one("4 8"), "--micro-batch-size", self._one("1 2")]
+        words += ["--info-gpu", self._one("H100-80GB A100-80GB B200"), self._one("--bf16 --bf16 --bf16 --fp16")]
+        for part in (self._parallel(moe), self._attention(mla), self._model(moe), self._step(words)):
+            words += part
+        if moe:
+            words += self._experts(words)
+        return [*words, *self._recompute(moe=moe, mla=mla)]
+
+    def _probably(self, share: float) -> bool:
+        return self._below(100) >= 100 - round(100 * share)
+
+    def _choice(self, values: Sequence[T]) -> T:
+        return values[self._below(len(values))]
+
+    def _one(self, words: str) -> str:
+        return self._choice(words.split())
+
+    def _maybe(self, *phrases: str, share: float = 0.2) -> list[str]:
+        """Include each phrase with probability `share`. `|` separates alternatives."""
+        return [word for phrase in phrases if self._probably(share) for word in self._choice(phrase.split("|")).split()]
+
+    def _parallel(self, moe: bool) -> list[str]:
+        tensor = int(self._one("1 1 2 4"))
+        pipeline = int(self._one("1 1 2 4" if tensor < 4 else "1 2"))
+        context = int(self._one("1 1 2")) if tensor * pipeline <= 4 else 1
+        words = f"--tensor-model-parallel-size {tensor} --pipeline-model-parallel-size {pipeline} --context-parallel-size {context}"
+        if tensor > 1 and (moe or self._probably(0.6)):
+            words += " --sequence-parallel"
+        if pipeline > 1 and self._probably(0.4):
+            words += " --num-layers-per-virtual-pipeline-stage 1"
+        return words.split()
+
+    def _attention(self, mla: bool) -> list[str]:
+        backend = self._maybe("--attention-backend flash|--attention-backend fused|--attention-backend unfused")
+        if mla:
+            return [
+                *MLA.split(),
+                "--position-embedding-type",
+                "rope",
+                *self._maybe("--q-lora-rank 192", "--qk-layernorm"),
+                *backend,
+            ]
+        position = self._one("learned_absolute rope none")
+        rotary = self._maybe("--no-rope-fusion", "--rotary-percent 0.5") if position == "rope" else []
+        return [
+            *("--position-embedding-type", position, *rotary, *backend),
+            *self._maybe("--group-query-attention --num-query-groups 4", share=0.4),
+            *self._maybe("--qk-layernorm", "--kv-channels 128", "--add-qkv-bias"),
+        ]
+
+    def _model(self, moe: bool) -> list[str]:
+        words = self._maybe("--swiglu|--swiglu|--squared-relu|--quick-geglu", share=0.8)
+        words += self._maybe("--disable-bias-linear", share=0.9 if moe else 0.4)
+        words += self._maybe("--normalization RMSNorm", "--untie-embeddings-and-output-weights", share=0.5)
+        words += self._maybe("--attention-dropout 0 --hidden-dropout 0", share=0.5)
+        return words + self._maybe(
+            "--no-bias-gelu-fusion", "--no-bias-swiglu-fusion", "--no-bias-dropout-fusion", "--mtp-num-layers 1"
+        )
+
+    def _step(self, words: list[str]) -> list[str]:
+        found = self._maybe("--cross-entropy-loss-fusion|--deterministic-mode", share=0.4)
+        found += self._maybe(
+            "--calculate-per-token-loss", "--no-gradient-accumulation-fusion", "--no-create-attention-mask-in-dataloader"
+        )
+        if self._probably(0.5):
+            found += ["--use-distributed-optimizer", *self._maybe("--overlap-grad-reduce --overlap-param-gather", share=0.4)]
+            found += self._maybe("--use-precision-aware-optimizer")
+        if "--bf16" in words:
+            found += self._maybe("--grad-reduce-in-bf16")
+            recipes = "|".join(f"--fp8-format e4m3 --fp8-recipe {each}" for each in ("delayed", "tensorwise", "blockwise", "mxfp8"))
+            found += self._maybe(recipes, share=0.1)
+        return found
+
+    def _experts(self, words: list[str]) -> list[str]:
+        balance = self._choice(BALANCES)
+        found = [
+            "--num-experts",
+            "8",
+            "--moe-router-topk",
+            self._one("1 2 2 4"),
+            "--expert-model-parallel-size",
+            self._one("1 2 2 4"),
+        ]
+        found += [
+            "--moe-token-dispatcher-type",
+            self._one("alltoall alltoall allgather"),
+            "--moe-ffn-hidden-size",
+            self._one("256 512"),
+        ]
+        found += ["--moe-router-load-balancing-type", balance]
+        found += ["--moe-aux-loss-coeff", "1e-2"] if balance.endswith("aux_loss") else []
+        if balance != "sinkhorn":
+            found += self._maybe("--moe-router-score-function sigmoid", "--moe-router-pre-softmax", share=0.3)
+        found += self._maybe("--moe-grouped-gemm", "--moe-permute-fusion", share=0.6)
+        found += self._maybe("--moe-router-dtype fp32", "--moe-layer-freq 2", "--moe-z-loss-coeff 1e-3", "--moe-latent-size 256")
+        if self._probably(0.4):
+            found += ["--moe-shared-expert-intermediate-size", "512"]
+            found += self._maybe("--moe-shared-expert-overlap", "--moe-shared-expert-gate", share=0.3)
+        unsharded = words[words.index("--tensor-model-parallel-size") + 1] == "1"
+        return found if unsharded else found + self._maybe("--expert-tensor-parallel-size 1", share=0.5)
+
+    def _recompute(self, *, moe: bool, mla: bool) -> list[str]:
+        if self._probably(0.15):
+            method = self._one("uniform block")
+            return ["--recompute-granularity", "full", "--recompute-method", method, "--recompute-num-layers", self._one("1 2")]
+        modules = ["core_attn", "layernorm", self._one("moe_act shared_experts moe") if moe else "mlp"]
+        modules += ["mla_up_proj"] if mla else []
+        picked = [each for each in modules if self._probably(0.5)] or modules[:1]
+        return ["--recompute-granularity", "selective", "--recompute-modules", *picked] if self._probably(0.3) else []
