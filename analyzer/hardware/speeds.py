@@ -49,7 +49,12 @@ def read_speeds(path: Path, *, network: float | None = None) -> SpeedSpec:
     if not isinstance(entry, dict):
         raise InputError(option, f"'{path}' is not a JSON object", remedy)
     try:
-        return _speed(str(entry.get("name", path.stem)), entry, multiprocessors=int(entry.get("multiprocessors", MULTIPROCESSORS)), network=network)
+        return _speed(
+            str(entry.get("name", path.stem)),
+            entry,
+            multiprocessors=int(entry.get("multiprocessors", MULTIPROCESSORS)),
+            network=network,
+        )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InputError(option, f"'{path}' has no valid {error}", remedy) from None
 

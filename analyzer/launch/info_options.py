@@ -113,7 +113,7 @@ OPTIONS: Final[dict[str, InfoOption]] = {
     "detail": InfoOption(
         "LIST",
         "sections of the report to print in full, separated by commas",
-        several("summary", "memory", "groups", "communication", "tree", "full", none="summary"),
+        several("summary", "memory", "time", "groups", "communication", "tree", "full", none="summary"),
     ),
     "fail_on": InfoOption(
         "LIST",
@@ -134,7 +134,9 @@ OPTIONS: Final[dict[str, InfoOption]] = {
     "moe_imbalance": InfoOption(
         "X", "tokens of the experts of the highest-memory rank, relative to the mean (default: 1)", number_from(1)
     ),
-    "network": InfoOption("GB/S", "network bandwidth of each GPU in GB/s, in one direction (default: of its usual machine)", positive),
+    "network": InfoOption(
+        "GB/S", "network bandwidth of each GPU in GB/s, in one direction (default: of its usual machine)", positive
+    ),
     "hardware": InfoOption("FILE", "JSON file with the speeds of a GPU that is not known", word),
     "calibration": InfoOption("FILE", "JSON file with efficiencies measured on the machine", word),
     "efficiency": InfoOption(

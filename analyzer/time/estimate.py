@@ -16,12 +16,14 @@ from analyzer.specs.speed import SpeedSpec
 from analyzer.time.efficiencies import FILE, Efficiencies, efficiencies_of
 from analyzer.time.iteration import IterationTime, iteration_time
 from analyzer.time.pass_work import chunk_work
+from analyzer.time.pipeline import schedule_of, spans
+from analyzer.time.simple import simple_iteration
 from analyzer.time.training import training_totals
 from analyzer.time.work.kernels import flops
 from analyzer.time.work.model_flops import model_flops
 from analyzer.time.advice import bottleneck
 
-TIMELINE_SPANS: Final = 512
+TIMELINE_SPANS: Final = 128
 """Passes of a timeline. Further ones are left out."""
 DAY: Final = 86_400.0
 
@@ -33,6 +35,8 @@ class TimeInputs:
     speed: SpeedSpec
     rates: Efficiencies | None = None
     """Measured efficiencies (`--info-calibration`); None for the shipped ones."""
+    flops_share: float | None = None
+    """Share of the peak in the simple model of `--info-efficiency`; None for the full model."""
     calibration: str = ""
     """Where `rates` are from."""
     run: RunSpec = RunSpec()
@@ -46,8 +50,7 @@ def time_estimate(report: Report, inputs: TimeInputs) -> TimeEstimate:
     """The time of the launch of a report."""
     job, speed = report.job, inputs.speed
     stages = stage_models(job)
-    rates = inputs.rates or efficiencies_of(speed)
-    time = iteration_time(job, stages, report.communication, speed, rates)
+    time = _iteration(report, stages, inputs)
     world, peak = job.parallel.world_size, speed.peak_flops["16"]
     counted = model_flops(job)
     lower, upper = _errors(job)
@@ -79,8 +82,15 @@ def time_estimate(report: Report, inputs: TimeInputs) -> TimeEstimate:
         calibration=inputs.calibration or f"shipped, for {speed.name}",
         bottleneck=bottleneck(job, time),
         not_counted=_not_counted(job),
-        timelines=tuple(_timeline(time, rank) for rank in range(len(time.ranks))),
+        timelines=_timelines(job, time),
     )
+
+
+def _iteration(report: Report, stages: Sequence[StageModel], inputs: TimeInputs) -> IterationTime:
+    if inputs.flops_share is not None:
+        return simple_iteration(report.job, stages, inputs.speed, share=inputs.flops_share)
+    rates = inputs.rates or efficiencies_of(inputs.speed)
+    return iteration_time(report.job, stages, report.communication, inputs.speed, rates)
 
 
 def _errors(job: TrainingJob) -> tuple[float, float]:
@@ -101,11 +111,13 @@ def _executed_flops(job: TrainingJob, stages: Sequence[StageModel]) -> float:
     return total * job.batch.microbatches * ranks
 
 
-def _timeline(time: IterationTime, rank: int) -> StageTimeline:
-    spans = time.ranks[rank].spans[:TIMELINE_SPANS]
-    return StageTimeline(
-        pipeline_rank=rank, spans=tuple((start, end, step.kind, step.microbatch, step.chunk) for start, end, step in spans)
-    )
+def _timelines(job: TrainingJob, time: IterationTime) -> tuple[StageTimeline, ...]:
+    found: list[list[tuple[float, float, str, int, int]]] = [[] for _ in time.ranks]
+    for node, start, end in spans(schedule_of(job), time.pass_totals, time.message):
+        line = found[node.rank]
+        if len(line) < TIMELINE_SPANS:
+            line.append((start, end, "backward" if node.direction else "forward", node.microbatch, node.chunk))
+    return tuple(StageTimeline(pipeline_rank=rank, spans=tuple(line)) for rank, line in enumerate(found))
 
 
 def _not_counted(job: TrainingJob) -> tuple[str, ...]:

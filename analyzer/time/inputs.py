@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from analyzer.hardware.speeds import read_speeds, speed_of
 from analyzer.launch.derive.run import run_spec
 from analyzer.time.calibration import read_calibration
-from analyzer.time.efficiencies import uniform
 from analyzer.time.estimate import TimeInputs
 
 if TYPE_CHECKING:
@@ -28,14 +27,19 @@ def time_inputs(options: InfoOptions, arguments: Arguments, *, gpu: str | None, 
         if known is None:
             return None
         speed = known
-    rates, source = None, ""
+    rates, source, share = None, "", None
     if options.efficiency:
-        shares = dict(options.efficiency)
-        rates = uniform(flops=shares["flops"], memory=shares["memory"])
-        source = f"--info-efficiency: {shares['flops']:.0%} of the peak, {shares['memory']:.0%} of the memory bandwidth"
+        share = dict(options.efficiency)["flops"]
+        source = f"--info-efficiency: {share:.0%} of the peak, without communication, bubble and memory-bound kernels"
     elif options.calibration is not None:
         rates = read_calibration(folder / options.calibration, speed)
         source = f"measured: {options.calibration}"
     return TimeInputs(
-        speed=speed, rates=rates, calibration=source, run=run_spec(arguments), tokens=options.tokens, price=options.price
+        speed=speed,
+        rates=rates,
+        flops_share=share,
+        calibration=source,
+        run=run_spec(arguments),
+        tokens=options.tokens,
+        price=options.price,
     )

@@ -51,6 +51,13 @@ class IterationTime:
     """The passes of each pipeline rank."""
     passes: tuple[tuple[tuple[PassSeconds, PassSeconds], ...], ...]
     """Forward and backward of a microbatch, for each rank and chunk."""
+    message: float
+    """Seconds of a message between two pipeline stages."""
+
+    @property
+    def pass_totals(self) -> list[list[tuple[float, float]]]:
+        """Seconds of forward and backward, for each rank and chunk."""
+        return [[(forward.total, backward.total) for forward, backward in chunks] for chunks in self.passes]
 
     @property
     def microbatch_seconds(self) -> float:
@@ -64,7 +71,8 @@ def iteration_time(
     """The time of an iteration. `stages` are all pipeline stages, and `rows` their communication table."""
     passes = _passes(job, stages, speed, rates)
     totals = [[(forward.total, backward.total) for forward, backward in chunks] for chunks in passes]
-    ranks = simulate(schedule_of(job), totals, message_between_stages(job, speed, rates))
+    message = message_between_stages(job, speed, rates)
+    ranks = simulate(schedule_of(job), totals, message)
     by_stage: dict[int, list[CommunicationRow]] = defaultdict(list)
     for row in rows:
         by_stage[row.pipeline_rank].append(row)
@@ -76,7 +84,12 @@ def iteration_time(
     parts["optimizer"] = slowest(job, stages, speed, rates)
     parts["host"] += rates.iteration
     return IterationTime(
-        seconds=sum(parts.values()), pipeline_rank=last, parts=parts, ranks=tuple(ranks), passes=tuple(map(tuple, passes))
+        seconds=sum(parts.values()),
+        pipeline_rank=last,
+        parts=parts,
+        ranks=tuple(ranks),
+        passes=tuple(map(tuple, passes)),
+        message=message,
     )
 
 
@@ -128,9 +141,8 @@ def _exposed(
 def _parts(chunks: Sequence[tuple[PassSeconds, PassSeconds]], rank: RankTime) -> dict[str, float]:
     """The parts of the passes of a rank."""
     total = PassSeconds()
-    for number, (forward, backward) in enumerate(chunks):
-        total = total.plus(forward, rank.runs.get((number, "forward"), 0))
-        total = total.plus(backward, rank.runs.get((number, "backward"), 0))
+    for forward, backward in chunks:
+        total = total.plus(forward, rank.passes).plus(backward, rank.passes)
     parts = dict.fromkeys(PARTS, 0.0)
     parts |= {
         "gemm": total.gemm,

@@ -56,9 +56,7 @@ def pass_seconds(job: TrainingJob, work: PassWork, speed: SpeedSpec, rates: Effi
     shown = {"tp": 0.0, "cp": 0.0, "ep": 0.0}
     for message, count in work.messages:
         span = span_of(job, message.group, speed)
-        one = message_seconds(
-            message.kind, message.payload, span, speed, rates, exchange=message.exchange, choices=message.choices
-        )
+        one = message_seconds(message.kind, message.payload, span, speed, rates, exchange=message.exchange, choices=message.choices)
         seconds = count * one.total
         exposed = exposed_share(message.exposure, rates)
         shown[message.part] += seconds * (exposed + (1 - exposed) * rates.slowdown)

@@ -24,7 +24,9 @@ from analyzer.time.work.of_module import work_of
 
 Exposure = Literal["full", "tp_overlap", "tp_backward", "cp", "ep_overlap"]
 """How much of a message is hidden behind kernels."""
-_COLUMN: Final = frozenset({ModuleKind.QKV, ModuleKind.Q_UP, ModuleKind.KV_UP, ModuleKind.Q_PROJECTION, ModuleKind.FC1, ModuleKind.OUTPUT_LAYER})
+_COLUMN: Final = frozenset(
+    {ModuleKind.QKV, ModuleKind.Q_UP, ModuleKind.KV_UP, ModuleKind.Q_PROJECTION, ModuleKind.FC1, ModuleKind.OUTPUT_LAYER}
+)
 """Layers whose output is split over tensor-parallel ranks."""
 _EXPERT_GROUPS: Final = frozenset({"ep", "etp", "tp_ep"})
 _CAPTURED_PREPROCESS: Final = 0.45

@@ -7,8 +7,9 @@ before, or the gradient of the stage after.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from analyzer.schedule.pipeline import Step, steps
 from analyzer.specs import TrainingJob
@@ -37,10 +38,22 @@ class RankTime:
     exposed_messages: float = 0.0
     """Of the time without work, seconds for which a message is in transfer."""
     end: float = 0.0
-    runs: dict[tuple[int, str], int] = field(default_factory=dict)
-    """Number of passes by chunk and direction."""
-    spans: list[tuple[float, float, Step]] = field(default_factory=list)
-    """Start and end of each simulated step."""
+    passes: int
+    """Passes of each direction through each chunk: the number of microbatches."""
+
+
+class Node(NamedTuple):
+    """A step in an order in which every step comes after those that it needs."""
+
+    rank: int
+    chunk: int
+    direction: int
+    """0 is forward, 1 is backward."""
+    source: int
+    """Place of the step whose output it needs; -1 for none."""
+    remote: bool
+    """Whether that step is on another rank."""
+    microbatch: int
 
 
 def schedule_of(job: TrainingJob) -> Schedule:
@@ -57,19 +70,49 @@ def schedule_of(job: TrainingJob) -> Schedule:
 
 
 @lru_cache(maxsize=256)
-def _orders(schedule: Schedule, microbatches: int) -> tuple[tuple[Step, ...], ...]:
-    return tuple(
-        steps(
-            pipeline=schedule.pipeline,
-            pipeline_rank=rank,
-            chunks=schedule.chunks,
-            microbatches=microbatches,
-            group_size=schedule.group_size,
-            legacy=schedule.legacy,
-            combined=schedule.combined,
-        )
-        for rank in range(schedule.pipeline)
+def topology(schedule: Schedule, microbatches: int) -> tuple[Node, ...]:
+    """The steps of all ranks, each after the step before it on its rank and after the step whose output it needs."""
+    pipeline, last = schedule.pipeline, schedule.pipeline * schedule.chunks - 1
+    orders = [_order(schedule, rank, microbatches) for rank in range(pipeline)]
+    position = [0] * pipeline
+    places: dict[tuple[bool, int, int], int] = {}
+    nodes: list[Node] = []
+    while len(nodes) < sum(map(len, orders)):
+        before = len(nodes)
+        for rank, order in enumerate(orders):
+            while position[rank] < len(order):
+                step = order[position[rank]]
+                stage, forward = step.chunk * pipeline + rank, step.kind == "forward"
+                source = _source(forward, step.microbatch, stage, last)
+                if source is not None and source not in places:
+                    break
+                place = -1 if source is None else places[source]
+                remote = source is not None and source[2] % pipeline != rank
+                places[forward, step.microbatch, stage] = len(nodes)
+                nodes.append(Node(rank, step.chunk, 0 if forward else 1, place, remote, step.microbatch))
+                position[rank] += 1
+        if len(nodes) == before:
+            raise AssertionError("no step of the schedule can run")
+    return tuple(nodes)
+
+
+def _order(schedule: Schedule, rank: int, microbatches: int) -> tuple[Step, ...]:
+    return steps(
+        pipeline=schedule.pipeline,
+        pipeline_rank=rank,
+        chunks=schedule.chunks,
+        microbatches=microbatches,
+        group_size=schedule.group_size,
+        legacy=schedule.legacy,
+        combined=schedule.combined,
     )
+
+
+def _source(forward: bool, microbatch: int, stage: int, last: int) -> tuple[bool, int, int] | None:
+    """The step whose output a step needs; None for the first forward."""
+    if forward:
+        return (True, microbatch, stage - 1) if stage else None
+    return (False, microbatch, stage + 1) if stage < last else (True, microbatch, stage)
 
 
 def simulated_microbatches(schedule: Schedule) -> int:
@@ -82,71 +125,49 @@ def simulated_microbatches(schedule: Schedule) -> int:
     return 4 * group + schedule.microbatches % group
 
 
-def simulate(schedule: Schedule, seconds: Sequence[Sequence[tuple[float, float]]], message: float) -> list[RankTime]:
+Seconds = Sequence[Sequence[tuple[float, float]]]
+"""Forward and backward of a microbatch, for each rank and chunk."""
+
+
+def simulate(schedule: Schedule, seconds: Seconds, message: float) -> list[RankTime]:
     """The iteration on each pipeline rank.
 
-    `seconds`: forward and backward of a microbatch for each rank and chunk. `message`: seconds from the end of a step until its output
-    has arrived at another rank.
+    `message`: seconds from the end of a step until its output has arrived at another rank.
     """
     short = simulated_microbatches(schedule)
-    ranks = _run(schedule, _orders(schedule, short), seconds, message)
+    ranks = [RankTime(passes=schedule.microbatches) for _ in range(schedule.pipeline)]
+    ends: list[float] = []
+    free = [0.0] * schedule.pipeline
+    for rank, chunk, direction, source, remote, _ in topology(schedule, short):
+        start = free[rank]
+        if source >= 0:
+            output = ends[source]
+            if remote and output + message > start:
+                shown = min(message, output + message - start)
+                ranks[rank].exposed_messages += shown
+                ranks[rank].bubble += output + message - start - shown
+                start = output + message
+            elif output > start:  # an earlier step of the same rank has always ended
+                start = output
+        free[rank] = start + seconds[rank][chunk][direction]
+        ends.append(free[rank])
     more = schedule.microbatches - short
-    if more:
-        each = [sum(forward + backward for forward, backward in chunks) for chunks in seconds]
-        slowest = max(each)
-        for rank, own in zip(ranks, each, strict=True):
-            rank.busy += more * own
-            rank.bubble += more * (slowest - own)
-            rank.end += more * slowest
-            for key in rank.runs:
-                rank.runs[key] += more
+    each = [sum(forward + backward for forward, backward in chunks) for chunks in seconds]
+    slowest = max(each)
+    for rank, own, end in zip(ranks, each, free, strict=True):
+        rank.busy = schedule.microbatches * own
+        rank.bubble += more * (slowest - own)
+        rank.end = end + more * slowest
     return ranks
 
 
-def _run(
-    schedule: Schedule, orders: Sequence[Sequence[Step]], seconds: Sequence[Sequence[tuple[float, float]]], message: float
-) -> list[RankTime]:
-    pipeline, last = schedule.pipeline, schedule.pipeline * schedule.chunks - 1
-    ranks = [RankTime() for _ in range(pipeline)]
-    position = [0] * pipeline
-    done: dict[tuple[bool, int, int], float] = {}
-    waiting = list(range(pipeline))
-    while waiting:
-        blocked, before = [], sum(position)
-        for rank in waiting:
-            order, time = orders[rank], ranks[rank]
-            while position[rank] < len(order):
-                step = order[position[rank]]
-                stage = step.chunk * pipeline + rank
-                forward = step.kind == "forward"
-                source = _source(forward, step.microbatch, stage, last)
-                if source is not None and source not in done:
-                    break
-                delay = message if source is not None and source[2] != stage else 0.0
-                arrival = done[source] + delay if source is not None else 0.0
-                wait = max(0.0, arrival - time.end)
-                shown = min(wait, delay)
-                duration = seconds[rank][step.chunk][0 if forward else 1]
-                start = time.end + wait
-                time.bubble += wait - shown
-                time.exposed_messages += shown
-                time.busy += duration
-                time.end = start + duration
-                time.spans.append((start, time.end, step))
-                key = (step.chunk, step.kind)
-                time.runs[key] = time.runs.get(key, 0) + 1
-                done[forward, step.microbatch, stage] = time.end
-                position[rank] += 1
-            if position[rank] < len(order):
-                blocked.append(rank)
-        if sum(position) == before:
-            raise AssertionError("no step of the schedule can run")
-        waiting = blocked
-    return ranks
-
-
-def _source(forward: bool, microbatch: int, stage: int, last: int) -> tuple[bool, int, int] | None:
-    """The step whose output a step needs; None for the first forward."""
-    if forward:
-        return (True, microbatch, stage - 1) if stage else None
-    return (False, microbatch, stage + 1) if stage < last else (True, microbatch, stage)
+def spans(schedule: Schedule, seconds: Seconds, message: float) -> list[tuple[Node, float, float]]:
+    """Start and end of each simulated step, for a timeline."""
+    found: list[tuple[Node, float, float]] = []
+    free = [0.0] * schedule.pipeline
+    for node in topology(schedule, simulated_microbatches(schedule)):
+        output = 0.0 if node.source < 0 else found[node.source][2] + (message if node.remote else 0.0)
+        start = max(free[node.rank], output)
+        free[node.rank] = start + seconds[node.rank][node.chunk][node.direction]
+        found.append((node, start, free[node.rank]))
+    return found

@@ -53,7 +53,9 @@ def training_totals(
     if samples is None:
         return None
     iterations, seconds = _iterations(job, run, time, samples)
-    evaluations = (iterations // run.eval_interval if run.eval_interval else 0) + (2 if run.eval_interval else 0)  # at the end: validation and test
+    evaluations = (iterations // run.eval_interval if run.eval_interval else 0) + (
+        2 if run.eval_interval else 0
+    )  # at the end: validation and test
     evaluation = evaluations * run.eval_iters * forward_seconds(job, time)
     size = checkpoint_bytes(job, run, parameters)
     saves = iterations // run.save_interval if run.save_interval and size else 0
@@ -86,23 +88,27 @@ def _samples(job: TrainingJob, run: RunSpec, tokens: int | None) -> int | None:
 
 
 def _iterations(job: TrainingJob, run: RunSpec, time: IterationTime, samples: int) -> tuple[int, float]:
-    """Iterations and their seconds. Those of the ramp-up have fewer microbatches: the time without them is assumed to stay."""
+    """Iterations as Megatron counts them (`update_train_iters`), and their seconds.
+
+    Iterations of the ramp-up have fewer microbatches. The time of an iteration without microbatches is assumed to be the same.
+    """
     full = job.batch.global_batch_size
     if run.rampup is None:
-        iterations = -(-samples // full)
+        iterations = max(1, samples // full)
         return iterations, iterations * time.seconds
     start, increment, ramp = run.rampup
-    sizes = list(range(start, full, increment))
-    each = ramp / len(sizes) if sizes else 0.0
+    steps = max(1, (full - start) // increment)
     fixed = time.seconds - time.microbatch_seconds * job.batch.microbatches
-    iterations, seconds, left = 0, 0.0, float(samples)
-    for size in sizes:
-        count = -(-int(min(each, left)) // size)
+    iterations, consumed, seconds = 0, 0, 0.0
+    for step in range(steps + 1):
+        size = start + step * increment
+        until = min(ramp * (step + 1) // steps if step < steps else ramp, ramp, samples)
+        count = max(0, -(-(until - consumed) // size))
         iterations += count
+        consumed += count * size
         seconds += count * (fixed + time.microbatch_seconds * job.batch.microbatches * size / full)
-        left -= count * size
-    count = max(0, -(-int(left) // full))
-    return iterations + count, seconds + count * time.seconds
+    rest = max(0, samples - consumed) // full
+    return iterations + rest, seconds + rest * time.seconds
 
 
 def forward_seconds(job: TrainingJob, time: IterationTime) -> float:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 ENGINES = {"formula": "by formula", "shadow": "by shadow recording", "both": "by formula and shadow recording"}
-SECTIONS = ("memory", "groups", "communication", "tree")
+SECTIONS = ("memory", "time", "groups", "communication", "tree")
 """Values of --info-detail that name one section."""
 
 

@@ -13,9 +13,13 @@ from typing import Any, Final
 from analyzer.errors import InputError
 from analyzer.modules.tree import Collective, Parameter, Tensor
 from analyzer.report import tree_sums
-from analyzer.results import CommunicationRow, MemoryPart, RankClass, RankMemory, Report
+from analyzer.results import CommunicationRow, MemoryPart, RankClass, RankMemory, Report, TimeEstimate
 
 SCHEMA: Final = "training-info/1"
+FLOPS_DEFINITION: Final = (
+    "Model FLOPs are those of Megatron's num_floating_point_operations. Utilization is of the dense 16-bit peak of the GPU; of the "
+    "hardware, with the operations of recomputed GEMMs and attention."
+)
 MAX_MEMBERS: Final = 131_072
 """Ranks of one group that are listed. `groups_truncated` is true for worlds in which groups can be larger."""
 
@@ -66,6 +70,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "communication": [_message(message) for message in report.communication],
         "communication_totals": {kind: asdict(total) for kind, total in report.communication_totals.items()},
         "verdict": asdict(report.verdict),
+        **({} if report.time is None else {"time": _time(report.time)}),
         "advice": [asdict(advice) for advice in report.advice],
         "assumptions": list(report.assumptions),
         "warnings": [*report.unknown, *report.warnings],
@@ -103,6 +108,29 @@ def dumps(document: dict[str, Any]) -> str:
         else:
             fields.append(f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}")
     return "{\n " + ",\n ".join(fields) + "\n}\n"
+
+
+def _time(time: TimeEstimate) -> dict[str, Any]:
+    return {
+        "iteration_seconds": time.iteration_seconds,
+        "range_seconds": list(time.range_seconds),
+        "tokens_per_second_per_gpu": time.tokens_per_second_per_gpu,
+        "model_flops_per_iteration": time.model_flops_per_iteration,
+        "model_tflops_per_gpu": time.model_tflops_per_gpu,
+        "model_flops_utilization": time.model_flops_utilization,
+        "hardware_flops_utilization": time.hardware_flops_utilization,
+        "flops_definition": FLOPS_DEFINITION,
+        "peak_flops": time.peak_flops,
+        "pipeline_rank": time.pipeline_rank,
+        "parts_seconds": dict(time.parts_seconds),
+        "bottleneck": time.bottleneck,
+        "training": None if time.training is None else asdict(time.training),
+        "calibration": time.calibration,
+        "not_counted": list(time.not_counted),
+        "timelines": [
+            {"pipeline_rank": line.pipeline_rank, "spans": [list(span) for span in line.spans]} for line in time.timelines
+        ],
+    }
 
 
 def _rank(rank: RankClass) -> dict[str, Any]:

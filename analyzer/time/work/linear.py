@@ -120,9 +120,7 @@ def joined(*works: Work) -> Work:
 
 def repeated(work: Work) -> Work:
     """The work of a module whose forward is recomputed in its backward."""
-    return work._replace(
-        backward=(*work.forward, *work.backward), backward_calls=work.forward_calls + work.backward_calls
-    )
+    return work._replace(backward=(*work.forward, *work.backward), backward_calls=work.forward_calls + work.backward_calls)
 
 
 def _fused_quantization(work: Work, context: WorkContext, elements: int) -> Work:

@@ -1,0 +1,86 @@
+"""The time of an iteration and of the training."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from analyzer.report.console.elements import fields, heading, paragraph, table
+from analyzer.results import Report, TimeEstimate, TrainingTime
+from analyzer.units import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+PARTS: Final = {
+    "gemm": "GEMMs",
+    "attention": "attention",
+    "memory_bound": "memory-bound kernels",
+    "exposed_tp": "exposed TP communication",
+    "exposed_cp": "exposed CP communication",
+    "exposed_ep": "exposed EP communication",
+    "exposed_pp": "exposed PP messages",
+    "exposed_dp": "exposed DP communication",
+    "bubble": "pipeline bubble",
+    "optimizer": "optimizer step",
+    "host": "GPU waits for the host",
+}
+"""Names of the parts of an iteration."""
+SMALLEST: Final = 0.001
+"""Parts below this share are not printed."""
+
+
+def time(report: Report) -> list[RenderableType]:
+    """The time section; empty if the speeds of the GPU are not known."""
+    found = report.time
+    if found is None:
+        return []
+    lower, upper = found.range_seconds
+    rows = [
+        ("iteration", f"{seconds(found.iteration_seconds)} (9 of 10 runs: {seconds(lower)} to {seconds(upper)})"),
+        ("throughput", f"{found.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, {found.model_tflops_per_gpu:,.0f} TFLOP/s/GPU"),
+        ("MFU, HFU", f"{found.model_flops_utilization:.1%}, {found.hardware_flops_utilization:.1%} of {found.peak_flops / 1e12:,.0f} TFLOP/s"),
+        *_training(found.training),
+        ("efficiencies", found.calibration),
+    ]  # fmt: skip
+    return [*heading("Time (estimate)"), fields(rows), "", parts(found), "", paragraph(found.bottleneck), *_not_counted(found)]
+
+
+def parts(found: TimeEstimate) -> RenderableType:
+    """The parts of an iteration on the pipeline rank that finishes last."""
+    total = found.iteration_seconds
+    rows = [
+        (PARTS[name], seconds(value), f"{value / total:.1%}")
+        for name, value in found.parts_seconds.items()
+        if value >= SMALLEST * total
+    ]
+    rows.append(("iteration", seconds(total), "100.0%"))
+    return table((f"pipeline rank {found.pipeline_rank}", "seconds", "share"), rows, align="lrr", strong=(len(rows) - 1,))
+
+
+def _training(training: TrainingTime | None) -> list[tuple[str, str]]:
+    if training is None:
+        return []
+    text = f"{training.days:,.1f} days, {training.gpu_hours:,.0f} GPU-hours"
+    text += f": {format_count(training.iterations)} iterations, {training.tokens / 1e9:,.1f} billion tokens"
+    rows = [("training", text)]
+    between = [
+        f"{days:,.2f} days of {what}"
+        for days, what in ((training.evaluation_days, "evaluation"), (training.checkpoint_days, "saving checkpoints"))
+        if days >= 0.005
+    ]
+    if between:
+        rows.append(("of these", ", ".join(between)))
+    if training.checkpoint_bytes:
+        rows.append(("checkpoint", format_bytes(training.checkpoint_bytes)))
+    if training.cost is not None:
+        rows.append(("cost", f"{training.cost:,.0f} at the price in --info-price"))
+    return rows
+
+
+def _not_counted(found: TimeEstimate) -> list[RenderableType]:
+    return [paragraph(f"Not counted: {'; '.join(found.not_counted)}.")] if found.not_counted else []
+
+
+def seconds(value: float) -> str:
+    """A time: 12.3 s, 85.5 ms."""
+    return f"{value:,.3g} s" if value >= 1 else f"{1000 * value:,.3g} ms"
