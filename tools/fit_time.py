@@ -2,10 +2,10 @@
 
     python tools/fit_time.py [--write] [--left-out] [--records FILE]
 
-Needs the extra `fit` (scipy). The residuals are ln(predicted / measured), softened so that single records do not decide, and weighted
-so that each combination of model, GPU and precision counts by the square root of its number of records. Each constant is held near its
-prior. `--left-out` also fits once for each model without its records, and reports the errors of the model that was left out.
-`--write` stores the constants.
+Needs the extra `fit` (scipy). The residuals are ln(predicted / measured), softened so that single records do not decide, and
+weighted so that each combination of model, GPU and precision counts by the square root of its number of records. Each constant is
+held near its prior. `--left-out` also fits once for each model without its records, and reports the errors of the model that was
+left out. `--write` stores the constants.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from analyzer.communication.table import communication_rows
 from analyzer.hardware.gpus import hardware
@@ -40,6 +39,7 @@ from analyzer.specs.speed import SpeedSpec
 from analyzer.time.efficiencies import FILE, from_document, system_of
 from analyzer.time.iteration import iteration_time
 
+ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "tests/data/measured_time/iterations.json"
 
 
@@ -99,7 +99,7 @@ CONSTANTS = (
     _shared("ep_overlap_exposed", 0.15, 0.03, 0.6, 0.4),
     _shared("slowdown", 0.12, 0.03, 0.4, 0.3),
     _shared("host_call", 17e-6, 8e-6, 30e-6, 0.2),
-    _shared("host_sync", 200e-6, 30e-6, 1500e-6, 0.5),
+    _shared("host_sync", 250e-6, 30e-6, 1000e-6, 0.25),
     _shared("iteration", 10e-3, 2e-3, 40e-3, 0.5),
 )
 SOFTNESS = 0.05
@@ -138,7 +138,7 @@ def case_of(record: dict[str, Any]) -> Case:
 
 def with_values(document: dict[str, Any], values: Sequence[float]) -> dict[str, Any]:
     """The document with the fitted constants replaced."""
-    changed = json.loads(json.dumps(document))
+    changed: dict[str, Any] = json.loads(json.dumps(document))
     for constant, value in zip(CONSTANTS, values, strict=True):
         at = changed
         for part in constant.place[:-1]:

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from analyzer.memory.collector import collector_paused
 from analyzer.errors import UnsupportedError
 from analyzer.memory.allocator.caching_allocator import AllocatorSettings
 from analyzer.memory.allocator.replay import MAX_REQUESTS, first_steps, fragmentation, is_replayed, requests, with_fragmentation
 from analyzer.memory.allocator.script import script
+from analyzer.memory.collector import collector_paused
 from analyzer.memory.device_overhead import SEGMENT, device_range, outside_allocator_bytes, reserved_bytes
 from analyzer.memory.features import graph_memory_of, overlapped_points
 from analyzer.memory.iteration import PeakContext, peak_of_iteration

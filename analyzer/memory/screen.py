@@ -16,11 +16,11 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from analyzer.buffers.parameter_order import sum_of_parameters
-from analyzer.memory.collector import collector_paused
 from analyzer.layout.data_parallel import reduction_size
 from analyzer.layout.stages import layers_of_stages, mtp_stage
 from analyzer.memory.allocator.replay import is_replayed
 from analyzer.memory.chunk_memory import ChunkFigures, chunk_figures
+from analyzer.memory.collector import collector_paused
 from analyzer.memory.device_overhead import SEGMENT, outside_allocator_bytes
 from analyzer.memory.pipeline_tensors import pipeline_tensors, received_gradient
 from analyzer.memory.ranks import tensor_classes

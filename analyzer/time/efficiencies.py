@@ -1,6 +1,7 @@
 """Measured efficiencies: which share of its peak a GPU reaches, and how much communication is hidden.
 
-`efficiencies.json` has the values, each with its source. `tools/fit_time.py` derives those that are fitted. No value depends on a model.
+`efficiencies.json` has the values, each with its source. `tools/fit_time.py` derives those that are fitted. No value depends on a
+model.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from analyzer.specs.speed import SpeedSpec
-from analyzer.time.work.kernels import Precision
 
 NODE: Final = 8
 """Most GPUs of a node."""
@@ -31,8 +31,6 @@ class Efficiencies:
     """Depth k at which a GEMM has half of its efficiency: k / (k + half_depth)."""
     gemm_half_rows: float
     """Tokens of an expert at which a grouped GEMM has half of its efficiency."""
-    gemm_shapes: float
-    """Exponent of the loss by unfilled tiles and waves: 1 counts it, 0 does not."""
     gemm_traffic: float
     """Share of the smaller of computation and memory traffic of a GEMM that is not hidden behind the larger."""
     kernel_gap: float
@@ -99,7 +97,10 @@ def system_of(speed: SpeedSpec) -> str:
 
 
 def from_document(document: dict[str, Any], speed: SpeedSpec) -> Efficiencies:
-    """The efficiencies of a document with the fields `shared`, `architectures`, `systems` and `gpus`. Later ones take precedence."""
+    """The efficiencies of a document with the fields `shared`, `architectures`, `systems` and `gpus`.
+
+    Later ones take precedence.
+    """
     values = {
         **document["shared"],
         **document["architectures"].get(speed.architecture, {}),

@@ -13,6 +13,7 @@ from analyzer.results import Report, StageTimeline, TimeEstimate, TrainingTime
 from analyzer.specs import TrainingJob
 from analyzer.specs.run import RunSpec
 from analyzer.specs.speed import SpeedSpec
+from analyzer.time.advice import bottleneck
 from analyzer.time.efficiencies import FILE, Efficiencies, efficiencies_of
 from analyzer.time.iteration import IterationTime, iteration_time
 from analyzer.time.pass_work import chunk_work
@@ -21,11 +22,12 @@ from analyzer.time.simple import simple_iteration
 from analyzer.time.training import training_totals
 from analyzer.time.work.kernels import flops
 from analyzer.time.work.model_flops import model_flops
-from analyzer.time.advice import bottleneck
 
 TIMELINE_SPANS: Final = 128
 """Passes of a timeline. Further ones are left out."""
 DAY: Final = 86_400.0
+NO_RUN: Final = RunSpec()
+"""A launch that does not say how long it runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,7 @@ class TimeInputs:
     """Share of the peak in the simple model of `--info-efficiency`; None for the full model."""
     calibration: str = ""
     """Where `rates` are from."""
-    run: RunSpec = RunSpec()
+    run: RunSpec = NO_RUN
     tokens: int | None = None
     """Tokens of the training (`--info-tokens`)."""
     price: float | None = None

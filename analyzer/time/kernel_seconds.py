@@ -1,19 +1,19 @@
 """Seconds of a kernel on a GPU.
 
-GEMM: the operations at the efficiency of its shape, plus the traffic of its factors and its output. Measured kernels show that both add
-up (the last wave of tiles writes while no tile computes), and that the efficiency falls with the depth k, with unfilled tiles and with
-unfilled waves of tiles over the multiprocessors.
+GEMM: the operations at the efficiency of its shape, plus the traffic of its factors and its output. Measured kernels show that
+both add up (the last wave of tiles writes while no tile computes), and that the efficiency falls with the depth k, with unfilled
+tiles and with unfilled waves of tiles over the multiprocessors.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from math import ceil
+from math import ceil, sqrt
 from typing import Final
 
 from analyzer.specs.speed import SpeedSpec
 from analyzer.time.efficiencies import Efficiencies
-from analyzer.time.work.kernels import Attention, Gemm, Kernel
+from analyzer.time.work.kernels import Attention, Gemm, Kernel, Precision
 
 TILES: Final = ((256, 256, 1.0), (256, 128, 0.98), (128, 128, 0.92), (128, 64, 0.8), (64, 64, 0.65))
 """Sizes of the tiles that GEMM libraries choose from, with the efficiency of each relative to the largest."""
@@ -35,8 +35,8 @@ def gemm_seconds(gemm: Gemm, speed: SpeedSpec, rates: Efficiencies) -> float:
     """Seconds of a GEMM or a grouped GEMM."""
     if 0 in (gemm.m, gemm.n, gemm.k):
         return 0.0
-    peak = speed.peak_flops[gemm.precision] * getattr(rates, f"gemm_{gemm.precision}")
-    shape = fill(gemm.m, gemm.n, gemm.batch, speed.multiprocessors) ** rates.gemm_shapes if rates.gemm_shapes else 1.0
+    peak = speed.peak_flops[gemm.precision] * _ceiling(gemm.precision, rates)
+    shape = fill(gemm.m, gemm.n, gemm.batch, speed.multiprocessors)
     if not gemm.depth_is_tokens:
         shape *= gemm.k / (gemm.k + rates.gemm_half_depth)
     if gemm.grouped:
@@ -46,10 +46,18 @@ def gemm_seconds(gemm: Gemm, speed: SpeedSpec, rates: Efficiencies) -> float:
     return max(math, traffic) + rates.gemm_traffic * min(math, traffic) + rates.kernel_gap
 
 
+def _ceiling(precision: Precision, rates: Efficiencies) -> float:
+    if precision == "16":
+        return rates.gemm_16
+    if precision == "8":
+        return rates.gemm_8
+    return rates.gemm_4 if precision == "4" else rates.gemm_32
+
+
 def attention_seconds(attention: Attention, speed: SpeedSpec, rates: Efficiencies) -> float:
     """Seconds of fused attention."""
     tiles = attention.batch * attention.heads * attention.queries / ATTENTION_TILE
-    filled = min(1.0, tiles / (2 * speed.multiprocessors)) ** (0.5 * rates.gemm_shapes)
+    filled = sqrt(min(1.0, tiles / (2 * speed.multiprocessors)))
     share = rates.attention * filled * attention.keys / (attention.keys + rates.attention_half_sequence)
     if attention.name == "backward":
         share *= rates.attention_backward
@@ -69,5 +77,5 @@ def fill(m: int, n: int, batch: int, multiprocessors: int) -> float:
         rows, columns = ceil(m / tile_m), ceil(n / tile_n)
         used = m * n / (rows * tile_m * columns * tile_n)
         waves = rows * columns * batch / multiprocessors
-        best = max(best, grade * used * (waves / ceil(waves)) ** 0.5)
+        best = max(best, grade * used * sqrt(waves / ceil(waves)))
     return best

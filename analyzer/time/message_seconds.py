@@ -1,7 +1,7 @@
 """Seconds of a collective or a message, from its bytes and the links that its group spans.
 
-Collectives use rings over the ranks of a group. If a group spans several NVLink domains, each of its ranks in a domain sends a part of
-the data through its own network adapter, so that the bandwidth is that of all of them together, at most that of NVLink.
+Collectives use rings over the ranks of a group. If a group spans several NVLink domains, each of its ranks in a domain sends a
+part of the data through its own network adapter, so that the bandwidth is that of all of them together, at most that of NVLink.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ def message_seconds(
     exchange: Exchange = "",
     choices: Choices = NO_CHOICES,
 ) -> LinkSeconds:
-    """Seconds of one call. `payload`: bytes of the full tensor on one rank. `exchange`: tokens of experts, and by which dispatcher."""
+    """Seconds of one call.
+
+    `payload`: bytes of the full tensor on one rank. `exchange`: tokens of experts, and by which dispatcher.
+    """
     ranks, near = span
     if ranks <= 1 or payload <= 0:
         return LinkSeconds(0.0, 0.0)

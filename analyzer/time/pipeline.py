@@ -1,7 +1,7 @@
 """Simulation of an iteration on all pipeline ranks: which step waits for which message, and for how long.
 
-A step starts when the step before it on its rank has ended and its input has arrived: the output of the same microbatch on the stage
-before, or the gradient of the stage after.
+A step starts when the step before it on its rank has ended and its input has arrived: the output of the same microbatch on the
+stage before, or the gradient of the stage after.
 """
 
 from __future__ import annotations
@@ -154,10 +154,10 @@ def simulate(schedule: Schedule, seconds: Seconds, message: float) -> list[RankT
     more = schedule.microbatches - short
     each = [sum(forward + backward for forward, backward in chunks) for chunks in seconds]
     slowest = max(each)
-    for rank, own, end in zip(ranks, each, free, strict=True):
-        rank.busy = schedule.microbatches * own
-        rank.bubble += more * (slowest - own)
-        rank.end = end + more * slowest
+    for time, own, end in zip(ranks, each, free, strict=True):
+        time.busy = schedule.microbatches * own
+        time.bubble += more * (slowest - own)
+        time.end = end + more * slowest
     return ranks
 
 

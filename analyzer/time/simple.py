@@ -1,8 +1,8 @@
 """The time model of llm-analysis: the operations of the model at one share of the peak (`--info-efficiency`).
 
-Source: llm-analysis 0.2.2, `LLMAnalysis.training`. An iteration takes the operations of all microbatches, with those that are recomputed,
-over the GPUs and over the share of the peak. It has no communication, no pipeline bubble and no memory-bound kernels, stages are
-equal, and attention computes the pairs that the causal mask excludes too.
+Source: llm-analysis 0.2.2, `LLMAnalysis.training`. An iteration takes the operations of all microbatches, with those that are
+recomputed, over the GPUs and over the share of the peak. It has no communication, no pipeline bubble and no memory-bound kernels,
+stages are equal, and attention computes the pairs that the causal mask excludes too.
 """
 
 from __future__ import annotations

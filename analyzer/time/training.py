@@ -45,17 +45,16 @@ def training_totals(
 ) -> TrainingTotals | None:
     """The totals of a training; None if its length is not known.
 
-    `tokens` (`--info-tokens`) takes precedence over the options of Megatron. `parameters`: those of the whole model. `price`: of one
-    GPU-hour.
+    `tokens` (`--info-tokens`) takes precedence over the options of Megatron. `parameters`: those of the whole model. `price`: of
+    one GPU-hour.
     """
     batch = job.batch
     samples = _samples(job, run, tokens)
     if samples is None:
         return None
     iterations, seconds = _iterations(job, run, time, samples)
-    evaluations = (iterations // run.eval_interval if run.eval_interval else 0) + (
-        2 if run.eval_interval else 0
-    )  # at the end: validation and test
+    # at the end of the training the validation and the test data are evaluated
+    evaluations = iterations // run.eval_interval + 2 if run.eval_interval else 0
     evaluation = evaluations * run.eval_iters * forward_seconds(job, time)
     size = checkpoint_bytes(job, run, parameters)
     saves = iterations // run.save_interval if run.save_interval and size else 0

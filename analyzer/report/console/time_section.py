@@ -38,11 +38,16 @@ def time(report: Report) -> list[RenderableType]:
     rows = [
         ("iteration", f"{seconds(found.iteration_seconds)} (9 of 10 runs: {seconds(lower)} to {seconds(upper)})"),
         ("throughput", f"{found.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, {found.model_tflops_per_gpu:,.0f} TFLOP/s/GPU"),
-        ("MFU, HFU", f"{found.model_flops_utilization:.1%}, {found.hardware_flops_utilization:.1%} of {found.peak_flops / 1e12:,.0f} TFLOP/s"),
+        ("MFU, HFU", _utilization(found)),
         *_training(found.training),
         ("efficiencies", found.calibration),
     ]  # fmt: skip
     return [*heading("Time (estimate)"), fields(rows), "", parts(found), "", paragraph(found.bottleneck), *_not_counted(found)]
+
+
+def _utilization(found: TimeEstimate) -> str:
+    used = f"{found.model_flops_utilization:.1%}, {found.hardware_flops_utilization:.1%}"
+    return f"{used} of {found.peak_flops / 1e12:,.0f} TFLOP/s"
 
 
 def parts(found: TimeEstimate) -> RenderableType:

@@ -1,7 +1,8 @@
 """Kernels bound by memory bandwidth: norms, activations, residual adds, embedding and loss.
 
 Bytes are those that an optimal kernel reads and writes, and for operations that PyTorch runs unfused those of each kernel.
-Sources: transformer_engine/common/normalization, megatron/core/fusions (0.16.1), transformer_engine/pytorch/cross_entropy.py (TE 2.11).
+Sources: transformer_engine/common/normalization, megatron/core/fusions (0.16.1), transformer_engine/pytorch/cross_entropy.py (TE
+2.11).
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from analyzer.time.work.kernels import MemoryBound, Work
 _LOSS_BYTES: Final = {"te": (6, 4), "native": (16, 8), "unfused": (30, 14)}
 """Bytes moved for each logit in forward and backward.
 
-`te`: reads 16-bit logits twice and writes their gradient. `native`: compiled kernels on fp32 logits. `unfused`: a cast to fp32, maximum,
-subtraction, exponential, sum and division as separate kernels.
+`te`: reads 16-bit logits twice and writes their gradient. `native`: compiled kernels on fp32 logits. `unfused`: a cast to fp32,
+maximum, subtraction, exponential, sum and division as separate kernels.
 """
 _UNFUSED: Final = 2.5
 """Bytes of an activation without fusion, relative to the fused kernel."""
@@ -46,7 +47,7 @@ def head_norm(module: Module, context: WorkContext) -> Work:
     return Work((MemoryBound("norm", 8.0 * elements),), (MemoryBound("norm gradient", 12.0 * elements),), 3, 3)
 
 
-def activation(module: Module, context: WorkContext, *, rows: int, width: int, in_experts: bool) -> Work:
+def activation(context: WorkContext, *, rows: int, width: int, in_experts: bool) -> Work:
     """[rows, gates·width] → [rows, width]."""
     model, shapes = context.inputs.model, context.shapes
     source = rows * width * (2 if model.gated else 1)

@@ -16,10 +16,10 @@ The function changed several times. Model FLOPs are those of the GEMMs in forwar
 
 Sources: the wheels of 0.17.1, 0.18.2 and 0.19.0. The others are copies of Megatron-LM in other projects, with the options of that
 release: 0.4 and 0.6 (hetu-galvatron 2.1.0 and 2.4.0), 0.7 (llm-jp/Megatron-LM), 0.9 (jsfanfanfan/Megatron-LM-core_r0.9.0), 0.10
-(swiss-ai/Megatron-LM), 0.12 (ningding-o/MeKi), 0.13 or 0.14 (ZJUAntgroup/MoEGambit), 0.15 (flag-scale 0.8.0, core 0.15.0rc5), 0.16
-(ROCm/Megatron-LM, code between 0.16 and 0.17). No source was found for these: 0.5, for which the formula of 0.6 is used; 0.8, which lies
-between two equal ones; 0.11, for which that of code between 0.11 and 0.12 is used (kxlkxl1999/MOPE-38M-100M); and code before
-0.4, which has no such function.
+(swiss-ai/Megatron-LM), 0.12 (ningding-o/MeKi), 0.13 or 0.14 (ZJUAntgroup/MoEGambit), 0.15 (flag-scale 0.8.0, core 0.15.0rc5),
+0.16 (ROCm/Megatron-LM, code between 0.16 and 0.17). No source was found for these: 0.5, for which the formula of 0.6 is used;
+0.8, which lies between two equal ones; 0.11, for which that of code between 0.11 and 0.12 is used (kxlkxl1999/MOPE-38M-100M); and
+code before 0.4, which has no such function.
 """
 
 from __future__ import annotations

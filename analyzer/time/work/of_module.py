@@ -53,7 +53,7 @@ def _activation(module: Module, context: WorkContext) -> Work:
     rows = 1
     for size in shape[:-1]:
         rows *= size
-    return elementwise.activation(module, context, rows=rows, width=shape[-1], in_experts=len(shape) == 2)
+    return elementwise.activation(context, rows=rows, width=shape[-1], in_experts=len(shape) == 2)
 
 
 _OTHERS: Final[dict[ModuleKind, Callable[[Module, WorkContext], Work]]] = {
