@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analyzer.hardware.speeds import read_speeds, speed_of
-from analyzer.launch.derive.run import run_spec
+from analyzer.time.run_length import run_spec
 from analyzer.time.calibration import read_calibration
 from analyzer.time.estimate import TimeInputs
 

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from analyzer.modules.kinds import LINEAR, ModuleKind
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Collective, Module
 from analyzer.passes.graph_scopes import FULL_ITERATION, Scope, layer_scope
 from analyzer.program.chunks import chunk_program
@@ -19,7 +19,7 @@ from analyzer.specs import GraphSpec, MoeSpec, TrainingJob
 from analyzer.time.message_seconds import NO_CHOICES, Choices, Exchange, Part
 from analyzer.time.work.context import WorkContext, work_context
 from analyzer.time.work.kernels import Kernel
-from analyzer.time.work.linear import quantized_weight_bytes
+from analyzer.time.work.linear import OVERLAPPED, quantized_weight_bytes
 from analyzer.time.work.of_module import work_of
 
 Exposure = Literal["full", "tp_overlap", "tp_backward", "cp", "ep_overlap"]
@@ -200,7 +200,7 @@ def _message(module: Module, call: Collective, phase: str, settings: Settings) -
     if call.group.startswith("cp"):
         return Message("cp", call.kind, call.group, call.message_bytes, "cp" if call.kind == "send" else "full")
     exposure = "full"
-    if call.group == "tp" and settings.tp_comm_overlap and kind in LINEAR:
+    if call.group == "tp" and settings.tp_comm_overlap and kind in OVERLAPPED:
         exposure = "tp_overlap"
     elif call.group == "tp" and phase == "backward" and kind in _COLUMN:
         exposure = "tp_backward"

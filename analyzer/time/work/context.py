@@ -22,13 +22,15 @@ class WorkContext:
     inputs: ModuleInputs
     gradients: str
     """Element type of the gradient buffers."""
+    chunks: int = 1
+    """Parts into which GEMMs are split to overlap with tensor-parallel communication (`--tp-comm-overlap`)."""
 
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.inputs, self.gradients))
+        return hash((self.inputs, self.gradients, self.chunks))
 
     @cached_property
     def shapes(self) -> Shapes:
@@ -65,5 +67,6 @@ def work_context(job: TrainingJob) -> WorkContext:
     """The context of a job, created once for each job object."""
     cache = job.__dict__
     if "_work_context" not in cache:
-        cache["_work_context"] = WorkContext(module_inputs(job), job.precision.gradients)
+        chunks = job.parallel.tensor if job.flags.tp_comm_overlap else 1
+        cache["_work_context"] = WorkContext(module_inputs(job), job.precision.gradients, chunks)
     return cache["_work_context"]  # type: ignore[no-any-return]

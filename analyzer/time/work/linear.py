@@ -11,7 +11,7 @@ from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Parameter
 from analyzer.time.work.context import WorkContext
 from analyzer.time.work.elementwise import norm
-from analyzer.time.work.kernels import NO_WORK, Gemm, MemoryBound, Precision, Work
+from analyzer.time.work.kernels import NO_WORK, Gemm, Kernel, MemoryBound, Precision, Work
 
 CAST_BYTES: Final = {"delayed": 4.0, "tensorwise": 6.0, "blockwise": 5.0, "mxfp8": 4.2, "nvfp4": 6.0}
 """Bytes moved to quantize an element of a 16-bit tensor: it is read, and written in two layouts (for the two GEMMs that use it).
@@ -24,6 +24,8 @@ _QUANTIZED_CALLS: Final = 3.0
 """The same with quantization, as a multiple."""
 _SPLIT_ROWS: Final = frozenset({ModuleKind.Q_DOWN, ModuleKind.KV_DOWN})
 """Layers that are not split over tensor-parallel ranks: each works on its tokens of the residual stream."""
+OVERLAPPED: Final = frozenset({ModuleKind.QKV, ModuleKind.ATTENTION_OUTPUT, ModuleKind.FC1, ModuleKind.FC2})
+"""Layers whose tensor-parallel communication overlaps with their GEMMs (`--tp-comm-overlap`)."""
 
 
 def weight_of(module: Module) -> Parameter | None:
@@ -42,10 +44,34 @@ def linear(module: Module, context: WorkContext) -> Work:
     fused = any(each.name == "layer_norm_weight" for each in module.parameters)
     rewinds = module.kind in (ModuleKind.Q_UP, ModuleKind.KV_UP) and shapes.recomputes("mla_up_proj")
     work = gemms(context, rows=rows, n=n, k=k, precision=context.quantized if weight.quantized else context.precision)
+    if context.chunks > 1 and module.kind in OVERLAPPED:
+        work = _in_chunks(work, context.chunks, backward=module.kind in (ModuleKind.ATTENTION_OUTPUT, ModuleKind.FC2))
     if fused:
         work = joined(norm(shapes.s_split * shapes.b * k, recomputed=False), work)
         work = _fused_quantization(work, context, rows * k) if weight.quantized else work
     return repeated(work) if rewinds else work
+
+
+def _in_chunks(work: Work, chunks: int, *, backward: bool) -> Work:
+    """The work of a layer whose GEMMs overlap with the exchange of its input or output: each is split by rows.
+
+    The forward of all such layers, and in the backward the data gradient of layers whose output is summed: the others overlap with
+    the weight gradient as a whole. Source: `get_userbuffers_options` and user buffers (TE 2.11).
+    """
+
+    def split(kernels: tuple[Kernel, ...], name: str) -> tuple[Kernel, ...]:
+        found: list[Kernel] = []
+        for each in kernels:
+            if isinstance(each, Gemm) and each.name == name and each.m >= chunks:
+                found += [each._replace(m=each.m // chunks)] * chunks
+            else:
+                found.append(each)
+        return tuple(found)
+
+    return work._replace(
+        forward=split(work.forward, "forward"),
+        backward=split(work.backward, "data gradient") if backward else work.backward,
+    )
 
 
 def gemms(context: WorkContext, *, rows: int, n: int, k: int, precision: Precision) -> Work:

@@ -6,20 +6,21 @@ The function changed several times. Model FLOPs are those of the GEMMs in forwar
 | --- | --- |
 | until 0.4 | FFN width 4·h and no experts; heads of h / num_attention_heads elements; every score of attention |
 | 0.5, 0.6 | FFN width and gate of the model; every layer has topk experts of the width of a dense FFN |
-| 0.7 to 0.9 | heads of `kv_channels` elements |
-| 0.10 | shared experts |
+| 0.7 to 0.10 | heads of `kv_channels` elements; in 0.10, which introduces their option, shared experts |
 | 0.11 | dense and MoE layers separately, with the width of an expert; half of the scores (causal mask) |
 | 0.12 to 0.15 | multi-latent attention; MTP layers, whose logits are counted too; exact only up to rounded ratios |
 | 0.16 | integers instead of ratios |
 | 0.17 | experts of a latent size, and the projections to it and from it |
 | 0.18, 0.19 | the scores of attention are summed separately from the rest, which changes the rounding |
 
-Sources: the wheels of 0.17.1, 0.18.2 and 0.19.0. The others are copies of Megatron-LM in other projects, with the options of that
-release: 0.4 and 0.6 (hetu-galvatron 2.1.0 and 2.4.0), 0.7 (llm-jp/Megatron-LM), 0.9 (jsfanfanfan/Megatron-LM-core_r0.9.0), 0.10
-(swiss-ai/Megatron-LM), 0.12 (ningding-o/MeKi), 0.13 or 0.14 (ZJUAntgroup/MoEGambit), 0.15 (flag-scale 0.8.0, core 0.15.0rc5),
-0.16 (ROCm/Megatron-LM, code between 0.16 and 0.17). No source was found for these: 0.5, for which the formula of 0.6 is used;
-0.8, which lies between two equal ones; 0.11, for which that of code between 0.11 and 0.12 is used (kxlkxl1999/MOPE-38M-100M); and
-code before 0.4, which has no such function.
+Sources: the wheels of 0.17.1, 0.18.2 and 0.19.0, and copies of Megatron-LM in other projects, whose release follows from their
+options: 0.4 (hetu-galvatron 2.1.0, with one of the options that 0.5 adds), 0.6 (hetu-galvatron 2.4.0), 0.7 (llm-jp/Megatron-LM),
+0.9 (jsfanfanfan/Megatron-LM-core_r0.9.0), 0.10 (swiss-ai/Megatron-LM, with some of the options of 0.11), 0.12
+(ningding-o/MeKi), 0.13 or 0.14 (ZJUAntgroup/MoEGambit), 0.15 (flag-scale 0.8.0 has core 0.15.0rc5), 0.16 (ROCm/Megatron-LM, code
+between 0.16 and 0.17).
+
+No source was found for these releases: 0.5, for which the formula of 0.6 is used; 0.8, which lies between equal ones; 0.11, for
+which that of code between 0.11 and 0.12 is used (kxlkxl1999/MOPE-38M-100M); releases before 0.4, which do not have the function.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ _FMA: Final = 2
 def model_flops(job: TrainingJob) -> int:
     """FLOPs of all GPUs together in an iteration with the full global batch, by the formula of the release `job.megatron`.
 
-    Megatron computes a float from 0.5 to 0.19, with a rounding error above 2**53. The operations here have the same order, so that
-    the result is the same number. A fraction, which only ratios below 2**53 have, is rounded to the nearest integer.
+    Megatron returns a float. The operations here have the same order, so that the result has the same rounding error. A float below
+    2**53 may have a fraction from the rounding of ratios; it is rounded to the nearest integer.
 
     Megatron counts as SwiGLU only `--swiglu`; other gated activations count as not gated. It counts windows as full attention, and
     layers that differ by configuration as equal ones. Layers that a release before 0.11 leaves out (`layers_built`) are not counted
@@ -123,22 +124,13 @@ def _from_0_5(job: TrainingJob) -> float:
     return (12 * _squares(job)) * (1 + _routed(model) + groups + scores + _logits(model))
 
 
-def _projections_and_scores(job: TrainingJob) -> float:
-    """The attention of 0.7 to 0.10 relative to 12 · h²."""
+def _from_0_7(job: TrainingJob) -> float:
     model = job.model
     groups = model.num_query_groups / model.num_attention_heads
-    return (1 + groups + job.batch.seq_length / model.hidden_size) * _query_ratio(model)
-
-
-def _from_0_7(job: TrainingJob) -> float:
-    return (12 * _squares(job)) * (_projections_and_scores(job) + _routed(job.model) + _logits(job.model))
-
-
-def _from_0_10(job: TrainingJob) -> float:
-    model = job.model
+    attention = (1 + groups + job.batch.seq_length / model.hidden_size) * _query_ratio(model)
     width = 0 if model.moe is None else model.moe.shared_ffn_hidden_size or 0
     shared = (width / model.hidden_size) * _gate(model)
-    return (12 * _squares(job)) * (_projections_and_scores(job) + _routed(model) + shared + _logits(model))
+    return (12 * _squares(job)) * (attention + _routed(model) + shared + _logits(model))
 
 
 def _causal_attention(job: TrainingJob) -> float:
@@ -170,7 +162,7 @@ def _mla_scores(model: ModelSpec, mla: MlaSpec) -> float:
 
 
 def _mtp_and_logits(model: ModelSpec) -> tuple[int, int]:
-    """FLOPs of a token: norms and projection of MTP layers, which Megatron counts as 3·h + 2·h²; logits of each MTP layer and the last."""
+    """FLOPs of a token: norms and projection of MTP layers (3·h + 2·h² weights each), and logits of the model and of these."""
     hidden, mtp = model.hidden_size, model.mtp_num_layers
     return (
         _PASSES * _FMA * mtp * (3 * hidden + 2 * hidden * hidden),
@@ -264,7 +256,6 @@ _FORMULAS: Final[tuple[tuple[str | None, Callable[[TrainingJob], float]], ...]] 
     ("0.16", _from_0_16),
     ("0.12", _from_0_12),
     ("0.11", _from_0_11),
-    ("0.10", _from_0_10),
     ("0.7", _from_0_7),
     ("0.5", _from_0_5),
     (None, _until_0_4),
