@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from analyzer.schedule.pipeline import Step, steps
 from analyzer.specs import TrainingJob
 from analyzer.specs.release import is_before
+
+
+MOST_STEPS: Final = 200_000
+"""Steps of a simulation. Larger schedules are computed by formula."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +140,8 @@ def simulate(schedule: Schedule, seconds: Seconds, message: float) -> list[RankT
     """
     short = simulated_microbatches(schedule)
     ranks = [RankTime(passes=schedule.microbatches) for _ in range(schedule.pipeline)]
+    if is_large(schedule):
+        return _without_simulation(schedule, seconds, message, ranks)
     ends: list[float] = []
     free = [0.0] * schedule.pipeline
     for rank, chunk, direction, source, remote, _ in topology(schedule, short):
@@ -161,8 +167,32 @@ def simulate(schedule: Schedule, seconds: Seconds, message: float) -> list[RankT
     return ranks
 
 
+def is_large(schedule: Schedule) -> bool:
+    """Whether a simulation would take more than `MOST_STEPS` steps."""
+    return 2 * simulated_microbatches(schedule) * schedule.pipeline * schedule.chunks > MOST_STEPS
+
+
+def _without_simulation(schedule: Schedule, seconds: Seconds, message: float, ranks: list[RankTime]) -> list[RankTime]:
+    """The iteration by formula: the slowest rank runs all microbatches, and a first one passes the others.
+
+    The bubble of an interleaved schedule is smaller by the number of chunks (Narayanan et al. 2021, section 2.2).
+    """
+    each = [sum(forward + backward for forward, backward in chunks) for chunks in seconds]
+    slowest = max(each)
+    transfers = 2 * (schedule.pipeline - 1) * message
+    end = schedule.microbatches * slowest + (sum(each) - slowest) / schedule.chunks + transfers
+    for time, own in zip(ranks, each, strict=True):
+        time.busy = schedule.microbatches * own
+        time.end = end
+        time.exposed_messages = transfers
+        time.bubble = end - time.busy - transfers
+    return ranks
+
+
 def spans(schedule: Schedule, seconds: Seconds, message: float) -> list[tuple[Node, float, float]]:
-    """Start and end of each simulated step, for a timeline."""
+    """Start and end of each simulated step, for a timeline; none if there are too many."""
+    if is_large(schedule):
+        return []
     found: list[tuple[Node, float, float]] = []
     free = [0.0] * schedule.pipeline
     for node in topology(schedule, simulated_microbatches(schedule)):
