@@ -270,6 +270,10 @@ def main() -> None:
         changed["errors"] = {
             kind: _interval([error for record, error in pairs if record["kind"] == kind]) for kind in ("dense", "moe")
         }
+    for constant in CONSTANTS:
+        mine = [case.record for case in cases if constant.concerns(case.speed)]
+        where = f"tools/fit_time.py: {len(mine)} measured iterations of {len({record['model'] for record in mine})} models"
+        changed["sources"][".".join(constant.place)] = where + f", prior {constant.prior:g}"
     if args.write:
         FILE.write_text(json.dumps(changed, indent=1) + "\n")
 
