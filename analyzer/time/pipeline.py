@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from analyzer.schedule.pipeline import Step, steps
 from analyzer.specs import TrainingJob
 from analyzer.specs.release import is_before
+from analyzer.units import ceil_div
 
 
 MOST_STEPS: Final = 200_000
@@ -120,13 +121,19 @@ def _source(forward: bool, microbatch: int, stage: int, last: int) -> tuple[bool
 
 
 def simulated_microbatches(schedule: Schedule) -> int:
-    """Microbatches that are simulated. In the steady state further ones take as long as on the slowest rank."""
-    group = schedule.group_size or schedule.pipeline
+    """Microbatches that are simulated. Further groups of microbatches take as long as the last of these."""
     if schedule.pipeline == 1:
         return min(schedule.microbatches, 2)
-    if schedule.microbatches <= 6 * group:
+    group = _group(schedule)
+    groups = max(5, ceil_div(24, group))
+    if schedule.microbatches <= (groups + 1) * group:
         return schedule.microbatches
-    return 4 * group + schedule.microbatches % group
+    return groups * group + schedule.microbatches % group
+
+
+def _group(schedule: Schedule) -> int:
+    """Microbatches after which the steady state repeats."""
+    return 1 if schedule.pipeline == 1 else schedule.group_size or schedule.pipeline
 
 
 Seconds = Sequence[Sequence[tuple[float, float]]]
@@ -136,15 +143,33 @@ Seconds = Sequence[Sequence[tuple[float, float]]]
 def simulate(schedule: Schedule, seconds: Seconds, message: float) -> list[RankTime]:
     """The iteration on each pipeline rank.
 
-    `message`: seconds from the end of a step until its output has arrived at another rank.
+    `message`: seconds from the end of a step until its output has arrived at another rank. In the steady state a group of microbatches
+    takes as long as on the slowest rank, and longer if messages delay the ranks in turn: 1F1B waits 2·(p - 1)/p messages for each
+    microbatch if stages are equal. So the time of further groups is what the last simulated one adds.
     """
-    short = simulated_microbatches(schedule)
-    ranks = [RankTime(passes=schedule.microbatches) for _ in range(schedule.pipeline)]
     if is_large(schedule):
-        return _without_simulation(schedule, seconds, message, ranks)
+        return _without_simulation(schedule, seconds, message)
+    short, group = simulated_microbatches(schedule), _group(schedule)
+    ranks = _simulated(schedule, short, seconds, message)
+    if short == schedule.microbatches:
+        return ranks
+    before = _simulated(schedule, short - group, seconds, message)
+    groups = (schedule.microbatches - short) / group
+    for time, earlier, chunks in zip(ranks, before, seconds, strict=True):
+        time.passes = schedule.microbatches
+        time.busy = schedule.microbatches * _microbatch(chunks)
+        time.end += groups * (time.end - earlier.end)
+        time.exposed_messages += groups * (time.exposed_messages - earlier.exposed_messages)
+        time.bubble = time.end - time.busy - time.exposed_messages
+    return ranks
+
+
+def _simulated(schedule: Schedule, microbatches: int, seconds: Seconds, message: float) -> list[RankTime]:
+    """An iteration of some microbatches."""
+    ranks = [RankTime(passes=microbatches, busy=microbatches * _microbatch(chunks)) for chunks in seconds]
     ends: list[float] = []
     free = [0.0] * schedule.pipeline
-    for rank, chunk, direction, source, remote, _ in topology(schedule, short):
+    for rank, chunk, direction, source, remote, _ in topology(schedule, microbatches):
         start = free[rank]
         if source >= 0:
             output = ends[source]
@@ -157,14 +182,14 @@ def simulate(schedule: Schedule, seconds: Seconds, message: float) -> list[RankT
                 start = output
         free[rank] = start + seconds[rank][chunk][direction]
         ends.append(free[rank])
-    more = schedule.microbatches - short
-    each = [sum(forward + backward for forward, backward in chunks) for chunks in seconds]
-    slowest = max(each)
-    for time, own, end in zip(ranks, each, free, strict=True):
-        time.busy = schedule.microbatches * own
-        time.bubble += more * (slowest - own)
-        time.end = end + more * slowest
+    for time, end in zip(ranks, free, strict=True):
+        time.end = end
     return ranks
+
+
+def _microbatch(chunks: Sequence[tuple[float, float]]) -> float:
+    """Seconds of a microbatch on a rank."""
+    return sum(forward + backward for forward, backward in chunks)
 
 
 def is_large(schedule: Schedule) -> bool:
@@ -172,12 +197,13 @@ def is_large(schedule: Schedule) -> bool:
     return 2 * simulated_microbatches(schedule) * schedule.pipeline * schedule.chunks > MOST_STEPS
 
 
-def _without_simulation(schedule: Schedule, seconds: Seconds, message: float, ranks: list[RankTime]) -> list[RankTime]:
+def _without_simulation(schedule: Schedule, seconds: Seconds, message: float) -> list[RankTime]:
     """The iteration by formula: the slowest rank runs all microbatches, and a first one passes the others.
 
     The bubble of an interleaved schedule is smaller by the number of chunks (Narayanan et al. 2021, section 2.2).
     """
-    each = [sum(forward + backward for forward, backward in chunks) for chunks in seconds]
+    ranks = [RankTime(passes=schedule.microbatches) for _ in seconds]
+    each = [_microbatch(chunks) for chunks in seconds]
     slowest = max(each)
     transfers = 2 * (schedule.pipeline - 1) * message
     end = schedule.microbatches * slowest + (sum(each) - slowest) / schedule.chunks + transfers
