@@ -160,7 +160,7 @@ def simulate(schedule: Schedule, seconds: Seconds, message: float) -> list[RankT
         time.busy = schedule.microbatches * _microbatch(chunks)
         time.end += groups * (time.end - earlier.end)
         time.exposed_messages += groups * (time.exposed_messages - earlier.exposed_messages)
-        time.bubble = time.end - time.busy - time.exposed_messages
+        time.bubble += groups * (time.bubble - earlier.bubble)
     return ranks
 
 
