@@ -1,8 +1,8 @@
 """Print the errors of predicted iteration times as the tables of docs/time.md: `python tools/time_errors.py`.
 
-For each measured iteration of tests/data/measured_time/iterations.json the prediction with the shipped efficiencies is compared with
-the measured time: by GPU, precision and kind, and the ten worst. The simple model of `--info-efficiency flops=0.5,memory=0.9` is
-evaluated on the same records.
+For each measured iteration of tests/data/measured_time/iterations.json the prediction with the shipped efficiencies is compared
+with the measured time: by GPU, precision and kind, and the ten worst. The simple model of `--info-efficiency
+flops=0.5,memory=0.9` is evaluated on the same records.
 """
 
 from __future__ import annotations

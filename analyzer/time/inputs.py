@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analyzer.hardware.speeds import read_speeds, speed_of
-from analyzer.time.run_length import run_spec
 from analyzer.time.calibration import read_calibration
 from analyzer.time.estimate import TimeInputs
+from analyzer.time.run_length import run_spec
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments

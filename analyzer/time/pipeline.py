@@ -16,7 +16,6 @@ from analyzer.specs import TrainingJob
 from analyzer.specs.release import is_before
 from analyzer.units import ceil_div
 
-
 MOST_STEPS: Final = 200_000
 """Steps of a simulation. Larger schedules are computed by formula."""
 
@@ -143,9 +142,9 @@ Seconds = Sequence[Sequence[tuple[float, float]]]
 def simulate(schedule: Schedule, seconds: Seconds, message: float) -> list[RankTime]:
     """The iteration on each pipeline rank.
 
-    `message`: seconds from the end of a step until its output has arrived at another rank. In the steady state a group of microbatches
-    takes as long as on the slowest rank, and longer if messages delay the ranks in turn: 1F1B waits 2·(p - 1)/p messages for each
-    microbatch if stages are equal. So the time of further groups is what the last simulated one adds.
+    `message`: seconds from the end of a step until its output has arrived at another rank. In the steady state a group of
+    microbatches takes as long as on the slowest rank, and longer if messages delay the ranks in turn: 1F1B waits 2·(p - 1)/p
+    messages for each microbatch if stages are equal. So the time of further groups is what the last simulated one adds.
     """
     if is_large(schedule):
         return _without_simulation(schedule, seconds, message)
