@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 OF_COMMAND_LINE: Final = (
     "json", "detail", "record", "allocator", "check", "rank", "layers", "launch", "print_options", "fail_on", "against", "dry",
-    "run_all",
+    "run_all", "calibrate",
 )  # fmt: skip
 """Fields of `InfoOptions` that ask the command line to print, record or start something."""
 

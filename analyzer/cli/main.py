@@ -122,6 +122,11 @@ def _analyze(argv: list[str], *, environ: Mapping[str, str], folder: Path) -> in
         from analyzer.cli.check import check_trace
 
         return check_trace(trace, argv, environ=environ, folder=folder)
+    calibration = value_of("--info-calibrate", argv)
+    if calibration is not None:
+        from analyzer.cli.calibrate import calibrate_machine
+
+        return calibrate_machine(calibration, argv, environ=environ, folder=folder)
     from analyzer.cli.predict import predict_launch
 
     return predict_launch(argv, environ=environ, folder=folder)

@@ -66,6 +66,8 @@ class InfoOptions:
     """A file with the speeds of a GPU."""
     calibration: str | None = None
     """A file with measured efficiencies."""
+    calibrate: str | None = None
+    """A file for the efficiencies of this machine, which are measured."""
     efficiency: tuple[tuple[str, float], ...] = ()
     """Shares of the peaks that replace the efficiencies: flops and memory."""
     tokens: int | None = None
@@ -139,6 +141,7 @@ OPTIONS: Final[dict[str, InfoOption]] = {
     ),
     "hardware": InfoOption("FILE", "JSON file with the speeds of a GPU that is not known", word),
     "calibration": InfoOption("FILE", "JSON file with efficiencies measured on the machine", word),
+    "calibrate": InfoOption("FILE", "measure this machine, with the kernels of the launch, and write its efficiencies", word),
     "efficiency": InfoOption(
         "LIST", "simple time model: shares of the peaks, such as flops=0.5,memory=0.9", shares("flops", "memory")
     ),
