@@ -60,36 +60,56 @@ def test_messages_delay_the_first_and_the_last_microbatch() -> None:
     assert ranks[0].bubble == 3 * (F + B) + 2.5
 
 
-def test_the_slowest_stage_sets_the_pace() -> None:
-    """A stage of 3 + 6 among those of 1 + 2: m·9, and a forward and a backward of the other three stages."""
-    for slow in range(4):
-        found = schedule(4, 50)
-        seconds = [[(3.0, 6.0) if rank == slow else (F, B)] for rank in range(4)]
-        assert end(found, seconds) == pytest.approx(50 * 9 + 3 * (F + B))
+def test_the_last_stage_as_the_slowest() -> None:
+    """A stage of 3 + 6 after three of 1 + 2 works without a pause from the first forward to the last backward of the others."""
+    found = schedule(4, 50)
+    assert end(found, [[(F, B)], [(F, B)], [(F, B)], [(3.0, 6.0)]]) == pytest.approx(3 * F + 50 * 9 + 3 * B)
 
 
+def test_the_first_stage_as_the_slowest() -> None:
+    """It works without a pause: four forwards take 12 seconds, and the first gradient arrives after 3 + 3·(1 + 2)."""
+    found = schedule(4, 50)
+    assert end(found, [[(3.0, 6.0)], [(F, B)], [(F, B)], [(F, B)]]) == pytest.approx(50 * 9)
+
+
+@pytest.mark.parametrize("microbatches", [8, 64, 301])
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_messages_of_one_forward_one_backward(ranks: int, microbatches: int) -> None:
+    """Each cycle of p microbatches has 2·(p - 1) messages one after the other.
+
+    In the steady state the first rank starts the forward of microbatch n + p after the backward of n. This needs the forwards and the
+    backwards of the p stages and 2·(p - 1) messages, so that p microbatches take p·(f + b) + 2·(p - 1)·message.
+    """
+    message, more = 0.05, 40 * ranks
+    first, longer = (schedule(ranks, each) for each in (8 * ranks + microbatches, 8 * ranks + microbatches + more))
+    found = end(longer, equal(longer), message) - end(first, equal(first), message)
+    assert found == pytest.approx(more * (F + B) + 40 * 2 * (ranks - 1) * message)
+
+
+Case = tuple[Schedule, list[list[tuple[float, float]]], float]
 DURATIONS = st.floats(0, 10, allow_subnormal=False)
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[Schedule, list[list[tuple[float, float]]], float]:
-    """A schedule with any durations."""
+def cases(draw: st.DrawFn, *, durations: st.SearchStrategy[float] = DURATIONS, most: int = 5) -> Case:
+    """A schedule of up to 2·`most` groups of microbatches, with durations and a message."""
     ranks, chunks = draw(st.integers(1, 5)), draw(st.sampled_from((1, 1, 2, 3)))
     if ranks == 1:
         chunks = 1
     group = draw(st.sampled_from((None, ranks, ranks + 1, 2 * ranks))) if chunks > 1 else None
-    microbatches = draw(st.integers(1, 60)) if chunks == 1 else (group or ranks) * draw(st.integers(1, 12))
+    microbatches = (group or ranks) * draw(st.integers(1, most)) if chunks > 1 else draw(st.integers(1, 2 * most * ranks))
     found = schedule(ranks, microbatches, chunks=chunks, group_size=group, combined=chunks > 1 and draw(st.booleans()))
-    seconds = [[(draw(DURATIONS), draw(DURATIONS)) for _ in range(chunks)] for _ in range(ranks)]
-    return found, seconds, draw(st.sampled_from((0.0, 0.1, 2.0)))
+    seconds = [[(draw(durations), draw(durations)) for _ in range(chunks)] for _ in range(ranks)]
+    return found, seconds, draw(st.sampled_from((0.0, 0.1, 0.3)))
 
 
-QUICK = settings(max_examples=150, deadline=None, derandomize=True)
+QUICK = settings(max_examples=100, deadline=None, derandomize=True)
+PLAUSIBLE = st.floats(0.7, 1.4)
 
 
 @QUICK
 @given(cases())
-def test_a_rank_works_or_waits(case: tuple[Schedule, list[list[tuple[float, float]]], float]) -> None:
+def test_a_rank_works_or_waits(case: Case) -> None:
     found, seconds, message = case
     for rank in simulate(found, seconds, message):
         assert rank.busy + rank.bubble + rank.exposed_messages == pytest.approx(rank.end, abs=1e-6)
@@ -104,20 +124,21 @@ def simulate_all(found: Schedule, seconds: Seconds, message: float, patch: pytes
 
 
 @QUICK
-@given(cases())
-def test_simulating_a_part_of_the_microbatches_is_enough(case: tuple[Schedule, list[list[tuple[float, float]]], float]) -> None:
+@given(cases(durations=PLAUSIBLE, most=30))
+def test_simulating_a_part_of_the_microbatches_is_enough(case: Case) -> None:
     found, seconds, message = case
     with pytest.MonkeyPatch.context() as patch:
         full = simulate_all(found, seconds, message, patch)
     for short, exact in zip(simulate(found, seconds, message), full, strict=True):
-        assert short.end == pytest.approx(exact.end, rel=0.03, abs=1e-6)
+        assert short.end == pytest.approx(exact.end, rel=0.02)
         assert short.busy == pytest.approx(exact.busy)
+        assert short.busy + short.bubble + short.exposed_messages == pytest.approx(short.end)
 
 
 @QUICK
 @given(cases(), st.data())
 def test_a_longer_step_never_shortens_an_iteration(
-    case: tuple[Schedule, list[list[tuple[float, float]]], float], data: st.DataObject
+    case: Case, data: st.DataObject
 ) -> None:
     found, seconds, message = case
     rank, chunk = data.draw(st.integers(0, found.pipeline - 1)), data.draw(st.integers(0, found.chunks - 1))
@@ -131,18 +152,16 @@ def test_a_longer_step_never_shortens_an_iteration(
 
 @QUICK
 @given(cases())
-def test_more_microbatches_take_longer(case: tuple[Schedule, list[list[tuple[float, float]]], float]) -> None:
+def test_more_microbatches_never_take_less_time(case: Case) -> None:
     found, seconds, message = case
     step = (found.group_size or found.pipeline) if found.chunks > 1 else 1
     more = replace(found, microbatches=found.microbatches + step)
-    slowest = max(sum(map(sum, chunks)) for chunks in seconds)
-    assert end(more, seconds, message) >= end(found, seconds, message) + step * slowest - 1e-6 or found.chunks > 1
     assert end(more, seconds, message) >= end(found, seconds, message) - 1e-6
 
 
 @QUICK
 @given(cases())
-def test_spans_follow_their_inputs(case: tuple[Schedule, list[list[tuple[float, float]]], float]) -> None:
+def test_spans_follow_their_inputs(case: Case) -> None:
     """On each rank one step runs at a time, and a forward or backward starts after that of the stage before or after it."""
     found, seconds, message = case
     shown = spans(found, seconds, message)
@@ -161,3 +180,15 @@ def test_spans_follow_their_inputs(case: tuple[Schedule, list[list[tuple[float, 
             assert start >= ends[0, node.microbatch, stage] - 1e-9
         ends[node.direction, node.microbatch, stage] = stop
         assert stop - start == pytest.approx(seconds[node.rank][node.chunk][node.direction])
+
+
+def test_very_large_schedules_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal stages take as long as in the simulation, up to the messages of the steady state."""
+    for chunks in (1, 4):
+        found = schedule(8, 160, chunks=chunks)
+        exact = end(found, equal(found))
+        monkeypatch.setattr(pipeline, "MOST_STEPS", 10)
+        assert pipeline.is_large(found)
+        assert end(found, equal(found)) == pytest.approx(exact)
+        assert spans(found, equal(found), 0.0) == []
+        monkeypatch.undo()
