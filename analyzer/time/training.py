@@ -8,6 +8,7 @@ from typing import Final
 from analyzer.specs import TrainingJob
 from analyzer.specs.run import RunSpec
 from analyzer.time.iteration import IterationTime
+from analyzer.units import ceil_div
 
 HOUR: Final = 3600.0
 DAY: Final = 24 * HOUR
@@ -101,13 +102,25 @@ def _iterations(job: TrainingJob, run: RunSpec, time: IterationTime, samples: in
     iterations, consumed, seconds = 0, 0, 0.0
     for step in range(steps + 1):
         size = start + step * increment
-        until = min(ramp * (step + 1) // steps if step < steps else ramp, ramp, samples)
-        count = max(0, -(-(until - consumed) // size))
+        until = min(_end_of_step(step, steps, ramp), samples)
+        count = max(0, ceil_div(until - consumed, size))
         iterations += count
         consumed += count * size
         seconds += count * (fixed + time.microbatch_seconds * job.batch.microbatches * size / full)
     rest = max(0, samples - consumed) // full
     return iterations + rest, seconds + rest * time.seconds
+
+
+def _end_of_step(step: int, steps: int, ramp: int) -> int:
+    """The first number of consumed samples at which a step of the ramp-up is over.
+
+    Source: `RampupBatchsizeNumMicroBatchesCalculator.update`, with its rounding (megatron/core/num_microbatches_calculator.py, 0.16.1).
+    """
+    if step == steps or not ramp:
+        return ramp + 1
+    each = ramp / steps
+    near = ramp * (step + 1) // steps
+    return min(next(consumed for consumed in (near, near + 1, near + 2) if int(consumed / each) > step), ramp + 1)
 
 
 def forward_seconds(job: TrainingJob, time: IterationTime) -> float:
