@@ -58,7 +58,7 @@ def training_totals(
     evaluations = iterations // run.eval_interval + 2 if run.eval_interval else 0
     evaluation = evaluations * run.eval_iters * forward_seconds(job, time)
     size = checkpoint_bytes(job, run, parameters)
-    saves = iterations // run.save_interval if run.save_interval and size else 0
+    saves = ceil_div(iterations, run.save_interval) if run.save_interval and size else 0  # the last iteration is always saved
     written = 0.0 if run.asynchronous_save else saves * size / (STORAGE * job.parallel.nodes)
     total = seconds + evaluation + written
     gpu_hours = total * job.parallel.world_size / HOUR
