@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +17,9 @@ GIGA: Final = 1e9
 TERA: Final = 1e12
 MULTIPROCESSORS: Final = 132
 """Assumed if a user's file does not tell."""
+SMALLEST: Final = 1e-6
+LARGEST: Final = 1e9
+"""Bounds of the numbers in a user's file, so that no time is zero or infinite."""
 
 
 def speed_of(gpu: str, *, network: float | None = None) -> SpeedSpec | None:
@@ -35,7 +37,7 @@ def speed_of(gpu: str, *, network: float | None = None) -> SpeedSpec | None:
 def read_speeds(path: Path, *, network: float | None = None) -> SpeedSpec:
     """The speeds in a file of the user (`--info-hardware`): the fields of one GPU of `speeds.json`, and `name`.
 
-    Raises InputError if it cannot be read, or if a field is missing or not a number above 0.
+    Raises InputError if it cannot be read, or if a field is missing or not a number above 0 (from 1e-6 to 1e9).
     """
     option = "--info-hardware"
     remedy = "give a JSON file with the fields of a GPU in analyzer/hardware/speeds.json"
@@ -48,32 +50,38 @@ def read_speeds(path: Path, *, network: float | None = None) -> SpeedSpec:
         raise InputError(option, f"'{path}' is not JSON", remedy) from None
     if not isinstance(entry, dict):
         raise InputError(option, f"'{path}' is not a JSON object", remedy)
+    multiprocessors = entry.get("multiprocessors", MULTIPROCESSORS)
     try:
         return _speed(
-            str(entry.get("name", path.stem)),
-            entry,
-            multiprocessors=int(entry.get("multiprocessors", MULTIPROCESSORS)),
-            network=network,
+            str(entry.get("name", path.stem)), entry, multiprocessors=_whole(multiprocessors, "multiprocessors"), network=network
         )
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    except ValueError as error:
         raise InputError(option, f"'{path}' has no valid {error}", remedy) from None
 
 
 def _speed(name: str, entry: Mapping[str, Any], *, multiprocessors: int, network: float | None) -> SpeedSpec:
-    peaks = entry["peak_tflops"]
+    peaks = entry.get("peak_tflops")
+    if not isinstance(peaks, Mapping):
+        raise ValueError("peak_tflops")
     return SpeedSpec(
         name=name,
         architecture=str(entry.get("architecture", "hopper")),
-        peak_flops={bits: TERA * _positive(peaks[bits], f"peak_tflops.{bits}") for bits in ("32", "16", "8", "4")},
-        hbm_bytes=GIGA * _positive(entry["hbm_gb_per_s"], "hbm_gb_per_s"),
-        nvlink_bytes=GIGA * _positive(entry["nvlink_gb_per_s"], "nvlink_gb_per_s"),
-        nvlink_domain=int(_positive(entry["nvlink_domain"], "nvlink_domain")),
-        network_bytes=network or GIGA * _positive(entry["network_gb_per_s"], "network_gb_per_s"),
+        peak_flops={bits: TERA * _positive(peaks.get(bits), f"peak_tflops.{bits}") for bits in ("32", "16", "8", "4")},
+        hbm_bytes=GIGA * _positive(entry.get("hbm_gb_per_s"), "hbm_gb_per_s"),
+        nvlink_bytes=GIGA * _positive(entry.get("nvlink_gb_per_s"), "nvlink_gb_per_s"),
+        nvlink_domain=_whole(entry.get("nvlink_domain"), "nvlink_domain"),
+        network_bytes=network or GIGA * _positive(entry.get("network_gb_per_s"), "network_gb_per_s"),
         multiprocessors=multiprocessors,
     )
 
 
 def _positive(value: object, field: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not SMALLEST <= value <= LARGEST:
         raise ValueError(field)
     return float(value)
+
+
+def _whole(value: object, field: str) -> int:
+    if _positive(value, field) % 1:
+        raise ValueError(field)
+    return int(_positive(value, field))
