@@ -113,11 +113,15 @@ def number_from(least: float) -> Callable[[str, str | None], float]:
     return read
 
 
+SMALLEST: Final = 1e-6
+LARGEST: Final = 1e9
+
+
 def positive(name: str, text: str | None) -> float:
-    """A finite number above 0."""
+    """A number above 0, within bounds that keep times finite."""
     value = _number(text)
-    if value is None or not 0 < value < float("inf"):
-        raise InputError(name, f"{text!r} is not a number above 0", "write a number such as 2.5")
+    if value is None or not SMALLEST <= value <= LARGEST:
+        raise InputError(name, f"{text!r} is not a number from {SMALLEST:g} to {LARGEST:g}", "write a number such as 2.5")
     return value
 
 
@@ -136,7 +140,7 @@ def count(name: str, text: str | None) -> int:
 
 
 def shares(*names: str) -> Callable[[str, str | None], tuple[tuple[str, float], ...]]:
-    """A reader of a comma-separated list of NAME=SHARE, each share above 0 and at most 1. All of `names` must be given."""
+    """A reader of a comma-separated list of NAME=SHARE, each share from 1e-6 to 1. All of `names` must be given."""
 
     def read(option: str, text: str | None) -> tuple[tuple[str, float], ...]:
         found: dict[str, float] = {}
@@ -144,8 +148,8 @@ def shares(*names: str) -> Callable[[str, str | None], tuple[tuple[str, float], 
         for part in (text or "").split(","):
             key, _, number = part.partition("=")
             value = _number(number)
-            if key.strip() not in names or value is None or not 0 < value <= 1:
-                raise InputError(option, f"{part!r} is not one of {', '.join(names)} with a share above 0 and at most 1", remedy)
+            if key.strip() not in names or value is None or not SMALLEST <= value <= 1:
+                raise InputError(option, f"{part!r} is not one of {', '.join(names)} with a share from {SMALLEST:g} to 1", remedy)
             found[key.strip()] = value
         if len(found) < len(names):
             raise InputError(option, f"it does not give {', '.join(each for each in names if each not in found)}", remedy)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Final
@@ -15,13 +14,15 @@ from analyzer.time.efficiencies import Efficiencies, efficiencies_of
 
 OPTION: Final = "--info-calibration"
 SCHEMA: Final = "training-info-calibration/1"
+SMALLEST: Final = 1e-9
+LARGEST: Final = 1e6
 REMEDY: Final = "give a file that --info-calibrate wrote"
 
 
 def read_calibration(path: Path, speed: SpeedSpec) -> Efficiencies:
     """The efficiencies for a GPU, with those in the file in place of the shipped ones.
 
-    Raises InputError if the file cannot be read, is of another GPU, or has a value that is not a number above 0.
+    Raises InputError if the file cannot be read, is of another GPU, or has a value that is not a number from 1e-9 to 1e6.
     """
     refuse_special_file(path, OPTION, REMEDY)
     try:
@@ -37,7 +38,7 @@ def read_calibration(path: Path, speed: SpeedSpec) -> Efficiencies:
     known = {each.name for each in fields(Efficiencies)}
     measured = {}
     for name, value in document["efficiencies"].items():
-        valid = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+        valid = isinstance(value, int | float) and not isinstance(value, bool) and SMALLEST <= value <= LARGEST
         if name not in known or not valid:
             raise InputError(OPTION, f"'{path}' has no valid {name}", REMEDY)
         measured[name] = float(value)
