@@ -176,6 +176,8 @@ def test_measured_efficiencies(tmp_path: Path) -> None:
         ({"efficiencies": {"gemm_16": "0.5"}}, "gemm_16"),
         ({"efficiencies": {"gemm_16": True}}, "gemm_16"),
         ({"efficiencies": {"gemm_16": 1e400}}, "gemm_16"),
+        ({"efficiencies": {"gemm_16": 1e-320}}, "gemm_16"),
+        ({"efficiencies": {"latency": 1e308}}, "latency"),
         ({"efficiencies": {"gemm_17": 0.5}}, "gemm_17"),
     ],
 )
@@ -193,9 +195,9 @@ def test_files_that_are_no_calibrations(tmp_path: Path, text: str) -> None:
     [
         *(("--info-tokens", value) for value in ("0", "-1", "T", "15X", "1e400", "nan", "inf", "many", "1e18")),
         *(("--info-price", value) for value in ("0", "-1", "nan", "inf", "free")),
-        *(("--info-network", value) for value in ("0", "-5", "nan", "fast")),
+        *(("--info-network", value) for value in ("0", "-5", "nan", "fast", "1e-320", "1e300")),
         *(("--info-efficiency", value) for value in ("0.5", "flops=0.5", "memory=0.9", "flops=1.1,memory=0.9", "flops=0,memory=0.9")),
-        *(("--info-efficiency", value) for value in ("flops=0.5,memory=nan", "flops=0.5,memory=0.9,speed=1", "flops=a,memory=0.9")),
+        *(("--info-efficiency", value) for value in ("flops=0.5,memory=nan", "flops=1e-320,memory=0.9", "flops=0.5,memory=0.9,speed=1", "flops=a,memory=0.9")),
     ],
 )
 def test_wrong_values(option: str, value: str) -> None:
