@@ -53,7 +53,10 @@ def read_speeds(path: Path, *, network: float | None = None) -> SpeedSpec:
     multiprocessors = entry.get("multiprocessors", MULTIPROCESSORS)
     try:
         return _speed(
-            str(entry.get("name", path.stem)), entry, multiprocessors=_whole(multiprocessors, "multiprocessors"), network=network
+            _printable(entry.get("name", path.stem), "name"),
+            entry,
+            multiprocessors=_whole(multiprocessors, "multiprocessors"),
+            network=network,
         )
     except ValueError as error:
         raise InputError(option, f"'{path}' has no valid {error}", remedy) from None
@@ -85,3 +88,9 @@ def _whole(value: object, field: str) -> int:
     if _positive(value, field) % 1:
         raise ValueError(field)
     return int(_positive(value, field))
+
+
+def _printable(value: object, field: str) -> str:
+    if not isinstance(value, str) or not value.isprintable():
+        raise ValueError(field)
+    return value

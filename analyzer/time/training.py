@@ -114,7 +114,7 @@ def _iterations(job: TrainingJob, run: RunSpec, time: IterationTime, samples: in
 def _end_of_step(step: int, steps: int, ramp: int) -> int:
     """The first number of consumed samples at which a step of the ramp-up is over.
 
-    Source: `RampupBatchsizeNumMicroBatchesCalculator.update`, with its rounding (megatron/core/num_microbatches_calculator.py, 0.16.1).
+    Source: `RampupBatchsizeNumMicroBatchesCalculator.update` with its rounding (core/num_microbatches_calculator.py, 0.16.1).
     """
     if step == steps or not ramp:
         return ramp + 1
