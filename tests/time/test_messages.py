@@ -14,20 +14,27 @@ from math import comb
 import pytest
 
 from analyzer.time.links import Span, domain_size, span_of
-from analyzer.time.message_seconds import Choices, Exchange, message_seconds
+from analyzer.time.message_seconds import NO_CHOICES, Choices, Exchange, message_seconds
 from tests.job_of import job_of
 from tests.time.speeds import ROUND, ideal, known
 
 SIZE = 8e9
 
 
-def transfer(kind: str, span: Span, *, exchange: Exchange = "", choices: Choices = Choices()) -> float:
+def transfer(kind: str, span: Span, *, exchange: Exchange = "", choices: Choices = NO_CHOICES) -> float:
     return message_seconds(kind, SIZE, span, ROUND, ideal(), exchange=exchange, choices=choices).transfer
 
 
 @pytest.mark.parametrize(
     ("kind", "factor"),
-    [("all_reduce", 2 * 7 / 8), ("all_gather", 7 / 8), ("reduce_scatter", 7 / 8), ("all_to_all", 7 / 8), ("send", 1), ("broadcast", 1)],
+    [
+        ("all_reduce", 2 * 7 / 8),
+        ("all_gather", 7 / 8),
+        ("reduce_scatter", 7 / 8),
+        ("all_to_all", 7 / 8),
+        ("send", 1),
+        ("broadcast", 1),
+    ],
 )
 def test_a_collective_in_a_node(kind: str, factor: float) -> None:
     assert transfer(kind, Span(8, 8)) == pytest.approx(factor * SIZE / 400e9)

@@ -130,6 +130,8 @@ def test_a_file_with_speeds_stands_for_the_gpu(tmp_path: Path) -> None:
         ({**SPEEDS, "multiprocessors": 0}, "has no valid multiprocessors"),
         ({**SPEEDS, "multiprocessors": -3}, "has no valid multiprocessors"),
         ({**SPEEDS, "multiprocessors": "many"}, "has no valid multiprocessors"),
+        ({**SPEEDS, "name": "two\nlines"}, "has no valid name"),
+        ({**SPEEDS, "name": ["imagined"]}, "has no valid name"),
         ({**SPEEDS, "peak_tflops": {"16": 200}}, "peak_tflops"),
         ({**SPEEDS, "peak_tflops": 200}, "peak_tflops"),
         ({**SPEEDS, "peak_tflops": {"32": 100, "16": 1e400, "8": 400, "4": 800}}, "has no valid peak_tflops.16"),
@@ -196,8 +198,14 @@ def test_files_that_are_no_calibrations(tmp_path: Path, text: str) -> None:
         *(("--info-tokens", value) for value in ("0", "-1", "T", "15X", "1e400", "nan", "inf", "many", "1e18")),
         *(("--info-price", value) for value in ("0", "-1", "nan", "inf", "free")),
         *(("--info-network", value) for value in ("0", "-5", "nan", "fast", "1e-320", "1e300")),
-        *(("--info-efficiency", value) for value in ("0.5", "flops=0.5", "memory=0.9", "flops=1.1,memory=0.9", "flops=0,memory=0.9")),
-        *(("--info-efficiency", value) for value in ("flops=0.5,memory=nan", "flops=1e-320,memory=0.9", "flops=0.5,memory=0.9,speed=1", "flops=a,memory=0.9")),
+        *(
+            ("--info-efficiency", value)
+            for value in ("0.5", "flops=0.5", "memory=0.9", "flops=1.1,memory=0.9", "flops=0,memory=0.9")
+        ),
+        *(
+            ("--info-efficiency", value)
+            for value in ("flops=0.5,memory=nan", "flops=1e-320,memory=0.9", "flops=0.5,memory=0.9,speed=1", "flops=a,memory=0.9")
+        ),
     ],
 )
 def test_wrong_values(option: str, value: str) -> None:

@@ -18,7 +18,9 @@ from analyzer.time.pipeline import RankTime, Schedule, Seconds, simulate, spans
 F, B = 1.0, 2.0
 
 
-def schedule(pipeline: int, microbatches: int, *, chunks: int = 1, group_size: int | None = None, combined: bool = False) -> Schedule:
+def schedule(
+    pipeline: int, microbatches: int, *, chunks: int = 1, group_size: int | None = None, combined: bool = False
+) -> Schedule:
     return Schedule(pipeline=pipeline, chunks=chunks, microbatches=microbatches, group_size=group_size, combined=combined)
 
 
@@ -77,8 +79,8 @@ def test_the_first_stage_as_the_slowest() -> None:
 def test_messages_of_one_forward_one_backward(ranks: int, microbatches: int) -> None:
     """Each cycle of p microbatches has 2·(p - 1) messages one after the other.
 
-    In the steady state the first rank starts the forward of microbatch n + p after the backward of n. This needs the forwards and the
-    backwards of the p stages and 2·(p - 1) messages, so that p microbatches take p·(f + b) + 2·(p - 1)·message.
+    In the steady state the first rank starts the forward of microbatch n + p after the backward of n. This needs the forwards and
+    the backwards of the p stages and 2·(p - 1) messages, so that p microbatches take p·(f + b) + 2·(p - 1)·message.
     """
     message, more = 0.05, 40 * ranks
     first, longer = (schedule(ranks, each) for each in (8 * ranks + microbatches, 8 * ranks + microbatches + more))
@@ -137,9 +139,7 @@ def test_simulating_a_part_of_the_microbatches_is_enough(case: Case) -> None:
 
 @QUICK
 @given(cases(), st.data())
-def test_a_longer_step_never_shortens_an_iteration(
-    case: Case, data: st.DataObject
-) -> None:
+def test_a_longer_step_never_shortens_an_iteration(case: Case, data: st.DataObject) -> None:
     found, seconds, message = case
     rank, chunk = data.draw(st.integers(0, found.pipeline - 1)), data.draw(st.integers(0, found.chunks - 1))
     longer = [list(chunks) for chunks in seconds]
@@ -172,7 +172,9 @@ def test_spans_follow_their_inputs(case: Case) -> None:
         assert start >= last.get(node.rank, 0.0) - 1e-9
         last[node.rank] = stop
         stage = node.chunk * found.pipeline + node.rank
-        before: Sequence[int] = [stage - 1] if node.direction == 0 and stage else [stage + 1] if node.direction and stage + 1 < stages else []
+        before: Sequence[int] = (
+            [stage - 1] if node.direction == 0 and stage else [stage + 1] if node.direction and stage + 1 < stages else []
+        )
         for other in before:
             wait = message if other % found.pipeline != node.rank else 0.0
             assert start >= ends[node.direction, node.microbatch, other] + wait - 1e-9

@@ -107,8 +107,9 @@ def test_higher_efficiencies_are_never_slower(launch: Launch, factor: float, hos
 @cache
 def moe_seconds(imbalance: float, layout: str) -> float:
     line = (
-        "--nnodes 2 --nproc-per-node 8 pretrain_gpt.py --num-layers 8 --hidden-size 2048 --num-attention-heads 16 --seq-length 4096 "
-        "--max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 64 --bf16 --tokenizer-type NullTokenizer "
+        "--nnodes 2 --nproc-per-node 8 pretrain_gpt.py --num-layers 8 --hidden-size 2048 --num-attention-heads 16 "
+        "--seq-length 4096 --max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 64 "
+        "--bf16 --tokenizer-type NullTokenizer "
         "--vocab-size 32000 --num-experts 16 --moe-router-topk 2 --moe-grouped-gemm --disable-bias-linear --swiglu "
         f"--sequence-parallel --info-gpu H100-80GB {layout} --info-moe-imbalance {imbalance}"
     )
@@ -122,7 +123,7 @@ def moe_seconds(imbalance: float, layout: str) -> float:
         "--expert-model-parallel-size 8",
         "--expert-model-parallel-size 16",
         "--expert-model-parallel-size 4 --tensor-model-parallel-size 2",
-        "--expert-model-parallel-size 8 --moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep --moe-router-dtype fp32",
+        "--expert-model-parallel-size 8 --moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep",
         "--expert-model-parallel-size 4 --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1",
     ],
 )
@@ -132,9 +133,10 @@ def test_an_imbalance_of_the_experts_is_slower(layout: str) -> None:
 
 
 LLAMA = (
-    "--nnodes 8 --nproc-per-node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 "
-    "--group-query-attention --num-query-groups 8 --seq-length 8192 --max-position-embeddings 8192 --micro-batch-size 1 --swiglu "
-    "--global-batch-size 512 --bf16 --tokenizer-type NullTokenizer --vocab-size 128000 --position-embedding-type rope "
+    "--nnodes 8 --nproc-per-node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 "
+    "--num-attention-heads 32 --group-query-attention --num-query-groups 8 --seq-length 8192 "
+    "--max-position-embeddings 8192 --micro-batch-size 1 "
+    "--swiglu --global-batch-size 512 --bf16 --tokenizer-type NullTokenizer --vocab-size 128000 --position-embedding-type rope "
     "--normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights --use-distributed-optimizer "
     "--overlap-grad-reduce --overlap-param-gather --info-gpu H100-80GB"
 )
@@ -164,7 +166,10 @@ def test_what_makes_an_iteration_slower(line: str) -> None:
 @pytest.mark.parametrize(
     ("slower", "faster"),
     [
-        ("--tensor-model-parallel-size 8 --sequence-parallel", "--tensor-model-parallel-size 8 --sequence-parallel --tp-comm-overlap"),
+        (
+            "--tensor-model-parallel-size 8 --sequence-parallel",
+            "--tensor-model-parallel-size 8 --sequence-parallel --tp-comm-overlap",
+        ),
         ("--pipeline-model-parallel-size 8", "--pipeline-model-parallel-size 8 --num-layers-per-virtual-pipeline-stage 1"),
         ("", "--fp8-format hybrid"),
         ("--info-gpu A100-80GB", ""),

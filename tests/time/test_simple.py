@@ -1,6 +1,6 @@
 """The simple model of `--info-efficiency` gives the figures of llm-analysis.
 
-Sources: llm-analysis 0.2.2, run with `run_train.sh` of its examples/llama (A100 and H100), and GPU-hours in examples/llama/README.md.
+Sources: llm-analysis 0.2.2, run with `run_train.sh` of its examples/llama (A100 and H100), and the GPU-hours in its README.md.
 Its model has an FFN of two matrices of h·4·h also for LLaMA, and ties the embeddings. `--activation_recomputation 1` recomputes
 the core of attention. The README's figures of 33B and 65B are of 1.4e12 tokens, as in the LLaMA paper (arXiv 2302.13971, table 2).
 """
@@ -20,9 +20,11 @@ def estimate(size: str, *, tokens: str, gpu: str = "A100-80GB", share: str = "0.
     layers, hidden, heads = SIZES[size]
     split = 4 if heads % 8 or layers % 8 else 8
     line = (
-        f"--nnodes 256 --nproc-per-node 8 pretrain_gpt.py --num-layers {layers} --hidden-size {hidden} --num-attention-heads {heads} "
-        "--seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 4000000 --bf16 --sequence-parallel "
-        "--tokenizer-type NullTokenizer --vocab-size 31999 --make-vocab-size-divisible-by 1 --position-embedding-type rope "
+        f"--nnodes 256 --nproc-per-node 8 pretrain_gpt.py --num-layers {layers} --hidden-size {hidden} "
+        f"--num-attention-heads {heads} --seq-length 2048 --max-position-embeddings 2048 "
+        "--micro-batch-size 1 --global-batch-size 4000000 "
+        "--bf16 --sequence-parallel --tokenizer-type NullTokenizer --vocab-size 31999 "
+        "--make-vocab-size-divisible-by 1 --position-embedding-type rope "
         f"--recompute-granularity selective --info-tokens {tokens} --info-efficiency flops={share},memory=0.9 "
         + (layout or f"--tensor-model-parallel-size {split} --pipeline-model-parallel-size {split}")
     )
@@ -52,7 +54,8 @@ def test_figures_of_llm_analysis(size: str, gpu: str, share: str, seconds: float
 
 
 @pytest.mark.parametrize(
-    ("size", "tokens", "hours"), [("7b", "1T", 77_832), ("13b", "1T", 148_047), ("33b", "1.4T", 510_213), ("65b", "1.4T", 1_015_701)]
+    ("size", "tokens", "hours"),
+    [("7b", "1T", 77_832), ("13b", "1T", 148_047), ("33b", "1.4T", 510_213), ("65b", "1.4T", 1_015_701)],
 )
 def test_gpu_hours_in_its_readme(size: str, tokens: str, hours: int) -> None:
     found = estimate(size, tokens=tokens)

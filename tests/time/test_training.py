@@ -90,7 +90,7 @@ def test_the_ramp_up_of_the_batch_size(start: int, increment: int, ramp: int) ->
 
 
 def test_evaluation() -> None:
-    """1,000 iterations with one evaluation in 250 are four; validation and test follow at the end. Each has 20 batches of forwards."""
+    """1,000 iterations with one evaluation in 250 are four; two follow at the end. Each has 20 batches of forwards."""
     found = totals(RunSpec(train_iters=1000, eval_interval=250, eval_iters=20))
     assert found.evaluation_seconds == pytest.approx(6 * 20 * 8 * 0.4)
     assert found.seconds == pytest.approx(10_000 + 6 * 20 * 8 * 0.4)

@@ -12,8 +12,9 @@ from analyzer.time.work.kernels import Attention, Gemm, Kernel, MemoryBound
 from tests.job_of import job_of
 
 BASE = (
-    "--num-layers 4 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 2 "
-    "--global-batch-size 32 --bf16 --tokenizer-type NullTokenizer --vocab-size 32767 --position-embedding-type rope "
+    "--num-layers 4 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 "
+    "--micro-batch-size 2 --global-batch-size 32 --bf16 --tokenizer-type NullTokenizer "
+    "--vocab-size 32767 --position-embedding-type rope "
     "--attention-backend flash"
 )
 """A GPT whose vocabulary of 32,768 needs no padding."""

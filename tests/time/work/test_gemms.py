@@ -26,9 +26,7 @@ MOE = (
     "--moe-token-dispatcher-type alltoall"
 )
 # one dense layer; three with router, four of sixteen experts, and a shared expert
-MOE_WEIGHTS = (
-    LAYERS * 4 * HIDDEN**2 + 3 * HIDDEN * 2816 + 3 * (16 * HIDDEN + 4 * 3 * HIDDEN * 512 + 3 * HIDDEN * 768) + LOGITS
-)
+MOE_WEIGHTS = LAYERS * 4 * HIDDEN**2 + 3 * HIDDEN * 2816 + 3 * (16 * HIDDEN + 4 * 3 * HIDDEN * 512 + 3 * HIDDEN * 768) + LOGITS
 MTP_WEIGHTS = DENSE + (12 * HIDDEN**2 + 2 * HIDDEN**2) + LOGITS  # a layer, the projection of two hidden states, and its logits
 
 
@@ -69,7 +67,7 @@ def test_the_layout_does_not_change_those_of_latent_attention(layout: str) -> No
         "--tensor-model-parallel-size 2 --sequence-parallel --expert-model-parallel-size 4 --expert-tensor-parallel-size 1",
         "--tensor-model-parallel-size 2 --sequence-parallel --expert-model-parallel-size 2",
         "--pipeline-model-parallel-size 2 --expert-model-parallel-size 4 --moe-token-dispatcher-type allgather",
-        "--expert-model-parallel-size 8 --moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep --moe-router-dtype fp32",
+        "--expert-model-parallel-size 8 --moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep",
     ],
 )
 def test_the_layout_does_not_change_those_of_experts(layout: str) -> None:

@@ -68,7 +68,7 @@ def test_the_norm_writes_its_output_quantized_if_the_scale_is_known() -> None:
 
 
 def test_sequence_parallelism_quantizes_gathered_tensors_on_each_rank() -> None:
-    """On two ranks, the inputs of the two column-parallel layers and the gradients behind the two row-parallel layers exist twice."""
+    """On two ranks, inputs of the column-parallel layers and output gradients of the row-parallel layers exist twice."""
     line = "--fp8-format hybrid --fp8-recipe delayed --tensor-model-parallel-size 2 --sequence-parallel"
     assert executed(line).cast_bytes == 4 * (16 + 4) * HIDDEN * LAYERS * TOKENS
 
