@@ -61,7 +61,7 @@ class InfoOptions:
     moe_imbalance: float = 1.0
     """Tokens of the experts of the highest-memory rank, relative to the mean."""
     network: float | None = None
-    """Bytes per second of the network of one GPU in one direction; None for that of the GPU's usual machine."""
+    """Gigabytes per second of the network of one GPU in one direction; None for that of the GPU's usual machine."""
     hardware: str | None = None
     """A file with the speeds of a GPU."""
     calibration: str | None = None
