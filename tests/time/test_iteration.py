@@ -69,6 +69,7 @@ def test_an_adam_step_moves_its_states() -> None:
     found = job("--global-batch-size 16")
     [stage] = stage_models(found)
     assert optimizer_seconds(found, stage, ROUND, ideal()) == pytest.approx(42 * PARAMETERS / 4000e9)
+    assert time(found).parts["optimizer"] == pytest.approx(42 * PARAMETERS / 4000e9)
 
 
 def test_the_distributed_optimizer_divides_the_step() -> None:
