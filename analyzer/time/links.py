@@ -21,7 +21,7 @@ class Span(NamedTuple):
 
     ranks: int
     near: int
-    """Most ranks of the group in one NVLink domain."""
+    """Fewest ranks of the group in one of the NVLink domains that it spans."""
 
 
 def span_of(job: TrainingJob, group: str, speed: SpeedSpec) -> Span:
@@ -59,5 +59,5 @@ def _span(job: TrainingJob, group: str, domain: int) -> Span:
     if known not in GROUP_KINDS:
         return Span(ranks, min(ranks, domain))
     first = next(iter(groups(job.parallel, known, tied=job.model.tied_embeddings, limit=1)))
-    near = max(Counter(rank // domain for rank in first[:_LISTED]).values(), default=1)
+    near = min(Counter(rank // domain for rank in first[:_LISTED]).values(), default=1)
     return Span(ranks, min(near, ranks))
