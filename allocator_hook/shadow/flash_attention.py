@@ -25,7 +25,13 @@ class FlashAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: tuple[bool, int], multiprocessors: int, deterministic: bool
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: tuple[bool, int],
+        multiprocessors: int,
+        deterministic: bool,
     ) -> torch.Tensor:
         q, k, v = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (q, k, v))
         batch, queries, heads, _ = q.shape

@@ -125,12 +125,12 @@ class Label:
 
 
 class GemmCall(NamedTuple):
-    """`count` matrix products [m, k] · [k, n] in one call."""
+    """Equal matrix products [m, k] · [k, n] in one call."""
 
     m: int
     n: int
     k: int
-    count: int
+    products: int
     bits: int
     """Bits of an element of the factors."""
     accumulates: bool

@@ -165,8 +165,9 @@ def kernel_call(text: str) -> KernelCall:
     kinds: dict[str, type[GemmCall] | type[AttentionCall]] = {"gemm": GemmCall, "attention": AttentionCall}
     kind = kinds[fields["kind"]]
     values = {name: fields[name] for name in kind._fields}
-    if not all(isinstance(value, int) or (name == "direction" and value in DIRECTIONS) for name, value in values.items()):
-        raise ValueError(f"invalid sizes: {text}")
+    for name, value in values.items():
+        if value not in DIRECTIONS if name == "direction" else not isinstance(value, int) or not -1 <= value < 1 << 63:
+            raise ValueError(f"{name} of a kernel is {value!r}")
     return kind(**values)
 
 

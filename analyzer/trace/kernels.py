@@ -29,7 +29,7 @@ class KernelKey(NamedTuple):
 class KernelTotal(NamedTuple):
     """The kernels of an iteration with one key."""
 
-    count: int
+    number: int
     """Matrix products, or calls of attention."""
     flops: float
 
@@ -68,8 +68,10 @@ class KernelComparison:
 
     @property
     def error(self) -> float:
-        """(predicted - recorded) / recorded FLOPs."""
-        return (self.predicted_flops - self.recorded_flops) / self.recorded_flops
+        """(predicted - recorded) / recorded FLOPs; 0 if both are 0."""
+        if self.predicted_flops == self.recorded_flops:
+            return 0.0
+        return (self.predicted_flops - self.recorded_flops) / self.recorded_flops if self.recorded_flops else float("inf")
 
 
 def gemm_key(m: int, n: int, k: int, *, bits: int) -> KernelKey:
@@ -85,7 +87,9 @@ def attention_key(
     in_steps: bool,
 ) -> KernelKey:
     """The key of an attention kernel. `split`: batch, heads, queries, keys. `widths`: elements of a head of queries and values."""
-    return KernelKey("attention forward" if direction == "forward" else "attention backward", 0, (*(() if in_steps else split), *widths))
+    return KernelKey(
+        "attention forward" if direction == "forward" else "attention backward", 0, (*(() if in_steps else split), *widths)
+    )
 
 
 def add_up(kernels: Iterable[tuple[KernelKey, KernelTotal]]) -> Kernels:
@@ -93,7 +97,7 @@ def add_up(kernels: Iterable[tuple[KernelKey, KernelTotal]]) -> Kernels:
     found: dict[KernelKey, KernelTotal] = {}
     for key, total in kernels:
         before = found.get(key, KernelTotal(0, 0))
-        found[key] = KernelTotal(before.count + total.count, before.flops + total.flops)
+        found[key] = KernelTotal(before.number + total.number, before.flops + total.flops)
     return found
 
 
@@ -102,8 +106,8 @@ def recorded_kernels(calls: Counter[KernelCall], *, attention_in_steps: bool) ->
     found = []
     for call, times in calls.items():
         if isinstance(call, GemmCall):
-            count = call.count * times
-            total = KernelTotal(count, 2.0 * count * call.m * call.n * call.k)
+            number = call.products * times
+            total = KernelTotal(number, 2.0 * number * call.m * call.n * call.k)
             found.append((gemm_key(call.m, call.n, call.k, bits=call.bits), total))
         else:
             split = (call.batch, call.heads, call.queries, call.keys)
@@ -124,7 +128,7 @@ def attended_pairs(call: AttentionCall) -> float:
     if not call.causal:
         return queries * keys
     causal = queries * keys - queries * min(queries, keys) / 2
-    if window < 0:
+    if window < 0 or window >= keys - 1:
         return causal
     missing = max(0, window - (keys - queries))  # keys before the first one, for the first query
     return min(causal, queries * (window + 1) - missing * (missing + 1) / 2)
@@ -140,9 +144,7 @@ def compare_kernels(predicted: PredictedKernels, calls: Counter[KernelCall], *, 
     recorded = recorded_kernels(calls, attention_in_steps=predicted.attention_in_steps)
     nothing = KernelTotal(0, 0)
     keys = sorted(predicted.totals.keys() | recorded.keys())
-    rows = [
-        KernelRow(key=key, predicted=predicted.totals.get(key, nothing), recorded=recorded.get(key, nothing)) for key in keys
-    ]
+    rows = [KernelRow(key=key, predicted=predicted.totals.get(key, nothing), recorded=recorded.get(key, nothing)) for key in keys]
     return KernelComparison(
         rows=tuple(row for row in rows if _differs(row, predicted.attention_in_steps, tolerance)),
         shapes=len(keys),
@@ -153,6 +155,6 @@ def compare_kernels(predicted: PredictedKernels, calls: Counter[KernelCall], *, 
 
 def _differs(row: KernelRow, in_steps: bool, tolerance: float) -> bool:
     counted = row.key.kind == "gemm" or not in_steps
-    if counted and row.predicted.count != row.recorded.count:
+    if counted and row.predicted.number != row.recorded.number:
         return True
     return abs(row.predicted.flops - row.recorded.flops) > tolerance * row.recorded.flops

@@ -107,9 +107,8 @@ def summarize(events: Iterable[Event]) -> Recorded:
             # with interleaved stages on two ranks, one direction uses the world communicator (p2p_communication.py)
             group = "pp" if event.kind == "send" and event.group == "world" else event.group
             state.collectives[event.kind, group, prod(event.shape), event.dtype] += 1
-        elif isinstance(event, KernelEvent):
-            if state.stack and state.stack[-1].phase in ("forward", "backward", "recompute"):
-                state.kernels[event.call] += 1
+        elif isinstance(event, KernelEvent) and state.stack and state.stack[-1].phase in ("forward", "backward", "recompute"):
+            state.kernels[event.call] += 1
     if state.iteration >= 0:
         _end_iteration(state)
     roles: Counter[str] = Counter()

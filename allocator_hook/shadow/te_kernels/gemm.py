@@ -72,8 +72,8 @@ def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
 
     def te_general_grouped_gemm(
         A: list[Any], transa: bool, B: list[Any], transb: bool, D: list[torch.Tensor] | None, D_type: int,
-        m_splits: list[int], bias: list[torch.Tensor], bias_type: int, single_output: bool, pre_gelu: Any, grad: bool, workspace: Any,
-        workspace_size: int, accumulate: bool, *_: Any,
+        m_splits: list[int], bias: list[torch.Tensor], bias_type: int, single_output: bool, pre_gelu: Any, grad: bool,
+        workspace: Any, workspace_size: int, accumulate: bool, *_: Any,
     ) -> list[torch.Tensor]:  # fmt: skip
         """Return the bias gradients. Transformer Engine's modules always pass the output tensors in D."""
         del m_splits, bias_type, single_output, pre_gelu, grad, workspace, workspace_size

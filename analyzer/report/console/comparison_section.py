@@ -105,7 +105,7 @@ def _kernels(found: KernelComparison) -> list[RenderableType]:
     """Shapes of GEMMs and attention that differ, then the total."""
     lines = []
     for row in found.rows:
-        counts = f"formula {row.predicted.count:,} ({row.predicted.flops:.4g} FLOPs), recorded {row.recorded.count:,}"
+        counts = f"formula {row.predicted.number:,} ({row.predicted.flops:.4g} FLOPs), recorded {row.recorded.number:,}"
         lines.append(paragraph(f"{_kernel_name(row.key)}: {counts} ({row.recorded.flops:.4g} FLOPs)"))
     equal = f"{found.shapes - len(found.rows)} of {found.shapes} shapes agree"
     total = f"formula {found.predicted_flops:.4g} FLOPs, recorded {found.recorded_flops:.4g} ({_percent(found.error)})"
@@ -127,8 +127,8 @@ def _kernels_json(found: KernelComparison) -> dict[str, Any]:
                 "kind": row.key.kind,
                 "bits": row.key.bits or None,
                 "sizes": list(row.key.sizes),
-                "predicted": row.predicted.count,
-                "recorded": row.recorded.count,
+                "predicted": row.predicted.number,
+                "recorded": row.recorded.number,
                 "predicted_flops": row.predicted.flops,
                 "recorded_flops": row.recorded.flops,
             }
