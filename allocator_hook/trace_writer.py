@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from analyzer.trace.events import PHASES, Header, Phase, Role
+from analyzer.trace.events import PHASES, Header, KernelCall, Phase, Role
 from analyzer.trace.format import (
     ALLOCATION,
     CHECKSUM,
@@ -23,6 +23,7 @@ from analyzer.trace.format import (
     FAILED_ALLOCATION,
     FREE,
     HEADER,
+    KERNEL,
     LABEL,
     LEAVE,
     RECORD,
@@ -31,6 +32,7 @@ from analyzer.trace.format import (
     TEXT,
     collective_text,
     header_text,
+    kernel_text,
     label_text,
     preamble,
     text_records,
@@ -116,6 +118,10 @@ class TraceWriter:
         """Record that the tensor `name` is at `pointer`, an address inside a live allocation."""
         text = label_text(role=role, name=name, shape=shape, dtype=dtype)
         self._append(LABEL, 0, 0, pointer, bytes, 0, self._text(text), time_ns)
+
+    def kernel(self, call: KernelCall, time_ns: int | None = None) -> None:
+        """Record a GEMM or a fused attention kernel. The open marks give its module and phase."""
+        self._append(KERNEL, 0, 0, 0, 0, 0, self._text(kernel_text(call)), time_ns)
 
     def flush(self) -> None:
         """Write all buffered records to the file."""

@@ -1,7 +1,7 @@
 """Compare the formulas with the shadow engine on random launches: `python tools/random_layouts.py SEED NUMBER`.
 
 Needs the shadow extra. Launches that the formulas reject are replaced. Each other launch is printed with its differences: tensors
-above 16 KiB that only one side has, collectives, and totals that differ by more than 0.1 %.
+above 16 KiB that only one side has, collectives, numbers of GEMMs and attention kernels, and totals that differ by more than 0.1 %.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ def differences(words: list[str]) -> Iterator[str] | None:
             for total in each.comparison.totals
             if abs(total.error) > TOLERANCE
         ]
+        if each.comparison.kernels is not None:
+            found += [f"{stage}: {row}" for row in each.comparison.kernels.rows]
     return iter(found)
 
 
@@ -80,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         agreeing += not lines
         print("differs:" if lines else "agrees:", *words)
         print(*(f"    {line}" for line in lines), sep="\n" if lines else "", end="\n" if lines else "", flush=True)
-    print(f"{agreeing} of {given.number} agree in every tensor, collective and total")
+    print(f"{agreeing} of {given.number} agree in every tensor, collective, kernel and total")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import torch
 
 from allocator_hook.shadow import flash_attention
 from allocator_hook.shadow.gpu import Gpu
+from allocator_hook.shadow.kernel_calls import calls, element_bits
 from allocator_hook.shadow.te_kernels import extension, softmax
 from allocator_hook.shadow.te_kernels.allocate import empty, like
 
@@ -25,8 +26,14 @@ def _weight_gradients() -> ModuleType:
     """APEX: accumulates a weight gradient into the gradient buffer in place."""
     module = ModuleType("fused_weight_gradient_mlp_cuda")
     for name in ("wgrad_gemm_accum_fp32", "wgrad_gemm_accum_fp16"):
-        setattr(module, name, lambda input, grad_output, main_grad: None)
+        setattr(module, name, _accumulate)
     return module
+
+
+def _accumulate(input: torch.Tensor, grad_output: torch.Tensor, main_grad: torch.Tensor) -> None:
+    del main_grad
+    rows = input.numel() // input.shape[-1]
+    calls.gemms([(grad_output.shape[-1], input.shape[-1], rows)], bits=element_bits(input), accumulates=True)
 
 
 def _softmax(name: str) -> ModuleType:

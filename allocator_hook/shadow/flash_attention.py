@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from allocator_hook.shadow.gpu import Gpu
+from allocator_hook.shadow.kernel_calls import calls
 from allocator_hook.shadow.te_kernels.allocate import empty, like
 from analyzer.errors import AnalyzerError
 
@@ -23,7 +25,13 @@ class FlashAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float, multiprocessors: int, deterministic: bool
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: tuple[bool, int],
+        multiprocessors: int,
+        deterministic: bool,
     ) -> torch.Tensor:
         q, k, v = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (q, k, v))
         batch, queries, heads, _ = q.shape
@@ -31,12 +39,14 @@ class FlashAttention(torch.autograd.Function):
         statistics = empty((batch, heads, queries), torch.float32)
         rng_state = empty((2,), torch.int64)
         ctx.save_for_backward(q, k, v, out, statistics, rng_state)
-        ctx.multiprocessors, ctx.deterministic = multiprocessors, deterministic
+        ctx.multiprocessors, ctx.deterministic, ctx.mask = multiprocessors, deterministic, mask
+        _record("forward", q, k, v, mask)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, _, _, _ = ctx.saved_tensors
+        _record("backward", q, k, v, ctx.mask)
         grad = grads[0] if grads[0].stride(-1) == 1 else grads[0].contiguous()
         dq, dk, dv = like(q), like(k), like(v)
         scratch = _scratch(q, k, ctx.multiprocessors if ctx.deterministic else 0)
@@ -64,9 +74,9 @@ def modules(gpu: Gpu) -> dict[str, ModuleType]:
     interface = ModuleType("flash_attn.flash_attn_interface")
 
     def flash_attn_func(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float = 0.0, *_: Any, deterministic: bool = False, **__: Any
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, deterministic: bool = False, **options: Any
     ) -> torch.Tensor:
-        return FlashAttention.apply(q, k, v, dropout_p, gpu.multiprocessors, deterministic)  # type: ignore[no-any-return, no-untyped-call]
+        return FlashAttention.apply(q, k, v, _mask(options), gpu.multiprocessors, deterministic)  # type: ignore[no-any-return, no-untyped-call]
 
     interface.flash_attn_func = flash_attn_func  # type: ignore[attr-defined]
     interface._flash_attn_forward = _flash_forward  # type: ignore[attr-defined]
@@ -81,9 +91,22 @@ def modules(gpu: Gpu) -> dict[str, ModuleType]:
     return {"flash_attn": package, "flash_attn.flash_attn_interface": interface, "flash_attn_2_cuda": compiled}
 
 
-def _flash_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
+def _mask(options: Mapping[str, Any]) -> tuple[bool, int]:
+    """Return whether the mask of a call is causal, and the number of keys before its own that a query attends to (-1: all)."""
+    window = options["window_size"][0] if "window_size" in options else options.get("window_size_left", -1)
+    return bool(options.get("causal", False)), int(window)
+
+
+def _record(
+    direction: Literal["forward", "backward"], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: tuple[bool, int]
+) -> None:
+    causal, window = mask
+    calls.attention(direction, q, k, v, batch=q.shape[0], causal=causal, window=window)
+
+
+def _flash_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **options: Any) -> tuple[torch.Tensor, ...]:
     """`_flash_attn_forward` as context parallelism calls it. Returns output, statistics, an empty score matrix, RNG state."""
-    del k, v
+    _record("forward", q, k, v, _mask(options))
     batch, queries, heads, _width = q.shape
     return like(q), empty((batch, heads, queries), torch.float32), empty((0,), q.dtype), empty((2,), torch.int64)
 
@@ -92,9 +115,16 @@ def _flash_backward(multiprocessors: int) -> Any:
     """`_flash_attn_backward` as context parallelism calls it. The caller allocates the gradients, the kernel its workspaces."""
 
     def backward(
-        dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, *_: Any, deterministic: bool = False, **__: Any
+        dout: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *_: Any,
+        deterministic: bool = False,
+        **options: Any,
     ) -> torch.Tensor:
         del dout
+        _record("backward", q, k, v, _mask(options))
         return _scratch(q, k, multiprocessors if deterministic else 0)[0]
 
     return backward

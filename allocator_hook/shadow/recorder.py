@@ -16,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from allocator_hook.shadow.balance import Means
+from allocator_hook.shadow.kernel_calls import calls
 from allocator_hook.shadow.placement import kernels, to_meta
 from allocator_hook.step.marks import in_backward
 from allocator_hook.step.patching import Patch
@@ -88,6 +89,7 @@ class Recorder(TorchDispatchMode):
                 return args[0]
             if func in _GEMMS and args[-1].is_meta:
                 self._allocate_workspace()
+                calls.product(args[-2], args[-1])
         kernels.running = True
         try:
             result = func(*args, **(kwargs or {}))

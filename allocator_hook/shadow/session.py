@@ -19,6 +19,7 @@ from allocator_hook.shadow.balance import Means, padded
 from allocator_hook.shadow.facade import fake_cuda
 from allocator_hook.shadow.gpu import Gpu
 from allocator_hook.shadow.jit import FakeCompiler
+from allocator_hook.shadow.kernel_calls import calls
 from allocator_hook.shadow.recorder import Recorder
 from allocator_hook.shadow.request import Request
 from allocator_hook.step.collectives import CollectiveHooks
@@ -90,6 +91,7 @@ class Session:
             stack.enter_context(Patches([*recorder.patches(), *_router_padding(recorder.means)]))
             self._recorder = self._compiler.recorder = recorder
             self._sink.connect(writer, marks)
+            stack.enter_context(calls.passed_to(writer))
             stack.enter_context(recorder)
 
             def after_setup(trained: Any) -> None:

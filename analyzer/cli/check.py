@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from analyzer.api import read_launch
@@ -13,6 +14,7 @@ from analyzer.launch.parse import words_of_launch
 from analyzer.predict import predict
 from analyzer.report.console.comparison_section import print_comparison, write_comparison
 from analyzer.report.json.document import encodable, write_text
+from analyzer.time.predicted_kernels import predicted_kernels
 from analyzer.trace.check import as_recorded, check
 from analyzer.trace.reader import Trace, read_complete_trace
 
@@ -42,7 +44,7 @@ def check_trace(path: str, argv: Sequence[str], *, environ: Mapping[str, str], f
     if others := [name for name in given if given[name]]:
         raise InputError(OPTION, f"cannot be combined with {others[0]}", "use only one of them")
     report = predict(as_recorded(launch.job, trace.header))
-    found = check(report, trace, tolerance=options.tolerance)
+    found = check(report, trace, tolerance=options.tolerance, kernels=partial(predicted_kernels, report.job))
     with standard_output() as stream:
         if options.json == "-":
             stream.write(encodable(write_comparison(found, trace.header), stream.encoding))

@@ -12,6 +12,7 @@ from analyzer.memory.device_overhead import device_range, outside_allocator_byte
 from analyzer.memory.verdict import verdict
 from analyzer.results import PeakEvent, RankClass, RankMemory, Report
 from analyzer.specs import TrainingJob
+from analyzer.time.predicted_kernels import predicted_kernels
 from analyzer.trace.allocator_replay import Replayed, replay
 from analyzer.trace.compare import Comparison, compare
 from analyzer.trace.events import Header
@@ -94,5 +95,7 @@ def comparisons(report: Report, traces: Mapping[int, Path], *, tolerance: float)
     for each in report.ranks:
         trace = read_complete_trace(traces[each.ranks[0][0]])
         rows = [row for row in report.communication if row.pipeline_rank == each.pipeline_rank]
-        found.append(Compared(each, compare(each, summarize(trace), communication=rows, tolerance=tolerance), trace.header))
+        kernels = predicted_kernels(report.job, each)
+        result = compare(each, summarize(trace), communication=rows, kernels=kernels, tolerance=tolerance)
+        found.append(Compared(each, result, trace.header))
     return tuple(found)

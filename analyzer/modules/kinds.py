@@ -50,6 +50,8 @@ class ModuleKind(Enum):
     COMBINE = auto()
     EXPERTS = auto()
     SHARED_EXPERTS = auto()
+    SHARED_GATE = auto()
+    """The score of each token that the output of the shared experts is multiplied by."""
     FINAL_NORM = auto()
     OUTPUT_LAYER = auto()
     LOSS = auto()

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
 from analyzer.errors import InputError
-from analyzer.results import Report
+from analyzer.results import RankClass, Report
 from analyzer.specs import TrainingJob
 from analyzer.trace.compare import Comparison, compare
 from analyzer.trace.events import Header
+from analyzer.trace.kernels import PredictedKernels
 from analyzer.trace.reader import Trace
 from analyzer.trace.summary import summarize
 
 OPTION: Final = "--info-check"
 
 
-def check(report: Report, trace: Trace, *, tolerance: float) -> Comparison:
+def check(
+    report: Report, trace: Trace, *, tolerance: float, kernels: Callable[[RankClass], PredictedKernels] | None = None
+) -> Comparison:
     """Compare the prediction for the recorded rank with the trace.
+
+    `kernels` returns the GEMMs and attention kernels of a rank class; without it they are not compared.
 
     Raises InputError if the world sizes differ, or if the trace ends before the first training step.
     """
@@ -34,7 +40,7 @@ def check(report: Report, trace: Trace, *, tolerance: float) -> Comparison:
         raise InputError(OPTION, "the trace ends before the first training step", "record it again")
     rank = next(each for each in report.ranks if any(first <= header.rank <= last for first, last in each.ranks))
     rows = [row for row in report.communication if row.pipeline_rank == rank.pipeline_rank]
-    return compare(rank, recorded, communication=rows, tolerance=tolerance)
+    return compare(rank, recorded, communication=rows, kernels=kernels(rank) if kernels else None, tolerance=tolerance)
 
 
 def as_recorded(job: TrainingJob, header: Header) -> TrainingJob:

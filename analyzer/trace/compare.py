@@ -1,4 +1,4 @@
-"""Compares the formulas with a trace: by module, by tensor, and in total.
+"""Compares the formulas with a trace: by module, by tensor, by kernel, and in total.
 
 Predicted and recorded tensors are matched by size within the module that allocates them. Unmatched tensors are listed. Needs only
 the trace, not torch.
@@ -18,6 +18,7 @@ from analyzer.modules.tree import LAYER, MODEL_PATH, STREAM, Module, Tensor
 from analyzer.program.chunks import chunk_program
 from analyzer.program.operations import Operation, OperationKind
 from analyzer.results import CommunicationRow, RankClass
+from analyzer.trace.kernels import KernelComparison, PredictedKernels, compare_kernels
 from analyzer.trace.summary import CollectiveKey, Recorded
 
 MODEL = "(the model itself)"
@@ -82,6 +83,8 @@ class Comparison:
     explained: float
     """Share of the recorded saved bytes that match a predicted tensor of the same module and size."""
     tolerance: float
+    kernels: KernelComparison | None = None
+    """GEMMs and attention kernels; None if they were not predicted or not recorded."""
 
     @property
     def failures(self) -> tuple[str, ...]:
@@ -92,11 +95,18 @@ class Comparison:
             differs = abs(row.difference) > self.tolerance * max(row.predicted, row.recorded)
             if differs and abs(row.difference) > NEGLIGIBLE * total:
                 found.append(f"saved in {row.module}: {row.difference:+,} bytes")
+        if self.kernels is not None and abs(self.kernels.error) > self.tolerance:
+            found.append(f"FLOPs of GEMMs and attention: {self.kernels.error:+.2%}")
         return tuple(found)
 
 
 def compare(
-    rank: RankClass, recorded: Recorded, *, communication: Sequence[CommunicationRow] = (), tolerance: float = 0.01
+    rank: RankClass,
+    recorded: Recorded,
+    *,
+    communication: Sequence[CommunicationRow] = (),
+    kernels: PredictedKernels | None = None,
+    tolerance: float = 0.01,
 ) -> Comparison:
     """Compare the prediction for a rank with a recording. The last iteration of the trace is taken as the steady state.
 
@@ -114,6 +124,7 @@ def compare(
         collectives=_collective_rows(communication, last.collectives),
         explained=matched / total if total else 1.0,
         tolerance=tolerance,
+        kernels=None if kernels is None else compare_kernels(kernels, last.kernels, tolerance=tolerance),
     )
 
 

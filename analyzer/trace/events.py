@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from analyzer.errors import AnalyzerError
 
@@ -18,7 +18,7 @@ Role = Literal["parameter", "gradient", "optimizer", "activation", "temporary", 
 
 PHASES: Final[tuple[Phase, ...]] = ("build", "forward", "backward", "recompute", "optimizer")
 ROLES: Final[tuple[Role, ...]] = ("parameter", "gradient", "optimizer", "activation", "temporary", "workspace")
-FORMAT_VERSION: Final = (1, 0)
+FORMAT_VERSION: Final = (1, 1)
 
 
 class TraceError(AnalyzerError):
@@ -124,4 +124,48 @@ class Label:
     bytes: int
 
 
-Event = Allocation | Free | Mark | CollectiveEvent | Label
+class GemmCall(NamedTuple):
+    """Equal matrix products [m, k] · [k, n] in one call."""
+
+    m: int
+    n: int
+    k: int
+    products: int
+    bits: int
+    """Bits of an element of the factors."""
+    accumulates: bool
+    """The products are added to a tensor: to the gradient buffer."""
+
+
+class AttentionCall(NamedTuple):
+    """A fused attention kernel."""
+
+    direction: Literal["forward", "backward"]
+    batch: int
+    heads: int
+    """Query heads."""
+    queries: int
+    """Queries of a sample."""
+    keys: int
+    head_dim: int
+    """Elements of a head of queries and keys."""
+    value_dim: int
+    causal: bool
+    """No query attends to a later key. The last query and the last key have the same position."""
+    window: int
+    """Number of keys before its own that a query attends to; -1 without a limit."""
+
+
+KernelCall = GemmCall | AttentionCall
+
+
+@dataclass(frozen=True, slots=True)
+class KernelEvent:
+    """A GEMM or a fused attention kernel."""
+
+    sequence: int
+    time_ns: int
+    call: KernelCall
+
+
+Event = Allocation | Free | Mark | CollectiveEvent | Label | KernelEvent

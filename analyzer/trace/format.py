@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, Final
 
-from analyzer.trace.events import FORMAT_VERSION, CollectiveEvent, Header, Label
+from analyzer.trace.events import FORMAT_VERSION, AttentionCall, CollectiveEvent, GemmCall, Header, KernelCall, KernelEvent, Label
 
 MAGIC: Final = b"\x89MEMTRC\n"
 GZIP_MAGIC: Final = b"\x1f\x8b"
@@ -34,7 +34,9 @@ LEAVE: Final = 7
 COLLECTIVE: Final = 8
 LABEL: Final = 9
 END: Final = 10
-EVENT_KINDS: Final = (ALLOCATION, FAILED_ALLOCATION, FREE, ENTER, LEAVE, COLLECTIVE, LABEL)
+KERNEL: Final = 11
+DIRECTIONS: Final = ("forward", "backward")
+EVENT_KINDS: Final = (ALLOCATION, FAILED_ALLOCATION, FREE, ENTER, LEAVE, COLLECTIVE, LABEL, KERNEL)
 
 MORE: Final = 1
 """Flag of a text piece that is followed by another piece of the same text."""
@@ -149,6 +151,29 @@ def label_event(sequence: int, time_ns: int, pointer: int, size_bytes: int, text
     """Return the event described by `text` (see `label_text`). Raises ValueError, KeyError or TypeError."""
     fields = _fields(text)
     return Label(sequence, time_ns, pointer, fields["role"], fields["name"], tuple(fields["shape"]), fields["dtype"], size_bytes)
+
+
+def kernel_text(call: KernelCall) -> str:
+    """Return the description of a kernel, which is equal for equal calls."""
+    return _json({"kind": "gemm" if isinstance(call, GemmCall) else "attention", **call._asdict()})
+
+
+@functools.lru_cache(maxsize=4096)
+def kernel_call(text: str) -> KernelCall:
+    """Return the call described by `text` (see `kernel_text`). Raises ValueError, KeyError or TypeError."""
+    fields = _fields(text)
+    kinds: dict[str, type[GemmCall] | type[AttentionCall]] = {"gemm": GemmCall, "attention": AttentionCall}
+    kind = kinds[fields["kind"]]
+    values = {name: fields[name] for name in kind._fields}
+    for name, value in values.items():
+        if value not in DIRECTIONS if name == "direction" else not isinstance(value, int) or not -1 <= value < 1 << 63:
+            raise ValueError(f"{name} of a kernel is {value!r}")
+    return kind(**values)
+
+
+def kernel_event(sequence: int, time_ns: int, text: str) -> KernelEvent:
+    """Return the event described by `text` (see `kernel_text`). Raises ValueError, KeyError or TypeError."""
+    return KernelEvent(sequence, time_ns, kernel_call(text))
 
 
 @functools.lru_cache(maxsize=4096)

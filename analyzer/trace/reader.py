@@ -22,6 +22,7 @@ from analyzer.trace.events import (
     Event,
     Free,
     Header,
+    KernelEvent,
     Label,
     Mark,
     Phase,
@@ -41,6 +42,7 @@ __all__ = [
     "Event",
     "Free",
     "Header",
+    "KernelEvent",
     "Label",
     "Mark",
     "Phase",
@@ -117,6 +119,8 @@ class Trace:
         description = self.texts[text]
         if kind == fmt.COLLECTIVE:
             return fmt.collective_event(sequence, time_ns, size, description)
+        if kind == fmt.KERNEL:
+            return fmt.kernel_event(sequence, time_ns, description)
         if kind == fmt.LABEL:
             return fmt.label_event(sequence, time_ns, pointer, size, description)
         way: Literal["enter", "leave"] = "enter" if kind == fmt.ENTER else "leave"

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
 
-from analyzer.trace.events import Allocation, CollectiveEvent, Event, Free, Label, Mark
+from analyzer.trace.events import Allocation, CollectiveEvent, Event, Free, KernelCall, KernelEvent, Label, Mark
 from analyzer.units import BLOCK, round_up
 
 CollectiveKey = tuple[str, str, int, str]
@@ -44,6 +44,8 @@ class RecordedIteration:
     saved: dict[str, tuple[int, ...]]
     """By module: bytes of each tensor that the first microbatch saved for backward."""
     collectives: Counter[CollectiveKey]
+    kernels: Counter[KernelCall] = field(default_factory=Counter)
+    """GEMMs and attention kernels of forward and backward; empty if the recorder does not write them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +81,7 @@ class _State:
     """Blocks allocated in a forward before a mark with its microbatch: the tensors of the batch."""
     saved: dict[str, list[int]] = field(default_factory=dict)
     collectives: Counter[CollectiveKey] = field(default_factory=Counter)
+    kernels: Counter[KernelCall] = field(default_factory=Counter)
     iterations: list[RecordedIteration] = field(default_factory=list)
 
 
@@ -104,6 +107,8 @@ def summarize(events: Iterable[Event]) -> Recorded:
             # with interleaved stages on two ranks, one direction uses the world communicator (p2p_communication.py)
             group = "pp" if event.kind == "send" and event.group == "world" else event.group
             state.collectives[event.kind, group, prod(event.shape), event.dtype] += 1
+        elif isinstance(event, KernelEvent) and state.stack and state.stack[-1].phase in ("forward", "backward", "recompute"):
+            state.kernels[event.call] += 1
     if state.iteration >= 0:
         _end_iteration(state)
     roles: Counter[str] = Counter()
@@ -187,7 +192,8 @@ def _end_iteration(state: _State) -> None:
             allocated_after=state.current,
             saved={module: tuple(sorted(sizes, reverse=True)) for module, sizes in state.saved.items()},
             collectives=state.collectives,
+            kernels=state.kernels,
         )
     )
     state.peak, state.peak_module = state.current, ""
-    state.saved, state.collectives = {}, Counter()
+    state.saved, state.collectives, state.kernels = {}, Counter(), Counter()

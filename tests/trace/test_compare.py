@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from analyzer.modules.tree import Module, Tensor
 from analyzer.results import RankClass
 from analyzer.specs import HardwareSpec
 from analyzer.trace.compare import MODEL, compare, made_tensors
+from analyzer.trace.events import AttentionCall, GemmCall, KernelCall
 from analyzer.trace.reader import Header, read_trace
 from analyzer.trace.summary import summarize
 from tests.command import assert_refused, run
@@ -30,8 +32,16 @@ def predicted() -> RankClass:
     return only
 
 
-def write_step(path: Path, rank: RankClass, *, extra: int = 0, argv: tuple[str, ...] = (), world: int = 1) -> None:
-    """Write a trace with the allocations that `rank` predicts, and `extra` bytes in the MLP of the first layer."""
+def write_step(
+    path: Path,
+    rank: RankClass,
+    *,
+    extra: int = 0,
+    kernels: Sequence[KernelCall] = (),
+    argv: tuple[str, ...] = (),
+    world: int = 1,
+) -> None:
+    """Write a trace with the allocations that `rank` predicts, `extra` bytes in the MLP of the first layer, and `kernels`."""
     addresses = iter(range(1 << 20, 1 << 40, 1 << 12))
     memory = rank.memory
     with TraceWriter(path, Header(recorder="shadow", argv=argv, versions={"torch": "2.13.0"}, world_size=world)) as trace:
@@ -60,6 +70,8 @@ def write_step(path: Path, rank: RankClass, *, extra: int = 0, argv: tuple[str, 
                 trace.enter("decoder.layers.0.mlp", "forward", 0, iteration)
                 saved.append(allocate(extra))
                 trace.leave("decoder.layers.0.mlp", "forward", 0, iteration)
+            for call in kernels:
+                trace.kernel(call)
             if iteration == 0:
                 allocate(memory.runtime_bytes)
             trace.leave("", "forward", 0, iteration)
@@ -180,12 +192,12 @@ WORDS = (
 ).split()
 
 
-def recorded_step(path: Path, *, extra: int = 0, world: int = 1) -> None:
-    """Write the trace of a step with the allocations predicted for WORDS, and `extra` bytes."""
+def recorded_step(path: Path, *, extra: int = 0, kernels: Sequence[KernelCall] = (), world: int = 1) -> None:
+    """Write the trace of a step with the allocations predicted for WORDS, `extra` bytes, and `kernels`."""
     arguments, where, _ = parse(WORDS, environ={}, folder=path.parent)
     asked = build(arguments, where, environ={}, gpu=HardwareSpec(), folder=path.parent)
     [rank] = rank_classes(asked)
-    write_step(path, rank, extra=extra, argv=("pretrain", *WORDS, "--info-record", "x"), world=world)
+    write_step(path, rank, extra=extra, kernels=kernels, argv=("pretrain", *WORDS, "--info-record", "x"), world=world)
 
 
 def test_the_check_takes_the_launch_from_the_trace(tmp_path: Path) -> None:
@@ -206,6 +218,54 @@ def test_a_failed_check_exits_with_3_and_names_the_module(tmp_path: Path) -> Non
     result = json.loads((tmp_path / "check.json").read_text())
     assert not result["passed"]
     assert [row["only_recorded_bytes"] for row in result["modules"] if row["module"] == "decoder.layers.0.mlp"] == [[64 << 20]]
+
+
+def kernels_of_words() -> list[KernelCall]:
+    """The kernels of a microbatch of WORDS, from the layer sizes: 2048 tokens, width 1024, FFN width 4096, 16 heads of 64."""
+    layer = [(3072, 1024), (1024, 1024), (4096, 1024), (1024, 4096)]
+    found: list[KernelCall] = []
+    for columns, depth in (*layer, *layer, (51200, 1024)):
+        found.append(GemmCall(2048, columns, depth, 1, 16, False))
+        found.append(GemmCall(2048, depth, columns, 1, 16, False))
+        found.append(GemmCall(columns, depth, 2048, 1, 16, True))
+    for _ in range(2):
+        found.append(AttentionCall("forward", 2, 16, 1024, 1024, 64, 64, causal=True, window=-1))
+        found.append(AttentionCall("backward", 2, 16, 1024, 1024, 64, 64, causal=True, window=-1))
+    return found
+
+
+def test_the_check_compares_kernels(tmp_path: Path) -> None:
+    path, document = tmp_path / "step.trace", tmp_path / "check.json"
+    recorded_step(path, kernels=kernels_of_words())
+    outcome = run("--info-check", str(path), "--info-json", str(document))
+    assert "13 of 13 shapes agree" in " ".join(outcome.out.split())
+    assert "FLOPs of GEMMs" not in outcome.out
+    found = json.loads(document.read_text())["kernels"]
+    assert found["differences"] == []
+    layers, logits, attention = 4 * 1024 * (3 + 1 + 4 + 4) * 1024, 2 * 51200 * 1024, 3.5 * 2 * 2 * 16 * 1024 * 1024 / 2 * 128
+    assert found["recorded_flops"] == found["predicted_flops"] == 3 * 2048 * (layers + logits) + 2 * attention
+
+
+def test_a_missing_kernel_fails_the_check(tmp_path: Path) -> None:
+    path, document = tmp_path / "step.trace", tmp_path / "check.json"
+    recorded_step(path, kernels=kernels_of_words()[1:])
+    outcome = run("--info-check", str(path), "--info-json", str(document))
+    assert outcome.status == 3
+    assert "16-bit GEMM 2048 × 3072 × 1024: formula 2" in outcome.out
+    assert "FLOPs of GEMMs and attention: +" in " ".join(outcome.out.split())
+    found = json.loads(document.read_text())
+    assert any(failure.startswith("FLOPs of GEMMs and attention: +1.") for failure in found["failures"])
+    [row] = found["kernels"]["differences"]
+    assert (row["kind"], row["bits"], row["sizes"]) == ("gemm", 16, [2048, 3072, 1024])
+    assert (row["predicted"], row["recorded"]) == (2, 1)
+
+
+def test_a_trace_without_kernels_is_not_compared_with_kernels(tmp_path: Path) -> None:
+    path, document = tmp_path / "step.trace", tmp_path / "check.json"
+    recorded_step(path)
+    outcome = run("--info-check", str(path), "--info-json", str(document))
+    assert "GEMM" not in outcome.out
+    assert json.loads(document.read_text())["kernels"] is None
 
 
 @pytest.mark.parametrize("world", [2])

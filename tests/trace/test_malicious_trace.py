@@ -11,7 +11,7 @@ import pytest
 
 from allocator_hook.trace_writer import TraceWriter, compress
 from analyzer.trace import format as fmt
-from analyzer.trace.events import Header, TraceError
+from analyzer.trace.events import GemmCall, Header, TraceError
 from analyzer.trace.reader import read_trace
 
 
@@ -48,3 +48,12 @@ def test_a_nested_or_very_long_text_is_refused(tmp_path: Path, text: str, fault:
     path.write_bytes(fmt.preamble() + fmt.text_records(fmt.HEADER, text, 0))
     with pytest.raises(TraceError, match=fault):
         read_trace(path)
+
+
+@pytest.mark.parametrize("size", [10**400, -5, 1.5, "9", [1], None])
+def test_a_kernel_with_an_impossible_size_is_refused(tmp_path: Path, size: object) -> None:
+    path = tmp_path / "trace"
+    with TraceWriter(path, Header(recorder="shadow")) as writer:
+        writer.kernel(GemmCall(size, 2, 2, 1, 16, False))  # type: ignore[arg-type]
+    with pytest.raises(TraceError, match="m of a kernel is"):
+        list(read_trace(path))

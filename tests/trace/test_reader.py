@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from allocator_hook.trace_writer import TraceWriter, compress
 from analyzer.errors import AnalyzerError
+from analyzer.trace.events import AttentionCall, GemmCall
 from analyzer.trace.integrity import check
 from analyzer.trace.reader import (
     PHASES,
@@ -24,6 +25,7 @@ from analyzer.trace.reader import (
     Event,
     Free,
     Header,
+    KernelEvent,
     Label,
     Mark,
     Trace,
@@ -41,6 +43,8 @@ HEADER = Header(
     world_size=16,
     extra={"note": [1, None, "x"]},
 )
+GEMM = GemmCall(m=512, n=1536, k=256, products=4, bits=16, accumulates=True)
+ATTENTION = AttentionCall("backward", 2, 8, 512, 1024, 64, 32, causal=True, window=-1)
 LONG_NAME = "decoder.layers.0.self_attention.linear_qkv.layer_norm_weight"
 
 
@@ -58,6 +62,8 @@ def write_small(path: Path) -> bytes:
         writer.enter(LONG_NAME, "recompute", 5, 1, time_ns=7)
         writer.allocation(0, 2**63, failed=True, time_ns=8)
         writer.free(0x7F0000000000, 1, 0xABC, time_ns=9)
+        writer.kernel(GEMM, time_ns=10)
+        writer.kernel(ATTENTION, time_ns=11)
     return path.read_bytes()
 
 
@@ -91,7 +97,7 @@ def test_events_are_read_as_they_were_written(tmp_path: Path) -> None:
     write_small(tmp_path / "trace")
     trace = read_trace(tmp_path / "trace")
     assert trace.header == HEADER
-    assert (trace.truncated, trace.skipped, len(trace)) == (False, 0, 9)
+    assert (trace.truncated, trace.skipped, len(trace)) == (False, 0, 11)
     events = list(trace)
     sequences = [event.sequence for event in events]
     assert sequences == sorted(set(sequences))
@@ -107,6 +113,8 @@ def test_events_are_read_as_they_were_written(tmp_path: Path) -> None:
             Mark(0, 7, "enter", LONG_NAME, "recompute", 5, 1),
             Allocation(0, 8, 0, 2**63, 0, 0, True),
             Free(0, 9, 0x7F0000000000, 1, 0xABC),
+            KernelEvent(0, 10, GEMM),
+            KernelEvent(0, 11, ATTENTION),
         )
     ]
 
@@ -114,7 +122,7 @@ def test_events_are_read_as_they_were_written(tmp_path: Path) -> None:
 def test_the_bytes_follow_the_format_description(small: bytes) -> None:
     # decoded here as FORMAT.md describes: preamble, JSON header, then the fields of each record at their offsets
     assert small[:8] == b"\x89MEMTRC\n"
-    assert struct.unpack_from("<HHI", small, 8) == (1, 0, 48)
+    assert struct.unpack_from("<HHI", small, 8) == (1, 1, 48)
     records = [small[at : at + RECORD] for at in range(RECORD, len(small), RECORD)]
     header = b"".join(r[8 : 8 + struct.unpack_from("<h", r, 2)[0]] for r in records if r[0] == 1)
     assert json.loads(header)["argv"][-1] == "漢字"
@@ -136,7 +144,7 @@ def test_every_prefix_is_read_as_a_truncated_trace(small: bytes) -> None:
         assert trace.truncated
         assert len(trace) == len(events)
         assert events == complete[: len(events)]
-        assert sum(small[at] in range(3, 10) for at in range(RECORD, length - RECORD + 1, RECORD)) == len(events)
+        assert sum(small[at] in (*range(3, 10), 11) for at in range(RECORD, length - RECORD + 1, RECORD)) == len(events)
     for length in range(body):
         with pytest.raises(TraceError, match="ends inside its header"):
             parse(small[:length])
@@ -144,7 +152,7 @@ def test_every_prefix_is_read_as_a_truncated_trace(small: bytes) -> None:
 
 @pytest.mark.parametrize("missing", [1, 47, 48, 49])
 def test_a_file_that_ends_early_is_truncated(tmp_path: Path, small: bytes, missing: int) -> None:
-    assert read(tmp_path / "cut", small[:-missing]) == list(parse(small))[: 9 if missing < 49 else 8]
+    assert read(tmp_path / "cut", small[:-missing]) == list(parse(small))[: 11 if missing < 49 else 10]
     assert read_trace(tmp_path / "cut").truncated
 
 

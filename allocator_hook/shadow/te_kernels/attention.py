@@ -12,11 +12,13 @@ from typing import Any
 import torch
 
 from allocator_hook.shadow.gpu import Gpu
+from allocator_hook.shadow.kernel_calls import calls
 from allocator_hook.shadow.te_kernels.allocate import empty, reject_quantizer
 from allocator_hook.shadow.te_kernels.enums import ENUMS, TORCH_DTYPES, DType
 
 _LAYOUT = ENUMS["NVTE_QKV_Layout"]
 _BACKEND = ENUMS["NVTE_Fused_Attn_Backend"]
+_MASK = ENUMS["NVTE_Mask_Type"]
 _SOFTMAX = ENUMS["NVTE_Softmax_Type"]
 
 
@@ -58,6 +60,7 @@ def fused_attn_fwd(
     out = empty((*Q.shape[:-1], V.shape[-1]), fake_dtype)
     rng_state = empty((2,), torch.int64)
     batch, heads = cu_seqlens_q.shape[0] - 1, Q.shape[-2]
+    calls.attention("forward", Q, K, V, batch=batch, causal=_is_causal(attn_mask_type), window=window_size[0])
     statistics = empty((batch, heads, max_seqlen_q, 1), torch.float32)
     return [out, statistics, rng_state]
 
@@ -73,11 +76,16 @@ def fused_attn_bwd(
     layout = _LAYOUT(qkv_layout).name.removeprefix("NVTE_")
     gradients = _split_gradients(layout, Q, K, V, dtype)
     batch, heads = cu_seqlens_q.shape[0] - 1, Q.shape[-2]
+    calls.attention("backward", Q, K, V, batch=batch, causal=_is_causal(attn_mask_type), window=window_size[0])
     # cuDNN computes the sum of dO·O per query and accumulates dQ, both in fp32
     scratch = [empty((batch, heads, max_seqlen_q), torch.float32), empty(Q.shape, torch.float32)]
     del scratch
     learned = softmax_type == _SOFTMAX["NVTE_LEARNABLE_SOFTMAX"]
     return [*gradients, None, empty((1, heads, 1, 1), torch.float32) if learned else None]
+
+
+def _is_causal(attn_mask_type: int) -> bool:
+    return "CAUSAL" in _MASK(attn_mask_type).name
 
 
 def _split_gradients(layout: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dtype: torch.dtype) -> list[torch.Tensor]:

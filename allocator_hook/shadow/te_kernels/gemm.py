@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from allocator_hook.shadow.gpu import Gpu
+from allocator_hook.shadow.kernel_calls import calls, element_bits
 from allocator_hook.shadow.te_kernels.allocate import empty
 from allocator_hook.shadow.te_kernels.enums import TORCH_DTYPES
 from allocator_hook.shadow.te_kernels.quantizers import create_tensor, kind_of, logical_shape, reduce_amax
@@ -26,6 +27,16 @@ def output_shape(a: Sequence[int], trans_a: bool, b: Sequence[int], trans_b: boo
     return (*out, a_rows if trans_a else a[-1])
 
 
+def gemm_sizes(a: Sequence[int], trans_a: bool, b: Sequence[int], trans_b: bool) -> tuple[int, int, int]:
+    """Return rows, columns and depth of the product.
+
+    >>> gemm_sizes((12, 8), True, (5, 2, 8), False)
+    (10, 12, 8)
+    """
+    rows, depth = (b[-1], _rows(b)) if trans_b else (_rows(b), b[-1])
+    return rows, _rows(a) if trans_a else a[-1], depth
+
+
 def _rows(shape: Sequence[int]) -> int:
     rows = 1
     for size in shape[:-1]:
@@ -41,10 +52,11 @@ def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
         extra_output: torch.Tensor | None = None, bulk_overlap: bool = False, alpha: float = 1.0, beta: float | None = None,
     ) -> list[Any]:  # fmt: skip
         """Return D, the bias gradient, the input of a fused GELU, and the extra output of an overlapped GEMM."""
-        del gelu_in, workspace, workspace_size, accumulate, use_split_accumulator, comm_overlap, comm_type, bulk_overlap
-        del alpha, beta
+        del gelu_in, workspace, workspace_size, use_split_accumulator, comm_overlap, comm_type, bulk_overlap, alpha, beta
         quantized = _is_quantized(A) or _is_quantized(B)
         dtype = TORCH_DTYPES[output_dtype] if output_dtype is not None else A.dtype  # type: ignore[index]
+        sizes = gemm_sizes(logical_shape(A), transA, logical_shape(B), transB)
+        calls.gemms([sizes], bits=element_bits(A), accumulates=accumulate)
         shape = output_shape(logical_shape(A), transA, logical_shape(B), transB)
         out = create_tensor(quantizer, shape, dtype, gpu) if D is None else D
         # FP8 GEMMs write FP8 output directly with delayed scaling only
@@ -60,10 +72,13 @@ def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
 
     def te_general_grouped_gemm(
         A: list[Any], transa: bool, B: list[Any], transb: bool, D: list[torch.Tensor] | None, D_type: int,
-        m_splits: list[int], bias: list[torch.Tensor], *rest: Any,
+        m_splits: list[int], bias: list[torch.Tensor], bias_type: int, single_output: bool, pre_gelu: Any, grad: bool,
+        workspace: Any, workspace_size: int, accumulate: bool, *_: Any,
     ) -> list[torch.Tensor]:  # fmt: skip
         """Return the bias gradients. Transformer Engine's modules always pass the output tensors in D."""
-        del m_splits, rest
+        del m_splits, bias_type, single_output, pre_gelu, grad, workspace, workspace_size
+        sizes = [gemm_sizes(logical_shape(a), transa, logical_shape(b), transb) for a, b in zip(A, B, strict=True)]
+        calls.gemms(sizes, bits=element_bits(A[0]), accumulates=accumulate)
         if D is None:
             for a, b in zip(A, B, strict=True):
                 empty(output_shape(logical_shape(a), transa, logical_shape(b), transb), TORCH_DTYPES[D_type])  # type: ignore[index]

@@ -152,6 +152,7 @@ def _gate(shapes: Shapes, *, made_in: str) -> Module:
     output = shapes.hidden("output", made_in=made_in)
     return Module(
         name="gate",
+        kind=ModuleKind.SHARED_GATE,
         function=True,
         saved=(output, score),
         forward_workspace=(shapes.hidden("weighted output"),),

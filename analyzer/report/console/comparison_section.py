@@ -10,6 +10,7 @@ from analyzer.report.console import names
 from analyzer.report.console.elements import BAD, GOOD, heading, paragraph, table
 from analyzer.trace.compare import Comparison, ModuleRow
 from analyzer.trace.events import Header
+from analyzer.trace.kernels import KernelComparison, KernelKey
 from analyzer.units import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ def comparison(result: Comparison, header: Header) -> list[RenderableType]:
         kind, group, elements, dtype = call.key
         text = f"{kind} over {group}, {format_count(elements)} × {dtype}: formula {call.predicted} calls, recorded {call.recorded}"
         lines.append(paragraph(text))
+    if result.kernels is not None:
+        lines += _kernels(result.kernels)
     if result.failures:
         failed = f"Differences above {result.tolerance:.2%}: " + "; ".join(result.failures)
         return [*lines, paragraph(failed, style=BAD)]
@@ -93,6 +96,43 @@ def comparison_json(result: Comparison, header: Header) -> dict[str, Any]:
                 "recorded": row.recorded,
             }
             for row in result.collectives
+        ],
+        "kernels": None if result.kernels is None else _kernels_json(result.kernels),
+    }
+
+
+def _kernels(found: KernelComparison) -> list[RenderableType]:
+    """Shapes of GEMMs and attention that differ, then the total."""
+    lines = []
+    for row in found.rows:
+        counts = f"formula {row.predicted.number:,} ({row.predicted.flops:.4g} FLOPs), recorded {row.recorded.number:,}"
+        lines.append(paragraph(f"{_kernel_name(row.key)}: {counts} ({row.recorded.flops:.4g} FLOPs)"))
+    equal = f"{found.shapes - len(found.rows)} of {found.shapes} shapes agree"
+    total = f"formula {found.predicted_flops:.4g} FLOPs, recorded {found.recorded_flops:.4g} ({_percent(found.error)})"
+    return [*lines, paragraph(f"GEMMs and attention of an iteration: {total}; {equal}"), ""]
+
+
+def _kernel_name(key: KernelKey) -> str:
+    sizes = " × ".join(map(str, key.sizes))
+    return f"{key.bits}-bit GEMM {sizes}" if key.kind == "gemm" else f"{key.kind} {sizes}"
+
+
+def _kernels_json(found: KernelComparison) -> dict[str, Any]:
+    return {
+        "predicted_flops": found.predicted_flops,
+        "recorded_flops": found.recorded_flops,
+        "shapes": found.shapes,
+        "differences": [
+            {
+                "kind": row.key.kind,
+                "bits": row.key.bits or None,
+                "sizes": list(row.key.sizes),
+                "predicted": row.predicted.number,
+                "recorded": row.recorded.number,
+                "predicted_flops": row.predicted.flops,
+                "recorded_flops": row.recorded.flops,
+            }
+            for row in found.rows
         ],
     }
 

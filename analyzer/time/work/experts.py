@@ -1,4 +1,4 @@
-"""MoE layers: router, and the copies of tokens before and after the experts."""
+"""MoE layers: router, the gate of the shared experts, and the copies of tokens before and after the experts."""
 
 from __future__ import annotations
 
@@ -32,6 +32,26 @@ def router(context: WorkContext) -> Work:
         ),
         forward_calls=35,
         backward_calls=25,
+    )
+
+
+def shared_gate(context: WorkContext) -> Work:
+    """A score for each token, a sigmoid, and the product with the output of the shared experts (`SharedExpertMLP`, 0.16.1)."""
+    tokens, hidden = Routing(context.shapes).tokens, context.inputs.model.hidden_size
+    size = float(tokens * hidden)
+
+    def gemm(name: str, m: int, n: int, k: int, *, of_weight: bool = False) -> Gemm:
+        return Gemm(name, m, n, k, context.precision, depth_is_tokens=of_weight)
+
+    return Work(
+        forward=(gemm("forward", tokens, 1, hidden), MemoryBound("weighted output", 4 * size)),
+        backward=(
+            MemoryBound("weighted output gradient", 12 * size),
+            gemm("data gradient", tokens, hidden, 1),
+            gemm("weight gradient", 1, hidden, tokens, of_weight=True),
+        ),
+        forward_calls=3,
+        backward_calls=6,
     )
 
 

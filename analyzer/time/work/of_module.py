@@ -68,6 +68,7 @@ _OTHERS: Final[dict[ModuleKind, Callable[[Module, WorkContext], Work]]] = {
     ModuleKind.ATTENTION_ADD: lambda _, context: elementwise.residual_add(context),
     ModuleKind.FEED_FORWARD_ADD: lambda _, context: elementwise.residual_add(context),
     ModuleKind.ROUTER: lambda _, context: experts.router(context),
+    ModuleKind.SHARED_GATE: lambda _, context: experts.shared_gate(context),
     ModuleKind.DISPATCH: lambda _, context: experts.permutation(context, dispatch=True),
     ModuleKind.COMBINE: lambda _, context: experts.permutation(context, dispatch=False),
 }
