@@ -45,7 +45,7 @@ def sections(report: Report, *, width: int, detail: Collection[str] = ()) -> lis
         *(communication_section.communication(report) if "communication" in named else ()),
         *(tree_section.trees(report, width=width) if "tree" in named else ()),
         *summary_section.assumptions(report),
-        *summary_section.how_to_see_more(detail),
+        *summary_section.how_to_see_more(report, detail),
     ]
 
 

@@ -152,9 +152,10 @@ def _stated(report: Report) -> list[str]:
     return [text for text in report.assumptions if text not in report.warnings]
 
 
-def how_to_see_more(detail: Collection[str]) -> list[RenderableType]:
-    """The values of --info-detail that print more than this report."""
-    left = [name for name in SECTIONS if name not in detail]
+def how_to_see_more(report: Report, detail: Collection[str]) -> list[RenderableType]:
+    """The values of --info-detail that print more than this report. Without --info-detail the time is printed in full."""
+    printed = {*detail} if detail and report.time is not None else {*detail, "time"}
+    left = [name for name in SECTIONS if name not in printed]
     if "full" in detail or not left:
         return []
     return ["", paragraph(f"More: --info-detail {', '.join(left)} or full (all sections).", indent=0)]
