@@ -99,7 +99,7 @@ CONSTANTS = (
     _shared("ep_overlap_exposed", 0.15, 0.03, 0.6, 0.4),
     _shared("slowdown", 0.12, 0.03, 0.4, 0.3),
     _shared("host_call", 17e-6, 8e-6, 30e-6, 0.2),
-    _shared("host_sync", 300e-6, 50e-6, 900e-6, 0.22),
+    _shared("host_sync", 250e-6, 30e-6, 1000e-6, 0.25),
     _shared("iteration", 10e-3, 2e-3, 40e-3, 0.5),
 )
 SOFTNESS = 0.05

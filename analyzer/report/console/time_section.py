@@ -87,5 +87,7 @@ def _not_counted(found: TimeEstimate) -> list[RenderableType]:
 
 
 def seconds(value: float) -> str:
-    """A time: 12.3 s, 85.5 ms."""
-    return f"{value:,.3g} s" if value >= 1 else f"{1000 * value:,.3g} ms"
+    """A time with three digits: 12.3 s, 85.5 ms."""
+    shown, unit = (value, "s") if value >= 1 else (1000 * value, "ms")
+    digits = 2 if shown < 10 else 1 if shown < 100 else 0
+    return f"{shown:,.{digits}f} {unit}"
