@@ -94,7 +94,11 @@ def read_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path
 def with_time(report: Report, launch: Launch) -> Report:
     """The report with the time of an iteration, if the speeds of the GPU are known."""
     if launch.time is None:
-        return report
+        name = report.job.hardware.name
+        if name is None:
+            return report
+        sentence = f"The time is not predicted, because the speeds of {name} are not known; give them with --info-hardware FILE."
+        return replace(report, warnings=(*report.warnings, sentence))
     from analyzer.time.estimate import time_estimate
 
     return replace(report, time=time_estimate(report, launch.time))

@@ -56,7 +56,9 @@ def _remedy(job: TrainingJob, part: str) -> str:
             )
             if not given
         ]
-        return f"{' and '.join(missing)} hides a part of it." if missing else "More microbatches per iteration reduce its share."
+        if not missing:
+            return "More microbatches per iteration reduce its share."
+        return f"{' and '.join(missing)} {'hides' if len(missing) == 1 else 'hide'} a part of it."
     if part == "host":
         return "" if job.graphs is not None else "CUDA graphs (--cuda-graph-impl) or a larger micro-batch reduce it."
     return ""

@@ -91,6 +91,12 @@ def efficiencies_of(speed: SpeedSpec) -> Efficiencies:
     return from_document(document, speed)
 
 
+def has_measured(speed: SpeedSpec) -> bool:
+    """Whether efficiencies were fitted to iterations on this GPU or its architecture."""
+    document = json.loads(FILE.read_text(encoding="utf-8"))
+    return speed.architecture in document["architectures"] or speed.name in document["gpus"]
+
+
 def system_of(speed: SpeedSpec) -> str:
     """The kind of machine: `rack` if NVLink connects several nodes (with Grace processors), else `node`."""
     return "rack" if speed.nvlink_domain > NODE else "node"

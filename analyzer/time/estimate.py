@@ -14,7 +14,7 @@ from analyzer.specs import TrainingJob
 from analyzer.specs.run import RunSpec
 from analyzer.specs.speed import SpeedSpec
 from analyzer.time.advice import bottleneck
-from analyzer.time.efficiencies import FILE, Efficiencies, efficiencies_of
+from analyzer.time.efficiencies import FILE, Efficiencies, efficiencies_of, has_measured
 from analyzer.time.iteration import IterationTime, iteration_time
 from analyzer.time.pass_work import chunk_work
 from analyzer.time.pipeline import schedule_of, spans
@@ -81,7 +81,7 @@ def time_estimate(report: Report, inputs: TimeInputs) -> TimeEstimate:
             checkpoint_bytes=totals.checkpoint_bytes,
             cost=totals.cost,
         ),
-        calibration=inputs.calibration or f"shipped, for {speed.name}",
+        calibration=inputs.calibration or _shipped(speed),
         bottleneck=bottleneck(job, time),
         not_counted=_not_counted(job),
         timelines=_timelines(job, time),
@@ -93,6 +93,13 @@ def _iteration(report: Report, stages: Sequence[StageModel], inputs: TimeInputs)
         return simple_iteration(report.job, stages, inputs.speed, share=inputs.flops_share)
     rates = inputs.rates or efficiencies_of(inputs.speed)
     return iteration_time(report.job, stages, report.communication, inputs.speed, rates)
+
+
+def _shipped(speed: SpeedSpec) -> str:
+    """Where the shipped efficiencies for a GPU are from."""
+    if has_measured(speed):
+        return f"shipped, for {speed.name}"
+    return f"shipped; no iteration was measured on {speed.name} or its architecture, so they are assumed"
 
 
 def _errors(job: TrainingJob) -> tuple[float, float]:

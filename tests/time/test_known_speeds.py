@@ -1,0 +1,30 @@
+"""What a report says about a GPU whose speeds or efficiencies are not known."""
+
+from __future__ import annotations
+
+from analyzer.api import analyze
+
+LINE = (
+    "--nproc-per-node 8 pretrain_gpt.py --num-layers 2 --hidden-size 512 --num-attention-heads 8 --seq-length 512 --bf16 "
+    "--max-position-embeddings 512 --micro-batch-size 1 --global-batch-size 16 --tokenizer-type NullTokenizer --vocab-size 32000"
+)
+
+
+def test_a_gpu_without_speeds_gets_a_warning_instead_of_a_time() -> None:
+    report = analyze(LINE, gpu="RTX-4090", environ={})
+    assert report.time is None
+    assert any("--info-hardware" in sentence for sentence in report.warnings)
+
+
+def test_a_gpu_without_measured_iterations_is_said_to_be_assumed() -> None:
+    measured, assumed = (analyze(LINE, gpu=gpu, environ={}).time for gpu in ("H200-141GB", "MI300X-192GB"))
+    assert measured is not None
+    assert assumed is not None
+    assert "assumed" not in measured.calibration
+    assert "assumed" in assumed.calibration
+
+
+def test_without_a_gpu_there_is_neither_time_nor_warning() -> None:
+    report = analyze(f"{LINE} --info-gpu-memory 80GiB", environ={})
+    assert report.time is None
+    assert not any("time" in sentence for sentence in report.warnings)
