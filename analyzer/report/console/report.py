@@ -39,7 +39,7 @@ def sections(report: Report, *, width: int, detail: Collection[str] = ()) -> lis
         *advice(report),
         *summary_section.warnings(report),
         *(_memory(report, width=width, full=not short) if short or "memory" in named else ()),
-        *(_time(report) if short or "time" in named else ()),
+        *(_time(report, full=not short) if short or "time" in named else ()),
         *(_summary(report) if short else ()),
         *(groups_section.groups(report) if "groups" in named else ()),
         *(communication_section.communication(report) if "communication" in named else ()),
@@ -53,13 +53,13 @@ def _memory(report: Report, *, width: int, full: bool) -> list[RenderableType]:
     return [*memory(report, width=width, full=full), *timelines(report, width=width, full=full)]
 
 
-def _time(report: Report) -> list[RenderableType]:
+def _time(report: Report, *, full: bool) -> list[RenderableType]:
     """The section is imported only for launches with a time, for a short start-up."""
     if report.time is None:
         return []
     from analyzer.report.console.time_section import time
 
-    return time(report)
+    return time(report, full=full)
 
 
 def _summary(report: Report) -> list[RenderableType]:

@@ -153,8 +153,8 @@ def _stated(report: Report) -> list[str]:
 
 
 def how_to_see_more(report: Report, detail: Collection[str]) -> list[RenderableType]:
-    """The values of --info-detail that print more than this report. Without --info-detail the time is printed in full."""
-    printed = {*detail} if detail and report.time is not None else {*detail, "time"}
+    """The values of --info-detail that print more than this report."""
+    printed = {*detail} if report.time is not None else {*detail, "time"}
     left = [name for name in SECTIONS if name not in printed]
     if "full" in detail or not left:
         return []

@@ -29,20 +29,28 @@ SMALLEST: Final = 0.001
 """Parts below this share are not printed."""
 
 
-def time(report: Report) -> list[RenderableType]:
-    """The time section; empty if the speeds of the GPU are not known."""
+def time(report: Report, *, full: bool) -> list[RenderableType]:
+    """The time section; empty if the speeds of the GPU are not known. `full`: with the table of the parts and what they mean."""
     found = report.time
     if found is None:
         return []
     lower, upper = found.range_seconds
+    throughput = f"{found.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, {found.model_tflops_per_gpu:,.0f} TFLOP/s/GPU"
     rows = [
         ("iteration", f"{seconds(found.iteration_seconds)} (9 of 10 runs: {seconds(lower)} to {seconds(upper)})"),
-        ("throughput", f"{found.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, {found.model_tflops_per_gpu:,.0f} TFLOP/s/GPU"),
-        ("MFU, HFU", _utilization(found)),
+        ("throughput", throughput if full else f"{throughput}, MFU {found.model_flops_utilization:.1%}"),
+        *([("MFU, HFU", _utilization(found))] if full else [("parts", _shares(found))]),
         *_training(found.training),
-        ("efficiencies", found.calibration),
-    ]  # fmt: skip
-    return [*heading("Time (estimate)"), fields(rows), "", parts(found), "", paragraph(found.bottleneck), *_not_counted(found)]
+        *([("efficiencies", found.calibration)] if full or "assumed" in found.calibration else []),
+    ]
+    section = [*heading("Time (estimate)"), fields(rows)]
+    return [*section, "", parts(found), "", paragraph(found.bottleneck), *_not_counted(found)] if full else section
+
+
+def _shares(found: TimeEstimate) -> str:
+    """The parts in one line, largest first."""
+    shares = sorted(((value / found.iteration_seconds, PARTS[name]) for name, value in found.parts_seconds.items()), reverse=True)
+    return ", ".join(f"{name} {share:.0%}" for share, name in shares if share >= 0.01)
 
 
 def _utilization(found: TimeEstimate) -> str:
