@@ -198,8 +198,8 @@ class TimeEstimate:
     """The time of an iteration, and of the training if its length is known."""
 
     iteration_seconds: float
-    range_seconds: tuple[float, float]
-    """Interval that nine of ten measured iterations of models that were not fitted lie in."""
+    range_seconds: tuple[float, float] | None
+    """Interval that nine of ten measured iterations of models that were not fitted lie in. None without iterations on this GPU."""
     tokens_per_second_per_gpu: float
     model_flops_per_iteration: float
     """As Megatron counts them, for the global batch."""

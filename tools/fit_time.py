@@ -267,7 +267,7 @@ def main() -> None:
             for record, error in zip((each for each in records if each["model"] == model), errors, strict=True)
         ]
         table("each model left out of the fit", [record for record, _ in pairs], [error for _, error in pairs])
-        changed["errors"] = {
+        changed["errors"] = changed["errors"] | {
             kind: _interval([error for record, error in pairs if record["kind"] == kind]) for kind in ("dense", "moe")
         }
     for constant in CONSTANTS:

@@ -68,7 +68,7 @@ def _speed(name: str, entry: Mapping[str, Any], *, multiprocessors: int, network
         raise ValueError("peak_tflops")
     return SpeedSpec(
         name=name,
-        architecture=str(entry.get("architecture", "hopper")),
+        architecture=str(entry.get("architecture", "")),
         peak_flops={bits: TERA * _positive(peaks.get(bits), f"peak_tflops.{bits}") for bits in ("32", "16", "8", "4")},
         hbm_bytes=GIGA * _positive(entry.get("hbm_gb_per_s"), "hbm_gb_per_s"),
         nvlink_bytes=GIGA * _positive(entry.get("nvlink_gb_per_s"), "nvlink_gb_per_s"),

@@ -140,7 +140,7 @@ def count(name: str, text: str | None) -> int:
 
 
 def shares(*names: str) -> Callable[[str, str | None], tuple[tuple[str, float], ...]]:
-    """A reader of a comma-separated list of NAME=SHARE, each share from 1e-6 to 1. All of `names` must be given."""
+    """A reader of a comma-separated list of NAME=SHARE, each share from 1e-6 to 1. The first of `names` must be given."""
 
     def read(option: str, text: str | None) -> tuple[tuple[str, float], ...]:
         found: dict[str, float] = {}
@@ -151,8 +151,8 @@ def shares(*names: str) -> Callable[[str, str | None], tuple[tuple[str, float], 
             if key.strip() not in names or value is None or not SMALLEST <= value <= 1:
                 raise InputError(option, f"{part!r} is not one of {', '.join(names)} with a share from {SMALLEST:g} to 1", remedy)
             found[key.strip()] = value
-        if len(found) < len(names):
-            raise InputError(option, f"it does not give {', '.join(each for each in names if each not in found)}", remedy)
+        if names[0] not in found:
+            raise InputError(option, f"it does not give {names[0]}", remedy)
         return tuple(found.items())
 
     return read

@@ -30,20 +30,33 @@ def bottleneck(job: TrainingJob, time: IterationTime) -> str:
     share = rest[name] / time.seconds
     compute = (time.parts["gemm"] + time.parts["attention"]) / time.seconds
     sentence = f"GEMMs and attention take {compute:.0%} of an iteration. The largest other part is {NAMES[name]}: {share:.0%}."
-    remedy = _remedy(job, name) if share >= 0.05 else ""
+    remedy = _remedy(job, time, name) if share >= 0.05 else ""
     return f"{sentence} {remedy}".strip()
 
 
-def _remedy(job: TrainingJob, part: str) -> str:
+def _slow_stage(time: IterationTime) -> int | None:
+    """The pipeline rank whose passes take longest, if they take much longer than those of the others."""
+    each = [rank.busy for rank in time.ranks]
+    slowest = max(each)
+    return each.index(slowest) if slowest > 1.08 * sum(each) / len(each) else None
+
+
+def _remedy(job: TrainingJob, time: IterationTime, part: str) -> str:
     """What makes a part smaller; empty if no option does."""
     parallel, optimizer, flags = job.parallel, job.optimizer, job.flags
+    if part == "bubble" and (slow := _slow_stage(time)) is not None:
+        return (
+            f"Stage {slow} is the slowest: fewer layers on it reduce the wait of the others (--decoder-last-pipeline-num-layers)."
+        )
     if part == "bubble":
         if parallel.virtual_pipeline is None:
             return "Virtual pipeline stages (--num-virtual-stages-per-pipeline-rank 2) or more microbatches reduce it."
         return "More microbatches or fewer pipeline stages reduce it."
     if part == "exposed_tp":
         overlapped = flags.tp_comm_overlap
-        return "A smaller tensor-parallel size reduces it." if overlapped else "--tp-comm-overlap hides a part of it."
+        if overlapped:
+            return "A smaller tensor-parallel size reduces it."
+        return f"{'' if parallel.sequence_parallel else '--sequence-parallel with '}--tp-comm-overlap hides a part of it."
     if part == "exposed_ep":
         hidden = flags.overlap_moe_expert_parallel_comm
         return "" if hidden else "--overlap-moe-expert-parallel-comm hides a part of it."

@@ -16,6 +16,8 @@ OPTION: Final = "--info-calibration"
 SCHEMA: Final = "training-info-calibration/1"
 SMALLEST: Final = 1e-9
 LARGEST: Final = 1e6
+UNBOUNDED: Final = frozenset({"gemm_half_depth", "gemm_half_rows", "attention_half_sequence"})
+"""Sizes. All other fields are shares or seconds, and at most 1."""
 REMEDY: Final = "give a file that --info-calibrate wrote"
 
 
@@ -39,7 +41,7 @@ def read_calibration(path: Path, speed: SpeedSpec) -> Efficiencies:
     measured = {}
     for name, value in document["efficiencies"].items():
         valid = isinstance(value, int | float) and not isinstance(value, bool) and SMALLEST <= value <= LARGEST
-        if name not in known or not valid:
+        if name not in known or not valid or (name not in UNBOUNDED and value > 1):
             raise InputError(OPTION, f"'{path}' has no valid {name}", REMEDY)
         measured[name] = float(value)
     return replace(efficiencies_of(speed), **measured)

@@ -91,10 +91,15 @@ def efficiencies_of(speed: SpeedSpec) -> Efficiencies:
     return from_document(document, speed)
 
 
-def has_measured(speed: SpeedSpec) -> bool:
-    """Whether efficiencies were fitted to iterations on this GPU or its architecture."""
-    document = json.loads(FILE.read_text(encoding="utf-8"))
-    return speed.architecture in document["architectures"] or speed.name in document["gpus"]
+def measured_gpus() -> list[str]:
+    """The GPUs whose measured iterations the efficiencies were fitted to."""
+    found: list[str] = json.loads(FILE.read_text(encoding="utf-8"))["errors"]["gpus"]
+    return found
+
+
+def has_architecture(speed: SpeedSpec) -> bool:
+    """Whether efficiencies were fitted to iterations on another GPU of the same architecture."""
+    return speed.architecture in json.loads(FILE.read_text(encoding="utf-8"))["architectures"]
 
 
 def system_of(speed: SpeedSpec) -> str:

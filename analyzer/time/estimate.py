@@ -14,7 +14,7 @@ from analyzer.specs import TrainingJob
 from analyzer.specs.run import RunSpec
 from analyzer.specs.speed import SpeedSpec
 from analyzer.time.advice import bottleneck
-from analyzer.time.efficiencies import FILE, Efficiencies, efficiencies_of, has_measured
+from analyzer.time.efficiencies import FILE, Efficiencies, efficiencies_of, has_architecture, measured_gpus
 from analyzer.time.iteration import IterationTime, iteration_time
 from analyzer.time.pass_work import chunk_work
 from analyzer.time.pipeline import schedule_of, spans
@@ -55,11 +55,10 @@ def time_estimate(report: Report, inputs: TimeInputs) -> TimeEstimate:
     time = _iteration(report, stages, inputs)
     world, peak = job.parallel.world_size, speed.peak_flops["16"]
     counted = model_flops(job)
-    lower, upper = _errors(job)
     totals = training_totals(job, inputs.run, time, tokens=inputs.tokens, parameters=report.parameters, price=inputs.price)
     return TimeEstimate(
         iteration_seconds=time.seconds,
-        range_seconds=(time.seconds / (1 + upper), time.seconds / (1 - lower)),
+        range_seconds=_range(job, time.seconds, inputs),
         tokens_per_second_per_gpu=job.batch.global_batch_size * job.batch.seq_length / time.seconds / world,
         model_flops_per_iteration=counted,
         model_tflops_per_gpu=counted / time.seconds / world / 1e12,
@@ -97,16 +96,23 @@ def _iteration(report: Report, stages: Sequence[StageModel], inputs: TimeInputs)
 
 def _shipped(speed: SpeedSpec) -> str:
     """Where the shipped efficiencies for a GPU are from."""
-    if has_measured(speed):
+    if speed.name in measured_gpus():
         return f"shipped, for {speed.name}"
-    return f"shipped; no iteration was measured on {speed.name} or its architecture, so they are assumed"
+    if has_architecture(speed):
+        return f"shipped, assumed to be those of other {speed.architecture} GPUs: no iteration was measured on {speed.name}"
+    return f"shipped, assumed: no iteration was measured on {speed.name} or its architecture"
 
 
-def _errors(job: TrainingJob) -> tuple[float, float]:
-    """The 5th and the 95th percentile of predicted / measured - 1, of models that were left out of the fit."""
+def _range(job: TrainingJob, seconds: float, inputs: TimeInputs) -> tuple[float, float] | None:
+    """The interval from the 5th to the 95th percentile of the errors of models that were left out of the fit.
+
+    None for GPUs without measured iterations, and for efficiencies that are not the shipped ones.
+    """
+    if inputs.calibration or inputs.speed.name not in measured_gpus():
+        return None
     kind = "moe" if job.model.moe is not None else "dense"
     found = json.loads(FILE.read_text(encoding="utf-8"))["errors"][kind]
-    return -float(found["lower"]), float(found["upper"])
+    return seconds / (1 + float(found["upper"])), seconds / (1 + float(found["lower"]))
 
 
 def _executed_flops(job: TrainingJob, stages: Sequence[StageModel]) -> float:
@@ -138,6 +144,10 @@ def _not_counted(job: TrainingJob) -> tuple[str, ...]:
         found.append("the orthogonalization of Muon")
     if job.optimizer.offload is not None:
         found.append("the optimizer step on the host; copies to it are counted")
+    if job.model.moe is not None and job.model.moe.shared_overlap:
+        found.append("the overlap of shared experts with the exchange of tokens")
+    if job.flags.delay_wgrad_compute:
+        found.append("what delayed weight gradients hide")
     if job.model.fp32_residual_connection:
         found.append("the fp32 residual stream")
     return tuple(found)

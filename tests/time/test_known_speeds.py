@@ -17,11 +17,16 @@ def test_a_gpu_without_speeds_gets_a_warning_instead_of_a_time() -> None:
 
 
 def test_a_gpu_without_measured_iterations_is_said_to_be_assumed() -> None:
-    measured, assumed = (analyze(LINE, gpu=gpu, environ={}).time for gpu in ("H200-141GB", "MI300X-192GB"))
+    measured, sibling, other = (analyze(LINE, gpu=gpu, environ={}).time for gpu in ("H100-80GB", "H200-141GB", "MI300X-192GB"))
     assert measured is not None
-    assert assumed is not None
+    assert sibling is not None
+    assert other is not None
     assert "assumed" not in measured.calibration
-    assert "assumed" in assumed.calibration
+    assert measured.range_seconds is not None
+    assert "of other hopper GPUs" in sibling.calibration
+    assert "or its architecture" in other.calibration
+    assert sibling.range_seconds is None
+    assert other.range_seconds is None
 
 
 def test_without_a_gpu_there_is_neither_time_nor_warning() -> None:

@@ -61,6 +61,7 @@ def test_the_parts_add_up(launch: Launch) -> None:
     assert tuple(found.parts_seconds) == PARTS
     assert all(math.isfinite(seconds) and seconds >= -1e-9 for seconds in found.parts_seconds.values()), found.parts_seconds
     assert sum(found.parts_seconds.values()) == pytest.approx(found.iteration_seconds)
+    assert found.range_seconds is not None
     lower, upper = found.range_seconds
     assert 0 < lower < found.iteration_seconds < upper < 2 * found.iteration_seconds
     assert 0 < found.model_flops_utilization < 1

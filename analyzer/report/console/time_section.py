@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from analyzer.report.console.elements import fields, heading, paragraph, table
+from analyzer.report.console.names import plural
 from analyzer.results import Report, TimeEstimate, TrainingTime
 from analyzer.units import format_bytes, format_count
 
@@ -34,10 +35,9 @@ def time(report: Report, *, full: bool) -> list[RenderableType]:
     found = report.time
     if found is None:
         return []
-    lower, upper = found.range_seconds
     throughput = f"{found.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, {found.model_tflops_per_gpu:,.0f} TFLOP/s/GPU"
     rows = [
-        ("iteration", f"{seconds(found.iteration_seconds)} (9 of 10 runs: {seconds(lower)} to {seconds(upper)})"),
+        ("iteration", _iteration(found)),
         ("throughput", throughput if full else f"{throughput}, MFU {found.model_flops_utilization:.1%}"),
         *([("MFU, HFU", _utilization(found))] if full else [("parts", _shares(found))]),
         *_training(found.training),
@@ -45,6 +45,13 @@ def time(report: Report, *, full: bool) -> list[RenderableType]:
     ]
     section = [*heading("Time (estimate)"), fields(rows)]
     return [*section, "", parts(found), "", paragraph(found.bottleneck), *_not_counted(found)] if full else section
+
+
+def _iteration(found: TimeEstimate) -> str:
+    if found.range_seconds is None:
+        return seconds(found.iteration_seconds)
+    lower, upper = map(seconds, found.range_seconds)
+    return f"{seconds(found.iteration_seconds)} (9 of 10 measured iterations: {lower} to {upper})"
 
 
 def _shares(found: TimeEstimate) -> str:
@@ -55,7 +62,7 @@ def _shares(found: TimeEstimate) -> str:
 
 def _utilization(found: TimeEstimate) -> str:
     used = f"{found.model_flops_utilization:.1%}, {found.hardware_flops_utilization:.1%}"
-    return f"{used} of {found.peak_flops / 1e12:,.0f} TFLOP/s"
+    return f"{used} of the 16-bit peak, {found.peak_flops / 1e12:,.0f} TFLOP/s"
 
 
 def parts(found: TimeEstimate) -> RenderableType:
@@ -73,8 +80,10 @@ def parts(found: TimeEstimate) -> RenderableType:
 def _training(training: TrainingTime | None) -> list[tuple[str, str]]:
     if training is None:
         return []
-    text = f"{training.days:,.1f} days, {training.gpu_hours:,.0f} GPU-hours"
-    text += f": {format_count(training.iterations)} iterations, {training.tokens / 1e9:,.1f} billion tokens"
+    length = f"{training.days:,.1f} days" if training.days >= 1 else f"{24 * training.days:,.2f} hours"
+    text = f"{length}, {training.gpu_hours:,.{0 if training.gpu_hours >= 100 else 2}f} GPU-hours"
+    tokens = f"{training.tokens / 1e9:,.1f} billion" if training.tokens >= 1e9 else format_count(training.tokens)
+    text += f": {plural(training.iterations, 'iteration')}, {tokens} tokens"
     rows = [("training", text)]
     between = [
         f"{days:,.2f} days of {what}"
@@ -86,7 +95,7 @@ def _training(training: TrainingTime | None) -> list[tuple[str, str]]:
     if training.checkpoint_bytes:
         rows.append(("checkpoint", format_bytes(training.checkpoint_bytes)))
     if training.cost is not None:
-        rows.append(("cost", f"{training.cost:,.0f} at the price in --info-price"))
+        rows.append(("cost", f"{training.cost:,.{0 if training.cost >= 100 else 2}f} at the price in --info-price"))
     return rows
 
 

@@ -113,7 +113,7 @@ def dumps(document: dict[str, Any]) -> str:
 def _time(time: TimeEstimate) -> dict[str, Any]:
     return {
         "iteration_seconds": time.iteration_seconds,
-        "range_seconds": list(time.range_seconds),
+        "range_seconds": None if time.range_seconds is None else list(time.range_seconds),
         "tokens_per_second_per_gpu": time.tokens_per_second_per_gpu,
         "model_flops_per_iteration": time.model_flops_per_iteration,
         "model_tflops_per_gpu": time.model_tflops_per_gpu,
