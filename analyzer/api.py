@@ -101,7 +101,11 @@ def with_time(report: Report, launch: Launch) -> Report:
         return replace(report, warnings=(*report.warnings, sentence))
     from analyzer.time.estimate import time_estimate
 
-    return replace(report, time=time_estimate(report, launch.time))
+    time = time_estimate(report, launch.time)
+    warnings = report.warnings
+    if launch.time.price is not None and time.training is None:
+        warnings = (*warnings, "There is no cost, because the length of the training is not known; give it with --info-tokens.")
+    return replace(report, time=time, warnings=warnings)
 
 
 def _time_inputs(options: InfoOptions, arguments: Arguments, gpu: HardwareSpec, folder: Path) -> TimeInputs | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from analyzer.errors import InputError
 from analyzer.hardware.speeds import read_speeds, speed_of
 from analyzer.time.calibration import read_calibration
 from analyzer.time.estimate import TimeInputs
@@ -29,6 +30,9 @@ def time_inputs(options: InfoOptions, arguments: Arguments, *, gpu: str | None, 
         speed = known
     rates, source, share = None, "", None
     if options.efficiency:
+        for field in ("network", "calibration"):
+            if getattr(options, field) is not None:
+                raise InputError("--info-efficiency", f"does not use --info-{field}", "leave one of the two out")
         share = dict(options.efficiency)["flops"]
         source = f"--info-efficiency: {share:.0%} of the peak, without communication, bubble and memory-bound kernels"
     elif options.calibration is not None:

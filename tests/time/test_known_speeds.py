@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from analyzer.api import analyze
+from analyzer.errors import InputError
 
 LINE = (
     "--nproc-per-node 8 pretrain_gpt.py --num-layers 2 --hidden-size 512 --num-attention-heads 8 --seq-length 512 --bf16 "
@@ -33,3 +36,18 @@ def test_without_a_gpu_there_is_neither_time_nor_warning() -> None:
     report = analyze(f"{LINE} --info-gpu-memory 80GiB", environ={})
     assert report.time is None
     assert not any("time" in sentence for sentence in report.warnings)
+
+
+def test_a_price_without_the_length_of_the_training_gets_a_warning() -> None:
+    without, given = (analyze(f"{LINE} --info-price 2 {more}", gpu="H100-80GB", environ={}) for more in ("", "--info-tokens 1B"))
+    assert any("--info-tokens" in sentence for sentence in without.warnings)
+    assert given.time is not None
+    assert given.time.training is not None
+    assert given.time.training.cost == pytest.approx(2 * given.time.training.gpu_hours)
+    assert not any("--info-tokens" in sentence for sentence in given.warnings)
+
+
+@pytest.mark.parametrize("other", ["--info-network 50", "--info-calibration file.json"])
+def test_the_simple_model_does_not_take_other_settings(other: str) -> None:
+    with pytest.raises(InputError, match="--info-efficiency: does not use"):
+        analyze(f"{LINE} --info-efficiency flops=0.5 {other}", gpu="H100-80GB", environ={})
