@@ -7,10 +7,12 @@ used only from folders that only this user can write to.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from analyzer.errors import InputError
 
@@ -25,6 +27,20 @@ def refuse_special_file(path: str | Path, option: str, remedy: str) -> None:
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise InputError(option, f"'{path}' is a device or a pipe instead of a file", remedy)
+
+
+def read_json_object(path: Path, option: str, remedy: str) -> dict[str, Any]:
+    """The JSON object in the file that an option names. Raises InputError if it cannot be read or is something else."""
+    refuse_special_file(path, option, remedy)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(option, f"cannot read '{path}' ({error.strerror})", remedy) from None
+    except (ValueError, RecursionError):
+        raise InputError(option, f"'{path}' is not JSON", remedy) from None
+    if not isinstance(content, dict):
+        raise InputError(option, f"'{path}' is not a JSON object", remedy)
+    return content
 
 
 def is_private(path: Path) -> bool:

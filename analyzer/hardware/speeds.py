@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from analyzer.errors import InputError
-from analyzer.files import refuse_special_file
+from analyzer.files import read_json_object
 from analyzer.hardware.gpus import find
 from analyzer.specs.speed import SpeedSpec
 
@@ -41,15 +41,7 @@ def read_speeds(path: Path, *, network: float | None = None) -> SpeedSpec:
     """
     option = "--info-hardware"
     remedy = "give a JSON file with the fields of a GPU in analyzer/hardware/speeds.json"
-    refuse_special_file(path, option, remedy)
-    try:
-        entry = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(option, f"cannot read '{path}' ({error.strerror})", remedy) from None
-    except (ValueError, RecursionError):
-        raise InputError(option, f"'{path}' is not JSON", remedy) from None
-    if not isinstance(entry, dict):
-        raise InputError(option, f"'{path}' is not a JSON object", remedy)
+    entry = read_json_object(path, option, remedy)
     multiprocessors = entry.get("multiprocessors", MULTIPROCESSORS)
     try:
         return _speed(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Final
 
 from analyzer.errors import InputError
-from analyzer.files import refuse_special_file
+from analyzer.files import read_json_object
 from analyzer.specs.speed import SpeedSpec
 from analyzer.time.efficiencies import Efficiencies, efficiencies_of
 
@@ -26,14 +25,8 @@ def read_calibration(path: Path, speed: SpeedSpec) -> Efficiencies:
 
     Raises InputError if the file cannot be read, is of another GPU, or has a value that is not a number from 1e-9 to 1e6.
     """
-    refuse_special_file(path, OPTION, REMEDY)
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(OPTION, f"cannot read '{path}' ({error.strerror})", REMEDY) from None
-    except (ValueError, RecursionError):
-        raise InputError(OPTION, f"'{path}' is not JSON", REMEDY) from None
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA or not isinstance(document.get("efficiencies"), dict):
+    document = read_json_object(path, OPTION, REMEDY)
+    if document.get("schema") != SCHEMA or not isinstance(document.get("efficiencies"), dict):
         raise InputError(OPTION, f"'{path}' is not a calibration", REMEDY)
     if document.get("gpu") != speed.name:
         raise InputError(OPTION, f"'{path}' was measured on {document.get('gpu')}, and the target is {speed.name}", REMEDY)

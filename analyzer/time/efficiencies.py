@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -85,21 +86,16 @@ class Efficiencies:
     """Seconds of an iteration outside microbatches and optimizer."""
 
 
+@cache
+def shipped() -> dict[str, Any]:
+    """The document of `efficiencies.json`, read once."""
+    document: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return document
+
+
 def efficiencies_of(speed: SpeedSpec) -> Efficiencies:
-    """The efficiencies for a GPU: those of its own entry, else of its architecture, else the shared ones."""
-    document = json.loads(FILE.read_text(encoding="utf-8"))
-    return from_document(document, speed)
-
-
-def measured_gpus() -> list[str]:
-    """The GPUs whose measured iterations the efficiencies were fitted to."""
-    found: list[str] = json.loads(FILE.read_text(encoding="utf-8"))["errors"]["gpus"]
-    return found
-
-
-def has_architecture(speed: SpeedSpec) -> bool:
-    """Whether efficiencies were fitted to iterations on another GPU of the same architecture."""
-    return speed.architecture in json.loads(FILE.read_text(encoding="utf-8"))["architectures"]
+    """The shipped efficiencies for a GPU: those of its own entry, else of its architecture, else the shared ones."""
+    return from_document(shipped(), speed)
 
 
 def system_of(speed: SpeedSpec) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -14,18 +13,17 @@ from analyzer.specs import TrainingJob
 from analyzer.specs.run import RunSpec
 from analyzer.specs.speed import SpeedSpec
 from analyzer.time.advice import bottleneck
-from analyzer.time.efficiencies import FILE, Efficiencies, efficiencies_of, has_architecture, measured_gpus
+from analyzer.time.efficiencies import Efficiencies, efficiencies_of, shipped
 from analyzer.time.iteration import IterationTime, iteration_time
 from analyzer.time.pass_work import chunk_work
 from analyzer.time.pipeline import schedule_of, spans
 from analyzer.time.simple import simple_iteration
-from analyzer.time.training import training_totals
+from analyzer.time.training import DAY, training_totals
 from analyzer.time.work.kernels import flops
 from analyzer.time.work.model_flops import model_flops
 
 TIMELINE_SPANS: Final = 128
 """Passes of a timeline. Further ones are left out."""
-DAY: Final = 86_400.0
 NO_RUN: Final = RunSpec()
 """A launch that does not say how long it runs."""
 
@@ -96,9 +94,9 @@ def _iteration(report: Report, stages: Sequence[StageModel], inputs: TimeInputs)
 
 def _shipped(speed: SpeedSpec) -> str:
     """Where the shipped efficiencies for a GPU are from."""
-    if speed.name in measured_gpus():
+    if speed.name in shipped()["errors"]["gpus"]:
         return f"shipped, for {speed.name}"
-    if has_architecture(speed):
+    if speed.architecture in shipped()["architectures"]:
         return f"shipped, assumed to be those of other {speed.architecture} GPUs: no iteration was measured on {speed.name}"
     return f"shipped, assumed: no iteration was measured on {speed.name} or its architecture"
 
@@ -108,10 +106,10 @@ def _range(job: TrainingJob, seconds: float, inputs: TimeInputs) -> tuple[float,
 
     None for GPUs without measured iterations, and for efficiencies that are not the shipped ones.
     """
-    if inputs.calibration or inputs.speed.name not in measured_gpus():
+    errors = shipped()["errors"]
+    if inputs.calibration or inputs.speed.name not in errors["gpus"]:
         return None
-    kind = "moe" if job.model.moe is not None else "dense"
-    found = json.loads(FILE.read_text(encoding="utf-8"))["errors"][kind]
+    found = errors["moe" if job.model.moe is not None else "dense"]
     return seconds / (1 + float(found["upper"])), seconds / (1 + float(found["lower"]))
 
 

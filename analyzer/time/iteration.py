@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from analyzer.communication.pipeline import hidden_states_shape
 from analyzer.modules.stage import StageModel
@@ -20,7 +21,7 @@ from analyzer.time.optimizer_seconds import slowest
 from analyzer.time.pass_seconds import PassSeconds, pass_seconds
 from analyzer.time.pass_work import chunk_work
 from analyzer.time.pipeline import RankTime, schedule_of, simulate
-from analyzer.units import DTYPE_BYTES
+from analyzer.units import dtype_bytes
 
 PARTS = (
     "gemm",
@@ -112,10 +113,7 @@ def message_between_stages(job: TrainingJob, speed: SpeedSpec, rates: Efficienci
     """Seconds by which the message between two pipeline stages delays the receiver."""
     if job.parallel.pipeline == 1:
         return 0.0
-    elements = 1
-    for size in hidden_states_shape(job):
-        elements *= size
-    payload = elements * DTYPE_BYTES[job.precision.parameters]
+    payload = dtype_bytes(job.precision.parameters, prod(hidden_states_shape(job)))
     span = span_of(job, "pp", speed)
     neighbours = span if span.near >= span.ranks else span._replace(near=1)
     cost = message_seconds("send", payload, neighbours, speed, rates)

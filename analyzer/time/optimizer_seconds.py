@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from analyzer.buffers.parameter_order import sum_of_parameters
 from analyzer.modules.stage import StageModel
+from analyzer.modules.tree import Module
 from analyzer.specs import TrainingJob
 from analyzer.specs.speed import SpeedSpec
 from analyzer.states.bytes_per_parameter import bytes_per_parameter
@@ -39,12 +40,12 @@ def optimizer_seconds(job: TrainingJob, stage: StageModel, speed: SpeedSpec, rat
     return seconds
 
 
-def _dense(tree: object) -> int:
-    return sum_of_parameters(tree, lambda each: 0 if each.sharding == "expert" else each.numel)  # type: ignore[arg-type]
+def _dense(tree: Module) -> int:
+    return sum_of_parameters(tree, lambda each: 0 if each.sharding == "expert" else each.numel)
 
 
-def _experts(tree: object) -> int:
-    return sum_of_parameters(tree, lambda each: each.numel if each.sharding == "expert" else 0)  # type: ignore[arg-type]
+def _experts(tree: Module) -> int:
+    return sum_of_parameters(tree, lambda each: each.numel if each.sharding == "expert" else 0)
 
 
 def slowest(job: TrainingJob, stages: Sequence[StageModel], speed: SpeedSpec, rates: Efficiencies) -> float:

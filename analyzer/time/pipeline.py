@@ -149,10 +149,10 @@ def simulate(schedule: Schedule, seconds: Seconds, message: float) -> list[RankT
     if is_large(schedule):
         return _without_simulation(schedule, seconds, message)
     short, group = simulated_microbatches(schedule), _group(schedule)
-    ranks = _simulated(schedule, short, seconds, message)
+    ranks, _ = _simulated(schedule, short, seconds, message)
     if short == schedule.microbatches:
         return ranks
-    before = _simulated(schedule, short - group, seconds, message)
+    before, _ = _simulated(schedule, short - group, seconds, message)
     groups = (schedule.microbatches - short) / group
     for time, earlier, chunks in zip(ranks, before, seconds, strict=True):
         time.passes = schedule.microbatches
@@ -163,15 +163,17 @@ def simulate(schedule: Schedule, seconds: Seconds, message: float) -> list[RankT
     return ranks
 
 
-def _simulated(schedule: Schedule, microbatches: int, seconds: Seconds, message: float) -> list[RankTime]:
-    """An iteration of some microbatches."""
+def _simulated(
+    schedule: Schedule, microbatches: int, seconds: Seconds, message: float
+) -> tuple[list[RankTime], list[tuple[float, float]]]:
+    """An iteration of some microbatches: each rank, and start and end of each step of `topology`."""
     ranks = [RankTime(passes=microbatches, busy=microbatches * _microbatch(chunks)) for chunks in seconds]
-    ends: list[float] = []
+    times: list[tuple[float, float]] = []
     free = [0.0] * schedule.pipeline
     for rank, chunk, direction, source, remote, _ in topology(schedule, microbatches):
         start = free[rank]
         if source >= 0:
-            output = ends[source]
+            output = times[source][1]
             if remote and output + message > start:
                 shown = min(message, output + message - start)
                 ranks[rank].exposed_messages += shown
@@ -180,10 +182,10 @@ def _simulated(schedule: Schedule, microbatches: int, seconds: Seconds, message:
             elif output > start:  # an earlier step of the same rank has always ended
                 start = output
         free[rank] = start + seconds[rank][chunk][direction]
-        ends.append(free[rank])
+        times.append((start, free[rank]))
     for time, end in zip(ranks, free, strict=True):
         time.end = end
-    return ranks
+    return ranks, times
 
 
 def _microbatch(chunks: Sequence[tuple[float, float]]) -> float:
@@ -218,11 +220,6 @@ def spans(schedule: Schedule, seconds: Seconds, message: float) -> list[tuple[No
     """Start and end of each simulated step, for a timeline; none if there are too many."""
     if is_large(schedule):
         return []
-    found: list[tuple[Node, float, float]] = []
-    free = [0.0] * schedule.pipeline
-    for node in topology(schedule, simulated_microbatches(schedule)):
-        output = 0.0 if node.source < 0 else found[node.source][2] + (message if node.remote else 0.0)
-        start = max(free[node.rank], output)
-        free[node.rank] = start + seconds[node.rank][node.chunk][node.direction]
-        found.append((node, start, free[node.rank]))
-    return found
+    microbatches = simulated_microbatches(schedule)
+    _, times = _simulated(schedule, microbatches, seconds, message)
+    return [(node, *time) for node, time in zip(topology(schedule, microbatches), times, strict=True)]

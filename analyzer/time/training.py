@@ -7,14 +7,14 @@ from typing import Final
 
 from analyzer.specs import TrainingJob
 from analyzer.specs.run import RunSpec
+from analyzer.states.bytes_per_parameter import FP32, MOMENTS
 from analyzer.time.iteration import IterationTime
-from analyzer.units import ceil_div
+from analyzer.units import DTYPE_BYTES, ceil_div
 
 HOUR: Final = 3600.0
 DAY: Final = 24 * HOUR
 STORAGE: Final = 2e9
 """Bytes per second that one node is assumed to write to shared storage for a checkpoint."""
-FP32: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ def training_totals(
 def _samples(job: TrainingJob, run: RunSpec, tokens: int | None) -> int | None:
     """Samples of the training."""
     if tokens is not None:
-        return -(-tokens // job.batch.seq_length)
+        return ceil_div(tokens, job.batch.seq_length)
     if run.train_samples is not None:
         return run.train_samples
     if run.train_iters is not None:
@@ -134,7 +134,6 @@ def checkpoint_bytes(job: TrainingJob, run: RunSpec, parameters: int) -> int:
     """Bytes of a checkpoint: parameters, and with the optimizer master weights and moments in fp32."""
     if not run.saves:
         return 0
-    weights = 4 if job.precision.parameters == "fp32" else 2
-    moments = {"adam": 2, "sgd": 1, "muon": 1, "lion": 1}[job.optimizer.name]
+    weights = int(DTYPE_BYTES[job.precision.parameters])
     masters = 0 if job.precision.parameters == "fp32" else 1
-    return parameters * (weights + (FP32 * (moments + masters) if run.saves_optimizer else 0))
+    return parameters * (weights + (FP32 * (MOMENTS[job.optimizer.name] + masters) if run.saves_optimizer else 0))

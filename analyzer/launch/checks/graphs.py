@@ -34,22 +34,10 @@ def graph_violations(arguments: Arguments, job: TrainingJob) -> Iterator[Violati
         )
 
 
-def _words(arguments: Arguments, dest: str) -> list[str]:
-    value = arguments.get(dest)
-    return [str(each) for each in value] if isinstance(value, list | tuple) else []
-
-
 def _parts(arguments: Arguments) -> Iterator[Violation]:
-    """How the captured parts of a layer are given."""
-    old = "cuda_graph_scope_deprecated"
-    modules, scope = _words(arguments, "cuda_graph_modules"), _words(arguments, "cuda_graph_scope")
-    if "full" in scope and len(scope) > 1:
-        yield Violation(("cuda_graph_scope",), "full covers all parts", "leave the others out")
-    if modules and arguments.get(old) is not None:
+    """The captured parts of a layer are given by one option."""
+    if arguments.get("cuda_graph_modules") and arguments.get("cuda_graph_scope_deprecated") is not None:
         yield Violation(("cuda_graph_modules",), "contradicts --cuda-graph-scope", "keep one of the two")
-    parts = [word for word in modules or _words(arguments, old) if word not in ("full", "full_iteration")]
-    if arguments.get("cuda_graph_impl") == "full_iteration" and parts:
-        yield Violation(("cuda_graph_impl",), "full_iteration covers all parts of a layer", "leave --cuda-graph-modules out")
 
 
 def _delayed_gradients(arguments: Arguments, job: TrainingJob) -> Iterator[Violation]:

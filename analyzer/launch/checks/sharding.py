@@ -47,13 +47,6 @@ def _instances(arguments: Arguments) -> Iterator[Violation]:
 
 def _buffers(arguments: Arguments) -> Iterator[Violation]:
     later = switched_on(arguments, "overlap_param_gather_with_optimizer_step")
-    per_rank = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank", "pipeline_model_parallel_layout")
-    if later and all(arguments.get(dest) is None for dest in per_rank):
-        yield Violation(
-            ("overlap_param_gather_with_optimizer_step",),
-            "needs virtual pipeline stages",
-            "add --num-virtual-stages-per-pipeline-rank 2",
-        )
     if later and switched_on(arguments, "reuse_grad_buf_for_mxfp8_param_ag") and since(arguments, "0.19"):
         yield Violation(
             ("overlap_param_gather_with_optimizer_step",), "contradicts --reuse-grad-buf-for-mxfp8-param-ag", "keep one of the two"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Final
 
 from analyzer.modules.kinds import LINEAR, ModuleKind
@@ -50,10 +51,7 @@ def _activation(module: Module, context: WorkContext) -> Work:
     shape = next((each.shape for each in module.forward_workspace if each.name in ("output", "activation output")), None)
     if shape is None:
         return NO_WORK
-    rows = 1
-    for size in shape[:-1]:
-        rows *= size
-    return elementwise.activation(context, rows=rows, width=shape[-1], in_experts=len(shape) == 2)
+    return elementwise.activation(context, rows=prod(shape[:-1]), width=shape[-1], in_experts=len(shape) == 2)
 
 
 _OTHERS: Final[dict[ModuleKind, Callable[[Module, WorkContext], Work]]] = {
