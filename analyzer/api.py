@@ -35,6 +35,9 @@ class Launch:
     """About the GPU; empty if it is known."""
     time: TimeInputs | None = None
     """Inputs of the time model; None if the speeds of the GPU are not known."""
+    arguments: Arguments
+    environ: Mapping[str, str]
+    folder: Path
 
 
 def analyze(
@@ -88,7 +91,15 @@ def read_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path
     job = build(
         arguments, world, environ=environ, gpu=gpu, folder=folder, moe_imbalance=options.moe_imbalance, strict=options.strict
     )
-    return Launch(job=job, options=options, note=" ".join(notes), time=_time_inputs(options, arguments, gpu, folder))
+    return Launch(
+        job=job,
+        options=options,
+        note=" ".join(notes),
+        time=_time_inputs(options, arguments, gpu, folder),
+        arguments=arguments,
+        environ=environ,
+        folder=folder,
+    )
 
 
 def with_time(report: Report, launch: Launch) -> Report:

@@ -67,13 +67,28 @@ def screen(job: TrainingJob) -> Screen:
     Jobs that the fast computation does not cover get the exact peak without the allocator simulation.
     """
     with collector_paused():
-        peak = _peak(job) if _is_screened(job) else None
+        peak = _peak(job) if is_screened(job) else None
         if peak is None:
             peak = max(each.memory.peak_allocated_bytes for each in tensor_classes(job, distinct_stages(job)))
     return Screen(peak, round_up(peak, SEGMENT) + outside_allocator_bytes(job))
 
 
-def _is_screened(job: TrainingJob) -> bool:
+def microbatches_in_flight(job: TrainingJob, rank: int) -> tuple[int, ...]:
+    """For each chunk of a pipeline rank, the microbatches that are between forward and backward when the first backward starts.
+
+    Only for jobs for which `is_screened` is true.
+    """
+    parallel, microbatches = job.parallel, job.batch.microbatches
+    p, v = parallel.pipeline, parallel.chunks
+    if v == 1:
+        return (min(p - rank, microbatches),)
+    g = parallel.microbatch_group_size or p
+    forwards = min(min(2 * (p - rank - 1) + (v - 1) * g, microbatches * v) + 1, microbatches * v)
+    rounds, rest = divmod(forwards, g * v)
+    return tuple(rounds * g + min(g, max(0, rest - chunk * g)) for chunk in range(v))
+
+
+def is_screened(job: TrainingJob) -> bool:
     """Whether the fast computation covers a job: 1F1B or interleaved, Adam or SGD on the GPU, unquantized weights."""
     parallel = job.parallel
     differs = job.precision.fp8 or job.flags.delay_wgrad_compute or is_before(job.megatron, "0.12")
@@ -87,7 +102,7 @@ def _peak(job: TrainingJob) -> int | None:
     parallel = job.parallel
     inputs, shapes = module_inputs(job), shapes_of(job)
     received = received_gradient(job)
-    kinds = _kinds_of_stages(job)
+    kinds = kinds_of_stages(job)
     known: dict[ChunkKind, _Chunk | None] = {}
     highest = 0
     for rank, chunk_kinds in _distinct_ranks(kinds, parallel.pipeline):
@@ -103,7 +118,7 @@ def _peak(job: TrainingJob) -> int | None:
     return highest
 
 
-def _kinds_of_stages(job: TrainingJob) -> tuple[ChunkKind, ...]:
+def kinds_of_stages(job: TrainingJob) -> tuple[ChunkKind, ...]:
     """The kind of every virtual stage, in model order."""
     model, parallel = job.model, job.parallel
     counts = layers_of_stages(model.num_layers, parallel)
@@ -146,7 +161,7 @@ def _chunk(inputs: ModuleInputs, kind: ChunkKind, received: Tensor) -> _Chunk | 
     if modules is None:
         return None
     blocks = [Block(module, "", times) for module, times in modules]
-    counts = [(times, *module.derived(_parameter_figures)) for module, times in modules]
+    counts = [(times, *module.derived(parameter_figures)) for module, times in modules]
     return _Chunk(
         figures=chunk_figures(blocks, received=() if kind.post_process else (received,)),
         modules=modules,
@@ -157,7 +172,7 @@ def _chunk(inputs: ModuleInputs, kind: ChunkKind, received: Tensor) -> _Chunk | 
     )
 
 
-def _parameter_figures(module: Module) -> tuple[int, int, int]:
+def parameter_figures(module: Module) -> tuple[int, int, int]:
     """Elements of all parameters except experts, elements of experts, and bytes of both."""
     experts = sum_of_parameters(module, lambda parameter: parameter.numel if parameter.sharding == "expert" else 0)
     every = sum_of_parameters(module, lambda parameter: parameter.numel)
@@ -185,14 +200,23 @@ def _peak_of_rank(job: TrainingJob, shapes: Shapes, rank: int, chunks: Sequence[
 
 def _states(job: TrainingJob, chunks: Sequence[_Chunk]) -> tuple[int, int]:
     """Bytes of the model states without padding, and bytes of gradient copies in the optimizer step."""
-    dense, experts = sum(chunk.dense for chunk in chunks), sum(chunk.experts for chunk in chunks)
+    return state_bytes(
+        job,
+        dense=sum(chunk.dense for chunk in chunks),
+        experts=sum(chunk.experts for chunk in chunks),
+        parameter_bytes=sum(chunk.parameter_bytes for chunk in chunks),
+    )
+
+
+def state_bytes(job: TrainingJob, *, dense: int, experts: int, parameter_bytes: int) -> tuple[int, int]:
+    """The same from the elements of a rank's parameters, without and of experts, and the bytes of all of them."""
     owned = dense + experts
     if job.parallel.expert == 1:  # experts are reduced together with all other parameters
         dense, experts = owned, 0
     if job.optimizer.distributed:
         owned = dense // reduction_size(job.parallel, "dp_cp") + experts // reduction_size(job.parallel, "edp")
     each = bytes_per_parameter(job)
-    kept = sum(chunk.parameter_bytes for chunk in chunks) + int(DTYPE_BYTES[job.precision.gradients]) * (dense + experts)
+    kept = parameter_bytes + int(DTYPE_BYTES[job.precision.gradients]) * (dense + experts)
     return kept + int((each.master + each.total_moments) * owned), FP32 * owned if copies_gradients(job) else 0
 
 

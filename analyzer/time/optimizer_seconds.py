@@ -25,6 +25,14 @@ def optimizer_seconds(job: TrainingJob, stage: StageModel, speed: SpeedSpec, rat
     """
     dense = sum(tree.derived(_dense) for tree in stage.trees)
     experts = sum(tree.derived(_experts) for tree in stage.trees)
+    casts = sum(chunk_work(job, tree).cast_bytes for tree in stage.trees)
+    return seconds_of_parameters(job, dense, experts, speed, rates, cast_bytes=casts)
+
+
+def seconds_of_parameters(
+    job: TrainingJob, dense: int, experts: int, speed: SpeedSpec, rates: Efficiencies, *, cast_bytes: float = 0.0
+) -> float:
+    """The same from the elements of the parameters of a rank. `cast_bytes`: bytes moved to quantize weights."""
     sharded = job.optimizer.distributed or job.fsdp is not None
     parallel = job.parallel
     owned = dense / (parallel.data_with_context if sharded else 1) + experts / (parallel.expert_data if sharded else 1)
@@ -33,8 +41,7 @@ def optimizer_seconds(job: TrainingJob, stage: StageModel, speed: SpeedSpec, rat
     each = 2 * (states.master + states.total_moments) + DTYPE_BYTES[job.precision.parameters] + 2 * gradient
     norm = gradient if job.optimizer.clip_grad else 0.0
     moved = owned * (each + norm) + (dense + experts) * gradient
-    casts = sum(chunk_work(job, tree).cast_bytes for tree in stage.trees)
-    seconds = (moved + casts) / (speed.hbm_bytes * rates.memory)
+    seconds = (moved + cast_bytes) / (speed.hbm_bytes * rates.memory)
     if job.optimizer.offload is not None:  # gradients go to the host, and parameters come back
         seconds += job.optimizer.offload.fraction * owned * (gradient + DTYPE_BYTES[job.precision.parameters]) / _HOST_LINK
     return seconds

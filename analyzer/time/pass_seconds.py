@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from analyzer.specs import TrainingJob
@@ -47,8 +48,37 @@ def exposed_share(exposure: Exposure, rates: Efficiencies) -> float:
     return rates.cp_exposed if exposure == "cp" else rates.ep_overlap_exposed
 
 
-def pass_seconds(job: TrainingJob, work: PassWork, speed: SpeedSpec, rates: Efficiencies) -> PassSeconds:
-    """Seconds of a pass. Hidden messages slow the kernels that run at the same time; this counts to the part of the message."""
+class Run(NamedTuple):
+    """Seconds of a pass on the device and on the host. Sums of runs are runs."""
+
+    device: PassSeconds
+    """Kernels and messages, without waits for the host."""
+    issue: float
+    """Seconds that the host needs to issue the operations. It does so while the device runs earlier ones."""
+    synchronization: float
+    """Seconds for which the device idles because the host waits for it."""
+
+    @property
+    def seconds(self) -> PassSeconds:
+        """The pass with the time for which the device waits for the host."""
+        waits = max(0.0, self.issue - self.device.total) + self.synchronization
+        return self.device._replace(host=waits)
+
+
+def sum_of_runs(runs: Sequence[tuple[Run, int]]) -> Run:
+    """Runs after each other, each with its number."""
+    device = [0.0] * len(PassSeconds())
+    issue = synchronization = 0.0
+    for run, times in runs:
+        for place, seconds in enumerate(run.device):
+            device[place] += times * seconds
+        issue += times * run.issue
+        synchronization += times * run.synchronization
+    return Run(PassSeconds(*device), issue, synchronization)
+
+
+def pass_run(job: TrainingJob, work: PassWork, speed: SpeedSpec, rates: Efficiencies) -> Run:
+    """The run of a pass. Hidden messages slow the kernels that run at the same time; this counts to the part of the message."""
     kernels = [0.0, 0.0, 0.0]
     for kernel, count in work.kernels:
         place = 0 if isinstance(kernel, Gemm) else 1 if isinstance(kernel, Attention) else 2
@@ -60,7 +90,11 @@ def pass_seconds(job: TrainingJob, work: PassWork, speed: SpeedSpec, rates: Effi
         seconds = count * one.total
         exposed = exposed_share(message.exposure, rates)
         shown[message.part] += seconds * (exposed + (1 - exposed) * rates.slowdown)
-    host = rates.host_call * (work.calls + rates.graph_call * work.graph_calls)
-    device = sum(kernels) + sum(shown.values())
-    waits = max(0.0, host - device) + rates.host_sync * work.synchronizations
-    return PassSeconds(kernels[0], kernels[1], kernels[2], shown["tp"], shown["cp"], shown["ep"], waits)
+    device = PassSeconds(kernels[0], kernels[1], kernels[2], shown["tp"], shown["cp"], shown["ep"])
+    issue = rates.host_call * (work.calls + rates.graph_call * work.graph_calls)
+    return Run(device, issue, rates.host_sync * work.synchronizations)
+
+
+def pass_seconds(job: TrainingJob, work: PassWork, speed: SpeedSpec, rates: Efficiencies) -> PassSeconds:
+    """Seconds of a pass."""
+    return pass_run(job, work, speed, rates).seconds

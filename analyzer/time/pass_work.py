@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.kinds import ATTENTION_BRANCH, ModuleKind
 from analyzer.modules.tree import Collective, Module
 from analyzer.passes.graph_scopes import FULL_ITERATION, Scope, layer_scope
 from analyzer.program.chunks import chunk_program
@@ -94,7 +94,7 @@ def _chunk_work(tree: Module, context: WorkContext, settings: Settings) -> Chunk
     casts = 0.0
     for block in chunk_program(tree).blocks:
         for direction, total in totals.items():
-            total.add(block.module.derived(_block_work, direction, context, settings), block.times)
+            total.add(block.module.derived(block_work, direction, context, settings), block.times)
         casts += block.times * block.module.derived(_block_casts, context)
     return ChunkWork(totals["forward"].frozen(), totals["backward"].frozen(), casts)
 
@@ -127,19 +127,36 @@ class _Total:
         return PassWork(kernels, messages, self.calls, self.graph_calls, self.synchronizations)
 
 
-def _block_work(module: Module, direction: str, context: WorkContext, settings: Settings) -> PassWork:
-    """The work of a block, from its operations in the order of execution."""
-    program = operations(module)
-    found = program.forward if direction == "forward" else program.backward
+def block_work(module: Module, direction: str, context: WorkContext, settings: Settings) -> PassWork:
+    """The work of a block, from its operations in the order of execution.
+
+    That of a layer is the sum of its branches, so that layers share the work of a common branch.
+    """
     total = _Total()
+    if is_sum_of_children(module, settings):
+        for child in module.children:
+            total.add(child.derived(block_work, direction, context_of(child, context), settings), 1)
+        return total.frozen()
+    program = operations(module)
     capture = _Capture(settings)
-    for operation in found:
+    for operation in program.forward if direction == "forward" else program.backward:
         capture.follow(operation)
         if operation.kind is OperationKind.COLLECTIVE and operation.call is not None:
             total.messages[_message(operation.module, operation.call, operation.phase, settings)] += operation.call.count
         elif operation.kind is OperationKind.COMPUTE:
             _add_compute(total, operation, context, capture)
     return total.frozen()
+
+
+def is_sum_of_children(module: Module, settings: Settings) -> bool:
+    """Whether the work of a module is that of its children: a layer without checkpoint, collectives and CUDA graphs of its own."""
+    plain = not module.recomputed and not module.collectives and settings.graphs is None
+    return plain and module.kind is ModuleKind.LAYER and bool(module.children)
+
+
+def context_of(module: Module, context: WorkContext) -> WorkContext:
+    """The settings that a child of a layer depends on: attention does not depend on expert parallelism."""
+    return context.of_dense_layers if module.kind in ATTENTION_BRANCH else context
 
 
 def _add_compute(total: _Total, operation: Operation, context: WorkContext, capture: _Capture) -> None:

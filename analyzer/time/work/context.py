@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -36,6 +36,11 @@ class WorkContext:
     def shapes(self) -> Shapes:
         """The shapes of the modules of a rank."""
         return Shapes(self.inputs)
+
+    @cached_property
+    def of_dense_layers(self) -> WorkContext:
+        """The context of modules that do not depend on expert parallelism."""
+        return replace(self, inputs=self.inputs.of_dense_layers)
 
     @property
     def precision(self) -> Precision:
