@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import stat
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,13 @@ def read_json_object(path: Path, option: str, remedy: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InputError(option, f"'{path}' is not a JSON object", remedy)
     return content
+
+
+def refuse_unknown_fields(found: Iterable[str], known: Collection[str], path: Path, option: str) -> None:
+    """Raises InputError that names the first of the fields `found` in a file that is not in `known`, and all of `known`."""
+    unknown = next((name for name in found if name not in known), None)
+    if unknown is not None:
+        raise InputError(option, f"'{path}' has the unknown field {unknown!r}", f"known are {', '.join(known)}")
 
 
 def is_private(path: Path) -> bool:

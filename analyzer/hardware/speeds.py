@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from analyzer.errors import InputError
-from analyzer.files import read_json_object
+from analyzer.files import read_json_object, refuse_unknown_fields
 from analyzer.hardware.gpus import find
 from analyzer.specs.speed import SpeedSpec
 
@@ -17,6 +17,13 @@ GIGA: Final = 1e9
 TERA: Final = 1e12
 MULTIPROCESSORS: Final = 132
 """Assumed if a user's file does not tell."""
+BITS: Final = ("32", "16", "8", "4")
+"""Fields of `peak_tflops`."""
+FIELDS: Final = (
+    "name", "architecture", "peak_tflops", "hbm_gb_per_s", "nvlink_gb_per_s", "nvlink_domain", "network_gb_per_s",
+    "multiprocessors", "sources",
+)  # fmt: skip
+"""Fields of a user's file. `sources` is a note, which entries of `speeds.json` have."""
 SMALLEST: Final = 1e-6
 LARGEST: Final = 1e9
 """Bounds of the numbers in a user's file, so that no time is zero or infinite."""
@@ -37,11 +44,14 @@ def speed_of(gpu: str, *, network: float | None = None) -> SpeedSpec | None:
 def read_speeds(path: Path, *, network: float | None = None) -> SpeedSpec:
     """The speeds in a file of the user (`--info-hardware`): the fields of one GPU of `speeds.json`, and `name`.
 
-    Raises InputError if it cannot be read, or if a field is missing or not a number above 0 (from 1e-6 to 1e9).
+    Raises InputError if it cannot be read, or if a field is unknown, missing or not a number above 0 (from 1e-6 to 1e9).
     """
     option = "--info-hardware"
     remedy = "give a JSON file with the fields of a GPU in analyzer/hardware/speeds.json"
     entry = read_json_object(path, option, remedy)
+    refuse_unknown_fields(entry, FIELDS, path, option)
+    if isinstance(peaks := entry.get("peak_tflops"), dict):
+        refuse_unknown_fields((f"peak_tflops.{bits}" for bits in peaks), [f"peak_tflops.{bits}" for bits in BITS], path, option)
     multiprocessors = entry.get("multiprocessors", MULTIPROCESSORS)
     try:
         return _speed(
@@ -61,7 +71,7 @@ def _speed(name: str, entry: Mapping[str, Any], *, multiprocessors: int, network
     return SpeedSpec(
         name=name,
         architecture=str(entry.get("architecture", "")),
-        peak_flops={bits: TERA * _positive(peaks.get(bits), f"peak_tflops.{bits}") for bits in ("32", "16", "8", "4")},
+        peak_flops={bits: TERA * _positive(peaks.get(bits), f"peak_tflops.{bits}") for bits in BITS},
         hbm_bytes=GIGA * _positive(entry.get("hbm_gb_per_s"), "hbm_gb_per_s"),
         nvlink_bytes=GIGA * _positive(entry.get("nvlink_gb_per_s"), "nvlink_gb_per_s"),
         nvlink_domain=_whole(entry.get("nvlink_domain"), "nvlink_domain"),

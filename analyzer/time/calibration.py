@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Final
 
 from analyzer.errors import InputError
-from analyzer.files import read_json_object
+from analyzer.files import read_json_object, refuse_unknown_fields
 from analyzer.specs.speed import SpeedSpec
 from analyzer.time.efficiencies import Efficiencies, efficiencies_of
 
 OPTION: Final = "--info-calibration"
 SCHEMA: Final = "training-info-calibration/1"
+FIELDS: Final = (
+    "schema", "gpu", "driver", "torch", "cuda", "transformer_engine", "gpus", "date", "efficiencies", "not_measured", "measured",
+)  # fmt: skip
+"""Fields of the file."""
 SMALLEST: Final = 1e-9
 LARGEST: Final = 1e6
 UNBOUNDED: Final = frozenset({"gemm_half_depth", "gemm_half_rows", "attention_half_sequence"})
@@ -23,18 +27,20 @@ REMEDY: Final = "give a file that --info-calibrate wrote"
 def read_calibration(path: Path, speed: SpeedSpec) -> Efficiencies:
     """The efficiencies for a GPU, with those in the file in place of the shipped ones.
 
-    Raises InputError if the file cannot be read, is of another GPU, or has a value that is not a number from 1e-9 to 1e6.
+    Raises InputError if the file cannot be read, is of another GPU, or has an unknown field or a value that is not a number from
+    1e-9 to 1e6.
     """
     document = read_json_object(path, OPTION, REMEDY)
     if document.get("schema") != SCHEMA or not isinstance(document.get("efficiencies"), dict):
         raise InputError(OPTION, f"'{path}' is not a calibration", REMEDY)
     if document.get("gpu") != speed.name:
         raise InputError(OPTION, f"'{path}' was measured on {document.get('gpu')}, and the target is {speed.name}", REMEDY)
-    known = {each.name for each in fields(Efficiencies)}
+    refuse_unknown_fields(document, FIELDS, path, OPTION)
+    refuse_unknown_fields(document["efficiencies"], [each.name for each in fields(Efficiencies)], path, OPTION)
     measured = {}
     for name, value in document["efficiencies"].items():
         valid = isinstance(value, int | float) and not isinstance(value, bool) and SMALLEST <= value <= LARGEST
-        if name not in known or not valid or (name not in UNBOUNDED and value > 1):
+        if not valid or (name not in UNBOUNDED and value > 1):
             raise InputError(OPTION, f"'{path}' has no valid {name}", REMEDY)
         measured[name] = float(value)
     return replace(efficiencies_of(speed), **measured)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from analyzer.hardware.speeds import SPEEDS as SPEEDS_FILE
 from tests.command import Outcome, assert_refused, report, run
 
 MODEL = (
@@ -142,6 +143,27 @@ def test_files_with_wrong_speeds(tmp_path: Path, content: object, part: str) -> 
     refused(f"--info-hardware {written(tmp_path, content)}", "--info-hardware", part)
 
 
+@pytest.mark.parametrize(
+    ("content", "field", "known"),
+    [
+        ({**SPEEDS, "hbm_gb_per_sec": 4000}, "hbm_gb_per_sec", "hbm_gb_per_s"),
+        ({**SPEEDS, "two\nlines": 1}, "two\\nlines", "network_gb_per_s"),
+        ({**SPEEDS, "peak_tflops": {**SPEEDS["peak_tflops"], "64": 50}}, "peak_tflops.64", "peak_tflops.32, peak_tflops.16"),
+        ({"gpus": {"imagined": SPEEDS}}, "gpus", "peak_tflops"),
+    ],
+)
+def test_unknown_fields_of_speeds(tmp_path: Path, content: object, field: str, known: str) -> None:
+    line = f"--info-hardware {written(tmp_path, content)}"
+    refused(line, "--info-hardware", f"has the unknown field '{field}'; known are")
+    refused(line, "--info-hardware", known)
+
+
+def test_an_entry_of_the_table_is_a_valid_file(tmp_path: Path) -> None:
+    entry = json.loads(SPEEDS_FILE.read_text())["gpus"]["H100-80GB"]
+    found = time(f"--info-hardware {written(tmp_path, {'name': 'H100-80GB', **entry})}")
+    assert found["iteration_seconds"] == time()["iteration_seconds"]
+
+
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     for option in ("--info-hardware", "--info-calibration"):
         refused(f"{option} {tmp_path / 'missing'}", option, "missing")
@@ -180,7 +202,8 @@ def test_measured_efficiencies(tmp_path: Path) -> None:
         ({"efficiencies": {"gemm_16": 1e400}}, "gemm_16"),
         ({"efficiencies": {"gemm_16": 1e-320}}, "gemm_16"),
         ({"efficiencies": {"latency": 1e308}}, "latency"),
-        ({"efficiencies": {"gemm_17": 0.5}}, "gemm_17"),
+        ({"efficiencies": {"gemm_17": 0.5}}, "has the unknown field 'gemm_17'; known are gemm_32, gemm_16"),
+        ({"gemm_16": 0.5}, "has the unknown field 'gemm_16'; known are schema, gpu"),
     ],
 )
 def test_wrong_calibrations(tmp_path: Path, change: dict[str, Any], part: str) -> None:
