@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isclose
 from typing import Any, Final
 
 from analyzer.errors import InputError
@@ -15,7 +16,7 @@ from analyzer.results import Report
 OPTION: Final = "--info-against"
 REMEDY: Final = "give a report that --info-json wrote"
 
-Value = int | str | None
+Value = int | float | str | None
 Figures = dict[str, dict[str, Value]]
 """The compared fields of each section, by their path in the JSON report; those of the highest-memory rank begin with `rank.`."""
 
@@ -33,6 +34,11 @@ PARALLEL: Final = (
     "sequence_parallel",
 )  # fmt: skip
 BATCH: Final = ("micro", "global", "microbatches", "sequence_length")
+TIME: Final = ("iteration_seconds", "tokens_per_second_per_gpu")
+"""Totals of the time, after its parts."""
+TRAINING: Final = ("days", "gpu_hours", "cost")
+SAME: Final = 1e-9
+"""Figures of the time whose relative difference is smaller are equal, as are seconds whose difference is smaller."""
 LARGEST: Final = 2**80
 """No figure of a report is as large; larger ones cannot be printed."""
 
@@ -47,16 +53,17 @@ class Change:
     new: Value
 
     @property
-    def difference(self) -> int | None:
+    def difference(self) -> int | float | None:
         """New minus old; None if one of them is not an amount."""
-        if any(isinstance(value, bool) or not isinstance(value, int) for value in (self.old, self.new)):
+        old, new = self.old, self.new
+        if not isinstance(old, int | float) or not isinstance(new, int | float) or isinstance(old, bool) or isinstance(new, bool):
             return None
-        return None if self.field == "verdict.tightest_rank" else int(self.new or 0) - int(self.old or 0)
+        return None if self.field == "verdict.tightest_rank" else new - old
 
     @property
     def percent(self) -> float | None:
         """The difference in per cent of the old value; None if that is 0 or there is no difference."""
-        return None if self.difference is None or not self.old else 100 * self.difference / abs(int(self.old))
+        return None if self.difference is None or not self.old else 100 * self.difference / abs(float(self.old))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +72,9 @@ class Against:
 
     file: str
     sections: Mapping[str, Sequence[Change]]
-    """`source` (engine, release, GPU), `verdict`, `memory`, `communication`, `model`, `layout`, `batch`; empty ones are left out.
+    """`source` (engine, release, GPU), `verdict`, `memory`, `time`, `communication`, `model`, `layout`, `batch`; no empty ones.
 
-    The parts of the memory and the groups of the communication that changed most come first.
+    The parts of the memory and of the time, and the groups of the communication that changed most come first.
     """
 
 
@@ -104,6 +111,7 @@ def compare(old: OldReport, report: Report) -> Against:
     new = _figures(to_json(report))
     sections = {name: _changes(name, old.figures[name], new[name]) for name in new}
     sections["memory"] = sorted(sections["memory"], key=_order_of_memory)
+    sections["time"] = sorted(sections["time"], key=_order_of_time)
     sections["communication"] = _by_group(sections["communication"])
     return Against(file=old.file, sections={name: found for name, found in sections.items() if found})
 
@@ -125,10 +133,21 @@ def _entry(change: Change) -> dict[str, Any]:
 def _changes(section: str, old: Mapping[str, Value], new: Mapping[str, Value]) -> list[Change]:
     if section == "communication":
         old, new = ({**dict.fromkeys((*old, *new), 0), **side} for side in (old, new))
-    return [Change(field=name, old=old[name], new=new[name]) for name in new if name in old and old[name] != new[name]]
+    return [Change(field=name, old=old[name], new=new[name]) for name in new if name in old and _differ(old[name], new[name])]
 
 
-def _order_of_memory(change: Change) -> tuple[bool, int]:
+def _differ(old: Value, new: Value) -> bool:
+    if isinstance(old, float) and isinstance(new, int | float):
+        return not isclose(old, new, rel_tol=SAME, abs_tol=SAME)
+    return old != new
+
+
+def _order_of_time(change: Change) -> tuple[bool, float]:
+    """Parts before totals; parts with the largest difference first, totals in their order."""
+    return (False, -abs(change.difference or 0)) if ".parts_seconds." in change.field else (True, 0)
+
+
+def _order_of_memory(change: Change) -> tuple[bool, float]:
     """Parts before totals; parts with the largest difference first, totals as in TOTALS."""
     name = change.field.rpartition(".")[2]
     return (True, TOTALS.index(name)) if name in TOTALS else (False, -abs(change.difference or 0))
@@ -142,7 +161,7 @@ def _by_group(changes: Sequence[Change]) -> list[Change]:
     return [change for group in sorted(groups.values(), key=_largest, reverse=True) for change in group]
 
 
-def _largest(changes: Sequence[Change]) -> int:
+def _largest(changes: Sequence[Change]) -> float:
     """The largest difference in bytes."""
     return max((abs(change.difference or 0) for change in changes if "bytes" in change.field), default=0)
 
@@ -165,6 +184,7 @@ def _figures(document: Mapping[str, Any]) -> Figures:
         "source": {**_fields("", document, ("engine", "megatron")), **_fields("verdict.", verdict, ("gpu",))},
         "verdict": _fields("verdict.", verdict, VERDICT),
         "memory": _fields("rank.memory.", rank["memory"], (*PARTS, *TOTALS)),
+        "time": _time(document) if "time" in document else {},
         "communication": {
             name: value
             for group in totals
@@ -180,6 +200,20 @@ def _figures(document: Mapping[str, Any]) -> Figures:
         },
         "batch": _fields("batch.", _record(document, "batch"), BATCH),
     }
+
+
+def _time(document: Mapping[str, Any]) -> dict[str, Value]:
+    """The figures of the time that a report has: its parts, its totals, and those of the training."""
+    time = _record(document, "time")
+    parts = _record(time, "parts_seconds")
+    found = {f"parts_seconds.{name}": value for name, value in parts.items()} | {name: time.get(name) for name in TIME}
+    if time.get("training") is not None:
+        training = _record(time, "training")
+        found |= {f"training.{name}": training.get(name) for name in TRAINING}
+    for name, value in found.items():
+        if value is not None and (type(value) not in (int, float) or not abs(value) < LARGEST):
+            raise _MalformedError(f"'time.{name}' is not a number")
+    return {f"time.{name}": float(value) for name, value in found.items() if value is not None}
 
 
 def _record(value: Any, name: str) -> dict[str, Any]:

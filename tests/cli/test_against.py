@@ -29,8 +29,8 @@ def test_the_same_launch_has_no_changes(old: str) -> None:
     assert "against" not in report(*LAUNCH)
 
 
-def test_full_recomputation_changes_the_saved_activations(old: str) -> None:
-    """Recomputation of every layer keeps model states and calls of data-parallel groups."""
+def test_full_recomputation_changes_the_saved_activations_and_the_time(old: str) -> None:
+    """Recomputation of every layer keeps model states and calls of data-parallel groups. Its forwards take time."""
     words = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
     changes = report(*LAUNCH, *words.split(), "--info-against", old)["against"]
     assert changes["changed"] is True
@@ -38,7 +38,10 @@ def test_full_recomputation_changes_the_saved_activations(old: str) -> None:
     assert fields[0] == "activations_bytes"
     assert changes["memory"][0]["difference"] < 0
     assert {"parameters_bytes", "gradients_bytes", "optimizer_bytes"}.isdisjoint(fields)
-    assert {*changes} == {"file", "changed", "verdict", "memory"}
+    assert {*changes} == {"file", "changed", "verdict", "memory", "time"}
+    times = {row["field"]: row["difference"] for row in changes["time"]}
+    assert times["time.parts_seconds.attention"] > 0
+    assert times["time.iteration_seconds"] > 0 > times["time.tokens_per_second_per_gpu"]
     printed = section(run(*LAUNCH, *words.split(), "--info-against", old).out, "Changes since")
     assert any("saved activations" in line for line in printed)
 

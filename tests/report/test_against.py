@@ -14,7 +14,7 @@ from analyzer.report.against import Against, against_json, compare, read_old
 from analyzer.report.console.against_section import against
 from analyzer.report.console.report import draw
 from analyzer.report.json.document import dumps, to_json
-from analyzer.results import CommunicationTotal, Report
+from analyzer.results import CommunicationTotal, Report, TimeEstimate, TrainingTime
 from tests.fake_report import MIB, small_report
 
 GIB = 2**30
@@ -105,6 +105,99 @@ def test_the_verdict(tmp_path: Path) -> None:
     result = _compared(tmp_path, old, replace(old, verdict=verdict))
     assert {change.field for change in result.sections["verdict"]} == {"verdict.state", "verdict.headroom_bytes"}
     assert "The verdict differs: fits before, does not fit now." in _text(result)
+
+
+TRAINING = TrainingTime(
+    iterations=1000,
+    tokens=10**9,
+    days=10.0,
+    gpu_hours=3840.0,
+    training_days=10.0,
+    evaluation_days=0.0,
+    checkpoint_days=0.0,
+    checkpoint_bytes=0,
+    cost=7680.0,
+)
+TIME = TimeEstimate(
+    iteration_seconds=4.0,
+    range_seconds=None,
+    tokens_per_second_per_gpu=1000.0,
+    model_flops_per_iteration=10**15,
+    model_tflops_per_gpu=400.0,
+    model_flops_utilization=0.4,
+    hardware_flops_utilization=0.4,
+    parts_seconds={"gemm": 2.5, "exposed_dp": 0.5, "bubble": 1.0},
+    pipeline_rank=0,
+    peak_flops=1e15,
+    training=TRAINING,
+    calibration="",
+    bottleneck="",
+)
+
+
+def test_the_part_of_the_time_that_changed_most_is_first_and_totals_are_last(tmp_path: Path) -> None:
+    faster = replace(
+        TIME,
+        iteration_seconds=3.0,
+        tokens_per_second_per_gpu=4000 / 3,
+        parts_seconds={"gemm": 2.75, "exposed_dp": 0.5 * (1 + 1e-12), "bubble": 0.0},
+        training=replace(TRAINING, days=7.5, gpu_hours=2880.0, cost=5760.0),
+    )
+    result = _compared(tmp_path, replace(small_report(), time=TIME), replace(small_report(), time=faster))
+    assert {*result.sections} == {"time"}
+    assert [(change.field, change.difference) for change in result.sections["time"]] == [
+        ("time.parts_seconds.bubble", -1.0),
+        ("time.parts_seconds.gemm", 0.25),
+        ("time.iteration_seconds", -1.0),
+        ("time.tokens_per_second_per_gpu", pytest.approx(1000 / 3)),
+        ("time.training.days", -2.5),
+        ("time.training.gpu_hours", -960.0),
+        ("time.training.cost", -1920.0),
+    ]
+    assert against_json(result)["time"][2] == {
+        "field": "time.iteration_seconds", "old": 4.0, "new": 3.0, "difference": -1.0, "percent": -25.0,
+    }  # fmt: skip
+    text = _text(result)
+    assert "Iteration: -1.00 s (-25.0%). Changed most: pipeline bubble, -1.00 s." in text
+    cells = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in text.splitlines()]
+    for row in (
+        ["GEMMs", "2.50 s", "2.75 s", "+250 ms", "+10.0%"],
+        ["tokens/s/GPU", "1,000", "1,333", "+333", "+33.3%"],
+        ["days of the training", "10.00", "7.50", "-2.50", "-25.0%"],
+        ["cost", "7,680", "5,760", "-1,920", "-25.0%"],
+    ):
+        assert row in cells
+
+
+def test_times_are_compared_only_if_both_reports_have_them(tmp_path: Path) -> None:
+    without, with_time = small_report(), replace(small_report(), time=TIME)
+    assert dict(_compared(tmp_path, without, with_time).sections) == {}
+    assert dict(_compared(tmp_path, with_time, without).sections) == {}
+    unpaid = replace(small_report(), time=replace(TIME, training=replace(TRAINING, cost=None)))
+    assert dict(_compared(tmp_path, unpaid, with_time).sections) == {}
+    endless = replace(small_report(), time=replace(TIME, iteration_seconds=5.0, training=None))
+    assert [change.field for change in _compared(tmp_path, endless, with_time).sections["time"]] == ["time.iteration_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "fault"),
+    [
+        (("iteration_seconds",), "fast", "'time.iteration_seconds' is not a number"),
+        (("iteration_seconds",), float("nan"), "'time.iteration_seconds' is not a number"),
+        (("parts_seconds", "gemm"), True, "'time.parts_seconds.gemm' is not a number"),
+        (("parts_seconds",), None, "'parts_seconds' is missing"),
+        (("training",), 5, "'training' is missing"),
+        (("training", "cost"), 10**400, "'time.training.cost' is not a number"),
+    ],
+)
+def test_times_that_are_no_numbers_are_refused(path: tuple[str, ...], value: object, fault: str, tmp_path: Path) -> None:
+    document = to_json(replace(small_report(), time=TIME))
+    record = document["time"]
+    for step in path[:-1]:
+        record = record[step]
+    record[path[-1]] = value
+    with pytest.raises(InputError, match=fault):
+        _compared(tmp_path, document, small_report())
 
 
 def test_other_engines_and_gpus_are_named(tmp_path: Path) -> None:

@@ -7,15 +7,21 @@ from typing import TYPE_CHECKING, Final, TextIO
 from analyzer.report.against import PARTS, Against, Change, Value
 from analyzer.report.console import names
 from analyzer.report.console.elements import BAD, GOOD, KEY, heading, paragraph, table
+from analyzer.report.console.time_section import PARTS as TIME_PARTS
+from analyzer.report.console.time_section import seconds
 from analyzer.units import format_bytes, format_count
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import RenderableType
 
+TIME_PART: Final = "time.parts_seconds."
 SOURCES: Final = {"engine": "engines", "megatron": "releases of Megatron-LM", "verdict.gpu": "GPUs"}
 TITLES: Final = {
     "verdict": "verdict",
     "memory": "memory of the highest-memory rank",
+    "time": "time of one iteration",
     "communication": "communication of one iteration",
     "model": "model",
     "layout": "layout",
@@ -31,6 +37,10 @@ LABELS: Final = {
     "rank.memory.peak_allocated_bytes": "peak allocated",
     "rank.memory.peak_reserved_bytes": "peak reserved",
     "rank.memory.device_bytes": "on the device",
+    "time.iteration_seconds": "iteration",
+    "time.tokens_per_second_per_gpu": "tokens/s/GPU",
+    "time.training.days": "days of the training",
+    "time.training.gpu_hours": "GPU-hours",
     "rank.parameters": "parameters of the highest-memory rank",
     "model.parameters_unpadded": "parameters without vocabulary padding",
     "model.parameters_active": "parameters active per token",
@@ -71,6 +81,8 @@ def against(result: Against) -> list[RenderableType]:
         lines.append(paragraph(f"The verdict differs: {_before_and_now(state)}.", style=style))
     if memory := shown.get("memory"):
         lines.append(paragraph(_summary({change.field.rpartition(".")[2]: change for change in memory})))
+    if time := shown.get("time"):
+        lines.append(paragraph(_summary_of_time(time)))
     return [*lines, table(("", "before", "now", "difference", ""), rows, align="lrrrr", strong=strong)]
 
 
@@ -90,6 +102,14 @@ def _summary(memory: dict[str, Change]) -> str:
     return f"{text} Changed most: {_label(part)}, {_difference(part)}." if part else text
 
 
+def _summary_of_time(changes: Sequence[Change]) -> str:
+    """The change of the iteration, and that of the part that changed most. `changes` are in order."""
+    iteration = next((change for change in changes if change.field == "time.iteration_seconds"), None)
+    text = f"Iteration: {_difference(iteration)} ({_percent(iteration)})." if iteration else "Iteration: no difference."
+    part = changes[0] if changes[0].field.startswith(TIME_PART) else None
+    return f"{text} Changed most: {_label(part)}, {_difference(part)}." if part else text
+
+
 def _row(change: Change) -> tuple[str, ...]:
     return (
         f"  {_label(change)}",
@@ -104,6 +124,8 @@ def _label(change: Change) -> str:
     if change.field.startswith("communication_totals."):
         group, _, sum_of = change.field.removeprefix("communication_totals.").rpartition(".")
         return f"{names.group(group)}: {CALLS[sum_of]}"
+    if change.field.startswith(TIME_PART):
+        return TIME_PARTS.get(part := change.field.removeprefix(TIME_PART), part.replace("_", " "))
     name = change.field.rpartition(".")[2].removesuffix("_bytes").replace("_", " ")
     return LABELS.get(change.field) or (f"{name} parallelism" if change.field.startswith("parallel.") else name)
 
@@ -119,7 +141,15 @@ def _text(change: Change, value: Value) -> str:
         return "yes" if value else "no"
     if isinstance(value, str):
         return value
+    if isinstance(value, float):
+        sign = "-" if value < 0 else ""
+        return sign + (seconds(abs(value)) if "seconds" in change.field else _amount(abs(value)))
     return format_bytes(value) if "bytes" in change.field else format_count(value)
+
+
+def _amount(value: float) -> str:
+    """Days, GPU-hours, costs and throughputs."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:,.2f}"
 
 
 def _difference(change: Change) -> str:
