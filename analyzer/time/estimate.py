@@ -13,6 +13,7 @@ from analyzer.specs import TrainingJob
 from analyzer.specs.run import RunSpec
 from analyzer.specs.speed import SpeedSpec
 from analyzer.time.advice import bottleneck
+from analyzer.time.bucket_advice import bucket_advice
 from analyzer.time.efficiencies import Efficiencies, efficiencies_of, shipped
 from analyzer.time.iteration import IterationTime, iteration_time
 from analyzer.time.pass_work import chunk_work
@@ -79,7 +80,7 @@ def time_estimate(report: Report, inputs: TimeInputs) -> TimeEstimate:
             cost=totals.cost,
         ),
         calibration=inputs.calibration or _shipped(speed),
-        bottleneck=bottleneck(job, time),
+        bottleneck=bottleneck(job, time, lambda: bucket_advice(job, stages, time, speed, _rates(inputs))),
         not_counted=_not_counted(job),
         timelines=_timelines(job, time),
     )
@@ -88,8 +89,11 @@ def time_estimate(report: Report, inputs: TimeInputs) -> TimeEstimate:
 def _iteration(report: Report, stages: Sequence[StageModel], inputs: TimeInputs) -> IterationTime:
     if inputs.flops_share is not None:
         return simple_iteration(report.job, stages, inputs.speed, share=inputs.flops_share)
-    rates = inputs.rates or efficiencies_of(inputs.speed)
-    return iteration_time(report.job, stages, report.communication, inputs.speed, rates)
+    return iteration_time(report.job, stages, report.communication, inputs.speed, _rates(inputs))
+
+
+def _rates(inputs: TimeInputs) -> Efficiencies:
+    return inputs.rates or efficiencies_of(inputs.speed)
 
 
 def _shipped(speed: SpeedSpec) -> str:
