@@ -23,6 +23,8 @@ class Choices(NamedTuple):
 
     experts: int = 0
     topk: int = 0
+    sharing: int = 1
+    """Ranks that share the same experts (expert tensor parallelism). A token goes to all of them."""
 
 
 NO_CHOICES: Final = Choices()
@@ -79,13 +81,16 @@ def _far_share(span: Span, choices: Choices) -> float:
     """Share of the payload that goes to other NVLink domains.
 
     The libraries of the flex dispatcher send a token at most once to each domain, where NVLink distributes it to the ranks of its
-    experts. Other all-to-alls send it for each rank. Sources: DeepEP and HybridEP, internode kernels.
+    experts. Other all-to-alls send it for each rank. Sources: DeepEP and HybridEP, internode kernels; Megatron-LM,
+    `MoEFlexTokenDispatcher._initialize_metadata` (0.16.1), which repeats the choices for the ranks that share experts.
     """
     ranks, near = span
     if not choices.topk:
         return 1 - near / ranks
     domains = ranks / near
-    return (domains - 1) * _chosen(choices, choices.experts * near // ranks) / (ranks * _chosen(choices, choices.experts // ranks))
+    of_rank = choices.experts * choices.sharing // ranks
+    of_domain = max(of_rank, choices.experts * near // ranks)
+    return (domains - 1) * _chosen(choices, of_domain) / (ranks * _chosen(choices, of_rank))
 
 
 def _chosen(choices: Choices, local: int) -> float:

@@ -76,12 +76,14 @@ class Settings:
     moe: MoeSpec | None
     tp_comm_overlap: bool
     overlaps_experts: bool
+    expert_tensor: int
 
 
 def settings_of(job: TrainingJob) -> Settings:
     """The settings of a job."""
     flags = job.flags
-    return Settings(job.graphs, job.model.moe, flags.tp_comm_overlap, flags.overlap_moe_expert_parallel_comm)
+    overlaps_experts = flags.overlap_moe_expert_parallel_comm
+    return Settings(job.graphs, job.model.moe, flags.tp_comm_overlap, overlaps_experts, job.parallel.expert_tensor)
 
 
 def chunk_work(job: TrainingJob, tree: Module) -> ChunkWork:
@@ -212,7 +214,7 @@ def _message(module: Module, call: Collective, phase: str, settings: Settings) -
         exchange: Exchange = "flex" if settings.moe is not None and settings.moe.dispatcher == "flex" else "plain"
         exposure: Exposure = "ep_overlap" if settings.overlaps_experts else "full"
         moe = settings.moe
-        choices = Choices(moe.num_experts, moe.topk) if moe is not None else NO_CHOICES
+        choices = Choices(moe.num_experts, moe.topk, settings.expert_tensor) if moe is not None else NO_CHOICES
         return Message("ep", call.kind, call.group, call.message_bytes, exposure, exchange, choices)
     if call.group.startswith("cp"):
         return Message("cp", call.kind, call.group, call.message_bytes, "cp" if call.kind == "send" else "full")

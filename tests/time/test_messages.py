@@ -127,9 +127,9 @@ def test_a_rack_has_large_expert_groups() -> None:
 def sent(span: Span, choices: Choices) -> tuple[float, float]:
     """Copies of a token of rank 0: to ranks, and to other domains, on average over all choices of experts."""
     here, far = 0, 0
-    local = choices.experts // span.ranks
+    local = choices.experts * choices.sharing // span.ranks
     for chosen in combinations(range(choices.experts), choices.topk):
-        ranks = {expert // local for expert in chosen}
+        ranks = {expert // local * choices.sharing + each for expert in chosen for each in range(choices.sharing)}
         here += len(ranks)
         far += len({rank // span.near for rank in ranks} - {0})
     total = comb(choices.experts, choices.topk)
@@ -144,6 +144,9 @@ def sent(span: Span, choices: Choices) -> tuple[float, float]:
         (Span(8, 2), Choices(16, 3)),
         (Span(8, 1), Choices(8, 2)),
         (Span(16, 8), Choices(16, 1)),
+        (Span(8, 4), Choices(8, 2, sharing=2)),  # expert-tensor parallelism in a domain
+        (Span(8, 1), Choices(8, 2, sharing=2)),  # and between domains
+        (Span(16, 4), Choices(16, 3, sharing=2)),
     ],
 )
 def test_the_flex_dispatcher_sends_a_token_once_to_each_domain(span: Span, choices: Choices) -> None:
