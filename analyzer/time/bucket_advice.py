@@ -15,12 +15,15 @@ from analyzer.specs.speed import SpeedSpec
 from analyzer.time.efficiencies import Efficiencies
 from analyzer.time.iteration import IterationTime, iteration_time
 
-COUNTS: Final = (4, 8, 16, 32, 64)
+COUNTS: Final = (2, 4, 8, 16, 32)
 """Numbers of buckets that are tried."""
 LEAST: Final = 0.03
 """Share of an iteration that a change must save."""
-NEAR: Final = 0.05
-"""Fewer buckets are advised if they lose at most this share of what the best number saves."""
+NEAR: Final = 0.15
+"""Fewer buckets are advised if they lose at most this share of what the best number saves.
+
+Every bucket has the latency of a ring of all its ranks, which the time model counts too low for thousands of ranks.
+"""
 
 
 def bucket_advice(

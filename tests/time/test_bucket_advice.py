@@ -51,6 +51,11 @@ def test_older_releases_have_only_the_size() -> None:
     assert 8.0e9 < int(size) * count < 8.1e9
 
 
+def test_no_more_buckets_than_needed_are_advised() -> None:
+    """Of n buckets, one is exposed: eight hide 7/8 of what can be hidden, and more have the latency of more rings."""
+    assert advised(llama(1024)) == "--ddp-num-buckets 8"
+
+
 def test_smaller_groups_have_buckets_enough() -> None:
     """On 1,024 GPUs the default of 1.02 billion elements makes eight buckets."""
     assert advised(llama(128)) == ""
