@@ -1,7 +1,7 @@
-"""Predicts the memory of every GPU of a Megatron-LM launch, whether it fits, and what its ranks communicate."""
+"""Predicts memory, time and communication of a Megatron-LM launch on every GPU, and finds faster layouts."""
 
-from analyzer.api import analyze
+from analyzer.api import analyze, search
 
-__all__ = ["__version__", "analyze"]
+__all__ = ["__version__", "analyze", "search"]
 
 __version__ = "0.1.0"

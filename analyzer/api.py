@@ -1,10 +1,10 @@
-"""The Python API: `analyze` turns a launch into a report. The command line uses the same steps."""
+"""The Python API: `analyze` turns a launch into a report, `search` finds faster layouts. The command line uses the same steps."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -14,6 +14,9 @@ from analyzer.errors import InputError
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
     from analyzer.launch.info_options import InfoOptions
+    from analyzer.layout_search.problem import Problem
+    from analyzer.layout_search.result import SearchResult
+    from analyzer.layout_search.search import Progress
     from analyzer.results import Report
     from analyzer.specs import HardwareSpec, TrainingJob
     from analyzer.time.estimate import TimeInputs
@@ -60,11 +63,8 @@ def analyze(
     """
     from analyzer.predict import predict
 
-    words = shlex.split(argv) if isinstance(argv, str) else list(argv)
-    if gpu is not None:
-        words += ["--info-gpu", gpu]
     launch = read_launch(
-        words,
+        _words(argv, gpu),
         environ=dict(os.environ if environ is None else environ),
         folder=Path.cwd() if folder is None else Path(folder),
     )
@@ -117,6 +117,74 @@ def with_time(report: Report, launch: Launch) -> Report:
     if launch.time.price is not None and time.training is None:
         warnings = (*warnings, "There is no cost, because the length of the training is not known; give it with --info-tokens.")
     return replace(report, time=time, warnings=warnings)
+
+
+def problem_of(launch: Launch) -> Problem:
+    """The problem of a search for a launch that was read. Raises InputError without a GPU whose memory and speeds are known."""
+    from analyzer.launch.launchers.world import World
+    from analyzer.layout_search.problem import Problem, with_changes
+    from analyzer.time.efficiencies import efficiencies_of
+
+    inputs, job = launch.time, launch.job
+    if inputs is None or job.hardware.capacity_bytes is None:
+        what = "none is named" if job.hardware.name is None else f"those of {job.hardware.name} are not known"
+        remedy = "add --info-gpu NAME, such as H100-80GB; --info-gpu list prints the known GPUs"
+        raise InputError("--info-search", f"a search needs the memory and the speeds of a GPU, and {what}", remedy)
+    if inputs.flops_share is not None:
+        raise InputError("--info-search", "does not use the simple time model of --info-efficiency", "leave one of the two out")
+    arguments = replace(launch.arguments, values=dict(launch.arguments.values), spelled=dict(launch.arguments.spelled))
+    if arguments.get("global_batch_size") is None:
+        arguments = with_changes(arguments, {"global_batch_size": job.batch.global_batch_size})
+    return Problem(
+        arguments=arguments,
+        world=World(nodes=job.parallel.nodes, gpus_per_node=job.parallel.gpus_per_node),
+        environ=dict(launch.environ),
+        folder=launch.folder,
+        gpu=job.hardware,
+        speed=inputs.speed,
+        rates=inputs.rates or efficiencies_of(inputs.speed),
+        moe_imbalance=launch.options.moe_imbalance,
+        given=job,
+    )
+
+
+def search(
+    argv: str | Sequence[str],
+    *,
+    over: Sequence[str] = (),
+    keep: Sequence[str] = (),
+    gpu: str | None = None,
+    workers: str | int | None = 1,
+    progress: Callable[[Progress], None] | None = None,
+    environ: Mapping[str, str] | None = None,
+    folder: str | os.PathLike[str] | None = None,
+) -> SearchResult:
+    """The fastest layouts of a launch that fit its GPU, with the same model, GPUs and global batch size.
+
+    `argv`, `gpu`, `environ` and `folder` are those of `analyze`. `over`: the dimensions to search (`--info-search-over`), all usual
+    ones if empty. `keep`: options of Megatron that must not change. `workers`: a number of processes, None for one per processor,
+    or the address of a Dask scheduler. `progress` is called from time to time. A KeyboardInterrupt ends the search; the result then
+    has what was found, and `complete` is False. Iterating over the result gives its layouts, the fastest first.
+
+    Raises `analyzer.errors.AnalyzerError` for input that is invalid or not supported.
+    """
+    from analyzer.layout_search.dimensions import space_of
+    from analyzer.layout_search.executors import workers as workers_of
+    from analyzer.layout_search.search import search_space
+
+    launch = read_launch(
+        _words(argv, gpu),
+        environ=dict(os.environ if environ is None else environ),
+        folder=Path.cwd() if folder is None else Path(folder),
+    )
+    space = space_of(problem_of(launch), over=over, keep=keep)
+    with workers_of(None if workers is None else str(workers)) as found:
+        return search_space(space, found, progress=progress)
+
+
+def _words(argv: str | Sequence[str], gpu: str | None) -> list[str]:
+    words = shlex.split(argv) if isinstance(argv, str) else list(argv)
+    return words if gpu is None else [*words, "--info-gpu", gpu]
 
 
 def _time_inputs(options: InfoOptions, arguments: Arguments, gpu: HardwareSpec, folder: Path) -> TimeInputs | None:

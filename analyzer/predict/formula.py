@@ -70,7 +70,7 @@ def predict(job: TrainingJob, *, note: str = "") -> Report:
 def _advice(job: TrainingJob) -> tuple[Advice, ...]:
     """Imports what only launches that do not fit need here, for a short start-up."""
     from analyzer.memory.screen import screen
-    from analyzer.search.advice import advise
+    from analyzer.predict.advice import advise
 
     return advise(
         job,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.errors import UnsupportedError
-from analyzer.search.advice import advise
+from analyzer.predict.advice import advise
 from analyzer.specs import PipelineSpec, TrainingJob
 from tests.fake_report import make_job
 

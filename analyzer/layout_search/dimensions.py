@@ -1,0 +1,291 @@
+"""What a search changes: the dimensions of `--info-search-over`, and the values that each of them may have."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, combinations, product
+from typing import TYPE_CHECKING, Final
+
+from analyzer.errors import AnalyzerError, InputError
+from analyzer.launch.derive.recompute import MODULES
+from analyzer.layout_search.options import OF_RECOMPUTE
+from analyzer.layout_search.problem import Changes, Problem
+from analyzer.layout_search.space import (
+    MICRO_BATCHES,
+    MOST_CONTEXT,
+    MOST_TENSOR,
+    MOST_VIRTUAL,
+    UNEVEN,
+    Layout,
+    Recompute,
+    Scale,
+    Sizes,
+    Split,
+    Stages,
+    divides,
+    divisors,
+    splits,
+    stages_of,
+)
+from analyzer.memory.chunk_memory import chunk_figures
+from analyzer.memory.screen import kinds_of_stages
+from analyzer.modules.inputs import module_inputs
+from analyzer.modules.models.gpt import chunk_modules
+from analyzer.program.chunks import Block
+from analyzer.specs.option_names import flag_of
+
+if TYPE_CHECKING:
+    from analyzer.specs import TrainingJob
+
+USUAL: Final = ("tp", "pp", "vpp", "layers", "cp", "ep", "etp", "micro-batch", "recompute", "optimizer")
+"""Dimensions of a search that names none."""
+ON_REQUEST: Final = ("cp-comm", "instances", "fsdp", "offload", "precision", "order")
+DIMENSIONS: Final = (*USUAL, *ON_REQUEST)
+DESTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "tp": ("tensor_model_parallel_size",),
+    "pp": ("pipeline_model_parallel_size",),
+    "vpp": ("num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage"),
+    "layers": ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "pipeline_model_parallel_layout"),
+    "cp": ("context_parallel_size",),
+    "ep": ("expert_model_parallel_size",),
+    "etp": ("expert_tensor_parallel_size",),
+    "micro-batch": ("micro_batch_size",),
+    "recompute": OF_RECOMPUTE,
+    "optimizer": ("use_distributed_optimizer",),
+    "cp-comm": ("cp_comm_type",),
+    "instances": ("num_distributed_optimizer_instances",),
+    "fsdp": ("use_megatron_fsdp",),
+    "offload": ("optimizer_cpu_offload", "fine_grained_activation_offloading"),
+    "precision": ("fp8", "fp8_recipe"),
+    "order": ("use_tp_pp_dp_mapping",),
+}
+"""The options that a dimension changes. A dimension is not searched if one of them is kept."""
+RECIPES: Final = ("delayed", "tensorwise", "blockwise", "mxfp8")
+OFFLOADED: Final = ("core_attn", "attn_proj", "expert_fc1", "moe_act")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """The layouts of a search."""
+
+    problem: Problem
+    over: frozenset[str]
+    """The dimensions that are searched."""
+    keep: frozenset[str] = frozenset()
+    """Dests of options that must not change."""
+
+    @cached_property
+    def scale(self) -> Scale:
+        """What the sizes must divide."""
+        job = self.problem.given
+        return Scale(job.parallel.world_size, job.batch.global_batch_size, job.model.num_layers)
+
+    @cached_property
+    def given(self) -> Layout:
+        """The layout of the launch."""
+        parallel, batch = self.problem.given.parallel, self.problem.given.batch
+        split = Split(parallel.tensor, parallel.context, parallel.expert, parallel.expert_tensor, batch.micro_batch_size)
+        return Layout(0, split, Stages(parallel.pipeline, parallel.chunks, given=True), Recompute(given=True))
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """The values of each size."""
+        world, layers = self.scale.world, self.scale.layers
+        moe = self.problem.given.model.moe
+        given = self.given
+        experts = 1 if moe is None else moe.num_experts
+
+        def values(dimension: str, possible: Sequence[int], present: int) -> tuple[int, ...]:
+            return tuple(sorted({*possible, present})) if dimension in self.over else (present,)
+
+        expert_tensor: Sequence[int] | None = values("etp", divisors(world, MOST_TENSOR), given.split.expert_tensor)
+        if moe is None or ("etp" not in self.over and given.split.expert_tensor == given.split.tensor):
+            expert_tensor = None
+        return Sizes(
+            tensor=values("tp", divisors(world, MOST_TENSOR), given.split.tensor),
+            context=values("cp", divisors(world, MOST_CONTEXT), given.split.context),
+            expert=values("ep", [each for each in divisors(world, experts) if experts % each == 0], given.split.expert),
+            expert_tensor=expert_tensor,
+            micro_batch=values("micro-batch", MICRO_BATCHES, given.split.micro_batch),
+            pipeline=values("pp", divisors(world, layers), given.stages.pipeline),
+            virtual=values("vpp", range(1, MOST_VIRTUAL + 1), given.stages.virtual),
+            uneven=UNEVEN if "layers" in self.over else (0,),
+        )
+
+    def splits(self) -> Iterator[Split]:
+        """The splits whose sizes divide the world and the batch."""
+        return splits(self.sizes, self.scale)
+
+    def stages(self, split: Split) -> Iterator[Stages]:
+        """The distributions of layers for a split, that of the launch first."""
+        given = self.given.stages
+        for stages in stages_of(split, self.sizes, self.scale):
+            if (stages.pipeline, stages.virtual) == given[:2] and stages.first is None and stages.last is None:
+                continue
+            yield stages
+        if divides(split, given.pipeline, self.scale):
+            yield given
+
+    def recomputes(self, stages: Stages) -> Iterator[Recompute]:
+        """The ways to recompute activations for a distribution of layers, that of the launch first."""
+        most = -(-self.scale.layers // (stages.pipeline * stages.virtual)) + max(UNEVEN)
+        yield from self._choices(most.bit_length())
+
+    def recompute_count(self, stages: Stages) -> int:
+        """The number of ways to recompute activations."""
+        most = -(-self.scale.layers // (stages.pipeline * stages.virtual)) + max(UNEVEN)
+        return len(self._choices(most.bit_length()))
+
+    def _choices(self, powers: int) -> tuple[Recompute, ...]:
+        """The ways to recompute, with so many powers of two as numbers of layers."""
+        if powers not in self._known_choices:
+            full = (Recompute("full", method, 1 << power) for power in range(powers) for method in ("uniform", "block"))
+            every = (Recompute(), *self._selective, *full) if "recompute" in self.over else ()
+            self._known_choices[powers] = (self.given.recompute, *(each for each in every if each != self._same_as_given))
+        return self._known_choices[powers]
+
+    @cached_property
+    def _known_choices(self) -> dict[int, tuple[Recompute, ...]]:
+        return {}
+
+    @cached_property
+    def _same_as_given(self) -> Recompute:
+        spec = self.problem.given.recompute
+        return Recompute(spec.granularity, spec.method, spec.num_layers, spec.modules)
+
+    @cached_property
+    def _selective(self) -> tuple[Recompute, ...]:
+        """The sets of modules that differ in memory in the layout of the launch.
+
+        A set is left out if one with a module less needs no more memory: it takes no longer.
+        """
+        if "recompute_modules" not in self.problem.arguments.values:
+            return (Recompute("selective", modules=("core_attn",)),)
+        usable = [module for module in MODULES if self._memory_of((module,)) is not None]
+        known: dict[tuple[str, ...], tuple[int, ...] | None] = {(): self._memory_of(())}
+        found = []
+        for modules in chain.from_iterable(combinations(usable, count) for count in range(1, len(usable) + 1)):
+            known[modules] = memory = self._memory_of(modules)
+            smaller = (known[each] for each in combinations(modules, len(modules) - 1))
+            if memory is not None and not any(_is_at_most(each, memory) for each in smaller):
+                found.append(Recompute("selective", modules=modules))
+        return tuple(found)
+
+    def _memory_of(self, modules: tuple[str, ...]) -> tuple[int, ...] | None:
+        """Figures of the memory of all kinds of chunks if some modules are recomputed; None if Megatron refuses it."""
+        changes: dict[str, object] = dict.fromkeys(OF_RECOMPUTE)
+        if modules:
+            changes |= {"recompute_granularity": "selective", "recompute_modules": modules}
+        try:
+            job = self.problem.job(changes)
+        except AnalyzerError:
+            return None
+        return memory_figures(job) if not modules or job.recompute.modules else None
+
+    @cached_property
+    def settings(self) -> tuple[Changes, ...]:
+        """Options that are changed together, without any first."""
+        parts: list[list[Changes]] = [[{}]]
+        for dimension, choices in _SETTINGS.items():
+            if dimension in self.over:
+                parts.append([{}, *(each for each in choices(self.problem) if self._may_change(each))])
+        found: dict[tuple[tuple[str, object], ...], Changes] = {}
+        for combination in product(*parts):
+            merged = {dest: value for each in combination for dest, value in each.items()}
+            found.setdefault(tuple(sorted(merged.items(), key=str)), merged)
+        return tuple(found.values())
+
+    def _may_change(self, changes: Changes) -> bool:
+        values = self.problem.arguments.values
+        differs = any(values.get(dest) != value and (values.get(dest) or value) for dest, value in changes.items())
+        return differs and all(dest in values for dest in changes)
+
+
+def memory_figures(job: TrainingJob) -> tuple[int, ...]:
+    """The figures of the memory of a microbatch in every kind of chunk, in bytes."""
+    found: list[int] = []
+    for kind in dict.fromkeys(kinds_of_stages(job)):
+        modules = chunk_modules(module_inputs(job), kind)
+        found.extend(chunk_figures([Block(module, "", times) for module, times in modules]) if modules else ())
+    return tuple(found)
+
+
+def _is_at_most(first: tuple[int, ...] | None, second: tuple[int, ...]) -> bool:
+    """Whether no figure of the first is above that of the second."""
+    return first is not None and all(one <= other for one, other in zip(first, second, strict=True))
+
+
+def _optimizer(problem: Problem) -> Sequence[Changes]:
+    """The distributed optimizer, which Megatron has for Adam only."""
+    job = problem.given
+    usable = job.optimizer.name == "adam" and not job.optimizer.distributed and job.fsdp is None
+    return ({"use_distributed_optimizer": True},) if usable else ()
+
+
+def _context_communication(_: Problem) -> Sequence[Changes]:
+    return tuple({"cp_comm_type": (each,)} for each in ("p2p", "a2a", "all_gather"))
+
+
+def _instances(problem: Problem) -> Sequence[Changes]:
+    most = problem.world.size
+    return tuple({"num_distributed_optimizer_instances": each} for each in divisors(most, 64) if each > 1)
+
+
+def _fsdp(_: Problem) -> Sequence[Changes]:
+    sharded = {"use_megatron_fsdp": True, "use_distributed_optimizer": True}
+    strategies = ("optim", "optim_grads", "optim_grads_params")
+    return tuple({**sharded, "data_parallel_sharding_strategy": each} for each in strategies)
+
+
+def _offload(problem: Problem) -> Sequence[Changes]:
+    optimizer = {"optimizer_cpu_offload": True, "use_precision_aware_optimizer": True, "use_distributed_optimizer": True}
+    modules = OFFLOADED if problem.given.model.moe is not None else OFFLOADED[:2]
+    activations = ({"fine_grained_activation_offloading": True, "offload_modules": (each,)} for each in modules)
+    return (optimizer, *activations)
+
+
+def _precision(_: Problem) -> Sequence[Changes]:
+    recipes = tuple({"fp8": "hybrid" if each != "mxfp8" else "e4m3", "fp8_recipe": each} for each in RECIPES)
+    return ({"fp8": None}, *recipes)
+
+
+def _order(_: Problem) -> Sequence[Changes]:
+    return ({"use_tp_pp_dp_mapping": True}, {"use_tp_pp_dp_mapping": False})
+
+
+_SETTINGS: Final = {
+    "optimizer": _optimizer,
+    "cp-comm": _context_communication,
+    "instances": _instances,
+    "fsdp": _fsdp,
+    "offload": _offload,
+    "precision": _precision,
+    "order": _order,
+}
+
+
+def space_of(problem: Problem, *, over: Sequence[str] = (), keep: Collection[str] = ()) -> Space:
+    """The space of a search.
+
+    `over`: dimensions, all of `USUAL` if empty. `keep`: options that must not change, with or without leading dashes. Raises
+    InputError for an unknown dimension or option.
+    """
+    for dimension in over:
+        if dimension not in DIMENSIONS:
+            raise InputError("--info-search-over", f"{dimension!r} is not a dimension", f"use some of {', '.join(DIMENSIONS)}")
+    kept = frozenset(_dest(problem, option) for option in keep)
+    searched = {dimension for dimension in over or USUAL if not kept.intersection(DESTS[dimension])}
+    return Space(problem=problem, over=frozenset(searched), keep=kept)
+
+
+def _dest(problem: Problem, option: str) -> str:
+    """The dest of an option."""
+    flag = "--" + option.lstrip("-")
+    arguments = problem.arguments
+    known = {flag_of(dest): dest for dest in arguments.values} | {spelled: dest for dest, spelled in arguments.spelled.items()}
+    if flag not in known:
+        remedy = "name options of Megatron, such as tensor-model-parallel-size"
+        raise InputError("--info-keep", f"{option} is not an option of Megatron {arguments.release}", remedy)
+    return known[flag]

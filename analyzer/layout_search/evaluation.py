@@ -1,0 +1,66 @@
+"""The exact memory and time of a layout."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from analyzer.communication.table import communication_rows
+from analyzer.errors import AnalyzerError
+from analyzer.layout_search.space import Layout
+from analyzer.memory.ranks import highest_rank
+from analyzer.passes.stages import stage_models
+from analyzer.specs import TrainingJob
+from analyzer.specs.speed import SpeedSpec
+from analyzer.time.efficiencies import Efficiencies
+from analyzer.time.iteration import iteration_time
+from analyzer.time.work.model_flops import model_flops
+
+
+class Evaluation(NamedTuple):
+    """A layout with its exact memory and time."""
+
+    layout: Layout
+    options: dict[str, object]
+    """The options that differ from those of the launch, by flag. False: switched off; None: left out."""
+    iteration_seconds: float
+    device_bytes: int
+    """Device memory of the highest-memory rank."""
+    tight: bool
+    """The headroom is below the margin, or within the estimated range of the memory."""
+    tokens_per_second_per_gpu: float
+    model_flops_utilization: float
+    parts_seconds: dict[str, float]
+    """The parts of the iteration (`analyzer.time.iteration.PARTS`)."""
+
+
+def seconds_of(job: TrainingJob, speed: SpeedSpec, rates: Efficiencies) -> tuple[float, dict[str, float]]:
+    """Seconds of an iteration, and its parts."""
+    stages = stage_models(job)
+    time = iteration_time(job, stages, communication_rows(job, stages), speed, rates)
+    return time.seconds, time.parts
+
+
+def evaluate(
+    layout: Layout, options: dict[str, object], job: TrainingJob, speed: SpeedSpec, rates: Efficiencies, *, most_seconds: float
+) -> Evaluation | None:
+    """The exact memory and time of a layout; None if it does not fit, or needs more than `most_seconds` for an iteration."""
+    capacity = job.hardware.capacity_bytes
+    if capacity is None:
+        raise AnalyzerError("the capacity of the GPU is not known")
+    seconds, parts = seconds_of(job, speed, rates)
+    if seconds > most_seconds:
+        return None
+    memory = highest_rank(job).memory
+    if memory.device_bytes > capacity:
+        return None
+    world = job.parallel.world_size
+    return Evaluation(
+        layout=layout,
+        options=options,
+        iteration_seconds=seconds,
+        device_bytes=memory.device_bytes,
+        tight=memory.device_range_bytes[1] > capacity or capacity - memory.device_bytes < job.hardware.margin_bytes,
+        tokens_per_second_per_gpu=job.batch.global_batch_size * job.batch.seq_length / seconds / world,
+        model_flops_utilization=model_flops(job) / seconds / world / speed.peak_flops["16"],
+        parts_seconds=parts,
+    )

@@ -1,0 +1,62 @@
+"""The launch whose layouts are searched, and the jobs of changed launches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from analyzer.errors import AnalyzerError
+from analyzer.launch.build import build
+from analyzer.specs import TrainingJob
+from analyzer.specs.speed import SpeedSpec
+from analyzer.time.efficiencies import Efficiencies
+
+if TYPE_CHECKING:
+    from analyzer.launch.arguments import Arguments
+    from analyzer.launch.launchers.world import World
+    from analyzer.specs import HardwareSpec
+
+Changes = Mapping[str, object]
+"""New values of Megatron's options by dest; None for an option that is left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A launch and a target GPU. It can be sent to another process."""
+
+    arguments: Arguments
+    world: World
+    environ: Mapping[str, str]
+    folder: Path
+    gpu: HardwareSpec
+    speed: SpeedSpec
+    rates: Efficiencies
+    moe_imbalance: float
+    given: TrainingJob
+    """The job of the launch as it is."""
+
+    def job(self, changes: Changes) -> TrainingJob:
+        """The job of the launch with other values of some options. Raises AnalyzerError if Megatron refuses it."""
+        return build(
+            with_changes(self.arguments, changes),
+            self.world,
+            environ=self.environ,
+            gpu=self.gpu,
+            folder=self.folder,
+            moe_imbalance=self.moe_imbalance,
+        )
+
+    @property
+    def capacity(self) -> int:
+        """Memory of the GPU in bytes."""
+        if self.gpu.capacity_bytes is None:
+            raise AnalyzerError("the memory of the GPU is not known")
+        return self.gpu.capacity_bytes
+
+
+def with_changes(arguments: Arguments, changes: Changes) -> Arguments:
+    """The arguments with other values of some options."""
+    removed = {dest for dest, value in changes.items() if value is None}
+    return replace(arguments, values={**arguments.values, **changes}, given=(arguments.given | frozenset(changes)) - removed)

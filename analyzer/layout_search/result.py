@@ -1,0 +1,96 @@
+"""The result of a search: the fastest layouts that fit, the front of memory and time, and the place of the launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from analyzer.layout_search.evaluation import Evaluation
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchResult:
+    """The layouts that a search found. Iterating gives those of `best` and `front`, ordered by time."""
+
+    candidates: int
+    """Layouts of the space whose sizes divide the number of GPUs and the batch."""
+    evaluated: int
+    """Layouts whose exact memory and time were computed. For all others a bound shows that they are not in the result."""
+    seconds: float
+    """Duration of the search."""
+    best: tuple[Evaluation, ...]
+    """The fastest layouts that fit, the fastest first. They differ in more than recomputation: for each parallel layout only the
+    fastest way to recompute is listed."""
+    front: tuple[Evaluation, ...]
+    """The layouts for which no other one is faster and needs no more memory, up to `FRONT` times the time of the fastest."""
+    given: Evaluation | None
+    """The launch itself; None if it does not fit."""
+    complete: bool
+    """Whether the search was not interrupted."""
+
+    def __iter__(self) -> Iterator[Evaluation]:
+        found = {each.layout: each for each in (*self.best, *self.front)}
+        return iter(sorted(found.values(), key=order))
+
+    @property
+    def place(self) -> int | None:
+        """The place of the launch, from 1: one more than the listed layouts that are faster. None if all of them are, or if the
+        launch does not fit."""
+        if self.given is None:
+            return None
+        faster = sum(each.iteration_seconds < self.given.iteration_seconds for each in self.best)
+        return faster + 1 if faster < len(self.best) else None
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A table with a row for each layout of the result. Raises ImportError without pandas."""
+        import pandas
+
+        return pandas.DataFrame(rows(self))
+
+
+def order(evaluation: Evaluation) -> tuple[Any, ...]:
+    """The key by which layouts are ordered: time, memory, and for equal layouts the number of changed options."""
+    layout = evaluation.layout
+    return (evaluation.iteration_seconds, evaluation.device_bytes, len(evaluation.options), layout.setting, str(layout))
+
+
+def rows(result: SearchResult) -> list[dict[str, object]]:
+    """The layouts of a result as flat records: changed options, time, memory and parts of the time."""
+    best, front = set(map(_key, result.best)), set(map(_key, result.front))
+    return [
+        {
+            "options": _options(each.options),
+            "iteration_seconds": each.iteration_seconds,
+            "tokens_per_second_per_gpu": each.tokens_per_second_per_gpu,
+            "model_flops_utilization": each.model_flops_utilization,
+            "device_bytes": each.device_bytes,
+            "tight": each.tight,
+            "best": _key(each) in best,
+            "front": _key(each) in front,
+            **{f"{part}_seconds": seconds for part, seconds in each.parts_seconds.items()},
+        }
+        for each in result
+    ]
+
+
+def _key(evaluation: Evaluation) -> str:
+    return str(evaluation.layout)
+
+
+def _options(options: dict[str, object]) -> str:
+    from analyzer.layout_search.options import as_text
+
+    return as_text(options)
+
+
+def front_of(evaluations: Sequence[Evaluation], limit: float) -> tuple[Evaluation, ...]:
+    """The layouts of up to `limit` seconds for which no other one is as fast or faster and needs as much memory or less."""
+    found: list[Evaluation] = []
+    for each in sorted(evaluations, key=order):
+        if each.iteration_seconds <= limit and (not found or each.device_bytes < found[-1].device_bytes):
+            found.append(each)
+    return tuple(found)

@@ -1,0 +1,186 @@
+"""Searches the fastest layouts that fit: best first, with bounds that leave out only what cannot be in the result.
+
+Nodes are expanded in rounds of a fixed size, those with the lowest bound of the time first. A round depends on the rounds before it
+only, so that the result and the number of evaluated layouts do not depend on the number of workers.
+"""
+
+from __future__ import annotations
+
+import heapq
+import pickle
+import time
+from collections.abc import Callable, Iterable
+from math import inf
+from typing import Final, NamedTuple
+
+from analyzer.errors import AnalyzerError
+from analyzer.layout_search.dimensions import Space
+from analyzer.layout_search.evaluation import Evaluation, evaluate
+from analyzer.layout_search.executors import ClusterLostError, Task, Workers
+from analyzer.layout_search.nodes import Cutoffs, Node, root_nodes
+from analyzer.layout_search.result import SearchResult, front_of, order
+from analyzer.layout_search.space import Layout, Split, Stages
+from analyzer.memory.collector import collector_paused
+
+BEST: Final = 10
+"""Layouts of the result."""
+FRONT: Final = 1.25
+"""Time of the slowest layout on the front, relative to the fastest."""
+COSTS: Final = {"split": 2, "distribution": 16, "layout": 2}
+"""Cost of expanding a node, for tasks of about equal length."""
+TASK: Final = 16
+ROUND: Final = 16 * TASK
+"""Cost of the nodes of a task and of a round. They do not depend on the number of workers."""
+
+
+Distribution = tuple[int, Split, Stages]
+"""A setting, a split and a distribution of layers: a layout without its recomputation."""
+
+
+class Progress(NamedTuple):
+    """The state of a search after a round."""
+
+    expanded: int
+    """Nodes that were expanded: splits, distributions of layers and layouts."""
+    open: int
+    """Nodes that may still have to be expanded. Their number can grow."""
+    evaluated: int
+    best_seconds: float | None
+    """The time of the fastest layout that fits so far."""
+
+
+class _State:
+    """What a search has found so far."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self.evaluations: dict[str, Evaluation] = {}
+        self.fastest: dict[Distribution, Evaluation] = {}
+        """The fastest way to recompute for each distribution of layers."""
+        self.heap: list[tuple[float, int, Node]] = []
+        """Open nodes with the bound of their time and the order in which they were found."""
+        self._found = 0
+        self.expanded = 0
+        self.evaluated = 0
+
+    def add(self, evaluation: Evaluation) -> None:
+        """Keeps an evaluation. Of layouts with equal options one is kept."""
+        self.evaluations.setdefault(str(sorted(evaluation.options.items(), key=str)), evaluation)
+        key = distribution_of(evaluation.layout)
+        if key not in self.fastest or order(evaluation) < order(self.fastest[key]):
+            self.fastest[key] = evaluation
+
+    def push(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            self._found += 1
+            heapq.heappush(self.heap, (node.seconds, self._found, node))
+
+    @property
+    def ordered(self) -> list[Evaluation]:
+        return sorted(self.evaluations.values(), key=order)
+
+    @property
+    def best(self) -> list[Evaluation]:
+        """The fastest way to recompute of each distribution of layers, the fastest first."""
+        return sorted(self.fastest.values(), key=order)
+
+    def is_needed(self, node: Node, cutoffs: Cutoffs) -> bool:
+        """Whether a node can improve the result."""
+        if not cutoffs.needs(node.seconds, node.device_bytes):
+            return False
+        known = None if node.stages is None else self.fastest.get((node.setting, node.split, node.stages))
+        if known is None or known.iteration_seconds >= node.seconds:
+            return True
+        return cutoffs._replace(best_seconds=0.0).needs(node.seconds, node.device_bytes)
+
+    def cutoffs(self) -> Cutoffs:
+        """What further layouts must be better than."""
+        found, best = self.ordered, self.best
+        slowest = best[BEST - 1].iteration_seconds if len(best) >= BEST else inf
+        limit = FRONT * found[0].iteration_seconds if found else inf
+        front = tuple((each.iteration_seconds, each.device_bytes) for each in front_of(found, limit))
+        return Cutoffs(slowest, limit, front)
+
+    def next_round(self, cutoffs: Cutoffs) -> list[list[Node]]:
+        """The nodes of the next tasks, those with the lowest bounds."""
+        tasks: list[list[Node]] = []
+        cost = of_task = 0
+        while self.heap and cost < ROUND:
+            _, _, node = heapq.heappop(self.heap)
+            if not self.is_needed(node, cutoffs):
+                continue
+            if not tasks or of_task >= TASK:
+                tasks.append([])
+                of_task = 0
+            tasks[-1].append(node)
+            more = COSTS["split" if node.stages is None else "distribution" if node.recompute is None else "layout"]
+            cost, of_task = cost + more, of_task + more
+            self.expanded += 1
+            self.evaluated += node.recompute is not None
+        return tasks
+
+    def progress(self, cutoffs: Cutoffs) -> Progress:
+        left = sum(self.is_needed(node, cutoffs) for _, _, node in self.heap)
+        first = min((each.iteration_seconds for each in self.evaluations.values()), default=None)
+        return Progress(self.expanded, left, self.evaluated, first)
+
+
+def distribution_of(layout: Layout) -> Distribution:
+    """A layout without its recomputation."""
+    return layout.setting, layout.split, layout.stages
+
+
+def search_space(space: Space, workers: Workers, *, progress: Callable[[Progress], None] | None = None) -> SearchResult:
+    """The result of a search. A KeyboardInterrupt or the loss of all workers ends it with what was found."""
+    started = time.monotonic()
+    state = _State(space)
+    complete = True
+    with collector_paused():
+        given = _given(space)
+        try:
+            if given is not None:
+                state.add(given)
+            state.push(root_nodes(space))
+            _expand(state, pickle.dumps(space), workers, progress)
+        except (KeyboardInterrupt, ClusterLostError):
+            complete = False
+    found = state.ordered
+    limit = FRONT * found[0].iteration_seconds if found else inf
+    return SearchResult(
+        candidates=candidates(space),
+        evaluated=state.evaluated,
+        seconds=time.monotonic() - started,
+        best=tuple(state.best[:BEST]),
+        front=front_of(found, limit),
+        given=given,
+        complete=complete,
+    )
+
+
+def _expand(state: _State, space: bytes, workers: Workers, progress: Callable[[Progress], None] | None) -> None:
+    while state.heap:
+        cutoffs = state.cutoffs()
+        tasks = state.next_round(cutoffs)
+        for outcome in workers.run([Task(space, tuple(nodes), cutoffs) for nodes in tasks]):
+            state.push(outcome.nodes)
+            for evaluation in outcome.evaluations:
+                state.add(evaluation)
+        if progress is not None:
+            progress(state.progress(state.cutoffs()))
+
+
+def _given(space: Space) -> Evaluation | None:
+    """The evaluation of the launch itself; None if it does not fit."""
+    problem = space.problem
+    try:
+        return evaluate(space.given, {}, problem.given, problem.speed, problem.rates, most_seconds=inf)
+    except AnalyzerError:
+        return None
+
+
+def candidates(space: Space) -> int:
+    """The number of layouts whose sizes divide the world and the batch."""
+    count = 0
+    for split in space.splits():
+        count += sum(space.recompute_count(stages) for stages in space.stages(split))
+    return count * len(space.settings)
