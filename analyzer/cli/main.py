@@ -127,6 +127,11 @@ def _analyze(argv: list[str], *, environ: Mapping[str, str], folder: Path) -> in
         from analyzer.cli.calibrate import calibrate_machine
 
         return calibrate_machine(calibration, argv, environ=environ, folder=folder)
+    if any(word.startswith(("--info-search", "--info-keep", "--info-workers", "--info-gpu")) for word in argv):
+        from analyzer.cli.search import asks_for_search, search_launch
+
+        if asks_for_search(argv):
+            return search_launch(argv, environ=environ, folder=folder)
     from analyzer.cli.predict import predict_launch
 
     return predict_launch(argv, environ=environ, folder=folder)

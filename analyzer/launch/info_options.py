@@ -13,6 +13,7 @@ from analyzer.launch.info_values import (
     count,
     flag,
     integer,
+    integers,
     margin,
     number_from,
     positive,
@@ -21,6 +22,7 @@ from analyzer.launch.info_values import (
     shares,
     size,
     word,
+    words,
 )
 
 PREFIX: Final = "--info-"
@@ -74,6 +76,20 @@ class InfoOptions:
     """Tokens of the training."""
     price: float | None = None
     """Price of a GPU-hour."""
+    search: bool = False
+    """Look for the fastest layouts that fit."""
+    search_over: tuple[str, ...] = ()
+    """Dimensions that the search changes; all usual ones if empty."""
+    keep: tuple[str, ...] = ()
+    """Options that the search must not change."""
+    search_gpus: tuple[int, ...] = ()
+    """Numbers of GPUs to search for."""
+    search_max: str | None = None
+    """An option whose largest value that fits is asked for."""
+    search_csv: str | None = None
+    """A file for the layouts that the search finds."""
+    workers: str | None = None
+    """Processes, or the address of a Dask scheduler; None for one process for each processor."""
     launch: bool = False
     megatron: str | None = None
     world_size: int | None = None
@@ -109,7 +125,11 @@ OPTIONS: Final[dict[str, InfoOption]] = {
         "formulas (default), a run of megatron-core on tensors without data, or a comparison of both",
         choice("formula", "shadow", "both"),
     ),
-    "gpu": InfoOption("NAME", "target GPU, such as H100-80GB (default: the local GPU); list prints the known GPUs", word),
+    "gpu": InfoOption(
+        "NAME",
+        "target GPU, such as H100-80GB (default: the local GPU); list prints the known GPUs; several with --info-search",
+        word,
+    ),
     "gpu_memory": InfoOption("SIZE", "memory of the target GPU, such as 80GiB", size),
     "json": InfoOption("FILE", "write the report as JSON to this file; - is standard output", word),
     "detail": InfoOption(
@@ -147,6 +167,17 @@ OPTIONS: Final[dict[str, InfoOption]] = {
     ),
     "tokens": InfoOption("N", "tokens of the training, such as 15T (default: --train-iters or --train-samples)", count),
     "price": InfoOption("X", "price of a GPU-hour, for the cost of the training", positive),
+    "search": InfoOption("", "list the fastest layouts of the launch that fit, with the same GPUs and global batch size", flag),
+    "search_over": InfoOption(
+        "LIST", "dimensions to search, such as tp,pp,cp,micro-batch,recompute (default: the usual ones)", words
+    ),
+    "keep": InfoOption("LIST", "options of Megatron that the search must not change, such as micro-batch-size", words),
+    "search_gpus": InfoOption("LIST", "search for each of these numbers of GPUs, such as 64,128,256", integers(1)),
+    "search_max": InfoOption(
+        "WHAT", "largest micro-batch-size or seq-length with which the launch fits", choice("micro-batch-size", "seq-length")
+    ),
+    "search_csv": InfoOption("FILE", "write the layouts that the search finds to this file", word),
+    "workers": InfoOption("N|ADDRESS", "processes of the search, or tcp://HOST:PORT of a Dask scheduler", word),
     "launch": InfoOption("", "start the training if the launch fits (not with a script)", flag),
     "megatron": InfoOption("VERSION", "Megatron-LM release such as 0.16.1 or 2023, or a checkout, whose parser is executed", word),
     "world_size": InfoOption("N", "number of GPUs (default: what the launcher or the environment gives)", integer(1)),

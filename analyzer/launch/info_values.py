@@ -25,6 +25,11 @@ def word(_name: str, text: str | None) -> str:
     return text or ""
 
 
+def words(_name: str, text: str | None) -> tuple[str, ...]:
+    """A comma-separated list of words."""
+    return tuple(each.strip() for each in (text or "").split(",") if each.strip())
+
+
 def flag(name: str, text: str | None) -> bool:
     """True; an option that takes no value."""
     if text is not None:
@@ -89,6 +94,16 @@ def integer(least: int) -> Callable[[str, str | None], int]:
         if text is None or not text.isdecimal() or len(text) > MAX_DIGITS or int(text) < least:
             raise InputError(name, f"{text!r} is not an integer of {least} or more", f"write an integer such as {least + 1}")
         return int(text)
+
+    return read
+
+
+def integers(least: int) -> Callable[[str, str | None], tuple[int, ...]]:
+    """A reader of a comma-separated list of integers of `least` or more."""
+    one = integer(least)
+
+    def read(name: str, text: str | None) -> tuple[int, ...]:
+        return tuple(one(name, each.strip()) for each in (text or "").split(","))
 
     return read
 

@@ -119,13 +119,13 @@ class Space:
         return splits(self.sizes, self.scale)
 
     def stages(self, split: Split) -> Iterator[Stages]:
-        """The distributions of layers for a split, that of the launch first."""
-        given = self.given.stages
+        """The distributions of layers for a split, that of the launch last."""
+        given, runs = self.given.stages, self.problem.runs
         for stages in stages_of(split, self.sizes, self.scale):
-            if (stages.pipeline, stages.virtual) == given[:2] and stages.first is None and stages.last is None:
+            if runs and (stages.pipeline, stages.virtual) == given[:2] and stages.first is None and stages.last is None:
                 continue
             yield stages
-        if divides(split, given.pipeline, self.scale):
+        if runs and divides(split, given.pipeline, self.scale):
             yield given
 
     def recomputes(self, stages: Stages) -> Iterator[Recompute]:
@@ -142,8 +142,10 @@ class Space:
         """The ways to recompute, with so many powers of two as numbers of layers."""
         if powers not in self._known_choices:
             full = (Recompute("full", method, 1 << power) for power in range(powers) for method in ("uniform", "block"))
-            every = (Recompute(), *self._selective, *full) if "recompute" in self.over else ()
-            self._known_choices[powers] = (self.given.recompute, *(each for each in every if each != self._same_as_given))
+            every: tuple[Recompute, ...] = (Recompute(), *self._selective, *full) if "recompute" in self.over else ()
+            if self.problem.runs or not every:
+                every = (self.given.recompute, *(each for each in every if each != self._same_as_given))
+            self._known_choices[powers] = every
         return self._known_choices[powers]
 
     @cached_property

@@ -144,6 +144,46 @@ def as_text(options: dict[str, object]) -> str:
     return " ".join((*added, *removed))
 
 
+SHORT: Final = {
+    "--tensor-model-parallel-size": "TP",
+    "--pipeline-model-parallel-size": "PP",
+    "--num-virtual-stages-per-pipeline-rank": "VPP",
+    "--context-parallel-size": "CP",
+    "--expert-model-parallel-size": "EP",
+    "--expert-tensor-parallel-size": "ETP",
+    "--micro-batch-size": "MBS",
+    "--decoder-first-pipeline-num-layers": "first",
+    "--decoder-last-pipeline-num-layers": "last",
+}
+"""Usual abbreviations of options, and the layers of the first and the last pipeline rank."""
+PER_STAGE: Final = "--num-layers-per-virtual-pipeline-stage"
+_RECOMPUTE: Final = tuple(map(flag_of, OF_RECOMPUTE))
+
+
+def as_short_text(options: dict[str, object]) -> str:
+    """Changed options with the usual abbreviations: TP 2, PP 4, recompute mlp. Options to leave out have a "no" in front."""
+    found = [f"{SHORT[flag]} {value}" for flag, value in options.items() if flag in SHORT and value is not None]
+    recompute = {flag: value for flag, value in options.items() if flag in _RECOMPUTE}
+    if recompute:
+        found.append(_short_recompute(recompute))
+    rest = {flag: value for flag, value in options.items() if flag not in SHORT and flag not in recompute}
+    found += [_words(flag, value) for flag, value in rest.items() if value is not None and value is not False]
+    implied = PER_STAGE if "--num-virtual-stages-per-pipeline-rank" in options else ""
+    off = [flag for flag, value in options.items() if value is None or value is False]
+    removed = [flag for flag in off if flag not in recompute and flag != implied]
+    return ", ".join((*found, *(f"no {SHORT.get(flag, flag)}" for flag in removed)))
+
+
+def _short_recompute(options: dict[str, object]) -> str:
+    modules, layers = options.get("--recompute-modules"), options.get("--recompute-num-layers")
+    if isinstance(modules, list):
+        return f"recompute {' '.join(map(str, modules))}"
+    if layers is not None:
+        return f"recompute {options.get('--recompute-method') or ''} {layers}".replace("  ", " ")
+    values = [str(value) for value in options.values() if value]
+    return f"recompute {' '.join(values)}" if values else "no recompute"
+
+
 def _words(flag: str, value: object) -> str:
     if value is True:
         return flag

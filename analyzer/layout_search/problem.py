@@ -35,7 +35,9 @@ class Problem:
     rates: Efficiencies
     moe_imbalance: float
     given: TrainingJob
-    """The job of the launch as it is."""
+    """The job of the launch as it is; with another number of GPUs, for which it may not be legal, that of a changed launch."""
+    runs: bool = True
+    """Whether `given` is the job of the launch as it is."""
 
     def job(self, changes: Changes) -> TrainingJob:
         """The job of the launch with other values of some options. Raises AnalyzerError if Megatron refuses it."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from analyzer.layout_search.evaluation import Evaluation
 
 if TYPE_CHECKING:
     import pandas
+
+STEP: Final = 0.02
+"""Memory that the layouts of a printed front differ by, as a share."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +23,8 @@ class SearchResult:
     """Layouts of the space whose sizes divide the number of GPUs and the batch."""
     evaluated: int
     """Layouts whose exact memory and time were computed. For all others a bound shows that they are not in the result."""
+    fitting: int
+    """Of these, layouts that fit and are not much slower than the fastest."""
     seconds: float
     """Duration of the search."""
     best: tuple[Evaluation, ...]
@@ -85,6 +90,15 @@ def _options(options: dict[str, object]) -> str:
     from analyzer.layout_search.options import as_text
 
     return as_text(options)
+
+
+def distinct_front(result: SearchResult) -> tuple[Evaluation, ...]:
+    """The layouts of the front that need at least `STEP` less memory than the one before them."""
+    found: list[Evaluation] = []
+    for each in result.front:
+        if not found or each.device_bytes <= (1 - STEP) * found[-1].device_bytes:
+            found.append(each)
+    return tuple(found)
 
 
 def front_of(evaluations: Sequence[Evaluation], limit: float) -> tuple[Evaluation, ...]:

@@ -149,6 +149,7 @@ def search_space(space: Space, workers: Workers, *, progress: Callable[[Progress
     return SearchResult(
         candidates=candidates(space),
         evaluated=state.evaluated,
+        fitting=len(found),
         seconds=time.monotonic() - started,
         best=tuple(state.best[:BEST]),
         front=front_of(found, limit),
@@ -172,6 +173,8 @@ def _expand(state: _State, space: bytes, workers: Workers, progress: Callable[[P
 def _given(space: Space) -> Evaluation | None:
     """The evaluation of the launch itself; None if it does not fit."""
     problem = space.problem
+    if not problem.runs:
+        return None
     try:
         return evaluate(space.given, {}, problem.given, problem.speed, problem.rates, most_seconds=inf)
     except AnalyzerError:

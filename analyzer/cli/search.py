@@ -1,0 +1,240 @@
+"""`--info-search` and its related questions: searches layouts, prints them, and returns the exit status."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from analyzer.api import problem_of, read_launch, with_time
+from analyzer.cli.output import standard_output
+from analyzer.errors import DOES_NOT_FIT, FITS, INTERRUPTED, InputError
+from analyzer.launch.info_options import value_of
+from analyzer.predict import predict
+
+if TYPE_CHECKING:
+    from analyzer.api import Launch
+    from analyzer.launch.info_options import InfoOptions
+    from analyzer.layout_search.dimensions import Space
+    from analyzer.layout_search.executors import Workers
+    from analyzer.layout_search.problem import Problem
+    from analyzer.layout_search.result import SearchResult
+    from analyzer.layout_search.search import Progress
+    from analyzer.report.console.search_section import Question
+    from analyzer.results import Report
+
+GPU: Final = "--info-gpu"
+ASKING: Final = ("--info-search", "--info-search-gpus", "--info-search-max")
+"""Options that ask for a search."""
+OF_SEARCH: Final = ("--info-search-over", "--info-keep", "--info-search-csv", "--info-workers")
+"""Options that only a search uses."""
+EXCLUDED: Final = ("record", "check", "calibrate", "launch", "against")
+"""Fields of `InfoOptions` that cannot be used with a search."""
+
+
+def asks_for_search(argv: Sequence[str]) -> bool:
+    """Whether the words of a launch ask for a search. Raises InputError for options of a search without one."""
+    names = {word.partition("=")[0] for word in argv}
+    if names.intersection(ASKING):
+        return True
+    for option in OF_SEARCH:
+        if option in names:
+            raise InputError(option, "is only used with --info-search", "add --info-search, or leave it out")
+    if "," in (value_of(GPU, argv) or ""):
+        raise InputError(GPU, "several GPUs are compared by a search only", "name one GPU, or add --info-search")
+    return False
+
+
+def search_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> int:
+    """Searches the layouts of a launch. Raises AnalyzerError.
+
+    Exit status: 0 if a layout that fits was found, 1 if none was, 130 if the search was interrupted.
+    """
+    names = (value_of(GPU, argv) or "").split(",")
+    launches = [read_launch([*argv, *((GPU, name) if name else ())], environ=environ, folder=folder) for name in names]
+    options = launches[0].options
+    _check(options)
+    if options.search_max is not None and not options.search:
+        return _limit(launches[0], options)
+    if len(launches) > 1 or options.search_gpus:
+        return _several(launches, options)
+    return _one(argv, launches[0], options)
+
+
+def _check(options: InfoOptions) -> None:
+    for field in EXCLUDED:
+        if getattr(options, field):
+            raise InputError(f"--info-{field}", "cannot be used with a search", "leave one of the two out")
+    if options.engine != "formula":
+        raise InputError("--info-engine", "a search uses the formulas", "leave it out")
+
+
+def _one(argv: Sequence[str], launch: Launch, options: InfoOptions) -> int:
+    from analyzer.layout_search.command_line import command_line
+    from analyzer.report.console.search_section import COMMANDS
+
+    problem = problem_of(launch)
+    space = _space(problem, options)
+    with _workers(options) as workers, _progress() as show:
+        result = _searched(space, workers, show)
+    report = with_time(predict(launch.job, note=launch.note), launch)
+    commands = [command_line(argv, launch.arguments, each.options) for each in result.best[:COMMANDS]]
+    _write(report, result, commands, options)
+    if options.search_max is not None:
+        _print_limit(launch, options)
+    if not result.complete:
+        return INTERRUPTED
+    return FITS if result.best else DOES_NOT_FIT
+
+
+def _write(report: Report, result: SearchResult, commands: Sequence[str], options: InfoOptions) -> None:
+    from analyzer.report.console.report import print_report
+    from analyzer.report.console.search_section import print_search
+    from analyzer.report.json.document import to_json
+    from analyzer.report.json.search import as_csv, search_json
+
+    if options.search_csv is not None:
+        _write_file(as_csv(result), options.search_csv, "--info-search-csv")
+    if _write_json(lambda: {**to_json(report), "search": search_json(result, commands)}, options):
+        return
+    with standard_output() as stream:
+        if options.detail:
+            print_report(report, detail=options.detail, stream=stream)
+        print_search(result, report, commands, stream=stream)
+
+
+def _write_json(document: Callable[[], dict[str, Any]], options: InfoOptions) -> bool:
+    """Writes the JSON report if it was requested. Returns whether it went to standard output."""
+    if options.json is None:
+        return False
+    from analyzer.report.json.document import dumps, encodable, write_text
+
+    text = dumps(document())
+    if options.json != "-":
+        write_text(text, options.json)
+        return False
+    with standard_output() as stream:
+        stream.write(encodable(text, stream.encoding))
+    return True
+
+
+def _write_file(text: str, path: str, option: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        fault = f"cannot write '{path}' ({error.strerror or error})"
+        raise InputError(option, fault, "name a file in a folder that exists and that you may write to") from None
+
+
+def _several(launches: Sequence[Launch], options: InfoOptions) -> int:
+    """One search for each GPU and number of GPUs."""
+    from analyzer.layout_search.related import with_world
+    from analyzer.report.console.search_section import Question, print_questions
+    from analyzer.report.json.search import questions_json
+
+    questions: list[Question] = []
+    with _workers(options) as workers, _progress() as show:
+        for launch, gpus in product(launches, options.search_gpus or (None,)):
+            problem = problem_of(launch)
+            if gpus is not None:
+                problem = with_world(problem, gpus)
+            result = _searched(_space(problem, options), workers, show)
+            name = launch.job.hardware.name or ""
+            questions.append(Question(name, problem.world.size, result, _training(launch, problem, result)))
+            if not result.complete:
+                break
+    if not _write_json(lambda: {"schema": "training-info/1", "searches": questions_json(questions)}, options):
+        with standard_output() as stream:
+            print_questions(questions, stream=stream)
+    if not all(each.result.complete for each in questions):
+        return INTERRUPTED
+    return FITS if any(each.result.best for each in questions) else DOES_NOT_FIT
+
+
+def _training(launch: Launch, problem: Problem, result: SearchResult) -> Any:
+    """The whole training with the fastest layout; None if its length is not known or no layout fits."""
+    if not result.best:
+        return None
+    from analyzer.layout_search.dimensions import space_of
+    from analyzer.layout_search.split_jobs import job_of_layout
+
+    job = job_of_layout(replace(space_of(problem), over=frozenset(_over(launch.options, problem))), result.best[0].layout)
+    if job is None:
+        return None
+    time = with_time(predict(job), replace(launch, job=job)).time
+    return None if time is None else time.training
+
+
+def _over(options: InfoOptions, problem: Problem) -> frozenset[str]:
+    return _space(problem, options).over
+
+
+def _space(problem: Problem, options: InfoOptions) -> Space:
+    from analyzer.layout_search.dimensions import space_of
+
+    return space_of(problem, over=options.search_over, keep=options.keep)
+
+
+def _searched(space: Space, workers: Workers, show: Callable[[Progress], None] | None) -> SearchResult:
+    from analyzer.layout_search.search import search_space
+
+    return search_space(space, workers, progress=show)
+
+
+def _limit(launch: Launch, options: InfoOptions) -> int:
+    return FITS if _print_limit(launch, options) else DOES_NOT_FIT
+
+
+def _print_limit(launch: Launch, options: InfoOptions) -> bool:
+    """Prints the answer to `--info-search-max`. Returns whether any value fits."""
+    from analyzer.layout_search.related import largest
+    from analyzer.report.console.search_section import print_limit
+    from analyzer.report.json.search import limit_json
+
+    problem = problem_of(launch)
+    limit = largest(problem, "seq-length" if options.search_max == "seq-length" else "micro-batch-size")
+    if options.search or not _write_json(lambda: {"schema": "training-info/1", "largest": limit_json(limit)}, options):
+        with standard_output() as stream:
+            print_limit(limit, problem.capacity, stream=stream)
+    return limit.value is not None
+
+
+@contextmanager
+def _workers(options: InfoOptions) -> Iterator[Workers]:
+    from analyzer.layout_search.executors import workers
+
+    with workers(options.workers) as found:
+        yield found
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[Progress], None] | None]:
+    """A progress bar on standard error, if it is a terminal."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (
+        TextColumn("search"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[best]}"),
+    )
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("search", total=None, rate="", best="")
+
+        def show(progress: Progress) -> None:
+            rate = f"{progress.expanded / max(1e-3, bar.tasks[0].elapsed or 1):,.0f}/s"
+            best = "" if progress.best_seconds is None else f"fastest {progress.best_seconds:.2f} s"
+            bar.update(task, completed=progress.expanded, total=progress.expanded + progress.open, rate=rate, best=best)
+
+        yield show

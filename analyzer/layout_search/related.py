@@ -1,0 +1,119 @@
+"""Questions beside the fastest layout: other numbers of GPUs, and the largest micro-batch or sequence that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import lcm
+from typing import Final, Literal, NamedTuple
+
+from analyzer.errors import AnalyzerError, InputError
+from analyzer.launch.launchers.world import World
+from analyzer.layout_search.dimensions import space_of
+from analyzer.layout_search.problem import Problem
+from analyzer.layout_search.split_jobs import job_of_split
+from analyzer.memory.ranks import highest_rank
+from analyzer.specs import TrainingJob
+
+Largest = Literal["micro-batch-size", "seq-length"]
+LONGEST: Final = 2**24
+"""Longest sequence that is tried, in tokens."""
+
+
+class Limit(NamedTuple):
+    """The largest value of an option with which a launch fits."""
+
+    option: Largest
+    value: int | None
+    """None if the smallest one does not fit."""
+    device_bytes: int | None
+    next_value: int | None
+    """The next larger value, which does not fit; None if a larger one is not legal."""
+    next_bytes: int | None
+
+
+def with_world(problem: Problem, size: int) -> Problem:
+    """The problem with another number of GPUs. Raises InputError if no layout is legal for it."""
+    parallel = problem.given.parallel
+    per_node = min(parallel.gpus_per_node, size)
+    if size % per_node:
+        raise InputError("--info-search-gpus", f"{size} GPUs are not nodes of {per_node}", f"use multiples of {per_node}")
+    world = World(nodes=size // per_node, gpus_per_node=per_node)
+    sized = replace(parallel, world_size=size, nodes=world.nodes, gpus_per_node=per_node)
+    changed = replace(problem, world=world, given=replace(problem.given, parallel=sized), runs=False)
+    try:
+        return replace(changed, given=changed.job({}), runs=True)
+    except AnalyzerError:
+        pass
+    space = space_of(changed)
+    for split in space.splits():
+        found = job_of_split(space, 0, split)
+        if found is not None:
+            return replace(changed, given=found.job)
+    raise InputError("--info-search-gpus", f"no layout of this launch is legal for {size} GPUs", "use another number of GPUs")
+
+
+def largest(problem: Problem, option: Largest) -> Limit:
+    """The largest micro-batch size or sequence length with which the launch fits, with all other options as they are.
+
+    Sequences are multiples of what context and tensor parallelism split, and of 1,024 tokens if the launch has as many.
+    """
+    found = Limit(option, None, None, None, None)
+    for value, size in _sizes(problem, option):
+        if size > problem.capacity:
+            return found._replace(next_value=value, next_bytes=size)
+        found = found._replace(value=value, device_bytes=size)
+    return found
+
+
+def _sizes(problem: Problem, option: Largest) -> Iterator[tuple[int, int]]:
+    """Values in rising order with their memory, up to the first that does not fit."""
+    if option == "micro-batch-size":
+        batch, replicas = problem.given.batch, problem.given.parallel.data
+        for value in range(1, batch.global_batch_size // replicas + 1):
+            job = _job(problem, {"micro_batch_size": value})
+            if job is not None:
+                size = _device_bytes(job)
+                yield value, size
+                if size > problem.capacity:
+                    return
+        return
+    yield from _sequences(problem)
+
+
+def _sequences(problem: Problem) -> Iterator[tuple[int, int]]:
+    parallel, given = problem.given.parallel, problem.given.batch.seq_length
+    step = lcm(2 * parallel.context * parallel.tensor, 1024 if given >= 1024 else 1)
+
+    def size_of(steps: int) -> int | None:
+        length = steps * step
+        positions = max(length, int(str(problem.arguments.get("max_position_embeddings") or 0)))
+        job = _job(problem, {"seq_length": length, "max_position_embeddings": positions})
+        return None if job is None else _device_bytes(job)
+
+    fits, first = 0, 1
+    while (size := size_of(first)) is not None and size <= problem.capacity and first * step <= LONGEST:
+        fits, first = first, 2 * first
+    above = first
+    while above - fits > 1:  # fits is the largest that does, above the smallest that does not
+        middle = (fits + above) // 2
+        size = size_of(middle)
+        if size is not None and size <= problem.capacity:
+            fits = middle
+        else:
+            above = middle
+    for steps in (fits, above):
+        size = size_of(steps) if steps else None
+        if size is not None:
+            yield steps * step, size
+
+
+def _job(problem: Problem, changes: dict[str, object]) -> TrainingJob | None:
+    try:
+        return problem.job(changes)
+    except AnalyzerError:
+        return None
+
+
+def _device_bytes(job: TrainingJob) -> int:
+    return highest_rank(job).memory.device_bytes

@@ -1,0 +1,172 @@
+"""The result of a search: the fastest layouts, why the first one is faster than the launch, memory against time, and commands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
+
+from analyzer.layout_search.evaluation import Evaluation
+from analyzer.layout_search.options import as_short_text
+from analyzer.layout_search.related import Limit
+from analyzer.layout_search.result import SearchResult, distinct_front
+from analyzer.report.console.elements import heading, paragraph, table
+from analyzer.report.console.report import write
+from analyzer.report.console.time_section import PARTS, seconds
+from analyzer.results import Report, TrainingTime
+from analyzer.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+COMMANDS: Final = 3
+"""Layouts whose command line is printed."""
+SMALLEST: Final = 0.005
+"""Differences of parts below this share of an iteration are not printed."""
+AS_GIVEN: Final = "the launch as it is"
+
+
+class Question(NamedTuple):
+    """The answer to a search for one GPU and one number of GPUs."""
+
+    gpu: str
+    gpus: int
+    result: SearchResult
+    training: TrainingTime | None
+    """The whole training with the fastest layout; None if its length is not known."""
+
+
+def print_search(result: SearchResult, report: Report, commands: Sequence[str], *, stream: TextIO) -> None:
+    """Prints the result of one search. `report` is that of the launch, `commands` the command lines of the first layouts."""
+    write(lambda _: sections(result, report, commands), stream=stream)
+
+
+def sections(result: SearchResult, report: Report, commands: Sequence[str]) -> list[RenderableType]:
+    """The parts of the result, in order."""
+    capacity = report.verdict.capacity_bytes or 0
+    found = [*heading("Search"), paragraph(_launch(report)), paragraph(_extent(result))]
+    if not result.best:
+        return [*found, paragraph("No layout fits." if result.complete else "No layout that fits was found.")]
+    rows = [_row(str(place), each, capacity) for place, each in enumerate(result.best, 1)]
+    columns = ("", "iteration", "tokens/s/GPU", "MFU", "memory", "free", "changed options")
+    return [
+        *found,
+        "",
+        table(columns, rows, align="rrrrrrl", wrapped=(6,)),
+        "",
+        paragraph(_place(result)),
+        *_reasons(result),
+        *_front(result, capacity),
+        *_commands(commands),
+    ]
+
+
+def _row(place: str, each: Evaluation, capacity: int) -> tuple[str, ...]:
+    free = format_bytes(capacity - each.device_bytes) + (" (tight)" if each.tight else "")
+    return (
+        place,
+        seconds(each.iteration_seconds),
+        f"{each.tokens_per_second_per_gpu:,.0f}",
+        f"{each.model_flops_utilization:.1%}",
+        format_bytes(each.device_bytes),
+        free,
+        as_short_text(each.options) or AS_GIVEN,
+    )
+
+
+def _launch(report: Report) -> str:
+    time = "" if report.time is None else f", {seconds(report.time.iteration_seconds)} for an iteration"
+    return f"The launch as it is: {report.verdict.state or 'no verdict'} on {report.verdict.gpu or 'the GPU'}{time}."
+
+
+def _extent(result: SearchResult) -> str:
+    text = (
+        f"{result.candidates:,} layouts in {seconds(result.seconds)}: {result.evaluated:,} were evaluated exactly, and bounds of "
+        "time and memory exclude the others."
+    )
+    return text if result.complete else f"{text} The search was interrupted: there may be faster layouts."
+
+
+def _place(result: SearchResult) -> str:
+    if result.given is None:
+        return "The launch as it is does not fit."
+    faster = result.given.iteration_seconds / result.best[0].iteration_seconds - 1
+    compared = f"it takes {faster:.1%} longer than the first" if faster >= SMALLEST else "no layout is much faster"
+    if result.place is None:
+        return f"The launch as it is comes after these: {compared}."
+    return f"The launch as it is would be in place {result.place}: {compared}."
+
+
+def _reasons(result: SearchResult) -> list[RenderableType]:
+    """Which parts of the time got smaller, in the order of their size."""
+    if result.given is None or result.given.iteration_seconds <= result.best[0].iteration_seconds:
+        return []
+    before, after = result.given.parts_seconds, result.best[0].parts_seconds
+    least = SMALLEST * result.given.iteration_seconds
+    changes = sorted((after[part] - before[part], name) for part, name in PARTS.items() if abs(after[part] - before[part]) >= least)
+    less = [f"{name} {seconds(-change)} less" for change, name in changes if change < 0]
+    more = [f"{name} {seconds(change)} more" for change, name in reversed(changes) if change > 0]
+    return [paragraph(f"Why the first is faster: {', '.join((*less, *more))}.")] if less else []
+
+
+def _front(result: SearchResult, capacity: int) -> list[RenderableType]:
+    rows = [_row("", each, capacity)[1:] for each in distinct_front(result)]
+    if len(rows) < 2:
+        return []
+    title = "Less memory for more time (no other layout is faster and needs no more memory)"
+    columns = ("iteration", "tokens/s/GPU", "MFU", "memory", "free", "changed options")
+    return [*heading(title), table(columns, rows, align="rrrrrl", wrapped=(5,))]
+
+
+def _commands(commands: Sequence[str]) -> list[RenderableType]:
+    found: list[RenderableType] = [*heading("Commands of the first layouts")] if commands else []
+    for place, command in enumerate(commands, 1):
+        found += [paragraph(f"{place}. {command}"), ""]
+    return found[:-1]
+
+
+def print_questions(questions: Sequence[Question], *, stream: TextIO) -> None:
+    """Prints a line for each GPU and number of GPUs, with the fastest layout."""
+    write(lambda _: _questions(questions), stream=stream)
+
+
+def _questions(questions: Sequence[Question]) -> list[RenderableType]:
+    priced = any(each.training is not None and each.training.cost is not None for each in questions)
+    trained = any(each.training is not None for each in questions)
+    header: tuple[str, ...] = ("GPU", "GPUs", "iteration", "tokens/s", "MFU", "memory")
+    header += (("days", "GPU-hours") if trained else ()) + (("cost",) if priced else ()) + ("changed options",)
+    rows = [_question(each, trained=trained, priced=priced) for each in questions]
+    align = "l" + "r" * (len(header) - 2) + "l"
+    return [*heading("Fastest layouts that fit"), table(header, rows, align=align, wrapped=(len(header) - 1,))]
+
+
+def _question(question: Question, *, trained: bool, priced: bool) -> tuple[str, ...]:
+    count = 4 + 2 * trained + priced
+    if not question.result.best:
+        return (question.gpu, f"{question.gpus:,}", *("",) * count, "no layout fits")
+    best, training = question.result.best[0], question.training
+    cells = [
+        seconds(best.iteration_seconds),
+        f"{best.tokens_per_second_per_gpu * question.gpus:,.0f}",
+        f"{best.model_flops_utilization:.1%}",
+        format_bytes(best.device_bytes) + (" (tight)" if best.tight else ""),
+    ]
+    if trained:
+        cells += ["", ""] if training is None else [f"{training.days:,.1f}", f"{training.gpu_hours:,.0f}"]
+    if priced:
+        cells.append("" if training is None or training.cost is None else f"{training.cost:,.0f}")
+    return (question.gpu, f"{question.gpus:,}", *cells, as_short_text(best.options) or AS_GIVEN)
+
+
+def print_limit(limit: Limit, capacity: int, *, stream: TextIO) -> None:
+    """Prints the largest value of an option with which the launch fits."""
+    write(lambda _: [*heading(f"Largest --{limit.option}"), paragraph(_limit(limit, capacity))], stream=stream)
+
+
+def _limit(limit: Limit, capacity: int) -> str:
+    flag = f"--{limit.option}"
+    if limit.value is None or limit.device_bytes is None:
+        return f"The launch does not fit with any {flag}."
+    text = f"{flag} {limit.value} is the largest that fits: {format_bytes(limit.device_bytes)} of {format_bytes(capacity)}."
+    if limit.next_value is None or limit.next_bytes is None:
+        return f"{text} A larger one cannot be split over the ranks."
+    return f"{text} With {limit.next_value} the launch needs {format_bytes(limit.next_bytes)}."
