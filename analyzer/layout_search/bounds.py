@@ -10,15 +10,17 @@ model states only. `analyzer.memory.screen` has a much better bound of the memor
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
 from analyzer.memory.block_memory import block_memory
 from analyzer.memory.device_overhead import outside_allocator_bytes
-from analyzer.memory.screen import is_screened, kinds_of_stages, parameter_figures, state_bytes
+from analyzer.memory.screen import kinds_of_stages, least_state_bytes, parameter_figures
 from analyzer.modules.inputs import module_inputs
-from analyzer.modules.kinds import ATTENTION_BRANCH
+from analyzer.modules.kinds import ATTENTION_BRANCH, ModuleKind
+from analyzer.modules.layer import ModuleRuns
 from analyzer.modules.models.gpt import ChunkKind, chunk_modules
 from analyzer.modules.tree import Module
 from analyzer.specs import TrainingJob
@@ -75,6 +77,7 @@ class SplitFigures:
         self._attention: BlockCache = {} if attention is None else attention
         self._chunks: dict[ChunkKind, ChunkFigures | None] = {}
         self._retained: dict[ChunkKind, int] = {}
+        self._lists: dict[ChunkKind, ModuleRuns | None] = {}
 
     def chunk(self, kind: ChunkKind) -> ChunkFigures | None:
         """The figures of a chunk; None if it has no modules."""
@@ -85,12 +88,12 @@ class SplitFigures:
     def retained(self, kind: ChunkKind) -> int:
         """Bytes that a microbatch keeps in a chunk between its forward and its backward."""
         if kind not in self._retained:
-            modules = chunk_modules(module_inputs(self._job), kind) or ()
+            modules = self._modules(kind) or ()
             self._retained[kind] = sum(times * block_memory(module).retained for module, times in modules)
         return self._retained[kind]
 
     def _chunk(self, kind: ChunkKind) -> ChunkFigures | None:
-        modules = chunk_modules(module_inputs(self._job), kind)
+        modules = self._modules(kind)
         if modules is None:
             return None
         found = [(self._block(module), times) for module, times in modules]
@@ -101,6 +104,19 @@ class SplitFigures:
             experts=sum(times * each.experts for each, times in found),
             parameter_bytes=sum(times * each.parameter_bytes for each, times in found),
         )
+
+    def _modules(self, kind: ChunkKind) -> ModuleRuns | None:
+        """The modules of a chunk with their number. Without full recompute, chunks with the same kinds of layers have the same."""
+        inputs = module_inputs(self._job)
+        if inputs.recompute.granularity == "full" or not kind.layers:
+            return chunk_modules(inputs, kind)
+        one_each = replace(kind, layers=tuple((layer, 1) for layer, _ in kind.layers))
+        if one_each not in self._lists:
+            self._lists[one_each] = chunk_modules(inputs, one_each)
+        modules, numbers = self._lists[one_each], iter(kind.layers)
+        if modules is None:
+            return None
+        return tuple((module, next(numbers)[1] if module.kind is ModuleKind.LAYER else times) for module, times in modules)
 
     def _block(self, module: Module) -> _BlockFigures:
         cache = self._attention if module.kind in ATTENTION_BRANCH else self._blocks
@@ -166,9 +182,8 @@ def bounds(job: TrainingJob, figures: SplitFigures, speed: SpeedSpec, rates: Eff
         of_rank = [found[place] for place in places]
         dense, experts = sum(chunk.dense for chunk in of_rank), sum(chunk.experts for chunk in of_rank)
         step = max(step, seconds_of_parameters(job, dense, experts, speed, rates))
-        if is_screened(job):
-            size = sum(chunk.parameter_bytes for chunk in of_rank)
-            states = max(states, sum(state_bytes(job, dense=dense, experts=experts, parameter_bytes=size)))
+        size = sum(chunk.parameter_bytes for chunk in of_rank)
+        states = max(states, least_state_bytes(job, dense=dense, experts=experts, parameter_bytes=size))
     return Bounds(seconds + step, states + outside_allocator_bytes(job))
 
 

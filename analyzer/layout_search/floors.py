@@ -1,8 +1,8 @@
 """Lower bounds of the time of all layouts with a split, without a look at each split's modules.
 
 The modules of attention, and of the whole layer without experts, do not depend on the expert-parallel sizes. So their time is
-computed once for splits that differ in these sizes only. The experts count with their FLOPs, and the exchange of tokens with the
-bytes of one all-to-all over the links of its group.
+computed once for splits that differ in these sizes only. The experts count with their FLOPs at the highest efficiency, and the
+exchange of tokens with the bytes of one all-to-all over the links of its group.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.models.gpt import ChunkKind, chunk_modules, layer_kinds
 from analyzer.modules.tree import Module
 from analyzer.specs import TrainingJob
+from analyzer.time.kernel_seconds import least_gemm_seconds
 from analyzer.time.links import span_of
 from analyzer.time.message_seconds import message_seconds
 from analyzer.time.pass_seconds import exposed_share, pass_run
 from analyzer.time.pass_work import Message, PassWork, block_work, settings_of
 from analyzer.time.work.context import work_context
-from analyzer.time.work.kernels import flops
+from analyzer.time.work.kernels import Gemm
 
 EXCHANGE: Final = frozenset({ModuleKind.DISPATCH, ModuleKind.EXPERTS, ModuleKind.COMBINE})
 """Modules whose time depends on the expert-parallel sizes."""
@@ -35,7 +36,7 @@ class _Model(NamedTuple):
     """Seconds of a microbatch in all layers, on ranks with one size of tensor and context parallelism."""
 
     seconds: float
-    """Without the exchange of tokens; experts at the peak."""
+    """Without the exchange of tokens; GEMMs of experts at the highest efficiency."""
     messages: tuple[tuple[Message, float], ...]
     """The all-to-alls of the exchange of tokens with their number."""
 
@@ -67,7 +68,6 @@ class Floors:
     def _model(self, job: TrainingJob) -> _Model:
         problem = self._space.problem
         context, settings = work_context(job), settings_of(job)
-        peak = max(problem.speed.peak_flops.values())
         everything = ChunkKind(layers=layer_kinds(job.model, job.precision.fp8), mtp_layers=job.model.mtp_num_layers)
         total = 0.0
         messages: list[tuple[Message, float]] = []
@@ -81,8 +81,9 @@ class Floors:
                 total += times * run(module.derived(block_work, direction, context, settings))
                 for part in _exchanges(module):
                     work = part.derived(block_work, direction, context, settings)
-                    executed = sum(count * flops((kernel,)) for kernel, count in work.kernels)
-                    total += times * (executed / peak - run(work._replace(synchronizations=0)))
+                    gemms = [(kernel, count) for kernel, count in work.kernels if isinstance(kernel, Gemm)]
+                    least = sum(count * least_gemm_seconds(gemm, problem.speed, problem.rates) for gemm, count in gemms)
+                    total += times * (least - run(work._replace(synchronizations=0)))
                     messages += [(each, times * count) for each, count in work.messages if each.kind == "all_to_all"]
         return _Model(total, tuple(messages))
 

@@ -34,6 +34,8 @@ class SearchResult:
     """The layouts for which no other one is faster and needs no more memory, up to `FRONT` times the time of the fastest."""
     given: Evaluation | None
     """The launch itself; None if it does not fit."""
+    smallest_change: Evaluation | None
+    """If the launch does not fit, the fastest layout that fits among those that change the fewest dimensions."""
     complete: bool
     """Whether the search was not interrupted."""
 

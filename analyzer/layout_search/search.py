@@ -19,6 +19,7 @@ from analyzer.layout_search.evaluation import Evaluation, evaluate
 from analyzer.layout_search.executors import ClusterLostError, Task, Workers
 from analyzer.layout_search.nodes import Cutoffs, Node, root_nodes
 from analyzer.layout_search.result import SearchResult, front_of, order
+from analyzer.layout_search.smallest_change import smallest_change
 from analyzer.layout_search.space import Layout, Split, Stages
 from analyzer.memory.collector import collector_paused
 
@@ -144,6 +145,7 @@ def search_space(space: Space, workers: Workers, *, progress: Callable[[Progress
             _expand(state, pickle.dumps(space), workers, progress)
         except (KeyboardInterrupt, ClusterLostError):
             complete = False
+        smallest = smallest_change(space) if given is None and complete and space.problem.runs else None
     found = state.ordered
     limit = FRONT * found[0].iteration_seconds if found else inf
     return SearchResult(
@@ -154,6 +156,7 @@ def search_space(space: Space, workers: Workers, *, progress: Callable[[Progress
         best=tuple(state.best[:BEST]),
         front=front_of(found, limit),
         given=given,
+        smallest_change=smallest,
         complete=complete,
     )
 

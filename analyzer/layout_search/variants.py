@@ -16,7 +16,7 @@ from analyzer.errors import AnalyzerError
 from analyzer.layout_search.bounds import BlockCache, Bounds, SplitFigures, bounds, plan_of
 from analyzer.layout_search.space import Recompute
 from analyzer.memory.device_overhead import outside_allocator_bytes
-from analyzer.memory.screen import is_screened, microbatches_in_flight, state_bytes
+from analyzer.memory.screen import has_known_flight, least_state_bytes, microbatches_in_flight
 from analyzer.specs import TrainingJob
 from analyzer.specs.speed import SpeedSpec
 from analyzer.time.efficiencies import Efficiencies
@@ -78,7 +78,7 @@ class _OfJob:
         self._savings: dict[Recompute, tuple[int, ...]] = {}
         plain = figures(NONE)
         self._kept = () if plain is None else tuple(plain.retained(kind) for kind in self._plan.kinds)
-        self._ranks = self._of_ranks(plain) if plain is not None and is_screened(job) else ()
+        self._ranks = self._of_ranks(plain) if plain is not None and has_known_flight(job) else ()
 
     def bounds(self, recompute: Recompute) -> Bounds:
         """The bounds of a recomputation."""
@@ -114,7 +114,7 @@ class _OfJob:
         found = []
         for rank in plan.first:
             of_rank = [chunk for place in plan.ranks[rank] if (chunk := chunks[place]) is not None]
-            states, _ = state_bytes(
+            states = least_state_bytes(
                 job,
                 dense=sum(chunk.dense for chunk in of_rank),
                 experts=sum(chunk.experts for chunk in of_rank),

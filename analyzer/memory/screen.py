@@ -76,7 +76,7 @@ def screen(job: TrainingJob) -> Screen:
 def microbatches_in_flight(job: TrainingJob, rank: int) -> tuple[int, ...]:
     """For each chunk of a pipeline rank, the microbatches that are between forward and backward when the first backward starts.
 
-    Only for jobs for which `is_screened` is true.
+    Only for jobs for which `has_known_flight` is true.
     """
     parallel, microbatches = job.parallel, job.batch.microbatches
     p, v = parallel.pipeline, parallel.chunks
@@ -90,11 +90,27 @@ def microbatches_in_flight(job: TrainingJob, rank: int) -> tuple[int, ...]:
 
 def is_screened(job: TrainingJob) -> bool:
     """Whether the fast computation covers a job: 1F1B or interleaved, Adam or SGD on the GPU, unquantized weights."""
-    parallel = job.parallel
     differs = job.precision.fp8 or job.flags.delay_wgrad_compute or is_before(job.megatron, "0.12")
+    return has_known_flight(job) and not differs
+
+
+def has_known_flight(job: TrainingJob) -> bool:
+    """Whether `microbatches_in_flight` covers a job: 1F1B, or interleaved with complete groups of microbatches."""
+    parallel = job.parallel
     group = parallel.microbatch_group_size or parallel.pipeline
-    complete_groups = parallel.chunks == 1 or job.batch.microbatches % group == 0
-    return is_replayed(job) and complete_groups and not differs
+    return is_replayed(job) and (parallel.chunks == 1 or job.batch.microbatches % group == 0)
+
+
+def least_state_bytes(job: TrainingJob, *, dense: int, experts: int, parameter_bytes: int) -> int:
+    """A lower bound of the model states from the elements of a rank's parameters; 0 for states that are sharded in other ways.
+
+    With FP8 a weight has at least one byte.
+    """
+    optimizer = job.optimizer
+    if job.fsdp is not None or optimizer.offload is not None or optimizer.name not in ("adam", "sgd"):
+        return 0
+    least = dense + experts if job.precision.fp8 is not None else parameter_bytes
+    return state_bytes(job, dense=dense, experts=experts, parameter_bytes=least)[0]
 
 
 def _peak(job: TrainingJob) -> int | None:

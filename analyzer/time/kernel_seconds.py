@@ -46,6 +46,11 @@ def gemm_seconds(gemm: Gemm, speed: SpeedSpec, rates: Efficiencies) -> float:
     return max(math, traffic) + rates.gemm_traffic * min(math, traffic) + rates.kernel_gap
 
 
+def least_gemm_seconds(gemm: Gemm, speed: SpeedSpec, rates: Efficiencies) -> float:
+    """Seconds of the operations of a GEMM at the highest efficiency that any shape reaches."""
+    return gemm.flops / (speed.peak_flops[gemm.precision] * _ceiling(gemm.precision, rates))
+
+
 def _ceiling(precision: Precision, rates: Efficiencies) -> float:
     if precision == "16":
         return rates.gemm_16

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
 from analyzer.layout_search.evaluation import Evaluation
-from analyzer.layout_search.options import as_short_text
+from analyzer.layout_search.options import as_short_text, as_text
 from analyzer.layout_search.related import Limit
 from analyzer.layout_search.result import SearchResult, distinct_front
 from analyzer.report.console.elements import heading, paragraph, table
@@ -88,7 +88,12 @@ def _extent(result: SearchResult) -> str:
 
 def _place(result: SearchResult) -> str:
     if result.given is None:
-        return "The launch as it is does not fit."
+        change = result.smallest_change
+        text = "The launch as it is does not fit."
+        if change is None:
+            return text
+        needed = f"{format_bytes(change.device_bytes)}, {seconds(change.iteration_seconds)} for an iteration"
+        return f"{text} The smallest change that fits: {as_text(change.options)} ({needed})."
     faster = result.given.iteration_seconds / result.best[0].iteration_seconds - 1
     compared = f"it takes {faster:.1%} longer than the first" if faster >= SMALLEST else "no layout is much faster"
     if result.place is None:

@@ -29,6 +29,7 @@ def search_json(result: SearchResult, commands: Sequence[str] = ()) -> dict[str,
         "best": [_layout(each) for each in result.best],
         "front": [_layout(each) for each in result.front],
         "given": None if given is None else {"place": result.place, **_layout(given)},
+        "smallest_change": None if result.smallest_change is None else _layout(result.smallest_change),
         "commands": list(commands),
     }
 

@@ -1,0 +1,170 @@
+"""`--info-search` and its related questions on the command line."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from analyzer import search
+from analyzer.errors import InputError
+from tests.command import assert_refused, report, run
+from tests.job_of import BASE
+from tests.report.printed import section, titles
+
+ALONE = ("--nproc-per-node", "8", "pretrain_gpt.py", *BASE.split(), "--global-batch-size", "64", "--info-gpu", "H100-80GB")
+LAUNCH = (*ALONE, "--info-workers", "1")
+SEARCH = (*LAUNCH, "--info-search", "--info-search-over", "tp,pp,micro-batch,recompute")
+
+
+def test_the_printed_commands_give_the_figures_of_the_search() -> None:
+    """A command can be pasted: analyzed by itself, it has the memory and the time that the search has found."""
+    found = report(*SEARCH)["search"]
+    assert len(found["commands"]) == 3
+    for command, layout in zip(found["commands"], found["best"], strict=False):
+        assert "--info" not in command
+        words = shlex.split(command)
+        assert words[0] == "torchrun"
+        alone = report(*words[1:], "--info-gpu", "H100-80GB")
+        assert max(rank["memory"]["device_bytes"] for rank in alone["ranks"]) == layout["device_bytes"]
+        assert alone["time"]["iteration_seconds"] == pytest.approx(layout["iteration_seconds"], rel=1e-9)
+        assert alone["time"]["parts_seconds"] == pytest.approx(layout["parts_seconds"], rel=1e-9)
+        assert alone["verdict"]["fits"] is True
+
+
+def test_the_best_layouts_are_in_order_and_not_slower_than_the_launch() -> None:
+    document = report(*SEARCH)
+    found = document["search"]
+    times = [each["iteration_seconds"] for each in found["best"]]
+    assert times == sorted(times)
+    assert times[0] <= document["time"]["iteration_seconds"] == found["given"]["iteration_seconds"]
+    assert found["complete"] is True
+    assert found["evaluated"] >= len(times)
+    front = [(each["iteration_seconds"], each["device_bytes"]) for each in found["front"]]
+    assert front == sorted(front)
+    assert [size for _, size in front] == sorted((size for _, size in front), reverse=True)
+
+
+def test_the_console_lists_the_layouts_and_the_commands(tmp_path: Path) -> None:
+    file = tmp_path / "layouts.csv"
+    outcome = run(*SEARCH, "--info-search-csv", str(file))
+    assert (outcome.status, outcome.err) == (0, "")
+    assert titles(outcome.out)[0] == "Search"
+    assert titles(outcome.out)[-1] == "Commands of the first layouts"
+    rows = [line for line in section(outcome.out, "Search") if line.strip()[:1].isdigit() and "GiB" in line]
+    found = report(*SEARCH)["search"]
+    assert len(rows) == len(found["best"])
+    written = list(csv.DictReader(file.open()))
+    assert sum(row["best"] == "True" for row in written) == len(found["best"])
+    assert float(written[0]["iteration_seconds"]) == pytest.approx(found["best"][0]["iteration_seconds"])
+
+
+def test_kept_options_do_not_change() -> None:
+    found = report(*SEARCH, "--info-keep", "tensor-model-parallel-size,--micro-batch-size")["search"]
+    for layout in found["best"] + found["front"]:
+        assert {"--tensor-model-parallel-size", "--micro-batch-size"}.isdisjoint(layout["options"])
+    changed = {flag for layout in report(*SEARCH)["search"]["best"] for flag in layout["options"]}
+    assert changed & {"--tensor-model-parallel-size", "--micro-batch-size"}
+
+
+def test_without_any_layout_that_fits_the_exit_status_is_1() -> None:
+    outcome = run(*SEARCH, "--info-gpu-memory", "1GiB")
+    assert (outcome.status, outcome.err) == (1, "")
+    assert "No layout fits." in outcome.out
+
+
+def test_a_launch_that_does_not_fit_gets_the_smallest_change() -> None:
+    """With memory between that of the launch and that of a change of one dimension, one is enough."""
+    launch = report(*ALONE)
+    needed = max(rank["memory"]["device_bytes"] for rank in launch["ranks"])
+    memory = ("--info-gpu-memory", str(needed - 1))
+    found = report(*SEARCH, *memory)["search"]
+    assert found["given"] is None
+    change = found["smallest_change"]
+    assert change["device_bytes"] < needed
+    assert change["options"]
+    text = run(*SEARCH, *memory).out
+    assert "does not fit. The smallest change that fits: --" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("option", ["micro-batch-size", "seq-length"])
+def test_the_largest_value_fits_and_the_next_does_not(option: str, tmp_path: Path) -> None:
+    file = tmp_path / "largest.json"
+    assert run(*ALONE, "--info-search-max", option, "--info-json", str(file)).status == 0
+    found = json.loads(file.read_text())["largest"]
+    assert found["option"] == option
+    for value, fits in ((found["value"], True), (found["next_value"], False)):
+        if value is not None:
+            positions = ("--max-position-embeddings", str(max(4096, value))) if option == "seq-length" else ()
+            alone = report(*ALONE, f"--{option}", str(value), *positions)
+            assert alone["verdict"]["fits"] is fits
+
+
+def test_numbers_of_gpus_and_gpus_are_compared() -> None:
+    words = (
+        *SEARCH,
+        "--info-search-over",
+        "tp",
+        "--info-search-gpus",
+        "8,16",
+        "--info-gpu",
+        "H100-80GB,A100-80GB",
+        "--info-tokens",
+        "1T",
+        "--info-price",
+        "2",
+    )
+    found = report(*words)["searches"]
+    assert [(each["gpu"], each["gpus"]) for each in found] == [
+        ("H100-80GB", 8), ("H100-80GB", 16), ("A100-80GB", 8), ("A100-80GB", 16),
+    ]  # fmt: skip
+    for each in found:
+        training = each["training"]
+        assert training["cost"] == pytest.approx(2 * training["gpu_hours"])
+        assert training["tokens"] >= 1e12
+    seconds = {(each["gpu"], each["gpus"]): each["best"][0]["iteration_seconds"] for each in found}
+    assert seconds["H100-80GB", 16] < seconds["H100-80GB", 8] < seconds["A100-80GB", 8]  # 989 and 312 TFLOP/s
+    assert titles(run(*words).out) == ("Fastest layouts that fit",)
+
+
+def test_one_gpu_alone_equals_its_search_in_a_comparison() -> None:
+    alone = report(*SEARCH)["search"]["best"]
+    compared = report(*SEARCH, "--info-search-gpus", "8")["searches"][0]["best"]
+    assert compared == alone
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (("--info-search-over", "tp"), "--info-search-over"),
+        (("--info-keep", "micro-batch-size"), "--info-keep"),
+        (("--info-workers", "2"), "--info-workers"),
+        (("--info-search", "--info-search-over", "tp,qq"), "--info-search-over"),
+        (("--info-search", "--info-keep", "not-an-option"), "--info-keep"),
+        (("--info-search-gpus", "12,x"), "--info-search-gpus"),
+        (("--info-search-gpus", "12"), "--info-search-gpus"),
+        (("--info-search-max", "layers"), "--info-search-max"),
+        (("--info-search", "--info-engine", "shadow"), "--info-engine"),
+        (("--info-search", "--info-against", "old.json"), "--info-against"),
+        (("--info-search", "--info-efficiency", "flops=0.5"), "--info-search"),
+        (("--info-gpu", "H100-80GB,A100-80GB"), "--info-gpu"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_line(words: tuple[str, ...], option: str) -> None:
+    assert_refused(run(*ALONE, *words), option)
+
+
+def test_a_search_needs_a_gpu() -> None:
+    assert_refused(run(*ALONE[:-2], "--info-search"), "--info-search")
+
+
+def test_the_python_api_gives_the_same_layouts() -> None:
+    result = search(ALONE, over=("tp", "pp", "micro-batch", "recompute"))
+    found = report(*SEARCH)["search"]
+    assert [each.options for each in result.best] == [each["options"] for each in found["best"]]
+    assert {each.layout for each in result} == {each.layout for each in (*result.best, *result.front)}
+    with pytest.raises(InputError, match="--info-search-over"):
+        search(ALONE, over=("nothing",))
