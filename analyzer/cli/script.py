@@ -21,7 +21,7 @@ STARTERS: Final = frozenset({"bash", "sh", "sbatch"})
 """Commands that may stand before the script."""
 PRECEDENCE: Final = (70, 2, 3, 1, 0)
 """Of several launches, the exit status is the first of these that occurs."""
-WRITTEN: Final = ("--info-json", "--info-record")
+WRITTEN: Final = ("--info-json", "--info-record", "--info-search-csv")
 """Options that name a file to write, which is another one for each launch."""
 OF_LAUNCH: Final = ("--info-megatron", "--info-model")
 """Options whose value may be a path, which the analysis reads in the folder of the launch."""
