@@ -5,30 +5,36 @@ A task has everything that it needs, so that any worker can run it, and run it a
 
 from __future__ import annotations
 
+import os
 import pickle
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import BrokenExecutor, Executor, Future, wait
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from threading import Lock
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from analyzer.errors import InputError
+from analyzer.memory.collector import collector_paused
 
 if TYPE_CHECKING:
     from analyzer.layout_search.evaluation import Evaluation
     from analyzer.layout_search.nodes import Cutoffs, Expander, Node
 
 ATTEMPTS: Final = 5
-"""Times that a task is started before the search ends with what it has."""
-SCHEMES: Final = ("tcp://", "tls://", "ucx://", "ws://", "wss://", "inproc://")
+"""Times that the tasks of a round are started without finishing one before the search ends with what it has."""
+POLL_SECONDS: Final = 1.0
+"""Time between two looks whether the workers are still there."""
+_one_at_a_time: Final = Lock()
+"""The threads of a worker share the caches of an expander."""
 
 
 class Task(NamedTuple):
     """Nodes to expand."""
 
     space: bytes
-    """The pickled `Space`."""
+    """The pickled `Space`: about 20 kB, so that it can be sent with every task."""
     nodes: tuple[Node, ...]
     cutoffs: Cutoffs
 
@@ -38,6 +44,14 @@ class Outcome(NamedTuple):
 
     nodes: tuple[Node, ...]
     evaluations: tuple[Evaluation, ...]
+
+
+class ClusterLostError(Exception):
+    """The workers are lost and cannot be started again."""
+
+
+class TaskError(Exception):
+    """A task has failed on a worker, because of a mistake in the program. The message is the traceback of the worker."""
 
 
 @lru_cache(maxsize=2)
@@ -52,136 +66,154 @@ def run_task(task: Task) -> Outcome:
     """Expands the nodes of a task."""
     from analyzer.layout_search.evaluation import Evaluation
 
-    expander = _expander(task.space)
     nodes: list[Node] = []
     evaluations: list[Evaluation] = []
-    for node in task.nodes:
-        found = expander.expand(node, task.cutoffs)
-        if isinstance(found, Evaluation):
-            evaluations.append(found)
-        elif found is not None:
-            nodes.extend(found)
+    with _one_at_a_time, collector_paused():
+        expander = _expander(task.space)
+        for node in task.nodes:
+            found = expander.expand(node, task.cutoffs)
+            if isinstance(found, Evaluation):
+                evaluations.append(found)
+            elif found is not None:
+                nodes.extend(found)
     return Outcome(tuple(nodes), tuple(evaluations))
 
 
-class SerialExecutor(Executor):
-    """Runs a call when its result is asked for."""
+def run_pickled(task: bytes, digest: str) -> bytes:
+    """Runs a pickled `Task` on a worker; its pickled `Outcome`, or the text of an error.
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Runs `fn` at once."""
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
-        return future
+    `digest`: the source files of the program, empty if the worker has the same ones. Bytes keep a cluster from looking into tasks,
+    and an error is part of the answer so that it is not taken for the loss of a worker.
+    """
+    if digest not in ("", source_digest()):
+        return pickle.dumps(None)
+    try:
+        return pickle.dumps(run_task(pickle.loads(task)))
+    except Exception:
+        return pickle.dumps(traceback.format_exc())
 
 
-class ClusterLostError(Exception):
-    """The workers are lost and cannot be started again."""
+@lru_cache(maxsize=1)
+def source_digest() -> str:
+    """A digest of the files of this package, to recognize workers that have other ones."""
+    import hashlib
+    from pathlib import Path
+
+    folder = Path(__file__).resolve().parents[1]
+    found = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".json")):
+        found.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return found.hexdigest()
 
 
 class Workers:
-    """Runs the tasks of a round, and repeats those whose worker has died."""
-
-    def __init__(self, start: Callable[[], Executor]) -> None:
-        self._start = start
-        self._executor: Executor | None = None
+    """Runs the tasks of a round in this process."""
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
-        """The outcomes in the order of the tasks. Raises ClusterLostError if a task cannot be finished."""
-        left = dict(enumerate(tasks))
+        """The outcomes in the order of the tasks. Raises ClusterLostError if a task cannot be finished, TaskError if one fails."""
+        yield from map(run_task, tasks)
+
+
+class RemoteWorkers(Workers):
+    """Runs the tasks of a round with an executor, and repeats those whose worker has died."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        lost: tuple[type[BaseException], ...] = (BrokenExecutor,),
+        *,
+        is_alive: Callable[[], bool] = lambda: True,
+        digest: str = "",
+    ) -> None:
+        self._executor = executor
+        self._lost = lost
+        self._is_alive = is_alive
+        self._digest = digest
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+        left = {position: pickle.dumps(task) for position, task in enumerate(tasks)}
         done: dict[int, Outcome] = {}
-        for _ in range(ATTEMPTS):
-            self._attempt(left, done)
-            if not left:
-                break
-            self.close()
-        if left:
-            raise ClusterLostError
-        yield from (done[position] for position in range(len(tasks)))
+        following = failures = 0
+        while left:
+            before = len(left)
+            for position, outcome in self._attempt(left):
+                del left[position]
+                done[position] = outcome
+                while following in done:
+                    yield done.pop(following)
+                    following += 1
+            failures = 0 if len(left) < before else failures + 1
+            if failures == ATTEMPTS:
+                raise ClusterLostError(f"tasks were started {ATTEMPTS} times, and their workers died")
 
-    def _attempt(self, left: dict[int, Task], done: dict[int, Outcome]) -> None:
-        """Runs tasks; those whose worker has died stay in `left`."""
+    def _attempt(self, left: dict[int, bytes]) -> Iterator[tuple[int, Outcome]]:
+        """The outcomes of the tasks whose worker does not die."""
         try:
-            if self._executor is None:
-                self._executor = self._start()
-            futures = {position: self._executor.submit(run_task, task) for position, task in left.items()}
-        except (BrokenProcessPool, OSError, RuntimeError):
+            futures = [(position, self._executor.submit(run_pickled, task, self._digest)) for position, task in list(left.items())]
+        except self._lost:
             return
-        for position, future in futures.items():
-            try:
-                done[position] = future.result()
-            except _lost_workers():
-                continue
-            del left[position]
+        for position, future in futures:
+            answer = self._answer(future)
+            if answer is not None:
+                yield position, _outcome(answer)
 
-    def close(self) -> None:
-        """Ends the workers without waiting for their tasks."""
-        if self._executor is not None:
-            self._executor.shutdown(wait=False, cancel_futures=True)
-            self._executor = None
+    def _answer(self, future: Future[bytes]) -> bytes | None:
+        """The answer of a task; None if its worker has died."""
+        while not wait([future], POLL_SECONDS).done:
+            if not self._is_alive():
+                raise ClusterLostError("the connection to the scheduler is lost")
+        try:
+            return future.result()
+        except self._lost:
+            return None
+        except Exception as error:
+            raise _unusable(f"the workers cannot run tasks ({' '.join(str(error).split())})") from error
 
 
-def _lost_workers() -> tuple[type[BaseException], ...]:
-    """The errors of tasks whose worker has died."""
-    import sys
-    from concurrent.futures import CancelledError
+def _outcome(answer: bytes) -> Outcome:
+    found: Outcome | str | None = pickle.loads(answer)
+    if found is None:
+        raise _unusable("a worker has other source files of this program")
+    if isinstance(found, str):
+        raise TaskError(found)
+    return found
 
-    found: list[type[BaseException]] = [BrokenProcessPool, CancelledError, OSError]
-    if "distributed" in sys.modules:
-        from distributed import KilledWorker
 
-        found.append(KilledWorker)
-    return tuple(found)
+def _unusable(fault: str) -> InputError:
+    return InputError("--info-workers", fault, "start the scheduler and its workers in the Python environment of this process")
+
+
+def workers_of(value: str) -> int | str:
+    """The value of `--info-workers`: a number of processes, or the address of a Dask scheduler. Raises InputError."""
+    if value.isascii() and value.isdigit() and int(value) > 0:
+        return int(value)
+    if "://" in value:
+        return value
+    fault = f"'{value}' is neither a number of processes nor the address of a Dask scheduler"
+    raise InputError("--info-workers", fault, "give a number of 1 or more, or an address such as tcp://host:8786")
 
 
 @contextmanager
 def workers(where: str | None) -> Iterator[Workers]:
-    """The workers of `--info-workers`: a number of processes, or the address of a Dask scheduler. Raises InputError."""
-    if where is not None and where.startswith(SCHEMES):
-        with _cluster(where) as start:
-            found = Workers(start)
-            yield found
-        return
-    count = usual_workers() if where is None else int(where)
-    found = Workers(SerialExecutor if count == 1 else lambda: ProcessPoolExecutor(count, initializer=_start_worker))
-    try:
-        yield found
-    finally:
-        found.close()
+    """The workers of `--info-workers`, one process per processor if None. Ends them and their tasks. Raises InputError."""
+    place = usual_workers() if where is None else workers_of(where)
+    if isinstance(place, str):
+        from analyzer.layout_search.cluster import cluster
+
+        with cluster(place) as found:
+            yield RemoteWorkers(found.executor, found.lost, is_alive=found.is_alive, digest=source_digest())
+    elif place == 1:
+        yield Workers()
+    else:
+        from analyzer.layout_search.processes import ProcessExecutor
+
+        executor = ProcessExecutor(place)
+        try:
+            yield RemoteWorkers(executor)
+        finally:
+            executor.shutdown(cancel_futures=True)
 
 
 def usual_workers() -> int:
     """Processors that this process may use."""
-    import os
-
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _start_worker() -> None:
-    """Prepares a worker: Ctrl-C ends the search in the main process, and evaluations make no reference cycles."""
-    import gc
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    gc.disable()
-
-
-@contextmanager
-def _cluster(address: str) -> Iterator[Callable[[], Executor]]:
-    """A function that gives the executor of a Dask cluster."""
-    try:
-        from distributed import Client
-    except ImportError:
-        raise InputError(
-            "--info-workers", "an address needs the package distributed", 'install it with pip install ".[cluster]"'
-        ) from None
-    try:
-        client = Client(address, timeout="10s")
-    except (OSError, ValueError) as error:
-        raise InputError("--info-workers", f"no scheduler answers at {address} ({error})", "start one, or give a number") from None
-    try:
-        yield lambda: client.get_executor(pure=False)
-    finally:
-        client.close()
