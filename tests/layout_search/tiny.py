@@ -1,11 +1,14 @@
-"""A small launch whose search takes about a second."""
+"""A small launch, and workers that are disturbed while they search its layouts."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from analyzer.api import problem_of, read_launch
 from analyzer.layout_search.dimensions import Space, space_of
+from analyzer.layout_search.executors import Outcome, Task, Workers
+from analyzer.layout_search.result import SearchResult
 
 ARGV = (
     "--nproc-per-node 8 pretrain_gpt.py --num-layers 4 --hidden-size 1024 --num-attention-heads 8 --seq-length 1024"
@@ -15,5 +18,28 @@ ARGV = (
 
 
 def tiny_space() -> Space:
-    """The layouts of the launch."""
-    return space_of(problem_of(read_launch(ARGV.split(), environ={}, folder=Path("/"))))
+    """Some layouts of the launch: a search of three rounds."""
+    launch = read_launch(ARGV.split(), environ={}, folder=Path("/"))
+    return space_of(problem_of(launch), over=("tp", "pp", "cp", "recompute", "optimizer"))
+
+
+class Disturbed(Workers):
+    """Workers that something happens to in each of the first rounds, when a task is finished and others are running."""
+
+    def __init__(self, found: Workers, disturb: Callable[[], object], rounds: int = 1) -> None:
+        self.found = found
+        self.disturb = disturb
+        self.rounds = rounds
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+        for position, outcome in enumerate(self.found.run(tasks)):
+            if position == 0 and self.rounds:
+                assert len(tasks) > 2
+                self.rounds -= 1
+                self.disturb()
+            yield outcome
+
+
+def same_for_all(result: SearchResult) -> tuple[object, ...]:
+    """What does not depend on the workers."""
+    return result.candidates, result.evaluated, result.best, result.front, result.given, result.complete

@@ -1,0 +1,39 @@
+"""The layouts of a result as a table of pandas."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from analyzer.layout_search.executors import Workers
+from analyzer.layout_search.search import search_space
+from tests.layout_search.tiny import tiny_space
+
+if not os.environ.get("CI"):
+    pytest.importorskip("pandas", reason="the extra test is not installed")
+
+
+def test_a_row_for_each_layout_of_the_result() -> None:
+    import pandas
+
+    result = search_space(tiny_space(), Workers())
+    table = result.to_pandas()
+    layouts = list(result)
+    assert isinstance(table, pandas.DataFrame)
+    assert len(table) == len(layouts)
+    assert list(table["iteration_seconds"]) == sorted(each.iteration_seconds for each in layouts)
+    assert list(table["device_bytes"]) == [each.device_bytes for each in layouts]
+    assert table["best"].sum() == len(result.best)
+    assert table["front"].sum() == len(result.front)
+    parts = [name for name in table.columns if name.endswith("_seconds") and name != "iteration_seconds"]
+    assert parts
+    assert table[parts].sum(axis=1).to_numpy() == pytest.approx(table["iteration_seconds"].to_numpy())
+
+
+def test_without_pandas_the_error_is_an_import_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = search_space(tiny_space(), Workers())
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError):
+        result.to_pandas()
