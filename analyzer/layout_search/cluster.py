@@ -32,7 +32,7 @@ def cluster(address: str) -> Iterator[Cluster]:
         from distributed.client import ClosedClientError
     except ImportError:
         raise InputError(
-            "--info-workers", "an address needs the package distributed", 'install it with pip install "get-training-info[cluster]"'
+            "--info-workers", "an address needs the package distributed", "run pip install '.[cluster]' in this project's folder"
         ) from None
     _check_scheduler(address)
     client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
