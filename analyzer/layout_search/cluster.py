@@ -29,7 +29,6 @@ def cluster(address: str) -> Iterator[Cluster]:
     """The cluster of the Dask scheduler at `address`. Raises InputError if it does not answer."""
     try:
         from distributed import Client, KilledWorker
-        from distributed.client import ClosedClientError
     except ImportError:
         raise InputError(
             "--info-workers", "an address needs the package distributed", "run pip install '.[cluster]' in this project's folder"
@@ -39,7 +38,7 @@ def cluster(address: str) -> Iterator[Cluster]:
     try:
         yield Cluster(
             executor=client.get_executor(pure=False),
-            lost=(CancelledError, OSError, KilledWorker, ClosedClientError),
+            lost=(CancelledError, OSError, KilledWorker),
             is_alive=lambda: client.status in ("running", "connecting"),
         )
     finally:

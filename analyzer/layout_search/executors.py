@@ -150,8 +150,12 @@ class RemoteWorkers(Workers):
         """The outcomes of the tasks whose worker does not die."""
         try:
             futures = [(position, self._executor.submit(run_pickled, task, self._digest)) for position, task in list(left.items())]
-        except self._lost:
-            return
+        except Exception as error:
+            if not self._is_alive():
+                raise ClusterLostError("the connection to the scheduler is lost") from error
+            if isinstance(error, self._lost):
+                return
+            raise
         for position, future in futures:
             answer = self._answer(future)
             if answer is not None:

@@ -140,6 +140,16 @@ def test_tasks_are_started_again_while_others_finish() -> None:
         list(RemoteWorkers(Failing([BrokenExecutor()] * 3 * ATTEMPTS)).run(tasks))
 
 
+def test_an_executor_that_refuses_tasks_is_lost_only_if_it_is_not_alive() -> None:
+    task = Task(pickle.dumps(SPACE), (), Cutoffs(1.0, 1.0))
+    executor = ProcessExecutor(1)
+    executor.shutdown()
+    with pytest.raises(ClusterLostError):
+        list(RemoteWorkers(executor, is_alive=lambda: False).run([task]))
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        list(RemoteWorkers(executor).run([task]))
+
+
 def test_workers_that_cannot_run_a_task_are_refused() -> None:
     task = Task(pickle.dumps(SPACE), (), Cutoffs(1.0, 1.0))
     executor = Failing([ModuleNotFoundError("No module named 'analyzer'")])
