@@ -32,6 +32,8 @@ ASKING: Final = ("--info-search", "--info-search-gpus", "--info-search-max")
 """Options that ask for a search."""
 OF_SEARCH: Final = ("--info-search-over", "--info-keep", "--info-search-csv", "--info-workers")
 """Options that only a search uses."""
+SMALL: Final = 20_000
+"""Layouts of a space below which a search takes a few seconds in one process."""
 EXCLUDED: Final = ("record", "check", "calibrate", "launch", "against")
 """Fields of `InfoOptions` that cannot be used with a search."""
 
@@ -79,16 +81,14 @@ def _one(argv: Sequence[str], launch: Launch, options: InfoOptions) -> int:
 
     problem = problem_of(launch)
     space = _space(problem, options)
-    with _workers(options) as workers, _progress() as show:
+    with _workers(options, space) as workers, _progress() as show:
         result = _searched(space, workers, show)
     report = with_time(predict(launch.job, note=launch.note), launch)
     commands = [command_line(argv, launch.arguments, each.options) for each in result.best[:COMMANDS]]
     _write(report, result, commands, options)
     if options.search_max is not None:
         _print_limit(launch, options)
-    if not result.complete:
-        return INTERRUPTED
-    return FITS if result.best else DOES_NOT_FIT
+    return _status([result])
 
 
 def _write(report: Report, result: SearchResult, commands: Sequence[str], options: InfoOptions) -> None:
@@ -137,7 +137,7 @@ def _several(launches: Sequence[Launch], options: InfoOptions) -> int:
     from analyzer.report.json.search import questions_json
 
     questions: list[Question] = []
-    with _workers(options) as workers, _progress() as show:
+    with _workers(options, _space(problem_of(launches[0]), options)) as workers, _progress() as show:
         for launch, gpus in product(launches, options.search_gpus or (None,)):
             problem = problem_of(launch)
             if gpus is not None:
@@ -150,9 +150,19 @@ def _several(launches: Sequence[Launch], options: InfoOptions) -> int:
     if not _write_json(lambda: {"schema": "training-info/1", "searches": questions_json(questions)}, options):
         with standard_output() as stream:
             print_questions(questions, stream=stream)
-    if not all(each.result.complete for each in questions):
+    return _status([each.result for each in questions])
+
+
+def _status(results: Sequence[SearchResult]) -> int:
+    """The exit status of searches. A lost cluster is an error, after the layouts that were found are printed."""
+    from analyzer.layout_search.result import INTERRUPTED as BY_USER
+
+    ended = next((each.ended for each in results if each.ended), "")
+    if ended == BY_USER:
         return INTERRUPTED
-    return FITS if any(each.result.best for each in questions) else DOES_NOT_FIT
+    if ended:
+        raise InputError("--info-workers", f"the search ended early: {ended}", "start the workers again, or use fewer of them")
+    return FITS if any(each.best for each in results) else DOES_NOT_FIT
 
 
 def _training(launch: Launch, problem: Problem, result: SearchResult) -> Any:
@@ -204,10 +214,13 @@ def _print_limit(launch: Launch, options: InfoOptions) -> bool:
 
 
 @contextmanager
-def _workers(options: InfoOptions) -> Iterator[Workers]:
+def _workers(options: InfoOptions, space: Space) -> Iterator[Workers]:
+    """The workers that the options name. Without the option, small searches do not start processes."""
     from analyzer.layout_search.executors import workers
+    from analyzer.layout_search.search import candidates
 
-    with workers(options.workers) as found:
+    where = "1" if options.workers is None and candidates(space) < SMALL else options.workers
+    with workers(where) as found:
         yield found
 
 

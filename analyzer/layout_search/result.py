@@ -11,6 +11,8 @@ from analyzer.layout_search.evaluation import Evaluation
 if TYPE_CHECKING:
     import pandas
 
+INTERRUPTED: Final = "interrupted"
+"""A search that a KeyboardInterrupt has ended."""
 STEP: Final = 0.02
 """Memory that the layouts of a printed front differ by, as a share."""
 
@@ -36,8 +38,13 @@ class SearchResult:
     """The launch itself; None if it does not fit."""
     smallest_change: Evaluation | None
     """If the launch does not fit, the fastest layout that fits among those that change the fewest dimensions."""
-    complete: bool
-    """Whether the search was not interrupted."""
+    ended: str = ""
+    """Why the search ended before it was complete: `INTERRUPTED`, or what happened to its workers. Empty if it was not."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether no layout that fits is faster than those of the result."""
+        return not self.ended
 
     def __iter__(self) -> Iterator[Evaluation]:
         found = {each.layout: each for each in (*self.best, *self.front)}

@@ -18,7 +18,7 @@ from analyzer.layout_search.dimensions import Space
 from analyzer.layout_search.evaluation import Evaluation, evaluate
 from analyzer.layout_search.executors import ClusterLostError, Task, Workers
 from analyzer.layout_search.nodes import Cutoffs, Node, root_nodes
-from analyzer.layout_search.result import SearchResult, front_of, order
+from analyzer.layout_search.result import INTERRUPTED, SearchResult, front_of, order
 from analyzer.layout_search.smallest_change import smallest_change
 from analyzer.layout_search.space import Layout, Split, Stages
 from analyzer.memory.collector import collector_paused
@@ -135,7 +135,7 @@ def search_space(space: Space, workers: Workers, *, progress: Callable[[Progress
     """The result of a search. A KeyboardInterrupt or the loss of all workers ends it with what was found."""
     started = time.monotonic()
     state = _State(space)
-    complete = True
+    ended = ""
     with collector_paused():
         given = _given(space)
         try:
@@ -143,9 +143,11 @@ def search_space(space: Space, workers: Workers, *, progress: Callable[[Progress
                 state.add(given)
             state.push(root_nodes(space))
             _expand(state, pickle.dumps(space), workers, progress)
-        except (KeyboardInterrupt, ClusterLostError):
-            complete = False
-        smallest = smallest_change(space) if given is None and complete and space.problem.runs else None
+        except KeyboardInterrupt:
+            ended = INTERRUPTED
+        except ClusterLostError as error:
+            ended = str(error)
+        smallest = smallest_change(space) if given is None and not ended and space.problem.runs else None
     found = state.ordered
     limit = FRONT * found[0].iteration_seconds if found else inf
     return SearchResult(
@@ -157,7 +159,7 @@ def search_space(space: Space, workers: Workers, *, progress: Callable[[Progress
         front=front_of(found, limit),
         given=given,
         smallest_change=smallest,
-        complete=complete,
+        ended=ended,
     )
 
 

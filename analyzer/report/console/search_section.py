@@ -83,7 +83,7 @@ def _extent(result: SearchResult) -> str:
         f"{result.candidates:,} layouts in {seconds(result.seconds)}: {result.evaluated:,} were evaluated exactly, and bounds of "
         "time and memory exclude the others."
     )
-    return text if result.complete else f"{text} The search was interrupted: there may be faster layouts."
+    return text if result.complete else f"{text} The search ended early ({result.ended}): there may be faster layouts."
 
 
 def _place(result: SearchResult) -> str:
