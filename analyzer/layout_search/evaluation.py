@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from analyzer.communication.table import communication_rows
@@ -41,14 +42,23 @@ def seconds_of(job: TrainingJob, speed: SpeedSpec, rates: Efficiencies) -> tuple
 
 
 def evaluate(
-    layout: Layout, options: dict[str, object], job: TrainingJob, speed: SpeedSpec, rates: Efficiencies, *, most_seconds: float
+    layout: Layout,
+    options: dict[str, object],
+    job: TrainingJob,
+    speed: SpeedSpec,
+    rates: Efficiencies,
+    *,
+    is_needed: Callable[[float], bool] = lambda _: True,
 ) -> Evaluation | None:
-    """The exact memory and time of a layout; None if it does not fit, or needs more than `most_seconds` for an iteration."""
+    """The exact memory and time of a layout; None if it does not fit.
+
+    `is_needed` is called with the seconds of an iteration. If it is false the memory is not computed, and the result is None.
+    """
     capacity = job.hardware.capacity_bytes
     if capacity is None:
         raise AnalyzerError("the capacity of the GPU is not known")
     seconds, parts = seconds_of(job, speed, rates)
-    if seconds > most_seconds:
+    if not is_needed(seconds):
         return None
     memory = highest_rank(job).memory
     if memory.device_bytes > capacity:

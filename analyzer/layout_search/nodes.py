@@ -1,7 +1,7 @@
 """The nodes of a search: splits, distributions of layers, and complete layouts, each with a lower bound of its time.
 
 A split is expanded into its distributions of layers, a distribution into its layouts, one for each way to recompute activations,
-and a layout is evaluated exactly. Every bound is at most that of what the node is expanded into.
+and a layout is evaluated. Every bound is at most that of what the node is expanded into.
 """
 
 from __future__ import annotations
@@ -80,11 +80,10 @@ class Expander:
 
     def expand(self, node: Node, cutoffs: Cutoffs) -> Sequence[Node] | Evaluation | None:
         """The nodes of which `node` consists, those that `cutoffs` needs; for a complete layout its evaluation."""
-        if node.stages is None:
-            return [each for each in self._distributions(node) if cutoffs.needs(each.seconds, each.device_bytes)]
-        if node.recompute is None:
-            return list(self._layouts(node, cutoffs))
-        return self._evaluation(node, cutoffs)
+        if node.recompute is not None:
+            return self._evaluation(node, cutoffs)
+        found = self._distributions(node) if node.stages is None else self._layouts(node)
+        return [each for each in found if cutoffs.needs(each.seconds, each.device_bytes)]
 
     def _split_figures(self, setting: int, split: Split) -> tuple[SplitJob, SplitFigures] | None:
         found = job_of_split(self.space, setting, split)
@@ -109,8 +108,8 @@ class Expander:
             if bound.device_bytes <= space.problem.capacity:
                 yield node._replace(seconds=bound.seconds * ROUNDING, device_bytes=bound.device_bytes, stages=stages)
 
-    def _layouts(self, node: Node, cutoffs: Cutoffs) -> Iterator[Node]:
-        """The layouts of a distribution of layers: those whose cheap bounds pass, with better bounds."""
+    def _layouts(self, node: Node) -> Iterator[Node]:
+        """The layouts of a distribution of layers."""
         space, stages = self.space, node.stages
         if stages is None:
             return
@@ -123,19 +122,8 @@ class Expander:
         else:
             cheap = [(recompute, Bounds(node.seconds, node.device_bytes)) for recompute in choices]
         for recompute, bound in cheap:
-            if bound.device_bytes > space.problem.capacity or not cutoffs.needs(bound.seconds * ROUNDING, bound.device_bytes):
-                continue
-            changed = job_of_layout(space, layout._replace(recompute=recompute))
-            if changed is None:
-                continue
-            bound = self._layout_bounds(changed)
-            if bound.device_bytes > space.problem.capacity:
-                continue
-            complete = node._replace(
-                seconds=max(node.seconds, bound.seconds * ROUNDING), device_bytes=bound.device_bytes, recompute=recompute
-            )
-            if cutoffs.needs(complete.seconds, complete.device_bytes):
-                yield complete
+            if bound.device_bytes <= space.problem.capacity:
+                yield node._replace(seconds=bound.seconds * ROUNDING, device_bytes=bound.device_bytes, recompute=recompute)
 
     def _split_variants(self, setting: int, split: Split) -> Variants:
         problem, space = self.space.problem, self.space
@@ -152,23 +140,19 @@ class Expander:
         """The figures of attention, which splits share that differ in their expert-parallel sizes."""
         return self._attention.setdefault((setting, split.tensor, split.context, split.micro_batch), {})
 
-    def _layout_bounds(self, job: TrainingJob) -> Bounds:
-        problem = self.space.problem
-        memory = screen(job).device_bytes
-        if memory > problem.capacity:
-            return Bounds(0.0, memory)
-        found = bounds(job, SplitFigures(job, problem.speed, problem.rates), problem.speed, problem.rates)
-        return Bounds(0.0 if found is None else found.seconds, memory)
-
     def _evaluation(self, node: Node, cutoffs: Cutoffs) -> Evaluation | None:
+        """The evaluation of a layout, unless a better bound of its memory or its exact time leaves it out."""
         if node.stages is None or node.recompute is None or not cutoffs.needs(node.seconds, node.device_bytes):
             return None
         problem = self.space.problem
         layout = Layout(node.setting, node.split, node.stages, node.recompute)
-        changes = layout_changes(self.space, layout)
-        most = max(cutoffs.best_seconds, cutoffs.front_seconds)
+        job = job_of_layout(self.space, layout)
         try:
-            job = problem.job(changes)
-            return evaluate(layout, by_flag(changes, problem.arguments), job, problem.speed, problem.rates, most_seconds=most)
+            if job is None or (least := screen(job).device_bytes) > problem.capacity or not cutoffs.needs(node.seconds, least):
+                return None
+            options = by_flag(layout_changes(self.space, layout), problem.arguments)
+            return evaluate(
+                layout, options, job, problem.speed, problem.rates, is_needed=lambda seconds: cutoffs.needs(seconds, least)
+            )
         except AnalyzerError:
             return None

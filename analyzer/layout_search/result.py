@@ -24,7 +24,8 @@ class SearchResult:
     candidates: int
     """Layouts of the space whose sizes divide the number of GPUs and the batch."""
     evaluated: int
-    """Layouts whose exact memory and time were computed. For all others a bound shows that they are not in the result."""
+    """Layouts that were looked at one by one: first a better bound of their memory, then their exact time, then their exact memory.
+    For all others a bound shows that they are not in the result."""
     fitting: int
     """Of these, layouts that fit and are not much slower than the fastest."""
     seconds: float

@@ -181,7 +181,7 @@ def _given(space: Space) -> Evaluation | None:
     if not problem.runs:
         return None
     try:
-        return evaluate(space.given, {}, problem.given, problem.speed, problem.rates, most_seconds=inf)
+        return evaluate(space.given, {}, problem.given, problem.speed, problem.rates)
     except AnalyzerError:
         return None
 

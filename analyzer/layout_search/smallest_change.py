@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations, product
-from math import inf
 from typing import Final
 
 from analyzer.errors import AnalyzerError
@@ -49,7 +48,7 @@ def _evaluated(space: Space, layout: Layout) -> Evaluation | None:
         if job is None or screen(job).device_bytes > problem.capacity:
             return None
         options = by_flag(layout_changes(space, layout), problem.arguments)
-        return evaluate(layout, options, job, problem.speed, problem.rates, most_seconds=inf) if options else None
+        return evaluate(layout, options, job, problem.speed, problem.rates) if options else None
     except AnalyzerError:
         return None
 

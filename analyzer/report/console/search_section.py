@@ -80,8 +80,8 @@ def _launch(report: Report) -> str:
 
 def _extent(result: SearchResult) -> str:
     text = (
-        f"{result.candidates:,} layouts in {seconds(result.seconds)}: {result.evaluated:,} were evaluated exactly, and bounds of "
-        "time and memory exclude the others."
+        f"{result.candidates:,} layouts in {seconds(result.seconds)}: {result.evaluated:,} were evaluated, and bounds of time and "
+        "memory exclude the others."
     )
     return text if result.complete else f"{text} The search ended early ({result.ended}): there may be faster layouts."
 
