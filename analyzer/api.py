@@ -122,7 +122,7 @@ def with_time(report: Report, launch: Launch) -> Report:
 def problem_of(launch: Launch) -> Problem:
     """The problem of a search for a launch that was read. Raises InputError without a GPU whose memory and speeds are known."""
     from analyzer.launch.launchers.world import World
-    from analyzer.layout_search.problem import Problem, with_changes
+    from analyzer.layout_search.problem import Problem
     from analyzer.time.efficiencies import efficiencies_of
 
     inputs, job = launch.time, launch.job
@@ -133,8 +133,7 @@ def problem_of(launch: Launch) -> Problem:
     if inputs.flops_share is not None:
         raise InputError("--info-search", "does not use the simple time model of --info-efficiency", "leave one of the two out")
     arguments = replace(launch.arguments, values=dict(launch.arguments.values), spelled=dict(launch.arguments.spelled))
-    if arguments.get("global_batch_size") is None:
-        arguments = with_changes(arguments, {"global_batch_size": job.batch.global_batch_size})
+    batch = {} if arguments.get("global_batch_size") else {"global_batch_size": job.batch.global_batch_size}
     return Problem(
         arguments=arguments,
         world=World(nodes=job.parallel.nodes, gpus_per_node=job.parallel.gpus_per_node),
@@ -145,6 +144,7 @@ def problem_of(launch: Launch) -> Problem:
         rates=inputs.rates or efficiencies_of(inputs.speed),
         moe_imbalance=launch.options.moe_imbalance,
         given=job,
+        with_any_change=batch,
     )
 
 

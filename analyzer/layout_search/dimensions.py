@@ -34,6 +34,7 @@ from analyzer.memory.screen import kinds_of_stages
 from analyzer.modules.inputs import module_inputs
 from analyzer.modules.models.gpt import chunk_modules
 from analyzer.program.chunks import Block
+from analyzer.specs import PipelineSpec
 from analyzer.specs.option_names import flag_of
 
 if TYPE_CHECKING:
@@ -86,7 +87,14 @@ class Space:
     def given(self) -> Layout:
         """The layout of the launch."""
         parallel, batch = self.problem.given.parallel, self.problem.given.batch
-        split = Split(parallel.tensor, parallel.context, parallel.expert, parallel.expert_tensor, batch.micro_batch_size)
+        split = Split(
+            tensor=parallel.tensor,
+            context=parallel.context,
+            expert=parallel.expert,
+            expert_tensor=parallel.expert_tensor,
+            micro_batch=batch.micro_batch_size,
+            sequence=parallel.sequence_parallel,
+        )
         return Layout(0, split, Stages(parallel.pipeline, parallel.chunks, given=True), Recompute(given=True))
 
     @cached_property
@@ -100,8 +108,10 @@ class Space:
         def values(dimension: str, possible: Sequence[int], present: int) -> tuple[int, ...]:
             return tuple(sorted({*possible, present})) if dimension in self.over else (present,)
 
-        expert_tensor: Sequence[int] | None = values("etp", divisors(world, MOST_TENSOR), given.split.expert_tensor)
-        if moe is None or ("etp" not in self.over and given.split.expert_tensor == given.split.tensor):
+        expert_tensor: Sequence[int] | None = (given.split.expert_tensor,)
+        if moe is not None and "etp" in self.over:
+            expert_tensor = values("etp", divisors(world, MOST_TENSOR), given.split.expert_tensor)
+        elif self.problem.arguments.get("expert_tensor_parallel_size") is None:
             expert_tensor = None
         return Sizes(
             tensor=values("tp", divisors(world, MOST_TENSOR), given.split.tensor),
@@ -116,17 +126,38 @@ class Space:
 
     def splits(self) -> Iterator[Split]:
         """The splits whose sizes divide the world and the batch."""
-        return splits(self.sizes, self.scale)
+        for split in splits(self.sizes, self.scale):
+            for sequence in self.sequences(split.tensor):
+                yield split._replace(sequence=sequence)
+
+    def sequences(self, tensor: int) -> tuple[bool, ...]:
+        """Whether sequence parallelism may be on. It comes with tensor parallelism where that is searched."""
+        if tensor == 1:
+            return (False,)
+        given = bool(self.problem.arguments.get("sequence_parallel"))
+        if given or "tp" not in self.over or "sequence_parallel" in self.keep:
+            return (given,)
+        return (True, False) if tensor == self.given.split.tensor else (True,)
 
     def stages(self, split: Split) -> Iterator[Stages]:
         """The distributions of layers for a split, that of the launch last."""
         given, runs = self.given.stages, self.problem.runs
         for stages in stages_of(split, self.sizes, self.scale):
-            if runs and (stages.pipeline, stages.virtual) == given[:2] and stages.first is None and stages.last is None:
-                continue
-            yield stages
+            if self.may_have(stages) and not (runs and self._is_given(stages)):
+                yield stages
         if runs and divides(split, given.pipeline, self.scale):
             yield given
+
+    def may_have(self, stages: Stages) -> bool:
+        """Whether a distribution of layers may be used: if layers are not searched, a launch with its own one keeps it in a pipeline."""
+        own = self.problem.given.parallel.pipeline_layout
+        return stages.pipeline == 1 or "layers" in self.over or own == PipelineSpec()
+
+    def _is_given(self, stages: Stages) -> bool:
+        """Whether a distribution is that of the launch."""
+        layers = PipelineSpec(num_layers_in_first=stages.first, num_layers_in_last=stages.last)
+        same_sizes = (stages.pipeline, stages.virtual) == self.given.stages[:2]
+        return same_sizes and layers == self.problem.given.parallel.pipeline_layout
 
     def recomputes(self, stages: Stages) -> Iterator[Recompute]:
         """The ways to recompute activations for a distribution of layers, that of the launch first."""
@@ -201,6 +232,8 @@ class Space:
 
     def _may_change(self, changes: Changes) -> bool:
         values = self.problem.arguments.values
+        if not self.keep.isdisjoint(changes):
+            return False
         differs = any(values.get(dest) != value and (values.get(dest) or value) for dest, value in changes.items())
         return differs and all(dest in values for dest in changes)
 

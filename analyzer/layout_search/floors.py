@@ -52,7 +52,7 @@ class Floors:
 
     def of(self, split: Split) -> float | None:
         """Seconds of an iteration if all stages have equal work; None if Megatron refuses every layout with the split."""
-        key = (split.tensor, split.context, split.micro_batch)
+        key = (split.tensor, split.sequence, split.context, split.micro_batch)
         if key not in self._models:
             found = job_of_split(self._space, self._setting, split)
             if found is None:
@@ -114,7 +114,7 @@ class Floors:
 
     def _reference(self, split: Split) -> tuple[tuple[Message, float], ...] | None:
         """The all-to-alls of a split with the same tensor, context and micro-batch size, and two expert-parallel ranks."""
-        key = (split.tensor, split.context, split.micro_batch)
+        key = (split.tensor, split.sequence, split.context, split.micro_batch)
         if key not in self._references:
             found = job_of_split(self._space, self._setting, split._replace(expert=2, expert_tensor=1))
             self._references[key] = None if found is None else self._model(found.job).messages

@@ -96,15 +96,16 @@ class Expander:
         found = self._figures(node.setting, node.split)
         if found is None:
             return
-        of_split, figures = found
+        of_split, of_base = found
         space = self.space
+        figures = {of_split.job.flags: of_base}
         for stages in space.stages(node.split):
             changed = with_stages(space, of_split.job, stages)
             if first_violation(changed) is not None:
                 continue
-            bound = bounds(changed, figures, space.problem.speed, space.problem.rates)
-            if bound is None:
-                bound = Bounds(node.seconds, 0)
+            if changed.flags not in figures:
+                figures[changed.flags] = SplitFigures(changed, space.problem.speed, space.problem.rates)
+            bound = bounds(changed, figures[changed.flags], space.problem.speed, space.problem.rates) or Bounds(node.seconds, 0)
             if bound.device_bytes <= space.problem.capacity:
                 yield node._replace(seconds=bound.seconds * ROUNDING, device_bytes=bound.device_bytes, stages=stages)
 
@@ -118,27 +119,29 @@ class Expander:
         choices = tuple(space.recomputes(stages))
         if job is not None:
             base = Bounds(node.seconds, node.device_bytes)
-            cheap = self._variants(node.setting, node.split).bounds(job, choices, base)
+            cheap = self._variants(node.setting, node.split, self._typical_stages(node, stages, job)).bounds(job, choices, base)
         else:
             cheap = [(recompute, Bounds(node.seconds, node.device_bytes)) for recompute in choices]
         for recompute, bound in cheap:
             if bound.device_bytes <= space.problem.capacity:
                 yield node._replace(seconds=bound.seconds * ROUNDING, device_bytes=bound.device_bytes, recompute=recompute)
 
-    def _split_variants(self, setting: int, split: Split) -> Variants:
+    def _typical_stages(self, node: Node, stages: Stages, job: TrainingJob) -> Stages:
+        """The distribution of layers whose jobs have the modules of `job`: the first legal one, unless it excludes other options."""
+        found = self._figures(node.setting, node.split)
+        return found[0].stages if found is not None and found[0].job.flags == job.flags else stages
+
+    def _split_variants(self, setting: int, split: Split, stages: Stages) -> Variants:
         problem, space = self.space.problem, self.space
-        found = job_of_split(space, setting, split)
 
         def build(recompute: Recompute) -> TrainingJob:
-            if found is None:
-                raise AnalyzerError("no distribution of layers is legal")
-            return problem.job(layout_changes(space, Layout(setting, split, found.stages, recompute)))
+            return problem.job(layout_changes(space, Layout(setting, split, stages, recompute)))
 
         return Variants(build, problem.speed, problem.rates, self._of_attention(setting, split))
 
     def _of_attention(self, setting: int, split: Split) -> BlockCache:
         """The figures of attention, which splits share that differ in their expert-parallel sizes."""
-        return self._attention.setdefault((setting, split.tensor, split.context, split.micro_batch), {})
+        return self._attention.setdefault((setting, split.tensor, split.sequence, split.context, split.micro_batch), {})
 
     def _evaluation(self, node: Node, cutoffs: Cutoffs) -> Evaluation | None:
         """The evaluation of a layout, unless a better bound of its memory or its exact time leaves it out."""

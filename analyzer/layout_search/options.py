@@ -71,7 +71,7 @@ def _of_split(split: Split, arguments: Arguments) -> dict[str, object]:
     if "expert_tensor_parallel_size" in arguments.values and not implied:
         found["expert_tensor_parallel_size"] = split.expert_tensor
     if split.tensor > 1:
-        found["sequence_parallel"] = True
+        found["sequence_parallel"] = split.sequence
     if split.context != (arguments.get("context_parallel_size") or 1):
         found["hierarchical_context_parallel_sizes"] = None
     return found
@@ -117,8 +117,6 @@ def _excluded(layout: Layout) -> dict[str, object]:
     found: dict[str, object] = {}
     if split.tensor == 1:
         found["tp_comm_overlap"] = False
-    if stages.given:
-        return found
     if stages.virtual == 1:
         found |= dict.fromkeys(_NEED_VIRTUAL, False)
     if stages.pipeline == 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,8 @@ class Problem:
     """The job of the launch as it is; with another number of GPUs, for which it may not be legal, that of a changed launch."""
     runs: bool = True
     """Whether `given` is the job of the launch as it is."""
+    with_any_change: Changes = field(default_factory=dict)
+    """Options that a changed launch needs: the global batch size, if the launch leaves it to its layout."""
 
     def job(self, changes: Changes) -> TrainingJob:
         """The job of the launch with other values of some options. Raises AnalyzerError if Megatron refuses it."""

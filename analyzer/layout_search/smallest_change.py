@@ -58,7 +58,7 @@ def _changed(space: Space, count: int) -> Iterator[Layout]:
     values = _values(space)
     for names in combinations(values, count):
         for chosen in product(*(values[name] for name in names)):
-            yield _with(space.given, dict(zip(names, chosen, strict=True)))
+            yield _with(space, dict(zip(names, chosen, strict=True)))
 
 
 def _values(space: Space) -> dict[str, Sequence[object]]:
@@ -78,17 +78,23 @@ def _values(space: Space) -> dict[str, Sequence[object]]:
         stages
         for pipeline in sizes.pipeline
         for stages in distributions(pipeline, space.scale.layers, tuple(sizes.virtual), tuple(sizes.uneven))
-        if stages[:2] != given.stages[:2]
+        if stages[:2] != given.stages[:2] and space.may_have(stages)
     ]
     found["recompute"] = [each for each in space.recomputes(given.stages) if not each.given]
     found["setting"] = range(1, len(space.settings))
     return found
 
 
-def _with(given: Layout, values: dict[str, object]) -> Layout:
-    """A layout with other values of some dimensions. Experts are split over as many ranks as other layers if they were before."""
+def _with(space: Space, values: dict[str, object]) -> Layout:
+    """The layout of the launch with other values of some dimensions.
+
+    Sequence parallelism comes with tensor parallelism, and experts are split over as many ranks as other layers if they were before.
+    """
+    given = space.given
     split = given.split._replace(**{name: value for name, value in values.items() if name in _OF_SPLIT})  # type: ignore[arg-type]
-    if "tensor" in values and "expert_tensor" not in values and given.split.tensor == given.split.expert_tensor:
+    if "tensor" in values:
+        split = split._replace(sequence=space.sequences(split.tensor)[0])
+    if "tensor" in values and "expert_tensor" not in values and space.sizes.expert_tensor is None:
         split = split._replace(expert_tensor=split.tensor)
     stages, recompute, setting = values.get("stages"), values.get("recompute"), values.get("setting")
     return Layout(

@@ -27,6 +27,8 @@ class Split(NamedTuple):
     expert: int = 1
     expert_tensor: int = 1
     micro_batch: int = 1
+    sequence: bool = False
+    """Sequence parallelism."""
 
 
 class Stages(NamedTuple):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 
 from analyzer.errors import AnalyzerError
 from analyzer.layout_search.dimensions import Space
 from analyzer.layout_search.options import changes_of
 from analyzer.layout_search.space import Layout, Recompute, Split, Stages
-from analyzer.specs import ParallelSpec, PipelineSpec, TrainingJob
-from analyzer.specs.rules import first_violation
+from analyzer.specs import ParallelSpec, PipelineSpec, TrainingFlags, TrainingJob
+from analyzer.specs.rules.model import model_violations, sequence_violations
+from analyzer.specs.rules.sizes import parallel_violations
+from analyzer.specs.rules.stages import stage_violations
 
 
 class SplitJob(NamedTuple):
@@ -24,7 +27,7 @@ class SplitJob(NamedTuple):
 def job_of_split(space: Space, setting: int, split: Split) -> SplitJob | None:
     """A job with a split; None if no distribution of layers is legal."""
     for stages in space.stages(split):
-        if first_violation(resized(space.problem.given, split, stages)) is not None:
+        if not _sizes_are_legal(resized(space.problem.given, split, stages)):
             continue
         job = job_of_layout(space, Layout(setting, split, stages, base_recompute(space)))
         if job is not None:
@@ -32,17 +35,34 @@ def job_of_split(space: Space, setting: int, split: Split) -> SplitJob | None:
     return None
 
 
+def _sizes_are_legal(job: TrainingJob) -> bool:
+    """Whether the sizes of a job keep the rules that no other option changes. The vocabulary is padded for every size."""
+    parallel, model = job.parallel, replace(job.model, padded_vocab_size=0)
+    found = chain(
+        parallel_violations(parallel, megatron=job.megatron),
+        stage_violations(model.num_layers, parallel, mtp_layers=model.mtp_num_layers),
+        model_violations(model, parallel, megatron=job.megatron),
+        sequence_violations(job.batch.seq_length, parallel),
+    )
+    return next(found, None) is None
+
+
 def job_of_layout(space: Space, layout: Layout) -> TrainingJob | None:
-    """The job of a layout; None if Megatron refuses it."""
+    """The job of a layout; None if Megatron refuses it, or if it changes an option that must not change."""
+    changes = layout_changes(space, layout)
+    if not space.keep.isdisjoint(changes):
+        return None
     try:
-        return space.problem.job(layout_changes(space, layout))
+        return space.problem.job(changes)
     except AnalyzerError:
         return None
 
 
 def layout_changes(space: Space, layout: Layout) -> dict[str, object]:
-    """The options that a layout changes, by dest."""
-    return changes_of(layout, space.settings[layout.setting], space.problem.arguments, layers=space.scale.layers)
+    """The options that a layout changes, by dest, with those that a launch with any change needs."""
+    problem = space.problem
+    changes = changes_of(layout, space.settings[layout.setting], problem.arguments, layers=space.scale.layers)
+    return {**changes, **problem.with_any_change} if changes else changes
 
 
 def base_recompute(space: Space) -> Recompute:
@@ -51,18 +71,25 @@ def base_recompute(space: Space) -> Recompute:
 
 
 def resized(job: TrainingJob, split: Split, stages: Stages) -> TrainingJob:
-    """A job with the sizes of a layout, for a quick look at the rules and the groups. Its batch and model are not changed."""
+    """A job with the sizes of a layout, for a quick look at the rules and the groups.
+
+    Its batch and model are not changed. Options that other dimensions may change, such as the order of ranks, have their defaults.
+    """
     parallel = replace(
         job.parallel,
         tensor=split.tensor,
         context=split.context,
         expert=split.expert,
         expert_tensor=split.expert_tensor,
-        sequence_parallel=split.tensor > 1,
+        sequence_parallel=split.sequence,
         pipeline=stages.pipeline,
-        virtual_pipeline=None,
+        virtual_pipeline=job.parallel.virtual_pipeline if stages.given else None,
         microbatch_group_size=None,
         pipeline_layout=_pipeline_layout(job.parallel, stages),
+        order=ParallelSpec.order,
+        distributed_optimizer_instances=1,
+        cp_comm_type="p2p",
+        cp_inner_size=1,
     )
     return replace(job, parallel=parallel)
 
@@ -86,12 +113,27 @@ def with_stages(space: Space, job: TrainingJob, stages: Stages) -> TrainingJob:
         microbatches=batch.microbatches * stages.pipeline // before,
         first_microbatches=batch.first_microbatches * stages.pipeline // before,
     )
-    flags = job.flags
-    if stages.pipeline == 1 and flags.defer_embedding_wgrad:
-        flags = replace(flags, defer_embedding_wgrad=False)
-    if virtual is None and stages.pipeline > 1 and flags.overlap_moe_expert_parallel_comm:
-        flags = replace(flags, overlap_moe_expert_parallel_comm=False, delay_wgrad_compute=False)
-    return replace(job, parallel=parallel, batch=batch, flags=flags)
+    gathers = space.problem.given.optimizer.overlap_param_gather_with_optimizer_step and virtual is not None
+    optimizer = replace(job.optimizer, overlap_param_gather_with_optimizer_step=gathers)
+    return replace(job, parallel=parallel, batch=batch, flags=_flags(space, job, parallel), optimizer=optimizer)
+
+
+def _flags(space: Space, job: TrainingJob, parallel: ParallelSpec) -> TrainingFlags:
+    """The flags of a job with other stages: those of the launch that the layout does not exclude."""
+    given = space.problem.given.flags
+    overlaps = (
+        given.overlap_moe_expert_parallel_comm
+        and parallel.expert > 1
+        and (parallel.pipeline == 1 or parallel.virtual_pipeline is not None)
+        and job.recompute.granularity != "full"
+    )
+    return replace(
+        job.flags,
+        defer_embedding_wgrad=given.defer_embedding_wgrad and parallel.pipeline > 1,
+        overlap_moe_expert_parallel_comm=overlaps,
+        delay_wgrad_compute=given.delay_wgrad_compute and overlaps,
+        early_attention_backward=given.early_attention_backward and overlaps,
+    )
 
 
 def _pipeline_layout(given: ParallelSpec, stages: Stages) -> PipelineSpec:
