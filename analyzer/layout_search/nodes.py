@@ -127,7 +127,7 @@ class Expander:
                 yield node._replace(seconds=bound.seconds * ROUNDING, device_bytes=bound.device_bytes, recompute=recompute)
 
     def _typical_stages(self, node: Node, stages: Stages, job: TrainingJob) -> Stages:
-        """The distribution of layers whose jobs have the modules of `job`: the first legal one, unless it excludes other options."""
+        """A distribution of layers whose jobs have the modules of `job`: the first legal one, unless it excludes other options."""
         found = self._figures(node.setting, node.split)
         return found[0].stages if found is not None and found[0].job.flags == job.flags else stages
 

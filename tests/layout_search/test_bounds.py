@@ -1,0 +1,109 @@
+"""Every bound of a search is at most what it bounds, and the quick jobs that bounds are computed from are those of the launch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analyzer.layout_search.bounds import Bounds
+from analyzer.layout_search.dimensions import Space
+from analyzer.layout_search.nodes import ROUNDING, Cutoffs, Expander, Node, root_nodes
+from analyzer.layout_search.space import Layout, Recompute
+from analyzer.layout_search.split_jobs import base_recompute, job_of_split, with_stages
+from analyzer.memory.screen import microbatches_in_flight
+from analyzer.schedule.pipeline import steps
+from analyzer.specs import TrainingJob
+from tests.layout_search.every_layout import UNLIMITED, Every
+from tests.small_job import job as small_job
+
+EVERYTHING = Cutoffs(inf, inf)
+"""No bound is too high."""
+
+
+class Tree:
+    """The nodes of a space on a GPU with enough memory, without pruning."""
+
+    def __init__(self, space: Space) -> None:
+        problem = space.problem
+        gpu = replace(problem.gpu, capacity_bytes=UNLIMITED)
+        self.space = replace(space, problem=replace(problem, gpu=gpu))
+        self._expander = Expander(self.space)
+        self.splits = {(node.setting, node.split): node for node in root_nodes(self.space)}
+        self.distributions = {node[2:5]: node for split in self.splits.values() for node in self._nodes(split)}
+        self.layouts = {node[2:]: node for distribution in self.distributions.values() for node in self._nodes(distribution)}
+
+    def _nodes(self, node: Node) -> list[Node]:
+        found = self._expander.expand(node, EVERYTHING)
+        assert isinstance(found, list)
+        return found
+
+    def cheap(self, layout: Layout) -> dict[Recompute, Bounds]:
+        """The cheap bounds of the distribution of layers of a layout."""
+        recomputes = tuple(self.space.recomputes(layout.stages))
+        node = self.distributions[layout[:3]]
+        return dict(self._expander.cheap_bounds(node, layout.stages, recomputes))
+
+
+def test_every_bound_is_at_most_what_it_bounds(every: Every) -> None:
+    tree = Tree(every.space)
+    for each in every.layouts:
+        layout, seconds = each.layout, each.evaluation.iteration_seconds
+        split, distribution, complete = tree.splits[layout[:2]], tree.distributions[layout[:3]], tree.layouts[layout]
+        assert split.seconds <= distribution.seconds <= complete.seconds <= seconds, layout
+        assert distribution.device_bytes <= complete.device_bytes <= each.evaluation.device_bytes, layout
+
+
+def test_the_cheap_bounds_of_recomputation_are_at_most_what_they_bound(every: Every) -> None:
+    tree = Tree(every.space)
+    known: dict[tuple[object, ...], dict[Recompute, Bounds]] = {}
+    for each in every.layouts:
+        layout = each.layout
+        if layout[:3] not in known:
+            known[layout[:3]] = tree.cheap(layout)
+        bound = known[layout[:3]][layout.recompute]
+        assert bound.seconds * ROUNDING <= each.evaluation.iteration_seconds, layout
+        assert bound.device_bytes <= each.evaluation.device_bytes, layout
+
+
+def without_texts(job: TrainingJob) -> TrainingJob:
+    """A job without its texts, and without a variable of the environment that no formula reads."""
+    flags = replace(job.flags, cuda_device_max_connections=None)
+    return replace(job, assumptions=(), warnings=(), unknown=(), flags=flags)
+
+
+def test_the_quick_job_of_a_distribution_is_that_of_the_launch(every: Every) -> None:
+    space = every.space
+    for each in every.layouts:
+        setting, split, stages, recompute = each.layout
+        if recompute == base_recompute(space):
+            found = job_of_split(space, setting, split)
+            assert found is not None
+            assert without_texts(with_stages(space, found.job, stages)) == without_texts(each.job)
+
+
+@settings(max_examples=100)
+@given(st.integers(1, 8), st.integers(1, 4), st.integers(1, 6), st.integers(0, 4), st.data())
+def test_microbatches_in_flight_are_those_of_the_schedule(
+    pipeline: int, chunks: int, groups: int, more: int, data: st.DataObject
+) -> None:
+    if pipeline == 1:
+        chunks = 1
+    group = pipeline + more if chunks > 1 else None
+    microbatches = groups * group if group else groups * pipeline - min(more, groups * pipeline - 1)
+    rank = data.draw(st.integers(0, pipeline - 1))
+    plain = small_job()
+    parallel = replace(
+        plain.parallel,
+        world_size=pipeline,
+        pipeline=pipeline,
+        virtual_pipeline=chunks if chunks > 1 else None,
+        microbatch_group_size=group,
+    )
+    job = replace(plain, parallel=parallel, batch=replace(plain.batch, microbatches=microbatches))
+    order = steps(pipeline=pipeline, pipeline_rank=rank, chunks=chunks, microbatches=microbatches, group_size=group)
+    first = next(place for place, step in enumerate(order) if step.kind == "backward")
+    counts = [sum(step.chunk == chunk for step in order[:first]) for chunk in range(chunks)]
+    assert list(microbatches_in_flight(job, rank)) == counts

@@ -1,0 +1,126 @@
+"""The options of a layout, added to the command line of a launch, give the job that the search has evaluated."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+from analyzer.api import problem_of, read_launch
+from analyzer.layout_search.dimensions import space_of
+from analyzer.layout_search.options import as_text, by_flag
+from analyzer.layout_search.split_jobs import job_of_layout, layout_changes
+from analyzer.specs import TrainingJob
+from tests.layout_search.every_layout import Every
+from tests.layout_search.random_spaces import NOWHERE
+
+LAUNCH = (
+    "--nproc-per-node 8 pretrain_gpt.py --num-layers 8 --hidden-size 512 --num-attention-heads 8 --seq-length 1024 "
+    "--max-position-embeddings 1024 --bf16 --train-iters 10 --lr 1e-4 --tokenizer-type NullTokenizer --vocab-size 9999 "
+    "--info-gpu H100-80GB --micro-batch-size 1 "
+)
+MOST = 6
+"""Layouts of a space that are looked at."""
+
+
+def without(words: list[str], flag: str) -> list[str]:
+    """The words without an option and its operands. It must be there."""
+    assert flag in words, (flag, words)
+    found: list[str] = []
+    removed = False
+    for word in words:
+        removed = word == flag or (removed and not word.startswith("--"))
+        found += [] if removed else [word]
+    return found
+
+
+def applied(words: list[str], options: dict[str, object]) -> list[str]:
+    """A command line with changed options, as the text of the options asks for it."""
+    text = as_text(options)
+    added, *removed = text.split("(without ")
+    for flag in removed:
+        words = without(words, flag.strip().removesuffix(")"))
+    return [*words, *added.split()]
+
+
+def of_command_line(words: list[str]) -> TrainingJob:
+    """The job of a command line, without the texts about it."""
+    return without_texts(read_launch(words, environ={}, folder=NOWHERE).job)
+
+
+def without_texts(job: TrainingJob) -> TrainingJob:
+    return replace(job, assumptions=(), warnings=(), unknown=())
+
+
+def test_options_give_the_job_of_the_layout(every: Every) -> None:
+    chosen = random.Random(str(every.case)).sample(every.layouts, min(MOST, len(every.layouts)))
+    for each in chosen:
+        words = applied(list(every.case.words), each.evaluation.options)
+        assert of_command_line(words) == without_texts(each.job), each.evaluation.options
+
+
+def test_the_launch_itself_has_no_changes(every: Every) -> None:
+    given = every.space.given
+    assert layout_changes(every.space, given) == {}
+    same = [each for each in every.layouts if each.layout == given]
+    assert [without_texts(each.job) for each in same] == [of_command_line(list(every.case.words))]
+
+
+def options_of(line: str, over: tuple[str, ...], **sizes: Any) -> dict[str, object]:
+    """The options of the layout of a launch with other values of its split, stages or recomputation."""
+    space = space_of(problem_of(read_launch((LAUNCH + line).split(), environ={}, folder=NOWHERE)), over=over)
+    given = space.given
+    layout = given._replace(
+        split=given.split._replace(**{name: value for name, value in sizes.items() if name in given.split._fields}),
+        stages=next(
+            (
+                each
+                for each in space.stages(given.split)
+                if sizes.keys() & {"pipeline", "virtual", "first", "last"}
+                and all(getattr(each, name) == value for name, value in sizes.items() if name in each._fields)
+            ),
+            given.stages,
+        ),
+    )
+    assert job_of_layout(space, layout) is not None
+    return by_flag(layout_changes(space, layout), space.problem.arguments)
+
+
+def test_a_global_batch_size_that_the_launch_leaves_out_is_named() -> None:
+    assert options_of("", ("tp",), tensor=2, sequence=True, expert_tensor=2) == {
+        "--tensor-model-parallel-size": 2,
+        "--sequence-parallel": True,
+        "--global-batch-size": 8,
+    }
+
+
+def test_an_option_without_its_feature_is_left_out() -> None:
+    line = "--tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap --global-batch-size 16"
+    assert options_of(line, ("tp",), tensor=1, sequence=False, expert_tensor=1) == {
+        "--tensor-model-parallel-size": 1,
+        "--tp-comm-overlap": False,
+    }
+
+
+def test_an_even_distribution_leaves_out_the_options_of_the_launch() -> None:
+    line = "--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 3 --global-batch-size 16"
+    assert options_of(line, ("layers",), pipeline=2, first=None, given=False) == {"--decoder-first-pipeline-num-layers": None}
+
+
+def test_other_virtual_stages_replace_the_option_of_the_launch() -> None:
+    line = "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2 --global-batch-size 16"
+    assert options_of(line, ("vpp",), pipeline=2, virtual=4, given=False) == {
+        "--num-virtual-stages-per-pipeline-rank": 4,
+        "--num-layers-per-virtual-pipeline-stage": None,
+    }
+
+
+def test_an_option_is_left_out_as_it_is_spelled() -> None:
+    assert by_flag({"fp8": None}, read_launch((LAUNCH + "--fp8-format hybrid").split(), environ={}, folder=NOWHERE).arguments) == {
+        "--fp8-format": None
+    }
+
+
+def test_text_of_options() -> None:
+    options = {"--tensor-model-parallel-size": 2, "--sequence-parallel": True, "--tp-comm-overlap": False, "--modules": ["a", "b"]}
+    assert as_text(options) == "--tensor-model-parallel-size 2 --sequence-parallel --modules a b (without --tp-comm-overlap)"

@@ -1,0 +1,77 @@
+"""A search leaves out nothing: its result is that of all layouts of a space, each evaluated exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from analyzer.errors import AnalyzerError
+from analyzer.launch.build import build
+from analyzer.layout_search import search as search_module
+from analyzer.layout_search.dimensions import Space
+from analyzer.layout_search.executors import workers
+from analyzer.layout_search.problem import with_changes
+from analyzer.layout_search.result import SearchResult
+from analyzer.layout_search.search import Progress, search_space
+from analyzer.specs.rules import violations
+from tests.layout_search.every_layout import Every, expected_best, expected_front, expected_place, figures
+
+BEST = 3
+FRONT = 1.08
+
+
+@pytest.fixture(autouse=True)
+def small_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short result and short rounds, so that bounds leave out most layouts of a small space."""
+    for name, value in {"BEST": BEST, "FRONT": FRONT, "TASK": 2, "ROUND": 8}.items():
+        monkeypatch.setattr(search_module, name, value)
+
+
+def searched(space: Space, progress: Callable[[Progress], None] | None = None) -> SearchResult:
+    with workers("1") as found:
+        return search_space(space, found, progress=progress)
+
+
+def test_a_search_finds_what_all_layouts_give(every: Every) -> None:
+    fitting = every.fitting
+    result = searched(every.space)
+    best = expected_best(fitting, most=BEST)
+    assert [figures(each) for each in result.best] == best
+    assert [figures(each) for each in result.front] == expected_front(fitting, share=FRONT)
+    given = next((each for each in fitting if not each.options), None)
+    assert (result.given and figures(result.given)) == (given and figures(given))
+    assert result.place == expected_place(given, best)
+    assert result.complete
+    assert result.evaluated <= len(every.layouts)
+
+
+def test_the_layouts_of_a_result_are_accepted_and_fit(every: Every) -> None:
+    problem = every.space.problem
+    of_layout = {each.layout: each for each in every.layouts}
+    for found in searched(every.space):
+        one = of_layout[found.layout]
+        assert found.options == one.evaluation.options
+        assert found.parts_seconds == one.evaluation.parts_seconds
+        assert found.device_bytes <= problem.capacity
+        assert not list(violations(one.job))
+        try:
+            job = build(
+                with_changes(problem.arguments, one.changes),
+                problem.world,
+                environ={},
+                gpu=problem.gpu,
+                folder=problem.folder,
+                moe_imbalance=problem.moe_imbalance,
+            )
+        except AnalyzerError as error:
+            pytest.fail(f"{found.options}: {error}")
+        assert job.parallel.world_size == problem.given.parallel.world_size
+        assert job.batch.global_batch_size == problem.given.batch.global_batch_size
+        assert job.batch.seq_length == problem.given.batch.seq_length
+
+
+def test_the_layouts_of_a_space_differ(every: Every) -> None:
+    layouts = every.layouts
+    options = [str(sorted(each.changes.items(), key=str)) for each in layouts]
+    assert len(set(options)) == len(options)

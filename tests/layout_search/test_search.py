@@ -1,0 +1,101 @@
+"""The course of a search: workers, interruption, and spaces without a layout that fits."""
+
+from __future__ import annotations
+
+import pytest
+
+from analyzer.api import search
+from analyzer.layout_search import search as search_module
+from analyzer.layout_search.executors import workers
+from analyzer.layout_search.result import SearchResult
+from analyzer.layout_search.search import Progress, search_space
+from tests.layout_search.every_layout import figures
+from tests.layout_search.random_spaces import NOWHERE, Case
+
+WORDS = (
+    "--nproc-per-node 8 pretrain_gpt.py --num-layers 8 --hidden-size 512 --num-attention-heads 8 --seq-length 1024 --swiglu "
+    "--max-position-embeddings 1024 --bf16 --train-iters 10 --lr 1e-4 --tokenizer-type NullTokenizer --vocab-size 9999 "
+    "--info-gpu H100-80GB --micro-batch-size 1 --global-batch-size 16 --info-gpu-memory 1800MiB"
+)
+OVER = ("pp", "vpp", "tp", "recompute")
+
+
+def result(count: int = 1, memory: str = "1800MiB") -> SearchResult:
+    space = Case((*WORDS.split(), "--info-gpu-memory", memory), OVER, ()).space
+    with workers(str(count)) as found:
+        return search_space(space, found)
+
+
+def content(found: SearchResult) -> tuple[object, ...]:
+    """A result without its duration."""
+    return found.best, found.front, found.given, found.place, found.candidates, found.evaluated, found.complete
+
+
+@pytest.fixture
+def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_module, "TASK", 4)
+    monkeypatch.setattr(search_module, "ROUND", 16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 3])
+def test_the_result_does_not_depend_on_the_number_of_workers(count: int) -> None:
+    assert content(result(count)) == content(result())
+
+
+@pytest.mark.parametrize("size", [1, 5, 64, 1000])
+def test_the_result_does_not_depend_on_the_size_of_tasks(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = content(result())
+    monkeypatch.setattr(search_module, "TASK", size)
+    assert content(result()) == before
+
+
+@pytest.mark.usefixtures("short_rounds")
+def test_bounds_leave_out_layouts() -> None:
+    found = result()
+    assert len(found.best) == search_module.BEST
+    assert 10 <= found.evaluated < found.candidates / 2
+
+
+def test_progress_tells_what_was_found() -> None:
+    seen: list[Progress] = []
+    found = search(WORDS, over=OVER, environ={}, folder=NOWHERE, progress=seen.append)
+    assert [each.expanded for each in seen] == sorted(each.expanded for each in seen)
+    assert seen[-1].open == 0
+    assert seen[-1].evaluated == found.evaluated
+    assert seen[-1].best_seconds == found.best[0].iteration_seconds
+
+
+@pytest.mark.usefixtures("short_rounds")
+@pytest.mark.parametrize("rounds", [1, 4, 8])
+def test_an_interrupted_search_returns_what_it_has_found(rounds: int) -> None:
+    seen: list[Progress] = []
+
+    def interrupt(progress: Progress) -> None:
+        seen.append(progress)
+        if len(seen) == rounds:
+            raise KeyboardInterrupt
+
+    found = search(WORDS, over=OVER, environ={}, folder=NOWHERE, progress=interrupt)
+    assert len(seen) == rounds
+    assert not found.complete
+    assert found.evaluated == seen[-1].evaluated
+    assert seen[-1].open > 0
+    complete = result()
+    assert found.given == complete.given
+    assert found.best[0].iteration_seconds == seen[-1].best_seconds
+    assert figures(found.best[0]) >= figures(complete.best[0])
+
+
+def test_a_search_without_a_layout_that_fits_is_empty_and_complete() -> None:
+    found = result(memory="600MiB")
+    assert (found.best, found.front, found.given, found.place) == ((), (), None, None)
+    assert found.complete
+    assert not list(found)
+    assert found.candidates == result().candidates
+
+
+def test_a_result_lists_its_layouts_by_time() -> None:
+    found = result()
+    assert [each.iteration_seconds for each in found] == sorted(each.iteration_seconds for each in found)
+    assert {each.layout for each in found} == {each.layout for each in (*found.best, *found.front)}
