@@ -122,7 +122,7 @@ def with_time(report: Report, launch: Launch) -> Report:
 def problem_of(launch: Launch) -> Problem:
     """The problem of a search for a launch that was read. Raises InputError without a GPU whose memory and speeds are known."""
     from analyzer.launch.launchers.world import World
-    from analyzer.layout_search.problem import Problem
+    from analyzer.layout_search.problem import Problem, with_changes
     from analyzer.time.efficiencies import efficiencies_of
 
     inputs, job = launch.time, launch.job
@@ -134,6 +134,7 @@ def problem_of(launch: Launch) -> Problem:
         raise InputError("--info-search", "does not use the simple time model of --info-efficiency", "leave one of the two out")
     arguments = replace(launch.arguments, values=dict(launch.arguments.values), spelled=dict(launch.arguments.spelled))
     batch = {} if arguments.get("global_batch_size") else {"global_batch_size": job.batch.global_batch_size}
+    arguments = with_changes(arguments, batch)
     return Problem(
         arguments=arguments,
         world=World(nodes=job.parallel.nodes, gpus_per_node=job.parallel.gpus_per_node),

@@ -149,7 +149,7 @@ class Space:
             yield given
 
     def may_have(self, stages: Stages) -> bool:
-        """Whether a distribution of layers may be used: if layers are not searched, a launch with its own one keeps it in a pipeline."""
+        """Whether a distribution may be used: if layers are not searched, a launch with its own one keeps it in a pipeline."""
         own = self.problem.given.parallel.pipeline_layout
         return stages.pipeline == 1 or "layers" in self.over or own == PipelineSpec()
 

@@ -88,13 +88,15 @@ def _values(space: Space) -> dict[str, Sequence[object]]:
 def _with(space: Space, values: dict[str, object]) -> Layout:
     """The layout of the launch with other values of some dimensions.
 
-    Sequence parallelism comes with tensor parallelism, and experts are split over as many ranks as other layers if they were before.
+    Sequence parallelism comes with tensor parallelism, and experts are split over as many ranks as other layers unless their size
+    is given.
     """
     given = space.given
     split = given.split._replace(**{name: value for name, value in values.items() if name in _OF_SPLIT})  # type: ignore[arg-type]
     if "tensor" in values:
         split = split._replace(sequence=space.sequences(split.tensor)[0])
-    if "tensor" in values and "expert_tensor" not in values and space.sizes.expert_tensor is None:
+    implied = space.problem.arguments.get("expert_tensor_parallel_size") is None
+    if "tensor" in values and "expert_tensor" not in values and implied:
         split = split._replace(expert_tensor=split.tensor)
     stages, recompute, setting = values.get("stages"), values.get("recompute"), values.get("setting")
     return Layout(

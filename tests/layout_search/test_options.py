@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+import shlex
 from dataclasses import replace
 from typing import Any
 
 from analyzer.api import problem_of, read_launch
+from analyzer.layout_search.command_line import command_line
 from analyzer.layout_search.dimensions import space_of
 from analyzer.layout_search.options import as_text, by_flag
 from analyzer.layout_search.split_jobs import job_of_layout, layout_changes
 from analyzer.specs import TrainingJob
-from tests.layout_search.every_layout import Every
+from tests.fuzz.strategies import phrases
+from tests.layout_search.every_layout import Every, Exact
 from tests.layout_search.random_spaces import NOWHERE
 
 LAUNCH = (
@@ -19,7 +22,7 @@ LAUNCH = (
     "--max-position-embeddings 1024 --bf16 --train-iters 10 --lr 1e-4 --tokenizer-type NullTokenizer --vocab-size 9999 "
     "--info-gpu H100-80GB --micro-batch-size 1 "
 )
-MOST = 6
+MOST = 4
 """Layouts of a space that are looked at."""
 
 
@@ -52,11 +55,25 @@ def without_texts(job: TrainingJob) -> TrainingJob:
     return replace(job, assumptions=(), warnings=(), unknown=())
 
 
+def chosen(every: Every) -> list[Exact]:
+    """Some layouts of a space."""
+    return random.Random(str(every.case)).sample(every.layouts, min(MOST, len(every.layouts)))
+
+
 def test_options_give_the_job_of_the_layout(every: Every) -> None:
-    chosen = random.Random(str(every.case)).sample(every.layouts, min(MOST, len(every.layouts)))
-    for each in chosen:
+    for each in chosen(every):
         words = applied(list(every.case.words), each.evaluation.options)
         assert of_command_line(words) == without_texts(each.job), each.evaluation.options
+
+
+def test_the_command_to_paste_starts_the_layout(every: Every) -> None:
+    arguments = every.space.problem.arguments
+    words = every.case.words
+    of_program = [word for phrase in phrases(list(words)) if phrase[0].startswith("--info") for word in phrase]
+    for each in chosen(every):
+        line = shlex.split(command_line(words, arguments, each.evaluation.options))
+        assert line[0] == "torchrun"
+        assert of_command_line([*line[1:], *of_program]) == without_texts(each.job), each.evaluation.options
 
 
 def test_the_launch_itself_has_no_changes(every: Every) -> None:
