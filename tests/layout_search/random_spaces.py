@@ -20,6 +20,8 @@ NOWHERE: Final = Path("/nowhere")
 MOST_LAYOUTS: Final = 30
 """Layouts of a space, so that all of them can be evaluated."""
 SHARDED: Final = "--use-distributed-optimizer"
+LARGE: Final = "--hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --max-position-embeddings 4096"
+"""Sizes with which GEMMs take most of the time, so that the bounds of the time are high."""
 FEATURES: Final = (
     "--optimizer sgd",
     "--use-precision-aware-optimizer --exp-avg-dtype bf16 " + SHARDED,
@@ -118,7 +120,10 @@ def random_case(source: random.Random, *, most: int = MOST_LAYOUTS) -> Case:
 
 def random_words(source: random.Random) -> list[str]:
     """The words of a random launch of a small model. Megatron may refuse it."""
-    words = _heterogeneous(source) if source.random() < 0.06 else RandomLaunches(source.randrange).launch()
+    if source.random() < 0.06:
+        words = _heterogeneous(source)
+    else:
+        words = [*RandomLaunches(source.randrange).launch(), *(LARGE.split() if source.random() < 0.5 else ())]
     if source.random() < 0.25:
         words = ["--nnodes", "2", *words]
     for feature in source.sample(FEATURES, source.choice((0, 1, 1, 2))):
