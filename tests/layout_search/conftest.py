@@ -11,6 +11,7 @@ from typing import Final
 import pytest
 
 from tests.layout_search.every_layout import Every, every_layout
+from tests.layout_search.random_spaces import FIXED
 
 FUZZ: Final = os.environ.get("FUZZ", "")
 SPACES: Final = int(FUZZ) if FUZZ.isdigit() else 200
@@ -23,7 +24,7 @@ SEEDS: Final = [
 ]
 
 
-@pytest.fixture(scope="session", params=SEEDS)
+@pytest.fixture(scope="session", params=[*FIXED, *SEEDS])
 def every(request: pytest.FixtureRequest) -> Every:
-    """A random space, and all layouts of it. All tests of a space run before those of the next."""
+    """A space, and all layouts of it. All tests of a space run before those of the next."""
     return every_layout(request.param)

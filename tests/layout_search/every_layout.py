@@ -42,9 +42,9 @@ class Every(NamedTuple):
         return [each.evaluation for each in self.layouts if each.evaluation.device_bytes <= self.space.problem.capacity]
 
 
-def every_layout(seed: int) -> Every:
-    """All layouts of a random case that Megatron accepts, with those that do not fit."""
-    case = case_of(seed)
+def every_layout(name: int | str) -> Every:
+    """All layouts of a case that Megatron accepts, with those that do not fit."""
+    case = case_of(name)
     space = case.space
     return Every(case, space, tuple(found for layout in layouts_of(space) if (found := exact(space, layout)) is not None))
 

@@ -100,9 +100,45 @@ class Case:
         return space_of(problem_of(self.launch), over=self.over, keep=self.keep)
 
 
-def case_of(seed: int) -> Case:
-    """A random case."""
-    return random_case(random.Random(seed))
+PLAIN: Final = (
+    f"--nproc-per-node 8 pretrain_gpt.py --num-layers 4 {LARGE} --swiglu --disable-bias-linear --untie-embeddings-and-output-weights "
+    "--bf16 --train-iters 10 --lr 1e-4 --tokenizer-type NullTokenizer --vocab-size 9999 --info-gpu H100-80GB --micro-batch-size 1 "
+)
+MOE: Final = (
+    "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 2048 "
+    "--sequence-parallel "
+)
+
+
+def _fixed(line: str, over: str, *keep: str, batch: str = "--global-batch-size 32") -> Case:
+    return Case(tuple(f"{PLAIN} {batch} {line}".split()), tuple(over.split()), keep)
+
+
+FIXED: Final = {
+    "dense": _fixed("", "tp pp"),
+    "recomputation": _fixed("--info-gpu-memory 20GiB", "recompute micro-batch"),
+    "fp8": _fixed("--fp8-format hybrid", "pp micro-batch"),
+    "overlapped-tensor": _fixed("--tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap", "tp"),
+    "overlapped-experts": _fixed(
+        MOE + "--expert-model-parallel-size 2 --overlap-moe-expert-parallel-comm --delay-wgrad-compute --num-layers 8", "ep pp vpp"
+    ),
+    "experts": _fixed(MOE, "tp ep etp"),
+    "uneven": _fixed("--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 2 --num-layers 8", "layers"),
+    "vocabulary": _fixed("--make-vocab-size-divisible-by 7", "tp"),
+    "order": _fixed(MOE + "--pipeline-model-parallel-size 2 --use-tp-pp-dp-mapping", "tp order etp"),
+    "deferred": _fixed("--pipeline-model-parallel-size 2 --defer-embedding-wgrad-compute --num-layers 8", "pp micro-batch"),
+    "kept-sequence": _fixed("", "tp", "--sequence-parallel"),
+    "kept-optimizer": _fixed("", "fsdp offload", "--use-distributed-optimizer"),
+    "kept-overlap": _fixed("--tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap", "tp", "--tp-comm-overlap"),
+    "no-batch": _fixed("", "tp micro-batch", batch=""),
+    "no-sequence": _fixed("--tensor-model-parallel-size 2", "tp micro-batch"),
+}
+"""Spaces with many layouts of a kind that random ones seldom have."""
+
+
+def case_of(name: int | str) -> Case:
+    """A random case for a seed, or a fixed one for a name."""
+    return FIXED[name] if isinstance(name, str) else random_case(random.Random(name))
 
 
 def random_case(source: random.Random, *, most: int = MOST_LAYOUTS) -> Case:
