@@ -101,8 +101,9 @@ class Case:
 
 
 PLAIN: Final = (
-    f"--nproc-per-node 8 pretrain_gpt.py --num-layers 4 {LARGE} --swiglu --disable-bias-linear --untie-embeddings-and-output-weights "
-    "--bf16 --train-iters 10 --lr 1e-4 --tokenizer-type NullTokenizer --vocab-size 9999 --info-gpu H100-80GB --micro-batch-size 1 "
+    f"--nproc-per-node 8 pretrain_gpt.py --num-layers 4 {LARGE} --swiglu --disable-bias-linear "
+    "--untie-embeddings-and-output-weights --bf16 --train-iters 10 --lr 1e-4 --tokenizer-type NullTokenizer --vocab-size 9999 "
+    "--info-gpu H100-80GB --micro-batch-size 1 "
 )
 MOE: Final = (
     "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 2048 "
