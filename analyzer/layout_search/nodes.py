@@ -124,7 +124,8 @@ class Expander:
             cheap = [(recompute, Bounds(node.seconds, node.device_bytes)) for recompute in choices]
         for recompute, bound in cheap:
             if bound.device_bytes <= space.problem.capacity:
-                yield node._replace(seconds=bound.seconds * ROUNDING, device_bytes=bound.device_bytes, recompute=recompute)
+                seconds = max(node.seconds, bound.seconds * ROUNDING)
+                yield node._replace(seconds=seconds, device_bytes=bound.device_bytes, recompute=recompute)
 
     def _typical_stages(self, node: Node, stages: Stages, job: TrainingJob) -> Stages:
         """A distribution of layers whose jobs have the modules of `job`: the first legal one, unless it excludes other options."""

@@ -67,7 +67,7 @@ def exact(space: Space, layout: Layout) -> Exact | None:
     changes = layout_changes(space, layout)
     large = replace(job, hardware=replace(job.hardware, capacity_bytes=UNLIMITED))
     try:
-        found = evaluate(layout, by_flag(changes, problem.arguments), large, problem.speed, problem.rates, most_seconds=inf)
+        found = evaluate(layout, by_flag(changes, problem.arguments), large, problem.speed, problem.rates)
     except AnalyzerError:
         return None
     assert found is not None

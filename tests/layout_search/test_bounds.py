@@ -8,12 +8,10 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analyzer.layout_search.bounds import Bounds
 from analyzer.layout_search.dimensions import Space
-from analyzer.layout_search.nodes import ROUNDING, Cutoffs, Expander, Node, root_nodes
-from analyzer.layout_search.space import Layout, Recompute
+from analyzer.layout_search.nodes import Cutoffs, Expander, Node, root_nodes
 from analyzer.layout_search.split_jobs import base_recompute, job_of_split, with_stages
-from analyzer.memory.screen import microbatches_in_flight
+from analyzer.memory.screen import microbatches_in_flight, screen
 from analyzer.schedule.pipeline import steps
 from analyzer.specs import TrainingJob
 from tests.layout_search.every_layout import UNLIMITED, Every
@@ -40,12 +38,6 @@ class Tree:
         assert isinstance(found, list)
         return found
 
-    def cheap(self, layout: Layout) -> dict[Recompute, Bounds]:
-        """The cheap bounds of the distribution of layers of a layout."""
-        recomputes = tuple(self.space.recomputes(layout.stages))
-        node = self.distributions[layout[:3]]
-        return dict(self._expander.cheap_bounds(node, layout.stages, recomputes))
-
 
 def test_every_bound_is_at_most_what_it_bounds(every: Every) -> None:
     tree = Tree(every.space)
@@ -56,16 +48,9 @@ def test_every_bound_is_at_most_what_it_bounds(every: Every) -> None:
         assert distribution.device_bytes <= complete.device_bytes <= each.evaluation.device_bytes, layout
 
 
-def test_the_cheap_bounds_of_recomputation_are_at_most_what_they_bound(every: Every) -> None:
-    tree = Tree(every.space)
-    known: dict[tuple[object, ...], dict[Recompute, Bounds]] = {}
+def test_the_screened_memory_is_at_most_the_exact_one(every: Every) -> None:
     for each in every.layouts:
-        layout = each.layout
-        if layout[:3] not in known:
-            known[layout[:3]] = tree.cheap(layout)
-        bound = known[layout[:3]][layout.recompute]
-        assert bound.seconds * ROUNDING <= each.evaluation.iteration_seconds, layout
-        assert bound.device_bytes <= each.evaluation.device_bytes, layout
+        assert screen(each.job).device_bytes <= each.evaluation.device_bytes, each.layout
 
 
 def without_texts(job: TrainingJob) -> TrainingJob:
