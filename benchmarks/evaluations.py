@@ -52,7 +52,7 @@ def _exact(job: TrainingJob, _: Problem) -> int:
 
 
 def _memory_and_time(job: TrainingJob, launch: Problem) -> float:
-    found = evaluate(_ANY, {}, job, launch.speed, launch.rates, is_needed=lambda _: True)
+    found = evaluate(_ANY, {}, job, launch.speed, launch.rates)
     return inf if found is None else found.device_bytes
 
 

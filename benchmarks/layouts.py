@@ -43,6 +43,11 @@ DEEPSEEK_V3: Final = (
     "--expert-model-parallel-size 64 --micro-batch-size 1 --global-batch-size 8192 --tokenizer-type NullTokenizer "
     "--vocab-size 129279"
 )
+DEEPSEEK_V3_UNEVEN: Final = (
+    DEEPSEEK_V3.replace("--global-batch-size 8192", "--global-batch-size 15360")
+    + " --pipeline-model-parallel-size 16 --decoder-first-pipeline-num-layers 3 --decoder-last-pipeline-num-layers 2"
+)
+"""The same with a larger batch and a layout for 2,048 GPUs."""
 GPUS: Final = 1024
 _RECOMPUTE: Final = (
     RecomputeSpec(),
