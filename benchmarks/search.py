@@ -9,7 +9,7 @@
    lower bounds of the memory and the time, and exact memory and time (`benchmarks.evaluations`).
 
 With `--check` the exit status is 1 if a bound is missed. The bound of the wall time needs two free cores; CPU time shows whether
-there were. `--calculon` and `--simumax` compare with other programs (`benchmarks.other_searches`).
+there were.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from analyzer.layout_search.dimensions import Space, space_of
@@ -206,8 +205,6 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="exit status 1 if a bound is missed")
     parser.add_argument("--models", nargs="*", choices=tuple(LAUNCHES), default=tuple(LAUNCHES), help="launches to search")
     parser.add_argument("--layouts", type=int, default=LAYOUTS, help=f"layouts of the rates (default: {LAYOUTS}); 0: no rates")
-    parser.add_argument("--calculon", type=Path, metavar="PATH", help="a checkout of Calculon, whose search runs too")
-    parser.add_argument("--simumax", type=Path, metavar="PATH", help="a checkout of SimuMax, whose search runs too")
     parser.add_argument("--measure", choices=("search", "legal"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure is not None:
