@@ -38,6 +38,7 @@ bench:
 	$(PYTHON) benchmarks/startup.py --runs $(RUNS)
 	$(PYTHON) benchmarks/scale.py --runs $(RUNS)
 	$(PYTHON) -m benchmarks.evaluations 300
+	$(PYTHON) -m benchmarks.search --check --models Llama-3.1-405B --layouts 0
 	$(PYTHON) benchmarks/launch_speed.py --runs $(RUNS)
 	$(PYTHON) benchmarks/trace_speed.py 1000000
 	$(PYTHON) benchmarks/megatron_estimate.py tests/data/measured/*.json

@@ -8,10 +8,9 @@ from itertools import product
 from pathlib import Path
 from typing import Final
 
-from analyzer.hardware.gpus import hardware
-from analyzer.launch.build import build
-from analyzer.launch.parse import parse
+from analyzer.api import problem_of, read_launch
 from analyzer.launch.tokenizer.vocabulary import pad_vocabulary
+from analyzer.layout_search.problem import Problem
 from analyzer.specs import PipelineSpec, RecomputeSpec, TrainingJob
 from analyzer.specs.rules import first_violation
 
@@ -22,6 +21,14 @@ LLAMA_3_70B: Final = (
     "--attention-dropout 0 --hidden-dropout 0 --sequence-parallel --tensor-model-parallel-size 8 "
     "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 4 --micro-batch-size 1 --global-batch-size 1024 "
     "--tokenizer-type NullTokenizer --vocab-size 128255"
+)
+LLAMA_31_405B: Final = (
+    "--num-layers 126 --hidden-size 16384 --ffn-hidden-size 53248 --num-attention-heads 128 --group-query-attention "
+    "--num-query-groups 8 --seq-length 8192 --max-position-embeddings 131072 --position-embedding-type rope --normalization "
+    "RMSNorm --swiglu --disable-bias-linear --untie-embeddings-and-output-weights --bf16 --use-distributed-optimizer "
+    "--attention-dropout 0 --hidden-dropout 0 --sequence-parallel --tensor-model-parallel-size 8 "
+    "--pipeline-model-parallel-size 16 --decoder-first-pipeline-num-layers 7 --decoder-last-pipeline-num-layers 7 "
+    "--micro-batch-size 1 --global-batch-size 2048 --tokenizer-type NullTokenizer --vocab-size 128255"
 )
 DEEPSEEK_V3: Final = (
     "--num-layers 61 --hidden-size 7168 --ffn-hidden-size 18432 --num-attention-heads 128 --kv-channels 128 "
@@ -36,6 +43,11 @@ DEEPSEEK_V3: Final = (
     "--expert-model-parallel-size 64 --micro-batch-size 1 --global-batch-size 8192 --tokenizer-type NullTokenizer "
     "--vocab-size 129279"
 )
+DEEPSEEK_V3_UNEVEN: Final = (
+    DEEPSEEK_V3.replace("--global-batch-size 8192", "--global-batch-size 15360")
+    + " --pipeline-model-parallel-size 16 --decoder-first-pipeline-num-layers 3 --decoder-last-pipeline-num-layers 2"
+)
+"""The same with a larger batch and a layout for 2,048 GPUs."""
 GPUS: Final = 1024
 _RECOMPUTE: Final = (
     RecomputeSpec(),
@@ -44,12 +56,15 @@ _RECOMPUTE: Final = (
 )
 
 
-def job_of(line: str, *, gpus: int = GPUS) -> TrainingJob:
-    """Return the job of a line of options on nodes of eight H100 GPUs."""
+def problem(line: str, *, gpus: int = GPUS) -> Problem:
+    """Return the launch of a line of options on nodes of eight H100 GPUs, with the speeds of this GPU."""
     words = ["--nnodes", str(gpus // 8), "--nproc-per-node", "8", "pretrain_gpt.py", *line.split(), "--info-gpu", "H100-80GB"]
-    arguments, world, options = parse(words, environ={}, folder=Path("/nowhere"))
-    gpu, _ = hardware(options.gpu, None)
-    return build(arguments, world, environ={}, gpu=gpu, folder=Path("/nowhere"))
+    return problem_of(read_launch(words, environ={}, folder=Path("/nowhere")))
+
+
+def job_of(line: str, *, gpus: int = GPUS) -> TrainingJob:
+    """Return the job of this launch."""
+    return problem(line, gpus=gpus).given
 
 
 def layouts(job: TrainingJob) -> Iterator[TrainingJob]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from analyzer.layout_search.dimensions import Space
-from analyzer.layout_search.space import Split
+from analyzer.layout_search.space import Split, Stages
 from analyzer.layout_search.split_jobs import job_of_split, resized
 from analyzer.modules.inputs import module_inputs
 from analyzer.modules.kinds import ModuleKind
@@ -19,7 +19,7 @@ from analyzer.modules.models.gpt import ChunkKind, chunk_modules, layer_kinds
 from analyzer.modules.tree import Module
 from analyzer.specs import TrainingJob
 from analyzer.time.kernel_seconds import least_gemm_seconds
-from analyzer.time.links import span_of
+from analyzer.time.links import Span, span_of
 from analyzer.time.message_seconds import message_seconds
 from analyzer.time.pass_seconds import exposed_share, pass_run
 from analyzer.time.pass_work import Message, PassWork, block_work, settings_of
@@ -48,6 +48,7 @@ class Floors:
         self._space, self._setting = space, setting
         self._models: dict[tuple[int, ...], _Model] = {}
         self._references: dict[tuple[int, ...], tuple[tuple[Message, float], ...] | None] = {}
+        self._spans: dict[tuple[int, int, int], Span] = {}
         self._moe = space.problem.given.model.moe is not None
 
     def of(self, split: Split) -> float | None:
@@ -96,13 +97,13 @@ class Floors:
         if stages is None or reference is None:
             return 0.0
         problem = self._space.problem
-        job = resized(problem.given, split, stages)
+        span = self._span(split.expert, split.expert_tensor, stages)
         seconds = 0.0
         for message, count in reference:
             one = message_seconds(
                 message.kind,
                 message.payload,
-                span_of(job, "ep", problem.speed),
+                span,
                 problem.speed,
                 problem.rates,
                 exchange=message.exchange,
@@ -111,6 +112,15 @@ class Floors:
             exposed = exposed_share(message.exposure, problem.rates)
             seconds += count * one.transfer * (exposed + (1 - exposed) * problem.rates.slowdown)
         return seconds
+
+    def _span(self, expert: int, expert_tensor: int, stages: Stages) -> Span:
+        """The span of the ranks that exchange tokens. It does not depend on the other sizes of a split."""
+        key = (expert, expert_tensor, stages.pipeline)
+        if key not in self._spans:
+            problem = self._space.problem
+            job = resized(problem.given, Split(expert=expert, expert_tensor=expert_tensor), stages)
+            self._spans[key] = span_of(job, "ep", problem.speed)
+        return self._spans[key]
 
     def _reference(self, split: Split) -> tuple[tuple[Message, float], ...] | None:
         """The all-to-alls of a split with the same tensor, context and micro-batch size, and two expert-parallel ranks."""

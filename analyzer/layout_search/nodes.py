@@ -6,6 +6,7 @@ and a layout is evaluated. Every bound is at most that of what the node is expan
 
 from __future__ import annotations
 
+import gc
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -26,6 +27,12 @@ from analyzer.specs.rules import first_violation
 
 ROUNDING: Final = 1 - 1e-9
 """Sums in another order may differ in their last digits."""
+
+
+COLLECTION: Final = 384
+"""Work between two runs of the garbage collector."""
+_WORK: Final = {"split": 1, "distribution": 8, "layout": 1}
+"""Work of expanding a node, in units of the module trees of a split."""
 
 
 class Node(NamedTuple):
@@ -69,21 +76,34 @@ def root_nodes(space: Space) -> Iterator[Node]:
                 yield Node(floor, 0, setting, split)
 
 
+def _no_figures(*_: int) -> BlockCache:
+    return {}
+
+
 class Expander:
     """Expands the nodes of a space in one process."""
 
     def __init__(self, space: Space) -> None:
         self.space = space
-        self._attention: dict[tuple[int, ...], BlockCache] = {}
+        self._attention = lru_cache(maxsize=16)(_no_figures)
         self._figures = lru_cache(maxsize=64)(self._split_figures)
-        self._variants = lru_cache(maxsize=32)(self._split_variants)
+        self._variants = lru_cache(maxsize=8)(self._split_variants)
+        self._work = 0
 
     def expand(self, node: Node, cutoffs: Cutoffs) -> Sequence[Node] | Evaluation | None:
         """The nodes of which `node` consists, those that `cutoffs` needs; for a complete layout its evaluation."""
+        self._collect(node)
         if node.recompute is not None:
             return self._evaluation(node, cutoffs)
         found = self._distributions(node) if node.stages is None else self._layouts(node)
         return [each for each in found if cutoffs.needs(each.seconds, each.device_bytes)]
+
+    def _collect(self, node: Node) -> None:
+        """Frees module trees that caches have dropped, from time to time: their operations refer back to them."""
+        self._work += _WORK["split" if node.stages is None else "distribution" if node.recompute is None else "layout"]
+        if self._work >= COLLECTION:
+            self._work = 0
+            gc.collect()
 
     def _split_figures(self, setting: int, split: Split) -> tuple[SplitJob, SplitFigures] | None:
         found = job_of_split(self.space, setting, split)
@@ -142,7 +162,7 @@ class Expander:
 
     def _of_attention(self, setting: int, split: Split) -> BlockCache:
         """The figures of attention, which splits share that differ in their expert-parallel sizes."""
-        return self._attention.setdefault((setting, split.tensor, split.sequence, split.context, split.micro_batch), {})
+        return self._attention(setting, split.tensor, int(split.sequence), split.context, split.micro_batch)
 
     def _evaluation(self, node: Node, cutoffs: Cutoffs) -> Evaluation | None:
         """The evaluation of a layout, unless a better bound of its memory or its exact time leaves it out."""

@@ -137,6 +137,7 @@ def search_space(space: Space, workers: Workers, *, progress: Callable[[Progress
     state = _State(space)
     ended = ""
     with collector_paused():
+        number = candidates(space)  # first, so that workers get the space with what this has computed
         given = _given(space)
         try:
             if given is not None:
@@ -151,7 +152,7 @@ def search_space(space: Space, workers: Workers, *, progress: Callable[[Progress
     found = state.ordered
     limit = FRONT * found[0].iteration_seconds if found else inf
     return SearchResult(
-        candidates=candidates(space),
+        candidates=number,
         evaluated=state.evaluated,
         fitting=len(found),
         seconds=time.monotonic() - started,
