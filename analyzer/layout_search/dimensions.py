@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, combinations, product
 from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.launch.derive.recompute import MODULES
+from analyzer.layout.stages import layers_of_stages
 from analyzer.layout_search.options import OF_RECOMPUTE
 from analyzer.layout_search.problem import Changes, Problem
 from analyzer.layout_search.space import (
@@ -154,10 +155,16 @@ class Space:
         return stages.pipeline == 1 or "layers" in self.over or own == PipelineSpec()
 
     def _is_given(self, stages: Stages) -> bool:
-        """Whether a distribution is that of the launch."""
-        layers = PipelineSpec(num_layers_in_first=stages.first, num_layers_in_last=stages.last)
-        same_sizes = (stages.pipeline, stages.virtual) == self.given.stages[:2]
-        return same_sizes and layers == self.problem.given.parallel.pipeline_layout
+        """Whether a distribution has the same layers on every virtual stage as that of the launch."""
+        parallel = self.problem.given.parallel
+        if (stages.pipeline, stages.virtual) != self.given.stages[:2] or parallel.pipeline_layout.layout is not None:
+            return False
+        listed = replace(parallel, pipeline_layout=PipelineSpec(num_layers_in_first=stages.first, num_layers_in_last=stages.last))
+        return layers_of_stages(self.scale.layers, listed) == self._layers_of_given
+
+    @cached_property
+    def _layers_of_given(self) -> tuple[int, ...]:
+        return layers_of_stages(self.scale.layers, self.problem.given.parallel)
 
     def recomputes(self, stages: Stages) -> Iterator[Recompute]:
         """The ways to recompute activations for a distribution of layers, that of the launch first."""
