@@ -15,7 +15,6 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from analyzer.memory.block_memory import block_memory
 from analyzer.memory.device_overhead import outside_allocator_bytes
 from analyzer.memory.screen import kinds_of_stages, least_state_bytes, parameter_figures
 from analyzer.modules.inputs import module_inputs
@@ -89,7 +88,7 @@ class SplitFigures:
         """Bytes that a microbatch keeps in a chunk between its forward and its backward."""
         if kind not in self._retained:
             modules = self._modules(kind) or ()
-            self._retained[kind] = sum(times * block_memory(module).retained for module, times in modules)
+            self._retained[kind] = sum(times * module.retained_bytes for module, times in modules)
         return self._retained[kind]
 
     def _chunk(self, kind: ChunkKind) -> ChunkFigures | None:
@@ -123,6 +122,7 @@ class SplitFigures:
         if id(module) not in cache:
             runs = self._runs_of_children(module) if is_sum_of_children(module, self._settings) else self._runs(module)
             cache[id(module)] = (module, _BlockFigures(*runs, *module.derived(parameter_figures)))
+            module.forget()  # its operations are not needed again, and caches keep many modules
         return cache[id(module)][1]
 
     def _runs_of_children(self, module: Module) -> tuple[Run, Run]:

@@ -29,10 +29,8 @@ ROUNDING: Final = 1 - 1e-9
 """Sums in another order may differ in their last digits."""
 
 
-COLLECTION: Final = 384
-"""Work between two runs of the garbage collector."""
-_WORK: Final = {"split": 1, "distribution": 8, "layout": 1}
-"""Work of expanding a node, in units of the module trees of a split."""
+COLLECTION: Final = 256
+"""Layouts that are evaluated between two runs of the garbage collector."""
 
 
 class Node(NamedTuple):
@@ -88,21 +86,20 @@ class Expander:
         self._attention = lru_cache(maxsize=16)(_no_figures)
         self._figures = lru_cache(maxsize=64)(self._split_figures)
         self._variants = lru_cache(maxsize=8)(self._split_variants)
-        self._work = 0
+        self._evaluated = 0
 
     def expand(self, node: Node, cutoffs: Cutoffs) -> Sequence[Node] | Evaluation | None:
         """The nodes of which `node` consists, those that `cutoffs` needs; for a complete layout its evaluation."""
-        self._collect(node)
         if node.recompute is not None:
+            self._collect()
             return self._evaluation(node, cutoffs)
         found = self._distributions(node) if node.stages is None else self._layouts(node)
         return [each for each in found if cutoffs.needs(each.seconds, each.device_bytes)]
 
-    def _collect(self, node: Node) -> None:
+    def _collect(self) -> None:
         """Frees module trees that caches have dropped, from time to time: their operations refer back to them."""
-        self._work += _WORK["split" if node.stages is None else "distribution" if node.recompute is None else "layout"]
-        if self._work >= COLLECTION:
-            self._work = 0
+        self._evaluated += 1
+        if self._evaluated % COLLECTION == 0:
             gc.collect()
 
     def _split_figures(self, setting: int, split: Split) -> tuple[SplitJob, SplitFigures] | None:

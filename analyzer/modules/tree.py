@@ -177,6 +177,15 @@ class Module:
             cache[key] = function(self, *arguments)
         return cache[key]  # type: ignore[return-value]
 
+    def forget(self) -> None:
+        """Drops what `derived` has cached in this module and its children.
+
+        Operations refer back to their module, so that only the garbage collector would free both.
+        """
+        self.__dict__.pop("_derived", None)
+        for child in self.children:
+            child.forget()
+
 
 def total_bytes(tensors: Iterable[Tensor]) -> int:
     """Bytes of tensors that are allocated at the same time."""
