@@ -13,6 +13,10 @@ from analyzer.specs import Fp8Spec, ModelSpec, RecomputeSpec, TrainingJob
 from analyzer.specs.release import is_before
 
 NO_RECOMPUTE: Final = RecomputeSpec()
+OF_ATTENTION: Final = frozenset({"core_attn", "layernorm", "mla_up_proj"})
+"""Modules of `--recompute-modules` in attention, and the norms."""
+OF_EXPERTS: Final = frozenset({"layernorm", "moe", "moe_act", "shared_experts"})
+"""The same in the branch with the experts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +81,16 @@ class ModuleInputs:
         return replace(inputs, split=replace(inputs.split, expert=1, expert_tensor=1))
 
     @cached_property
+    def of_attention(self) -> ModuleInputs:
+        """The inputs that attention with its norm depends on: those of dense layers, and recompute of its own modules."""
+        return _recomputing(self.of_dense_layers, OF_ATTENTION)
+
+    @cached_property
+    def of_experts(self) -> ModuleInputs:
+        """The inputs that the branch with the experts depends on."""
+        return _recomputing(self.of_moe_layers, OF_EXPERTS)
+
+    @cached_property
     def of_checkpoints(self) -> ModuleInputs:
         """The inputs that checkpoints around layers depend on: not how many layers they cover."""
         recompute = RecomputeSpec(granularity="full", distribute_saved_activations=self.recompute.distribute_saved_activations)
@@ -102,6 +116,15 @@ class ModuleInputs:
         if recompute.granularity == "full":
             return recompute.method == "uniform" or bool(recompute.num_layers)
         return recompute.granularity == "selective" and "core_attn" in recompute.modules
+
+
+def _recomputing(inputs: ModuleInputs, modules: frozenset[str]) -> ModuleInputs:
+    """Inputs with selective recompute of no other modules than these."""
+    recompute = inputs.recompute
+    kept = tuple(module for module in recompute.modules if module in modules)
+    if kept == recompute.modules:
+        return inputs
+    return replace(inputs, recompute=replace(recompute, modules=kept) if kept else NO_RECOMPUTE)
 
 
 _NAMES = tuple(each.name for each in fields(ModuleInputs))

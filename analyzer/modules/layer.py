@@ -74,7 +74,7 @@ def transformer_layer(shapes: Shapes, *, moe: bool = False, input_shares: str = 
     children: tuple[Module, ...] = ()
     made_in, shares = STREAM, input_shares
     if block.attention != "none":
-        children = _attention_with_norm(shapes.inputs.of_dense_layers, block.attention, made_in, shares)
+        children = _attention_with_norm(shapes.inputs.of_attention, block.attention, made_in, shares)
         made_in, shares = LAYER, ""
     if block.feed_forward != "none":
         if moe or not te:
@@ -83,7 +83,7 @@ def transformer_layer(shapes: Shapes, *, moe: bool = False, input_shares: str = 
         if block.feed_forward == "linear":
             branch = gathered_linear(shapes, "mlp", input_made_in=made_in, input_shares=shares)
         elif moe:
-            branch = _moe_branch(shapes.inputs.of_moe_layers)
+            branch = _moe_branch(shapes.inputs.of_experts)
         else:
             branch = mlp(shapes, fused_norm=te, input_made_in=made_in, input_shares=shares)
         children += (branch, bias_dropout_add(shapes, "mlp_bda", ModuleKind.FEED_FORWARD_ADD))
