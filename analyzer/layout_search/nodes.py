@@ -83,9 +83,9 @@ class Expander:
 
     def __init__(self, space: Space) -> None:
         self.space = space
-        self._attention = lru_cache(maxsize=16)(_no_figures)
+        self._attention = lru_cache(maxsize=64)(_no_figures)
         self._figures = lru_cache(maxsize=64)(self._split_figures)
-        self._variants = lru_cache(maxsize=8)(self._split_variants)
+        self._variants = lru_cache(maxsize=64)(self._split_variants)
         self._evaluated = 0
 
     def expand(self, node: Node, cutoffs: Cutoffs) -> Sequence[Node] | Evaluation | None:

@@ -139,6 +139,11 @@ def block_work(module: Module, direction: str, context: WorkContext, settings: S
         for child in module.children:
             total.add(child.derived(block_work, direction, context_of(child, context), settings), 1)
         return total.frozen()
+    if module.kind is ModuleKind.CHECKPOINT and len(module.children) > 1 and not module.collectives and settings.graphs is None:
+        numbers = Counter(map(id, module.children))
+        for child in {id(child): child for child in module.children}.values():
+            total.add(child.derived(_checkpointed_work, direction, context, settings), numbers[id(child)])
+        return total.frozen()
     program = operations(module)
     capture = _Capture(settings)
     for operation in program.forward if direction == "forward" else program.backward:
@@ -148,6 +153,12 @@ def block_work(module: Module, direction: str, context: WorkContext, settings: S
         elif operation.kind is OperationKind.COMPUTE:
             _add_compute(total, operation, context, capture)
     return total.frozen()
+
+
+def _checkpointed_work(layer: Module, direction: str, context: WorkContext, settings: Settings) -> PassWork:
+    """The work of a checkpoint around one layer. That around several layers is the sum."""
+    alone = Module(name="checkpoint", kind=ModuleKind.CHECKPOINT, function=True, children=(layer,), recomputed=True)
+    return block_work(alone, direction, context, settings)
 
 
 def is_sum_of_children(module: Module, settings: Settings) -> bool:
