@@ -154,12 +154,15 @@ def simulate(schedule: Schedule, seconds: Seconds, message: float) -> list[RankT
         return ranks
     before, _ = _simulated(schedule, short - group, seconds, message)
     groups = (schedule.microbatches - short) / group
+    slowest = group * max(map(_microbatch, seconds))
     for time, earlier, chunks in zip(ranks, before, seconds, strict=True):
         time.passes = schedule.microbatches
         time.busy = schedule.microbatches * _microbatch(chunks)
-        time.end += groups * (time.end - earlier.end)
+        added = time.end - earlier.end
+        missing = max(0.0, slowest - added)  # the simulated groups may be too few to reach the steady state
+        time.end += groups * (added + missing)
         time.exposed_messages += groups * (time.exposed_messages - earlier.exposed_messages)
-        time.bubble += groups * (time.bubble - earlier.bubble)
+        time.bubble += groups * (time.bubble - earlier.bubble + missing)
     return ranks
 
 
