@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from analyzer.layout_search.dimensions import Space
     from analyzer.layout_search.executors import Workers
     from analyzer.layout_search.problem import Problem
+    from analyzer.layout_search.related import Limit
     from analyzer.layout_search.result import SearchResult
     from analyzer.layout_search.search import Progress
     from analyzer.report.console.search_section import Question
@@ -60,10 +61,14 @@ def search_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: Pa
     launches = [read_launch([*argv, *((GPU, name) if name else ())], environ=environ, folder=folder) for name in names]
     options = launches[0].options
     _check(options)
-    if options.search_max is not None and not options.search:
-        return _limit(launches[0], options)
     if len(launches) > 1 or options.search_gpus:
+        for field in ("search_csv", "search_max"):
+            if getattr(options, field):
+                option = f"--info-{field}".replace("_", "-")
+                raise InputError(option, "is about one search, and several are asked for", "name one GPU and one number of GPUs")
         return _several(launches, options)
+    if options.search_max is not None and not options.search:
+        return _only_limit(launches[0], options)
     return _one(argv, launches[0], options)
 
 
@@ -85,26 +90,28 @@ def _one(argv: Sequence[str], launch: Launch, options: InfoOptions) -> int:
         result = _searched(space, workers, show)
     report = with_time(predict(launch.job, note=launch.note), launch)
     commands = [command_line(argv, launch.arguments, each.options) for each in result.best[:COMMANDS]]
-    _write(report, result, commands, options)
-    if options.search_max is not None:
-        _print_limit(launch, options)
+    limit = None if options.search_max is None else _largest(problem, options)
+    _write(report, result, commands, options, limit)
     return _status([result])
 
 
-def _write(report: Report, result: SearchResult, commands: Sequence[str], options: InfoOptions) -> None:
+def _write(report: Report, result: SearchResult, commands: Sequence[str], options: InfoOptions, limit: Limit | None) -> None:
     from analyzer.report.console.report import print_report
-    from analyzer.report.console.search_section import print_search
+    from analyzer.report.console.search_section import print_limit, print_search
     from analyzer.report.json.document import to_json
-    from analyzer.report.json.search import as_csv, search_json
+    from analyzer.report.json.search import as_csv, limit_json, search_json
 
     if options.search_csv is not None:
         _write_file(as_csv(result), options.search_csv, "--info-search-csv")
-    if _write_json(lambda: {**to_json(report), "search": search_json(result, commands)}, options):
+    largest = {} if limit is None else {"largest": limit_json(limit)}
+    if _write_json(lambda: {**to_json(report), "search": search_json(result, commands), **largest}, options):
         return
     with standard_output() as stream:
         if options.detail:
             print_report(report, detail=options.detail, stream=stream)
         print_search(result, report, commands, stream=stream)
+        if limit is not None:
+            print_limit(limit, report.verdict.capacity_bytes or 0, stream=stream)
 
 
 def _write_json(document: Callable[[], dict[str, Any]], options: InfoOptions) -> bool:
@@ -195,22 +202,23 @@ def _searched(space: Space, workers: Workers, show: Callable[[Progress], None] |
     return search_space(space, workers, progress=show)
 
 
-def _limit(launch: Launch, options: InfoOptions) -> int:
-    return FITS if _print_limit(launch, options) else DOES_NOT_FIT
-
-
-def _print_limit(launch: Launch, options: InfoOptions) -> bool:
-    """Prints the answer to `--info-search-max`. Returns whether any value fits."""
-    from analyzer.layout_search.related import largest
+def _only_limit(launch: Launch, options: InfoOptions) -> int:
+    """Prints the answer to `--info-search-max`. Returns the exit status: 1 if no value fits."""
     from analyzer.report.console.search_section import print_limit
     from analyzer.report.json.search import limit_json
 
     problem = problem_of(launch)
-    limit = largest(problem, "seq-length" if options.search_max == "seq-length" else "micro-batch-size")
-    if options.search or not _write_json(lambda: {"schema": "training-info/1", "largest": limit_json(limit)}, options):
+    limit = _largest(problem, options)
+    if not _write_json(lambda: {"schema": "training-info/1", "largest": limit_json(limit)}, options):
         with standard_output() as stream:
             print_limit(limit, problem.capacity, stream=stream)
-    return limit.value is not None
+    return DOES_NOT_FIT if limit.value is None else FITS
+
+
+def _largest(problem: Problem, options: InfoOptions) -> Limit:
+    from analyzer.layout_search.related import largest
+
+    return largest(problem, "seq-length" if options.search_max == "seq-length" else "micro-batch-size")
 
 
 @contextmanager

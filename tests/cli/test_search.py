@@ -104,6 +104,14 @@ def test_the_largest_value_fits_and_the_next_does_not(option: str, tmp_path: Pat
             assert alone["verdict"]["fits"] is fits
 
 
+def test_the_largest_value_is_part_of_the_report_of_a_search() -> None:
+    words = (*LAUNCH, "--info-search", "--info-search-over", "tp", "--info-search-max", "micro-batch-size")
+    document = report(*words)
+    assert document["largest"]["option"] == "micro-batch-size"
+    assert document["search"]["best"]
+    assert titles(run(*words).out)[-1] == "Largest --micro-batch-size"
+
+
 def test_numbers_of_gpus_and_gpus_are_compared() -> None:
     words = (
         *SEARCH,
@@ -148,6 +156,8 @@ def test_one_gpu_alone_equals_its_search_in_a_comparison() -> None:
         (("--info-search-gpus", "12,x"), "--info-search-gpus"),
         (("--info-search-gpus", "12"), "--info-search-gpus"),
         (("--info-search-max", "layers"), "--info-search-max"),
+        (("--info-search-max", "seq-length", "--info-search-gpus", "8,16"), "--info-search-max"),
+        (("--info-search-csv", "file.csv", "--info-search-gpus", "8,16"), "--info-search-csv"),
         (("--info-search", "--info-engine", "shadow"), "--info-engine"),
         (("--info-search", "--info-against", "old.json"), "--info-against"),
         (("--info-search", "--info-efficiency", "flops=0.5"), "--info-search"),
