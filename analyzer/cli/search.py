@@ -35,7 +35,7 @@ OF_SEARCH: Final = ("--info-search-over", "--info-keep", "--info-search-csv", "-
 """Options that only a search uses."""
 SMALL: Final = 20_000
 """Layouts of a space below which a search takes a few seconds in one process."""
-EXCLUDED: Final = ("record", "check", "calibrate", "launch", "against")
+EXCLUDED: Final = ("record", "check", "calibrate", "launch", "against", "fail_on")
 """Fields of `InfoOptions` that cannot be used with a search."""
 
 
@@ -57,7 +57,9 @@ def search_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: Pa
 
     Exit status: 0 if a layout that fits was found, 1 if none was, 130 if the search was interrupted.
     """
-    names = (value_of(GPU, argv) or "").split(",")
+    names = list(dict.fromkeys(each.strip() for each in (value_of(GPU, argv) or "").split(",")))
+    if len(names) > 1 and "" in names:
+        raise InputError(GPU, "has an empty name", "write names separated by commas, such as H100-80GB,B200")
     launches = [read_launch([*argv, *((GPU, name) if name else ())], environ=environ, folder=folder) for name in names]
     options = launches[0].options
     _check(options)
@@ -67,7 +69,11 @@ def search_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: Pa
                 option = f"--info-{field}".replace("_", "-")
                 raise InputError(option, "is about one search, and several are asked for", "name one GPU and one number of GPUs")
         return _several(launches, options)
+    _check_files(options)
     if options.search_max is not None and not options.search:
+        for option, value in zip(OF_SEARCH, (options.search_over, options.keep, options.search_csv, options.workers), strict=True):
+            if value:
+                raise InputError(option, "is only used with --info-search", "add --info-search, or leave it out")
         return _only_limit(launches[0], options)
     return _one(argv, launches[0], options)
 
@@ -75,9 +81,27 @@ def search_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: Pa
 def _check(options: InfoOptions) -> None:
     for field in EXCLUDED:
         if getattr(options, field):
-            raise InputError(f"--info-{field}", "cannot be used with a search", "leave one of the two out")
+            raise InputError(f"--info-{field}".replace("_", "-"), "cannot be used with a search", "leave one of the two out")
     if options.engine != "formula":
         raise InputError("--info-engine", "a search uses the formulas", "leave it out")
+
+
+def _check_files(options: InfoOptions) -> None:
+    """Raises InputError for files that cannot be written, before the search."""
+    if options.search_csv == "-":
+        raise InputError("--info-search-csv", "cannot be standard output", "name a file")
+    for path, option in ((options.search_csv, "--info-search-csv"), (options.json, "--info-json")):
+        if path is not None and path != "-":
+            try:
+                with open(path, "a", encoding="utf-8"):
+                    pass
+            except OSError as error:
+                raise _unwritable(path, option, error) from None
+
+
+def _unwritable(path: str, option: str, error: OSError) -> InputError:
+    fault = f"cannot write '{path}' ({error.strerror or error})"
+    return InputError(option, fault, "name a file in a folder that exists and that you may write to")
 
 
 def _one(argv: Sequence[str], launch: Launch, options: InfoOptions) -> int:
@@ -133,8 +157,7 @@ def _write_file(text: str, path: str, option: str) -> None:
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
-        fault = f"cannot write '{path}' ({error.strerror or error})"
-        raise InputError(option, fault, "name a file in a folder that exists and that you may write to") from None
+        raise _unwritable(path, option, error) from None
 
 
 def _several(launches: Sequence[Launch], options: InfoOptions) -> int:
@@ -145,7 +168,7 @@ def _several(launches: Sequence[Launch], options: InfoOptions) -> int:
 
     questions: list[Question] = []
     with _workers(options, _space(problem_of(launches[0]), options)) as workers, _progress() as show:
-        for launch, gpus in product(launches, options.search_gpus or (None,)):
+        for launch, gpus in product(launches, tuple(dict.fromkeys(options.search_gpus)) or (None,)):
             problem = problem_of(launch)
             if gpus is not None:
                 problem = with_world(problem, gpus)

@@ -25,9 +25,12 @@ def word(_name: str, text: str | None) -> str:
     return text or ""
 
 
-def words(_name: str, text: str | None) -> tuple[str, ...]:
+def words(name: str, text: str | None) -> tuple[str, ...]:
     """A comma-separated list of words."""
-    return tuple(each.strip() for each in (text or "").split(",") if each.strip())
+    found = tuple(each.strip() for each in (text or "").split(","))
+    if "" in found:
+        raise InputError(name, f"{text!r} has an empty entry", "write words separated by commas")
+    return found
 
 
 def flag(name: str, text: str | None) -> bool:

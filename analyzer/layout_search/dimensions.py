@@ -317,6 +317,9 @@ def space_of(problem: Problem, *, over: Sequence[str] = (), keep: Collection[str
     for dimension in over:
         if dimension not in DIMENSIONS:
             raise InputError("--info-search-over", f"{dimension!r} is not a dimension", f"use some of {', '.join(DIMENSIONS)}")
+        if not any(dest in problem.arguments.values for dest in DESTS[dimension]):
+            fault = f"Megatron-LM {problem.arguments.release} has no option for {dimension}"
+            raise InputError("--info-search-over", fault, "leave it out, or name a later release with --info-megatron")
     kept = frozenset(_dest(problem, option) for option in keep)
     searched = {dimension for dimension in over or USUAL if not kept.intersection(DESTS[dimension])}
     return Space(problem=problem, over=frozenset(searched), keep=kept)

@@ -47,7 +47,8 @@ def changes_of(layout: Layout, setting: Changes, arguments: Arguments, *, layers
         **_excluded(layout),
         **setting,
     }
-    return {dest: value for dest, value in wanted.items() if not _equal(arguments.get(dest), value)}
+    changed = {dest: value for dest, value in wanted.items() if not _equal(arguments.get(dest), value)}
+    return {dest: value for dest, value in changed.items() if value is not None or dest in arguments.given}
 
 
 def _equal(given: object, wanted: object) -> bool:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analyzer.errors import AnalyzerError
+from analyzer.errors import AnalyzerError, InputError
 from analyzer.launch.build import build
 from analyzer.specs import TrainingJob
+from analyzer.specs.option_names import flag_of
 from analyzer.specs.speed import SpeedSpec
 from analyzer.time.efficiencies import Efficiencies
 
@@ -42,7 +43,14 @@ class Problem:
     """Options that a changed launch needs: the global batch size, if the launch leaves it to its layout."""
 
     def job(self, changes: Changes) -> TrainingJob:
-        """The job of the launch with other values of some options. Raises AnalyzerError if Megatron refuses it."""
+        """The job of the launch with other values of some options.
+
+        Raises AnalyzerError if Megatron refuses it, or if its release does not have one of the options.
+        """
+        for dest in changes:
+            if dest not in self.arguments.values:
+                fault = f"is not an option of Megatron-LM {self.arguments.release}"
+                raise InputError(flag_of(dest), fault, "use a later release, or leave it out")
         return build(
             with_changes(self.arguments, changes),
             self.world,

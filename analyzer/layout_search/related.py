@@ -30,6 +30,8 @@ class Limit(NamedTuple):
     next_value: int | None
     """The next larger value, which does not fit; None if a larger one is not legal."""
     next_bytes: int | None
+    step: int = 1
+    """Values that were tried are multiples of this."""
 
 
 def with_world(problem: Problem, size: int) -> Problem:
@@ -58,7 +60,7 @@ def largest(problem: Problem, option: Largest) -> Limit:
 
     Sequences are multiples of what context and tensor parallelism split, and of 1,024 tokens if the launch has as many.
     """
-    found = Limit(option, None, None, None, None)
+    found = Limit(option, None, None, None, None, 1 if option == "micro-batch-size" else _step(problem))
     for value, size in _sizes(problem, option):
         if size > problem.capacity:
             return found._replace(next_value=value, next_bytes=size)
@@ -82,8 +84,7 @@ def _sizes(problem: Problem, option: Largest) -> Iterator[tuple[int, int]]:
 
 
 def _sequences(problem: Problem) -> Iterator[tuple[int, int]]:
-    parallel, given = problem.given.parallel, problem.given.batch.seq_length
-    step = lcm(2 * parallel.context * parallel.tensor, 1024 if given >= 1024 else 1)
+    step = _step(problem)
 
     def size_of(steps: int) -> int | None:
         length = steps * step
@@ -106,6 +107,12 @@ def _sequences(problem: Problem) -> Iterator[tuple[int, int]]:
         size = size_of(steps) if steps else None
         if size is not None:
             yield steps * step, size
+
+
+def _step(problem: Problem) -> int:
+    """Tokens by which sequences are made longer."""
+    parallel, given = problem.given.parallel, problem.given.batch.seq_length
+    return lcm(2 * parallel.context * parallel.tensor, 1024 if given >= 1024 else 1)
 
 
 def _job(problem: Problem, changes: dict[str, object]) -> TrainingJob | None:

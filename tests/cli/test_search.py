@@ -36,6 +36,29 @@ def test_the_printed_commands_give_the_figures_of_the_search() -> None:
         assert alone["verdict"]["fits"] is True
 
 
+def test_the_commands_on_the_console_can_be_pasted() -> None:
+    """A shell reads the lines of each as one command, the same as in the JSON report."""
+    printed = run(*SEARCH).out.partition("Commands of the first layouts")[2]
+    pasted = [" ".join(shlex.split(text.partition("\n")[2].replace("\\\n", " "))) for text in printed.split("# place ")[1:]]
+    assert pasted == [" ".join(shlex.split(command)) for command in report(*SEARCH)["search"]["commands"]]
+    assert "\\\n" in printed
+
+
+def test_a_release_without_an_option_has_no_layouts_with_it() -> None:
+    """Context parallelism, uneven stages and --recompute-modules are later than the code of August 2023."""
+    words = (*LAUNCH, "--info-megatron", "2023", "--info-search")
+    found = report(*words, "--info-gpu-memory", "6GiB")["search"]
+    assert len(found["commands"]) == 3
+    for command, layout in zip(found["commands"], found["best"], strict=False):
+        alone = report(*shlex.split(command)[1:], "--info-megatron", "2023", "--info-gpu", "H100-80GB")
+        assert max(rank["memory"]["device_bytes"] for rank in alone["ranks"]) == layout["device_bytes"]
+    for layout in found["best"]:
+        assert {"--context-parallel-size", "--decoder-last-pipeline-num-layers", "--recompute-modules"}.isdisjoint(
+            layout["options"]
+        )
+    assert_refused(run(*ALONE, "--info-megatron", "2023", "--info-search", "--info-search-over", "cp"), "--info-search-over")
+
+
 def test_the_best_layouts_are_in_order_and_not_slower_than_the_launch() -> None:
     document = report(*SEARCH)
     found = document["search"]
@@ -162,6 +185,12 @@ def test_one_gpu_alone_equals_its_search_in_a_comparison() -> None:
         (("--info-search", "--info-against", "old.json"), "--info-against"),
         (("--info-search", "--info-efficiency", "flops=0.5"), "--info-search"),
         (("--info-gpu", "H100-80GB,A100-80GB"), "--info-gpu"),
+        (("--info-gpu", "H100-80GB,", "--info-search"), "--info-gpu"),
+        (("--info-search", "--info-search-over", ","), "--info-search-over"),
+        (("--info-search", "--info-search-csv", "/nonexistent/file.csv"), "--info-search-csv"),
+        (("--info-search", "--info-search-csv", "-"), "--info-search-csv"),
+        (("--info-search", "--info-fail-on", "tight"), "--info-fail-on"),
+        (("--info-search-max", "seq-length", "--info-keep", "hidden-size"), "--info-keep"),
     ],
 )
 def test_wrong_options_are_refused_in_one_line(words: tuple[str, ...], option: str) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
+from rich.text import Text
+
+from analyzer.launch.argv_parser import is_option
 from analyzer.layout_search.evaluation import Evaluation
 from analyzer.layout_search.options import as_short_text, as_text
 from analyzer.layout_search.related import Limit
@@ -37,10 +41,10 @@ class Question(NamedTuple):
 
 def print_search(result: SearchResult, report: Report, commands: Sequence[str], *, stream: TextIO) -> None:
     """Prints the result of one search. `report` is that of the launch, `commands` the command lines of the first layouts."""
-    write(lambda _: sections(result, report, commands), stream=stream)
+    write(lambda width: sections(result, report, commands, width=width), stream=stream)
 
 
-def sections(result: SearchResult, report: Report, commands: Sequence[str]) -> list[RenderableType]:
+def sections(result: SearchResult, report: Report, commands: Sequence[str], *, width: int) -> list[RenderableType]:
     """The parts of the result, in order."""
     capacity = report.verdict.capacity_bytes or 0
     found = [*heading("Search"), paragraph(_launch(report)), paragraph(_extent(result))]
@@ -56,7 +60,7 @@ def sections(result: SearchResult, report: Report, commands: Sequence[str]) -> l
         paragraph(_place(result)),
         *_reasons(result),
         *_front(result, capacity),
-        *_commands(commands),
+        *_commands(commands, width),
     ]
 
 
@@ -79,11 +83,13 @@ def _launch(report: Report) -> str:
 
 
 def _extent(result: SearchResult) -> str:
-    text = (
-        f"{result.candidates:,} layouts in {seconds(result.seconds)}: {result.evaluated:,} were evaluated, and bounds of time and "
-        "memory exclude the others."
-    )
-    return text if result.complete else f"{text} The search ended early ({result.ended}): there may be faster layouts."
+    if not result.complete:
+        ended = f"The search ended early ({result.ended}), after {seconds(result.seconds)}"
+        return f"{ended}: {result.evaluated:,} of {result.candidates:,} layouts were evaluated, and there may be faster ones."
+    text = f"{result.candidates:,} layouts in {seconds(result.seconds)}"
+    if result.evaluated >= result.candidates:
+        return f"{text}: all were evaluated."
+    return f"{text}: {result.evaluated:,} were evaluated, and bounds of time and memory exclude the others."
 
 
 def _place(result: SearchResult) -> str:
@@ -94,11 +100,13 @@ def _place(result: SearchResult) -> str:
             return text
         needed = f"{format_bytes(change.device_bytes)}, {seconds(change.iteration_seconds)} for an iteration"
         return f"{text} The smallest change that fits: {as_text(change.options)} ({needed})."
+    if not result.complete:
+        return f"The launch as it is takes {seconds(result.given.iteration_seconds)}."
     faster = result.given.iteration_seconds / result.best[0].iteration_seconds - 1
     compared = f"it takes {faster:.1%} longer than the first" if faster >= SMALLEST else "no layout is much faster"
     if result.place is None:
         return f"The launch as it is comes after these: {compared}."
-    return f"The launch as it is would be in place {result.place}: {compared}."
+    return f"The launch as it is has place {result.place}: {compared}."
 
 
 def _reasons(result: SearchResult) -> list[RenderableType]:
@@ -122,11 +130,26 @@ def _front(result: SearchResult, capacity: int) -> list[RenderableType]:
     return [*heading(title), table(columns, rows, align="rrrrrl", wrapped=(5,))]
 
 
-def _commands(commands: Sequence[str]) -> list[RenderableType]:
+def _commands(commands: Sequence[str], width: int) -> list[RenderableType]:
     found: list[RenderableType] = [*heading("Commands of the first layouts")] if commands else []
     for place, command in enumerate(commands, 1):
-        found += [paragraph(f"{place}. {command}"), ""]
-    return found[:-1]
+        found += ["", f"  # place {place}", Text(continued(command, width), no_wrap=True, overflow="ignore")]
+    return found
+
+
+def continued(command: str, width: int) -> str:
+    """A command in lines that a shell reads as one. No line ends between an option and its values, unless they are too long."""
+    groups: list[list[str]] = []
+    for word in shlex.split(command):
+        if is_option(word) or not groups:
+            groups.append([])
+        groups[-1].append(word)
+    lines = [""]
+    for text in map(shlex.join, groups):
+        if lines[-1] and len(lines[-1]) + len(text) + 3 > width:
+            lines.append("")
+        lines[-1] += f" {text}" if lines[-1] else text
+    return " \\\n".join(lines)
 
 
 def print_questions(questions: Sequence[Question], *, stream: TextIO) -> None:
@@ -146,8 +169,10 @@ def _questions(questions: Sequence[Question]) -> list[RenderableType]:
 
 def _question(question: Question, *, trained: bool, priced: bool) -> tuple[str, ...]:
     count = 4 + 2 * trained + priced
+    early = "" if question.result.complete else f" (the search ended early: {question.result.ended})"
     if not question.result.best:
-        return (question.gpu, f"{question.gpus:,}", *("",) * count, "no layout fits")
+        none = "no layout was found" if early else "no layout fits"
+        return (question.gpu, f"{question.gpus:,}", *("",) * count, none + early)
     best, training = question.result.best[0], question.training
     cells = [
         seconds(best.iteration_seconds),
@@ -159,7 +184,7 @@ def _question(question: Question, *, trained: bool, priced: bool) -> tuple[str, 
         cells += ["", ""] if training is None else [f"{training.days:,.1f}", f"{training.gpu_hours:,.0f}"]
     if priced:
         cells.append("" if training is None or training.cost is None else f"{training.cost:,.0f}")
-    return (question.gpu, f"{question.gpus:,}", *cells, as_short_text(best.options) or AS_GIVEN)
+    return (question.gpu, f"{question.gpus:,}", *cells, (as_short_text(best.options) or AS_GIVEN) + early)
 
 
 def print_limit(limit: Limit, capacity: int, *, stream: TextIO) -> None:
@@ -172,6 +197,8 @@ def _limit(limit: Limit, capacity: int) -> str:
     if limit.value is None or limit.device_bytes is None:
         return f"The launch does not fit with any {flag}."
     text = f"{flag} {limit.value} is the largest that fits: {format_bytes(limit.device_bytes)} of {format_bytes(capacity)}."
+    if limit.option == "seq-length":
+        text += f" --max-position-embeddings must be as large. Multiples of {limit.step:,} tokens were tried."
     if limit.next_value is None or limit.next_bytes is None:
         return f"{text} A larger one cannot be split over the ranks."
     return f"{text} With {limit.next_value} the launch needs {format_bytes(limit.next_bytes)}."
