@@ -111,7 +111,7 @@ def _analyze_one(argv: Sequence[str], environ: Mapping[str, str], folder: Path) 
 
 
 def _analyze(argv: list[str], *, environ: Mapping[str, str], folder: Path) -> int:
-    from analyzer.launch.info_options import value_of
+    from analyzer.launch.info_options import asks_for_search, value_of
 
     if "--info-print-options" in argv:
         from analyzer.cli.print_options import print_options
@@ -127,11 +127,10 @@ def _analyze(argv: list[str], *, environ: Mapping[str, str], folder: Path) -> in
         from analyzer.cli.calibrate import calibrate_machine
 
         return calibrate_machine(calibration, argv, environ=environ, folder=folder)
-    if any(word.startswith(("--info-search", "--info-keep", "--info-workers", "--info-gpu")) for word in argv):
-        from analyzer.cli.search import asks_for_search, search_launch
+    if asks_for_search(argv):
+        from analyzer.cli.search import search_launch
 
-        if asks_for_search(argv):
-            return search_launch(argv, environ=environ, folder=folder)
+        return search_launch(argv, environ=environ, folder=folder)
     from analyzer.cli.predict import predict_launch
 
     return predict_launch(argv, environ=environ, folder=folder)

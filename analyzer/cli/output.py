@@ -53,14 +53,10 @@ def write_report(report: Report, options: InfoOptions, compared: Sequence[Compar
     `against` are the changes since an older report. Raises InputError if a report cannot be written.
     """
     if options.json is not None:
-        from analyzer.report.json.document import dumps, encodable, to_json, write_text
+        from analyzer.report.json.document import to_json
 
-        document = dumps({**to_json(report), **_comparisons(compared), **_against(against)})
-        if options.json == "-":
-            with standard_output() as stream:
-                stream.write(encodable(document, stream.encoding))
+        if write_json({**to_json(report), **_comparisons(compared), **_against(against)}, options.json):
             return
-        write_text(document, options.json)
     from analyzer.report.console.report import print_report
 
     with standard_output() as stream:
@@ -74,6 +70,19 @@ def write_report(report: Report, options: InfoOptions, compared: Sequence[Compar
             from analyzer.report.console.against_section import print_against
 
             print_against(against, stream=stream)
+
+
+def write_json(document: dict[str, Any], path: str) -> bool:
+    """Writes a JSON document to a file, or to standard output if `path` is '-'. Returns whether it went to standard output."""
+    from analyzer.report.json.document import dumps, encodable, write_text
+
+    text = dumps(document)
+    if path != "-":
+        write_text(text, path)
+        return False
+    with standard_output() as stream:
+        stream.write(encodable(text, stream.encoding))
+    return True
 
 
 def _comparisons(compared: Sequence[Compared]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Final
 
 from analyzer.cli.output import standard_output
 from analyzer.errors import FITS
-from analyzer.launch.argv_parser import is_option
+from analyzer.launch.argv_parser import options_with_values
 from analyzer.launch.parse import parse
 
 WIDTH: Final = 100
@@ -33,11 +33,7 @@ def print_options(argv: Sequence[str], *, environ: Mapping[str, str], folder: Pa
 
 def lines_of(words: Sequence[str]) -> list[str]:
     """The options in lines, without those that a later option of the same name replaces."""
-    options: list[list[str]] = []
-    for word in words:
-        if is_option(word) or not options:
-            options.append([])
-        options[-1].append(word)
+    options = options_with_values(words)
     last = {option[0].partition("=")[0]: position for position, option in enumerate(options)}
     lines: list[str] = []
     for position in sorted(last.values()):

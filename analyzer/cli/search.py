@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from analyzer.api import problem_of, read_launch, with_time
-from analyzer.cli.output import standard_output
+from analyzer.cli.output import standard_output, write_json
 from analyzer.errors import DOES_NOT_FIT, FITS, INTERRUPTED, InputError
-from analyzer.launch.info_options import value_of
+from analyzer.launch.info_options import GPU, OF_SEARCH, value_of
 from analyzer.predict import predict
 
 if TYPE_CHECKING:
@@ -26,30 +26,12 @@ if TYPE_CHECKING:
     from analyzer.layout_search.result import SearchResult
     from analyzer.layout_search.search import Progress
     from analyzer.report.console.search_section import Question
-    from analyzer.results import Report
+    from analyzer.results import Report, TrainingTime
 
-GPU: Final = "--info-gpu"
-ASKING: Final = ("--info-search", "--info-search-gpus", "--info-search-max")
-"""Options that ask for a search."""
-OF_SEARCH: Final = ("--info-search-over", "--info-keep", "--info-search-csv", "--info-workers")
-"""Options that only a search uses."""
 SMALL: Final = 20_000
 """Layouts of a space below which a search takes a few seconds in one process."""
 EXCLUDED: Final = ("record", "check", "calibrate", "launch", "against", "fail_on")
 """Fields of `InfoOptions` that cannot be used with a search."""
-
-
-def asks_for_search(argv: Sequence[str]) -> bool:
-    """Whether the words of a launch ask for a search. Raises InputError for options of a search without one."""
-    names = {word.partition("=")[0] for word in argv}
-    if names.intersection(ASKING):
-        return True
-    for option in OF_SEARCH:
-        if option in names:
-            raise InputError(option, "is only used with --info-search", "add --info-search, or leave it out")
-    if "," in (value_of(GPU, argv) or ""):
-        raise InputError(GPU, "several GPUs are compared by a search only", "name one GPU, or add --info-search")
-    return False
 
 
 def search_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> int:
@@ -88,20 +70,13 @@ def _check(options: InfoOptions) -> None:
 
 def _check_files(options: InfoOptions) -> None:
     """Raises InputError for files that cannot be written, before the search."""
+    from analyzer.report.json.document import write_text
+
     if options.search_csv == "-":
         raise InputError("--info-search-csv", "cannot be standard output", "name a file")
     for path, option in ((options.search_csv, "--info-search-csv"), (options.json, "--info-json")):
         if path is not None and path != "-":
-            try:
-                with open(path, "a", encoding="utf-8"):
-                    pass
-            except OSError as error:
-                raise _unwritable(path, option, error) from None
-
-
-def _unwritable(path: str, option: str, error: OSError) -> InputError:
-    fault = f"cannot write '{path}' ({error.strerror or error})"
-    return InputError(option, fault, "name a file in a folder that exists and that you may write to")
+            write_text("", path, option=option, append=True)
 
 
 def _one(argv: Sequence[str], launch: Launch, options: InfoOptions) -> int:
@@ -122,14 +97,15 @@ def _one(argv: Sequence[str], launch: Launch, options: InfoOptions) -> int:
 def _write(report: Report, result: SearchResult, commands: Sequence[str], options: InfoOptions, limit: Limit | None) -> None:
     from analyzer.report.console.report import print_report
     from analyzer.report.console.search_section import print_limit, print_search
-    from analyzer.report.json.document import to_json
+    from analyzer.report.json.document import to_json, write_text
     from analyzer.report.json.search import as_csv, limit_json, search_json
 
     if options.search_csv is not None:
-        _write_file(as_csv(result), options.search_csv, "--info-search-csv")
-    largest = {} if limit is None else {"largest": limit_json(limit)}
-    if _write_json(lambda: {**to_json(report), "search": search_json(result, commands), **largest}, options):
-        return
+        write_text(as_csv(result), options.search_csv, option="--info-search-csv")
+    if options.json is not None:
+        largest = {} if limit is None else {"largest": limit_json(limit)}
+        if write_json({**to_json(report), "search": search_json(result, commands), **largest}, options.json):
+            return
     with standard_output() as stream:
         if options.detail:
             print_report(report, detail=options.detail, stream=stream)
@@ -138,32 +114,11 @@ def _write(report: Report, result: SearchResult, commands: Sequence[str], option
             print_limit(limit, report.verdict.capacity_bytes or 0, stream=stream)
 
 
-def _write_json(document: Callable[[], dict[str, Any]], options: InfoOptions) -> bool:
-    """Writes the JSON report if it was requested. Returns whether it went to standard output."""
-    if options.json is None:
-        return False
-    from analyzer.report.json.document import dumps, encodable, write_text
-
-    text = dumps(document())
-    if options.json != "-":
-        write_text(text, options.json)
-        return False
-    with standard_output() as stream:
-        stream.write(encodable(text, stream.encoding))
-    return True
-
-
-def _write_file(text: str, path: str, option: str) -> None:
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise _unwritable(path, option, error) from None
-
-
 def _several(launches: Sequence[Launch], options: InfoOptions) -> int:
     """One search for each GPU and number of GPUs."""
     from analyzer.layout_search.related import with_world
     from analyzer.report.console.search_section import Question, print_questions
+    from analyzer.report.json.document import SCHEMA
     from analyzer.report.json.search import questions_json
 
     questions: list[Question] = []
@@ -172,12 +127,14 @@ def _several(launches: Sequence[Launch], options: InfoOptions) -> int:
             problem = problem_of(launch)
             if gpus is not None:
                 problem = with_world(problem, gpus)
-            result = _searched(_space(problem, options), workers, show)
+            space = _space(problem, options)
+            result = _searched(space, workers, show)
             name = launch.job.hardware.name or ""
-            questions.append(Question(name, problem.world.size, result, _training(launch, problem, result)))
+            questions.append(Question(name, problem.world.size, result, _training(launch, space, result)))
             if not result.complete:
                 break
-    if not _write_json(lambda: {"schema": "training-info/1", "searches": questions_json(questions)}, options):
+    document = {"schema": SCHEMA, "searches": questions_json(questions)}
+    if options.json is None or not write_json(document, options.json):
         with standard_output() as stream:
             print_questions(questions, stream=stream)
     return _status([each.result for each in questions])
@@ -195,22 +152,17 @@ def _status(results: Sequence[SearchResult]) -> int:
     return FITS if any(each.best for each in results) else DOES_NOT_FIT
 
 
-def _training(launch: Launch, problem: Problem, result: SearchResult) -> Any:
+def _training(launch: Launch, space: Space, result: SearchResult) -> TrainingTime | None:
     """The whole training with the fastest layout; None if its length is not known or no layout fits."""
     if not result.best:
         return None
-    from analyzer.layout_search.dimensions import space_of
     from analyzer.layout_search.split_jobs import job_of_layout
 
-    job = job_of_layout(replace(space_of(problem), over=frozenset(_over(launch.options, problem))), result.best[0].layout)
+    job = job_of_layout(space, result.best[0].layout)
     if job is None:
         return None
     time = with_time(predict(job), replace(launch, job=job)).time
     return None if time is None else time.training
-
-
-def _over(options: InfoOptions, problem: Problem) -> frozenset[str]:
-    return _space(problem, options).over
 
 
 def _space(problem: Problem, options: InfoOptions) -> Space:
@@ -228,11 +180,12 @@ def _searched(space: Space, workers: Workers, show: Callable[[Progress], None] |
 def _only_limit(launch: Launch, options: InfoOptions) -> int:
     """Prints the answer to `--info-search-max`. Returns the exit status: 1 if no value fits."""
     from analyzer.report.console.search_section import print_limit
+    from analyzer.report.json.document import SCHEMA
     from analyzer.report.json.search import limit_json
 
     problem = problem_of(launch)
     limit = _largest(problem, options)
-    if not _write_json(lambda: {"schema": "training-info/1", "largest": limit_json(limit)}, options):
+    if options.json is None or not write_json({"schema": SCHEMA, "largest": limit_json(limit)}, options.json):
         with standard_output() as stream:
             print_limit(limit, problem.capacity, stream=stream)
     return DOES_NOT_FIT if limit.value is None else FITS

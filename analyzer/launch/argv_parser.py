@@ -58,6 +58,16 @@ def is_option(word: str) -> bool:
     return " " not in word and not _is_number(word)
 
 
+def options_with_values(words: Sequence[str]) -> list[list[str]]:
+    """The options in `words`, each with the words up to the next one."""
+    found: list[list[str]] = []
+    for word in words:
+        if is_option(word) or not found:
+            found.append([])
+        found[-1].append(word)
+    return found
+
+
 def operands_of(option: Option, following: Sequence[str]) -> list[str]:
     """The words in `following` that are values of the option."""
     if option.kind != "store":

@@ -27,6 +27,11 @@ from analyzer.launch.info_values import (
 
 PREFIX: Final = "--info-"
 MODEL: Final = "--info-model"
+GPU: Final = "--info-gpu"
+ASKING: Final = ("--info-search", "--info-search-gpus", "--info-search-max")
+"""Options that ask for a search."""
+OF_SEARCH: Final = ("--info-search-over", "--info-keep", "--info-search-csv", "--info-workers")
+"""Options that only a search uses."""
 SCRIPT_ENDINGS: Final = (".sh", ".slurm", ".sbatch")
 """Endings of names that are taken for launch scripts even if there is no such file."""
 
@@ -242,6 +247,19 @@ def value_of(name: str, argv: Sequence[str]) -> str | None:
         if given == name:
             value = attached if equals else next(iter(argv[position + 1 :]), None)
     return value
+
+
+def asks_for_search(argv: Sequence[str]) -> bool:
+    """Whether the words of a launch ask for a search. Raises InputError for options of a search without one."""
+    names = {word.partition("=")[0] for word in argv}
+    if names.intersection(ASKING):
+        return True
+    for option in OF_SEARCH:
+        if option in names:
+            raise InputError(option, "is only used with --info-search", "add --info-search, or leave it out")
+    if "," in (value_of(GPU, argv) or ""):
+        raise InputError(GPU, "several GPUs are compared by a search only", "name one GPU, or add --info-search")
+    return False
 
 
 def read_info_options(pairs: Iterable[tuple[str, str | None]]) -> InfoOptions:

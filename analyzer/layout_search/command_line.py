@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from analyzer.launch.argv_parser import is_option
+from analyzer.launch.argv_parser import options_with_values
 from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.launch.split_argv import split_argv
 from analyzer.specs.option_names import flag_of
@@ -26,7 +26,7 @@ def command_line(argv: Sequence[str], arguments: Arguments, options: Mapping[str
     launcher = [word for _, value, flag in split.launcher_options for word in (flag, *(() if value is None else (value,)))]
     dests = {flag_of(dest): dest for dest in arguments.values} | {flag: dest for dest, flag in arguments.spelled.items()}
     changed = {dests.get(flag, flag) for flag in options}
-    groups = {_flag(group): group for group in _groups(arguments.words)}  # of equal options the last one counts
+    groups = {_flag(group): group for group in options_with_values(arguments.words)}  # of equal options the last one counts
     words = [word for flag, group in groups.items() if dests.get(flag) not in changed for word in group]
     for flag, value in options.items():
         if value is None or value is False:
@@ -35,16 +35,6 @@ def command_line(argv: Sequence[str], arguments: Arguments, options: Mapping[str
         if value is not True:
             words += map(str, value) if isinstance(value, list) else [str(value)]
     return shlex.join((split.launcher or "torchrun", *launcher, split.entry or ENTRY, *words))
-
-
-def _groups(words: Sequence[str]) -> list[list[str]]:
-    """Options with their values."""
-    found: list[list[str]] = []
-    for word in words:
-        if is_option(word) or not found:
-            found.append([])
-        found[-1].append(word)
-    return found
 
 
 def _flag(group: Sequence[str]) -> str:

@@ -37,6 +37,7 @@ from analyzer.modules.models.gpt import chunk_modules
 from analyzer.program.chunks import Block
 from analyzer.specs import PipelineSpec
 from analyzer.specs.option_names import flag_of
+from analyzer.units import ceil_div
 
 if TYPE_CHECKING:
     from analyzer.specs import TrainingJob
@@ -166,15 +167,10 @@ class Space:
     def _layers_of_given(self) -> tuple[int, ...]:
         return layers_of_stages(self.scale.layers, self.problem.given.parallel)
 
-    def recomputes(self, stages: Stages) -> Iterator[Recompute]:
+    def recomputes(self, stages: Stages) -> tuple[Recompute, ...]:
         """The ways to recompute activations for a distribution of layers, that of the launch first."""
-        most = -(-self.scale.layers // (stages.pipeline * stages.virtual)) + max(UNEVEN)
-        yield from self._choices(most.bit_length())
-
-    def recompute_count(self, stages: Stages) -> int:
-        """The number of ways to recompute activations."""
-        most = -(-self.scale.layers // (stages.pipeline * stages.virtual)) + max(UNEVEN)
-        return len(self._choices(most.bit_length()))
+        most = ceil_div(self.scale.layers, stages.pipeline * stages.virtual) + max(UNEVEN)
+        return self._choices(most.bit_length())
 
     def _choices(self, powers: int) -> tuple[Recompute, ...]:
         """The ways to recompute, with so many powers of two as numbers of layers."""

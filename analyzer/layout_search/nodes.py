@@ -133,7 +133,7 @@ class Expander:
             return
         layout = Layout(node.setting, node.split, stages, base_recompute(space))
         job = job_of_layout(space, layout)
-        choices = tuple(space.recomputes(stages))
+        choices = space.recomputes(stages)
         if job is not None:
             base = Bounds(node.seconds, node.device_bytes)
             cheap = self._variants(node.setting, node.split, self._typical_stages(node, stages, job)).bounds(job, choices, base)

@@ -53,8 +53,7 @@ class Progress(NamedTuple):
 class _State:
     """What a search has found so far."""
 
-    def __init__(self, space: Space) -> None:
-        self._space = space
+    def __init__(self) -> None:
         self.evaluations: dict[str, Evaluation] = {}
         self.fastest: dict[Distribution, Evaluation] = {}
         """The fastest way to recompute for each distribution of layers."""
@@ -77,13 +76,15 @@ class _State:
             heapq.heappush(self.heap, (node.seconds, self._found, node))
 
     @property
-    def ordered(self) -> list[Evaluation]:
-        return sorted(self.evaluations.values(), key=order)
-
-    @property
     def best(self) -> list[Evaluation]:
         """The fastest way to recompute of each distribution of layers, the fastest first."""
         return sorted(self.fastest.values(), key=order)
+
+    @property
+    def front(self) -> tuple[Evaluation, ...]:
+        """The front of memory and time, up to `FRONT` times the time of the fastest."""
+        fastest = min((each.iteration_seconds for each in self.evaluations.values()), default=inf)
+        return front_of(tuple(self.evaluations.values()), FRONT * fastest)
 
     def is_needed(self, node: Node, cutoffs: Cutoffs) -> bool:
         """Whether a node can improve the result."""
@@ -96,11 +97,10 @@ class _State:
 
     def cutoffs(self) -> Cutoffs:
         """What further layouts must be better than."""
-        found, best = self.ordered, self.best
+        best = self.best
         slowest = best[BEST - 1].iteration_seconds if len(best) >= BEST else inf
-        limit = FRONT * found[0].iteration_seconds if found else inf
-        front = tuple((each.iteration_seconds, each.device_bytes) for each in front_of(found, limit))
-        return Cutoffs(slowest, limit, front)
+        front = tuple((each.iteration_seconds, each.device_bytes) for each in self.front)
+        return Cutoffs(slowest, FRONT * front[0][0] if front else inf, front)
 
     def next_round(self, cutoffs: Cutoffs) -> list[list[Node]]:
         """The nodes of the next tasks, those with the lowest bounds."""
@@ -134,7 +134,7 @@ def distribution_of(layout: Layout) -> Distribution:
 def search_space(space: Space, workers: Workers, *, progress: Callable[[Progress], None] | None = None) -> SearchResult:
     """The result of a search. A KeyboardInterrupt or the loss of all workers ends it with what was found."""
     started = time.monotonic()
-    state = _State(space)
+    state = _State()
     ended = ""
     with collector_paused():
         number = candidates(space)  # first, so that workers get the space with what this has computed
@@ -149,15 +149,13 @@ def search_space(space: Space, workers: Workers, *, progress: Callable[[Progress
         except ClusterLostError as error:
             ended = str(error)
         smallest = smallest_change(space) if given is None and not ended and space.problem.runs else None
-    found = state.ordered
-    limit = FRONT * found[0].iteration_seconds if found else inf
     return SearchResult(
         candidates=number,
         evaluated=state.evaluated,
-        fitting=len(found),
+        fitting=len(state.evaluations),
         seconds=time.monotonic() - started,
         best=tuple(state.best[:BEST]),
-        front=front_of(found, limit),
+        front=state.front,
         given=given,
         smallest_change=smallest,
         ended=ended,
@@ -191,5 +189,5 @@ def candidates(space: Space) -> int:
     """The number of layouts whose sizes divide the world and the batch."""
     count = 0
     for split in space.splits():
-        count += sum(space.recompute_count(stages) for stages in space.stages(split))
+        count += sum(len(space.recomputes(stages)) for stages in space.stages(split))
     return count * len(space.settings)

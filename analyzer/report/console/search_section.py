@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
 from rich.text import Text
 
-from analyzer.launch.argv_parser import is_option
+from analyzer.launch.argv_parser import options_with_values
 from analyzer.layout_search.evaluation import Evaluation
 from analyzer.layout_search.options import as_short_text, as_text
 from analyzer.layout_search.related import Limit
@@ -139,13 +139,8 @@ def _commands(commands: Sequence[str], width: int) -> list[RenderableType]:
 
 def continued(command: str, width: int) -> str:
     """A command in lines that a shell reads as one. No line ends between an option and its values, unless they are too long."""
-    groups: list[list[str]] = []
-    for word in shlex.split(command):
-        if is_option(word) or not groups:
-            groups.append([])
-        groups[-1].append(word)
     lines = [""]
-    for text in map(shlex.join, groups):
+    for text in map(shlex.join, options_with_values(shlex.split(command))):
         if lines[-1] and len(lines[-1]) + len(text) + 3 > width:
             lines.append("")
         lines[-1] += f" {text}" if lines[-1] else text

@@ -77,14 +77,14 @@ def to_json(report: Report) -> dict[str, Any]:
     }
 
 
-def write_text(text: str, path: str) -> None:
-    """Writes a JSON document to a file. Raises InputError if it cannot be written."""
+def write_text(text: str, path: str, *, option: str = "--info-json", append: bool = False) -> None:
+    """Writes a document to a file, or adds it at the end. Raises InputError that names `option` if it cannot be written."""
     try:
-        with open(path, "w", encoding="utf-8") as file:
+        with open(path, "a" if append else "w", encoding="utf-8") as file:
             file.write(encodable(text, "utf-8"))
     except OSError as error:
         fault = f"cannot write '{path}' ({error.strerror or error})"
-        raise InputError("--info-json", fault, "name a file in a folder that exists and that you may write to") from None
+        raise InputError(option, fault, "name a file in a folder that exists and that you may write to") from None
 
 
 def encodable(document: str, encoding: str | None) -> str:
