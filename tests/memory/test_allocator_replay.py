@@ -44,14 +44,14 @@ def test_every_allocated_block_is_freed_once(recompute: str, moe: bool, t: int) 
     held: dict[int, int] = {}
 
     def run(actions: tuple[Action, ...]) -> None:
-        for size, slot, sizes in actions:
+        for size, slot, temporaries in actions:
             if size:
                 assert slot not in held
                 assert size > SMALL_SIZE
                 held[slot] = size
             elif slot == TEMPORARY:
-                assert sizes
-                assert min(sizes) > SMALL_SIZE
+                assert temporaries.sizes
+                assert min(temporaries.sizes) > SMALL_SIZE
             else:
                 del held[slot]
 

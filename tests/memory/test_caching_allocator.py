@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.errors import UnsupportedError
-from analyzer.memory.allocator.caching_allocator import AllocatorSettings, CachingAllocator
+from analyzer.memory.allocator.caching_allocator import AllocatorSettings, CachingAllocator, Temporaries
 from analyzer.units import KIB, MIB
 
 EXPANDABLE = AllocatorSettings(expandable_segments=True)
@@ -180,7 +180,7 @@ def test_temporary_tensors_leave_the_allocator_as_it_was(
         for index in sorted(freed):
             if index < len(addresses):
                 allocator.free(addresses[index])
-    combined.malloc_and_free(temporary)
+    combined.malloc_and_free(Temporaries.of(temporary))
     for address in [separate.malloc(size) for size in temporary]:
         separate.free(address)
     for allocator in (combined, separate):

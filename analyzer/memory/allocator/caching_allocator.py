@@ -12,9 +12,9 @@ synchronized.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from analyzer.errors import UnsupportedError
 from analyzer.units import MIB, round_up
@@ -28,6 +28,8 @@ MIN_LARGE_ALLOCATION: Final = 10 * MIB
 """Requests of at least this size get a separate segment."""
 ROUND_LARGE: Final = 2 * MIB
 _UNLIMITED: Final = 1 << 62
+_ADDRESS_BITS: Final = 62
+"""Addresses are below 2 to this power."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,24 @@ class AllocatorSettings:
         )
 
 
+class Temporaries(NamedTuple):
+    """Temporary tensors that are allocated together, and freed in the same order."""
+
+    sizes: tuple[int, ...]
+    """The sizes of their blocks."""
+    bytes: int
+    most: int
+    """The largest bytes of the blocks: a free block that is at most `SMALL_SIZE` larger is not split."""
+    large: bool
+    """Whether all use the large pool."""
+
+    @classmethod
+    def of(cls, requests: Iterable[int]) -> Temporaries:
+        """The tensors for these requested bytes."""
+        sizes = tuple(round_up(size, MIN_BLOCK) for size in requests)
+        return cls(sizes, sum(sizes), sum(sizes) + len(sizes) * SMALL_SIZE, min(sizes) > SMALL_SIZE)
+
+
 class _Block:
     """A contiguous part of a segment. `before` and `after` are the adjacent blocks of the segment."""
 
@@ -68,63 +88,49 @@ class _Block:
 
 
 class _Pool:
-    """The free blocks of one pool (small or large) and one stream, by size and address."""
+    """The free blocks of one pool (small or large) and one stream, in the order of size and address."""
 
-    __slots__ = ("addresses", "always_splits", "blocks", "expandable", "sizes", "small", "tail")
+    __slots__ = ("always_splits", "blocks", "expandable", "keys", "small", "tail")
 
     def __init__(self, *, small: bool, expandable: bool) -> None:
         self.small = small
         self.expandable = expandable
         self.always_splits = small or expandable
         """False for the large pool without expandable segments, whose blocks are not split if 1 MiB or less would remain."""
-        self.sizes: list[int] = []
-        """The distinct sizes of free blocks, sorted."""
-        self.addresses: dict[int, list[int]] = {}
-        """For each size, the addresses of its free blocks, sorted."""
+        self.keys: list[int] = []
+        """The keys of the free blocks, sorted: the size, shifted by `_ADDRESS_BITS`, plus the address."""
         self.blocks: dict[int, _Block] = {}
-        """Free blocks by address."""
+        """Free blocks by key."""
         self.tail: _Block | None = None
         """The last block of the expandable segment."""
 
     def add(self, block: _Block) -> None:
         block.free = True
-        size, address = block.size, block.address
-        self.blocks[address] = block
-        addresses = self.addresses.get(size)
-        if addresses is None:
-            self.addresses[size] = [address]
-            insort(self.sizes, size)
-        else:
-            insort(addresses, address)
+        key = (block.size << _ADDRESS_BITS) + block.address
+        self.blocks[key] = block
+        insort(self.keys, key)
 
     def remove(self, block: _Block) -> None:
         block.free = False
-        size, address = block.size, block.address
-        del self.blocks[address]
-        addresses = self.addresses[size]
-        if len(addresses) == 1:
-            del self.addresses[size]
-            del self.sizes[bisect_left(self.sizes, size)]
-        else:
-            del addresses[bisect_left(addresses, address)]
+        key = (block.size << _ADDRESS_BITS) + block.address
+        del self.blocks[key]
+        keys = self.keys
+        del keys[bisect_left(keys, key)]
+
+    @property
+    def largest(self) -> int:
+        """The size of the largest free block; 0 if there is none."""
+        return self.keys[-1] >> _ADDRESS_BITS if self.keys else 0
 
     def best_fit(self, size: int) -> _Block | None:
         """The smallest free block of at least `size` bytes, at the lowest address; None if there is none.
 
         The last block of an expandable segment counts as unlimited, because it can grow.
         """
-        place = bisect_left(self.sizes, size)
-        if place == len(self.sizes):
-            return None
-        if self.tail is None:
-            return self.blocks[self.addresses[self.sizes[place]][0]]
-        last = len(self.sizes) - 1
-        for index in range(place, last + 1):
-            addresses = self.addresses[self.sizes[index]]
-            for position, address in enumerate(addresses):
-                block = self.blocks[address]
-                if block is not self.tail or (index == last and position == len(addresses) - 1):
-                    return block
+        for key in self.keys[bisect_left(self.keys, size << _ADDRESS_BITS) :]:
+            block = self.blocks[key]
+            if block is not self.tail or key == self.keys[-1]:
+                return block
         return None
 
 
@@ -134,7 +140,10 @@ class CachingAllocator:
     def __init__(self, settings: AllocatorSettings = AllocatorSettings()) -> None:
         self._settings = settings
         self._max_split = settings.max_split_bytes
-        self._pools: dict[tuple[bool, int], _Pool] = {}
+        self._splits_all = settings.max_split_bytes == _UNLIMITED
+        self._large = _Pool(small=False, expandable=settings.expandable_segments)
+        """The large pool of the stream of the computation."""
+        self._pools: dict[tuple[bool, int], _Pool] = {(False, 0): self._large}
         self._in_use: dict[int, _Block] = {}
         self._next_segment = LARGE_SEGMENT
         self.allocated_bytes = 0
@@ -155,8 +164,14 @@ class CachingAllocator:
             raise ValueError(f"bytes must be positive, not {bytes}")
         size = (bytes + MIN_BLOCK - 1) // MIN_BLOCK * MIN_BLOCK
         pool = self._pools.get((size <= SMALL_SIZE, stream)) or self._pool(size, stream)
-        # most requests of a new model are larger than every free block
-        block = self._free_block(pool, size) if pool.sizes and pool.sizes[-1] >= size else None
+        keys, key = pool.keys, size << _ADDRESS_BITS
+        block: _Block | None = None
+        if keys and keys[-1] >= key:  # most requests of a new model are larger than every free block
+            if self._splits_all and pool.tail is None:
+                block = pool.blocks.pop(keys.pop(bisect_left(keys, key)))
+                block.free = False
+            else:
+                block = self._free_block(pool, size)
         if block is None:
             block = self._grow(pool, size) if pool.expandable else self._segment(pool, size)
         remaining = block.size - size
@@ -196,8 +211,7 @@ class CachingAllocator:
         length = round_up(size, ROUND_LARGE)
         remaining = length - size
         while count:
-            pool = self._pools.get((False, 0))
-            largest = pool.sizes[-1] if pool is not None and pool.sizes else 0
+            largest = self._large.largest
             if size < MIN_LARGE_ALLOCATION or remaining > SMALL_SIZE or largest >= size or self._settings.expandable_segments:
                 self.malloc(bytes)
                 count -= 1
@@ -210,56 +224,48 @@ class CachingAllocator:
                 self.peak_allocated_bytes, self.unrequested_at_peak_bytes = self.allocated_bytes, self.unrequested_bytes
             return
 
-    def malloc_and_free(self, sizes: Sequence[int]) -> None:
+    def malloc_and_free(self, temporaries: Temporaries) -> None:
         """Allocates one block for each size, and then frees all of them in the same order.
 
         If free blocks satisfy all requests, the blocks are merged again at the end, and only the peak can change.
         """
-        if self._changes_nothing(sizes):
+        pool = self._large
+        if not (self._splits_all and temporaries.large and pool.tail is None):
+            self._malloc_and_free_each(temporaries.sizes)
             return
-        found = self._from_free_blocks(sizes)
+        if self.allocated_bytes + temporaries.most <= self.peak_allocated_bytes and pool.largest >= temporaries.bytes:
+            return  # one free block is large enough for all requests, and they cannot raise the peak
+        found = self._from_free_blocks(temporaries.sizes)
         if found is None:
-            for address in [self.malloc(size) for size in sizes]:
-                self.free(address)
+            self._malloc_and_free_each(temporaries.sizes)
             return
         total, unrequested = found
         if self.allocated_bytes + total > self.peak_allocated_bytes:
             self.peak_allocated_bytes = self.allocated_bytes + total
             self.unrequested_at_peak_bytes = self.unrequested_bytes + unrequested
 
-    def _changes_nothing(self, sizes: Sequence[int]) -> bool:
-        """Whether one free block is large enough for all of these large requests, and they cannot raise the peak.
-
-        A block is not split if up to `SMALL_SIZE` bytes would remain: no other request of the large pool fits into them.
-        """
-        pool = self._pools.get((False, 0))
-        if pool is None or not pool.sizes or pool.tail is not None or self._max_split != _UNLIMITED:
-            return False
-        bytes, count = sum(sizes), len(sizes)
-        below_peak = self.allocated_bytes + bytes + count * (SMALL_SIZE + MIN_BLOCK) <= self.peak_allocated_bytes
-        return below_peak and pool.sizes[-1] >= bytes + count * MIN_BLOCK and min(sizes) > SMALL_SIZE
+    def _malloc_and_free_each(self, sizes: Sequence[int]) -> None:
+        for address in [self.malloc(size) for size in sizes]:
+            self.free(address)
 
     def _from_free_blocks(self, sizes: Sequence[int]) -> tuple[int, int] | None:
         """Bytes of the free blocks for these large requests, and bytes in excess of them; None if new segments are needed."""
-        pool = self._pools.get((False, 0))
-        if pool is None or pool.tail is not None or self._max_split != _UNLIMITED or min(sizes) <= SMALL_SIZE:
-            return None
-        taken: dict[int, int] = {}
+        keys = self._large.keys
+        taken: set[int] = set()  # places in `keys`
         remaining_parts: list[int] = []  # free parts of split blocks, sorted
         total = unrequested = 0
-        for bytes in sizes:
-            size = (bytes + MIN_BLOCK - 1) // MIN_BLOCK * MIN_BLOCK
-            place = bisect_left(pool.sizes, size)
-            while place < len(pool.sizes) and taken.get(pool.sizes[place], 0) >= len(pool.addresses[pool.sizes[place]]):
+        for size in sizes:
+            place = bisect_left(keys, size << _ADDRESS_BITS)
+            while place in taken:
                 place += 1
-            block_size = pool.sizes[place] if place < len(pool.sizes) else _UNLIMITED
-            piece = bisect_left(remaining_parts, size)
+            block_size = keys[place] >> _ADDRESS_BITS if place < len(keys) else _UNLIMITED
+            piece = bisect_left(remaining_parts, size) if remaining_parts else 0
             if piece < len(remaining_parts) and remaining_parts[piece] <= block_size:
                 block_size = remaining_parts.pop(piece)
             elif block_size == _UNLIMITED:
                 return None
             else:
-                taken[block_size] = taken.get(block_size, 0) + 1
+                taken.add(place)
             remaining = block_size - size
             if remaining > SMALL_SIZE:
                 insort(remaining_parts, remaining)
@@ -287,20 +293,6 @@ class CachingAllocator:
 
     def _free_block(self, pool: _Pool, size: int) -> _Block | None:
         """Removes the best free block for a request from the pool and returns it; None if a new segment is needed."""
-        if pool.tail is None and self._max_split == _UNLIMITED:
-            place = bisect_left(pool.sizes, size)
-            if place == len(pool.sizes):
-                return None
-            found = pool.sizes[place]
-            addresses = pool.addresses[found]
-            block = pool.blocks.pop(addresses[0])
-            block.free = False
-            if len(addresses) == 1:
-                del pool.addresses[found]
-                del pool.sizes[place]
-            else:
-                del addresses[0]
-            return block
         best = pool.best_fit(size)
         limit = self._max_split
         if best is None or size < limit <= best.size or (size >= limit and best.size >= size + LARGE_SEGMENT):

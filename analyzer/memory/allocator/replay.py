@@ -221,10 +221,10 @@ def _free(allocator: CachingAllocator, scripts: Sequence[Script], running: _InFl
 def _run(allocator: CachingAllocator, actions: Sequence[Action], addresses: list[int]) -> None:
     """Runs the actions of one microbatch. `addresses` has the address in each slot."""
     malloc, free, malloc_and_free = allocator.malloc, allocator.free, allocator.malloc_and_free
-    for size, slot, sizes in actions:
+    for size, slot, temporaries in actions:
         if size:
             addresses[slot] = malloc(size)
         elif slot != TEMPORARY:
             free(addresses[slot])
         else:
-            malloc_and_free(sizes)
+            malloc_and_free(temporaries)

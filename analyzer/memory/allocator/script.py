@@ -10,14 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from analyzer.memory.allocator.caching_allocator import SMALL_SIZE
+from analyzer.memory.allocator.caching_allocator import SMALL_SIZE, Temporaries
 from analyzer.modules.tree import Module, Tensor
 from analyzer.program.chunks import chunk_program
 from analyzer.program.lowering import operations
 from analyzer.program.operations import Operation, OperationKind, Role
 
-Action = tuple[int, int, tuple[int, ...]]
-"""(bytes, slot, ()) allocates, (0, slot, ()) frees, (0, TEMPORARY, sizes) allocates and frees temporary tensors."""
+Action = tuple[int, int, Temporaries]
+"""(bytes, slot, NONE) allocates, (0, slot, NONE) frees, (0, TEMPORARY, tensors) allocates and frees temporary tensors."""
+NONE: Final = Temporaries((), 0, 0, False)
 TEMPORARY: Final = -1
 
 
@@ -62,7 +63,7 @@ def _with_slot_offset(actions: Sequence[Action], first: int) -> Sequence[Action]
     """The actions with `first` added to their slots."""
     if not first:
         return actions
-    return [(size, slot if slot == TEMPORARY else slot + first, sizes) for size, slot, sizes in actions]
+    return [(size, slot if slot == TEMPORARY else slot + first, temporaries) for size, slot, temporaries in actions]
 
 
 def _block_script(module: Module) -> Script:
@@ -71,7 +72,7 @@ def _block_script(module: Module) -> Script:
     for operation in program.forward:
         writer.apply(operation)
     forward, writer.actions = _with_temporaries(writer.actions), []
-    release = tuple((0, slot, ()) for slots in writer.saved_in_order for slot in slots)
+    release = tuple((0, slot, NONE) for slots in writer.saved_in_order for slot in slots)
     for operation in program.backward:
         writer.apply(operation)
     return Script(forward, _with_temporaries(writer.actions), release, writer.slots, writer.requests)
@@ -130,14 +131,14 @@ class _Writer:
         slots = []
         for size in (tensor.bytes // tensor.pieces for tensor in tensors for _ in range(tensor.pieces)):
             if size > SMALL_SIZE:
-                self.actions.append((size, self.slots, ()))
+                self.actions.append((size, self.slots, NONE))
                 slots.append(self.slots)
                 self.slots += 1
         self.requests += len(slots)
         return slots
 
     def _free(self, slots: Sequence[int]) -> None:
-        self.actions += [(0, slot, ()) for slot in slots]
+        self.actions += [(0, slot, NONE) for slot in slots]
         self.requests += len(slots)
 
 
@@ -148,7 +149,7 @@ def _with_temporaries(actions: Sequence[Action]) -> tuple[Action, ...]:
     while index < len(actions):
         count = _temporaries_at(actions, index)
         if count:
-            found.append((0, TEMPORARY, tuple(size for size, _, _ in actions[index : index + count])))
+            found.append((0, TEMPORARY, Temporaries.of(size for size, _, _ in actions[index : index + count])))
             index += 2 * count
         else:
             found.append(actions[index])
