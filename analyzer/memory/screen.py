@@ -89,8 +89,8 @@ def microbatches_in_flight(job: TrainingJob, rank: int) -> tuple[int, ...]:
 
 
 def is_screened(job: TrainingJob) -> bool:
-    """Whether the fast computation covers a job: 1F1B or interleaved, Adam or SGD on the GPU, unquantized weights."""
-    differs = job.precision.fp8 or job.flags.delay_wgrad_compute or is_before(job.megatron, "0.12")
+    """Whether the fast computation covers a job: 1F1B or interleaved, Adam or SGD on the GPU."""
+    differs = job.flags.delay_wgrad_compute or is_before(job.megatron, "0.12")
     return has_known_flight(job) and not differs
 
 
@@ -220,8 +220,18 @@ def _states(job: TrainingJob, chunks: Sequence[_Chunk]) -> tuple[int, int]:
         job,
         dense=sum(chunk.dense for chunk in chunks),
         experts=sum(chunk.experts for chunk in chunks),
-        parameter_bytes=sum(chunk.parameter_bytes for chunk in chunks),
+        parameter_bytes=sum(_parameter_bytes(job, chunk) for chunk in chunks),
     )
+
+
+def _parameter_bytes(job: TrainingJob, chunk: _Chunk) -> int:
+    """Bytes of the parameters of a chunk. Weights in FP8 are partly in the buffers of the distributed optimizer."""
+    fp8 = job.precision.fp8
+    if fp8 is None or not fp8.stored_parameters or not job.optimizer.distributed:
+        return chunk.parameter_bytes
+    from analyzer.states.fp8_weights import in_buffer_bytes, outside_buffer_bytes  # for such jobs only, for a short start-up
+
+    return in_buffer_bytes(job, chunk.modules) + outside_buffer_bytes(job, chunk.modules)
 
 
 def state_bytes(job: TrainingJob, *, dense: int, experts: int, parameter_bytes: int) -> tuple[int, int]:

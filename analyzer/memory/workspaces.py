@@ -67,17 +67,17 @@ def te_workspace_bytes(job: TrainingJob) -> int:
 def workspaces(job: TrainingJob, trees: Sequence[Module]) -> tuple[Workspace, ...]:
     """All workspaces and caches of a rank with these model chunks."""
     layers = sum(tree.derived(_latent_layers) for tree in trees)
-    context = _context(job, shapes_of(job), trees, trees=trees, chunks=len(trees), latent_layers=layers)
+    context = _context(job, shapes_of(job), [(tree, 1) for tree in trees], trees=trees, chunks=len(trees), latent_layers=layers)
     return _listed(context)
 
 
 def workspace_bytes(job: TrainingJob, shapes: Shapes, modules: Sequence[tuple[Module, int]], *, chunks: int) -> int:
     """Bytes of all workspaces and caches of a rank with these (module, number of copies) in `chunks` model chunks.
 
-    Only for jobs without FP8, FSDP and optimizer offloading: these need the module trees.
+    Only for jobs without FSDP and optimizer offloading: these need the module trees.
     """
     layers = sum(times * module.derived(_latent_layers) for module, times in modules)
-    context = _context(job, shapes, [module for module, _ in modules], trees=(), chunks=chunks, latent_layers=layers)
+    context = _context(job, shapes, modules, trees=(), chunks=chunks, latent_layers=layers)
     return sum(each.bytes for each in _listed(context))
 
 
@@ -100,8 +100,8 @@ class _Context:
 
     job: TrainingJob
     shapes: Shapes
-    modules: Sequence[Module]
-    """All modules of the rank in order; equal modules may be listed once."""
+    modules: Sequence[tuple[Module, int]]
+    """All modules of the rank in order, with their number; equal modules may be listed once."""
     kinds: frozenset[ModuleKind]
     """Kinds of all these modules and their children."""
     trees: Sequence[Module]
@@ -120,9 +120,15 @@ class _Context:
 
 
 def _context(
-    job: TrainingJob, shapes: Shapes, modules: Sequence[Module], *, trees: Sequence[Module], chunks: int, latent_layers: int
+    job: TrainingJob,
+    shapes: Shapes,
+    modules: Sequence[tuple[Module, int]],
+    *,
+    trees: Sequence[Module],
+    chunks: int,
+    latent_layers: int,
 ) -> _Context:
-    kinds = frozenset().union(*(module.derived(_kinds) for module in modules))
+    kinds = frozenset().union(*(module.derived(_kinds) for module, _ in modules))
     return _Context(job, shapes, modules, kinds, trees, chunks, latent_layers)
 
 
@@ -205,7 +211,7 @@ def _dummy_weight_gradients(context: _Context) -> Iterator[Workspace]:
     # with tied embeddings the weight of the output layer is that of the word embedding
     vocabulary = (shapes.model.padded_vocab_size // shapes.t, shapes.model.hidden_size)
     by_weight: dict[tuple[tuple[int, ...], str], Workspace] = {}
-    for module in context.modules:
+    for module, _ in context.modules:
         for key, workspace in module.derived(_dummy_gradients_of, vocabulary, shapes.dtype):
             by_weight.setdefault(key, workspace)
     yield from by_weight.values()
@@ -263,8 +269,8 @@ def _fp8_copies(context: _Context) -> Iterator[Workspace]:
     from analyzer.states.fp8_weights import cast_bytes, scaling_bytes
 
     kind = "FP4" if job.precision.fp8.recipe == "nvfp4" else "FP8"
-    yield Workspace(f"{kind} copies of weights", cast_bytes(job, context.trees), LINEAR, "forward")
-    yield Workspace("FP8 scaling factors", scaling_bytes(job, context.trees), LINEAR, "forward")
+    yield Workspace(f"{kind} copies of weights", cast_bytes(job, context.modules), LINEAR, "forward")
+    yield Workspace("FP8 scaling factors", scaling_bytes(job, context.modules), LINEAR, "forward")
 
 
 def _rope_tables(context: _Context) -> Iterator[Workspace]:

@@ -12,15 +12,16 @@ megatron/core/distributed/param_and_grad_buffer.py `_ParamAndGradBuffer` (0.16.1
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Final
 
+from analyzer.buffers.parameter_order import sum_of_parameters
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.quantized import ONE_SCALE, Axis, element, reads_any_layout, scales
 from analyzer.modules.tree import Module, Parameter, parameters
 from analyzer.specs import Fp8Recipe, TrainingJob
-from analyzer.units import BLOCK, dtype_bytes, round_up
+from analyzer.units import BLOCK, DTYPE_BYTES, dtype_bytes, round_up
 
 FORWARD_QUANTIZERS: Final = 3
 """Quantizers of the input, weight and output of one GEMM."""
@@ -30,16 +31,20 @@ ATTENTION_GEMMS: Final = 3
 """GEMMs that Transformer Engine's attention kernel has quantizers for, even if it runs in 16 bit."""
 
 
-def cast_bytes(job: TrainingJob, trees: Sequence[Module]) -> int:
+Counted = Sequence[tuple[Module, int]]
+"""Modules with their number."""
+
+
+def cast_bytes(job: TrainingJob, modules: Counted) -> int:
     """Bytes of the FP8 copies of weights that are stored in 16 bit."""
     fp8 = job.precision.fp8
     if fp8 is None or fp8.stored_parameters:
         return 0
     axes = _axes(job, fp8.recipe)
-    return sum(_copy_bytes(parameter, fp8.recipe, axes) for parameter in quantized(trees))
+    return sum(times * module.derived(_copies, fp8.recipe, axes) for module, times in modules)
 
 
-def outside_buffer_bytes(job: TrainingJob, trees: Sequence[Module]) -> int:
+def outside_buffer_bytes(job: TrainingJob, modules: Counted) -> int:
     """Bytes of stored FP8 weights outside the parameter buffer: column-wise copies and scales; for mxfp8 all copies.
 
     mxfp8 weights are gathered through the gradient buffer. Parameters in 16 bit then keep their original allocations in
@@ -49,41 +54,81 @@ def outside_buffer_bytes(job: TrainingJob, trees: Sequence[Module]) -> int:
     if fp8 is None or not fp8.stored_parameters:
         return 0
     axes = _axes(job, fp8.recipe)
-    total = sum(_copy_bytes(parameter, fp8.recipe, axes) for parameter in quantized(trees))
+    total = sum(times * module.derived(_copies, fp8.recipe, axes) for module, times in modules)
     if fp8.recipe == "mxfp8":
-        others = (parameter for tree in trees for parameter in parameters(tree) if not parameter.quantized)
-        return total + sum(round_up(dtype_bytes(parameter.dtype, parameter.numel), BLOCK) for parameter in others)
-    return total - sum(_data_bytes(parameter, fp8.recipe) for parameter in quantized(trees))
+        return total + sum(times * module.derived(_separate_bytes) for module, times in modules)
+    return total - sum(times * module.derived(_stored_bytes, fp8.recipe) for module, times in modules)
 
 
-def scaling_bytes(job: TrainingJob, trees: Sequence[Module]) -> int:
+def in_buffer_bytes(job: TrainingJob, modules: Counted) -> int:
+    """Bytes of the parameters in the parameter buffers, without padding, of a job that stores weights in FP8."""
+    fp8 = job.precision.fp8
+    if fp8 is None or not fp8.stored_parameters:
+        raise ValueError("weights are not stored in FP8")
+    return sum(times * module.derived(_buffered_bytes, 0 if fp8.recipe == "mxfp8" else 1) for module, times in modules)
+
+
+def scaling_bytes(job: TrainingJob, modules: Counted) -> int:
     """Bytes of the scaling factors and amax values of all quantizers, for recipes with one scale per tensor."""
     fp8 = job.precision.fp8
     if fp8 is None or fp8.recipe not in ONE_SCALE:
         return 0
-    gemms = list(_gemms(trees))
-    if fp8.recipe == "tensorwise":  # one scale and one amax per quantizer, in separate allocations
+    history = None if fp8.recipe == "tensorwise" else fp8.amax_history_len
+    return sum(times * module.derived(_scales_bytes, history) for module, times in modules)
+
+
+def quantized_gemms(trees: Sequence[Module]) -> int:
+    """Number of GEMMs with quantizers."""
+    return sum(sum(tree.derived(_gemms)) for tree in trees)
+
+
+def _copies(module: Module, recipe: Fp8Recipe, axes: tuple[Axis, ...]) -> int:
+    return _sum_of_quantized(module, lambda parameter: _copy_bytes(parameter, recipe, axes))
+
+
+def _stored_bytes(module: Module, recipe: Fp8Recipe) -> int:
+    return _sum_of_quantized(module, lambda parameter: _data_bytes(parameter, recipe))
+
+
+def _sum_of_quantized(module: Module, size: Callable[[Parameter], int]) -> int:
+    return sum_of_parameters(module, lambda parameter: size(parameter) if parameter.quantized else 0)
+
+
+def _separate_bytes(module: Module) -> int:
+    """Bytes of the parameters in 16 bit, each in an allocation of its own."""
+    return sum_of_parameters(
+        module, lambda parameter: 0 if parameter.quantized else round_up(dtype_bytes(parameter.dtype, parameter.numel), BLOCK)
+    )
+
+
+def _buffered_bytes(module: Module, quantized: int) -> int:
+    """Bytes of the parameters in their buffers. `quantized`: those of an element of a weight in FP8."""
+    return sum_of_parameters(
+        module, lambda parameter: parameter.numel * (quantized if parameter.quantized else int(DTYPE_BYTES[parameter.dtype]))
+    )
+
+
+def _scales_bytes(module: Module, history: int | None) -> int:
+    """Bytes of scales and amax values. `history`: the number of amax values of a quantizer; None for separate allocations."""
+    gemms = module.derived(_gemms)
+    if history is None:  # one scale and one amax per quantizer
         return sum(gemms) * (FORWARD_QUANTIZERS + BACKWARD_QUANTIZERS) * 2 * BLOCK
     return sum(
-        round_up(4 * count * quantizers, BLOCK) + round_up(4 * count * quantizers * fp8.amax_history_len, BLOCK)
+        round_up(4 * count * quantizers, BLOCK) + round_up(4 * count * quantizers * history, BLOCK)
         for count in gemms
         for quantizers in (FORWARD_QUANTIZERS, BACKWARD_QUANTIZERS)
     )
 
 
-def quantized_gemms(trees: Sequence[Module]) -> int:
-    """Number of GEMMs with quantizers."""
-    return sum(_gemms(trees))
-
-
-def _gemms(trees: Sequence[Module]) -> Iterator[int]:
+def _gemms(module: Module) -> tuple[int, ...]:
     """GEMMs of each module with scaling factors: linear layers, grouped linear layers, and attention between linear layers."""
-    for parameter in quantized(trees):
-        yield matrices(parameter)[0]
-    for tree in trees:
-        for _, module in tree.walk():
-            if module.kind is ModuleKind.ATTENTION and any(parameter.quantized for parameter in parameters(module)):
-                yield ATTENTION_GEMMS
+    attention = module.kind is ModuleKind.ATTENTION and any(parameter.quantized for parameter in parameters(module))
+    own = tuple(matrices(parameter)[0] for parameter in module.parameters if parameter.quantized)
+    return (
+        *own,
+        *((ATTENTION_GEMMS,) if attention else ()),
+        *(count for child in module.children for count in child.derived(_gemms)),
+    )
 
 
 def quantized(trees: Sequence[Module]) -> Iterator[Parameter]:

@@ -85,7 +85,7 @@ def _parameter_bytes(job: TrainingJob, stage: StageModel, buffers: Sequence[Buff
     if job.precision.fp8 is not None:
         from analyzer.states.fp8_weights import outside_buffer_bytes
 
-        total += outside_buffer_bytes(job, stage.trees)
+        total += outside_buffer_bytes(job, [(tree, 1) for tree in stage.trees])
     return total
 
 

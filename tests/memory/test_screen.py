@@ -14,7 +14,7 @@ from analyzer.memory.verdict import highest
 from analyzer.specs import TrainingJob
 from benchmarks.layouts import DEEPSEEK_V3, LLAMA_3_70B, layouts
 from benchmarks.layouts import job_of as benchmark_job
-from tests.job_of import job_of
+from tests.job_of import BLACKWELL, HOPPER, job_of
 
 DENSE = "--num-layers 8 --global-batch-size 64 --swiglu --disable-bias-linear --normalization RMSNorm"
 MOE = f"{DENSE} --num-experts 8 --moe-grouped-gemm --moe-router-topk 2 --disable-bias-linear"
@@ -29,6 +29,12 @@ LINES = [
     f"{MOE} --pipeline-model-parallel-size 2 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
     f"{DENSE} --mtp-num-layers 1 --position-embedding-type rope",
     f"{DENSE} --fp8-format hybrid",
+    f"{DENSE} --fp8-format hybrid --fp8-recipe delayed --fp8-param-gather --use-distributed-optimizer",
+    f"{DENSE} --fp8-format hybrid --fp8-recipe tensorwise --fp8-param-gather --use-distributed-optimizer",
+    f"{MOE} --fp8-format hybrid --fp8-recipe blockwise --expert-model-parallel-size 4 --use-distributed-optimizer",
+    f"{MOE} --fp8-format e4m3 --fp8-recipe mxfp8 --use-distributed-optimizer --pipeline-model-parallel-size 2",
+    f"{MOE} --fp8-format e4m3 --fp8-recipe mxfp8 --fp8-param-gather --reuse-grad-buf-for-mxfp8-param-ag "
+    "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather",
     f"{DENSE} --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params --use-distributed-optimizer "
     "--no-gradient-accumulation-fusion --ckpt-format fsdp_dtensor",
     f"{DENSE} --optimizer sgd",
@@ -54,7 +60,7 @@ def compare(job: TrainingJob, *, within: float) -> None:
 
 @pytest.mark.parametrize("line", LINES)
 def test_the_screen_is_a_close_lower_bound(line: str) -> None:
-    compare(job_of(f"--bf16 {line}"), within=0.02)
+    compare(job_of(f"--bf16 {line}", gpu=BLACKWELL if "mxfp8" in line else HOPPER), within=0.02)
 
 
 @pytest.mark.parametrize("line", [LLAMA_3_70B, DEEPSEEK_V3], ids=["Llama 3 70B", "DeepSeek-V3"])

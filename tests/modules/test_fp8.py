@@ -6,6 +6,7 @@ that allocate the same tensors as `csrc/quantizer.cpp` replaced its compiled qua
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -50,6 +51,10 @@ WORKSPACES = (
 def fp8(recipe: str, rest: str = "", *, blackwell: bool = False) -> TrainingJob:
     line = f"--fp8-format hybrid --fp8-recipe {recipe} {rest}"
     return job_of(line, base=ONE_LAYER, gpu=BLACKWELL if blackwell else HOPPER)
+
+
+def counted(trees: Sequence[Module]) -> list[tuple[Module, int]]:
+    return [(tree, 1) for tree in trees]
 
 
 def workspace_bytes(job: TrainingJob) -> int:
@@ -142,10 +147,10 @@ def test_measured_steady_state_and_peak(gpu: str, monkeypatch: pytest.MonkeyPatc
 def test_weights_have_one_fp8_copy_if_it_serves_all_gemms() -> None:
     weights = 12 * 1024 * 1024
     hopper, blackwell = fp8("tensorwise"), fp8("tensorwise", blackwell=True)
-    assert cast_bytes(hopper, stage_models(hopper)[0].trees) == 2 * weights + 4 * 512
-    assert cast_bytes(blackwell, stage_models(blackwell)[0].trees) == weights + 4 * 512
+    assert cast_bytes(hopper, counted(stage_models(hopper)[0].trees)) == 2 * weights + 4 * 512
+    assert cast_bytes(blackwell, counted(stage_models(blackwell)[0].trees)) == weights + 4 * 512
     # four linear layers, and three GEMMs of attention (DotProductAttention.forward): five quantizers each, with scale and amax
-    assert scaling_bytes(hopper, stage_models(hopper)[0].trees) == (4 + 3) * 5 * 2 * 512
+    assert scaling_bytes(hopper, counted(stage_models(hopper)[0].trees)) == (4 + 3) * 5 * 2 * 512
 
 
 def test_first_and_last_layers_stay_in_16_bit() -> None:
@@ -242,7 +247,7 @@ def test_weights_have_two_fp4_copies_of_half_a_byte() -> None:
     trees = stage_models(job)[0].trees
     numel = sum(parameter.numel for parameter in parameters(trees[0]) if parameter.quantized)
     assert numel == 12 * 1024 * 1024
-    assert cast_bytes(job, trees) == numel * 2 * 9 // 16
+    assert cast_bytes(job, counted(trees)) == numel * 2 * 9 // 16
 
 
 def test_a_linear_layer_saves_its_input_in_fp4() -> None:
