@@ -26,6 +26,8 @@ OF_COMMAND_LINE: Final = (
     "run_all", "calibrate", "search", "search_over", "keep", "search_gpus", "search_max", "search_csv", "workers",
 )  # fmt: skip
 """Fields of `InfoOptions` that ask the command line to print, record or start something."""
+ORDERED_BY: Final = "H100-80GB"
+"""The GPU whose speeds order the advice for a GPU whose speeds are not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +74,7 @@ def analyze(
     if given or launch.options.engine != "formula":
         option = f"--info-{given[0] if given else 'engine'}".replace("_", "-")
         raise InputError(option, "belongs to the command line", "leave it out, and use the report that is returned")
-    return with_time(predict(launch.job, note=launch.note), launch)
+    return with_advice(with_time(predict(launch.job, note=launch.note), launch), launch)
 
 
 def read_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path, default_gpu: str | None = None) -> Launch:
@@ -121,10 +123,6 @@ def with_time(report: Report, launch: Launch) -> Report:
 
 def problem_of(launch: Launch) -> Problem:
     """The problem of a search for a launch that was read. Raises InputError without a GPU whose memory and speeds are known."""
-    from analyzer.launch.launchers.world import World
-    from analyzer.layout_search.problem import Problem, with_changes
-    from analyzer.time.efficiencies import efficiencies_of
-
     inputs, job = launch.time, launch.job
     if inputs is None or job.hardware.capacity_bytes is None:
         what = "none is named" if job.hardware.name is None else f"those of {job.hardware.name} are not known"
@@ -132,6 +130,15 @@ def problem_of(launch: Launch) -> Problem:
         raise InputError("--info-search", f"a search needs the memory and the speeds of a GPU, and {what}", remedy)
     if inputs.flops_share is not None:
         raise InputError("--info-search", "does not use the simple time model of --info-efficiency", "leave one of the two out")
+    return _problem(launch, inputs)
+
+
+def _problem(launch: Launch, inputs: TimeInputs) -> Problem:
+    from analyzer.launch.launchers.world import World
+    from analyzer.layout_search.problem import Problem, with_changes
+    from analyzer.time.efficiencies import efficiencies_of
+
+    job = launch.job
     arguments = replace(launch.arguments, values=dict(launch.arguments.values), spelled=dict(launch.arguments.spelled))
     batch = {} if arguments.get("global_batch_size") else {"global_batch_size": job.batch.global_batch_size}
     arguments = with_changes(arguments, batch)
@@ -181,6 +188,24 @@ def search(
     space = space_of(problem_of(launch), over=over, keep=keep)
     with workers_of(None if workers is None else str(workers)) as found:
         return search_space(space, found, progress=progress)
+
+
+def with_advice(report: Report, launch: Launch) -> Report:
+    """The report with changes of options that make the launch fit, if it does not."""
+    if report.verdict.fits is not False:
+        return report
+    from analyzer.hardware.speeds import speed_of
+    from analyzer.layout_search.advice import advise
+    from analyzer.time.estimate import TimeInputs
+
+    inputs, timed = launch.time, launch.time is not None and launch.time.flops_share is None
+    if inputs is None:
+        speed = speed_of(ORDERED_BY)
+        if speed is None:
+            raise AssertionError(f"no speeds of {ORDERED_BY}")
+        inputs = TimeInputs(speed=speed)
+    before = max(rank.memory.device_bytes for rank in report.ranks)
+    return replace(report, advice=advise(_problem(launch, inputs), before=before, timed=timed))
 
 
 def _words(argv: str | Sequence[str], gpu: str | None) -> list[str]:

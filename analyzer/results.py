@@ -154,6 +154,8 @@ class Advice:
     device_bytes: int
     saves_bytes: int
     fits: bool
+    iteration_seconds: float | None = None
+    """Seconds of an iteration with the change; None if the change is not enough, or if the speeds of the GPU are not known."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,3 +83,10 @@ def parse_size(text: str) -> int:
     if not unit and size < MIB:
         raise ValueError(f"{stripped} bytes is less than the memory of any GPU")
     return size
+
+
+def format_seconds(value: float) -> str:
+    """A time with three digits: 12.3 s, 85.5 ms."""
+    shown, unit = (value, "s") if value >= 1 else (1000 * value, "ms")
+    digits = 2 if shown < 10 else 1 if shown < 100 else 0
+    return f"{shown:,.{digits}f} {unit}"

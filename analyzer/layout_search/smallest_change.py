@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import combinations, product
-from typing import Final
+from math import inf
+from typing import Final, NamedTuple
 
 from analyzer.errors import AnalyzerError
 from analyzer.layout_search.dimensions import Space
@@ -14,54 +16,87 @@ from analyzer.layout_search.result import order
 from analyzer.layout_search.space import Layout, Recompute, Split, Stages, distributions
 from analyzer.layout_search.split_jobs import job_of_layout, layout_changes
 from analyzer.memory.screen import screen
+from analyzer.specs import TrainingJob
 
 MOST: Final = 2
 """Dimensions that are changed together."""
-_OF_SPLIT: Final = ("tensor", "context", "expert", "expert_tensor", "micro_batch")
+_OF_SPLIT: Final = ("tensor", "context", "expert", "expert_tensor", "micro_batch", "sequence")
+
+Values = Mapping[str, Sequence[object]]
+"""Other values of each dimension than those of the launch."""
+
+
+class Changed(NamedTuple):
+    """A legal layout that differs from the launch in some dimensions."""
+
+    names: tuple[str, ...]
+    """The dimensions, in the order of `other_values`."""
+    values: tuple[object, ...]
+    layout: Layout
+    job: TrainingJob
+    least_bytes: int
+    """A lower bound of the device memory."""
 
 
 def smallest_change(space: Space) -> Evaluation | None:
     """The fastest layout that fits among those that change the fewest dimensions; None if changes of two are not enough.
 
-    The dimensions are the sizes of tensor, context, expert and expert-tensor parallelism, the micro-batch size, the distribution of
-    layers over the pipeline, recomputation, and the other options that are changed together.
+    The dimensions are the sizes of tensor, context, expert and expert-tensor parallelism, the micro-batch size, sequence
+    parallelism, the distribution of layers over the pipeline, recomputation, and the other options that are changed together.
     """
+    values = other_values(space)
     for count in range(1, MOST + 1):
-        known: set[Layout] = set()
-        found: list[Evaluation] = []
-        for layout in _changed(space, count):
-            if layout not in known:
-                known.add(layout)
-                evaluation = _evaluated(space, layout)
-                if evaluation is not None:
-                    found.append(evaluation)
+        found = fastest(space, changed_layouts(space, values, count))
         if found:
-            return min(found, key=order)
+            return min(found.values(), key=order)
     return None
 
 
-def _evaluated(space: Space, layout: Layout) -> Evaluation | None:
-    """The evaluation of a layout; None if it is not legal or does not fit."""
+def fastest(space: Space, layouts: Iterable[Changed]) -> dict[tuple[str, ...], Evaluation]:
+    """For each combination of changed dimensions the fastest layout that fits; combinations without one are left out."""
     problem = space.problem
-    job = job_of_layout(space, layout)
-    try:
-        if job is None or screen(job).device_bytes > problem.capacity:
-            return None
-        options = by_flag(layout_changes(space, layout), problem.arguments)
-        return evaluate(layout, options, job, problem.speed, problem.rates) if options else None
-    except AnalyzerError:
-        return None
+    found: dict[tuple[str, ...], Evaluation] = {}
+    for changed in layouts:
+        if changed.least_bytes > problem.capacity:
+            continue
+        options = by_flag(layout_changes(space, changed.layout), problem.arguments)
+        if not options:
+            continue
+        best = found.get(changed.names)
+        limit = inf if best is None else best.iteration_seconds
+        try:
+            each = evaluate(
+                changed.layout, options, changed.job, problem.speed, problem.rates, is_needed=partial(_is_at_most, limit=limit)
+            )
+        except AnalyzerError:
+            continue
+        if each is not None and (best is None or order(each) < order(best)):
+            found[changed.names] = each
+    return found
 
 
-def _changed(space: Space, count: int) -> Iterator[Layout]:
-    """The layouts that differ from the launch in `count` dimensions."""
-    values = _values(space)
+def _is_at_most(seconds: float, *, limit: float) -> bool:
+    return seconds <= limit
+
+
+def changed_layouts(space: Space, values: Values, count: int) -> Iterator[Changed]:
+    """The legal layouts that differ from the launch in `count` dimensions."""
+    known: set[Layout] = set()
     for names in combinations(values, count):
         for chosen in product(*(values[name] for name in names)):
-            yield _with(space, dict(zip(names, chosen, strict=True)))
+            layout = _with(space, dict(zip(names, chosen, strict=True)))
+            if layout in known:
+                continue
+            known.add(layout)
+            try:
+                job = job_of_layout(space, layout)
+                if job is not None:
+                    yield Changed(names, chosen, layout, job, screen(job).device_bytes)
+            except AnalyzerError:
+                continue
 
 
-def _values(space: Space) -> dict[str, Sequence[object]]:
+def other_values(space: Space) -> Values:
     """The other values of each dimension."""
     given, sizes = space.given, space.sizes
     of_split = {
@@ -70,6 +105,7 @@ def _values(space: Space) -> dict[str, Sequence[object]]:
         "expert": sizes.expert,
         "expert_tensor": sizes.expert_tensor or (),
         "micro_batch": sizes.micro_batch,
+        "sequence": space.sequences(given.split.tensor),
     }
     found: dict[str, Sequence[object]] = {
         name: [value for value in values if value != getattr(given.split, name)] for name, values in of_split.items()

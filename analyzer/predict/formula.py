@@ -7,13 +7,13 @@ from typing import Final
 from analyzer.communication.table import communication_rows, totals
 from analyzer.layout.groups import Group, group_count, group_size, groups
 from analyzer.layout.stages import mtp_rank
-from analyzer.memory.ranks import highest_rank, replayed_classes
+from analyzer.memory.ranks import replayed_classes
 from analyzer.memory.stages import analysed_stages
 from analyzer.memory.verdict import verdict
 from analyzer.modules.tree import parameters
 from analyzer.passes.stages import full_model
 from analyzer.predict.assumptions import assumptions
-from analyzer.results import Advice, Report
+from analyzer.results import Report
 from analyzer.specs import TrainingJob
 from analyzer.specs.rules import check_job
 
@@ -60,22 +60,10 @@ def predict(job: TrainingJob, *, note: str = "") -> Report:
         communication=rows,
         communication_totals=totals(job, rows),
         verdict=outcome,
-        advice=_advice(job) if outcome.fits is False else (),
+        advice=(),
         assumptions=(*job.assumptions, *assumptions(job, ranks, models)),
         warnings=job.warnings,
         unknown=unknown,
-    )
-
-
-def _advice(job: TrainingJob) -> tuple[Advice, ...]:
-    """Imports what only launches that do not fit need here, for a short start-up."""
-    from analyzer.memory.screen import screen
-    from analyzer.predict.advice import advise
-
-    return advise(
-        job,
-        predict=lambda changed: highest_rank(changed).memory.device_bytes,
-        screen=lambda changed: screen(changed).device_bytes,
     )
 
 

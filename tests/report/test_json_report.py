@@ -119,7 +119,9 @@ def test_advice_and_an_unknown_capacity() -> None:
     report = small_report(advice=(Advice(change="--sequence-parallel", device_bytes=1, saves_bytes=2, fits=True),))
     report = replace(report, verdict=replace(report.verdict, fits=None, gpu=None, capacity_bytes=None, headroom_bytes=None))
     document = to_json(report)
-    assert document["advice"] == [{"change": "--sequence-parallel", "device_bytes": 1, "saves_bytes": 2, "fits": True}]
+    assert document["advice"] == [
+        {"change": "--sequence-parallel", "device_bytes": 1, "saves_bytes": 2, "fits": True, "iteration_seconds": None}
+    ]
     assert document["verdict"]["fits"] is None
 
 

@@ -8,8 +8,7 @@ from analyzer.report.against import PARTS, Against, Change, Value
 from analyzer.report.console import names
 from analyzer.report.console.elements import BAD, GOOD, KEY, heading, paragraph, table
 from analyzer.report.console.time_section import PARTS as TIME_PARTS
-from analyzer.report.console.time_section import seconds
-from analyzer.units import format_bytes, format_count
+from analyzer.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -143,7 +142,7 @@ def _text(change: Change, value: Value) -> str:
         return value
     if isinstance(value, float):
         sign = "-" if value < 0 else ""
-        return sign + (seconds(abs(value)) if "seconds" in change.field else _amount(abs(value)))
+        return sign + (format_seconds(abs(value)) if "seconds" in change.field else _amount(abs(value)))
     return format_bytes(value) if "bytes" in change.field else format_count(value)
 
 

@@ -15,9 +15,9 @@ from analyzer.layout_search.related import Limit
 from analyzer.layout_search.result import SearchResult, distinct_front
 from analyzer.report.console.elements import heading, paragraph, table
 from analyzer.report.console.report import write
-from analyzer.report.console.time_section import PARTS, seconds
+from analyzer.report.console.time_section import PARTS
 from analyzer.results import Report, TrainingTime
-from analyzer.units import format_bytes
+from analyzer.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -68,7 +68,7 @@ def _row(place: str, each: Evaluation, capacity: int) -> tuple[str, ...]:
     free = format_bytes(capacity - each.device_bytes) + (" (tight)" if each.tight else "")
     return (
         place,
-        seconds(each.iteration_seconds),
+        format_seconds(each.iteration_seconds),
         f"{each.tokens_per_second_per_gpu:,.0f}",
         f"{each.model_flops_utilization:.1%}",
         format_bytes(each.device_bytes),
@@ -78,15 +78,15 @@ def _row(place: str, each: Evaluation, capacity: int) -> tuple[str, ...]:
 
 
 def _launch(report: Report) -> str:
-    time = "" if report.time is None else f", {seconds(report.time.iteration_seconds)} for an iteration"
+    time = "" if report.time is None else f", {format_seconds(report.time.iteration_seconds)} for an iteration"
     return f"The launch as it is: {report.verdict.state or 'no verdict'} on {report.verdict.gpu or 'the GPU'}{time}."
 
 
 def _extent(result: SearchResult) -> str:
     if not result.complete:
-        ended = f"The search ended early ({result.ended}), after {seconds(result.seconds)}"
+        ended = f"The search ended early ({result.ended}), after {format_seconds(result.seconds)}"
         return f"{ended}: {result.evaluated:,} of {result.candidates:,} layouts were evaluated, and there may be faster ones."
-    text = f"{result.candidates:,} layouts in {seconds(result.seconds)}"
+    text = f"{result.candidates:,} layouts in {format_seconds(result.seconds)}"
     if result.evaluated >= result.candidates:
         return f"{text}: all were evaluated."
     return f"{text}: {result.evaluated:,} were evaluated, and bounds of time and memory exclude the others."
@@ -98,10 +98,10 @@ def _place(result: SearchResult) -> str:
         text = "The launch as it is does not fit."
         if change is None:
             return text
-        needed = f"{format_bytes(change.device_bytes)}, {seconds(change.iteration_seconds)} for an iteration"
+        needed = f"{format_bytes(change.device_bytes)}, {format_seconds(change.iteration_seconds)} for an iteration"
         return f"{text} The smallest change that fits: {as_text(change.options)} ({needed})."
     if not result.complete:
-        return f"The launch as it is takes {seconds(result.given.iteration_seconds)}."
+        return f"The launch as it is takes {format_seconds(result.given.iteration_seconds)}."
     faster = result.given.iteration_seconds / result.best[0].iteration_seconds - 1
     compared = f"it takes {faster:.1%} longer than the first" if faster >= SMALLEST else "no layout is much faster"
     if result.place is None:
@@ -116,8 +116,8 @@ def _reasons(result: SearchResult) -> list[RenderableType]:
     before, after = result.given.parts_seconds, result.best[0].parts_seconds
     least = SMALLEST * result.given.iteration_seconds
     changes = sorted((after[part] - before[part], name) for part, name in PARTS.items() if abs(after[part] - before[part]) >= least)
-    less = [f"{name} {seconds(-change)} less" for change, name in changes if change < 0]
-    more = [f"{name} {seconds(change)} more" for change, name in reversed(changes) if change > 0]
+    less = [f"{name} {format_seconds(-change)} less" for change, name in changes if change < 0]
+    more = [f"{name} {format_seconds(change)} more" for change, name in reversed(changes) if change > 0]
     return [paragraph(f"Why the first is faster: {', '.join((*less, *more))}.")] if less else []
 
 
@@ -170,7 +170,7 @@ def _question(question: Question, *, trained: bool, priced: bool) -> tuple[str, 
         return (question.gpu, f"{question.gpus:,}", *("",) * count, none + early)
     best, training = question.result.best[0], question.training
     cells = [
-        seconds(best.iteration_seconds),
+        format_seconds(best.iteration_seconds),
         f"{best.tokens_per_second_per_gpu * question.gpus:,.0f}",
         f"{best.model_flops_utilization:.1%}",
         format_bytes(best.device_bytes) + (" (tight)" if best.tight else ""),

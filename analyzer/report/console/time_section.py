@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from analyzer.report.console.elements import fields, heading, paragraph, table
 from analyzer.report.console.names import plural
 from analyzer.results import Report, TimeEstimate, TrainingTime
-from analyzer.units import format_bytes, format_count
+from analyzer.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -49,9 +49,9 @@ def time(report: Report, *, full: bool) -> list[RenderableType]:
 
 def _iteration(found: TimeEstimate) -> str:
     if found.range_seconds is None:
-        return seconds(found.iteration_seconds)
-    lower, upper = map(seconds, found.range_seconds)
-    return f"{seconds(found.iteration_seconds)} (9 of 10 measured iterations: {lower} to {upper})"
+        return format_seconds(found.iteration_seconds)
+    lower, upper = map(format_seconds, found.range_seconds)
+    return f"{format_seconds(found.iteration_seconds)} (9 of 10 measured iterations: {lower} to {upper})"
 
 
 def _shares(found: TimeEstimate) -> str:
@@ -69,11 +69,11 @@ def parts(found: TimeEstimate) -> RenderableType:
     """The parts of an iteration on the pipeline rank that finishes last."""
     total = found.iteration_seconds
     rows = [
-        (PARTS[name], seconds(value), f"{value / total:.1%}")
+        (PARTS[name], format_seconds(value), f"{value / total:.1%}")
         for name, value in found.parts_seconds.items()
         if value >= SMALLEST * total
     ]
-    rows.append(("iteration", seconds(total), "100.0%"))
+    rows.append(("iteration", format_seconds(total), "100.0%"))
     return table((f"pipeline rank {found.pipeline_rank}", "seconds", "share"), rows, align="lrr", strong=(len(rows) - 1,))
 
 
@@ -101,10 +101,3 @@ def _training(training: TrainingTime | None) -> list[tuple[str, str]]:
 
 def _not_counted(found: TimeEstimate) -> list[RenderableType]:
     return [paragraph(f"Not counted: {'; '.join(found.not_counted)}.")] if found.not_counted else []
-
-
-def seconds(value: float) -> str:
-    """A time with three digits: 12.3 s, 85.5 ms."""
-    shown, unit = (value, "s") if value >= 1 else (1000 * value, "ms")
-    digits = 2 if shown < 10 else 1 if shown < 100 else 0
-    return f"{shown:,.{digits}f} {unit}"

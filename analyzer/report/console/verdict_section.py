@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from analyzer.memory.verdict import estimated_range, highest
 from analyzer.report.console.elements import BAD, GOOD, KEY, paragraph, table
 from analyzer.results import Report
-from analyzer.units import format_bytes
+from analyzer.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -59,6 +59,10 @@ def advice(report: Report) -> list[RenderableType]:
         return []
     fitting = [each for each in report.advice if each.fits]
     one = "This change would make it fit:" if len(fitting) == 1 else "Each of these changes would make it fit:"
-    title = one if fitting else "No one or two changes of flags are enough; these save most:"
+    title = one if fitting else "No single change is enough. These save the most memory; --info-search changes more:"
     rows = [(each.change, format_bytes(each.saves_bytes), format_bytes(each.device_bytes)) for each in report.advice]
-    return ["", paragraph(title), table(("change", "saves", "then needs"), rows, align="lrr")]
+    times = [each.iteration_seconds for each in report.advice]
+    if None in times:
+        return ["", paragraph(title), table(("change", "saves", "then needs"), rows, align="lrr")]
+    timed = [(*row, format_seconds(seconds)) for row, seconds in zip(rows, times, strict=True) if seconds is not None]
+    return ["", paragraph(title), table(("change", "saves", "then needs", "iteration"), timed, align="lrrr")]

@@ -1,0 +1,78 @@
+"""Advice for a launch that does not fit: changes of one dimension of its layout with which it does, or else of two.
+
+The changes are layouts of the search of the launch, so that they keep its model, number of GPUs and global batch size.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from analyzer.errors import AnalyzerError
+from analyzer.layout_search.dimensions import Space, space_of
+from analyzer.layout_search.evaluation import Evaluation
+from analyzer.layout_search.options import as_text, by_flag
+from analyzer.layout_search.problem import Problem
+from analyzer.layout_search.result import order
+from analyzer.layout_search.smallest_change import Changed, Values, changed_layouts, fastest, other_values
+from analyzer.layout_search.split_jobs import layout_changes
+from analyzer.memory.collector import collector_paused
+from analyzer.memory.ranks import highest_rank
+from analyzer.results import Advice
+
+MOST: Final = 5
+"""Listed changes."""
+INSUFFICIENT: Final = 3
+"""Listed changes if none is enough."""
+LEAST_SAVING: Final = 0.01
+"""Share of the memory that a change saves at least to be listed though it is not enough."""
+OF_PAIRS: Final = 3
+"""Values of a dimension that are combined with those of another one: those with the least memory. The search combines all."""
+
+
+def advise(problem: Problem, *, before: int, timed: bool) -> tuple[Advice, ...]:
+    """Changes of options that make the launch of `problem` fit, those with the shortest iterations first.
+
+    For each dimension of the layout the fastest change that fits is listed. If no change of one dimension is enough, pairs are
+    listed; if none of the pairs of `OF_PAIRS` values is, the changes that save the most memory, with `fits` False. `before`: bytes
+    of the highest-memory rank. `timed`: whether the speeds in `problem` are those of the GPU; if not, they give the order only.
+    """
+    with collector_paused():
+        try:
+            space = space_of(problem)
+        except AnalyzerError:  # a launch that a search does not support
+            return ()
+        values = other_values(space)
+        singles = list(changed_layouts(space, values, 1))
+        found = fastest(space, singles) or fastest(space, changed_layouts(space, _with_least_memory(singles, values), 2))
+        if found:
+            return tuple(_advice(each, before, timed=timed) for each in sorted(found.values(), key=order)[:MOST])
+        return _insufficient(space, singles, before)
+
+
+def _with_least_memory(singles: list[Changed], values: Values) -> Values:
+    """The `OF_PAIRS` values with the least memory of each dimension, in the order of `values`."""
+    ordered = sorted(singles, key=lambda each: each.least_bytes)
+    return {name: [each.values[0] for each in ordered if each.names == (name,)][:OF_PAIRS] for name in values}
+
+
+def _advice(evaluation: Evaluation, before: int, *, timed: bool) -> Advice:
+    return Advice(
+        change=as_text(evaluation.options),
+        device_bytes=evaluation.device_bytes,
+        saves_bytes=before - evaluation.device_bytes,
+        fits=True,
+        iteration_seconds=evaluation.iteration_seconds if timed else None,
+    )
+
+
+def _insufficient(space: Space, singles: list[Changed], before: int) -> tuple[Advice, ...]:
+    """The change of each dimension that saves the most memory, of the dimensions that save the most."""
+    found: dict[tuple[str, ...], Advice] = {}
+    for each in sorted(singles, key=lambda each: each.least_bytes):
+        if each.names in found or len(found) == INSUFFICIENT:
+            continue
+        size = highest_rank(each.job).memory.device_bytes
+        options = by_flag(layout_changes(space, each.layout), space.problem.arguments)
+        if options and before - size >= LEAST_SAVING * before:
+            found[each.names] = Advice(change=as_text(options), device_bytes=size, saves_bytes=before - size, fits=False)
+    return tuple(sorted(found.values(), key=lambda advice: advice.device_bytes))
