@@ -5,6 +5,7 @@ The changes are layouts of the search of the launch, so that they keep its model
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from analyzer.errors import AnalyzerError
@@ -17,6 +18,7 @@ from analyzer.layout_search.smallest_change import Changed, Values, changed_layo
 from analyzer.layout_search.split_jobs import layout_changes
 from analyzer.memory.collector import collector_paused
 from analyzer.memory.ranks import highest_rank
+from analyzer.memory.screen import is_screened
 from analyzer.results import Advice
 
 MOST: Final = 5
@@ -25,34 +27,49 @@ INSUFFICIENT: Final = 3
 """Listed changes if none is enough."""
 LEAST_SAVING: Final = 0.01
 """Share of the memory that a change saves at least to be listed though it is not enough."""
-OF_PAIRS: Final = 3
-"""Values of a dimension that are combined with those of another one: those with the least memory. The search combines all."""
+OF_SLOW: Final = 3
+"""Values of a dimension that are tried for jobs whose memory has no fast lower bound, and no pairs: each takes some 0.1 s."""
 
 
 def advise(problem: Problem, *, before: int, timed: bool) -> tuple[Advice, ...]:
     """Changes of options that make the launch of `problem` fit, those with the shortest iterations first.
 
-    For each dimension of the layout the fastest change that fits is listed. If no change of one dimension is enough, pairs are
-    listed; if none of the pairs of `OF_PAIRS` values is, the changes that save the most memory, with `fits` False. `before`: bytes
-    of the highest-memory rank. `timed`: whether the speeds in `problem` are those of the GPU; if not, they give the order only.
+    For each dimension of the layout the fastest change that fits is listed. If no change of one dimension is enough, pairs of some
+    values are; if these are not enough either, the changes that save the most memory, with `fits` False. A search tries all pairs.
+    `before`: bytes of the highest-memory rank. `timed`: whether the speeds in `problem` are those of the GPU; if not, they give the
+    order only.
     """
     with collector_paused():
         try:
             space = space_of(problem)
         except AnalyzerError:  # a launch that a search does not support
             return ()
-        values = other_values(space)
+        values, slow = other_values(space), not is_screened(problem.given)
+        if slow:
+            values = {name: _spread(each, OF_SLOW) for name, each in values.items()}
         singles = list(changed_layouts(space, values, 1))
-        found = fastest(space, singles) or fastest(space, changed_layouts(space, _with_least_memory(singles, values), 2))
+        found = fastest(space, singles)
+        if not found and not slow:
+            found = fastest(space, changed_layouts(space, _of_pairs(singles, values), 2))
         if found:
             return tuple(_advice(each, before, timed=timed) for each in sorted(found.values(), key=order)[:MOST])
         return _insufficient(space, singles, before)
 
 
-def _with_least_memory(singles: list[Changed], values: Values) -> Values:
-    """The `OF_PAIRS` values with the least memory of each dimension, in the order of `values`."""
-    ordered = sorted(singles, key=lambda each: each.least_bytes)
-    return {name: [each.values[0] for each in ordered if each.names == (name,)][:OF_PAIRS] for name in values}
+def _spread(values: Sequence[object], count: int) -> Sequence[object]:
+    """At most `count` of the values, evenly spread and with the last one."""
+    if len(values) <= count:
+        return values
+    return [values[(index + 1) * len(values) // count - 1] for index in range(count)]
+
+
+def _of_pairs(singles: list[Changed], values: Values) -> Values:
+    """For each dimension the value with the least memory and the one in the middle between it and the launch."""
+    found: dict[str, Sequence[object]] = {}
+    for name in values:
+        ordered = sorted((each for each in singles if each.names == (name,)), key=lambda each: each.least_bytes)
+        found[name] = [each.values[0] for each in (*ordered[:1], *ordered[len(ordered) // 2 :][:1])]
+    return found
 
 
 def _advice(evaluation: Evaluation, before: int, *, timed: bool) -> Advice:
