@@ -56,9 +56,9 @@ _RECOMPUTE: Final = (
 )
 
 
-def problem(line: str, *, gpus: int = GPUS) -> Problem:
-    """Return the launch of a line of options on nodes of eight H100 GPUs, with the speeds of this GPU."""
-    words = ["--nnodes", str(gpus // 8), "--nproc-per-node", "8", "pretrain_gpt.py", *line.split(), "--info-gpu", "H100-80GB"]
+def problem(line: str, *, gpus: int = GPUS, gpu: str = "H100-80GB") -> Problem:
+    """Return the launch of a line of options on nodes of eight GPUs, with the speeds of this GPU."""
+    words = ["--nnodes", str(gpus // 8), "--nproc-per-node", "8", "pretrain_gpt.py", *line.split(), "--info-gpu", gpu]
     return problem_of(read_launch(words, environ={}, folder=Path("/nowhere")))
 
 

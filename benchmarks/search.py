@@ -1,12 +1,13 @@
 """Time and memory of a search of the complete space, and rates of its two steps.
 
-    python -m benchmarks.search [--check] [--models NAME ...] [--layouts 3000]
+    python -m benchmarks.search [--check] [--models NAME ...] [--layouts 3000] [--calculon CHECKOUT] [--simumax CHECKOUT]
 
 1. The search of two launches, each in a process of its own with two workers: wall and CPU time, memory, candidates, evaluated
    layouts, and the number of legal layouts. Memory is the largest resident set of the main process plus twice that of a worker:
    pages that processes share are counted several times, so that it is an upper bound.
 2. Layouts a second of CPU time on one core, for a model of 70 billion parameters on 1,024 GPUs, with empty caches at the start:
    lower bounds of the memory and the time, and exact memory and time (`benchmarks.evaluations`).
+3. With checkouts of other tools: their search next to the one of this program on the same question (`benchmarks.peers`).
 
 With `--check` the exit status is 1 if a bound is missed. The bound of the wall time needs two free cores; CPU time shows whether
 there were.
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from analyzer.layout_search.dimensions import Space, space_of
@@ -33,6 +35,7 @@ from analyzer.layout_search.split_jobs import job_of_layout, job_of_split, with_
 from analyzer.specs.rules import first_violation
 from benchmarks.evaluations import rate_in_process
 from benchmarks.layouts import DEEPSEEK_V3_UNEVEN, LLAMA_31_405B, problem
+from benchmarks.peers import CALCULON_GPUS, LLAMA_3_70B_4096, MEGATRON_22B, SIMUMAX_GPUS, Peer, calculon, simumax
 
 WORKERS: Final = 2
 SECONDS: Final = 60.0
@@ -51,13 +54,18 @@ class Launch(NamedTuple):
 
     line: str
     gpus: int
-    fewest: int
+    fewest: int = 1
     """Legal layouts that its space has at least."""
+    gpu: str = "H100-80GB"
 
 
 LAUNCHES: Final = {
     "Llama-3.1-405B": Launch(LLAMA_31_405B, 16_384, 20_000),
     "DeepSeek-V3": Launch(DEEPSEEK_V3_UNEVEN, 2048, 20_000),
+}
+OF_PEERS: Final = {
+    "Megatron-22B": Launch(MEGATRON_22B, CALCULON_GPUS),
+    "Llama-3-70B": Launch(LLAMA_3_70B_4096, SIMUMAX_GPUS, gpu="A100-80GB"),
 }
 
 
@@ -117,8 +125,8 @@ def searched(name: str) -> Measured:
 
 
 def _space(name: str) -> Space:
-    launch = LAUNCHES[name]
-    return space_of(problem(launch.line, gpus=launch.gpus))
+    launch = {**LAUNCHES, **OF_PEERS}[name]
+    return space_of(problem(launch.line, gpus=launch.gpus, gpu=launch.gpu))
 
 
 def legal(name: str) -> Legal:
@@ -169,7 +177,8 @@ def _print_search(name: str) -> list[str]:
     """Prints a search. Returns the missed bounds."""
     found = Measured(**_in_process("search", name))  # type: ignore[arg-type]
     space = Legal(**_in_process("legal", name))  # type: ignore[arg-type]
-    fewest, gpus = LAUNCHES[name].fewest, LAUNCHES[name].gpus
+    launch = {**LAUNCHES, **OF_PEERS}[name]
+    fewest, gpus = launch.fewest, launch.gpus
     print(f"{name} on {gpus:,} GPUs, {WORKERS} workers")
     print(f"  {found.seconds:.1f} s, CPU time {found.cpu_seconds:.1f} s")
     print(f"  {found.bytes / 1e6:.0f} MB: {found.main_bytes / 1e6:.0f}, and {WORKERS} times {found.worker_bytes / 1e6:.0f}")
@@ -200,11 +209,25 @@ def _print_rates(count: int) -> list[str]:
     return missed
 
 
+def _print_peer(tool: str, name: str, found: Peer) -> None:
+    """Prints a search of another tool and the one of this program."""
+    own = Measured(**_in_process("search", name))  # type: ignore[arg-type]
+    print(f"{name} on {OF_PEERS[name].gpus:,} GPUs, the same question")
+    rate = found.layouts / found.seconds
+    print(f"  {tool}: {found.seconds:.1f} s, {found.layouts:,} layouts, {rate:,.0f} a second; {found.fit:,} fit")
+    rate = own.candidates / own.seconds
+    print(f"  this program: {own.seconds:.1f} s, {own.candidates:,} layouts, {rate:,.0f} a second; {own.evaluated:,} exactly")
+    print(f"  {found.seconds / own.seconds:.1f} times faster")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="exit status 1 if a bound is missed")
-    parser.add_argument("--models", nargs="*", choices=tuple(LAUNCHES), default=tuple(LAUNCHES), help="launches to search")
+    names = (*LAUNCHES, *OF_PEERS)
+    parser.add_argument("--models", nargs="*", choices=names, default=tuple(LAUNCHES), help="launches to search")
     parser.add_argument("--layouts", type=int, default=LAYOUTS, help=f"layouts of the rates (default: {LAYOUTS}); 0: no rates")
+    parser.add_argument("--calculon", type=Path, help="checkout of Calculon, to run its search as well")
+    parser.add_argument("--simumax", type=Path, help="checkout of the first release of SimuMax, to run its search as well")
     parser.add_argument("--measure", choices=("search", "legal"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure is not None:
@@ -212,6 +235,13 @@ def main() -> int:
         print(json.dumps(asdict(measured)))
         return 0
     missed = [fault for name in options.models for fault in _print_search(name)]
+    try:
+        if options.calculon is not None:
+            _print_peer("Calculon", "Megatron-22B", calculon(options.calculon.resolve(), processes=WORKERS))
+        if options.simumax is not None:
+            _print_peer("SimuMax", "Llama-3-70B", simumax(options.simumax.resolve()))
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     if options.layouts:
         missed += _print_rates(options.layouts)
     for fault in missed:

@@ -10,7 +10,8 @@ from analyzer.errors import AnalyzerError
 from analyzer.layout_search.space import Layout
 from analyzer.memory.ranks import highest_rank
 from analyzer.passes.stages import stage_models
-from analyzer.specs import TrainingJob
+from analyzer.results import RankMemory
+from analyzer.specs import HardwareSpec, TrainingJob
 from analyzer.specs.speed import SpeedSpec
 from analyzer.time.efficiencies import Efficiencies
 from analyzer.time.iteration import iteration_time
@@ -32,6 +33,12 @@ class Evaluation(NamedTuple):
     model_flops_utilization: float
     parts_seconds: dict[str, float]
     """The parts of the iteration (`analyzer.time.iteration.PARTS`)."""
+
+
+def is_tight(memory: RankMemory, hardware: HardwareSpec) -> bool:
+    """Whether a rank that fits leaves less than the margin free, or the capacity lies within the estimated range."""
+    capacity = hardware.capacity_bytes or 0
+    return memory.device_range_bytes[1] > capacity or capacity - memory.device_bytes < hardware.margin_bytes
 
 
 def seconds_of(job: TrainingJob, speed: SpeedSpec, rates: Efficiencies) -> tuple[float, dict[str, float]]:
@@ -69,7 +76,7 @@ def evaluate(
         options=options,
         iteration_seconds=seconds,
         device_bytes=memory.device_bytes,
-        tight=memory.device_range_bytes[1] > capacity or capacity - memory.device_bytes < job.hardware.margin_bytes,
+        tight=is_tight(memory, job.hardware),
         tokens_per_second_per_gpu=job.batch.global_batch_size * job.batch.seq_length / seconds / world,
         model_flops_utilization=model_flops(job) / seconds / world / speed.peak_flops["16"],
         parts_seconds=parts,

@@ -10,9 +10,11 @@ from typing import Final, Literal, NamedTuple
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.launch.launchers.world import World
 from analyzer.layout_search.dimensions import space_of
+from analyzer.layout_search.evaluation import is_tight
 from analyzer.layout_search.problem import Problem
 from analyzer.layout_search.split_jobs import job_of_split
 from analyzer.memory.ranks import highest_rank
+from analyzer.results import RankMemory
 from analyzer.specs import TrainingJob
 
 Largest = Literal["micro-batch-size", "seq-length"]
@@ -27,6 +29,8 @@ class Limit(NamedTuple):
     value: int | None
     """None if the smallest one does not fit."""
     device_bytes: int | None
+    tight: bool
+    """The headroom is below the margin, or within the estimated range of the memory."""
     next_value: int | None
     """The next larger value, which does not fit; None if a larger one is not legal."""
     next_bytes: int | None
@@ -60,53 +64,54 @@ def largest(problem: Problem, option: Largest) -> Limit:
 
     Sequences are multiples of what context and tensor parallelism split, and of 1,024 tokens if the launch has as many.
     """
-    found = Limit(option, None, None, None, None, 1 if option == "micro-batch-size" else _step(problem))
-    for value, size in _sizes(problem, option):
+    found = Limit(option, None, None, False, None, None, 1 if option == "micro-batch-size" else _step(problem))
+    for value, memory in _memories(problem, option):
+        size = memory.device_bytes
         if size > problem.capacity:
             return found._replace(next_value=value, next_bytes=size)
-        found = found._replace(value=value, device_bytes=size)
+        found = found._replace(value=value, device_bytes=size, tight=is_tight(memory, problem.gpu))
     return found
 
 
-def _sizes(problem: Problem, option: Largest) -> Iterator[tuple[int, int]]:
+def _memories(problem: Problem, option: Largest) -> Iterator[tuple[int, RankMemory]]:
     """Values in rising order with their memory, up to the first that does not fit."""
     if option == "micro-batch-size":
         batch, replicas = problem.given.batch, problem.given.parallel.data
         for value in range(1, batch.global_batch_size // replicas + 1):
             job = _job(problem, {"micro_batch_size": value})
             if job is not None:
-                size = _device_bytes(job)
-                yield value, size
-                if size > problem.capacity:
+                memory = highest_rank(job).memory
+                yield value, memory
+                if memory.device_bytes > problem.capacity:
                     return
         return
     yield from _sequences(problem)
 
 
-def _sequences(problem: Problem) -> Iterator[tuple[int, int]]:
+def _sequences(problem: Problem) -> Iterator[tuple[int, RankMemory]]:
     step = _step(problem)
 
-    def size_of(steps: int) -> int | None:
+    def memory_of(steps: int) -> RankMemory | None:
         length = steps * step
         positions = max(length, int(str(problem.arguments.get("max_position_embeddings") or 0)))
         job = _job(problem, {"seq_length": length, "max_position_embeddings": positions})
-        return None if job is None else _device_bytes(job)
+        return None if job is None else highest_rank(job).memory
 
     fits, first = 0, 1
-    while (size := size_of(first)) is not None and size <= problem.capacity and first * step <= LONGEST:
+    while (memory := memory_of(first)) is not None and memory.device_bytes <= problem.capacity and first * step <= LONGEST:
         fits, first = first, 2 * first
     above = first
     while above - fits > 1:  # fits is the largest that does, above the smallest that does not
         middle = (fits + above) // 2
-        size = size_of(middle)
-        if size is not None and size <= problem.capacity:
+        memory = memory_of(middle)
+        if memory is not None and memory.device_bytes <= problem.capacity:
             fits = middle
         else:
             above = middle
     for steps in (fits, above):
-        size = size_of(steps) if steps else None
-        if size is not None:
-            yield steps * step, size
+        memory = memory_of(steps) if steps else None
+        if memory is not None:
+            yield steps * step, memory
 
 
 def _step(problem: Problem) -> int:
@@ -120,7 +125,3 @@ def _job(problem: Problem, changes: dict[str, object]) -> TrainingJob | None:
         return problem.job(changes)
     except AnalyzerError:
         return None
-
-
-def _device_bytes(job: TrainingJob) -> int:
-    return highest_rank(job).memory.device_bytes

@@ -77,8 +77,15 @@ class _State:
 
     @property
     def best(self) -> list[Evaluation]:
-        """The fastest way to recompute of each distribution of layers, the fastest first."""
-        return sorted(self.fastest.values(), key=order)
+        """The fastest way to recompute of each distribution of layers, the fastest first.
+
+        A setting without an effect, such as a sharded optimizer with one replica, is left out.
+        """
+        found: dict[tuple[object, ...], Evaluation] = {}
+        for each in sorted(self.fastest.values(), key=order):
+            layout = each.layout
+            found.setdefault((layout.split, layout.stages, each.iteration_seconds, each.device_bytes), each)
+        return list(found.values())
 
     @property
     def front(self) -> tuple[Evaluation, ...]:

@@ -84,12 +84,16 @@ def figures(evaluation: Evaluation) -> Figures:
 
 
 def expected_best(fitting: Sequence[Evaluation], *, most: int) -> list[Figures]:
-    """The fastest layouts, where those that differ only in recomputation share a place. Of equally fast ones, the smallest."""
+    """The fastest layouts, where those that differ only in recomputation, or in a setting without effect, share a place.
+
+    Of equally fast ones, the smallest.
+    """
     groups: dict[tuple[object, ...], Figures] = {}
     for each in fitting:
         key = (each.layout.setting, each.layout.split, each.layout.stages)
         groups[key] = min(figures(each), groups.get(key, (inf, 0)))
-    return sorted(groups.values())[:most]
+    distinct = {(split, stages, found) for (_, split, stages), found in groups.items()}
+    return sorted(found for _, _, found in distinct)[:most]
 
 
 def expected_front(fitting: Sequence[Evaluation], *, share: float) -> list[Figures]:

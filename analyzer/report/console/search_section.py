@@ -191,7 +191,8 @@ def _limit(limit: Limit, capacity: int) -> str:
     flag = f"--{limit.option}"
     if limit.value is None or limit.device_bytes is None:
         return f"The launch does not fit with any {flag}."
-    text = f"{flag} {limit.value} is the largest that fits: {format_bytes(limit.device_bytes)} of {format_bytes(capacity)}."
+    needed = f"{format_bytes(limit.device_bytes)} of {format_bytes(capacity)}{', which is tight' if limit.tight else ''}"
+    text = f"{flag} {limit.value} is the largest that fits: {needed}."
     if limit.option == "seq-length":
         text += f" --max-position-embeddings must be as large. Multiples of {limit.step:,} tokens were tried."
     if limit.next_value is None or limit.next_bytes is None:
