@@ -205,7 +205,7 @@ def with_advice(report: Report, launch: Launch) -> Report:
             raise AssertionError(f"no speeds of {ORDERED_BY}")
         inputs = TimeInputs(speed=speed)
     before = max(rank.memory.device_bytes for rank in report.ranks)
-    return replace(report, advice=advise(_problem(launch, inputs), before=before, timed=timed))
+    return replace(report, advice=advise(_problem(launch, inputs), before=before, timed=timed, keep=launch.options.keep))
 
 
 def _words(argv: str | Sequence[str], gpu: str | None) -> list[str]:

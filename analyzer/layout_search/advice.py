@@ -31,17 +31,17 @@ OF_SLOW: Final = 3
 """Values of a dimension that are tried for jobs whose memory has no fast lower bound, and no pairs: each takes some 0.1 s."""
 
 
-def advise(problem: Problem, *, before: int, timed: bool) -> tuple[Advice, ...]:
+def advise(problem: Problem, *, before: int, timed: bool, keep: Sequence[str] = ()) -> tuple[Advice, ...]:
     """Changes of options that make the launch of `problem` fit, those with the shortest iterations first.
 
     For each dimension of the layout the fastest change that fits is listed. If no change of one dimension is enough, pairs of some
     values are; if these are not enough either, the changes that save the most memory, with `fits` False. A search tries all pairs.
     `before`: bytes of the highest-memory rank. `timed`: whether the speeds in `problem` are those of the GPU; if not, they give the
-    order only.
+    order only. `keep`: options that must not change (`--info-keep`).
     """
     with collector_paused():
         try:
-            space = space_of(problem)
+            space = space_of(problem, keep=keep)
         except AnalyzerError:  # a launch that a search does not support
             return ()
         values, slow = other_values(space), not is_screened(problem.given)
@@ -88,7 +88,10 @@ def _insufficient(space: Space, singles: list[Changed], before: int) -> tuple[Ad
     for each in sorted(singles, key=lambda each: each.least_bytes):
         if each.names in found or len(found) == INSUFFICIENT:
             continue
-        size = highest_rank(each.job).memory.device_bytes
+        try:
+            size = highest_rank(each.job).memory.device_bytes
+        except AnalyzerError:
+            continue
         options = by_flag(layout_changes(space, each.layout), space.problem.arguments)
         if options and before - size >= LEAST_SAVING * before:
             found[each.names] = Advice(change=as_text(options), device_bytes=size, saves_bytes=before - size, fits=False)

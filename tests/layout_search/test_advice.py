@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from analyzer.api import analyze, read_launch
+from analyzer.api import analyze, read_launch, with_advice
 from analyzer.memory.ranks import highest_rank
+from analyzer.predict import predict
 from analyzer.results import Advice, Report
 from tests.command import report as report_of
 
@@ -125,3 +126,13 @@ def test_the_memory_before_is_that_of_the_highest_rank() -> None:
     launch = read_launch([*LAUNCH.split(), "--info-gpu", "H100-80GB"], environ={}, folder=Path())
     before = highest_rank(launch.job).memory.device_bytes
     assert {each.device_bytes + each.saves_bytes for each in advice(LAUNCH)} == {before}
+
+
+def test_kept_options_are_not_changed() -> None:
+    kept = "tensor-model-parallel-size,use-distributed-optimizer"
+    launch = read_launch(
+        [*LAUNCH.split(), "--info-gpu", "H100-80GB", "--info-search", "--info-keep", kept], environ={}, folder=Path()
+    )
+    found = with_advice(predict(launch.job), launch).advice
+    assert found
+    assert not any("--tensor-model-parallel-size" in each.change or "--use-distributed" in each.change for each in found)
