@@ -9,7 +9,7 @@ from analyzer.communication.table import communication_rows
 from analyzer.errors import AnalyzerError
 from analyzer.layout_search.space import Layout
 from analyzer.memory.ranks import highest_rank
-from analyzer.passes.stages import stage_models
+from analyzer.passes.stages import first_of_equal, stage_models
 from analyzer.results import RankMemory
 from analyzer.specs import HardwareSpec, TrainingJob
 from analyzer.specs.speed import SpeedSpec
@@ -44,7 +44,8 @@ def is_tight(memory: RankMemory, hardware: HardwareSpec) -> bool:
 def seconds_of(job: TrainingJob, speed: SpeedSpec, rates: Efficiencies) -> tuple[float, dict[str, float]]:
     """Seconds of an iteration, and its parts."""
     stages = stage_models(job)
-    time = iteration_time(job, stages, communication_rows(job, stages), speed, rates)
+    distinct = [stage for stage, first in zip(stages, first_of_equal(stages), strict=True) if first is stage]
+    time = iteration_time(job, stages, communication_rows(job, distinct), speed, rates)
     return time.seconds, time.parts
 
 

@@ -44,6 +44,15 @@ def stage_models(job: TrainingJob) -> tuple[StageModel, ...]:
     )
 
 
+def first_of_equal(stages: Sequence[StageModel]) -> list[StageModel]:
+    """For each pipeline stage the first one that has the same trees, and so the same work and communication.
+
+    The first stage is equal to no other one: only it has several gradient buckets.
+    """
+    found: dict[tuple[bool, tuple[int, ...]], StageModel] = {}
+    return [found.setdefault((each.pipeline_rank == 0, tuple(map(id, each.trees))), each) for each in stages]
+
+
 def full_model(job: TrainingJob, inputs: ModuleInputs | None = None) -> Module:
     """The unsharded model, all layers on one rank, after the passes that the job needs."""
     built = gpt.full_model(inputs or module_inputs(job))

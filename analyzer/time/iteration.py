@@ -10,6 +10,7 @@ from math import prod
 from analyzer.communication.pipeline import hidden_states_shape
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module
+from analyzer.passes.stages import first_of_equal
 from analyzer.results import CommunicationRow
 from analyzer.specs import TrainingJob
 from analyzer.specs.speed import SpeedSpec
@@ -69,7 +70,7 @@ class IterationTime:
 def iteration_time(
     job: TrainingJob, stages: Sequence[StageModel], rows: Sequence[CommunicationRow], speed: SpeedSpec, rates: Efficiencies
 ) -> IterationTime:
-    """The time of an iteration. `stages` are all pipeline stages, and `rows` their communication table."""
+    """The time of an iteration. `stages` are all pipeline stages, and `rows` the communication table of `first_of_equal` stages."""
     passes = _passes(job, stages, speed, rates)
     totals = [[(forward.total, backward.total) for forward, backward in chunks] for chunks in passes]
     message = message_between_stages(job, speed, rates)
@@ -77,7 +78,9 @@ def iteration_time(
     by_stage: dict[int, list[CommunicationRow]] = defaultdict(list)
     for row in rows:
         by_stage[row.pipeline_rank].append(row)
-    traffic = [stage_traffic(job, by_stage[stage.pipeline_rank], speed, rates) for stage in stages]
+    firsts = first_of_equal(stages)
+    of_rank = {rank: stage_traffic(job, by_stage[rank], speed, rates) for rank in {stage.pipeline_rank for stage in firsts}}
+    traffic = [of_rank[stage.pipeline_rank] for stage in firsts]
     shown = [_exposed(job, each, chunks, rank, rates) for each, chunks, rank in zip(traffic, totals, ranks, strict=True)]
     last = max(range(len(ranks)), key=lambda each: ranks[each].end + shown[each])
     parts = _parts(passes[last], ranks[last])

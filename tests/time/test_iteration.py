@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from analyzer.communication.table import communication_rows
-from analyzer.passes.stages import stage_models
+from analyzer.passes.stages import first_of_equal, stage_models
+from analyzer.results import CommunicationRow
 from analyzer.specs import TrainingJob
 from analyzer.time.data_parallel import Traffic, exposed
 from analyzer.time.iteration import IterationTime, iteration_time
@@ -51,6 +54,28 @@ def test_gradients_between_nodes_use_the_network() -> None:
     split = 4 * (12 * 1024**2 + 7 * 1024) / 8 + 32768 * 1024 / 8  # weights, and biases of the column-parallel layers
     whole = 4 * 6 * 1024 + 2 * 1024  # norms, and biases of the row-parallel layers
     assert parts["exposed_dp"] == pytest.approx(2 * 1 / 2 * 4 * (split + whole) / 50e9, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--pipeline-model-parallel-size 4",
+        "--pipeline-model-parallel-size 4 --num-layers 16 --num-layers-per-virtual-pipeline-stage 2 --use-distributed-optimizer",
+        "--pipeline-model-parallel-size 4 --num-layers 13 --decoder-first-pipeline-num-layers 1",
+        "--pipeline-model-parallel-size 4 --num-layers 8 --num-experts 4 --expert-model-parallel-size 2 --disable-bias-linear",
+        "--pipeline-model-parallel-size 4 --num-layers 8 --mtp-num-layers 1 --fp8-format hybrid",
+    ],
+)
+def test_equal_stages_make_the_same_calls(line: str) -> None:
+    """So that their data-parallel messages are computed once."""
+    found = job(f"{line} --global-batch-size 64 --overlap-grad-reduce", gpus=16)
+    stages = stage_models(found)
+    firsts = first_of_equal(stages)
+    rows: dict[int, list[CommunicationRow]] = {stage.pipeline_rank: [] for stage in stages}
+    for row in communication_rows(found, stages):
+        rows[row.pipeline_rank].append(replace(row, pipeline_rank=0, peer=""))
+    assert len({id(first) for first in firsts}) < len(stages)
+    assert all(rows[stage.pipeline_rank] == rows[first.pipeline_rank] for stage, first in zip(stages, firsts, strict=True))
 
 
 def test_overlapped_messages_hide_behind_the_passes() -> None:
