@@ -166,29 +166,35 @@ def simulate(schedule: Schedule, seconds: Seconds, message: float) -> list[RankT
     return ranks
 
 
-def _simulated(
-    schedule: Schedule, microbatches: int, seconds: Seconds, message: float
-) -> tuple[list[RankTime], list[tuple[float, float]]]:
-    """An iteration of some microbatches: each rank, and start and end of each step of `topology`."""
+def _simulated(schedule: Schedule, microbatches: int, seconds: Seconds, message: float) -> tuple[list[RankTime], list[float]]:
+    """An iteration of some microbatches: each rank, and the end of each step of `topology`."""
     ranks = [RankTime(passes=microbatches, busy=microbatches * _microbatch(chunks)) for chunks in seconds]
-    times: list[tuple[float, float]] = []
+    durations = [duration for chunks in seconds for directions in chunks for duration in directions]
+    ends: list[float] = []
     free = [0.0] * schedule.pipeline
-    for rank, chunk, direction, source, remote, _ in topology(schedule, microbatches):
+    for rank, step, source, remote in _compact(schedule, microbatches):
         start = free[rank]
-        if source >= 0:
-            output = times[source][1]
-            if remote and output + message > start:
-                shown = min(message, output + message - start)
+        if remote:
+            arrival = ends[source] + message
+            if arrival > start:
+                shown = min(message, arrival - start)
                 ranks[rank].exposed_messages += shown
-                ranks[rank].bubble += output + message - start - shown
-                start = output + message
-            elif output > start:  # an earlier step of the same rank has always ended
-                start = output
-        free[rank] = start + seconds[rank][chunk][direction]
-        times.append((start, free[rank]))
+                ranks[rank].bubble += arrival - start - shown
+                start = arrival
+        free[rank] = end = start + durations[step]  # an earlier step of the same rank has always ended
+        ends.append(end)
     for time, end in zip(ranks, free, strict=True):
         time.end = end
-    return ranks, times
+    return ranks, ends
+
+
+@lru_cache(maxsize=256)
+def _compact(schedule: Schedule, microbatches: int) -> tuple[tuple[int, int, int, bool], ...]:
+    """Of each step of `topology`: its rank, the place of its duration, its source, and whether that is on another rank."""
+    return tuple(
+        (node.rank, 2 * (node.rank * schedule.chunks + node.chunk) + node.direction, node.source, node.remote)
+        for node in topology(schedule, microbatches)
+    )
 
 
 def _microbatch(chunks: Sequence[tuple[float, float]]) -> float:
@@ -224,5 +230,6 @@ def spans(schedule: Schedule, seconds: Seconds, message: float) -> list[tuple[No
     if is_large(schedule):
         return []
     microbatches = simulated_microbatches(schedule)
-    _, times = _simulated(schedule, microbatches, seconds, message)
-    return [(node, *time) for node, time in zip(topology(schedule, microbatches), times, strict=True)]
+    _, ends = _simulated(schedule, microbatches, seconds, message)
+    nodes = topology(schedule, microbatches)
+    return [(node, end - seconds[node.rank][node.chunk][node.direction], end) for node, end in zip(nodes, ends, strict=True)]
