@@ -8,7 +8,7 @@ from typing import Final
 
 from analyzer.modules.stage import StageModel
 from analyzer.passes.stages import stage_models
-from analyzer.results import Report, StageTimeline, TimeEstimate, TrainingTime
+from analyzer.results import Report, StageTimeline, TimeEstimate
 from analyzer.specs import TrainingJob
 from analyzer.specs.run import RunSpec
 from analyzer.specs.speed import SpeedSpec
@@ -19,7 +19,7 @@ from analyzer.time.iteration import IterationTime, iteration_time
 from analyzer.time.pass_work import chunk_work
 from analyzer.time.pipeline import schedule_of, spans
 from analyzer.time.simple import simple_iteration
-from analyzer.time.training import DAY, training_totals
+from analyzer.time.training import training_time
 from analyzer.time.work.kernels import flops
 from analyzer.time.work.model_flops import model_flops
 
@@ -54,7 +54,6 @@ def time_estimate(report: Report, inputs: TimeInputs) -> TimeEstimate:
     time = _iteration(report, stages, inputs)
     world, peak = job.parallel.world_size, speed.peak_flops["16"]
     counted = model_flops(job)
-    totals = training_totals(job, inputs.run, time, tokens=inputs.tokens, parameters=report.parameters, price=inputs.price)
     return TimeEstimate(
         iteration_seconds=time.seconds,
         range_seconds=_range(job, time.seconds, inputs),
@@ -66,19 +65,7 @@ def time_estimate(report: Report, inputs: TimeInputs) -> TimeEstimate:
         parts_seconds=time.parts,
         pipeline_rank=time.pipeline_rank,
         peak_flops=peak,
-        training=None
-        if totals is None
-        else TrainingTime(
-            iterations=totals.iterations,
-            tokens=totals.tokens,
-            days=totals.days,
-            gpu_hours=totals.gpu_hours,
-            training_days=totals.training_seconds / DAY,
-            evaluation_days=totals.evaluation_seconds / DAY,
-            checkpoint_days=totals.checkpoint_seconds / DAY,
-            checkpoint_bytes=totals.checkpoint_bytes,
-            cost=totals.cost,
-        ),
+        training=training_time(job, inputs.run, time, tokens=inputs.tokens, parameters=report.parameters, price=inputs.price),
         calibration=inputs.calibration or _shipped(speed),
         bottleneck=bottleneck(job, time, lambda: bucket_advice(job, stages, time, speed, _rates(inputs))),
         not_counted=_not_counted(job),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
+from analyzer.results import TrainingTime
 from analyzer.specs import TrainingJob
 from analyzer.specs.run import RunSpec
 from analyzer.states.bytes_per_parameter import FP32, MOMENTS
@@ -17,34 +17,10 @@ STORAGE: Final = 2e9
 """Bytes per second that one node is assumed to write to shared storage for a checkpoint."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingTotals:
-    """A training from its first to its last iteration."""
-
-    iterations: int
-    tokens: int
-    seconds: float
-    """All parts together."""
-    training_seconds: float
-    evaluation_seconds: float
-    checkpoint_seconds: float
-    checkpoint_bytes: int
-    """Size of one checkpoint; 0 if none is saved."""
-    checkpoints: int
-    gpu_hours: float
-    cost: float | None
-    """In the currency of `--info-price`; None without it."""
-
-    @property
-    def days(self) -> float:
-        """Days of the training."""
-        return self.seconds / DAY
-
-
-def training_totals(
+def training_time(
     job: TrainingJob, run: RunSpec, time: IterationTime, *, tokens: int | None, parameters: int, price: float | None
-) -> TrainingTotals | None:
-    """The totals of a training; None if its length is not known.
+) -> TrainingTime | None:
+    """A training from its first to its last iteration; None if its length is not known.
 
     `tokens` (`--info-tokens`) takes precedence over the options of Megatron. `parameters`: those of the whole model. `price`: of
     one GPU-hour.
@@ -62,16 +38,15 @@ def training_totals(
     written = 0.0 if run.asynchronous_save else saves * size / (STORAGE * job.parallel.nodes)
     total = seconds + evaluation + written
     gpu_hours = total * job.parallel.world_size / HOUR
-    return TrainingTotals(
+    return TrainingTime(
         iterations=iterations,
         tokens=samples * batch.seq_length,
-        seconds=total,
-        training_seconds=seconds,
-        evaluation_seconds=evaluation,
-        checkpoint_seconds=written,
-        checkpoint_bytes=size,
-        checkpoints=saves,
+        days=total / DAY,
         gpu_hours=gpu_hours,
+        training_days=seconds / DAY,
+        evaluation_days=evaluation / DAY,
+        checkpoint_days=written / DAY,
+        checkpoint_bytes=size,
         cost=None if price is None else price * gpu_hours,
     )
 

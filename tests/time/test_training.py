@@ -9,11 +9,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from analyzer.results import TrainingTime
 from analyzer.specs.run import RunSpec
 from analyzer.time.iteration import PARTS, IterationTime
 from analyzer.time.pass_seconds import PassSeconds
 from analyzer.time.pipeline import RankTime
-from analyzer.time.training import TrainingTotals, training_totals
+from analyzer.time.training import DAY, training_time
 from tests.job_of import job_of
 
 FULL, MICROBATCHES, GPUS = 64, 8, 8
@@ -31,19 +32,19 @@ JOB = job_of(f"--global-batch-size {FULL}", gpus=GPUS)
 PARAMETERS = 10**9
 
 
-def totals(run: RunSpec, *, tokens: int | None = None, price: float | None = None) -> TrainingTotals:
-    found = training_totals(JOB, run, TIME, tokens=tokens, parameters=PARAMETERS, price=price)
+def totals(run: RunSpec, *, tokens: int | None = None, price: float | None = None) -> TrainingTime:
+    found = training_time(JOB, run, TIME, tokens=tokens, parameters=PARAMETERS, price=price)
     assert found is not None
     return found
 
 
 def test_a_launch_without_a_length_has_no_totals() -> None:
-    assert training_totals(JOB, RunSpec(), TIME, tokens=None, parameters=PARAMETERS, price=2.0) is None
+    assert training_time(JOB, RunSpec(), TIME, tokens=None, parameters=PARAMETERS, price=2.0) is None
 
 
 def test_iterations() -> None:
     found = totals(RunSpec(train_iters=1000), price=2.5)
-    assert (found.iterations, found.tokens, found.seconds) == (1000, 1000 * 64 * 2048, 10_000)
+    assert (found.iterations, found.tokens) == (1000, 1000 * 64 * 2048)
     assert found.days == pytest.approx(10_000 / 86_400)
     assert found.gpu_hours == pytest.approx(8 * 10_000 / 3600)
     assert found.cost == pytest.approx(2.5 * 8 * 10_000 / 3600)
@@ -57,7 +58,8 @@ def test_samples_of_a_partial_batch_are_left_out() -> None:
 
 def test_tokens_take_precedence() -> None:
     found = totals(RunSpec(train_iters=1000), tokens=10 * 64 * 2048)
-    assert (found.iterations, found.seconds) == (10, 100)
+    assert found.iterations == 10
+    assert found.days * DAY == pytest.approx(100)
 
 
 def loop_of_megatron(samples: int, full: int, rampup: tuple[int, int, int]) -> list[int]:
@@ -86,15 +88,15 @@ def test_the_ramp_up_of_the_batch_size(start: int, increment: int, ramp: int) ->
     found = totals(RunSpec(train_samples=samples, rampup=(start, increment, ramp)))
     assert found.iterations == len(sizes)
     # each iteration has 0.4 seconds, and 1.2 for each of its microbatches of eight samples
-    assert found.training_seconds == pytest.approx(sum(0.4 + 1.2 * size / 8 for size in sizes))
+    assert found.training_days * DAY == pytest.approx(sum(0.4 + 1.2 * size / 8 for size in sizes))
 
 
 def test_evaluation() -> None:
     """1,000 iterations with one evaluation in 250 are four; two follow at the end. Each has 20 batches of forwards."""
     found = totals(RunSpec(train_iters=1000, eval_interval=250, eval_iters=20))
-    assert found.evaluation_seconds == pytest.approx(6 * 20 * 8 * 0.4)
-    assert found.seconds == pytest.approx(10_000 + 6 * 20 * 8 * 0.4)
-    assert totals(RunSpec(train_iters=1000, eval_interval=250)).evaluation_seconds == 0
+    assert found.evaluation_days * DAY == pytest.approx(6 * 20 * 8 * 0.4)
+    assert found.days * DAY == pytest.approx(10_000 + 6 * 20 * 8 * 0.4)
+    assert totals(RunSpec(train_iters=1000, eval_interval=250)).evaluation_days == 0
 
 
 def test_the_bytes_of_a_checkpoint() -> None:
@@ -109,6 +111,5 @@ def test_the_bytes_of_a_checkpoint() -> None:
 def test_the_last_iteration_is_saved(interval: int, count: int) -> None:
     """Megatron saves after the training if the last iteration was not a multiple of the interval."""
     found = totals(RunSpec(train_iters=1000, saves=True, save_interval=interval))
-    assert found.checkpoints == count
-    assert found.checkpoint_seconds == pytest.approx(count * 14 * PARAMETERS / 2e9)
-    assert totals(RunSpec(train_iters=1000, saves=True, save_interval=interval, asynchronous_save=True)).checkpoint_seconds == 0
+    assert found.checkpoint_days * DAY == pytest.approx(count * 14 * PARAMETERS / 2e9)
+    assert totals(RunSpec(train_iters=1000, saves=True, save_interval=interval, asynchronous_save=True)).checkpoint_days == 0
