@@ -19,6 +19,7 @@ from analyzer.modules.moe.dispatchers import gathered_token_bytes
 from analyzer.modules.shapes import Shapes, shapes_of
 from analyzer.modules.tree import Module
 from analyzer.specs import TrainingJob
+from analyzer.specs.release import is_before
 from analyzer.units import BLOCK, KIB, MIB, dtype_bytes, natural, round_up
 
 GROUPED_GEMM_STREAMS: Final = 4
@@ -140,13 +141,14 @@ def _gemm_workspaces(context: _Context) -> Iterator[Workspace]:
     """Workspaces of Transformer Engine and of PyTorch's cuBLAS handles. The main and the autograd thread have a handle each."""
     job, kinds = context.job, context.kinds
     te_bytes = round_up(te_workspace_bytes(job), BLOCK)
-    if context.te and kinds & LINEAR:
-        yield Workspace("Transformer Engine GEMM workspace", te_bytes, LINEAR, "forward")
+    routers = frozenset({ModuleKind.ROUTER})
+    in_te = (LINEAR if context.te else FROM_START) | (routers if _router_uses_te(job) else FROM_START)
+    if kinds & in_te:
+        yield Workspace("Transformer Engine GEMM workspace", te_bytes, in_te, "forward")
     moe = job.model.moe
     if context.te and moe is not None and moe.grouped_gemm and ModuleKind.EXPERTS in kinds:
         yield Workspace("grouped GEMM workspaces of 4 streams", GROUPED_GEMM_STREAMS * te_bytes, LINEAR, "forward")
-    # the router uses PyTorch: te_general_gemm of megatron-core needs get_workspace, which Transformer Engine 2.11 does not have
-    in_torch = frozenset({ModuleKind.OUTPUT_LAYER, ModuleKind.ROUTER})
+    in_torch = frozenset({ModuleKind.OUTPUT_LAYER}) | (routers - in_te)
     in_torch |= FROM_START if context.te else LINEAR
     in_torch |= {ModuleKind.ATTENTION_KERNEL} if context.unfused else FROM_START
     if kinds & in_torch or job.optimizer.muon is not None:  # Muon uses GEMMs on every stage
@@ -158,6 +160,16 @@ def _gemm_workspaces(context: _Context) -> Iterator[Workspace]:
     if unfused_softmax and not softmax_is_fused(context.shapes):
         mask = causal_mask(context.shapes).bytes
         yield Workspace("Transformer Engine's causal mask", mask, frozenset({ModuleKind.ATTENTION_KERNEL}), "forward")
+
+
+def _router_uses_te(job: TrainingJob) -> bool:
+    """Whether the GEMM of a router is one of Transformer Engine, with its workspace, also in layers of Megatron itself.
+
+    `te_general_gemm` (core/extensions/transformer_engine.py) exists from 0.13. Until 0.16 it needs `get_workspace`, which
+    Transformer Engine 2.10 and later do not have; from 0.17 it does not. fp64 routers use PyTorch (`RouterGatingLinearFunction`).
+    """
+    moe = job.model.moe
+    return moe is not None and moe.router_dtype != "fp64" and not is_before(job.megatron, "0.17")
 
 
 def _global_buffer(context: _Context) -> Iterator[Workspace]:

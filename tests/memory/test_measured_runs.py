@@ -38,10 +38,10 @@ def measured_of(record: dict[str, Any]) -> dict[int, dict[str, int]]:
     return {int(rank): measured for rank, measured in record["measured_per_rank"].items()}
 
 
-def predicted(record: dict[str, Any]) -> list[dict[str, Any]]:
+def predicted(record: dict[str, Any], *options: str) -> list[dict[str, Any]]:
     """Return the rank classes of the JSON report of a measured launch."""
     nodes = ["--nnodes", str(record["nodes"]), "--nproc-per-node", str(record["gpus_per_node"])]
-    ranks: list[dict[str, Any]] = report(*nodes, *record["argv"], "--info-gpu", record["gpu"])["ranks"]
+    ranks: list[dict[str, Any]] = report(*nodes, *record["argv"], "--info-gpu", record["gpu"], *options)["ranks"]
     return ranks
 
 
@@ -78,6 +78,20 @@ def test_the_predicted_device_range_contains_the_measured_reserved_memory() -> N
             assert measured["peak_reserved_bytes"] + 400 * 2**20 < most
             reserved += 1
     assert reserved == 56
+
+
+@pytest.mark.parametrize("cluster", ["a100", "h100", "gb200"])
+def test_routers_of_0_17_and_later_use_the_workspace_of_transformer_engine(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of Megatron itself with experts: no other GEMM uses Transformer Engine. Its workspace has 4 MiB, on Hopper 32 MiB."""
+    name = f"moe/gpt3_mcore_tp2_pp2_ep2_te_4experts2parallel/dev_dgx_{cluster}"
+    record = next(each for each in measured_records("megatron_ci.json") if each["id"] == name)
+    for variable, value in record["env"].items():
+        monkeypatch.setenv(variable, value)
+    first = "peak_allocated_first_iteration_bytes"
+    memory = memory_of(predicted(record, "--info-megatron", record["megatron_release"]), record["rank"])
+    assert memory[first] == pytest.approx(record["measured"][first], rel=0.001)
+    before = memory_of(predicted(record, "--info-megatron", "0.16.1"), record["rank"])
+    assert memory[first] - before[first] == (4 if cluster == "a100" else 32) * 2**20 + (0 if cluster == "a100" else 1024)
 
 
 def test_the_sample_covers_several_gpus_pipeline_sizes_and_features() -> None:
