@@ -138,6 +138,10 @@ class Gathering:
             chosen |= added
         return frozenset(chosen)
 
+    def started(self, segment: int) -> Ids:
+        """The buckets whose first gradient in a backward is one of this segment."""
+        return frozenset(number for number, bucket in enumerate(self.buckets) if max(bucket.segments, default=-1) == segment)
+
     def size(self, ids: Ids) -> int:
         """Elements of these buckets."""
         return sum(self.buckets[number].numel for number in ids)

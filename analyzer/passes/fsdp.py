@@ -14,8 +14,10 @@ from analyzer.buffers.fsdp import fsdp_of, is_segment, sharded_buckets
 from analyzer.buffers.fsdp2 import TorchUnit, is_torch_unit, torch_unit, unit_pieces
 from analyzer.buffers.fsdp_gathering import GRADIENTS, PARAMETERS, Gathering, chunk_passes
 from analyzer.buffers.parameter_order import creation_order
-from analyzer.modules.tree import Module, Tensor
+from analyzer.modules.kinds import LINEAR, ModuleKind
+from analyzer.modules.tree import Module, Tensor, total_bytes
 from analyzer.specs import TrainingJob
+from analyzer.units import DTYPE_BYTES
 
 ALL_GATHER: Final = "all-gather buffer"
 REDUCE_SCATTER: Final = "reduce-scatter buffer"
@@ -35,14 +37,39 @@ def with_unsharded_buckets(job: TrainingJob, tree: Module, *, first: bool = Fals
     """Megatron-FSDP: the unsharded buckets of each segment. `first`: no backward has run yet."""
     gathering = Gathering(job, tree, sharded_buckets(job, tree))
     passes = chunk_passes(job, tree, gathering.buckets, first=first)
-    workspaces = [
-        (
-            gathering.tensors(forward, PARAMETERS),
-            (*gathering.tensors(backward, PARAMETERS), *gathering.tensors(gradients, GRADIENTS)),
-        )
-        for forward, backward, gradients in zip(passes.forward, passes.backward, passes.gradients, strict=True)
-    ]
+    workspaces = []
+    for index, (piece, alive) in enumerate(zip(gathering.all_segments, passes.gradients, strict=True)):
+        started = alive & gathering.started(index)
+        if piece.units or not started or _accumulates_in_gemm(job, piece.modules[0]):
+            gradients = gathering.tensors(alive, GRADIENTS)
+        else:
+            own = gathering.tensors(started, GRADIENTS)
+            gradients = (*gathering.tensors(alive - started, GRADIENTS), *_beyond_freed(own, piece.modules[0]))
+        backward = (*gathering.tensors(passes.backward[index], PARAMETERS), *gradients)
+        workspaces.append((gathering.tensors(passes.forward[index], PARAMETERS), backward))
     return _with_workspaces(tree, iter(workspaces), is_segment)
+
+
+def _accumulates_in_gemm(job: TrainingJob, module: Module) -> bool:
+    """Whether the GEMM of a module's weight gradient writes to the unsharded gradient bucket, which is allocated before it."""
+    return job.flags.gradient_accumulation_fusion and (module.kind in LINEAR or module.kind is ModuleKind.OUTPUT_LAYER)
+
+
+def _beyond_freed(gradients: tuple[Tensor, ...], module: Module) -> tuple[Tensor, ...]:
+    """The part of a module's unsharded gradients that exceeds what its backward has freed when they are allocated.
+
+    A bucket is allocated when autograd accumulates the first gradient (`register_post_accumulate_grad_hook`): after the backward of
+    the module, when only the gradients of its weight and input are left of its temporary tensors.
+    """
+    kept = ("weight gradient", "input gradient")
+    freed = total_bytes(module.saved) + total_bytes(each for each in module.backward_workspace if each.name not in kept)
+    beyond = []
+    for tensor in gradients:
+        extra = max(0, tensor.bytes - freed)
+        freed = max(0, freed - tensor.bytes)
+        if extra:
+            beyond.append(replace(tensor, shape=(int(extra / DTYPE_BYTES[tensor.dtype]),)))
+    return tuple(beyond)
 
 
 def with_unsharded_units(job: TrainingJob, tree: Module) -> Module:

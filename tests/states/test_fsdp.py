@@ -330,6 +330,30 @@ def test_memory_matches_measured_runs(gpu: str) -> None:
     assert peak.peak_at.startswith("first iteration")
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_unfused_gradients_of_the_output_layer_are_allocated_after_its_backward(fused: bool) -> None:
+    """`register_post_accumulate_grad_hook` (megatron_fsdp.py, 0.16.1): the logits gradient is free then, and larger here.
+
+    A GEMM that accumulates the gradient writes to the bucket, which is allocated before it (`get_main_grad`).
+    """
+    job = sharded("optim_grads_params", "--micro-batch-size 16" + " --no-gradient-accumulation-fusion" * (not fused))
+    tree = fsdp_trees(job, stage_models(job)[0].trees[0])[0]
+    [output] = [module for _, module in tree.walk() if module.kind is ModuleKind.OUTPUT_LAYER]
+    sizes = {tensor.name: tensor.bytes for tensor in output.backward_workspace}
+    [bucket] = [each for each in sharded_buckets(job, stage_models(job)[0].trees[0]) if each.unit is None]
+    assert sizes["logits gradient"] > 4 * bucket.numel
+    assert sizes.get("unsharded gradients", 0) == (4 * bucket.numel if fused else 0)
+
+
+def test_the_peak_of_a_run_with_unfused_gradients_matches() -> None:
+    """NVIDIA's functional test of July 2026: two layers, whose peak is in the backward of the output layer."""
+    [record] = [each for each in measured_records("megatron_ci.json") if "deepseek_proxy_fsdp_ep2_fsdp2_1node" in each["id"]]
+    line, release = " ".join(record["argv"]), record["megatron_release"]
+    memory = rank_classes(job_of(line, base="", gpus=4, environ=record["env"], gpu=BLACKWELL, release=release))[0].memory
+    assert memory.peak_at == "backward of microbatch 0, output_layer"
+    assert memory.peak_allocated_bytes == pytest.approx(record["measured"]["peak_allocated_bytes"], rel=0.005)
+
+
 def test_experts_are_sharded_over_their_data_parallel_ranks() -> None:
     line = "--num-experts 8 --moe-grouped-gemm --disable-bias-linear --expert-model-parallel-size 4 "
     line += "--moe-token-dispatcher-type alltoall"
