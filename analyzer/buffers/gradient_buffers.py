@@ -153,14 +153,20 @@ def shard_numel(buffer: Buffer, group_size: int) -> int:
     return sum(bucket.numel // group_size for bucket in buffer.buckets)
 
 
-def shard_pieces(buffer: Buffer, group_size: int) -> list[int]:
-    """Elements of each parameter, or part of one, that the first rank of the group owns, in the order of creation."""
-    return [numel for bucket in reversed(buffer.buckets) for numel in reversed(_first_shard(bucket, group_size))]
+def shard_pieces(buffer: Buffer, group_size: int, *, member: int = 0) -> list[int]:
+    """Elements of each parameter, or part of one, that a rank of the group owns, in the order of the buffer.
+
+    The distributed optimizer creates its weights and moments in this order (`_build_optimizer_group_ranges` in
+    megatron/core/optimizer/distrib_optimizer.py, 0.16.1). `member`: the index of the rank in its group.
+    """
+    return [numel for bucket in buffer.buckets for numel in _shard(bucket, group_size, member)]
 
 
-def _first_shard(bucket: Bucket, group_size: int) -> list[int]:
-    end = bucket.numel // group_size
-    return [min(end, start + numel) - start for start, numel in takewhile(lambda placed: placed[0] < end, bucket.placed)]
+def _shard(bucket: Bucket, group_size: int, member: int) -> list[int]:
+    first = bucket.numel // group_size * member
+    end = first + bucket.numel // group_size
+    placed = takewhile(lambda placed: placed[0] < end, bucket.placed)
+    return [min(end, start + numel) - max(first, start) for start, numel in placed if start + numel > first]
 
 
 def _buckets(job: TrainingJob, runs: Sequence[ParameterRun], *, group_size: int, bucket_size: int | None) -> tuple[Bucket, ...]:

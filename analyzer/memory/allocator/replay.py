@@ -20,7 +20,7 @@ from analyzer.buffers.gradient_buffers import Buffer, shard_pieces
 from analyzer.buffers.parameter_order import parameter_runs
 from analyzer.layout.data_parallel import reduction_size
 from analyzer.memory.allocator.caching_allocator import SMALL_SIZE, AllocatorSettings, CachingAllocator
-from analyzer.memory.allocator.script import TEMPORARY, Action, Script
+from analyzer.memory.allocator.script import TEMPORARY, Action, Place, Script
 from analyzer.memory.device_overhead import SEGMENT, device_range, outside_allocator_bytes
 from analyzer.memory.workspaces import Workspace
 from analyzer.modules.stage import StageModel
@@ -124,15 +124,15 @@ def fragmentation(
     allocator = CachingAllocator(settings)
     owned = _owned(job, stage, buffers)
     _allocate_states(job, stage, buffers, owned, allocator)
-    _allocate_permanent(allocator, (each.bytes for each in workspaces if each.phase == "forward"))
-    _free(allocator, scripts, _iteration(allocator, scripts, orders[0]))
+    remaining = _Workspaces(allocator, workspaces)
+    _free(allocator, scripts, _iteration(allocator, scripts, orders[0], remaining))
     at_first_peak = allocator.unrequested_at_peak_bytes
-    _allocate_permanent(allocator, (each.bytes for each in workspaces if each.phase == "backward"))
+    remaining.allocate_all()
     moments = bytes_per_parameter(job).moments
     _allocate_permanent(allocator, (int(each * numel) for numel in owned for each in moments))
     unsplit = allocator.unrequested_bytes
     allocator.peak_allocated_bytes = 0
-    _iteration(allocator, scripts, orders[1])
+    _iteration(allocator, scripts, orders[1], remaining)
     return Fragmentation(
         unsplit=unsplit,
         unsplit_at_first_peak=at_first_peak,
@@ -171,7 +171,11 @@ def _allocate_states(
         allocator.free(address)
     if job.precision.parameters == "fp32" or adam_stores_master_weights(job):
         return
-    _allocate_permanent(allocator, (4 * numel for numel in owned))
+    for numel in owned:
+        copy = allocator.malloc(element * numel) if element * numel > SMALL_SIZE else None
+        _allocate_permanent(allocator, (4 * numel,))
+        if copy is not None:
+            allocator.free(copy)
 
 
 def _numels(stage: StageModel) -> list[int]:
@@ -199,16 +203,48 @@ _InFlight = dict[tuple[int, int], list[int]]
 """The addresses in the slots of a script, by chunk and microbatch."""
 
 
-def _iteration(allocator: CachingAllocator, scripts: Sequence[Script], order: Sequence[Step]) -> _InFlight:
+class _Workspaces:
+    """The workspaces of a rank that are not allocated yet. Each is allocated when a module that uses it runs for the first time."""
+
+    def __init__(self, allocator: CachingAllocator, workspaces: Sequence[Workspace]) -> None:
+        self._allocator = allocator
+        large = [each for each in workspaces if each.bytes > SMALL_SIZE]
+        _allocate_permanent(allocator, (each.bytes for each in large if not each.kinds))
+        self._remaining = [each for each in large if each.kinds]
+
+    def run(self, actions: Sequence[Action], places: Sequence[Place], phase: str, addresses: list[int]) -> None:
+        """Runs the actions of one microbatch, and allocates the workspaces of their modules."""
+        done = 0
+        if any(each.phase == phase for each in self._remaining):
+            for index, kind in places:
+                wanted = [each for each in self._remaining if each.phase == phase and kind in each.kinds]
+                if wanted:
+                    _run(self._allocator, actions[done:index], addresses)
+                    done = index
+                    self._allocate(wanted)
+        _run(self._allocator, actions[done:] if done else actions, addresses)
+
+    def allocate_all(self) -> None:
+        """Allocates the workspaces that no module has allocated, such as those of a later chunk."""
+        self._allocate(self._remaining)
+
+    def _allocate(self, wanted: Sequence[Workspace]) -> None:
+        _allocate_permanent(self._allocator, (each.bytes for each in wanted))
+        self._remaining = [each for each in self._remaining if each not in wanted]
+
+
+def _iteration(
+    allocator: CachingAllocator, scripts: Sequence[Script], order: Sequence[Step], workspaces: _Workspaces
+) -> _InFlight:
     """Replays the steps. Returns what the microbatches in flight have allocated."""
     running: _InFlight = {}
     for step in order:
-        chunk_script = scripts[step.chunk]
+        chunk = scripts[step.chunk]
         if step.kind == "forward":
-            addresses = running[step.chunk, step.microbatch] = [0] * chunk_script.slots
-            _run(allocator, chunk_script.forward, addresses)
+            addresses = running[step.chunk, step.microbatch] = [0] * chunk.slots
+            workspaces.run(chunk.forward, chunk.forward_places, "forward", addresses)
         else:
-            _run(allocator, chunk_script.backward, running.pop((step.chunk, step.microbatch)))
+            workspaces.run(chunk.backward, chunk.backward_places, "backward", running.pop((step.chunk, step.microbatch)))
     return running
 
 

@@ -6,11 +6,12 @@ when it ends. Tensors that a checkpoint discards are freed at the end of its fir
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from analyzer.memory.allocator.caching_allocator import SMALL_SIZE, Temporaries
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Tensor
 from analyzer.program.chunks import chunk_program
 from analyzer.program.lowering import operations
@@ -22,12 +23,19 @@ NONE: Final = Temporaries((), 0, 0, False)
 TEMPORARY: Final = -1
 
 
+Place = tuple[int, ModuleKind]
+"""The index of an action, before which a module of this kind runs."""
+
+
 @dataclass(frozen=True)
 class Script:
     """The requests for one microbatch. Slots are the indices of allocated blocks."""
 
     forward: tuple[Action, ...]
     backward: tuple[Action, ...]
+    forward_places: tuple[Place, ...]
+    """Where the modules of each kind run for the first time, in order."""
+    backward_places: tuple[Place, ...]
     release: tuple[Action, ...]
     """Frees the tensors that the forward saved, without a backward."""
     slots: int
@@ -47,16 +55,35 @@ def _script(tree: Module) -> Script:
     backward: list[Action] = []
     slots = 0
     placed: list[tuple[Script, int]] = []
+    forward_places: dict[ModuleKind, int] = {}
+    backward_places: dict[ModuleKind, int] = {}
     for block in blocks:
         once = block.module.derived(_block_script)
+        _add_places(forward_places, once.forward_places, len(forward))
         for _ in range(block.times):
             forward += _with_slot_offset(once.forward, slots)
             release += _with_slot_offset(once.release, slots)
             placed.append((once, slots))
             slots += once.slots
     for once, first in reversed(placed):
+        _add_places(backward_places, once.backward_places, len(backward))
         backward += _with_slot_offset(once.backward, first)
-    return Script(tuple(forward), tuple(backward), tuple(release), slots, sum(once.requests for once, _ in placed))
+    return Script(
+        forward=tuple(forward),
+        backward=tuple(backward),
+        forward_places=tuple((index, kind) for kind, index in forward_places.items()),
+        backward_places=tuple((index, kind) for kind, index in backward_places.items()),
+        release=tuple(release),
+        slots=slots,
+        requests=sum(once.requests for once, _ in placed),
+    )
+
+
+def _add_places(found: dict[ModuleKind, int], places: Iterable[Place], first: int) -> None:
+    """Adds the places of kinds that are not in `found`, with `first` added to their indices."""
+    for index, kind in places:
+        if kind not in found:
+            found[kind] = first + index
 
 
 def _with_slot_offset(actions: Sequence[Action], first: int) -> Sequence[Action]:
@@ -71,11 +98,12 @@ def _block_script(module: Module) -> Script:
     writer = _Writer()
     for operation in program.forward:
         writer.apply(operation)
-    forward, writer.actions = _with_temporaries(writer.actions), []
+    forward, forward_places = writer.take()
     release = tuple((0, slot, NONE) for slots in writer.saved_in_order for slot in slots)
     for operation in program.backward:
         writer.apply(operation)
-    return Script(forward, _with_temporaries(writer.actions), release, writer.slots, writer.requests)
+    backward, backward_places = writer.take()
+    return Script(forward, backward, forward_places, backward_places, release, writer.slots, writer.requests)
 
 
 class _Writer:
@@ -83,6 +111,8 @@ class _Writer:
 
     def __init__(self) -> None:
         self.actions: list[Action] = []
+        self.places: dict[ModuleKind, int] = {}
+        """For each kind of module, the number of actions before one of this kind first ran."""
         self.slots = 0
         self.requests = 0
         self.saved_in_order: list[list[int]] = []
@@ -94,6 +124,12 @@ class _Writer:
         """Slots of tensors that are discarded in the first forward of a checkpoint."""
         self._checkpoints: list[int] = []
         """For each running checkpoint, the number of entries in `_discarded` at its start."""
+
+    def take(self) -> tuple[tuple[Action, ...], tuple[Place, ...]]:
+        """The actions so far, with temporary tensors combined, and the places of the modules. Both start again."""
+        actions, places = _with_temporaries(self.actions, self.places)
+        self.actions, self.places = [], {}
+        return actions, places
 
     def apply(self, operation: Operation) -> None:
         role = operation.role
@@ -119,6 +155,8 @@ class _Writer:
                 self._free(self._workspaces.pop())
             elif role is Role.DISCARDED and not operation.tensors:
                 self._end_first_forward()
+        elif operation.kind is OperationKind.COMPUTE:
+            self.places.setdefault(operation.module.kind, len(self.actions))
 
     def _end_first_forward(self) -> None:
         """Frees the tensors that a checkpoint discards."""
@@ -142,19 +180,26 @@ class _Writer:
         self.requests += len(slots)
 
 
-def _with_temporaries(actions: Sequence[Action]) -> tuple[Action, ...]:
-    """The actions, with allocations that are immediately freed in the same order combined into one action."""
+def _with_temporaries(
+    actions: Sequence[Action], places: Mapping[ModuleKind, int]
+) -> tuple[tuple[Action, ...], tuple[Place, ...]]:
+    """The actions, with allocations that are immediately freed in the same order combined into one action, and the places."""
     found: list[Action] = []
+    found_places: list[Place] = []
+    remaining = list(reversed(places.items()))
     index = 0
     while index < len(actions):
         count = _temporaries_at(actions, index)
+        while remaining and remaining[-1][1] < index + max(1, 2 * count):  # a module among combined actions runs before them
+            found_places.append((len(found), remaining.pop()[0]))
         if count:
             found.append((0, TEMPORARY, Temporaries.of(size for size, _, _ in actions[index : index + count])))
             index += 2 * count
         else:
             found.append(actions[index])
             index += 1
-    return tuple(found)
+    found_places += [(len(found), kind) for kind, _ in reversed(remaining)]
+    return tuple(found), tuple(found_places)
 
 
 def _temporaries_at(actions: Sequence[Action], index: int) -> int:
