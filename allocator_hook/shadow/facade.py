@@ -87,15 +87,15 @@ def _queries(gpu: Gpu, memory_allocated: Callable[[], int]) -> Iterator[Patch]:
 
 
 def _streams() -> Iterator[Patch]:
-    cuda, stream = torch.cuda, Stream()
+    cuda, default = torch.cuda, Stream(default=True)
     serial = "operations run in the order in which they are issued"
     stand_ins: dict[str, Callable[..., Any]] = {
         "Stream": Stream,
         "Event": Event,
-        "current_stream": _constant(stream),
-        "default_stream": _constant(stream),
+        "current_stream": lambda *_: Stream.current[-1] if Stream.current else default,
+        "default_stream": _constant(default),
         "set_stream": _constant(None),
-        "stream": lambda _: contextlib.nullcontext(),
+        "stream": lambda stream: contextlib.nullcontext() if stream is None else stream,
     }
     for name, value in stand_ins.items():
         yield Patch(cuda, name, value, serial)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from analyzer.specs import HardwareSpec
 from analyzer.units import GIB
@@ -47,12 +47,26 @@ class DeviceProperties:
 
 
 class Stream:
-    """Replacement for `torch.cuda.Stream`. Operations run in the order in which they are issued, so nothing has to wait."""
+    """Replacement for `torch.cuda.Stream`. Operations run in the order in which they are issued, so nothing has to wait.
 
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self.cuda_stream = 0
-        self.stream_id = 0
+    The streams differ in what they allocate: PyTorch's allocator keeps the free blocks of each stream apart.
+    """
+
+    _created = 0
+    current: ClassVar[list[Stream]] = []
+    """The streams that `with` statements have selected; the last one is the current stream, and none is the default stream."""
+
+    def __init__(self, *_: Any, default: bool = False, **__: Any) -> None:
+        if not default:
+            Stream._created += 1
+        self.stream_id = 0 if default else Stream._created
+        self.cuda_stream = self.stream_id
         self.device_index = 0
+
+    @staticmethod
+    def current_id() -> int:
+        """The identifier of the current stream; 0 for the default stream."""
+        return Stream.current[-1].stream_id if Stream.current else 0
 
     def wait_stream(self, stream: Any) -> None:
         """Do nothing: all issued work is finished."""
@@ -70,10 +84,11 @@ class Stream:
         return True
 
     def __enter__(self) -> Stream:
+        Stream.current.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Do nothing: there is only one stream."""
+        Stream.current.pop()
 
 
 class Event:

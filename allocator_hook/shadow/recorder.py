@@ -16,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from allocator_hook.shadow.balance import Means
+from allocator_hook.shadow.gpu import Stream
 from allocator_hook.shadow.kernel_calls import calls
 from allocator_hook.shadow.placement import kernels, to_meta
 from allocator_hook.step.marks import in_backward
@@ -38,7 +39,7 @@ _FIRST_ADDRESS: Final = 0x7F00_0000_0000
 class AllocationSink(Protocol):
     """Receives events: the trace writer, or a counter in a test."""
 
-    def allocation(self, pointer: int, bytes: int) -> None: ...
+    def allocation(self, pointer: int, bytes: int, *, stream: int = 0) -> None: ...
 
     def free(self, pointer: int) -> None: ...
 
@@ -202,7 +203,7 @@ class Recorder(TorchDispatchMode):
 
     def _allocated(self, pointer: int, size: int) -> None:
         self.current_bytes += round_up(size, BLOCK)
-        self._sink.allocation(pointer, size)
+        self._sink.allocation(pointer, size, stream=Stream.current_id())
 
     def _died(self, key: int, _: Any) -> None:
         entry = self._live.pop(key, None)
