@@ -77,6 +77,8 @@ class Tensor:
     """
     lingers: bool = False
     """A module attribute references it after its backward, until the module's next forward; also under a checkpoint."""
+    side_stream: bool = False
+    """Allocated while a second stream is current. PyTorch's allocator uses its block again only for requests of that stream."""
 
     bytes: int = field(init=False, compare=False, repr=False)
     """Allocated bytes, rounded up to allocator blocks; 0 if it uses the storage of another tensor."""

@@ -33,6 +33,8 @@ from analyzer.units import DTYPE_BYTES, dtype_bytes, round_up
 
 MAX_REQUESTS: Final = 25_000
 """Maximum number of requests for all ranks together: about 30 ms. Other ranks get an estimate without fragmentation."""
+SIDE_STREAM: Final = 1
+"""The identifier of the second stream of attention, with a pool of its own."""
 IN_ITERATION: Final = (PeakEvent.FORWARD, PeakEvent.BACKWARD)
 
 
@@ -258,8 +260,10 @@ def _run(allocator: CachingAllocator, actions: Sequence[Action], addresses: list
     """Runs the actions of one microbatch. `addresses` has the address in each slot."""
     malloc, free, malloc_and_free = allocator.malloc, allocator.free, allocator.malloc_and_free
     for size, slot, temporaries in actions:
-        if size:
+        if size > 0:
             addresses[slot] = malloc(size)
+        elif size:
+            addresses[slot] = malloc(-size, stream=SIDE_STREAM)
         elif slot != TEMPORARY:
             free(addresses[slot])
         else:

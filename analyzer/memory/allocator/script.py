@@ -18,7 +18,9 @@ from analyzer.program.lowering import operations
 from analyzer.program.operations import Operation, OperationKind, Role
 
 Action = tuple[int, int, Temporaries]
-"""(bytes, slot, NONE) allocates, (0, slot, NONE) frees, (0, TEMPORARY, tensors) allocates and frees temporary tensors."""
+"""(bytes, slot, NONE) allocates, (-bytes, slot, NONE) allocates on the second stream, (0, slot, NONE) frees, and
+(0, TEMPORARY, tensors) allocates and frees temporary tensors.
+"""
 NONE: Final = Temporaries((), 0, 0, False)
 TEMPORARY: Final = -1
 
@@ -167,9 +169,12 @@ class _Writer:
 
     def _allocate(self, tensors: Sequence[Tensor]) -> list[int]:
         slots = []
-        for size in (tensor.bytes // tensor.pieces for tensor in tensors for _ in range(tensor.pieces)):
-            if size > SMALL_SIZE:
-                self.actions.append((size, self.slots, NONE))
+        for tensor in tensors:
+            size = tensor.bytes // tensor.pieces
+            if size <= SMALL_SIZE:
+                continue
+            for _ in range(tensor.pieces):
+                self.actions.append((-size if tensor.side_stream else size, self.slots, NONE))
                 slots.append(self.slots)
                 self.slots += 1
         self.requests += len(slots)
@@ -205,7 +210,7 @@ def _with_temporaries(
 def _temporaries_at(actions: Sequence[Action], index: int) -> int:
     """The number of allocations from index `index` that are followed by their frees in the same order; 0 if there are none."""
     count = 0
-    while index + count < len(actions) and actions[index + count][0]:
+    while index + count < len(actions) and actions[index + count][0] > 0:
         count += 1
     allocated = [slot for _, slot, _ in actions[index : index + count]]
     freed = [slot for size, slot, _ in actions[index + count : index + 2 * count] if not size]

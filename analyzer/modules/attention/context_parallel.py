@@ -6,6 +6,9 @@ q, k, v, o elements of one token's queries, keys, values and output on one tenso
 Source: transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py (TE 2.11), in 16 bit:
 AttnFuncWithCPAndKVP2P (p2p and a2a+p2p), AttnFuncWithCPAndKVAllGather, AttnFuncWithCPAndQKVOA2A. With a causal mask
 the last rank of a ring attends to the most keys. The figures are those of this rank.
+
+What is allocated while `cp_stream` is current is on a second stream: tensors restored after an all-to-all
+(`flash_attn_a2a_communicate`), every second step of the forward of a ring, and the second chunk with all_gather.
 """
 
 from __future__ import annotations
@@ -138,14 +141,14 @@ def _saved(exchange: Exchange) -> tuple[Tensor, ...]:
     if exchange.kind == "a2a":
         names = ("exchanged query", "exchanged key", "exchanged value")
         widths = (exchange.query, exchange.key, exchange.value)
-        inputs = tuple(one(name, width) for name, width in zip(names, widths, strict=True))
+        inputs = tuple(_aside(one(name, width)) for name, width in zip(names, widths, strict=True))
         return (*inputs, one("output before the all-to-all", exchange.output), *small)
     if exchange.kind == "all_gather":
         query = one("query", exchange.query, made_in=made_by)
         key = one("key", exchange.key, made_in=made_by)
         s, b, width = output.shape
-        outputs = (replace(output, name="output of a chunk", shape=(s // parts, b, width)),) * parts
-        return (query, key, one("value", exchange.value), *outputs, *small)
+        chunk = replace(output, name="output of a chunk", shape=(s // parts, b, width))
+        return (query, key, one("value", exchange.value), chunk, _aside(chunk), *small)
     return (one("query", exchange.query, made_in=made_by), one("last keys and values", exchange.pair), output, *small)
 
 
@@ -172,8 +175,9 @@ def _forward(exchange: Exchange) -> Iterator[Tensor]:
     """Buffers at the end of the forward. Lists reference the buffers of all ring steps until the function returns."""
     one, ring = exchange.tensor, exchange.ring
     if exchange.kind == "a2a":
-        for how in ("reordered", "received", "returned"):
+        for how in ("reordered", "received"):
             yield one(f"{how} output", exchange.output)
+        yield _aside(one("returned output", exchange.output))
         return
     if exchange.kind == "all_gather":
         yield one("returned output", exchange.output)
@@ -181,8 +185,8 @@ def _forward(exchange: Exchange) -> Iterator[Tensor]:
         if exchange.copied:
             yield one("keys and values of a chunk", (ring + 1) * exchange.pair // 2)
         return
-    yield one("received keys and values", (ring - 1) * exchange.pair)
-    yield one("output of each step", ring * exchange.output)
+    yield from _of_steps(one("received keys and values", (ring - 1) * exchange.pair), ring - 1)
+    yield from _of_steps(one("output of each step", ring * exchange.output), ring)
     for _ in range(ring):
         yield _statistics(exchange.shapes, "softmax statistics of a step")
     # torch.compile turns the in-place correction into a new tensor, which is copied back
@@ -191,6 +195,18 @@ def _forward(exchange: Exchange) -> Iterator[Tensor]:
         yield one("exchanged keys and values", exchange.pair)
         yield one("reordered output", exchange.output)
         yield one("received output", exchange.output)
+
+
+def _aside(tensor: Tensor) -> Tensor:
+    return replace(tensor, side_stream=True)
+
+
+def _of_steps(tensor: Tensor, steps: int) -> Iterator[Tensor]:
+    """Parts of `tensor`, one per step of a ring. Every second step runs on the second stream."""
+    s, b, width = tensor.shape
+    for count, aside in ((steps - steps // 2, False), (steps // 2, True)):
+        if count:
+            yield replace(tensor, shape=(s, b, count * width // steps), pieces=count, side_stream=aside)
 
 
 def _backward(exchange: Exchange) -> Iterator[Tensor]:
@@ -203,7 +219,7 @@ def _backward(exchange: Exchange) -> Iterator[Tensor]:
     inner = exchange.shapes.split.context if exchange.kind == "a2a" else exchange.inner
     scratch = gradient_scratch(exchange.shapes, query=exchange.query, grouped=exchange.grouped, inner=inner)
     if exchange.kind == "a2a":
-        yield one("exchanged output gradient", exchange.output)
+        yield _aside(one("exchanged output gradient", exchange.output))
         yield one("query, key and value gradients", exchange.inputs)
         yield from _larger(scratch, tuple(_exchange_of_gradients(exchange)))
         return
