@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from analyzer.errors import UnsupportedError
 from analyzer.memory.allocator.caching_allocator import AllocatorSettings
 from analyzer.memory.allocator.replay import MAX_REQUESTS, first_steps, fragmentation, is_replayed, requests, with_fragmentation
-from analyzer.memory.allocator.script import script
+from analyzer.memory.allocator.replicas import FIRST, Member, ranks_of_members, split
+from analyzer.memory.allocator.script import Script, script
 from analyzer.memory.collector import collector_paused
 from analyzer.memory.device_overhead import SEGMENT, device_range, outside_allocator_bytes, reserved_bytes
 from analyzer.memory.features import graph_memory_of, overlapped_points
@@ -26,6 +28,7 @@ from analyzer.memory.workspaces import Workspace
 from analyzer.modules.tree import Tensor, total_bytes
 from analyzer.passes.stages import last_layer_bytes_on_gpu
 from analyzer.results import MemoryPart, PeakEvent, RankClass, RankMemory
+from analyzer.schedule.pipeline import Step
 from analyzer.specs import TrainingJob
 from analyzer.states.bytes_per_parameter import FP32
 from analyzer.states.record import StartPeak, States
@@ -46,7 +49,7 @@ def rank_classes(job: TrainingJob) -> tuple[RankClass, ...]:
 
     Allocator blocks and segments are simulated if the order of the allocations is known.
     """
-    return replayed_classes(job, analysed_stages(job))
+    return replayed_classes(job, analysed_stages(job), every_part=True)
 
 
 def rank_classes_of_tensors(job: TrainingJob) -> tuple[RankClass, ...]:
@@ -55,9 +58,10 @@ def rank_classes_of_tensors(job: TrainingJob) -> tuple[RankClass, ...]:
 
 
 def highest_rank(job: TrainingJob) -> RankClass:
-    """The rank class with the highest device memory, with the same memory as in the report.
+    """The rank class with the highest device memory. Its memory is that of the first rank of its stage.
 
-    Of pipeline stages with equal trees only the first is computed, because it has the most microbatches in flight.
+    Of pipeline stages with equal trees only the first is computed, because it has the most microbatches in flight. In the report,
+    other data-parallel ranks of the stage can reserve more (`allocator.replicas`).
     """
     with collector_paused():
         return highest(replayed_classes(job, distinct_stages(job)))
@@ -68,16 +72,17 @@ def tensor_classes(job: TrainingJob, stages: Sequence[StageAnalysis]) -> tuple[R
     return tuple(each for stage in stages for each in _stage_classes(job, stage))
 
 
-def replayed_classes(job: TrainingJob, stages: Sequence[StageAnalysis]) -> tuple[RankClass, ...]:
+def replayed_classes(job: TrainingJob, stages: Sequence[StageAnalysis], *, every_part: bool = False) -> tuple[RankClass, ...]:
     """The same with a simulation of the allocator, for the highest rank classes first, up to `MAX_REQUESTS` in total.
 
-    Without a simulation if the order of the requests is not known or the allocator settings are not supported.
+    Without a simulation if the order of the requests is not known or the allocator settings are not supported. `every_part`:
+    ranks with other parts of the optimizer states are simulated too, and are separate classes if their reserved memory differs.
     """
     ranks = tensor_classes(job, stages)
     settings = _simulated(job)
     if settings is None:
         return ranks
-    found = list(ranks)
+    found = [[each] for each in ranks]
     remaining = MAX_REQUESTS
     for index in sorted(range(len(ranks)), key=lambda index: -ranks[index].memory.device_bytes):
         stage = stages[index]
@@ -86,11 +91,32 @@ def replayed_classes(job: TrainingJob, stages: Sequence[StageAnalysis]) -> tuple
         remaining -= requests(scripts, orders)
         if remaining < 0:
             break
-        found_fragmentation = fragmentation(
-            job, stage.model, stage.buffers, scripts, stage.workspaces, orders=orders, settings=settings
-        )
-        found[index] = replace(found[index], memory=with_fragmentation(job, found[index].memory, found_fragmentation))
-    return tuple(found)
+        memory_of = partial(_memory_of_member, job, stage, ranks[index].memory, scripts, orders, settings)
+        replayed = replace(ranks[index], memory=memory_of(FIRST))
+        members = ranks_of_members(job, stage.model.pipeline_rank) if every_part else {}
+        needed = (len(members) - 1) * requests(scripts, orders)
+        if members and needed <= remaining:
+            remaining -= needed
+            found[index] = split(replayed, members, memory_of)
+        else:
+            found[index] = [replayed]
+    return tuple(each for classes in found for each in classes)
+
+
+def _memory_of_member(
+    job: TrainingJob,
+    stage: StageAnalysis,
+    memory: RankMemory,
+    scripts: Sequence[Script],
+    orders: tuple[Sequence[Step], Sequence[Step]],
+    settings: AllocatorSettings,
+    member: Member,
+) -> RankMemory:
+    """`memory` with the blocks and segments of a rank that has this part of the optimizer states."""
+    found = fragmentation(
+        job, stage.model, stage.buffers, scripts, stage.workspaces, orders=orders, settings=settings, member=member
+    )
+    return with_fragmentation(job, memory, found)
 
 
 def _simulated(job: TrainingJob) -> AllocatorSettings | None:

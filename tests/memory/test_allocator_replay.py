@@ -15,6 +15,7 @@ from analyzer.memory.allocator.script import TEMPORARY, Action, script
 from analyzer.memory.iteration import order_of
 from analyzer.memory.ranks import rank_classes, rank_classes_of_tensors
 from analyzer.memory.workspaces import workspaces
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Tensor
 from analyzer.passes.stages import stage_models
 from analyzer.specs import TrainingJob
@@ -35,9 +36,10 @@ def large(module: Module) -> int:
     return own if module.recomputed else own + sum(map(large, module.children))
 
 
-@given(recompute=st.sampled_from(RECOMPUTE), moe=st.booleans(), t=st.sampled_from([1, 2]))
-def test_every_allocated_block_is_freed_once(recompute: str, moe: bool, t: int) -> None:
+@given(recompute=st.sampled_from(RECOMPUTE), moe=st.booleans(), t=st.sampled_from([1, 2]), exchange=st.sampled_from(["p2p", "a2a"]))
+def test_every_allocated_block_is_freed_once(recompute: str, moe: bool, t: int, exchange: str) -> None:
     line = f"{recompute} --tensor-model-parallel-size {t} --sequence-parallel"
+    line += f" --context-parallel-size 4 --cp-comm-type {exchange} --micro-batch-size 8"
     line += " --num-experts 4 --disable-bias-linear" if moe else ""
     [tree] = stage_models(job_of(line))[0].trees
     written = script(tree)
@@ -47,8 +49,8 @@ def test_every_allocated_block_is_freed_once(recompute: str, moe: bool, t: int) 
         for size, slot, temporaries in actions:
             if size:
                 assert slot not in held
-                assert size > SMALL_SIZE
-                held[slot] = size
+                assert abs(size) > SMALL_SIZE
+                held[slot] = abs(size)
             elif slot == TEMPORARY:
                 assert temporaries.sizes
                 assert min(temporaries.sizes) > SMALL_SIZE
@@ -63,6 +65,60 @@ def test_every_allocated_block_is_freed_once(recompute: str, moe: bool, t: int) 
     held.update(saved)
     run(written.backward)
     assert not held
+
+
+def aside(line: str) -> tuple[list[int], list[int]]:
+    """Return the requests on the second stream, in KiB, in the forward and the backward of one layer."""
+    [tree] = stage_models(job_of(f"--num-layers 1 --micro-batch-size 8 --context-parallel-size 4 {line}"))[0].trees
+    written = script(tree)
+    forward, backward = ([-size // 1024 for size, _, _ in actions if size < 0] for actions in (written.forward, written.backward))
+    return forward, backward
+
+
+def test_tensors_restored_after_an_all_to_all_are_on_the_second_stream() -> None:
+    """`flash_attn_a2a_communicate` (context_parallel.py, TE 2.11) restores queries, keys, values and the output on `cp_stream`.
+
+    Each has 512 tokens of this rank, 8 sequences and hidden size 1024 in bf16.
+    """
+    each = 512 * 8 * 1024 * 2 // 1024
+    assert aside("--cp-comm-type a2a") == ([each] * 4, [each])
+
+
+def test_every_second_step_of_a_ring_is_on_the_second_stream() -> None:
+    """Steps 1 and 3 of four: their outputs, and the keys and values received while step 1 runs (`AttnFuncWithCPAndKVP2P`)."""
+    each = 512 * 8 * 1024 * 2 // 1024
+    forward, backward = aside("--cp-comm-type p2p")
+    assert sorted(forward) == [each, each, 2 * each]
+    assert not backward
+
+
+def test_workspaces_are_allocated_before_the_modules_that_need_them() -> None:
+    """The backward starts with the output layer, whose dummy weight gradient is allocated while all activations exist."""
+    [tree] = stage_models(job_of("--num-layers 2"))[0].trees
+    written = script(tree)
+    kinds = [kind for _, kind in written.backward_places]
+    used = [ModuleKind.OUTPUT_LAYER, ModuleKind.FC2, ModuleKind.FC1, ModuleKind.QKV]
+    assert [kind for kind in kinds if kind in used] == used
+    for places, actions in ((written.forward_places, written.forward), (written.backward_places, written.backward)):
+        assert [index for index, _ in places] == sorted(index for index, _ in places)
+        assert places[-1][0] <= len(actions)
+
+
+@given(data=st.sampled_from([2, 4, 8]), overlap=st.booleans())
+def test_every_parameter_is_owned_once(data: int, overlap: bool) -> None:
+    """The parts of all ranks add up to the parameters. The first rank begins with the parameter that is created last.
+
+    `_ParamAndGradBuffer` lays out `params[::-1]` (core/distributed/param_and_grad_buffer.py, 0.16.1).
+    """
+    line = "--use-distributed-optimizer" + (" --overlap-grad-reduce --overlap-param-gather" if overlap else "")
+    job = job_of(line, gpus=data)
+    [stage] = stage_models(job)
+    total = sum(parameter.numel for parameter in creation_order(stage.trees[0]))
+    for buffers in stage_buffers(job, stage):
+        for buffer in buffers:
+            assert sum(sum(shard_pieces(buffer, data, member=member)) for member in range(data)) == total
+            last = list(creation_order(stage.trees[0]))[-1]
+            assert shard_pieces(buffer, 1)[0] == last.numel
 
 
 @given(data=st.sampled_from([2, 4, 8]), overlap=st.booleans())

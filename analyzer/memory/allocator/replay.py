@@ -20,6 +20,7 @@ from analyzer.buffers.gradient_buffers import Buffer, shard_pieces
 from analyzer.buffers.parameter_order import parameter_runs
 from analyzer.layout.data_parallel import reduction_size
 from analyzer.memory.allocator.caching_allocator import SMALL_SIZE, AllocatorSettings, CachingAllocator
+from analyzer.memory.allocator.replicas import FIRST, Member
 from analyzer.memory.allocator.script import TEMPORARY, Action, Place, Script
 from analyzer.memory.device_overhead import SEGMENT, device_range, outside_allocator_bytes
 from analyzer.memory.workspaces import Workspace
@@ -118,23 +119,25 @@ def fragmentation(
     *,
     orders: tuple[Sequence[Step], Sequence[Step]],
     settings: AllocatorSettings,
+    member: Member = FIRST,
 ) -> Fragmentation:
     """Replays the allocations of a rank.
 
-    `orders` are the steps of the first iteration and of a later one, complete or up to a step.
+    `orders` are the steps of the first iteration and of a later one, complete or up to a step. `member`: which part of the states
+    of the distributed optimizer the rank has.
     """
     allocator = CachingAllocator(settings)
-    owned = _owned(job, stage, buffers)
+    owned = _owned(job, stage, buffers, member)
     _allocate_states(job, stage, buffers, owned, allocator)
     remaining = _Workspaces(allocator, workspaces)
-    _free(allocator, scripts, _iteration(allocator, scripts, orders[0], remaining))
+    _free(allocator, scripts, _iteration(scripts, orders[0], remaining))
     at_first_peak = allocator.unrequested_at_peak_bytes
     remaining.allocate_all()
     moments = bytes_per_parameter(job).moments
     _allocate_permanent(allocator, (int(each * numel) for numel in owned for each in moments))
     unsplit = allocator.unrequested_bytes
     allocator.peak_allocated_bytes = 0
-    _iteration(allocator, scripts, orders[1], remaining)
+    _iteration(scripts, orders[1], remaining)
     return Fragmentation(
         unsplit=unsplit,
         unsplit_at_first_peak=at_first_peak,
@@ -192,12 +195,16 @@ def _numels_of_tree(tree: Module) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _owned(job: TrainingJob, stage: StageModel, buffers: Sequence[Sequence[Buffer]]) -> list[int]:
+def _owned(job: TrainingJob, stage: StageModel, buffers: Sequence[Sequence[Buffer]], member: Member) -> list[int]:
     """Number of elements of each parameter, or part of one, whose optimizer states are on the rank."""
     if not job.optimizer.distributed:
         return _numels(stage)
+    index = dict(zip(("dp_cp", "edp"), member, strict=True))
     return [
-        numel for chunk in buffers for buffer in chunk for numel in shard_pieces(buffer, reduction_size(job.parallel, buffer.group))
+        numel
+        for chunk in buffers
+        for buffer in chunk
+        for numel in shard_pieces(buffer, reduction_size(job.parallel, buffer.group), member=index[buffer.group])
     ]
 
 
@@ -235,9 +242,7 @@ class _Workspaces:
         self._remaining = [each for each in self._remaining if each not in wanted]
 
 
-def _iteration(
-    allocator: CachingAllocator, scripts: Sequence[Script], order: Sequence[Step], workspaces: _Workspaces
-) -> _InFlight:
+def _iteration(scripts: Sequence[Script], order: Sequence[Step], workspaces: _Workspaces) -> _InFlight:
     """Replays the steps. Returns what the microbatches in flight have allocated."""
     running: _InFlight = {}
     for step in order:

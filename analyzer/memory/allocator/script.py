@@ -185,13 +185,11 @@ class _Writer:
         self.requests += len(slots)
 
 
-def _with_temporaries(
-    actions: Sequence[Action], places: Mapping[ModuleKind, int]
-) -> tuple[tuple[Action, ...], tuple[Place, ...]]:
+def _with_temporaries(actions: Sequence[Action], places: Mapping[ModuleKind, int]) -> tuple[tuple[Action, ...], tuple[Place, ...]]:
     """The actions, with allocations that are immediately freed in the same order combined into one action, and the places."""
     found: list[Action] = []
     found_places: list[Place] = []
-    remaining = list(reversed(places.items()))
+    remaining = list(places.items())[::-1]
     index = 0
     while index < len(actions):
         count = _temporaries_at(actions, index)

@@ -167,6 +167,13 @@ def test_peaks_of_a_measured_run_on_b200(rank: int, tmp_path: Path) -> None:
     assert usage.peak_reserved == pytest.approx(truth["peak_reserved_bytes"], rel=1e-3)
 
 
+def test_reserved_memory_with_context_parallelism(tmp_path: Path) -> None:
+    """The all-to-all allocates queries, keys, values and outputs on a second stream. The last rank reserves the most memory."""
+    record = measured("b200", "llama3_70b_l12_tp1_cp8")
+    usage = replayed(engine.run(job_from(record), [7], cache_dir=tmp_path)[7])
+    assert usage.peak_reserved == pytest.approx(record["measured_per_rank"]["7"]["peak_reserved_bytes"], rel=1e-3)
+
+
 def test_memory_of_a_measured_run_on_h100_with_tp4(tmp_path: Path) -> None:
     """NVIDIA's functional test of a 7B model with TP4: steady state, first iteration, peak."""
     record = measured("megatron_ci", "gpt3_7b_tp4_pp1_memory_speed/dev_dgx_h100")
