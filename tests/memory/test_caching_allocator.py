@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.errors import UnsupportedError
-from analyzer.memory.allocator.caching_allocator import AllocatorSettings, CachingAllocator, Temporaries
+from analyzer.memory.allocator.caching_allocator import SIDE_STREAM, AllocatorSettings, CachingAllocator, Temporaries
 from analyzer.units import KIB, MIB
 
 EXPANDABLE = AllocatorSettings(expandable_segments=True)
@@ -168,24 +168,27 @@ def test_invariants_hold_for_any_program(program: list[int], settings: Allocator
     held=st.lists(st.integers(1 * MIB + 1, 40 * MIB), max_size=8),
     freed=st.sets(st.integers(0, 7)),
     temporary=st.lists(st.integers(1 * MIB + 1, 30 * MIB), min_size=1, max_size=5),
+    aside=st.sets(st.integers(0, 4)),
     expandable=st.booleans(),
 )
 def test_temporary_tensors_leave_the_allocator_as_it_was(
-    held: list[int], freed: set[int], temporary: list[int], expandable: bool
+    held: list[int], freed: set[int], temporary: list[int], aside: set[int], expandable: bool
 ) -> None:
-    """`malloc_and_free` has the same effect as separate calls, also on later allocations."""
+    """`malloc_and_free` has the same effect as separate calls, also on later allocations. Tensors `aside` are on another stream."""
+    streams = [SIDE_STREAM if index in aside else 0 for index in range(len(temporary))]
     combined, separate = (CachingAllocator(AllocatorSettings(expandable_segments=expandable)) for _ in range(2))
     for allocator in (combined, separate):
-        addresses = [allocator.malloc(size) for size in held]
+        addresses = [allocator.malloc(size, stream=stream) for size in held for stream in (0, SIDE_STREAM)]
         for index in sorted(freed):
             if index < len(addresses):
                 allocator.free(addresses[index])
-    combined.malloc_and_free(Temporaries.of(temporary))
-    for address in [separate.malloc(size) for size in temporary]:
+    combined.malloc_and_free(Temporaries.of(-size if stream else size for size, stream in zip(temporary, streams, strict=True)))
+    for address in [separate.malloc(size, stream=stream) for size, stream in zip(temporary, streams, strict=True)]:
         separate.free(address)
     for allocator in (combined, separate):
         for size in (*temporary, *held):
-            allocator.malloc(size)
+            for stream in (0, SIDE_STREAM):
+                allocator.malloc(size, stream=stream)
     assert _figures(combined) == _figures(separate)
 
 

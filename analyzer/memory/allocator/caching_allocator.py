@@ -27,6 +27,8 @@ LARGE_SEGMENT: Final = 20 * MIB
 MIN_LARGE_ALLOCATION: Final = 10 * MIB
 """Requests of at least this size get a separate segment."""
 ROUND_LARGE: Final = 2 * MIB
+SIDE_STREAM: Final = 1
+"""The identifier of the second stream of attention, with pools of its own. The first is 0."""
 _UNLIMITED: Final = 1 << 62
 _ADDRESS_BITS: Final = 62
 """Addresses are below 2 to this power."""
@@ -63,12 +65,17 @@ class Temporaries(NamedTuple):
     """The largest bytes of the blocks: a free block that is at most `SMALL_SIZE` larger is not split."""
     large: bool
     """Whether all use the large pool."""
+    aside: tuple[int, ...] = ()
+    """The sizes of further blocks, on the second stream."""
+    aside_bytes: int = 0
 
     @classmethod
     def of(cls, requests: Iterable[int]) -> Temporaries:
-        """The tensors for these requested bytes."""
-        sizes = tuple(round_up(size, MIN_BLOCK) for size in requests)
-        return cls(sizes, sum(sizes), sum(sizes) + len(sizes) * SMALL_SIZE, min(sizes) > SMALL_SIZE)
+        """The tensors for these requested bytes; the bytes of tensors on the second stream are negative."""
+        blocks = [round_up(size, MIN_BLOCK) if size > 0 else -round_up(-size, MIN_BLOCK) for size in requests]
+        sizes, aside = tuple(size for size in blocks if size > 0), tuple(-size for size in blocks if size < 0)
+        most = sum(sizes) + sum(aside) + len(blocks) * SMALL_SIZE
+        return cls(sizes, sum(sizes), most, all(abs(size) > SMALL_SIZE for size in blocks), aside, sum(aside))
 
 
 class _Block:
@@ -230,11 +237,24 @@ class CachingAllocator:
         If free blocks satisfy all requests, the blocks are merged again at the end, and only the peak can change.
         """
         pool = self._large
-        if not (self._splits_all and temporaries.large and pool.tail is None):
+        merged = self._splits_all and temporaries.large and pool.tail is None
+        if (
+            merged
+            and self.allocated_bytes + temporaries.most <= self.peak_allocated_bytes
+            and pool.largest >= temporaries.bytes
+            and (not temporaries.aside or self._pool(temporaries.aside[0], SIDE_STREAM).largest >= temporaries.aside_bytes)
+        ):
+            return  # one free block is large enough for all requests, and they cannot raise the peak
+        if temporaries.aside:
+            addresses = [self.malloc(size, stream=SIDE_STREAM) for size in temporaries.aside]
+            if temporaries.sizes:
+                self.malloc_and_free(temporaries._replace(aside=()))
+            for address in addresses:
+                self.free(address)
+            return
+        if not merged:
             self._malloc_and_free_each(temporaries.sizes)
             return
-        if self.allocated_bytes + temporaries.most <= self.peak_allocated_bytes and pool.largest >= temporaries.bytes:
-            return  # one free block is large enough for all requests, and they cannot raise the peak
         found = self._from_free_blocks(temporaries.sizes)
         if found is None:
             self._malloc_and_free_each(temporaries.sizes)

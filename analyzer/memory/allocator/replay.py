@@ -19,7 +19,7 @@ from typing import Final
 from analyzer.buffers.gradient_buffers import Buffer, shard_pieces
 from analyzer.buffers.parameter_order import parameter_runs
 from analyzer.layout.data_parallel import reduction_size
-from analyzer.memory.allocator.caching_allocator import SMALL_SIZE, AllocatorSettings, CachingAllocator
+from analyzer.memory.allocator.caching_allocator import SIDE_STREAM, SMALL_SIZE, AllocatorSettings, CachingAllocator
 from analyzer.memory.allocator.replicas import FIRST, Member
 from analyzer.memory.allocator.script import TEMPORARY, Action, Place, Script
 from analyzer.memory.device_overhead import SEGMENT, device_range, outside_allocator_bytes
@@ -34,8 +34,6 @@ from analyzer.units import DTYPE_BYTES, dtype_bytes, round_up
 
 MAX_REQUESTS: Final = 25_000
 """Maximum number of requests for all ranks together: about 30 ms. Other ranks get an estimate without fragmentation."""
-SIDE_STREAM: Final = 1
-"""The identifier of the second stream of attention, with a pool of its own."""
 IN_ITERATION: Final = (PeakEvent.FORWARD, PeakEvent.BACKWARD)
 
 
@@ -178,7 +176,8 @@ def _allocate_states(
         return
     for numel in owned:
         copy = allocator.malloc(element * numel) if element * numel > SMALL_SIZE else None
-        _allocate_permanent(allocator, (4 * numel,))
+        if 4 * numel > SMALL_SIZE:
+            allocator.malloc(4 * numel)
         if copy is not None:
             allocator.free(copy)
 

@@ -208,7 +208,7 @@ def _with_temporaries(actions: Sequence[Action], places: Mapping[ModuleKind, int
 def _temporaries_at(actions: Sequence[Action], index: int) -> int:
     """The number of allocations from index `index` that are followed by their frees in the same order; 0 if there are none."""
     count = 0
-    while index + count < len(actions) and actions[index + count][0] > 0:
+    while index + count < len(actions) and actions[index + count][0]:
         count += 1
     allocated = [slot for _, slot, _ in actions[index : index + count]]
     freed = [slot for size, slot, _ in actions[index + count : index + 2 * count] if not size]

@@ -202,11 +202,11 @@ def _aside(tensor: Tensor) -> Tensor:
 
 
 def _of_steps(tensor: Tensor, steps: int) -> Iterator[Tensor]:
-    """Parts of `tensor`, one per step of a ring. Every second step runs on the second stream."""
+    """The parts of `tensor` on both streams. Every second step of a ring runs on the second stream."""
     s, b, width = tensor.shape
     for count, aside in ((steps - steps // 2, False), (steps // 2, True)):
         if count:
-            yield replace(tensor, shape=(s, b, count * width // steps), pieces=count, side_stream=aside)
+            yield replace(tensor, shape=(s, b, count * width // steps), side_stream=aside)
 
 
 def _backward(exchange: Exchange) -> Iterator[Tensor]:
