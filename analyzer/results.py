@@ -65,6 +65,8 @@ class RankMemory:
     """Lower and upper bound of device_bytes."""
     graph_pool_bytes: int = 0
     """Memory pool of CUDA graphs: part of reserved memory, and of allocated memory only during the capture."""
+    released_bytes: int = 0
+    """Reserved bytes that PyTorch returns to CUDA, because they would exceed the capacity of the GPU."""
     unsplit_bytes: int = 0
     """Part of runtime_bytes: bytes of allocator blocks beyond the sizes of their tensors."""
     unsplit_at_first_peak_bytes: int = 0

@@ -10,7 +10,7 @@ from typing import Literal
 
 from allocator_hook.shadow.engine import enough_microbatches, run
 from analyzer.cli.shadow_report import Compared, comparisons, first_ranks, recorded_report
-from analyzer.memory.allocator.caching_allocator import AllocatorSettings
+from analyzer.memory.allocator.settings import AllocatorSettings
 from analyzer.predict import predict
 from analyzer.results import Report
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from allocator_hook.packages import installed, warnings
-from analyzer.memory.allocator.caching_allocator import AllocatorSettings
+from analyzer.memory.allocator.settings import AllocatorSettings
 from analyzer.memory.device_overhead import device_range, outside_allocator_bytes
 from analyzer.memory.verdict import verdict
 from analyzer.results import PeakEvent, RankClass, RankMemory, Report
@@ -69,7 +69,7 @@ def _memory(job: TrainingJob, found: Replayed) -> RankMemory:
         peak_at=found.peak_at,
         peak_reserved_bytes=found.peak_reserved,
         device_bytes=found.peak_reserved + outside_allocator_bytes(job),
-        device_range_bytes=device_range(job, peak=found.peak_reserved, reserved=found.peak_reserved),
+        device_range_bytes=device_range(job, peak=found.peak, reserved=found.peak_reserved, replayed=True),
     )
 
 

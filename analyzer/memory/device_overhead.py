@@ -22,7 +22,9 @@ CHANNEL_BYTES: Final = 4 * MIB + 120 * 640 * 8 * 8 + 512 * KIB
 """Bytes of one connection of a channel: Simple 4 MiB (NCCL_BUFFSIZE), LL128 120 × 640 threads × 8 B × 8 steps, LL 512 KiB."""
 
 FRAGMENTATION: Final = 0.08
-"""Upper bound of reserved over allocated memory, minus 1. On 56 measured ranks it was 0.7 to 7.5 % (docs/accuracy.md)."""
+"""Upper bound of reserved over allocated memory, minus 1, without a replay. On 56 measured ranks it was 0.7 to 7.5 %."""
+REPLAYED: Final = (0.01, 0.0125)
+"""How much less and how much more than the replay a rank may reserve: 55 of 56 measured ranks are within (docs/accuracy.md)."""
 CONTEXTS: Final = (400 * MIB, 800 * MIB)
 """Minimum and maximum bytes of a CUDA context on current GPUs."""
 CHANNELS_RANGE: Final = (2, 32)
@@ -56,15 +58,23 @@ def _library_buffers(job: TrainingJob) -> int:
     return flex + userbuffer_bytes_of(job)
 
 
-def device_range(job: TrainingJob, *, peak: int, reserved: int) -> tuple[int, int]:
-    """Minimum and maximum bytes on the device, for the allocated peak and the estimated reserved bytes.
+def reserved_range(*, peak: int, reserved: int, replayed: bool) -> tuple[int, int]:
+    """Minimum and maximum of the reserved bytes, for the allocated peak and the estimated reserved bytes.
 
-    The minimum is the allocated peak with the smallest context and communicators. The maximum is the reserved memory with
-    `FRAGMENTATION`, with the largest context and communicators.
+    With a replay they are within `REPLAYED` of the estimate, and not below the peak. Without one the minimum is the peak, and the
+    maximum `FRAGMENTATION` above it.
     """
-    fragmented = max(reserved, round_up(int(peak * (1 + FRAGMENTATION)), SEGMENT))
+    if replayed:
+        below, above = REPLAYED
+        return max(peak, int(reserved * (1 - below))), round_up(int(reserved * (1 + above)), SEGMENT)
+    return peak, max(reserved, round_up(int(peak * (1 + FRAGMENTATION)), SEGMENT))
+
+
+def device_range(job: TrainingJob, *, peak: int, reserved: int, replayed: bool) -> tuple[int, int]:
+    """Minimum and maximum bytes on the device: `reserved_range`, with the smallest and the largest context and communicators."""
+    lowest, highest = reserved_range(peak=peak, reserved=reserved, replayed=replayed)
     least, most = (
         context + communicators(job) * channels * CHANNEL_BYTES for context, channels in zip(CONTEXTS, CHANNELS_RANGE, strict=True)
     )
     buffers = _library_buffers(job)
-    return peak + least + buffers, fragmented + most + buffers
+    return lowest + least + buffers, highest + most + buffers

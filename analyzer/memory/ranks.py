@@ -12,10 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from analyzer.errors import UnsupportedError
-from analyzer.memory.allocator.caching_allocator import AllocatorSettings
+from analyzer.memory.allocator.caching_allocator import OutOfMemory
 from analyzer.memory.allocator.replay import MAX_REQUESTS, first_steps, fragmentation, is_replayed, requests, with_fragmentation
 from analyzer.memory.allocator.replicas import FIRST, Member, ranks_of_members, split
 from analyzer.memory.allocator.script import Script, script
+from analyzer.memory.allocator.settings import AllocatorSettings
 from analyzer.memory.collector import collector_paused
 from analyzer.memory.device_overhead import SEGMENT, device_range, outside_allocator_bytes, reserved_bytes
 from analyzer.memory.features import graph_memory_of, overlapped_points
@@ -112,11 +113,27 @@ def _memory_of_member(
     settings: AllocatorSettings,
     member: Member,
 ) -> RankMemory:
-    """`memory` with the blocks and segments of a rank that has this part of the optimizer states."""
-    found = fragmentation(
-        job, stage.model, stage.buffers, scripts, stage.workspaces, orders=orders, settings=settings, member=member
+    """`memory` with the blocks and segments of a rank that has this part of the optimizer states.
+
+    If reserved memory would exceed the capacity of the GPU, PyTorch frees unused segments: the replay is repeated with that limit.
+    """
+    replay = partial(
+        fragmentation, job, stage.model, stage.buffers, scripts, stage.workspaces, orders=orders, settings=settings, member=member
     )
-    return with_fragmentation(job, memory, found)
+    found = replay()
+    unlimited = with_fragmentation(job, memory, found)
+    if job.hardware.capacity_bytes is None:
+        return unlimited
+    available = (job.hardware.capacity_bytes - outside_allocator_bytes(job)) // SEGMENT * SEGMENT
+    if not unlimited.peak_allocated_bytes <= available < unlimited.peak_reserved_bytes:
+        return unlimited
+    not_replayed = unlimited.peak_reserved_bytes - found.reserved
+    try:
+        limited = with_fragmentation(job, memory, replay(capacity_bytes=available - not_replayed))
+    except OutOfMemory:
+        return unlimited
+    released = unlimited.peak_reserved_bytes - limited.peak_reserved_bytes
+    return unlimited if limited.peak_reserved_bytes > available else replace(limited, released_bytes=released)
 
 
 def _simulated(job: TrainingJob) -> AllocatorSettings | None:
@@ -250,7 +267,7 @@ def _rank_memory(job: TrainingJob, states: States, run: _Run, *, kept: int) -> R
         peak_at=peak.position.text,
         peak_reserved_bytes=reserved,
         device_bytes=reserved + outside_allocator_bytes(job),
-        device_range_bytes=device_range(job, peak=max(peak.bytes, replayed), reserved=reserved),
+        device_range_bytes=device_range(job, peak=max(peak.bytes, replayed), reserved=reserved, replayed=False),
         graph_pool_bytes=pool,
         runtime_parts=(*(MemoryPart(name=each.name, bytes=each.bytes) for each in existing), *copies),
         transient_parts=(

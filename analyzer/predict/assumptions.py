@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from analyzer.modules.stage import StageModel
 from analyzer.results import RankClass
@@ -16,6 +16,13 @@ def assumptions(job: TrainingJob, ranks: Sequence[RankClass], stages: Sequence[S
         _reserved(ranks),
         "the CUDA context (0.5 GiB) and NCCL buffers (16 channels for each communicator) are estimates",
     ]
+    stated += _of_allocator(job.flags.allocator_config or "")
+    released = max(rank.memory.released_bytes for rank in ranks)
+    if released:
+        stated.append(
+            f"PyTorch frees up to {released / GIB:.2f} GiB of unused segments that would exceed the memory of the GPU: the launch "
+            "runs without them, but waits for the GPU each time"
+        )
     if job.hardware.compute_capability is None and job.model.implementation == "transformer_engine":
         stated.append("no GPU is given: workspaces of a Hopper GPU are assumed")
     if job.activation_offload is not None:
@@ -38,17 +45,32 @@ def assumptions(job: TrainingJob, ranks: Sequence[RankClass], stages: Sequence[S
     return tuple(stated)
 
 
+def _of_allocator(config: str) -> Iterator[str]:
+    """Assumptions about settings of PyTorch's allocator that are not simulated."""
+    if "cudaMallocAsync" in config:
+        yield "backend:cudaMallocAsync: the memory pool of CUDA is not simulated"
+    if "garbage_collection_threshold" in config:
+        effect = "is not simulated" if "per_process_memory_fraction" in config else "has no effect"
+        yield (
+            f"garbage_collection_threshold {effect}: PyTorch applies it only with a limit for the process "
+            "(torch.cuda.set_per_process_memory_fraction), which Megatron-LM does not set"
+        )
+    elif "per_process_memory_fraction" in config:
+        yield "per_process_memory_fraction is not simulated: the launch may fail at that part of the capacity"
+
+
 def _reserved(ranks: Sequence[RankClass]) -> str:
     """How reserved memory is estimated."""
-    replayed = sum(rank.memory.replayed for rank in ranks)
+    replayed = len({rank.pipeline_rank for rank in ranks if rank.memory.replayed})
+    stages = len({rank.pipeline_rank for rank in ranks})
     estimate = "the peak plus the largest temporary tensor"
     if not replayed:
         return f"reserved memory is estimated as {estimate}"
     replay = "estimated by replaying the large allocations through a simulation of PyTorch's caching allocator"
-    if replayed == len(ranks):
+    if replayed == stages:
         return f"reserved memory is {replay}"
     which = "highest-memory stage" if replayed == 1 else f"{replayed} highest-memory stages"
-    return f"reserved memory of the {which} of {len(ranks)} is {replay}; of the others it is {estimate}"
+    return f"reserved memory of the {which} of {stages} is {replay}; of the others it is {estimate}"
 
 
 def _of_flex(flex: FlexSpec) -> tuple[str, ...]:

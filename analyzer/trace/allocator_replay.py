@@ -10,7 +10,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
-from analyzer.memory.allocator.caching_allocator import AllocatorSettings, CachingAllocator
+from analyzer.memory.allocator.caching_allocator import CachingAllocator
+from analyzer.memory.allocator.settings import AllocatorSettings
 from analyzer.results import Timeline
 from analyzer.trace.events import Allocation, Free, Label, Mark
 from analyzer.trace.reader import Trace

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,18 +11,20 @@ from hypothesis import strategies as st
 from analyzer.buffers.gradient_buffers import shard_numel, shard_pieces
 from analyzer.buffers.of_stage import stage_buffers
 from analyzer.buffers.parameter_order import creation_order
-from analyzer.memory.allocator.caching_allocator import SMALL_SIZE, AllocatorSettings
+from analyzer.memory.allocator.caching_allocator import SMALL_SIZE
 from analyzer.memory.allocator.replay import fragmentation
 from analyzer.memory.allocator.script import TEMPORARY, Action, script
+from analyzer.memory.allocator.settings import AllocatorSettings
 from analyzer.memory.iteration import order_of
-from analyzer.memory.ranks import rank_classes, rank_classes_of_tensors
+from analyzer.memory.ranks import highest_rank, rank_classes, rank_classes_of_tensors
+from analyzer.memory.verdict import verdict
 from analyzer.memory.workspaces import workspaces
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Tensor
 from analyzer.passes.stages import stage_models
 from analyzer.specs import TrainingJob
 from analyzer.units import MIB
-from tests.job_of import BASE, job_of
+from tests.job_of import BASE, HOPPER, job_of
 
 RECOMPUTE = (
     "",
@@ -204,6 +208,31 @@ def test_the_highest_memory_ranks_are_replayed_first_if_there_are_too_many(pipel
     replayed = [rank.memory.replayed for rank in ranks]
     order = sorted(range(pipeline), key=lambda stage: -tensors[stage].memory.device_bytes)
     assert [replayed[stage] for stage in order] == sorted(replayed, reverse=True)
+
+
+LLAMA_70B = (
+    "--num-layers 12 --hidden-size 8192 --ffn-hidden-size 28672 --num-attention-heads 64 --group-query-attention "
+    "--num-query-groups 8 --seq-length 4096 --max-position-embeddings 4096 --disable-bias-linear --swiglu --normalization RMSNorm "
+    "--untie-embeddings-and-output-weights --pipeline-model-parallel-size 2 --use-distributed-optimizer --global-batch-size 16"
+)
+
+
+def test_segments_are_freed_where_they_would_exceed_the_memory_of_the_gpu() -> None:
+    """A GPU with 200 MiB less than needed: the segment of the word embedding, which moved to the buffer of weights, is freed."""
+    memory = highest_rank(job_of(LLAMA_70B)).memory
+    smaller = replace(HOPPER, capacity_bytes=memory.device_bytes - 200 * MIB)
+    found = highest_rank(job_of(LLAMA_70B, gpu=smaller))
+    assert found.memory.released_bytes >= 200 * MIB
+    assert found.memory.peak_reserved_bytes == memory.peak_reserved_bytes - found.memory.released_bytes
+    assert found.memory.peak_allocated_bytes <= found.memory.peak_reserved_bytes
+    outcome = verdict([found], smaller)
+    assert (outcome.fits, outcome.state) == (True, "tight")
+
+
+def test_a_peak_above_the_memory_of_the_gpu_is_not_limited() -> None:
+    memory = rank_classes(job_of(""))[0].memory
+    [found] = rank_classes(job_of("", gpu=replace(HOPPER, capacity_bytes=memory.peak_allocated_bytes)))
+    assert found.memory == memory
 
 
 SMALL = BASE.replace("1024", "512").replace("2048", "1024").replace("--num-attention-heads 16", "--num-attention-heads 8")

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.errors import UnsupportedError
-from analyzer.memory.allocator.caching_allocator import SIDE_STREAM, AllocatorSettings, CachingAllocator, Temporaries
+from analyzer.errors import InputError, UnsupportedError
+from analyzer.memory.allocator.caching_allocator import SIDE_STREAM, CachingAllocator, OutOfMemory, Temporaries
+from analyzer.memory.allocator.settings import AllocatorSettings
 from analyzer.units import KIB, MIB
 
 EXPANDABLE = AllocatorSettings(expandable_segments=True)
@@ -122,8 +123,65 @@ def test_settings_are_read_from_the_environment() -> None:
     settings = AllocatorSettings.of({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True, max_split_size_mb:512"})
     assert settings == AllocatorSettings(expandable_segments=True, max_split_bytes=512 * MIB)
     assert AllocatorSettings.of({}) == AllocatorSettings()
-    with pytest.raises(UnsupportedError, match="roundup_power2_divisions"):
-        AllocatorSettings.of({"PYTORCH_CUDA_ALLOC_CONF": "roundup_power2_divisions:8"})
+    with pytest.raises(UnsupportedError, match="cudaMallocAsync"):
+        AllocatorSettings.of({"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"})
+
+
+def with_divisions(text: str) -> tuple[int, ...]:
+    """Return the divisions of the intervals below 2 MiB, from 2 to 4 MiB, and so on."""
+    return AllocatorSettings.of({"PYTORCH_ALLOC_CONF": f"roundup_power2_divisions:{text},expandable_segments:True"}).divisions
+
+
+def test_roundup_divisions_are_read_as_in_pytorch() -> None:
+    """`parseRoundUpPower2Divisions` in c10/core/AllocatorConfig.cpp: 256 MiB is interval 8, and `>` starts after the last size."""
+    assert with_divisions("4") == (4,) * 16
+    assert with_divisions("1") == with_divisions("[>:0]") == ()
+    assert with_divisions("[256:1,512:2,1024:4,>:8]") == (*(1,) * 9, 2, 4, *(8,) * 5)
+    assert with_divisions("[64:8,256:4]") == (*(8,) * 7, 0, 4, *(0,) * 7)
+
+
+@pytest.mark.parametrize("text", ["3", "x", "[3:4]", "[4:3]", "[256]"])
+def test_divisions_that_pytorch_refuses_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match="roundup_power2_divisions"):
+        with_divisions(text)
+
+
+@pytest.mark.parametrize(
+    ("mib", "expected"),
+    [(1200, 1280), (1024, 1024), (1281, 1536), (2047, 2048), (2.5, 2.5), (3.1, 3.5)],  # 1280, 1536, 1792: a comment in PyTorch
+)
+def test_requests_are_rounded_up_to_the_next_division(mib: float, expected: float) -> None:
+    allocator = CachingAllocator(AllocatorSettings(divisions=(4,) * 16))
+    before = int(mib * MIB) // 512 * 512
+    address = allocator.malloc(before)
+    assert allocator.allocated_bytes == expected * MIB
+    assert allocator.unrequested_bytes == expected * MIB - before
+    allocator.free(address)
+    assert (allocator.allocated_bytes, allocator.unrequested_bytes) == (0, 0)
+
+
+def test_the_rounding_of_large_blocks_can_be_set() -> None:
+    """A request of at least max_split_size uses a free block that is less than max_non_split_rounding larger (`get_free_block`)."""
+    conf = "max_split_size_mb:20,max_non_split_rounding_mb:"
+    for rounding, reserved in ((21, 64), (14, 64 + 50)):
+        allocator = CachingAllocator(AllocatorSettings.of({"PYTORCH_CUDA_ALLOC_CONF": f"{conf}{rounding}"}))
+        allocator.free(allocator.malloc(64 * MIB))
+        allocator.malloc(50 * MIB)
+        assert allocator.reserved_bytes == reserved * MIB
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_unused_segments_are_freed_before_a_request_fails(expandable: bool) -> None:
+    """`malloc` releases cached blocks and tries again (`release_cached_blocks`)."""
+    allocator = CachingAllocator(AllocatorSettings(expandable_segments=expandable), capacity_bytes=200 * MIB)
+    held = allocator.malloc(100 * MIB)
+    allocator.free(allocator.malloc(60 * MIB))
+    allocator.malloc(80 * MIB)
+    assert allocator.reserved_bytes == 180 * MIB
+    with pytest.raises(OutOfMemory):
+        allocator.malloc(30 * MIB)
+    allocator.free(held)
+    assert allocator.peak_reserved_bytes <= 200 * MIB
 
 
 def test_a_double_free_is_an_error() -> None:

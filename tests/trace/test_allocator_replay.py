@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from allocator_hook.trace_writer import TraceWriter
-from analyzer.memory.allocator.caching_allocator import AllocatorSettings
+from analyzer.memory.allocator.settings import AllocatorSettings
 from analyzer.trace.allocator_replay import KINDS, replay
 from analyzer.trace.events import Header
 from analyzer.trace.reader import read_trace

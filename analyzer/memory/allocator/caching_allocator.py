@@ -5,18 +5,18 @@ Source: c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.5 to 2.13): `round_size`, `
 `torch.cuda.memory_allocated`. A block of the large pool is not split if 1 MiB or less would remain, so it can be larger than the
 request. Reserved bytes are the sizes of the segments allocated with CUDA.
 
-Known limitations: GPU memory is unlimited, so segments are never returned to CUDA to satisfy a request. Streams are not
-synchronized.
+If a new segment would exceed the capacity, unused segments are returned to CUDA (`release_cached_blocks`), as `malloc` does before
+it fails. Known limitations: with `max_split_size_mb` PyTorch first returns only segments of at least that size
+(`release_available_cached_blocks`). A block that another stream still uses is free at once.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
-from analyzer.errors import UnsupportedError
+from analyzer.memory.allocator.settings import UNLIMITED, AllocatorSettings, rounded
 from analyzer.units import MIB, round_up
 
 MIN_BLOCK: Final = 512
@@ -27,32 +27,15 @@ LARGE_SEGMENT: Final = 20 * MIB
 MIN_LARGE_ALLOCATION: Final = 10 * MIB
 """Requests of at least this size get a separate segment."""
 ROUND_LARGE: Final = 2 * MIB
+DEFAULTS: Final = AllocatorSettings()
 SIDE_STREAM: Final = 1
 """The identifier of the second stream of attention, with pools of its own. The first is 0."""
-_UNLIMITED: Final = 1 << 62
 _ADDRESS_BITS: Final = 62
 """Addresses are below 2 to this power."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AllocatorSettings:
-    """The settings of PYTORCH_CUDA_ALLOC_CONF (or PYTORCH_ALLOC_CONF) that affect sizes."""
-
-    expandable_segments: bool = False
-    max_split_bytes: int = _UNLIMITED
-
-    @classmethod
-    def of(cls, environ: Mapping[str, str]) -> AllocatorSettings:
-        """Reads the settings from environment variables. Raises UnsupportedError for settings that are not simulated."""
-        option = "PYTORCH_ALLOC_CONF" if "PYTORCH_ALLOC_CONF" in environ else "PYTORCH_CUDA_ALLOC_CONF"
-        pairs = dict(part.split(":", 1) for part in environ.get(option, "").replace(" ", "").split(",") if ":" in part)
-        if "roundup_power2_divisions" in pairs or pairs.get("backend", "native") != "native":
-            raise UnsupportedError(option, "this allocator setting is not simulated", "remove roundup_power2_divisions and backend")
-        megabytes = pairs.get("max_split_size_mb")
-        return cls(
-            expandable_segments=pairs.get("expandable_segments", "False").lower() == "true",
-            max_split_bytes=int(megabytes) * MIB if megabytes else _UNLIMITED,
-        )
+class OutOfMemory(Exception):
+    """A request does not fit into the capacity, even without unused segments."""
 
 
 class Temporaries(NamedTuple):
@@ -144,10 +127,15 @@ class _Pool:
 class CachingAllocator:
     """The allocator of one device. All sizes are in bytes."""
 
-    def __init__(self, settings: AllocatorSettings = AllocatorSettings()) -> None:
+    def __init__(self, settings: AllocatorSettings = DEFAULTS, *, capacity_bytes: int = UNLIMITED) -> None:
         self._settings = settings
+        self._capacity = capacity_bytes
         self._max_split = settings.max_split_bytes
-        self._splits_all = settings.max_split_bytes == _UNLIMITED
+        self._splits_all = settings.max_split_bytes == UNLIMITED
+        self._divisions = settings.divisions
+        limited = capacity_bytes < UNLIMITED
+        self._combines = self._splits_all and not settings.divisions and not settings.expandable_segments and not limited
+        """Whether several requests may be computed together."""
         self._large = _Pool(small=False, expandable=settings.expandable_segments)
         """The large pool of the stream of the computation."""
         self._pools: dict[tuple[bool, int], _Pool] = {(False, 0): self._large}
@@ -170,6 +158,9 @@ class CachingAllocator:
         if bytes <= 0:
             raise ValueError(f"bytes must be positive, not {bytes}")
         size = (bytes + MIN_BLOCK - 1) // MIN_BLOCK * MIN_BLOCK
+        requested = size
+        if self._divisions:
+            size = rounded(size, self._divisions)
         pool = self._pools.get((size <= SMALL_SIZE, stream)) or self._pool(size, stream)
         keys, key = pool.keys, size << _ADDRESS_BITS
         block: _Block | None = None
@@ -187,8 +178,9 @@ class CachingAllocator:
             remaining = 0
         address = block.address
         self._in_use[address] = block
-        block.unrequested = remaining
-        self.unrequested_bytes += remaining
+        unrequested = size - requested + remaining
+        block.unrequested = unrequested
+        self.unrequested_bytes += unrequested
         self.allocated_bytes = allocated = self.allocated_bytes + size + remaining
         if allocated > self.peak_allocated_bytes:
             self.peak_allocated_bytes, self.unrequested_at_peak_bytes = allocated, self.unrequested_bytes
@@ -219,7 +211,7 @@ class CachingAllocator:
         remaining = length - size
         while count:
             largest = self._large.largest
-            if size < MIN_LARGE_ALLOCATION or remaining > SMALL_SIZE or largest >= size or self._settings.expandable_segments:
+            if size < MIN_LARGE_ALLOCATION or remaining > SMALL_SIZE or largest >= size or not self._combines:
                 self.malloc(bytes)
                 count -= 1
                 continue
@@ -237,7 +229,7 @@ class CachingAllocator:
         If free blocks satisfy all requests, the blocks are merged again at the end, and only the peak can change.
         """
         pool = self._large
-        merged = self._splits_all and temporaries.large and pool.tail is None
+        merged = self._combines and temporaries.large
         if (
             merged
             and self.allocated_bytes + temporaries.most <= self.peak_allocated_bytes
@@ -278,11 +270,11 @@ class CachingAllocator:
             place = bisect_left(keys, size << _ADDRESS_BITS)
             while place in taken:
                 place += 1
-            block_size = keys[place] >> _ADDRESS_BITS if place < len(keys) else _UNLIMITED
+            block_size = keys[place] >> _ADDRESS_BITS if place < len(keys) else UNLIMITED
             piece = bisect_left(remaining_parts, size) if remaining_parts else 0
             if piece < len(remaining_parts) and remaining_parts[piece] <= block_size:
                 block_size = remaining_parts.pop(piece)
-            elif block_size == _UNLIMITED:
+            elif block_size == UNLIMITED:
                 return None
             else:
                 taken.add(place)
@@ -314,8 +306,8 @@ class CachingAllocator:
     def _free_block(self, pool: _Pool, size: int) -> _Block | None:
         """Removes the best free block for a request from the pool and returns it; None if a new segment is needed."""
         best = pool.best_fit(size)
-        limit = self._max_split
-        if best is None or size < limit <= best.size or (size >= limit and best.size >= size + LARGE_SEGMENT):
+        limit, rounding = self._max_split, self._settings.non_split_rounding_bytes
+        if best is None or size < limit <= best.size or (size >= limit and best.size >= size + rounding):
             return None
         pool.remove(best)
         return best
@@ -327,6 +319,7 @@ class CachingAllocator:
             length = LARGE_SEGMENT
         else:
             length = round_up(size, ROUND_LARGE)
+        self._make_room(lambda: length)
         block = _Block(pool, self._next_segment, length)
         self._next_segment += length + LARGE_SEGMENT  # a gap, because segments of cudaMalloc are not merged
         self._reserve(length)
@@ -335,6 +328,7 @@ class CachingAllocator:
     def _grow(self, pool: _Pool, size: int) -> _Block:
         """Adds pages to the end of the expandable segment, merged with a free block before them."""
         page = SMALL_SEGMENT if pool.small else LARGE_SEGMENT
+        self._make_room(lambda: round_up(size - (pool.tail.size if pool.tail is not None and pool.tail.free else 0), page))
         last = pool.tail
         if last is None:
             last = _Block(pool, self._next_segment, 0)
@@ -350,6 +344,14 @@ class CachingAllocator:
         pool.tail = last
         self._reserve(more)
         return last
+
+    def _make_room(self, needed: Callable[[], int]) -> None:
+        """Returns unused segments to CUDA if the needed bytes exceed the capacity. Raises OutOfMemory if that is not enough."""
+        if self._capacity == UNLIMITED or self.reserved_bytes + needed() <= self._capacity:
+            return
+        self.empty_cache()
+        if self.reserved_bytes + needed() > self._capacity:
+            raise OutOfMemory
 
     def _reserve(self, bytes: int) -> None:
         self.reserved_bytes += bytes

@@ -19,9 +19,10 @@ from typing import Final
 from analyzer.buffers.gradient_buffers import Buffer, shard_pieces
 from analyzer.buffers.parameter_order import parameter_runs
 from analyzer.layout.data_parallel import reduction_size
-from analyzer.memory.allocator.caching_allocator import SIDE_STREAM, SMALL_SIZE, AllocatorSettings, CachingAllocator
+from analyzer.memory.allocator.caching_allocator import SIDE_STREAM, SMALL_SIZE, CachingAllocator
 from analyzer.memory.allocator.replicas import FIRST, Member
 from analyzer.memory.allocator.script import TEMPORARY, Action, Place, Script
+from analyzer.memory.allocator.settings import UNLIMITED, AllocatorSettings
 from analyzer.memory.device_overhead import SEGMENT, device_range, outside_allocator_bytes
 from analyzer.memory.workspaces import Workspace
 from analyzer.modules.stage import StageModel
@@ -49,6 +50,8 @@ class Fragmentation:
     """The same at the peak of a later iteration."""
     unused: int
     """Peak of the reserved bytes minus peak of the allocated bytes."""
+    reserved: int
+    """Peak of the reserved bytes of the large tensors."""
 
 
 def is_replayed(job: TrainingJob) -> bool:
@@ -100,7 +103,7 @@ def with_fragmentation(job: TrainingJob, memory: RankMemory, found: Fragmentatio
         peak_allocated_bytes=peak,
         peak_reserved_bytes=reserved,
         device_bytes=reserved + outside_allocator_bytes(job),
-        device_range_bytes=device_range(job, peak=peak, reserved=reserved),
+        device_range_bytes=device_range(job, peak=peak, reserved=reserved, replayed=True),
         unsplit_bytes=found.unsplit,
         unsplit_at_first_peak_bytes=found.unsplit_at_first_peak,
         unsplit_at_peak_bytes=peak - memory.peak_allocated_bytes,
@@ -118,13 +121,14 @@ def fragmentation(
     orders: tuple[Sequence[Step], Sequence[Step]],
     settings: AllocatorSettings,
     member: Member = FIRST,
+    capacity_bytes: int = UNLIMITED,
 ) -> Fragmentation:
     """Replays the allocations of a rank.
 
     `orders` are the steps of the first iteration and of a later one, complete or up to a step. `member`: which part of the states
-    of the distributed optimizer the rank has.
+    of the distributed optimizer the rank has. Raises OutOfMemory if a request exceeds `capacity_bytes`.
     """
-    allocator = CachingAllocator(settings)
+    allocator = CachingAllocator(settings, capacity_bytes=capacity_bytes)
     owned = _owned(job, stage, buffers, member)
     _allocate_states(job, stage, buffers, owned, allocator)
     remaining = _Workspaces(allocator, workspaces)
@@ -141,6 +145,7 @@ def fragmentation(
         unsplit_at_first_peak=at_first_peak,
         unsplit_at_peak=allocator.unrequested_at_peak_bytes,
         unused=allocator.peak_reserved_bytes - allocator.peak_allocated_bytes,
+        reserved=allocator.peak_reserved_bytes,
     )
 
 

@@ -169,6 +169,7 @@ def _memory(memory: RankMemory) -> dict[str, Any]:
         "peak_reserved_bytes": memory.peak_reserved_bytes,
         "device_bytes": memory.device_bytes,
         "device_range_bytes": list(memory.device_range_bytes),
+        "released_bytes": memory.released_bytes,
         "graph_pool_bytes": memory.graph_pool_bytes,
         "runtime_parts": [_part(part) for part in memory.runtime_parts],
         "transient_parts": [_part(part) for part in memory.transient_parts],

@@ -20,7 +20,7 @@ from allocator_hook.shadow import engine
 from analyzer.hardware.gpus import hardware
 from analyzer.launch.build import build
 from analyzer.launch.parse import parse
-from analyzer.memory.allocator.caching_allocator import AllocatorSettings
+from analyzer.memory.allocator.settings import AllocatorSettings
 from analyzer.specs import TrainingJob
 from analyzer.trace.allocator_replay import Replayed, replay
 from analyzer.trace.events import CollectiveEvent, Label, Mark
