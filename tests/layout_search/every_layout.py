@@ -38,8 +38,15 @@ class Every(NamedTuple):
 
     @property
     def fitting(self) -> list[Evaluation]:
-        """The layouts that fit the GPU."""
-        return [each.evaluation for each in self.layouts if each.evaluation.device_bytes <= self.space.problem.capacity]
+        """The layouts that fit the GPU, some of them because the allocator returns unused segments when the memory is full."""
+        problem = self.space.problem
+        found = []
+        for each in self.layouts:
+            options = by_flag(each.changes, problem.arguments)
+            fits = evaluate(each.layout, options, each.job, problem.speed, problem.rates)
+            if fits is not None:
+                found.append(fits)
+        return found
 
 
 def every_layout(name: int | str) -> Every:
