@@ -55,10 +55,10 @@ def analyze(
     """The report of a launch, computed by formula.
 
     `argv` is what follows `torchrun` in a launch script, as one string or as a list of words: options of torchrun, the training
-    script, and options of Megatron-LM. `--info-gpu`, `--info-gpu-memory`, `--info-margin`, `--info-megatron`, `--info-model` and
-    `--info-moe-imbalance` may be among them. `gpu` is the target GPU, such as "H100-80GB"; without it the verdict is for the
-    local GPU, if there is one. `environ` and `folder` stand for the environment variables and the working directory of the
-    launch. They are those of this process if not given.
+    script, and options of Megatron-LM. `--info-gpu`, `--info-gpu-memory`, `--info-margin`, `--info-megatron`, `--info-te`,
+    `--info-torch`, `--info-model` and `--info-moe-imbalance` may be among them. `gpu` is the target GPU, such as "H100-80GB";
+    without it the verdict is for the local GPU, if there is one. `environ` and `folder` stand for the environment variables and the
+    working directory of the launch. They are those of this process if not given.
 
     The process is left unchanged, and nothing is printed. Sizes in the report are in bytes. Raises
     `analyzer.errors.AnalyzerError` for input that is invalid or not supported.

@@ -17,6 +17,7 @@ from analyzer.specs import (
     ParallelSpec,
     PrecisionSpec,
     RecomputeSpec,
+    SoftwareSpec,
     TrainingFlags,
     TrainingJob,
 )
@@ -49,6 +50,7 @@ def make_job(**changes: Any) -> TrainingJob:
         "recompute": RecomputeSpec(),
         "flags": TrainingFlags(),
         "hardware": HardwareSpec(),
+        "software": SoftwareSpec(te="2.11", torch="2.10"),
     }
     megatron = changes.pop("megatron", "0.16.1")
     for field, value in changes.items():

@@ -31,6 +31,7 @@ from analyzer.specs import (
     ParallelSpec,
     PrecisionSpec,
     RecomputeSpec,
+    SoftwareSpec,
     TrainingFlags,
     TrainingJob,
 )
@@ -70,6 +71,7 @@ def make_job(*, layers: int = 24, hidden: int = 4096, heads: int = 32, **paralle
         flags=TrainingFlags(),
         hardware=HardwareSpec(name="H100-80GB", capacity_bytes=80 * GIB),
         megatron="0.16.1",
+        software=SoftwareSpec(te="2.11", torch="2.10"),
     )
 
 

@@ -12,6 +12,7 @@ from analyzer.specs import (
     ParallelSpec,
     PrecisionSpec,
     RecomputeSpec,
+    SoftwareSpec,
     TrainingFlags,
     TrainingJob,
 )
@@ -42,4 +43,5 @@ def job(*, s: int = 1024, b: int = 2, h: int = 1024, a: int = 16, t: int = 1, sp
         flags=TrainingFlags(),
         hardware=HardwareSpec(),
         megatron="0.16.1",
+        software=SoftwareSpec(te="2.11", torch="2.10"),
     )

@@ -4,7 +4,7 @@
 
 Without files it reads tests/data/measured. Each record is one run: its launch command, and the bytes that
 torch.cuda.memory_stats() reported on one rank or more. The launch is predicted by get_training_info.py in a process of its own,
-with the Megatron release that the record names. Exit status 1: a run has no prediction.
+with the Megatron release and the versions of libraries that the record names. Exit status 1: a run has no prediction.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from analyzer.launch.software import CONTAINERS  # noqa: E402
 from tests.data_files import measured_records  # noqa: E402
 
 FIGURES: Final = {
@@ -81,6 +82,8 @@ def predicted(record: dict[str, Any], *, engine: str, release: bool) -> dict[str
     command += ["--nnodes", str(record["nodes"]), "--nproc-per-node", str(record["gpus_per_node"]), *record["argv"]]
     if release and record.get("megatron_release"):
         command += ["--info-megatron", record["megatron_release"]]
+    if release and engine == "formula":
+        command += versions_of(record)
     command += ["--info-engine", engine, "--info-gpu", record["gpu"], "--info-json", "-"]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **record["env"]})
     if done.returncode not in (0, 1):
@@ -88,6 +91,19 @@ def predicted(record: dict[str, Any], *, engine: str, release: bool) -> dict[str
         return Failure(record["id"], f"exit status {done.returncode}: {last[:200]}")
     report: dict[str, Any] = json.loads(done.stdout)
     return report
+
+
+def versions_of(record: dict[str, Any]) -> list[str]:
+    """The options for the libraries of a run: the versions that it states, or PyTorch of its container.
+
+    Megatron-LM's CI builds a Transformer Engine of its own.
+    """
+    software = record.get("software")
+    if software is not None:
+        return ["--info-te", software["transformer_engine"], "--info-torch", software["torch"]]
+    tag = (record.get("container") or "").removeprefix("nvcr.io/nvidia/pytorch:").removesuffix("-py3")
+    torch = next((each.torch for each in CONTAINERS.values() if each.tag == tag), None)
+    return ["--info-torch", torch] if torch is not None else []
 
 
 def scores_of(record: dict[str, Any], *, engine: str, release: bool) -> list[Score] | Failure:

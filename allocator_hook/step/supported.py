@@ -49,9 +49,10 @@ READ: Final[dict[str, frozenset[str]]] = {
         "use_cpu_initialization empty_unused_memory_level data_parallel_random_init allocator_config".split()
     ),
     "AssumedVocabulary": frozenset("reason others".split()),
+    "SoftwareSpec": frozenset("te torch".split()),
     "HardwareSpec": frozenset("name capacity_bytes compute_capability multiprocessors margin_bytes".split()),
     "TrainingJob": frozenset(
-        "model parallel batch precision optimizer recompute flags hardware megatron assumptions warnings unknown "
+        "model parallel batch precision optimizer recompute flags hardware megatron software assumptions warnings unknown "
         "assumed_vocabulary".split()
     ),
 }

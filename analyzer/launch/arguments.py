@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from analyzer.specs.software import SoftwareSpec
+
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
@@ -34,6 +36,11 @@ class Arguments:
 
     fork: str | None = None
     """The fork of Megatron-LM whose options are given, such as 'microsoft' (`forks/fork_options.json`)."""
+
+    software: SoftwareSpec | None = None
+    """The versions of libraries; None for those of the container of the release (`software.container_of`)."""
+    versions: str = ""
+    """The assumption about them, as a sentence."""
 
     def get(self, dest: str, default: object = None) -> object:
         """The value of `dest`; `default` if the release has no such option."""

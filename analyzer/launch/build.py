@@ -30,8 +30,9 @@ from analyzer.launch.derive.reading import option, refuse, since
 from analyzer.launch.derive.recompute import recompute_spec
 from analyzer.launch.derive.smallest_world import smallest_world
 from analyzer.launch.derive.training_flags import training_flags
+from analyzer.launch.software import check_software, container_of
 from analyzer.launch.tokenizer.vocabulary import read_vocabulary
-from analyzer.specs import HardwareSpec, ModelSpec, MoeSpec, ParallelSpec, PrecisionSpec, RecomputeSpec, TrainingJob
+from analyzer.specs import HardwareSpec, ModelSpec, MoeSpec, ParallelSpec, PrecisionSpec, RecomputeSpec, SoftwareSpec, TrainingJob
 from analyzer.specs.rules import violations
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def build(
     refuses, UnsupportedError for what is not modelled.
     """
     launch = LaunchInput(arguments=arguments, environ=environ, folder=folder, gpu=gpu, strict=strict)
-    launch.assume(*arguments.assumptions)
+    launch.assume(*arguments.assumptions, *filter(None, [arguments.versions]))
     if world is None:
         world = smallest_world(launch)
     launch.assume(*world.assumptions)
@@ -91,6 +92,7 @@ def build(
         flags=flags,
         hardware=gpu,
         megatron=arguments.release,
+        software=_software(arguments, model),
         assumed_vocabulary=vocabulary.assumed,
         fsdp=fsdp,
         graphs=graphs,
@@ -124,6 +126,12 @@ def _model(
     model = replace(model, moe=moe, mtp_num_layers=mtp_layers_of(launch.arguments, model=model, context=parallel.context))
     check_fused_activation(model)
     return model
+
+
+def _software(arguments: Arguments, model: ModelSpec) -> SoftwareSpec:
+    software = arguments.software or container_of(arguments.release).software
+    check_software(software, model)
+    return software
 
 
 def _experts(

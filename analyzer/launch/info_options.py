@@ -21,6 +21,7 @@ from analyzer.launch.info_values import (
     share,
     shares,
     size,
+    version,
     word,
     words,
 )
@@ -97,6 +98,9 @@ class InfoOptions:
     """Processes, or the address of a Dask scheduler; None for one process for each processor."""
     launch: bool = False
     megatron: str | None = None
+    te: str | None = None
+    """The version of Transformer Engine, or none; None for what `software.software_of` finds."""
+    torch: str | None = None
     world_size: int | None = None
     """Number of GPUs; None for what the launcher gives."""
     gpus_per_node: int | None = None
@@ -185,6 +189,12 @@ OPTIONS: Final[dict[str, InfoOption]] = {
     "workers": InfoOption("N|ADDRESS", "processes of the search, or tcp://HOST:PORT of a Dask scheduler", word),
     "launch": InfoOption("", "start the training if the launch fits (not with a script)", flag),
     "megatron": InfoOption("VERSION", "Megatron-LM release such as 0.16.1 or 2023, or a checkout, whose parser is executed", word),
+    "te": InfoOption(
+        "VERSION|none",
+        "Transformer Engine of the training (default: the installed one, or that of the NGC container of the release)",
+        version("Transformer Engine", "2.11", newest=2, none=True),
+    ),
+    "torch": InfoOption("VERSION", "PyTorch of the training (default: as for --info-te)", version("PyTorch", "2.10", newest=2)),
     "world_size": InfoOption("N", "number of GPUs (default: what the launcher or the environment gives)", integer(1)),
     "gpus_per_node": InfoOption("N", "GPUs per node, with --info-world-size (default: 8 or fewer)", integer(1)),
     "model": InfoOption("NAME|FILE", "model by its Hugging Face name, such as meta-llama/Llama-3.1-70B, or config.json", word),

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from analyzer.errors import InputError
 from analyzer.units import MAX_DIGITS, parse_size
+
+_VERSION: Final = re.compile(
+    r"(?P<major>\d{1,3})(\.\d{1,6}){1,3}((a|b|rc|\.post|\.dev)\d{1,6}){0,3}(\+[A-Za-z0-9.]{1,60})?", re.ASCII
+)
+"""A version as in PEP 440, with two to four numbers."""
 
 
 class Margin(NamedTuple):
@@ -31,6 +37,23 @@ def words(name: str, text: str | None) -> tuple[str, ...]:
     if "" in found:
         raise InputError(name, f"{text!r} has an empty entry", "write words separated by commas")
     return found
+
+
+def version(package: str, example: str, *, newest: int, none: bool = False) -> Callable[[str, str | None], str]:
+    """A reader of versions of `package` such as `example`, with a first number up to `newest`; of 'none' too if that is allowed."""
+    remedy = f"write a version such as {example}" + (", or none" if none else "")
+
+    def read(name: str, text: str | None) -> str:
+        if none and text == "none":
+            return text
+        found = _VERSION.fullmatch(text or "")
+        if found is None:
+            raise InputError(name, f"{text!r} is not a version", remedy)
+        if int(found["major"]) > newest:
+            raise InputError(name, f"{package} {text} is not known", remedy)
+        return found.string
+
+    return read
 
 
 def flag(name: str, text: str | None) -> bool:

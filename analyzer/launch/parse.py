@@ -19,6 +19,7 @@ from analyzer.launch.launchers.world import World
 from analyzer.launch.megatron_words import MegatronWords, megatron_words, with_fork_values
 from analyzer.launch.options.catalogue import PREFERRED, load_catalogue
 from analyzer.launch.options.choose_release import chosen_table, read_with_catalogue
+from analyzer.launch.software import software_of
 from analyzer.launch.split_argv import SplitArgv, split_argv
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def parse(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> t
     model = info.model or own.model
     sources = _Sources(choice, catalogue, model, script=words.entry is not None and own.model is None, folder=folder)
     own, parsed = _read_values_of_forks(own, sources, known)
+    software, versions = software_of(parsed.table.release, te=info.te, torch=info.torch, engine=info.engine)
     arguments = Arguments(
         values=MappingProxyType({**parsed.table.defaults, **parsed.reading.values}),
         given=frozenset(parsed.reading.values),
@@ -73,6 +75,8 @@ def parse(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> t
         unknown=(*entry, *parsed.statements, *own.statements),
         words=parsed.words,
         fork=own.fork.fork.key if own.fork is not None else None,
+        software=software,
+        versions=versions,
     )
     if arguments.get("use_checkpoint_args"):
         from analyzer.launch.options.checkpoint_args import with_checkpoint_args

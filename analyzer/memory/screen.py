@@ -34,7 +34,7 @@ from analyzer.modules.tree import Module, Tensor, total_bytes
 from analyzer.program.chunks import Block
 from analyzer.specs import TrainingJob
 from analyzer.specs.release import is_before
-from analyzer.states.adam import copies_gradients
+from analyzer.states.adam import copies_gradients, uses_torch_adam
 from analyzer.states.bytes_per_parameter import FP32, bytes_per_parameter
 from analyzer.units import DTYPE_BYTES, round_up
 
@@ -243,7 +243,8 @@ def state_bytes(job: TrainingJob, *, dense: int, experts: int, parameter_bytes: 
         owned = dense // reduction_size(job.parallel, "dp_cp") + experts // reduction_size(job.parallel, "edp")
     each = bytes_per_parameter(job)
     kept = parameter_bytes + int(DTYPE_BYTES[job.precision.gradients]) * (dense + experts)
-    return kept + int((each.master + each.total_moments) * owned), FP32 * owned if copies_gradients(job) else 0
+    in_step = copies_gradients(job) + uses_torch_adam(job)
+    return kept + int((each.master + each.total_moments) * owned), FP32 * owned * in_step
 
 
 def _one_chunk(figures: ChunkFigures, stages: int, microbatches: int, messages_bytes: tuple[int, int]) -> int:

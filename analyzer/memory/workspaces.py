@@ -14,6 +14,7 @@ from math import prod
 from typing import Final, Literal
 
 from analyzer.modules.attention.core_attention import causal_mask, softmax_is_fused
+from analyzer.modules.inputs import CachedDummies
 from analyzer.modules.kinds import LATENT_PROJECTIONS, LINEAR, ModuleKind
 from analyzer.modules.moe.dispatchers import gathered_token_bytes
 from analyzer.modules.shapes import Shapes, shapes_of
@@ -50,14 +51,19 @@ def capability(job: TrainingJob) -> tuple[int, int]:
 def cublas_workspace_bytes(job: TrainingJob) -> int:
     """Bytes of the workspace of one cuBLAS handle on one stream: CUBLAS_WORKSPACE_CONFIG, or PyTorch's default.
 
-    The variable contains pairs `:SIZE:COUNT` with sizes in KiB. The default is :4096:8 on Hopper and, since PyTorch pull request
-    175344 (February 2026), on Blackwell; :4096:2:16:8 on other GPUs.
+    The variable contains pairs `:SIZE:COUNT` with sizes in KiB. The default is :4096:8 on Hopper and, since PyTorch 2.12 (pull
+    request 175344), on Blackwell; :4096:2:16:8 on other GPUs. On AMD GPUs the GEMMs are those of hipBLASLt, with 76 MiB
+    (aten/src/ATen/cuda/CUDABlas.cpp).
     """
+    if job.hardware.is_amd:
+        return 76 * MIB
     config = job.flags.cublas_workspace_config
     if config:
         numbers = [number for part in config.split(":") if (number := natural(part.strip())) is not None]
         return sum(kib * count for kib, count in zip(numbers[::2], numbers[1::2], strict=False)) * KIB
-    return 4096 * 8 * KIB if capability(job)[0] >= 9 else (4096 * 2 + 16 * 8) * KIB
+    first = capability(job)[0]
+    large = first == 9 or (first > 9 and not job.software.torch_is_before("2.12"))
+    return 4096 * 8 * KIB if large else (4096 * 2 + 16 * 8) * KIB
 
 
 def te_workspace_bytes(job: TrainingJob) -> int:
@@ -182,7 +188,7 @@ def _global_buffer(context: _Context) -> Iterator[Workspace]:
         gathering |= set() if context.te else {ModuleKind.QKV, ModuleKind.FC1}
         users = kinds & gathering
         scratch = shapes.hidden("gathered input", gathered=True).bytes if users else 0
-    if job.model.implementation == "local" and context.unfused and ModuleKind.ATTENTION_KERNEL in kinds:
+    if not context.te and context.unfused and ModuleKind.ATTENTION_KERNEL in kinds:
         heads = job.model.num_attention_heads // shapes.t
         scores = round_up(dtype_bytes(shapes.dtype, shapes.b * heads * shapes.s * job.batch.seq_length), BLOCK)
         users, scratch = users | {ModuleKind.ATTENTION_KERNEL}, max(scratch, scores)
@@ -212,19 +218,16 @@ def _offloading_and_fsdp(context: _Context) -> Iterator[Workspace]:
 
 
 def _dummy_weight_gradients(context: _Context) -> Iterator[Workspace]:
-    """Uninitialized weight gradients that fused gradient accumulation returns to autograd.
-
-    Transformer Engine caches one for each distinct shape. Megatron's own layers use the same cache
-    (core/tensor_parallel/layers.py, 0.16.1).
-    """
+    """Uninitialized weight gradients that fused accumulation returns to autograd: one for each distinct shape, if cached."""
     shapes = context.shapes
-    if not shapes.inputs.gradient_accumulation_fusion or not shapes.inputs.caches_dummy_gradients:
+    cached = shapes.inputs.cached_dummies
+    if not shapes.inputs.gradient_accumulation_fusion:
         return
     # with tied embeddings the weight of the output layer is that of the word embedding
     vocabulary = (shapes.model.padded_vocab_size // shapes.t, shapes.model.hidden_size)
     by_weight: dict[tuple[tuple[int, ...], str], Workspace] = {}
     for module, _ in context.modules:
-        for key, workspace in module.derived(_dummy_gradients_of, vocabulary, shapes.dtype):
+        for key, workspace in module.derived(_dummy_gradients_of, vocabulary, shapes.dtype, cached):
             by_weight.setdefault(key, workspace)
     yield from by_weight.values()
 
@@ -233,15 +236,17 @@ _Dummies = tuple[tuple[tuple[tuple[int, ...], str], Workspace], ...]
 """Dummy gradients by the shape and dtype of the weight."""
 
 
-def _dummy_gradients_of(tree: Module, vocabulary: tuple[int, int], vocabulary_dtype: str) -> _Dummies:
-    """The dummy gradients of a module and its children. `vocabulary` is the shape of an output layer's weight."""
+def _dummy_gradients_of(tree: Module, vocabulary: tuple[int, int], vocabulary_dtype: str, cached: CachedDummies) -> _Dummies:
+    """The cached dummy gradients of a module and its children. `vocabulary` is the shape of an output layer's weight."""
     weights: dict[tuple[tuple[int, ...], str], ModuleKind] = {}
     for module in tree.derived(_modules_with_fused_gradients):
         if module.kind is ModuleKind.OUTPUT_LAYER:
-            weights.setdefault((vocabulary, vocabulary_dtype), module.kind)
+            if cached.output_layer:
+                weights.setdefault((vocabulary, vocabulary_dtype), module.kind)
             continue
         for parameter in module.parameters:
-            if parameter.name == "weight":  # experts have one gradient each: the last two dimensions
+            of_experts = len(parameter.shape) > 2  # experts have one gradient each: the last two dimensions
+            if parameter.name == "weight" and (cached.experts if of_experts else cached.layers):
                 weights.setdefault((parameter.shape[-2:], parameter.dtype), module.kind)
     return tuple(
         (

@@ -55,10 +55,9 @@ def output_layer(shapes: Shapes, *, owns_weight: bool, shared: bool, input_share
 def _weight_gradient(shapes: Shapes, rows: int) -> tuple[Tensor, ...]:
     """The weight gradient of the output layer, or the placeholder that fused accumulation returns to autograd.
 
-    With Transformer Engine installed, 0.16.1 takes the placeholder from a cache, which `memory.workspaces` counts. Up to core
-    0.11 a new one was allocated.
+    A cached placeholder is counted by `memory.workspaces`.
     """
-    if shapes.inputs.gradient_accumulation_fusion and shapes.inputs.caches_dummy_gradients:
+    if shapes.inputs.gradient_accumulation_fusion and shapes.inputs.cached_dummies.output_layer:
         return ()
     shape = (rows, shapes.model.hidden_size)
     return (Tensor(name="weight gradient", shape=shape, dtype=shapes.dtype, formula="size of the weight"),)

@@ -37,6 +37,31 @@ class Split:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CachedDummies:
+    """Layers whose fused weight gradients return a cached dummy to autograd. Others allocate one for each use.
+
+    Transformer Engine caches the dummies of linear layers from 2.3 on, and those of grouped linear layers from 2.10 on
+    (transformer_engine/pytorch/module/base.py `get_dummy_wgrad`). Megatron's own layers use that cache from core 0.14 on
+    (core/tensor_parallel/layers.py), and legacy models do not.
+    """
+
+    layers: bool = True
+    """Linear layers of attention and FFN, and experts that run one after the other."""
+    experts: bool = True
+    """Grouped experts."""
+    output_layer: bool = True
+
+
+def _cached_dummies(job: TrainingJob) -> CachedDummies:
+    software, implementation = job.software, job.model.implementation
+    in_te = not software.te_is_before("2.3")
+    own = in_te and implementation != "legacy" and not is_before(job.megatron, "0.14")
+    layers = in_te if implementation == "transformer_engine" else own
+    grouped = job.model.moe is not None and job.model.moe.grouped_gemm
+    return CachedDummies(layers=layers, experts=not software.te_is_before("2.10") if grouped else layers, output_layer=own)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModuleInputs:
     """Everything that the tree of a model chunk depends on, in addition to its `ChunkKind`."""
 
@@ -55,8 +80,9 @@ class ModuleInputs:
     deterministic: bool = False
     copies_logits: bool = False
     """Before core 0.8, the cross entropy subtracts the maximum into a new tensor (tensor_parallel/cross_entropy.py)."""
-    caches_dummy_gradients: bool = True
-    """False for legacy models and before core 0.12: they allocate the placeholder of a weight gradient for each use."""
+    cached_dummies: CachedDummies = CachedDummies()
+    norms_save_views: bool = False
+    """Before Transformer Engine 1.13, its norms save a view of their input where later ones save a contiguous copy."""
     compute_capability: tuple[int, int] | None = None
     """Of the target GPU; None if no GPU is given."""
     multiprocessors: int | None = None
@@ -161,7 +187,8 @@ def _module_inputs(job: TrainingJob) -> ModuleInputs:
         attention_mask_in_dataloader=job.flags.attention_mask_in_dataloader,
         deterministic=job.flags.deterministic,
         copies_logits=is_before(job.megatron, "0.8"),
-        caches_dummy_gradients=job.model.implementation != "legacy" and not is_before(job.megatron, "0.12"),
+        cached_dummies=_cached_dummies(job),
+        norms_save_views=job.model.implementation == "transformer_engine" and job.software.te_is_before("1.13"),
         compute_capability=job.hardware.compute_capability,
         multiprocessors=job.hardware.multiprocessors,
     )

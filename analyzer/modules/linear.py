@@ -23,13 +23,13 @@ from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Parameter, Tensor
 
 
-def weight_gradient(shapes: Shapes, shape: tuple[int, int]) -> tuple[Tensor, ...]:
-    """The gradient of a weight before it is added to main_grad; empty if the GEMM accumulates into main_grad.
+def weight_gradient(shapes: Shapes, shape: tuple[int, int], *, cached: bool | None = None) -> tuple[Tensor, ...]:
+    """The gradient of a weight that autograd gets, before the hook of DistributedDataParallel frees it.
 
-    With `--no-gradient-accumulation-fusion` autograd allocates a tensor of the weight's size. The hook of
-    DistributedDataParallel adds it to main_grad and frees it.
+    With `--no-gradient-accumulation-fusion` it is added to main_grad. Otherwise the GEMM accumulates into main_grad, and autograd
+    gets a dummy of the same size; empty if that is `cached` (default: as for linear layers), which `memory.workspaces` counts.
     """
-    if shapes.inputs.gradient_accumulation_fusion:
+    if shapes.inputs.gradient_accumulation_fusion and (shapes.inputs.cached_dummies.layers if cached is None else cached):
         return ()
     return (Tensor(name="weight gradient", shape=shape, dtype=shapes.dtype, formula="size of the weight"),)
 

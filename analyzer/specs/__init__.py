@@ -22,6 +22,7 @@ from analyzer.specs.moe import FlexSpec, MoeSpec
 from analyzer.specs.optimizer import FsdpSpec, MuonSpec, OffloadSpec, OptimizerSpec
 from analyzer.specs.parallel import ParallelSpec, PipelineSpec
 from analyzer.specs.precision import Fp8Recipe, Fp8Spec, PrecisionSpec
+from analyzer.specs.software import SoftwareSpec
 from analyzer.specs.training import ActivationOffloadSpec, BatchSpec, GraphSpec, RecomputeSpec, TrainingFlags
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "PipelineSpec",
     "PrecisionSpec",
     "RecomputeSpec",
+    "SoftwareSpec",
     "TrainingFlags",
     "TrainingJob",
 ]

@@ -16,3 +16,8 @@ class HardwareSpec:
     """Memory that should remain free: with less headroom a launch is tight."""
     compute_capability: tuple[int, int] | None = None
     multiprocessors: int | None = None
+
+    @property
+    def is_amd(self) -> bool:
+        """Whether it is one of AMD's Instinct GPUs, whose compute capability is the number of their architecture."""
+        return (self.name or "").startswith("MI")

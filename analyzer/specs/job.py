@@ -9,6 +9,7 @@ from analyzer.specs.model import AssumedVocabulary, ModelSpec
 from analyzer.specs.optimizer import FsdpSpec, OptimizerSpec
 from analyzer.specs.parallel import ParallelSpec
 from analyzer.specs.precision import PrecisionSpec
+from analyzer.specs.software import SoftwareSpec
 from analyzer.specs.training import ActivationOffloadSpec, BatchSpec, GraphSpec, RecomputeSpec, TrainingFlags
 
 
@@ -26,6 +27,7 @@ class TrainingJob:
     hardware: HardwareSpec
     megatron: str
     """The release whose behaviour is assumed: '0.16.1', or '2023' for the code before core 0.3."""
+    software: SoftwareSpec
     assumptions: tuple[str, ...] = ()
     """Assumptions made while the arguments were read, one sentence each."""
     warnings: tuple[str, ...] = ()

@@ -11,6 +11,7 @@ from analyzer.buffers.gradient_buffers import Buffer, shard_numel
 from analyzer.buffers.parameter_order import numel_of
 from analyzer.layout.data_parallel import reduction_size
 from analyzer.modules.stage import StageModel
+from analyzer.modules.tree import Tensor
 from analyzer.specs import TrainingJob
 from analyzer.states.bytes_per_parameter import FP32, adam_stores_master_weights, bytes_per_parameter
 from analyzer.states.record import States
@@ -29,7 +30,18 @@ def adam_states(job: TrainingJob, stage: StageModel, buffers: Sequence[Buffer], 
         master_weights=int(each.master * owned),
         moments=int(each.total_moments * owned),
         gradient_copies=FP32 * owned if copies_gradients(job) else 0,
+        step_workspace=(Tensor(name="square roots of torch's Adam", shape=(owned,), dtype="fp32"),) if uses_torch_adam(job) else (),
     )
+
+
+def uses_torch_adam(job: TrainingJob) -> bool:
+    """Whether Adam is torch's, whose step creates the square roots of all second moments at once (`torch._foreach_sqrt`).
+
+    core/optimizer/__init__.py imports the fused Adam of Transformer Engine, or else that of Apex. Fused gradient accumulation of
+    Megatron's own layers needs Apex too, so a launch without it is taken to have neither.
+    Source: torch/optim/adam.py `_multi_tensor_adam` (2.8).
+    """
+    return job.optimizer.name == "adam" and job.software.te is None and not job.flags.gradient_accumulation_fusion
 
 
 def copies_gradients(job: TrainingJob) -> bool:

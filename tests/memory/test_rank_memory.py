@@ -14,9 +14,9 @@ from analyzer.memory.ranks import rank_classes
 from analyzer.memory.workspaces import cublas_workspace_bytes, te_workspace_bytes, workspaces
 from analyzer.passes.stages import stage_models
 from analyzer.results import PeakEvent
-from analyzer.specs import HardwareSpec, OptimizerSpec, PrecisionSpec, RecomputeSpec, TrainingJob
+from analyzer.specs import HardwareSpec, OptimizerSpec, PrecisionSpec, RecomputeSpec, SoftwareSpec, TrainingJob
 from analyzer.units import MIB
-from tests.job_of import states_of
+from tests.job_of import AMPERE, BLACKWELL, HOPPER, states_of
 from tests.small_job import job
 
 
@@ -123,21 +123,25 @@ def test_the_peak_of_the_first_iteration_has_no_moments() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "capability", "expected"),
+    ("config", "gpu", "torch", "expected"),
     [
-        (":4096:8", (8, 0), 32 * MIB),
-        (":16:8", (9, 0), 128 * 1024),
-        (":4096:2:16:8", (9, 0), 8519680),
-        (None, (8, 0), 8519680),
-        (None, (9, 0), 32 * MIB),
-        (None, (10, 0), 32 * MIB),
+        (":4096:8", AMPERE, "2.10", 32 * MIB),
+        (":16:8", HOPPER, "2.10", 128 * 1024),
+        (":4096:2:16:8", HOPPER, "2.10", 8519680),
+        (None, AMPERE, "2.12", 8519680),
+        (None, HOPPER, "2.1", 32 * MIB),
+        (":4096:8", BLACKWELL, "2.11", 32 * MIB),
+        (None, BLACKWELL, "2.11.0a0+eb65b36914.nv26.02", 8519680),  # NGC container 26.02: before pull request 175344
+        (None, BLACKWELL, "2.12.0a0+0291f960b6.nv26.04", 32 * MIB),  # NGC container 26.04: with it
+        (None, HardwareSpec(name="MI300X-192GB", compute_capability=(9, 4)), "2.8", 76 * MIB),
     ],
 )
-def test_cublas_workspaces_have_the_size_of_pytorch(config: str | None, capability: tuple[int, int], expected: int) -> None:
+def test_cublas_workspaces_have_the_size_of_pytorch(config: str | None, gpu: HardwareSpec, torch: str, expected: int) -> None:
     """Source: PyTorch's CublasHandlePool.cpp. `:SIZE:COUNT` in KiB; default :4096:2:16:8, on Hopper and Blackwell :4096:8."""
     training_job = replace(
         job(),
-        hardware=HardwareSpec(compute_capability=capability),
+        hardware=gpu,
+        software=SoftwareSpec(te="2.11", torch=torch),
         flags=replace(job().flags, cublas_workspace_config=config),
     )
     assert cublas_workspace_bytes(training_job) == expected

@@ -1,7 +1,7 @@
 """What is assumed for releases before core 0.12.
 
 Modelled differences are in the modules that compute the memory in question: the cross entropy (before 0.8), buffers of parameters
-and gradients (0.6 to 0.8), placeholders of weight gradients (0.12), the interleaved schedule (0.10), the default of the layers
+and gradients (0.6 to 0.8), placeholders of weight gradients (0.14), the interleaved schedule (0.10), the default of the layers
 (0.6 and 0.8) and fused kernels (0.5).
 """
 

@@ -66,30 +66,43 @@ class Heads:
 def query_key_norm(shapes: Shapes) -> Module:
     """q_layernorm and k_layernorm. Each copies its strided slice of qkv, and saves the copy and fp32 statistics.
 
-    A reshape copies grouped queries before the norm.
+    A reshape copies grouped queries before the norm. Before Transformer Engine 1.13 the slices themselves are saved, and with them
+    all of qkv (transformer_engine/pytorch/module/rmsnorm.py `_RMSNorm`, 1.12).
     """
     heads = Heads(shapes)
+    views = norms_keep_qkv(shapes)
     rows = shapes.s * shapes.b
     key_heads = heads.key // shapes.model.kv_channels
     per_row = 2 if shapes.model.normalization == "LayerNorm" else 1
 
-    def one(name: str, kind: ModuleKind, width: int, count: int, symbol: str, made_in: str = "") -> Module:
+    def one(name: str, kind: ModuleKind, width: int, count: int, symbol: str, read: Tensor) -> Module:
         return Module(
             name=name,
             kind=kind,
             parameters=norm_parameters(shapes, shapes.model.kv_channels, always_summed=True),
             saved=(
-                heads.tensor("input", width, made_in=made_in),
+                read,
                 *(shapes.statistics(f"statistic {i}", rows * count, f"4·s·b·{symbol}/t") for i in range(per_row)),
             ),
-            forward_workspace=(heads.tensor("qkv", heads.qkv), heads.tensor("output", width)),
+            forward_workspace=(*(() if views else (heads.tensor("qkv", heads.qkv),)), heads.tensor("output", width)),
             backward_workspace=(heads.tensor("output gradient", width), heads.tensor("input gradient", width)),
             source="transformer_engine.pytorch.ops.LayerNorm on a strided view",
         )
 
-    queries = one("q_layernorm", ModuleKind.Q_NORM, heads.query, heads.count, "a", ATTENTION if heads.regrouped else "")
-    keys = one("k_layernorm", ModuleKind.K_NORM, heads.key, key_heads, "g")
+    query = heads.tensor("input", heads.query, made_in=ATTENTION if heads.regrouped else "")
+    key = heads.tensor("input", heads.key)
+    if views:
+        # a checkpoint around the kernel lists qkv too
+        key = heads.tensor("qkv", heads.qkv, made_in=QKV, shares="qkv" if shapes.recompute_core_attention else "")
+        query = query if heads.regrouped else replace(query, shares="qkv")
+    queries = one("q_layernorm", ModuleKind.Q_NORM, heads.query, heads.count, "a", query)
+    keys = one("k_layernorm", ModuleKind.K_NORM, heads.key, key_heads, "g", key)
     return Module(name="qk_layernorm", kind=ModuleKind.QK_NORMS, function=True, children=(queries, keys))
+
+
+def norms_keep_qkv(shapes: Shapes) -> bool:
+    """Whether q/k norms save views of the output of the qkv projection."""
+    return shapes.model.qk_layernorm and shapes.model.mla is None and shapes.inputs.norms_save_views
 
 
 def rotary_tables(shapes: Shapes) -> tuple[Tensor, ...]:
@@ -189,7 +202,7 @@ def fused_kernel(shapes: Shapes) -> Module:
     output = heads.tensor("output", heads.query)
     transposed = flash and shapes.b > 1
     inputs = inputs_saved(shapes)
-    workspace = () if len(inputs) == 1 else (heads.tensor("qkv", heads.qkv),)
+    workspace = () if len(inputs) == 1 or norms_keep_qkv(shapes) else (heads.tensor("qkv", heads.qkv),)
     if heads.regrouped and _rotated_or_normed(shapes):  # local variables also reference the input of the rotation
         workspace = (*workspace, heads.tensor("query before rotation", heads.query))
     if transposed and _rotated_or_normed(shapes):  # and the tensors that are copied to [b, s, a, d]

@@ -212,7 +212,7 @@ def _expert_weight(routing: Routing, *, rows: int, columns: int, full: tuple[int
 
 def _weight_gradients(routing: Routing, shape: tuple[int, int]) -> tuple[Tensor, ...]:
     """A grouped GEMM returns the gradients of all local experts at once. Sequential experts return them one by one."""
-    [*one] = weight_gradient(routing.shapes, shape)
+    [*one] = weight_gradient(routing.shapes, shape, cached=routing.shapes.inputs.cached_dummies.experts)
     if not one:
         return ()
     count = routing.local_experts if routing.moe.grouped_gemm else 1

@@ -32,6 +32,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "schema": SCHEMA,
         "engine": report.engine,
         "megatron": job.megatron,
+        "software": {"transformer_engine": job.software.te, "torch": job.software.torch},
         "world": {"size": parallel.world_size, "nodes": parallel.nodes, "gpus_per_node": parallel.gpus_per_node},
         "parallel": {
             "tensor": parallel.tensor,

@@ -5,6 +5,7 @@ Sources: the packages megatron-core 0.3.0 to 0.12.3, and the parsers named in to
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -16,13 +17,21 @@ from analyzer.memory.iteration import order_of
 from analyzer.memory.ranks import highest_rank
 from analyzer.modules.head import cross_entropy
 from analyzer.modules.shapes import shapes_of
-from analyzer.modules.tree import Parameter
-from analyzer.specs import TrainingJob
+from analyzer.modules.tree import Module, Parameter
+from analyzer.passes.stages import stage_models
+from analyzer.specs import SoftwareSpec, TrainingJob
 from tests.communication_job import make_job
 from tests.job_of import BASE, job_of, states_of
 
 CORE = "--use-mcore-models --transformer-impl transformer_engine"
 INTERLEAVED = "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2"
+
+
+def modules_of(tree: Module) -> Iterator[Module]:
+    """Yield a module and everything below it."""
+    yield tree
+    for child in tree.children:
+        yield from modules_of(child)
 
 
 def core_job(release: str, line: str = "") -> TrainingJob:
@@ -90,11 +99,42 @@ def test_the_copy_of_the_logits_raises_the_peak_of_core_0_7() -> None:
     assert abs(before.peak_allocated_bytes - after.peak_allocated_bytes - 2048 * 32128 * 4) < 2 << 20
 
 
-@pytest.mark.parametrize(("release", "cached"), [("0.11.0", False), ("0.12.3", True)])
-def test_placeholders_of_weight_gradients_are_cached_since_core_0_12(release: str, cached: bool) -> None:
-    """`linear_with_grad_accumulation_and_async_allreduce` of 0.11.0 allocates `torch.empty(weight.main_grad.shape)` each time."""
-    parts = highest_rank(core_job(release)).memory.runtime_parts
-    assert any("dummy weight gradient" in part.name for part in parts) is cached
+QKV, OUTPUT_LAYER = "dummy weight gradient [3072, 1024]", "dummy weight gradient [32128, 1024]"
+
+
+@pytest.mark.parametrize(
+    ("release", "te", "cached"),
+    [
+        ("0.11.0", "2.2", set()),
+        ("0.13.0", "2.2", set()),
+        ("0.13.0", "2.3", {QKV}),
+        ("0.14.0", "2.2", set()),
+        ("0.14.0", "2.3", {QKV, OUTPUT_LAYER}),
+        ("0.16.1", "2.11", {QKV, OUTPUT_LAYER}),
+    ],
+)
+def test_dummy_weight_gradients_are_cached_since_te_2_3_and_core_0_14(release: str, te: str, cached: set[str]) -> None:
+    """`get_dummy_wgrad` exists in Transformer Engine 2.3 and later; 0.14.0 is the first to import it (tensor_parallel/layers.py).
+
+    0.13.1 allocates `torch.empty(weight.main_grad.shape)` each time.
+    """
+    job = replace(core_job(release), software=SoftwareSpec(te=te, torch="2.7"))
+    parts = {part.name for part in highest_rank(job).memory.runtime_parts}
+    assert parts & {QKV, OUTPUT_LAYER} == cached
+
+
+@pytest.mark.parametrize(("te", "cached"), [("2.9", False), ("2.10", True)])
+def test_dummy_weight_gradients_of_grouped_experts_are_cached_since_te_2_10(te: str, cached: bool) -> None:
+    """transformer_engine/pytorch/module/grouped_linear.py: `torch.empty` in 2.9.0, `get_dummy_wgrad` in 2.10.0."""
+    line = "--num-experts 8 --moe-grouped-gemm --moe-ffn-hidden-size 512 --disable-bias-linear"
+    job = replace(core_job("0.15.3", line), software=SoftwareSpec(te=te, torch="2.9"))
+    fc1 = next(each for each in modules_of(stage_models(job)[0].trees[0]) if "experts" in each.source or "Grouped" in each.source)
+    parts = {part.name for part in highest_rank(job).memory.runtime_parts}
+    assert ("dummy weight gradient [512, 1024]" in parts) is cached
+    assert QKV in parts
+    temporary = {tensor.name: tensor.shape for child in modules_of(fc1) for tensor in child.backward_workspace}
+    # a grouped GEMM returns one for each expert, [8, 512, 1024] for fc1 and [8, 1024, 512] for fc2
+    assert ("weight gradients" in temporary) is not cached
 
 
 def parameters(*numels: int) -> list[ParameterRun]:
