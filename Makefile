@@ -7,13 +7,14 @@ PYTEST = $(PYTHON) -m pytest -n $(JOBS) --dist worksteal
 CLANG_FORMAT = $(PYTHON) -c "from clang_format import clang_format; clang_format()"
 CPP = $(shell git ls-files '*.cpp' '*.h' '*.c')
 
-.PHONY: help fast test fuzz shadow bench lint format docs score
+.PHONY: help fast test fuzz shadow versions bench lint format docs score
 
 help:
 	@echo "fast    quick tests, without processes, the shadow engine and the CUDA recorder"
 	@echo "test    every test, or those of TESTS=PATH"
 	@echo "fuzz    random launches, environments and files: LAUNCHES=2000, and a new SEED unless one is given"
 	@echo "shadow  tests that run megatron-core and Transformer Engine without a GPU"
+	@echo "versions  the same with several releases of megatron-core, or those of RELEASES=..."
 	@echo "bench   benchmarks, each compared with a baseline that is measured in alternation"
 	@echo "score   errors of the predictions for the measured runs in tests/data"
 	@echo "lint    ruff, mypy, codespell, clang-format"
@@ -33,6 +34,9 @@ fuzz:
 
 shadow:
 	$(PYTEST) -m shadow
+
+versions:
+	$(PYTHON) tools/versions.py $(RELEASES)
 
 bench:
 	$(PYTHON) benchmarks/startup.py --runs $(RUNS)

@@ -82,8 +82,8 @@ def predicted(record: dict[str, Any], *, engine: str, release: bool) -> dict[str
     command += ["--nnodes", str(record["nodes"]), "--nproc-per-node", str(record["gpus_per_node"]), *record["argv"]]
     if release and record.get("megatron_release"):
         command += ["--info-megatron", record["megatron_release"]]
-    if release and engine == "formula":
-        command += versions_of(record)
+    if release:
+        command += versions_of(record, engine=engine)
     command += ["--info-engine", engine, "--info-gpu", record["gpu"], "--info-json", "-"]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **record["env"]})
     if done.returncode not in (0, 1):
@@ -93,14 +93,15 @@ def predicted(record: dict[str, Any], *, engine: str, release: bool) -> dict[str
     return report
 
 
-def versions_of(record: dict[str, Any]) -> list[str]:
+def versions_of(record: dict[str, Any], *, engine: str) -> list[str]:
     """The options for the libraries of a run: the versions that it states, or PyTorch of its container.
 
-    Megatron-LM's CI builds a Transformer Engine of its own.
+    Megatron-LM's CI builds a Transformer Engine of its own. The shadow engine runs the one that is installed.
     """
     software = record.get("software")
     if software is not None:
-        return ["--info-te", software["transformer_engine"], "--info-torch", software["torch"]]
+        te = ["--info-te", software["transformer_engine"]] if engine == "formula" else []
+        return [*te, "--info-torch", software["torch"]]
     tag = (record.get("container") or "").removeprefix("nvcr.io/nvidia/pytorch:").removesuffix("-py3")
     torch = next((each.torch for each in CONTAINERS.values() if each.tag == tag), None)
     return ["--info-torch", torch] if torch is not None else []

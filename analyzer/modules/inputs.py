@@ -61,6 +61,12 @@ def _cached_dummies(job: TrainingJob) -> CachedDummies:
     return CachedDummies(layers=layers, experts=not software.te_is_before("2.10") if grouped else layers, output_layer=own)
 
 
+def _attention_in_batches(job: TrainingJob) -> bool:
+    model = job.model
+    in_batches = is_before(job.megatron, "0.14") and not job.software.te_is_before("0.14")
+    return model.implementation == "transformer_engine" and model.rope_fusion and in_batches
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModuleInputs:
     """Everything that the tree of a model chunk depends on, in addition to its `ChunkKind`."""
@@ -81,6 +87,10 @@ class ModuleInputs:
     copies_logits: bool = False
     """Before core 0.8, the cross entropy subtracts the maximum into a new tensor (tensor_parallel/cross_entropy.py)."""
     cached_dummies: CachedDummies = CachedDummies()
+    saves_original_input: bool = True
+    """From core 0.14 on, some layers in FP8 save their 16-bit input (`set_save_original_input`)."""
+    attention_in_batches: bool = False
+    """Before core 0.14, attention after the fused rotation is computed in [b, s, a, d] (`TEDotProductAttention.forward`)."""
     norms_save_views: bool = False
     """Before Transformer Engine 1.13, its norms save a view of their input where later ones save a contiguous copy."""
     compute_capability: tuple[int, int] | None = None
@@ -188,6 +198,8 @@ def _module_inputs(job: TrainingJob) -> ModuleInputs:
         deterministic=job.flags.deterministic,
         copies_logits=is_before(job.megatron, "0.8"),
         cached_dummies=_cached_dummies(job),
+        saves_original_input=not is_before(job.megatron, "0.14"),
+        attention_in_batches=_attention_in_batches(job),
         norms_save_views=job.model.implementation == "transformer_engine" and job.software.te_is_before("1.13"),
         compute_capability=job.hardware.compute_capability,
         multiprocessors=job.hardware.multiprocessors,

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analyzer.communication.calls import gradient_statistics_group
 from analyzer.communication.table import communication_rows, totals
 from analyzer.layout.groups import coordinates, group_of
 from analyzer.modules.stage import StageModel
@@ -303,6 +304,12 @@ def test_scalars_of_a_step() -> None:
         "loss.num_tokens": "dp_cp",
     }
     assert {row.group for row in rows_of(logged, module="loss.num_tokens")} == {"pp", "dp_cp"}
+
+
+@pytest.mark.parametrize(("release", "group"), [("2023", "world"), ("0.12.3", "world"), ("0.13.0", "intra_dist_opt")])
+def test_gradient_statistics_are_those_of_all_ranks_before_core_0_13(release: str, group: str) -> None:
+    """`DistributedOptimizer.get_grad_stats_parallel_group` of 0.12.3 returns None, which is the default group."""
+    assert gradient_statistics_group(make_job(megatron=release, distributed=True)) == group
 
 
 @pytest.mark.parametrize(("distributed", "group"), [(False, "tp_ep_pp"), (True, "intra_dist_opt")])

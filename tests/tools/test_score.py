@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.data_files import measured_records
-from tools.score import Failure, Score, main, predicted, quantile, table
+from tools.score import Failure, Score, main, predicted, quantile, table, versions_of
 
 RUN = "gpt/gpt3_7b_tp4_pp1_memory_speed/dev_dgx_h100"
 
@@ -30,6 +31,26 @@ def test_groups_do_not_overlap() -> None:
         ["MoE", "peak", "1", "50.00%", "50.00%", "50.00%"],
         ["rare", "features", "peak", "1", "100.00%", "100.00%", "100.00%"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("record", "engine", "options"),
+    [
+        ({"container": "nvcr.io/nvidia/pytorch:26.02-py3"}, "formula", ["--info-torch", "2.11"]),
+        ({"container": "nvcr.io/nvidia/pytorch:26.04-py3"}, "shadow", ["--info-torch", "2.12"]),
+        ({"container": None}, "formula", []),
+        (
+            {"software": {"transformer_engine": "2.11.0", "torch": "2.10.0a0"}},
+            "formula",
+            ["--info-te", "2.11.0", "--info-torch", "2.10.0a0"],
+        ),
+        ({"software": {"transformer_engine": "2.11.0", "torch": "2.10.0a0"}}, "shadow", ["--info-torch", "2.10.0a0"]),
+    ],
+)
+def test_the_versions_of_a_run_are_stated_or_those_of_its_container(
+    record: dict[str, Any], engine: str, options: list[str]
+) -> None:
+    assert versions_of(record, engine=engine) == options
 
 
 @pytest.mark.slow

@@ -26,6 +26,11 @@ MULTIPROCESSORS: Final = 132
 """Of a Hopper GPU, used if no GPU is given."""
 
 
+def works_in_batches(shapes: Shapes) -> bool:
+    """Whether the kernel reads copies in [b, s, a, d]; for one sample that is the order of [s, b, a, d]."""
+    return shapes.b > 1 and (shapes.model.attention_backend == "flash" or shapes.inputs.attention_in_batches)
+
+
 @dataclass(frozen=True)
 class Exchange:
     """Sizes of an attention kernel under context parallelism."""
@@ -69,7 +74,7 @@ class Exchange:
     @property
     def copied(self) -> bool:
         """FlashAttention works in [b, s, a, d]: tensors are copied to this layout unless b = 1, where both layouts are equal."""
-        return self.shapes.model.attention_backend == "flash" and self.shapes.b > 1
+        return works_in_batches(self.shapes)
 
     def tensor(self, name: str, width: int, *, made_in: str = "") -> Tensor:
         """[s, b, width], or as many elements in another layout."""

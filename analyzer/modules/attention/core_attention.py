@@ -11,7 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from analyzer.modules.attention.context_parallel import Exchange, exchanging_kernel, gradient_scratch, output_is_new
+from analyzer.modules.attention.context_parallel import (
+    Exchange,
+    exchanging_kernel,
+    gradient_scratch,
+    output_is_new,
+    works_in_batches,
+)
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.norm import norm_parameters
 from analyzer.modules.shapes import Shapes
@@ -130,14 +136,15 @@ def _rotated_or_normed(shapes: Shapes) -> str:
 def inputs_saved(shapes: Shapes) -> tuple[Tensor, ...]:
     """q, k and v as a fused kernel saves them: views of one qkv tensor, or three contiguous tensors of the same total size.
 
-    cuDNN reads q and k in place and copies strided slices. FlashAttention copies all three to [b, s, a, d] if b > 1.
+    cuDNN reads q and k in place and copies strided slices. FlashAttention copies all three to [b, s, a, d] if b > 1, and before
+    core 0.14 Megatron does so after the fused rotation.
     """
     heads = Heads(shapes)
     maker = _rotated_or_normed(shapes)
     flash = shapes.model.attention_backend == "flash"
     if not (heads.grouped or maker or flash):
         return (heads.tensor("qkv", heads.qkv, made_in=QKV),)
-    copied = flash and shapes.b > 1
+    copied = works_in_batches(shapes)
     query_maker = "" if copied else maker.format("q") or (ATTENTION if heads.regrouped else "")
     return (
         heads.tensor("query", heads.query, made_in=query_maker),
@@ -200,7 +207,7 @@ def fused_kernel(shapes: Shapes) -> Module:
     heads = Heads(shapes)
     flash = shapes.model.attention_backend == "flash"
     output = heads.tensor("output", heads.query)
-    transposed = flash and shapes.b > 1
+    transposed = works_in_batches(shapes)
     inputs = inputs_saved(shapes)
     workspace = () if len(inputs) == 1 or norms_keep_qkv(shapes) else (heads.tensor("qkv", heads.qkv),)
     if heads.regrouped and _rotated_or_normed(shapes):  # local variables also reference the input of the rotation
@@ -262,6 +269,8 @@ def unfused_kernel(shapes: Shapes) -> Module:
         inputs = (heads.tensor("query", heads.query, made_in=maker), *repeated)
     elif model.implementation == "transformer_engine" and _rotated_or_normed(shapes):
         inputs = (*inputs[1:], heads.tensor("value", heads.key))  # get_qkv_layout: equal layouts, so the slice is copied
+        if shapes.inputs.attention_in_batches and shapes.b > 1:
+            inputs = tuple(replace(tensor, made_in="") for tensor in inputs)
     workspace: tuple[Tensor, ...] = (scores(shapes, "scores"), heads.tensor("context", heads.query))
     if masked:
         # the peak is the cast to 16 bit: scores and softmax have 4 bytes per element, and 3 saved by dropout do not exist yet
@@ -296,7 +305,7 @@ def projection_saves_copy(shapes: Shapes) -> bool:
     model = shapes.model
     if shapes.recompute_core_attention or model.attention_backend == "unfused" or output_is_new(shapes):
         return True
-    return model.attention_backend == "flash" and shapes.b > 1
+    return works_in_batches(shapes)
 
 
 def core_attention(shapes: Shapes) -> Module:

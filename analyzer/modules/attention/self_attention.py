@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from analyzer.modules.attention.core_attention import Heads, core_attention, projection_saves_copy, query_key_norm
+from analyzer.modules.attention.core_attention import ATTENTION, Heads, core_attention, projection_saves_copy, query_key_norm
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import column_parallel, row_parallel
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import STREAM, Module
+from analyzer.modules.tree import LAYER, STREAM, Module
 
 
 def self_attention(shapes: Shapes, *, fused_norm: bool, input_shares: str = "") -> Module:
@@ -34,9 +34,16 @@ def self_attention(shapes: Shapes, *, fused_norm: bool, input_shares: str = "") 
         full_width=model.query_projection_size,
         symbol="a·d/t",
         bias=model.bias_linear,
-        input_made_in="self_attention.core_attention",
+        input_made_in=_transposed_in(shapes),
         input_shares="" if projection_saves_copy(shapes) else "core_attention output",
         saves_16_bit=True,
     )
     norms = (query_key_norm(shapes),) if model.qk_layernorm else ()
     return Module(name="self_attention", kind=ModuleKind.ATTENTION, children=(qkv, *norms, core_attention(shapes), projection))
+
+
+def _transposed_in(shapes: Shapes) -> str:
+    """Path of the module that makes the input of the projection: outside the kernel if Megatron transposes it back to [s, b, h]."""
+    if not (shapes.inputs.attention_in_batches and shapes.b > 1):
+        return "self_attention.core_attention"
+    return ATTENTION if shapes.recompute_core_attention else LAYER

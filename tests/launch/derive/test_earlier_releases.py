@@ -99,6 +99,22 @@ def test_the_copy_of_the_logits_raises_the_peak_of_core_0_7() -> None:
     assert abs(before.peak_allocated_bytes - after.peak_allocated_bytes - 2048 * 32128 * 4) < 2 << 20
 
 
+@pytest.mark.parametrize(("samples", "copied"), [(1, 0), (2, 1)])
+def test_attention_after_the_fused_rotation_is_in_batches_before_core_0_14(samples: int, copied: int) -> None:
+    """`TEDotProductAttention.forward` of 0.13.1: `x.transpose(0, 1).contiguous()`, and `core_attn_out.transpose(0, 1)`.
+
+    The copies of q and k replace them, v is copied in both releases, and the projection saves a copy of the transposed output.
+    """
+    line = f"--position-embedding-type rope --micro-batch-size {samples}"
+    software = SoftwareSpec(te="2.11", torch="2.10")
+    before, after = (
+        highest_rank(replace(core_job(release, line), software=software)).memory.activations_bytes
+        for release in ("0.13.0", "0.14.0")
+    )
+    layers, output = 8, 2048 * samples * 1024 * 2
+    assert before - after == copied * layers * output
+
+
 QKV, OUTPUT_LAYER = "dummy weight gradient [3072, 1024]", "dummy weight gradient [32128, 1024]"
 
 
