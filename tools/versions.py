@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from allocator_hook.packages import COVERED  # noqa: E402
 
-RELEASES: Final = ("0.8.0", "0.10.0", "0.12.3", "0.13.1", "0.14.0", "0.15.3", "0.16.1")
+RELEASES: Final = ("0.12.3", "0.13.1", "0.14.0", "0.15.3", "0.16.1")
 TEST: Final = "tests/allocator_hook/shadow/test_formulas_against_shadow.py"
 
 
