@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import prod
 
 import pytest
 
@@ -113,6 +114,15 @@ def test_attention_after_the_fused_rotation_is_in_batches_before_core_0_14(sampl
     )
     layers, output = 8, 2048 * samples * 1024 * 2
     assert before - after == copied * layers * output
+
+
+@pytest.mark.parametrize(("release", "dtype"), [("0.13.0", "fp8"), ("0.14.0", "bf16")])
+def test_the_projection_saves_its_16_bit_input_in_fp8_since_core_0_14(release: str, dtype: str) -> None:
+    """0.14.0 is the first with `set_save_original_input(self.linear_proj)` (core/transformer/attention.py)."""
+    job = core_job(release, "--fp8-format hybrid --fp8-recipe tensorwise")
+    projection = next(each for each in modules_of(stage_models(job)[0].trees[0]) if each.name == "linear_proj")
+    read = projection.saved[0]
+    assert (read.dtype, prod(read.shape)) == (dtype, 2048 * 1024)
 
 
 QKV, OUTPUT_LAYER = "dummy weight gradient [3072, 1024]", "dummy weight gradient [32128, 1024]"
