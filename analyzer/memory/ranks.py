@@ -62,7 +62,8 @@ def highest_rank(job: TrainingJob) -> RankClass:
     """The rank class with the highest device memory. Its memory is that of the first rank of its stage.
 
     Of pipeline stages with equal trees only the first is computed, because it has the most microbatches in flight. In the report,
-    other data-parallel ranks of the stage can reserve more (`allocator.replicas`).
+    other data-parallel ranks of the stage can reserve more (`allocator.replicas`), and unused segments that would exceed the
+    capacity are freed.
     """
     with collector_paused():
         return highest(replayed_classes(job, distinct_stages(job)))
@@ -77,7 +78,8 @@ def replayed_classes(job: TrainingJob, stages: Sequence[StageAnalysis], *, every
     """The same with a simulation of the allocator, for the highest rank classes first, up to `MAX_REQUESTS` in total.
 
     Without a simulation if the order of the requests is not known or the allocator settings are not supported. `every_part`:
-    ranks with other parts of the optimizer states are simulated too, and are separate classes if their reserved memory differs.
+    ranks with other parts of the optimizer states are simulated too, and are separate classes if their reserved memory differs; and
+    reserved memory that would exceed the capacity of the GPU is freed where possible.
     """
     ranks = tensor_classes(job, stages)
     settings = _simulated(job)
@@ -92,7 +94,8 @@ def replayed_classes(job: TrainingJob, stages: Sequence[StageAnalysis], *, every
         remaining -= requests(scripts, orders)
         if remaining < 0:
             break
-        memory_of = partial(_memory_of_member, job, stage, ranks[index].memory, scripts, orders, settings)
+        limit = job.hardware.capacity_bytes if every_part else None
+        memory_of = partial(_memory_of_member, job, stage, ranks[index].memory, scripts, orders, settings, limit)
         replayed = replace(ranks[index], memory=memory_of(FIRST))
         members = ranks_of_members(job, stage.model.pipeline_rank) if every_part else {}
         needed = (len(members) - 1) * requests(scripts, orders)
@@ -111,20 +114,21 @@ def _memory_of_member(
     scripts: Sequence[Script],
     orders: tuple[Sequence[Step], Sequence[Step]],
     settings: AllocatorSettings,
+    capacity: int | None,
     member: Member,
 ) -> RankMemory:
     """`memory` with the blocks and segments of a rank that has this part of the optimizer states.
 
-    If reserved memory would exceed the capacity of the GPU, PyTorch frees unused segments: the replay is repeated with that limit.
+    If reserved memory would exceed the capacity, PyTorch frees unused segments: the replay is repeated with that limit.
     """
     replay = partial(
         fragmentation, job, stage.model, stage.buffers, scripts, stage.workspaces, orders=orders, settings=settings, member=member
     )
     found = replay()
     unlimited = with_fragmentation(job, memory, found)
-    if job.hardware.capacity_bytes is None:
+    if capacity is None:
         return unlimited
-    available = (job.hardware.capacity_bytes - outside_allocator_bytes(job)) // SEGMENT * SEGMENT
+    available = (capacity - outside_allocator_bytes(job)) // SEGMENT * SEGMENT
     if not unlimited.peak_allocated_bytes <= available < unlimited.peak_reserved_bytes:
         return unlimited
     not_replayed = unlimited.peak_reserved_bytes - found.reserved

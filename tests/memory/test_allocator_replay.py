@@ -16,8 +16,8 @@ from analyzer.memory.allocator.replay import fragmentation
 from analyzer.memory.allocator.script import TEMPORARY, Action, script
 from analyzer.memory.allocator.settings import AllocatorSettings
 from analyzer.memory.iteration import order_of
-from analyzer.memory.ranks import highest_rank, rank_classes, rank_classes_of_tensors
-from analyzer.memory.verdict import verdict
+from analyzer.memory.ranks import rank_classes, rank_classes_of_tensors
+from analyzer.memory.verdict import highest, verdict
 from analyzer.memory.workspaces import workspaces
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Tensor
@@ -219,9 +219,9 @@ LLAMA_70B = (
 
 def test_segments_are_freed_where_they_would_exceed_the_memory_of_the_gpu() -> None:
     """A GPU with 200 MiB less than needed: the segment of the word embedding, which moved to the buffer of weights, is freed."""
-    memory = highest_rank(job_of(LLAMA_70B)).memory
+    memory = highest(rank_classes(job_of(LLAMA_70B))).memory
     smaller = replace(HOPPER, capacity_bytes=memory.device_bytes - 200 * MIB)
-    found = highest_rank(job_of(LLAMA_70B, gpu=smaller))
+    found = highest(rank_classes(job_of(LLAMA_70B, gpu=smaller)))
     assert found.memory.released_bytes >= 200 * MIB
     assert found.memory.peak_reserved_bytes == memory.peak_reserved_bytes - found.memory.released_bytes
     assert found.memory.peak_allocated_bytes <= found.memory.peak_reserved_bytes
