@@ -113,6 +113,9 @@ def _precision_and_flags(job: TrainingJob) -> dict[str, Any]:
         "deterministic_mode": flags.deterministic,
         "calculate_per_token_loss": flags.calculate_per_token_loss,
         "defer_embedding_wgrad_compute": flags.defer_embedding_wgrad,
+        "overlap_moe_expert_parallel_comm": flags.overlap_moe_expert_parallel_comm,
+        "delay_wgrad_compute": flags.delay_wgrad_compute,
+        "ep_overlap_early_attn_memory_release": flags.early_attention_backward,
     }
 
 

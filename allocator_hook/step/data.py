@@ -78,13 +78,14 @@ class ForwardStep:
         self._job = job
         self._before = before
 
-    def __call__(self, data_iterator: Any, model: Any, *_: Any) -> tuple[Any, Any]:
+    def __call__(self, data_iterator: Any, model: Any, *_: Any, return_schedule_plan: bool = False) -> tuple[Any, Any]:
         from megatron.core.utils import get_attr_wrapped_model
 
         self._before(model)
         gpt = get_attr_wrapped_model(model, "pre_process", return_model_obj=True)
         batch = get_batch(self._job, first=gpt.pre_process, last=gpt.post_process, mtp=gpt.mtp_process)
-        output = model(
+        run = gpt.build_schedule_plan if return_schedule_plan else model
+        output = run(
             batch["tokens"], batch["position_ids"], batch["attention_mask"], labels=batch["labels"], loss_mask=batch["loss_mask"]
         )
         return output, partial(loss_function, self._job, batch["loss_mask"])

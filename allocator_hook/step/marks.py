@@ -41,6 +41,8 @@ class Marks:
         self._phases: list[str] = []
         self._microbatches: dict[int, int] = {}
         """Number of microbatches started in this iteration, by chunk id."""
+        self.names: dict[int, str] = {}
+        """Names of the watched modules, by module id."""
 
     @property
     def phase(self) -> str:
@@ -66,6 +68,26 @@ class Marks:
             self._phases.pop()
             self._sink.leave("", phase, -1, self.iteration)
 
+    @contextmanager
+    def in_part(self, name: str, phase: str, microbatch: int) -> Iterator[None]:
+        """Mark a part of the step that is not the forward of a module. Marks that are still open are closed."""
+        self._close(0)
+        self._enter(name, phase, microbatch)
+        try:
+            yield
+        finally:
+            self._close(0)
+
+    @contextmanager
+    def in_method(self, name: str) -> Iterator[None]:
+        """Mark a method of the module `name` that its forward would call."""
+        outer = len(self._stack)
+        self._enter(name, "recompute" if in_backward() else "forward", self.microbatch)
+        try:
+            yield
+        finally:
+            self._close(outer)
+
     def start_iteration(self, iteration: int) -> None:
         """Set the iteration, and count the microbatches of each chunk from 0."""
         self.iteration = iteration
@@ -86,7 +108,7 @@ class Marks:
         inner = unwrap(model)
         for name, module in inner.named_modules():
             if name:
-                full_name = global_name(inner, name)
+                full_name = self.names[id(module)] = global_name(inner, name)
                 module.register_forward_pre_hook(self._before(full_name), with_kwargs=True)
                 module.register_forward_hook(self._after(full_name), always_call=True)
         inner.register_forward_hook(self._after_model)

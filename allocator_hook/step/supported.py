@@ -46,7 +46,8 @@ READ: Final[dict[str, frozenset[str]]] = {
     "TrainingFlags": frozenset(
         "gradient_accumulation_fusion attention_mask_in_dataloader deterministic calculate_per_token_loss "
         "check_for_nan_in_loss_and_grad defer_embedding_wgrad cublas_workspace_config cuda_device_max_connections "
-        "use_cpu_initialization empty_unused_memory_level data_parallel_random_init allocator_config".split()
+        "use_cpu_initialization empty_unused_memory_level data_parallel_random_init allocator_config "
+        "overlap_moe_expert_parallel_comm early_attention_backward delay_wgrad_compute".split()
     ),
     "AssumedVocabulary": frozenset("reason others".split()),
     "SoftwareSpec": frozenset("te torch".split()),
@@ -63,9 +64,6 @@ _NAMES: Final = {
     "TrainingJob.fsdp": "fully sharded data parallelism",
     "TrainingJob.graphs": "CUDA graphs",
     "TrainingJob.activation_offload": "activation offloading",
-    "TrainingFlags.overlap_moe_expert_parallel_comm": "overlapped microbatches (--overlap-moe-expert-parallel-comm)",
-    "TrainingFlags.delay_wgrad_compute": "delayed weight gradients (--delay-wgrad-compute)",
-    "TrainingFlags.early_attention_backward": "--ep-overlap-early-attn-memory-release",
     "OptimizerSpec.muon": "Muon",
     "TrainingFlags.tp_comm_overlap": "--tp-comm-overlap",
     "MoeSpec.imbalance": "--info-moe-imbalance",

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from allocator_hook.step import groups
+from allocator_hook.step import groups, schedule_plans
 from allocator_hook.step import model as models
 from allocator_hook.step.config import optimizer_config, stores_fp8, transformer_config
 from allocator_hook.step.data import ForwardStep
 from allocator_hook.step.marks import Marks
+from allocator_hook.step.patching import Patches
 from allocator_hook.step.versions import known_to
 from analyzer.specs import TrainingJob
 
@@ -50,19 +51,22 @@ def run(
         gc.collect()  # `train` does this with --manual-gc
     for chunk in chunks:
         marks.watch(chunk)
+        if job.flags.overlap_moe_expert_parallel_comm:
+            schedule_plans.watch_methods(chunk, marks)
     trained = Trained(job, chunks, optimizer)
     after_setup(trained)
     _prepare(job, config, trained, marks)
     count = microbatches or job.batch.microbatches
-    for iteration in range(iterations):
-        marks.start_iteration(iteration)
-        _train_step(job, trained, config, marks, count)
-        if iteration == 0 and job.optimizer.distributed and job.optimizer.overlap_param_gather:
-            for chunk in chunks:
-                chunk.enable_forward_pre_hook()
-            config.param_sync_func = _of_chunks(chunks, "start_param_sync", job)
-        marks.finish()
-        after_iteration(trained, iteration)
+    with Patches(schedule_plans.patches(marks) if job.flags.overlap_moe_expert_parallel_comm else ()):
+        for iteration in range(iterations):
+            marks.start_iteration(iteration)
+            _train_step(job, trained, config, marks, count)
+            if iteration == 0 and job.optimizer.distributed and job.optimizer.overlap_param_gather:
+                for chunk in chunks:
+                    chunk.enable_forward_pre_hook()
+                config.param_sync_func = _of_chunks(chunks, "start_param_sync", job)
+            marks.finish()
+            after_iteration(trained, iteration)
     return trained
 
 
