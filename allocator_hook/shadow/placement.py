@@ -13,7 +13,6 @@ import torch
 from torch.autograd import _make_grads
 from torch.autograd.graph import _engine_run_backward
 from torch.overrides import TorchFunctionMode
-from torch.utils._device import _device_constructors
 
 META = torch.device("meta")
 GPU = torch.device("cuda", 0)
@@ -142,7 +141,7 @@ class Placement(TorchFunctionMode):
         if kwargs:
             if "device" in kwargs:
                 kwargs = {**kwargs, "device": to_meta(kwargs["device"])}
-            if "pin_memory" in kwargs and func in _device_constructors():
+            if "pin_memory" in kwargs:
                 kwargs = {**kwargs, "pin_memory": False}
         return (replaced or func)(*args, **(kwargs or {}))
 

@@ -160,5 +160,7 @@ def environ(job: TrainingJob) -> None:
         os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"
     if job.flags.cuda_device_max_connections is not None:
         os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = job.flags.cuda_device_max_connections
+    fine_grained = job.activation_offload is not None and bool(job.activation_offload.modules)
+    os.environ["NVTE_CPU_OFFLOAD_V1"] = str(int(fine_grained))  # `validate_args` requires it for fine-grained offloading
     for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):  # Megatron sets them for the backend
         os.environ.pop(name, None)

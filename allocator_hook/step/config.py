@@ -30,6 +30,7 @@ def transformer_config(job: TrainingJob) -> Any:
         **_blocks(job),
         **_stages(job),
         **_recompute(job),
+        **_activation_offload(job),
         **_mla(job),
         **_fp8(job),
         **_moe(job),
@@ -274,6 +275,25 @@ def _recompute(job: TrainingJob) -> dict[str, Any]:
         "recompute_num_layers": recompute.num_layers,
         "recompute_modules": list(recompute.modules) if recompute.granularity == "selective" else None,
         "distribute_saved_activations": recompute.distribute_saved_activations,
+    }
+
+
+def _activation_offload(job: TrainingJob) -> dict[str, Any]:
+    """Return the options for activations on the host: of some modules, or of the first layers."""
+    offload = job.activation_offload
+    if offload is None:
+        return {}
+    if offload.layers:
+        return {
+            "cpu_offloading": True,
+            "cpu_offloading_num_layers": offload.layers,
+            "cpu_offloading_activations": True,
+            "cpu_offloading_weights": False,
+        }
+    return {
+        "fine_grained_activation_offloading": True,
+        "offload_modules": list(offload.modules),
+        "min_offloaded_tensor_size": offload.min_elements,
     }
 
 

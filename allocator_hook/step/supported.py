@@ -42,6 +42,7 @@ READ: Final[dict[str, frozenset[str]]] = {
         "log_num_zeros_in_grad log_params_norm offload".split()
     ),
     "OffloadSpec": frozenset("fraction pinned_gradients collected".split()),
+    "ActivationOffloadSpec": frozenset("layers modules min_elements last_stays".split()),
     "RecomputeSpec": frozenset("granularity method num_layers modules distribute_saved_activations".split()),
     "TrainingFlags": frozenset(
         "gradient_accumulation_fusion attention_mask_in_dataloader deterministic calculate_per_token_loss "
@@ -54,7 +55,7 @@ READ: Final[dict[str, frozenset[str]]] = {
     "HardwareSpec": frozenset("name capacity_bytes compute_capability multiprocessors margin_bytes".split()),
     "TrainingJob": frozenset(
         "model parallel batch precision optimizer recompute flags hardware megatron software assumptions warnings unknown "
-        "assumed_vocabulary".split()
+        "activation_offload assumed_vocabulary".split()
     ),
 }
 """Supported fields by spec. They include fields that only change values or start-up, or that megatron-core decides itself."""
@@ -63,7 +64,6 @@ READ: Final[dict[str, frozenset[str]]] = {
 _NAMES: Final = {
     "TrainingJob.fsdp": "fully sharded data parallelism",
     "TrainingJob.graphs": "CUDA graphs",
-    "TrainingJob.activation_offload": "activation offloading",
     "OptimizerSpec.muon": "Muon",
     "TrainingFlags.tp_comm_overlap": "--tp-comm-overlap",
     "MoeSpec.imbalance": "--info-moe-imbalance",

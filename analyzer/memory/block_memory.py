@@ -126,7 +126,7 @@ def _forward_instants(module: Module) -> tuple[Instant, ...]:
 
 def _backward_instants(module: Module) -> tuple[Instant, ...]:
     listed: list[Instant] = []
-    backward = _Backward(module.retained_bytes, listed)
+    backward = _Backward(module.retained_before_backward, listed)
     for operation in operations(module).backward:
         backward.apply(operation)
     return tuple(listed)
@@ -137,7 +137,7 @@ def _block_memory(module: Module) -> BlockMemory:
     forward = _Forward()
     for operation in program.forward:
         forward.apply(operation)
-    backward = _Backward(module.retained_bytes)
+    backward = _Backward(module.retained_before_backward)
     for operation in program.backward:
         backward.apply(operation)
     return BlockMemory(
@@ -290,6 +290,8 @@ class _Tensors:
                 self._workspaces.append(tensors)
             else:
                 self._workspaces.pop()
+        elif role is Role.RELOADED:
+            self._frame.extend(tensors)
         elif role is Role.FRAME:
             if allocates:
                 self._frame.extend(tensors)

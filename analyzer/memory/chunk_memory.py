@@ -93,6 +93,8 @@ class ChunkMemory:
     """The part of `leftover` of the checkpoint that ran last in backward."""
     leftover_input: int = 0
     """Bytes of the input of that checkpoint, if it was received and the schedule may also reference it."""
+    reloaded: int = 0
+    """Bytes copied back from the host at the end of the preceding backward."""
 
     def points(self, direction: str) -> Iterator[Point]:
         """Instants of the "forward" or "backward" in order. Of consecutive equal layers only those that can contain the peak."""
@@ -131,7 +133,14 @@ def chunk_memory(tree: Module, *, received: tuple[Tensor, ...] = (), first: Modu
         leftover=ends.leftover,
         leftover_of_last=ends.leftover_of_last,
         leftover_input=ends.leftover_input,
+        reloaded=_reloaded(blocks),
     )
+
+
+def _reloaded(blocks: Sequence[tuple[Block, BlockMemory]]) -> int:
+    """Bytes of the last layer that are offloaded in forward and on the GPU when the backward of the chunk begins."""
+    layers = [block.module for block, _ in blocks if block.module.kind is ModuleKind.LAYER]
+    return layers[-1].retained_before_backward - layers[-1].retained_bytes if layers else 0
 
 
 class ChunkFigures(NamedTuple):

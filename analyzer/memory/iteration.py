@@ -122,6 +122,8 @@ class _Walk:
         self._in_flight = [0] * len(chunks)
         self._leftover = [each.leftover if warm else 0 for each in chunks]
         """For each chunk, bytes that its checkpoints did not free in its last backward."""
+        self._reloaded = 0
+        """Bytes copied back from the host for the next backward, whose forward has finished."""
         self._has_leftover = any(each.leftover for each in chunks)
         self._highest = self._workspaces
         self._peak: tuple[int, Point] | None = None
@@ -140,7 +142,8 @@ class _Walk:
         if forward:
             self._in_flight[number] += 1
         else:
-            self._saved -= saved
+            self._saved -= saved + self._reloaded
+            self._reloaded = 0
         base = self._saved + self._pipeline.begin(index, step)
         if step.paired:
             self._overlapped(index, step, base)
@@ -161,6 +164,20 @@ class _Walk:
             self._in_flight[number] -= 1
             self._leftover[number] = chunk.leftover
             self._pipeline.end(step)
+            if chunk.reloaded:
+                self._reload(index)
+
+    def _reload(self, index: int) -> None:
+        """Counts what the backward at `index` copied back for the next one."""
+        following = next((step for step in self._order[index + 1 :] if step.kind == "backward"), None)
+        if following is None:
+            return
+        done = any(
+            step.kind == "forward" and (step.microbatch, step.chunk) == (following.microbatch, following.chunk)
+            for step in self._order[:index]
+        )
+        self._reloaded = self._chunks[following.chunk].reloaded if done else 0
+        self._saved += self._reloaded
 
     def skip_forward(self) -> None:
         """A forward of the only chunk that cannot be the peak."""

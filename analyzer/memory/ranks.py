@@ -196,7 +196,7 @@ def _iterations(job: TrainingJob, stage: StageAnalysis) -> _Iterations:
         idle=inputs if job.parallel.virtual_pipeline is not None else ((),) * len(inputs),
         overlapped=overlapped_points(job, model.trees, stage.iterations[1].order),
     )
-    first = peak_of_iteration(stage.iterations[0], stage.chunks, workspaces=stage.workspaces, context=context)
+    first = peak_of_iteration(stage.iterations[0], stage.first_chunks, workspaces=stage.workspaces, context=context)
     context = replace(context, extra_of_first=last_layer_bytes_on_gpu(job, model.trees[-1]))
     later = peak_of_iteration(stage.iterations[1], stage.chunks, workspaces=stage.workspaces, context=context, warm=True)
     return _Iterations(

@@ -14,7 +14,7 @@ from analyzer.memory.pipeline_tensors import MessageOrder, received_gradient
 from analyzer.memory.workspaces import Workspace, workspaces
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module, Tensor
-from analyzer.passes.stages import fsdp_trees_of, stage_models
+from analyzer.passes.stages import fsdp_trees_of, offload_trees_of, stage_models
 from analyzer.specs import TrainingJob
 from analyzer.states.of_rank import stage_states, states_by_ranks
 from analyzer.states.record import States
@@ -31,6 +31,8 @@ class StageAnalysis:
     """Ranks with equal model states, and those states."""
     workspaces: tuple[Workspace, ...]
     chunks: tuple[ChunkMemory, ...]
+    first_chunks: tuple[ChunkMemory, ...]
+    """In the first iteration."""
     iterations: tuple[MessageOrder, MessageOrder]
     """The steps of the first iteration and of a later one."""
     parameters: int
@@ -45,6 +47,7 @@ class _Shared:
     states: States
     workspaces: tuple[Workspace, ...]
     chunks: tuple[ChunkMemory, ...]
+    first_chunks: tuple[ChunkMemory, ...]
     parameters: int
     parameters_routed_experts: int
 
@@ -83,6 +86,7 @@ def _stage(job: TrainingJob, model: StageModel, shared: dict[_Key, _Shared]) -> 
         states=states_by_ranks(job, model, common.buffers, common.states),
         workspaces=common.workspaces,
         chunks=common.chunks,
+        first_chunks=common.first_chunks,
         iterations=_iterations(job, model),
         parameters=common.parameters,
         parameters_routed_experts=common.parameters_routed_experts,
@@ -93,14 +97,19 @@ def _analysed(job: TrainingJob, model: StageModel) -> _Shared:
     received = received_gradient(job)
     buffers = stage_buffers(job, model)
     counts = [tree.derived(_parameter_counts) for tree in model.trees]
+    gradients: list[tuple[Tensor, ...]] = [() if chunk.post_process else (received,) for chunk in model.chunks]
+    trees = [offload_trees_of(job, tree, chunk) for chunk, tree in zip(model.chunks, model.trees, strict=True)]
+    chunks = tuple(_chunk_memory(job, later, each) for (_, later), each in zip(trees, gradients, strict=True))
+    if job.activation_offload is None:
+        first_chunks = chunks
+    else:
+        first_chunks = tuple(_chunk_memory(job, first, each) for (first, _), each in zip(trees, gradients, strict=True))
     return _Shared(
         buffers=buffers,
         states=stage_states(job, model, buffers),
         workspaces=workspaces(job, model.trees),
-        chunks=tuple(
-            _chunk_memory(job, tree, () if chunk.post_process else (received,))
-            for chunk, tree in zip(model.chunks, model.trees, strict=True)
-        ),
+        chunks=chunks,
+        first_chunks=first_chunks,
         parameters=sum(every for every, _ in counts),
         parameters_routed_experts=sum(routed for _, routed in counts),
     )

@@ -8,7 +8,7 @@ d elements of a head, f feed-forward width, V padded vocabulary, t tensor-parall
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import Literal, TypeVar
@@ -121,6 +121,10 @@ class Module:
     """Saved for backward: allocated from its forward until its backward."""
     offloaded: tuple[Tensor, ...] = ()
     """Saved for backward in host memory: copied to the host after its forward, and back before its backward."""
+    reloaded_early: bool = False
+    """`offloaded` is copied back before the backward of the layer begins, by a module of the following layer."""
+    reloads: tuple[Tensor, ...] = ()
+    """Offloaded tensors of a preceding module that are copied back at the end of its backward."""
     forward_workspace: tuple[Tensor, ...] = ()
     """Temporary tensors at the peak of its forward, in addition to everything saved up to and including itself."""
     backward_workspace: tuple[Tensor, ...] = ()
@@ -150,6 +154,18 @@ class Module:
         """Bytes saved for backward by this module and its children."""
         own = total_bytes(self.saved)
         return own if self.recomputed else own + sum(child.retained_bytes for child in self.children)
+
+    @cached_property
+    def copied_back(self) -> tuple[Tensor, ...]:
+        """The offloaded tensors on the GPU in backward. Tensors that shared a storage are separate copies."""
+        return tuple(replace(tensor, shares="") for tensor in self.offloaded)
+
+    @cached_property
+    def retained_before_backward(self) -> int:
+        """Bytes for the backward of this module and its children that are on the GPU when it begins."""
+        early = total_bytes(self.copied_back) if self.reloaded_early else 0
+        own = early + total_bytes(self.saved)
+        return own if self.recomputed else own + sum(child.retained_before_backward for child in self.children)
 
     @cached_property
     def lingering_bytes(self) -> int:

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
-from typing import Final
+from typing import Final, Literal
 
 from analyzer.modules.kinds import LATENT_PROJECTIONS, ModuleKind
-from analyzer.modules.tree import Module, total_bytes
+from analyzer.modules.tree import STREAM, Module, total_bytes
 from analyzer.specs import ActivationOffloadSpec
 
 Place = tuple[ModuleKind, ModuleKind]
 """The kinds of a parent and of its child."""
+InputFrom = Literal["layer", "embedding", "stage"]
 
 GROUPS: Final[dict[str, frozenset[Place]]] = {
     "attn_norm": frozenset({(ModuleKind.LAYER, ModuleKind.ATTENTION_NORM)}),
@@ -41,30 +42,63 @@ GROUPS: Final[dict[str, frozenset[Place]]] = {
 """For each name of `--offload-modules`, the places of its modules in a layer."""
 
 
-def with_offloaded_groups(offload: ActivationOffloadSpec, layer: Module) -> Module:
-    """The layer with the large saved tensors of the given groups on the host."""
-    places = frozenset(place for name in offload.modules for place in GROUPS[name])
-    return _with_offloaded(layer, places, offload.min_elements) if places else layer
+_PROJECTIONS: Final = frozenset({ModuleKind.QKV, *LATENT_PROJECTIONS})
+"""Modules of the group `qkv_linear` that save the input of the layer."""
 
 
-def with_everything_offloaded(layer: Module) -> Module:
+def with_offloaded_groups(offload: ActivationOffloadSpec, layer: Module, *, input_from: InputFrom = "layer") -> Module:
+    """The layer with the large saved tensors of the given groups on the host.
+
+    `input_from`: what computes the input of the layer. The projections of attention save it. `GPTModel.forward` references the
+    output of the embedding until it returns, and the schedule references a tensor from another stage until its backward.
+    """
+    if not offload.modules:
+        return layer
+    changed = _with_offloaded(layer, offload, input_stays=input_from == "stage")
+    return _holding_input(changed) if input_from == "embedding" else changed
+
+
+def _holding_input(layer: Module) -> Module:
+    """The first layer, whose input stays on the GPU until the forward of the chunk returns."""
+    held = (tensor for _, module in layer.walk() if module.kind in _PROJECTIONS for tensor in module.offloaded)
+    return replace(layer, forward_held=(*layer.forward_held, *(tensor for tensor in held if tensor.made_in == STREAM)))
+
+
+def with_everything_offloaded(layer: Module, *, input_from: InputFrom = "layer") -> Module:
     """The layer with all its saved tensors on the host."""
-    children = tuple(with_everything_offloaded(child) for child in layer.children)
-    offloaded = tuple(tensor for tensor in layer.saved if tensor.bytes)
-    return replace(layer, saved=tuple(tensor for tensor in layer.saved if not tensor.bytes), offloaded=offloaded, children=children)
+    changed = _with_everything(layer)
+    return _holding_input(changed) if input_from == "embedding" else changed
 
 
-def _with_offloaded(module: Module, places: frozenset[Place], min_elements: int) -> Module:
+def _with_everything(module: Module) -> Module:
+    children = tuple(_with_everything(child) for child in module.children)
+    offloaded = tuple(tensor for tensor in module.saved if tensor.bytes)
+    return replace(module, saved=tuple(tensor for tensor in module.saved if not tensor.bytes), offloaded=offloaded, children=children)
+
+
+def _with_offloaded(module: Module, offload: ActivationOffloadSpec, *, input_stays: bool) -> Module:
+    places = frozenset(place for name in offload.modules for place in GROUPS[name])
     children = []
     for child in module.children:
-        changed = _with_offloaded(child, places, min_elements)
+        changed = _with_offloaded(child, offload, input_stays=input_stays)
         if (module.kind, child.kind) in places:
-            offloaded = tuple(tensor for tensor in child.saved if tensor.bytes and prod(tensor.shape) >= min_elements)
-            changed = replace(
-                changed, saved=tuple(tensor for tensor in child.saved if tensor not in offloaded), offloaded=offloaded
+            copied = tuple(tensor for tensor in child.saved if prod(tensor.shape) >= offload.min_elements)
+            stays = tuple(
+                tensor
+                for tensor in copied
+                if (input_stays and tensor.made_in == STREAM and child.kind in _PROJECTIONS)
+                or (tensor.name == "output" and _is_read_by_projection(module, offload))
             )
+            left = tuple(tensor for tensor in child.saved if tensor not in copied or tensor in stays)
+            changed = replace(changed, saved=left, offloaded=copied)
         children.append(changed)
     return replace(module, children=tuple(children))
+
+
+def _is_read_by_projection(attention: Module, offload: ActivationOffloadSpec) -> bool:
+    """Whether the output projection saves the output of core attention, and keeps it on the GPU."""
+    projection = next((child for child in attention.children if child.kind is ModuleKind.ATTENTION_OUTPUT), None)
+    return "attn_proj" not in offload.modules and projection is not None and not total_bytes(projection.saved)
 
 
 def offloaded_bytes_of_last_layer(tree: Module) -> int:
@@ -77,4 +111,4 @@ def offloaded_bytes_of_last_layer(tree: Module) -> int:
 
 
 def _offloaded_bytes(module: Module) -> int:
-    return total_bytes(module.offloaded) + sum(_offloaded_bytes(child) for child in module.children)
+    return total_bytes(tensor for tensor in module.offloaded if tensor not in module.saved) + sum(_offloaded_bytes(child) for child in module.children)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from analyzer.layout.stages import Chunk, chunks
 from analyzer.modules.inputs import ModuleInputs, module_inputs
@@ -19,8 +19,21 @@ from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module
 from analyzer.specs import TrainingJob
 
-Placement = Literal["gpu", "groups", "host"]
-"""Where the saved tensors of a layer are: on the GPU, those of `--offload-modules` on the host, or all on the host."""
+if TYPE_CHECKING:
+    from analyzer.passes.activation_offload import InputFrom
+
+Placement = Literal["gpu", "groups", "groups after embedding", "groups after stage", "host", "host after embedding"]
+"""Where the saved tensors of a layer are: on the GPU, those of `--offload-modules` on the host, or all on the host.
+
+For the first layer of a chunk, what computes its input is part of the placement.
+"""
+
+
+_INPUTS: Final[dict[Placement, InputFrom]] = {
+    "groups": "layer",
+    "groups after embedding": "embedding",
+    "groups after stage": "stage",
+}
 
 
 def stage_models(job: TrainingJob) -> tuple[StageModel, ...]:
@@ -67,10 +80,10 @@ def _changes_layers(job: TrainingJob) -> bool:
     return job.flags.delay_wgrad_compute or job.activation_offload is not None
 
 
-def _placements(job: TrainingJob, chunk: Chunk) -> tuple[Placement, ...]:
+def _placements(job: TrainingJob, chunk: Chunk, *, first_iteration: bool = False) -> tuple[Placement, ...]:
     """The placement of each layer of the chunk. MTP layers come last.
 
-    The last layer before the loss is not offloaded, since its backward runs next.
+    From the second iteration on, the last layer before the loss is not offloaded, since its backward runs next.
     """
     offload = job.activation_offload
     if offload is None:
@@ -78,9 +91,14 @@ def _placements(job: TrainingJob, chunk: Chunk) -> tuple[Placement, ...]:
         return (everywhere,) * (len(chunk.layers) + chunk.mtp_layers)
     decoder: list[Placement] = ["host" if layer <= offload.layers else "groups" for layer in chunk.layers]
     predicting: list[Placement] = ["groups"] * chunk.mtp_layers
-    if offload.last_stays and chunk.mtp_layers:
+    if decoder and decoder[0] == "host":
+        decoder[0] = "host after embedding"  # without pipeline parallelism
+    elif decoder:
+        decoder[0] = "groups after embedding" if chunk.pre_process else "groups after stage"
+    stays = offload.last_stays and not first_iteration
+    if stays and chunk.mtp_layers:
         predicting[-1] = "gpu"
-    elif offload.last_stays and chunk.post_process and decoder:
+    elif stays and chunk.post_process and decoder and not decoder[-1].startswith("host"):
         decoder[-1] = "gpu"
     return (*decoder, *predicting)
 
@@ -98,7 +116,9 @@ def _layer_pass(job: TrainingJob) -> Callable[[Module, Placement], Module]:
             return layer
         from analyzer.passes.activation_offload import with_everything_offloaded, with_offloaded_groups
 
-        return with_everything_offloaded(layer) if placement == "host" else with_offloaded_groups(offload, layer)
+        if placement in ("host", "host after embedding"):
+            return with_everything_offloaded(layer, input_from="layer" if placement == "host" else "embedding")
+        return with_offloaded_groups(offload, layer, input_from=_INPUTS[placement])
 
     return changed
 
@@ -129,6 +149,24 @@ def fsdp_trees_of(job: TrainingJob, tree: Module) -> tuple[Module, Module | None
     from analyzer.passes.fsdp import fsdp_trees
 
     return fsdp_trees(job, tree)
+
+
+def offload_trees_of(job: TrainingJob, tree: Module, chunk: Chunk) -> tuple[Module, Module]:
+    """With activation offloading, the trees of a chunk in the first iteration and in later ones.
+
+    In the first iteration all layers are offloaded, and nothing is copied back early.
+    """
+    offload = job.activation_offload
+    if offload is None or not offload.modules:
+        return tree, tree
+    from analyzer.passes.activation_reload import with_early_reloads
+
+    later = _placements(job, chunk)
+    only_last: tuple[Placement, ...] = tuple(
+        first if first != other else "gpu" for first, other in zip(_placements(job, chunk, first_iteration=True), later, strict=True)
+    )
+    pass_over = _layer_pass(replace(job, flags=replace(job.flags, delay_wgrad_compute=False)))
+    return _with_layers(tree, pass_over, only_last), with_early_reloads(offload, tree)
 
 
 def last_layer_bytes_on_gpu(job: TrainingJob, tree: Module) -> int:

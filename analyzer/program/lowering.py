@@ -8,6 +8,7 @@ children again before their backward. The operations of a module include those o
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from analyzer.modules.kinds import RESIDUAL_ADDS, ModuleKind
 from analyzer.modules.tree import Module, Tensor, total_bytes
@@ -15,6 +16,13 @@ from analyzer.program.operations import Operation, OperationKind, Operations, Ph
 
 _BEGIN, _END, _COMPUTE = OperationKind.BEGIN, OperationKind.END, OperationKind.COMPUTE
 _ALLOCATE, _FREE, _COLLECTIVE = OperationKind.ALLOCATE, OperationKind.FREE, OperationKind.COLLECTIVE
+
+_COPIED_AFTER: Final = {
+    ModuleKind.ATTENTION_NORM: RESIDUAL_ADDS,
+    ModuleKind.FEED_FORWARD_NORM: RESIDUAL_ADDS,
+    ModuleKind.ACTIVATION: frozenset({ModuleKind.FC2}),
+}
+"""Modules whose offloaded tensors are copied to the host after a later module, by its kinds: it reads them, or holds them."""
 
 
 def operations(module: Module) -> Operations:
@@ -52,8 +60,15 @@ def _forward(module: Module, phase: Phase, discards: bool) -> tuple[Operation, .
                 found.append(Operation(_COLLECTIVE, phase, module, call=repeated))
     if not module.children:
         _compute(found, module, phase)
+    later: list[Module] = []
     for child in module.children:
         found += child.derived(_forward, phase, discards or module.recomputed)
+        if later and child.kind in _COPIED_AFTER[later[-1].kind]:
+            copied = later.pop()
+            _memory(found, _FREE, phase, copied, Role.WORKSPACE, _only_offloaded(copied))
+        if child.kind in _COPIED_AFTER and _only_offloaded(child) and phase == "forward":
+            later.append(child)
+            _memory(found, _ALLOCATE, phase, child, Role.WORKSPACE, _only_offloaded(child))
     if module.recomputed:
         found.append(Operation(_FREE, phase, module, Role.DISCARDED))
     if discards:
@@ -82,6 +97,7 @@ def _backward(module: Module) -> tuple[Operation, ...]:
             found.append(Operation(_ALLOCATE, "backward", module, Role.RESIDUAL_SUM))
     _memory(found, _FREE, "backward", module, Role.SAVED, module.saved)
     _memory(found, _FREE, "backward", module, Role.WORKSPACE, module.backward_workspace)
+    _memory(found, _ALLOCATE, "backward", module, Role.RELOADED, module.reloads)
     if leaves_tensors(module):
         left = (*module.outlives, *(tensor for tensor in module.saved if tensor.lingers))
         found.append(Operation(_ALLOCATE, "backward", module, Role.LEFTOVER, left, total_bytes(left)))
@@ -90,9 +106,20 @@ def _backward(module: Module) -> tuple[Operation, ...]:
 
 
 def _compute(found: list[Operation], module: Module, phase: Phase) -> None:
-    _memory(found, _ALLOCATE, phase, module, Role.TRANSFER, module.offloaded)
+    if phase == "backward":
+        if not module.reloaded_early:
+            _memory(found, _ALLOCATE, phase, module, Role.TRANSFER, module.copied_back)
+        found.append(Operation(_COMPUTE, phase, module))
+        _memory(found, _FREE, phase, module, Role.SAVED if module.reloaded_early else Role.TRANSFER, module.copied_back)
+        return
+    _memory(found, _ALLOCATE, phase, module, Role.TRANSFER, _only_offloaded(module))
     found.append(Operation(_COMPUTE, phase, module))
-    _memory(found, _FREE, phase, module, Role.TRANSFER, module.offloaded)
+    _memory(found, _FREE, phase, module, Role.TRANSFER, _only_offloaded(module))
+
+
+def _only_offloaded(module: Module) -> tuple[Tensor, ...]:
+    """The offloaded tensors that nothing else keeps on the GPU."""
+    return tuple(tensor for tensor in module.offloaded if tensor not in module.saved)
 
 
 def _memory(

@@ -43,6 +43,8 @@ class Role(Enum):
     """Temporary tensors, allocated while the module and its children run."""
     TRANSFER = auto()
     """Tensors that are saved on the host. They are on the GPU only while their module runs."""
+    RELOADED = auto()
+    """Copied back from the host for the backward of a preceding layer, which then counts them as saved."""
     FRAME = auto()
     """Referenced by a local variable until the forward of the chunk returns (`Module.forward_held`)."""
     LEFTOVER = auto()

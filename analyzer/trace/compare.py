@@ -169,7 +169,9 @@ class _ModuleNames:
             frame = self._begin(path, operation.module)
             # in the first forward of a checkpoint only tensors referenced by module attributes stay; the others are freed
             named = tuple(replace(tensor, lingers=True) for tensor in operation.module.referenced) if frame.checkpointed else ()
-            for tensor in (*operation.module.saved, *named):
+            # offloaded tensors of the last layer stay for the microbatch whose backward runs first
+            maybe = tuple(replace(tensor, lingers=True) for tensor in operation.module.offloaded)
+            for tensor in (*operation.module.saved, *named, *maybe):
                 if tensor.bytes and (tensor.lingers or not frame.checkpointed):
                     yield _allocating_module(tensor, own=frame.path, layer=frame.layer, stream=self._stream), tensor
         elif operation.kind is OperationKind.END:

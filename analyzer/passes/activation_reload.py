@@ -1,0 +1,99 @@
+"""Which offloaded tensors are on the GPU before their backward: those that the backward of a later group has copied back.
+
+At the end of the backward of each group, the group that was offloaded last is copied back (`ChunkOffloadHandler.bulk_reload`). If none
+is left, groups of the microbatch whose backward is next are copied back, provided that its forward has finished. In the first
+iteration the first backward copies its own groups, so that each later one does too.
+
+Source: core/pipeline_parallel/fine_grained_activation_offload.py (0.16.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.tree import Module, Tensor
+from analyzer.passes.activation_offload import GROUPS
+from analyzer.specs import ActivationOffloadSpec
+
+
+@dataclass(eq=False)
+class _Group:
+    """One group of a layer. Its modules run one after the other."""
+
+    layer: int
+    name: str
+    offloaded: list[Tensor] = field(default_factory=list)
+    reloads: tuple[Tensor, ...] = ()
+    early: bool = False
+    """Copied back before the backward of its layer."""
+
+
+def with_early_reloads(offload: ActivationOffloadSpec, tree: Module) -> Module:
+    """The tree of a chunk in the second and later iterations."""
+    layers = [module for _, module in tree.walk() if module.kind is ModuleKind.LAYER]
+    groups = [group for index, layer in enumerate(layers) for group in _groups(offload, index, layer)]
+    if not groups:
+        return tree
+    _follow(groups)
+    numbered = iter(range(len(layers)))
+    done: dict[object, Module] = {}
+    return _changed(tree, offload, groups, numbered, done)
+
+
+def _groups(offload: ActivationOffloadSpec, index: int, layer: Module) -> list[_Group]:
+    """The groups of a layer in the order of the forward."""
+    found: dict[str, _Group] = {}
+    for name, child in _members(offload, layer):
+        found.setdefault(name, _Group(index, name)).offloaded += child.copied_back
+    return list(found.values())
+
+
+def _members(offload: ActivationOffloadSpec, module: Module) -> Iterator[tuple[str, Module]]:
+    for child in module.children:
+        name = next((name for name in offload.modules if (module.kind, child.kind) in GROUPS[name]), None)
+        if name is not None:
+            yield name, child
+        yield from _members(offload, child)
+
+
+def _follow(groups: list[_Group]) -> None:
+    """Follow the backward of a microbatch, and of the one after it, which has the same groups."""
+    last = [group for group in groups if group.layer == groups[-1].layer and group.offloaded]
+    waiting = [group for group in groups if group.offloaded and group not in last]
+    for group in last:
+        group.early = True
+    for group in reversed(groups):
+        copied = waiting.pop() if waiting else last.pop() if last else None
+        if copied is not None:
+            group.reloads, copied.early = tuple(copied.offloaded), True
+
+
+def _changed(
+    module: Module, offload: ActivationOffloadSpec, groups: list[_Group], numbers: Iterator[int], done: dict[object, Module]
+) -> Module:
+    if module.kind is ModuleKind.LAYER:
+        index = next(numbers)
+        of_layer = {group.name: group for group in groups if group.layer == index}
+        key = (id(module), *((group.early, group.reloads) for group in of_layer.values()))
+        if key not in done:
+            done[key] = _changed_layer(module, offload, of_layer)
+        return done[key]
+    if not module.children:
+        return module
+    return replace(module, children=tuple(_changed(child, offload, groups, numbers, done) for child in module.children))
+
+
+def _changed_layer(module: Module, offload: ActivationOffloadSpec, groups: dict[str, _Group]) -> Module:
+    children = []
+    for child in module.children:
+        changed = _changed_layer(child, offload, groups)
+        name = next((name for name in offload.modules if (module.kind, child.kind) in GROUPS[name]), None)
+        group = groups.get(name or "")
+        if group is not None:
+            # the first module of a group in forward ends its backward
+            changed = replace(changed, reloaded_early=group.early and bool(child.offloaded), reloads=group.reloads)
+            group.reloads = ()
+        children.append(changed)
+    return replace(module, children=tuple(children))
