@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.tree import Module, Tensor
+from analyzer.modules.tree import Module, Tensor, total_bytes
 from analyzer.passes.activation_offload import GROUPS
-from analyzer.specs import ActivationOffloadSpec
+from analyzer.specs import ActivationOffloadSpec, TrainingJob
 
 
 @dataclass(eq=False)
@@ -40,6 +40,50 @@ def with_early_reloads(offload: ActivationOffloadSpec, tree: Module) -> Module:
     numbered = iter(range(len(layers)))
     done: dict[object, Module] = {}
     return _changed(tree, offload, groups, numbered, done)
+
+
+def with_reloaded_layers(job: TrainingJob, tree: Module, *, offloaded_layers: int) -> Module:
+    """The tree of a chunk with its first layers on the host (`DefaultOffloadSynchronizer` of Transformer Engine 2.11).
+
+    The backward of layer j copies layer j - (L - 1 - N) back, so that L - N layers are on the GPU in each backward. A layer that
+    was copied back stays until its backward ends.
+    """
+    layers = [module for _, module in tree.walk() if module.kind is ModuleKind.LAYER]
+    distance = len(layers) - 1 - offloaded_layers
+    copies = [(*_all_copies(layer), *_rope_table(job)) if index < offloaded_layers else () for index, layer in enumerate(layers)]
+    numbers = iter(range(len(layers)))
+    done: dict[object, Module] = {}
+
+    def changed(module: Module) -> Module:
+        if module.kind is ModuleKind.LAYER:
+            index = next(numbers)
+            there = tuple(tensor for each in copies[max(0, index - distance) : index + 1] for tensor in each)
+            key = (id(module), len(there), total_bytes(there))
+            if key not in done:
+                done[key] = replace(_on_host(module), backward_workspace=(*module.backward_workspace, *there))
+            return done[key]
+        return replace(module, children=tuple(changed(child) for child in module.children)) if module.children else module
+
+    return changed(tree)
+
+
+def _rope_table(job: TrainingJob) -> Iterator[Tensor]:
+    """The frequencies that the fused RoPE kernel saves. All layers share the table, and each offloaded layer copies it."""
+    model = job.model
+    if model.position_embedding == "rope" and model.rope_fusion and model.mla is None:
+        shape = (job.batch.seq_length // job.parallel.context, int(model.kv_channels * model.rotary_percent))
+        yield Tensor(name="copy of the RoPE frequency table", shape=shape, dtype="fp32")
+
+
+def _all_copies(module: Module) -> Iterator[Tensor]:
+    yield from module.copied_back
+    for child in module.children:
+        yield from _all_copies(child)
+
+
+def _on_host(module: Module) -> Module:
+    """The layer without tensors that its modules copy back: the layer has them."""
+    return replace(module, offloaded=(), children=tuple(_on_host(child) for child in module.children))
 
 
 def _groups(offload: ActivationOffloadSpec, index: int, layer: Module) -> list[_Group]:

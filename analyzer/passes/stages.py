@@ -157,9 +157,13 @@ def offload_trees_of(job: TrainingJob, tree: Module, chunk: Chunk) -> tuple[Modu
     In the first iteration all layers are offloaded, and nothing is copied back early.
     """
     offload = job.activation_offload
-    if offload is None or not offload.modules:
+    if offload is None:
         return tree, tree
-    from analyzer.passes.activation_reload import with_early_reloads
+    from analyzer.passes.activation_reload import with_early_reloads, with_reloaded_layers
+
+    if offload.layers:
+        reloaded = with_reloaded_layers(job, tree, offloaded_layers=offload.layers)
+        return reloaded, reloaded
 
     later = _placements(job, chunk)
     only_last: tuple[Placement, ...] = tuple(

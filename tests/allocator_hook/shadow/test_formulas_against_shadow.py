@@ -41,6 +41,7 @@ LLAMA = (
     "--position-embedding-type rope --swiglu --normalization RMSNorm --disable-bias-linear --group-query-attention "
     "--num-query-groups 4 --untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 "
 )
+ON_HOST = "--global-batch-size 64 --min-offloaded-tensor-size 1024 --fine-grained-activation-offloading --offload-modules"
 OFFLOAD = "--optimizer-cpu-offload --use-precision-aware-optimizer"
 MOE_FP8 = (
     "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-ffn-hidden-size 512 --moe-token-dispatcher-type alltoall "
@@ -151,6 +152,12 @@ GRID = {
     "deepseek, split": f"--bf16 {DEEPSEEK} {SPLIT} --expert-tensor-parallel-size 1",
     "deepseek, recompute": f"--bf16 {DEEPSEEK} --recompute-granularity selective --recompute-modules mla_up_proj moe_act layernorm",
     "llama, interleaved": f"--bf16 {LLAMA} --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1",
+    "llama, core attention on the host": f"--bf16 {LLAMA} {ON_HOST} core_attn",
+    "llama, attention on the host, pp2": f"--bf16 {LLAMA} {ON_HOST} qkv_linear core_attn attn_proj --pipeline-model-parallel-size 2",
+    "mixtral, experts on the host, interleaved": f"--bf16 {LLAMA} {MOE} {ON_HOST} core_attn attn_proj mlp_norm expert_fc1 moe_act "
+    "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1",
+    "deepseek, attention on the host": f"--bf16 {DEEPSEEK} {ON_HOST} attn_norm qkv_linear core_attn attn_proj",
+    "llama, two layers on the host": f"--bf16 {LLAMA} --cpu-offloading-num-layers 2 --vocab-size 120",
     "gpt, fp8 delayed, tp2": "--bf16 --fp8-format hybrid --fp8-amax-history-len 64 --tensor-model-parallel-size 2",
     "llama, fp8 delayed, interleaved": (
         f"--bf16 {LLAMA} --fp8-format hybrid --fp8-param-gather --pipeline-model-parallel-size 2 "
