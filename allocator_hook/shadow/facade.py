@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -31,6 +32,7 @@ _TENSOR_TYPES = {
     "IntTensor": torch.int32,
     "LongTensor": torch.int64,
 }
+_IS_META = torch._C.TensorBase.is_meta.__get__
 _DEVICE = torch._C.TensorBase.device.__get__
 
 
@@ -118,6 +120,7 @@ def _random_numbers() -> Iterator[Patch]:
 def _tensors() -> Iterator[Patch]:
     yield Patch(torch.Tensor, "is_cuda", property(_is_cuda), "assertions and the choice of kernels depend on it")
     yield Patch(torch.Tensor, "device", property(_device), "a meta tensor reports the GPU that was requested")
+    yield Patch(torch.Tensor, "is_meta", property(_is_meta), "Megatron-FSDP asks whether a parameter has no memory yet")
     wrapped = "a quantized tensor wraps tensors on the GPU and is created for the same device"
     yield Patch(torch.Tensor, "_make_wrapper_subclass", staticmethod(_on_meta(torch.Tensor._make_wrapper_subclass)), wrapped)
     moved = "a CPU parameter that moves to the meta device becomes a new object, but must keep the attributes that Megatron set"
@@ -184,6 +187,13 @@ def _device(tensor: torch.Tensor) -> torch.device:
 def _is_cuda(tensor: torch.Tensor) -> bool:
     with torch._C.DisableTorchFunction():
         return tensor.is_meta
+
+
+def _is_meta(tensor: torch.Tensor) -> bool:
+    """False for Megatron: a meta tensor stands for one on the GPU."""
+    if sys._getframe(1).f_globals.get("__name__", "").startswith("megatron."):
+        return False
+    return bool(_IS_META(tensor))
 
 
 def _keeping_attributes(real: Callable[..., Any]) -> Callable[..., Any]:

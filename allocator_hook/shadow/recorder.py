@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from allocator_hook.shadow.balance import Means
@@ -78,6 +79,8 @@ class Recorder(TorchDispatchMode):
         """Live bytes, each allocation rounded up to 512 bytes."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if FakeTensor in types:  # DTensor computes the layout of a result with tensors that nothing allocates
+            return _unrecorded(func, args, kwargs)
         if not all(_is_plain(kind) for kind in types):
             return NotImplemented  # a quantized tensor splits the operation into plain ones, which are dispatched here again
         if kwargs and isinstance(kwargs.get("device"), torch.device):
@@ -230,6 +233,15 @@ class Recorder(TorchDispatchMode):
         self._allocated(pointer, self._workspace_bytes)
         name = f"cuBLAS workspace of the {'autograd' if autograd else 'main'} thread"
         self._sink.label(pointer, "workspace", name, shape=(self._workspace_bytes,), dtype="uint8", bytes=self._workspace_bytes)
+
+
+def _unrecorded(func: Any, args: Any, kwargs: Any) -> Any:
+    kernels.running = True
+    try:
+        with torch._C.DisableTorchFunction():
+            return func(*args, **(kwargs or {}))
+    finally:
+        kernels.running = False
 
 
 def _is_plain(kind: type) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from allocator_hook.shadow import sharding
 from allocator_hook.shadow.balance import Means, padded
 from allocator_hook.shadow.facade import fake_cuda
 from allocator_hook.shadow.gpu import Gpu
@@ -89,6 +90,7 @@ class Session:
             recorder = Recorder(writer, cublas_workspace_bytes=cublas_workspace_bytes(self.job))
             marks = Marks(writer)
             stack.enter_context(Patches([*recorder.patches(), *_router_padding(recorder.means)]))
+            stack.enter_context(Patches(sharding.patches(self.job, recorder, writer)))
             self._recorder = self._compiler.recorder = recorder
             self._sink.connect(writer, marks)
             stack.enter_context(calls.passed_to(writer))

@@ -322,6 +322,22 @@ def attention_backend(job: TrainingJob) -> Any:
     return AttnBackend[job.model.attention_backend]
 
 
+def _fsdp(job: TrainingJob) -> dict[str, Any]:
+    """Return the options of Megatron-FSDP and torch FSDP2."""
+    fsdp = job.fsdp
+    if fsdp is None:
+        return {}
+    if fsdp.implementation == "torch":
+        return {"reshard_after_forward": fsdp.reshard_after_forward}
+    return {
+        "use_megatron_fsdp": True,
+        "data_parallel_sharding_strategy": fsdp.strategy,
+        "outer_dp_sharding_strategy": "optim" if fsdp.outer_sharding else "no_shard",
+        "suggested_communication_unit_size": fsdp.communication_unit_size,
+        "fsdp_double_buffer": fsdp.double_buffer,
+    }
+
+
 def ddp_config(job: TrainingJob, *, parameters: int) -> Any:
     """Build the DistributedDataParallelConfig (`get_model`). `parameters` is the parameter count of the rank.
 
@@ -349,6 +365,7 @@ def ddp_config(job: TrainingJob, *, parameters: int) -> Any:
             reduce_scatter_with_fp32_accumulation=optimizer.reduce_scatter_with_fp32_accumulation,
             fp8_param_gather=stores_fp8(job),
             reuse_grad_buf_for_mxfp8_param_ag=stores_fp8(job, "mxfp8"),
+            **_fsdp(job),
         )
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -25,11 +25,21 @@ def write_labels(trained: Trained, *, sink: LabelSink, pointer: Any, optimizer: 
     `pointer(tensor)` returns the address of a tensor, or None for a tensor that is not recorded.
     """
     tensors = _optimizer_states(trained.optimizer) if optimizer else _model(trained.chunks)
-    for role, name, tensor in tensors:
+    for role, name, labelled in tensors:
+        tensor = getattr(labelled, "_local_tensor", labelled)  # a sharded tensor has a part on this rank
         place = pointer(tensor)
         if place is not None:
             size = tensor.numel() * tensor.element_size()
             sink.label(place, role, name, shape=tuple(tensor.shape), dtype=DTYPES.get(tensor.dtype, str(tensor.dtype)), bytes=size)
+
+
+_SHARDED: Final[dict[str, Role]] = {
+    "model_weight_buffer": "parameter",
+    "transpose_weight_buffer": "parameter",
+    "main_weight_buffer": "optimizer",
+    "main_grad_buffer": "gradient",
+}
+"""The buffers of a parameter group of Megatron-FSDP."""
 
 
 def _model(chunks: list[Any]) -> Iterator[tuple[Role, str, torch.Tensor]]:
@@ -43,10 +53,23 @@ def _model(chunks: list[Any]) -> Iterator[tuple[Role, str, torch.Tensor]]:
             gradient = getattr(parameter, "main_grad", None)
             if gradient is not None:
                 yield "gradient", label, gradient
+        yield from _sharded(chunk)
+        if not isinstance(getattr(chunk, "buffers", None), list):  # a method: FSDP has no such buffers
+            continue
         for index, buffer in enumerate([*getattr(chunk, "buffers", []), *getattr(chunk, "expert_parallel_buffers", [])]):
             for role, data in (("parameter", buffer.param_data), ("gradient", buffer.grad_data)):
                 if data is not None:
                     yield role, f"buffer {index}", data  # type: ignore[misc]
+
+
+def _sharded(chunk: Any) -> Iterator[tuple[Role, str, torch.Tensor]]:
+    """The buffers of Megatron-FSDP."""
+    groups = getattr(getattr(chunk, "param_and_grad_buffer", None), "parameter_groups", [])
+    for index, group in enumerate(groups):
+        for name, role in _SHARDED.items():
+            data = getattr(getattr(group, name, None), "data", None)
+            if data is not None:
+                yield role, f"{name} {index}", data
 
 
 def _parts(parameter: torch.Tensor) -> list[torch.Tensor]:

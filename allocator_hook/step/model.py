@@ -123,12 +123,20 @@ def chunks(job: TrainingJob, config: Any) -> list[Any]:
 
 
 def wrap(job: TrainingJob, config: Any, modules: list[Any]) -> list[Any]:
-    """Wrap each chunk with DistributedDataParallel, which moves parameters and gradients into contiguous buffers."""
-    from megatron.core.distributed import DistributedDataParallel
+    """Wrap each chunk for data parallelism.
 
+    DistributedDataParallel moves parameters and gradients into contiguous buffers, Megatron-FSDP and torch FSDP2 shard them.
+    """
+    from megatron.core import distributed
+
+    kind = distributed.DistributedDataParallel
+    if job.fsdp is not None:
+        kind = distributed.TorchFullyShardedDataParallel
+        if job.fsdp.implementation == "megatron":
+            from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel as kind  # noqa: N813
     total = sum(parameter.numel() for module in modules for parameter in module.parameters())
     return [
-        DistributedDataParallel(
+        kind(
             config=config,
             ddp_config=ddp_config(job, parameters=total),
             module=module,

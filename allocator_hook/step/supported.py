@@ -41,6 +41,10 @@ READ: Final[dict[str, frozenset[str]]] = {
         "pad_buckets_for_high_nccl_busbw average_in_collective reduce_scatter_with_fp32_accumulation clip_grad weight_decay "
         "log_num_zeros_in_grad log_params_norm offload".split()
     ),
+    "FsdpSpec": frozenset(
+        "implementation strategy outer_sharding main_gradients reduced_gradients communication_unit_size double_buffer "
+        "reshard_after_forward moments_from_start outside_layers_prefetches outside_layers_stay".split()
+    ),
     "OffloadSpec": frozenset("fraction pinned_gradients collected".split()),
     "ActivationOffloadSpec": frozenset("layers modules min_elements last_stays".split()),
     "RecomputeSpec": frozenset("granularity method num_layers modules distribute_saved_activations".split()),
@@ -62,10 +66,10 @@ READ: Final[dict[str, frozenset[str]]] = {
 
 
 _NAMES: Final = {
-    "TrainingJob.fsdp": "fully sharded data parallelism",
     "TrainingJob.graphs": "CUDA graphs",
     "OptimizerSpec.muon": "Muon",
     "TrainingFlags.tp_comm_overlap": "--tp-comm-overlap",
+    "FsdpSpec.starts_from_meta": "--init-model-with-meta-device",
     "MoeSpec.imbalance": "--info-moe-imbalance",
 }
 """Fields by the names that error messages use."""

@@ -61,7 +61,7 @@ def run(
         for iteration in range(iterations):
             marks.start_iteration(iteration)
             _train_step(job, trained, config, marks, count)
-            if iteration == 0 and job.optimizer.distributed and job.optimizer.overlap_param_gather:
+            if iteration == 0 and _gathers_in_hooks(job):
                 for chunk in chunks:
                     chunk.enable_forward_pre_hook()
                 config.param_sync_func = _of_chunks(chunks, "start_param_sync", job)
@@ -96,10 +96,15 @@ def _prepare(job: TrainingJob, config: Any, trained: Trained, marks: Marks) -> N
         config.no_sync_func = functions[0] if len(functions) == 1 else functions
         if job.parallel.virtual_pipeline is not None:
             config.grad_sync_func = _of_chunks(trained.chunks, "start_grad_sync", job)
-    if job.optimizer.distributed and job.optimizer.overlap_param_gather:
+    if _gathers_in_hooks(job):
         # the first iteration needs no gather: every rank has initialized all parameters
         for chunk in trained.chunks:
             chunk.disable_forward_pre_hook(**known_to(chunk.disable_forward_pre_hook, param_sync=False))
+
+
+def _gathers_in_hooks(job: TrainingJob) -> bool:
+    """Whether parameters are gathered by hooks that can be disabled (`should_disable_forward_pre_hook`)."""
+    return job.fsdp is None and job.optimizer.distributed and job.optimizer.overlap_param_gather
 
 
 def _of_chunks(chunks: list[Any], name: str, job: TrainingJob) -> Any:
