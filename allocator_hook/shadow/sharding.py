@@ -13,6 +13,7 @@ from allocator_hook.shadow.recorder import AllocationSink, Recorder
 from allocator_hook.step.patching import Patch
 from analyzer.specs import TrainingJob
 
+_REASON = "unsharded parameters and gradients are not activations of the module that runs"
 _PACKAGE = "megatron.core.distributed.fsdp.src.megatron_fsdp"
 
 
@@ -26,26 +27,44 @@ def patches(job: TrainingJob, recorder: Recorder, sink: AllocationSink) -> Itera
         return
     yield from _optimizer_states()
     if job.fsdp.implementation != "megatron":
+        parameter = import_module("torch.distributed.fsdp._fully_shard._fsdp_param").FSDPParam
+        yield Patch(parameter, "alloc_all_gather_outputs", _labelled_outputs(parameter, recorder, sink), _REASON)
         return
     buffers = import_module(f"{_PACKAGE}.param_and_grad_buffer")
     yield Patch(buffers, "validate_uneven_dtensor", lambda _: None, "it compares offsets of all ranks, which have no values")
     for name in ("TemporaryBucketAllocator", "StorageResizeBasedBucketAllocator"):
         allocator = getattr(buffers, name)
         labelled = _labelled(allocator.allocate, recorder, sink)
-        yield Patch(allocator, "allocate", labelled, "unsharded parameters and gradients are not activations of the module that runs")
+        yield Patch(allocator, "allocate", labelled, _REASON)
 
 
 def _labelled(real: Callable[..., _Bucket], recorder: Recorder, sink: AllocationSink) -> Callable[..., _Bucket]:
     @wraps(real)
     def allocate(*args: Any, **kwargs: Any) -> _Bucket:
         bucket = real(*args, **kwargs)
-        pointer = recorder.pointer(bucket.data)
-        if pointer is not None:
-            size = bucket.data.numel() * bucket.data.element_size()
-            sink.label(pointer, "workspace", "unsharded bucket", shape=tuple(bucket.data.shape), dtype="uint8", bytes=size)
+        _label(bucket.data, recorder, sink)
         return bucket
 
     return allocate
+
+
+def _labelled_outputs(parameter: Any, recorder: Recorder, sink: AllocationSink) -> Callable[[Any], None]:
+    real = parameter.alloc_all_gather_outputs
+
+    @wraps(real)
+    def allocate(sharded: Any) -> None:
+        real(sharded)
+        for output in sharded.all_gather_outputs:
+            _label(output, recorder, sink)
+
+    return allocate
+
+
+def _label(tensor: Any, recorder: Recorder, sink: AllocationSink) -> None:
+    pointer = recorder.pointer(tensor)
+    if pointer is not None:
+        size = tensor.numel() * tensor.element_size()
+        sink.label(pointer, "workspace", "unsharded parameters or gradients", shape=tuple(tensor.shape), dtype="uint8", bytes=size)
 
 
 class _Local:

@@ -77,8 +77,10 @@ class CollectiveHooks:
             "reduce": self._reduce,
             "broadcast": self._broadcast,
             "all_gather_into_tensor": self._all_gather_into_tensor,
+            "all_gather_single": self._all_gather_into_tensor,  # the name in newer releases of PyTorch
             "_all_gather_base": self._all_gather_into_tensor,
             "reduce_scatter_tensor": self._reduce_scatter_tensor,
+            "reduce_scatter_single": self._reduce_scatter_tensor,
             "_reduce_scatter_base": self._reduce_scatter_tensor,
             "all_gather": self._all_gather,
             "reduce_scatter": self._reduce_scatter,

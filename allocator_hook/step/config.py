@@ -322,13 +322,16 @@ def attention_backend(job: TrainingJob) -> Any:
     return AttnBackend[job.model.attention_backend]
 
 
+def uses_torch_fsdp(job: TrainingJob) -> bool:
+    """Return whether the job uses torch FSDP2."""
+    return job.fsdp is not None and job.fsdp.implementation == "torch"
+
+
 def _fsdp(job: TrainingJob) -> dict[str, Any]:
-    """Return the options of Megatron-FSDP and torch FSDP2."""
+    """Return the options of Megatron-FSDP."""
     fsdp = job.fsdp
     if fsdp is None:
         return {}
-    if fsdp.implementation == "torch":
-        return {"reshard_after_forward": fsdp.reshard_after_forward}
     return {
         "use_megatron_fsdp": True,
         "data_parallel_sharding_strategy": fsdp.strategy,
@@ -345,6 +348,11 @@ def ddp_config(job: TrainingJob, *, parameters: int) -> Any:
     """
     from megatron.core.distributed import DistributedDataParallelConfig
 
+    if uses_torch_fsdp(job):
+        from megatron.core.distributed import TorchFullyShardedDataParallelConfig
+
+        assert job.fsdp is not None
+        return TorchFullyShardedDataParallelConfig(reshard_after_forward=job.fsdp.reshard_after_forward)
     optimizer = job.optimizer
     bucket_size = optimizer.ddp_bucket_size
     if optimizer.ddp_num_buckets:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from allocator_hook.step.config import ddp_config
+from allocator_hook.step.config import ddp_config, uses_torch_fsdp
 from allocator_hook.step.versions import known_to
 from analyzer.errors import AnalyzerError
 from analyzer.specs import MoeSpec, TrainingJob
@@ -135,7 +135,7 @@ def wrap(job: TrainingJob, config: Any, modules: list[Any]) -> list[Any]:
         if job.fsdp.implementation == "megatron":
             from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel as kind  # noqa: N813
     total = sum(parameter.numel() for module in modules for parameter in module.parameters())
-    return [
+    wrapped = [
         kind(
             config=config,
             ddp_config=ddp_config(job, parameters=total),
@@ -145,3 +145,11 @@ def wrap(job: TrainingJob, config: Any, modules: list[Any]) -> list[Any]:
         )
         for index, module in enumerate(modules)
     ]
+    if uses_torch_fsdp(job):
+        for each in wrapped:
+            each.finish_grad_sync = _nothing  # core 0.16 passes an argument that the method of FSDP2, which is empty, does not have
+    return wrapped
+
+
+def _nothing(**_: Any) -> None:
+    """Replaces a method that does nothing."""

@@ -59,7 +59,7 @@ READ: Final[dict[str, frozenset[str]]] = {
     "HardwareSpec": frozenset("name capacity_bytes compute_capability multiprocessors margin_bytes".split()),
     "TrainingJob": frozenset(
         "model parallel batch precision optimizer recompute flags hardware megatron software assumptions warnings unknown "
-        "activation_offload assumed_vocabulary".split()
+        "activation_offload fsdp assumed_vocabulary".split()
     ),
 }
 """Supported fields by spec. They include fields that only change values or start-up, or that megatron-core decides itself."""

@@ -11,7 +11,7 @@ import torch
 
 from allocator_hook.step import groups, schedule_plans
 from allocator_hook.step import model as models
-from allocator_hook.step.config import optimizer_config, stores_fp8, transformer_config
+from allocator_hook.step.config import optimizer_config, stores_fp8, transformer_config, uses_torch_fsdp
 from allocator_hook.step.data import ForwardStep
 from allocator_hook.step.marks import Marks
 from allocator_hook.step.patching import Patches
@@ -120,8 +120,9 @@ def _train_step(job: TrainingJob, trained: Trained, config: Any, marks: Marks, m
 
     chunks, optimizer = trained.chunks, trained.optimizer
     with marks.in_phase("forward"):
-        for chunk in chunks:
-            chunk.zero_grad_buffer()
+        if not uses_torch_fsdp(job):
+            for chunk in chunks:
+                chunk.zero_grad_buffer()
         optimizer.zero_grad()
         if job.optimizer.overlap_param_gather and stores_fp8(job, "mxfp8"):
             # parameters are gathered through the gradient buffer in the forward pass, after the buffer was zeroed

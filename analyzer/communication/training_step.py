@@ -63,7 +63,7 @@ def shared_gradient_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]
             phase="gradient",
             module="replicated_gradients",
             shape=(replicated,),
-            dtype=job.precision.gradients,
+            dtype=job.precision.parameters if _uses_torch_fsdp(job) else job.precision.gradients,
             per_iteration=1,
         )
     for embedding in (parameter for tree in stage.trees for parameter in tree.derived(_shared_embeddings)):
@@ -131,6 +131,10 @@ def token_count_calls(job: TrainingJob) -> Iterator[Call]:
             )
 
 
+def _uses_torch_fsdp(job: TrainingJob) -> bool:
+    return job.fsdp is not None and job.fsdp.implementation == "torch"
+
+
 def scalar_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
     """All-reduces of one number around the optimizer step, and of the loss at the end.
 
@@ -145,6 +149,8 @@ def scalar_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
     scalars: list[tuple[str, str, Phase, int, str]] = []
     if job.precision.parameters == "fp16":
         scalars += [(f"{owner}.found_inf", group, "gradient", 1, "fp32") for owner, group in optimizers]
+    if _uses_torch_fsdp(job):  # the gradients are DTensors (`get_data_parallel_group_if_dtensor`)
+        scalars.append(("optimizer.grad_norm.shards", "dp_cp", "gradient", 1, "fp32"))
     scalars += [(f"{owner}.grad_norm", group, "gradient", 1, "fp32") for owner, group in summing]
     if job.optimizer.log_num_zeros_in_grad:
         scalars += [(f"{owner}.num_zeros_in_grad", group, "gradient", 1, "fp32") for owner, group in summing]

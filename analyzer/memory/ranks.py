@@ -26,7 +26,8 @@ from analyzer.memory.pipeline_tensors import kept_inputs, pipeline_tensors
 from analyzer.memory.stages import StageAnalysis, analysed_stages, distinct_stages
 from analyzer.memory.verdict import highest
 from analyzer.memory.workspaces import Workspace
-from analyzer.modules.tree import Tensor, total_bytes
+from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.tree import Module, Tensor, total_bytes
 from analyzer.passes.stages import last_layer_bytes_on_gpu
 from analyzer.results import MemoryPart, PeakEvent, RankClass, RankMemory
 from analyzer.schedule.pipeline import Step
@@ -204,8 +205,15 @@ def _iterations(job: TrainingJob, stage: StageAnalysis) -> _Iterations:
         later=later,
         context=context,
         referenced=sum(tree.lingering_once for tree in trees),
-        kept=sum(total_bytes(each) for each in inputs) + sum(tree.lingering_bytes for tree in trees),
+        kept=sum(total_bytes(each) for each, tree in zip(inputs, trees, strict=True) if not _references_input(tree))
+        + sum(tree.lingering_bytes for tree in trees),
     )
+
+
+def _references_input(tree: Module) -> bool:
+    """Whether the first layer references its input between iterations: `lingering_bytes` then includes it."""
+    first = next((module for _, module in tree.walk() if module.kind is ModuleKind.LAYER), None)
+    return first is not None and bool(first.outlives)
 
 
 def _run_with_states(job: TrainingJob, stage: StageAnalysis, states: States, iterations: _Iterations) -> _Run:

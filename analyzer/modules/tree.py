@@ -124,7 +124,8 @@ class Module:
     reloaded_early: bool = False
     """`offloaded` is copied back before the backward of the layer begins, by a module of the following layer."""
     reloads: tuple[Tensor, ...] = ()
-    """Offloaded tensors of a preceding module that are copied back at the end of its backward."""
+    """Tensors allocated at the end of its backward until the backward of the block ends: offloaded tensors of a preceding module
+    that are copied back, and gradients that FSDP has not reduced."""
     forward_workspace: tuple[Tensor, ...] = ()
     """Temporary tensors at the peak of its forward, in addition to everything saved up to and including itself."""
     backward_workspace: tuple[Tensor, ...] = ()

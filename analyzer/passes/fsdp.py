@@ -15,7 +15,7 @@ from analyzer.buffers.fsdp2 import TorchUnit, is_torch_unit, torch_unit, unit_pi
 from analyzer.buffers.fsdp_gathering import GRADIENTS, PARAMETERS, Gathering, chunk_passes
 from analyzer.buffers.parameter_order import creation_order
 from analyzer.modules.kinds import LINEAR, ModuleKind
-from analyzer.modules.tree import Module, Tensor, total_bytes
+from analyzer.modules.tree import Module, Tensor, largest, total_bytes
 from analyzer.specs import TrainingJob
 from analyzer.units import DTYPE_BYTES
 
@@ -93,10 +93,24 @@ def with_unsharded_units(job: TrainingJob, tree: Module) -> Module:
         unit, following = units[passed], units[passed + 1 : passed + 2]
         forward = (*earlier, _tensor(PARAMETERS, unit), _tensor(ALL_GATHER, unit))
         prefetched = earlier if unsharded else buffer
-        reducing = (_tensor(GRADIENTS, unit), *(_tensor(REDUCE_SCATTER, other) for other in following))
+        reducing = tuple(_tensor(REDUCE_SCATTER, other) for other in following)
+        if not piece.children:
+            reducing = (_tensor(GRADIENTS, unit), *reducing)
         workspaces.append((forward, (*prefetched, _tensor(PARAMETERS, unit), *reducing)))
         passed += 1
-    return _with_workspaces(tree, iter(workspaces), lambda module: is_torch_unit(module) or not module.children)
+    changed = _with_workspaces(tree, iter(workspaces), lambda module: is_torch_unit(module) or not module.children)
+    return _keeping_gradients(changed, inside=False)
+
+
+def _keeping_gradients(module: Module, *, inside: bool) -> Module:
+    """The module in which each part of a unit leaves its gradients allocated until the backward of the unit ends."""
+    if not module.children:
+        kept = tuple(
+            Tensor(name=GRADIENTS, shape=(parameter.numel,), dtype=parameter.dtype) for parameter in module.parameters if inside
+        )
+        return replace(module, reloads=(*module.reloads, *kept)) if kept else module
+    inside = inside or is_torch_unit(module)
+    return replace(module, children=tuple(_keeping_gradients(child, inside=inside) for child in module.children))
 
 
 def _with_workspaces(module: Module, workspaces: Iterator[Workspaces], is_piece: Callable[[Module], bool]) -> Module:
@@ -107,8 +121,22 @@ def _with_workspaces(module: Module, workspaces: Iterator[Workspaces], is_piece:
     return replace(
         module,
         forward_workspace=(*module.forward_workspace, *forward),
-        backward_workspace=(*module.backward_workspace, *backward),
+        backward_workspace=_in_backward(module, backward),
     )
+
+
+def _in_backward(module: Module, unsharded: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The backward workspace of a piece with the unsharded tensors of its units.
+
+    If the output layer returns a weight gradient, the unsharded gradients are allocated after its backward, when it is added to
+    them and the gradient of the logits has been freed.
+    """
+    own = module.backward_workspace
+    returned = tuple(tensor for tensor in own if tensor.name != "logits gradient")
+    if module.kind is not ModuleKind.OUTPUT_LAYER or not any(tensor.name == "weight gradient" for tensor in own):
+        return (*own, *unsharded)
+    before = tuple(tensor for tensor in unsharded if tensor.name != GRADIENTS)
+    return largest((*own, *before), (*returned, *unsharded))
 
 
 def _tensor(name: str, unit: TorchUnit) -> Tensor:

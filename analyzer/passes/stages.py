@@ -77,7 +77,7 @@ def full_model(job: TrainingJob, inputs: ModuleInputs | None = None) -> Module:
 
 
 def _changes_layers(job: TrainingJob) -> bool:
-    return job.flags.delay_wgrad_compute or job.activation_offload is not None
+    return job.flags.overlap_moe_expert_parallel_comm or job.activation_offload is not None
 
 
 def _placements(job: TrainingJob, chunk: Chunk, *, first_iteration: bool = False) -> tuple[Placement, ...]:
@@ -112,6 +112,10 @@ def _layer_pass(job: TrainingJob) -> Callable[[Module, Placement], Module]:
             from analyzer.passes.delayed_weight_gradients import with_delayed_weight_gradients
 
             layer = with_delayed_weight_gradients(layer)
+        if job.flags.overlap_moe_expert_parallel_comm:
+            from analyzer.passes.overlapped_layers import with_referenced_input
+
+            layer = with_referenced_input(layer)
         if offload is None or placement == "gpu":
             return layer
         from analyzer.passes.activation_offload import with_everything_offloaded, with_offloaded_groups
@@ -169,7 +173,8 @@ def offload_trees_of(job: TrainingJob, tree: Module, chunk: Chunk) -> tuple[Modu
     only_last: tuple[Placement, ...] = tuple(
         first if first != other else "gpu" for first, other in zip(_placements(job, chunk, first_iteration=True), later, strict=True)
     )
-    pass_over = _layer_pass(replace(job, flags=replace(job.flags, delay_wgrad_compute=False)))
+    done_before = replace(job.flags, delay_wgrad_compute=False, overlap_moe_expert_parallel_comm=False)
+    pass_over = _layer_pass(replace(job, flags=done_before))
     return _with_layers(tree, pass_over, only_last), with_early_reloads(offload, tree)
 
 

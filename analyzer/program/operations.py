@@ -44,7 +44,10 @@ class Role(Enum):
     TRANSFER = auto()
     """Tensors that are saved on the host. They are on the GPU only while their module runs."""
     RELOADED = auto()
-    """Copied back from the host for the backward of a preceding layer, which then counts them as saved."""
+    """Allocated at the end of a module's backward until the backward of the block ends (`Module.reloads`).
+
+    A preceding layer then counts tensors copied back from the host as saved.
+    """
     FRAME = auto()
     """Referenced by a local variable until the forward of the chunk returns (`Module.forward_held`)."""
     LEFTOVER = auto()

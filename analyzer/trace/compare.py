@@ -275,9 +275,11 @@ def _totals(rank: RankClass, recorded: Recorded) -> Iterator[TotalRow]:
     peak = memory.peak_allocated_bytes - memory.unsplit_at_peak_bytes
     first_peak = memory.peak_allocated_first_iteration_bytes - memory.unsplit_at_first_peak_bytes
     yield TotalRow(name="parameters", predicted=memory.parameters_bytes, recorded=recorded.parameters)
-    yield TotalRow(name="gradients", predicted=memory.gradients_bytes, recorded=recorded.gradients)
+    # torch FSDP2 frees its gradients in the optimizer step, which stores copies of them
+    gradients = memory.gradients_bytes if recorded.gradients else 0
+    yield TotalRow(name="gradients", predicted=gradients, recorded=recorded.gradients)
     yield TotalRow(name="optimizer states", predicted=memory.optimizer_bytes, recorded=recorded.optimizer)
-    rest = allocated - memory.parameters_bytes - memory.gradients_bytes - memory.optimizer_bytes
+    rest = allocated - memory.parameters_bytes - gradients - memory.optimizer_bytes
     first, last = recorded.iterations[0], recorded.iterations[-1]
     left = last.allocated_after - recorded.parameters - recorded.gradients - recorded.optimizer
     yield TotalRow(name="workspaces and other kept tensors", predicted=rest, recorded=left)

@@ -41,6 +41,11 @@ LLAMA = (
     "--position-embedding-type rope --swiglu --normalization RMSNorm --disable-bias-linear --group-query-attention "
     "--num-query-groups 4 --untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 "
 )
+FSDP = (
+    "--use-megatron-fsdp --no-gradient-accumulation-fusion --ckpt-format fsdp_dtensor --global-batch-size 32 "
+    "--data-parallel-sharding-strategy"
+)
+FSDP2 = "--use-torch-fsdp2 --no-gradient-accumulation-fusion --ckpt-format torch_dist --global-batch-size 32 --vocab-size 500"
 ON_HOST = "--global-batch-size 64 --min-offloaded-tensor-size 1024 --fine-grained-activation-offloading --offload-modules"
 OFFLOAD = "--optimizer-cpu-offload --use-precision-aware-optimizer"
 MOE_FP8 = (
@@ -158,6 +163,13 @@ GRID = {
     "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1",
     "deepseek, attention on the host": f"--bf16 {DEEPSEEK} {ON_HOST} attn_norm qkv_linear core_attn attn_proj",
     "llama, two layers on the host": f"--bf16 {LLAMA} --cpu-offloading-num-layers 2 --vocab-size 120",
+    "llama, megatron fsdp": f"--bf16 {LLAMA} {FSDP} optim_grads_params --vocab-size 500",
+    "mixtral, megatron fsdp": f"--bf16 {LLAMA} {MOE} {FSDP} optim_grads_params",
+    "llama, megatron fsdp of gradients": f"--bf16 {LLAMA} {FSDP} optim_grads",
+    "llama, megatron fsdp of optimizer states": f"--bf16 {LLAMA} {FSDP} optim",
+    "llama, fsdp2": f"--bf16 {LLAMA} {FSDP2}",
+    "llama, fsdp2, not resharded, tp2 sp": f"--bf16 {LLAMA} {FSDP2} --torch-fsdp2-no-reshard-after-forward "
+    "--tensor-model-parallel-size 2 --sequence-parallel",
     "gpt, fp8 delayed, tp2": "--bf16 --fp8-format hybrid --fp8-amax-history-len 64 --tensor-model-parallel-size 2",
     "llama, fp8 delayed, interleaved": (
         f"--bf16 {LLAMA} --fp8-format hybrid --fp8-param-gather --pipeline-model-parallel-size 2 "
@@ -256,6 +268,8 @@ def test_formulas_agree_with_a_run_of_megatron(name: str, cache: Path, tmp_path:
         pytest.skip(f"the formulas describe megatron-core {SINCE[name]} and later")
     os.environ["XDG_CACHE_HOME"] = str(cache)
     argv = [*(BASE + GRID[name]).split(), *(OWN_RELEASE if Version("0.14") > RELEASE else ())]
+    if "--use-torch-fsdp2" in argv:
+        argv.remove("--use-distributed-optimizer")
     try:
         arguments, world, options = parse(argv, environ={}, folder=tmp_path)
         gpu, _ = hardware(options.gpu, None)
