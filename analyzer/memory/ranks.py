@@ -205,7 +205,7 @@ def _iterations(job: TrainingJob, stage: StageAnalysis) -> _Iterations:
         later=later,
         context=context,
         referenced=sum(tree.lingering_once for tree in trees),
-        kept=sum(total_bytes(each) for each, tree in zip(inputs, trees, strict=True) if not _references_input(tree))
+        kept=sum(total_bytes(each[_references_input(tree) :]) for each, tree in zip(inputs, trees, strict=True))
         + sum(tree.lingering_bytes for tree in trees),
     )
 
