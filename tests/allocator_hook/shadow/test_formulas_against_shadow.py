@@ -170,6 +170,7 @@ GRID = {
     "llama, fsdp2": f"--bf16 {LLAMA} {FSDP2}",
     "llama, fsdp2, not resharded, tp2 sp": f"--bf16 {LLAMA} {FSDP2} --torch-fsdp2-no-reshard-after-forward "
     "--tensor-model-parallel-size 2 --sequence-parallel",
+    "mixtral, overlapped microbatches": f"--bf16 {LLAMA} {MOE} --overlap-moe-expert-parallel-comm --global-batch-size 64",
     "gpt, fp8 delayed, tp2": "--bf16 --fp8-format hybrid --fp8-amax-history-len 64 --tensor-model-parallel-size 2",
     "llama, fp8 delayed, interleaved": (
         f"--bf16 {LLAMA} --fp8-format hybrid --fp8-param-gather --pipeline-model-parallel-size 2 "
