@@ -32,7 +32,7 @@ _TENSOR_TYPES = {
     "IntTensor": torch.int32,
     "LongTensor": torch.int64,
 }
-_IS_META = torch._C.TensorBase.is_meta.__get__
+_IS_META = vars(torch._C.TensorBase)["is_meta"].__get__
 _DEVICE = torch._C.TensorBase.device.__get__
 
 

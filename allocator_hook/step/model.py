@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from allocator_hook.step.config import ddp_config, uses_torch_fsdp
+from allocator_hook.step.optimizer_config import ddp_config, uses_torch_fsdp
 from allocator_hook.step.versions import known_to
 from analyzer.errors import AnalyzerError
 from analyzer.specs import MoeSpec, TrainingJob
@@ -122,18 +122,25 @@ def chunks(job: TrainingJob, config: Any) -> list[Any]:
     return [chunk(job, config, virtual_stage=stage) for stage in (range(virtual) if virtual else (None,))]
 
 
+def _wrapper(job: TrainingJob) -> Any:
+    """Return the class that wraps a chunk."""
+    from megatron.core import distributed
+
+    if uses_torch_fsdp(job):
+        return distributed.TorchFullyShardedDataParallel
+    if job.fsdp is None:
+        return distributed.DistributedDataParallel
+    from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
+
+    return FullyShardedDataParallel
+
+
 def wrap(job: TrainingJob, config: Any, modules: list[Any]) -> list[Any]:
     """Wrap each chunk for data parallelism.
 
     DistributedDataParallel moves parameters and gradients into contiguous buffers, Megatron-FSDP and torch FSDP2 shard them.
     """
-    from megatron.core import distributed
-
-    kind = distributed.DistributedDataParallel
-    if job.fsdp is not None:
-        kind = distributed.TorchFullyShardedDataParallel
-        if job.fsdp.implementation == "megatron":
-            from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel as kind  # noqa: N813
+    kind = _wrapper(job)
     total = sum(parameter.numel() for module in modules for parameter in module.parameters())
     wrapped = [
         kind(

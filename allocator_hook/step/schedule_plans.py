@@ -1,7 +1,9 @@
 """Marks for overlapped microbatches (`--overlap-moe-expert-parallel-comm`).
 
-The forward of a layer is then not called. Nodes of a schedule plan call its parts, and the forward nodes of one microbatch alternate
-with the backward nodes of another. Source: core/models/common/model_chunk_schedule_plan.py and core/pipeline_parallel/utils.py (0.16).
+The forward of a layer is then not called. Nodes of a schedule plan call its parts, and the forward nodes of one microbatch
+alternate with the backward nodes of another.
+
+Source: core/models/common/model_chunk_schedule_plan.py and core/pipeline_parallel/utils.py (0.16).
 """
 
 from __future__ import annotations

@@ -11,9 +11,10 @@ import torch
 
 from allocator_hook.step import groups, schedule_plans
 from allocator_hook.step import model as models
-from allocator_hook.step.config import optimizer_config, stores_fp8, transformer_config, uses_torch_fsdp
+from allocator_hook.step.config import stores_fp8, transformer_config
 from allocator_hook.step.data import ForwardStep
 from allocator_hook.step.marks import Marks
+from allocator_hook.step.optimizer_config import optimizer_config, uses_torch_fsdp
 from allocator_hook.step.patching import Patches
 from allocator_hook.step.versions import known_to
 from analyzer.specs import TrainingJob

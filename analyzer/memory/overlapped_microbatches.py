@@ -68,7 +68,9 @@ class _Unit:
     @property
     def stream(self) -> tuple[Tensor, ...]:
         """The input of a layer."""
-        return tuple(replace(tensor, lingers=False) for tensor in _saved(self.modules) if tensor.made_in == STREAM and tensor.bytes)[:1]
+        return tuple(
+            replace(tensor, lingers=False) for tensor in _saved(self.modules) if tensor.made_in == STREAM and tensor.bytes
+        )[:1]
 
     @property
     def sent(self) -> tuple[Tensor, ...]:

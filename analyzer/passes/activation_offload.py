@@ -73,7 +73,9 @@ def with_everything_offloaded(layer: Module, *, input_from: InputFrom = "layer")
 def _with_everything(module: Module) -> Module:
     children = tuple(_with_everything(child) for child in module.children)
     offloaded = tuple(tensor for tensor in module.saved if tensor.bytes)
-    return replace(module, saved=tuple(tensor for tensor in module.saved if not tensor.bytes), offloaded=offloaded, children=children)
+    return replace(
+        module, saved=tuple(tensor for tensor in module.saved if not tensor.bytes), offloaded=offloaded, children=children
+    )
 
 
 def _with_offloaded(module: Module, offload: ActivationOffloadSpec, *, input_stays: bool) -> Module:
@@ -111,4 +113,6 @@ def offloaded_bytes_of_last_layer(tree: Module) -> int:
 
 
 def _offloaded_bytes(module: Module) -> int:
-    return total_bytes(tensor for tensor in module.offloaded if tensor not in module.saved) + sum(_offloaded_bytes(child) for child in module.children)
+    return total_bytes(tensor for tensor in module.offloaded if tensor not in module.saved) + sum(
+        _offloaded_bytes(child) for child in module.children
+    )

@@ -1,8 +1,8 @@
 """Which offloaded tensors are on the GPU before their backward: those that the backward of a later group has copied back.
 
-At the end of the backward of each group, the group that was offloaded last is copied back (`ChunkOffloadHandler.bulk_reload`). If none
-is left, groups of the microbatch whose backward is next are copied back, provided that its forward has finished. In the first
-iteration the first backward copies its own groups, so that each later one does too.
+At the end of the backward of each group, the group that was offloaded last is copied back (`ChunkOffloadHandler.bulk_reload`).
+If none is left, groups of the microbatch whose backward is next are copied back, provided that its forward has finished. In the
+first iteration each group is copied back when its own backward begins.
 
 Source: core/pipeline_parallel/fine_grained_activation_offload.py (0.16.1).
 """

@@ -15,7 +15,7 @@ from analyzer.buffers.fsdp2 import TorchUnit, is_torch_unit, torch_unit, unit_pi
 from analyzer.buffers.fsdp_gathering import GRADIENTS, PARAMETERS, Gathering, chunk_passes
 from analyzer.buffers.parameter_order import creation_order
 from analyzer.modules.kinds import LINEAR, ModuleKind
-from analyzer.modules.tree import Module, Tensor, largest, total_bytes
+from analyzer.modules.tree import Module, Tensor, total_bytes
 from analyzer.specs import TrainingJob
 from analyzer.units import DTYPE_BYTES
 
@@ -121,22 +121,8 @@ def _with_workspaces(module: Module, workspaces: Iterator[Workspaces], is_piece:
     return replace(
         module,
         forward_workspace=(*module.forward_workspace, *forward),
-        backward_workspace=_in_backward(module, backward),
+        backward_workspace=(*module.backward_workspace, *backward),
     )
-
-
-def _in_backward(module: Module, unsharded: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The backward workspace of a piece with the unsharded tensors of its units.
-
-    If the output layer returns a weight gradient, the unsharded gradients are allocated after its backward, when it is added to
-    them and the gradient of the logits has been freed.
-    """
-    own = module.backward_workspace
-    returned = tuple(tensor for tensor in own if tensor.name != "logits gradient")
-    if module.kind is not ModuleKind.OUTPUT_LAYER or not any(tensor.name == "weight gradient" for tensor in own):
-        return (*own, *unsharded)
-    before = tuple(tensor for tensor in unsharded if tensor.name != GRADIENTS)
-    return largest((*own, *before), (*returned, *unsharded))
 
 
 def _tensor(name: str, unit: TorchUnit) -> Tensor:

@@ -171,7 +171,8 @@ def offload_trees_of(job: TrainingJob, tree: Module, chunk: Chunk) -> tuple[Modu
 
     later = _placements(job, chunk)
     only_last: tuple[Placement, ...] = tuple(
-        first if first != other else "gpu" for first, other in zip(_placements(job, chunk, first_iteration=True), later, strict=True)
+        first if first != other else "gpu"
+        for first, other in zip(_placements(job, chunk, first_iteration=True), later, strict=True)
     )
     done_before = replace(job.flags, delay_wgrad_compute=False, overlap_moe_expert_parallel_comm=False)
     pass_over = _layer_pass(replace(job, flags=done_before))

@@ -158,7 +158,8 @@ GRID = {
     "deepseek, recompute": f"--bf16 {DEEPSEEK} --recompute-granularity selective --recompute-modules mla_up_proj moe_act layernorm",
     "llama, interleaved": f"--bf16 {LLAMA} --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1",
     "llama, core attention on the host": f"--bf16 {LLAMA} {ON_HOST} core_attn",
-    "llama, attention on the host, pp2": f"--bf16 {LLAMA} {ON_HOST} qkv_linear core_attn attn_proj --pipeline-model-parallel-size 2",
+    "llama, attention on the host, pp2": f"--bf16 {LLAMA} {ON_HOST} qkv_linear core_attn attn_proj "
+    "--pipeline-model-parallel-size 2",
     "mixtral, experts on the host, interleaved": f"--bf16 {LLAMA} {MOE} {ON_HOST} core_attn attn_proj mlp_norm expert_fc1 moe_act "
     "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1",
     "deepseek, attention on the host": f"--bf16 {DEEPSEEK} {ON_HOST} attn_norm qkv_linear core_attn attn_proj",
