@@ -1,4 +1,4 @@
-"""Replacements for compiled extensions other than Transformer Engine's: APEX, and Megatron's softmax kernels."""
+"""Replacements for compiled extensions other than Transformer Engine's (APEX, Megatron's softmax kernels), and for packages."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from allocator_hook.shadow import flash_attention
 from allocator_hook.shadow.gpu import Gpu
 from allocator_hook.shadow.kernel_calls import calls, element_bits
+from allocator_hook.shadow.stand_ins import emerging_optimizers
 from allocator_hook.shadow.te_kernels import extension, softmax
 from allocator_hook.shadow.te_kernels.allocate import empty, like
 
@@ -19,7 +20,7 @@ def extension_modules(gpu: Gpu) -> dict[str, ModuleType]:
     modules = {"transformer_engine_torch": extension(gpu, version="0"), "fused_weight_gradient_mlp_cuda": _weight_gradients()}
     for name in ("scaled_softmax_cuda", "scaled_masked_softmax_cuda", "scaled_upper_triang_masked_softmax_cuda"):
         modules[name] = _softmax(name)
-    return modules | _layer_norms(gpu) | flash_attention.modules(gpu)
+    return modules | _layer_norms(gpu) | flash_attention.modules(gpu) | emerging_optimizers.modules()
 
 
 def _weight_gradients() -> ModuleType:

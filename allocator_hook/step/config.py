@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import torch
 
+from allocator_hook.step.muon import muon_options
 from allocator_hook.step.versions import known_to
 from analyzer.specs import Branch, TrainingJob
 
@@ -113,6 +114,7 @@ def _precision_and_flags(job: TrainingJob) -> dict[str, Any]:
         "deterministic_mode": flags.deterministic,
         "calculate_per_token_loss": flags.calculate_per_token_loss,
         "defer_embedding_wgrad_compute": flags.defer_embedding_wgrad,
+        "wgrad_deferral_limit": flags.wgrad_deferral_limit,
     }
 
 
@@ -366,5 +368,6 @@ def optimizer_config(job: TrainingJob) -> Any:
             log_num_zeros_in_grad=spec.log_num_zeros_in_grad,
             fp8_recipe=None if job.precision.fp8 is None else job.precision.fp8.recipe,
             reuse_grad_buf_for_mxfp8_param_ag=stores_fp8(job, "mxfp8"),
+            **muon_options(spec.muon),
         )
     )

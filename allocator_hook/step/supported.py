@@ -39,14 +39,16 @@ READ: Final[dict[str, frozenset[str]]] = {
         "name sgd_momentum distributed precision_aware main_params_dtype exp_avg_dtype exp_avg_sq_dtype overlap_grad_reduce "
         "overlap_param_gather overlap_param_gather_with_optimizer_step ddp_bucket_size ddp_num_buckets "
         "pad_buckets_for_high_nccl_busbw average_in_collective reduce_scatter_with_fp32_accumulation clip_grad weight_decay "
-        "log_num_zeros_in_grad log_params_norm offload".split()
+        "log_num_zeros_in_grad log_params_norm offload muon".split()
     ),
+    "MuonSpec": frozenset("layer_wise tensor_parallel split_qkv nesterov steps iterates_dtype scalar_optimizer".split()),
     "OffloadSpec": frozenset("fraction pinned_gradients collected".split()),
     "RecomputeSpec": frozenset("granularity method num_layers modules distribute_saved_activations".split()),
     "TrainingFlags": frozenset(
         "gradient_accumulation_fusion attention_mask_in_dataloader deterministic calculate_per_token_loss "
-        "check_for_nan_in_loss_and_grad defer_embedding_wgrad cublas_workspace_config cuda_device_max_connections "
-        "use_cpu_initialization empty_unused_memory_level data_parallel_random_init allocator_config".split()
+        "check_for_nan_in_loss_and_grad defer_embedding_wgrad wgrad_deferral_limit cublas_workspace_config "
+        "cuda_device_max_connections use_cpu_initialization empty_unused_memory_level data_parallel_random_init "
+        "allocator_config".split()
     ),
     "AssumedVocabulary": frozenset("reason others".split()),
     "SoftwareSpec": frozenset("te torch".split()),
@@ -66,7 +68,7 @@ _NAMES: Final = {
     "TrainingFlags.overlap_moe_expert_parallel_comm": "overlapped microbatches (--overlap-moe-expert-parallel-comm)",
     "TrainingFlags.delay_wgrad_compute": "delayed weight gradients (--delay-wgrad-compute)",
     "TrainingFlags.early_attention_backward": "--ep-overlap-early-attn-memory-release",
-    "OptimizerSpec.muon": "Muon",
+    "MuonSpec.aligned": "Muon with buffers laid out by matrices",
     "TrainingFlags.tp_comm_overlap": "--tp-comm-overlap",
     "MoeSpec.imbalance": "--info-moe-imbalance",
 }
@@ -78,10 +80,6 @@ def check_supported(job: TrainingJob) -> None:
     if job.model.implementation == "legacy":
         raise UnsupportedError(
             "--info-engine shadow", "the legacy model code of 2023 is not part of megatron-core", "use --info-engine formula"
-        )
-    if job.optimizer.name not in ("adam", "sgd"):
-        raise UnsupportedError(
-            "--info-engine shadow", f"the recorded step does not support {job.optimizer.name}", "use --info-engine formula"
         )
     if job.precision.fp8 is not None and job.precision.fp8.recipe == "nvfp4":
         raise UnsupportedError("--info-engine shadow", "FP4 kernels are not supported", "use --info-engine formula")

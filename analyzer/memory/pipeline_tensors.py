@@ -18,6 +18,9 @@ from analyzer.modules.tree import Tensor, total_bytes
 from analyzer.schedule.pipeline import Step
 from analyzer.specs import TrainingJob
 
+SENT: Final = "gradient sent to the previous stage"
+PREVIOUS: Final = "input of the previous microbatch"
+
 
 class Situation(NamedTuple):
     """The messages and steps current one step of a rank."""
@@ -75,8 +78,8 @@ def pipeline_tensors(job: TrainingJob, *, pipeline_rank: int) -> PipelineTensors
     if parallel.virtual_pipeline is not None:
         return _interleaved(job)
     first = pipeline_rank == 0
-    sent = () if first else (shapes.hidden("gradient sent to the previous stage"),)
-    old = () if first else (shapes.hidden("input of the previous microbatch"),)
+    sent = () if first else (shapes.hidden(SENT),)
+    old = () if first else (shapes.hidden(PREVIOUS),)
     received = (received_gradient(job),) if pipeline_rank < parallel.pipeline - 1 else ()
     return PipelineTensors(forward=(*sent, *old, *received), backward=sent)
 
@@ -95,7 +98,7 @@ def _interleaved(job: TrainingJob) -> PipelineTensors:
     sent last. If communication overlaps, `input_tensor` references the last input of the warm-up until the end of the iteration.
     """
     shapes = shapes_of(job)
-    sent = (shapes.hidden("gradient sent to the previous stage"),)
+    sent = (shapes.hidden(SENT),)
     ahead = (shapes.hidden("gradient received ahead"),)
     output = (shapes.hidden("output of the previous forward"),)
     if not job.parallel.overlap_p2p:
@@ -223,6 +226,20 @@ class PipelineWalk:
         # the gradient of the input whose backward ran last is the gradient that was sent
         idle = (each for which, both in kept.items() for each in (both[:1] if which == self._ended and current else both))
         return (*current, *idle)
+
+    def finished_inputs(self, index: int, chunk: int, *, microbatches: int) -> int:
+        """Bytes allocated during this step for inputs of a chunk, and their gradients, of its first microbatches.
+
+        The backward of these microbatches has finished. Call it between `begin` and `end`.
+        """
+        ended = self._ended is not None and self._ended[1] == chunk and self._ended[0] < microbatches
+        current = self._tensors.alive_during(self._situations[index])
+        found = sum(each.bytes for each in current if each.name in (SENT, PREVIOUS)) if ended else 0
+        counted = {(self._last[chunk], chunk): self._idle[chunk]} if self._is_idle((self._last[chunk], chunk)) else {}
+        if self._warmup_input_unused and self._warmed_up is not None and self._warmed_up[1] == chunk:
+            counted.setdefault(self._warmed_up, self._tensors.last_of_warmup)
+        finished = {which: each for which, each in counted.items() if which[0] < microbatches}
+        return found + sum(total_bytes(each[:1] if which == self._ended and current else each) for which, each in finished.items())
 
     def _idle_correction(self, sent: bool) -> int:
         """Correction in bytes of the sum over idle chunks: plus the last input of the warm-up, minus a gradient that was sent."""

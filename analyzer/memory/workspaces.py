@@ -19,6 +19,7 @@ from analyzer.modules.kinds import LATENT_PROJECTIONS, LINEAR, ModuleKind
 from analyzer.modules.moe.dispatchers import gathered_token_bytes
 from analyzer.modules.shapes import Shapes, shapes_of
 from analyzer.modules.tree import Module
+from analyzer.passes.deferred_output_gradients import deferral_of
 from analyzer.specs import TrainingJob
 from analyzer.specs.release import is_before
 from analyzer.units import BLOCK, KIB, MIB, dtype_bytes, natural, round_up
@@ -40,7 +41,8 @@ class Workspace:
     name: str
     bytes: int
     kinds: frozenset[ModuleKind]
-    phase: Literal["forward", "backward"]
+    phase: Literal["forward", "backward", "optimizer"]
+    """With "optimizer" they are allocated after the last backward of the first iteration."""
 
 
 def capability(job: TrainingJob) -> tuple[int, int]:
@@ -198,6 +200,12 @@ def _global_buffer(context: _Context) -> Iterator[Workspace]:
         users, scratch = users | {ModuleKind.DISPATCH}, max(scratch, gathered_token_bytes(shapes))
     if scratch:
         yield Workspace("Megatron's global memory buffer", scratch, users, "forward")
+    if shapes.sp and job.flags.defer_embedding_wgrad and ModuleKind.OUTPUT_LAYER in kinds:
+        # two buffers in turn; with a single call only one
+        gathered = shapes.hidden("gathered input", gathered=True).bytes
+        deferral = deferral_of(job, microbatches=job.batch.microbatches)
+        times = 0 if deferral is None else min(2, deferral.calls)
+        yield Workspace("gathered inputs of deferred weight gradients", times * gathered, users, "optimizer")
 
 
 def _offloading_and_fsdp(context: _Context) -> Iterator[Workspace]:
