@@ -113,6 +113,7 @@ def _precision_and_flags(job: TrainingJob) -> dict[str, Any]:
         "gradient_accumulation_fusion": flags.gradient_accumulation_fusion,
         "deterministic_mode": flags.deterministic,
         "calculate_per_token_loss": flags.calculate_per_token_loss,
+        "tp_comm_overlap": flags.tp_comm_overlap,
         "defer_embedding_wgrad_compute": flags.defer_embedding_wgrad,
         "wgrad_deferral_limit": flags.wgrad_deferral_limit,
     }

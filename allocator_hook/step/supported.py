@@ -46,7 +46,7 @@ READ: Final[dict[str, frozenset[str]]] = {
     "RecomputeSpec": frozenset("granularity method num_layers modules distribute_saved_activations".split()),
     "TrainingFlags": frozenset(
         "gradient_accumulation_fusion attention_mask_in_dataloader deterministic calculate_per_token_loss "
-        "check_for_nan_in_loss_and_grad defer_embedding_wgrad wgrad_deferral_limit cublas_workspace_config "
+        "check_for_nan_in_loss_and_grad tp_comm_overlap defer_embedding_wgrad wgrad_deferral_limit cublas_workspace_config "
         "cuda_device_max_connections use_cpu_initialization empty_unused_memory_level data_parallel_random_init "
         "allocator_config".split()
     ),
@@ -69,7 +69,6 @@ _NAMES: Final = {
     "TrainingFlags.delay_wgrad_compute": "delayed weight gradients (--delay-wgrad-compute)",
     "TrainingFlags.early_attention_backward": "--ep-overlap-early-attn-memory-release",
     "MuonSpec.aligned": "Muon with buffers laid out by matrices",
-    "TrainingFlags.tp_comm_overlap": "--tp-comm-overlap",
     "MoeSpec.imbalance": "--info-moe-imbalance",
 }
 """Fields by the names that error messages use."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from allocator_hook.step import groups
+from allocator_hook.step import groups, userbuffers
 from allocator_hook.step import model as models
 from allocator_hook.step.config import optimizer_config, stores_fp8, transformer_config
 from allocator_hook.step.data import ForwardStep
@@ -43,6 +43,7 @@ def run(
     `microbatches` overrides the number of microbatches of the job. Creates the process groups with torch's fake backend.
     """
     groups.initialize(job, rank=rank)
+    userbuffers.initialize(job)
     config = transformer_config(job)
     with marks.in_phase("build"):
         chunks = models.wrap(job, config, models.chunks(job, config))

@@ -26,6 +26,8 @@ from analyzer.units import BLOCK, KIB, MIB, dtype_bytes, natural, round_up
 
 GROUPED_GEMM_STREAMS: Final = 4
 """Streams over which Transformer Engine distributes a grouped GEMM, each with a workspace (nvte_get_num_compute_streams)."""
+USERBUFFER_STREAMS: Final = 3
+"""Streams of a GEMM that overlaps with communication, each with a workspace (`_NUM_MAX_UB_STREAMS`)."""
 MAX_ROPE_TABLES: Final = 32
 """Maximum entries in the cache of `YarnRotaryEmbedding.forward`. With multi-latent attention each layer has its own entry."""
 YARN_POSITIONS: Final = 4096
@@ -151,8 +153,15 @@ def _gemm_workspaces(context: _Context) -> Iterator[Workspace]:
     te_bytes = round_up(te_workspace_bytes(job), BLOCK)
     routers = frozenset({ModuleKind.ROUTER})
     in_te = (LINEAR if context.te else FROM_START) | (routers if _router_uses_te(job) else FROM_START)
+    phase: Literal["forward", "backward"] = "forward"
+    if context.te and job.flags.tp_comm_overlap and kinds & LINEAR:
+        size = round_up(USERBUFFER_STREAMS * te_workspace_bytes(job), BLOCK)
+        yield Workspace("Transformer Engine GEMM workspace of userbuffers", size, LINEAR, "forward")
+        # weight gradients are the only GEMMs of dense layers that do not overlap with communication
+        alone = kinds & frozenset({*LATENT_PROJECTIONS, ModuleKind.MTP_PROJECTION, ModuleKind.EXPERTS})
+        phase = "forward" if alone else "backward"
     if kinds & in_te:
-        yield Workspace("Transformer Engine GEMM workspace", te_bytes, in_te, "forward")
+        yield Workspace("Transformer Engine GEMM workspace", te_bytes, in_te, phase)
     moe = job.model.moe
     if context.te and moe is not None and moe.grouped_gemm and ModuleKind.EXPERTS in kinds:
         yield Workspace("grouped GEMM workspaces of 4 streams", GROUPED_GEMM_STREAMS * te_bytes, LINEAR, "forward")

@@ -118,6 +118,9 @@ GRID = {
     "--defer-embedding-wgrad-compute --wgrad-deferral-limit 3",
     "llama, deferred output layer, interleaved": f"--bf16 {LLAMA} --num-layers 8 --pipeline-model-parallel-size 2 "
     "--num-layers-per-virtual-pipeline-stage 2 --defer-embedding-wgrad-compute",
+    "llama, userbuffers, tp2 sp pp2": f"--bf16 {LLAMA} {SPLIT} --tp-comm-overlap",
+    "gpt, userbuffers, fp8, tp4 sp": "--bf16 --tensor-model-parallel-size 4 --sequence-parallel --tp-comm-overlap "
+    "--fp8-format e4m3 --fp8-recipe tensorwise",
     "gpt, muon": "--bf16 --optimizer muon",
     "llama, dist_muon": f"--bf16 {LLAMA} --optimizer dist_muon --muon-no-split-qkv --muon-use-nesterov",
     "mixtral, muon, tp2 sp": f"--bf16 {LLAMA} {MOE_UNSHARDED} --optimizer muon --muon-tp-mode distributed "

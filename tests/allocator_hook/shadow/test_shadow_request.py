@@ -38,7 +38,7 @@ def test_the_smallest_number_of_microbatches_with_the_full_peak_is_used() -> Non
 
 def test_unsupported_fields_give_a_one_line_error() -> None:
     job = job_of("--global-batch-size 8")
-    overlapped = replace(job, flags=replace(job.flags, tp_comm_overlap=True))
+    overlapped = replace(job, flags=replace(job.flags, delay_wgrad_compute=True))
     sharded = replace(job, fsdp=specs.FsdpSpec(implementation="torch"))
     legacy = replace(job, model=replace(job.model, implementation="legacy"))
     layout = specs.PipelineSpec(layout=("Et", "tm", "L"))
