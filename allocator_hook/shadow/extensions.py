@@ -10,7 +10,7 @@ import torch
 from allocator_hook.shadow import flash_attention
 from allocator_hook.shadow.gpu import Gpu
 from allocator_hook.shadow.kernel_calls import calls, element_bits
-from allocator_hook.shadow.stand_ins import emerging_optimizers
+from allocator_hook.shadow.stand_ins import deep_ep, emerging_optimizers
 from allocator_hook.shadow.te_kernels import extension, softmax
 from allocator_hook.shadow.te_kernels.allocate import empty, like
 
@@ -20,7 +20,8 @@ def extension_modules(gpu: Gpu) -> dict[str, ModuleType]:
     modules = {"transformer_engine_torch": extension(gpu, version="0"), "fused_weight_gradient_mlp_cuda": _weight_gradients()}
     for name in ("scaled_softmax_cuda", "scaled_masked_softmax_cuda", "scaled_upper_triang_masked_softmax_cuda"):
         modules[name] = _softmax(name)
-    return modules | _layer_norms(gpu) | flash_attention.modules(gpu) | emerging_optimizers.modules()
+    modules |= _layer_norms(gpu) | flash_attention.modules(gpu)
+    return modules | deep_ep.modules() | emerging_optimizers.modules()
 
 
 def _weight_gradients() -> ModuleType:

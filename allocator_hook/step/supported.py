@@ -22,8 +22,9 @@ READ: Final[dict[str, frozenset[str]]] = {
         "num_experts topk ffn_hidden_size layers shared_ffn_hidden_size shared_overlap shared_gate grouped_gemm "
         "legacy_grouped_gemm dispatcher permute_fusion capacity_factor pad_to_capacity router_dtype load_balancing "
         "aux_loss_coeff z_loss_coeff score_function pre_softmax expert_bias latent_size "
-        "pad_for_quantization adds_by_index".split()
+        "pad_for_quantization adds_by_index flex".split()
     ),
+    "FlexSpec": frozenset("backend sms nvlink_ranks".split()),
     "MlaSpec": frozenset("q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim yarn first_angles_stay".split()),
     "ParallelSpec": frozenset(
         "world_size nodes gpus_per_node tensor pipeline virtual_pipeline context expert expert_tensor order sequence_parallel "
@@ -82,8 +83,6 @@ def check_supported(job: TrainingJob) -> None:
         )
     if job.precision.fp8 is not None and job.precision.fp8.recipe == "nvfp4":
         raise UnsupportedError("--info-engine shadow", "FP4 kernels are not supported", "use --info-engine formula")
-    if job.model.moe is not None and job.model.moe.dispatcher == "flex":
-        raise UnsupportedError("--info-engine shadow", "the flex dispatcher is not supported", "use --info-engine formula")
     layout = job.parallel.pipeline_layout.layout or ()
     if any("m" in stage for stage in layout[:-1]):
         raise UnsupportedError(

@@ -56,6 +56,7 @@ MOE = (
     "--overlap-grad-reduce --overlap-param-gather "
 )
 MOE_UNSHARDED = MOE.removesuffix("--overlap-grad-reduce --overlap-param-gather ")
+FLEX = "--num-experts 8 --moe-router-topk 4 --moe-grouped-gemm --moe-token-dispatcher-type flex --moe-router-dtype fp32"
 SINKHORN = (
     "--num-experts 8 --moe-router-topk 1 --moe-router-load-balancing-type sinkhorn --expert-model-parallel-size 2 "
     "--disable-bias-linear "
@@ -118,6 +119,9 @@ GRID = {
     "--defer-embedding-wgrad-compute --wgrad-deferral-limit 3",
     "llama, deferred output layer, interleaved": f"--bf16 {LLAMA} --num-layers 8 --pipeline-model-parallel-size 2 "
     "--num-layers-per-virtual-pipeline-stage 2 --defer-embedding-wgrad-compute",
+    "deepep": f"--bf16 {LLAMA} {FLEX} --expert-model-parallel-size 4 --moe-enable-deepep --moe-permute-fusion",
+    "deepep, unfused permutation": f"--bf16 {LLAMA} {FLEX} --expert-model-parallel-size 4 --moe-enable-deepep",
+    "hybridep, tp2 sp pp2": f"--bf16 {LLAMA} {FLEX} {SPLIT} --expert-model-parallel-size 2 --moe-flex-dispatcher-backend hybridep",
     "llama, userbuffers, tp2 sp pp2": f"--bf16 {LLAMA} {SPLIT} --tp-comm-overlap",
     "gpt, userbuffers, fp8, tp4 sp": "--bf16 --tensor-model-parallel-size 4 --sequence-parallel --tp-comm-overlap "
     "--fp8-format e4m3 --fp8-recipe tensorwise",
@@ -243,6 +247,10 @@ SINCE = {
     # earlier releases have no --softmax-type
     "gpt-oss": "0.15",
     "gpt-oss, split": "0.15",
+    # the formulas describe the flex dispatcher of this release
+    "deepep": "0.16",
+    "deepep, unfused permutation": "0.16",
+    "hybridep, tp2 sp pp2": "0.16",
     # the first release with Muon
     "gpt, muon": "0.16",
     "llama, dist_muon": "0.16",
