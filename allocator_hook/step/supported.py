@@ -22,7 +22,7 @@ READ: Final[dict[str, frozenset[str]]] = {
         "num_experts topk ffn_hidden_size layers shared_ffn_hidden_size shared_overlap shared_gate grouped_gemm "
         "legacy_grouped_gemm dispatcher permute_fusion capacity_factor pad_to_capacity router_dtype load_balancing "
         "aux_loss_coeff z_loss_coeff score_function pre_softmax expert_bias latent_size "
-        "pad_for_quantization adds_by_index flex".split()
+        "pad_for_quantization adds_by_index flex imbalance".split()
     ),
     "FlexSpec": frozenset("backend sms nvlink_ranks".split()),
     "MlaSpec": frozenset("q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim yarn first_angles_stay".split()),
@@ -70,7 +70,6 @@ _NAMES: Final = {
     "TrainingFlags.delay_wgrad_compute": "delayed weight gradients (--delay-wgrad-compute)",
     "TrainingFlags.early_attention_backward": "--ep-overlap-early-attn-memory-release",
     "MuonSpec.aligned": "Muon with buffers laid out by matrices",
-    "MoeSpec.imbalance": "--info-moe-imbalance",
 }
 """Fields by the names that error messages use."""
 
@@ -83,11 +82,15 @@ def check_supported(job: TrainingJob) -> None:
         )
     if job.precision.fp8 is not None and job.precision.fp8.recipe == "nvfp4":
         raise UnsupportedError("--info-engine shadow", "FP4 kernels are not supported", "use --info-engine formula")
+    if job.model.moe is not None and job.model.moe.flex is not None and job.model.moe.imbalance != 1:
+        raise UnsupportedError(
+            "--info-moe-imbalance", "the shadow engine does not support it with the flex dispatcher", "use --info-engine formula"
+        )
     layout = job.parallel.pipeline_layout.layout or ()
-    if any("m" in stage for stage in layout[:-1]):
+    if job.parallel.virtual_pipeline is not None and any("m" in stage for stage in layout[:-1]):
         raise UnsupportedError(
             "--pipeline-model-parallel-layout",
-            "the shadow engine does not support MTP layers (m) before the last stage",
+            "the shadow engine does not support interleaved stages with MTP layers (m) before the last stage",
             "move m to the last stage, or use --info-engine formula",
         )
     for name in _ignored(job):

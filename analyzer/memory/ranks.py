@@ -191,7 +191,7 @@ class _Run:
 
 def _iterations(job: TrainingJob, stage: StageAnalysis) -> _Iterations:
     model, trees = stage.model, stage.model.trees
-    inputs = kept_inputs(job, model.chunks)
+    inputs = kept_inputs(job, model.chunks, pipeline_rank=model.pipeline_rank)
     context = PeakContext(
         pipeline=pipeline_tensors(job, pipeline_rank=model.pipeline_rank),
         idle=inputs if job.parallel.virtual_pipeline is not None else ((),) * len(inputs),

@@ -310,15 +310,18 @@ def _fp8_copies(context: _Context) -> Iterator[Workspace]:
 def _rope_tables(context: _Context) -> Iterator[Workspace]:
     """RoPE tables. Each model chunk has its own."""
     job, shapes = context.job, context.shapes
-    if ModuleKind.QKV not in context.kinds:
+    if job.model.mla is not None:
         return
-    users = frozenset({ModuleKind.QKV})
+    # a model chunk computes the table also without attention, for as many positions as it receives: `get_rotary_seq_len`
+    attends = ModuleKind.QKV in context.kinds
+    received = 1 if attends or ModuleKind.OUTPUT_LAYER not in context.kinds else 1 + job.model.mtp_num_layers
+    users = frozenset({ModuleKind.QKV if attends else ModuleKind.OUTPUT_LAYER})
     if job.model.position_embedding == "rope":
         width = int(job.model.kv_channels * job.model.rotary_percent)
-        table = round_up(4 * shapes.s * width, BLOCK)  # the positions of this context-parallel rank, fp32
+        table = round_up(4 * shapes.s * received * width, BLOCK)  # the positions of this context-parallel rank, fp32
         yield Workspace("RoPE frequency table", table * context.chunks, users, "forward")
     yarn = job.model.yarn_positions
-    if yarn is not None and job.model.mla is None:  # module buffers, converted to the dtype of the weights
+    if yarn is not None:  # module buffers, converted to the dtype of the weights
         each = round_up(dtype_bytes(shapes.dtype, yarn * job.model.kv_channels), BLOCK)
         yield Workspace("YaRN cosine and sine tables", 2 * each * context.chunks, users, "forward")
 

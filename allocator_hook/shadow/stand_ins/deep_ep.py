@@ -1,7 +1,7 @@
 """The part of DeepEP (releases of 2025 and 2026, and its branch hybrid-ep) that megatron-core calls.
 
 Each function returns tensors of the sizes that the library allocates with PyTorch. Its communication buffers are allocated with the
-CUDA driver and not recorded. Communication is recorded as an all-to-all of the tokens that arrive on this rank, and of their weights.
+CUDA driver and not recorded. Communication is recorded as an all-to-all of the tokens that arrive on this rank, and of weights.
 
 Sources: deep_ep/buffer.py and csrc/deep_ep.cpp (`intranode_dispatch`, `internode_dispatch`, `intranode_combine`); branch
 hybrid-ep: deep_ep/hybrid_ep_buffer.py, csrc/hybrid_ep/hybrid_ep.cu and executor/executor.cu.

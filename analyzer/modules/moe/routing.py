@@ -71,6 +71,11 @@ class Routing:
         return self.tokens * self.moe.topk + padding
 
     @cached_property
+    def received(self) -> int:
+        """Rows that this rank receives from expert-parallel ranks: those that it sends, times the imbalance."""
+        return int(self.sent * self.moe.imbalance)
+
+    @cached_property
     def rows(self) -> int:
         """Rows that this rank's experts process, including the padding that the flex dispatcher adds on arrival."""
         return self.choices + (self._padding(self.local_experts) if self._padded_on_arrival else 0)

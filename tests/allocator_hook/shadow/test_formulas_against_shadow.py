@@ -119,6 +119,10 @@ GRID = {
     "--defer-embedding-wgrad-compute --wgrad-deferral-limit 3",
     "llama, deferred output layer, interleaved": f"--bf16 {LLAMA} --num-layers 8 --pipeline-model-parallel-size 2 "
     "--num-layers-per-virtual-pipeline-stage 2 --defer-embedding-wgrad-compute",
+    "llama, two mtp layers before the last stage": f"--bf16 {LLAMA} --mtp-num-layers 2 --tensor-model-parallel-size 2 "
+    "--sequence-parallel --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Ettttmm|L",
+    "mixtral, imbalanced, tp2 sp": f"--bf16 {LLAMA} {MOE} --tensor-model-parallel-size 2 --sequence-parallel "
+    "--info-moe-imbalance 1.25",
     "deepep": f"--bf16 {LLAMA} {FLEX} --expert-model-parallel-size 4 --moe-enable-deepep --moe-permute-fusion",
     "deepep, unfused permutation": f"--bf16 {LLAMA} {FLEX} --expert-model-parallel-size 4 --moe-enable-deepep",
     "hybridep, tp2 sp pp2": f"--bf16 {LLAMA} {FLEX} {SPLIT} --expert-model-parallel-size 2 --moe-flex-dispatcher-backend hybridep",
@@ -247,6 +251,8 @@ SINCE = {
     # earlier releases have no --softmax-type
     "gpt-oss": "0.15",
     "gpt-oss, split": "0.15",
+    # earlier releases have no MTP layers before the last stage
+    "llama, two mtp layers before the last stage": "0.16",
     # the formulas describe the flex dispatcher of this release
     "deepep": "0.16",
     "deepep, unfused permutation": "0.16",
@@ -280,7 +286,8 @@ def test_formulas_agree_with_a_run_of_megatron(name: str, cache: Path, tmp_path:
     try:
         arguments, world, options = parse(argv, environ={}, folder=tmp_path)
         gpu, _ = hardware(options.gpu, None)
-        report = predict(build(arguments, world, environ={}, gpu=gpu, folder=tmp_path))
+        job = build(arguments, world, environ={}, gpu=gpu, folder=tmp_path, moe_imbalance=options.moe_imbalance)
+        report = predict(job)
     except InputError as error:
         if Version("0.14") <= RELEASE:
             raise

@@ -42,7 +42,7 @@ def test_unsupported_fields_give_a_one_line_error() -> None:
     sharded = replace(job, fsdp=specs.FsdpSpec(implementation="torch"))
     legacy = replace(job, model=replace(job.model, implementation="legacy"))
     layout = specs.PipelineSpec(layout=("Et", "tm", "L"))
-    early_mtp = replace(job, parallel=replace(job.parallel, pipeline_layout=layout))
+    early_mtp = replace(job, parallel=replace(job.parallel, pipeline_layout=layout, virtual_pipeline=3))
     for unsupported in (overlapped, sharded, legacy, early_mtp):
         with pytest.raises(UnsupportedError, match="use --info-engine formula") as caught:
             check_supported(unsupported)
