@@ -14,14 +14,15 @@ def muon_options(muon: MuonSpec | None) -> dict[str, Any]:
 
     if muon is None:
         return {}
-    options = {
+    options: dict[str, Any] = {
         "muon_use_nesterov" if hasattr(OptimizerConfig, "muon_use_nesterov") else "muon_nesterov": muon.nesterov,
         "muon_split_qkv": muon.split_qkv,
         "muon_num_ns_steps": muon.steps,
         "muon_tp_mode": muon.tensor_parallel,
         "muon_fp32_matmul_prec": "medium" if muon.iterates_dtype == "bf16" else "high",
-        "muon_scalar_optimizer": None if muon.scalar_optimizer == "adam" else muon.scalar_optimizer,
     }
+    if muon.scalar_optimizer != "adam":  # the default, and an option since 0.17
+        options["muon_scalar_optimizer"] = muon.scalar_optimizer
     return known_to(OptimizerConfig, **options)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -165,7 +165,11 @@ def modules() -> dict[str, ModuleType]:
             "OrthogonalizedOptimizer": OrthogonalizedOptimizer,
             "get_muon_scale_factor": lambda *_, **__: 1.0,
         },
-        ".orthogonalized_optimizers.muon_utils": {"newton_schulz": newton_schulz, "newton_schulz_tp": newton_schulz_tp},
+        ".orthogonalized_optimizers.muon_utils": {
+            "newton_schulz": newton_schulz,
+            "newton_schulz_tp": newton_schulz_tp,
+            "NSCoeffT": Literal["simple", "quintic", "polar_express", "aol", "custom"],
+        },
         ".scalar_optimizers": {"Lion": Lion},
     }
     made = {}
