@@ -45,7 +45,7 @@ LAYERS = (
 """Packages and modules of analyzer/, lowest layer first. A package may import from itself and from lower layers."""
 LAUNCH_IMPORTS = {"units", "errors", "files", "specs", "launch"}
 """Packages that `analyzer.launch` may import: it converts options to specs."""
-RECORDER_IMPORTS = {"units", "errors", "files", "specs", "trace", "memory", "schedule", "passes", "time"}
+RECORDER_IMPORTS = {"units", "errors", "files", "specs", "layout", "trace", "modules", "memory", "schedule", "passes", "time"}
 """Packages of the analyzer that `allocator_hook` may import."""
 
 SOURCES = sorted([ROOT / "get_training_info.py", *(ROOT / "analyzer").rglob("*.py"), *(ROOT / "allocator_hook").rglob("*.py")])

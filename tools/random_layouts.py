@@ -37,7 +37,8 @@ def differences(words: list[str]) -> Iterator[str] | None:
         try:
             arguments, world, options = parse(words, environ=environ, folder=Path(cache))
             gpu, _ = hardware(options.gpu, None)
-            report = predict(build(arguments, world, environ=environ, gpu=gpu, folder=Path(cache)))
+            job = build(arguments, world, environ=environ, gpu=gpu, folder=Path(cache), moe_imbalance=options.moe_imbalance)
+            report = predict(job)
         except InputError:
             return None
         try:

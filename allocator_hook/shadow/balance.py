@@ -67,6 +67,10 @@ class Means:
         return None if mean is None else round(mean * mask.numel())
 
 
+means = Means()
+"""The means of the tensors of this process, which records one rank."""
+
+
 def padded(means: Means, real: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Wrap Megatron's `pad_routing_map`, which pads the token count of every expert to a multiple of `multiple`."""
 
@@ -109,8 +113,20 @@ def _index_put(means: Means, args: Any, kwargs: Any, result: torch.Tensor) -> fl
     before, put = means.of(target), means.of(values)
     if before is None or put is None or any(accumulate) or kwargs.get("accumulate") or not target.numel():
         return None
-    share = values.numel() / target.numel()
+    written = max((index.numel() for index in args[1] if index is not None), default=values.numel())
+    share = max(written, values.numel()) / target.numel()
     return before * (1 - share) + put * share
+
+
+def _differs(means: Means, args: Any, kwargs: Any, result: torch.Tensor) -> float | None:
+    """`indices != -1`: the mean of an index tensor with -1 for no choice is the share of its other elements."""
+    del kwargs, result
+    return means.of(args[0]) if args[1] == -1 else None
+
+
+def _scalar(means: Means, args: Any, kwargs: Any, result: torch.Tensor) -> float:
+    del means, kwargs, result
+    return float(args[0])
 
 
 def _constant(value: float) -> Callable[..., float]:
@@ -126,6 +142,7 @@ def _multiply(means: Means, args: Any, kwargs: Any, result: torch.Tensor) -> flo
 _RULES: dict[Any, Callable[..., float | None]] = {
     aten.zeros.default: _constant(0.0),
     aten.zeros_like.default: _constant(0.0),
+    aten.scalar_tensor.default: _scalar,
     aten.ones_like.default: _constant(1.0),
     aten.scatter.value: _scatter,
     aten.scatter.src: _scatter,
@@ -134,6 +151,7 @@ _RULES: dict[Any, Callable[..., float | None]] = {
     aten._to_copy.default: _same,
     aten.clone.default: _same,
     aten.index_select.default: _same,
+    aten.ne.Scalar: _differs,
     aten.logical_and.default: _same,
     aten.sum.default: _sum,
     aten.sum.dim_IntList: _sum,

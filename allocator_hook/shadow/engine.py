@@ -20,6 +20,7 @@ from allocator_hook.shadow.request import Request
 from allocator_hook.step.supported import check_supported
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.files import is_private, private_folder, publish
+from analyzer.passes.deferred_output_gradients import deferring_microbatches
 from analyzer.schedule.pipeline import equivalent_microbatches
 from analyzer.specs import TrainingJob
 from analyzer.trace.reader import read_complete_trace
@@ -82,12 +83,13 @@ def run(
 def enough_microbatches(job: TrainingJob) -> int:
     """Return the smallest number of microbatches that needs as much memory as all microbatches of the job."""
     parallel = job.parallel
-    return equivalent_microbatches(
+    equivalent = equivalent_microbatches(
         pipeline=parallel.pipeline,
         chunks=parallel.chunks,
         microbatches=job.batch.microbatches,
         group_size=parallel.microbatch_group_size,
     )
+    return max(equivalent, deferring_microbatches(job, job.batch.microbatches))
 
 
 def default_cache() -> Path:

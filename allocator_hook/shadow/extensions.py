@@ -1,17 +1,21 @@
-"""Replacements for compiled extensions other than Transformer Engine's: APEX, and Megatron's softmax kernels."""
+"""Replacements for compiled extensions other than Transformer Engine's (APEX, Megatron's softmax kernels), and for packages."""
 
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from allocator_hook.shadow import flash_attention
 from allocator_hook.shadow.gpu import Gpu
 from allocator_hook.shadow.kernel_calls import calls, element_bits
-from allocator_hook.shadow.te_kernels import extension, softmax
+from allocator_hook.shadow.stand_ins import deep_ep, emerging_optimizers
+from allocator_hook.shadow.te_kernels import extension, multi_tensor, softmax
 from allocator_hook.shadow.te_kernels.allocate import empty, like
+
+_CHUNK_SIZE: Final = 2048 * 32
+"""Elements that one block of such a kernel processes."""
 
 
 def extension_modules(gpu: Gpu) -> dict[str, ModuleType]:
@@ -19,7 +23,8 @@ def extension_modules(gpu: Gpu) -> dict[str, ModuleType]:
     modules = {"transformer_engine_torch": extension(gpu, version="0"), "fused_weight_gradient_mlp_cuda": _weight_gradients()}
     for name in ("scaled_softmax_cuda", "scaled_masked_softmax_cuda", "scaled_upper_triang_masked_softmax_cuda"):
         modules[name] = _softmax(name)
-    return modules | _layer_norms(gpu) | flash_attention.modules(gpu)
+    modules |= _multi_tensor(gpu) | _layer_norms(gpu) | flash_attention.modules(gpu)
+    return modules | deep_ep.modules() | emerging_optimizers.modules()
 
 
 def _weight_gradients() -> ModuleType:
@@ -34,6 +39,19 @@ def _accumulate(input: torch.Tensor, grad_output: torch.Tensor, main_grad: torch
     del main_grad
     rows = input.numel() // input.shape[-1]
     calls.gemms([(grad_output.shape[-1], input.shape[-1], rows)], bits=element_bits(input), accumulates=True)
+
+
+def _multi_tensor(gpu: Gpu) -> dict[str, ModuleType]:
+    """APEX's kernels for lists of tensors, which Megatron uses if Transformer Engine lacks one of them (core 0.17 with TE 2.11)."""
+    kernels, applier = ModuleType("amp_C"), ModuleType("apex.multi_tensor_apply")
+    for name, kernel in multi_tensor.bindings(gpu).items():
+        setattr(kernels, name, kernel)
+    applier.multi_tensor_applier = _apply  # type: ignore[attr-defined]
+    return {"amp_C": kernels, "apex.multi_tensor_apply": applier}
+
+
+def _apply(kernel: Any, noop_flag: torch.Tensor, lists: list[list[torch.Tensor]], *args: Any) -> Any:
+    return kernel(_CHUNK_SIZE, noop_flag, lists, *args)
 
 
 def _softmax(name: str) -> ModuleType:

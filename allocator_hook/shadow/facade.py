@@ -20,8 +20,8 @@ from allocator_hook.shadow.imports import Imports
 from allocator_hook.shadow.placement import GPU, META, Placement, kernels, to_meta
 from allocator_hook.step.patching import Patch, Patches
 
-FLASH_ATTENTION_VERSION = "2.8.3"
-"""The newest release that Transformer Engine 2.11 supports, as in the containers of 2026."""
+ASSUMED_VERSIONS = {"flash-attn": "2.8.3", "emerging-optimizers": "0.2.0"}
+"""flash-attn: the newest release that Transformer Engine 2.11 supports, as in the containers of 2026."""
 
 _TENSOR_TYPES = {
     "FloatTensor": torch.float32,
@@ -137,9 +137,9 @@ def _packages() -> Iterator[Patch]:
     real = importlib.metadata.version
 
     def version(name: str) -> str:
-        return FLASH_ATTENTION_VERSION if name in ("flash-attn", "flash_attn") else real(name)
+        return ASSUMED_VERSIONS.get(name.replace("_", "-")) or real(name)
 
-    yield Patch(importlib.metadata, "version", version, "flash-attn is assumed to be installed on the training machine")
+    yield Patch(importlib.metadata, "version", version, "these packages are assumed to be installed on the training machine")
 
 
 def _constant(value: Any) -> Callable[..., Any]:

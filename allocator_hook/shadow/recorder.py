@@ -16,10 +16,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from allocator_hook.shadow.balance import Means
+from allocator_hook.shadow.balance import means
 from allocator_hook.shadow.gpu import Stream
 from allocator_hook.shadow.kernel_calls import calls
 from allocator_hook.shadow.placement import kernels, to_meta
+from allocator_hook.shadow.te_kernels.allocate import OUTSIDE
 from allocator_hook.step.marks import in_backward
 from allocator_hook.step.patching import Patch
 from analyzer.errors import AnalyzerError
@@ -74,7 +75,7 @@ class Recorder(TorchDispatchMode):
         self._fused: list[_Fused] = []
         self._workspace_bytes = cublas_workspace_bytes
         self._handles: set[bool] = set()
-        self.means = Means()
+        self.means = means
         self.current_bytes = 0
         """Live bytes, each allocation rounded up to 512 bytes."""
 
@@ -119,20 +120,28 @@ class Recorder(TorchDispatchMode):
             return args[0] if args[0].is_meta else args[0].copy_(self.means.to_host(args[1]))
         if func is aten.masked_select.default and args[0].is_meta:
             return self._masked_select(*args)
+        if func is aten.index.Tensor and len(args[1]) == 1 and args[1][0].dtype is torch.bool and args[0].is_meta:
+            return self._masked_select(args[0], args[1][0])
+        if func is aten.repeat_interleave.Tensor and args[0].is_meta:
+            return self._repeated(args[0])
         return _NOT_HANDLED
 
     def _masked_select(self, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        count = self.means.selected(mask)
-        if count is None:
-            raise AnalyzerError(
-                "--info-engine shadow: megatron-core selects elements with a mask whose values are unknown; "
-                "use --info-engine formula"
-            )
+        count = _known(self.means.selected(mask))
         indices = torch.empty((count, mask.dim()), dtype=torch.int64, device="meta")  # the temporary result of torch.nonzero
         self._track_all(indices)
         result = torch.empty((count,), dtype=tensor.dtype, device="meta")
         self._track_all(result)
         del indices
+        return result
+
+    def _repeated(self, repeats: torch.Tensor) -> torch.Tensor:
+        """The indices that `torch.repeat_interleave` selects. It first allocates the sums of `repeats`."""
+        sums = torch.empty(repeats.shape, dtype=torch.int64, device="meta")
+        self._track_all(sums)
+        result = torch.empty((_known(self.means.selected(repeats)),), dtype=repeats.dtype, device="meta")
+        self._track_all(result)
+        del sums
         return result
 
     def pointer(self, tensor: torch.Tensor) -> int | None:
@@ -187,7 +196,7 @@ class Recorder(TorchDispatchMode):
 
     def _track_storage(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
-        if key in self._live:
+        if key in self._live or key in OUTSIDE:
             return
         if self._fused:
             self._fused[-1].made.append(weakref.ref(storage))
@@ -242,6 +251,14 @@ def _unrecorded(func: Any, args: Any, kwargs: Any) -> Any:
             return func(*args, **(kwargs or {}))
     finally:
         kernels.running = False
+
+
+def _known(count: int | None) -> int:
+    if count is None:
+        raise AnalyzerError(
+            "--info-engine shadow: megatron-core selects elements by values that are unknown; use --info-engine formula"
+        )
+    return count
 
 
 def _is_plain(kind: type) -> bool:

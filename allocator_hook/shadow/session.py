@@ -23,6 +23,7 @@ from allocator_hook.shadow.jit import FakeCompiler
 from allocator_hook.shadow.kernel_calls import calls
 from allocator_hook.shadow.recorder import Recorder
 from allocator_hook.shadow.request import Request
+from allocator_hook.shadow.stand_ins.received_shapes import received_shapes
 from allocator_hook.step.collectives import CollectiveHooks
 from allocator_hook.step.labels import write_labels
 from allocator_hook.step.marks import Marks
@@ -89,7 +90,8 @@ class Session:
         with TraceWriter(path, header) as writer, ExitStack() as stack:
             recorder = Recorder(writer, cublas_workspace_bytes=cublas_workspace_bytes(self.job))
             marks = Marks(writer)
-            stack.enter_context(Patches([*recorder.patches(), *_router_padding(recorder.means)]))
+            received = received_shapes(self.job)
+            stack.enter_context(Patches([*recorder.patches(), *_router_padding(recorder.means), *received]))
             stack.enter_context(Patches(sharding.patches(self.job, recorder, writer)))
             self._recorder = self._compiler.recorder = recorder
             self._sink.connect(writer, marks)
@@ -115,9 +117,15 @@ class Session:
         return path
 
     def _copy_mean(self, output: torch.Tensor, input: torch.Tensor) -> None:
-        """Copy the known mean of the values of `input` to `output`."""
-        if self._recorder is not None:
-            self._recorder.means.put(output, self._recorder.means.of(input))
+        """Copy the known mean of the values of `input` to `output`.
+
+        The known values are numbers of tokens, and the ranks of a group send theirs. With `--info-moe-imbalance` this rank's
+        experts receive more than the mean.
+        """
+        if self._recorder is None:
+            return
+        mean, moe = self._recorder.means.of(input), self.job.model.moe
+        self._recorder.means.put(output, mean if mean is None or moe is None else mean * moe.imbalance)
 
     def _current_bytes(self) -> int:
         return self._recorder.current_bytes if self._recorder is not None else 0

@@ -113,10 +113,12 @@ def _precision_and_flags(job: TrainingJob) -> dict[str, Any]:
         "gradient_accumulation_fusion": flags.gradient_accumulation_fusion,
         "deterministic_mode": flags.deterministic,
         "calculate_per_token_loss": flags.calculate_per_token_loss,
+        "tp_comm_overlap": flags.tp_comm_overlap,
         "defer_embedding_wgrad_compute": flags.defer_embedding_wgrad,
         "overlap_moe_expert_parallel_comm": flags.overlap_moe_expert_parallel_comm,
         "delay_wgrad_compute": flags.delay_wgrad_compute,
         "ep_overlap_early_attn_memory_release": flags.early_attention_backward,
+        "wgrad_deferral_limit": flags.wgrad_deferral_limit,
     }
 
 
@@ -233,6 +235,7 @@ def _moe(job: TrainingJob) -> dict[str, Any]:
         "moe_grouped_gemm": moe.grouped_gemm,
         "moe_use_legacy_grouped_gemm": moe.legacy_grouped_gemm,
         "moe_token_dispatcher_type": moe.dispatcher,
+        **({} if moe.flex is None else {"moe_flex_dispatcher_backend": moe.flex.backend}),
         "moe_permute_fusion": moe.permute_fusion,
         "moe_expert_capacity_factor": moe.capacity_factor,
         "moe_pad_expert_input_to_capacity": moe.pad_to_capacity,

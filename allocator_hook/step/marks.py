@@ -88,6 +88,15 @@ class Marks:
         finally:
             self._close(outer)
 
+    def of_phase(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `function` with marks of a phase around its calls."""
+
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            with self.in_phase(phase):
+                return function(*args, **kwargs)
+
+        return marked
+
     def start_iteration(self, iteration: int) -> None:
         """Set the iteration, and count the microbatches of each chunk from 0."""
         self.iteration = iteration

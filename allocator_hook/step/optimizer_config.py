@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from allocator_hook.step.config import TORCH_DTYPES, stores_fp8
+from allocator_hook.step.muon import muon_options
 from allocator_hook.step.versions import known_to
 from analyzer.specs import TrainingJob
 
@@ -101,5 +102,6 @@ def optimizer_config(job: TrainingJob) -> Any:
             log_num_zeros_in_grad=spec.log_num_zeros_in_grad,
             fp8_recipe=None if job.precision.fp8 is None else job.precision.fp8.recipe,
             reuse_grad_buf_for_mxfp8_param_ag=stores_fp8(job, "mxfp8"),
+            **muon_options(spec.muon),
         )
     )

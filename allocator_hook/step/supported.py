@@ -22,8 +22,9 @@ READ: Final[dict[str, frozenset[str]]] = {
         "num_experts topk ffn_hidden_size layers shared_ffn_hidden_size shared_overlap shared_gate grouped_gemm "
         "legacy_grouped_gemm dispatcher permute_fusion capacity_factor pad_to_capacity router_dtype load_balancing "
         "aux_loss_coeff z_loss_coeff score_function pre_softmax expert_bias latent_size "
-        "pad_for_quantization adds_by_index".split()
+        "pad_for_quantization adds_by_index flex imbalance".split()
     ),
+    "FlexSpec": frozenset("backend sms nvlink_ranks".split()),
     "MlaSpec": frozenset("q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim yarn first_angles_stay".split()),
     "ParallelSpec": frozenset(
         "world_size nodes gpus_per_node tensor pipeline virtual_pipeline context expert expert_tensor order sequence_parallel "
@@ -39,20 +40,21 @@ READ: Final[dict[str, frozenset[str]]] = {
         "name sgd_momentum distributed precision_aware main_params_dtype exp_avg_dtype exp_avg_sq_dtype overlap_grad_reduce "
         "overlap_param_gather overlap_param_gather_with_optimizer_step ddp_bucket_size ddp_num_buckets "
         "pad_buckets_for_high_nccl_busbw average_in_collective reduce_scatter_with_fp32_accumulation clip_grad weight_decay "
-        "log_num_zeros_in_grad log_params_norm offload".split()
+        "log_num_zeros_in_grad log_params_norm offload muon".split()
     ),
     "FsdpSpec": frozenset(
         "implementation strategy outer_sharding main_gradients reduced_gradients communication_unit_size double_buffer "
         "reshard_after_forward moments_from_start outside_layers_prefetches outside_layers_stay".split()
     ),
+    "MuonSpec": frozenset("layer_wise tensor_parallel split_qkv nesterov steps iterates_dtype scalar_optimizer".split()),
     "OffloadSpec": frozenset("fraction pinned_gradients collected".split()),
     "ActivationOffloadSpec": frozenset("layers modules min_elements last_stays".split()),
     "RecomputeSpec": frozenset("granularity method num_layers modules distribute_saved_activations".split()),
     "TrainingFlags": frozenset(
         "gradient_accumulation_fusion attention_mask_in_dataloader deterministic calculate_per_token_loss "
-        "check_for_nan_in_loss_and_grad defer_embedding_wgrad cublas_workspace_config cuda_device_max_connections "
-        "use_cpu_initialization empty_unused_memory_level data_parallel_random_init allocator_config "
-        "overlap_moe_expert_parallel_comm early_attention_backward delay_wgrad_compute".split()
+        "check_for_nan_in_loss_and_grad tp_comm_overlap defer_embedding_wgrad wgrad_deferral_limit cublas_workspace_config "
+        "cuda_device_max_connections use_cpu_initialization empty_unused_memory_level data_parallel_random_init "
+        "allocator_config overlap_moe_expert_parallel_comm early_attention_backward delay_wgrad_compute".split()
     ),
     "AssumedVocabulary": frozenset("reason others".split()),
     "SoftwareSpec": frozenset("te torch".split()),
@@ -67,10 +69,8 @@ READ: Final[dict[str, frozenset[str]]] = {
 
 _NAMES: Final = {
     "TrainingJob.graphs": "CUDA graphs",
-    "OptimizerSpec.muon": "Muon",
-    "TrainingFlags.tp_comm_overlap": "--tp-comm-overlap",
     "FsdpSpec.starts_from_meta": "--init-model-with-meta-device",
-    "MoeSpec.imbalance": "--info-moe-imbalance",
+    "MuonSpec.aligned": "Muon with buffers laid out by matrices",
 }
 """Fields by the names that error messages use."""
 
@@ -81,19 +81,17 @@ def check_supported(job: TrainingJob) -> None:
         raise UnsupportedError(
             "--info-engine shadow", "the legacy model code of 2023 is not part of megatron-core", "use --info-engine formula"
         )
-    if job.optimizer.name not in ("adam", "sgd"):
-        raise UnsupportedError(
-            "--info-engine shadow", f"the recorded step does not support {job.optimizer.name}", "use --info-engine formula"
-        )
     if job.precision.fp8 is not None and job.precision.fp8.recipe == "nvfp4":
         raise UnsupportedError("--info-engine shadow", "FP4 kernels are not supported", "use --info-engine formula")
-    if job.model.moe is not None and job.model.moe.dispatcher == "flex":
-        raise UnsupportedError("--info-engine shadow", "the flex dispatcher is not supported", "use --info-engine formula")
+    if job.model.moe is not None and job.model.moe.flex is not None and job.model.moe.imbalance != 1:
+        raise UnsupportedError(
+            "--info-moe-imbalance", "the shadow engine does not support it with the flex dispatcher", "use --info-engine formula"
+        )
     layout = job.parallel.pipeline_layout.layout or ()
-    if any("m" in stage for stage in layout[:-1]):
+    if job.parallel.virtual_pipeline is not None and any("m" in stage for stage in layout[:-1]):
         raise UnsupportedError(
             "--pipeline-model-parallel-layout",
-            "the shadow engine does not support MTP layers (m) before the last stage",
+            "the shadow engine does not support interleaved stages with MTP layers (m) before the last stage",
             "move m to the last stage, or use --info-engine formula",
         )
     for name in _ignored(job):

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from allocator_hook.step import groups, schedule_plans
+from allocator_hook.step import groups, schedule_plans, userbuffers
 from allocator_hook.step import model as models
 from allocator_hook.step.config import stores_fp8, transformer_config
 from allocator_hook.step.data import ForwardStep
 from allocator_hook.step.marks import Marks
+from allocator_hook.step.muon import muon_optimizer
 from allocator_hook.step.optimizer_config import optimizer_config, uses_torch_fsdp
 from allocator_hook.step.patching import Patches
 from allocator_hook.step.versions import known_to
@@ -44,6 +45,7 @@ def run(
     `microbatches` overrides the number of microbatches of the job. Creates the process groups with torch's fake backend.
     """
     groups.initialize(job, rank=rank)
+    userbuffers.initialize(job)
     config = transformer_config(job)
     with marks.in_phase("build"):
         chunks = models.wrap(job, config, models.chunks(job, config))
@@ -75,6 +77,8 @@ def _optimizer(job: TrainingJob, chunks: list[Any]) -> Any:
     from megatron.core.optimizer import get_megatron_optimizer
 
     config = optimizer_config(job)
+    if job.optimizer.muon is not None:
+        return muon_optimizer(job.optimizer.muon, config, chunks)
     return get_megatron_optimizer(
         **known_to(get_megatron_optimizer, config=config, model_chunks=chunks, use_gloo_process_groups=False)
     )
@@ -83,6 +87,7 @@ def _optimizer(job: TrainingJob, chunks: list[Any]) -> Any:
 def _prepare(job: TrainingJob, config: Any, trained: Trained, marks: Marks) -> None:
     """Set the functions of the configuration, as `train` does before its loop."""
     from megatron.core import distributed
+    from megatron.core.pipeline_parallel import schedules
 
     def finalize_model_grads(*args: Any, **kwargs: Any) -> None:
         with marks.in_phase("backward"):
@@ -90,6 +95,8 @@ def _prepare(job: TrainingJob, config: Any, trained: Trained, marks: Marks) -> N
 
     for chunk in trained.chunks:
         chunk.train()
+    if job.flags.defer_embedding_wgrad:
+        schedules.drain_embedding_wgrad_compute = marks.of_phase("backward", schedules.drain_embedding_wgrad_compute)
     config.grad_scale_func = trained.optimizer.scale_loss
     config.finalize_model_grads_func = finalize_model_grads
     if job.optimizer.overlap_grad_reduce:

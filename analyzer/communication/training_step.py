@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from analyzer.buffers.matrices import weights
 from analyzer.buffers.parameter_order import parameter_runs, sum_of_parameters
 from analyzer.communication.calls import Call, Kind, Phase, gradient_statistics_group
 from analyzer.modules.kinds import ModuleKind
@@ -139,13 +140,11 @@ def scalar_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
     """All-reduces of one number around the optimizer step, and of the loss at the end.
 
     The norm is computed also without clipping (`ChainedOptimizer.step`). The loss is a pair: its sum and the number of tokens.
-    Experts have a separate optimizer: each optimizer checks for overflow, and if its group differs from the first one, computes its
-    own norm and number of zeros.
+    Experts have a separate optimizer: each optimizer checks for overflow, and if their groups differ, computes its own norm and
+    number of zeros (`ChainedOptimizer.get_grad_norm`).
     """
-    optimizers = [("optimizer", gradient_statistics_group(job))]
-    if _has_expert_optimizer(job, stage):
-        optimizers.append(("optimizer.experts", gradient_statistics_group(job, experts=True)))
-    summing = [each for place, each in enumerate(optimizers) if each[1] not in [group for _, group in optimizers[:place]]]
+    optimizers = tuple(_optimizers(job, stage))
+    summing = optimizers if len({group for _, group in optimizers}) > 1 else optimizers[:1]
     scalars: list[tuple[str, str, Phase, int, str]] = []
     if job.precision.parameters == "fp16":
         scalars += [(f"{owner}.found_inf", group, "gradient", 1, "fp32") for owner, group in optimizers]
@@ -178,8 +177,20 @@ def scalar_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
         )
 
 
-def _has_expert_optimizer(job: TrainingJob, stage: StageModel) -> bool:
-    """Whether a rank has a separate optimizer for experts: with expert parallelism, if it has experts."""
-    if job.parallel.expert == 1 or job.optimizer.muon is not None:
-        return False
-    return any(tree.derived(_has_experts) for tree in stage.trees)
+def _optimizers(job: TrainingJob, stage: StageModel) -> Iterator[tuple[str, str]]:
+    """The optimizers of a rank, by name, and the group of their gradient statistics.
+
+    Experts have their own with expert parallelism, if the rank has experts. Muon is followed by Adam, each with its own of experts
+    (`get_megatron_muon_optimizer`), except with the layer-wise optimizer, where all have the same group.
+    """
+    dense, experts = gradient_statistics_group(job), gradient_statistics_group(job, experts=True)
+    muon = job.optimizer.muon
+    yield "optimizer", dense
+    if muon is None:
+        if job.parallel.expert > 1 and any(tree.derived(_has_experts) for tree in stage.trees):
+            yield "optimizer.experts", experts
+    elif not muon.layer_wise and job.parallel.expert > 1:
+        of_experts = {weight.orthogonalized for weight in weights(job, stage) if weight.expert}
+        yield from [("optimizer.experts", experts)] if True in of_experts else []
+        yield "optimizer.vectors", dense
+        yield from [("optimizer.experts.vectors", experts)] if False in of_experts else []

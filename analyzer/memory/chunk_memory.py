@@ -104,8 +104,12 @@ class ChunkMemory:
                     yield _placed(placement, instant, outside=frame)
         else:
             for placement in self.backward:
-                for instant in placement.memory.backward:
-                    yield _placed(placement, instant, outside=self.received)
+                yield from self.points_of(placement)
+
+    def points_of(self, placement: Placement) -> Iterator[Point]:
+        """Instants of one repetition of a block in the backward."""
+        for instant in placement.memory.backward:
+            yield _placed(placement, instant, outside=self.received)
 
 
 def chunk_memory(tree: Module, *, received: tuple[Tensor, ...] = (), first: Module | None = None) -> ChunkMemory:

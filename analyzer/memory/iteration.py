@@ -14,6 +14,7 @@ from analyzer.memory.peak import Peak, PeakPosition
 from analyzer.memory.pipeline_tensors import MessageOrder, PipelineTensors, PipelineWalk
 from analyzer.memory.workspaces import Workspace
 from analyzer.modules.tree import Tensor
+from analyzer.passes.deferred_output_gradients import Deferral, deferring_microbatches, output_layers
 from analyzer.results import PeakEvent
 from analyzer.schedule.pipeline import Step, equivalent_microbatches, steps
 from analyzer.specs import TrainingJob
@@ -24,13 +25,17 @@ def order_of(job: TrainingJob, pipeline_rank: int, microbatches: int) -> tuple[S
     """The steps of an iteration, with as few microbatches as are needed to reach the same peak."""
     parallel = job.parallel
     legacy = is_before(job.megatron, "0.10")
-    equivalent = equivalent_microbatches(
-        pipeline=parallel.pipeline,
-        chunks=parallel.chunks,
-        microbatches=microbatches,
-        group_size=parallel.microbatch_group_size,
-        legacy=legacy,
-        pipeline_rank=pipeline_rank,
+    last = pipeline_rank == parallel.pipeline - 1
+    equivalent = max(
+        deferring_microbatches(job, microbatches) if last else 0,
+        equivalent_microbatches(
+            pipeline=parallel.pipeline,
+            chunks=parallel.chunks,
+            microbatches=microbatches,
+            group_size=parallel.microbatch_group_size,
+            legacy=legacy,
+            pipeline_rank=pipeline_rank,
+        ),
     )
     return steps(
         pipeline=parallel.pipeline,
@@ -54,6 +59,8 @@ class PeakContext:
     """The peaks of overlapped steps, by (chunk of the forward, chunk of the backward)."""
     extra_of_first: int = 0
     """Additional bytes saved by the microbatch whose backward runs first."""
+    deferral: Deferral | None = None
+    """The deferred weight gradients of the output layer, which is in the last chunk."""
 
 
 def peak_of_iteration(
@@ -71,7 +78,7 @@ def peak_of_iteration(
     """
     walk = _Walk(messages, chunks, context, workspaces, warm=warm)
     order = messages.order
-    skipped, end = _lower_steps(order, chunks)
+    skipped, end = _lower_steps(order, chunks) if context.deferral is None else (range(0), len(order))
     for index in range(end):
         if index in skipped:
             walk.skip_forward()
@@ -125,6 +132,10 @@ class _Walk:
         self._reloaded = 0
         """Bytes copied back from the host for the next backward, whose forward has finished."""
         self._has_leftover = any(each.leftover for each in chunks)
+        self._deferred_calls = 0
+        """Calls of the output layer whose weight gradients are deferred, so far."""
+        self._deferring = 0
+        """Microbatches with such calls whose backward has finished."""
         self._highest = self._workspaces
         self._peak: tuple[int, Point] | None = None
         """Index of the step with the peak so far, and the instant in that step."""
@@ -144,11 +155,16 @@ class _Walk:
         else:
             self._saved -= saved + self._reloaded
             self._reloaded = 0
-        base = self._saved + self._pipeline.begin(index, step)
+        pipeline = self._pipeline.begin(index, step)
+        kept = self._kept_graphs(index)
+        self._saved += kept
+        base = self._saved + pipeline
         if step.paired:
             self._overlapped(index, step, base)
         elif index and self._order[index - 1].paired:
             self._leftover[number] = 0  # the overlapped forward before it has its instants
+        elif not forward and self._context.deferral is not None and number == len(self._chunks) - 1:
+            self._deferring_backward(index, step, base, self._context.deferral)
         elif self._first_passes and (step.kind, number) in self._first_passes:
             self._first_pass(index, step, base)
         elif forward:
@@ -158,6 +174,7 @@ class _Walk:
             point = chunk.next_backward_peak if self._leftover[number] else chunk.backward_peak
             self._leftover[number] = 0
             self._update_peak(index, point, base)
+        self._saved -= kept
         if forward:
             self._saved += saved
         else:
@@ -213,6 +230,31 @@ class _Walk:
             if allocates:
                 self._allocate(point)
             self._update_peak(index, point, base)
+
+    def _kept_graphs(self, index: int) -> int:
+        """Bytes that autograd graphs of deferred calls keep during this step, beyond the tensors of the pipeline schedule."""
+        if self._context.deferral is None or not self._deferring:
+            return 0
+        counted = self._pipeline.finished_inputs(index, len(self._chunks) - 1, microbatches=self._deferring)
+        return max(0, self._deferring * self._context.deferral.graph_bytes - counted)
+
+    def _deferring_backward(self, index: int, step: Step, base: int, deferral: Deferral) -> None:
+        """A backward of the last chunk. From the backward of an output layer on, the operands of its weight gradient are kept."""
+        self._first_passes.discard((step.kind, step.chunk))
+        chunk = self._chunks[step.chunk]
+        again, self._leftover[step.chunk] = self._leftover[step.chunk], 0
+        self._deferring += self._deferred_calls < deferral.calls
+        for placement in chunk.backward:
+            for point in chunk.points_of(placement):
+                if self._not_allocated:
+                    self._allocate(point)
+                self._update_peak(index, point, base)
+            calls = min(placement.block.module.derived(output_layers), deferral.calls - self._deferred_calls)
+            self._deferred_calls += calls
+            self._saved += calls * deferral.bytes_each
+            base += calls * deferral.bytes_each
+        if again:
+            self._update_peak(index, chunk.next_backward_peak, base)
 
     def _overlapped(self, index: int, step: Step, base: int) -> None:
         """A forward that overlaps with the backward after it. The overlapped peak includes the saved bytes of that backward."""

@@ -8,15 +8,18 @@ transformer_block.py set_input_tensor: a chunk references the input that it rece
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final, NamedTuple
 
-from analyzer.layout.stages import Chunk
+from analyzer.layout.stages import Chunk, mtp_stage
 from analyzer.modules.shapes import shapes_of
 from analyzer.modules.tree import Tensor, total_bytes
 from analyzer.schedule.pipeline import Step
 from analyzer.specs import TrainingJob
+
+SENT: Final = "gradient sent to the previous stage"
+PREVIOUS: Final = "input of the previous microbatch"
 
 
 class Situation(NamedTuple):
@@ -71,19 +74,27 @@ def pipeline_tensors(job: TrainingJob, *, pipeline_rank: int) -> PipelineTensors
     references the previous output and, through its autograd graph, the previous input.
     """
     parallel = job.parallel
-    shapes = shapes_of(job)
     if parallel.virtual_pipeline is not None:
         return _interleaved(job)
     first = pipeline_rank == 0
-    sent = () if first else (shapes.hidden("gradient sent to the previous stage"),)
-    old = () if first else (shapes.hidden("input of the previous microbatch"),)
-    received = (received_gradient(job),) if pipeline_rank < parallel.pipeline - 1 else ()
+    sent = () if first else (_message(job, SENT, sender=pipeline_rank - 1),)
+    old = () if first else (_message(job, PREVIOUS, sender=pipeline_rank - 1),)
+    received = (received_gradient(job, sender=pipeline_rank),) if pipeline_rank < parallel.pipeline - 1 else ()
     return PipelineTensors(forward=(*sent, *old, *received), backward=sent)
 
 
-def received_gradient(job: TrainingJob) -> Tensor:
-    """[s, b, h]: the gradient from the next stage. A local variable of the schedule references it during the backward."""
-    return shapes_of(job).hidden("gradient received from the next stage")
+def received_gradient(job: TrainingJob, *, sender: int = 0) -> Tensor:
+    """[s, b, h]: the gradient from the stage after `sender`. The schedule references it during the backward of `sender`."""
+    return _message(job, "gradient received from the next stage", sender=sender)
+
+
+def _message(job: TrainingJob, name: str, *, sender: int) -> Tensor:
+    """The output of stage `sender` or its gradient. From the stage with MTP layers on, it has the hidden states of all depths."""
+    one = shapes_of(job).hidden(name)
+    depths = job.model.mtp_num_layers
+    if not depths or job.parallel.virtual_pipeline is not None or sender < mtp_stage(job.parallel):
+        return one
+    return replace(one, shape=((1 + depths) * one.shape[0], *one.shape[1:]), formula=f"(1+D)·{one.formula}")
 
 
 def _interleaved(job: TrainingJob) -> PipelineTensors:
@@ -95,7 +106,7 @@ def _interleaved(job: TrainingJob) -> PipelineTensors:
     sent last. If communication overlaps, `input_tensor` references the last input of the warm-up until the end of the iteration.
     """
     shapes = shapes_of(job)
-    sent = (shapes.hidden("gradient sent to the previous stage"),)
+    sent = (shapes.hidden(SENT),)
     ahead = (shapes.hidden("gradient received ahead"),)
     output = (shapes.hidden("output of the previous forward"),)
     if not job.parallel.overlap_p2p:
@@ -110,13 +121,13 @@ def _interleaved(job: TrainingJob) -> PipelineTensors:
     )
 
 
-def kept_inputs(job: TrainingJob, chunks: Sequence[Chunk]) -> tuple[tuple[Tensor, ...], ...]:
+def kept_inputs(job: TrainingJob, chunks: Sequence[Chunk], *, pipeline_rank: int) -> tuple[tuple[Tensor, ...], ...]:
     """For each chunk, the input that it received last and the gradient of this input, which are referenced until its next forward.
 
     Empty for a chunk that receives no input.
     """
-    shapes = shapes_of(job)
-    both = (shapes.hidden("last input of an idle chunk"), shapes.hidden("gradient of the last input"))
+    names = ("last input of an idle chunk", "gradient of the last input")
+    both = tuple(_message(job, name, sender=pipeline_rank - 1) for name in names)
     return tuple(() if chunk.pre_process else both for chunk in chunks)
 
 
@@ -223,6 +234,20 @@ class PipelineWalk:
         # the gradient of the input whose backward ran last is the gradient that was sent
         idle = (each for which, both in kept.items() for each in (both[:1] if which == self._ended and current else both))
         return (*current, *idle)
+
+    def finished_inputs(self, index: int, chunk: int, *, microbatches: int) -> int:
+        """Bytes allocated during this step for inputs of a chunk, and their gradients, of its first microbatches.
+
+        The backward of these microbatches has finished. Call it between `begin` and `end`.
+        """
+        ended = self._ended is not None and self._ended[1] == chunk and self._ended[0] < microbatches
+        current = self._tensors.alive_during(self._situations[index])
+        found = sum(each.bytes for each in current if each.name in (SENT, PREVIOUS)) if ended else 0
+        counted = {(self._last[chunk], chunk): self._idle[chunk]} if self._is_idle((self._last[chunk], chunk)) else {}
+        if self._warmup_input_unused and self._warmed_up is not None and self._warmed_up[1] == chunk:
+            counted.setdefault(self._warmed_up, self._tensors.last_of_warmup)
+        finished = {which: each for which, each in counted.items() if which[0] < microbatches}
+        return found + sum(total_bytes(each[:1] if which == self._ended and current else each) for which, each in finished.items())
 
     def _idle_correction(self, sent: bool) -> int:
         """Correction in bytes of the sum over idle chunks: plus the last input of the warm-up, minus a gradient that was sent."""

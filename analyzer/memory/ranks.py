@@ -28,6 +28,7 @@ from analyzer.memory.verdict import highest
 from analyzer.memory.workspaces import Workspace
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Tensor, total_bytes
+from analyzer.passes.deferred_output_gradients import deferral_of
 from analyzer.passes.stages import last_layer_bytes_on_gpu
 from analyzer.results import MemoryPart, PeakEvent, RankClass, RankMemory
 from analyzer.schedule.pipeline import Step
@@ -191,14 +192,18 @@ class _Run:
 
 def _iterations(job: TrainingJob, stage: StageAnalysis) -> _Iterations:
     model, trees = stage.model, stage.model.trees
-    inputs = kept_inputs(job, model.chunks)
+    inputs = kept_inputs(job, model.chunks, pipeline_rank=model.pipeline_rank)
     context = PeakContext(
         pipeline=pipeline_tensors(job, pipeline_rank=model.pipeline_rank),
         idle=inputs if job.parallel.virtual_pipeline is not None else ((),) * len(inputs),
         overlapped=overlapped_points(job, model.trees, stage.iterations[1].order),
     )
+    last = model.chunks[-1].post_process
+    of_first = deferral_of(job, microbatches=job.batch.first_microbatches) if last else None
+    of_later = deferral_of(job, microbatches=job.batch.microbatches) if last else None
+    context = replace(context, deferral=of_first)
     first = peak_of_iteration(stage.iterations[0], stage.first_chunks, workspaces=stage.workspaces, context=context)
-    context = replace(context, extra_of_first=last_layer_bytes_on_gpu(job, model.trees[-1]))
+    context = replace(context, deferral=of_later, extra_of_first=last_layer_bytes_on_gpu(job, model.trees[-1]))
     later = peak_of_iteration(stage.iterations[1], stage.chunks, workspaces=stage.workspaces, context=context, warm=True)
     return _Iterations(
         first=first,

@@ -90,7 +90,7 @@ def microbatches_in_flight(job: TrainingJob, rank: int) -> tuple[int, ...]:
 
 def is_screened(job: TrainingJob) -> bool:
     """Whether the fast computation covers a job: 1F1B or interleaved, Adam or SGD on the GPU."""
-    differs = job.flags.delay_wgrad_compute or is_before(job.megatron, "0.12")
+    differs = job.flags.delay_wgrad_compute or job.flags.defer_embedding_wgrad or is_before(job.megatron, "0.12")
     return has_known_flight(job) and not differs
 
 

@@ -94,7 +94,7 @@ def _stage(job: TrainingJob, model: StageModel, shared: dict[_Key, _Shared]) -> 
 
 
 def _analysed(job: TrainingJob, model: StageModel) -> _Shared:
-    received = received_gradient(job)
+    received = received_gradient(job, sender=model.pipeline_rank)
     buffers = stage_buffers(job, model)
     counts = [tree.derived(_parameter_counts) for tree in model.trees]
     gradients: list[tuple[Tensor, ...]] = [() if chunk.post_process else (received,) for chunk in model.chunks]

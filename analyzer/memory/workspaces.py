@@ -19,12 +19,15 @@ from analyzer.modules.kinds import LATENT_PROJECTIONS, LINEAR, ModuleKind
 from analyzer.modules.moe.dispatchers import gathered_token_bytes
 from analyzer.modules.shapes import Shapes, shapes_of
 from analyzer.modules.tree import Module
+from analyzer.passes.deferred_output_gradients import deferral_of
 from analyzer.specs import TrainingJob
 from analyzer.specs.release import is_before
 from analyzer.units import BLOCK, KIB, MIB, dtype_bytes, natural, round_up
 
 GROUPED_GEMM_STREAMS: Final = 4
 """Streams over which Transformer Engine distributes a grouped GEMM, each with a workspace (nvte_get_num_compute_streams)."""
+USERBUFFER_STREAMS: Final = 3
+"""Streams of a GEMM that overlaps with communication, each with a workspace (`_NUM_MAX_UB_STREAMS`)."""
 MAX_ROPE_TABLES: Final = 32
 """Maximum entries in the cache of `YarnRotaryEmbedding.forward`. With multi-latent attention each layer has its own entry."""
 YARN_POSITIONS: Final = 4096
@@ -40,7 +43,8 @@ class Workspace:
     name: str
     bytes: int
     kinds: frozenset[ModuleKind]
-    phase: Literal["forward", "backward"]
+    phase: Literal["forward", "backward", "optimizer"]
+    """With "optimizer" they are allocated after the last backward of the first iteration."""
 
 
 def capability(job: TrainingJob) -> tuple[int, int]:
@@ -149,8 +153,15 @@ def _gemm_workspaces(context: _Context) -> Iterator[Workspace]:
     te_bytes = round_up(te_workspace_bytes(job), BLOCK)
     routers = frozenset({ModuleKind.ROUTER})
     in_te = (LINEAR if context.te else FROM_START) | (routers if _router_uses_te(job) else FROM_START)
+    phase: Literal["forward", "backward"] = "forward"
+    if context.te and job.flags.tp_comm_overlap and kinds & LINEAR:
+        size = round_up(USERBUFFER_STREAMS * te_workspace_bytes(job), BLOCK)
+        yield Workspace("Transformer Engine GEMM workspace of userbuffers", size, LINEAR, "forward")
+        # weight gradients are the only GEMMs of dense layers that do not overlap with communication
+        alone = kinds & frozenset({*LATENT_PROJECTIONS, ModuleKind.MTP_PROJECTION, ModuleKind.EXPERTS})
+        phase = "forward" if alone else "backward"
     if kinds & in_te:
-        yield Workspace("Transformer Engine GEMM workspace", te_bytes, in_te, "forward")
+        yield Workspace("Transformer Engine GEMM workspace", te_bytes, in_te, phase)
     moe = job.model.moe
     if context.te and moe is not None and moe.grouped_gemm and ModuleKind.EXPERTS in kinds:
         yield Workspace("grouped GEMM workspaces of 4 streams", GROUPED_GEMM_STREAMS * te_bytes, LINEAR, "forward")
@@ -198,6 +209,12 @@ def _global_buffer(context: _Context) -> Iterator[Workspace]:
         users, scratch = users | {ModuleKind.DISPATCH}, max(scratch, gathered_token_bytes(shapes))
     if scratch:
         yield Workspace("Megatron's global memory buffer", scratch, users, "forward")
+    if shapes.sp and job.flags.defer_embedding_wgrad and ModuleKind.OUTPUT_LAYER in kinds:
+        # two buffers in turn; with a single call only one
+        gathered = shapes.hidden("gathered input", gathered=True).bytes
+        deferral = deferral_of(job, microbatches=job.batch.microbatches)
+        times = 0 if deferral is None else min(2, deferral.calls)
+        yield Workspace("gathered inputs of deferred weight gradients", times * gathered, users, "optimizer")
 
 
 def _offloading_and_fsdp(context: _Context) -> Iterator[Workspace]:
@@ -293,15 +310,18 @@ def _fp8_copies(context: _Context) -> Iterator[Workspace]:
 def _rope_tables(context: _Context) -> Iterator[Workspace]:
     """RoPE tables. Each model chunk has its own."""
     job, shapes = context.job, context.shapes
-    if ModuleKind.QKV not in context.kinds:
+    if job.model.mla is not None:
         return
-    users = frozenset({ModuleKind.QKV})
+    # a model chunk computes the table also without attention, for as many positions as it receives: `get_rotary_seq_len`
+    attends = ModuleKind.QKV in context.kinds
+    received = 1 if attends or ModuleKind.OUTPUT_LAYER not in context.kinds else 1 + job.model.mtp_num_layers
+    users = frozenset({ModuleKind.QKV if attends else ModuleKind.OUTPUT_LAYER})
     if job.model.position_embedding == "rope":
         width = int(job.model.kv_channels * job.model.rotary_percent)
-        table = round_up(4 * shapes.s * width, BLOCK)  # the positions of this context-parallel rank, fp32
+        table = round_up(4 * shapes.s * received * width, BLOCK)  # the positions of this context-parallel rank, fp32
         yield Workspace("RoPE frequency table", table * context.chunks, users, "forward")
     yarn = job.model.yarn_positions
-    if yarn is not None and job.model.mla is None:  # module buffers, converted to the dtype of the weights
+    if yarn is not None:  # module buffers, converted to the dtype of the weights
         each = round_up(dtype_bytes(shapes.dtype, yarn * job.model.kv_channels), BLOCK)
         yield Workspace("YaRN cosine and sine tables", 2 * each * context.chunks, users, "forward")
 

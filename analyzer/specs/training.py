@@ -68,6 +68,8 @@ class TrainingFlags:
     check_for_nan_in_loss_and_grad: bool = True
     tp_comm_overlap: bool = False
     defer_embedding_wgrad: bool = False
+    wgrad_deferral_limit: int = 0
+    """Number of calls of the output layer in an iteration whose weight gradients are deferred; 0 for all."""
     cublas_workspace_config: str | None = None
     """Environment variable CUBLAS_WORKSPACE_CONFIG."""
     cuda_device_max_connections: str | None = None

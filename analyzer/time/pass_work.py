@@ -83,7 +83,8 @@ def settings_of(job: TrainingJob) -> Settings:
     """The settings of a job."""
     flags = job.flags
     overlaps_experts = flags.overlap_moe_expert_parallel_comm
-    return Settings(job.graphs, job.model.moe, flags.tp_comm_overlap, overlaps_experts, job.parallel.expert_tensor)
+    overlaps_linear = flags.tp_comm_overlap and job.model.mla is None  # see `work_context`
+    return Settings(job.graphs, job.model.moe, overlaps_linear, overlaps_experts, job.parallel.expert_tensor)
 
 
 def chunk_work(job: TrainingJob, tree: Module) -> ChunkWork:

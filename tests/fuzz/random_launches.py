@@ -21,7 +21,7 @@ BALANCES: Final = ("aux_loss", "seq_aux_loss", "global_aux_loss", "none", "sinkh
 
 
 class RandomLaunches:
-    """Generates random launches with about 50 options that the formulas and the shadow engine support."""
+    """Generates random launches with about 60 options that the formulas and the shadow engine support."""
 
     def __init__(self, below: Below) -> None:
         self._below = below
@@ -56,9 +56,11 @@ class RandomLaunches:
         context = int(self._one("1 1 2")) if tensor * pipeline <= 4 else 1
         words = f"--tensor-model-parallel-size {tensor} --pipeline-model-parallel-size {pipeline} --context-parallel-size {context}"
         if tensor > 1 and (moe or self._probably(0.6)):
-            words += " --sequence-parallel"
+            words += " --sequence-parallel" + (" --tp-comm-overlap" if self._probably(0.15) else "")
         if pipeline > 1 and self._probably(0.4):
             words += " --num-layers-per-virtual-pipeline-stage 1"
+        if pipeline > 1 and self._probably(0.15):
+            words += " --defer-embedding-wgrad-compute" + (" --wgrad-deferral-limit 2" if self._probably(0.5) else "")
         return words.split()
 
     def _attention(self, mla: bool) -> list[str]:
@@ -96,11 +98,19 @@ class RandomLaunches:
         if self._probably(0.5):
             found += ["--use-distributed-optimizer", *self._maybe("--overlap-grad-reduce --overlap-param-gather", share=0.4)]
             found += self._maybe("--use-precision-aware-optimizer")
+        elif "--bf16" in words and self._probably(0.3):
+            found += self._muon()
         if "--bf16" in words:
             found += self._maybe("--grad-reduce-in-bf16")
             recipes = "|".join(f"--fp8-format e4m3 --fp8-recipe {each}" for each in ("delayed", "tensorwise", "blockwise", "mxfp8"))
             found += self._maybe(recipes, share=0.1)
         return found
+
+    def _muon(self) -> list[str]:
+        words = self._maybe("--muon-no-split-qkv", "--muon-use-nesterov", "--muon-fp32-matmul-prec high")
+        if self._probably(0.5):
+            return ["--optimizer", "dist_muon", *words]
+        return ["--optimizer", "muon", *words, *self._maybe("--muon-tp-mode duplicated|--muon-tp-mode distributed", share=0.5)]
 
     def _experts(self, words: list[str]) -> list[str]:
         balance = self._choice(BALANCES)
@@ -114,10 +124,14 @@ class RandomLaunches:
         ]
         found += [
             "--moe-token-dispatcher-type",
-            self._one("alltoall alltoall allgather"),
+            self._one("alltoall alltoall allgather flex"),
             "--moe-ffn-hidden-size",
             self._one("256 512"),
         ]
+        if "flex" in found:
+            found += self._choice(("--moe-enable-deepep", "--moe-flex-dispatcher-backend hybridep")).split()
+        else:
+            found += self._maybe("--info-moe-imbalance 1.5", share=0.1)
         found += ["--moe-router-load-balancing-type", balance]
         found += ["--moe-aux-loss-coeff", "1e-2"] if balance.endswith("aux_loss") else []
         if balance != "sinkhorn":

@@ -20,8 +20,11 @@ LLAMA = ("mbridge", "pretrain-llama3-70b-GB200-64-fp8-current-scaling")
 GPT = ("mlperf-v4.1", "eos_n32_ngc24.09_nemo-gpt3")
 LLAMA_RECIPE = "--hidden-dropout 0 --attention-dropout 0 --no-gradient-accumulation-fusion --fsdp-double-buffer"
 """Options that the records of these launches do not have: LlamaModelProvider and llama3_llm_pretrain.py of Megatron-Bridge."""
-GPT_RECIPE = "--hidden-dropout 0 --attention-dropout 0 --grad-reduce-in-bf16 --defer-embedding-wgrad-compute"
-"""Options of NVIDIA's implementation in training_results_v4.0: custom.yaml and distributed_fused_adam.yaml."""
+GPT_RECIPE = (
+    "--hidden-dropout 0 --attention-dropout 0 --grad-reduce-in-bf16 --defer-embedding-wgrad-compute --wgrad-deferral-limit 22"
+)
+"""Options of NVIDIA's implementation in training_results_v4.0: custom.yaml and distributed_fused_adam.yaml. The limit of deferred
+weight gradients is that of NeMo's performance recipes."""
 RECIPES = {LLAMA: LLAMA_RECIPE.split(), GPT: GPT_RECIPE.split()}
 
 
@@ -53,5 +56,5 @@ def test_launches_that_ran_are_predicted_to_fit(tmp_path: Path) -> None:
 def test_the_exceptions_fit_with_all_options_of_their_recipes(parts: tuple[str, str], tmp_path: Path) -> None:
     """Their records leave out that the recipes use no dropout. Its masks are 10 and 2.8 GiB."""
     [record] = [each for each in _records() if _is(each, parts)]
-    assert _verdict(record, tmp_path).state == "tight"
+    assert not _verdict(record, tmp_path).fits
     assert _verdict(record, tmp_path, *RECIPES[parts]).fits

@@ -21,7 +21,10 @@ def bytes_by_step(job: TrainingJob, rank: int) -> list[tuple[str, int]]:
     chunks = stage_models(job)[rank].chunks
     order = steps(pipeline=STAGES, pipeline_rank=rank, chunks=1, microbatches=MICROBATCHES)
     walk = PipelineWalk(
-        pipeline_tensors(job, pipeline_rank=rank), kept_inputs(job, chunks), MessageOrder(order, chunks), warm=False
+        pipeline_tensors(job, pipeline_rank=rank),
+        kept_inputs(job, chunks, pipeline_rank=rank),
+        MessageOrder(order, chunks),
+        warm=False,
     )
     found = []
     for place, step in enumerate(order):

@@ -162,6 +162,14 @@ def test_fewer_query_groups_than_tensor_parallel_ranks(release: str, tensor: int
     assert (first_violation(changed) is None) == legal
 
 
+@pytest.mark.parametrize(("release", "legal"), [("0.16.1", False), ("0.17.1", True)])
+def test_userbuffers_of_mtp_layers(release: str, legal: bool) -> None:
+    """`TEColumnParallelLinear` needs a buffer name. That of the projection of MTP layers exists since 0.17."""
+    line = "--tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap --mtp-num-layers 1 --position-embedding-type rope"
+    job = replace(job_of(line, release="0.17.1"), megatron=release)
+    assert (first_violation(job) is None) == legal
+
+
 @pytest.mark.parametrize(
     ("line", "parallel", "dest"),
     [

@@ -12,7 +12,19 @@ from types import ModuleType
 from typing import Any
 
 from allocator_hook.shadow.gpu import Gpu
-from allocator_hook.shadow.te_kernels import activations, attention, cast, gemm, misc, moe, multi_tensor, norms, rope, softmax
+from allocator_hook.shadow.te_kernels import (
+    activations,
+    attention,
+    cast,
+    gemm,
+    misc,
+    moe,
+    multi_tensor,
+    norms,
+    rope,
+    softmax,
+    userbuffers,
+)
 from allocator_hook.shadow.te_kernels.enums import ENUMS
 from analyzer.errors import AnalyzerError
 
@@ -53,7 +65,7 @@ def extension(gpu: Gpu, *, version: str) -> ModuleType:
     module.__version__ = version  # type: ignore[attr-defined]
     for name, enum in ENUMS.items():
         setattr(module, name, enum)
-    for part in (activations, attention, cast, gemm, misc, moe, multi_tensor, norms, rope, softmax):
+    for part in (activations, attention, cast, gemm, misc, moe, multi_tensor, norms, rope, softmax, userbuffers):
         for name, kernel in bindings(part, gpu).items():
             setattr(module, name, kernel)
     return module

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from analyzer.errors import AnalyzerError
+
+OUTSIDE: Final[dict[int, torch.Tensor]] = {}
+"""Tensors that PyTorch's allocator does not manage, by storage. They exist until the process ends."""
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -17,6 +22,14 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 def like(tensor: torch.Tensor) -> torch.Tensor:
     """Return a contiguous tensor of the same shape and dtype."""
     return empty(tensor.shape, tensor.dtype)
+
+
+def outside_allocator(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor that a library allocates with the CUDA driver. The recorder ignores it."""
+    with _disable_current_modes():
+        tensor = empty(shape, dtype)
+    OUTSIDE[tensor.untyped_storage()._cdata] = tensor
+    return tensor
 
 
 def workspace(bytes_: int) -> torch.Tensor | None:

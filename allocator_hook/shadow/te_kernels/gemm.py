@@ -52,11 +52,14 @@ def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
         extra_output: torch.Tensor | None = None, bulk_overlap: bool = False, alpha: float = 1.0, beta: float | None = None,
     ) -> list[Any]:  # fmt: skip
         """Return D, the bias gradient, the input of a fused GELU, and the extra output of an overlapped GEMM."""
-        del gelu_in, workspace, workspace_size, use_split_accumulator, comm_overlap, comm_type, bulk_overlap, alpha, beta
+        del gelu_in, workspace, workspace_size, use_split_accumulator, alpha, beta
         quantized = _is_quantized(A) or _is_quantized(B)
         dtype = TORCH_DTYPES[output_dtype] if output_dtype is not None else A.dtype  # type: ignore[index]
         sizes = gemm_sizes(logical_shape(A), transA, logical_shape(B), transB)
-        calls.gemms([sizes], bits=element_bits(A), accumulates=accumulate)
+        parts = [sizes] if comm_overlap is None or bulk_overlap else comm_overlap.parts(sizes)
+        calls.gemms(parts, bits=element_bits(A), accumulates=accumulate)
+        if comm_overlap is not None:
+            comm_overlap.communicate(comm_type)
         shape = output_shape(logical_shape(A), transA, logical_shape(B), transB)
         out = create_tensor(quantizer, shape, dtype, gpu) if D is None else D
         # FP8 GEMMs write FP8 output directly with delayed scaling only

@@ -17,8 +17,6 @@ def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
         "get_cudnn_version": lambda: CUDNN_VERSION,
         "get_cublasLt_version": lambda: 130_000,
         "get_stream_priority_range": lambda *_: (0, -5),
-        "device_supports_multicast": lambda *_: False,
-        "ubuf_built_with_mpi": lambda: False,
         "dropout_fwd": dropout_fwd,
         "dropout_bwd": dropout_bwd,
         "swap_first_dims": swap_first_dims,

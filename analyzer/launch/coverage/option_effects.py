@@ -37,7 +37,7 @@ _MODELLED: Final = """
     moe_layer_recompute moe_pad_expert_input_to_capacity moe_permute_fusion moe_router_dtype
     moe_router_enable_expert_bias moe_router_group_topk moe_router_load_balancing_type moe_router_num_groups
     moe_router_padding_for_fp8 moe_router_padding_for_quantization moe_router_pre_softmax moe_router_score_function
-    moe_router_topk moe_shared_expert_gate moe_shared_expert_intermediate_size moe_shared_expert_overlap
+    moe_router_topk moe_shared_expert_gate moe_shared_expert_intermediate_size moe_shared_expert_overlap wgrad_deferral_limit
     moe_token_dispatcher_type moe_use_legacy_grouped_gemm moe_z_loss_coeff mtp_num_layers multi_latent_attention
     muon_coefficient_type muon_fp32_matmul_prec muon_nesterov muon_num_ns_steps muon_scalar_optimizer muon_split_qkv
     muon_tp_mode muon_use_nesterov optimizer_cpu_offload optimizer_offload_fraction pin_cpu_grads use_layer_wise_param_layout

@@ -125,7 +125,6 @@ ASSUMED: Final[dict[str, str]] = {
     "fake_process_group": "NCCL buffers are counted, and a fake process group has none, so device memory is too high",
     "symmetric_ar_type": "symmetric all-reduce buffers are not counted, so the prediction is too low",
     "clone_scatter_output_in_embedding": "the unsplit embedding output is kept and not counted, so the prediction is too low",
-    "wgrad_deferral_limit": "weight gradients of all microbatches are assumed to be deferred, so the prediction is too high",
     "no_rope_freq": "RoPE is assumed in every layer, so the prediction is too high",
     "log_max_attention_logit": "the maximum logit of each head is not counted, so the prediction is slightly too low",
     "disable_jit_fuser": "operations are assumed to be fused, so the prediction is too low",

@@ -28,6 +28,7 @@ def training_flags(launch: LaunchInput, *, model: ModelSpec, parallel: ParallelS
     arguments, environ = launch.arguments, launch.environ
     fusion = bool(arguments.get("gradient_accumulation_fusion", True))
     _check_deferred_embedding(arguments, fusion=fusion)
+    deferred = switched_on(arguments, "defer_embedding_wgrad_compute")
     connections = _max_connections(launch, parallel)
     _check_deterministic(launch, implementation=model.implementation)
     return TrainingFlags(
@@ -37,7 +38,8 @@ def training_flags(launch: LaunchInput, *, model: ModelSpec, parallel: ParallelS
         calculate_per_token_loss=switched_on(arguments, "calculate_per_token_loss"),
         check_for_nan_in_loss_and_grad=_checks_for_nan(arguments),
         tp_comm_overlap=switched_on(arguments, "tp_comm_overlap"),
-        defer_embedding_wgrad=switched_on(arguments, "defer_embedding_wgrad_compute"),
+        defer_embedding_wgrad=deferred,
+        wgrad_deferral_limit=max(0, integer(arguments, "wgrad_deferral_limit") or 0) if deferred else 0,
         cublas_workspace_config=environ.get("CUBLAS_WORKSPACE_CONFIG"),
         cuda_device_max_connections=connections,
         allocator_config=_allocator_config(environ),

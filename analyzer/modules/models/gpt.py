@@ -141,21 +141,24 @@ def _parts(inputs: ModuleInputs, kind: ChunkKind) -> _Parts:
     if first:
         before.append(_embedding(inputs.of_ends))
     after: tuple[Module, ...] = _head(inputs.of_ends, first, predicts) if last else ()
+    received = (shapes.hidden("received hidden states", made_in=STREAM),) if copies else ()
     if inputs.model.mtp_num_layers:
-        from analyzer.modules.models.mtp import embedding_weights, mtp_block, mtp_heads
+        from analyzer.modules.models.mtp import embedding_weights, mtp_block, mtp_heads, received_depths
 
+        if received and last and not predicts:
+            received = (received_depths(shapes, made_in=STREAM),)
         if predicts and not first:
             before.append(embedding_weights(shapes))
         after = (
             *((mtp_block(shapes, after="decoder" if copies else "decoder.final_layernorm"),) if predicts else ()),
-            *(mtp_heads(shapes) if last else ()),
+            *(mtp_heads(shapes, made_in="mtp" if predicts else "decoder") if last else ()),
             *after,
         )
     norm = ((_final_norm(inputs.of_ends), 1),) if kind.final_norm else ()
     return _Parts(
         before=tuple(before),
         decoder=(*layer_runs(inputs, kind.layers, received=not kind.pre_process), *norm),
-        received=(shapes.hidden("received hidden states", made_in=STREAM),) if copies else (),
+        received=received,
         after=after,
     )
 

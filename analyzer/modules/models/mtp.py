@@ -205,24 +205,31 @@ def _roll_collectives(shapes: Shapes, dtypes: tuple[str, ...]) -> tuple[Collecti
     )
 
 
-def mtp_heads(shapes: Shapes) -> tuple[Module, ...]:
+def received_depths(shapes: Shapes, *, made_in: str) -> Tensor:
+    """What a stage after the one with MTP layers receives."""
+    return _all_depths(shapes, "received hidden states of all depths", made_in=made_in)
+
+
+def mtp_heads(shapes: Shapes, *, made_in: str) -> tuple[Module, ...]:
     """Output layer and loss of each depth, before those of the model, with the same weight.
+
+    `made_in` is the module that returns the hidden states of all depths: the MTP block, or on another stage the decoder.
 
     A local variable references the logits of the previous depth until those of the next are computed. During backward the
     input gradients of later heads stay allocated.
     """
     depths = shapes.model.mtp_num_layers
-    return tuple(_mtp_head(shapes, depth=depth, depths=depths) for depth in range(depths))
+    return tuple(_mtp_head(shapes, depth=depth, depths=depths, made_in=made_in) for depth in range(depths))
 
 
-def _mtp_head(shapes: Shapes, *, depth: int, depths: int) -> Module:
+def _mtp_head(shapes: Shapes, *, depth: int, depths: int, made_in: str) -> Module:
     last = depth == depths - 1
     layer = output_layer(shapes, owns_weight=False, shared=False, input_shares=ALL_DEPTHS)
     loss = cross_entropy(shapes)
     referenced = layer.forward_held
     before = tuple(replace(tensor, name="logits of the previous depth") for tensor in referenced) if depth else ()
     if depth == 0:
-        layer = replace(layer, saved=(_all_depths(shapes, ALL_DEPTHS, made_in="mtp"),))
+        layer = replace(layer, saved=(_all_depths(shapes, ALL_DEPTHS, made_in=made_in),))
     tokens = (shapes.b, shapes.s)
     saved = tuple(Tensor(name=name, shape=tokens, dtype="fp32", formula="4·s·b") for name in ("rolled loss mask", "scaled loss"))
     pending = tuple(shapes.hidden(f"gradient of {1 + depth} hidden states") for depth in range(depths - depth))

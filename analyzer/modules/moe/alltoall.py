@@ -24,7 +24,7 @@ def alltoall_dispatch(shapes: Shapes) -> Module:
         else Tensor(name="sorted indices", shape=(routing.sent,), dtype="int64", formula="8·T·k")
     )
     permuted = routing.row_tensor("permuted tokens", routing.sent)
-    received = routing.row_tensor("received tokens", routing.sent)
+    received = routing.row_tensor("received tokens", routing.received)
     local = routing.row_tensor("rows of the local experts", routing.rows)
     several = routing.local_experts > 1
     return Module(
@@ -84,7 +84,7 @@ def dispatched_tokens(routing: Routing) -> tuple[Tensor, ...]:
     sent = routing.row_tensor("permuted tokens", routing.sent)
     if routing.ep == 1:
         return (sent,) if sorts else ()
-    return (sent, *((routing.row_tensor("received tokens", routing.sent),) if sorts else ()))
+    return (sent, *((routing.row_tensor("received tokens", routing.received),) if sorts else ()))
 
 
 def _dispatch_collectives(routing: Routing) -> Iterator[Collective]:
@@ -95,14 +95,14 @@ def _dispatch_collectives(routing: Routing) -> Iterator[Collective]:
         return
     if not moe.pad_to_capacity:
         yield routing.message("all_gather", "tp_ep", (moe.num_experts * ep * etp,), "int64", "forward")
-    for phase in ("forward", "backward"):
+    for phase, sent in (("forward", routing.sent), ("backward", routing.received)):
         if ep > 1:
-            yield routing.message("all_to_all", "ep", (routing.sent, routing.width), dtype, phase)
-            yield routing.message("all_to_all", "ep", (routing.sent,), probabilities, phase)
+            yield routing.message("all_to_all", "ep", (sent, routing.width), dtype, phase)
+            yield routing.message("all_to_all", "ep", (sent,), probabilities, phase)
         if etp > 1:
             kind = "all_gather" if phase == "forward" else "reduce_scatter"
-            yield routing.message(kind, "etp", (routing.sent * etp, routing.width), dtype, phase)
-            yield routing.message(kind, "etp", (routing.sent * etp,), probabilities, phase)
+            yield routing.message(kind, "etp", (routing.received * etp, routing.width), dtype, phase)
+            yield routing.message(kind, "etp", (routing.received * etp,), probabilities, phase)
 
 
 def _combine_collectives(routing: Routing) -> Iterator[Collective]:
@@ -111,12 +111,12 @@ def _combine_collectives(routing: Routing) -> Iterator[Collective]:
     dtype, probabilities = routing.shapes.dtype, routing.probability_dtype
     if ep * etp == 1:
         return
-    for phase in ("forward", "backward"):
+    for phase, sent in (("forward", routing.received), ("backward", routing.sent)):
         if etp > 1:
             kind = "reduce_scatter" if phase == "forward" else "all_gather"
-            yield routing.message(kind, "etp", (routing.sent * etp, routing.width), probabilities, phase)
+            yield routing.message(kind, "etp", (routing.received * etp, routing.width), probabilities, phase)
         if ep > 1:
-            yield routing.message("all_to_all", "ep", (routing.sent, routing.width), dtype, phase)
+            yield routing.message("all_to_all", "ep", (sent, routing.width), dtype, phase)
 
 
 def _summed_over_parts(routing: Routing) -> tuple[Tensor, ...]:
@@ -129,7 +129,7 @@ def _summed_over_parts(routing: Routing) -> tuple[Tensor, ...]:
     dtype = routing.probability_dtype
     cast = (routing.row_tensor("rows before the sum", routing.rows, dtype=dtype),) if dtype != routing.shapes.dtype else ()
     flat = () if routing.moe.pad_to_capacity else (routing.row_tensor("flat copy of the rows", routing.rows, dtype=dtype),)
-    return (*cast, *flat, routing.row_tensor("sums", routing.sent, dtype=dtype))
+    return (*cast, *flat, routing.row_tensor("sums", routing.received, dtype=dtype))
 
 
 def alltoall_combine(shapes: Shapes) -> Module:
@@ -146,7 +146,7 @@ def alltoall_combine(shapes: Shapes) -> Module:
         output = (shapes.hidden("zeros"), *output)
     gradient = shapes.branch_gradient
     gathers = routing.etp > 1  # into a flat tensor that is then copied
-    exchanged = (routing.row_tensor("sent gradients", routing.sent),) if routing.ep > 1 or gathers else ()
+    exchanged = (routing.row_tensor("exchanged gradients", routing.received),) if routing.ep > 1 or gathers else ()
     copied = (several and routing.ep == 1) or gathers
     sorts = (routing.row_tensor("sorted gradients", routing.rows),) if copied else ()
     forward = largest(

@@ -55,6 +55,12 @@ def deepep_dispatch(shapes: Shapes) -> Module:
         if routing.moe.permute_fusion
         else (Tensor(name="sorted indices", shape=(routing.rows,), dtype="int64", formula="8·T·k"),)
     )
+    # the probabilities that the dispatcher references have an autograd graph, which keeps the handle of the dispatch
+    handle = (
+        Tensor(name="ranks of each token", shape=(routing.tokens, ranks), dtype="bool", formula="T·P", lingers=True),
+        Tensor(name="send heads", shape=(routing.tokens, ranks), dtype="int32", formula="4·T·P", lingers=True),
+        Tensor(name="origin of each token", shape=(arrived,), dtype="int32", formula="4·A", lingers=True),
+    )
     return Module(
         name="dispatch",
         kind=ModuleKind.DISPATCH,
@@ -62,10 +68,9 @@ def deepep_dispatch(shapes: Shapes) -> Module:
         saved=(
             Tensor(name="chosen instances", shape=choices, dtype="int64", formula="8·T·k", lingers=True),
             Tensor(name="weights of the choices", shape=choices, dtype="fp32", formula="4·T·k", lingers=True),
-            Tensor(name="ranks of each token", shape=(routing.tokens, ranks), dtype="bool", formula="T·P"),
-            Tensor(name="send heads", shape=(routing.tokens, ranks), dtype="int32", formula="4·T·P"),
-            Tensor(name="origin of each token", shape=(arrived,), dtype="int32", formula="4·A"),
-            Tensor(name="positions of the choices", shape=(2, routing.rows), dtype="int64", formula="16·T·k"),
+            *handle,
+            Tensor(name="arrivals of the choices", shape=(routing.choices,), dtype="int64", formula="8·T·k"),
+            Tensor(name="experts of the choices", shape=(routing.choices,), dtype="int64", formula="8·T·k"),
             Tensor(name="choices of arrivals", shape=(arrived, choices[1]), dtype="int64", formula="8·A·k", lingers=True),
             Tensor(name="routing map of arrivals", shape=(arrived, local), dtype="bool", formula="A·El", lingers=True),
             Tensor(name="probabilities of arrivals", shape=(arrived, local), dtype="fp32", formula="4·A·El", lingers=True),
@@ -83,9 +88,7 @@ def deepep_dispatch(shapes: Shapes) -> Module:
             shapes.hidden("token gradient"),
         ),
         collectives=tuple(
-            each
-            for phase in ("forward", "backward")
-            for each in collectives(routing, arrived, phase=phase, weights=phase == "forward")
+            each for phase in ("forward", "backward") for each in collectives(routing, arrived, phase=phase, weights=True)
         ),
         source="MoEFlexTokenDispatcher with DeepEP",
     )

@@ -17,10 +17,16 @@ from analyzer.modules.tree import Collective
 
 def arrivals(routing: Routing) -> int:
     """A: tokens of the group that have at least one of their experts on this rank."""
-    experts, local = routing.moe.num_experts, routing.local_experts
-    missed = prod(max(0, experts - local - choice) / (experts - choice) for choice in range(routing.moe.topk))
     group = routing.tokens * routing.ep * routing.etp
-    return min(group, int(group * (1 - missed) * routing.moe.imbalance))
+    return expected_arrivals(
+        group, routing.moe.num_experts, routing.local_experts, topk=routing.moe.topk, imbalance=routing.moe.imbalance
+    )
+
+
+def expected_arrivals(tokens: int, experts: int, local: int, *, topk: int, imbalance: float = 1.0) -> int:
+    """The expected number of `tokens` of a group that choose at least one of `local` experts of a rank."""
+    missed = prod(max(0, experts - local - choice) / (experts - choice) for choice in range(topk))
+    return min(tokens, int(tokens * (1 - missed) * imbalance))
 
 
 def collectives(routing: Routing, arrived: int, *, phase: str, weights: bool) -> tuple[Collective, ...]:

@@ -9,6 +9,7 @@ buffer/intranode.cu and internode.cu (memory outside PyTorch).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from analyzer.modules.kinds import ModuleKind
@@ -57,16 +58,20 @@ def hybridep_dispatch(shapes: Shapes) -> Module:
         if domains > 1
         else ()
     )
+    # the probabilities that the dispatcher references have an autograd graph, which keeps the handle of the dispatch
+    handle = (
+        Tensor(name="positions in the domain", shape=(tokens * domains, domain), dtype="int32", formula="4·T·P"),
+        Tensor(name="tokens from domains", shape=(round_up(tokens, MAP_BLOCK), domains), dtype="bool", formula="T·P/N"),
+        *between,
+        Tensor(name="routing map of the local experts", shape=(world, local), dtype="bool", formula="T·P·El"),
+        Tensor(name="row id map", shape=(world, local), dtype="int32", formula="4·T·P·El"),
+    )
     return Module(
         name="dispatch",
         kind=ModuleKind.DISPATCH,
         function=True,
         saved=(
-            Tensor(name="positions in the domain", shape=(tokens * domains, domain), dtype="int32", formula="4·T·P"),
-            Tensor(name="tokens from domains", shape=(round_up(tokens, MAP_BLOCK), domains), dtype="bool", formula="T·P/N"),
-            *between,
-            Tensor(name="routing map of the local experts", shape=(world, local), dtype="bool", formula="T·P·El"),
-            Tensor(name="row id map", shape=(world, local), dtype="int32", formula="4·T·P·El"),
+            *(replace(each, lingers=True) for each in handle),
             Tensor(name="permuted probabilities", shape=(routing.rows,), dtype="fp32", formula="4·T·k", lingers=True),
         ),
         forward_workspace=(

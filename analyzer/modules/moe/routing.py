@@ -67,18 +67,31 @@ class Routing:
         if self.moe.pad_to_capacity and self.moe.capacity_factor is not None:
             capacity = ceil_div(int(self.moe.topk * self.tokens * self.moe.capacity_factor), self.moe.num_experts)
             return capacity * self.moe.num_experts
-        padding = self._padding(self.moe.num_experts) if self.moe.pad_for_quantization else 0
+        padding = self._padding(self.moe.num_experts) if self.moe.pad_for_quantization and self.moe.flex is None else 0
         return self.tokens * self.moe.topk + padding
 
     @cached_property
+    def received(self) -> int:
+        """Rows that this rank receives from expert-parallel ranks: those that it sends, times the imbalance."""
+        return int(self.sent * self.moe.imbalance)
+
+    @cached_property
     def rows(self) -> int:
-        """Rows that this rank's experts process, including the padding that HybridEP adds on arrival."""
-        padding = self._padding(self.local_experts) if self._padded_on_arrival else 0
-        return int(self.sent * self.etp * self.moe.imbalance) + padding
+        """Rows that this rank's experts process, including the padding that the flex dispatcher adds on arrival."""
+        return self.choices + (self._padding(self.local_experts) if self._padded_on_arrival else 0)
+
+    @cached_property
+    def choices(self) -> int:
+        """Rows for this rank's experts, without the padding that the flex dispatcher adds on arrival."""
+        return int(self.sent * self.etp * self.moe.imbalance)
 
     @property
     def _padded_on_arrival(self) -> bool:
-        return self.moe.flex is not None and self.moe.flex.backend == "hybridep" and not self.moe.pad_to_capacity
+        """Whether the flex dispatcher pads: HybridEP always does, DeepEP if the routing map is padded."""
+        moe = self.moe
+        if moe.flex is None or moe.pad_to_capacity:
+            return False
+        return moe.flex.backend == "hybridep" or moe.pad_for_quantization
 
     def _padding(self, groups: int) -> int:
         """Padding of `groups` groups of rows to the multiple that FP8 GEMMs need: half a multiple per group on average.

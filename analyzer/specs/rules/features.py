@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from analyzer.specs.job import TrainingJob
 from analyzer.specs.parallel import ParallelSpec
+from analyzer.specs.release import is_before
 from analyzer.specs.rules.violation import Violation, multiple_near
 from analyzer.specs.training import BatchSpec
 
@@ -52,6 +53,9 @@ def feature_violations(job: TrainingJob) -> Iterator[Violation]:
         yield Violation(("tp_comm_overlap",), why, "use --tensor-model-parallel-size 2 or more, or leave it out")
     elif job.flags.tp_comm_overlap and not parallel.sequence_parallel:
         yield Violation(("tp_comm_overlap",), "needs sequence parallelism", "add --sequence-parallel, or leave it out")
+    if job.flags.tp_comm_overlap and job.model.mtp_num_layers and is_before(job.megatron, "0.17"):
+        # the projection of MTP layers has no buffer name (`TEColumnParallelLinear`)
+        yield Violation(("tp_comm_overlap",), "is not supported with MTP layers in this release", "leave it out")
     if job.flags.defer_embedding_wgrad and parallel.pipeline == 1:
         yield Violation(
             ("defer_embedding_wgrad_compute",),

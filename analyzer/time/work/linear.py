@@ -26,6 +26,8 @@ _SPLIT_ROWS: Final = frozenset({ModuleKind.Q_DOWN, ModuleKind.KV_DOWN})
 """Layers that are not split over tensor-parallel ranks: each works on its tokens of the residual stream."""
 OVERLAPPED: Final = frozenset({ModuleKind.QKV, ModuleKind.ATTENTION_OUTPUT, ModuleKind.FC1, ModuleKind.FC2})
 """Layers whose tensor-parallel communication overlaps with their GEMMs (`--tp-comm-overlap`)."""
+SCATTERED_PARTS: Final = 4
+"""Parts of a GEMM whose output is reduce-scattered meanwhile (`num_splits` of the method "pipeline")."""
 
 
 def weight_of(module: Module) -> Parameter | None:
@@ -45,32 +47,36 @@ def linear(module: Module, context: WorkContext) -> Work:
     rewinds = module.kind in (ModuleKind.Q_UP, ModuleKind.KV_UP) and shapes.recomputes("mla_up_proj")
     work = gemms(context, rows=rows, n=n, k=k, precision=context.quantized if weight.quantized else context.precision)
     if context.chunks > 1 and module.kind in OVERLAPPED:
-        work = _in_chunks(work, context.chunks, backward=module.kind in (ModuleKind.ATTENTION_OUTPUT, ModuleKind.FC2))
+        work = _in_chunks(work, context.chunks, summed=module.kind in (ModuleKind.ATTENTION_OUTPUT, ModuleKind.FC2))
     if fused:
         work = joined(norm(shapes.s_split * shapes.b * k, recomputed=False), work)
         work = _fused_quantization(work, context, rows * k) if weight.quantized else work
     return repeated(work) if rewinds else work
 
 
-def _in_chunks(work: Work, chunks: int, *, backward: bool) -> Work:
-    """The work of a layer whose GEMMs overlap with the exchange of its input or output: each is split by rows.
+def _in_chunks(work: Work, chunks: int, *, summed: bool) -> Work:
+    """The work of a layer whose GEMMs overlap with the exchange of its input or output.
 
-    The forward of all such layers, and in the backward the data gradient of layers whose output is summed: the others overlap with
-    the weight gradient as a whole. Source: `get_userbuffers_options` and user buffers (TE 2.11).
+    A GEMM whose input is gathered is split by rows, one part for each rank: the forward of layers with a split output, and the data
+    gradient of those whose output is `summed`. The forward of the latter is split by columns into a fixed number of parts. The
+    others overlap as a whole. Source: the default methods of `initialize_ub` (transformer_engine/pytorch/module/base.py),
+    `CommOverlapP2PBase::split_overlap_ag` and `CommOverlapBase::split_overlap_rs` (TE 2.11).
     """
 
-    def split(kernels: tuple[Kernel, ...], name: str) -> tuple[Kernel, ...]:
+    def split(kernels: tuple[Kernel, ...], name: str, *, columns: bool = False) -> tuple[Kernel, ...]:
         found: list[Kernel] = []
         for each in kernels:
-            if isinstance(each, Gemm) and each.name == name and each.m >= chunks:
-                found += [each._replace(m=each.m // chunks)] * chunks
-            else:
+            if not isinstance(each, Gemm) or each.name != name:
                 found.append(each)
+            elif columns:
+                found += [each._replace(n=max(1, each.n // SCATTERED_PARTS))] * SCATTERED_PARTS
+            else:
+                found += [each._replace(m=max(1, each.m // chunks))] * chunks
         return tuple(found)
 
     return work._replace(
-        forward=split(work.forward, "forward"),
-        backward=split(work.backward, "data gradient") if backward else work.backward,
+        forward=split(work.forward, "forward", columns=summed),
+        backward=split(work.backward, "data gradient") if summed else work.backward,
     )
 
 

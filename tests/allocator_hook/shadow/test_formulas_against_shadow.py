@@ -37,6 +37,8 @@ BASE = (
     "--max-position-embeddings 1024 --micro-batch-size 2 --global-batch-size 16 --train-iters 10 --lr 1e-4 "
     "--tokenizer-type NullTokenizer --vocab-size 9999 --info-gpu H100-80GB --use-distributed-optimizer "
 )
+SHARDED = "--use-distributed-optimizer "
+"""Muon of these releases refuses it."""
 LLAMA = (
     "--position-embedding-type rope --swiglu --normalization RMSNorm --disable-bias-linear --group-query-attention "
     "--num-query-groups 4 --untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 "
@@ -59,6 +61,8 @@ MOE = (
     "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-token-dispatcher-type alltoall --expert-model-parallel-size 2 "
     "--overlap-grad-reduce --overlap-param-gather "
 )
+MOE_UNSHARDED = MOE.removesuffix("--overlap-grad-reduce --overlap-param-gather ")
+FLEX = "--num-experts 8 --moe-router-topk 4 --moe-grouped-gemm --moe-token-dispatcher-type flex --moe-router-dtype fp32"
 SINKHORN = (
     "--num-experts 8 --moe-router-topk 1 --moe-router-load-balancing-type sinkhorn --expert-model-parallel-size 2 "
     "--disable-bias-linear "
@@ -116,6 +120,25 @@ GRID = {
     "llama, mtp, cp2": f"--bf16 {LLAMA} --mtp-num-layers 1 --context-parallel-size 2",
     "llama, cp4": f"--bf16 {LLAMA} --context-parallel-size 4 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2",
     "llama, recompute, tp2 sp pp2": f"--bf16 {LLAMA} {SPLIT} --recompute-granularity selective --recompute-modules mlp",
+    "llama, deferred output layer, tp2 sp pp2": f"--bf16 {LLAMA} {SPLIT} --defer-embedding-wgrad-compute",
+    "gpt, deferred output layer, limited, pp4": "--bf16 --pipeline-model-parallel-size 4 --global-batch-size 32 "
+    "--defer-embedding-wgrad-compute --wgrad-deferral-limit 3",
+    "llama, deferred output layer, interleaved": f"--bf16 {LLAMA} --num-layers 8 --pipeline-model-parallel-size 2 "
+    "--num-layers-per-virtual-pipeline-stage 2 --defer-embedding-wgrad-compute",
+    "llama, two mtp layers before the last stage": f"--bf16 {LLAMA} --mtp-num-layers 2 --tensor-model-parallel-size 2 "
+    "--sequence-parallel --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Ettttmm|L",
+    "mixtral, imbalanced, tp2 sp": f"--bf16 {LLAMA} {MOE} --tensor-model-parallel-size 2 --sequence-parallel "
+    "--info-moe-imbalance 1.25",
+    "deepep": f"--bf16 {LLAMA} {FLEX} --expert-model-parallel-size 4 --moe-enable-deepep --moe-permute-fusion",
+    "deepep, unfused permutation": f"--bf16 {LLAMA} {FLEX} --expert-model-parallel-size 4 --moe-enable-deepep",
+    "hybridep, tp2 sp pp2": f"--bf16 {LLAMA} {FLEX} {SPLIT} --expert-model-parallel-size 2 --moe-flex-dispatcher-backend hybridep",
+    "llama, userbuffers, tp2 sp pp2": f"--bf16 {LLAMA} {SPLIT} --tp-comm-overlap",
+    "gpt, userbuffers, fp8, tp4 sp": "--bf16 --tensor-model-parallel-size 4 --sequence-parallel --tp-comm-overlap "
+    "--fp8-format e4m3 --fp8-recipe tensorwise",
+    "gpt, muon": "--bf16 --optimizer muon",
+    "llama, dist_muon": f"--bf16 {LLAMA} --optimizer dist_muon --muon-no-split-qkv --muon-use-nesterov",
+    "mixtral, muon, tp2 sp": f"--bf16 {LLAMA} {MOE_UNSHARDED} --optimizer muon --muon-tp-mode distributed "
+    "--tensor-model-parallel-size 2 --sequence-parallel",
     "mixtral, etp2": f"--bf16 {LLAMA} {MOE} {SPLIT} --moe-aux-loss-coeff 1e-2",
     "sinkhorn, all-gather, tp2 sp": f"--bf16 {SINKHORN} --tensor-model-parallel-size 2 --sequence-parallel",
     "sinkhorn, all-gather, pp2 cp2": f"--bf16 {SINKHORN} --pipeline-model-parallel-size 2 --context-parallel-size 2",
@@ -249,6 +272,16 @@ SINCE = {
     # earlier releases have no --softmax-type
     "gpt-oss": "0.15",
     "gpt-oss, split": "0.15",
+    # earlier releases have no MTP layers before the last stage
+    "llama, two mtp layers before the last stage": "0.16",
+    # the formulas describe the flex dispatcher of this release
+    "deepep": "0.16",
+    "deepep, unfused permutation": "0.16",
+    "hybridep, tp2 sp pp2": "0.16",
+    # the first release with Muon
+    "gpt, muon": "0.16",
+    "llama, dist_muon": "0.16",
+    "mixtral, muon, tp2 sp": "0.16",
 }
 """The oldest release that the formulas describe, if older releases differ."""
 
@@ -269,13 +302,15 @@ def test_formulas_agree_with_a_run_of_megatron(name: str, cache: Path, tmp_path:
     if Version(SINCE.get(name, "0")) > RELEASE:
         pytest.skip(f"the formulas describe megatron-core {SINCE[name]} and later")
     os.environ["XDG_CACHE_HOME"] = str(cache)
-    argv = [*(BASE + GRID[name]).split(), *(OWN_RELEASE if Version("0.14") > RELEASE else ())]
+    base = BASE.removesuffix(SHARDED) if "--optimizer" in GRID[name].split() else BASE
+    argv = [*(base + GRID[name]).split(), *(OWN_RELEASE if Version("0.14") > RELEASE else ())]
     if "--use-torch-fsdp2" in argv:
         argv.remove("--use-distributed-optimizer")
     try:
         arguments, world, options = parse(argv, environ={}, folder=tmp_path)
         gpu, _ = hardware(options.gpu, None)
-        report = predict(build(arguments, world, environ={}, gpu=gpu, folder=tmp_path))
+        job = build(arguments, world, environ={}, gpu=gpu, folder=tmp_path, moe_imbalance=options.moe_imbalance)
+        report = predict(job)
     except InputError as error:
         if Version("0.14") <= RELEASE:
             raise

@@ -38,12 +38,11 @@ def test_the_smallest_number_of_microbatches_with_the_full_peak_is_used() -> Non
 
 def test_unsupported_fields_give_a_one_line_error() -> None:
     job = job_of("--global-batch-size 8")
-    overlapped = replace(job, flags=replace(job.flags, tp_comm_overlap=True))
     graphs = replace(job, graphs=specs.GraphSpec(implementation="local"))
     legacy = replace(job, model=replace(job.model, implementation="legacy"))
     layout = specs.PipelineSpec(layout=("Et", "tm", "L"))
-    early_mtp = replace(job, parallel=replace(job.parallel, pipeline_layout=layout))
-    for unsupported in (overlapped, graphs, legacy, early_mtp):
+    early_mtp = replace(job, parallel=replace(job.parallel, pipeline_layout=layout, virtual_pipeline=3))
+    for unsupported in (graphs, legacy, early_mtp):
         with pytest.raises(UnsupportedError, match="use --info-engine formula") as caught:
             check_supported(unsupported)
         assert "\n" not in str(caught.value)

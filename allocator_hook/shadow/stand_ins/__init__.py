@@ -1,0 +1,1 @@
+"""Replacements for optional packages that the machine of the shadow engine does not need: optimizers and MoE dispatchers."""
