@@ -246,6 +246,16 @@ KNOWN: dict[str, tuple[int, str]] = {
 }
 """Maximum difference of the peak of the first iteration in bytes, and its cause."""
 SINCE = {
+    # the stand-ins for the streams of offloading, Megatron-FSDP and overlapped microbatches use names of 0.16
+    "llama, core attention on the host": "0.16",
+    "llama, attention on the host, pp2": "0.16",
+    "deepseek, attention on the host": "0.16",
+    "mixtral, experts on the host, interleaved": "0.16",
+    "llama, megatron fsdp": "0.16",
+    "llama, megatron fsdp of gradients": "0.16",
+    "llama, megatron fsdp of optimizer states": "0.16",
+    "mixtral, megatron fsdp": "0.16",
+    "mixtral, overlapped microbatches": "0.16",
     # earlier releases dropped the columnwise data of stored weights after each step and created it again in the next
     "llama, fp8 blockwise": "0.16",
     # earlier releases saved other router scores and referenced other tensors between iterations: 1 to 2 MiB in these models
