@@ -127,9 +127,12 @@ def _flags(space: Space, job: TrainingJob, parallel: ParallelSpec) -> TrainingFl
         and (parallel.pipeline == 1 or parallel.virtual_pipeline is not None)
         and job.recompute.granularity != "full"
     )
+    deferred = given.defer_embedding_wgrad and parallel.pipeline > 1
+    limit = space.problem.arguments.get("wgrad_deferral_limit")
     return replace(
         job.flags,
-        defer_embedding_wgrad=given.defer_embedding_wgrad and parallel.pipeline > 1,
+        defer_embedding_wgrad=deferred,
+        wgrad_deferral_limit=max(0, int(str(limit or 0))) if deferred else 0,
         overlap_moe_expert_parallel_comm=overlaps,
         delay_wgrad_compute=given.delay_wgrad_compute and overlaps,
         early_attention_backward=given.early_attention_backward and overlaps,

@@ -66,6 +66,7 @@ class Recorded(Mapping[str, object]):
 
 VARIANTS = [
     "",
+    "--defer-embedding-wgrad-compute --wgrad-deferral-limit 5 --pipeline-model-parallel-size 2",
     "--swiglu --disable-bias-linear --group-query-attention --num-query-groups 4 --recompute-granularity selective",
     "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2",
     "--pipeline-model-parallel-size 2 --recompute-granularity full --recompute-method block --recompute-num-layers 1",

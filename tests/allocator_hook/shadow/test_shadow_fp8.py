@@ -40,7 +40,7 @@ from allocator_hook.step.patching import Patches
 
 class Sink:
     def __init__(self): self.live, self.peak, self.current = {}, 0, 0
-    def allocation(self, pointer, bytes):
+    def allocation(self, pointer, bytes, stream=0):
         self.live[pointer] = bytes
         self.current += bytes
         self.peak = max(self.peak, self.current)
