@@ -63,8 +63,6 @@ def analyze(
     The process is left unchanged, and nothing is printed. Sizes in the report are in bytes. Raises
     `analyzer.errors.AnalyzerError` for input that is invalid or not supported.
     """
-    from analyzer.predict import predict
-
     launch = read_launch(
         _words(argv, gpu),
         environ=dict(os.environ if environ is None else environ),
@@ -74,7 +72,7 @@ def analyze(
     if given or launch.options.engine != "formula":
         option = f"--info-{given[0] if given else 'engine'}".replace("_", "-")
         raise InputError(option, "belongs to the command line", "leave it out, and use the report that is returned")
-    return with_advice(with_time(predict(launch.job, note=launch.note), launch), launch)
+    return report_of(launch)
 
 
 def read_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path, default_gpu: str | None = None) -> Launch:
@@ -102,6 +100,13 @@ def read_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path
         environ=environ,
         folder=folder,
     )
+
+
+def report_of(launch: Launch) -> Report:
+    """The report of a launch that was read, with its time and advice, computed by formula. Raises AnalyzerError."""
+    from analyzer.predict import predict
+
+    return with_advice(with_time(predict(launch.job, note=launch.note), launch), launch)
 
 
 def with_time(report: Report, launch: Launch) -> Report:

@@ -6,10 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analyzer.api import read_launch, with_advice, with_time
+from analyzer.api import read_launch, report_of
 from analyzer.cli.output import write_report
 from analyzer.errors import CHECK_FAILED, DOES_NOT_FIT, FITS
-from analyzer.predict import predict
 from analyzer.results import Report, Verdict
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ def predict_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
         from analyzer.report.against import read_old
 
         old = read_old(options.against)
-    report = with_advice(with_time(predict(launch.job, note=launch.note), launch), launch)
+    report = report_of(launch)
     command = ("get_training_info.py", *argv)
     if options.record is not None:
         from analyzer.cli.record import record_rank

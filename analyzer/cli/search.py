@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from analyzer.api import problem_of, read_launch, with_advice, with_time
+from analyzer.api import problem_of, read_launch, report_of, with_time
 from analyzer.cli.output import standard_output, write_json
 from analyzer.errors import DOES_NOT_FIT, FITS, INTERRUPTED, InputError
 from analyzer.launch.info_options import GPU, OF_SEARCH, value_of
@@ -87,7 +87,7 @@ def _one(argv: Sequence[str], launch: Launch, options: InfoOptions) -> int:
     space = _space(problem, options)
     with _workers(options, space) as workers, _progress() as show:
         result = _searched(space, workers, show)
-    report = with_advice(with_time(predict(launch.job, note=launch.note), launch), launch)
+    report = report_of(launch)
     commands = [command_line(argv, launch.arguments, each.options) for each in result.best[:COMMANDS]]
     limit = None if options.search_max is None else _largest(problem, options)
     _write(report, result, commands, options, limit)

@@ -11,11 +11,11 @@ from typing import Final
 from analyzer.errors import AnalyzerError
 from analyzer.layout_search.dimensions import Space, space_of
 from analyzer.layout_search.evaluation import Evaluation
-from analyzer.layout_search.options import as_text, by_flag
+from analyzer.layout_search.options import as_text
 from analyzer.layout_search.problem import Problem
 from analyzer.layout_search.result import order
 from analyzer.layout_search.smallest_change import Changed, Values, changed_layouts, fastest, other_values
-from analyzer.layout_search.split_jobs import layout_changes
+from analyzer.layout_search.split_jobs import changed_options
 from analyzer.memory.collector import collector_paused
 from analyzer.memory.ranks import highest_rank
 from analyzer.memory.screen import is_screened
@@ -92,7 +92,7 @@ def _insufficient(space: Space, singles: list[Changed], before: int) -> tuple[Ad
             size = highest_rank(each.job).memory.device_bytes
         except AnalyzerError:
             continue
-        options = by_flag(layout_changes(space, each.layout), space.problem.arguments)
+        options = changed_options(space, each.layout)
         if options and before - size >= LEAST_SAVING * before:
             found[each.names] = Advice(change=as_text(options), device_bytes=size, saves_bytes=before - size, fits=False)
     return tuple(sorted(found.values(), key=lambda advice: advice.device_bytes))

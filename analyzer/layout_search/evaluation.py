@@ -9,9 +9,9 @@ from analyzer.communication.table import communication_rows
 from analyzer.errors import AnalyzerError
 from analyzer.layout_search.space import Layout
 from analyzer.memory.ranks import highest_rank
-from analyzer.passes.stages import first_of_equal, stage_models
-from analyzer.results import RankMemory
-from analyzer.specs import HardwareSpec, TrainingJob
+from analyzer.memory.verdict import is_tight
+from analyzer.passes.stages import stage_models, without_equal
+from analyzer.specs import TrainingJob
 from analyzer.specs.speed import SpeedSpec
 from analyzer.time.efficiencies import Efficiencies
 from analyzer.time.iteration import iteration_time
@@ -35,17 +35,10 @@ class Evaluation(NamedTuple):
     """The parts of the iteration (`analyzer.time.iteration.PARTS`)."""
 
 
-def is_tight(memory: RankMemory, hardware: HardwareSpec) -> bool:
-    """Whether a rank that fits leaves less than the margin free, or the capacity lies within the estimated range."""
-    capacity = hardware.capacity_bytes or 0
-    return memory.device_range_bytes[1] > capacity or capacity - memory.device_bytes < hardware.margin_bytes
-
-
 def seconds_of(job: TrainingJob, speed: SpeedSpec, rates: Efficiencies) -> tuple[float, dict[str, float]]:
     """Seconds of an iteration, and its parts."""
     stages = stage_models(job)
-    distinct = [stage for stage, first in zip(stages, first_of_equal(stages), strict=True) if first is stage]
-    time = iteration_time(job, stages, communication_rows(job, distinct), speed, rates)
+    time = iteration_time(job, stages, communication_rows(job, without_equal(stages)), speed, rates)
     return time.seconds, time.parts
 
 
@@ -77,7 +70,7 @@ def evaluate(
         options=options,
         iteration_seconds=seconds,
         device_bytes=memory.device_bytes,
-        tight=is_tight(memory, job.hardware),
+        tight=is_tight(memory.device_bytes, memory.device_range_bytes[1], job.hardware),
         tokens_per_second_per_gpu=job.batch.global_batch_size * job.batch.seq_length / seconds / world,
         model_flops_utilization=model_flops(job) / seconds / world / speed.peak_flops["16"],
         parts_seconds=parts,

@@ -17,9 +17,16 @@ from analyzer.layout_search.bounds import BlockCache, Bounds, SplitFigures, boun
 from analyzer.layout_search.dimensions import Space
 from analyzer.layout_search.evaluation import Evaluation, evaluate
 from analyzer.layout_search.floors import Floors
-from analyzer.layout_search.options import by_flag
 from analyzer.layout_search.space import Layout, Recompute, Split, Stages
-from analyzer.layout_search.split_jobs import SplitJob, base_recompute, job_of_layout, job_of_split, layout_changes, with_stages
+from analyzer.layout_search.split_jobs import (
+    SplitJob,
+    base_recompute,
+    changed_options,
+    job_of_layout,
+    job_of_split,
+    layout_changes,
+    with_stages,
+)
 from analyzer.layout_search.variants import Variants
 from analyzer.memory.screen import screen
 from analyzer.specs import TrainingJob
@@ -171,7 +178,7 @@ class Expander:
         try:
             if job is None or (least := screen(job).device_bytes) > problem.capacity or not cutoffs.needs(node.seconds, least):
                 return None
-            options = by_flag(layout_changes(self.space, layout), problem.arguments)
+            options = changed_options(self.space, layout)
             return evaluate(
                 layout, options, job, problem.speed, problem.rates, is_needed=lambda seconds: cutoffs.needs(seconds, least)
             )

@@ -10,10 +10,10 @@ from typing import Final, Literal, NamedTuple
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.launch.launchers.world import World
 from analyzer.layout_search.dimensions import space_of
-from analyzer.layout_search.evaluation import is_tight
 from analyzer.layout_search.problem import Problem
 from analyzer.layout_search.split_jobs import job_of_split
 from analyzer.memory.ranks import highest_rank
+from analyzer.memory.verdict import is_tight
 from analyzer.results import RankMemory
 from analyzer.specs import TrainingJob
 
@@ -69,7 +69,7 @@ def largest(problem: Problem, option: Largest) -> Limit:
         size = memory.device_bytes
         if size > problem.capacity:
             return found._replace(next_value=value, next_bytes=size)
-        found = found._replace(value=value, device_bytes=size, tight=is_tight(memory, problem.gpu))
+        found = found._replace(value=value, device_bytes=size, tight=is_tight(size, memory.device_range_bytes[1], problem.gpu))
     return found
 
 

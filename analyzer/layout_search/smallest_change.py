@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import combinations, product
@@ -11,10 +12,9 @@ from typing import Final, NamedTuple
 from analyzer.errors import AnalyzerError
 from analyzer.layout_search.dimensions import Space
 from analyzer.layout_search.evaluation import Evaluation, evaluate
-from analyzer.layout_search.options import by_flag
 from analyzer.layout_search.result import order
 from analyzer.layout_search.space import Layout, Recompute, Split, Stages, distributions
-from analyzer.layout_search.split_jobs import job_of_layout, layout_changes
+from analyzer.layout_search.split_jobs import changed_options, job_of_layout
 from analyzer.memory.screen import screen
 from analyzer.specs import TrainingJob
 
@@ -59,24 +59,20 @@ def fastest(space: Space, layouts: Iterable[Changed]) -> dict[tuple[str, ...], E
     for changed in layouts:
         if changed.least_bytes > problem.capacity:
             continue
-        options = by_flag(layout_changes(space, changed.layout), problem.arguments)
+        options = changed_options(space, changed.layout)
         if not options:
             continue
         best = found.get(changed.names)
         limit = inf if best is None else best.iteration_seconds
         try:
             each = evaluate(
-                changed.layout, options, changed.job, problem.speed, problem.rates, is_needed=partial(_is_at_most, limit=limit)
+                changed.layout, options, changed.job, problem.speed, problem.rates, is_needed=partial(operator.ge, limit)
             )
         except AnalyzerError:
             continue
         if each is not None and (best is None or order(each) < order(best)):
             found[changed.names] = each
     return found
-
-
-def _is_at_most(seconds: float, *, limit: float) -> bool:
-    return seconds <= limit
 
 
 def changed_layouts(space: Space, values: Values, count: int) -> Iterator[Changed]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from analyzer.errors import AnalyzerError
 from analyzer.layout_search.dimensions import Space
-from analyzer.layout_search.options import changes_of
+from analyzer.layout_search.options import by_flag, changes_of
 from analyzer.layout_search.space import Layout, Recompute, Split, Stages
 from analyzer.specs import ParallelSpec, PipelineSpec, TrainingFlags, TrainingJob
 from analyzer.specs.rules.model import model_violations, sequence_violations
@@ -63,6 +63,11 @@ def layout_changes(space: Space, layout: Layout) -> dict[str, object]:
     problem = space.problem
     changes = changes_of(layout, space.settings[layout.setting], problem.arguments, layers=space.scale.layers)
     return {**changes, **problem.with_any_change} if changes else changes
+
+
+def changed_options(space: Space, layout: Layout) -> dict[str, object]:
+    """The options that a layout changes, by flag."""
+    return by_flag(layout_changes(space, layout), space.problem.arguments)
 
 
 def base_recompute(space: Space) -> Recompute:
@@ -128,11 +133,10 @@ def _flags(space: Space, job: TrainingJob, parallel: ParallelSpec) -> TrainingFl
         and job.recompute.granularity != "full"
     )
     deferred = given.defer_embedding_wgrad and parallel.pipeline > 1
-    limit = space.problem.arguments.get("wgrad_deferral_limit")
     return replace(
         job.flags,
         defer_embedding_wgrad=deferred,
-        wgrad_deferral_limit=max(0, int(str(limit or 0))) if deferred else 0,
+        wgrad_deferral_limit=given.wgrad_deferral_limit if deferred else 0,
         overlap_moe_expert_parallel_comm=overlaps,
         delay_wgrad_compute=given.delay_wgrad_compute and overlaps,
         early_attention_backward=given.early_attention_backward and overlaps,

@@ -14,7 +14,7 @@ from analyzer.memory.pipeline_tensors import MessageOrder, received_gradient
 from analyzer.memory.workspaces import Workspace, workspaces
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module, Tensor
-from analyzer.passes.stages import fsdp_trees_of, offload_trees_of, stage_models
+from analyzer.passes.stages import fsdp_trees_of, offload_trees_of, stage_models, trees_key, without_equal
 from analyzer.specs import TrainingJob
 from analyzer.states.of_rank import stage_states, states_by_ranks
 from analyzer.states.record import States
@@ -52,31 +52,24 @@ class _Shared:
     parameters_routed_experts: int
 
 
+_SharedByTrees = dict[tuple[bool, tuple[int, ...]], _Shared]
+"""By `analyzer.passes.stages.trees_key`."""
+
+
 def analysed_stages(job: TrainingJob) -> tuple[StageAnalysis, ...]:
     """Every pipeline stage of a job, in order."""
-    shared: dict[_Key, _Shared] = {}
+    shared: _SharedByTrees = {}
     return tuple(_stage(job, model, shared) for model in stage_models(job))
 
 
 def distinct_stages(job: TrainingJob) -> tuple[StageAnalysis, ...]:
     """The first of the pipeline stages with equal trees, in order: later ones have no more microbatches in flight."""
-    shared: dict[_Key, _Shared] = {}
-    first: dict[_Key, StageModel] = {}
-    for model in stage_models(job):
-        first.setdefault(_key(model), model)
-    return tuple(_stage(job, model, shared) for model in first.values())
+    shared: _SharedByTrees = {}
+    return tuple(_stage(job, model, shared) for model in without_equal(stage_models(job)))
 
 
-_Key = tuple[bool, tuple[int, ...]]
-
-
-def _key(model: StageModel) -> _Key:
-    """Stages with equal keys share their results. The first stage has a separate key: only it has several buckets."""
-    return model.pipeline_rank == 0, tuple(id(tree) for tree in model.trees)
-
-
-def _stage(job: TrainingJob, model: StageModel, shared: dict[_Key, _Shared]) -> StageAnalysis:
-    key = _key(model)
+def _stage(job: TrainingJob, model: StageModel, shared: _SharedByTrees) -> StageAnalysis:
+    key = trees_key(model)
     if key not in shared:
         shared[key] = _analysed(job, model)
     common = shared[key]

@@ -28,7 +28,7 @@ def verdict(ranks: Sequence[RankClass], hardware: HardwareSpec, *, note: str = "
     headroom = None if capacity is None else capacity - tightest.memory.device_bytes
     return Verdict(
         fits=None if headroom is None else headroom >= 0,
-        state=None if capacity is None else _state(ranks, capacity, margin=hardware.margin_bytes),
+        state=None if capacity is None else _state(ranks, capacity, hardware),
         gpu=hardware.name,
         capacity_bytes=capacity,
         tightest_rank=tightest.ranks[0][0],
@@ -44,8 +44,14 @@ def estimated_range(ranks: Sequence[RankClass]) -> tuple[int, int]:
     return least, most
 
 
-def _state(ranks: Sequence[RankClass], capacity: int, *, margin: int) -> Literal["fits", "tight", "does not fit"]:
+def _state(ranks: Sequence[RankClass], capacity: int, hardware: HardwareSpec) -> Literal["fits", "tight", "does not fit"]:
     least, most = estimated_range(ranks)
     if least > capacity:
         return "does not fit"
-    return "tight" if most > capacity or capacity - highest(ranks).memory.device_bytes < margin else "fits"
+    return "tight" if is_tight(highest(ranks).memory.device_bytes, most, hardware) else "fits"
+
+
+def is_tight(device_bytes: int, most_bytes: int, hardware: HardwareSpec) -> bool:
+    """Whether memory that fits leaves less than the margin free, or the capacity is below `most_bytes`, the end of its range."""
+    capacity = hardware.capacity_bytes or 0
+    return most_bytes > capacity or capacity - device_bytes < hardware.margin_bytes

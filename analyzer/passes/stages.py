@@ -57,13 +57,23 @@ def stage_models(job: TrainingJob) -> tuple[StageModel, ...]:
     )
 
 
-def first_of_equal(stages: Sequence[StageModel]) -> list[StageModel]:
-    """For each pipeline stage the first one that has the same trees, and so the same work and communication.
+def trees_key(stage: StageModel) -> tuple[bool, tuple[int, ...]]:
+    """Equal for stages that have the same trees, and so the same work and communication.
 
     The first stage is equal to no other one: only it has several gradient buckets.
     """
+    return stage.pipeline_rank == 0, tuple(map(id, stage.trees))
+
+
+def first_of_equal(stages: Sequence[StageModel]) -> list[StageModel]:
+    """For each pipeline stage the first one that has the same trees."""
     found: dict[tuple[bool, tuple[int, ...]], StageModel] = {}
-    return [found.setdefault((each.pipeline_rank == 0, tuple(map(id, each.trees))), each) for each in stages]
+    return [found.setdefault(trees_key(each), each) for each in stages]
+
+
+def without_equal(stages: Sequence[StageModel]) -> list[StageModel]:
+    """The pipeline stages without those whose trees an earlier one has, in order."""
+    return [stage for stage, first in zip(stages, first_of_equal(stages), strict=True) if first is stage]
 
 
 def full_model(job: TrainingJob, inputs: ModuleInputs | None = None) -> Module:

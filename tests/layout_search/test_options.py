@@ -11,7 +11,7 @@ from analyzer.api import problem_of, read_launch
 from analyzer.layout_search.command_line import command_line
 from analyzer.layout_search.dimensions import space_of
 from analyzer.layout_search.options import as_text, by_flag
-from analyzer.layout_search.split_jobs import job_of_layout, layout_changes
+from analyzer.layout_search.split_jobs import changed_options, job_of_layout, layout_changes
 from analyzer.specs import TrainingJob
 from tests.fuzz.strategies import phrases
 from tests.layout_search.every_layout import Every, Exact
@@ -100,7 +100,7 @@ def options_of(line: str, over: tuple[str, ...], **sizes: Any) -> dict[str, obje
         ),
     )
     assert job_of_layout(space, layout) is not None
-    return by_flag(layout_changes(space, layout), space.problem.arguments)
+    return changed_options(space, layout)
 
 
 def test_a_global_batch_size_that_the_launch_leaves_out_is_named() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.buffers.gradient_buffers import shard_numel, shard_pieces
+from analyzer.buffers.gradient_buffers import Buffer, shard_numel, shard_pieces
 from analyzer.buffers.of_stage import stage_buffers
 from analyzer.buffers.parameter_order import creation_order
 from analyzer.memory.allocator.caching_allocator import SMALL_SIZE
@@ -111,34 +111,35 @@ def test_workspaces_are_allocated_before_the_modules_that_need_them() -> None:
         assert places[-1][0] <= len(actions)
 
 
+def sharded(data: int, overlap: bool) -> tuple[list[int], tuple[tuple[Buffer, ...], ...]]:
+    """With a distributed optimizer over `data` ranks: elements of each parameter in the order of creation, and the buffers."""
+    line = "--use-distributed-optimizer" + (" --overlap-grad-reduce --overlap-param-gather" if overlap else "")
+    job = job_of(line, gpus=data)
+    [stage] = stage_models(job)
+    return [parameter.numel for parameter in creation_order(stage.trees[0])], stage_buffers(job, stage)
+
+
 @given(data=st.sampled_from([2, 4, 8]), overlap=st.booleans())
 def test_every_parameter_is_owned_once(data: int, overlap: bool) -> None:
     """The parts of all ranks add up to the parameters. The first rank begins with the parameter that is created last.
 
     `_ParamAndGradBuffer` lays out `params[::-1]` (core/distributed/param_and_grad_buffer.py, 0.16.1).
     """
-    line = "--use-distributed-optimizer" + (" --overlap-grad-reduce --overlap-param-gather" if overlap else "")
-    job = job_of(line, gpus=data)
-    [stage] = stage_models(job)
-    total = sum(parameter.numel for parameter in creation_order(stage.trees[0]))
-    for buffers in stage_buffers(job, stage):
+    parameters, buffers_of_chunks = sharded(data, overlap)
+    for buffers in buffers_of_chunks:
         for buffer in buffers:
-            assert sum(sum(shard_pieces(buffer, data, member=member)) for member in range(data)) == total
-            last = list(creation_order(stage.trees[0]))[-1]
-            assert shard_pieces(buffer, 1)[0] == last.numel
+            assert sum(sum(shard_pieces(buffer, data, member=member)) for member in range(data)) == sum(parameters)
+            assert shard_pieces(buffer, 1)[0] == parameters[-1]
 
 
 @given(data=st.sampled_from([2, 4, 8]), overlap=st.booleans())
 def test_shard_pieces_are_the_parameters_in_the_shard_without_padding(data: int, overlap: bool) -> None:
     """The first rank owns the beginning of every bucket. Its pieces are the parameters there, without the padding between them."""
-    line = "--use-distributed-optimizer" + (" --overlap-grad-reduce --overlap-param-gather" if overlap else "")
-    job = job_of(line, gpus=data)
-    [stage] = stage_models(job)
-    total = sum(parameter.numel for parameter in creation_order(stage.trees[0]))
-    for buffers in stage_buffers(job, stage):
+    parameters, buffers_of_chunks = sharded(data, overlap)
+    for buffers in buffers_of_chunks:
         for buffer in buffers:
             pieces = shard_pieces(buffer, data)
-            assert sum(shard_pieces(buffer, 1)) == total
+            assert sum(shard_pieces(buffer, 1)) == sum(parameters)
             assert 0 < sum(pieces) <= shard_numel(buffer, data)
             assert shard_numel(buffer, data) - sum(pieces) < 64 * (len(pieces) + 1) + 128 * data
 
