@@ -67,6 +67,7 @@ OF_PEERS: Final = {
     "Megatron-22B": Launch(MEGATRON_22B, CALCULON_GPUS),
     "Llama-3-70B": Launch(LLAMA_3_70B_4096, SIMUMAX_GPUS, gpu="A100-80GB"),
 }
+EVERY: Final = {**LAUNCHES, **OF_PEERS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +126,7 @@ def searched(name: str) -> Measured:
 
 
 def _space(name: str) -> Space:
-    launch = {**LAUNCHES, **OF_PEERS}[name]
+    launch = EVERY[name]
     return space_of(problem(launch.line, gpus=launch.gpus, gpu=launch.gpu))
 
 
@@ -177,7 +178,7 @@ def _print_search(name: str) -> list[str]:
     """Prints a search. Returns the missed bounds."""
     found = Measured(**_in_process("search", name))  # type: ignore[arg-type]
     space = Legal(**_in_process("legal", name))  # type: ignore[arg-type]
-    launch = {**LAUNCHES, **OF_PEERS}[name]
+    launch = EVERY[name]
     fewest, gpus = launch.fewest, launch.gpus
     print(f"{name} on {gpus:,} GPUs, {WORKERS} workers")
     print(f"  {found.seconds:.1f} s, CPU time {found.cpu_seconds:.1f} s")
@@ -223,8 +224,7 @@ def _print_peer(tool: str, name: str, found: Peer) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="exit status 1 if a bound is missed")
-    names = (*LAUNCHES, *OF_PEERS)
-    parser.add_argument("--models", nargs="*", choices=names, default=tuple(LAUNCHES), help="launches to search")
+    parser.add_argument("--models", nargs="*", choices=tuple(EVERY), default=tuple(LAUNCHES), help="launches to search")
     parser.add_argument("--layouts", type=int, default=LAYOUTS, help=f"layouts of the rates (default: {LAYOUTS}); 0: no rates")
     parser.add_argument("--calculon", type=Path, help="checkout of Calculon, to run its search as well")
     parser.add_argument("--simumax", type=Path, help="checkout of the first release of SimuMax, to run its search as well")

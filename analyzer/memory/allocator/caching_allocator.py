@@ -133,8 +133,8 @@ class CachingAllocator:
         self._max_split = settings.max_split_bytes
         self._splits_all = settings.max_split_bytes == UNLIMITED
         self._divisions = settings.divisions
-        limited = capacity_bytes < UNLIMITED
-        self._combines = self._splits_all and not settings.divisions and not settings.expandable_segments and not limited
+        self._limited = capacity_bytes < UNLIMITED
+        self._combines = self._splits_all and not settings.divisions and not settings.expandable_segments and not self._limited
         """Whether several requests may be computed together."""
         self._large = _Pool(small=False, expandable=settings.expandable_segments)
         """The large pool of the stream of the computation."""
@@ -244,11 +244,7 @@ class CachingAllocator:
             for address in addresses:
                 self.free(address)
             return
-        if not merged:
-            self._malloc_and_free_each(temporaries.sizes)
-            return
-        found = self._from_free_blocks(temporaries.sizes)
-        if found is None:
+        if not merged or (found := self._from_free_blocks(temporaries.sizes)) is None:
             self._malloc_and_free_each(temporaries.sizes)
             return
         total, unrequested = found
@@ -319,7 +315,8 @@ class CachingAllocator:
             length = LARGE_SEGMENT
         else:
             length = round_up(size, ROUND_LARGE)
-        self._make_room(lambda: length)
+        if self._limited:
+            self._make_room(lambda: length)
         block = _Block(pool, self._next_segment, length)
         self._next_segment += length + LARGE_SEGMENT  # a gap, because segments of cudaMalloc are not merged
         self._reserve(length)
@@ -328,7 +325,8 @@ class CachingAllocator:
     def _grow(self, pool: _Pool, size: int) -> _Block:
         """Adds pages to the end of the expandable segment, merged with a free block before them."""
         page = SMALL_SEGMENT if pool.small else LARGE_SEGMENT
-        self._make_room(lambda: round_up(size - (pool.tail.size if pool.tail is not None and pool.tail.free else 0), page))
+        if self._limited:
+            self._make_room(lambda: round_up(size - (pool.tail.size if pool.tail is not None and pool.tail.free else 0), page))
         last = pool.tail
         if last is None:
             last = _Block(pool, self._next_segment, 0)
@@ -347,7 +345,7 @@ class CachingAllocator:
 
     def _make_room(self, needed: Callable[[], int]) -> None:
         """Returns unused segments to CUDA if the needed bytes exceed the capacity. Raises OutOfMemory if that is not enough."""
-        if self._capacity == UNLIMITED or self.reserved_bytes + needed() <= self._capacity:
+        if self.reserved_bytes + needed() <= self._capacity:
             return
         self.empty_cache()
         if self.reserved_bytes + needed() > self._capacity:
