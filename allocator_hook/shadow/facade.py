@@ -18,6 +18,7 @@ from allocator_hook.shadow.extensions import extension_modules
 from allocator_hook.shadow.gpu import CUDA_VERSION, DeviceProperties, Event, Gpu, Stream
 from allocator_hook.shadow.imports import Imports
 from allocator_hook.shadow.placement import GPU, META, Placement, kernels, to_meta
+from allocator_hook.shadow.unmaterialized import unmaterialized
 from allocator_hook.step.patching import Patch, Patches
 
 ASSUMED_VERSIONS = {"flash-attn": "2.8.3", "emerging-optimizers": "0.2.0"}
@@ -190,9 +191,10 @@ def _is_cuda(tensor: torch.Tensor) -> bool:
 
 
 def _is_meta(tensor: torch.Tensor) -> bool:
-    """False for Megatron: a meta tensor stands for one on the GPU."""
+    """For Megatron: whether the training machine has the tensor on the meta device too, and not on the GPU."""
     if sys._getframe(1).f_globals.get("__name__", "").startswith("megatron."):
-        return False
+        with torch._C.DisableTorchFunction():
+            return bool(_IS_META(tensor)) and tensor.untyped_storage()._cdata in unmaterialized
     return bool(_IS_META(tensor))
 
 

@@ -14,6 +14,8 @@ from torch.autograd import _make_grads
 from torch.autograd.graph import _engine_run_backward
 from torch.overrides import TorchFunctionMode
 
+from allocator_hook.shadow.unmaterialized import under_meta_device, unmaterialized
+
 META = torch.device("meta")
 GPU = torch.device("cuda", 0)
 
@@ -126,6 +128,11 @@ _REPLACED: Mapping[Any, Callable[..., Any]] = {
 _MAX_DEPTH: Final = 32
 
 
+def _names_gpu(options: Mapping[str, Any] | None) -> bool:
+    device = (options or {}).get("device")
+    return isinstance(device, int) or str(device).startswith("cuda")
+
+
 class Placement(TorchFunctionMode):
     """Replaces the device of every PyTorch call, and the functions that behave differently on CUDA."""
 
@@ -138,6 +145,7 @@ class Placement(TorchFunctionMode):
         if func in _BACKWARD:
             return self._run_backward(*args, **(kwargs or {}))
         replaced = _REPLACED.get(func)
+        unmaterialized.creating = under_meta_device() and not _names_gpu(kwargs)
         if kwargs:
             if "device" in kwargs:
                 kwargs = {**kwargs, "device": to_meta(kwargs["device"])}

@@ -21,6 +21,7 @@ from allocator_hook.shadow.gpu import Stream
 from allocator_hook.shadow.kernel_calls import calls
 from allocator_hook.shadow.placement import kernels, to_meta
 from allocator_hook.shadow.te_kernels.allocate import OUTSIDE
+from allocator_hook.shadow.unmaterialized import unmaterialized
 from allocator_hook.step.marks import in_backward
 from allocator_hook.step.patching import Patch
 from analyzer.errors import AnalyzerError
@@ -196,7 +197,10 @@ class Recorder(TorchDispatchMode):
 
     def _track_storage(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
-        if key in self._live or key in OUTSIDE:
+        if key in self._live or key in OUTSIDE or key in unmaterialized:
+            return
+        if unmaterialized.creating:
+            unmaterialized.add(storage)
             return
         if self._fused:
             self._fused[-1].made.append(weakref.ref(storage))

@@ -110,6 +110,7 @@ def _precision_and_flags(job: TrainingJob) -> dict[str, Any]:
         "autocast_dtype": dtype,
         "perform_initialization": False,  # weight values have no effect on memory
         "use_cpu_initialization": False,
+        "init_model_with_meta_device": starts_from_meta(job),
         "gradient_accumulation_fusion": flags.gradient_accumulation_fusion,
         "deterministic_mode": flags.deterministic,
         "calculate_per_token_loss": flags.calculate_per_token_loss,
@@ -120,6 +121,11 @@ def _precision_and_flags(job: TrainingJob) -> dict[str, Any]:
         "ep_overlap_early_attn_memory_release": flags.early_attention_backward,
         "wgrad_deferral_limit": flags.wgrad_deferral_limit,
     }
+
+
+def starts_from_meta(job: TrainingJob) -> bool:
+    """Return whether the model is created on the meta device, and materialized while it is sharded."""
+    return job.fsdp is not None and job.fsdp.starts_from_meta
 
 
 def _yarn(job: TrainingJob) -> dict[str, Any]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
+from allocator_hook.step.config import starts_from_meta
+from allocator_hook.step.muon import buffer_layout
 from allocator_hook.step.optimizer_config import ddp_config, uses_torch_fsdp
 from allocator_hook.step.versions import known_to
 from analyzer.errors import AnalyzerError
@@ -84,25 +87,27 @@ def chunk(job: TrainingJob, config: Any, *, virtual_stage: int | None) -> Any:
     if virtual_stage is not None:
         parallel_state.set_virtual_pipeline_model_parallel_rank(virtual_stage)
     decoder = layer_spec(job, config, virtual_stage=virtual_stage)
-    module = GPTModel(
-        config=config,
-        transformer_layer_spec=decoder,
-        mtp_block_spec=mtp_spec(job, config, decoder, virtual_stage=virtual_stage),
-        vocab_size=model.padded_vocab_size,
-        max_sequence_length=model.max_position_embeddings,
-        pre_process=_at_end(parallel_state.is_pipeline_first_stage, stage),
-        post_process=_at_end(parallel_state.is_pipeline_last_stage, stage),
-        fp16_lm_cross_entropy=model.fp16_lm_cross_entropy,
-        parallel_output=True,
-        share_embeddings_and_output_weights=model.tied_embeddings,
-        position_embedding_type=model.position_embedding if model.yarn_positions is None else "yarn",
-        rotary_percent=model.rotary_percent,
-        **({"vp_stage": virtual_stage} if "vp_stage" in known_to(GPTModel.__init__, vp_stage=None) else {}),
-    )
+    with torch.device("meta") if starts_from_meta(job) else nullcontext():
+        module = GPTModel(
+            config=config,
+            transformer_layer_spec=decoder,
+            mtp_block_spec=mtp_spec(job, config, decoder, virtual_stage=virtual_stage),
+            vocab_size=model.padded_vocab_size,
+            max_sequence_length=model.max_position_embeddings,
+            pre_process=_at_end(parallel_state.is_pipeline_first_stage, stage),
+            post_process=_at_end(parallel_state.is_pipeline_last_stage, stage),
+            fp16_lm_cross_entropy=model.fp16_lm_cross_entropy,
+            parallel_output=True,
+            share_embeddings_and_output_weights=model.tied_embeddings,
+            position_embedding_type=model.position_embedding if model.yarn_positions is None else "yarn",
+            rotary_percent=model.rotary_percent,
+            **({"vp_stage": virtual_stage} if "vp_stage" in known_to(GPTModel.__init__, vp_stage=None) else {}),
+        )
     module.model_type = _encoder_or_decoder()
     for parameter in module.parameters():
         tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
-    module.cuda(torch.cuda.current_device())
+    if not starts_from_meta(job):
+        module.cuda(torch.cuda.current_device())
     return Float16Module(config, module) if config.fp16 or config.bf16 else module
 
 
@@ -142,16 +147,14 @@ def wrap(job: TrainingJob, config: Any, modules: list[Any]) -> list[Any]:
     """
     kind = _wrapper(job)
     total = sum(parameter.numel() for module in modules for parameter in module.parameters())
-    wrapped = [
-        kind(
-            config=config,
-            ddp_config=ddp_config(job, parameters=total),
-            module=module,
-            # only the first chunk may have several buckets; not with --overlap-param-gather-with-optimizer-step
-            disable_bucketing=index > 0 or job.optimizer.overlap_param_gather_with_optimizer_step,
-        )
-        for index, module in enumerate(modules)
-    ]
+    aligned = job.optimizer.muon is not None and job.optimizer.muon.aligned
+    wrapped = []
+    for index, module in enumerate(modules):
+        data_parallel = ddp_config(job, parameters=total)
+        # only the first chunk may have several buckets; not with --overlap-param-gather-with-optimizer-step
+        single = index > 0 or job.optimizer.overlap_param_gather_with_optimizer_step
+        layout = {"full_param_layout": buffer_layout(data_parallel, module, bucketing=not single)} if aligned else {}
+        wrapped.append(kind(config=config, ddp_config=data_parallel, module=module, disable_bucketing=single, **layout))
     if uses_torch_fsdp(job):
         for each in wrapped:
             each.finish_grad_sync = _nothing  # core 0.16 passes an argument that the method of FSDP2, which is empty, does not have

@@ -87,7 +87,7 @@ def optimizer_config(job: TrainingJob) -> Any:
             fp16=dtype == "fp16",
             bf16=dtype == "bf16",
             params_dtype=TORCH_DTYPES[dtype],
-            use_distributed_optimizer=spec.distributed,
+            use_distributed_optimizer=spec.distributed and spec.muon is None,
             overlap_param_gather=spec.overlap_param_gather,
             overlap_param_gather_with_optimizer_step=spec.overlap_param_gather_with_optimizer_step,
             use_precision_aware_optimizer=spec.precision_aware,

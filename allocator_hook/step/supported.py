@@ -44,9 +44,9 @@ READ: Final[dict[str, frozenset[str]]] = {
     ),
     "FsdpSpec": frozenset(
         "implementation strategy outer_sharding main_gradients reduced_gradients communication_unit_size double_buffer "
-        "reshard_after_forward moments_from_start outside_layers_prefetches outside_layers_stay".split()
+        "reshard_after_forward starts_from_meta moments_from_start outside_layers_prefetches outside_layers_stay".split()
     ),
-    "MuonSpec": frozenset("layer_wise tensor_parallel split_qkv nesterov steps iterates_dtype scalar_optimizer".split()),
+    "MuonSpec": frozenset("layer_wise aligned tensor_parallel split_qkv nesterov steps iterates_dtype scalar_optimizer".split()),
     "OffloadSpec": frozenset("fraction pinned_gradients collected".split()),
     "ActivationOffloadSpec": frozenset("layers modules min_elements last_stays".split()),
     "RecomputeSpec": frozenset("granularity method num_layers modules distribute_saved_activations".split()),
@@ -69,8 +69,6 @@ READ: Final[dict[str, frozenset[str]]] = {
 
 _NAMES: Final = {
     "TrainingJob.graphs": "CUDA graphs",
-    "FsdpSpec.starts_from_meta": "--init-model-with-meta-device",
-    "MuonSpec.aligned": "Muon with buffers laid out by matrices",
 }
 """Fields by the names that error messages use."""
 

@@ -200,40 +200,66 @@ def _shapes(parameter: Parameter) -> Iterator[Shape]:
         yield parameter.shape
 
 
-def padded_numel(shapes: Sequence[Shape], *, ranks: int | None) -> int:
-    """Elements of a bucket. Rows of parameters are not split over ranks, so parameters start at multiples of the longest row.
+def replicated_numel(job: TrainingJob, bucket: ShardedBucket) -> int:
+    """Elements of weights replicated over tensor-parallel ranks whose gradients the first replica stores."""
+    shapes = [(shape, parameter) for parameter in bucket.parameters for shape in _shapes(parameter)]
+    ranks = None if fsdp_of(job).strategy == "no_shard" else padding_ranks(job, bucket.group)
+    offsets, _ = _laid_out([shape for shape, _ in shapes])
+    shard = bucket.numel // (ranks or 1)
+    return sum(
+        min(offset + prod(shape), shard) - min(offset, shard)
+        for offset, (shape, parameter) in zip(offsets, shapes, strict=True)
+        if parameter.sequence_parallel
+    )
 
-    The unused end of a parameter's last row is filled with parameters that are shorter than a row. The total is a multiple
-    of `ranks` rows; None if nothing is sharded.
-    """
+
+def padded_numel(shapes: Sequence[Shape], *, ranks: int | None) -> int:
+    """Elements of a bucket. The total is a multiple of `ranks` rows; None if nothing is sharded."""
+    _, end = _laid_out(shapes)
+    return end if ranks is None else round_up(end, ranks * _row(shapes))
+
+
+def _row(shapes: Sequence[Shape]) -> int:
+    """Elements of a row, which is not split over ranks."""
     ordered = sorted(((prod(shape[1:]), prod(shape)) for shape in shapes), key=lambda sizes: -sizes[0])
     row = ordered[0][0]
     for own, size in ordered:
         fits = own == row or (row % own == 0 and size % row == 0) or size < row
         row = row if fits else lcm(row, own)
-    end = _laid_out([size for _, size in ordered], row=row)
-    return end if ranks is None else round_up(end, ranks * row)
+    return row
 
 
-def _laid_out(sizes: Sequence[int], *, row: int) -> int:
-    """End of the last parameter, in elements."""
-    regular = deque(size for size in sizes if size >= row)
-    fragments = [size for size in sizes if size < row]
+def _laid_out(shapes: Sequence[Shape]) -> tuple[tuple[int, ...], int]:
+    """First element of each parameter, and the end of the last one.
+
+    Rows of parameters are not split over ranks, so parameters start at multiples of the longest row. The unused end of a
+    parameter's last row is filled with parameters that are shorter than a row.
+    """
+    row, sizes = _row(shapes), [prod(shape) for shape in shapes]
+    ordered = sorted(range(len(shapes)), key=lambda index: -prod(shapes[index][1:]))
+    regular = deque(index for index in ordered if sizes[index] >= row)
+    fragments = [index for index in ordered if sizes[index] < row]
+    offsets = [0] * len(shapes)
     end = 0
     while regular:
-        size = regular.popleft()
-        if size % row == 0:
-            end += size
-            continue
+        index = regular.popleft()
+        size, offsets[index] = sizes[index], end
+        gap = end + size
         end += round_up(size, row)
-        space = row - size % row
-        other = next((each for each in regular if each % row and size % row + each % row <= row), None)
+        space = end - gap
+        if not space:
+            continue
+        other = next((each for each in regular if sizes[each] % row and size % row + sizes[each] % row <= row), None)
         if other is not None:  # the last rows of both share one row
             regular.remove(other)
-            space -= other % row
-            end += other // row * row
+            offsets[other] = end - sizes[other] % row
+            space -= sizes[other] % row
+            end += sizes[other] // row * row
         for fragment in tuple(fragments):
-            if fragment <= space:
-                space -= fragment
+            if sizes[fragment] <= space:
+                space -= sizes[fragment]
+                offsets[fragment], gap = gap, gap + sizes[fragment]
                 fragments.remove(fragment)
-    return end + sum(fragments)
+    for fragment in fragments:
+        offsets[fragment], end = end, end + sizes[fragment]
+    return tuple(offsets), end

@@ -1,7 +1,7 @@
 """Buffers of matrices that Muon's replicas own unsplit: each bucket has one shard per replica, and no matrix is split.
 
 Source: megatron/core/optimizer/layer_wise_optimizer.py (`_compute_per_buffer_param_layout`, `_shard_params_from_layout`) and
-param_layout.py, as of June 2026 (0.18 and 0.19). All other parameters of a chunk are in buffers of the distributed optimizer
+param_layout.py (0.18.2 and 0.19.0). All other parameters of a chunk are in buffers of the distributed optimizer
 and updated by Adam.
 """
 

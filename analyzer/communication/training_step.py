@@ -54,9 +54,15 @@ def shared_gradient_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]
 
     Replicated weights of sequence-parallel regions, and q/k norms always: one all-reduce of a flattened copy over tensor-parallel
     ranks. Tied word embedding: an all-reduce between the first and the last pipeline rank, at full size also with the distributed
-    optimizer, because it follows the reduce-scatter and works on the full buffer in place.
+    optimizer, because it follows the reduce-scatter and works on the full buffer in place. With Megatron-FSDP each rank reduces
+    the elements of its shard; the size is that of the first replica.
     """
-    replicated = sum(tree.derived(_replicated_numel) for tree in stage.trees)
+    if job.fsdp is not None and job.fsdp.implementation == "megatron":
+        from analyzer.buffers.fsdp import replicated_numel, sharded_buckets
+
+        replicated = sum(replicated_numel(job, bucket) for tree in stage.trees for bucket in sharded_buckets(job, tree))
+    else:
+        replicated = sum(tree.derived(_replicated_numel) for tree in stage.trees)
     if replicated:
         yield Call(
             group="tp",
@@ -181,12 +187,15 @@ def _optimizers(job: TrainingJob, stage: StageModel) -> Iterator[tuple[str, str]
     """The optimizers of a rank, by name, and the group of their gradient statistics.
 
     Experts have their own with expert parallelism, if the rank has experts. Muon is followed by Adam, each with its own of experts
-    (`get_megatron_muon_optimizer`), except with the layer-wise optimizer, where all have the same group.
+    (`get_megatron_muon_optimizer`), except with the layer-wise optimizer, where all have the same group. With buffers laid out by
+    matrices, Adam is the distributed optimizer.
     """
     dense, experts = gradient_statistics_group(job), gradient_statistics_group(job, experts=True)
     muon = job.optimizer.muon
     yield "optimizer", dense
-    if muon is None:
+    if muon is not None and muon.aligned:
+        yield "optimizer.vectors", "intra_dist_opt"
+    elif muon is None:
         if job.parallel.expert > 1 and any(tree.derived(_has_experts) for tree in stage.trees):
             yield "optimizer.experts", experts
     elif not muon.layer_wise and job.parallel.expert > 1:

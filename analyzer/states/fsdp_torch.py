@@ -6,7 +6,6 @@ Source: megatron/core/distributed/torch_fully_sharded_data_parallel.py, megatron
 
 from __future__ import annotations
 
-from analyzer.buffers.fsdp import fsdp_of
 from analyzer.buffers.fsdp2 import torch_shard_numel
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import parameters
@@ -33,5 +32,5 @@ def torch_states(job: TrainingJob, stage: StageModel) -> States:
         master_weights=FP32 * owned if half else 0,
         moments=int(sum(fp32_moments(job))) * owned,
         gradient_copies=FP32 * owned - shards if half else 0,
-        at_start=0 if fsdp_of(job).starts_from_meta else unsharded,
+        at_start=unsharded,
     )

@@ -19,6 +19,7 @@ from analyzer.layout.groups import RankRanges
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Tensor, total_bytes
 from analyzer.specs import TrainingJob
+from analyzer.specs.release import is_before
 from analyzer.states.muon import muon_of, with_owned
 from analyzer.states.record import States
 from analyzer.states.replicas import group_by_states
@@ -64,7 +65,8 @@ def owned_states(job: TrainingJob, stage: StageModel, states: States) -> tuple[t
 
     def states_of(own: Owned, own_experts: Owned) -> States:
         own_states = with_owned(job, states, (*own, *own_experts))
-        gathering = max(_sent(own, in_dense), _sent(own_experts, in_experts), key=total_bytes)  # after the steps of all parameters
+        sent = (_sent(job, own, in_dense), _sent(job, own_experts, in_experts))
+        gathering = max(sent, key=total_bytes)  # after the steps of all parameters
         return replace(
             own_states,
             step_workspace=max(own_states.step_workspace, gathering, key=total_bytes),
@@ -87,7 +89,16 @@ def _gathered(shared: Sequence[Owned]) -> tuple[Tensor, ...]:
     return (received, replace(received, name="stacked parameters")) if len(set(numels)) == 1 else (received,)
 
 
-def _sent(own: Owned, received: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """`received`, and a flat copy of the own parameters. A single own parameter is sent without a copy."""
-    numel = sum(weight.numel for weight in own) if len(own) > 1 else 0
-    return (*received, *(replace(tensor, name="own parameters to send", shape=(numel,)) for tensor in received[:1]))
+def _sent(job: TrainingJob, own: Owned, received: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """`received`, and a flat copy of the own parameters. A single own parameter is sent without a copy.
+
+    From 0.17 on the rank does not receive its own parameters.
+    """
+    if not received:
+        return ()
+    numel = sum(weight.numel for weight in own)
+    first, *stacked = received
+    sending = replace(first, name="own parameters to send", shape=(numel if len(own) > 1 else 0,))
+    if not is_before(job.megatron, "0.17"):
+        first = replace(first, shape=(first.shape[0] - numel,))
+    return (first, *stacked, sending)

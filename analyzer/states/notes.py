@@ -18,10 +18,6 @@ def optimizer_notes(job: TrainingJob, stages: Sequence[StageModel]) -> Iterator[
     muon = job.optimizer.muon
     if muon is None:
         return
-    if not job.megatron.startswith("0.16"):
-        yield f"Muon is modelled as in Megatron 0.16, and {job.megatron} is assumed to be the same"
-    if muon.aligned:
-        yield "buffers of matrices are laid out by owner as in Megatron's code of June 2026, between releases 0.18 and 0.19"
     yield "temporary tensors of Muon are those of emerging_optimizers in its releases up to 2026"
     if muon.layer_wise and muon.tensor_parallel != "blockwise" and job.parallel.data_with_context > 1:
         yield (

@@ -90,6 +90,13 @@ def test_messages_have_the_size_of_the_buffers() -> None:
         assert sum(row.shape[0] * row.calls_per_iteration for row in sent) == expected
 
 
+def test_muon_and_the_distributed_optimizer_compute_a_norm_each() -> None:
+    """`ChainedOptimizer.get_grad_norm` of 0.18.2: their groups differ."""
+    line = job("--tensor-model-parallel-size 2")
+    norms = [row for row in communication_rows(line, stage_models(line)) if row.module.startswith("optimizer.")]
+    assert sorted(row.group for row in norms if row.phase == "gradient") == ["intra_dist_opt", "world"]
+
+
 def test_few_matrices_leave_shards_empty() -> None:
     """Two layers over 64 replicas: the largest shard has one fc1 matrix, and all others are padded to its size."""
     few = job("--num-layers 2 --global-batch-size 64", gpus=64)

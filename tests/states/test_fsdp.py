@@ -60,6 +60,17 @@ def test_padding_matches_megatron(shapes: list[tuple[int, ...]], ranks: int, exp
     assert padded_numel(shapes, ranks=ranks) == expected
 
 
+@pytest.mark.parametrize(
+    ("strategy", "tensor", "hidden_sizes"), [("optim_grads", 8, 50), ("optim_grads", 2, 0), ("no_shard", 2, 50)]
+)
+def test_each_replica_reduces_the_norms_of_its_shard(strategy: str, tensor: int, hidden_sizes: int) -> None:
+    """Norms and biases of eight layers, and the final norm. They are shorter than a row and at the end of their bucket, which
+    the first of several replicas does not store (`_allreduce_non_tensor_model_parallel_grads`, 0.16.1)."""
+    job = sharded(strategy, f"--tensor-model-parallel-size {tensor} --sequence-parallel")
+    rows = communication_rows(job, stage_models(job)[:1])
+    assert [row.shape for row in rows if row.module == "replicated_gradients"] == [(hidden_sizes * 1024,)] * bool(hidden_sizes)
+
+
 @given(
     st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=3).map(tuple), min_size=1, max_size=8),
     st.sampled_from([1, 2, 8]),
@@ -267,6 +278,7 @@ def test_resharding_after_forward_lowers_the_peak() -> None:
         (f"{TORCH} --pipeline-model-parallel-size 2", "--use-torch-fsdp2"),
         (f"{TORCH} --use-distributed-optimizer", "--use-torch-fsdp2"),
         (f"{TORCH} --ckpt-format torch", "--use-torch-fsdp2"),
+        (f"{TORCH} --init-model-with-meta-device", "--init-model-with-meta-device"),
         ("--use-torch-fsdp2 --untie-embeddings-and-output-weights", "--use-torch-fsdp2"),
         ("--use-torch-fsdp2 --no-gradient-accumulation-fusion", "--use-torch-fsdp2"),
     ],

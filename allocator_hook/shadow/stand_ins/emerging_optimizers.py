@@ -71,6 +71,10 @@ class OrthogonalizedOptimizer(_Decaying):
                 p.add_(update, alpha=-group["lr"])
 
 
+class AdaptiveMuon(OrthogonalizedOptimizer):
+    """A base class that megatron-core names from 0.18 on. No job uses it."""
+
+
 class Lion(_Decaying):
     """`Lion`: one moment. The update is one fused kernel that writes the moment in place."""
 
@@ -161,7 +165,10 @@ def modules() -> dict[str, ModuleType]:
     """Return the replacement modules by import name."""
     contents: dict[str, dict[str, Any]] = {
         "": {},
+        ".registry": {"get_optimizer_name_list": list},
+        ".soap": {"SOAP": _Decaying},
         ".orthogonalized_optimizers": {
+            "AdaptiveMuon": AdaptiveMuon,
             "OrthogonalizedOptimizer": OrthogonalizedOptimizer,
             "get_muon_scale_factor": lambda *_, **__: 1.0,
         },
@@ -179,4 +186,5 @@ def modules() -> dict[str, ModuleType]:
         for name, value in names.items():
             setattr(module, name, value)
         made[PACKAGE + suffix] = module
+    made[PACKAGE].registry = made[f"{PACKAGE}.registry"]  # type: ignore[attr-defined]
     return made

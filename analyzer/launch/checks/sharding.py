@@ -78,6 +78,10 @@ def _torch_fsdp(arguments: Arguments) -> Iterator[Violation]:
             yield Violation(("use_torch_fsdp2",), f"does not support {option(arguments, dest)} {size(arguments, dest)}", "use 1")
     if switched_on(arguments, "use_distributed_optimizer"):
         yield Violation(("use_torch_fsdp2",), "contradicts --use-distributed-optimizer", "keep one of the two")
+    if switched_on(arguments, "init_model_with_meta_device"):  # FSDPParamGroup._validate_no_meta_params of PyTorch
+        yield Violation(
+            ("init_model_with_meta_device",), "leaves the model without memory, which PyTorch FSDP2 refuses to train", _LEAVE
+        )
 
 
 def _megatron_fsdp(arguments: Arguments) -> Iterator[Violation]:

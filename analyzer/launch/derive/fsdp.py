@@ -42,7 +42,6 @@ def fsdp_spec(
         return FsdpSpec(
             implementation="torch",
             reshard_after_forward=bool(arguments.get("torch_fsdp2_reshard_after_forward", True)),
-            starts_from_meta=switched_on(arguments, "init_model_with_meta_device"),
         )
     strategy = cast(Strategy, text(arguments, "data_parallel_sharding_strategy", "no_shard"))
     _check_megatron(arguments, dest=dest, strategy=strategy, optimizer=optimizer, flags=flags)

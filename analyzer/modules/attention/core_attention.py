@@ -278,6 +278,8 @@ def unfused_kernel(shapes: Shapes) -> Module:
         workspace = (scores(shapes, "masked scores", dtype="fp32"), rest if dropout else scores(shapes, "scores"))
     probabilities = scores(shapes, "softmax", dtype=softmax)
     cast = (scores(shapes, "softmax in 16 bit"),) if softmax != shapes.dtype else ()
+    # the backward of dropout has freed its mask before that of an fp32 softmax runs
+    gradient = scores(shapes, "softmax gradient", dtype="bool" if cast and dropout else None)
     return Module(
         name="core_attention",
         kind=ModuleKind.ATTENTION_KERNEL,
@@ -291,7 +293,7 @@ def unfused_kernel(shapes: Shapes) -> Module:
         forward_workspace=workspace,
         backward_workspace=(
             heads.tensor("output gradient", heads.query),
-            scores(shapes, "softmax gradient"),
+            gradient,
             *((scores(shapes, "softmax gradient in fp32", dtype=softmax),) if cast else ()),
             heads.tensor("qkv gradient", heads.qkv),
         ),

@@ -116,6 +116,8 @@ GRID = {
     "llama, tp2, one sample": f"--bf16 {LLAMA} --micro-batch-size 1 --tensor-model-parallel-size 2",
     "llama, interleaved pp4": f"--bf16 {LLAMA} --num-layers 16 --pipeline-model-parallel-size 4 "
     "--num-layers-per-virtual-pipeline-stage 1 --global-batch-size 64",
+    "gpt, unfused attention, two heads, dropout": "--bf16 --micro-batch-size 1 --tensor-model-parallel-size 4 "
+    "--attention-backend unfused --pipeline-model-parallel-size 2",
     "llama, two mtp layers, tp2 sp": f"--bf16 {LLAMA} --mtp-num-layers 2 --tensor-model-parallel-size 2 --sequence-parallel",
     "llama, mtp, cp2": f"--bf16 {LLAMA} --mtp-num-layers 1 --context-parallel-size 2",
     "llama, cp4": f"--bf16 {LLAMA} --context-parallel-size 4 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2",
@@ -137,6 +139,9 @@ GRID = {
     "--fp8-format e4m3 --fp8-recipe tensorwise",
     "gpt, muon": "--bf16 --optimizer muon",
     "llama, dist_muon": f"--bf16 {LLAMA} --optimizer dist_muon --muon-no-split-qkv --muon-use-nesterov",
+    "gpt, dist_muon by matrices, overlapped": "--bf16 --optimizer dist_muon --info-megatron 0.18.2 --overlap-grad-reduce "
+    "--overlap-param-gather --ddp-bucket-size 1000000",
+    "llama, dist_muon by matrices, tp2 sp pp2": f"--bf16 {LLAMA} {SPLIT} --optimizer dist_muon --info-megatron 0.18.2",
     "mixtral, muon, tp2 sp": f"--bf16 {LLAMA} {MOE_UNSHARDED} --optimizer muon --muon-tp-mode distributed "
     "--tensor-model-parallel-size 2 --sequence-parallel",
     "mixtral, etp2": f"--bf16 {LLAMA} {MOE} {SPLIT} --moe-aux-loss-coeff 1e-2",
@@ -190,6 +195,8 @@ GRID = {
     "llama, megatron fsdp": f"--bf16 {LLAMA} {FSDP} optim_grads_params --vocab-size 500",
     "mixtral, megatron fsdp": f"--bf16 {LLAMA} {MOE} {FSDP} optim_grads_params",
     "llama, megatron fsdp of gradients": f"--bf16 {LLAMA} {FSDP} optim_grads",
+    "gpt, megatron fsdp, tp2 sp": f"--bf16 {FSDP} optim_grads_params --tensor-model-parallel-size 2 --sequence-parallel",
+    "mixtral, megatron fsdp, from the meta device": f"--bf16 {LLAMA} {MOE} {FSDP} optim_grads_params --init-model-with-meta-device",
     "llama, megatron fsdp of optimizer states": f"--bf16 {LLAMA} {FSDP} optim",
     "llama, fsdp2": f"--bf16 {LLAMA} {FSDP2}",
     "llama, fsdp2, not resharded, tp2 sp": f"--bf16 {LLAMA} {FSDP2} --torch-fsdp2-no-reshard-after-forward "
@@ -249,23 +256,15 @@ SINCE = {
     # the stand-ins for the streams of offloading, Megatron-FSDP and overlapped microbatches use names of 0.16
     "llama, core attention on the host": "0.16",
     "llama, attention on the host, pp2": "0.16",
-    "deepseek, attention on the host": "0.16",
     "mixtral, experts on the host, interleaved": "0.16",
-    "llama, megatron fsdp": "0.16",
-    "llama, megatron fsdp of gradients": "0.16",
-    "llama, megatron fsdp of optimizer states": "0.16",
-    "mixtral, megatron fsdp": "0.16",
+    **{name: "0.16" for name in GRID if "megatron fsdp" in name},
     "mixtral, overlapped microbatches": "0.16",
     # earlier releases dropped the columnwise data of stored weights after each step and created it again in the next
     "llama, fp8 blockwise": "0.16",
     # earlier releases saved other router scores and referenced other tensors between iterations: 1 to 2 MiB in these models
     "qwen3": "0.16",
     "gpt-oss, yarn": "0.16",
-    "deepseek, gathers not overlapped": "0.16",
-    "deepseek, split": "0.16",
-    "deepseek, recompute": "0.16",
-    "deepseek, attention recomputed": "0.16",
-    "deepseek, unfused attention recomputed": "0.16",
+    **{name: "0.16" for name in GRID if name.startswith("deepseek")},
     # earlier releases have no --moe-shared-expert-gate
     "shared experts, overlapped, tp2 sp": "0.16",
     "shared experts, z-loss": "0.16",
@@ -292,6 +291,9 @@ SINCE = {
     "gpt, muon": "0.16",
     "llama, dist_muon": "0.16",
     "mixtral, muon, tp2 sp": "0.16",
+    # the first release with buffers of Muon that are laid out by matrices
+    "gpt, dist_muon by matrices, overlapped": "0.18",
+    "llama, dist_muon by matrices, tp2 sp pp2": "0.18",
 }
 """The oldest release that the formulas describe, if older releases differ."""
 
