@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,17 @@ class Step:
     chunk: int
     paired: bool = False
     """A forward that overlaps with the backward after it."""
+
+
+class Pair(NamedTuple):
+    """The chunks of an overlapped step."""
+
+    forward: int
+    backward: int
+    newest: bool
+    """No later microbatch than that of the backward has run in its chunk before this step."""
+    ahead: int
+    """Number of messages that are received at its end, for the steps after it."""
 
 
 def steps(
