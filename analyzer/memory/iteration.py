@@ -16,7 +16,7 @@ from analyzer.memory.workspaces import Workspace
 from analyzer.modules.tree import Tensor
 from analyzer.passes.deferred_output_gradients import Deferral, deferring_microbatches, output_layers
 from analyzer.results import PeakEvent
-from analyzer.schedule.pipeline import Pair, Step, equivalent_microbatches, steps
+from analyzer.schedule.pipeline import Pair, Step, equivalent_microbatches, next_backwards, steps
 from analyzer.specs import TrainingJob
 from analyzer.specs.release import is_before
 
@@ -92,7 +92,7 @@ def peak_of_iteration(
     skipped, end = _lower_steps(order, chunks) if context.deferral is None else (range(0), len(order))
     for index in range(end):
         if index in skipped:
-            walk.skip_forward()
+            walk.skip_forward(order[index])
         else:
             walk.run(index, order[index])
     return walk.peak(messages, context, warm=warm)
@@ -147,6 +147,10 @@ class _Walk:
         """Bytes of the gradient that is being sent."""
         self._reloaded = 0
         """Bytes copied back from the host for the next backward, whose forward has finished."""
+        self._following = next_backwards(self._order) if any(each.reloaded for each in chunks) else ()
+        """For each step, the first backward after it."""
+        self._forwards_done: set[tuple[int, int]] = set()
+        """Microbatches and chunks whose forward has run."""
         self._has_leftover = any(each.leftover for each in chunks)
         self._deferred_calls = 0
         """Calls of the output layer whose weight gradients are deferred, so far."""
@@ -175,7 +179,7 @@ class _Walk:
             self._saved -= saved + self._reloaded
             self._reloaded = 0
         pipeline = self._pipeline.begin(index, step)
-        kept = self._kept_graphs(index)
+        kept = self._kept_graphs(index) if self._context.deferral is not None else 0
         self._saved += kept
         base = self._saved + pipeline + sum(self._left) + self._sent + self._context.offloaded[1].get(index, 0)
         if step.paired:
@@ -196,6 +200,7 @@ class _Walk:
         self._saved -= kept
         if forward:
             self._saved += saved + planned
+            self._forwards_done.add((step.microbatch, step.chunk))
         else:
             self._saved -= planned
             self._in_flight[number] -= 1
@@ -210,18 +215,16 @@ class _Walk:
 
     def _reload(self, index: int) -> None:
         """Counts what the backward at `index` copied back for the next one."""
-        following = next((step for step in self._order[index + 1 :] if step.kind == "backward"), None)
+        following = self._following[index]
         if following is None:
             return
-        done = any(
-            step.kind == "forward" and (step.microbatch, step.chunk) == (following.microbatch, following.chunk)
-            for step in self._order[:index]
-        )
+        done = (following.microbatch, following.chunk) in self._forwards_done
         self._reloaded = self._chunks[following.chunk].reloaded if done else 0
         self._saved += self._reloaded
 
-    def skip_forward(self) -> None:
+    def skip_forward(self, step: Step) -> None:
         """A forward of the only chunk that cannot be the peak."""
+        self._forwards_done.add((step.microbatch, step.chunk))
         self._in_flight[0] += 1
         self._saved += self._chunks[0].retained
 

@@ -97,6 +97,8 @@ class _OverlappedStep:
         """Bytes that the microbatch of the forward has saved so far."""
         self._backward_saved = backward.last.after
         """Bytes that the other microbatch has not freed yet."""
+        self._output: tuple[Tensor, ...] = ()
+        """The output of a layer of the forward, until the next layer saves it."""
         self._frame: list[Tensor] = []
         """Tensors that local variables of the forward reference."""
         self._left: dict[int, tuple[Tensor, ...]] = {}
@@ -162,6 +164,7 @@ class _OverlappedStep:
             yield from self._run_forward(forward.get(node, ()), (*residual, *sent), ends_layer=ends_layer)
         if one is not None:
             self._forward_saved = one.after
+            self._output = one.input_gradient  # of the same size
         if not self._early and other is not None:
             yield from self._attention_backward(other, backward, ())
         if other is not None:
@@ -202,6 +205,7 @@ class _OverlappedStep:
         return range(done)
 
     def _run_forward(self, placed: Sequence[Placed], held: tuple[Tensor, ...] = (), *, ends_layer: bool = False) -> Iterator[Point]:
+        self._output = () if placed else self._output
         for each in placed if self._groups is None else self._groups.forward(placed, ends_layer=ends_layer):
             self._forward_saved = each.saved
             yield self._point(each, (*each.frame, *held, *self._gradient))
@@ -221,7 +225,7 @@ class _OverlappedStep:
 
     def _point(self, each: Placed, held: tuple[Tensor, ...]) -> Point:
         left = tuple(tensor for tensors in self._left.values() for tensor in tensors)
-        outside = (*held, *left, *self._kept, *self._batch)
+        outside = (*held, *left, *self._kept, *self._batch, *self._output)
         on_gpu = 0 if self._groups is None else self._groups.bytes
         saved = self._forward_saved + self._backward_saved + on_gpu
         return Point(
