@@ -55,6 +55,8 @@ def _naming(real: Callable[..., None], marks: Marks) -> Callable[..., None]:
         plan.marked = (marks.names[id(inner)], marks.microbatch)
         for name in _NODES:
             getattr(plan, name).marked = plan.marked
+        if inner is not layer:  # this node concatenates the outputs of all depths, as the block of MTP layers does otherwise
+            plan.mtp_post_process.marked = (plan.marked[0].partition(".layers.")[0], marks.microbatch)
 
     return init
 

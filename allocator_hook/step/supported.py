@@ -48,7 +48,7 @@ READ: Final[dict[str, frozenset[str]]] = {
     ),
     "MuonSpec": frozenset("layer_wise aligned tensor_parallel split_qkv nesterov steps iterates_dtype scalar_optimizer".split()),
     "OffloadSpec": frozenset("fraction pinned_gradients collected".split()),
-    "ActivationOffloadSpec": frozenset("layers modules min_elements last_stays".split()),
+    "ActivationOffloadSpec": frozenset("layers modules min_elements".split()),
     "RecomputeSpec": frozenset("granularity method num_layers modules distribute_saved_activations".split()),
     "TrainingFlags": frozenset(
         "gradient_accumulation_fusion attention_mask_in_dataloader deterministic calculate_per_token_loss "

@@ -24,7 +24,7 @@ from analyzer.modules.shapes import shapes_of
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module
 from analyzer.passes.graph_scopes import FULL_ITERATION, captured_tree, layer_scope, outside_tree, transformer_layers
-from analyzer.schedule.pipeline import Step
+from analyzer.schedule.pipeline import Pair, Step
 from analyzer.specs import GraphSpec, TrainingJob
 from analyzer.states.record import States
 from analyzer.units import BLOCK, round_up
@@ -106,11 +106,11 @@ def _capture_peak(job: TrainingJob, graphs: GraphSpec, stage: StageModel, captur
     return replace(peak, position=replace(peak.position, capture=True))
 
 
-def _overlapped(job: TrainingJob, trees: Sequence[Module], messages: MessageOrder) -> dict[tuple[int, int], Point]:
+def _overlapped(job: TrainingJob, trees: Sequence[Module], messages: MessageOrder) -> dict[Pair, Point]:
     """The peaks of overlapped microbatches in `trees`, which are parts of the chunks (`PeakContext.overlapped`)."""
     if not any(step.paired for step in messages.order):
         return {}
-    return overlapped_peaks(trees, messages.order, early=job.flags.early_attention_backward)
+    return overlapped_peaks(trees, messages, early=job.flags.early_attention_backward)
 
 
 def _captured_layers(job: TrainingJob, graphs: GraphSpec, stage: StageModel, *, full_iteration: bool) -> list[int]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from analyzer.modules.tree import Module
-from analyzer.schedule.pipeline import Step
+from analyzer.modules.tree import Module, Tensor, total_bytes
+from analyzer.schedule.pipeline import Pair
 from analyzer.specs import TrainingJob
 
 if TYPE_CHECKING:
@@ -20,16 +20,46 @@ if TYPE_CHECKING:
     from analyzer.states.record import States
 
 
-def overlapped_points(job: TrainingJob, trees: Sequence[Module], order: Sequence[Step]) -> dict[tuple[int, int], Point]:
-    """The peaks of overlapped forwards and backwards, by (chunk of the forward, chunk of the backward).
-
-    Empty without `--overlap-moe-expert-parallel-comm`.
-    """
+def overlapped_points(job: TrainingJob, trees: Sequence[Module], messages: MessageOrder) -> dict[Pair, Point]:
+    """The peaks of overlapped forwards and backwards. Empty without `--overlap-moe-expert-parallel-comm`."""
     if not job.flags.overlap_moe_expert_parallel_comm:
         return {}
     from analyzer.memory.overlapped_microbatches import overlapped_peaks
 
-    return overlapped_peaks(trees, order, early=job.flags.early_attention_backward)
+    return overlapped_peaks(trees, messages, early=job.flags.early_attention_backward)
+
+
+def offloaded_points(
+    job: TrainingJob, trees: Sequence[Module], messages: MessageOrder
+) -> tuple[Mapping[int, Point], Mapping[int, int]]:
+    """`PeakContext.offloaded`, for later iterations."""
+    if not job.flags.overlap_moe_expert_parallel_comm or job.activation_offload is None:
+        return {}, {}
+    from analyzer.memory.overlapped_microbatches import offloaded_peaks
+
+    return offloaded_peaks(job, job.activation_offload, trees, messages)
+
+
+def planned_bytes(job: TrainingJob, trees: Sequence[Module]) -> tuple[int, ...]:
+    """`PeakContext.planned`."""
+    if not job.flags.overlap_moe_expert_parallel_comm:
+        return ()
+    from analyzer.memory.overlapped_layers import batch_of
+
+    return tuple(total_bytes(batch_of(tree)) for tree in trees)
+
+
+def left_bytes(job: TrainingJob, trees: Sequence[Module], inputs: Sequence[tuple[Tensor, ...]]) -> tuple[int, ...]:
+    """`PeakContext.left`. `inputs`: the tensors of each chunk that are counted as its last input."""
+    if not job.flags.overlap_moe_expert_parallel_comm:
+        return ()
+    from analyzer.memory.overlapped_layers import units
+
+    found = []
+    for tree, counted in zip(trees, inputs, strict=True):
+        _, layers, _ = units(tree)
+        found.append(sum(total_bytes(layer.left) for layer in layers) - (total_bytes(counted[:1]) if layers[:1] else 0))
+    return tuple(found)
 
 
 def graph_memory_of(

@@ -16,7 +16,7 @@ from analyzer.memory.workspaces import Workspace
 from analyzer.modules.tree import Tensor
 from analyzer.passes.deferred_output_gradients import Deferral, deferring_microbatches, output_layers
 from analyzer.results import PeakEvent
-from analyzer.schedule.pipeline import Step, equivalent_microbatches, steps
+from analyzer.schedule.pipeline import Pair, Step, equivalent_microbatches, next_backwards, steps
 from analyzer.specs import TrainingJob
 from analyzer.specs.release import is_before
 
@@ -55,8 +55,19 @@ class PeakContext:
     pipeline: PipelineTensors = field(default_factory=PipelineTensors)
     idle: Sequence[tuple[Tensor, ...]] = ()
     """For each chunk, the tensors that it references while none of its microbatches is in flight, after its first forward."""
-    overlapped: Mapping[tuple[int, int], Point] = field(default_factory=dict)
-    """The peaks of overlapped steps, by (chunk of the forward, chunk of the backward)."""
+    overlapped: Mapping[Pair, Point] = field(default_factory=dict)
+    """The peaks of overlapped steps."""
+    offloaded: tuple[Mapping[int, Point], Mapping[int, int]] = ({}, {})
+    """With overlapped microbatches and activation offloading: for each index of an overlapped step its peak, and for each other
+    index bytes of offloaded tensors on the GPU."""
+    planned: Sequence[int] = ()
+    """With overlapped microbatches: for each chunk, bytes of the batch, which a schedule plan references until the backward."""
+    left: Sequence[int] = ()
+    """With overlapped microbatches: for each chunk, bytes that its dispatchers reference while none of its microbatches is in
+    flight, in addition to `idle`."""
+    sent: Sequence[int] = ()
+    """With overlapped microbatches: for each chunk, bytes of the gradient that is sent after its backward. It is not the gradient
+    of the received input, and is referenced until the next one is sent."""
     extra_of_first: int = 0
     """Additional bytes saved by the microbatch whose backward runs first."""
     deferral: Deferral | None = None
@@ -81,7 +92,7 @@ def peak_of_iteration(
     skipped, end = _lower_steps(order, chunks) if context.deferral is None else (range(0), len(order))
     for index in range(end):
         if index in skipped:
-            walk.skip_forward()
+            walk.skip_forward(order[index])
         else:
             walk.run(index, order[index])
     return walk.peak(messages, context, warm=warm)
@@ -115,6 +126,7 @@ class _Walk:
         warm: bool,
     ) -> None:
         self._order = messages.order
+        self._messages = messages
         self._chunks = chunks
         self._context = context
         self._warm = warm
@@ -129,8 +141,16 @@ class _Walk:
         self._in_flight = [0] * len(chunks)
         self._leftover = [each.leftover if warm else 0 for each in chunks]
         """For each chunk, bytes that its checkpoints did not free in its last backward."""
+        self._left = list(context.left) if warm and context.left else [0] * len(chunks)
+        """For each chunk, bytes that its dispatchers reference because no microbatch of it is in flight."""
+        self._sent = 0
+        """Bytes of the gradient that is being sent."""
         self._reloaded = 0
         """Bytes copied back from the host for the next backward, whose forward has finished."""
+        self._following = next_backwards(self._order) if any(each.reloaded for each in chunks) else ()
+        """For each step, the first backward after it."""
+        self._forwards_done: set[tuple[int, int]] = set()
+        """Microbatches and chunks whose forward has run."""
         self._has_leftover = any(each.leftover for each in chunks)
         self._deferred_calls = 0
         """Calls of the output layer whose weight gradients are deferred, so far."""
@@ -147,18 +167,21 @@ class _Walk:
         number = step.chunk
         chunk = self._chunks[number]
         saved = chunk.retained
+        planned = self._context.planned[number] if self._context.planned else 0
         if self._context.extra_of_first and step.microbatch == 0 and number == len(self._chunks) - 1:
             saved += self._context.extra_of_first
         forward = step.kind == "forward"
         if forward:
+            if not self._in_flight[number]:
+                self._left[number] = 0
             self._in_flight[number] += 1
         else:
             self._saved -= saved + self._reloaded
             self._reloaded = 0
         pipeline = self._pipeline.begin(index, step)
-        kept = self._kept_graphs(index)
+        kept = self._kept_graphs(index) if self._context.deferral is not None else 0
         self._saved += kept
-        base = self._saved + pipeline
+        base = self._saved + pipeline + sum(self._left) + self._sent + self._context.offloaded[1].get(index, 0)
         if step.paired:
             self._overlapped(index, step, base)
         elif index and self._order[index - 1].paired:
@@ -176,9 +199,15 @@ class _Walk:
             self._update_peak(index, point, base)
         self._saved -= kept
         if forward:
-            self._saved += saved
+            self._saved += saved + planned
+            self._forwards_done.add((step.microbatch, step.chunk))
         else:
+            self._saved -= planned
             self._in_flight[number] -= 1
+            if self._context.left:
+                self._left[number] = 0 if self._in_flight[number] else self._context.left[number]
+                # the dispatchers of an idle chunk reference it too
+                self._sent = self._context.sent[number] if self._in_flight[number] else 0
             self._leftover[number] = chunk.leftover
             self._pipeline.end(step)
             if chunk.reloaded:
@@ -186,18 +215,16 @@ class _Walk:
 
     def _reload(self, index: int) -> None:
         """Counts what the backward at `index` copied back for the next one."""
-        following = next((step for step in self._order[index + 1 :] if step.kind == "backward"), None)
+        following = self._following[index]
         if following is None:
             return
-        done = any(
-            step.kind == "forward" and (step.microbatch, step.chunk) == (following.microbatch, following.chunk)
-            for step in self._order[:index]
-        )
+        done = (following.microbatch, following.chunk) in self._forwards_done
         self._reloaded = self._chunks[following.chunk].reloaded if done else 0
         self._saved += self._reloaded
 
-    def skip_forward(self) -> None:
+    def skip_forward(self, step: Step) -> None:
         """A forward of the only chunk that cannot be the peak."""
+        self._forwards_done.add((step.microbatch, step.chunk))
         self._in_flight[0] += 1
         self._saved += self._chunks[0].retained
 
@@ -259,12 +286,13 @@ class _Walk:
     def _overlapped(self, index: int, step: Step, base: int) -> None:
         """A forward that overlaps with the backward after it. The overlapped peak includes the saved bytes of that backward."""
         other = self._order[index + 1].chunk
-        saved = self._chunks[other].retained
+        saved = self._chunks[other].retained + (self._context.planned[other] if self._context.planned else 0)
+        in_flight = [count - (chunk == step.chunk) for chunk, count in enumerate(self._in_flight)]
         self._first_passes -= {(step.kind, step.chunk), ("backward", other)}
         self._workspaces += sum(each.bytes for each in self._not_allocated)
         self._not_allocated = []
         self._leftover[step.chunk] = 0
-        point = self._context.overlapped[step.chunk, other]
+        point = self._context.offloaded[0].get(index) or self._context.overlapped[self._messages.pair(index, in_flight)]
         self._saved -= saved
         self._update_peak(index, point, base - saved)
         self._saved += saved

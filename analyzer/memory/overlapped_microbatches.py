@@ -8,111 +8,64 @@ Source: core/models/common/model_chunk_schedule_plan.py `TransformerModelChunkSc
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import NamedTuple
 
-from analyzer.memory.block_memory import Instant, block_memory, branch_of, explained
 from analyzer.memory.chunk_memory import Point
-from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.tree import STREAM, Module, Tensor, total_bytes
-from analyzer.program.chunks import chunk_program
-from analyzer.schedule.pipeline import Step
-
-_LAYER_KINDS = (ModuleKind.LAYER, ModuleKind.CHECKPOINT, ModuleKind.MTP)
-"""Kinds of blocks that are overlapped with a block of the other microbatch."""
-
-
-class _Placed(NamedTuple):
-    """An instant of a unit."""
-
-    block: Module
-    parent: str
-    instant: Instant
-    saved: int
-    """Bytes saved by the microbatch at that instant."""
-    frame: tuple[Tensor, ...]
-    """Tensors of earlier blocks that local variables reference in forward."""
-
-    @property
-    def feed_forward(self) -> bool:
-        """Whether it is in the FFN or MoE branch of a layer."""
-        path, _ = explained(self.block, self.instant)
-        return branch_of(path, self.block) is ModuleKind.FEED_FORWARD
+from analyzer.memory.overlapped_layers import Node, Placed, Unit, units
+from analyzer.memory.overlapped_offload import OffloadedGroups, StepGroups, group_members
+from analyzer.memory.pipeline_tensors import MessageOrder
+from analyzer.modules.tree import Module, Tensor, total_bytes
+from analyzer.schedule.pipeline import Pair
+from analyzer.specs import ActivationOffloadSpec, TrainingJob
 
 
-@dataclass(frozen=True)
-class _Unit:
-    """A layer, or all blocks before the layers, or all blocks after them."""
+class _Chunk(NamedTuple):
+    """The units of a chunk: all blocks before the layers, the layers, and all blocks after them."""
 
-    modules: tuple[tuple[Module, str], ...]
-    """Blocks, each with the path of its parent."""
-    before: int
-    """Bytes that earlier units save."""
-
-    @property
-    def retained(self) -> int:
-        return sum(module.retained_bytes for module, _ in self.modules)
-
-    @property
-    def after(self) -> int:
-        """Bytes that this unit and earlier units save."""
-        return self.before + self.retained
-
-    @property
-    def frame(self) -> tuple[Tensor, ...]:
-        """The tensors that it leaves in local variables; the state of a chunk references them until its backward ends."""
-        return tuple(tensor for module, _ in self.modules for tensor in block_memory(module).frame)
-
-    @property
-    def stream(self) -> tuple[Tensor, ...]:
-        """The input of a layer."""
-        return tuple(
-            replace(tensor, lingers=False) for tensor in _saved(self.modules) if tensor.made_in == STREAM and tensor.bytes
-        )[:1]
-
-    @property
-    def sent(self) -> tuple[Tensor, ...]:
-        """The tokens that a layer sends to the experts."""
-        experts = (child for module, _ in self.modules for _, child in module.walk() if child.kind is ModuleKind.EXPERTS)
-        return tuple(tensor for child in experts for each in child.children[:1] for tensor in each.saved if tensor.name == "input")
-
-    def forward(self, frame: list[Tensor]) -> list[_Placed]:
-        """Instants of its forward. Appends to `frame` what local variables reference until the chunk's forward returns."""
-        placed: list[_Placed] = []
-        here = self.before
-        for module, parent in self.modules:
-            memory = block_memory(module)
-            placed += [_Placed(module, parent, instant, here + instant.saved, tuple(frame)) for instant in memory.forward]
-            frame += memory.frame
-            here += memory.retained
-        return placed
-
-    def backward(self) -> list[_Placed]:
-        """Instants of its backward."""
-        placed: list[_Placed] = []
-        here = self.before
-        for module, parent in self.modules:
-            memory = block_memory(module)
-            placed += [_Placed(module, parent, instant, here + instant.saved, ()) for instant in memory.backward]
-            here += memory.retained
-        return placed
+    first: Unit
+    layers: tuple[Unit, ...]
+    last: Unit
 
 
-def _saved(modules: Sequence[tuple[Module, str]]) -> Iterator[Tensor]:
-    for module, _ in modules:
-        for _, child in module.walk():
-            yield from child.saved
+def overlapped_peaks(trees: Sequence[Module], messages: MessageOrder, *, early: bool) -> dict[Pair, Point]:
+    """The peaks of the overlapped steps of an iteration. `trees`: one for each chunk. `early` as in `overlapped_peak`."""
+    found: dict[Pair, Point] = {}
+    in_flight: Counter[int] = Counter()
+    for index, step in enumerate(messages.order):
+        if step.paired:
+            pair = messages.pair(index, in_flight)
+            if pair not in found:
+                chunks = _Chunk(*units(trees[pair.forward])), _Chunk(*units(trees[pair.backward]))
+                found[pair] = _peak(_OverlappedStep(*chunks, pair, early=early))
+        in_flight[step.chunk] += 1 if step.kind == "forward" else -1
+    return found
 
 
-def overlapped_peaks(trees: Sequence[Module], order: Sequence[Step], *, early: bool) -> dict[tuple[int, int], Point]:
-    """The peaks of the overlapped steps of `order`, by (chunk of the forward, chunk of the backward).
+def offloaded_peaks(
+    job: TrainingJob, offload: ActivationOffloadSpec, trees: Sequence[Module], messages: MessageOrder
+) -> tuple[dict[int, Point], dict[int, int]]:
+    """The peak of each overlapped step of a later iteration, and bytes that are on the GPU before each other step, by index.
 
-    `trees`: one for each chunk.
+    The latter are offloaded tensors on the GPU for a later backward. The peaks include them.
     """
-    pairs = {(step.chunk, after.chunk) for step, after in pairwise(order) if step.paired}
-    return {(one, other): overlapped_peak(trees[one], trees[other], early=early) for one, other in sorted(pairs)}
+    chunks = [_Chunk(*units(tree)) for tree in trees]
+    groups = OffloadedGroups([group_members(offload, tree) for tree in trees], messages.order)
+    peaks: dict[int, Point] = {}
+    before: dict[int, int] = {}
+    in_flight: Counter[int] = Counter()
+    for index, step in enumerate(messages.order):
+        if step.paired:
+            pair, other = messages.pair(index, in_flight), messages.order[index + 1]
+            both = StepGroups(groups, (step.microbatch, step.chunk), (other.microbatch, other.chunk))
+            early = job.flags.early_attention_backward
+            peaks[index] = _peak(_OverlappedStep(chunks[pair.forward], chunks[pair.backward], pair, early=early, groups=both))
+        elif step.kind == "forward" or not messages.order[index - 1].paired:
+            before[index] = groups.bytes
+            groups.run(step)
+        in_flight[step.chunk] += 1 if step.kind == "forward" else -1
+    return peaks, before
 
 
 def overlapped_peak(forward: Module, backward: Module, *, early: bool = False) -> Point:
@@ -121,90 +74,161 @@ def overlapped_peak(forward: Module, backward: Module, *, early: bool = False) -
     `forward` and `backward` are the trees of their chunks. The bytes of the result include both microbatches. `early`: the
     backward of attention runs before the experts of the other microbatch, not after them.
     """
-    instants = _instants(_units(forward), _units(backward), early=early, same=forward is backward)
-    return max(instants, key=lambda point: point.bytes)
+    pair = Pair(0, 0 if forward is backward else 1, newest=True, ahead=0)
+    return _peak(_OverlappedStep(_Chunk(*units(forward)), _Chunk(*units(backward)), pair, early=early))
 
 
-def _units(tree: Module) -> tuple[_Unit, list[_Unit], _Unit]:
-    """All blocks before the layers, the layers, and all blocks after them."""
-    blocks = [(block.module, block.parent) for block in chunk_program(tree).blocks for _ in range(block.times)]
-    places = [index for index, (module, _) in enumerate(blocks) if module.kind in _LAYER_KINDS]
-    start = places[0] if places else next((index for index, each in enumerate(blocks) if _after_layers(each[0])), len(blocks))
-    first = _Unit(tuple(blocks[:start]), 0)
-    kept = first.retained
-    layers = []
-    for index in places:
-        layers.append(_Unit((blocks[index],), kept))
-        kept = layers[-1].after
-    rest = tuple(each for index, each in enumerate(blocks) if index >= start and index not in places)
-    return first, layers, _Unit(rest, kept)
+def _peak(step: _OverlappedStep) -> Point:
+    return max(step.instants(), key=lambda point: point.bytes)
 
 
-def _after_layers(module: Module) -> bool:
-    return module.kind in (ModuleKind.FINAL_NORM, ModuleKind.DECODER, ModuleKind.OUTPUT_LAYER)
+class _OverlappedStep:
+    """One overlapped step. All sizes are in bytes."""
 
+    def __init__(self, forward: _Chunk, backward: _Chunk, pair: Pair, *, early: bool, groups: StepGroups | None = None) -> None:
+        self._forward = forward
+        self._backward = backward
+        self._early = early
+        self._same = pair.forward == pair.backward
+        self._newest = pair.newest
+        self._ahead = pair.ahead
+        self._groups = groups
+        self._forward_saved = 0
+        """Bytes that the microbatch of the forward has saved so far."""
+        self._backward_saved = backward.last.after
+        """Bytes that the other microbatch has not freed yet."""
+        self._output: tuple[Tensor, ...] = ()
+        """The output of a layer of the forward, until the next layer saves it."""
+        self._frame: list[Tensor] = []
+        """Tensors that local variables of the forward reference."""
+        self._left: dict[int, tuple[Tensor, ...]] = {}
+        """For each layer whose backward is over, what its dispatcher references until the forward of this layer."""
+        self._batch = backward.first.frame
+        self._gradient: tuple[Tensor, ...] = ()
+        """The gradient that the loop over layers references. A received gradient belongs to the pipeline schedule."""
+        self._kept: tuple[Tensor, ...] = ()
+        """What the schedule and the embedding reference of layers whose backward has begun: the schedule references the output of a
+        chunk, whose autograd graph references what the last node of the last layer has read, and the gradients of that."""
 
-def _instants(
-    forward: tuple[_Unit, list[_Unit], _Unit], backward: tuple[_Unit, list[_Unit], _Unit], *, early: bool, same: bool
-) -> Iterator[Point]:
-    """`same`: both microbatches are in the same chunk."""
-    f_first, f_layers, f_last = forward
-    b_first, b_layers, b_last = backward
-    frame: list[Tensor] = []
-    batch = b_first.frame
-    yield from _one_microbatch(f_first.forward(frame), other_saved=b_last.after, held=batch)
-    yield from _one_microbatch(b_last.backward(), other_saved=f_first.retained, held=(*batch, *frame))
-    pairs = min(len(f_layers), len(b_layers))
-    done: tuple[Tensor, ...] = ()
-    for index, (one, other) in enumerate(zip(f_layers[:pairs], reversed(b_layers[len(b_layers) - pairs :]), strict=True)):
-        left = done if not same else done[: 2 * max(0, min(index, len(b_layers) - 1 - index))]
-        yield from _paired_layers(one, other, frame, early=early, held=(*batch, *left, *other.stream))
-        done = (*done, *other.stream, *other.stream)
-    kept = f_layers[pairs].before if pairs < len(f_layers) else f_last.before
-    ends = (*batch, *(() if same else done), *b_layers[0].stream, *b_layers[0].stream) if b_layers else batch
-    for other in reversed(b_layers[: len(b_layers) - pairs]):
-        yield from _one_microbatch(other.backward(), other_saved=kept, held=(*ends, *frame))
-    for one in f_layers[pairs:]:
-        yield from _one_microbatch(one.forward(frame), other_saved=b_first.retained, held=ends)
-    before_loss = tuple(frame)
-    yield from _one_microbatch(f_last.forward(frame), other_saved=b_first.retained, held=ends)
-    yield from _one_microbatch(b_first.backward(), other_saved=f_last.after, held=(*ends, *before_loss))
+    def instants(self) -> Iterator[Point]:
+        """All instants in order."""
+        f_layers, b_layers = self._forward.layers, self._backward.layers
+        yield from self._run_forward(self._forward.first.forward(self._frame))
+        yield from self._run_backward(self._backward.last.backward(), self._backward.last.before)
+        for index in range(max(len(f_layers), len(b_layers))):
+            both = index < min(len(f_layers), len(b_layers))
+            one = f_layers[index] if both else None
+            other = b_layers[len(b_layers) - 1 - index] if index < len(b_layers) else None
+            if other is not None:
+                yield from self._layers(index if both else None, one, other)
+        for index in range(len(b_layers), len(f_layers)):
+            yield from self._layers(index, f_layers[index], None)
+        self._kept += ((*b_layers, *f_layers)[0].input_gradient if f_layers or b_layers else ()) * self._ahead
+        frame = tuple(self._frame)
+        yield from self._run_forward(self._forward.last.forward(self._frame))
+        self._gradient = ()
+        yield from self._run_backward(self._backward.first.backward(), 0, frame=frame)
 
+    def _layers(self, index: int | None, one: Unit | None, other: Unit | None) -> Iterator[Point]:
+        """The forward of one layer and the backward of another one (`TransformerLayerSchedulePlan.run`).
 
-def _paired_layers(
-    forward: _Unit, backward: _Unit, frame: list[Tensor], *, early: bool, held: tuple[Tensor, ...]
-) -> Iterator[Point]:
-    """The forward of one layer and the backward of another: attention forward, FFN backward, FFN forward, attention backward.
+        A node of a layer frees the rows that it has read. Gradients that it has read are referenced until the next node has run.
+        """
+        if other is not None and not self._gradient and self._backward.last.modules:
+            self._gradient = other.gradient
+        forward = {} if one is None else one.forward_nodes(self._frame)
+        backward = {} if other is None else other.backward_nodes()
+        residual, exchanged, sent = ((), (), ()) if other is None else (other.residual_gradient, other.received, other.sent)
+        shared = residual[1:]
+        if self._groups is not None and other is not None:
+            self._groups.combine_backward(other.number)
+        yield from self._run_backward(backward.get(Node.COMBINE, ()), None, shared)
+        yield from self._run_forward(forward.get(Node.ATTENTION, ()), (*residual, *exchanged))
+        if index is not None and self._same:
+            self._left.pop(index, None)
+        permuted = () if one is None else (*one.sent, *one.not_copied)
+        yield from self._run_backward(backward.get(Node.EXPERTS, ()), None, (*exchanged, *permuted, *shared))
+        if other is not None and self._is_output(other):
+            self._kept += exchanged
+        self._free_before((Node.DISPATCH, Node.ATTENTION), backward)
+        yield from self._run_forward(forward.get(Node.DISPATCH, ()), (*residual, *exchanged))
+        received = () if one is None else (*one.received, *one.not_copied)
+        yield from self._run_backward(backward.get(Node.DISPATCH, ()), None, (*received, *shared))
+        self._free_before((Node.ATTENTION,), backward)
+        if self._early and other is not None:
+            yield from self._attention_backward(other, backward, received)
+            self._backward_saved = other.before
+            residual = sent = ()
+        for node in (Node.EXPERTS, Node.COMBINE):
+            ends_layer = node is Node.COMBINE
+            yield from self._run_forward(forward.get(node, ()), (*residual, *sent), ends_layer=ends_layer)
+        if one is not None:
+            self._forward_saved = one.after
+            self._output = one.input_gradient  # of the same size
+        if not self._early and other is not None:
+            yield from self._attention_backward(other, backward, ())
+        if other is not None:
+            self._end_backward(other)
 
-    With `early` the last two are in the opposite order. Each microbatch computes during the expert communication of the other one
-    (`TransformerLayerSchedulePlan.run`). The tokens that the forward sends next, and the gradient that the backward of the
-    experts got, are local variables during that backward.
-    """
-    f_attention, f_experts = _halves(forward.forward(frame))
-    b_attention, b_experts = _halves(backward.backward())
-    between = f_experts[0].saved if f_experts else forward.after
-    yield from _one_microbatch(f_attention, other_saved=backward.after, held=held)
-    local = (*frame, *forward.sent, *backward.sent)
-    yield from _one_microbatch(b_experts, other_saved=between, held=(*held, *local))
-    if early:
-        yield from _one_microbatch(b_attention, other_saved=between, held=(*held, *frame, *forward.sent))
-        yield from _one_microbatch(f_experts, other_saved=backward.before, held=held)
-        return
-    yield from _one_microbatch(f_experts, other_saved=b_attention[0].saved if b_attention else backward.before, held=held)
-    yield from _one_microbatch(b_attention, other_saved=forward.after, held=(*held, *frame))
+    def _free_before(self, nodes: Sequence[Node], backward: dict[Node, list[Placed]]) -> None:
+        """The backward of a node has ended: its last module has freed what it saved."""
+        following = [each for node in nodes for each in backward.get(node, ())]
+        if following:
+            self._backward_saved = following[0].saved
 
+    def _attention_backward(self, other: Unit, nodes: dict[Node, list[Placed]], held: tuple[Tensor, ...]) -> Iterator[Point]:
+        """The gradients of both outputs of the attention node, and the residual, stay until the node ends."""
+        placed = nodes.get(Node.ATTENTION, ())
+        for each in placed if self._groups is None else self._groups.backward(placed):
+            kept = (*other.residual_gradient, *other.residual) if each.before_norm else other.residual_gradient[1:]
+            self._backward_saved = each.saved
+            yield self._point(each, (*self._frame, *other.sent, *kept, *held, *self._gradient))
 
-def _halves(placed: Sequence[_Placed]) -> tuple[list[_Placed], list[_Placed]]:
-    """Instants of a layer's attention, and instants of its FFN or MoE branch."""
-    return [each for each in placed if not each.feed_forward], [each for each in placed if each.feed_forward]
+    def _end_backward(self, other: Unit) -> None:
+        number = other.number
+        self._backward_saved = other.before
+        if self._is_output(other):
+            self._kept += (*other.read_gradients, *other.residual, *other.shared_output)
+        self._gradient = other.input_gradient
+        if number == 0 and self._backward.first.modules:
+            self._kept += other.input_gradient
+        if self._newest and (not self._same or number not in self._passed()):
+            self._left[number] = other.left
 
+    def _is_output(self, layer: Unit) -> bool:
+        """Whether the output of a layer is that of its chunk, which is sent to the next stage."""
+        return layer.number == len(self._backward.layers) - 1 and not self._backward.last.modules
 
-def _one_microbatch(placed: Sequence[_Placed], *, other_saved: int, held: tuple[Tensor, ...]) -> Iterator[Point]:
-    """Instants of one microbatch. The other one has saved `other_saved` bytes; the schedule or modules reference `held`."""
-    for each in placed:
-        saved = other_saved + each.saved
-        outside = (*each.frame, *held)
-        yield Point(
+    def _passed(self) -> range:
+        """Layers through which the microbatch of the forward has run."""
+        done = sum(layer.after <= self._forward_saved for layer in self._forward.layers)
+        return range(done)
+
+    def _run_forward(self, placed: Sequence[Placed], held: tuple[Tensor, ...] = (), *, ends_layer: bool = False) -> Iterator[Point]:
+        self._output = () if placed else self._output
+        for each in placed if self._groups is None else self._groups.forward(placed, ends_layer=ends_layer):
+            self._forward_saved = each.saved
+            yield self._point(each, (*each.frame, *held, *self._gradient))
+
+    def _run_backward(
+        self,
+        placed: Sequence[Placed],
+        after: int | None = None,
+        held: tuple[Tensor, ...] = (),
+        frame: tuple[Tensor, ...] | None = None,
+    ) -> Iterator[Point]:
+        for each in placed if self._groups is None else self._groups.backward(placed):
+            self._backward_saved = each.saved
+            yield self._point(each, (*(self._frame if frame is None else frame), *held, *self._gradient))
+        if after is not None:
+            self._backward_saved = after
+
+    def _point(self, each: Placed, held: tuple[Tensor, ...]) -> Point:
+        left = tuple(tensor for tensors in self._left.values() for tensor in tensors)
+        outside = (*held, *left, *self._kept, *self._batch, *self._output)
+        on_gpu = 0 if self._groups is None else self._groups.bytes
+        saved = self._forward_saved + self._backward_saved + on_gpu
+        return Point(
             block=each.block,
             parent=each.parent,
             instant=each.instant,

@@ -7,7 +7,7 @@ transformer_block.py set_input_tensor: a chunk references the input that it rece
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final, NamedTuple
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from analyzer.layout.stages import Chunk, mtp_stage
 from analyzer.modules.shapes import shapes_of
 from analyzer.modules.tree import Tensor, total_bytes
-from analyzer.schedule.pipeline import Step
+from analyzer.schedule.pipeline import Pair, Step
 from analyzer.specs import TrainingJob
 
 SENT: Final = "gradient sent to the previous stage"
@@ -140,8 +140,17 @@ class MessageOrder:
         """Microbatch and chunk of the last forward before the first backward; None if no forward runs after that backward."""
         self.receives_input = self.warmed_up is not None and not chunks[self.warmed_up[1]].pre_process
         """Whether that forward received its input from another stage."""
+        self._first = [chunk.pre_process for chunk in chunks]
+        self._last = [chunk.post_process for chunk in chunks]
         self.situations = tuple(self._situations(chunks))
         """For each step."""
+
+    def pair(self, index: int, in_flight: Mapping[int, int] | Sequence[int]) -> Pair:
+        """The overlapped step at this index. `in_flight`: for each chunk, the microbatches in flight before this step."""
+        step, backward = self.order[index : index + 2]
+        later = self.order[index + 2 : index + 4]
+        received = [self._last[each.chunk] if each.kind == "backward" else self._first[each.chunk] for each in later]
+        return Pair(step.chunk, backward.chunk, newest=in_flight[backward.chunk] == 1, ahead=received.count(False))
 
     def _situations(self, chunks: Sequence[Chunk]) -> Iterator[Situation]:
         """If all forwards run before the first backward, no message is received during a step."""

@@ -19,7 +19,7 @@ from analyzer.memory.allocator.script import Script, script
 from analyzer.memory.allocator.settings import AllocatorSettings
 from analyzer.memory.collector import collector_paused
 from analyzer.memory.device_overhead import SEGMENT, device_range, outside_allocator_bytes, reserved_bytes
-from analyzer.memory.features import graph_memory_of, overlapped_points
+from analyzer.memory.features import graph_memory_of, left_bytes, offloaded_points, overlapped_points, planned_bytes
 from analyzer.memory.iteration import PeakContext, peak_of_iteration
 from analyzer.memory.peak import Peak, PeakPosition, Remainder
 from analyzer.memory.pipeline_tensors import kept_inputs, pipeline_tensors
@@ -196,14 +196,18 @@ def _iterations(job: TrainingJob, stage: StageAnalysis) -> _Iterations:
     context = PeakContext(
         pipeline=pipeline_tensors(job, pipeline_rank=model.pipeline_rank),
         idle=inputs if job.parallel.virtual_pipeline is not None else ((),) * len(inputs),
-        overlapped=overlapped_points(job, model.trees, stage.iterations[1].order),
+        overlapped=overlapped_points(job, model.trees, stage.iterations[1]),
+        planned=planned_bytes(job, model.trees),
+        left=left_bytes(job, model.trees, inputs),
+        sent=tuple(total_bytes(each[1:]) if job.parallel.overlap_p2p else 0 for each in inputs),
     )
     last = model.chunks[-1].post_process
     of_first = deferral_of(job, microbatches=job.batch.first_microbatches) if last else None
     of_later = deferral_of(job, microbatches=job.batch.microbatches) if last else None
     context = replace(context, deferral=of_first)
     first = peak_of_iteration(stage.iterations[0], stage.first_chunks, workspaces=stage.workspaces, context=context)
-    context = replace(context, deferral=of_later, extra_of_first=last_layer_bytes_on_gpu(job, model.trees[-1]))
+    offloaded = offloaded_points(job, model.trees, stage.iterations[1])
+    context = replace(context, deferral=of_later, offloaded=offloaded, extra_of_first=last_layer_bytes_on_gpu(job, model.trees[-1]))
     later = peak_of_iteration(stage.iterations[1], stage.chunks, workspaces=stage.workspaces, context=context, warm=True)
     return _Iterations(
         first=first,

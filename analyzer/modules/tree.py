@@ -162,6 +162,12 @@ class Module:
         return tuple(replace(tensor, shares="") for tensor in self.offloaded)
 
     @cached_property
+    def copied_on_demand(self) -> tuple[Tensor, ...]:
+        """Of `copied_back`, the tensors on the GPU at the same time if its own backward copies each one when it reads it."""
+        names = {tensor.name for tensor in self.offloaded}
+        return tuple(back for back, tensor in zip(self.copied_back, self.offloaded, strict=True) if tensor.shares not in names)
+
+    @cached_property
     def retained_before_backward(self) -> int:
         """Bytes for the backward of this module and its children that are on the GPU when it begins."""
         early = total_bytes(self.copied_back) if self.reloaded_early else 0

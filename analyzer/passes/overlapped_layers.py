@@ -1,9 +1,11 @@
-"""Layers of overlapped microbatches (`--overlap-moe-expert-parallel-comm`): what stays allocated after their backward.
+"""Layers of overlapped microbatches (`--overlap-moe-expert-parallel-comm`): what stays allocated, and what is freed earlier.
 
 A layer starts with a detached copy of its input. The dispatcher references the probabilities of the router until its next forward,
-and their autograd graph references this copy, which has the gradient of the input.
+and their autograd graph references this copy, which has the gradient of the input. A layer runs as nodes: the rows that a node has
+read are freed, and the output of the shared experts stays until their backward.
 
-Source: core/pipeline_parallel/utils.py `ScheduleNode`, core/transformer/moe/token_dispatcher.py `dispatch_preprocess` (0.16.1).
+Source: core/models/gpt/fine_grained_callables.py, core/pipeline_parallel/utils.py `ScheduleNode`,
+core/transformer/moe/token_dispatcher.py `dispatch_preprocess` (0.16.1).
 """
 
 from __future__ import annotations
@@ -11,7 +13,45 @@ from __future__ import annotations
 from dataclasses import replace
 
 from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.moe.routing import SENT_ROWS, SHARED_OUTPUT
 from analyzer.modules.tree import STREAM, Module, Tensor
+
+
+def with_nodes(layer: Module) -> Module:
+    """The layer as overlapped microbatches run it."""
+    return _with_rows_freed(with_referenced_input(layer))
+
+
+def with_referenced_states(depth: Module) -> Module:
+    """An MTP layer whose transformer layer has been through `with_nodes`: its attention node starts with the states before it."""
+    read = [tensor for child in depth.children for tensor in child.saved if tensor.made_in.endswith("final_layernorm")]
+    if not read or not any(tensor.lingers for _, child in depth.walk() for tensor in child.saved if tensor.made_in == STREAM):
+        return depth
+    children = tuple(
+        _with_lingering(child, read[0]) if child.kind is not ModuleKind.LAYER else _without_lingering_input(child)
+        for child in depth.children
+    )
+    return replace(depth, children=children)
+
+
+def _without_lingering_input(module: Module) -> Module:
+    saved = tuple(replace(each, lingers=False) if each.made_in == STREAM else each for each in module.saved)
+    return replace(module, saved=saved, children=tuple(_without_lingering_input(child) for child in module.children))
+
+
+def _with_rows_freed(module: Module) -> Module:
+    """The modules of a MoE layer without the rows that were sent, after the dispatch."""
+    children = tuple(_with_rows_freed(child) for child in module.children)
+    if module.kind in (ModuleKind.EXPERTS, ModuleKind.COMBINE):
+        kept = tuple(tensor for tensor in module.forward_workspace if tensor.name not in (SENT_ROWS, SHARED_OUTPUT))
+        return replace(module, forward_workspace=kept, children=children)
+    if module.kind is ModuleKind.DISPATCH:
+        kept = tuple(tensor for tensor in module.forward_workspace if tensor.name != SHARED_OUTPUT)
+        return replace(module, forward_workspace=kept, children=children)
+    if module.kind is ModuleKind.SHARED_EXPERTS and module.saved:
+        output = replace(module.saved[0], name=SHARED_OUTPUT, shares="", made_in="")
+        return replace(module, saved=(*module.saved, output), children=children)
+    return replace(module, children=children) if children != module.children else module
 
 
 def with_referenced_input(layer: Module) -> Module:

@@ -99,13 +99,16 @@ def _placements(job: TrainingJob, chunk: Chunk, *, first_iteration: bool = False
     if offload is None:
         everywhere: Placement = "gpu"
         return (everywhere,) * (len(chunk.layers) + chunk.mtp_layers)
+    if job.flags.overlap_moe_expert_parallel_comm:  # the node of a layer references its input
+        referenced: Placement = "groups after stage"
+        return (referenced,) * (len(chunk.layers) + chunk.mtp_layers)
     decoder: list[Placement] = ["host" if layer <= offload.layers else "groups" for layer in chunk.layers]
     predicting: list[Placement] = ["groups"] * chunk.mtp_layers
     if decoder and decoder[0] == "host":
         decoder[0] = "host after embedding"  # without pipeline parallelism
     elif decoder:
         decoder[0] = "groups after embedding" if chunk.pre_process else "groups after stage"
-    stays = offload.last_stays and not first_iteration
+    stays = not first_iteration
     if stays and chunk.mtp_layers:
         predicting[-1] = "gpu"
     elif stays and chunk.post_process and decoder and not decoder[-1].startswith("host"):
@@ -123,9 +126,9 @@ def _layer_pass(job: TrainingJob) -> Callable[[Module, Placement], Module]:
 
             layer = with_delayed_weight_gradients(layer)
         if job.flags.overlap_moe_expert_parallel_comm:
-            from analyzer.passes.overlapped_layers import with_referenced_input
+            from analyzer.passes.overlapped_layers import with_nodes
 
-            layer = with_referenced_input(layer)
+            layer = with_nodes(layer)
         if offload is None or placement == "gpu":
             return layer
         from analyzer.passes.activation_offload import with_everything_offloaded, with_offloaded_groups
@@ -151,7 +154,12 @@ def _with_layers(tree: Module, change: Callable[[Module, Placement], Module], pl
             return done[key]
         if not module.children:
             return module
-        return replace(module, children=tuple(visit(child) for child in module.children))
+        changed = replace(module, children=tuple(visit(child) for child in module.children))
+        if module.kind is not ModuleKind.MTP_DEPTH:
+            return changed
+        from analyzer.passes.overlapped_layers import with_referenced_states
+
+        return with_referenced_states(changed)
 
     return visit(tree)
 
@@ -168,10 +176,11 @@ def fsdp_trees_of(job: TrainingJob, tree: Module) -> tuple[Module, Module | None
 def offload_trees_of(job: TrainingJob, tree: Module, chunk: Chunk) -> tuple[Module, Module]:
     """With activation offloading, the trees of a chunk in the first iteration and in later ones.
 
-    In the first iteration all layers are offloaded, and nothing is copied back early.
+    In the first iteration all layers are offloaded, and nothing is copied back early. With overlapped microbatches
+    `memory.overlapped_offload` follows later iterations.
     """
     offload = job.activation_offload
-    if offload is None:
+    if offload is None or job.flags.overlap_moe_expert_parallel_comm:
         return tree, tree
     from analyzer.passes.activation_reload import with_early_reloads, with_reloaded_layers
 
@@ -191,7 +200,7 @@ def offload_trees_of(job: TrainingJob, tree: Module, chunk: Chunk) -> tuple[Modu
 
 def last_layer_bytes_on_gpu(job: TrainingJob, tree: Module) -> int:
     """With activation offloading, bytes of the last layer that are not offloaded for the microbatch whose backward runs first."""
-    if job.activation_offload is None:
+    if job.activation_offload is None or job.flags.overlap_moe_expert_parallel_comm:
         return 0
     from analyzer.passes.activation_offload import offloaded_bytes_of_last_layer
 

@@ -108,9 +108,10 @@ def _backward(module: Module) -> tuple[Operation, ...]:
 def _compute(found: list[Operation], module: Module, phase: Phase) -> None:
     if phase == "backward":
         if not module.reloaded_early:
-            _memory(found, _ALLOCATE, phase, module, Role.TRANSFER, module.copied_back)
+            _memory(found, _ALLOCATE, phase, module, Role.TRANSFER, module.copied_on_demand)
         found.append(Operation(_COMPUTE, phase, module))
-        _memory(found, _FREE, phase, module, Role.SAVED if module.reloaded_early else Role.TRANSFER, module.copied_back)
+        copied = module.copied_back if module.reloaded_early else module.copied_on_demand
+        _memory(found, _FREE, phase, module, Role.SAVED if module.reloaded_early else Role.TRANSFER, copied)
         return
     _memory(found, _ALLOCATE, phase, module, Role.TRANSFER, _only_offloaded(module))
     found.append(Operation(_COMPUTE, phase, module))

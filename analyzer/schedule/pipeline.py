@@ -7,9 +7,10 @@ microbatches is assumed to follow `analyzer.specs.rules.features.schedule_violat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,17 @@ class Step:
     chunk: int
     paired: bool = False
     """A forward that overlaps with the backward after it."""
+
+
+class Pair(NamedTuple):
+    """The chunks of an overlapped step."""
+
+    forward: int
+    backward: int
+    newest: bool
+    """No later microbatch than that of the backward has run in its chunk before this step."""
+    ahead: int
+    """Number of messages that are received at its end, for the steps after it."""
 
 
 def steps(
@@ -79,6 +91,17 @@ def equivalent_microbatches(
         return min(microbatches, pipeline - pipeline_rank + 2)
     group = pipeline if legacy or group_size is None else group_size
     return min(microbatches, 3 * group + microbatches % group)
+
+
+def next_backwards(order: Sequence[Step]) -> tuple[Step | None, ...]:
+    """For each step, the first backward after it; None if there is none."""
+    found: list[Step | None] = []
+    following: Step | None = None
+    for step in reversed(order):
+        found.append(following)
+        if step.kind == "backward":
+            following = step
+    return tuple(reversed(found))
 
 
 def _warmup(*, pipeline: int, pipeline_rank: int, chunks: int, group_size: int) -> int:

@@ -41,8 +41,6 @@ class ActivationOffloadSpec:
     """With `--fine-grained-activation-offloading`: attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm, expert_fc1, moe_act."""
     min_elements: int = 1024 * 1024
     """Smaller tensors are not offloaded (`--min-offloaded-tensor-size`)."""
-    last_stays: bool = True
-    """The last layer before the loss is not offloaded, because its backward follows. False with overlapped microbatches."""
 
 
 @dataclass(frozen=True, kw_only=True)

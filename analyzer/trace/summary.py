@@ -160,7 +160,9 @@ def _free(state: _State, pointer: int) -> None:
         return
     state.current -= block.bytes
     first = block.microbatch == 0 and block.iteration == state.iteration
-    phase = state.stack[-1].phase if state.stack else state.phase
+    # outside all modules, a tensor of a module is freed by what ran last
+    inside = bool(state.stack) and (bool(state.stack[-1].name) or not block.module)
+    phase = state.stack[-1].phase if inside else state.phase
     if first and not block.role and block.phase == "forward" and phase in ("backward", "recompute"):
         state.saved.setdefault(block.module, []).append(block.bytes)
 

@@ -60,7 +60,6 @@ def _fine_grained(arguments: Arguments, *, model: ModelSpec) -> ActivationOffloa
     return ActivationOffloadSpec(
         modules=tuple(module for module in MODULES if module in asked),
         min_elements=1024 * 1024 if least is None else least,
-        last_stays=not switched_on(arguments, "overlap_moe_expert_parallel_comm"),
     )
 
 

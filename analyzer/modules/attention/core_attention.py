@@ -176,6 +176,11 @@ def scores(shapes: Shapes, name: str, *, dtype: str | None = None) -> Tensor:
     )
 
 
+def probabilities(shapes: Shapes) -> tuple[Tensor, ...]:
+    """Without dropout, the product with the values saves the softmax a second time: offloading copies it twice."""
+    return (replace(scores(shapes, "probabilities"), shares="softmax"),)
+
+
 def exchange(shapes: Shapes) -> Exchange:
     """Sizes of the kernel under context parallelism."""
     heads = Heads(shapes)
@@ -276,18 +281,19 @@ def unfused_kernel(shapes: Shapes) -> Module:
         # the peak is the cast to 16 bit: scores and softmax have 4 bytes per element, and 3 saved by dropout do not exist yet
         rest = scores(shapes, "scores and softmax in 16 bit, minus the tensors of dropout", dtype="bool")
         workspace = (scores(shapes, "masked scores", dtype="fp32"), rest if dropout else scores(shapes, "scores"))
-    probabilities = scores(shapes, "softmax", dtype=softmax)
+    saved_softmax = scores(shapes, "softmax", dtype=softmax)
     cast = (scores(shapes, "softmax in 16 bit"),) if softmax != shapes.dtype else ()
     # the backward of dropout has freed its mask before that of an fp32 softmax runs
     gradient = scores(shapes, "softmax gradient", dtype="bool" if cast and dropout else None)
+    read = cast or probabilities(shapes)
     return Module(
         name="core_attention",
         kind=ModuleKind.ATTENTION_KERNEL,
         saved=(
             *rotary_tables(shapes),
             *inputs,
-            probabilities,
-            *((scores(shapes, "softmax after dropout"), scores(shapes, "dropout mask", dtype="bool")) if dropout else cast),
+            saved_softmax,
+            *((scores(shapes, "softmax after dropout"), scores(shapes, "dropout mask", dtype="bool")) if dropout else read),
             *mask,
         ),
         forward_workspace=workspace,

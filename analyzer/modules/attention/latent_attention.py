@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from analyzer.modules.attention.context_parallel import Exchange, exchanging_kernel, gradient_scratch
-from analyzer.modules.attention.core_attention import ATTENTION, kernel_under_checkpoint, scores
+from analyzer.modules.attention.core_attention import ATTENTION, kernel_under_checkpoint, probabilities, scores
 from analyzer.modules.attention.latent_projections import (
     compressed,
     down_projection,
@@ -138,7 +138,12 @@ def _core(shapes: Shapes) -> Module:
         return Module(
             name="core_attention",
             kind=ModuleKind.ATTENTION_KERNEL,
-            saved=(*tables, *inputs, scores(shapes, "softmax"), *(dropout if model.attention_dropout > 0 else ())),
+            saved=(
+                *tables,
+                *inputs,
+                scores(shapes, "softmax"),
+                *(dropout if model.attention_dropout > 0 else probabilities(shapes)),
+            ),
             forward_workspace=(scores(shapes, "scores"), output),
             backward_workspace=(*gradients, *recomputed, scores(shapes, "softmax gradient")),
             source="UnfusedDotProductAttention",

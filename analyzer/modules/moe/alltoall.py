@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.moe.routing import Routing, shared_output, summed_rows
+from analyzer.modules.moe.routing import LOCAL_ROWS, RECEIVED_ROWS, SENT_ROWS, Routing, shared_output, summed_rows
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Tensor, largest
 
@@ -23,9 +23,9 @@ def alltoall_dispatch(shapes: Shapes) -> Module:
         if moe.permute_fusion
         else Tensor(name="sorted indices", shape=(routing.sent,), dtype="int64", formula="8·T·k")
     )
-    permuted = routing.row_tensor("permuted tokens", routing.sent)
-    received = routing.row_tensor("received tokens", routing.received)
-    local = routing.row_tensor("rows of the local experts", routing.rows)
+    permuted = routing.row_tensor(SENT_ROWS, routing.sent)
+    received = routing.row_tensor(RECEIVED_ROWS, routing.received)
+    local = routing.row_tensor(LOCAL_ROWS, routing.rows)
     several = routing.local_experts > 1
     return Module(
         name="dispatch",
@@ -81,10 +81,10 @@ def dispatched_tokens(routing: Routing) -> tuple[Tensor, ...]:
     Without expert parallelism nothing is sent and they are one tensor. If rows are not sorted, the experts save the last one.
     """
     sorts = routing.local_experts > 1 or routing.etp > 1
-    sent = routing.row_tensor("permuted tokens", routing.sent)
+    sent = routing.row_tensor(SENT_ROWS, routing.sent)
     if routing.ep == 1:
         return (sent,) if sorts else ()
-    return (sent, *((routing.row_tensor("received tokens", routing.received),) if sorts else ()))
+    return (sent, *((routing.row_tensor(RECEIVED_ROWS, routing.received),) if sorts else ()))
 
 
 def _dispatch_collectives(routing: Routing) -> Iterator[Collective]:

@@ -14,7 +14,7 @@ from typing import Final
 
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.flex import arrivals, collectives
-from analyzer.modules.moe.routing import Routing, shared_output
+from analyzer.modules.moe.routing import LOCAL_ROWS, Routing, shared_output
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Tensor
 from analyzer.units import round_up
@@ -76,7 +76,7 @@ def hybridep_dispatch(shapes: Shapes) -> Module:
         ),
         forward_workspace=(
             full_map,
-            routing.row_tensor("rows of the local experts", routing.rows),
+            routing.row_tensor(LOCAL_ROWS, routing.rows),
             *shared_output(routing),
         ),
         backward_workspace=(

@@ -10,12 +10,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 from analyzer.modules.quantized import align_size
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Tensor
 from analyzer.specs import FlexSpec, MoeSpec
 from analyzer.units import ceil_div
+
+SENT_ROWS: Final = "permuted tokens"
+"""Name of the rows that a rank sends with an all-to-all."""
+RECEIVED_ROWS: Final = "received tokens"
+"""Name of the rows that a rank receives with an all-to-all."""
+LOCAL_ROWS: Final = "rows of the local experts"
+"""Name of the rows that the experts read."""
+SHARED_OUTPUT: Final = "output of the shared experts"
 
 
 @dataclass(frozen=True)
@@ -145,4 +154,4 @@ def shared_output(routing: Routing) -> tuple[Tensor, ...]:
     """The output of the shared experts, until it is added to the output of the routed experts."""
     if not routing.moe.shared_ffn_hidden_size or routing.moe.shared_overlap:
         return ()
-    return (routing.shapes.hidden("output of the shared experts"),)
+    return (routing.shapes.hidden(SHARED_OUTPUT),)

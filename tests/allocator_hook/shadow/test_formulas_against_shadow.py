@@ -87,6 +87,10 @@ DEEPSEEK = (
     "--moe-router-pre-softmax --moe-router-enable-expert-bias --moe-router-dtype fp32 --moe-permute-fusion "
     "--moe-router-load-balancing-type seq_aux_loss --moe-aux-loss-coeff 1e-4 --mtp-num-layers 1 "
 )
+OVERLAPPED = "--overlap-moe-expert-parallel-comm --global-batch-size 64 --vocab-size 500"
+"""A small vocabulary, so that the peak is in a layer."""
+INTERLEAVED = "--num-layers 8 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2"
+ALL_ON_HOST = f"{ON_HOST} attn_norm qkv_linear core_attn attn_proj mlp_norm expert_fc1 moe_act"
 HETEROGENEOUS = (
     f"{LLAMA} --num-layers 8 --use-rotary-position-embeddings --use-rope-scaling --heterogeneous-layers-config-path {LAYERS} "
 )
@@ -202,6 +206,17 @@ GRID = {
     "llama, fsdp2, not resharded, tp2 sp": f"--bf16 {LLAMA} {FSDP2} --torch-fsdp2-no-reshard-after-forward "
     "--tensor-model-parallel-size 2 --sequence-parallel",
     "mixtral, overlapped microbatches": f"--bf16 {LLAMA} {MOE} --overlap-moe-expert-parallel-comm --global-batch-size 64",
+    "shared experts, overlapped microbatches": f"--bf16 {SHARED} {OVERLAPPED}",
+    "mixtral, overlapped microbatches, interleaved": f"--bf16 {LLAMA} {MOE} {OVERLAPPED} {INTERLEAVED}",
+    "mixtral, overlapped microbatches, pp2, four chunks": f"--bf16 {LLAMA} {MOE} {OVERLAPPED} --num-layers 8 "
+    "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1",
+    "shared experts, overlapped microbatches, tp2 sp, early release": f"--bf16 {SHARED} {OVERLAPPED} {INTERLEAVED} "
+    "--tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size 1 --ep-overlap-early-attn-memory-release",
+    "mixtral, overlapped microbatches, mtp": f"--bf16 {LLAMA} {MOE} {OVERLAPPED} {INTERLEAVED} --mtp-num-layers 1 "
+    "--vocab-size 9999",
+    "mixtral, overlapped microbatches on the host": f"--bf16 {LLAMA} {MOE} {OVERLAPPED} {ALL_ON_HOST}",
+    "mixtral, overlapped microbatches on the host, interleaved": f"--bf16 {LLAMA} {MOE} {OVERLAPPED} {INTERLEAVED} {ON_HOST} "
+    "core_attn attn_proj mlp_norm expert_fc1 moe_act",
     "gpt, fp8 delayed, tp2": "--bf16 --fp8-format hybrid --fp8-amax-history-len 64 --tensor-model-parallel-size 2",
     "llama, fp8 delayed, interleaved": (
         f"--bf16 {LLAMA} --fp8-format hybrid --fp8-param-gather --pipeline-model-parallel-size 2 "
@@ -259,6 +274,13 @@ SINCE = {
     "mixtral, experts on the host, interleaved": "0.16",
     **{name: "0.16" for name in GRID if "megatron fsdp" in name},
     "mixtral, overlapped microbatches": "0.16",
+    "shared experts, overlapped microbatches": "0.16",
+    "mixtral, overlapped microbatches, interleaved": "0.16",
+    "mixtral, overlapped microbatches, pp2, four chunks": "0.16",
+    "shared experts, overlapped microbatches, tp2 sp, early release": "0.16",
+    "mixtral, overlapped microbatches, mtp": "0.16",
+    "mixtral, overlapped microbatches on the host": "0.16",
+    "mixtral, overlapped microbatches on the host, interleaved": "0.16",
     # earlier releases dropped the columnwise data of stored weights after each step and created it again in the next
     "llama, fp8 blockwise": "0.16",
     # earlier releases saved other router scores and referenced other tensors between iterations: 1 to 2 MiB in these models

@@ -1,0 +1,260 @@
+"""The parts of a layer that run as one node while microbatches overlap, and what is passed between them.
+
+A MoE layer has four nodes: attention, with the norm, the router and the shared experts after it; dispatch; experts; combine, with
+the residual add, and the final norm after the last layer. Attention and FFN are the nodes of a dense layer. An MTP layer begins
+with its projections and ends with its norm.
+
+Source: core/models/gpt/fine_grained_callables.py, core/pipeline_parallel/utils.py `ScheduleNode` (0.16.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from functools import cached_property
+from typing import Final, NamedTuple
+
+from analyzer.memory.block_memory import Instant, block_memory, explained
+from analyzer.modules.kinds import ATTENTION_BRANCH, ModuleKind
+from analyzer.modules.moe.routing import LOCAL_ROWS, RECEIVED_ROWS, SENT_ROWS, SHARED_OUTPUT
+from analyzer.modules.tree import LAYER, STREAM, Module, Tensor
+from analyzer.program.chunks import chunk_program
+
+_LAYER_KINDS = (ModuleKind.LAYER, ModuleKind.CHECKPOINT, ModuleKind.MTP)
+"""Kinds of blocks that are overlapped with a block of the other microbatch."""
+
+
+class Node(Enum):
+    """A part of a layer that runs at once."""
+
+    ATTENTION = auto()
+    DISPATCH = auto()
+    EXPERTS = auto()
+    COMBINE = auto()
+
+
+_NODES: Final = {
+    ModuleKind.ROUTER: Node.ATTENTION,
+    ModuleKind.SHARED_EXPERTS: Node.ATTENTION,
+    ModuleKind.DISPATCH: Node.DISPATCH,
+    ModuleKind.EXPERTS: Node.EXPERTS,
+    ModuleKind.COMBINE: Node.COMBINE,
+}
+"""For each kind of module in a MoE layer, its node."""
+
+
+class Placed(NamedTuple):
+    """An instant of a unit."""
+
+    block: Module
+    parent: str
+    instant: Instant
+    saved: int
+    """Bytes saved by the microbatch at that instant."""
+    frame: tuple[Tensor, ...]
+    """Tensors of earlier blocks that local variables reference in forward."""
+    layer: int
+    """Index of the layer in its chunk."""
+    before_norm: bool = False
+    """It is in the attention branch: in backward, the branch after it has run."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A layer, or all blocks before the layers, or all blocks after them."""
+
+    modules: tuple[tuple[Module, str], ...]
+    """Blocks, each with the path of its parent."""
+    before: int
+    """Bytes that earlier units save."""
+    number: int = 0
+    """Index of the layer in its chunk."""
+
+    @cached_property
+    def after(self) -> int:
+        """Bytes that this unit and earlier units save."""
+        return self.before + sum(module.retained_bytes for module, _ in self.modules)
+
+    @property
+    def frame(self) -> tuple[Tensor, ...]:
+        """The tensors that it leaves in local variables; the state of a chunk references them until its backward ends."""
+        return tuple(tensor for module, _ in self.modules for tensor in block_memory(module).frame)
+
+    @cached_property
+    def _inside(self) -> tuple[Module, ...]:
+        return tuple(child for module, _ in self.modules for _, child in module.walk())
+
+    @cached_property
+    def _is_moe(self) -> bool:
+        return any(child.kind is ModuleKind.EXPERTS for child in self._inside)
+
+    @cached_property
+    def input_gradient(self) -> tuple[Tensor, ...]:
+        """The gradient of its input: [s, b, h]."""
+        found = (tensor for child in self._inside for tensor in child.saved + child.offloaded if tensor.made_in == STREAM)
+        for tensor in found:
+            return (replace(tensor, name="gradient of the layer's input", made_in="", shares="", lingers=False),)
+        return ()
+
+    @property
+    def gradient(self) -> tuple[Tensor, ...]:
+        """The gradient of its output; empty if its backward counts it."""
+        return () if any(child.kind is ModuleKind.MTP for child in self._inside) else self.input_gradient
+
+    @property
+    def left(self) -> tuple[Tensor, ...]:
+        """What its dispatcher references after its backward: its input, and the gradient of its input."""
+        large = (tensor for child in self._inside for tensor in child.saved if tensor.lingers and len(tensor.shape) > 2)
+        lingering = (tensor for tensor in large if tensor.made_in)
+        outlives = (tensor for child in self._inside if child.kind is ModuleKind.LAYER for tensor in child.outlives)
+        return (*(replace(tensor, lingers=False) for tensor in lingering), *outlives)
+
+    @property
+    def residual_gradient(self) -> tuple[Tensor, ...]:
+        """Gradients of what the last node reads from the attention node."""
+        if not self._is_moe:
+            return ()
+        shared = sum(child.kind is ModuleKind.SHARED_EXPERTS for child in self._inside)
+        # the output of an MTP layer is concatenated with its input, whose gradient then exists
+        predicts = any(child.kind is ModuleKind.MTP for child in self._inside)
+        return self.input_gradient * (1 + shared + predicts)
+
+    @property
+    def read_gradients(self) -> tuple[Tensor, ...]:
+        """Gradients of what the last node reads."""
+        return self.residual_gradient or self.input_gradient
+
+    @cached_property
+    def residual(self) -> tuple[Tensor, ...]:
+        """The residual stream after attention, if the GPU has it: the attention node references it until its backward ends."""
+        after = (child for child in self._inside if child.kind in (ModuleKind.FEED_FORWARD_NORM, ModuleKind.FC1))
+        return tuple(tensor for child in after for tensor in child.saved if tensor.bytes and tensor.made_in == LAYER)[:1]
+
+    @property
+    def not_copied(self) -> tuple[Tensor, ...]:
+        """Tensors that are copied to the host when the combine node ends."""
+        norms = (child for child in self._inside if child.kind is ModuleKind.FEED_FORWARD_NORM and self._is_moe)
+        return tuple(tensor for child in norms for tensor in child.offloaded if tensor not in child.saved)
+
+    @property
+    def shared_output(self) -> tuple[Tensor, ...]:
+        """The output of the shared experts."""
+        return tuple(tensor for child in self._inside for tensor in child.saved if tensor.name == SHARED_OUTPUT)
+
+    @cached_property
+    def _rows(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """The rows that a rank sends, and those that it receives."""
+        for child in self._inside:
+            if child.kind is ModuleKind.DISPATCH:
+                named = {tensor.name: (tensor,) for tensor in child.forward_workspace}
+                rows = tuple(tensor for tensor in child.forward_workspace if tensor.name == LOCAL_ROWS)
+                return named.get(SENT_ROWS, rows), named.get(RECEIVED_ROWS, rows)
+        return (), ()
+
+    @property
+    def sent(self) -> tuple[Tensor, ...]:
+        """The rows that a layer sends to the experts."""
+        return self._rows[0]
+
+    @property
+    def received(self) -> tuple[Tensor, ...]:
+        """The rows that a layer receives for its experts."""
+        return self._rows[1]
+
+    def forward(self, frame: list[Tensor]) -> list[Placed]:
+        """Instants of its forward. Appends to `frame` what local variables reference until the chunk's forward returns."""
+        placed: list[Placed] = []
+        here = self.before
+        for module, parent in self.modules:
+            memory = block_memory(module)
+            placed += [
+                Placed(module, parent, instant, here + instant.saved, tuple(frame), self.number) for instant in memory.forward
+            ]
+            frame += memory.frame
+            here += memory.retained
+        return placed
+
+    def backward(self) -> list[Placed]:
+        """Instants of its backward, in order."""
+        placed: list[Placed] = []
+        here = self.after
+        for module, parent in reversed(self.modules):
+            memory = block_memory(module)
+            here -= memory.retained
+            placed += [Placed(module, parent, instant, here + instant.saved, (), self.number) for instant in memory.backward]
+        return placed
+
+    def forward_nodes(self, frame: list[Tensor]) -> dict[Node, list[Placed]]:
+        """Instants of the forward of each node. `frame`: as in `forward`."""
+        return _by_node(self.forward(frame))
+
+    def backward_nodes(self) -> dict[Node, list[Placed]]:
+        """Instants of the backward of each node."""
+        return _by_node(self.backward())
+
+
+def _by_node(placed: Sequence[Placed]) -> dict[Node, list[Placed]]:
+    found: dict[Node, list[Placed]] = {}
+    for each in placed:
+        path, _ = explained(each.block, each.instant)
+        node, before_norm = _node_of(each.block, path)
+        found.setdefault(node, []).append(each._replace(before_norm=before_norm))
+    return found
+
+
+def _node_of(block: Module, path: str) -> tuple[Node, bool]:
+    """The node that a path in a block belongs to, and whether it is in the attention branch."""
+    if block.kind is ModuleKind.FINAL_NORM:
+        return Node.COMBINE, False
+    module = block
+    layer: Module | None = None
+    for name in path.split(".")[1:]:
+        if layer is None and module.kind is ModuleKind.LAYER:
+            layer = module
+        module = next((child for child in module.children if child.name == name), module)
+        if module.kind in _NODES:
+            return _NODES[module.kind], False
+        if layer is not None and module in layer.children:
+            moe = any(child.kind is ModuleKind.EXPERTS for _, child in layer.walk())
+            if module.kind in ATTENTION_BRANCH:
+                return Node.ATTENTION, True
+            if not moe:
+                return Node.EXPERTS, False
+            if module.kind is ModuleKind.FEED_FORWARD_NORM:
+                return Node.ATTENTION, False
+            if module.kind is ModuleKind.FEED_FORWARD_ADD:
+                return Node.COMBINE, False
+        elif layer is None and module.kind is ModuleKind.FINAL_NORM:
+            return Node.COMBINE, False
+    return Node.ATTENTION, False
+
+
+def units(tree: Module) -> tuple[Unit, tuple[Unit, ...], Unit]:
+    """All blocks before the layers, the layers, and all blocks after them. The final norm is part of the last decoder layer."""
+    blocks = [(block.module, block.parent) for block in chunk_program(tree).blocks for _ in range(block.times)]
+    places = [index for index, (module, _) in enumerate(blocks) if module.kind in _LAYER_KINDS]
+    start = places[0] if places else next((index for index, each in enumerate(blocks) if _after_layers(each[0])), len(blocks))
+    first = Unit(tuple(blocks[:start]), 0)
+    layers: list[Unit] = []
+    rest: list[tuple[Module, str]] = []
+    kept = first.after
+    for module in blocks[start:]:
+        if module[0].kind in _LAYER_KINDS:
+            layers.append(Unit((module,), kept, len(layers)))
+            kept = layers[-1].after
+        elif module[0].kind is ModuleKind.FINAL_NORM and layers and not rest:
+            layers[-1] = Unit((*layers[-1].modules, module), layers[-1].before, layers[-1].number)
+            kept = layers[-1].after
+        else:
+            rest.append(module)
+    return first, tuple(layers), Unit(tuple(rest), kept)
+
+
+def _after_layers(module: Module) -> bool:
+    return module.kind in (ModuleKind.FINAL_NORM, ModuleKind.DECODER, ModuleKind.OUTPUT_LAYER)
+
+
+def batch_of(tree: Module) -> tuple[Tensor, ...]:
+    """The batch of a chunk, which the state of its schedule plan references until the backward of the microbatch ends."""
+    return units(tree)[0].frame
