@@ -148,7 +148,7 @@ def wrap(job: TrainingJob, config: Any, modules: list[Any]) -> list[Any]:
             ddp_config=ddp_config(job, parameters=total),
             module=module,
             # only the first chunk may have several buckets; not with --overlap-param-gather-with-optimizer-step
-            disable_bucketing=index > 0 or job.optimizer.overlap_param_gather_with_optimizer_step,
+            **known_to(kind, disable_bucketing=index > 0 or job.optimizer.overlap_param_gather_with_optimizer_step),
         )
         for index, module in enumerate(modules)
     ]

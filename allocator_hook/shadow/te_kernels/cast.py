@@ -39,16 +39,28 @@ def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
             reduce_amax(quantizer, tensor.numel())
         return made
 
-    def split_quantize(tensor: torch.Tensor, split_sections: Sequence[int], quantizer_list: Sequence[Any]) -> list[Any]:
+    def split_quantize(
+        tensor: torch.Tensor,
+        split_sections: Sequence[int],
+        quantizer_list: Sequence[Any],
+        disable_bulk_allocation: bool = False,
+    ) -> list[Any]:
         tensor = tensor.contiguous()
         shapes = [(rows, *tensor.shape[1:]) for rows in split_sections]
-        made = create_tensors(quantizer_list, shapes, tensor.dtype, gpu)
+        if disable_bulk_allocation:
+            made = [create_tensor(each, shape, tensor.dtype, gpu) for each, shape in zip(quantizer_list, shapes, strict=True)]
+        else:
+            made = create_tensors(quantizer_list, shapes, tensor.dtype, gpu)
         for quantizer, shape in zip(quantizer_list, shapes, strict=True):
             reduce_amax(quantizer, prod(shape))
         return made
 
+    def create_empty_quantized_tensor(quantizer: Any, shape: Sequence[int], dtype: torch.dtype, *_: Any) -> Any:
+        return create_tensor(quantizer, shape, dtype, gpu)
+
     return {
         "quantize": quantize,
+        "create_empty_quantized_tensor": create_empty_quantized_tensor,
         "multi_tensor_quantize": multi_tensor_quantize,
         "split_quantize": split_quantize,
         "dequantize": dequantize,

@@ -28,7 +28,8 @@ pytestmark = [
 ]
 
 RELEASE = Version(version("megatron-core")) if find_spec("megatron") else Version("0")
-OWN_RELEASE = ("--info-megatron", f"{RELEASE.major}.{RELEASE.minor}", "--info-engine", "both")
+TE = Version(version("transformer-engine")) if find_spec("transformer_engine") else Version("0")
+OWN_RELEASE = ("--info-megatron", f"{RELEASE.major}.{RELEASE.minor}")
 """The options with which the formulas describe the installed megatron-core and Transformer Engine. Later ones than core 0.13 are
 compared with the formulas for the default release, as far as they are equal (`SINCE`)."""
 LAYERS = data_file("different_layers.json")
@@ -313,7 +314,7 @@ def test_formulas_agree_with_a_run_of_megatron(name: str, cache: Path, tmp_path:
         pytest.skip(f"the formulas describe megatron-core {SINCE[name]} and later")
     os.environ["XDG_CACHE_HOME"] = str(cache)
     base = BASE.removesuffix(SHARDED) if "--optimizer" in GRID[name].split() else BASE
-    argv = [*(base + GRID[name]).split(), *(OWN_RELEASE if Version("0.14") > RELEASE else ())]
+    argv = [*(base + GRID[name]).split(), "--info-te", str(TE), *(OWN_RELEASE if Version("0.14") > RELEASE else ())]
     if "--use-torch-fsdp2" in argv:
         argv.remove("--use-distributed-optimizer")
     try:
