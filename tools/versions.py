@@ -2,11 +2,12 @@
 
     python tools/versions.py [CORE[:TE] ...]
 
-Such as 0.16.1:2.20.2; without TE it is the installed one. Needs the shadow extra. Each release is installed without its
-dependencies into a folder of its own beside the packages of this interpreter, which stay as they are; of Transformer Engine only
-its Python part. There, tests/allocator_hook/shadow/test_formulas_against_shadow.py runs with them. The table has the layouts that
-agree, those that differ, and those that the releases do not have or that the formulas describe for later releases only. Exit
-status 1: a layout differs, and `allocator_hook.packages.COVERED` names both releases.
+Such as 0.16.1:2.20.2; without TE it is the installed one. Needs the shadow extra. PyTorch is that of this interpreter and of
+PYTHONPATH. Each release is installed without its dependencies into a folder of its own beside the packages of this interpreter,
+which stay as they are; of Transformer Engine only its Python part. There, the layouts of
+tests/allocator_hook/shadow/test_formulas_against_shadow.py run. The table has the layouts that agree, those that differ, and those
+that the releases do not have or that the formulas describe for later releases only. Exit status 1: a layout differs, and
+`allocator_hook.packages.COVERED` names both releases.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ def compare(pair: Pair, *, layouts: str = "") -> Result:
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "results.xml"
         command = [sys.executable, "-m", "pytest", "-q", "--tb=line", "-p", "no:cacheprovider", f"--junitxml={found}", TEST]
-        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+        path = os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])
+        environ = {**os.environ, "PYTHONPATH": path}
         subprocess.run([*command, *(("-k", layouts) if layouts else ())], cwd=ROOT, env=environ, stdout=sys.stderr, check=False)
         return result_of(pair, found.read_text())
 

@@ -28,7 +28,7 @@ _TENSORS: Final = "cu_seqlens_q cu_seqlens_kv Q K V "
 _FORWARD: Final = (
     "max_seqlen_q max_seqlen_kv is_training attn_scale p_dropout set_zero qkv_layout o_format>=2.15 qkv_scale_inv_format>=2.15 "
     f"{_BEFORE_TENSORS} {_TENSORS} fake_dtype cu_seqlens_q_padded cu_seqlens_kv_padded page_table_k>=2.2 page_table_v>=2.2 "
-    "s_quantizer o_quantizer"
+    "s_quantizer o_quantizer attn_bias softmax_offset>=2.8"
 )
 _BACKWARD: Final = (
     "max_seqlen_q max_seqlen_kv attn_scale p_dropout set_zero qkv_layout o_format>=2.15 do_format>=2.15 dqkv_layout>=2.15 "
@@ -69,16 +69,16 @@ def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
 
 def fused_attn_fwd(
     max_seqlen_q: int, attn_mask_type: int, window_size: Sequence[int], cu_seqlens_q: torch.Tensor, Q: torch.Tensor,
-    K: torch.Tensor, V: torch.Tensor, fake_dtype: torch.dtype, o_quantizer: Any,
+    K: torch.Tensor, V: torch.Tensor, fake_dtype: torch.dtype, o_quantizer: Any, softmax_offset: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:  # fmt: skip
-    """Return the output, the softmax statistics [b, a, s, 1] and the RNG state."""
+    """Return the output, the softmax statistics [b, a, s, 1], the RNG state, and the softmax offset if there is one."""
     reject_quantizer(o_quantizer, "fused_attn_fwd")
     out = empty((*Q.shape[:-1], V.shape[-1]), fake_dtype)
     rng_state = empty((2,), torch.int64)
     batch, heads = cu_seqlens_q.shape[0] - 1, Q.shape[-2]
     calls.attention("forward", Q, K, V, batch=batch, causal=_is_causal(attn_mask_type), window=window_size[0])
     statistics = empty((batch, heads, max_seqlen_q, 1), torch.float32)
-    return [out, statistics, rng_state]
+    return [out, statistics, rng_state, *(() if softmax_offset is None else (softmax_offset,))]
 
 
 def fused_attn_bwd(

@@ -39,6 +39,13 @@ def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
             reduce_amax(quantizer, tensor.numel())
         return made
 
+    def fused_multi_quantize(
+        input_list: Sequence[torch.Tensor], output_list: Any, quantizer_list: Sequence[Any], *_: Any
+    ) -> list[Any]:
+        """Of releases before 2.5, which pass no outputs."""
+        del output_list
+        return multi_tensor_quantize(input_list, quantizer_list)
+
     def split_quantize(
         tensor: torch.Tensor,
         split_sections: Sequence[int],
@@ -62,6 +69,7 @@ def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
         "quantize": quantize,
         "create_empty_quantized_tensor": create_empty_quantized_tensor,
         "multi_tensor_quantize": multi_tensor_quantize,
+        "fused_multi_quantize": fused_multi_quantize,
         "split_quantize": split_quantize,
         "dequantize": dequantize,
         **dict.fromkeys(IN_PLACE, _in_place),
