@@ -14,7 +14,7 @@ help:
 	@echo "test    every test, or those of TESTS=PATH"
 	@echo "fuzz    random launches, environments and files: LAUNCHES=2000, and a new SEED unless one is given"
 	@echo "shadow  tests that run megatron-core and Transformer Engine without a GPU"
-	@echo "versions  the same with several releases of megatron-core, or those of RELEASES=..."
+	@echo "versions  the same with several releases of megatron-core and Transformer Engine, or those of PAIRS=..."
 	@echo "bench   benchmarks, each compared with a baseline that is measured in alternation"
 	@echo "score   errors of the predictions for the measured runs in tests/data"
 	@echo "lint    ruff, mypy, codespell, clang-format"
@@ -36,7 +36,7 @@ shadow:
 	$(PYTEST) -m shadow
 
 versions:
-	$(PYTHON) tools/versions.py $(RELEASES)
+	$(PYTHON) tools/versions.py $(PAIRS)
 
 bench:
 	$(PYTHON) benchmarks/startup.py --runs $(RUNS)

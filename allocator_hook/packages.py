@@ -7,7 +7,10 @@ from typing import Final
 
 from analyzer.errors import AnalyzerError
 
-COVERED: Final = {"megatron-core": ("0.13", "0.14", "0.15", "0.16"), "transformer-engine": ("2.11",)}
+COVERED: Final = {
+    "megatron-core": ("0.13", "0.14", "0.15", "0.16"),
+    "transformer-engine": ("2.6", "2.11", "2.20"),
+}
 """Releases that the tests cover. Other releases give a warning."""
 
 _PACKAGES: Final = ("torch", "megatron-core", "transformer-engine")

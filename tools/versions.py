@@ -1,9 +1,13 @@
-"""Compare the formulas with the shadow engine for several releases of megatron-core: `python tools/versions.py [RELEASE ...]`.
+"""Compare the formulas with the shadow engine for several releases of megatron-core and Transformer Engine.
 
-Needs the shadow extra. Each release is installed without its dependencies into a folder of its own beside the packages of this
-interpreter, which stay as they are. There, tests/allocator_hook/shadow/test_formulas_against_shadow.py runs with it. The table has
-the layouts that agree, those that differ, and those that the release does not have or that the formulas describe for later releases
-only. Exit status 1: a layout of a release that `allocator_hook.packages.COVERED` names differs.
+    python tools/versions.py [CORE[:TE] ...]
+
+Such as 0.16.1:2.20.2; without TE it is the installed one. Needs the shadow extra. PyTorch is that of this interpreter and of
+PYTHONPATH. Each release is installed without its dependencies into a folder of its own beside the packages of this interpreter,
+which stay as they are; of Transformer Engine only its Python part. There, the layouts of
+tests/allocator_hook/shadow/test_formulas_against_shadow.py run. The table has the layouts that agree, those that differ, and those
+that the releases do not have or that the formulas describe for later releases only. Exit status 1: a layout differs, and
+`allocator_hook.packages.COVERED` names both releases.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
@@ -24,69 +28,112 @@ sys.path.insert(0, str(ROOT))
 
 from allocator_hook.packages import COVERED  # noqa: E402
 
-RELEASES: Final = ("0.12.3", "0.13.1", "0.14.0", "0.15.3", "0.16.1")
+PAIRS: Final = (
+    "0.12.3:2.1.0",
+    "0.13.1:2.11.0",
+    "0.14.0:2.3.0",
+    "0.14.0:2.6.0",
+    "0.14.0:2.11.0",
+    "0.15.3:2.11.0",
+    "0.16.1:2.11.0",
+    "0.16.1:2.20.2",
+)
+"""megatron-core 0.12.3 needs a Transformer Engine before 2.2: later ones have the rotation elsewhere."""
 TEST: Final = "tests/allocator_hook/shadow/test_formulas_against_shadow.py"
+CORE: Final = "megatron-core"
+TE: Final = "transformer-engine"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Releases of megatron-core and Transformer Engine."""
+
+    core: str
+    te: str
+
+    @classmethod
+    def of(cls, text: str) -> Pair:
+        """Read CORE or CORE:TE. Raises PackageNotFoundError if no Transformer Engine is named or installed."""
+        core, _, te = text.partition(":")
+        return cls(core, te or version(TE))
+
+    @property
+    def covered(self) -> bool:
+        """Whether `COVERED` names both."""
+        return all(
+            release.startswith(tuple(f"{each}." for each in COVERED[package]))
+            for package, release in ((CORE, self.core), (TE, self.te))
+        )
 
 
 @dataclass(frozen=True)
 class Result:
-    """Numbers of layouts for one release."""
+    """Numbers of layouts for one pair of releases."""
 
-    release: str
+    pair: Pair
     agree: int
     differ: int
     skipped: int
 
 
-def install(release: str) -> Path:
-    """The folder with a release of megatron-core, which is installed if it is missing. Raises CalledProcessError."""
-    folder = Path(sys.prefix) / f"megatron-core-{release}"
-    if not (folder / "megatron" / "core").is_dir():
-        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), f"megatron-core=={release}"]
+def install(package: str, release: str) -> Path | None:
+    """The folder with a release of a package, which is installed if it is missing. None if it is the installed release.
+
+    Raises CalledProcessError if pip fails.
+    """
+    try:
+        if version(package) == release:
+            return None
+    except PackageNotFoundError:
+        pass
+    folder = Path(sys.prefix) / f"{package}-{release}"
+    if not folder.is_dir():
+        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), f"{package}=={release}"]
         subprocess.run(command, check=True)
     return folder
 
 
-def compare(release: str, *, layouts: str = "") -> Result:
-    """Run the comparison with a release. `layouts` is a pytest expression that selects some of them."""
+def compare(pair: Pair, *, layouts: str = "") -> Result:
+    """Run the comparison with a pair. `layouts` is a pytest expression that selects some of them."""
+    folders = [str(folder) for folder in (install(TE, pair.te), install(CORE, pair.core)) if folder is not None]
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "results.xml"
         command = [sys.executable, "-m", "pytest", "-q", "--tb=line", "-p", "no:cacheprovider", f"--junitxml={found}", TEST]
-        environ = {**os.environ, "PYTHONPATH": str(install(release))}
+        path = os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])
+        environ = {**os.environ, "PYTHONPATH": path}
         subprocess.run([*command, *(("-k", layouts) if layouts else ())], cwd=ROOT, env=environ, stdout=sys.stderr, check=False)
-        return result_of(release, found.read_text())
+        return result_of(pair, found.read_text())
 
 
-def result_of(release: str, report: str) -> Result:
+def result_of(pair: Pair, report: str) -> Result:
     """The numbers in a report of pytest in the format of JUnit."""
     suites = ElementTree.fromstring(report).iter("testsuite")
     counts = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
     for suite in suites:
         counts = {name: count + int(suite.get(name, 0)) for name, count in counts.items()}
     differ = counts["failures"] + counts["errors"]
-    return Result(release, counts["tests"] - differ - counts["skipped"], differ, counts["skipped"])
+    return Result(pair, counts["tests"] - differ - counts["skipped"], differ, counts["skipped"])
 
 
 def table(results: list[Result]) -> list[str]:
     """The rows of a Markdown table."""
-    installed = f"{version('transformer-engine')} | {version('torch')}"
+    torch = version("torch")
     rows = [
         "| megatron-core | Transformer Engine | PyTorch | agree | differ | not compared |",
         "| --- | --- | --- | ---: | ---: | ---: |",
     ]
-    return rows + [f"| {each.release} | {installed} | {each.agree} | {each.differ} | {each.skipped} |" for each in results]
+    return rows + [f"| {_.pair.core} | {_.pair.te} | {torch} | {_.agree} | {_.differ} | {_.skipped} |" for _ in results]
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Print the table. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("releases", nargs="*", default=RELEASES, metavar="RELEASE")
+    parser.add_argument("pairs", nargs="*", default=PAIRS, metavar="CORE[:TE]")
     parser.add_argument("--layouts", default="", help="a pytest expression that selects layouts, such as 'gpt and tp2'")
     options = parser.parse_args(arguments)
-    results = [compare(release, layouts=options.layouts) for release in options.releases]
+    results = [compare(Pair.of(pair), layouts=options.layouts) for pair in options.pairs]
     print("\n".join(table(results)))
-    covered = tuple(f"{release}." for release in COVERED["megatron-core"])
-    return int(any(each.differ for each in results if each.release.startswith(covered)))
+    return int(any(each.differ for each in results if each.pair.covered))
 
 
 if __name__ == "__main__":

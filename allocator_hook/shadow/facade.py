@@ -18,11 +18,15 @@ from allocator_hook.shadow.extensions import extension_modules
 from allocator_hook.shadow.gpu import CUDA_VERSION, DeviceProperties, Event, Gpu, Stream
 from allocator_hook.shadow.imports import Imports
 from allocator_hook.shadow.placement import GPU, META, Placement, kernels, to_meta
+from allocator_hook.shadow.te_kernels.releases import is_before
 from allocator_hook.shadow.unmaterialized import unmaterialized
 from allocator_hook.step.patching import Patch, Patches
 
-ASSUMED_VERSIONS = {"flash-attn": "2.8.3", "emerging-optimizers": "0.2.0"}
-"""flash-attn: the newest release that Transformer Engine 2.11 supports, as in the containers of 2026."""
+ASSUMED_VERSIONS = {
+    "flash-attn": "2.7.4.post1" if is_before("2.6") else "2.8.1" if is_before("2.10") else "2.8.3",
+    "emerging-optimizers": "0.2.0",
+}
+"""flash-attn: the newest release that the Transformer Engine supports, up to 2.8.3, as in the containers of 2026."""
 
 _TENSOR_TYPES = {
     "FloatTensor": torch.float32,

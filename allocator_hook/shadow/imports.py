@@ -7,7 +7,7 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType, TracebackType
 from typing import Any, Final
 
@@ -76,8 +76,39 @@ class _StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """A stub has no code."""
 
 
+class _LibraryFolder:
+    """The folder in which Transformer Engine up to 2.3 looks for its shared library. It finds that for PyTorch."""
+
+    LIBRARY: Final = "transformer_engine_torch, which is imported already"
+
+    def __truediv__(self, name: str) -> _LibraryFolder:
+        return self
+
+    def glob(self, pattern: str) -> Iterator[str]:
+        return iter((self.LIBRARY,) if pattern.startswith("transformer_engine_torch") else ())
+
+
+class _Imported(importlib.abc.Loader):
+    """Loads a module that is in `sys.modules`."""
+
+    def create_module(self, spec: Any) -> ModuleType:
+        return sys.modules[spec.name]
+
+    def exec_module(self, module: ModuleType) -> None:
+        """The module is complete."""
+
+
+def _spec_of_file(real: Callable[..., Any]) -> Callable[..., Any]:
+    def spec(name: str, location: Any = None, **options: Any) -> Any:
+        if location == _LibraryFolder.LIBRARY:
+            return importlib.machinery.ModuleSpec(name, _Imported())
+        return real(name, location, **options)
+
+    return spec
+
+
 class _AfterLoading(importlib.abc.Loader):
-    """Runs the real loader, then disables the function that would load the shared library."""
+    """Runs the real loader, then replaces the functions that would find and load the shared library."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -88,6 +119,7 @@ class _AfterLoading(importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
         module.load_framework_extension = lambda framework: None  # type: ignore[attr-defined]
+        module.get_te_path = _LibraryFolder  # type: ignore[attr-defined]
 
 
 class _TransformerEngineFinder(importlib.abc.MetaPathFinder):
@@ -110,12 +142,14 @@ class Imports:
         self._finders = (_StubFinder(), _TransformerEngineFinder())
         self._before: dict[str, ModuleType | None] = {}
         self._environ: str | None = None
+        self._spec_of_file: Callable[..., Any] = importlib.util.spec_from_file_location
 
     def __enter__(self) -> Imports:
         # with this variable Transformer Engine does not load libcudnn, nvrtc and its own libraries
         self._environ = os.environ.get("NVTE_PROJECT_BUILDING")
         os.environ["NVTE_PROJECT_BUILDING"] = "1"
         sys.meta_path[:0] = self._finders
+        importlib.util.spec_from_file_location = _spec_of_file(self._spec_of_file)
         for name, module in self._modules.items():
             self._before[name] = sys.modules.get(name)
             # importlib.util.find_spec needs a module spec
@@ -124,6 +158,7 @@ class Imports:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        importlib.util.spec_from_file_location = self._spec_of_file
         for finder in self._finders:
             sys.meta_path.remove(finder)
         for name, module in self._before.items():

@@ -68,6 +68,11 @@ def _type(tensor: torch.Tensor, dtype: Any = None, **kwargs: Any) -> Any:
     return str(torch.Tensor.type(tensor)).replace("torch.meta.", "torch.cuda.")
 
 
+def _set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
+    """`tensor.data = data`. On CUDA it can be an empty CPU tensor: so Transformer Engine before 2.6 frees a tensor."""
+    torch.Tensor.data.__set__(tensor, data.to(META) if tensor.is_meta else data)  # type: ignore[attr-defined]
+
+
 def _named_by_number(device: Any, *args: Any) -> torch.device:
     """`torch.device(0)` is a GPU. A CPU build of PyTorch has no accelerator, so it would fail."""
     return torch.device("cuda", device) if isinstance(device, int) else torch.device(device, *args)
@@ -117,6 +122,7 @@ _REPLACED: Mapping[Any, Callable[..., Any]] = {
     torch.Tensor.pin_memory: _same,
     torch.Tensor.tolist: _tolist,
     torch.Tensor.get_device: _get_device,
+    torch.Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
     torch.nn.functional.dropout: _dropout,
     torch.dropout: _dropout,
     torch.nn.functional.softmax: _softmax,

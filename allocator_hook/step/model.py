@@ -154,7 +154,9 @@ def wrap(job: TrainingJob, config: Any, modules: list[Any]) -> list[Any]:
         # only the first chunk may have several buckets; not with --overlap-param-gather-with-optimizer-step
         single = index > 0 or job.optimizer.overlap_param_gather_with_optimizer_step
         layout = {"full_param_layout": buffer_layout(data_parallel, module, bucketing=not single)} if aligned else {}
-        wrapped.append(kind(config=config, ddp_config=data_parallel, module=module, disable_bucketing=single, **layout))
+        wrapped.append(
+            kind(config=config, ddp_config=data_parallel, module=module, **known_to(kind, disable_bucketing=single), **layout)
+        )
     if uses_torch_fsdp(job):
         for each in wrapped:
             each.finish_grad_sync = _nothing  # core 0.16 passes an argument that the method of FSDP2, which is empty, does not have

@@ -10,6 +10,7 @@ from analyzer.errors import AnalyzerError
 
 IMPLIED: Final[dict[str, tuple[Any, ...]]] = {
     "transformer_impl": ("transformer_engine", "local"),  # describes the layer spec
+    "fp8_recipe": ("delayed", "tensorwise"),  # of the optimizer, which asks for "delayed" from 0.13 on
     "overlap_param_gather": (True,),  # of the optimizer, which read the configuration of data parallelism
 }
 """By option, the values that releases before 0.14, which lack the option, imply."""

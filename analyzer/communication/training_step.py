@@ -16,6 +16,7 @@ from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module, Parameter
 from analyzer.specs import TrainingJob
+from analyzer.specs.release import is_before
 
 
 def batch_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
@@ -142,6 +143,11 @@ def _uses_torch_fsdp(job: TrainingJob) -> bool:
     return job.fsdp is not None and job.fsdp.implementation == "torch"
 
 
+def _always_counts_zeros(job: TrainingJob, *, groups: int) -> bool:
+    """Core 0.12 counts zeros if all optimizers reduce over one group (`ChainedOptimizer.count_zeros`)."""
+    return groups == 1 and is_before(job.megatron, "0.13") and not is_before(job.megatron, "0.12")
+
+
 def scalar_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
     """All-reduces of one number around the optimizer step, and of the loss at the end.
 
@@ -157,7 +163,7 @@ def scalar_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
     if _uses_torch_fsdp(job):  # the gradients are DTensors (`get_data_parallel_group_if_dtensor`)
         scalars.append(("optimizer.grad_norm.shards", "dp_cp", "gradient", 1, "fp32"))
     scalars += [(f"{owner}.grad_norm", group, "gradient", 1, "fp32") for owner, group in summing]
-    if job.optimizer.log_num_zeros_in_grad:
+    if job.optimizer.log_num_zeros_in_grad or _always_counts_zeros(job, groups=len({group for _, group in optimizers})):
         scalars += [(f"{owner}.num_zeros_in_grad", group, "gradient", 1, "fp32") for owner, group in summing]
     scalars += [
         ("train_step.update_successful", "mp", "parameter", 1, "int32"),

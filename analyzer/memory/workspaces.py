@@ -21,7 +21,6 @@ from analyzer.modules.shapes import Shapes, shapes_of
 from analyzer.modules.tree import Module
 from analyzer.passes.deferred_output_gradients import deferral_of
 from analyzer.specs import TrainingJob
-from analyzer.specs.release import is_before
 from analyzer.units import BLOCK, KIB, MIB, dtype_bytes, natural, round_up
 
 GROUPED_GEMM_STREAMS: Final = 4
@@ -152,7 +151,7 @@ def _gemm_workspaces(context: _Context) -> Iterator[Workspace]:
     job, kinds = context.job, context.kinds
     te_bytes = round_up(te_workspace_bytes(job), BLOCK)
     routers = frozenset({ModuleKind.ROUTER})
-    in_te = (LINEAR if context.te else FROM_START) | (routers if _router_uses_te(job) else FROM_START)
+    in_te = (LINEAR if context.te else FROM_START) | (routers if context.shapes.inputs.router_in_te else FROM_START)
     phase: Literal["forward", "backward"] = "forward"
     if context.te and job.flags.tp_comm_overlap and kinds & LINEAR:
         size = round_up(USERBUFFER_STREAMS * te_workspace_bytes(job), BLOCK)
@@ -177,16 +176,6 @@ def _gemm_workspaces(context: _Context) -> Iterator[Workspace]:
     if unfused_softmax and not softmax_is_fused(context.shapes):
         mask = causal_mask(context.shapes).bytes
         yield Workspace("Transformer Engine's causal mask", mask, frozenset({ModuleKind.ATTENTION_KERNEL}), "forward")
-
-
-def _router_uses_te(job: TrainingJob) -> bool:
-    """Whether the GEMM of a router is one of Transformer Engine, with its workspace, also in layers of Megatron itself.
-
-    `te_general_gemm` (core/extensions/transformer_engine.py) exists from 0.13. Until 0.16 it needs `get_workspace`, which
-    Transformer Engine 2.10 and later do not have; from 0.17 it does not. fp64 routers use PyTorch (`RouterGatingLinearFunction`).
-    """
-    moe = job.model.moe
-    return moe is not None and moe.router_dtype != "fp64" and not is_before(job.megatron, "0.17")
 
 
 def _global_buffer(context: _Context) -> Iterator[Workspace]:

@@ -67,6 +67,18 @@ def _attention_in_batches(job: TrainingJob) -> bool:
     return model.implementation == "transformer_engine" and model.rope_fusion and in_batches
 
 
+def _router_in_te(job: TrainingJob) -> bool:
+    """Whether the GEMMs of a router are those of Transformer Engine, also in layers of Megatron itself.
+
+    `te_general_gemm` (core/extensions/transformer_engine.py) exists from 0.13 on, and needs Transformer Engine 2. Until 0.16 it
+    needs `get_workspace`, which Transformer Engine has before 2.10; from 0.17 on it does not. fp64 routers use PyTorch.
+    """
+    moe, software = job.model.moe, job.software
+    if moe is None or moe.router_dtype == "fp64" or is_before(job.megatron, "0.13") or software.te_is_before("2.0"):
+        return False
+    return software.te_is_before("2.10") or not is_before(job.megatron, "0.17")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModuleInputs:
     """Everything that the tree of a model chunk depends on, in addition to its `ChunkKind`."""
@@ -93,6 +105,8 @@ class ModuleInputs:
     """Before core 0.14, attention after the fused rotation is computed in [b, s, a, d] (`TEDotProductAttention.forward`)."""
     norms_save_views: bool = False
     """Before Transformer Engine 1.13, its norms save a view of their input where later ones save a contiguous copy."""
+    router_in_te: bool = False
+    """The GEMMs of a router are those of Transformer Engine (`RouterGatingLinearFunction`)."""
     compute_capability: tuple[int, int] | None = None
     """Of the target GPU; None if no GPU is given."""
     multiprocessors: int | None = None
@@ -201,6 +215,7 @@ def _module_inputs(job: TrainingJob) -> ModuleInputs:
         saves_original_input=not is_before(job.megatron, "0.14"),
         attention_in_batches=_attention_in_batches(job),
         norms_save_views=job.model.implementation == "transformer_engine" and job.software.te_is_before("1.13"),
+        router_in_te=_router_in_te(job),
         compute_capability=job.hardware.compute_capability,
         multiprocessors=job.hardware.multiprocessors,
     )

@@ -69,9 +69,12 @@ def in_buffer_bytes(job: TrainingJob, modules: Counted) -> int:
 
 
 def scaling_bytes(job: TrainingJob, modules: Counted) -> int:
-    """Bytes of the scaling factors and amax values of all quantizers, for recipes with one scale per tensor."""
+    """Bytes of the scaling factors and amax values of all quantizers, for recipes with one scale per tensor.
+
+    With current scaling (tensorwise) quantizers have none from Transformer Engine 2.16 on.
+    """
     fp8 = job.precision.fp8
-    if fp8 is None or fp8.recipe not in ONE_SCALE:
+    if fp8 is None or fp8.recipe not in ONE_SCALE or (fp8.recipe == "tensorwise" and not job.software.te_is_before("2.16")):
         return 0
     history = None if fp8.recipe == "tensorwise" else fp8.amax_history_len
     return sum(times * module.derived(_scales_bytes, history) for module, times in modules)

@@ -183,6 +183,43 @@ def test_a_checkpoint_around_attention_saves_qkv_once() -> None:
     assert saved_by_norms(with_software(job, te="1.11")) == {"q_layernorm": 0, "k_layernorm": 0}
 
 
+ROUTED = "--num-experts 8 --moe-router-topk 2 --disable-bias-linear --moe-router-dtype fp32 --transformer-impl local"
+
+
+@pytest.mark.parametrize(
+    ("release", "te", "in_te"),
+    [
+        ("0.12.3", "2.1", False),  # torch.nn.functional.linear
+        ("0.13.0", "1.13", False),  # no general_gemm
+        ("0.13.0", "2.6", True),
+        ("0.16.1", "2.9.0", True),  # the last one with get_workspace
+        ("0.16.1", "2.10.0", False),
+        ("0.17.1", "2.12", True),
+    ],
+)
+def test_routers_use_gemms_of_transformer_engine_if_megatron_finds_them(release: str, te: str, in_te: bool) -> None:
+    """`te_general_gemm` (megatron/core/extensions/transformer_engine.py). Other GEMMs of Megatron's own layers use PyTorch."""
+    rank = highest_rank(with_software(job_of(f"{ROUTED} --no-persist-layer-norm", release=release), te=te))
+    workspace = [part.bytes for part in rank.memory.runtime_parts if part.name == "Transformer Engine GEMM workspace"]
+    assert workspace == ([32 * 2**20 + 1024] if in_te else [])
+
+
+@pytest.mark.parametrize(("te", "copies"), [("2.9", 1), ("2.11", 2)])
+def test_the_forward_of_a_router_in_transformer_engine_needs_no_copy_in_fp32(te: str, copies: int) -> None:
+    """`RouterGatingLinearFunction` (moe_utils.py): PyTorch multiplies `inp.to(router_dtype)`; backward copies in both cases."""
+    job = with_software(job_of(ROUTED), te=te)
+    router = next(module for name, module in stage_models(job)[0].trees[0].walk() if name.endswith("router"))
+    work = (*router.forward_workspace, *router.backward_workspace)
+    assert [each.shape[-1] for each in work if each.name == "input in the dtype of the router"] == [HIDDEN] * copies
+
+
+@pytest.mark.parametrize(("te", "kept"), [("2.15", True), ("2.16.1", False)])
+def test_quantizers_with_current_scaling_keep_no_scales_from_2_16_on(te: str, kept: bool) -> None:
+    """`Float8CurrentScalingQuantizer.__init__` (transformer_engine/pytorch/tensor/float8_tensor.py) drops `scale` and `amax`."""
+    job = with_software(job_of("--fp8-format hybrid --fp8-recipe tensorwise"), te=te)
+    assert kept == any(part.name == "FP8 scaling factors" for part in highest_rank(job).memory.runtime_parts)
+
+
 LOCAL = "--transformer-impl local --no-persist-layer-norm --use-distributed-optimizer"
 
 

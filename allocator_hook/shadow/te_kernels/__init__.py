@@ -63,6 +63,7 @@ def extension(gpu: Gpu, *, version: str) -> ModuleType:
     """Return the replacement module `transformer_engine_torch`, which behaves as on `gpu`."""
     module = _Extension("transformer_engine_torch")
     module.__version__ = version  # type: ignore[attr-defined]
+    module._num_cublas_streams = gemm.STREAMS  # type: ignore[attr-defined]  # releases before 2.4 have it instead of a function
     for name, enum in ENUMS.items():
         setattr(module, name, enum)
     for part in (activations, attention, cast, gemm, misc, moe, multi_tensor, norms, rope, softmax, userbuffers):

@@ -7,14 +7,15 @@ workspaces: non-deterministic backward accumulates dQ in fp32, as measured runs 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from allocator_hook.shadow.gpu import Gpu
 from allocator_hook.shadow.kernel_calls import calls
 from allocator_hook.shadow.te_kernels.allocate import empty, reject_quantizer
-from allocator_hook.shadow.te_kernels.enums import ENUMS, TORCH_DTYPES, DType
+from allocator_hook.shadow.te_kernels.enums import ENUMS, DType
+from allocator_hook.shadow.te_kernels.releases import is_before, with_names
 
 _LAYOUT = ENUMS["NVTE_QKV_Layout"]
 _BACKEND = ENUMS["NVTE_Fused_Attn_Backend"]
@@ -22,59 +23,71 @@ _MASK = ENUMS["NVTE_Mask_Type"]
 _SOFTMAX = ENUMS["NVTE_Softmax_Type"]
 
 
+_BEFORE_TENSORS: Final = "bias_type attn_mask_type softmax_type>=2.8 window_size bottom_right_diagonal>=2.12 "
+_TENSORS: Final = "cu_seqlens_q cu_seqlens_kv Q K V "
+_FORWARD: Final = (
+    "max_seqlen_q max_seqlen_kv is_training attn_scale p_dropout set_zero qkv_layout o_format>=2.15 qkv_scale_inv_format>=2.15 "
+    f"{_BEFORE_TENSORS} {_TENSORS} fake_dtype cu_seqlens_q_padded cu_seqlens_kv_padded page_table_k>=2.2 page_table_v>=2.2 "
+    "s_quantizer o_quantizer attn_bias softmax_offset>=2.8"
+)
+_BACKWARD: Final = (
+    "max_seqlen_q max_seqlen_kv attn_scale p_dropout set_zero qkv_layout o_format>=2.15 do_format>=2.15 dqkv_layout>=2.15 "
+    f"qkv_scale_inv_format>=2.15 do_scale_inv_format>=2.15 {_BEFORE_TENSORS} deterministic {_TENSORS} O dO fake_dtype"
+)
+_CHOICE: Final = (
+    "is_training>=2.5 qkv_dtype kv_dtype qkv_layout bias_type attn_mask_type softmax_type>=2.8 p_dropout num_attn_heads "
+    "num_gqa_groups max_seqlen_q max_seqlen_kv head_dim_qk head_dim_v"
+)
+
+
 def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
-    def get_fused_attn_backend(
-        is_training: bool, q_dtype: int, kv_dtype: int, qkv_layout: int, bias_type: int, attn_mask_type: int, softmax_type: int,
-        p_dropout: float, num_attn_heads: int, num_gqa_groups: int, max_seqlen_q: int, max_seqlen_kv: int, head_dim_qk: int,
-        head_dim_v: int, *_: Any,
-    ) -> int:  # fmt: skip
+    def fused_attn_backend(qkv_dtype: int, head_dim_qk: int, head_dim_v: int) -> int:
         """Return the backend. Head sizes are those that cuDNN 9.5 and later support in training.
 
         Source: common/fused_attn/fused_attn.cpp.
         """
         max_head_dim = 256 if gpu.capability == (9, 0) else 128
-        half = q_dtype in (DType["kFloat16"], DType["kBFloat16"])
+        half = qkv_dtype in (DType["kFloat16"], DType["kBFloat16"])
         fits = max(head_dim_qk, head_dim_v) <= max_head_dim or (head_dim_qk, head_dim_v) == (192, 128)
         if half and gpu.capability >= (8, 0) and fits and head_dim_qk % 8 == 0 and head_dim_v % 8 == 0:
             return _BACKEND["NVTE_F16_arbitrary_seqlen"]
         return _BACKEND["NVTE_No_Backend"]
 
+    def with_reason(choice: Any) -> tuple[int, str]:
+        """`choice` is a `FusedAttentionParams` of Python. Returns the backend and why there is none."""
+        backend = fused_attn_backend(choice.qkv_dtype, choice.head_dim_qk, choice.head_dim_v)
+        return backend, "" if backend != _BACKEND["NVTE_No_Backend"] else "not supported"
+
     return {
-        "get_fused_attn_backend": get_fused_attn_backend,
-        "fused_attn_fwd": fused_attn_fwd,
-        "fused_attn_bwd": fused_attn_bwd,
+        "get_fused_attn_backend": with_names(fused_attn_backend, _CHOICE) if is_before("2.20") else with_reason,
+        "fused_attn_fwd": with_names(fused_attn_fwd, _FORWARD),
+        "fused_attn_bwd": with_names(fused_attn_bwd, _BACKWARD),
         "fa_prepare_fwd": fa_prepare_fwd,
         "fa_prepare_bwd": fa_prepare_bwd,
     }
 
 
 def fused_attn_fwd(
-    max_seqlen_q: int, max_seqlen_kv: int, is_training: bool, attn_scale: float, p_dropout: float, set_zero: bool, qkv_layout: int,
-    bias_type: int, attn_mask_type: int, softmax_type: int, window_size: Sequence[int], cu_seqlens_q: torch.Tensor,
-    cu_seqlens_kv: torch.Tensor, Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, fake_dtype: torch.dtype,
-    cu_seqlens_q_padded: Any, cu_seqlens_kv_padded: Any, page_table_k: Any, page_table_v: Any, s_quantizer: Any,
-    o_quantizer: Any, *_: Any,
+    max_seqlen_q: int, attn_mask_type: int, window_size: Sequence[int], cu_seqlens_q: torch.Tensor, Q: torch.Tensor,
+    K: torch.Tensor, V: torch.Tensor, fake_dtype: torch.dtype, o_quantizer: Any, softmax_offset: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:  # fmt: skip
-    """Return the output, the softmax statistics [b, a, s, 1] and the RNG state."""
+    """Return the output, the softmax statistics [b, a, s, 1], the RNG state, and the softmax offset if there is one."""
     reject_quantizer(o_quantizer, "fused_attn_fwd")
     out = empty((*Q.shape[:-1], V.shape[-1]), fake_dtype)
     rng_state = empty((2,), torch.int64)
     batch, heads = cu_seqlens_q.shape[0] - 1, Q.shape[-2]
     calls.attention("forward", Q, K, V, batch=batch, causal=_is_causal(attn_mask_type), window=window_size[0])
     statistics = empty((batch, heads, max_seqlen_q, 1), torch.float32)
-    return [out, statistics, rng_state]
+    return [out, statistics, rng_state, *(() if softmax_offset is None else (softmax_offset,))]
 
 
 def fused_attn_bwd(
-    max_seqlen_q: int, max_seqlen_kv: int, attn_scale: float, p_dropout: float, set_zero: bool, qkv_layout: int, bias_type: int,
-    attn_mask_type: int, softmax_type: int, window_size: Sequence[int], deterministic: bool, cu_seqlens_q: torch.Tensor,
-    cu_seqlens_kv: torch.Tensor, Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, O: torch.Tensor, dO: torch.Tensor,
-    fake_dtype: torch.dtype, dqkv_type: int, *_: Any,
+    max_seqlen_q: int, qkv_layout: int, attn_mask_type: int, window_size: Sequence[int], cu_seqlens_q: torch.Tensor,
+    Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, fake_dtype: torch.dtype, softmax_type: int = 0,
 ) -> list[torch.Tensor | None]:  # fmt: skip
     """Return the gradients of query, key and value in their layout, then those of the bias (None) and the softmax offset."""
-    dtype = TORCH_DTYPES[dqkv_type]  # type: ignore[index]
     layout = _LAYOUT(qkv_layout).name.removeprefix("NVTE_")
-    gradients = _split_gradients(layout, Q, K, V, dtype)
+    gradients = _split_gradients(layout, Q, K, V, fake_dtype)
     batch, heads = cu_seqlens_q.shape[0] - 1, Q.shape[-2]
     calls.attention("backward", Q, K, V, batch=batch, causal=_is_causal(attn_mask_type), window=window_size[0])
     # cuDNN computes the sum of dO·O per query and accumulates dQ, both in fp32

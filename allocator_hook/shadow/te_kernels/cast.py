@@ -39,17 +39,37 @@ def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
             reduce_amax(quantizer, tensor.numel())
         return made
 
-    def split_quantize(tensor: torch.Tensor, split_sections: Sequence[int], quantizer_list: Sequence[Any]) -> list[Any]:
+    def fused_multi_quantize(
+        input_list: Sequence[torch.Tensor], output_list: Any, quantizer_list: Sequence[Any], *_: Any
+    ) -> list[Any]:
+        """Of releases before 2.5, which pass no outputs."""
+        del output_list
+        return multi_tensor_quantize(input_list, quantizer_list)
+
+    def split_quantize(
+        tensor: torch.Tensor,
+        split_sections: Sequence[int],
+        quantizer_list: Sequence[Any],
+        disable_bulk_allocation: bool = False,
+    ) -> list[Any]:
         tensor = tensor.contiguous()
         shapes = [(rows, *tensor.shape[1:]) for rows in split_sections]
-        made = create_tensors(quantizer_list, shapes, tensor.dtype, gpu)
+        if disable_bulk_allocation:
+            made = [create_tensor(each, shape, tensor.dtype, gpu) for each, shape in zip(quantizer_list, shapes, strict=True)]
+        else:
+            made = create_tensors(quantizer_list, shapes, tensor.dtype, gpu)
         for quantizer, shape in zip(quantizer_list, shapes, strict=True):
             reduce_amax(quantizer, prod(shape))
         return made
 
+    def create_empty_quantized_tensor(quantizer: Any, shape: Sequence[int], dtype: torch.dtype, *_: Any) -> Any:
+        return create_tensor(quantizer, shape, dtype, gpu)
+
     return {
         "quantize": quantize,
+        "create_empty_quantized_tensor": create_empty_quantized_tensor,
         "multi_tensor_quantize": multi_tensor_quantize,
+        "fused_multi_quantize": fused_multi_quantize,
         "split_quantize": split_quantize,
         "dequantize": dequantize,
         **dict.fromkeys(IN_PLACE, _in_place),

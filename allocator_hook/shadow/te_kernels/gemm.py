@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -14,6 +14,9 @@ from allocator_hook.shadow.te_kernels.allocate import empty
 from allocator_hook.shadow.te_kernels.enums import TORCH_DTYPES
 from allocator_hook.shadow.te_kernels.quantizers import create_tensor, kind_of, logical_shape, reduce_amax
 from allocator_hook.shadow.te_kernels.scales import swizzled, swizzled_together
+
+STREAMS: Final = 4
+"""Streams of a grouped GEMM (`nvte_get_num_compute_streams`)."""
 
 
 def output_shape(a: Sequence[int], trans_a: bool, b: Sequence[int], trans_b: bool) -> tuple[int, ...]:
@@ -93,7 +96,11 @@ def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
         del scales
         return bias
 
-    return {"generic_gemm": generic_gemm, "te_general_grouped_gemm": te_general_grouped_gemm, "get_num_cublas_streams": lambda: 4}
+    return {
+        "generic_gemm": generic_gemm,
+        "te_general_grouped_gemm": te_general_grouped_gemm,
+        "get_num_cublas_streams": lambda: STREAMS,
+    }
 
 
 def _is_quantized(tensor: Any) -> bool:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from allocator_hook.shadow.gpu import Gpu
 from allocator_hook.shadow.te_kernels.allocate import empty, like
+from allocator_hook.shadow.te_kernels.releases import with_names
+
+_TOP_K: Final = "num_tokens<2.17 num_experts<2.17 routing_map intermediate_output grad_probs grad_logits>=2.13"
 
 
 def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
@@ -19,9 +22,9 @@ def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
         "moe_unpermute_fwd": moe_unpermute_fwd,
         "moe_unpermute_bwd": moe_unpermute_bwd,
         "fused_topk_with_score_function_fwd": fused_topk_with_score_function_fwd,
-        "fused_topk_with_score_function_bwd": fused_topk_with_score_function_bwd,
+        "fused_topk_with_score_function_bwd": with_names(gradient_of_logits, _TOP_K),
         "fused_score_for_moe_aux_loss_fwd": fused_score_for_moe_aux_loss_fwd,
-        "fused_score_for_moe_aux_loss_bwd": fused_score_for_moe_aux_loss_bwd,
+        "fused_score_for_moe_aux_loss_bwd": with_names(gradient_of_logits, ""),
         "fused_moe_aux_loss_fwd": fused_moe_aux_loss_fwd,
         "fused_moe_aux_loss_bwd": fused_moe_aux_loss_bwd,
         "fused_multi_row_padding": lambda *_: None,
@@ -69,25 +72,14 @@ def fused_topk_with_score_function_fwd(logits: torch.Tensor, *_: Any, **__: Any)
     return like(logits), empty(logits.shape, torch.bool), like(logits)
 
 
-def fused_topk_with_score_function_bwd(
-    num_tokens: int, num_experts: int, routing_map: torch.Tensor, intermediate_output: torch.Tensor, *_: Any, **__: Any
-) -> torch.Tensor:
-    """Return the gradient of the logits."""
-    del routing_map
-    return empty((num_tokens, num_experts), intermediate_output.dtype)
+def gradient_of_logits(intermediate_output: torch.Tensor, grad_logits: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the gradient of the logits. From 2.13 on the caller allocates it."""
+    return like(intermediate_output) if grad_logits is None else grad_logits
 
 
-def fused_score_for_moe_aux_loss_fwd(logits: torch.Tensor, topk: int, score_function: str) -> tuple[torch.Tensor, ...]:
+def fused_score_for_moe_aux_loss_fwd(logits: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
     """Return the scores, the routing map, and the scores saved for backward; each [tokens, experts]."""
-    del topk, score_function
     return like(logits), empty(logits.shape, torch.bool), like(logits)
-
-
-def fused_score_for_moe_aux_loss_bwd(
-    num_tokens: int, num_experts: int, intermediate_output: torch.Tensor, *_: Any, **__: Any
-) -> torch.Tensor:
-    """Return the gradient of the logits."""
-    return empty((num_tokens, num_experts), intermediate_output.dtype)
 
 
 def fused_moe_aux_loss_fwd(probs: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:

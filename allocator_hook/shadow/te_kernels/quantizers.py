@@ -17,6 +17,7 @@ import torch
 from allocator_hook.shadow.gpu import Gpu
 from allocator_hook.shadow.te_kernels.allocate import empty
 from allocator_hook.shadow.te_kernels.enums import ENUMS
+from allocator_hook.shadow.te_kernels.releases import is_before
 from analyzer.errors import AnalyzerError
 from analyzer.units import round_up
 
@@ -35,7 +36,10 @@ _TENSORS: Final[Mapping[Kind, tuple[str, str]]] = {
     "blockwise": ("float8_blockwise_tensor", "Float8BlockwiseQTensor"),
     "mxfp8": ("mxfp8_tensor", "MXFP8Tensor"),
 }
-"""Module in transformer_engine.pytorch.tensor, and class. The `…Storage` class is in its subpackage `storage`."""
+"""Module in transformer_engine.pytorch.tensor, and class. The `…Storage` class is in its subpackage `storage`.
+
+Before 2.9: the `…Base` class in the subpackage `_internal`.
+"""
 _MXFP8_BLOCK: Final = 32
 
 
@@ -123,7 +127,9 @@ def reduce_amax(quantizer: Any, elements: int) -> None:
     """`Quantizer::quantize`: allocates nothing. With current scaling of a sharded tensor, the amax is all-reduced."""
     if elements and kind_of(quantizer) == "tensorwise" and quantizer.with_amax_reduction:
         group = quantizer._canonicalized_amax_reduction_group()
-        torch.distributed.all_reduce(quantizer.amax, op=torch.distributed.ReduceOp.MAX, group=group)
+        amax = getattr(quantizer, "amax", None)  # from 2.16 on the kernel allocates it
+        amax = empty((1,), torch.float32) if amax is None else amax
+        torch.distributed.all_reduce(amax, op=torch.distributed.ReduceOp.MAX, group=group)
 
 
 def output(quantizer: Any, shape: Sequence[int], dtype: torch.dtype, gpu: Gpu, *, fused: Sequence[Kind]) -> Any:
@@ -153,7 +159,7 @@ def _usages(quantizer: Any, shape: Sequence[int], gpu: Gpu) -> tuple[tuple[bool,
             (columnwise and not any_layout, {"transpose": (transposed, torch.uint8)}),
         )
     if kind == "blockwise":
-        columns = size if quantizer.all_gather_usage else transposed
+        columns = size if _is_compact(quantizer) else transposed
         scales = [(tuple(quantizer.get_scale_shape(size, by_columns)), torch.float32) for by_columns in (False, True)]
     else:
         columns = size
@@ -166,6 +172,12 @@ def _usages(quantizer: Any, shape: Sequence[int], gpu: Gpu) -> tuple[tuple[bool,
         (rowwise, {"rowwise_data": (size, torch.uint8), "rowwise_scale_inv": scales[0]}),
         (columnwise, {"columnwise_data": (columns, torch.uint8), "columnwise_scale_inv": scales[1]}),
     )
+
+
+def _is_compact(quantizer: Any) -> bool | None:
+    """Return whether blocks are not transposed because they are gathered. None before 2.4 and from 2.12 on: there is no choice."""
+    usage: bool | None = getattr(quantizer, "all_gather_usage", None)
+    return usage
 
 
 def _in_one_buffer(tensors: Sequence[Mapping[str, Buffer]]) -> list[dict[str, torch.Tensor]]:
@@ -200,7 +212,8 @@ def _wrap(
     internal = quantizer.internal if internal is None else internal
     module, name = _TENSORS[kind]
     if internal:
-        module, name = f"storage.{module}_storage", f"{name}Storage"
+        folder, base = ("_internal", "Base") if is_before("2.9") else ("storage", "Storage")
+        module, name = f"{folder}.{module}_{base.lower()}", f"{name}{base}"
     options: dict[str, Any] = {"fp8_dtype": quantizer.dtype, "quantizer": quantizer}
     if not internal:
         options |= {"shape": tuple(shape), "dtype": dtype}
@@ -214,7 +227,9 @@ def _wrap(
         parts = ("rowwise_data", "rowwise_scale_inv", "columnwise_data", "columnwise_scale_inv")
         options |= {part: made.get(part) for part in parts}
     if kind == "blockwise":
-        formats = ENUMS["Float8BlockScaleTensorFormat"]
         options["is_2D_scaled"] = quantizer.block_scaling_dim == 2
-        options["data_format"] = formats["COMPACT" if quantizer.all_gather_usage else "GEMM_READY"]
+        if _is_compact(quantizer) is not None:
+            options["data_format"] = ENUMS["Float8BlockScaleTensorFormat"]["COMPACT" if _is_compact(quantizer) else "GEMM_READY"]
+    if kind == "mxfp8" and not is_before("2.12"):
+        options["with_gemm_swizzled_scales"] = bool(quantizer.optimize_for_gemm)
     return getattr(import_module(f"transformer_engine.pytorch.tensor.{module}"), name)(**options)

@@ -24,7 +24,7 @@ def swizzled(tensor: Any, *, rowwise: bool, gpu: Gpu) -> torch.Tensor | None:
     Source: `swizzle_scaling_factors` and `convert_block_scaling_to_mxfp8_tensor`.
     """
     if _is_mxfp8(tensor):
-        return empty(_scales(tensor, rowwise=rowwise).shape, torch.uint8)
+        return None if _is_swizzled(tensor) else empty(_scales(tensor, rowwise=rowwise).shape, torch.uint8)
     if not _is_blockwise(tensor) or gpu.capability < (10, 0):
         return None
     *outer, width = logical_shape(tensor)
@@ -38,7 +38,7 @@ def swizzled_together(tensors: Sequence[Any], *, rowwise: bool, gpu: Gpu) -> lis
 
     MXFP8 scales share one buffer. Converted block scales are separate.
     """
-    if not tensors or not _is_mxfp8(tensors[0]):
+    if not tensors or not _is_mxfp8(tensors[0]) or _is_swizzled(tensors[0]):
         return [swizzled(tensor, rowwise=rowwise, gpu=gpu) for tensor in tensors]
     total = 0
     for tensor in tensors:
@@ -52,8 +52,13 @@ def _scales(tensor: Any, *, rowwise: bool) -> torch.Tensor:
 
 
 def _is_mxfp8(tensor: Any) -> bool:
-    return type(tensor).__name__ in ("MXFP8Tensor", "MXFP8TensorStorage")
+    return type(tensor).__name__ in ("MXFP8Tensor", "MXFP8TensorStorage", "MXFP8TensorBase")
+
+
+def _is_swizzled(tensor: Any) -> bool:
+    """Return whether the kernel that quantized the tensor wrote the scales as GEMMs need them (from 2.12 on)."""
+    return bool(getattr(tensor, "_with_gemm_swizzled_scales", False))
 
 
 def _is_blockwise(tensor: Any) -> bool:
-    return type(tensor).__name__ in ("Float8BlockwiseQTensor", "Float8BlockwiseQTensorStorage")
+    return type(tensor).__name__ in ("Float8BlockwiseQTensor", "Float8BlockwiseQTensorStorage", "Float8BlockwiseQTensorBase")

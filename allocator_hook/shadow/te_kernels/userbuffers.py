@@ -48,6 +48,10 @@ class Overlap:
     def is_p2p_overlap(self) -> bool:
         return False
 
+    def with_cublasmp(self) -> bool:
+        """Asked by releases from 2.17 on: whether cuBLASMp communicates."""
+        return False
+
     def communicate(self, kind: int) -> None:
         """Record the collective that overlaps with a GEMM."""
         from megatron.core.parallel_state import get_tensor_model_parallel_group

@@ -57,7 +57,7 @@ def router(shapes: Shapes) -> Module:
         referenced=() if moe.dispatcher == "allgather" else outputs,  # referenced by the dispatcher
         forward_workspace=(
             logits,
-            *in_fp32,
+            *(() if shapes.inputs.router_in_te else in_fp32),
             *shared_output(routing),
         ),
         backward_workspace=(
@@ -74,7 +74,7 @@ def router(shapes: Shapes) -> Module:
 def _in_router_dtype(routing: Routing, name: str) -> tuple[Tensor, ...]:
     """A copy of the input, or of its gradient, if the dtype of the router is not that of the parameters.
 
-    `RouterGatingLinearFunction` (moe_utils.py) would use mixed-dtype GEMMs of Transformer Engine, but 2.11 lacks `get_workspace`.
+    The forward of `RouterGatingLinearFunction` (moe_utils.py) needs none with the mixed-dtype GEMMs of Transformer Engine.
     """
     if routing.probability_dtype == routing.shapes.dtype:
         return ()

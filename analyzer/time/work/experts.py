@@ -19,12 +19,14 @@ def router(context: WorkContext) -> Work:
     routing = Routing(context.shapes)
     tokens, experts, hidden = routing.tokens, routing.moe.num_experts, context.inputs.model.hidden_size
     precision = "32" if routing.moe.router_dtype else context.precision
+    # Transformer Engine multiplies operands in 16 bit to fp32
+    forward = context.precision if context.inputs.router_in_te else precision
 
     def gemm(name: str, m: int, n: int, k: int, *, of_weight: bool = False) -> Gemm:
         return Gemm(name, m, n, k, precision, depth_is_tokens=of_weight)
 
     return Work(
-        forward=(gemm("forward", tokens, experts, hidden), MemoryBound("routing", 40.0 * tokens * experts, "permute")),
+        forward=(Gemm("forward", tokens, experts, hidden, forward), MemoryBound("routing", 40.0 * tokens * experts, "permute")),
         backward=(
             MemoryBound("routing gradient", 20.0 * tokens * experts, "permute"),
             gemm("data gradient", tokens, hidden, experts),

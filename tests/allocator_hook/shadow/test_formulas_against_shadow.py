@@ -28,7 +28,8 @@ pytestmark = [
 ]
 
 RELEASE = Version(version("megatron-core")) if find_spec("megatron") else Version("0")
-OWN_RELEASE = ("--info-megatron", f"{RELEASE.major}.{RELEASE.minor}", "--info-engine", "both")
+TE = Version(version("transformer-engine")) if find_spec("transformer_engine") else Version("0")
+OWN_RELEASE = ("--info-megatron", f"{RELEASE.major}.{RELEASE.minor}")
 """The options with which the formulas describe the installed megatron-core and Transformer Engine. Later ones than core 0.13 are
 compared with the formulas for the default release, as far as they are equal (`SINCE`)."""
 LAYERS = data_file("different_layers.json")
@@ -319,6 +320,23 @@ SINCE = {
 }
 """The oldest release that the formulas describe, if older releases differ."""
 
+UNTIL_TE = {
+    # later releases keep one more tensor of the ring inside all-to-all groups
+    "llama, cp4": "2.12",
+    # with later releases matrices of experts are not orthogonalized over expert-tensor-parallel ranks
+    "mixtral, muon, tp2 sp": "2.12",
+    # the peak of the first iteration is 0.5 MiB lower with later releases
+    "llama, two layers on the host": "2.12",
+    # FusedAdam of later releases needs functions that the recorded shards of parameters do not have
+    "llama, megatron fsdp": "2.12",
+    "mixtral, megatron fsdp": "2.12",
+    "llama, megatron fsdp of gradients": "2.12",
+    "llama, megatron fsdp of optimizer states": "2.12",
+    "llama, fsdp2": "2.12",
+    "llama, fsdp2, not resharded, tp2 sp": "2.12",
+}
+"""The first Transformer Engine that the formulas do not describe, if later ones differ."""
+
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -335,9 +353,11 @@ def test_formulas_agree_with_a_run_of_megatron(name: str, cache: Path, tmp_path:
 
     if Version(SINCE.get(name, "0")) > RELEASE:
         pytest.skip(f"the formulas describe megatron-core {SINCE[name]} and later")
+    if Version(UNTIL_TE.get(name, "99")) <= TE:
+        pytest.skip(f"the formulas describe Transformer Engine before {UNTIL_TE[name]}")
     os.environ["XDG_CACHE_HOME"] = str(cache)
     base = BASE.removesuffix(SHARDED) if "--optimizer" in GRID[name].split() else BASE
-    argv = [*(base + GRID[name]).split(), *(OWN_RELEASE if Version("0.14") > RELEASE else ())]
+    argv = [*(base + GRID[name]).split(), "--info-te", str(TE), *(OWN_RELEASE if Version("0.14") > RELEASE else ())]
     if "--use-torch-fsdp2" in argv:
         argv.remove("--use-distributed-optimizer")
     try:
