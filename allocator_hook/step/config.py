@@ -34,6 +34,7 @@ def transformer_config(job: TrainingJob) -> Any:
         **_mla(job),
         **_fp8(job),
         **_moe(job),
+        **_graphs(job),
     }
     config = config_class(**known_to(config_class, **options))
     for name, value in _yarn(job).items():  # the model reads these attributes, but releases up to 0.16 do not declare them
@@ -257,6 +258,17 @@ def _router_padding(padded: bool) -> dict[str, Any]:
 
     new, old = "moe_router_padding_for_quantization", "moe_router_padding_for_fp8"
     return {new if hasattr(TransformerConfig, new) else old: True} if padded else {}
+
+
+def _graphs(job: TrainingJob) -> dict[str, Any]:
+    """Return the options of CUDA graphs."""
+    if job.graphs is None:
+        return {}
+    return {
+        "cuda_graph_impl": job.graphs.implementation,
+        "cuda_graph_scope": list(job.graphs.scope),
+        "cuda_graph_warmup_steps": job.graphs.warmup_steps,
+    }
 
 
 def _stages(job: TrainingJob) -> dict[str, Any]:

@@ -50,6 +50,7 @@ READ: Final[dict[str, frozenset[str]]] = {
     "OffloadSpec": frozenset("fraction pinned_gradients collected".split()),
     "ActivationOffloadSpec": frozenset("layers modules min_elements last_stays".split()),
     "RecomputeSpec": frozenset("granularity method num_layers modules distribute_saved_activations".split()),
+    "GraphSpec": frozenset("implementation scope warmup_steps".split()),
     "TrainingFlags": frozenset(
         "gradient_accumulation_fusion attention_mask_in_dataloader deterministic calculate_per_token_loss "
         "check_for_nan_in_loss_and_grad tp_comm_overlap defer_embedding_wgrad wgrad_deferral_limit cublas_workspace_config "
@@ -61,14 +62,13 @@ READ: Final[dict[str, frozenset[str]]] = {
     "HardwareSpec": frozenset("name capacity_bytes compute_capability multiprocessors margin_bytes".split()),
     "TrainingJob": frozenset(
         "model parallel batch precision optimizer recompute flags hardware megatron software assumptions warnings unknown "
-        "activation_offload fsdp assumed_vocabulary".split()
+        "activation_offload fsdp graphs assumed_vocabulary".split()
     ),
 }
 """Supported fields by spec. They include fields that only change values or start-up, or that megatron-core decides itself."""
 
 
 _NAMES: Final = {
-    "TrainingJob.graphs": "CUDA graphs",
     "FsdpSpec.starts_from_meta": "--init-model-with-meta-device",
     "MuonSpec.aligned": "Muon with buffers laid out by matrices",
 }

@@ -82,6 +82,13 @@ def workspaces(job: TrainingJob, trees: Sequence[Module]) -> tuple[Workspace, ..
     return _listed(context)
 
 
+def workspaces_of(job: TrainingJob, modules: Sequence[Module]) -> tuple[Workspace, ...]:
+    """The workspaces and caches that some modules of a rank use. Only for jobs without FSDP and optimizer offloading."""
+    layers = sum(module.derived(_latent_layers) for module in modules)
+    context = _context(job, shapes_of(job), [(module, 1) for module in modules], trees=(), chunks=1, latent_layers=layers)
+    return _listed(context)
+
+
 def workspace_bytes(job: TrainingJob, shapes: Shapes, modules: Sequence[tuple[Module, int]], *, chunks: int) -> int:
     """Bytes of all workspaces and caches of a rank with these (module, number of copies) in `chunks` model chunks.
 
@@ -152,7 +159,7 @@ def _gemm_workspaces(context: _Context) -> Iterator[Workspace]:
     job, kinds = context.job, context.kinds
     te_bytes = round_up(te_workspace_bytes(job), BLOCK)
     routers = frozenset({ModuleKind.ROUTER})
-    in_te = (LINEAR if context.te else FROM_START) | (routers if _router_uses_te(job) else FROM_START)
+    in_te = (LINEAR if context.te else FROM_START) | (routers if router_uses_te(job) else FROM_START)
     phase: Literal["forward", "backward"] = "forward"
     if context.te and job.flags.tp_comm_overlap and kinds & LINEAR:
         size = round_up(USERBUFFER_STREAMS * te_workspace_bytes(job), BLOCK)
@@ -179,7 +186,7 @@ def _gemm_workspaces(context: _Context) -> Iterator[Workspace]:
         yield Workspace("Transformer Engine's causal mask", mask, frozenset({ModuleKind.ATTENTION_KERNEL}), "forward")
 
 
-def _router_uses_te(job: TrainingJob) -> bool:
+def router_uses_te(job: TrainingJob) -> bool:
     """Whether the GEMM of a router is one of Transformer Engine, with its workspace, also in layers of Megatron itself.
 
     `te_general_gemm` (core/extensions/transformer_engine.py) exists from 0.13. Until 0.16 it needs `get_workspace`, which

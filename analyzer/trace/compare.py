@@ -286,7 +286,9 @@ def _totals(rank: RankClass, recorded: Recorded) -> Iterator[TotalRow]:
     yield TotalRow(name="allocated after a step", predicted=allocated, recorded=last.allocated_after)
     yield TotalRow(name="peak of the first iteration", predicted=first_peak, recorded=first.peak)
     if len(recorded.iterations) > 1:
-        yield TotalRow(name="peak of later iterations", predicted=peak, recorded=last.peak)
+        # CUDA graphs may be captured in the first iteration, which then has the highest peak
+        later = recorded.iterations if memory.peak_in_first_iteration else recorded.iterations[1:]
+        yield TotalRow(name="peak of later iterations", predicted=peak, recorded=max(each.peak for each in later))
 
 
 def _collective_rows(rows: Sequence[CommunicationRow], recorded: Counter[CollectiveKey]) -> tuple[CollectiveRow, ...]:
