@@ -95,6 +95,7 @@ class Session:
             marks = Marks(writer)
             received = received_shapes(self.job)
             stack.enter_context(Patches([*recorder.patches(), *_router_padding(recorder.means), *received]))
+            stack.enter_context(Patches(_hadamard_signs(self.job)))
             stack.enter_context(Patches(sharding.patches(self.job, recorder, writer)))
             stack.enter_context(Patches(cuda_graphs.tensor_patches(recorder) if graphed else ()))
             calls_sink = cuda_graphs.GraphedCalls(writer) if graphed else writer
@@ -153,6 +154,12 @@ def _router_padding(means: Means) -> Iterator[Patch]:
     for name in ("pad_routing_map", "fused_pad_routing_map"):
         if hasattr(dispatcher, name):
             yield Patch(dispatcher, name, padded(means, getattr(dispatcher, name)), "the amount of padding depends on values")
+
+
+def _hadamard_signs(job: TrainingJob) -> Iterator[Patch]:
+    if job.precision.fp8 is not None and job.precision.fp8.recipe == "nvfp4":
+        module = import_module("transformer_engine.pytorch.tensor.nvfp4_tensor")
+        yield Patch(module, "get_sign_from_vector", lambda _: 0, "it shifts booleans, which the meta device refuses")
 
 
 INSTALL = "run pip install '.[shadow]' in this project's folder, which installs torch, megatron-core and transformer-engine"

@@ -200,14 +200,20 @@ def _mla(job: TrainingJob) -> dict[str, Any]:
 
 
 def _fp8(job: TrainingJob) -> dict[str, Any]:
+    """Return the options of FP8 or FP4."""
     fp8 = job.precision.fp8
     if fp8 is None:
         return {}
-    return {
+    kind: dict[str, Any] = {
         "fp8": fp8.format,
         "fp8_recipe": fp8.recipe,
         "fp8_param": fp8.stored_parameters,
         "fp8_amax_history_len": fp8.amax_history_len,
+    }
+    if fp8.recipe == "nvfp4":
+        kind = {"fp4": fp8.format, "fp4_recipe": fp8.recipe}
+    return {
+        **kind,
         "first_last_layers_bf16": bool(fp8.layers_at_start_in_16_bit or fp8.layers_at_end_in_16_bit),
         "num_layers_at_start_in_bf16": fp8.layers_at_start_in_16_bit,
         "num_layers_at_end_in_bf16": fp8.layers_at_end_in_16_bit,

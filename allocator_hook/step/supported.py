@@ -81,8 +81,6 @@ def check_supported(job: TrainingJob) -> None:
         raise UnsupportedError(
             "--info-engine shadow", "the legacy model code of 2023 is not part of megatron-core", "use --info-engine formula"
         )
-    if job.precision.fp8 is not None and job.precision.fp8.recipe == "nvfp4":
-        raise UnsupportedError("--info-engine shadow", "FP4 kernels are not supported", "use --info-engine formula")
     if job.model.moe is not None and job.model.moe.flex is not None and job.model.moe.imbalance != 1:
         raise UnsupportedError(
             "--info-moe-imbalance", "the shadow engine does not support it with the flex dispatcher", "use --info-engine formula"

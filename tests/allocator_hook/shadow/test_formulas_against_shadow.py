@@ -54,7 +54,7 @@ MOE_FP8 = (
     "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-ffn-hidden-size 512 --moe-token-dispatcher-type alltoall "
     "--micro-batch-size 1 --seq-length {tokens} --max-position-embeddings {tokens} "
 )
-"""Every expert gets a quarter of the tokens. FP8 pads to a multiple of 16 or 32; the formulas count half of that multiple."""
+"""Every expert gets a quarter of the tokens. FP8 pads to a multiple of 16 or 32, FP4 to 64; the formulas count half of it."""
 STORED_MXFP8 = "--info-gpu B200 --fp8-recipe mxfp8 --fp8-param-gather --reuse-grad-buf-for-mxfp8-param-ag"
 SPLIT = "--tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2"
 MOE = (
@@ -249,6 +249,10 @@ GRID = {
         f"--bf16 {LLAMA} {MOE_FP8.format(tokens=544)} --fp8-format e4m3 --fp8-recipe blockwise --expert-model-parallel-size 2 "
         "--moe-router-padding-for-quantization"
     ),
+    "llama, fp4": f"--bf16 {LLAMA} --info-gpu B200 --fp4-format e2m1",
+    "llama, fp4, tp2 sp pp2": f"--bf16 {LLAMA} {SPLIT} --info-gpu B200 --fp4-format e2m1",
+    "gpt, fp4, first and last layers in bf16": "--bf16 --info-gpu B200 --fp4-format e2m1 --first-last-layers-bf16",
+    "moe, fp4": f"--bf16 {LLAMA} {MOE_FP8.format(tokens=640)} --info-gpu B200 --info-te 2.11 --fp4-format e2m1",
     "moe, mxfp8": f"--bf16 {LLAMA} {MOE_FP8.format(tokens=576)} --info-gpu B200 --fp8-format e4m3 --fp8-recipe mxfp8",
 }
 SCALARS = 16384
@@ -305,6 +309,8 @@ SINCE = {
     "hybridep, tp2 sp pp2": "0.16",
     # the stand-ins for CUDA graphs use names of 0.16
     **dict.fromkeys((name for name in GRID if "graph" in name), "0.16"),
+    # earlier releases pad the rows of experts in FP4 to another multiple, or have no FP4
+    **dict.fromkeys((name for name in GRID if "fp4" in name), "0.16"),
     # the first release with Muon
     "gpt, muon": "0.16",
     "llama, dist_muon": "0.16",

@@ -39,11 +39,10 @@ def test_the_smallest_number_of_microbatches_with_the_full_peak_is_used() -> Non
 
 def test_unsupported_fields_give_a_one_line_error() -> None:
     job = job_of("--global-batch-size 8")
-    fp4 = replace(job, precision=replace(job.precision, fp8=specs.Fp8Spec(format="e4m3", recipe="nvfp4", stored_parameters=False)))
     legacy = replace(job, model=replace(job.model, implementation="legacy"))
     layout = specs.PipelineSpec(layout=("Et", "tm", "L"))
     early_mtp = replace(job, parallel=replace(job.parallel, pipeline_layout=layout, virtual_pipeline=3))
-    for unsupported in (fp4, legacy, early_mtp):
+    for unsupported in (legacy, early_mtp):
         with pytest.raises(UnsupportedError, match="use --info-engine formula") as caught:
             check_supported(unsupported)
         assert "\n" not in str(caught.value)
