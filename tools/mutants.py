@@ -59,9 +59,9 @@ FAULTS: Final = (
     ),
     Fault(
         "half of the capture's cuBLAS workspaces",
-        "analyzer/memory/cuda_graphs.py",
-        "capturing = STREAMS * 2 * cublas_workspace_bytes(job)",
-        "capturing = STREAMS * cublas_workspace_bytes(job)",
+        "analyzer/memory/graphs/kept.py",
+        "workspace = 2 * cublas_workspace_bytes(job)  # each of two threads has a handle",
+        "workspace = cublas_workspace_bytes(job)",
     ),
     Fault(
         "no unused segments",

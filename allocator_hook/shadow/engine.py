@@ -17,6 +17,7 @@ from typing import Any, Final
 from allocator_hook.packages import installed
 from allocator_hook.shadow.job_json import to_json
 from allocator_hook.shadow.request import Request
+from allocator_hook.step.iterations import captures_every_microbatch, default_iterations
 from allocator_hook.step.supported import check_supported
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.files import is_private, private_folder, publish
@@ -35,7 +36,7 @@ def run(
     *,
     jobs: int | None = None,
     cache_dir: Path | None = None,
-    iterations: int = 2,
+    iterations: int | None = None,
     microbatches: int | None = None,
     argv: Sequence[str] = (),
     progress: Progress = lambda done, total: None,
@@ -49,6 +50,7 @@ def run(
     """
     check_supported(job)
     versions = installed()
+    iterations = iterations or default_iterations(job)
     microbatches = microbatches or enough_microbatches(job)
     folder = _private(cache_dir or default_cache())
     keys = {rank: _key(job, rank, iterations, microbatches, versions) for rank in ranks}
@@ -82,6 +84,8 @@ def run(
 
 def enough_microbatches(job: TrainingJob) -> int:
     """Return the smallest number of microbatches that needs as much memory as all microbatches of the job."""
+    if captures_every_microbatch(job):
+        return job.batch.microbatches
     parallel = job.parallel
     equivalent = equivalent_microbatches(
         pipeline=parallel.pipeline,

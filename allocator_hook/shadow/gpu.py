@@ -10,6 +10,8 @@ from analyzer.units import GIB
 
 CUDA_VERSION: Final = "13.0"
 CUDNN_VERSION: Final = 91_300
+STREAMS: Final = 1 << 16
+"""More than the number of streams. Memory pools of CUDA graphs have identifiers of streams that are multiples of it or larger."""
 _MULTIPROCESSORS: Final = {(8, 0): 108, (9, 0): 132, (10, 0): 148}
 
 
@@ -54,7 +56,11 @@ class Stream:
 
     _created = 0
     current: ClassVar[list[Stream]] = []
-    """The streams that `with` statements have selected; the last one is the current stream, and none is the default stream."""
+    """The streams that `with` statements have selected; the last one is the current stream."""
+    selected: ClassVar[Stream | None] = None
+    """The stream that `torch.cuda.set_stream` has selected; none is the default stream."""
+    pool: ClassVar[int] = 0
+    """The memory pool of the CUDA graph that is captured; 0 if none is."""
 
     def __init__(self, *_: Any, default: bool = False, **__: Any) -> None:
         if not default:
@@ -65,8 +71,9 @@ class Stream:
 
     @staticmethod
     def current_id() -> int:
-        """The identifier of the current stream; 0 for the default stream."""
-        return Stream.current[-1].stream_id if Stream.current else 0
+        """The identifier of the current stream, and of the pool of a capture; 0 for the default stream."""
+        stream = Stream.current[-1] if Stream.current else Stream.selected
+        return (0 if stream is None else stream.stream_id) + Stream.pool * STREAMS
 
     def wait_stream(self, stream: Any) -> None:
         """Do nothing: all issued work is finished."""

@@ -76,5 +76,7 @@ calls = KernelCalls()
 
 
 def element_bits(tensor: Any) -> int:
-    """Return the bits of an element of a factor of a GEMM. The data of a quantized tensor has 8."""
+    """Return the bits of an element of a factor of a GEMM. The data of a quantized tensor has 8, or 4 in NVFP4."""
+    if hasattr(tensor, "_fp4_dtype"):
+        return 4
     return 8 if hasattr(tensor, "_quantizer") else 8 * int(tensor.element_size())

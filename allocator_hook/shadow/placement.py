@@ -113,6 +113,31 @@ def _backward(
     _engine_run_backward(roots, gradients, keep, create_graph, targets, allow_unreachable=True, accumulate_grad=True)
 
 
+def _grad(
+    outputs: Any,
+    inputs: Any,
+    grad_outputs: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    only_inputs: bool = True,
+    allow_unused: bool | None = None,
+    *_: Any,
+    **__: Any,
+) -> tuple[torch.Tensor | None, ...]:
+    """`torch.autograd.grad` under this mode. CUDA graphs capture it."""
+    del only_inputs
+    roots = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
+    targets = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+    given = (grad_outputs,) if isinstance(grad_outputs, torch.Tensor) else tuple(grad_outputs or [None] * len(roots))
+    gradients = _make_grads(roots, given, is_grads_batched=False)
+    keep = create_graph if retain_graph is None else retain_graph
+    return tuple(
+        _engine_run_backward(
+            roots, gradients, keep, create_graph, targets, allow_unreachable=bool(allow_unused), accumulate_grad=False
+        )
+    )
+
+
 _BACKWARD: Final = frozenset({torch.autograd.backward, torch.Tensor.backward})
 _REPLACED: Mapping[Any, Callable[..., Any]] = {
     torch.device: _named_by_number,
@@ -149,7 +174,9 @@ class Placement(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
         if func in _BACKWARD:
-            return self._run_backward(*args, **(kwargs or {}))
+            return self._run(_backward, *args, **(kwargs or {}))
+        if func is torch.autograd.grad:
+            return self._run(_grad, *args, **(kwargs or {}))
         replaced = _REPLACED.get(func)
         unmaterialized.creating = under_meta_device() and not _names_gpu(kwargs)
         if kwargs:
@@ -159,13 +186,13 @@ class Placement(TorchFunctionMode):
                 kwargs = {**kwargs, "pin_memory": False}
         return (replaced or func)(*args, **(kwargs or {}))
 
-    def _run_backward(self, *args: Any, **kwargs: Any) -> None:
+    def _run(self, backward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         # if a checkpoint returns a parameter, the gradient of the parameter runs the checkpoint again, in infinite recursion
         if self._nested == _MAX_DEPTH:
             raise RecursionError("a checkpointed module returns one of its parameters; its backward pass would not end")
         self._nested += 1
         try:
             with self:
-                _backward(*args, **kwargs)
+                return backward(*args, **kwargs)
         finally:
             self._nested -= 1

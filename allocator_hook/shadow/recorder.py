@@ -17,10 +17,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from allocator_hook.shadow.balance import means
-from allocator_hook.shadow.gpu import Stream
+from allocator_hook.shadow.gpu import STREAMS, Stream
 from allocator_hook.shadow.kernel_calls import calls
 from allocator_hook.shadow.placement import kernels, to_meta
-from allocator_hook.shadow.te_kernels.allocate import OUTSIDE
+from allocator_hook.shadow.te_kernels.allocate import OUTSIDE, outside_allocator
 from allocator_hook.shadow.unmaterialized import unmaterialized
 from allocator_hook.step.marks import in_backward
 from allocator_hook.step.patching import Patch
@@ -65,17 +65,20 @@ class _Fused:
 class Recorder(TorchDispatchMode):
     """Dispatch mode that records while it is active.
 
-    `cublas_workspace_bytes` is the workspace that a cuBLAS handle allocates at its first GEMM.
+    `cublas_workspace_bytes` is the workspace that a cuBLAS handle allocates at its first GEMM, or at its first GEMM on each stream
+    (`each_stream`).
     """
 
-    def __init__(self, sink: AllocationSink, *, cublas_workspace_bytes: int) -> None:
+    def __init__(self, sink: AllocationSink, *, cublas_workspace_bytes: int, each_stream: bool = False) -> None:
         super().__init__()
         self._sink = sink
         self._live: dict[int, tuple[int, int, Any]] = {}
         self._next = _FIRST_ADDRESS
         self._fused: list[_Fused] = []
         self._workspace_bytes = cublas_workspace_bytes
-        self._handles: set[bool] = set()
+        self._each_stream = each_stream
+        self._handles: set[tuple[bool, int]] = set()
+        self._references: dict[int, int] = {}
         self.means = means
         self.current_bytes = 0
         """Live bytes, each allocation rounded up to 512 bytes."""
@@ -148,8 +151,18 @@ class Recorder(TorchDispatchMode):
     def pointer(self, tensor: torch.Tensor) -> int | None:
         """Return the address of the tensor's first element; None if its storage is not recorded."""
         with torch._C.DisableTorchFunction():
-            entry = self._live.get(tensor.untyped_storage()._cdata)
-            return None if entry is None else entry[0] + int(tensor.storage_offset()) * tensor.element_size()
+            storage = tensor.untyped_storage()._cdata
+            entry = self._live.get(storage)
+            start = self._references.get(storage) if entry is None else entry[0]
+            return None if start is None else start + int(tensor.storage_offset()) * tensor.element_size()
+
+    def reference(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor with the address of `tensor` that does not keep its memory allocated."""
+        with torch._C.DisableTorchFunction():
+            made = outside_allocator(tensor.shape, tensor.dtype)
+        self._references[made.untyped_storage()._cdata] = self.pointer(tensor) or 0
+        self.means.put(made, self.means.of(tensor))
+        return made
 
     @contextmanager
     def fused_kernel(self, inputs: Iterable[torch.Tensor] = ()) -> Iterator[None]:
@@ -239,9 +252,10 @@ class Recorder(TorchDispatchMode):
     def _allocate_workspace(self) -> None:
         """Allocate the cuBLAS workspace of this thread at its first GEMM. Autograd runs backward in its own thread."""
         autograd = in_backward()
-        if autograd in self._handles or not self._workspace_bytes:
+        handle = (autograd, Stream.current_id() % STREAMS if self._each_stream else 0)
+        if handle in self._handles or not self._workspace_bytes:
             return
-        self._handles.add(autograd)
+        self._handles.add(handle)
         pointer = self._address(self._workspace_bytes)
         self._allocated(pointer, self._workspace_bytes)
         name = f"cuBLAS workspace of the {'autograd' if autograd else 'main'} thread"

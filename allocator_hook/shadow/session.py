@@ -23,6 +23,7 @@ from allocator_hook.shadow.jit import FakeCompiler
 from allocator_hook.shadow.kernel_calls import calls
 from allocator_hook.shadow.recorder import Recorder
 from allocator_hook.shadow.request import Request
+from allocator_hook.shadow.stand_ins import cuda_graphs
 from allocator_hook.shadow.stand_ins.received_shapes import received_shapes
 from allocator_hook.step.collectives import CollectiveHooks
 from allocator_hook.step.labels import write_labels
@@ -55,6 +56,7 @@ class Session:
             Patches(Patch(*patch, "the call is recorded, not executed: there are no peers") for patch in hooks.patches())
         )
         self._stack.enter_context(fake_cuda(gpu, compiler=self._compiler, memory_allocated=self._current_bytes))
+        self._stack.enter_context(Patches(cuda_graphs.patches() if self.job.graphs is not None else ()))
         try:
             import_module("megatron.core.models.gpt.gpt_model")
             import_module("megatron.core.optimizer")
@@ -88,14 +90,18 @@ class Session:
             },
         )
         with TraceWriter(path, header) as writer, ExitStack() as stack:
-            recorder = Recorder(writer, cublas_workspace_bytes=cublas_workspace_bytes(self.job))
+            graphed = self.job.graphs is not None
+            recorder = Recorder(writer, cublas_workspace_bytes=cublas_workspace_bytes(self.job), each_stream=graphed)
             marks = Marks(writer)
             received = received_shapes(self.job)
             stack.enter_context(Patches([*recorder.patches(), *_router_padding(recorder.means), *received]))
+            stack.enter_context(Patches(_hadamard_signs(self.job)))
             stack.enter_context(Patches(sharding.patches(self.job, recorder, writer)))
+            stack.enter_context(Patches(cuda_graphs.tensor_patches(recorder) if graphed else ()))
+            calls_sink = cuda_graphs.GraphedCalls(writer) if graphed else writer
             self._recorder = self._compiler.recorder = recorder
-            self._sink.connect(writer, marks)
-            stack.enter_context(calls.passed_to(writer))
+            self._sink.connect(calls_sink, marks)
+            stack.enter_context(calls.passed_to(calls_sink))
             stack.enter_context(recorder)
 
             def after_setup(trained: Any) -> None:
@@ -148,6 +154,12 @@ def _router_padding(means: Means) -> Iterator[Patch]:
     for name in ("pad_routing_map", "fused_pad_routing_map"):
         if hasattr(dispatcher, name):
             yield Patch(dispatcher, name, padded(means, getattr(dispatcher, name)), "the amount of padding depends on values")
+
+
+def _hadamard_signs(job: TrainingJob) -> Iterator[Patch]:
+    if job.precision.fp8 is not None and job.precision.fp8.recipe == "nvfp4":
+        module = import_module("transformer_engine.pytorch.tensor.nvfp4_tensor")
+        yield Patch(module, "get_sign_from_vector", lambda _: 0, "it shifts booleans, which the meta device refuses")
 
 
 INSTALL = "run pip install '.[shadow]' in this project's folder, which installs torch, megatron-core and transformer-engine"

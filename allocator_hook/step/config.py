@@ -34,6 +34,7 @@ def transformer_config(job: TrainingJob) -> Any:
         **_mla(job),
         **_fp8(job),
         **_moe(job),
+        **_graphs(job),
     }
     config = config_class(**known_to(config_class, **options))
     for name, value in _yarn(job).items():  # the model reads these attributes, but releases up to 0.16 do not declare them
@@ -205,14 +206,20 @@ def _mla(job: TrainingJob) -> dict[str, Any]:
 
 
 def _fp8(job: TrainingJob) -> dict[str, Any]:
+    """Return the options of FP8 or FP4."""
     fp8 = job.precision.fp8
     if fp8 is None:
         return {}
-    return {
+    kind: dict[str, Any] = {
         "fp8": fp8.format,
         "fp8_recipe": fp8.recipe,
         "fp8_param": fp8.stored_parameters,
         "fp8_amax_history_len": fp8.amax_history_len,
+    }
+    if fp8.recipe == "nvfp4":
+        kind = {"fp4": fp8.format, "fp4_recipe": fp8.recipe}
+    return {
+        **kind,
         "first_last_layers_bf16": bool(fp8.layers_at_start_in_16_bit or fp8.layers_at_end_in_16_bit),
         "num_layers_at_start_in_bf16": fp8.layers_at_start_in_16_bit,
         "num_layers_at_end_in_bf16": fp8.layers_at_end_in_16_bit,
@@ -263,6 +270,17 @@ def _router_padding(padded: bool) -> dict[str, Any]:
 
     new, old = "moe_router_padding_for_quantization", "moe_router_padding_for_fp8"
     return {new if hasattr(TransformerConfig, new) else old: True} if padded else {}
+
+
+def _graphs(job: TrainingJob) -> dict[str, Any]:
+    """Return the options of CUDA graphs."""
+    if job.graphs is None:
+        return {}
+    return {
+        "cuda_graph_impl": job.graphs.implementation,
+        "cuda_graph_scope": list(job.graphs.scope),
+        "cuda_graph_warmup_steps": job.graphs.warmup_steps,
+    }
 
 
 def _stages(job: TrainingJob) -> dict[str, Any]:

@@ -10,7 +10,9 @@ import torch
 from analyzer.specs import TrainingJob
 
 
-def get_batch(job: TrainingJob, *, first: bool, last: bool, mtp: bool = False) -> dict[str, torch.Tensor | None]:
+def get_batch(
+    job: TrainingJob, *, first: bool, last: bool, mtp: bool = False, data_iterator: Any = None
+) -> dict[str, torch.Tensor | None]:
     """Return the fields of one microbatch: [b, s] each, and the mask [b, 1, s, s]. All are None on intermediate stages.
 
     Source: `get_batch_on_this_tp_rank` (megatron/training/utils.py, 0.16). TP rank 0 copies every field to the GPU and
@@ -22,7 +24,7 @@ def get_batch(job: TrainingJob, *, first: bool, last: bool, mtp: bool = False) -
     fields: tuple[str, ...] = ("tokens", "labels", "loss_mask", "attention_mask", "position_ids")
     if not (first or last or mtp):
         return dict.fromkeys(fields)
-    batch = _on_gpu(job)
+    batch = on_gpu(job) if data_iterator is None else {**dict.fromkeys(fields), **next(data_iterator)}
     if mtp or (first and last):
         needed = fields
     else:
@@ -41,17 +43,18 @@ def get_batch(job: TrainingJob, *, first: bool, last: bool, mtp: bool = False) -
     return batch
 
 
-def _on_gpu(job: TrainingJob) -> dict[str, torch.Tensor | None]:
+def on_gpu(job: TrainingJob, *, device: str = "cuda") -> dict[str, torch.Tensor | None]:
+    """Return the fields of one microbatch on `device`."""
     size = (job.batch.micro_batch_size, job.batch.seq_length)
     mask = None
     if job.flags.attention_mask_in_dataloader:
-        mask = torch.zeros((size[0], 1, size[1], size[1]), dtype=torch.bool, device="cuda")
+        mask = torch.zeros((size[0], 1, size[1], size[1]), dtype=torch.bool, device=device)
     return {
-        "tokens": torch.zeros(size, dtype=torch.int64, device="cuda"),
-        "labels": torch.zeros(size, dtype=torch.int64, device="cuda"),
-        "loss_mask": torch.ones(size, dtype=torch.float32, device="cuda"),
+        "tokens": torch.zeros(size, dtype=torch.int64, device=device),
+        "labels": torch.zeros(size, dtype=torch.int64, device=device),
+        "loss_mask": torch.ones(size, dtype=torch.float32, device=device),
         "attention_mask": mask,
-        "position_ids": torch.zeros(size, dtype=torch.int64, device="cuda"),
+        "position_ids": torch.zeros(size, dtype=torch.int64, device=device),
     }
 
 
@@ -83,7 +86,7 @@ class ForwardStep:
 
         self._before(model)
         gpt = get_attr_wrapped_model(model, "pre_process", return_model_obj=True)
-        batch = get_batch(self._job, first=gpt.pre_process, last=gpt.post_process, mtp=gpt.mtp_process)
+        batch = get_batch(self._job, first=gpt.pre_process, last=gpt.post_process, mtp=gpt.mtp_process, data_iterator=data_iterator)
         run = gpt.build_schedule_plan if return_schedule_plan else model
         output = run(
             batch["tokens"], batch["position_ids"], batch["attention_mask"], labels=batch["labels"], loss_mask=batch["loss_mask"]

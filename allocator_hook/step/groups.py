@@ -45,7 +45,9 @@ def initialize(job: TrainingJob, *, rank: int, seed: int = 1234) -> None:
             **_embedding_ranks(job),
         )
     )
-    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+    tracker = {} if job.graphs is None else {"te_rng_tracker": job.model.implementation == "transformer_engine"}
+    graphed = {} if job.graphs is None else {"use_cudagraphable_rng": True}
+    tensor_parallel.model_parallel_cuda_manual_seed(seed, **tracker, **graphed)
 
 
 def _embedding_ranks(job: TrainingJob) -> dict[str, Any]:

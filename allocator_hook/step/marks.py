@@ -43,6 +43,7 @@ class Marks:
         """Number of microbatches started in this iteration, by chunk id."""
         self.names: dict[int, str] = {}
         """Names of the watched modules, by module id."""
+        self._hooks: dict[int, list[Any]] = {}
 
     @property
     def phase(self) -> str:
@@ -118,9 +119,33 @@ class Marks:
         for name, module in inner.named_modules():
             if name:
                 full_name = self.names[id(module)] = global_name(inner, name)
-                module.register_forward_pre_hook(self._before(full_name), with_kwargs=True)
-                module.register_forward_hook(self._after(full_name), always_call=True)
+                self._hooks[id(module)] = [
+                    module.register_forward_pre_hook(self._before(full_name), with_kwargs=True),
+                    module.register_forward_hook(self._after(full_name), always_call=True),
+                ]
         inner.register_forward_hook(self._after_model)
+
+    def unwatch(self, module: torch.nn.Module) -> None:
+        """Remove the hooks of a module."""
+        for hook in self._hooks.pop(id(module), ()):
+            hook.remove()
+
+    def unwatch_all(self, module: torch.nn.Module) -> None:
+        """Remove the hooks of a module and of all modules in it."""
+        for each in module.modules():
+            self.unwatch(each)
+
+    def watched(self, module: torch.nn.Module, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `function`, which replaces the forward of `module`, with the marks of the module."""
+        before, after = (mark(self.names[id(module)]) for mark in (self._before, self._after))
+
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            before()
+            output = function(*args, **kwargs)
+            after(module, args, output)
+            return output
+
+        return marked
 
     def _before(self, name: str) -> Callable[..., None]:
         def enter(*_: Any) -> None:

@@ -50,6 +50,7 @@ READ: Final[dict[str, frozenset[str]]] = {
     "OffloadSpec": frozenset("fraction pinned_gradients collected".split()),
     "ActivationOffloadSpec": frozenset("layers modules min_elements".split()),
     "RecomputeSpec": frozenset("granularity method num_layers modules distribute_saved_activations".split()),
+    "GraphSpec": frozenset("implementation scope warmup_steps".split()),
     "TrainingFlags": frozenset(
         "gradient_accumulation_fusion attention_mask_in_dataloader deterministic calculate_per_token_loss "
         "check_for_nan_in_loss_and_grad tp_comm_overlap defer_embedding_wgrad wgrad_deferral_limit cublas_workspace_config "
@@ -61,15 +62,13 @@ READ: Final[dict[str, frozenset[str]]] = {
     "HardwareSpec": frozenset("name capacity_bytes compute_capability multiprocessors margin_bytes".split()),
     "TrainingJob": frozenset(
         "model parallel batch precision optimizer recompute flags hardware megatron software assumptions warnings unknown "
-        "activation_offload fsdp assumed_vocabulary".split()
+        "activation_offload fsdp graphs assumed_vocabulary".split()
     ),
 }
 """Supported fields by spec. They include fields that only change values or start-up, or that megatron-core decides itself."""
 
 
-_NAMES: Final = {
-    "TrainingJob.graphs": "CUDA graphs",
-}
+_NAMES: Final = {}
 """Fields by the names that error messages use."""
 
 
@@ -79,8 +78,6 @@ def check_supported(job: TrainingJob) -> None:
         raise UnsupportedError(
             "--info-engine shadow", "the legacy model code of 2023 is not part of megatron-core", "use --info-engine formula"
         )
-    if job.precision.fp8 is not None and job.precision.fp8.recipe == "nvfp4":
-        raise UnsupportedError("--info-engine shadow", "FP4 kernels are not supported", "use --info-engine formula")
     if job.model.moe is not None and job.model.moe.flex is not None and job.model.moe.imbalance != 1:
         raise UnsupportedError(
             "--info-moe-imbalance", "the shadow engine does not support it with the flex dispatcher", "use --info-engine formula"

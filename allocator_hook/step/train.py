@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ import torch
 from allocator_hook.step import groups, schedule_plans, userbuffers
 from allocator_hook.step import model as models
 from allocator_hook.step.config import stores_fp8, transformer_config
+from allocator_hook.step.cuda_graphs import Graphs, check_release
 from allocator_hook.step.data import ForwardStep
+from allocator_hook.step.iterations import captured_before
 from allocator_hook.step.marks import Marks
 from allocator_hook.step.muon import muon_optimizer
 from allocator_hook.step.optimizer_config import optimizer_config, uses_torch_fsdp
@@ -44,6 +47,8 @@ def run(
 
     `microbatches` overrides the number of microbatches of the job. Creates the process groups with torch's fake backend.
     """
+    if job.graphs is not None:
+        check_release()
     groups.initialize(job, rank=rank)
     userbuffers.initialize(job)
     config = transformer_config(job)
@@ -60,14 +65,21 @@ def run(
     after_setup(trained)
     _prepare(job, config, trained, marks)
     count = microbatches or job.batch.microbatches
+    graphs = _graphs(job, config, trained, count, marks)
     with Patches(schedule_plans.patches(marks) if job.flags.overlap_moe_expert_parallel_comm else ()):
         for iteration in range(iterations):
             marks.start_iteration(iteration)
-            _train_step(job, trained, config, marks, count)
+            if graphs is not None and iteration == captured_before(job):
+                _capture(job, graphs, chunks, hooked=iteration > 0)
+            _train_step(job, trained, marks, count, graphs)
+            if graphs is not None and iteration == 0:
+                graphs.finish_first_iteration()
             if iteration == 0 and _gathers_in_hooks(job):
                 for chunk in chunks:
                     chunk.enable_forward_pre_hook()
                 config.param_sync_func = _of_chunks(chunks, "start_param_sync", job)
+                if graphs is not None and captured_before(job) == 0:
+                    graphs.set_hooks()
             marks.finish()
             after_iteration(trained, iteration)
     return trained
@@ -110,6 +122,25 @@ def _prepare(job: TrainingJob, config: Any, trained: Trained, marks: Marks) -> N
             chunk.disable_forward_pre_hook(**known_to(chunk.disable_forward_pre_hook, param_sync=False))
 
 
+def _graphs(job: TrainingJob, config: Any, trained: Trained, microbatches: int, marks: Marks) -> Graphs | None:
+    if job.graphs is None:
+        return None
+    return Graphs(job, config=config, chunks=trained.chunks, optimizer=trained.optimizer, microbatches=microbatches, marks=marks)
+
+
+def _capture(job: TrainingJob, graphs: Graphs, chunks: list[Any], *, hooked: bool) -> None:
+    """Capture graphs. Hooks that gather parameters are not captured; `hooked` if the chunks have them."""
+    hooked = hooked and _gathers_in_hooks(job)
+    if hooked:
+        for chunk in chunks:
+            chunk.disable_forward_pre_hook(param_sync=False)
+    graphs.capture()
+    if hooked:
+        for chunk in chunks:
+            chunk.enable_forward_pre_hook()
+        graphs.set_hooks()
+
+
 def _gathers_in_hooks(job: TrainingJob) -> bool:
     """Whether parameters are gathered by hooks that can be disabled (`should_disable_forward_pre_hook`)."""
     return job.fsdp is None and job.optimizer.distributed and job.optimizer.overlap_param_gather
@@ -123,7 +154,7 @@ def _of_chunks(chunks: list[Any], name: str, job: TrainingJob) -> Any:
     return functions[0] if len(functions) == 1 else functions
 
 
-def _train_step(job: TrainingJob, trained: Trained, config: Any, marks: Marks, microbatches: int) -> None:
+def _train_step(job: TrainingJob, trained: Trained, marks: Marks, microbatches: int, graphs: Graphs | None) -> None:
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
     chunks, optimizer = trained.chunks, trained.optimizer
@@ -136,9 +167,9 @@ def _train_step(job: TrainingJob, trained: Trained, config: Any, marks: Marks, m
             # parameters are gathered through the gradient buffer in the forward pass, after the buffer was zeroed
             for part in getattr(optimizer, "chained_optimizers", [optimizer]):
                 part._copy_main_params_to_param_buffer()
-        losses = get_forward_backward_func()(
+        function = partial(get_forward_backward_func(), data_iterator=[None] * len(chunks) if len(chunks) > 1 else None)
+        losses = (function if graphs is None else graphs.forward_backward(function))(
             forward_step_func=ForwardStep(job, marks.start_microbatch),
-            data_iterator=[None] * len(chunks) if len(chunks) > 1 else None,
             model=chunks if len(chunks) > 1 else chunks[0],
             num_microbatches=microbatches,
             seq_length=job.batch.seq_length,

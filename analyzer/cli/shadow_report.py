@@ -10,6 +10,7 @@ from allocator_hook.packages import installed, warnings
 from analyzer.memory.allocator.settings import AllocatorSettings
 from analyzer.memory.device_overhead import device_range, outside_allocator_bytes
 from analyzer.memory.verdict import verdict
+from analyzer.modules.shapes import shapes_of
 from analyzer.results import PeakEvent, RankClass, RankMemory, Report
 from analyzer.specs import TrainingJob
 from analyzer.time.predicted_kernels import predicted_kernels
@@ -89,6 +90,20 @@ class Compared:
     header: Header
 
 
+def _outside_graphs(job: TrainingJob, rank: RankClass) -> RankClass:
+    """The rank class with the trees of what a step runs outside CUDA graphs: a replay allocates nothing."""
+    if job.graphs is None:
+        return rank
+    from analyzer.passes.graph_scopes import outside_tree
+
+    hidden = shapes_of(job).hidden("input")
+    trees = (
+        outside_tree(job.graphs, job.model.moe, tree, hidden=hidden, received=not chunk.pre_process)
+        for tree, chunk in zip(rank.trees, rank.chunks, strict=True)
+    )
+    return replace(rank, trees=tuple(trees))
+
+
 def comparisons(report: Report, traces: Mapping[int, Path], *, tolerance: float) -> tuple[Compared, ...]:
     """Compares formulas and trace for each rank class. `report` must have the number of microbatches that was run."""
     found = []
@@ -96,6 +111,8 @@ def comparisons(report: Report, traces: Mapping[int, Path], *, tolerance: float)
         trace = read_complete_trace(traces[each.ranks[0][0]])
         rows = [row for row in report.communication if row.pipeline_rank == each.pipeline_rank]
         kernels = predicted_kernels(report.job, each)
-        result = compare(each, summarize(trace), communication=rows, kernels=kernels, tolerance=tolerance)
+        result = compare(
+            _outside_graphs(report.job, each), summarize(trace), communication=rows, kernels=kernels, tolerance=tolerance
+        )
         found.append(Compared(each, result, trace.header))
     return tuple(found)

@@ -11,7 +11,7 @@ from analyzer.specs import TrainingJob
 
 if TYPE_CHECKING:
     from analyzer.memory.chunk_memory import Point
-    from analyzer.memory.cuda_graphs import GraphMemory
+    from analyzer.memory.graphs.peaks import GraphMemory
     from analyzer.memory.iteration import PeakContext
     from analyzer.memory.peak import Peak
     from analyzer.memory.pipeline_tensors import MessageOrder
@@ -75,7 +75,7 @@ def graph_memory_of(
     """The memory of a stage with CUDA graphs; None if the job has none. `eager` are the peaks without graphs."""
     if job.graphs is None:
         return None
-    from analyzer.memory.cuda_graphs import graph_memory
+    from analyzer.memory.graphs.peaks import graph_memory
 
     return graph_memory(job, job.graphs, stage, states, workspaces, iterations=iterations, context=context, eager=eager)
 

@@ -38,7 +38,7 @@ from analyzer.states.record import StartPeak, States
 from analyzer.units import BLOCK, round_up
 
 if TYPE_CHECKING:
-    from analyzer.memory.cuda_graphs import GraphMemory
+    from analyzer.memory.graphs.peaks import GraphMemory
 
 _START = {
     StartPeak.SHARDING: (PeakEvent.MODEL_SHARDING, Remainder.UNSHARDED),
@@ -244,7 +244,7 @@ def _run_with_states(job: TrainingJob, stage: StageAnalysis, states: States, ite
     )
     if graphs is None:
         return run
-    return _Run(first=graphs.first, later=graphs.later, workspaces=(*stage.workspaces, *graphs.kept), graphs=graphs)
+    return _Run(first=graphs.first, later=graphs.later, workspaces=(*graphs.workspaces, *graphs.kept), graphs=graphs)
 
 
 def _rank_memory(job: TrainingJob, states: States, run: _Run, *, kept: int) -> RankMemory:
@@ -255,6 +255,7 @@ def _rank_memory(job: TrainingJob, states: States, run: _Run, *, kept: int) -> R
     """
     first, later, graphs = run.first, run.later, run.graphs
     workspaces = sum(each.bytes for each in run.workspaces)
+    kept -= 0 if graphs is None else graphs.static_input_gradients
     allocated = states.steady + workspaces + states.gradient_copies + states.gathered + kept
     peak = _highest(states, allocated=allocated, first=first, later=later)
     captured_later = 0 if graphs is None or graphs.from_start else sum(each.bytes for each in graphs.kept)

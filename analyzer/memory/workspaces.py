@@ -81,6 +81,13 @@ def workspaces(job: TrainingJob, trees: Sequence[Module]) -> tuple[Workspace, ..
     return _listed(context)
 
 
+def workspaces_of(job: TrainingJob, modules: Sequence[Module]) -> tuple[Workspace, ...]:
+    """The workspaces and caches that some modules of a rank use. Only for jobs without FSDP and optimizer offloading."""
+    layers = sum(module.derived(_latent_layers) for module in modules)
+    context = _context(job, shapes_of(job), [(module, 1) for module in modules], trees=(), chunks=1, latent_layers=layers)
+    return _listed(context)
+
+
 def workspace_bytes(job: TrainingJob, shapes: Shapes, modules: Sequence[tuple[Module, int]], *, chunks: int) -> int:
     """Bytes of all workspaces and caches of a rank with these (module, number of copies) in `chunks` model chunks.
 
@@ -167,8 +174,11 @@ def _gemm_workspaces(context: _Context) -> Iterator[Workspace]:
     in_torch = frozenset({ModuleKind.OUTPUT_LAYER}) | (routers - in_te)
     in_torch |= FROM_START if context.te else LINEAR
     in_torch |= {ModuleKind.ATTENTION_KERNEL} if context.unfused else FROM_START
-    if kinds & in_torch or job.optimizer.muon is not None:  # Muon uses GEMMs on every stage
-        yield Workspace("cuBLAS workspace of the main thread", cublas_workspace_bytes(job), in_torch, "forward")
+    fp8 = job.precision.fp8
+    # `get_rht_matrix`: the matrix of the Hadamard transform is a product of two
+    in_main = in_torch | LINEAR if context.te and fp8 is not None and fp8.recipe == "nvfp4" else in_torch
+    if kinds & in_main or job.optimizer.muon is not None:  # Muon uses GEMMs on every stage
+        yield Workspace("cuBLAS workspace of the main thread", cublas_workspace_bytes(job), in_main, "forward")
     if kinds & in_torch:
         yield Workspace("cuBLAS workspace of the autograd thread", cublas_workspace_bytes(job), in_torch, "backward")
     model = job.model

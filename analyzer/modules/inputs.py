@@ -103,6 +103,8 @@ class ModuleInputs:
     """From core 0.14 on, some layers in FP8 save their 16-bit input (`set_save_original_input`)."""
     attention_in_batches: bool = False
     """Before core 0.14, attention after the fused rotation is computed in [b, s, a, d] (`TEDotProductAttention.forward`)."""
+    fp4_padding: int = 128
+    """Transformer Engine pads the rows of each expert in FP4 to a multiple of this (`get_align_size_for_quantization`)."""
     norms_save_views: bool = False
     """Before Transformer Engine 1.13, its norms save a view of their input where later ones save a contiguous copy."""
     router_in_te: bool = False
@@ -214,6 +216,7 @@ def _module_inputs(job: TrainingJob) -> ModuleInputs:
         cached_dummies=_cached_dummies(job),
         saves_original_input=not is_before(job.megatron, "0.14"),
         attention_in_batches=_attention_in_batches(job),
+        fp4_padding=64 if job.software.te_is_before("2.12") else 128,
         norms_save_views=job.model.implementation == "transformer_engine" and job.software.te_is_before("1.13"),
         router_in_te=_router_in_te(job),
         compute_capability=job.hardware.compute_capability,

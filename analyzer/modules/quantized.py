@@ -85,9 +85,12 @@ def element(recipe: Fp8Recipe) -> str:
     return "fp4" if recipe == "nvfp4" else "fp8"
 
 
-def align_size(recipe: Fp8Recipe) -> int:
-    """The rows of each expert are padded to a multiple of this (core/fp8_utils.py, fp4_utils.py get_fp4_align_size, 0.16.1)."""
-    return {"mxfp8": 32, "nvfp4": 128}.get(recipe, 16)
+def align_size(recipe: Fp8Recipe, *, fp4: int = 128) -> int:
+    """The rows of each expert are padded to a multiple of this (core/fp8_utils.py, fp4_utils.py get_fp4_align_size, 0.16.1).
+
+    `fp4` is the multiple with NVFP4. Transformer Engine and Megatron-LM can have different ones.
+    """
+    return {"mxfp8": 32, "nvfp4": fp4}.get(recipe, 16)
 
 
 def _copy(shapes: Shapes, tensor: Tensor, axis: Axis, split: Split = _UNSPLIT) -> tuple[Tensor, ...]:
@@ -99,7 +102,8 @@ def _copy(shapes: Shapes, tensor: Tensor, axis: Axis, split: Split = _UNSPLIT) -
     shape, dtype = scales(recipe, prod(tensor.shape[:-1]) // experts, tensor.shape[-1], axis)
     formula = tensor.formula.replace("2·", "", 1) if tensor.formula.startswith("2·") else tensor.formula
     if split.in_one_buffer and recipe not in ONE_SCALE:
-        size = dtype_bytes(kind, prod(tensor.shape)) + experts * dtype_bytes(dtype, prod(shape))
+        amax = 16 * experts if recipe == "nvfp4" else 0  # one value each, aligned
+        size = dtype_bytes(kind, prod(tensor.shape)) + experts * dtype_bytes(dtype, prod(shape)) + amax
         return (Tensor(name=f"{name}, with scales", shape=(size,), dtype="uint8", formula=f"{formula}, {recipe} scaling"),)
     if experts > 1:
         shape = (experts, *shape)
@@ -118,10 +122,13 @@ def _both(shapes: Shapes, tensor: Tensor, split: Split = _UNSPLIT) -> tuple[Tens
 def saved_input(shapes: Shapes, tensor: Tensor, *, gathered: bool = False, split: Split = _UNSPLIT) -> tuple[Tensor, ...]:
     """What a layer saves of its input for the weight gradient: in FP8 one copy, of the shard if the input is `gathered`.
 
-    A shard with one scale per tensor is saved row-wise, because only rows can be gathered.
+    A shard with one scale per tensor is saved row-wise, because only rows can be gathered. Of a shard in NVFP4 both copies stay
+    (`_LayerNormLinear.forward`: only MXFP8 and blockwise tensors drop their rows).
     """
     if shapes.fp8 is None:
         return (tensor,)
+    if gathered and shapes.fp8.recipe == "nvfp4":
+        return _both(shapes, tensor, split)
     rows = copies(shapes) == 1 or (gathered and shapes.fp8.recipe in ONE_SCALE)
     return _copy(shapes, tensor, "row" if rows else "column", split)
 
@@ -142,7 +149,7 @@ def forward_input(
     if shapes.fp8 is None:
         return gathered
     referenced = (tensor,) if in_16_bit and not original else ()
-    rows_kept = not original and (copies(shapes) == 1 or (bool(gathered) and shapes.fp8.recipe in ONE_SCALE))
+    rows_kept = not original and (copies(shapes) == 1 or (bool(gathered) and shapes.fp8.recipe in (*ONE_SCALE, "nvfp4")))
     rows = () if rows_kept else _copy(shapes, tensor, "row", split)
     return (*referenced, *rows, *(copy for full in gathered for copy in _copy(shapes, full, "row")))
 

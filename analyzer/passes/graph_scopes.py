@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from analyzer.modules.kinds import ATTENTION_BRANCH, FEED_FORWARD_BRANCH, ModuleKind
-from analyzer.modules.tree import LAYER, STREAM, Module, Tensor
+from analyzer.modules.tree import LAYER, STREAM, Module, Tensor, parameters
 from analyzer.specs import GraphSpec, MoeSpec
 
 FULL_ITERATION: Final = "full_iteration"
@@ -31,17 +31,22 @@ class Scope(NamedTuple):
         return self.children - {ModuleKind.FEED_FORWARD} if self.parts else self.children
 
 
+WHOLE_LAYER: Final = Scope(ATTENTION_BRANCH | FEED_FORWARD_BRANCH, frozenset())
+
+
 def layer_scope(graphs: GraphSpec, moe: MoeSpec | None, layer: Module) -> Scope:
     """The part of a layer that graphs capture; empty if there is none."""
     scope = graphs.scope
     if not scope:
-        return Scope(ATTENTION_BRANCH | FEED_FORWARD_BRANCH, frozenset())
+        return WHOLE_LAYER
     has_experts = any(
         module.kind is ModuleKind.ROUTER
         for child in layer.children
         if child.kind is ModuleKind.FEED_FORWARD
         for module in child.children
     )
+    if graphs.implementation == "local":  # `create_mcore_cudagraph_manager`: whole layers, also if one part of them is named
+        return WHOLE_LAYER if "attn" in scope or ("mlp" in scope and not has_experts) else Scope(frozenset(), frozenset())
     children: frozenset[ModuleKind] = ATTENTION_BRANCH if "attn" in scope else frozenset()
     parts: frozenset[ModuleKind] = frozenset()
     if ("moe" if has_experts else "mlp") in scope:
@@ -66,21 +71,72 @@ def captured_tree(graphs: GraphSpec, moe: MoeSpec | None, tree: Module, *, stati
     `static_output` is the output of a captured part that does not include the end of its layer. Otherwise the module that
     reads the layer's output saves it.
     """
-    if FULL_ITERATION in graphs.scope:
-        return tree
+    if FULL_ITERATION in graphs.scope:  # batches are static
+        return replace(tree, children=tuple(child for child in tree.children if child.kind is not ModuleKind.BATCH))
     if _is_layer(tree):
         return tree.derived(_captured_layer, layer_scope(graphs, moe, tree), static_output)
     children = tuple(captured_tree(graphs, moe, child, static_output=static_output) for child in tree.children)
     return replace(without_tensors(tree), children=children)
 
 
-def outside_tree(graphs: GraphSpec, moe: MoeSpec | None, tree: Module) -> Module:
-    """The tree without the tensors of captured modules."""
+def outside_tree(graphs: GraphSpec, moe: MoeSpec | None, tree: Module, *, hidden: Tensor, received: bool) -> Module:
+    """The tree without the tensors of captured modules.
+
+    `hidden` are the hidden states that enter the first layer, which an embedding computes or the rank has `received`.
+    """
     if FULL_ITERATION in graphs.scope:
         return without_tensors(tree)
+    layers = transformer_layers(tree)
+    if not layers:
+        return tree
+    scopes = [layer_scope(graphs, moe, layer) for layer in (layers[0], layers[-1])]
+    first = scopes[0].full
+    ends_inside = ModuleKind.FEED_FORWARD_ADD in scopes[1].full
+    # The passes below remove the input of a captured attention, and take the input of the first layer for the output of another.
+    # The schedule references a received input until its backward, and the model the output of the embedding in its forward.
+    removed = (hidden,) if first & {ModuleKind.ATTENTION, ModuleKind.FEED_FORWARD_ADD} else ()
+    saved = removed if ModuleKind.ATTENTION not in first else ()
+    if received:
+        outside = _outside(graphs, moe, tree, held=(), saved=(), ends_inside=ends_inside)
+        return replace(outside, saved=(*outside.saved, *(replace(tensor, made_in=STREAM) for tensor in removed)))
+    return _outside(graphs, moe, tree, held=() if saved else removed, saved=saved, ends_inside=ends_inside)
+
+
+def captured_modules(graphs: GraphSpec, moe: MoeSpec | None, tree: Module) -> list[Module]:
+    """The captured modules of a tree, without their children."""
+    if FULL_ITERATION in graphs.scope:
+        return [tree]
+    found: list[Module] = []
+    for layer in transformer_layers(tree):
+        scope = layer_scope(graphs, moe, layer)
+        for child in layer.children:
+            if child.kind in scope.full:
+                found.append(child)
+            elif child.kind in scope.children:
+                found.extend(part for part in child.children if part.kind in scope.parts)
+    return found
+
+
+def _outside(
+    graphs: GraphSpec,
+    moe: MoeSpec | None,
+    tree: Module,
+    *,
+    held: tuple[Tensor, ...],
+    saved: tuple[Tensor, ...],
+    ends_inside: bool,
+) -> Module:
+    """The part of a tree outside graphs. The output of the embedding is `held` in its forward, or `saved`."""
     if _is_layer(tree):
-        return tree.derived(_outside_layer, layer_scope(graphs, moe, tree))
-    return replace(tree, children=tuple(outside_tree(graphs, moe, child) for child in tree.children))
+        scope = layer_scope(graphs, moe, tree)
+        clones = graphs.implementation == "local" and bool(scope.children)
+        return tree.derived(_outside_layer, scope, clones)
+    children = tuple(_outside(graphs, moe, child, held=held, saved=saved, ends_inside=ends_inside) for child in tree.children)
+    if tree.kind is ModuleKind.EMBEDDING:
+        return replace(tree, children=children, forward_held=(*tree.forward_held, *held), saved=(*tree.saved, *saved))
+    if tree.kind is ModuleKind.FINAL_NORM and ends_inside:
+        return replace(tree, children=children, saved=tuple(tensor for tensor in tree.saved if tensor.made_in != STREAM))
+    return replace(tree, children=children)
 
 
 def without_tensors(module: Module) -> Module:
@@ -111,7 +167,8 @@ def _captured_layer(layer: Module, scope: Scope, static_output: Tensor) -> Modul
     return replace(layer, saved=(*layer.saved, static_output) if ends_inside else layer.saved, children=tuple(children))
 
 
-def _outside_layer(layer: Module, scope: Scope) -> Module:
+def _outside_layer(layer: Module, scope: Scope, clones: bool) -> Module:
+    """The layer outside graphs. With `clones` a replayed backward returns copies of all weight gradients."""
     makers = _makers(layer)
     children = []
     for child in layer.children:
@@ -125,6 +182,11 @@ def _outside_layer(layer: Module, scope: Scope) -> Module:
             children.append(replace(child, children=parts))
         else:
             children.append(_without_saved(child, scope, makers, made_inside=True))
+    if clones:
+        gradients = tuple(
+            Tensor(name=f"copy of the gradient of {each.name}", shape=each.shape, dtype=each.dtype) for each in parameters(layer)
+        )
+        return replace(layer, children=tuple(children), backward_workspace=(*layer.backward_workspace, *gradients))
     return replace(layer, children=tuple(children))
 
 

@@ -20,6 +20,7 @@ from analyzer.program.operations import Operation, OperationKind
 from analyzer.results import CommunicationRow, RankClass
 from analyzer.trace.kernels import KernelComparison, PredictedKernels, compare_kernels
 from analyzer.trace.summary import CollectiveKey, Recorded
+from analyzer.units import dtype_bytes
 
 MODEL = "(the model itself)"
 """Module of the tensors of the loss, which the model computes outside any module."""
@@ -286,7 +287,9 @@ def _totals(rank: RankClass, recorded: Recorded) -> Iterator[TotalRow]:
     yield TotalRow(name="allocated after a step", predicted=allocated, recorded=last.allocated_after)
     yield TotalRow(name="peak of the first iteration", predicted=first_peak, recorded=first.peak)
     if len(recorded.iterations) > 1:
-        yield TotalRow(name="peak of later iterations", predicted=peak, recorded=last.peak)
+        # CUDA graphs may be captured in the first iteration, which then has the highest peak
+        later = recorded.iterations if memory.peak_in_first_iteration else recorded.iterations[1:]
+        yield TotalRow(name="peak of later iterations", predicted=peak, recorded=max(each.peak for each in later))
 
 
 def _collective_rows(rows: Sequence[CommunicationRow], recorded: Counter[CollectiveKey]) -> tuple[CollectiveRow, ...]:
@@ -296,8 +299,10 @@ def _collective_rows(rows: Sequence[CommunicationRow], recorded: Counter[Collect
     for row in rows:
         if row.module.startswith(PACKING):
             continue
-        dtype = "uint8" if row.dtype == "fp8" else row.dtype  # FP8 tensors are sent as bytes
-        predicted[row.kind, row.group, prod(row.shape), dtype] += row.calls_per_iteration
+        elements, dtype = prod(row.shape), row.dtype
+        if dtype in ("fp8", "fp4"):  # sent as bytes
+            elements, dtype = dtype_bytes(dtype, elements), "uint8"
+        predicted[row.kind, row.group, elements, dtype] += row.calls_per_iteration
     keys = sorted(predicted.keys() | recorded.keys(), key=str)
     return tuple(
         CollectiveRow(key=key, predicted=predicted[key], recorded=recorded[key]) for key in keys if predicted[key] != recorded[key]

@@ -84,6 +84,40 @@ def test_the_streams_of_a_capture_have_cublas_workspaces() -> None:
     assert {part.name: part.bytes for part in parts}["cuBLAS workspaces of the capture streams"] == 4 * 4096 * 8 * KIB
 
 
+def test_captured_routers_use_the_gemms_of_torch() -> None:
+    """Until 0.17 the router's GEMM is PyTorch's with Transformer Engine 2.10 and later (`te_general_gemm`)."""
+    line = f"{MOE} {NOW} --cuda-graph-scope attn moe_router"
+    parts = {part.name: part.bytes for part in memory(job_of(line, release="0.16.1")).runtime_parts}
+    assert parts["cuBLAS workspaces of the capture streams"] == 4 * 4096 * 8 * KIB
+
+
+def test_all_layers_share_one_static_output_gradient() -> None:
+    """`_make_graphed_callables` with `_reuse_graph_input_output_buffers`, and the input gradient of the last captured backward."""
+    parts = {part.name: part.bytes for part in memory(job_of(NOW)).runtime_parts}
+    assert parts["static output gradients of CUDA graphs"] == HIDDEN
+    assert parts["gradients of the last captured backward"] == HIDDEN
+
+
+@pytest.mark.parametrize("part", ["attn", "mlp"])
+def test_local_graphs_of_a_part_contain_whole_layers(part: str) -> None:
+    """`TransformerLayer.create_mcore_cudagraph_manager` creates one manager for the layer."""
+    whole, partly = (memory(job_of(f"--cuda-graph-impl local {scope}")) for scope in ("", f"--cuda-graph-scope {part}"))
+    assert partly == whole
+
+
+def test_local_graphs_keep_the_outputs_of_their_layers() -> None:
+    """`_CudaGraphRunner.fwd_graph_outputs` references them."""
+    parts = {part.name: part.bytes for part in memory(job_of("--cuda-graph-impl local")).runtime_parts}
+    assert parts["outputs of captured layers"] == LAYERS * HIDDEN
+
+
+def test_a_full_iteration_graph_has_static_batches() -> None:
+    """`StaticBufferLoader`: three int64 fields, one fp32 field and the mask bool[b, 1, s, s] of each microbatch."""
+    job = job_of(f"{FULL} --global-batch-size 64")
+    parts = {part.name: part.bytes for part in memory(job).runtime_parts}
+    assert parts["static batches of CUDA graphs"] == job.batch.microbatches * (28 * S + MASK)
+
+
 def test_a_full_iteration_graph_has_no_static_inputs_of_layers() -> None:
     names = [part.name for part in memory(job_of(FULL)).runtime_parts]
     assert names

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
 from typing import Any, Final
 
 import torch
@@ -11,7 +10,7 @@ import torch
 from allocator_hook.shadow.gpu import Gpu
 from allocator_hook.shadow.te_kernels.allocate import empty
 from allocator_hook.shadow.te_kernels.enums import TORCH_DTYPES
-from allocator_hook.shadow.te_kernels.quantizers import create_tensor, create_tensors, logical_shape, reduce_amax, update_tensor
+from allocator_hook.shadow.te_kernels.quantizers import create_tensor, create_tensors, logical_shape, run_kernel, update_tensor
 
 IN_PLACE: Final = (
     "compute_amax",
@@ -29,14 +28,14 @@ def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
         del noop
         tensor = tensor.contiguous()
         out = create_tensor(quantizer, tensor.shape, tensor.dtype, gpu) if output is None else update_tensor(quantizer, output, gpu)
-        reduce_amax(quantizer, tensor.numel())
+        run_kernel(quantizer, tensor.shape, tensor.dtype)
         return out
 
     def multi_tensor_quantize(tensor_list: Sequence[torch.Tensor], quantizer_list: Sequence[Any]) -> list[Any]:
         pairs = list(zip(quantizer_list, tensor_list, strict=True))
         made = [create_tensor(quantizer, tensor.shape, tensor.dtype, gpu) for quantizer, tensor in pairs]
         for quantizer, tensor in pairs:
-            reduce_amax(quantizer, tensor.numel())
+            run_kernel(quantizer, tensor.shape, tensor.dtype)
         return made
 
     def fused_multi_quantize(
@@ -59,7 +58,7 @@ def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
         else:
             made = create_tensors(quantizer_list, shapes, tensor.dtype, gpu)
         for quantizer, shape in zip(quantizer_list, shapes, strict=True):
-            reduce_amax(quantizer, prod(shape))
+            run_kernel(quantizer, shape, tensor.dtype)
         return made
 
     def create_empty_quantized_tensor(quantizer: Any, shape: Sequence[int], dtype: torch.dtype, *_: Any) -> Any:

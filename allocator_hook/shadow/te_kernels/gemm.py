@@ -12,7 +12,7 @@ from allocator_hook.shadow.gpu import Gpu
 from allocator_hook.shadow.kernel_calls import calls, element_bits
 from allocator_hook.shadow.te_kernels.allocate import empty
 from allocator_hook.shadow.te_kernels.enums import TORCH_DTYPES
-from allocator_hook.shadow.te_kernels.quantizers import create_tensor, kind_of, logical_shape, reduce_amax
+from allocator_hook.shadow.te_kernels.quantizers import create_tensor, kind_of, logical_shape, run_kernel
 from allocator_hook.shadow.te_kernels.scales import swizzled, swizzled_together
 
 STREAMS: Final = 4
@@ -72,7 +72,7 @@ def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
         scales = [swizzled(A, rowwise=transA, gpu=gpu), swizzled(B, rowwise=not transB, gpu=gpu)]
         del scales
         if quantizer is not None:
-            reduce_amax(quantizer, prod(shape))
+            run_kernel(quantizer, shape, dtype)
         del plain
         return [out, bias_grad, before_gelu, extra_output]
 

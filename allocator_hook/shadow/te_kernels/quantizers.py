@@ -21,7 +21,7 @@ from allocator_hook.shadow.te_kernels.releases import is_before
 from analyzer.errors import AnalyzerError
 from analyzer.units import round_up
 
-Kind = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
+Kind = Literal["delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4"]
 Buffer = tuple[tuple[int, ...], torch.dtype]
 
 _KINDS: Final[Mapping[str, Kind]] = {
@@ -29,12 +29,14 @@ _KINDS: Final[Mapping[str, Kind]] = {
     "Float8CurrentScalingQuantizer": "tensorwise",
     "Float8BlockQuantizer": "blockwise",
     "MXFP8Quantizer": "mxfp8",
+    "NVFP4Quantizer": "nvfp4",
 }
 _TENSORS: Final[Mapping[Kind, tuple[str, str]]] = {
     "delayed": ("float8_tensor", "Float8Tensor"),
     "tensorwise": ("float8_tensor", "Float8Tensor"),
     "blockwise": ("float8_blockwise_tensor", "Float8BlockwiseQTensor"),
     "mxfp8": ("mxfp8_tensor", "MXFP8Tensor"),
+    "nvfp4": ("nvfp4_tensor", "NVFP4Tensor"),
 }
 """Module in transformer_engine.pytorch.tensor, and class. The `…Storage` class is in its subpackage `storage`.
 
@@ -85,6 +87,8 @@ def create_tensor(quantizer: Any, shape: Sequence[int], dtype: torch.dtype, gpu:
     made = {name: empty(*buffer) for enabled, buffers in usages if enabled for name, buffer in buffers.items()}
     if is_per_tensor(kind):
         made["scale_inv"] = empty((1,), torch.float32)
+    if kind == "nvfp4":
+        made |= {f"amax_{usage}": empty((1,), torch.float32) for usage in ("rowwise", "columnwise") if f"{usage}_data" in made}
     return _wrap(quantizer, shape, dtype, made)
 
 
@@ -100,7 +104,11 @@ def create_tensors(quantizers: Sequence[Any], shapes: Sequence[Sequence[int]], d
     for usage in range(2):
         usages = [_usages(quantizers[0], shape, gpu)[usage] for shape in shapes]
         if usages[0][0]:
-            for tensor, views in zip(made, _in_one_buffer([buffers for _, buffers in usages]), strict=True):
+            of_each = [buffers for _, buffers in usages]
+            if "nvfp4" in kinds:
+                name = ("amax_rowwise", "amax_columnwise")[usage]
+                of_each = [{**buffers, name: ((1,), torch.float32)} for buffers in of_each]
+            for tensor, views in zip(made, _in_one_buffer(of_each), strict=True):
                 tensor.update(views)
     return [
         _wrap(quantizer, shape, dtype, buffers, internal=True)
@@ -123,13 +131,25 @@ def update_tensor(quantizer: Any, tensor: Any, gpu: Gpu) -> Any:
     return tensor
 
 
-def reduce_amax(quantizer: Any, elements: int) -> None:
-    """`Quantizer::quantize`: allocates nothing. With current scaling of a sharded tensor, the amax is all-reduced."""
-    if elements and kind_of(quantizer) == "tensorwise" and quantizer.with_amax_reduction:
+def run_kernel(quantizer: Any, shape: Sequence[int], dtype: torch.dtype) -> None:
+    """`Quantizer::quantize`. With current scaling of a sharded tensor, the amax is all-reduced.
+
+    The columns of an NVFP4 input are transformed (`NVFP4Quantizer::quantize_impl`). A fused kernel needs multiples of 64 rows and
+    128 columns in bf16; otherwise the transformed transpose is a temporary tensor.
+    """
+    kind, elements = kind_of(quantizer), prod(shape)
+    if elements and kind == "tensorwise" and quantizer.with_amax_reduction:
         group = quantizer._canonicalized_amax_reduction_group()
         amax = getattr(quantizer, "amax", None)  # from 2.16 on the kernel allocates it
         amax = empty((1,), torch.float32) if amax is None else amax
         torch.distributed.all_reduce(amax, op=torch.distributed.ReduceOp.MAX, group=group)
+    if elements and kind == "nvfp4":
+        random_state = empty((2,), torch.int64) if quantizer.stochastic_rounding else None
+        rows, columns = prod(shape[:-1]), shape[-1]
+        fused = dtype is torch.bfloat16 and rows % 64 == 0 and columns % 128 == 0
+        transformed = quantizer.with_rht and quantizer.columnwise_usage and not fused
+        transposed = empty((columns, rows), dtype) if transformed else None
+        del random_state, transposed
 
 
 def output(quantizer: Any, shape: Sequence[int], dtype: torch.dtype, gpu: Gpu, *, fused: Sequence[Kind]) -> Any:
@@ -141,7 +161,7 @@ def output(quantizer: Any, shape: Sequence[int], dtype: torch.dtype, gpu: Gpu, *
     kind = kind_of(quantizer)
     if kind is not None:
         plain = None if kind in fused else empty(shape, dtype)
-        reduce_amax(quantizer, prod(shape))
+        run_kernel(quantizer, shape, dtype)
         del plain
     return out
 
@@ -157,6 +177,13 @@ def _usages(quantizer: Any, shape: Sequence[int], gpu: Gpu) -> tuple[tuple[bool,
         return (
             (rowwise or any_layout, {"data": (size, torch.uint8)}),
             (columnwise and not any_layout, {"transpose": (transposed, torch.uint8)}),
+        )
+    if kind == "nvfp4":
+        rows, width = prod(size[:-1]), size[-1]
+        scales = [(tuple(quantizer.get_scale_shape(size, by_columns)), torch.uint8) for by_columns in (False, True)]
+        return (
+            (rowwise, {"rowwise_data": ((*size[:-1], width // 2), torch.uint8), "rowwise_scale_inv": scales[0]}),
+            (columnwise, {"columnwise_data": ((width, rows // 2), torch.uint8), "columnwise_scale_inv": scales[1]}),
         )
     if kind == "blockwise":
         columns = size if _is_compact(quantizer) else transposed
@@ -181,11 +208,12 @@ def _is_compact(quantizer: Any) -> bool | None:
 
 
 def _in_one_buffer(tensors: Sequence[Mapping[str, Buffer]]) -> list[dict[str, torch.Tensor]]:
-    """`bulk_allocate_*_tensors` (csrc/extensions/cast.cpp): first all data, aligned to 256 bytes, then all scales, to 16."""
+    """`bulk_allocate_*_tensors` (csrc/extensions/cast.cpp): first all data, aligned to 256 bytes, then all scales, to 16,
+    and the amax values of NVFP4."""
     names = list(tensors[0])
     offsets: dict[tuple[int, str], int] = {}
     total = 0
-    for name, alignment in zip(names, (256, 16), strict=True):
+    for name, alignment in zip(names, (256, 16, 16), strict=False):
         for index, buffers in enumerate(tensors):
             shape, dtype = buffers[name]
             offsets[index, name] = total = round_up(total, alignment)
@@ -214,7 +242,8 @@ def _wrap(
     if internal:
         folder, base = ("_internal", "Base") if is_before("2.9") else ("storage", "Storage")
         module, name = f"{folder}.{module}_{base.lower()}", f"{name}{base}"
-    options: dict[str, Any] = {"fp8_dtype": quantizer.dtype, "quantizer": quantizer}
+    dtype_name = "fp4_dtype" if kind == "nvfp4" else "fp8_dtype"
+    options: dict[str, Any] = {dtype_name: quantizer.dtype, "quantizer": quantizer}
     if not internal:
         options |= {"shape": tuple(shape), "dtype": dtype}
     if is_per_tensor(kind):
@@ -226,6 +255,8 @@ def _wrap(
     else:
         parts = ("rowwise_data", "rowwise_scale_inv", "columnwise_data", "columnwise_scale_inv")
         options |= {part: made.get(part) for part in parts}
+    if kind == "nvfp4":
+        options |= {name: made.get(name) for name in ("amax_rowwise", "amax_columnwise")}
     if kind == "blockwise":
         options["is_2D_scaled"] = quantizer.block_scaling_dim == 2
         if _is_compact(quantizer) is not None:

@@ -1,7 +1,7 @@
 """Temporary copies of scales in the layout that a GEMM requires; they are freed after the GEMM (csrc/util.cpp).
 
-MXFP8 scales are swizzled. GPUs since Blackwell do not support GEMMs with blocks of 128, so their scales are converted to MXFP8
-scales.
+MXFP8 and NVFP4 scales are swizzled. GPUs since Blackwell do not support GEMMs with blocks of 128, so their scales are converted to
+MXFP8 scales.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def swizzled(tensor: Any, *, rowwise: bool, gpu: Gpu) -> torch.Tensor | None:
 
     Source: `swizzle_scaling_factors` and `convert_block_scaling_to_mxfp8_tensor`.
     """
-    if _is_mxfp8(tensor):
+    if _is_mxfp8(tensor) or _is_nvfp4(tensor):
         return None if _is_swizzled(tensor) else empty(_scales(tensor, rowwise=rowwise).shape, torch.uint8)
     if not _is_blockwise(tensor) or gpu.capability < (10, 0):
         return None
@@ -36,9 +36,9 @@ def swizzled(tensor: Any, *, rowwise: bool, gpu: Gpu) -> torch.Tensor | None:
 def swizzled_together(tensors: Sequence[Any], *, rowwise: bool, gpu: Gpu) -> list[torch.Tensor | None]:
     """Return the copied scales of a grouped GEMM (`multi_tensor_swizzle_scaling_factors`).
 
-    MXFP8 scales share one buffer. Converted block scales are separate.
+    MXFP8 and NVFP4 scales share one buffer. Converted block scales are separate.
     """
-    if not tensors or not _is_mxfp8(tensors[0]) or _is_swizzled(tensors[0]):
+    if not tensors or not (_is_mxfp8(tensors[0]) or _is_nvfp4(tensors[0])) or _is_swizzled(tensors[0]):
         return [swizzled(tensor, rowwise=rowwise, gpu=gpu) for tensor in tensors]
     total = 0
     for tensor in tensors:
@@ -58,6 +58,10 @@ def _is_mxfp8(tensor: Any) -> bool:
 def _is_swizzled(tensor: Any) -> bool:
     """Return whether the kernel that quantized the tensor wrote the scales as GEMMs need them (from 2.12 on)."""
     return bool(getattr(tensor, "_with_gemm_swizzled_scales", False))
+
+
+def _is_nvfp4(tensor: Any) -> bool:
+    return type(tensor).__name__ in ("NVFP4Tensor", "NVFP4TensorStorage")
 
 
 def _is_blockwise(tensor: Any) -> bool:

@@ -105,12 +105,13 @@ class Routing:
     def _padding(self, groups: int) -> int:
         """Padding of `groups` groups of rows to the multiple that FP8 GEMMs need: half a multiple per group on average.
 
-        Source: core/fp8_utils.py get_fp8_align_size (0.16.1).
+        Sources: core/fp8_utils.py get_fp8_align_size (0.16.1), pytorch/module/fp8_padding.py (Transformer Engine).
         """
         fp8 = self.shapes.fp8
         if fp8 is None:
             return 0
-        return groups * align_size(fp8.recipe) // 2
+        by_megatron = self.moe.pad_for_quantization or self._padded_on_arrival
+        return groups * align_size(fp8.recipe, fp4=128 if by_megatron else self.shapes.inputs.fp4_padding) // 2
 
     @cached_property
     def pads(self) -> bool:

@@ -55,7 +55,7 @@ MOE_FP8 = (
     "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-ffn-hidden-size 512 --moe-token-dispatcher-type alltoall "
     "--micro-batch-size 1 --seq-length {tokens} --max-position-embeddings {tokens} "
 )
-"""Every expert gets a quarter of the tokens. FP8 pads to a multiple of 16 or 32; the formulas count half of that multiple."""
+"""Every expert gets a quarter of the tokens. FP8 pads to a multiple of 16 or 32, FP4 to 64; the formulas count half of it."""
 STORED_MXFP8 = "--info-gpu B200 --fp8-recipe mxfp8 --fp8-param-gather --reuse-grad-buf-for-mxfp8-param-ag"
 SPLIT = "--tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2"
 MOE = (
@@ -64,6 +64,9 @@ MOE = (
 )
 MOE_UNSHARDED = MOE.removesuffix("--overlap-grad-reduce --overlap-param-gather ")
 FLEX = "--num-experts 8 --moe-router-topk 4 --moe-grouped-gemm --moe-token-dispatcher-type flex --moe-router-dtype fp32"
+GRAPHS = "--cuda-graph-impl transformer_engine"
+FROM_START = "--cuda-graph-warmup-steps 0"
+FULL_ITERATION = "--cuda-graph-impl local --cuda-graph-scope full_iteration --no-check-for-nan-in-loss-and-grad"
 SINKHORN = (
     "--num-experts 8 --moe-router-topk 1 --moe-router-load-balancing-type sinkhorn --expert-model-parallel-size 2 "
     "--disable-bias-linear "
@@ -190,6 +193,18 @@ GRID = {
     "deepseek, split": f"--bf16 {DEEPSEEK} {SPLIT} --expert-tensor-parallel-size 1",
     "deepseek, recompute": f"--bf16 {DEEPSEEK} --recompute-granularity selective --recompute-modules mla_up_proj moe_act layernorm",
     "llama, interleaved": f"--bf16 {LLAMA} --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1",
+    "llama, graphs": f"--bf16 {LLAMA} {GRAPHS}",
+    "llama, graphs, fp8": f"--bf16 {LLAMA} {GRAPHS} --fp8-format hybrid --fp8-recipe tensorwise --fp8-param-gather "
+    "--cuda-graph-warmup-steps 1",
+    "llama, graphs from the start, tp2 sp pp2": f"--bf16 {LLAMA} {SPLIT} {GRAPHS} {FROM_START}",
+    "llama, graphs, gradients not fused": f"--bf16 {LLAMA} {GRAPHS} {FROM_START} --no-gradient-accumulation-fusion",
+    "llama, graphs of attention, interleaved": f"--bf16 {LLAMA} {GRAPHS} --cuda-graph-scope attn {FROM_START} --num-layers 8 "
+    "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2",
+    "llama, graphs of mlp": f"--bf16 {LLAMA} {GRAPHS} --cuda-graph-scope mlp {FROM_START}",
+    "mixtral, graphs of attention and router": f"--bf16 {LLAMA} {MOE} {GRAPHS} --cuda-graph-scope attn moe_router {FROM_START}",
+    "llama, local graphs, tp2": f"--bf16 {LLAMA} --enable-cuda-graph --tensor-model-parallel-size 2",
+    "gpt, local graphs": "--bf16 --cuda-graph-impl local",
+    "llama, graph of an iteration": f"--bf16 {LLAMA} {FULL_ITERATION}",
     "llama, core attention on the host": f"--bf16 {LLAMA} {ON_HOST} core_attn",
     "llama, attention on the host, pp2": f"--bf16 {LLAMA} {ON_HOST} qkv_linear core_attn attn_proj "
     "--pipeline-model-parallel-size 2",
@@ -257,6 +272,10 @@ GRID = {
         f"--bf16 {LLAMA} {MOE_FP8.format(tokens=544)} --fp8-format e4m3 --fp8-recipe blockwise --expert-model-parallel-size 2 "
         "--moe-router-padding-for-quantization"
     ),
+    "llama, fp4": f"--bf16 {LLAMA} --info-gpu B200 --fp4-format e2m1",
+    "llama, fp4, tp2 sp pp2": f"--bf16 {LLAMA} {SPLIT} --info-gpu B200 --fp4-format e2m1",
+    "gpt, fp4, first and last layers in bf16": "--bf16 --info-gpu B200 --fp4-format e2m1 --first-last-layers-bf16",
+    "moe, fp4": f"--bf16 {LLAMA} {MOE_FP8.format(tokens=640)} --info-gpu B200 --info-te 2.11 --fp4-format e2m1",
     "moe, mxfp8": f"--bf16 {LLAMA} {MOE_FP8.format(tokens=576)} --info-gpu B200 --fp8-format e4m3 --fp8-recipe mxfp8",
 }
 SCALARS = 16384
@@ -310,6 +329,10 @@ SINCE = {
     "deepep": "0.16",
     "deepep, unfused permutation": "0.16",
     "hybridep, tp2 sp pp2": "0.16",
+    # the stand-ins for CUDA graphs use names of 0.16
+    **dict.fromkeys((name for name in GRID if "graph" in name), "0.16"),
+    # earlier releases pad the rows of experts in FP4 to another multiple, or have no FP4
+    **dict.fromkeys((name for name in GRID if "fp4" in name), "0.16"),
     # the first release with Muon
     "gpt, muon": "0.16",
     "llama, dist_muon": "0.16",

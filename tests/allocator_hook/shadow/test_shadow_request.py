@@ -10,6 +10,7 @@ import pytest
 from allocator_hook.shadow.engine import enough_microbatches
 from allocator_hook.shadow.job_json import from_json, to_json
 from allocator_hook.shadow.request import Request
+from allocator_hook.step.iterations import default_iterations
 from allocator_hook.step.supported import READ, check_supported
 from analyzer import specs
 from analyzer.errors import UnsupportedError
@@ -38,14 +39,28 @@ def test_the_smallest_number_of_microbatches_with_the_full_peak_is_used() -> Non
 
 def test_unsupported_fields_give_a_one_line_error() -> None:
     job = job_of("--global-batch-size 8")
-    graphs = replace(job, graphs=specs.GraphSpec(implementation="local"))
     legacy = replace(job, model=replace(job.model, implementation="legacy"))
     layout = specs.PipelineSpec(layout=("Et", "tm", "L"))
     early_mtp = replace(job, parallel=replace(job.parallel, pipeline_layout=layout, virtual_pipeline=3))
-    for unsupported in (graphs, legacy, early_mtp):
+    for unsupported in (legacy, early_mtp):
         with pytest.raises(UnsupportedError, match="use --info-engine formula") as caught:
             check_supported(unsupported)
         assert "\n" not in str(caught.value)
+
+
+def test_the_last_iteration_replays_graphs() -> None:
+    """Transformer Engine's graphs are captured after `--cuda-graph-warmup-steps` iterations, 3 by default, and the second
+    iteration without graphs is like the third. Graphs of Megatron are captured at the end of the first iteration."""
+    assert default_iterations(job_of("--global-batch-size 8")) == 2
+    for line, iterations in (("", 4), ("--cuda-graph-warmup-steps 0", 2), ("--cuda-graph-warmup-steps 1", 3)):
+        assert default_iterations(job_of(f"--cuda-graph-impl transformer_engine {line}")) == iterations
+    assert default_iterations(job_of("--cuda-graph-impl local")) == 3
+
+
+def test_graphs_with_buffers_for_each_microbatch_run_all_microbatches() -> None:
+    full = "--cuda-graph-impl local --cuda-graph-scope full_iteration --no-check-for-nan-in-loss-and-grad"
+    assert enough_microbatches(job_of(f"{full} --global-batch-size 64")) == job_of("--global-batch-size 64").batch.microbatches
+    assert enough_microbatches(job_of("--cuda-graph-impl transformer_engine --global-batch-size 64")) == 3
 
 
 @pytest.mark.parametrize("line", LAUNCHES)
