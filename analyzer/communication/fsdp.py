@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from analyzer.buffers.fsdp import ShardedBucket, fsdp_of, reduced_dtype, shard_ranks, sharded_buckets
 from analyzer.buffers.fsdp2 import torch_units
 from analyzer.buffers.fsdp_gathering import chunk_passes
-from analyzer.modules.kinds import ModuleKind
 from analyzer.communication.calls import Call, Kind, Phase
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module
 from analyzer.specs import TrainingJob

@@ -120,6 +120,10 @@ GRID = {
     "llama, mtp, cp2": f"--bf16 {LLAMA} --mtp-num-layers 1 --context-parallel-size 2",
     "llama, cp4": f"--bf16 {LLAMA} --context-parallel-size 4 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2",
     "llama, recompute, tp2 sp pp2": f"--bf16 {LLAMA} {SPLIT} --recompute-granularity selective --recompute-modules mlp",
+    "gpt, recomputed mlp with dropout": "--bf16 --swiglu --disable-bias-linear --vocab-size 120 --recompute-granularity selective "
+    "--recompute-modules mlp",
+    "moe, sigmoid router in bf16": f"--bf16 {LLAMA} {MOE} --moe-router-score-function sigmoid --moe-aux-loss-coeff 1e-2",
+    "moe, fp8, rows that are multiples": f"--bf16 {LLAMA} {MOE} --fp8-format e4m3 --fp8-recipe tensorwise",
     "llama, deferred output layer, tp2 sp pp2": f"--bf16 {LLAMA} {SPLIT} --defer-embedding-wgrad-compute",
     "gpt, deferred output layer, limited, pp4": "--bf16 --pipeline-model-parallel-size 4 --global-batch-size 32 "
     "--defer-embedding-wgrad-compute --wgrad-deferral-limit 3",
