@@ -117,8 +117,8 @@ def _of_rank(compared: Compared) -> Iterator[Difference]:
         recorded = [f"{size:,}" for size in row.only_recorded if size > SMALL]
         if predicted or recorded:
             yield Difference("tensor", stage, f"{row.module}: only predicted {predicted}, only recorded {recorded}")
-    for row in comparison.collectives:
-        yield Difference("collective", stage, str(row))
+    for collective in comparison.collectives:
+        yield Difference("collective", stage, str(collective))
     for total in comparison.totals:
         if abs(total.error) > TOLERANCE:
             text = f"{total.name}: {total.predicted:,} predicted, {total.recorded:,} recorded ({total.error:+.2%})"
