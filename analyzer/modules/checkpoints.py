@@ -23,8 +23,8 @@ def moe_checkpoint_leftovers(shapes: Shapes) -> tuple[Tensor, Tensor]:
 def holding_gradient(shapes: Shapes, children: tuple[Module, ...]) -> tuple[tuple[Tensor, ...], tuple[Module, ...]]:
     """The gradient of a branch's output, and the modules in a checkpoint around the branch, which use it.
 
-    The arguments of `CheckpointFunction.backward` reference the gradient until the checkpoint's backward ends. Without dropout it is
-    the residual gradient, which is allocated in any case.
+    The arguments of `CheckpointFunction.backward` reference the gradient until the checkpoint's backward ends. Without dropout it
+    is the residual gradient, which is allocated in any case.
     """
     held = shapes.branch_gradient
     if not held.bytes:

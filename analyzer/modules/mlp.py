@@ -83,13 +83,13 @@ def mlp(shapes: Shapes, *, fused_norm: bool, input_made_in: str = LAYER, input_s
     )
     if not shapes.recomputes("mlp"):
         return Module(name="mlp", kind=ModuleKind.FEED_FORWARD, children=children)
-    held, children = holding_gradient(shapes, children)
+    held, inside = holding_gradient(shapes, children)
     return Module(
         name="mlp",
         kind=ModuleKind.FEED_FORWARD,
         saved=(shapes.hidden("mlp input", dtype=shapes.residual_dtype, made_in=LAYER if fused_norm else "pre_mlp_layernorm"),),
         backward_workspace=(*held, *shapes.recomputed_output),
-        children=children,
+        children=inside,
         recomputed=True,
         source="tensor_parallel.checkpoint around MLP",
     )

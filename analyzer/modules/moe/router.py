@@ -29,8 +29,9 @@ def router(shapes: Shapes) -> Module:
     kept = routing.probability_dtype  # of sigmoid scores; softmax is always computed in fp32
     chosen = (Tensor(name="chosen scores", shape=(routing.tokens, moe.topk), dtype=kept, formula="T·k"),) if divided else ()
     choice: tuple[Tensor, ...] = (Tensor(name="chosen experts", shape=(routing.tokens, moe.topk), dtype="int64", formula="8·T·k"),)
+    in_hybridep = moe.flex is not None and moe.flex.backend == "hybridep"  # it references a copy in fp32 (`_HybridEPManager`)
     outputs = (
-        Tensor(name="probabilities", shape=per_expert, dtype=routing.probability_dtype, formula="T·E"),
+        Tensor(name="probabilities", shape=per_expert, dtype="fp32" if in_hybridep else routing.probability_dtype, formula="T·E"),
         Tensor(name="routing map", shape=per_expert, dtype="bool", formula="T·E"),
     )
     saved: tuple[Tensor, ...] = (Tensor(name="scores", shape=scored, dtype="fp32", formula=formula), *chosen)

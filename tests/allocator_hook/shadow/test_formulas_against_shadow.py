@@ -122,6 +122,8 @@ GRID = {
     "llama, recompute, tp2 sp pp2": f"--bf16 {LLAMA} {SPLIT} --recompute-granularity selective --recompute-modules mlp",
     "gpt, recomputed mlp with dropout": "--bf16 --swiglu --disable-bias-linear --vocab-size 120 --recompute-granularity selective "
     "--recompute-modules mlp",
+    "hybridep, router in bf16": f"--bf16 {LLAMA} {MOE} --moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep",
+    "latent moe": f"--bf16 {LLAMA} {MOE} --moe-latent-size 256",
     "moe, sigmoid router in bf16": f"--bf16 {LLAMA} {MOE} --moe-router-score-function sigmoid --moe-aux-loss-coeff 1e-2",
     "moe, fp8, rows that are multiples": f"--bf16 {LLAMA} {MOE} --fp8-format e4m3 --fp8-recipe tensorwise",
     "llama, deferred output layer, tp2 sp pp2": f"--bf16 {LLAMA} {SPLIT} --defer-embedding-wgrad-compute",
