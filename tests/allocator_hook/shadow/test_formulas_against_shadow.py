@@ -123,6 +123,8 @@ GRID = {
     "gpt, recomputed mlp with dropout": "--bf16 --swiglu --disable-bias-linear --vocab-size 120 --recompute-granularity selective "
     "--recompute-modules mlp",
     "hybridep, router in bf16": f"--bf16 {LLAMA} {MOE} --moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep",
+    "deepep, sequential experts, plain gelu": f"--bf16 --disable-bias-linear --vocab-size 120 {MOE_UNSHARDED} "
+    "--moe-token-dispatcher-type flex --moe-enable-deepep".replace("--moe-grouped-gemm ", ""),
     "latent moe": f"--bf16 {LLAMA} {MOE} --moe-latent-size 256",
     "moe, sigmoid router in bf16": f"--bf16 {LLAMA} {MOE} --moe-router-score-function sigmoid --moe-aux-loss-coeff 1e-2",
     "moe, fp8, rows that are multiples": f"--bf16 {LLAMA} {MOE} --fp8-format e4m3 --fp8-recipe tensorwise",
