@@ -17,6 +17,7 @@ import pytest
 from packaging.version import Version
 
 from analyzer.errors import InputError
+from tests.allocator_hook.shadow.found_layouts import FOUND
 from tests.data_files import data_file
 
 pytestmark = [
@@ -91,6 +92,7 @@ HETEROGENEOUS = (
     f"{LLAMA} --num-layers 8 --use-rotary-position-embeddings --use-rope-scaling --heterogeneous-layers-config-path {LAYERS} "
 )
 GRID = {
+    **FOUND,
     "gpt": "--bf16",
     "gpt, tp2": "--bf16 --tensor-model-parallel-size 2",
     "gpt, tp2 sp": "--bf16 --tensor-model-parallel-size 2 --sequence-parallel --no-gradient-accumulation-fusion",
@@ -120,14 +122,6 @@ GRID = {
     "llama, mtp, cp2": f"--bf16 {LLAMA} --mtp-num-layers 1 --context-parallel-size 2",
     "llama, cp4": f"--bf16 {LLAMA} --context-parallel-size 4 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2",
     "llama, recompute, tp2 sp pp2": f"--bf16 {LLAMA} {SPLIT} --recompute-granularity selective --recompute-modules mlp",
-    "gpt, recomputed mlp with dropout": "--bf16 --swiglu --disable-bias-linear --vocab-size 120 --recompute-granularity selective "
-    "--recompute-modules mlp",
-    "hybridep, router in bf16": f"--bf16 {LLAMA} {MOE} --moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep",
-    "deepep, sequential experts, plain gelu": f"--bf16 --disable-bias-linear --vocab-size 120 {MOE_UNSHARDED} "
-    "--moe-token-dispatcher-type flex --moe-enable-deepep".replace("--moe-grouped-gemm ", ""),
-    "latent moe": f"--bf16 {LLAMA} {MOE} --moe-latent-size 256",
-    "moe, sigmoid router in bf16": f"--bf16 {LLAMA} {MOE} --moe-router-score-function sigmoid --moe-aux-loss-coeff 1e-2",
-    "moe, fp8, rows that are multiples": f"--bf16 {LLAMA} {MOE} --fp8-format e4m3 --fp8-recipe tensorwise",
     "llama, deferred output layer, tp2 sp pp2": f"--bf16 {LLAMA} {SPLIT} --defer-embedding-wgrad-compute",
     "gpt, deferred output layer, limited, pp4": "--bf16 --pipeline-model-parallel-size 4 --global-batch-size 32 "
     "--defer-embedding-wgrad-compute --wgrad-deferral-limit 3",
@@ -253,7 +247,7 @@ KNOWN: dict[str, tuple[int, str]] = {
     ),
 }
 """Maximum difference of the peak of the first iteration in bytes, and its cause."""
-SINCE = {
+SINCE = dict.fromkeys(FOUND, "0.16") | {
     # the stand-ins for the streams of offloading, Megatron-FSDP and overlapped microbatches use names of 0.16
     "llama, core attention on the host": "0.16",
     "llama, attention on the host, pp2": "0.16",
