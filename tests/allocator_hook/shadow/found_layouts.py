@@ -1,4 +1,4 @@
-"""Layouts in which `tools/random_layouts.py` found an error of the formulas. They are compared with megatron-core 0.16 and later."""
+"""Layouts in which `tools/random_layouts.py` found an error of the formulas. Compared with megatron-core 0.16 and later."""
 
 from __future__ import annotations
 
