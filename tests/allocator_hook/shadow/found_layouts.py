@@ -8,7 +8,7 @@ _EXPERTS: Final = "--bf16 --disable-bias-linear --vocab-size 120 --num-experts 8
 _FLEX: Final = f"{_EXPERTS} --moe-token-dispatcher-type flex"
 FOUND: Final = {
     "recomputed mlp with dropout": "--bf16 --swiglu --disable-bias-linear --vocab-size 120 --recompute-granularity selective "
-    "--recompute-modules mlp",
+    "--recompute-modules mlp --global-batch-size 32",
     "hybridep, router in bf16": f"{_FLEX} --swiglu --moe-grouped-gemm --moe-flex-dispatcher-backend hybridep",
     "hybridep, plain gelu, router in bf16": f"{_FLEX} --moe-grouped-gemm --moe-flex-dispatcher-backend hybridep",
     "deepep, sequential experts, plain gelu": f"{_FLEX} --moe-enable-deepep",
