@@ -23,6 +23,8 @@ class Means:
 
     def __init__(self) -> None:
         self._by_storage: dict[int, float] = {}
+        self.multiple = 1
+        """Rows of each expert are padded to this multiple for FP8; numbers of tokens then differ by half of it, see `spread`."""
 
     def of(self, tensor: Any) -> float | None:
         """Return the mean of a tensor or a number; None if it is unknown."""
@@ -47,7 +49,7 @@ class Means:
     def to_host(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return a CPU tensor of the same shape.
 
-        Its elements are zero if the mean is unknown; otherwise they are integers that differ by at most 1 and have the mean.
+        Its elements are zero if the mean is unknown; otherwise they are integers that have the mean and differ as in `spread`.
         """
         mean = self.of(tensor)
         if not mean and tensor.numel() > MIB:  # e.g. the initial values of a quantized weight: never read, so left uninitialized
@@ -55,11 +57,25 @@ class Means:
         host = torch.zeros(tensor.shape, dtype=dtype or tensor.dtype)
         if not mean:
             return host
-        total, elements = round(mean * host.numel()), host.numel()
-        flat = host.view(-1)
-        flat += total // elements
-        flat[: total % elements] += 1
+        total = round(mean * host.numel())
+        host.view(-1).copy_(torch.tensor(self.spread(total, host.numel(), padded=host.dim() == 1)))
         return host
+
+    def spread(self, total: int, number: int, *, padded: bool = True) -> list[int]:
+        """Return `number` integers with this sum that differ by at most 1.
+
+        If they are `padded` and each is already a multiple of `multiple`, every second one is half of it more, and the others
+        half of it less. Padding then adds half of a multiple to each on average, as for random numbers.
+        """
+        each, further = divmod(total, number)
+        half = self.multiple // 2
+        if padded and half and not further and each and not each % self.multiple and not number % 2:
+            return [each + half, each - half] * (number // 2)
+        return [each + (index < further) for index in range(number)]
+
+    def padded(self, rows: int, multiple: int) -> int:
+        """Return the rows padded to a multiple; half of it more if they are one already, as on average for random numbers."""
+        return rows + multiple // 2 if rows % multiple == 0 else round_up(rows, multiple)
 
     def selected(self, mask: torch.Tensor) -> int | None:
         """Return the number of elements that a mask selects; None if it is unknown."""
@@ -78,7 +94,7 @@ def padded(means: Means, real: Callable[..., torch.Tensor]) -> Callable[..., tor
         mean, tokens = means.of(routing_map), routing_map.shape[0]
         result = real(routing_map, multiple)
         if mean is not None:
-            means.put(result, round_up(round(mean * tokens), multiple) / tokens)
+            means.put(result, means.padded(round(mean * tokens), multiple) / tokens)
         return result
 
     return pad

@@ -33,6 +33,7 @@ from allocator_hook.step.sink import CollectiveWriter
 from allocator_hook.trace_writer import TraceWriter
 from analyzer.errors import AnalyzerError
 from analyzer.memory.workspaces import cublas_workspace_bytes
+from analyzer.modules.quantized import align_size
 from analyzer.specs import TrainingJob
 from analyzer.trace.events import Header
 
@@ -93,6 +94,7 @@ class Session:
             graphed = self.job.graphs is not None
             recorder = Recorder(writer, cublas_workspace_bytes=cublas_workspace_bytes(self.job), each_stream=graphed)
             marks = Marks(writer)
+            recorder.means.multiple = _padding_multiple(self.job)
             received = received_shapes(self.job)
             stack.enter_context(Patches([*recorder.patches(), *_router_padding(recorder.means), *received]))
             stack.enter_context(Patches(_hadamard_signs(self.job)))
@@ -147,6 +149,12 @@ def _deterministic(job: TrainingJob) -> Iterator[None]:
     torch.use_deterministic_algorithms(job.flags.deterministic)
     yield
     torch.use_deterministic_algorithms(before)
+
+
+def _padding_multiple(job: TrainingJob) -> int:
+    """The multiple to which the experts pad their rows; 1 if they do not, or if the routing map is padded."""
+    moe, fp8 = job.model.moe, job.precision.fp8
+    return 1 if moe is None or fp8 is None or moe.pad_for_quantization else align_size(fp8.recipe)
 
 
 def _router_padding(means: Means) -> Iterator[Patch]:

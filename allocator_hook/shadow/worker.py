@@ -42,13 +42,16 @@ def main() -> int:
         from allocator_hook.shadow.session import Session
 
         with Session(request.job) as session:
-            return _serve(session, request, answers)
+            return serve(session, request, answers)
     except AnalyzerError as error:
         return _fail(answers, str(error), error.exit_code)
 
 
-def _serve(session: Session, request: Request, answers: TextIO) -> int:
-    """Run up to `jobs` children in parallel until every rank is recorded or one fails."""
+def serve(session: Session, request: Request, answers: TextIO) -> int:
+    """Run up to `jobs` children in parallel until every rank is recorded or one fails.
+
+    Writes the answers that the module describes. Returns 0, or the exit status of the first error.
+    """
     waiting, running = list(request.traces), set[int]()
     try:
         while waiting or running:

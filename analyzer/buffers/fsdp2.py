@@ -10,7 +10,7 @@ torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (torch 2.13).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from analyzer.buffers.parameter_order import creation_order
 from analyzer.modules.kinds import ModuleKind
@@ -27,6 +27,8 @@ class TorchUnit:
     numel: int
     """Elements including the padding of each parameter."""
     dtype: str
+    kind: ModuleKind | None = None
+    """The kind of the module; None for the root."""
 
 
 def torch_units(job: TrainingJob, tree: Module) -> Iterator[TorchUnit]:
@@ -35,7 +37,7 @@ def torch_units(job: TrainingJob, tree: Module) -> Iterator[TorchUnit]:
     for module in unit_pieces(tree):
         listed = list(creation_order(module))
         if is_torch_unit(module) and listed:
-            yield torch_unit(job, module.name, listed)
+            yield replace(torch_unit(job, module.name, listed), kind=module.kind)
         else:
             root += listed
     if root:

@@ -14,6 +14,7 @@ from analyzer.buffers.fsdp import ShardedBucket, fsdp_of, reduced_dtype, shard_r
 from analyzer.buffers.fsdp2 import torch_units
 from analyzer.buffers.fsdp_gathering import chunk_passes
 from analyzer.communication.calls import Call, Kind, Phase
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module
 from analyzer.specs import TrainingJob
@@ -81,9 +82,16 @@ def _name(bucket: ShardedBucket, what: str) -> str:
 
 
 def _torch_calls(job: TrainingJob, tree: Module) -> Iterator[tuple[Call, int, int]]:
-    """Every unit is gathered and reduced in every microbatch, and gathered again for backward if forward freed it."""
+    """Every unit is gathered and reduced in every microbatch, and gathered again for backward if forward freed it.
+
+    MTP layers call the embedding and the output layer again. Forward frees a unit after each call. Backward frees the output layer
+    after each call, but the embedding, whose input has no gradient, only after the last.
+    """
     again = int(fsdp_of(job).reshard_after_forward)
     for unit in torch_units(job, tree):
-        yield Call("dp_cp", "all_gather", "forward", "data_parallel.parameters", (unit.numel,), unit.dtype), 1, 0
-        yield Call("dp_cp", "all_gather", "backward", "data_parallel.parameters", (unit.numel,), unit.dtype), again, 0
+        calls = 1 + job.model.mtp_num_layers if unit.kind in (ModuleKind.EMBEDDING, ModuleKind.OUTPUT_LAYER) else 1
+        freed = calls - 1 + again if unit.kind is ModuleKind.OUTPUT_LAYER else again
+        forward = calls if again else 1
+        yield Call("dp_cp", "all_gather", "forward", "data_parallel.parameters", (unit.numel,), unit.dtype), forward, 0
+        yield Call("dp_cp", "all_gather", "backward", "data_parallel.parameters", (unit.numel,), unit.dtype), freed, 0
         yield Call("dp_cp", "reduce_scatter", "gradient", "data_parallel.gradients", (unit.numel,), unit.dtype), 1, 0

@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 from analyzer.modules.attention.core_attention import causal_mask, softmax_is_fused
 from analyzer.modules.inputs import CachedDummies
-from analyzer.modules.kinds import LATENT_PROJECTIONS, LINEAR, ModuleKind
+from analyzer.modules.kinds import LATENT_PROJECTIONS, LINEAR, MOE_LATENT_PROJECTIONS, ModuleKind
 from analyzer.modules.moe.dispatchers import gathered_token_bytes
 from analyzer.modules.shapes import Shapes, shapes_of
 from analyzer.modules.tree import Module
@@ -287,7 +287,8 @@ def _one_kind(kind: ModuleKind) -> frozenset[ModuleKind]:
 def _modules_with_fused_gradients(tree: Module) -> tuple[Module, ...]:
     """The distinct modules whose GEMM can accumulate the weight gradient, in order."""
     found: dict[int, Module] = {}
-    if tree.kind in LINEAR or tree.kind in (ModuleKind.OUTPUT_LAYER, ModuleKind.REPLACED_BRANCH):
+    linear = tree.kind in LINEAR or tree.name in MOE_LATENT_PROJECTIONS
+    if linear or tree.kind in (ModuleKind.OUTPUT_LAYER, ModuleKind.REPLACED_BRANCH):
         found[id(tree)] = tree
     for child in tree.children:
         found.update((id(module), module) for module in child.derived(_modules_with_fused_gradients))

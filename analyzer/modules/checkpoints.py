@@ -5,8 +5,10 @@ Source: core/tensor_parallel/random.py `CheckpointFunction`, core/transformer/mo
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import Tensor
+from analyzer.modules.tree import Module, Tensor
 
 
 def moe_checkpoint_leftovers(shapes: Shapes) -> tuple[Tensor, Tensor]:
@@ -16,3 +18,21 @@ def moe_checkpoint_leftovers(shapes: Shapes) -> tuple[Tensor, Tensor]:
     next forward replaces the probabilities.
     """
     return (shapes.hidden("input of the checkpoint"), shapes.hidden("gradient of the checkpoint's input"))
+
+
+def holding_gradient(shapes: Shapes, children: tuple[Module, ...]) -> tuple[tuple[Tensor, ...], tuple[Module, ...]]:
+    """The gradient of a branch's output, and the modules in a checkpoint around the branch, which use it.
+
+    The arguments of `CheckpointFunction.backward` reference the gradient until the checkpoint's backward ends. Without dropout it
+    is the residual gradient, which is allocated in any case.
+    """
+    held = shapes.branch_gradient
+    if not held.bytes:
+        return (), children
+    named = replace(held, name="gradient of the checkpoint's output")
+    return (named,), tuple(_sharing(child, held, named.name) for child in children)
+
+
+def _sharing(module: Module, held: Tensor, name: str) -> Module:
+    workspace = tuple(replace(each, shares=name) if each == held else each for each in module.backward_workspace)
+    return replace(module, backward_workspace=workspace, children=tuple(_sharing(each, held, name) for each in module.children))

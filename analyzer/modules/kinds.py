@@ -61,6 +61,8 @@ class ModuleKind(Enum):
     OTHER = auto()
 
 
+MOE_LATENT_PROJECTIONS: Final = ("fc1_latent_proj", "fc2_latent_proj")
+"""Names of the projections to and from the latent size of a MoE layer, which are linear layers of Transformer Engine."""
 LATENT_PROJECTIONS: Final = frozenset(
     {ModuleKind.Q_PROJECTION, ModuleKind.Q_DOWN, ModuleKind.Q_UP, ModuleKind.KV_DOWN, ModuleKind.KV_UP}
 )

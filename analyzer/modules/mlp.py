@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from analyzer.modules.checkpoints import holding_gradient
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import column_parallel, row_parallel
 from analyzer.modules.shapes import Shapes
@@ -82,12 +83,13 @@ def mlp(shapes: Shapes, *, fused_norm: bool, input_made_in: str = LAYER, input_s
     )
     if not shapes.recomputes("mlp"):
         return Module(name="mlp", kind=ModuleKind.FEED_FORWARD, children=children)
+    held, inside = holding_gradient(shapes, children)
     return Module(
         name="mlp",
         kind=ModuleKind.FEED_FORWARD,
         saved=(shapes.hidden("mlp input", dtype=shapes.residual_dtype, made_in=LAYER if fused_norm else "pre_mlp_layernorm"),),
-        backward_workspace=shapes.recomputed_output,
-        children=children,
+        backward_workspace=(*held, *shapes.recomputed_output),
+        children=inside,
         recomputed=True,
         source="tensor_parallel.checkpoint around MLP",
     )

@@ -18,6 +18,72 @@ BASE: Final = (
 )
 MLA: Final = "--multi-latent-attention --kv-lora-rank 64 --qk-head-dim 64 --qk-pos-emb-head-dim 32 --v-head-dim 64"
 BALANCES: Final = ("aux_loss", "seq_aux_loss", "global_aux_loss", "none", "sinkhorn")
+MODULES: Final = ("core_attn", "attn_norm", "qkv_linear", "attn_proj", "mlp_norm", "expert_fc1", "moe_act")
+"""What fine-grained offloading can offload."""
+MTP_STAGES: Final = (
+    "Ettttm|L --mtp-num-layers 1",
+    "Ettt|tmL --mtp-num-layers 1",
+    "Ettttmm|L --mtp-num-layers 2",
+    "Et|t|ttm|L --mtp-num-layers 1",
+    "Et|tt|tmm|L --mtp-num-layers 2",
+)
+"""Layouts of four layers with MTP layers before the last stage or in it."""
+SELDOM: Final = (
+    "--optimizer sgd",
+    "--softmax-type learnable",
+    "--window-size 128,0",
+    "--apply-residual-connection-post-layernorm",
+    "--accumulate-allreduce-grads-in-fp32",
+    "--use-tp-pp-dp-mapping",
+    "--ddp-num-buckets 3",
+    "--cp-comm-type a2a",
+    "--no-overlap-p2p-communication",
+    "--decoder-first-pipeline-num-layers 1",
+    "--decoder-last-pipeline-num-layers 1",
+    "--num-distributed-optimizer-instances 2",
+    "--make-vocab-size-divisible-by 7",
+    "--moe-expert-capacity-factor 1",
+    "--moe-expert-capacity-factor 2 --moe-pad-expert-input-to-capacity",
+    "--moe-router-padding-for-quantization",
+    "--moe-router-enable-expert-bias",
+    "--moe-router-topk 8",
+    "--moe-layer-freq ([0]*1+[1]*3)",
+    "--fp8-param-gather",
+    "--distribute-saved-activations",
+    "--microbatch-group-size-per-virtual-pipeline-stage 4",
+    "--optimizer-cpu-offload --use-precision-aware-optimizer --manual-gc",
+    "--mtp-num-layers 2",
+    "--vocab-size 120",
+)
+"""Options of any launch that are drawn seldom; those of experts only with experts."""
+OFFLOADED: Final = "--min-offloaded-tensor-size 1024 --fine-grained-activation-offloading --offload-modules"
+FSDP: Final = "--use-megatron-fsdp --use-distributed-optimizer --no-gradient-accumulation-fusion --ckpt-format fsdp_dtensor"
+FSDP2: Final = (
+    "--use-torch-fsdp2 --no-gradient-accumulation-fusion --ckpt-format torch_dist --untie-embeddings-and-output-weights "
+    "--pipeline-model-parallel-size 1 --bf16"
+)
+FEATURES: Final = (
+    *("none", "none", "none", "none", "fsdp", "fsdp", "fsdp2", "offload", "offload", "layers", "overlap", "mtp"),
+    *("deepep", "hybridep", "userbuffers", "deferred", "imbalance", "muon", "dist_muon"),
+)
+"""Features of `any_launch`; one that is named twice is drawn more often."""
+NEED_EXPERTS: Final = ("overlap", "deepep", "hybridep", "imbalance")
+STAGES: Final = ("--num-layers-per-virtual-pipeline-stage", "--defer-embedding-wgrad-compute", "--wgrad-deferral-limit")
+RECOMPUTE: Final = ("--recompute-granularity", "--recompute-method", "--recompute-num-layers", "--recompute-modules")
+OPTIMIZER: Final = (
+    *("--optimizer", "--muon-no-split-qkv", "--muon-use-nesterov", "--muon-fp32-matmul-prec", "--muon-tp-mode"),
+    *("--use-precision-aware-optimizer", "--optimizer-cpu-offload", "--manual-gc"),
+)
+
+
+def without(words: list[str], *flags: str) -> list[str]:
+    """Return the words without these options and their operands."""
+    kept: list[str] = []
+    drops = False
+    for word in words:
+        drops = word in flags if word.startswith("--") else drops
+        kept += [] if drops else [word]
+    return kept
 
 
 class RandomLaunches:
@@ -26,9 +92,76 @@ class RandomLaunches:
     def __init__(self, below: Below) -> None:
         self._below = below
 
-    def launch(self) -> list[str]:
-        """Return the words of a launch. Megatron may reject it."""
-        moe, mla = self._probably(0.5), self._probably(0.25)
+    def feature(self) -> str:
+        """Return one of `FEATURES`."""
+        return self._choice(FEATURES)
+
+    def any_launch(self, feature: str) -> list[str]:
+        """Return a launch like `launch` with this feature, and with seldom used options. Megatron may reject it."""
+        words = self.launch(moe=True if feature in NEED_EXPERTS else None)
+        deep = "--num-layers-per-virtual-pipeline-stage" in words and "--pipeline-model-parallel-size 4" in " ".join(words)
+        words += ["--num-layers", "8" if deep else "4"]
+        words += self._maybe(*(each for each in SELDOM if "moe" not in each or "--num-experts" in words), share=0.04)
+        if feature in ("fsdp", "fsdp2"):
+            return self._sharded(feature, words)
+        if feature in ("offload", "layers"):
+            return self._offloading(feature, words)
+        if feature in ("mtp", "deferred", "overlap"):
+            return self._in_stages(feature, words)
+        if feature in ("muon", "dist_muon"):
+            left = without(words, "--use-distributed-optimizer", "--overlap-param-gather", "--overlap-grad-reduce", *OPTIMIZER)
+            return [*without(left, "--fp16"), "--bf16", "--optimizer", feature]
+        if feature in ("deepep", "hybridep"):
+            left = without(words, "--moe-enable-deepep", "--moe-shared-expert-overlap", "--info-moe-imbalance")
+            return [*left, "--moe-token-dispatcher-type", "flex", "--moe-flex-dispatcher-backend", feature]
+        if feature == "userbuffers":
+            size = ["--tensor-model-parallel-size", self._one("2 4"), "--context-parallel-size", "1"]
+            return [*without(words, "--mtp-num-layers"), *size, "--sequence-parallel", "--tp-comm-overlap"]
+        return words if feature == "none" else [*words, "--info-moe-imbalance", "1.5"]
+
+    def _sharded(self, feature: str, words: list[str]) -> list[str]:
+        if feature == "fsdp":
+            strategy = self._one("optim_grads_params optim_grads optim")
+            left = without(words, *STAGES, *OPTIMIZER)  # in a pipeline, 0.16.1 fails to create its device mesh
+            return [*left, *FSDP.split(), "--pipeline-model-parallel-size", "1", "--data-parallel-sharding-strategy", strategy]
+        left = without(words, "--use-distributed-optimizer", "--fp16", "--overlap-param-gather", *STAGES, *OPTIMIZER)
+        experts = "--expert-model-parallel-size 1".split() if "--num-experts" in words else []
+        return [*left, *FSDP2.split(), *experts, *self._maybe("--torch-fsdp2-no-reshard-after-forward")]
+
+    def _offloading(self, feature: str, words: list[str]) -> list[str]:
+        if feature == "offload":
+            picked = [each for each in MODULES if self._probably(0.4)] or [MODULES[0]]
+            picked += ["core_attn"] if "attn_proj" in picked and "core_attn" not in picked else []
+            return [*without(words, *RECOMPUTE), *OFFLOADED.split(), *picked]
+        alone = "--pipeline-model-parallel-size 1 --cpu-offloading-num-layers"
+        return [*without(words, *STAGES, *RECOMPUTE), *alone.split(), self._one("1 2 3")]
+
+    def _in_stages(self, feature: str, words: list[str]) -> list[str]:
+        if feature == "overlap":
+            return self._overlapping(words)
+        if feature == "deferred":
+            left = without(words, "--no-gradient-accumulation-fusion", *STAGES[1:])
+            deferred = ["--pipeline-model-parallel-size", self._one("2 4"), "--defer-embedding-wgrad-compute"]
+            return [*left, *deferred, *self._maybe("--wgrad-deferral-limit 2", share=0.5)]
+        layout = self._choice(MTP_STAGES)
+        left = without(words, "--mtp-num-layers", "--tp-comm-overlap", *STAGES)
+        sizes = ["--num-layers", "4", "--pipeline-model-parallel-size", str(layout.count("|") + 1), "--context-parallel-size", "1"]
+        return [*left, *sizes, "--pipeline-model-parallel-layout", *layout.split()]
+
+    def _overlapping(self, words: list[str]) -> list[str]:
+        """Overlapped microbatches, which need expert parallelism, and virtual stages in a pipeline."""
+        left = without(words, "--moe-shared-expert-overlap", "--tp-comm-overlap", "--mtp-num-layers")
+        if "full" in words or "moe" in words:
+            left = without(left, *RECOMPUTE)
+        left += ["--overlap-moe-expert-parallel-comm", "--expert-model-parallel-size", "2", "--global-batch-size", "64"]
+        left += ["--moe-token-dispatcher-type", "alltoall"] if "allgather" in words else []
+        split = words[words.index("--pipeline-model-parallel-size") + 1] != "1"
+        left += ["--num-layers-per-virtual-pipeline-stage", "1"] if split else []
+        return left + self._maybe("--delay-wgrad-compute", share=0.3)
+
+    def launch(self, *, moe: bool | None = None) -> list[str]:
+        """Return the words of a launch, with experts if `moe`. Megatron may reject it."""
+        moe, mla = self._probably(0.5) if moe is None else moe, self._probably(0.25)
         words = [*BASE.split(), "--num-layers", self._one("4 8"), "--micro-batch-size", self._one("1 2")]
         words += ["--info-gpu", self._one("H100-80GB A100-80GB B200"), self._one("--bf16 --bf16 --bf16 --fp16")]
         for part in (self._parallel(moe), self._attention(mla), self._model(moe), self._step(words)):

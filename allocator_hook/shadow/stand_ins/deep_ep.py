@@ -96,7 +96,7 @@ class Buffer:
         received_choices, received_weights = empty((arrived, topk), choices.dtype), empty((arrived, topk), weights.dtype)
         _record(received_weights, self.group)
         means.put(received_choices, rows / (arrived * topk))  # the share of choices of local experts: the others are -1
-        each = [rows // local + (expert < rows % local) for expert in range(local)]
+        each = means.spread(rows, local)
         return received, received_choices, received_weights, each, Handle(tokens, arrived, kept), Event()
 
     def combine(self, x: torch.Tensor, handle: Handle, topk_weights: torch.Tensor | None = None, **_: Any) -> tuple[Any, ...]:
@@ -191,7 +191,7 @@ class HybridEPBuffer:
         )
         del gathered
         each = tokens * topk // self.local
-        rows = int(limit) if limit is not None else (round_up(each, pad) if pad else each) * self.local
+        rows = int(limit) if limit is not None else (means.padded(each, pad) if pad else each) * self.local
         return tokens, rows, topk, kept
 
 

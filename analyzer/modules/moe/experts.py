@@ -14,7 +14,7 @@ from analyzer.modules.mlp import saved_by_gate
 from analyzer.modules.moe.routing import Routing, shared_output
 from analyzer.modules.quantized import Split, backward_input, forward_input, output_gradient, saved_input
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import Module, Parameter, Tensor, largest
+from analyzer.modules.tree import Module, Parameter, Tensor, largest, total_bytes
 
 
 @dataclass(frozen=True)
@@ -76,13 +76,14 @@ def experts(shapes: Shapes, *, dispatched: tuple[Tensor, ...]) -> Module:
     """
     sizes = _Experts(Routing(shapes))
     routing = sizes.routing
+    fc2 = _fc2(sizes)
     return Module(
         name="experts",
         kind=ModuleKind.EXPERTS,
         forward_workspace=(*dispatched, *shared_output(routing)),
         # sequential experts read views of one gradient of all experts
         backward_workspace=(sizes.output_gradient,) if runs_sequentially(routing) else (),
-        children=(_fc1(sizes), _activation(sizes), _fc2(sizes)),
+        children=(_fc1(sizes), _activation(sizes, saved_after=fc2.saved), fc2),
         source="TEGroupedMLP" if routing.moe.grouped_gemm else "SequentialMLP",
     )
 
@@ -118,17 +119,23 @@ def _fc1(sizes: _Experts) -> Module:
     )
 
 
-def _activation(sizes: _Experts) -> Module:
-    """Activation times probabilities. Unfused, the multiplication saves its factor, and a gated activation the activated gate."""
+def _activation(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
+    """Activation times probabilities. Unfused, the multiplication saves its factor, and a gated activation the activated gate.
+
+    `saved_after`: what the next module saves. Its backward frees this for one sequential expert; the others run later.
+    """
     routing, model, rows, width = sizes.routing, sizes.shapes.model, sizes.rows, sizes.width
     unfused: tuple[Tensor, ...] = ()
     if not (model.bias_activation_fusion and model.gated):
         unfused = (_by_expert(routing, routing.row_tensor("unweighted activation", rows, width)),)
     gate = saved_by_gate(model, lambda name, elements: _by_expert(routing, routing.row_tensor(name, rows, elements)), width)
     promoted: tuple[Tensor, ...] = ()
-    if unfused and routing.moe.router_dtype == "fp32":
-        promoted = (routing.row_tensor("weighted in fp32", rows, width, dtype="fp32"),)
+    if unfused and routing.arriving_dtype == "fp32":
+        promoted = (routing.row_tensor("weighted in fp32", sizes.rows_at_once, width, dtype="fp32"),)
     recomputed = (*gate, *unfused) if sizes.drops_activation else ()
+    others = routing.local_experts - 1 if runs_sequentially(routing) else 0
+    later = total_bytes(saved_after) * others // routing.local_experts
+    kept = (Tensor(name="saved by other experts", shape=(later,), dtype="uint8"),) if later else ()
     both = routing.row_tensor("gradients of both factors", sizes.rows_at_once, 2 * width)
     return Module(
         name="activation_func",
@@ -137,6 +144,7 @@ def _activation(sizes: _Experts) -> Module:
         saved=(sizes.fc1_output,) if sizes.drops_activation else (sizes.fc1_output, *gate, *unfused),
         forward_workspace=(*_referenced_rows(routing), *recomputed, *promoted, sizes.activation_output),
         backward_workspace=(
+            *kept,
             *recomputed,
             routing.row_tensor("output gradient", sizes.rows_at_once, width),
             # in fp32: gradients of the result, of the activation, and of the probabilities before their sum
@@ -229,7 +237,7 @@ def _bias_added(routing: Routing) -> tuple[Tensor, ...]:
     if not (routing.shapes.model.bias_linear and routing.moe.grouped_gemm):
         return ()
     names = ("output with bias", "output with bias of each expert")
-    return tuple(routing.row_tensor(name, routing.multiplied_rows, dtype=routing.probability_dtype) for name in names)
+    return tuple(routing.row_tensor(name, routing.multiplied_rows, dtype=routing.arriving_dtype) for name in names)
 
 
 def _referenced_rows(routing: Routing) -> tuple[Tensor, ...]:

@@ -26,10 +26,12 @@ def router(shapes: Shapes) -> Module:
     scored, formula = (per_expert, "4·T·E") if all_scores else ((routing.tokens, moe.topk), "4·T·k")
     # sigmoid scores are divided by the sum of those of the chosen experts
     divided = moe.score_function == "sigmoid" and moe.topk > 1
-    chosen = (Tensor(name="chosen scores", shape=(routing.tokens, moe.topk), dtype="fp32", formula="4·T·k"),) if divided else ()
+    kept = routing.probability_dtype  # of sigmoid scores; softmax is always computed in fp32
+    chosen = (Tensor(name="chosen scores", shape=(routing.tokens, moe.topk), dtype=kept, formula="T·k"),) if divided else ()
     choice: tuple[Tensor, ...] = (Tensor(name="chosen experts", shape=(routing.tokens, moe.topk), dtype="int64", formula="8·T·k"),)
+    in_hybridep = moe.flex is not None and moe.flex.backend == "hybridep"  # it references a copy in fp32 (`_HybridEPManager`)
     outputs = (
-        Tensor(name="probabilities", shape=per_expert, dtype=routing.probability_dtype, formula="T·E"),
+        Tensor(name="probabilities", shape=per_expert, dtype="fp32" if in_hybridep else routing.probability_dtype, formula="T·E"),
         Tensor(name="routing map", shape=per_expert, dtype="bool", formula="T·E"),
     )
     saved: tuple[Tensor, ...] = (Tensor(name="scores", shape=scored, dtype="fp32", formula=formula), *chosen)
@@ -41,7 +43,8 @@ def router(shapes: Shapes) -> Module:
         )
         choice = ()
     logits = Tensor(name="logits", shape=per_expert, dtype=routing.probability_dtype, formula="T·E")
-    balance = (Tensor(name="scores of the auxiliary loss", shape=per_expert, dtype="fp32", formula="4·T·E"),)
+    balanced = kept if moe.score_function == "sigmoid" else "fp32"
+    balance = (Tensor(name="scores of the auxiliary loss", shape=per_expert, dtype=balanced, formula="T·E"),)
     first = "input of the shared experts" if moe.shared_ffn_hidden_size else shapes.owner_of_moe_input
     return Module(
         name="router",

@@ -130,6 +130,11 @@ class Routing:
         """Element type of routing probabilities."""
         return {"fp32": "fp32", "fp64": "fp64"}.get(self.moe.router_dtype or "", self.shapes.dtype)
 
+    @property
+    def arriving_dtype(self) -> str:
+        """Element type of the probabilities that the experts receive. The flex dispatcher converts them to fp32."""
+        return "fp32" if self.moe.flex is not None else self.probability_dtype
+
     def row_tensor(self, name: str, rows: int, width: int | None = None, *, dtype: str | None = None, made_in: str = "") -> Tensor:
         """[rows, width]."""
         return Tensor(

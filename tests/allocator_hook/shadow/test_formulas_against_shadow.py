@@ -17,6 +17,7 @@ import pytest
 from packaging.version import Version
 
 from analyzer.errors import InputError
+from tests.allocator_hook.shadow.found_layouts import FOUND
 from tests.data_files import data_file
 
 pytestmark = [
@@ -99,6 +100,7 @@ HETEROGENEOUS = (
     f"{LLAMA} --num-layers 8 --use-rotary-position-embeddings --use-rope-scaling --heterogeneous-layers-config-path {LAYERS} "
 )
 GRID = {
+    **FOUND,
     "gpt": "--bf16",
     "gpt, tp2": "--bf16 --tensor-model-parallel-size 2",
     "gpt, tp2 sp": "--bf16 --tensor-model-parallel-size 2 --sequence-parallel --no-gradient-accumulation-fusion",
@@ -287,7 +289,7 @@ KNOWN: dict[str, tuple[int, str]] = {
     ),
 }
 """Maximum difference of the peak of the first iteration in bytes, and its cause."""
-SINCE = {
+SINCE = dict.fromkeys(FOUND, "0.16") | {
     # the stand-ins for the streams of offloading, Megatron-FSDP and overlapped microbatches use names of 0.16
     "llama, core attention on the host": "0.16",
     "llama, attention on the host, pp2": "0.16",

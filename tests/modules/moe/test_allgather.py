@@ -67,8 +67,12 @@ def test_sinkhorn_saves_the_scores_and_the_map_that_multiplies_them() -> None:
 def test_sequential_experts_need_the_workspace_of_one_expert() -> None:
     """`SequentialMLP`: in backward the gradients inside an expert have only its rows, a quarter of all rows."""
     sequential, grouped = (modules(job_of(f"{SINKHORN} {more}"), "activation_func")[0] for more in ("", "--moe-grouped-gemm"))
-    each = [sum(tensor.bytes for tensor in module.backward_workspace) for module in (sequential, grouped)]
+    other = "saved by other experts"  # whose backward runs later: three of the four inputs of fc2
+    each = [sum(tensor.bytes for tensor in module.backward_workspace if tensor.name != other) for module in (sequential, grouped)]
     assert 4 * each[0] == each[1]
+    [fc2, *_] = modules(job_of(SINKHORN), "linear_fc2")
+    [later] = [tensor.bytes for tensor in sequential.backward_workspace if tensor.name == other]
+    assert 4 * later == 3 * sum(tensor.bytes for tensor in fc2.saved)
     assert {tensor.pieces for tensor in sequential.saved} == {4}
     assert {tensor.pieces for tensor in grouped.saved} == {1}
 
