@@ -68,10 +68,6 @@ READ: Final[dict[str, frozenset[str]]] = {
 """Supported fields by spec. They include fields that only change values or start-up, or that megatron-core decides itself."""
 
 
-_NAMES: Final = {}
-"""Fields by the names that error messages use."""
-
-
 def check_supported(job: TrainingJob) -> None:
     """Raise UnsupportedError for the first field that is set but not supported."""
     if job.model.implementation == "legacy":
@@ -90,9 +86,7 @@ def check_supported(job: TrainingJob) -> None:
             "move m to the last stage, or use --info-engine formula",
         )
     for name in _ignored(job):
-        raise UnsupportedError(
-            "--info-engine shadow", f"the recorded step does not support {_NAMES.get(name, name)}", "use --info-engine formula"
-        )
+        raise UnsupportedError("--info-engine shadow", f"the recorded step does not support {name}", "use --info-engine formula")
 
 
 def _ignored(spec: Any) -> Iterator[str]:
