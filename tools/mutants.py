@@ -90,7 +90,7 @@ FAULTS: Final = (
     Fault(
         "overlapped microbatches without the experts' backward",
         "analyzer/memory/overlapped_microbatches.py",
-        "yield from _one_microbatch(b_experts, other_saved=between, held=(*held, *local))",
+        "yield from self._run_backward(backward.get(Node.EXPERTS, ()), None, (*exchanged, *permuted, *shared))",
         "",
     ),
 )
