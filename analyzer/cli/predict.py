@@ -36,6 +36,10 @@ def predict_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
         from analyzer.cli.shadow import run_engine
 
         report, compared = run_engine(report, engine=options.engine, argv=command, environ=environ, tolerance=options.tolerance)
+    if options.timeline is not None:
+        from analyzer.cli.timeline import write_timeline
+
+        write_timeline(report, launch, options.timeline)
     write_report(report, options, compared, changes_since(old, report))
     if any(each.comparison.failures for each in compared):
         return CHECK_FAILED

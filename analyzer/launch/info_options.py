@@ -55,6 +55,8 @@ class InfoOptions:
     """Memory that should remain free; a launch that leaves less is tight."""
     against: str | None = None
     """A JSON report to compare the report with."""
+    timeline: str | None = None
+    """A file for the timeline of an iteration."""
     record: str | None = None
     allocator: Literal["pool", "malloc"] | None = None
     """Allocation function of the CUDA recorder: cudaMallocAsync (pool, and the default) or cudaMalloc (malloc)."""
@@ -153,6 +155,7 @@ OPTIONS: Final[dict[str, InfoOption]] = {
     ),
     "margin": InfoOption("SIZE", "memory that should remain free, such as 5% or 4GiB; with less the launch is tight", margin),
     "against": InfoOption("FILE", "print what changed since the JSON report in this file", word),
+    "timeline": InfoOption("FILE", "write an iteration as a timeline for ui.perfetto.dev or chrome://tracing", word),
     "record": InfoOption("FILE", "run training steps of one rank and write the trace to this file", word),
     "allocator": InfoOption(
         "pool|malloc", "allocation function for --info-record on a GPU (default: pool)", choice("pool", "malloc")
