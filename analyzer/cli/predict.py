@@ -40,6 +40,10 @@ def predict_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
         from analyzer.cli.timeline import write_timeline
 
         write_timeline(report, launch, options.timeline)
+    if options.html is not None:
+        from analyzer.cli.html import write_html
+
+        write_html(report, launch, options.html, argv=argv, old=old)
     write_report(report, options, compared, changes_since(old, report))
     if any(each.comparison.failures for each in compared):
         return CHECK_FAILED

@@ -90,6 +90,11 @@ def _one(argv: Sequence[str], launch: Launch, options: InfoOptions) -> int:
     report = report_of(launch)
     commands = [command_line(argv, launch.arguments, each.options) for each in result.best[:COMMANDS]]
     limit = None if options.search_max is None else _largest(problem, options)
+    if options.html is not None:
+        from analyzer.cli.html import write_html
+        from analyzer.report.json.search import search_json
+
+        write_html(report, launch, options.html, argv=argv, more={"search": search_json(result, commands)})
     _write(report, result, commands, options, limit)
     return _status([result])
 

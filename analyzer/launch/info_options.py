@@ -55,6 +55,8 @@ class InfoOptions:
     """Memory that should remain free; a launch that leaves less is tight."""
     against: str | None = None
     """A JSON report to compare the report with."""
+    html: str | None = None
+    """A file for the report as a page for a browser."""
     timeline: str | None = None
     """A file for the timeline of an iteration."""
     record: str | None = None
@@ -155,6 +157,7 @@ OPTIONS: Final[dict[str, InfoOption]] = {
     ),
     "margin": InfoOption("SIZE", "memory that should remain free, such as 5% or 4GiB; with less the launch is tight", margin),
     "against": InfoOption("FILE", "print what changed since the JSON report in this file", word),
+    "html": InfoOption("FILE", "write the report as a page for a browser, with charts", word),
     "timeline": InfoOption("FILE", "write an iteration as a timeline for ui.perfetto.dev or chrome://tracing", word),
     "record": InfoOption("FILE", "run training steps of one rank and write the trace to this file", word),
     "allocator": InfoOption(
