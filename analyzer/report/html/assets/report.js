@@ -68,6 +68,8 @@ function select(label, options, change) {
 
 // ---- charts ----
 
+const ALL_AT_ONCE = 1e9; // marks of a chart that are drawn in one step
+
 function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
@@ -247,7 +249,7 @@ function schedule() {
       return `stage ${stage}: ${DIRECTIONS[direction]} of microbatch ${microbatch}, chunk ${chunk}<br>${seconds(end - start)} from ${seconds(start)}`;
     }),
     series: DIRECTIONS.map((name, direction) => ({
-      name, type: "custom", progressive: 0, encode: {x: [1, 2], y: 0}, data: rows.filter((row) => row[3] === direction),
+      name, type: "custom", progressive: 0, progressiveThreshold: ALL_AT_ONCE, encode: {x: [1, 2], y: 0}, data: rows.filter((row) => row[3] === direction),
       renderItem: (parameters, api) => {
         const from = api.coord([api.value(1), api.value(0)]), to = api.coord([api.value(2), api.value(0)]);
         const height = 0.6 * api.size([0, 1])[1];
@@ -347,7 +349,7 @@ function cluster() {
       visualMap: {show: false, type: "piecewise", dimension: 2, pieces: [
         {value: 0, color: color("--line")}, {value: 1, color: color("--accent")}, {value: 2, color: color("--bad")}]},
       tooltip: tooltip((point) => `rank ${point.value[3]}, node ${Math.floor(point.value[3] / perNode)}, stage ${stageOf(point.value[3])}`),
-      series: [{type: "heatmap", progressive: 0, data, itemStyle: {borderColor: color("--background"), borderWidth: report.world.size > 4096 ? 0 : 1}}],
+      series: [{type: "heatmap", progressive: 0, progressiveThreshold: ALL_AT_ONCE, data, itemStyle: {borderColor: color("--background"), borderWidth: report.world.size > 4096 ? 0 : 1}}],
     };
   }, {canvas: report.world.size > 512});
   made.made.on("click", (point) => choose(point.value[3]));
@@ -517,12 +519,16 @@ function notes() {
 function redraw() {
   for (const each of charts) each.draw();
 }
-function setTheme(name) {
+/** Sets the theme, without drawing. */
+function nameTheme(name) {
   document.documentElement.dataset.theme = name;
   document.getElementById("theme").textContent = name === "dark" ? "Light theme" : "Dark theme";
+}
+function setTheme(name) {
+  nameTheme(name);
   redraw();
 }
-document.documentElement.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+nameTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
 summary();
 comparison();
 memory();
@@ -534,7 +540,6 @@ matrix();
 tree();
 search();
 notes();
-setTheme(theme());
 document.getElementById("theme").addEventListener("click", () => setTheme(theme() === "dark" ? "light" : "dark"));
 document.getElementById("print").addEventListener("click", () => print());
 let before = "light";
