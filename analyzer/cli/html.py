@@ -19,19 +19,17 @@ MORE: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 def write_html(
-    report: Report, launch: Launch, path: str, *, argv: Sequence[str], old: OldReport | None = None, more: Mapping[str, Any] = MORE
+    report: Report, launch: Launch, path: str, *, argv: Sequence[str], old: Sequence[OldReport] = (), more: Mapping[str, Any] = MORE
 ) -> None:
-    """Writes the page of a report, next to the older one of `--info-against`. `more`: further fields of the JSON report.
+    """Writes the page of a report, next to the older ones of `--info-against`. `more`: further fields of the JSON report.
 
     Raises InputError if Jinja2 is not installed, or if the file cannot be written.
     """
     from analyzer.report.html.page import extra_data, page
     from analyzer.report.json.document import to_json, write_text
 
-    names, documents = [_title(report)], [{**to_json(report), **more}]
-    if old is not None:
-        names.append(Path(old.file).name)
-        documents.append(old.document)
+    names = [_title(report), *(Path(each.file).name for each in old)]
+    documents = [{**to_json(report), **more}, *(each.document for each in old)]
     inputs = None if launch.time is None or launch.time.flops_share is not None else launch.time
     text = page(documents, names, extra=extra_data(report, inputs), command=shlex.join(["get-training-info", *argv]))
     write_text(text, path, option=OPTION)

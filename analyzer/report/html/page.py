@@ -8,6 +8,7 @@ assets/echarts.NOTICE). Needs Jinja2 (extra `html`).
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from importlib import resources
 from typing import Any, Final
@@ -19,7 +20,8 @@ from analyzer.modules.tree import Module
 from analyzer.report import tree_sums
 from analyzer.results import Report
 from analyzer.time.estimate import TimeInputs, iteration_of, rates_of
-from analyzer.time.pipeline import is_large, schedule_of, simulated_passes
+from analyzer.time.iteration import IterationTime
+from analyzer.time.pipeline import Schedule, is_large, schedule_of, simulated_passes
 from analyzer.time.timeline.modules import ModuleTime, module_time
 
 ASSETS: Final = "analyzer.report.html.assets"
@@ -55,24 +57,64 @@ def extra_data(report: Report, inputs: TimeInputs | None) -> dict[str, Any]:
     """What the page shows and the JSON report does not have.
 
     `passes`: for each pipeline rank start and end in seconds, direction, microbatch and chunk of each pass. `memory`: for each
-    pipeline rank the bytes at the peak of each of these passes and after it. `modules`: `ModuleTime` of each node of each tree.
+    pipeline rank the bytes at the peak of each of these passes and after it. `saved`: for each pipeline rank and chunk the tensors
+    that one microbatch saves for backward. `schedule`: other seconds of the schedule. `modules`: `ModuleTime` of each node of each
+    tree.
     """
     job = report.job
     stages = analysed_stages(job) if job.graphs is None else ()
     shown = max(1, MOST_PASSES // job.parallel.pipeline)
     return {
         "memory": [[[each.peak, each.after] for each in memory_over_iteration(job, stage)[:shown]] for stage in stages],
-        "passes": [] if inputs is None else _passes(report, inputs, shown),
+        "saved": [[saved_tensors(tree) for tree in stage.model.trees] for stage in stages],
+        **({"passes": [], "schedule": {}} if inputs is None else _schedule(report, iteration_of(report, inputs), shown)),
         "modules": [] if inputs is None else [[_times(report, tree, inputs) for tree in rank.trees] for rank in report.ranks],
     }
 
 
-def _passes(report: Report, inputs: TimeInputs, shown: int) -> list[list[list[object]]]:
-    """The first `shown` passes of each pipeline rank; none of an iteration that is too long to be simulated."""
-    job, time = report.job, iteration_of(report, inputs)
-    schedule = schedule_of(job)
+def saved_tensors(tree: Module) -> list[tuple[str, int]]:
+    """The tensors that a microbatch saves for backward: path and name, with the bytes of those in all layers; the largest first.
+
+    They add up to `Module.retained_bytes` of the tree.
+    """
+    found: Counter[str] = Counter()
+
+    def visit(module: Module, path: str) -> None:
+        for tensor in module.saved:
+            found[f"{path}: {tensor.name}"] += tensor.bytes
+        if not module.recomputed:
+            for child in module.children:
+                visit(child, f"{path}.{child.name}" if path else child.name)
+
+    visit(tree, "")
+    return [(name.lstrip(": "), size) for name, size in found.most_common() if size]
+
+
+def _schedule(report: Report, time: IterationTime, shown: int) -> dict[str, Any]:
+    """The first `shown` passes of each pipeline rank, and what else takes time on it; none if the iteration cannot be simulated.
+
+    `message`: seconds of a message between stages. `exposed`: for each rank, chunk and direction the seconds of messages in a pass
+    that no kernel hides. `data_parallel`: for each rank those after its passes. `optimizer` and `host`: seconds at the end of the
+    iteration. The last three are left out if passes are.
+    """
+    schedule = schedule_of(report.job)
     if is_large(schedule):
-        return []
+        return {"passes": [], "schedule": {}}
+    passes = _passes(schedule, time, shown)
+    of_all: dict[str, Any] = {}
+    if all(len(of_rank) == 2 * schedule.microbatches * schedule.chunks for of_rank in passes):
+        rest = time.parts["exposed_dp"] - time.exposed_dp[time.pipeline_rank]  # all-reduces of scalars on every rank
+        of_all = {
+            "data_parallel": [_digits(each + rest) for each in time.exposed_dp],
+            "optimizer": time.parts["optimizer"],
+            "host": time.host_of_iteration,
+        }
+    exposed = [[[_digits(each.tp + each.cp + each.ep) for each in both] for both in chunks] for chunks in time.passes]
+    return {"passes": passes, "schedule": {"message": time.message, "exposed": exposed, **of_all}}
+
+
+def _passes(schedule: Schedule, time: IterationTime, shown: int) -> list[list[list[object]]]:
+    """The first `shown` passes of each pipeline rank."""
     nodes, ends = simulated_passes(schedule, time.pass_totals, time.message)
     found: list[list[list[object]]] = [[] for _ in time.ranks]
     for node, end in zip(nodes, ends, strict=True):

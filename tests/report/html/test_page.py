@@ -128,13 +128,34 @@ def check_charts(found: Opened) -> None:
     largest, pixels = max(drawn)
     assert pixels > 1
     assert all(height == pytest.approx(pixels * size / largest, abs=0.01) for size, height in drawn)
+    check_schedule(found)
     [parts] = found.series("time-chart")
     assert [mark[-1] for mark in parts["marks"]] == pytest.approx(list(document["time"]["parts_seconds"].values()))
-    passes = [mark for series in found.series("schedule-chart") for mark in series["marks"]]
+    passes = [mark for series in found.series("schedule-chart")[:2] for mark in series["marks"]]
     for stage, line in enumerate(document["time"]["timelines"]):
         spans = [span[:2] for span in line["spans"][:8]]
         drawn_passes = sorted(mark[1:3] for mark in passes if mark[0] == stage)[: len(spans)]
         assert [*chain.from_iterable(drawn_passes)] == pytest.approx([*chain.from_iterable(spans)])
+
+
+def check_schedule(found: Opened) -> None:
+    """On the stage that finishes last, bubble, exposed messages and the optimizer step take as long as in the report."""
+    time = found.document["time"]
+    found.page.evaluate(
+        "echarts.getInstanceByDom(document.getElementById('schedule-chart')).dispatchAction({type: 'dataZoom', start: 0, end: 100})"
+    )
+    seconds = {series["name"]: 0.0 for series in found.series("schedule-chart")}
+    for series in found.series("schedule-chart"):
+        seconds[series["name"]] += sum(mark[2] - mark[1] for mark in series["marks"] if mark[0] == time["pipeline_rank"])
+    if "optimizer step" not in seconds:
+        return  # an iteration that is shortened
+    parts, precise = time["parts_seconds"], {"rel": 1e-3, "abs": 1e-4 * time["iteration_seconds"]}
+    within = "exposed communication within a pass"
+    assert seconds.get(within, 0.0) == pytest.approx(sum(parts[f"exposed_{kind}"] for kind in ("tp", "cp", "ep")), **precise)
+    assert seconds.get("exposed message between stages", 0.0) == pytest.approx(parts["exposed_pp"], **precise)
+    assert seconds.get("bubble", 0.0) == pytest.approx(parts["bubble"], **precise)
+    assert seconds.get("exposed data-parallel communication", 0.0) == pytest.approx(parts["exposed_dp"], **precise)
+    assert seconds["optimizer step"] == pytest.approx(parts["optimizer"], **precise)
 
 
 def test_the_charts_have_the_figures_of_the_report(small: Opened) -> None:
@@ -152,6 +173,24 @@ def test_the_charts_have_the_figures_of_the_report(small: Opened) -> None:
         assert matrix[stage, stage] == sum(row["bytes_per_iteration"] for row in own if row["peer"] is None)
         if stage < 3:
             assert matrix[stage, stage + 1] == sum(row["bytes_per_iteration"] for row in own if row["peer"] == "next")
+
+
+def test_the_tooltip_lists_the_tensors_of_the_microbatches_in_flight(small: Opened) -> None:
+    """At the last forward before the first backward of stage 0, as many microbatches as stages have saved their tensors."""
+    page, document = small.page, small.document
+    page.locator("#over-iteration").get_by_label("Stage", exact=True).select_option("0")
+    page.evaluate(
+        "echarts.getInstanceByDom(document.getElementById('over-chart'))"
+        ".dispatchAction({type: 'showTip', seriesIndex: 0, dataIndex: 7})"
+    )
+    text = page.locator("#over-chart").inner_text()
+    assert "forward of microbatch 3, after it" in text
+    assert "microbatches in flight (4):" in text
+    tree = next(rank for rank in document["ranks"] if rank["pipeline_rank"] == 0)["chunks"][0]["tree"]
+    saved = page.evaluate("extra.saved[0][0]")
+    assert sum(size for _, size in saved) == tree["saved_bytes"]
+    name, size = saved[0]
+    assert page.evaluate("([name, size]) => `${name} ${bytes(size)}`", [name, 4 * size]) in text
 
 
 def test_the_members_of_each_group_are_those_of_the_report(small: Opened) -> None:
@@ -214,20 +253,23 @@ def test_accessibility(small: Opened, theme: str) -> None:
     assert [each["id"] for each in found if each["impact"] in ("serious", "critical")] == []
 
 
-def test_two_reports_side_by_side(opened: Callable[..., Opened], tmp_path: Path) -> None:
+def test_three_reports_side_by_side(opened: Callable[..., Opened], tmp_path: Path) -> None:
     old = tmp_path / "old.json"
     run(*LAUNCH, "--info-json", str(old))
-    found = opened(*LAUNCH, "--micro-batch-size", "2", "--info-against", str(old))
+    older = tmp_path / "older.json"
+    run(*LAUNCH, "--micro-batch-size", "4", "--info-json", str(older))
+    found = opened(*LAUNCH, "--micro-batch-size", "2", "--info-against", str(old), "--info-against", str(older))
     assert found.messages == []
     bars = [[mark[-1] for mark in series["marks"]] for series in found.series("comparison-chart")]
     highest = [
         max(document["ranks"], key=lambda each: each["memory"]["device_bytes"])
-        for document in (found.document, json.loads(old.read_text()))
+        for document in (found.document, json.loads(old.read_text()), json.loads(older.read_text()))
     ]
     assert [list(bar) for bar in zip(*bars, strict=True)] == [memory_of(rank) for rank in highest]
     assert found.page.locator("#comparison thead").first.locator("th").all_inner_texts()[1:] == [
         found.page.locator("h1").inner_text(),
         "old.json",
+        "older.json",
     ]
 
 

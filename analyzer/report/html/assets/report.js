@@ -101,6 +101,16 @@ function axis(extraOptions) {
     splitLine: {lineStyle: {color: color("--line")}}, ...extraOptions,
   };
 }
+/** An axis of bytes whose marks are round numbers of GiB. */
+function memoryAxis(least, most) {
+  const about = Math.max(most - least, 1) / 6;
+  const unit = about > GIB / 20 ? GIB : about > 2 ** 20 / 20 ? 2 ** 20 : 1;
+  const power = 10 ** Math.floor(Math.log10(about / unit));
+  const step = unit * power * [1, 2, 5, 10].find((each) => each * power * unit >= about);
+  const label = (value) => (unit === 1 ? bytes(value) : `${+(value / unit).toFixed(1)} ${unit === GIB ? "GiB" : "MiB"}`);
+  return axis({type: "value", interval: step, min: step * Math.floor(least / step), max: step * Math.ceil(most / step),
+    axisLabel: {formatter: label, color: color("--text")}});
+}
 const legend = () => ({textStyle: {color: color("--text")}, type: "scroll", top: 0});
 const tooltip = (formatter) => ({
   trigger: "item", confine: true, formatter, backgroundColor: color("--panel"), borderColor: color("--line"),
@@ -166,8 +176,7 @@ function stacked(parent, id, label, rows, capacity) {
   const made = chart(parent, id, label, () => ({
     legend: legend(), grid: {left: 70, right: 20, top: 50, bottom: 40}, series,
     xAxis: axis({type: "category", data: rows.map(([name]) => name)}),
-    yAxis: axis({type: "value", max: ({max}) => GIB * Math.ceil(1.05 * Math.max(max, capacity || 0) / GIB),
-      axisLabel: {formatter: (value) => `${(value / GIB).toFixed(0)} GiB`, color: color("--text")}}),
+    yAxis: memoryAxis(0, 1.05 * Math.max(capacity || 0, ...rows.map(([, memory]) => memory.device_bytes))),
     tooltip: tooltip((point) => `${escape(point.name)}<br>${escape(point.seriesName)}: ${bytes(point.value)}`),
   }));
   parent.append(details("Figures", table(["", ...parts(rows[0][1]).map(([name]) => name), "sum"],
@@ -183,6 +192,9 @@ function memory() {
 
 // ---- memory over an iteration ----
 
+const LISTED = 10; // tensors in a tooltip
+const SHOWN = 96; // passes of a stage that are visible at first
+
 function overIteration() {
   if (!extra.memory.length) return;
   const found = section("over-iteration", "Memory over an iteration");
@@ -193,21 +205,38 @@ function overIteration() {
     const [start, end, direction, microbatch] = spans.length ? spans[chosen.stage][place] : [place, place + 1, null, place];
     return {start, end, name: direction === null ? `pass ${place}` : `${DIRECTIONS[direction]} of microbatch ${microbatch}`, peak, after};
   });
+  /** The tensors that microbatches have saved for backward at the peak of a pass, or after it; the largest first. */
+  function saved(place, after) {
+    if (!spans.length) return [];
+    const flight = extra.saved[chosen.stage].map(() => 0);
+    spans[chosen.stage].slice(0, place + 1).forEach(([, , direction, , chunk], each) => {
+      if (direction === 0) flight[chunk] += 1;
+      else if (each < place || after) flight[chunk] -= 1;
+    });
+    const tensors = flight.flatMap((times, chunk) => extra.saved[chosen.stage][chunk].map(([name, size]) => [name, times * size]));
+    const sums = new Map();
+    for (const [name, size] of tensors) sums.set(name, (sums.get(name) || 0) + size);
+    const found = [...sums].filter(([, size]) => size).sort((a, b) => b[1] - a[1]);
+    const rest = found.slice(LISTED).reduce((sum, [, size]) => sum + size, 0);
+    const inFlight = flight.map((times, chunk) => (flight.length > 1 ? `${times} of chunk ${chunk}` : `${times}`)).join(", ");
+    return [`saved for backward by microbatches in flight (${inFlight}):`, ...found.slice(0, LISTED).map(([name, size]) => `${name} ${bytes(size)}`),
+      ...(rest ? [`other tensors ${bytes(rest)}`] : [])];
+  }
   const line = () => points().flatMap(({start, end, peak, after}) => [[start, peak], [end, after]]);
   const [label] = select("Stage", extra.memory.map((_, stage) => [stage, `${stage}`]), (value) => { chosen.stage = Number(value); made.draw(); });
   label.querySelector("select").value = chosen.stage;
   found.append(element("div", {class: "controls"}, label));
   found.append(element("p", {}, "Allocated memory at the peak of each forward and backward, and after it, as sums of tensors. " +
-    "Long iterations are shortened. The peak is marked."));
+    "Long iterations begin with their first passes; the mouse wheel zooms. The peak is marked."));
   const made = chart(found, "over-chart", "Allocated memory over an iteration of one stage", () => {
     const all = points(), most = all.reduce((a, b) => (b.peak > a.peak ? b : a));
     const held = rank().memory;
     const live = [...held.runtime_parts, ...held.transient_parts].filter((part) => part.bytes > 0).slice(0, 12);
     return {
-      grid: {left: 80, right: 30, top: 30, bottom: 60},
-      xAxis: axis({type: "value", name: spans.length ? "seconds" : "pass", nameLocation: "middle", nameGap: 30, max: "dataMax"}),
-      yAxis: axis({type: "value", min: "dataMin", axisLabel: {formatter: (value) => `${(value / GIB).toFixed(1)} GiB`, color: color("--text")}}),
-      dataZoom: [{type: "inside"}],
+      grid: {left: 80, right: 30, top: 40, bottom: 60},
+      xAxis: axis({type: "value", name: spans.length ? "seconds" : "pass", nameLocation: "middle", nameGap: 30, max: "dataMax", axisLabel: {showMaxLabel: false, color: color("--text")}}),
+      yAxis: memoryAxis(all.reduce((least, each) => Math.min(least, each.after), most.peak), most.peak),
+      dataZoom: [{type: "inside", startValue: 0, endValue: (all[SHOWN - 1] || all[all.length - 1]).end}],
       tooltip: {...tooltip(([point]) => {
         const pass = all[Math.floor(point.dataIndex / 2)], at = point.dataIndex % 2 ? pass.after : pass.peak;
         const states = held.parameters_bytes + held.gradients_bytes + held.optimizer_bytes;
@@ -215,12 +244,12 @@ function overIteration() {
           `model states ${bytes(states)}`, `workspaces and caches ${bytes(held.runtime_bytes)}`,
           `activations and temporary tensors ${bytes(at - states - held.runtime_bytes)}`];
         const tensors = pass.peak === most.peak && !(point.dataIndex % 2) ? live.map((part) => `${part.name} ${bytes(part.bytes)}`) : [];
-        return [...rows, ...tensors].map(escape).join("<br>");
+        return [...rows, ...tensors, ...saved(Math.floor(point.dataIndex / 2), point.dataIndex % 2)].map(escape).join("<br>");
       }), trigger: "axis"},
       series: [{
         type: "line", name: "allocated", step: false, showSymbol: false, data: line(), areaStyle: {opacity: 0.15},
-        markPoint: {data: [{name: "peak", coord: [most.start, most.peak], value: bytes(most.peak)}], symbolSize: 60,
-          label: {fontSize: 10, color: theme() === "dark" ? "#0d1117" : "#ffffff"}},
+        markPoint: {data: [{name: "peak", coord: [most.start, most.peak], value: bytes(most.peak)}], symbolSize: 24,
+          label: {fontSize: 11, color: color("--text"), position: "right", formatter: `peak ${bytes(most.peak)}`}},
       }],
     };
   });
@@ -228,36 +257,73 @@ function overIteration() {
 
 // ---- schedule ----
 
-const SHOWN = 96; // passes of a stage that are visible at first
+
 
 function schedule() {
   if (!extra.passes.length) return;
   const found = section("schedule", "Pipeline schedule");
   const rows = extra.passes.flatMap((passes, stage) => passes.map((pass) => [stage, ...pass]));
   const stages = extra.passes.length;
-  const shownEnd = Math.max(...extra.passes.map((passes) => (passes[SHOWN - 1] || passes[passes.length - 1])[1]));
-  found.append(element("p", {}, "The passes of each stage. White space is the pipeline bubble, and messages that are waited for. " +
-    "Long iterations begin with their first passes; the mouse wheel zooms."));
-  chart(found, "schedule-chart", "Gantt chart of the forwards and backwards of each pipeline stage", () => ({
-    legend: legend(),
-    grid: {left: 80, right: 20, top: 40, bottom: 60},
+  const shownEnd = Math.max(...extra.passes.map((passes) => (passes[SHOWN - 1] || [0, report.time.iteration_seconds])[1]));
+  const others = extra.passes.flatMap((passes, stage) => around(passes, stage));
+  const kinds = [...new Set(others.map(([, , , kind]) => kind))];
+  found.append(element("p", {}, "The passes of each stage, and what delays them. A narrow strip is the part of a pass in which messages " +
+    "within its groups are not hidden. Long iterations begin with their first passes; the mouse wheel zooms."));
+  chart(found, "schedule-chart", "Gantt chart of the passes, the bubble and the exposed communication of each pipeline stage", () => ({
+    legend: {...legend(), type: "plain"},
+    grid: {left: 80, right: 20, top: 70, bottom: 60},
     dataZoom: [{type: "inside", xAxisIndex: 0, filterMode: "weakFilter", startValue: 0, endValue: shownEnd}],
-    xAxis: axis({type: "value", name: "seconds", nameLocation: "middle", nameGap: 30, max: "dataMax"}),
+    xAxis: axis({type: "value", name: "seconds", nameLocation: "middle", nameGap: 30, max: "dataMax", axisLabel: {showMaxLabel: false, color: color("--text")}}),
     yAxis: axis({type: "category", inverse: true, data: [...Array(stages).keys()].map((stage) => `stage ${stage}`)}),
     tooltip: tooltip((point) => {
       const [stage, start, end, direction, microbatch, chunk] = point.value;
-      return `stage ${stage}: ${DIRECTIONS[direction]} of microbatch ${microbatch}, chunk ${chunk}<br>${seconds(end - start)} from ${seconds(start)}`;
+      const what = DIRECTIONS[direction] ? `${DIRECTIONS[direction]} of microbatch ${microbatch}, chunk ${chunk}` : direction;
+      return `stage ${stage}: ${what}<br>${seconds(end - start)} from ${seconds(start)}`;
     }),
-    series: DIRECTIONS.map((name, direction) => ({
-      name, type: "custom", progressive: 0, progressiveThreshold: ALL_AT_ONCE, encode: {x: [1, 2], y: 0}, data: rows.filter((row) => row[3] === direction),
-      renderItem: (parameters, api) => {
-        const from = api.coord([api.value(1), api.value(0)]), to = api.coord([api.value(2), api.value(0)]);
-        const height = 0.6 * api.size([0, 1])[1];
-        return {type: "rect", shape: {x: from[0], y: from[1] - height / 2, width: Math.max(1, to[0] - from[0]), height},
-          style: {fill: api.visual("color"), stroke: color("--background"), lineWidth: 0.5}};
-      },
-    })),
-  }), {tall: stages > 8, canvas: rows.length > 3000});
+    series: [
+      ...DIRECTIONS.map((name, direction) => gantt(name, rows.filter((row) => row[3] === direction))),
+      ...kinds.map((kind) => gantt(kind, others.filter((row) => row[3] === kind))),
+    ],
+  }), {tall: stages > 8, canvas: rows.length + others.length > 3000});
+}
+/** The series of one kind of spans: stage, start, end and more. Communication within a pass is a strip below it. */
+function gantt(name, data) {
+  const strip = name === EXPOSED;
+  return {
+    name, type: "custom", progressive: 0, progressiveThreshold: ALL_AT_ONCE, encode: {x: [1, 2], y: 0}, data, z: strip ? 3 : 2,
+    itemStyle: name === BUBBLE ? {color: color("--line")} : {},
+    renderItem: (parameters, api) => {
+      const from = api.coord([api.value(1), api.value(0)]), to = api.coord([api.value(2), api.value(0)]);
+      const height = 0.6 * api.size([0, 1])[1];
+      const box = {x: from[0], y: from[1] - height / 2, width: Math.max(strip ? 0 : 1, to[0] - from[0]), height};
+      return {type: "rect", shape: strip ? {...box, y: box.y + 0.75 * height, height: 0.25 * height} : box,
+        style: {fill: api.visual("color"), stroke: strip ? null : color("--background"), lineWidth: 0.5}};
+    },
+  };
+}
+const EXPOSED = "exposed communication within a pass", MESSAGE = "exposed message between stages", BUBBLE = "bubble";
+/** What delays the passes of a stage, and what follows them: stage, start, end, kind. */
+function around(passes, stage) {
+  const {message, exposed, data_parallel: dataParallel, optimizer, host} = extra.schedule;
+  const found = [];
+  const add = (start, end, kind) => { if (end > start) found.push([stage, start, end, kind]); };
+  let before = 0;
+  for (const [start, end, direction, , chunk] of passes) {
+    const waited = Math.min(message, start - before);
+    if (start - before > 1e-6 * end) {
+      add(before, start - waited, BUBBLE);
+      add(start - waited, start, MESSAGE);
+    }
+    add(start, start + exposed[stage][chunk][direction], EXPOSED);
+    before = end;
+  }
+  if (dataParallel) {
+    const end = report.time.iteration_seconds, update = end - optimizer - host;
+    add(before, before + dataParallel[stage], "exposed data-parallel communication");
+    add(update, update + optimizer, "optimizer step");
+    add(end - host, end, "host");
+  }
+  return found;
 }
 
 // ---- time ----
@@ -476,7 +542,8 @@ function search() {
   chart(found, "search-chart", "Time and memory of the layouts that the search found", () => ({
     legend: legend(), grid: {left: 80, right: 30, top: 50, bottom: 60},
     xAxis: axis({type: "value", scale: true, name: "seconds of an iteration", nameLocation: "middle", nameGap: 30}),
-    yAxis: axis({type: "value", scale: true, axisLabel: {formatter: (value) => `${(value / GIB).toFixed(0)} GiB`, color: color("--text")}}),
+    yAxis: memoryAxis(Math.min(...groups.flatMap(([, layouts]) => layouts.map((each) => each.device_bytes))),
+      Math.max(...groups.flatMap(([, layouts]) => layouts.map((each) => each.device_bytes)))),
     tooltip: tooltip((point) => `${escape(point.value[2])}<br>${seconds(point.value[0])}, ${bytes(point.value[1])}`),
     series: groups.map(([name, layouts], place) => ({name, type: "scatter", symbolSize: place === 2 ? 16 : 10, symbol: ["circle", "triangle", "diamond"][place],
       data: layouts.map((each) => [each.iteration_seconds, each.device_bytes, text(each)])})),
