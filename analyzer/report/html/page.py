@@ -19,6 +19,9 @@ from analyzer.memory.stages import analysed_stages
 from analyzer.modules.tree import Module
 from analyzer.report import tree_sums
 from analyzer.results import Report
+from analyzer.specs import TrainingJob
+from analyzer.specs.speed import SpeedSpec
+from analyzer.time.efficiencies import Efficiencies
 from analyzer.time.estimate import TimeInputs, iteration_of, rates_of
 from analyzer.time.iteration import IterationTime
 from analyzer.time.pipeline import Schedule, is_large, schedule_of, simulated_passes
@@ -68,7 +71,7 @@ def extra_data(report: Report, inputs: TimeInputs | None) -> dict[str, Any]:
         "memory": [[[each.peak, each.after] for each in memory_over_iteration(job, stage)[:shown]] for stage in stages],
         "saved": [[saved_tensors(tree) for tree in stage.model.trees] for stage in stages],
         **({"passes": [], "schedule": {}} if inputs is None else _schedule(report, iteration_of(report, inputs), shown)),
-        "modules": [] if inputs is None else [[_times(report, tree, inputs) for tree in rank.trees] for rank in report.ranks],
+        "modules": [] if inputs is None else _module_times(report, inputs),
     }
 
 
@@ -115,11 +118,12 @@ def _schedule(report: Report, time: IterationTime, shown: int) -> dict[str, Any]
 
 def _passes(schedule: Schedule, time: IterationTime, shown: int) -> list[list[list[object]]]:
     """The first `shown` passes of each pipeline rank."""
-    nodes, ends = simulated_passes(schedule, time.pass_totals, time.message)
+    totals = time.pass_totals
+    nodes, ends = simulated_passes(schedule, totals, time.message)
     found: list[list[list[object]]] = [[] for _ in time.ranks]
     for node, end in zip(nodes, ends, strict=True):
         if len(found[node.rank]) < shown:
-            start = end - time.pass_totals[node.rank][node.chunk][node.direction]
+            start = end - totals[node.rank][node.chunk][node.direction]
             found[node.rank].append([_digits(start), _digits(end), node.direction, node.microbatch, node.chunk])
     return found
 
@@ -128,12 +132,22 @@ def _digits(value: float) -> float:
     return float(f"{value:.7g}")
 
 
-def _times(report: Report, tree: Module, inputs: TimeInputs) -> list[ModuleTime]:
+def _module_times(report: Report, inputs: TimeInputs) -> list[list[list[ModuleTime]]]:
+    """For each rank class and chunk the time of its modules. Equal trees are computed once."""
+    rates, known = rates_of(inputs), dict[int, list[ModuleTime]]()
+    for rank in report.ranks:
+        for tree in rank.trees:
+            if id(tree) not in known:
+                known[id(tree)] = _times(report.job, tree, inputs.speed, rates)
+    return [[known[id(tree)] for tree in rank.trees] for rank in report.ranks]
+
+
+def _times(job: TrainingJob, tree: Module, speed: SpeedSpec, rates: Efficiencies) -> list[ModuleTime]:
     """The time of every node of the tree in the JSON report, outer modules first. That of a run is the sum of its modules."""
     found: list[ModuleTime] = []
 
     def visit(run: tree_sums.Run, times: int) -> None:
-        one = module_time(report.job, run.module, inputs.speed, rates_of(inputs))
+        one = module_time(job, run.module, speed, rates)
         times *= run.length
         found.append(ModuleTime(*(_digits(times * value) for value in one)))
         for child in tree_sums.runs(run.module.children):
