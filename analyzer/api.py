@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 OF_COMMAND_LINE: Final = (
     "json", "detail", "record", "allocator", "check", "rank", "layers", "launch", "print_options", "fail_on", "against", "dry",
-    "run_all", "calibrate", "search", "search_over", "keep", "search_gpus", "search_max", "search_csv", "workers",
+    "run_all", "calibrate", "html", "timeline", "search", "search_over", "keep", "search_gpus", "search_max", "search_csv",
+    "workers",
 )  # fmt: skip
 """Fields of `InfoOptions` that ask the command line to print, record or start something."""
 ORDERED_BY: Final = "H100-80GB"

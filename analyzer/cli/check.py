@@ -39,7 +39,7 @@ def check_trace(path: str, argv: Sequence[str], *, environ: Mapping[str, str], f
         "--info-record": options.record is not None,
         "--info-engine": options.engine != "formula",
         "--info-fail-on": bool(options.fail_on),
-        "--info-against": options.against is not None,
+        "--info-against": bool(options.against),
     }
     if others := [name for name in given if given[name]]:
         raise InputError(OPTION, f"cannot be combined with {others[0]}", "use only one of them")

@@ -47,10 +47,11 @@ def standard_output() -> Iterator[TextIO]:
         raise InputError("standard output", f"cannot be written ({error.strerror})", remedy) from None
 
 
-def write_report(report: Report, options: InfoOptions, compared: Sequence[Compared], against: Against | None = None) -> None:
+def write_report(report: Report, options: InfoOptions, compared: Sequence[Compared], against: Sequence[Against] = ()) -> None:
     """Writes the JSON report if it was requested, and prints the console report unless the JSON report is printed.
 
-    `against` are the changes since an older report. Raises InputError if a report cannot be written.
+    `against` are the changes since older reports; the JSON report has those since the first one. Raises InputError if a report
+    cannot be written.
     """
     if options.json is not None:
         from analyzer.report.json.document import to_json
@@ -66,10 +67,10 @@ def write_report(report: Report, options: InfoOptions, compared: Sequence[Compar
 
             for each in compared:
                 print_comparison(each.comparison, each.header, stream=stream)
-        if against is not None:
+        for changes in against:
             from analyzer.report.console.against_section import print_against
 
-            print_against(against, stream=stream)
+            print_against(changes, stream=stream)
 
 
 def write_json(document: dict[str, Any], path: str) -> bool:
@@ -94,10 +95,10 @@ def _comparisons(compared: Sequence[Compared]) -> dict[str, Any]:
     return {"comparisons": [comparison_json(each.comparison, each.header) for each in compared]}
 
 
-def _against(against: Against | None) -> dict[str, Any]:
+def _against(against: Sequence[Against]) -> dict[str, Any]:
     """The field that `--info-against` adds to the JSON report."""
-    if against is None:
+    if not against:
         return {}
     from analyzer.report.against import against_json
 
-    return {"against": against_json(against)}
+    return {"against": against_json(against[0])}

@@ -20,11 +20,11 @@ def predict_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
     """Predicts a launch, prints the report and returns the exit status. Raises AnalyzerError."""
     launch = read_launch(argv, environ=environ, folder=folder)
     options = launch.options
-    old = None
-    if options.against is not None:
+    old: list[OldReport] = []
+    if options.against:
         from analyzer.report.against import read_old
 
-        old = read_old(options.against)
+        old = [read_old(file) for file in options.against]
     report = report_of(launch)
     command = ("get_training_info.py", *argv)
     if options.record is not None:
@@ -36,7 +36,15 @@ def predict_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
         from analyzer.cli.shadow import run_engine
 
         report, compared = run_engine(report, engine=options.engine, argv=command, environ=environ, tolerance=options.tolerance)
-    write_report(report, options, compared, changes_since(old, report))
+    if options.timeline is not None:
+        from analyzer.cli.timeline import write_timeline
+
+        write_timeline(report, launch, options.timeline)
+    if options.html is not None:
+        from analyzer.cli.html import write_html
+
+        write_html(report, launch, options.html, argv=argv, old=old)
+    write_report(report, options, compared, [changes_since(each, report) for each in old])
     if any(each.comparison.failures for each in compared):
         return CHECK_FAILED
     if fails(report.verdict, options.fail_on):
@@ -48,10 +56,8 @@ def predict_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
     return FITS
 
 
-def changes_since(old: OldReport | None, report: Report) -> Against | None:
-    """What changed since the report in `--info-against`; None without that option."""
-    if old is None:
-        return None
+def changes_since(old: OldReport, report: Report) -> Against:
+    """What changed since a report in `--info-against`."""
     from analyzer.report.against import compare
 
     return compare(old, report)

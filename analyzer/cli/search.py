@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SMALL: Final = 20_000
 """Layouts of a space below which a search takes a few seconds in one process."""
-EXCLUDED: Final = ("record", "check", "calibrate", "launch", "against", "fail_on")
+EXCLUDED: Final = ("record", "check", "calibrate", "launch", "against", "fail_on", "timeline")
 """Fields of `InfoOptions` that cannot be used with a search."""
 
 
@@ -90,6 +90,11 @@ def _one(argv: Sequence[str], launch: Launch, options: InfoOptions) -> int:
     report = report_of(launch)
     commands = [command_line(argv, launch.arguments, each.options) for each in result.best[:COMMANDS]]
     limit = None if options.search_max is None else _largest(problem, options)
+    if options.html is not None:
+        from analyzer.cli.html import write_html
+        from analyzer.report.json.search import search_json
+
+        write_html(report, launch, options.html, argv=argv, more={"search": search_json(result, commands)})
     _write(report, result, commands, options, limit)
     return _status([result])
 

@@ -53,8 +53,12 @@ class InfoOptions:
     """Verdicts that end with exit status 1 beside "does not fit": "tight", and "unknown" if there is none."""
     margin: Margin | None = None
     """Memory that should remain free; a launch that leaves less is tight."""
-    against: str | None = None
-    """A JSON report to compare the report with."""
+    against: tuple[str, ...] = ()
+    """JSON reports to compare the report with."""
+    html: str | None = None
+    """A file for the report as a page for a browser."""
+    timeline: str | None = None
+    """A file for the timeline of an iteration."""
     record: str | None = None
     allocator: Literal["pool", "malloc"] | None = None
     """Allocation function of the CUDA recorder: cudaMallocAsync (pool, and the default) or cudaMalloc (malloc)."""
@@ -126,6 +130,8 @@ class InfoOption(NamedTuple):
     """One line for `--help`."""
     read: Callable[[str, str | None], Any]
     """Converts the value, called with the option and its word. Raises InputError."""
+    repeats: bool = False
+    """The option may be given several times; its field has all values."""
 
 
 OPTIONS: Final[dict[str, InfoOption]] = {
@@ -152,7 +158,9 @@ OPTIONS: Final[dict[str, InfoOption]] = {
         several("tight", "unknown", what="verdict that can be named here"),
     ),
     "margin": InfoOption("SIZE", "memory that should remain free, such as 5% or 4GiB; with less the launch is tight", margin),
-    "against": InfoOption("FILE", "print what changed since the JSON report in this file", word),
+    "against": InfoOption("FILE", "print what changed since the JSON report in this file; may be repeated", word, repeats=True),
+    "html": InfoOption("FILE", "write the report as a page for a browser, with charts", word),
+    "timeline": InfoOption("FILE", "write an iteration as a timeline for ui.perfetto.dev or chrome://tracing", word),
     "record": InfoOption("FILE", "run training steps of one rank and write the trace to this file", word),
     "allocator": InfoOption(
         "pool|malloc", "allocation function for --info-record on a GPU (default: pool)", choice("pool", "malloc")
@@ -231,6 +239,8 @@ def usage() -> str:
         "",
         "Other commands: --help, --version, --info-gpu list, --info-model list.",
         "",
+        "A trace of --info-record for PyTorch's memory viewer: python -m allocator_hook.visualizer TRACE FILE.",
+        "",
         "Exit status: 0 the launch fits or no GPU is known, 1 it does not fit (or --info-fail-on), 2 invalid or unsupported input,",
         "3 a check failed, 70 an error of this program, 130 interrupted.",
     ]
@@ -273,13 +283,19 @@ def asks_for_search(argv: Sequence[str]) -> bool:
 
 
 def read_info_options(pairs: Iterable[tuple[str, str | None]]) -> InfoOptions:
-    """Reads (option, value) pairs. Of several equal options the last one wins. Raises InputError for a missing or invalid value."""
+    """Reads (option, value) pairs. Of equal options that do not repeat the last one wins.
+
+    Raises InputError for a missing or invalid value.
+    """
     options = InfoOptions()
     for name, text in pairs:
         option = OPTIONS[FLAGS[name]]
         if option.value and not text:
             raise InputError(name, "has no value", f"write {_shown(name)}")
-        options = replace(options, **{FLAGS[name]: option.read(name, text)})
+        field, value = FLAGS[name], option.read(name, text)
+        if option.repeats:
+            value = (*getattr(options, field), value)
+        options = replace(options, **{field: value})
     return options
 
 

@@ -98,6 +98,18 @@ def peak_of_iteration(
     return walk.peak(messages, context, warm=warm)
 
 
+def step_bytes(
+    messages: MessageOrder, chunks: Sequence[ChunkMemory], *, context: PeakContext, workspaces: Sequence[Workspace] = ()
+) -> list[tuple[int, int]]:
+    """For each step of an iteration after the first, bytes above the model states at the peak of the step and after it."""
+    walk = _Walk(messages, chunks, context, workspaces, warm=True)
+    found = []
+    for index, step in enumerate(messages.order):
+        peak = walk.run_alone(index, step)
+        found.append((peak, walk.kept))
+    return found
+
+
 def _lower_steps(order: Sequence[Step], chunks: Sequence[ChunkMemory]) -> tuple[range, int]:
     """Forwards of the warm-up that cannot be the peak, and the number of steps after which none can be the peak.
 
@@ -221,6 +233,17 @@ class _Walk:
         done = (following.microbatch, following.chunk) in self._forwards_done
         self._reloaded = self._chunks[following.chunk].reloaded if done else 0
         self._saved += self._reloaded
+
+    def run_alone(self, index: int, step: Step) -> int:
+        """Runs one step and returns the bytes at its own peak. `peak` is then not that of the iteration."""
+        self._highest = 0
+        self.run(index, step)
+        return self._highest
+
+    @property
+    def kept(self) -> int:
+        """Bytes of the workspaces and of what the microbatches in flight have saved."""
+        return self._workspaces + self._saved
 
     def skip_forward(self, step: Step) -> None:
         """A forward of the only chunk that cannot be the peak."""

@@ -22,7 +22,7 @@ from analyzer.memory.device_overhead import SEGMENT, device_range, outside_alloc
 from analyzer.memory.features import graph_memory_of, left_bytes, offloaded_points, overlapped_points, planned_bytes
 from analyzer.memory.iteration import PeakContext, peak_of_iteration
 from analyzer.memory.peak import Peak, PeakPosition, Remainder
-from analyzer.memory.pipeline_tensors import kept_inputs, pipeline_tensors
+from analyzer.memory.pipeline_tensors import MessageOrder, kept_inputs, pipeline_tensors
 from analyzer.memory.stages import StageAnalysis, analysed_stages, distinct_stages
 from analyzer.memory.verdict import highest
 from analyzer.memory.workspaces import Workspace
@@ -193,26 +193,13 @@ class _Run:
 def _iterations(job: TrainingJob, stage: StageAnalysis) -> _Iterations:
     model, trees = stage.model, stage.model.trees
     inputs = kept_inputs(job, model.chunks, pipeline_rank=model.pipeline_rank)
-    context = PeakContext(
-        pipeline=pipeline_tensors(job, pipeline_rank=model.pipeline_rank),
-        idle=inputs if job.parallel.virtual_pipeline is not None else ((),) * len(inputs),
-        overlapped=overlapped_points(job, model.trees, stage.iterations[1]),
-        planned=planned_bytes(job, model.trees),
-        left=left_bytes(job, model.trees, inputs),
-        sent=tuple(total_bytes(each[1:]) if job.parallel.overlap_p2p else 0 for each in inputs),
-    )
-    last = model.chunks[-1].post_process
-    of_first = deferral_of(job, microbatches=job.batch.first_microbatches) if last else None
-    of_later = deferral_of(job, microbatches=job.batch.microbatches) if last else None
-    context = replace(context, deferral=of_first)
-    first = peak_of_iteration(stage.iterations[0], stage.first_chunks, workspaces=stage.workspaces, context=context)
-    offloaded = offloaded_points(job, model.trees, stage.iterations[1])
-    context = replace(context, deferral=of_later, offloaded=offloaded, extra_of_first=last_layer_bytes_on_gpu(job, model.trees[-1]))
-    later = peak_of_iteration(stage.iterations[1], stage.chunks, workspaces=stage.workspaces, context=context, warm=True)
+    of_first, of_later = contexts(job, stage, stage.iterations[1])
+    first = peak_of_iteration(stage.iterations[0], stage.first_chunks, workspaces=stage.workspaces, context=of_first)
+    later = peak_of_iteration(stage.iterations[1], stage.chunks, workspaces=stage.workspaces, context=of_later, warm=True)
     return _Iterations(
         first=first,
         later=later,
-        context=context,
+        context=of_later,
         referenced=sum(tree.lingering_once for tree in trees),
         kept=sum(total_bytes(each[_references_input(tree) :]) for each, tree in zip(inputs, trees, strict=True))
         + sum(tree.lingering_bytes for tree in trees),
@@ -223,6 +210,27 @@ def _references_input(tree: Module) -> bool:
     """Whether the first layer references its input between iterations: `lingering_bytes` then includes it."""
     first = next((module for _, module in tree.walk() if module.kind is ModuleKind.LAYER), None)
     return first is not None and bool(first.outlives)
+
+
+def contexts(job: TrainingJob, stage: StageAnalysis, messages: MessageOrder) -> tuple[PeakContext, PeakContext]:
+    """What the first and a later iteration hold in addition to their microbatches. `messages` are the steps of the later one."""
+    model = stage.model
+    inputs = kept_inputs(job, model.chunks, pipeline_rank=model.pipeline_rank)
+    context = PeakContext(
+        pipeline=pipeline_tensors(job, pipeline_rank=model.pipeline_rank),
+        idle=inputs if job.parallel.virtual_pipeline is not None else ((),) * len(inputs),
+        overlapped=overlapped_points(job, model.trees, messages),
+        planned=planned_bytes(job, model.trees),
+        left=left_bytes(job, model.trees, inputs),
+        sent=tuple(total_bytes(each[1:]) if job.parallel.overlap_p2p else 0 for each in inputs),
+    )
+    last = model.chunks[-1].post_process
+    of_first = deferral_of(job, microbatches=job.batch.first_microbatches) if last else None
+    of_later = deferral_of(job, microbatches=job.batch.microbatches) if last else None
+    offloaded = offloaded_points(job, model.trees, messages)
+    extra = last_layer_bytes_on_gpu(job, model.trees[-1])
+    first = replace(context, deferral=of_first)
+    return first, replace(context, deferral=of_later, offloaded=offloaded, extra_of_first=extra)
 
 
 def _run_with_states(job: TrainingJob, stage: StageAnalysis, states: States, iterations: _Iterations) -> _Run:

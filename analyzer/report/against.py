@@ -84,6 +84,8 @@ class OldReport:
 
     file: str
     figures: Figures
+    document: dict[str, Any]
+    """The JSON report."""
 
 
 def read_old(file: str) -> OldReport:
@@ -101,7 +103,7 @@ def read_old(file: str) -> OldReport:
         found = f"has the schema {schema!r} instead of {SCHEMA!r}" if isinstance(schema, str) else "is not a JSON report"
         raise InputError(OPTION, f"'{file}' {found}", REMEDY)
     try:
-        return OldReport(file, _figures(document))
+        return OldReport(file, _figures(document), document)
     except _MalformedError as error:
         raise InputError(OPTION, f"'{file}' is not a complete report: {error}", REMEDY) from None
 

@@ -51,7 +51,7 @@ def time_estimate(report: Report, inputs: TimeInputs) -> TimeEstimate:
     """The time of the launch of a report."""
     job, speed = report.job, inputs.speed
     stages = stage_models(job)
-    time = _iteration(report, stages, inputs)
+    time = iteration_of(report, inputs, stages)
     world, peak = job.parallel.world_size, speed.peak_flops["16"]
     counted = model_flops(job)
     return TimeEstimate(
@@ -67,19 +67,22 @@ def time_estimate(report: Report, inputs: TimeInputs) -> TimeEstimate:
         peak_flops=peak,
         training=training_time(job, inputs.run, time, tokens=inputs.tokens, parameters=report.parameters, price=inputs.price),
         calibration=inputs.calibration or _shipped(speed),
-        bottleneck=bottleneck(job, time, lambda: bucket_advice(job, stages, time, speed, _rates(inputs))),
+        bottleneck=bottleneck(job, time, lambda: bucket_advice(job, stages, time, speed, rates_of(inputs))),
         not_counted=_not_counted(job),
         timelines=_timelines(job, time),
     )
 
 
-def _iteration(report: Report, stages: Sequence[StageModel], inputs: TimeInputs) -> IterationTime:
+def iteration_of(report: Report, inputs: TimeInputs, stages: Sequence[StageModel] | None = None) -> IterationTime:
+    """The time of an iteration of a report. `stages` are its pipeline stages, if they are known."""
+    stages = stage_models(report.job) if stages is None else stages
     if inputs.flops_share is not None:
         return simple_iteration(report.job, stages, inputs.speed, share=inputs.flops_share)
-    return iteration_time(report.job, stages, report.communication, inputs.speed, _rates(inputs))
+    return iteration_time(report.job, stages, report.communication, inputs.speed, rates_of(inputs))
 
 
-def _rates(inputs: TimeInputs) -> Efficiencies:
+def rates_of(inputs: TimeInputs) -> Efficiencies:
+    """The efficiencies that are used."""
     return inputs.rates or efficiencies_of(inputs.speed)
 
 

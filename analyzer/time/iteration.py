@@ -55,6 +55,12 @@ class IterationTime:
     """Forward and backward of a microbatch, for each rank and chunk."""
     message: float
     """Seconds of a message between two pipeline stages."""
+    traffic: tuple[StageTraffic, ...] = ()
+    """Data-parallel messages of each pipeline rank."""
+    exposed_dp: tuple[float, ...] = ()
+    """Seconds that these add to the iteration of each pipeline rank."""
+    host_of_iteration: float = 0.0
+    """Seconds of the host between iterations, a part of `host`."""
 
     @property
     def pass_totals(self) -> list[list[tuple[float, float]]]:
@@ -94,6 +100,9 @@ def iteration_time(
         ranks=tuple(ranks),
         passes=tuple(map(tuple, passes)),
         message=message,
+        traffic=tuple(traffic),
+        exposed_dp=tuple(shown),
+        host_of_iteration=rates.iteration,
     )
 
 

@@ -150,7 +150,7 @@ def block_work(module: Module, direction: str, context: WorkContext, settings: S
     for operation in program.forward if direction == "forward" else program.backward:
         capture.follow(operation)
         if operation.kind is OperationKind.COLLECTIVE and operation.call is not None:
-            total.messages[_message(operation.module, operation.call, operation.phase, settings)] += operation.call.count
+            total.messages[message_of(operation.module, operation.call, operation.phase, settings)] += operation.call.count
         elif operation.kind is OperationKind.COMPUTE:
             _add_compute(total, operation, context, capture)
     return total.frozen()
@@ -219,7 +219,7 @@ class _Capture:
         return _CAPTURED_PREPROCESS if preprocesses else 0.0
 
 
-def _message(module: Module, call: Collective, phase: str, settings: Settings) -> Message:
+def message_of(module: Module, call: Collective, phase: str, settings: Settings) -> Message:
     """A message with its part of the breakdown and its exposure."""
     kind = module.kind
     if call.group in _EXPERT_GROUPS or kind in (ModuleKind.DISPATCH, ModuleKind.COMBINE):

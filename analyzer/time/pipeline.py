@@ -225,6 +225,12 @@ def _without_simulation(schedule: Schedule, seconds: Seconds, message: float) ->
     return ranks
 
 
+def simulated_passes(schedule: Schedule, seconds: Seconds, message: float) -> tuple[tuple[Node, ...], list[float]]:
+    """Every step of an iteration with all microbatches, and its end in seconds."""
+    _, ends = _simulated(schedule, schedule.microbatches, seconds, message)
+    return topology(schedule, schedule.microbatches), ends
+
+
 def spans(schedule: Schedule, seconds: Seconds, message: float) -> list[tuple[Node, float, float]]:
     """Start and end of each simulated step, for a timeline; none if there are too many."""
     if is_large(schedule):

@@ -1,0 +1,46 @@
+"""The memory of a pipeline stage over an iteration: at the peak of each step of the schedule, and after it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from analyzer.memory.iteration import step_bytes
+from analyzer.memory.pipeline_tensors import MessageOrder
+from analyzer.memory.ranks import contexts
+from analyzer.memory.stages import StageAnalysis
+from analyzer.schedule.pipeline import Step, steps
+from analyzer.specs import TrainingJob
+from analyzer.specs.release import is_before
+
+
+class StepMemory(NamedTuple):
+    """A forward or a backward of the schedule. Sizes are in bytes."""
+
+    step: Step
+    peak: int
+    """Allocated bytes at the peak of the step."""
+    after: int
+    """Allocated bytes after the step: model states, workspaces and what the microbatches in flight have saved."""
+
+
+def memory_over_iteration(job: TrainingJob, stage: StageAnalysis) -> tuple[StepMemory, ...]:
+    """The memory of the ranks of a stage at each step of an iteration after the first, as sums of tensors.
+
+    The blocks of the allocator can be larger than their tensors. CUDA graphs are not considered.
+    """
+    parallel, model = job.parallel, stage.model
+    order = steps(
+        pipeline=parallel.pipeline,
+        pipeline_rank=model.pipeline_rank,
+        chunks=parallel.chunks,
+        microbatches=job.batch.microbatches,
+        group_size=parallel.microbatch_group_size,
+        legacy=is_before(job.megatron, "0.10"),
+        combined=job.flags.overlap_moe_expert_parallel_comm,
+    )
+    _, states = stage.states[0]
+    base = states.steady + sum(tree.lingering_once for tree in model.trees)
+    messages = MessageOrder(order, model.chunks)
+    _, context = contexts(job, stage, messages)
+    found = step_bytes(messages, stage.chunks, context=context, workspaces=stage.workspaces)
+    return tuple(StepMemory(step, base + peak, base + after) for step, (peak, after) in zip(order, found, strict=True))

@@ -1,0 +1,166 @@
+"""A report as one HTML file without network requests: the JSON report, a charting library, and a script that draws it.
+
+The page has the JSON report of `analyzer.report.json` as it is, so that every figure of a chart is in it, and in addition the
+memory of each pass and the time of each module. The charts are drawn with Apache ECharts (assets/echarts.LICENSE,
+assets/echarts.NOTICE). Needs Jinja2 (extra `html`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any, Final
+
+from analyzer.errors import InputError
+from analyzer.memory.over_iteration import memory_over_iteration
+from analyzer.memory.stages import analysed_stages
+from analyzer.modules.tree import Module
+from analyzer.report import tree_sums
+from analyzer.results import Report
+from analyzer.specs import TrainingJob
+from analyzer.specs.speed import SpeedSpec
+from analyzer.time.efficiencies import Efficiencies
+from analyzer.time.estimate import TimeInputs, iteration_of, rates_of
+from analyzer.time.iteration import IterationTime
+from analyzer.time.pipeline import Schedule, is_large, schedule_of, simulated_passes
+from analyzer.time.timeline.modules import ModuleTime, module_time
+
+ASSETS: Final = "analyzer.report.html.assets"
+MOST_PASSES: Final = 12_000
+"""Passes of all stages that the page has, so that it stays below 5 MB."""
+
+
+def page(documents: Sequence[dict[str, Any]], names: Sequence[str], *, extra: dict[str, Any], command: str) -> str:
+    """The page of one report, or of several side by side, the newest first.
+
+    `documents` are JSON reports with their `names`, `extra` is `extra_data` of the first one, and `command` prints it again. Raises
+    InputError if Jinja2 is not installed.
+    """
+    try:
+        from jinja2 import Environment
+    except ImportError:
+        remedy = "install the extra: pip install 'get-training-info[html]'"
+        raise InputError("--info-html", "needs Jinja2, which is not installed", remedy) from None
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(_asset("page.html.j2"))
+    return template.render(
+        title=names[0],
+        command=command,
+        style=_asset("report.css"),
+        library=_asset("echarts.min.js"),
+        script=_asset("report.js"),
+        reports=_embedded({"names": list(names), "documents": list(documents)}),
+        extra=_embedded(extra),
+    )
+
+
+def extra_data(report: Report, inputs: TimeInputs | None) -> dict[str, Any]:
+    """What the page shows and the JSON report does not have.
+
+    `passes`: for each pipeline rank start and end in seconds, direction, microbatch and chunk of each pass. `memory`: for each
+    pipeline rank the bytes at the peak of each of these passes and after it. `saved`: for each pipeline rank and chunk the tensors
+    that one microbatch saves for backward. `schedule`: other seconds of the schedule. `modules`: `ModuleTime` of each node of each
+    tree.
+    """
+    job = report.job
+    stages = analysed_stages(job) if job.graphs is None else ()
+    shown = max(1, MOST_PASSES // job.parallel.pipeline)
+    return {
+        "memory": [[[each.peak, each.after] for each in memory_over_iteration(job, stage)[:shown]] for stage in stages],
+        "saved": [[saved_tensors(tree) for tree in stage.model.trees] for stage in stages],
+        **({"passes": [], "schedule": {}} if inputs is None else _schedule(report, iteration_of(report, inputs), shown)),
+        "modules": [] if inputs is None else _module_times(report, inputs),
+    }
+
+
+def saved_tensors(tree: Module) -> list[tuple[str, int]]:
+    """The tensors that a microbatch saves for backward: path and name, with the bytes of those in all layers; the largest first.
+
+    They add up to `Module.retained_bytes` of the tree.
+    """
+    found: Counter[str] = Counter()
+
+    def visit(module: Module, path: str) -> None:
+        for tensor in module.saved:
+            found[f"{path}: {tensor.name}"] += tensor.bytes
+        if not module.recomputed:
+            for child in module.children:
+                visit(child, f"{path}.{child.name}" if path else child.name)
+
+    visit(tree, "")
+    return [(name.lstrip(": "), size) for name, size in found.most_common() if size]
+
+
+def _schedule(report: Report, time: IterationTime, shown: int) -> dict[str, Any]:
+    """The first `shown` passes of each pipeline rank, and what else takes time on it; none if the iteration cannot be simulated.
+
+    `message`: seconds of a message between stages. `exposed`: for each rank, chunk and direction the seconds of messages in a pass
+    that no kernel hides. `data_parallel`: for each rank those after its passes. `optimizer` and `host`: seconds at the end of the
+    iteration. The last three are left out if passes are.
+    """
+    schedule = schedule_of(report.job)
+    if is_large(schedule):
+        return {"passes": [], "schedule": {}}
+    passes = _passes(schedule, time, shown)
+    of_all: dict[str, Any] = {}
+    if all(len(of_rank) == 2 * schedule.microbatches * schedule.chunks for of_rank in passes):
+        rest = time.parts["exposed_dp"] - time.exposed_dp[time.pipeline_rank]  # all-reduces of scalars on every rank
+        of_all = {
+            "data_parallel": [_digits(each + rest) for each in time.exposed_dp],
+            "optimizer": time.parts["optimizer"],
+            "host": time.host_of_iteration,
+        }
+    exposed = [[[_digits(each.tp + each.cp + each.ep) for each in both] for both in chunks] for chunks in time.passes]
+    return {"passes": passes, "schedule": {"message": time.message, "exposed": exposed, **of_all}}
+
+
+def _passes(schedule: Schedule, time: IterationTime, shown: int) -> list[list[list[object]]]:
+    """The first `shown` passes of each pipeline rank."""
+    totals = time.pass_totals
+    nodes, ends = simulated_passes(schedule, totals, time.message)
+    found: list[list[list[object]]] = [[] for _ in time.ranks]
+    for node, end in zip(nodes, ends, strict=True):
+        if len(found[node.rank]) < shown:
+            start = end - totals[node.rank][node.chunk][node.direction]
+            found[node.rank].append([_digits(start), _digits(end), node.direction, node.microbatch, node.chunk])
+    return found
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.7g}")
+
+
+def _module_times(report: Report, inputs: TimeInputs) -> list[list[list[ModuleTime]]]:
+    """For each rank class and chunk the time of its modules. Equal trees are computed once."""
+    rates, known = rates_of(inputs), dict[int, list[ModuleTime]]()
+    for rank in report.ranks:
+        for tree in rank.trees:
+            if id(tree) not in known:
+                known[id(tree)] = _times(report.job, tree, inputs.speed, rates)
+    return [[known[id(tree)] for tree in rank.trees] for rank in report.ranks]
+
+
+def _times(job: TrainingJob, tree: Module, speed: SpeedSpec, rates: Efficiencies) -> list[ModuleTime]:
+    """The time of every node of the tree in the JSON report, outer modules first. That of a run is the sum of its modules."""
+    found: list[ModuleTime] = []
+
+    def visit(run: tree_sums.Run, times: int) -> None:
+        one = module_time(job, run.module, speed, rates)
+        times *= run.length
+        found.append(ModuleTime(*(_digits(times * value) for value in one)))
+        for child in tree_sums.runs(run.module.children):
+            visit(child, times)
+
+    visit(tree_sums.Run(tree, 1, tree.name), 1)
+    return found
+
+
+def _embedded(data: object) -> str:
+    """JSON that can be inside a script element."""
+    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c").replace("&", "\\u0026")
+
+
+def _asset(name: str) -> str:
+    return resources.files(ASSETS).joinpath(name).read_text(encoding="utf-8")

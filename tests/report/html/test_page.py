@@ -1,0 +1,286 @@
+"""The HTML report in a headless Chromium: its charts have the figures of the JSON report, and it can be used with a keyboard."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.command import run
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+ROOT = Path(__file__).resolve().parents[3]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("pretrain_*.sh"))
+LAUNCH = (
+    "--nnodes 2 --nproc-per-node 8 pretrain_gpt.py --num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 "
+    "--max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 64 --bf16 --tokenizer-type NullTokenizer "
+    "--vocab-size 32000 --pipeline-model-parallel-size 4 --tensor-model-parallel-size 2 --use-distributed-optimizer "
+    "--info-gpu H100-80GB"
+).split()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        if os.environ.get("CI"):
+            pytest.fail("CI must have Chromium")
+        pytest.skip("needs Chromium: apt install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield found
+        found.close()
+
+
+class Opened:
+    """A page in the browser, with what it reports and requests, and the JSON report that it shows."""
+
+    def __init__(self, browser: Browser, file: Path, document: dict[str, Any]) -> None:
+        self.file, self.document = file, document
+        self.messages: list[str] = []
+        self.requests: list[str] = []
+        self.page: Page = browser.new_page(viewport={"width": 1280, "height": 900})
+        self.page.on("console", lambda message: self.messages.append(message.text))
+        self.page.on("pageerror", lambda error: self.messages.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto(file.as_uri())
+
+    def series(self, chart: str) -> list[dict[str, Any]]:
+        """The series of a chart as ECharts draws them: name, for each mark its values, and the height of a bar in pixels."""
+        found: list[dict[str, Any]] = self.page.evaluate(
+            """(id) => {
+                const chart = echarts.getInstanceByDom(document.getElementById(id));
+                return chart.getModel().getSeries().map((series) => {
+                    const data = series.getData();
+                    const places = [...Array(data.count()).keys()];
+                    const marks = places.map((place) => [series.getRawValue(place)].flat());
+                    const heights = places.map((place) => Math.abs((data.getItemLayout(place) || {}).height || 0));
+                    return {name: series.name, marks, heights};
+                });
+            }""",
+            chart,
+        )
+        return found
+
+
+@pytest.fixture(scope="module")
+def opened(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Opened]]:
+    """Opens the page of a launch."""
+    pages: list[Opened] = []
+
+    def of(*argv: str) -> Opened:
+        folder = tmp_path_factory.mktemp("html")
+        outcome = run(*argv, "--info-html", str(folder / "page.html"), "--info-json", str(folder / "report.json"))
+        assert outcome.status in (0, 1), outcome.err
+        document = json.loads((folder / "report.json").read_text())
+        pages.append(Opened(browser, folder / "page.html", document))
+        return pages[-1]
+
+    yield of
+    for each in pages:
+        each.page.close()
+
+
+@pytest.fixture(scope="module")
+def small(opened: Callable[..., Opened]) -> Opened:
+    return opened(*LAUNCH)
+
+
+def memory_of(rank: dict[str, Any]) -> list[int]:
+    """The parts of a bar of memory, from the report."""
+    memory = rank["memory"]
+    names = ("parameters", "gradients", "optimizer", "runtime", "activations", "transient")
+    return [*(memory[f"{name}_bytes"] for name in names), memory["device_bytes"] - memory["peak_allocated_bytes"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_page_of_each_example(example: str, opened: Callable[..., Opened]) -> None:
+    """No error, no request, a size below 5 MB, and charts with the figures of the report."""
+    found = opened(str(ROOT / "examples" / f"{example}.sh"), "--info-gpu", "H100-80GB")
+    assert found.messages == []
+    assert found.requests == [found.file.as_uri()]
+    assert found.file.stat().st_size < 5_000_000
+    check_charts(found)
+
+
+def check_charts(found: Opened) -> None:
+    document = found.document
+    series = found.series("memory-chart")
+    bars = [[mark[-1] for mark in each["marks"]] for each in series]
+    assert [list(bar) for bar in zip(*bars, strict=True)] == [memory_of(rank) for rank in document["ranks"]]
+    drawn = [
+        (size, height)
+        for each, sizes in zip(series, bars, strict=True)
+        for size, height in zip(sizes, each["heights"], strict=True)
+    ]
+    largest, pixels = max(drawn)
+    assert pixels > 1
+    assert all(height == pytest.approx(pixels * size / largest, abs=0.01) for size, height in drawn)
+    check_schedule(found)
+    [parts] = found.series("time-chart")
+    assert [mark[-1] for mark in parts["marks"]] == pytest.approx(list(document["time"]["parts_seconds"].values()))
+    passes = [mark for series in found.series("schedule-chart")[:2] for mark in series["marks"]]
+    for stage, line in enumerate(document["time"]["timelines"]):
+        spans = [span[:2] for span in line["spans"][:8]]
+        drawn_passes = sorted(mark[1:3] for mark in passes if mark[0] == stage)[: len(spans)]
+        assert [*chain.from_iterable(drawn_passes)] == pytest.approx([*chain.from_iterable(spans)])
+
+
+def check_schedule(found: Opened) -> None:
+    """On the stage that finishes last, bubble, exposed messages and the optimizer step take as long as in the report."""
+    time = found.document["time"]
+    found.page.evaluate(
+        "echarts.getInstanceByDom(document.getElementById('schedule-chart')).dispatchAction({type: 'dataZoom', start: 0, end: 100})"
+    )
+    seconds = {series["name"]: 0.0 for series in found.series("schedule-chart")}
+    for series in found.series("schedule-chart"):
+        seconds[series["name"]] += sum(mark[2] - mark[1] for mark in series["marks"] if mark[0] == time["pipeline_rank"])
+    if "optimizer step" not in seconds:
+        return  # an iteration that is shortened
+    parts, precise = time["parts_seconds"], {"rel": 1e-3, "abs": 1e-4 * time["iteration_seconds"]}
+    within = "exposed communication within a pass"
+    assert seconds.get(within, 0.0) == pytest.approx(sum(parts[f"exposed_{kind}"] for kind in ("tp", "cp", "ep")), **precise)
+    assert seconds.get("exposed message between stages", 0.0) == pytest.approx(parts["exposed_pp"], **precise)
+    assert seconds.get("bubble", 0.0) == pytest.approx(parts["bubble"], **precise)
+    assert seconds.get("exposed data-parallel communication", 0.0) == pytest.approx(parts["exposed_dp"], **precise)
+    assert seconds["optimizer step"] == pytest.approx(parts["optimizer"], **precise)
+
+
+def test_the_charts_have_the_figures_of_the_report(small: Opened) -> None:
+    check_charts(small)
+    assert small.messages == []
+    assert small.requests == [small.file.as_uri()]
+    document = small.document
+    line = [mark[1] for series in small.series("over-chart") for mark in series["marks"]]
+    rank = max(document["ranks"], key=lambda each: each["memory"]["device_bytes"])
+    assert max(line) <= rank["memory"]["peak_allocated_bytes"]
+    assert max(line) >= 0.98 * rank["memory"]["peak_allocated_bytes"]
+    matrix = {(mark[1], mark[0]): mark[2] for series in small.series("matrix-chart") for mark in series["marks"]}
+    for stage in range(4):
+        own = [row for row in document["communication"] if row["pipeline_rank"] == stage]
+        assert matrix[stage, stage] == sum(row["bytes_per_iteration"] for row in own if row["peer"] is None)
+        if stage < 3:
+            assert matrix[stage, stage + 1] == sum(row["bytes_per_iteration"] for row in own if row["peer"] == "next")
+
+
+def test_the_tooltip_lists_the_tensors_of_the_microbatches_in_flight(small: Opened) -> None:
+    """At the last forward before the first backward of stage 0, as many microbatches as stages have saved their tensors."""
+    page, document = small.page, small.document
+    page.locator("#over-iteration").get_by_label("Stage", exact=True).select_option("0")
+    page.evaluate(
+        "echarts.getInstanceByDom(document.getElementById('over-chart'))"
+        ".dispatchAction({type: 'showTip', seriesIndex: 0, dataIndex: 7})"
+    )
+    text = page.locator("#over-chart").inner_text()
+    assert "forward of microbatch 3, after it" in text
+    assert "microbatches in flight (4):" in text
+    tree = next(rank for rank in document["ranks"] if rank["pipeline_rank"] == 0)["chunks"][0]["tree"]
+    saved = page.evaluate("extra.saved[0][0]")
+    assert sum(size for _, size in saved) == tree["saved_bytes"]
+    name, size = saved[0]
+    assert page.evaluate("([name, size]) => `${name} ${bytes(size)}`", [name, 4 * size]) in text
+
+
+def test_the_members_of_each_group_are_those_of_the_report(small: Opened) -> None:
+    page, document = small.page, small.document
+    for kind in ("tp", "dp", "pp", "cp", "ep", "etp", "edp", "dp_cp", "tp_ep"):
+        for rank in (0, 5, 15):
+            group = next(group for group in document["groups"][kind] if rank in group)
+            assert page.evaluate("([kind, rank]) => members(kind, rank)", [kind, rank]) == group
+
+
+def test_a_group_and_a_stage_can_be_selected(small: Opened) -> None:
+    page = small.page
+    page.get_by_label("Rank", exact=True).fill("9")
+    page.get_by_label("Rank", exact=True).press("Tab")
+    page.get_by_label("Group", exact=True).select_option("pp")
+    assert page.locator("#cluster-text h3").inner_text() == "Rank 9: node 1, stage 2"
+    marked = [mark for series in small.series("cluster-chart") for mark in series["marks"] if mark[2]]
+    assert sorted(mark[3] for mark in marked) == [1, 5, 9, 13]
+    page.locator("#cluster").get_by_label("Stage", exact=True).select_option("3")
+    assert page.locator("#cluster-text h3").inner_text() == "Rank 12: node 1, stage 3"
+
+
+def test_the_tree_expands_and_sorts(small: Opened) -> None:
+    page = small.page
+    rows = page.locator("#tree tbody tr")
+    before = rows.count()
+    page.locator("#tree tbody button[aria-expanded=false]").first.press("Enter")
+    assert rows.count() > before
+    page.get_by_role("button", name="Parameters", exact=True).click()
+    assert page.locator("#tree th[aria-sort=descending]").inner_text() == "Parameters"
+    rank = max(small.document["ranks"], key=lambda each: each["memory"]["device_bytes"])
+    shown = rows.first.locator("td").nth(1).inner_text()
+    assert int(shown.replace(",", "")) == rank["chunks"][0]["tree"]["parameters"]
+    page.locator("#tree tbody button[aria-expanded=true]").first.click()
+    assert rows.count() == 1
+
+
+def test_the_dark_theme_and_print(small: Opened) -> None:
+    page = small.page
+    light = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.get_by_role("button", name="Dark theme").click()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != light
+    assert page.evaluate("theme()") == "dark"
+    page.get_by_role("button", name="Light theme").click()
+    page.emulate_media(media="print")
+    assert not page.locator("nav").is_visible()
+    assert page.locator("#memory-chart").is_visible()
+    page.emulate_media(media="screen")
+    assert len(page.pdf()) > 10_000
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_accessibility(small: Opened, theme: str) -> None:
+    """axe-core finds no serious fault."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    small.page.evaluate("(name) => setTheme(name)", theme)
+    found = Axe().run(small.page).response["violations"]
+    small.page.evaluate("() => setTheme('light')")
+    assert [each["id"] for each in found if each["impact"] in ("serious", "critical")] == []
+
+
+def test_three_reports_side_by_side(opened: Callable[..., Opened], tmp_path: Path) -> None:
+    old = tmp_path / "old.json"
+    run(*LAUNCH, "--info-json", str(old))
+    older = tmp_path / "older.json"
+    run(*LAUNCH, "--micro-batch-size", "4", "--info-json", str(older))
+    found = opened(*LAUNCH, "--micro-batch-size", "2", "--info-against", str(old), "--info-against", str(older))
+    assert found.messages == []
+    bars = [[mark[-1] for mark in series["marks"]] for series in found.series("comparison-chart")]
+    highest = [
+        max(document["ranks"], key=lambda each: each["memory"]["device_bytes"])
+        for document in (found.document, json.loads(old.read_text()), json.loads(older.read_text()))
+    ]
+    assert [list(bar) for bar in zip(*bars, strict=True)] == [memory_of(rank) for rank in highest]
+    assert found.page.locator("#comparison thead").first.locator("th").all_inner_texts()[1:] == [
+        found.page.locator("h1").inner_text(),
+        "old.json",
+        "older.json",
+    ]
+
+
+def test_texts_of_a_report_are_not_markup(opened: Callable[..., Opened], tmp_path: Path) -> None:
+    """A name with markup, as in an older report of someone else, is shown as text."""
+    old = tmp_path / "<img src=x onerror=alert(1)>.json"
+    run(*LAUNCH, "--info-json", str(old))
+    document = json.loads(old.read_text())
+    document["warnings"] = ["</script><script>alert(2)</script>"]
+    old.write_text(json.dumps(document))
+    found = opened(*LAUNCH, "--info-against", str(old))
+    assert found.messages == []
+    assert found.page.locator("img").count() == 0
+    assert old.name in found.page.locator("#comparison thead").first.inner_text()
