@@ -46,15 +46,17 @@ def test_full_recomputation_changes_the_saved_activations_and_the_time(old: str)
     assert any("saved activations" in line for line in printed)
 
 
-def test_several_reports_are_compared_in_their_order(old: str, tmp_path: Path) -> None:
+def test_several_reports_are_compared_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The console has a section for each; the JSON report has the changes since the first one."""
-    other = str(tmp_path / "other.json")
-    assert run(*LAUNCH, "--micro-batch-size", "2", "--info-json", other).status == 0
-    outcome = run(*LAUNCH, "--info-against", other, "--info-against", old)
-    assert [title for title in titles(outcome.out) if title.startswith("Changes since")] == [
-        f"Changes since {other}", f"Changes since {old}"
-    ]  # fmt: skip
-    assert report(*LAUNCH, "--info-against", other, "--info-against", old)["against"]["file"] == other
+    monkeypatch.chdir(tmp_path)
+    run(*LAUNCH, "--info-json", "a.json")
+    run(*LAUNCH, "--micro-batch-size", "2", "--info-json", "b.json")
+    both = ("--info-against", "b.json", "--info-against", "a.json")
+    outcome = run(*LAUNCH, *both)
+    found = [title for title in titles(outcome.out) if title.startswith("Changes since")]
+    assert found == ["Changes since b.json", "Changes since a.json"]
+    against = report(*LAUNCH, *both)["against"]
+    assert (against["file"], against["changed"]) == ("b.json", True)
 
 
 def test_the_old_report_may_be_replaced_by_the_new_one(old: str) -> None:

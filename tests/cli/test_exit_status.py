@@ -109,7 +109,7 @@ def test_an_internal_error_is_one_line_unless_the_traceback_is_requested(monkeyp
     def fail(*_args: object, **_named: object) -> None:
         raise KeyError("of\nseveral lines")
 
-    monkeypatch.setattr("analyzer.cli.predict.predict", fail)
+    monkeypatch.setattr("analyzer.cli.predict.report_of", fail)
     outcome = run(*LAUNCH)
     assert (outcome.status, outcome.out, outcome.err.count("\n")) == (70, "", 1)
     assert "internal error: KeyError: 'of" in outcome.err
@@ -122,6 +122,6 @@ def test_an_interruption_is_one_line_and_exit_status_130(monkeypatch: pytest.Mon
     def interrupted(*_arguments: object, **_options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("analyzer.cli.predict.predict", interrupted)
+    monkeypatch.setattr("analyzer.cli.predict.report_of", interrupted)
     outcome = run(*LAUNCH)
     assert (outcome.status, outcome.out, outcome.err) == (130, "", "get_training_info: interrupted\n")
