@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from analyzer.memory.iteration import step_bytes
+from analyzer.memory.iteration import iteration_steps, step_bytes
 from analyzer.memory.pipeline_tensors import MessageOrder
 from analyzer.memory.ranks import contexts
 from analyzer.memory.stages import StageAnalysis
-from analyzer.schedule.pipeline import Step, steps
+from analyzer.schedule.pipeline import Step
 from analyzer.specs import TrainingJob
-from analyzer.specs.release import is_before
 
 
 class StepMemory(NamedTuple):
@@ -28,16 +27,8 @@ def memory_over_iteration(job: TrainingJob, stage: StageAnalysis) -> tuple[StepM
 
     The blocks of the allocator can be larger than their tensors. CUDA graphs are not considered.
     """
-    parallel, model = job.parallel, stage.model
-    order = steps(
-        pipeline=parallel.pipeline,
-        pipeline_rank=model.pipeline_rank,
-        chunks=parallel.chunks,
-        microbatches=job.batch.microbatches,
-        group_size=parallel.microbatch_group_size,
-        legacy=is_before(job.megatron, "0.10"),
-        combined=job.flags.overlap_moe_expert_parallel_comm,
-    )
+    model = stage.model
+    order = iteration_steps(job, model.pipeline_rank, job.batch.microbatches)
     _, states = stage.states[0]
     base = states.steady + sum(tree.lingering_once for tree in model.trees)
     messages = MessageOrder(order, model.chunks)
