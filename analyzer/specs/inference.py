@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from analyzer.specs.hardware import HardwareSpec
 from analyzer.specs.model import AssumedVocabulary, ModelSpec
 from analyzer.specs.parallel import ParallelSpec
 from analyzer.specs.precision import PrecisionSpec
 from analyzer.specs.software import SoftwareSpec
+
+CacheLayout = Literal["compact", "static", "dynamic"]
+"""compact: what the tokens of the requests need, and in layers with a sliding window only the last tokens, as Hugging Face's
+`StaticCache` does. static: megatron-core's `StaticInferenceContext`, with all tokens in every layer. dynamic: blocks of
+tokens in a buffer of fixed size, megatron-core's `DynamicInferenceContext`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,15 +34,15 @@ class QuantizationSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicEngineSpec:
-    """Buffers of megatron-core's dynamic inference engine (`--inference-dynamic-batching`), in GiB, blocks and requests."""
+    """Buffers of megatron-core's dynamic inference engine (`--inference-dynamic-batching`)."""
 
     buffer_bytes: int
-    """GPU memory of the paged KV cache (`--inference-dynamic-batching-buffer-size-gb`)."""
+    """Memory of the paged cache on a GPU (`--inference-dynamic-batching-buffer-size-gb`)."""
     block_tokens: int = 256
     """Tokens in a block of the cache (`--inference-dynamic-batching-block-size`)."""
     max_requests: int | None = None
-    max_tokens: int | None = None
-    """Tokens of a step, prefill and decode together (`--inference-dynamic-batching-max-tokens`)."""
+    max_tokens: int = 16384
+    """Tokens of a step, of prefill and decode together (`--inference-dynamic-batching-max-tokens`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +54,19 @@ class InferenceSpec:
     prompt_tokens: int
     generated_tokens: int
     quantization: QuantizationSpec = field(default_factory=QuantizationSpec)
-    max_batch_size: int | None = None
-    """Requests that the static cache is allocated for (`--inference-max-requests`); None for batch_size."""
-    max_sequence_length: int | None = None
-    """Tokens of a request that the static cache is allocated for (`--inference-max-seq-length`); None for those of a
-    finished request."""
+    cache: CacheLayout = "compact"
+    latent_cache: bool = True
+    """Multi-latent attention caches the latents of keys and values, not the keys and values of the heads
+    (`--cache-mla-latents`). Megatron's static engine cannot do that."""
+    cache_requests: int | None = None
+    """Requests that a static cache is allocated for (`--inference-max-requests`); None for batch_size."""
+    cache_tokens: int | None = None
+    """Tokens of a request that a static cache is allocated for (`--inference-max-seq-length`); None for those of a finished
+    request."""
     dynamic: DynamicEngineSpec | None = None
-    """None for the static engine."""
+    """Set with the cache layout dynamic."""
+    decode_graphs: bool = True
+    """Decode steps are replayed as CUDA graphs, so that the host does not delay them."""
 
     @property
     def sequence_length(self) -> int:
