@@ -1,0 +1,30 @@
+"""The report of an inference launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from analyzer.cli.output import standard_output, write_json
+from analyzer.cli.predict import fails
+from analyzer.errors import DOES_NOT_FIT, FITS
+from analyzer.inference.estimate import inference_report
+from analyzer.inference.reading import read_inference
+
+
+def analyze_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> int:
+    """Predicts an inference launch, prints the report and returns the exit status. Raises AnalyzerError."""
+    launch = read_inference(argv, environ=environ, folder=folder)
+    report = inference_report(launch.job, launch.time, note=launch.note)
+    printed = False
+    if launch.options.json is not None:
+        from analyzer.report.json.inference import inference_json
+
+        printed = write_json(inference_json(report), launch.options.json)
+    if not printed:
+        from analyzer.report.console.inference_section import inference_sections
+        from analyzer.report.console.report import write
+
+        with standard_output() as stream:
+            write(lambda width: inference_sections(report), stream=stream)
+    return DOES_NOT_FIT if fails(report.verdict, launch.options.fail_on) else FITS

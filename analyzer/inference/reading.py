@@ -1,0 +1,143 @@
+"""Reads an inference launch: the model and layout of a launch, with what is generated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from analyzer.errors import InputError, UnsupportedError
+from analyzer.hardware.gpus import hardware
+from analyzer.inference.forward_job import forward_job
+from analyzer.inference.kv_cache import requests_of_blocks
+from analyzer.inference.memory import stage_layers
+from analyzer.launch.build import build
+from analyzer.launch.derive.inference import inference_spec
+from analyzer.launch.derive.reading import option, positive
+from analyzer.launch.generation import INFERENCE, without_script_options
+from analyzer.launch.parse import parse
+from analyzer.passes.stages import stage_models
+from analyzer.specs import InferenceJob, TrainingJob
+from analyzer.time.inputs import time_inputs
+
+if TYPE_CHECKING:
+    from analyzer.launch.arguments import Arguments
+    from analyzer.launch.info_options import InfoOptions
+    from analyzer.specs import InferenceSpec
+    from analyzer.time.estimate import TimeInputs
+
+_TRAINING_VALUES: Final[Mapping[str, object]] = {
+    "micro_batch_size": 1, "global_batch_size": None, "rampup_batch_size": None, "step_batch_size_schedule": None,
+    "cuda_graph_impl": "none", "cuda_graph_scope": None, "cuda_graph_modules": None, "enable_cuda_graph": False,
+    "external_cuda_graph": False, "recompute_granularity": None, "recompute_activations": False, "recompute_method": None,
+    "recompute_num_layers": None, "train_iters": None, "train_samples": None, "skip_train": False,
+}  # fmt: skip
+"""Values that replace those of options without effect on inference, so that they need not suit a training."""
+_OF_TRAINING: Final = ("CUDA_DEVICE_MAX_CONNECTIONS", "Micro-batch", "global-batch-size")
+"""Words in assumptions that are about a training only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceLaunch:
+    """An inference launch that was read."""
+
+    job: InferenceJob
+    options: InfoOptions
+    note: str
+    """About the GPU; empty if it is known."""
+    time: TimeInputs | None
+    """None if the speeds of the GPU are not known."""
+
+
+def read_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> InferenceLaunch:
+    """Reads the words of an inference launch. Raises AnalyzerError."""
+    words, script = without_script_options(argv)
+    if script.word("--model-provider") == "mamba":
+        raise UnsupportedError("--model-provider mamba", "only GPT is modelled", "use a GPT")
+    arguments, world, options = parse(words, environ=environ, folder=folder)
+    _check_layout(arguments)
+    gpu, notes = hardware(options.gpu, options.gpu_memory)
+    if options.margin is not None and gpu.capacity_bytes is not None:
+        gpu = replace(gpu, margin_bytes=options.margin.of(gpu.capacity_bytes))
+    if gpu.name is None and options.hardware is None:
+        for field in ("network", "calibration", "efficiency", "price"):
+            if getattr(options, field):
+                raise InputError(f"--info-{field}", "needs a GPU", "add --info-gpu NAME or --info-hardware FILE")
+    training = build(
+        _without_training(arguments),
+        world,
+        environ=environ,
+        gpu=gpu,
+        folder=folder,
+        moe_imbalance=options.moe_imbalance,
+        strict=options.strict,
+    )
+    latent = training.model.mla is not None
+    spec = inference_spec(arguments, script, options.inference, options.quantize, latent=latent)
+    known = gpu.name is not None or options.hardware is not None
+    return InferenceLaunch(
+        job=_with_batch_of_blocks(_job(training, spec)),
+        options=options,
+        note=" ".join(notes),
+        time=time_inputs(options, arguments, gpu=gpu.name, folder=folder) if known else None,
+    )
+
+
+def _check_layout(arguments: Arguments) -> None:
+    """Megatron generates without context parallelism and virtual pipeline stages (`Attention._get_pp_layer_offset_for_inference`)."""
+    if (positive(arguments, "context_parallel_size") or 1) > 1:
+        named = option(arguments, "context_parallel_size")
+        raise UnsupportedError(named, "Megatron-LM generates without context parallelism", "write 1")
+    for dest in ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank"):
+        if arguments.get(dest):
+            named = option(arguments, dest)
+            raise UnsupportedError(named, "Megatron-LM generates without virtual pipeline stages", "leave it out")
+
+
+def _without_training(arguments: Arguments) -> Arguments:
+    """The arguments with the values of a training that any layout accepts."""
+    tensor = positive(arguments, "tensor_model_parallel_size") or 1
+    changed = {dest: value for dest, value in _TRAINING_VALUES.items() if dest in arguments.values}
+    if tensor > 1 and arguments.get("num_experts") and "sequence_parallel" in arguments.values:
+        changed["sequence_parallel"] = True  # Megatron needs it to train experts with tensor parallelism
+    if arguments.get("transformer_impl") == "inference_optimized":
+        changed["transformer_impl"] = "transformer_engine"
+    values = MappingProxyType({**arguments.values, **changed})
+    return replace(arguments, values=values, given=arguments.given - changed.keys())
+
+
+def _job(training: TrainingJob, spec: InferenceSpec) -> InferenceJob:
+    """The inference job with the model and layout of a training job."""
+    notes = [note for note in training.assumptions if not any(word in note for word in _OF_TRAINING)]
+    if training.precision.fp8 is not None:
+        notes.append("FP8 of the launch is not used: linear layers compute in 16 bit, or as --info-quantize tells.")
+    if training.model.mtp_num_layers:
+        notes.append("Layers of multi-token prediction are not loaded.")
+    return InferenceJob(
+        model=training.model,
+        parallel=replace(training.parallel, sequence_parallel=False),
+        precision=training.precision,
+        inference=spec,
+        hardware=training.hardware,
+        megatron=training.megatron,
+        software=training.software,
+        assumptions=tuple(notes),
+        warnings=training.warnings,
+        unknown=training.unknown,
+        assumed_vocabulary=training.assumed_vocabulary,
+    )
+
+
+def _with_batch_of_blocks(job: InferenceJob) -> InferenceJob:
+    """The job of the dynamic engine with all requests that its blocks have room for, if the launch does not give their number."""
+    spec = job.inference
+    if spec.dynamic is None:
+        return job
+    layers = stage_layers(stage_models(forward_job(job, requests=1, tokens=1)))
+    room = requests_of_blocks(job, layers, spec.sequence_length)
+    if spec.batch_size > room or not room:
+        fault = f"the buffer has room for {room} requests of {spec.sequence_length} tokens"
+        raise InputError("--inference-dynamic-batching-buffer-size-gb", fault, f"write more, or fewer requests in {INFERENCE}")
+    return job if spec.batch_size else replace(job, inference=replace(spec, batch_size=room))
