@@ -26,5 +26,5 @@ def analyze_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder
         from analyzer.report.console.report import write
 
         with standard_output() as stream:
-            write(lambda width: inference_sections(report), stream=stream)
+            write(lambda _: inference_sections(report), stream=stream)
     return DOES_NOT_FIT if fails(report.verdict, launch.options.fail_on) else FITS

@@ -111,7 +111,7 @@ def _analyze_one(argv: Sequence[str], environ: Mapping[str, str], folder: Path) 
 
 
 def _analyze(argv: list[str], *, environ: Mapping[str, str], folder: Path) -> int:
-    from analyzer.launch.generation import asks_for_inference
+    from analyzer.launch.inference.options import asks_for_inference
     from analyzer.launch.info_options import asks_for_search, value_of
 
     if asks_for_inference(argv):

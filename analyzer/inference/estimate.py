@@ -31,9 +31,12 @@ def inference_report(job: InferenceJob, inputs: TimeInputs | None, *, note: str 
     stages = stage_memories(job)
     limits = limits_of(job)
     unsharded = full_model(forward_job(job, requests=1, tokens=1))
+    full, model = sum(parameter.full_numel for parameter in parameters(unsharded)), job.model
+    padding = (model.padded_vocab_size - model.vocab_size) * model.hidden_size * (1 if model.tied_embeddings else 2)
     return InferenceReport(
         job=job,
-        parameters=sum(parameter.full_numel for parameter in parameters(unsharded)),
+        parameters=full,
+        parameters_unpadded=full - padding,
         stages=stages,
         kv_cache_bytes_per_token=_bytes_of_token(job),
         cache_requests=_cache_requests(job),

@@ -105,7 +105,7 @@ def block_bytes(job: InferenceJob, layers: Sequence[int]) -> int:
 
 
 def block_count(job: InferenceJob, stages: Sequence[Sequence[int]]) -> int:
-    """Blocks of the dynamic engine, one of them a dummy: at least 2, and the same on all pipeline ranks with these `stages` of layers."""
+    """Blocks of the dynamic engine, one of them a dummy: at least 2. All pipeline ranks have the same number."""
     dynamic = job.inference.dynamic
     assert dynamic is not None
     return max(2, min(dynamic.buffer_bytes // block_bytes(job, layers) for layers in stages))

@@ -125,9 +125,10 @@ def limits_of(job: InferenceJob) -> Limits | None:
         return device_bytes(changed) <= capacity and _has_blocks(changed)
 
     shortest = job.inference.generated_tokens + 1
+    longest = job.model.max_position_embeddings if job.model.position_embedding == "learned_absolute" else MOST_TOKENS
     return Limits(
         batch_size=_largest(batch_fits, start=1, most=MOST_REQUESTS),
-        sequence_length=_largest(length_fits, start=shortest, most=MOST_TOKENS),
+        sequence_length=_largest(length_fits, start=shortest, most=longest),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,12 +15,12 @@ from analyzer.inference.forward_job import forward_job
 from analyzer.inference.kv_cache import requests_of_blocks
 from analyzer.inference.memory import stage_layers
 from analyzer.launch.build import build
-from analyzer.launch.derive.inference import inference_spec
 from analyzer.launch.derive.reading import option, positive
-from analyzer.launch.generation import INFERENCE, without_script_options
+from analyzer.launch.inference.options import INFERENCE, without_script_options
+from analyzer.launch.inference.spec import inference_spec
 from analyzer.launch.parse import parse
 from analyzer.passes.stages import stage_models
-from analyzer.specs import InferenceJob, TrainingJob
+from analyzer.specs import AssumedVocabulary, InferenceJob, TrainingJob
 from analyzer.time.inputs import time_inputs
 
 if TYPE_CHECKING:
@@ -33,10 +34,13 @@ _TRAINING_VALUES: Final[Mapping[str, object]] = {
     "cuda_graph_impl": "none", "cuda_graph_scope": None, "cuda_graph_modules": None, "enable_cuda_graph": False,
     "external_cuda_graph": False, "recompute_granularity": None, "recompute_activations": False, "recompute_method": None,
     "recompute_num_layers": None, "train_iters": None, "train_samples": None, "skip_train": False,
+    "load": None,
 }  # fmt: skip
 """Values that replace those of options without effect on inference, so that they need not suit a training."""
-_OF_TRAINING: Final = ("CUDA_DEVICE_MAX_CONNECTIONS", "Micro-batch", "global-batch-size")
-"""Words in assumptions that are about a training only."""
+_OF_TRAINING: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
+"""A word in an assumption about training only."""
+_WORDS_OF_TRAINING: Final = re.compile(r" --(seq-length \d+|micro-batch-size \d+|use-distributed-optimizer)(,|(?=\.))")
+"""Options of a training among those that are assumed for a model without a script."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +78,7 @@ def read_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
         moe_imbalance=options.moe_imbalance,
         strict=options.strict,
     )
-    latent = training.model.mla is not None
-    spec = inference_spec(arguments, script, options.inference, options.quantize, latent=latent)
+    spec = inference_spec(arguments, script, options.inference, options.quantize, model=training.model)
     known = gpu.name is not None or options.hardware is not None
     return InferenceLaunch(
         job=_with_batch_of_blocks(_job(training, spec)),
@@ -86,7 +89,7 @@ def read_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
 
 
 def _check_layout(arguments: Arguments) -> None:
-    """Megatron generates without context parallelism and virtual pipeline stages (`Attention._get_pp_layer_offset_for_inference`)."""
+    """Megatron generates without context parallelism and virtual stages (`Attention._get_pp_layer_offset_for_inference`)."""
     if (positive(arguments, "context_parallel_size") or 1) > 1:
         named = option(arguments, "context_parallel_size")
         raise UnsupportedError(named, "Megatron-LM generates without context parallelism", "write 1")
@@ -110,7 +113,11 @@ def _without_training(arguments: Arguments) -> Arguments:
 
 def _job(training: TrainingJob, spec: InferenceSpec) -> InferenceJob:
     """The inference job with the model and layout of a training job."""
-    notes = [note for note in training.assumptions if not any(word in note for word in _OF_TRAINING)]
+    notes = [_WORDS_OF_TRAINING.sub("", note) for note in training.assumptions if _OF_TRAINING not in note]
+    notes = [note.replace(",.", ".") for note in notes if not note.endswith(":.")]
+    unknown = training.unknown
+    if training.assumed_vocabulary is not None:
+        unknown = (*unknown, _vocabulary(training, training.assumed_vocabulary))
     if training.precision.fp8 is not None:
         notes.append("FP8 of the launch is not used: linear layers compute in 16 bit, or as --info-quantize tells.")
     if training.model.mtp_num_layers:
@@ -125,9 +132,14 @@ def _job(training: TrainingJob, spec: InferenceSpec) -> InferenceJob:
         software=training.software,
         assumptions=tuple(notes),
         warnings=training.warnings,
-        unknown=training.unknown,
+        unknown=unknown,
         assumed_vocabulary=training.assumed_vocabulary,
     )
+
+
+def _vocabulary(training: TrainingJob, assumed: AssumedVocabulary) -> str:
+    size = f"{training.model.vocab_size:,} tokens are assumed"
+    return f"The vocabulary size is not known ({assumed.reason}): {size}. Give it with --vocab-size."
 
 
 def _with_batch_of_blocks(job: InferenceJob) -> InferenceJob:

@@ -103,6 +103,8 @@ class InferenceReport:
     job: InferenceJob
     parameters: int
     """Of the complete model, without parallelism."""
+    parameters_unpadded: int
+    """The same with the vocabulary of the tokenizer."""
     stages: tuple[StageMemory, ...]
     kv_cache_bytes_per_token: float
     """Bytes of a token of one request in the cache of all layers, without tensor parallelism."""

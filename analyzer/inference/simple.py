@@ -1,9 +1,9 @@
 """The inference time of llm-analysis: shares of the peaks of computation and memory (`--info-efficiency`).
 
 Source: llm-analysis 0.2.2, `LLMAnalysis.inference` (llm_analysis/analysis.py). Attention and MLP of a layer take the longer of
-their operations and of reading their weights and activations. Norms read fp32 activations. All pairs of queries and keys of the step are
-computed, none of the cache; the cache is read and written once in decode at its full length. The word embedding is read once in
-each step, and the logits of all tokens are computed. An all-reduce over n ranks sends 2(n-1)/n of its message.
+their operations and of reading their weights and activations. Norms read fp32 activations. All pairs of queries and keys of the
+step are computed, none of the cache; the cache is read and written once in decode at its full length. The word embedding is read
+once in each step, and the logits of all tokens are computed. An all-reduce over n ranks sends 2(n-1)/n of its message.
 """
 
 from __future__ import annotations

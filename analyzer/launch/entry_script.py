@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from analyzer.errors import UnsupportedError
-from analyzer.launch.generation import DYNAMIC_SCRIPTS, STATIC_SCRIPTS
+from analyzer.launch.inference.options import DYNAMIC_SCRIPTS, STATIC_SCRIPTS
 
 GPT_SCRIPT: Final = "pretrain_gpt"
 OTHER_MODELS: Final[dict[str, str]] = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple
 
 from analyzer.errors import InputError
-from analyzer.launch.generation import Generation, Quantization, generation, quantization
+from analyzer.launch.inference.options import Generation, Quantization, generation, quantization
 from analyzer.launch.info_values import (
     Margin,
     choice,

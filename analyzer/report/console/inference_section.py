@@ -72,14 +72,10 @@ def _key_figures(report: InferenceReport) -> list[tuple[str, str]]:
         ("layout", f"{cluster(job.parallel)}: {layout(job.parallel, moe=job.model.moe is not None)}"),
         ("batch", batch),
     ]
-    quantization = spec.quantization
-    if (quantization.weight_bits, quantization.activation_bits, quantization.cache_bits) != (16, 16, 16):
-        bits = (
-            ("weights", quantization.weight_bits),
-            ("activations", quantization.activation_bits),
-            ("cache", quantization.cache_bits),
-        )
-        rows.append(("quantization", ", ".join(f"{name} {number} bits" for name, number in bits)))
+    q = spec.quantization
+    if (q.weight_bits, q.activation_bits, q.cache_bits) != (16, 16, 16):
+        bits = f"weights {q.weight_bits} bits, activations {q.activation_bits} bits, cache {q.cache_bits} bits"
+        rows.append(("quantization", bits))
     per_token = format_bytes(round(report.kv_cache_bytes_per_token))
     rows.append(("cache of a token", f"{per_token} in {plural(job.model.num_layers, 'layer')}"))
     if spec.dynamic is not None:
@@ -135,11 +131,16 @@ def _time(time: InferenceTime) -> list[RenderableType]:
         ("efficiencies", time.calibration),
     ]
     priced = any(each.cost_per_million_tokens is not None for each in time.others)
-    header = ("batch", "first token", "output token", "tokens/s", *(("cost of a million",) if priced else ()), "")
-    table_rows = [_batch(each, priced=priced) for each in time.others]
-    place = next(index for index, each in enumerate(time.others) if each is given)
-    align = "rrrr" + ("r" if priced else "") + "l"
-    return [*heading("Time (estimate)"), fields(rows), "", table(header, table_rows, align=align, strong=(place,))]
+    listed = time.others
+    header = ("batch size", "first token", "output token", "tokens/s", *(("cost of a million tokens",) if priced else ()), "")
+    batches = table(
+        header,
+        [_batch(each, priced=priced) for each in listed],
+        align="r" * (len(header) - 1) + "l",
+        wrapped=(),
+        strong=(next(index for index, each in enumerate(listed) if each is given),),
+    )
+    return [*heading("Time (estimate)"), fields(rows), "", batches]
 
 
 def _batch(batch: BatchTime, *, priced: bool) -> tuple[str, ...]:

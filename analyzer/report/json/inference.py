@@ -27,7 +27,11 @@ def inference_json(report: InferenceReport) -> dict[str, Any]:
             "expert_tensor": parallel.expert_tensor,
             "order": parallel.order,
         },
-        "model": {"parameters": report.parameters, "padded_vocab_size": job.model.padded_vocab_size},
+        "model": {
+            "parameters": report.parameters,
+            "parameters_unpadded": report.parameters_unpadded,
+            "padded_vocab_size": job.model.padded_vocab_size,
+        },
         "ranks": [_stage(stage) for stage in report.stages],
         "verdict": asdict(report.verdict),
         "inference": _inference(report),

@@ -93,9 +93,8 @@ def asks_for_inference(argv: Sequence[str]) -> bool:
     cause = INFERENCE if INFERENCE in names else str(script)
     for option in ONLY_TRAINING:
         if option in names:
-            raise InputError(
-                option, f"is for the analysis of a training, and {cause} asks for inference", "leave one of the two out"
-            )
+            fault = f"is for the analysis of a training, and {cause} asks for inference"
+            raise InputError(option, fault, "leave one of the two out")
     return True
 
 

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError
 from analyzer.launch.derive.reading import number, option, positive, since, switched_on
-from analyzer.launch.generation import DYNAMIC_SCRIPTS, INFERENCE
+from analyzer.launch.inference.options import DYNAMIC_SCRIPTS, INFERENCE, STATIC_SCRIPTS
+from analyzer.specs import ModelSpec
 from analyzer.specs.inference import DynamicEngineSpec, InferenceSpec, QuantizationSpec
 from analyzer.units import GIB
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
-    from analyzer.launch.generation import Generation, Quantization, ScriptOptions
+    from analyzer.launch.inference.options import Generation, Quantization, ScriptOptions
 
 GENERATED: Final = 30
 """Default of `--num-tokens-to-generate`."""
@@ -33,23 +34,29 @@ _GRAPHS: Final = ("cuda_graph_impl", "enable_cuda_graph")
 
 
 def inference_spec(
-    arguments: Arguments, script: ScriptOptions, asked: Generation | None, quantized: Quantization | None, *, latent: bool
+    arguments: Arguments, script: ScriptOptions, asked: Generation | None, quantized: Quantization | None, *, model: ModelSpec
 ) -> InferenceSpec:
-    """The batch, its lengths, the cache and quantization. `latent`: the model has multi-latent attention.
+    """The batch, its lengths, the cache and quantization.
 
     The batch size is 0 if the blocks of the dynamic engine determine it. Raises InputError for options that contradict each other.
     """
-    engine = _engine(arguments, script)
+    engine, latent = _engine(arguments, script), model.mla is not None
     requests = next((found for dest in _REQUESTS if (found := positive(arguments, dest))), None)
     tokens = positive(arguments, _LENGTH)
+    positions = model.max_position_embeddings if model.position_embedding == "learned_absolute" else None
     if engine == "compact":
         requests, tokens = None, None
-    dynamic = _dynamic(arguments, latent=latent) if engine == "dynamic" else None
+    elif positions is not None:  # `DynamicInferenceContext.from_config`
+        tokens = min(tokens or positions, positions)
+    dynamic = _dynamic(arguments, requests, latent=latent, static=script.script in STATIC_SCRIPTS) if engine == "dynamic" else None
     if asked is not None:
         batch, prompt, generate = asked
     else:
         batch, prompt, generate = _of_script(script, 0 if dynamic else requests or 1, tokens)
     _check(arguments, script, batch, prompt + generate, requests if engine == "static" else None, tokens)
+    if positions is not None and prompt + generate > positions:
+        fault = f"{prompt + generate} tokens of prompt and generation are more than the {positions} positions of the model"
+        raise InputError(INFERENCE, fault, f"write at most {positions} tokens together")
     return InferenceSpec(
         batch_size=batch,
         prompt_tokens=prompt,
@@ -82,7 +89,8 @@ def _engine(arguments: Arguments, script: ScriptOptions) -> str:
     return "dynamic" if under_the_hood else "static"
 
 
-def _dynamic(arguments: Arguments, *, latent: bool) -> DynamicEngineSpec:
+def _dynamic(arguments: Arguments, requests: int | None, *, latent: bool, static: bool) -> DynamicEngineSpec:
+    """The buffers of the dynamic engine. `static`: inside the static engine, which schedules at most `requests` requests."""
     block = next((found for dest in _BLOCK if (found := positive(arguments, dest))), 256)
     if latent and not switched_on(arguments, "cache_mla_latents"):
         raise InputError(
@@ -95,7 +103,7 @@ def _dynamic(arguments: Arguments, *, latent: bool) -> DynamicEngineSpec:
     return DynamicEngineSpec(
         buffer_bytes=int(number(arguments, _BUFFER, 40.0) * GIB),
         block_tokens=block,
-        max_requests=positive(arguments, "inference_dynamic_batching_max_requests"),
+        max_requests=requests if static else positive(arguments, "inference_dynamic_batching_max_requests"),
         max_tokens=positive(arguments, "inference_dynamic_batching_max_tokens") or DynamicEngineSpec.max_tokens,
     )
 
