@@ -24,7 +24,11 @@ MAX_LINES = 68
 VERDICT_WITHIN = 15
 """Number of lines at the start that contain the verdict."""
 
+GENERATING = ("generate_llama3_70b",)
+"""Scripts of inference."""
+
 PUBLISHED = {
+    "generate_llama3_70b": 70_553_706_496,
     "pretrain_gpt3_175b": 12 * 96 * 12288**2 + 13 * 96 * 12288 + (50257 + 2048) * 12288 + 2 * 12288,
     "pretrain_gpt_7b_2nodes": 6_642_245_632 + 32 * 2 * 4096 + 2 * 4096 - (50432 - 50257) * 4096,
     "pretrain_llama3_8b": 8_030_261_248,
@@ -78,7 +82,7 @@ def test_the_verdict_is_at_the_start_and_the_sums_of_printed_parts_are_correct(f
     assert any(line.startswith("  headroom  ") for line in start)
     memory = section(text, "Memory of")
     assert check_memory_table(memory) >= 1
-    assert check_parts(memory) >= 2
+    assert file.stem in GENERATING or check_parts(memory) >= 2
 
 
 def test_the_default_output_is_short() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from analyzer.launch.inference.options import asks_for_inference, script_of, without_script_options
+from analyzer.launch.inference.options import DYNAMIC_SCRIPTS, STATIC_SCRIPTS, asks_for_inference, script_of, without_script_options
+from analyzer.script.stand_ins.python_command import GENERATES
 from tests.command import assert_refused, report, run
 from tests.inference.job_of import BATCH, launch_of
 
@@ -124,6 +125,10 @@ def test_learned_positions_bound_prompt_and_generation() -> None:
     outcome = run(*f"--info-model facebook/opt-6.7b {BATCH}".split())
     assert_refused(outcome, "--info-inference")
     assert "2304 tokens" in outcome.err
+
+
+def test_scripts_with_these_launches_are_analyzed() -> None:
+    assert {*STATIC_SCRIPTS, *DYNAMIC_SCRIPTS} == GENERATES
 
 
 def test_which_launches_are_inference() -> None:

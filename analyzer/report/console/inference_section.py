@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from analyzer.inference.results import BatchTime, InferenceReport, InferenceTime, StageMemory, StepSeconds
 from analyzer.report.console.elements import BAD, GOOD, KEY, fields, heading, paragraph, points, table
 from analyzer.report.console.names import plural
-from analyzer.report.console.summary_section import cluster, layout, model_shape
+from analyzer.report.console.summary_section import cluster, gpu_rows, layout, model_shape
 from analyzer.report.console.verdict_section import share
 from analyzer.units import format_bytes, format_count, format_seconds
 
@@ -83,7 +83,7 @@ def _key_figures(report: InferenceReport) -> list[tuple[str, str]]:
     if limits is not None:
         rows.append(("largest batch", _limit(limits.batch_size, "requests of these lengths")))
         rows.append(("longest sequence", _limit(limits.sequence_length, f"tokens in a batch of {spec.batch_size}")))
-    return [*rows, ("source", f"Megatron-LM {job.megatron}, by formula")]
+    return [*rows, *gpu_rows(report.verdict), ("source", f"Megatron-LM {job.megatron}, by formula")]
 
 
 def _limit(value: int, what: str) -> str:

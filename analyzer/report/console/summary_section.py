@@ -9,7 +9,7 @@ from analyzer.memory.verdict import highest
 from analyzer.report.console.elements import KEY, fields, heading, paragraph, points
 from analyzer.report.console.names import plural
 from analyzer.report.console.verdict_section import share
-from analyzer.results import Report
+from analyzer.results import Report, Verdict
 from analyzer.specs import ModelSpec, ParallelSpec, TrainingJob
 from analyzer.units import format_bytes, format_count
 
@@ -36,7 +36,7 @@ def key_figures(report: Report) -> list[RenderableType]:
         ("batch", _batch(job)),
         ("peak", f"{format_bytes(m.peak_allocated_bytes)} allocated, {format_bytes(m.peak_reserved_bytes)} reserved, "
                  f"{format_bytes(m.device_bytes)} on the device (rank {rank.ranks[0][0]})"),
-        *_gpu(report),
+        *gpu_rows(report.verdict),
         ("source", f"Megatron-LM {job.megatron}, {ENGINES[report.engine]}"),
     ]  # fmt: skip
     if stated := _stated(report):
@@ -44,9 +44,8 @@ def key_figures(report: Report) -> list[RenderableType]:
     return ["", fields(rows)]
 
 
-def _gpu(report: Report) -> list[tuple[str, str]]:
+def gpu_rows(result: Verdict) -> list[tuple[str, str]]:
     """The GPU with its capacity, and the headroom, where they are known."""
-    result = report.verdict
     if result.capacity_bytes is None or result.headroom_bytes is None:
         return [("GPU capacity", "not known")]
     capacity = format_bytes(result.capacity_bytes) + (f" ({result.gpu})" if result.gpu else "")
