@@ -102,7 +102,10 @@ def _memory(report: InferenceReport) -> list[RenderableType]:
 
     rows = [
         row("  ranks", [_ranks(stage) for stage in stages]),
-        *(row(f"+ weights, {name}", [format_bytes(stage.weights_by_type.get(name, 0)) for stage in stages]) for name in types),
+        *(
+            row(f"{sign} weights, {name}", [format_bytes(stage.weights_by_type.get(name, 0)) for stage in stages])
+            for sign, name in zip([" ", *"+" * len(types)], types, strict=False)
+        ),
         row("+ KV cache", [format_bytes(stage.kv_cache_bytes) for stage in stages]),
         row("+ workspaces", [format_bytes(sum(part.bytes for part in stage.workspaces)) for stage in stages]),
         row("+ temporary tensors, prefill", [format_bytes(_temporary(stage)) for stage in stages]),
