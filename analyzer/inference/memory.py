@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from analyzer.inference.activations import layer_peak, logits_bytes, step_tokens
+from analyzer.inference.activations import rotated_keys_bytes, step_bytes, step_tokens
 from analyzer.inference.forward_job import forward_job
 from analyzer.inference.kv_cache import cache_bytes, requests_of_blocks
 from analyzer.inference.results import Limits, StageMemory
@@ -55,13 +55,13 @@ def _stage_memory(job: InferenceJob, prefill: TrainingJob, before: StageModel, a
         for dtype, size in weights_by_type(tree, quantization).items():
             weights[dtype] = weights.get(dtype, 0) + size
     batch = prefill.batch
-    last = any(chunk.post_process for chunk in before.chunks)
-    logits = logits_bytes(job, requests=spec.batch_size) if last else 0
     dequantized = max(largest_dequantized(tree, quantization) for tree in before.trees)
-    prefill_bytes = max(layer_peak(job, before, requests=batch.micro_batch_size, tokens=batch.seq_length) + dequantized, logits)
-    decode_bytes = max(layer_peak(job, after, requests=spec.batch_size, tokens=1), logits)
+    prefill_bytes = step_bytes(job, before, requests=batch.micro_batch_size, tokens=batch.seq_length, other=dequantized)
+    rotated = rotated_keys_bytes(job, tokens=spec.sequence_length)
+    decode_bytes = step_bytes(job, after, requests=spec.batch_size, tokens=1, other=rotated)
+    longest = forward_job(job, requests=1, tokens=spec.cache_tokens or spec.sequence_length)  # tables have all positions
     kept = tuple(
-        MemoryPart(name=each.name, bytes=each.bytes) for each in workspaces(prefill, before.trees) if each.phase == "forward"
+        MemoryPart(name=each.name, bytes=each.bytes) for each in workspaces(longest, before.trees) if each.phase == "forward"
     )
     graphs = decode_bytes if spec.decode_graphs else 0
     temporary = max(prefill_bytes, 0 if graphs else decode_bytes)

@@ -6,6 +6,7 @@ from collections import Counter
 from functools import cache
 from math import ceil
 
+from analyzer.inference.activations import rotated_keys_bytes
 from analyzer.inference.forward_job import forward_job
 from analyzer.inference.kernels import Machine, cached_attention_seconds, linear_seconds
 from analyzer.inference.kv_cache import caches_latents, has_attention, token_bytes, visible_tokens
@@ -118,7 +119,9 @@ class _Stage:
         layers = [layer for chunk in stage.chunks for layer in chunk.layers if has_attention(self.job.model, layer)]
         written = 2 * self.job.inference.batch_size * tokens * token_bytes(self.job) / self.machine.memory
         self.memory_bound += len(layers) * (written + self.machine.rates.kernel_gap)
-        if self.cached:
+        if self.cached:  # the static engine reads the keys and writes them with their rotation
+            rotated = 2 * rotated_keys_bytes(self.job, tokens=self.cached)
+            self.memory_bound += len(layers) * (rotated / self.machine.memory + (self.machine.rates.kernel_gap if rotated else 0))
             lengths = Counter(visible_tokens(self.job, layer, self.cached) for layer in layers)
             self.attention += sum(number * self._attention(length) for length, number in lengths.items())
 

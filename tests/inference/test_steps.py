@@ -39,6 +39,14 @@ def test_decode_reads_the_cache_of_its_length() -> None:
     assert half.attention == pytest.approx(found.attention * (128 + 4) / 256, rel=1e-6)
 
 
+def test_the_static_engine_rotates_all_cached_keys() -> None:
+    """Keys of 8 groups of 128 elements in 32 layers, read and written in 16 bit."""
+    job = job_of(f"{LLAMA} --info-inference batch=8,prompt=1000,generate=400")
+    static = replace(job, inference=replace(job.inference, cache="static"))
+    added = decode_seconds(static, IDEAL).memory_bound - decode_seconds(job, IDEAL).memory_bound
+    assert added == pytest.approx(32 * 2 * 8 * 1200 * 1024 * 2 / 4e12, rel=1e-6)
+
+
 def test_a_window_bounds_what_decode_reads() -> None:
     """gpt-oss: half of the 24 layers attend to 128 tokens; 8 groups of 64 elements."""
     found = decode_seconds(job_of("--info-model openai/gpt-oss-20b --info-inference batch=2,prompt=3000,generate=100"), IDEAL)
