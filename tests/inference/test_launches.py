@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from analyzer.launch.inference.options import DYNAMIC_SCRIPTS, STATIC_SCRIPTS, asks_for_inference, script_of, without_script_options
+from analyzer.launch.inference.options import (
+    DYNAMIC_SCRIPTS,
+    ONLY_TRAINING,
+    STATIC_SCRIPTS,
+    asks_for_inference,
+    script_of,
+    without_script_options,
+)
+from analyzer.launch.info_options import FLAGS
 from analyzer.script.stand_ins.python_command import GENERATES
 from tests.command import assert_refused, report, run
 from tests.inference.job_of import BATCH, launch_of
@@ -99,6 +107,13 @@ def test_options_of_a_training_are_refused(option: str) -> None:
     outcome = run(*f"{LLAMA} {BATCH} {option}".split())
     assert_refused(outcome, option.split()[0])
     assert "inference" in outcome.err
+
+
+def test_every_option_is_used_or_refused() -> None:
+    """An option that is new is refused, or listed here because inference uses it."""
+    used = "inference quantize gpu gpu-memory json fail-on margin moe-imbalance network hardware calibration efficiency price "
+    used += "megatron te torch world-size gpus-per-node model strict debug dry run-all"
+    assert {*FLAGS} - {*ONLY_TRAINING} == {f"--info-{name}" for name in used.split()}
 
 
 def test_options_of_inference_are_refused_in_a_training() -> None:
