@@ -34,13 +34,26 @@ _TRAINING_VALUES: Final[Mapping[str, object]] = {
     "cuda_graph_impl": "none", "cuda_graph_scope": None, "cuda_graph_modules": None, "enable_cuda_graph": False,
     "external_cuda_graph": False, "recompute_granularity": None, "recompute_activations": False, "recompute_method": None,
     "recompute_num_layers": None, "train_iters": None, "train_samples": None, "skip_train": False,
-    "load": None,
+    "load": None, "recompute_modules": None, "tp_comm_overlap": False, "overlap_moe_expert_parallel_comm": False,
+    "delay_wgrad_compute": False, "defer_embedding_wgrad_compute": False, "overlap_param_gather_with_optimizer_step": False,
+    "use_torch_fsdp2": False, "use_megatron_fsdp": False, "use_custom_fsdp": False, "optimizer_cpu_offload": False,
+    "fine_grained_activation_offloading": False, "cpu_offloading_num_layers": 0, "hierarchical_context_parallel_sizes": None,
+    "microbatch_group_size_per_vp_stage": None, "overlap_p2p_comm": False,
 }  # fmt: skip
 """Values that replace those of options without effect on inference, so that they need not suit a training."""
-_OF_TRAINING: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
-"""A word in an assumption about training only."""
+_OF_TRAINING: Final = ("CUDA_DEVICE_MAX_CONNECTIONS", "--global-batch-size is not given")
+"""Words in assumptions about training only."""
 _WORDS_OF_TRAINING: Final = re.compile(r" --(seq-length \d+|micro-batch-size \d+|use-distributed-optimizer)(,|(?=\.))")
 """Options of a training among those that are assumed for a model without a script."""
+
+
+_WITHOUT: Final[Mapping[str, tuple[object, str, str]]] = {
+    "context_parallel_size": (1, "context parallelism", "the ranks are further replicas of the model"),
+    "num_layers_per_virtual_pipeline_stage": (None, "virtual pipeline stages", "each rank has consecutive layers"),
+    "num_virtual_stages_per_pipeline_rank": (None, "virtual pipeline stages", "each rank has consecutive layers"),
+}
+"""Options of the layout that Megatron-LM does not generate with (`Attention._get_pp_layer_offset_for_inference`, 0.16.1): the value
+that replaces that of a training, the feature, and what is assumed instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +74,7 @@ def read_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
     if script.word("--model-provider") == "mamba":
         raise UnsupportedError("--model-provider mamba", "only GPT is modelled", "use a GPT")
     arguments, world, options = parse(words, environ=environ, folder=folder)
-    _check_layout(arguments)
+    arguments = _without_training(_with_layout(arguments, of_script=bool(script.script)))
     gpu, notes = hardware(options.gpu, options.gpu_memory)
     if options.margin is not None and gpu.capacity_bytes is not None:
         gpu = replace(gpu, margin_bytes=options.margin.of(gpu.capacity_bytes))
@@ -70,7 +83,7 @@ def read_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
             if getattr(options, field):
                 raise InputError(f"--info-{field}", "needs a GPU", "add --info-gpu NAME or --info-hardware FILE")
     training = build(
-        _without_training(arguments),
+        arguments,
         world,
         environ=environ,
         gpu=gpu,
@@ -88,15 +101,23 @@ def read_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
     )
 
 
-def _check_layout(arguments: Arguments) -> None:
-    """Megatron generates without context parallelism and virtual stages (`Attention._get_pp_layer_offset_for_inference`)."""
-    if (positive(arguments, "context_parallel_size") or 1) > 1:
-        named = option(arguments, "context_parallel_size")
-        raise UnsupportedError(named, "Megatron-LM generates without context parallelism", "write 1")
-    for dest in ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank"):
-        if arguments.get(dest):
-            named = option(arguments, dest)
-            raise UnsupportedError(named, "Megatron-LM generates without virtual pipeline stages", "leave it out")
+def _with_layout(arguments: Arguments, *, of_script: bool) -> Arguments:
+    """The arguments with a layout that Megatron-LM generates with, and a warning for each option that is replaced.
+
+    Raises UnsupportedError for such an option in the launch of an inference script, which Megatron refuses.
+    """
+    changed: dict[str, object] = {}
+    warnings: list[str] = []
+    for dest, (value, feature, instead) in _WITHOUT.items():
+        if arguments.get(dest) in (None, value):
+            continue
+        named = option(arguments, dest)
+        if of_script:
+            raise UnsupportedError(named, f"Megatron-LM generates without {feature}", "leave it out")
+        changed[dest] = value
+        warnings.append(f"{named}: Megatron-LM generates without {feature}; {instead}.")
+    values = MappingProxyType({**arguments.values, **changed})
+    return replace(arguments, values=values, given=arguments.given - changed.keys(), warnings=(*arguments.warnings, *warnings))
 
 
 def _without_training(arguments: Arguments) -> Arguments:
@@ -113,7 +134,7 @@ def _without_training(arguments: Arguments) -> Arguments:
 
 def _job(training: TrainingJob, spec: InferenceSpec) -> InferenceJob:
     """The inference job with the model and layout of a training job."""
-    notes = [_WORDS_OF_TRAINING.sub("", note) for note in training.assumptions if _OF_TRAINING not in note]
+    notes = [_WORDS_OF_TRAINING.sub("", note) for note in training.assumptions if not _is_of_training(note)]
     notes = [note.replace(",.", ".") for note in notes if not note.endswith(":.")]
     unknown = training.unknown
     if training.assumed_vocabulary is not None:
@@ -131,10 +152,14 @@ def _job(training: TrainingJob, spec: InferenceSpec) -> InferenceJob:
         megatron=training.megatron,
         software=training.software,
         assumptions=tuple(notes),
-        warnings=training.warnings,
+        warnings=tuple(note for note in training.warnings if not _is_of_training(note)),
         unknown=unknown,
         assumed_vocabulary=training.assumed_vocabulary,
     )
+
+
+def _is_of_training(note: str) -> bool:
+    return any(words in note for words in _OF_TRAINING)
 
 
 def _vocabulary(training: TrainingJob, assumed: AssumedVocabulary) -> str:

@@ -62,7 +62,7 @@ def _step(job: InferenceJob, machine: Machine, *, tokens: int, cached: int) -> S
         seconds = run.seconds()
         for name in parts:
             parts[name] += getattr(seconds, name)
-    boundaries = job.parallel.pipeline - 1
+    boundaries = job.parallel.pipeline * job.parallel.chunks - 1
     if boundaries:
         payload = requests * tokens * job.model.hidden_size * DTYPE_BYTES[job.precision.parameters]
         span = span_of(forward, "pp", machine.speed)._replace(ranks=2)

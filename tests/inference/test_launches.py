@@ -131,9 +131,14 @@ def test_options_of_inference_are_refused_in_a_training() -> None:
     ],
 )
 def test_layouts_that_megatron_does_not_generate_with(options: str, named: str) -> None:
-    outcome = run(*f"{LLAMA} {BATCH} {options}".split())
-    assert outcome.status == 2
-    assert named in outcome.err
+    """They are replaced in the launch of a training, and refused in that of an inference script."""
+    found = report(*f"{LLAMA} {BATCH} {options}".split())
+    (warning,) = (each for each in found["warnings"] if each.startswith(named))
+    assert "Megatron-LM generates without" in warning
+    assert found["parallel"]["data"] * found["parallel"]["pipeline"] == 2
+    refused = run(*f"{LLAMA} {options} --seq-length 4096 gpt_static_inference.py".split())
+    assert refused.status == 2
+    assert refused.err.startswith(f"get_training_info: {named}")
 
 
 def test_learned_positions_bound_prompt_and_generation() -> None:
