@@ -26,6 +26,7 @@ from analyzer.launch.info_values import (
     word,
     words,
 )
+from analyzer.launch.offload_options import Offload, offload
 
 PREFIX: Final = "--info-"
 MODEL: Final = "--info-model"
@@ -105,6 +106,8 @@ class InfoOptions:
     """What is generated; None for a training, and for what an inference script tells."""
     quantize: Quantization | None = None
     """Bits of weights, activations and cache of inference."""
+    offload: Offload | None = None
+    """Where weights, cache and activations of inference are, or a search for it; None for all on the GPU."""
     launch: bool = False
     megatron: str | None = None
     te: str | None = None
@@ -204,6 +207,11 @@ OPTIONS: Final[dict[str, InfoOption]] = {
         "LIST", "analyze inference with the model and layout: batch=8,prompt=2048,generate=256 for each replica", generation
     ),
     "quantize": InfoOption("BITS", "bits of weights, activations and cache of inference, such as w4a16kv8", quantization),
+    "offload": InfoOption(
+        "LIST|search",
+        "where inference has its tensors: weights=20/80/0,cache=0/100/0,activations=0/100/0 percent on GPU, host, disk",
+        offload,
+    ),
     "launch": InfoOption("", "start the training if the launch fits (not with a script)", flag),
     "megatron": InfoOption("VERSION", "Megatron-LM release such as 0.16.1 or 2023, or a checkout, whose parser is executed", word),
     "te": InfoOption(

@@ -15,7 +15,7 @@ from analyzer.errors import InputError
 from analyzer.units import natural
 
 INFERENCE: Final = "--info-inference"
-ONLY_INFERENCE: Final = ("--info-quantize",)
+ONLY_INFERENCE: Final = ("--info-quantize", "--info-offload")
 """Options that only inference uses."""
 ONLY_TRAINING: Final = (
     "--info-engine", "--info-against", "--info-record", "--info-allocator", "--info-check", "--info-allow-truncated",
