@@ -13,7 +13,7 @@ from analyzer.inference.estimate import inference_report
 from analyzer.inference.reading import InferenceLaunch, read_inference
 
 if TYPE_CHECKING:
-    from analyzer.launch.offload_options import Offload
+    from analyzer.launch.inference.offload_options import Offload
 
 
 def analyze_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> int:

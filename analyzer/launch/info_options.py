@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple
 
 from analyzer.errors import InputError
+from analyzer.launch.inference.offload_options import Offload, offload
 from analyzer.launch.inference.options import Generation, Quantization, generation, quantization
 from analyzer.launch.info_values import (
     Margin,
@@ -26,7 +27,6 @@ from analyzer.launch.info_values import (
     word,
     words,
 )
-from analyzer.launch.offload_options import Offload, offload
 
 PREFIX: Final = "--info-"
 MODEL: Final = "--info-model"

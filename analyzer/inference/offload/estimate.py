@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.inference.offload.machine import Machine, machine_of
@@ -18,9 +18,9 @@ from analyzer.results import Verdict
 from analyzer.specs import InferenceJob
 
 if TYPE_CHECKING:
-    from analyzer.launch.offload_options import Offload
+    from analyzer.launch.inference.offload_options import Offload
 
-NAMES = ("GPU", "host", "disk")
+NAMES: Final = ("GPU", "host", "disk")
 """The tiers in words."""
 
 
@@ -84,26 +84,23 @@ def offload_report(job: InferenceJob, offload: Offload) -> OffloadReport:
         return _report(job, problem, _given(offload, spec.batch_size), ())
     found = search(problem, block_sizes(spec.batch_size))
     if not found:
-        raise InputError(
-            "--info-offload", "no policy fits GPU, host and disk", "write more host-memory=GB or disk=GB, if it has them"
-        )
+        remedy = "give the memory and disk of the machine, host-memory=GB and disk=GB, if it has more"
+        raise InputError("--info-offload", "no policy fits GPU, host and disk", remedy)
     return _report(job, problem, found[0].policy, tuple(front(found)))
 
 
 def _machine(job: InferenceJob, given: Mapping[str, float]) -> Machine:
     if job.parallel.world_size > 1:
-        raise UnsupportedError(
-            "--info-offload", f"is for one GPU, and the launch has {job.parallel.world_size}", "write a launch of one"
-        )
+        fault = f"is for one GPU, and the launch has {job.parallel.world_size}"
+        raise UnsupportedError("--info-offload", fault, "write a launch of one GPU")
     if job.hardware.name is None:
         raise InputError("--info-offload", "needs a GPU", "add --info-gpu NAME, such as T4")
     if job.precision.parameters == "fp32":
         raise UnsupportedError("--info-offload", "weights of 16 bits are modelled", "add --bf16 or --fp16")
     quantized = job.inference.quantization
     if (quantized.weight_bits, quantized.activation_bits, quantized.cache_bits) != (16, 16, 16):
-        raise UnsupportedError(
-            "--info-quantize", "is not modelled with --info-offload", "write compress=weights+cache in --info-offload"
-        )
+        remedy = "write compress=weights+cache in --info-offload"
+        raise UnsupportedError("--info-quantize", "is not modelled with --info-offload", remedy)
     return machine_of(job.hardware.name, gpu_memory=job.hardware.capacity_bytes, given=given)
 
 
@@ -151,11 +148,11 @@ def _tiers(case: Case, where: Placement) -> tuple[Tier, ...]:
     """The memory of each tier. What a tensor needs on another tier than its own is a buffer."""
     found = []
     for index, (function, capacity) in enumerate(zip(tiers(case), limits(case.machine), strict=True)):
-        homes = [
-            factors[index] * shares[index]
-            for factors, shares in zip((function.weights, function.cache, function.activations), where, strict=True)
-        ]
-        found.append(Tier(NAMES[index], *homes, buffers=function.at(where) - sum(homes), capacity=capacity))
+        weights = function.weights[index] * where.weights[index]
+        cache = function.cache[index] * where.cache[index]
+        activations = function.activations[index] * where.activations[index]
+        buffers = function.at(where) - weights - cache - activations
+        found.append(Tier(NAMES[index], weights, cache, activations, buffers, capacity))
     return tuple(found)
 
 
@@ -179,8 +176,8 @@ def _verdict(job: InferenceJob, memory: tuple[Tier, ...]) -> Verdict:
 def _assumptions(schedule: Schedule) -> tuple[str, ...]:
     stated = [
         "Weights, cache and activations have 16 bits, and are placed and moved as by FlexLLMGen (commit 004ffef).",
-        "Rates of GPU, links and host were fitted to runs of OPT-6.7B and OPT-30B on a T4 with 208 GB of host memory; those of other "
-        "GPUs follow from their peaks. See docs/offloading.md for the errors.",
+        "Rates of GPU, links and host were fitted to runs of OPT-6.7B and OPT-30B on a T4 with 208 GB of host memory; those of "
+        "other GPUs follow from their peaks. docs/offloading.md has the errors.",
         "Weights are placed in whole tensors, the cache in whole requests.",
         "Decode steps take the time of the step with the mean number of tokens.",
         "FlexLLMGen's copy threads hold 8 GiB of pinned host memory.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from analyzer.inference.offload.policy import Policy, Schedule
 from analyzer.report.console.elements import BAD, GOOD, KEY, fields, heading, paragraph, points, table
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from analyzer.inference.offload.search import Found
     from analyzer.inference.offload.steps import Seconds
 
-TENSORS = ("weights", "KV cache", "activations")
+TENSORS: Final = ("weights", "KV cache", "activations")
 
 
 def offload_sections(report: OffloadReport) -> list[RenderableType]:
