@@ -32,7 +32,8 @@ RECORDS: Final = ROOT / "tests/data/flexllmgen.json"
 SIZES: Final = {"opt-6.7b": (32, 4096, 32), "opt-30b": (48, 7168, 56)}
 """Layers, hidden size and heads (OPT, arXiv 2205.01068, table 1)."""
 VOCABULARY: Final = 50272
-POSITIONS: Final = 2048
+POSITIONS: Final = 2050
+"""Rows of the table of positions: two more than tokens in a sequence."""
 TESTED: Final = 512
 """Prompt of the runs of OPT-30B that no rate was fitted on."""
 Record = dict[str, Any]

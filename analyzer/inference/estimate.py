@@ -30,13 +30,11 @@ def inference_report(job: InferenceJob, inputs: TimeInputs | None, *, note: str 
     """The report of a job; `note` is about the GPU. `inputs`: those of the time model, None if the speeds are not known."""
     stages = stage_memories(job)
     limits = limits_of(job)
-    unsharded = full_model(forward_job(job, requests=1, tokens=1))
-    full, model = sum(parameter.full_numel for parameter in parameters(unsharded)), job.model
-    padding = (model.padded_vocab_size - model.vocab_size) * model.hidden_size * (1 if model.tied_embeddings else 2)
+    full, unpadded = number_of_parameters(job)
     return InferenceReport(
         job=job,
         parameters=full,
-        parameters_unpadded=full - padding,
+        parameters_unpadded=unpadded,
         stages=stages,
         kv_cache_bytes_per_token=_bytes_of_token(job),
         cache_requests=_cache_requests(job),
@@ -47,6 +45,14 @@ def inference_report(job: InferenceJob, inputs: TimeInputs | None, *, note: str 
         unknown=job.unknown,
         time=None if inputs is None else inference_time(job, inputs, limits),
     )
+
+
+def number_of_parameters(job: InferenceJob) -> tuple[int, int]:
+    """Parameters of the model, and without the rows that pad the vocabulary."""
+    model = job.model
+    full = sum(parameter.full_numel for parameter in parameters(full_model(forward_job(job, requests=1, tokens=1))))
+    padding = (model.padded_vocab_size - model.vocab_size) * model.hidden_size * (1 if model.tied_embeddings else 2)
+    return full, full - padding
 
 
 def _bytes_of_token(job: InferenceJob) -> float:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from analyzer.errors import InputError, UnsupportedError
+from analyzer.errors import DOES_NOT_FIT, InputError, UnsupportedError
+from analyzer.inference.estimate import number_of_parameters
 from analyzer.inference.offload.machine import Machine, machine_of
 from analyzer.inference.offload.memory import actual, limits, tiers
 from analyzer.inference.offload.policy import Lengths, Placement, Policy, Schedule, Shares
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 
 NAMES: Final = ("GPU", "host", "disk")
 """The tiers in words."""
+
+
+class NoPolicyFitsError(InputError):
+    """The search found nothing that fits. Exit status as for a launch that does not fit."""
+
+    exit_code = DOES_NOT_FIT
 
 
 class Tier(NamedTuple):
@@ -46,6 +53,9 @@ class OffloadReport:
     """A policy with its memory and times."""
 
     job: InferenceJob
+    parameters: int
+    parameters_unpadded: int
+    """Without the rows that pad the vocabulary."""
     policy: Policy
     actual: Placement
     """The shares with weights in whole tensors and the cache in whole requests."""
@@ -67,7 +77,7 @@ class OffloadReport:
 
 
 def offload_report(job: InferenceJob, offload: Offload) -> OffloadReport:
-    """The report for `--info-offload`. Raises InputError if the launch or the GPU cannot be modelled, or if nothing fits."""
+    """The report for `--info-offload`. Raises InputError if launch or GPU cannot be modelled, or if nothing fits."""
     machine = _machine(job, offload.machine)
     spec = job.inference
     problem = Problem(
@@ -85,7 +95,7 @@ def offload_report(job: InferenceJob, offload: Offload) -> OffloadReport:
     found = search(problem, block_sizes(spec.batch_size))
     if not found:
         remedy = "give the memory and disk of the machine, host-memory=GB and disk=GB, if it has more"
-        raise InputError("--info-offload", "no policy fits GPU, host and disk", remedy)
+        raise NoPolicyFitsError("--info-offload", "no policy fits GPU, host and disk", remedy)
     return _report(job, problem, found[0].policy, tuple(front(found)))
 
 
@@ -130,8 +140,11 @@ def _report(job: InferenceJob, problem: Problem, policy: Policy, found: tuple[Fo
     where = actual(case, policy.placement)
     memory = _tiers(case, where)
     functions = tiers(case)
+    parameters, unpadded = number_of_parameters(job)
     return OffloadReport(
         job=job,
+        parameters=parameters,
+        parameters_unpadded=unpadded,
         policy=policy,
         actual=where,
         sizes=(functions.disk.weights[2], functions.disk.cache[2], functions.disk.activations[2]),

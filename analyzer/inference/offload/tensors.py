@@ -12,8 +12,6 @@ from analyzer.specs.model import ModelSpec
 
 BYTES: Final = 2
 """Of an element of weights, cache and activations: 16 bits."""
-POSITION_OFFSET: Final = 2
-"""OPT has two more positions than tokens in a sequence."""
 Name = Literal["embedding", "attention", "mlp", "head"]
 
 
@@ -82,7 +80,7 @@ def sub_layers(model: ModelSpec) -> SubLayers:
         mlp += [Tensor(model.ffn_hidden_size * hidden, True), *_vectors(model.ffn_hidden_size, int(biased))]
     mlp += [Tensor(hidden * model.ffn_hidden_size, True), *_vectors(hidden, int(biased))]
     tokens = Tensor(model.padded_vocab_size * hidden, True)
-    positions = [Tensor((model.max_position_embeddings + POSITION_OFFSET) * hidden, True)]
+    positions = [Tensor(model.max_position_embeddings * hidden, True)]
     learned = model.position_embedding == "learned_absolute"
     return SubLayers(
         embedding=SubLayer(name="embedding", count=1, tensors=(tokens, *(positions if learned else []))),

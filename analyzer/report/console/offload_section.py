@@ -8,7 +8,8 @@ from analyzer.inference.offload.policy import Policy, Schedule
 from analyzer.report.console.elements import BAD, GOOD, KEY, fields, heading, paragraph, points, table
 from analyzer.report.console.names import plural
 from analyzer.report.console.summary_section import model_shape
-from analyzer.units import format_bytes, format_seconds
+from analyzer.report.console.verdict_section import share
+from analyzer.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -58,19 +59,25 @@ def _key_figures(report: OffloadReport) -> list[tuple[str, str]]:
     schedule = report.policy.schedule
     steps = spec.generated_tokens - 1
     of_token = format_seconds(seconds.decode / steps) if steps else "none"
+    tokens = f"{spec.prompt_tokens:,} prompt tokens, {spec.generated_tokens:,} generated"
+    headroom = [_headroom(tier) for tier in report.tiers if tier.total <= tier.capacity]
     return [
         ("model", f"{model_shape(report.job.model)}, {report.job.precision.parameters}"),
-        (
-            "requests",
-            f"{schedule.block_size} in a block: {spec.prompt_tokens:,} prompt tokens, {spec.generated_tokens:,} generated",
-        ),
+        ("parameters", format_count(report.parameters)),
+        ("requests", f"{schedule.block_size} in a block: {tokens}"),
         ("policy", policy_text(report.policy)),
         ("methods", _methods(schedule)),
+        ("headroom", ", ".join(headroom) or "none"),
         ("throughput", f"{_rate(report.tokens_per_second)} tokens/s"),
         ("latency", f"{format_seconds(seconds.total)} for the block"),
         ("first token", format_seconds(seconds.prefill)),
         ("output token", of_token),
     ]
+
+
+def _headroom(tier: Tier) -> str:
+    free = int(tier.capacity - tier.total)
+    return f"{tier.name} {format_bytes(free)} ({share(free, of=int(tier.capacity))} of the capacity)"
 
 
 def policy_text(policy: Policy) -> str:
@@ -109,11 +116,12 @@ def _placement(report: OffloadReport) -> list[RenderableType]:
 
 def _memory(report: OffloadReport) -> list[RenderableType]:
     def row(name: str, values: list[float]) -> tuple[str, ...]:
-        return (name, *(format_bytes(int(value)) if value else "–" for value in values))
+        return (name, *(format_bytes(int(value)) for value in values))
 
     shown = report.tiers
+    bits = "4 bit" if report.policy.schedule.compressed_weights else report.job.precision.parameters
     rows = [
-        row("+ weights", [tier.weights for tier in shown]),
+        row(f"  weights, {bits}", [tier.weights for tier in shown]),
         row("+ KV cache", [tier.cache for tier in shown]),
         row("+ activations", [tier.activations for tier in shown]),
         row("+ buffers and intermediate tensors", [tier.buffers for tier in shown]),

@@ -21,7 +21,11 @@ def offload_json(report: OffloadReport) -> dict[str, Any]:
         "engine": "formula",
         "megatron": job.megatron,
         "world": {"size": job.parallel.world_size, "nodes": job.parallel.nodes, "gpus_per_node": job.parallel.gpus_per_node},
-        "model": {"padded_vocab_size": job.model.padded_vocab_size},
+        "model": {
+            "parameters": report.parameters,
+            "parameters_unpadded": report.parameters_unpadded,
+            "padded_vocab_size": job.model.padded_vocab_size,
+        },
         "verdict": asdict(report.verdict),
         "inference": _inference(report),
         "assumptions": [*job.assumptions, *report.assumptions],
