@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
-from math import ceil, floor
+from math import ceil, floor, isqrt
 from typing import Final
 
 from analyzer.inference.offload.machine import Machine
@@ -68,13 +68,17 @@ def block_sizes(most: int) -> tuple[int, ...]:
 
 
 def search(problem: Problem, blocks: Iterable[int]) -> list[Found]:
-    """The best policy of each block size and method that fits, the highest throughput first."""
-    found = [
-        best
-        for size in blocks
-        for methods in _methods(problem)
-        if (best := _best_of(problem, [replace(methods, batch_size=size // k, batches=k) for k in _divisors(size)])) is not None
-    ]
+    """The best policy of each block size and method that fits, the highest throughput first. Sizes are in ascending order."""
+    found: list[Found] = []
+    for size in blocks:
+        fitting = [
+            best
+            for methods in _methods(problem)
+            if (best := _best_of(problem, [replace(methods, batch_size=size // k, batches=k) for k in _divisors(size)])) is not None
+        ]
+        if not fitting:
+            break  # larger blocks need more memory
+        found += fitting
     return sorted(found, key=lambda one: -one.throughput)
 
 
@@ -105,7 +109,8 @@ def _methods(problem: Problem) -> Iterator[Schedule]:
 
 
 def _divisors(size: int) -> list[int]:
-    return [number for number in range(1, size + 1) if size % number == 0]
+    small = [number for number in range(1, isqrt(size) + 1) if size % number == 0]
+    return sorted({*small, *(size // number for number in small)})
 
 
 def _best_of(problem: Problem, schedules: Sequence[Schedule]) -> Found | None:
@@ -138,6 +143,8 @@ def _whole(steps: Block, solution: Placement, divided: float) -> Iterator[Found]
     functions, most = tiers(case), limits(case.machine)
     for weights, cache in product(_weights(case.layers, solution.weights), _cache(solution.cache)):
         placement = Placement(weights, cache, solution.activations)
+        if case.schedule.attention_on_cpu and cache.gpu == 1:
+            continue  # nothing is left for the CPU
         sizes = functions.at(actual(case, placement))
         if any(size > limit for size, limit in zip(sizes, most, strict=True)):
             continue

@@ -70,6 +70,8 @@ def offload(option: str, text: str | None) -> Offload:
         raise InputError(option, "it does not tell where the weights are", f"write {EXAMPLE}, or {OFFLOAD} search")
     if "cache" in found.compress and not found.search and 100.0 not in found.cache:
         raise InputError(option, "FlexLLMGen compresses a cache on one tier only", "write cache=0/100/0 or another single tier")
+    if found.attention_on_cpu and found.cache[0] == 100:
+        raise InputError(option, "attention=cpu needs a cache outside the GPU", "write cache=0/100/0, or leave attention=cpu out")
     if not found.search and 100.0 not in found.activations:
         raise InputError(option, "FlexLLMGen has activations on one tier only", "write activations=0/100/0 or 100/0/0")
     return found

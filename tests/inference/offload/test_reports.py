@@ -88,11 +88,17 @@ def test_a_search_prints_policies_that_can_be_given() -> None:
         *("search,batches=2", "weights=0/100/0,weights=0/100/0", "weights=0/100/0,batches=0", "weights=0/100/0,colour=red"),
         *("weights=0/100/0,attention=disk", "weights=0/100/0,compress=activations", "weights=0/100/0,activations=50/50/0"),
         *("weights=0/100/0,cache=50/50/0,compress=cache", "weights=0/100/0,host-memory=-1", "weights=0/100/0,pcie=nan"),
-        *("weights=0/100/0,batches=5"),
+        *("weights=0/100/0,batches=5", "weights=0/100/0,attention=cpu"),
     ],
 )
 def test_a_wrong_value_is_refused(value: str) -> None:
     assert_refused(run(*f"{JOB} --info-offload {value}".split()), "--info-offload")
+
+
+def test_one_generated_token_has_no_decode() -> None:
+    found = report(*f"{JOB.replace('generate=32', 'generate=1')} --info-offload {POLICY}".split())["inference"]
+    assert found["decode_seconds_per_token"] is None
+    assert found["latency_seconds"] == found["prefill_seconds"]
 
 
 def test_a_search_in_which_nothing_fits() -> None:
