@@ -111,7 +111,9 @@ def test_options_of_a_training_are_refused(option: str) -> None:
 
 def test_every_option_is_used_or_refused() -> None:
     """An option that is new is refused, or listed here because inference uses it."""
-    used = "inference quantize gpu gpu-memory json fail-on margin moe-imbalance network hardware calibration efficiency price "
+    used = (
+        "inference quantize offload gpu gpu-memory json fail-on margin moe-imbalance network hardware calibration efficiency price "
+    )
     used += "megatron te torch world-size gpus-per-node model strict debug dry run-all"
     assert {*FLAGS} - {*ONLY_TRAINING} == {f"--info-{name}" for name in used.split()}
 

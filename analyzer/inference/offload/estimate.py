@@ -69,6 +69,13 @@ class OffloadReport:
     front: tuple[Found, ...]
     """Policies that no other beats in both latency and throughput, if they were searched."""
     assumptions: tuple[str, ...]
+    price: float | None = None
+    """Of a GPU-hour."""
+
+    @property
+    def cost_per_million_tokens(self) -> float | None:
+        """Of generated tokens; None without a price."""
+        return None if self.price is None else self.price / 3600 / self.tokens_per_second * 1e6
 
     @property
     def tokens_per_second(self) -> float:
@@ -76,8 +83,11 @@ class OffloadReport:
         return self.policy.schedule.block_size * self.job.inference.generated_tokens / self.seconds.total
 
 
-def offload_report(job: InferenceJob, offload: Offload) -> OffloadReport:
-    """The report for `--info-offload`. Raises InputError if launch or GPU cannot be modelled, or if nothing fits."""
+def offload_report(job: InferenceJob, offload: Offload, *, price: float | None = None) -> OffloadReport:
+    """The report for `--info-offload`. `price`: of a GPU-hour.
+
+    Raises InputError if launch or GPU cannot be modelled, or if nothing fits.
+    """
     machine = _machine(job, offload.machine)
     spec = job.inference
     problem = Problem(
@@ -91,12 +101,12 @@ def offload_report(job: InferenceJob, offload: Offload) -> OffloadReport:
         pinned_weights=offload.pinned_weights,
     )
     if not offload.search:
-        return _report(job, problem, _given(offload, spec.batch_size), ())
+        return _report(job, problem, _given(offload, spec.batch_size), (), price=price)
     found = search(problem, block_sizes(spec.batch_size))
     if not found:
         remedy = "give the memory and disk of the machine, host-memory=GB and disk=GB, if it has more"
         raise NoPolicyFitsError("--info-offload", "no policy fits GPU, host and disk", remedy)
-    return _report(job, problem, found[0].policy, tuple(front(found)))
+    return _report(job, problem, found[0].policy, tuple(front(found)), price=price)
 
 
 def _machine(job: InferenceJob, given: Mapping[str, float]) -> Machine:
@@ -134,7 +144,7 @@ def _given(offload: Offload, requests: int) -> Policy:
     )
 
 
-def _report(job: InferenceJob, problem: Problem, policy: Policy, found: tuple[Found, ...]) -> OffloadReport:
+def _report(job: InferenceJob, problem: Problem, policy: Policy, found: tuple[Found, ...], *, price: float | None) -> OffloadReport:
     case = problem.case(policy.schedule)
     other = problem.case(replace(policy.schedule, overlapped=not policy.schedule.overlapped))
     where = actual(case, policy.placement)
@@ -154,6 +164,7 @@ def _report(job: InferenceJob, problem: Problem, policy: Policy, found: tuple[Fo
         verdict=_verdict(job, memory),
         front=found,
         assumptions=_assumptions(policy.schedule),
+        price=price,
     )
 
 

@@ -60,6 +60,7 @@ def _key_figures(report: OffloadReport) -> list[tuple[str, str]]:
     steps = spec.generated_tokens - 1
     of_token = format_seconds(seconds.decode / steps) if steps else "none"
     tokens = f"{spec.prompt_tokens:,} prompt tokens, {spec.generated_tokens:,} generated"
+    cost = report.cost_per_million_tokens
     headroom = [_headroom(tier) for tier in report.tiers if tier.total <= tier.capacity]
     return [
         ("model", f"{model_shape(report.job.model)}, {report.job.precision.parameters}"),
@@ -72,6 +73,7 @@ def _key_figures(report: OffloadReport) -> list[tuple[str, str]]:
         ("latency", f"{format_seconds(seconds.total)} for the block"),
         ("first token", format_seconds(seconds.prefill)),
         ("output token", of_token),
+        *([("cost of a million", f"{cost:,.2f}")] if cost is not None else []),
     ]
 
 

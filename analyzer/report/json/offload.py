@@ -48,6 +48,7 @@ def _inference(report: OffloadReport) -> dict[str, Any]:
         "decode_seconds_per_token": report.seconds.decode / steps if steps else None,
         "latency_seconds": report.seconds.total,
         "tokens_per_second": report.tokens_per_second,
+        "cost_per_million_tokens": report.cost_per_million_tokens,
         "policy": {
             **_policy(report.policy),
             "actual_percent": _percent(report.actual),

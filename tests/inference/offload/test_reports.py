@@ -36,6 +36,12 @@ def test_fields_of_the_report() -> None:
         assert tier["total_bytes"] <= tier["capacity_bytes"]
 
 
+def test_the_cost_is_that_of_the_gpu_hours() -> None:
+    found = report(*f"{JOB} --info-price 0.36 --info-offload {POLICY}".split())["inference"]
+    assert found["cost_per_million_tokens"] == pytest.approx(0.36 * 1e6 / found["tokens_per_second"] / 3600)
+    assert report(*f"{JOB} --info-offload {POLICY}".split())["inference"]["cost_per_million_tokens"] is None
+
+
 def test_the_throughput_is_that_of_the_measured_run() -> None:
     """7.32 tokens/s (README of FlexLLMGen)."""
     found = report(*f"{JOB} --info-offload {POLICY}".split())
@@ -114,6 +120,8 @@ def test_a_search_in_which_nothing_fits() -> None:
         (f"{JOB.replace('--info-gpu T4', '')} --info-offload search", "--info-offload"),
         (f"{JOB.replace('--info-gpu T4', '--info-gpu RTX-4090')} --info-offload search", "--info-offload"),
         (f"{JOB} --info-quantize w4a16 --info-offload search", "--info-quantize"),
+        (f"{JOB} --info-efficiency flops=0.5 --info-offload search", "--info-efficiency"),
+        (f"{JOB} --info-network 5 --info-offload search", "--info-network"),
         (f"{JOB.replace('size 1', 'size 2')} --info-offload search", "--info-offload"),
         (f"{MIXTRAL} --info-offload search", "--info-offload"),
     ],
