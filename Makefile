@@ -49,6 +49,7 @@ bench:
 
 score:
 	$(PYTHON) tools/score.py
+	$(PYTHON) tools/score_offload.py
 
 lint:
 	$(PYTHON) -m ruff check .

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 OF_COMMAND_LINE: Final = (
     "json", "detail", "record", "allocator", "check", "rank", "layers", "launch", "print_options", "fail_on", "against", "dry",
     "run_all", "calibrate", "html", "timeline", "search", "search_over", "keep", "search_gpus", "search_max", "search_csv",
-    "workers",
+    "workers", "inference", "quantize",
 )  # fmt: skip
 """Fields of `InfoOptions` that ask the command line to print, record or start something."""
 ORDERED_BY: Final = "H100-80GB"

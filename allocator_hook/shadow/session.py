@@ -101,7 +101,7 @@ class Session:
             stack.enter_context(Patches(sharding.patches(self.job, recorder, writer)))
             stack.enter_context(Patches(cuda_graphs.tensor_patches(recorder) if graphed else ()))
             calls_sink = cuda_graphs.GraphedCalls(writer) if graphed else writer
-            self._recorder = self._compiler.recorder = recorder
+            self.count_with(recorder)
             self._sink.connect(calls_sink, marks)
             stack.enter_context(calls.passed_to(calls_sink))
             stack.enter_context(recorder)
@@ -123,6 +123,10 @@ class Session:
                 after_iteration=after_iteration,
             )
         return path
+
+    def count_with(self, recorder: Recorder) -> None:
+        """Uses the recorder for fused kernels, for numbers of tokens, and for the allocated bytes that CUDA reports."""
+        self._recorder = self._compiler.recorder = recorder
 
     def _copy_mean(self, output: torch.Tensor, input: torch.Tensor) -> None:
         """Copy the known mean of the values of `input` to `output`.

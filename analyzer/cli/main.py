@@ -111,8 +111,13 @@ def _analyze_one(argv: Sequence[str], environ: Mapping[str, str], folder: Path) 
 
 
 def _analyze(argv: list[str], *, environ: Mapping[str, str], folder: Path) -> int:
+    from analyzer.launch.inference.options import asks_for_inference
     from analyzer.launch.info_options import asks_for_search, value_of
 
+    if asks_for_inference(argv):
+        from analyzer.cli.inference import analyze_inference
+
+        return analyze_inference(argv, environ=environ, folder=folder)
     if "--info-print-options" in argv:
         from analyzer.cli.print_options import print_options
 

@@ -21,7 +21,7 @@ BITS: Final = ("32", "16", "8", "4")
 """Fields of `peak_tflops`."""
 FIELDS: Final = (
     "name", "architecture", "peak_tflops", "hbm_gb_per_s", "nvlink_gb_per_s", "nvlink_domain", "network_gb_per_s",
-    "multiprocessors", "sources",
+    "multiprocessors", "sources", "peak_integer_tops",
 )  # fmt: skip
 """Fields of a user's file. `sources` is a note, which entries of `speeds.json` have."""
 SMALLEST: Final = 1e-6
@@ -68,6 +68,9 @@ def _speed(name: str, entry: Mapping[str, Any], *, multiprocessors: int, network
     peaks = entry.get("peak_tflops")
     if not isinstance(peaks, Mapping):
         raise ValueError("peak_tflops")
+    integers = entry.get("peak_integer_tops", {})
+    if not isinstance(integers, Mapping):
+        raise ValueError("peak_integer_tops")
     return SpeedSpec(
         name=name,
         architecture=str(entry.get("architecture", "")),
@@ -77,6 +80,7 @@ def _speed(name: str, entry: Mapping[str, Any], *, multiprocessors: int, network
         nvlink_domain=_whole(entry.get("nvlink_domain"), "nvlink_domain"),
         network_bytes=network or GIGA * _positive(entry.get("network_gb_per_s"), "network_gb_per_s"),
         multiprocessors=multiprocessors,
+        integer_ops={bits: TERA * _positive(integers[bits], f"peak_integer_tops.{bits}") for bits in BITS if bits in integers},
     )
 
 

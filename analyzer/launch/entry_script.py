@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from analyzer.errors import UnsupportedError
+from analyzer.launch.inference.options import DYNAMIC_SCRIPTS, STATIC_SCRIPTS
 
 GPT_SCRIPT: Final = "pretrain_gpt"
 OTHER_MODELS: Final[dict[str, str]] = {
@@ -76,7 +77,7 @@ def check_entry(entry: str, *, module: bool, options: Mapping[str, Sequence[str]
     """
     path = entry.replace(".", "/") if module else entry.replace("\\", "/").removesuffix(".py")
     folder, _, name = path.rpartition("/")
-    if name == GPT_SCRIPT:
+    if name in (GPT_SCRIPT, *STATIC_SCRIPTS, *DYNAMIC_SCRIPTS):
         return None
     model = _model_of_name(name, folder) or _model_of_options(options)
     if model is not None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple
 
 from analyzer.errors import InputError
+from analyzer.launch.inference.offload_options import Offload, offload
+from analyzer.launch.inference.options import Generation, Quantization, generation, quantization
 from analyzer.launch.info_values import (
     Margin,
     choice,
@@ -100,6 +102,12 @@ class InfoOptions:
     """A file for the layouts that the search finds."""
     workers: str | None = None
     """Processes, or the address of a Dask scheduler; None for one process for each processor."""
+    inference: Generation | None = None
+    """What is generated; None for a training, and for what an inference script tells."""
+    quantize: Quantization | None = None
+    """Bits of weights, activations and cache of inference."""
+    offload: Offload | None = None
+    """Where weights, cache and activations of inference are, or a search for it; None for all on the GPU."""
     launch: bool = False
     megatron: str | None = None
     te: str | None = None
@@ -195,6 +203,15 @@ OPTIONS: Final[dict[str, InfoOption]] = {
     ),
     "search_csv": InfoOption("FILE", "write the layouts that the search finds to this file", word),
     "workers": InfoOption("N|ADDRESS", "processes of the search, or tcp://HOST:PORT of a Dask scheduler", word),
+    "inference": InfoOption(
+        "LIST", "analyze inference with the model and layout: batch=8,prompt=2048,generate=256 for each replica", generation
+    ),
+    "quantize": InfoOption("BITS", "bits of weights, activations and cache of inference, such as w4a16kv8", quantization),
+    "offload": InfoOption(
+        "LIST|search",
+        "where inference has its tensors: weights=20/80/0,cache=0/100/0,activations=0/100/0 percent on GPU, host, disk",
+        offload,
+    ),
     "launch": InfoOption("", "start the training if the launch fits (not with a script)", flag),
     "megatron": InfoOption("VERSION", "Megatron-LM release such as 0.16.1 or 2023, or a checkout, whose parser is executed", word),
     "te": InfoOption(

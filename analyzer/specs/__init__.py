@@ -1,4 +1,4 @@
-"""The specification of a training job, as frozen records.
+"""The specification of a training or inference job, as frozen records.
 
 `analyzer.launch` builds them from the command line. They include the values that Megatron's `validate_args` derives: padded
 vocabulary, ffn_hidden_size, data-parallel size, number of microbatches. Fields have the names of
@@ -6,6 +6,7 @@ Megatron's arguments and config fields if these exist.
 """
 
 from analyzer.specs.hardware import HardwareSpec
+from analyzer.specs.inference import DynamicEngineSpec, InferenceJob, InferenceSpec, QuantizationSpec
 from analyzer.specs.job import TrainingJob
 from analyzer.specs.model import (
     Activation,
@@ -34,6 +35,7 @@ __all__ = [
     "BlockSpec",
     "Branch",
     "CrossEntropy",
+    "DynamicEngineSpec",
     "FlexSpec",
     "Fp8Recipe",
     "Fp8Spec",
@@ -41,6 +43,8 @@ __all__ = [
     "GraphSpec",
     "HardwareSpec",
     "Implementation",
+    "InferenceJob",
+    "InferenceSpec",
     "MlaSpec",
     "ModelSpec",
     "MoeSpec",
@@ -50,6 +54,7 @@ __all__ = [
     "ParallelSpec",
     "PipelineSpec",
     "PrecisionSpec",
+    "QuantizationSpec",
     "RecomputeSpec",
     "SoftwareSpec",
     "TrainingFlags",

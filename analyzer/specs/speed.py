@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +24,8 @@ class SpeedSpec:
     network_bytes: float
     """Bytes per second of one GPU in one direction, to other domains."""
     multiprocessors: int
+    integer_ops: Mapping[str, float] = field(default_factory=dict)
+    """Dense integer operations per second by the bits of the factors, 8 and 4; empty if they are not known."""
 
     def __hash__(self) -> int:
         return hash((self.name, self.hbm_bytes, self.nvlink_bytes, self.network_bytes))

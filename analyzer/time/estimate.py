@@ -38,6 +38,8 @@ class TimeInputs:
     """Measured efficiencies (`--info-calibration`); None for the shipped ones."""
     flops_share: float | None = None
     """Share of the peak in the simple model of `--info-efficiency`; None for the full model."""
+    memory_share: float = 1.0
+    """Share of the memory bandwidth in the simple model of inference."""
     calibration: str = ""
     """Where `rates` are from."""
     run: RunSpec = NO_RUN

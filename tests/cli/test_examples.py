@@ -24,7 +24,12 @@ MAX_LINES = 68
 VERDICT_WITHIN = 15
 """Number of lines at the start that contain the verdict."""
 
+GENERATING = ("generate_llama3_70b", "generate_opt_30b")
+"""Scripts of inference."""
+
 PUBLISHED = {
+    "generate_llama3_70b": 70_553_706_496,
+    "generate_opt_30b": 12 * 48 * 7168**2 + 13 * 48 * 7168 + (50272 + 2050) * 7168 + 2 * 7168,
     "pretrain_gpt3_175b": 12 * 96 * 12288**2 + 13 * 96 * 12288 + (50257 + 2048) * 12288 + 2 * 12288,
     "pretrain_gpt_7b_2nodes": 6_642_245_632 + 32 * 2 * 4096 + 2 * 4096 - (50432 - 50257) * 4096,
     "pretrain_llama3_8b": 8_030_261_248,
@@ -38,7 +43,8 @@ PUBLISHED = {
 }
 """Number of parameters of each script.
 
-Llama, Mixtral, Qwen3 and gpt-oss: the published checkpoints. GPT-3: 12Lh² + 13Lh + (V + s)h and the final norm.
+Llama, Mixtral, Qwen3 and gpt-oss: the published checkpoints. GPT-3: 12Lh² + 13Lh + (V + s)h and the final norm. OPT-30B: the
+same, with two more positions than tokens.
 
 DeepSeek-V3: the published weights without the expert biases, which are not parameters, and the MTP layer: 11.5 billion in its model
 card, plus the norm before its head.
@@ -78,7 +84,7 @@ def test_the_verdict_is_at_the_start_and_the_sums_of_printed_parts_are_correct(f
     assert any(line.startswith("  headroom  ") for line in start)
     memory = section(text, "Memory of")
     assert check_memory_table(memory) >= 1
-    assert check_parts(memory) >= 2
+    assert file.stem in GENERATING or check_parts(memory) >= 2
 
 
 def test_the_default_output_is_short() -> None:

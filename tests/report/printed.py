@@ -40,7 +40,7 @@ def check_memory_table(lines: Sequence[str]) -> int:
     total: list[float] = []
     slack: list[float] = []
     for line in lines:
-        if re.match(r"    parameters  ", line):
+        if re.match(r"    (parameters|weights, \w+)  ", line):
             total, slack = sizes(line), _rounding(line)
         elif line.startswith("  + "):
             total = [a + b for a, b in zip(total, sizes(line), strict=True)]

@@ -9,8 +9,8 @@ from analyzer.memory.verdict import highest
 from analyzer.report.console.elements import KEY, fields, heading, paragraph, points
 from analyzer.report.console.names import plural
 from analyzer.report.console.verdict_section import share
-from analyzer.results import Report
-from analyzer.specs import ModelSpec, TrainingJob
+from analyzer.results import Report, Verdict
+from analyzer.specs import ModelSpec, ParallelSpec, TrainingJob
 from analyzer.units import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -32,11 +32,11 @@ def key_figures(report: Report) -> list[RenderableType]:
     rows = [
         ("model", _model(job)),
         ("parameters", f"{parameters}; {format_count(rank.parameters)} on rank {rank.ranks[0][0]}"),
-        ("layout", f"{_cluster(job)}: {_layout(job)}"),
+        ("layout", f"{cluster(job.parallel)}: {_layout(job)}"),
         ("batch", _batch(job)),
         ("peak", f"{format_bytes(m.peak_allocated_bytes)} allocated, {format_bytes(m.peak_reserved_bytes)} reserved, "
                  f"{format_bytes(m.device_bytes)} on the device (rank {rank.ranks[0][0]})"),
-        *_gpu(report),
+        *gpu_rows(report.verdict),
         ("source", f"Megatron-LM {job.megatron}, {ENGINES[report.engine]}"),
     ]  # fmt: skip
     if stated := _stated(report):
@@ -44,9 +44,8 @@ def key_figures(report: Report) -> list[RenderableType]:
     return ["", fields(rows)]
 
 
-def _gpu(report: Report) -> list[tuple[str, str]]:
+def gpu_rows(result: Verdict) -> list[tuple[str, str]]:
     """The GPU with its capacity, and the headroom, where they are known."""
-    result = report.verdict
     if result.capacity_bytes is None or result.headroom_bytes is None:
         return [("GPU capacity", "not known")]
     capacity = format_bytes(result.capacity_bytes) + (f" ({result.gpu})" if result.gpu else "")
@@ -55,7 +54,13 @@ def _gpu(report: Report) -> list[tuple[str, str]]:
 
 
 def _model(job: TrainingJob) -> str:
-    model = job.model
+    mtp = plural(job.model.mtp_num_layers, "MTP layer") if job.model.mtp_num_layers else ""
+    parts = [model_shape(job.model), mtp, f"{job.precision.parameters}{_quantized(job)}"]
+    return ", ".join(part for part in parts if part)
+
+
+def model_shape(model: ModelSpec) -> str:
+    """Layers, sizes, heads, vocabulary and experts."""
     heads = f"{model.num_attention_heads} attention heads"
     if model.num_query_groups != model.num_attention_heads:
         heads += f", GQA with {plural(model.num_query_groups, 'group')}"
@@ -65,8 +70,6 @@ def _model(job: TrainingJob) -> str:
         f"vocabulary size {model.vocab_size:,}{padded}",
         f"{model.moe.num_experts} experts (top {model.moe.topk})" if model.moe else "",
         "MLA" if model.mla else "",
-        plural(model.mtp_num_layers, "MTP layer") if model.mtp_num_layers else "",
-        f"{job.precision.parameters}{_quantized(job)}",
     ]
     return ", ".join(part for part in parts if part)
 
@@ -85,29 +88,34 @@ def _quantized(job: TrainingJob) -> str:
     return f" and FP8 ({fp8.recipe})" if fp8 is not None else ""
 
 
-def _cluster(job: TrainingJob) -> str:
-    world = job.parallel
+def cluster(world: ParallelSpec) -> str:
+    """'16 GPUs (2 nodes of 8)'."""
     return f"{plural(world.world_size, 'GPU')} ({plural(world.nodes, 'node')} of {world.gpus_per_node})"
 
 
 def _layout(job: TrainingJob) -> str:
     """'TP2 DP4, sequence parallelism, distributed optimizer (ZeRO-1)'."""
     p = job.parallel
+    parts = [
+        layout(p, moe=job.model.moe is not None),
+        "sequence parallelism" if p.sequence_parallel and p.tensor > 1 else "",
+        _sharding(job) if p.data > 1 else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def layout(p: ParallelSpec, *, moe: bool) -> str:
+    """'TP2 DP4'."""
     sizes = {
         "TP": p.tensor,
         "PP": p.pipeline,
         "VPP": p.virtual_pipeline or 1,
         "CP": p.context,
         "EP": p.expert,
-        "ETP": p.expert_tensor if job.model.moe else 1,
+        "ETP": p.expert_tensor if moe else 1,
         "DP": p.data,
     }
-    parts = [
-        " ".join(f"{name}{size}" for name, size in sizes.items() if size > 1) or "no parallelism",
-        "sequence parallelism" if p.sequence_parallel and p.tensor > 1 else "",
-        _sharding(job) if p.data > 1 else "",
-    ]
-    return ", ".join(part for part in parts if part)
+    return " ".join(f"{name}{size}" for name, size in sizes.items() if size > 1) or "no parallelism"
 
 
 def _sharding(job: TrainingJob) -> str:

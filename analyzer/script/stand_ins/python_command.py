@@ -14,6 +14,11 @@ OTHER = frozenset({
     "hf2megatron", "megatron2hf", "hf", "utils", "report", "cost",
 })  # fmt: skip
 """Words in the name of a script that does something else about a training."""
+GENERATES = frozenset({
+    "run_text_generation_server", "gpt_static_inference", "run_inference_performance_test", "run_dynamic_text_generation_server",
+    "gpt_dynamic_inference", "gpt_dynamic_inference_with_coordinator",
+})  # fmt: skip
+"""Names of Megatron-LM's inference scripts, whose launches are analyzed too."""
 MODEL_OPTIONS = frozenset({
     "--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length", "--max-position-embeddings", "--ffn-hidden-size",
     "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--model-parallel-size",
@@ -98,7 +103,9 @@ def _parts(name: str) -> set[str]:
 
 
 def trains(name: str, arguments: list[str]) -> bool:
-    """Whether a script of this name with these arguments is taken for a training."""
+    """Whether a script of this name with these arguments is taken for a training, or for a launch of Megatron's inference."""
+    if name.removesuffix(".py") in GENERATES:
+        return True
     parts = _parts(name)
     if not parts & OTHER and any(part.startswith(CERTAIN) for part in parts):
         return True

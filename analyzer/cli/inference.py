@@ -1,0 +1,58 @@
+"""The report of an inference launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from analyzer.cli.output import standard_output, write_json
+from analyzer.cli.predict import fails
+from analyzer.errors import DOES_NOT_FIT, FITS, InputError
+from analyzer.inference.estimate import inference_report
+from analyzer.inference.reading import InferenceLaunch, read_inference
+
+if TYPE_CHECKING:
+    from analyzer.launch.inference.offload_options import Offload
+
+
+def analyze_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> int:
+    """Predicts an inference launch, prints the report and returns the exit status. Raises AnalyzerError."""
+    launch = read_inference(argv, environ=environ, folder=folder)
+    if launch.options.offload is not None:
+        return _analyze_offload(launch, launch.options.offload)
+    report = inference_report(launch.job, launch.time, note=launch.note)
+    printed = False
+    if launch.options.json is not None:
+        from analyzer.report.json.inference import inference_json
+
+        printed = write_json(inference_json(report), launch.options.json)
+    if not printed:
+        from analyzer.report.console.inference_section import inference_sections
+        from analyzer.report.console.report import write
+
+        with standard_output() as stream:
+            write(lambda _: inference_sections(report), stream=stream)
+    return DOES_NOT_FIT if fails(report.verdict, launch.options.fail_on) else FITS
+
+
+def _analyze_offload(launch: InferenceLaunch, offload: Offload) -> int:
+    """Predicts generation with offloading, prints the report and returns the exit status. Raises AnalyzerError."""
+    from analyzer.inference.offload.estimate import offload_report
+
+    for field in ("network", "hardware", "calibration", "efficiency"):
+        if getattr(launch.options, field):
+            raise InputError(f"--info-{field}", "has no effect on --info-offload, which has its own rates", "leave it out")
+    report = offload_report(launch.job, offload, price=launch.options.price)
+    printed = False
+    if launch.options.json is not None:
+        from analyzer.report.json.offload import offload_json
+
+        printed = write_json(offload_json(report), launch.options.json)
+    if not printed:
+        from analyzer.report.console.offload_section import offload_sections
+        from analyzer.report.console.report import write
+
+        with standard_output() as stream:
+            write(lambda _: offload_sections(report), stream=stream)
+    return DOES_NOT_FIT if fails(report.verdict, launch.options.fail_on) else FITS

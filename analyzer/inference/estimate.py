@@ -1,0 +1,151 @@
+"""The report of an inference launch: memory, what fits, and times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from analyzer.inference.forward_job import forward_job
+from analyzer.inference.kernels import Machine
+from analyzer.inference.kv_cache import allocated_requests, has_attention, requests_of_blocks, token_bytes
+from analyzer.inference.memory import limits_of, stage_layers, stage_memories, verdict_of
+from analyzer.inference.results import BatchTime, InferenceReport, InferenceTime, Limits, StepSeconds
+from analyzer.inference.steps import decode_seconds, prefill_seconds
+from analyzer.modules.tree import parameters
+from analyzer.passes.stages import full_model, stage_models
+from analyzer.specs import InferenceJob
+from analyzer.time.efficiencies import efficiencies_of, shipped
+
+if TYPE_CHECKING:
+    from analyzer.time.estimate import TimeInputs
+
+LARGEST_LISTED: Final = 1024
+"""Largest batch size, beside the largest that fits, whose times are listed."""
+Steps = Callable[[InferenceJob], tuple[StepSeconds, StepSeconds]]
+"""Seconds of prefill and of a decode step of a job."""
+
+
+def inference_report(job: InferenceJob, inputs: TimeInputs | None, *, note: str = "") -> InferenceReport:
+    """The report of a job; `note` is about the GPU. `inputs`: those of the time model, None if the speeds are not known."""
+    stages = stage_memories(job)
+    limits = limits_of(job)
+    full, unpadded = number_of_parameters(job)
+    return InferenceReport(
+        job=job,
+        parameters=full,
+        parameters_unpadded=unpadded,
+        stages=stages,
+        kv_cache_bytes_per_token=_bytes_of_token(job),
+        cache_requests=_cache_requests(job),
+        verdict=verdict_of(job, stages, note=note),
+        limits=limits,
+        assumptions=(*job.assumptions, *_assumptions(job)),
+        warnings=job.warnings,
+        unknown=job.unknown,
+        time=None if inputs is None else inference_time(job, inputs, limits),
+    )
+
+
+def number_of_parameters(job: InferenceJob) -> tuple[int, int]:
+    """Parameters of the model, and without the rows that pad the vocabulary."""
+    model = job.model
+    full = sum(parameter.full_numel for parameter in parameters(full_model(forward_job(job, requests=1, tokens=1))))
+    padding = (model.padded_vocab_size - model.vocab_size) * model.hidden_size * (1 if model.tied_embeddings else 2)
+    return full, full - padding
+
+
+def _bytes_of_token(job: InferenceJob) -> float:
+    """Bytes of a token in the cache of all layers, without tensor parallelism."""
+    layers = sum(has_attention(job.model, layer) for layer in range(1, job.model.num_layers + 1))
+    alone = replace(job, parallel=replace(job.parallel, tensor=1))
+    return layers * token_bytes(alone)
+
+
+def _cache_requests(job: InferenceJob) -> int:
+    if job.inference.dynamic is None:
+        return allocated_requests(job.inference)
+    stages = stage_models(forward_job(job, requests=1, tokens=1))
+    return requests_of_blocks(job, stage_layers(stages), job.inference.sequence_length)
+
+
+def inference_time(job: InferenceJob, inputs: TimeInputs, limits: Limits | None) -> InferenceTime:
+    """Times of the given batch, and of powers of two up to the largest batch that fits."""
+    steps, calibration = _steps(inputs)
+
+    def of_size(size: int) -> BatchTime:
+        changed = replace(job, inference=replace(job.inference, batch_size=size))
+        prefill, decode = steps(changed)
+        return _batch_time(changed, prefill, decode, price=inputs.price)
+
+    given = job.inference.batch_size
+    most = given if limits is None else limits.batch_size
+    sizes = {given} | ({most} if most else set())
+    size = 1
+    while size <= min(most, LARGEST_LISTED):
+        sizes.add(size)
+        size *= 2
+    times = {size: of_size(size) for size in sorted(sizes)}
+    listed = tuple(replace(time, fits=limits is None or size <= most) for size, time in times.items())
+    return InferenceTime(given=next(each for each in listed if each.batch_size == given), others=listed, calibration=calibration)
+
+
+def _steps(inputs: TimeInputs) -> tuple[Steps, str]:
+    """The time model: that of the kernels, or the simple one of `--info-efficiency`."""
+    if inputs.flops_share is not None:
+        from analyzer.inference.simple import SimpleModel
+
+        flops, memory = inputs.flops_share, inputs.memory_share
+
+        def simple(job: InferenceJob) -> tuple[StepSeconds, StepSeconds]:
+            model = SimpleModel(job, inputs.speed, flops=flops, memory=memory)
+            return model.prefill(), model.decode()
+
+        return simple, f"--info-efficiency: {flops:.0%} of the peak of computation, {memory:.0%} of that of memory"
+    machine = Machine(inputs.speed, inputs.rates or efficiencies_of(inputs.speed))
+    known = inputs.speed.architecture in shipped()["architectures"]
+    source = inputs.calibration or (
+        "those of the time model for training; no generation was measured"
+        if known
+        else "assumed, those of other GPUs; no generation was measured"
+    )
+    return lambda job: (prefill_seconds(job, machine), decode_seconds(job, machine)), source
+
+
+def _batch_time(job: InferenceJob, prefill: StepSeconds, decode: StepSeconds, *, price: float | None) -> BatchTime:
+    """Times of a batch whose prompts are processed together, and whose tokens are generated together."""
+    spec, parallel = job.inference, job.parallel
+    seconds = prefill.total + (spec.generated_tokens - 1) * decode.total
+    rate = parallel.data * spec.batch_size * spec.generated_tokens / seconds
+    cost = None if price is None else price * parallel.world_size / 3600 / rate * 1e6
+    return BatchTime(
+        batch_size=spec.batch_size, prefill=prefill, decode=decode, tokens_per_second=rate, cost_per_million_tokens=cost
+    )
+
+
+def _assumptions(job: InferenceJob) -> list[str]:
+    spec, model, quantization = job.inference, job.model, job.inference.quantization
+    stated = [
+        {
+            "compact": "The cache is allocated for the tokens of prompt and generation"
+            + (", and in layers with a sliding window for its tokens alone." if any(model.windowed) else "."),
+            "static": "The cache is that of megatron-core's static engine: all tokens in every layer, for --inference-max-requests "
+            "requests of --inference-max-seq-length tokens.",
+            "dynamic": "The cache is the buffer of megatron-core's dynamic engine.",
+        }[spec.cache],
+        "Temporary tensors are those of the layer that needs most, and of the logits of the last token of each request.",
+        "All prompts of a batch are processed together, and a batch passes through the pipeline stages one after the other."
+        if job.parallel.pipeline > 1
+        else "All prompts of a batch are processed together.",
+    ]
+    if model.mla is not None:
+        cached = "its latents" if spec.latent_cache else "the keys and values of all heads"
+        stated.append(f"Multi-latent attention caches {cached}.")
+    if spec.decode_graphs:
+        stated.append("Decode steps are replayed as CUDA graphs, whose memory pool holds the tensors of one step.")
+    if quantization.weight_bits < 16:
+        stated.append("Embeddings, output layer, norms and routers are not quantized.")
+    if quantization.weight_bits == 4 or quantization.cache_bits == 4:
+        stated.append(f"{quantization.group_size} elements of a 4-bit tensor share a scale and a minimum of 16 bits each.")
+    stated.append("The CUDA context (0.5 GiB) and NCCL buffers (16 channels for each communicator) are estimates.")
+    return stated

@@ -1,0 +1,167 @@
+"""Memory of the ranks of an inference job, and what fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from analyzer.inference.activations import rotated_keys_bytes, step_bytes, step_tokens
+from analyzer.inference.forward_job import forward_job
+from analyzer.inference.kv_cache import cache_bytes, requests_of_blocks
+from analyzer.inference.results import Limits, StageMemory
+from analyzer.inference.weights import largest_dequantized, weights_by_type
+from analyzer.layout.groups import pipeline_rank_ranges
+from analyzer.memory.device_overhead import outside_allocator_bytes, reserved_bytes
+from analyzer.memory.workspaces import workspaces
+from analyzer.modules.stage import StageModel
+from analyzer.modules.tree import parameters
+from analyzer.passes.stages import stage_models
+from analyzer.results import MemoryPart, Verdict
+from analyzer.specs import InferenceJob, TrainingJob
+from analyzer.units import BLOCK, round_up
+
+MOST_REQUESTS: Final = 2**16
+"""Largest batch that is looked for."""
+MOST_TOKENS: Final = 2**24
+"""Longest sequence that is looked for."""
+
+
+def stage_memories(job: InferenceJob) -> tuple[StageMemory, ...]:
+    """The memory of every pipeline rank."""
+    spec = job.inference
+    requests, tokens = step_tokens(job, requests=spec.batch_size, tokens=spec.prompt_tokens)
+    prefill = forward_job(job, requests=requests, tokens=tokens)
+    decode = forward_job(job, requests=spec.batch_size, tokens=1)
+    stages = stage_models(prefill)
+    layers = stage_layers(stages)
+    return tuple(
+        _stage_memory(job, prefill, before, after, cache=cache_bytes(job, layers, before.pipeline_rank))
+        for before, after in zip(stages, stage_models(decode), strict=True)
+    )
+
+
+def stage_layers(stages: Sequence[StageModel]) -> tuple[tuple[int, ...], ...]:
+    """The decoder layers of each pipeline rank, counted from 1."""
+    return tuple(tuple(layer for chunk in stage.chunks for layer in chunk.layers) for stage in stages)
+
+
+def _stage_memory(job: InferenceJob, prefill: TrainingJob, before: StageModel, after: StageModel, *, cache: int) -> StageMemory:
+    """The memory of a stage with the trees of its prefill (`before`) and of its decode step (`after`)."""
+    spec = job.inference
+    quantization = spec.quantization
+    weights: dict[str, int] = {}
+    for tree in before.trees:
+        for dtype, size in weights_by_type(tree, quantization).items():
+            weights[dtype] = weights.get(dtype, 0) + size
+    batch = prefill.batch
+    dequantized = max(largest_dequantized(tree, quantization) for tree in before.trees)
+    prefill_bytes = step_bytes(job, before, requests=batch.micro_batch_size, tokens=batch.seq_length, other=dequantized)
+    rotated = rotated_keys_bytes(job, tokens=spec.sequence_length)
+    decode_bytes = step_bytes(job, after, requests=spec.batch_size, tokens=1, other=rotated)
+    longest = forward_job(job, requests=1, tokens=spec.cache_tokens or spec.sequence_length)  # tables have all positions
+    kept = tuple(
+        MemoryPart(name=each.name, bytes=each.bytes) for each in workspaces(longest, before.trees) if each.phase == "forward"
+    )
+    graphs = decode_bytes if spec.decode_graphs else 0
+    temporary = max(prefill_bytes, 0 if graphs else decode_bytes)
+    peak = sum(round_up(size, BLOCK) for size in (*weights.values(), cache, temporary, graphs)) + sum(each.bytes for each in kept)
+    return StageMemory(
+        pipeline_rank=before.pipeline_rank,
+        ranks=pipeline_rank_ranges(job.parallel, before.pipeline_rank),
+        layers=tuple(layer for chunk in before.chunks for layer in chunk.layers),
+        parameters=sum(each.numel for tree in before.trees for each in parameters(tree)),
+        weights_by_type=weights,
+        kv_cache_bytes=cache,
+        workspaces=kept,
+        prefill_bytes=prefill_bytes,
+        decode_bytes=decode_bytes,
+        graph_pool_bytes=graphs,
+        peak_bytes=peak,
+        device_bytes=reserved_bytes(peak, 0) + outside_allocator_bytes(prefill),
+    )
+
+
+def device_bytes(job: InferenceJob) -> int:
+    """Device memory of the highest-memory rank."""
+    return max(each.device_bytes for each in stage_memories(job))
+
+
+def verdict_of(job: InferenceJob, stages: Sequence[StageMemory], *, note: str) -> Verdict:
+    """Whether every rank fits. It is tight if less than the margin of the GPU remains free."""
+    highest = max(stages, key=lambda each: (each.device_bytes, -each.pipeline_rank))
+    capacity = job.hardware.capacity_bytes
+    headroom = None if capacity is None else capacity - highest.device_bytes
+    state = None if headroom is None else _state(headroom, job.hardware.margin_bytes)
+    return Verdict(
+        fits=None if headroom is None else headroom >= 0,
+        state=state,  # type: ignore[arg-type]
+        gpu=job.hardware.name,
+        capacity_bytes=capacity,
+        tightest_rank=highest.ranks[0][0],
+        headroom_bytes=headroom,
+        margin_bytes=None if capacity is None else job.hardware.margin_bytes,
+        note=note,
+    )
+
+
+def _state(headroom: int, margin: int) -> str:
+    if headroom < 0:
+        return "does not fit"
+    return "tight" if headroom < margin else "fits"
+
+
+def limits_of(job: InferenceJob) -> Limits | None:
+    """The largest batch and the longest sequence that fit. None if the capacity of the GPU is not known."""
+    capacity = job.hardware.capacity_bytes
+    if capacity is None:
+        return None
+
+    def batch_fits(size: int) -> bool:
+        return device_bytes(with_batch(job, size)) <= capacity and _has_blocks(with_batch(job, size))
+
+    def length_fits(tokens: int) -> bool:
+        changed = with_length(job, tokens)
+        return device_bytes(changed) <= capacity and _has_blocks(changed)
+
+    shortest = job.inference.generated_tokens + 1
+    longest = job.model.max_position_embeddings if job.model.position_embedding == "learned_absolute" else MOST_TOKENS
+    return Limits(
+        batch_size=_largest(batch_fits, start=1, most=MOST_REQUESTS),
+        sequence_length=_largest(length_fits, start=shortest, most=longest),
+    )
+
+
+def with_batch(job: InferenceJob, size: int) -> InferenceJob:
+    """The job with another batch size, and a static cache for it."""
+    return replace(job, inference=replace(job.inference, batch_size=size, cache_requests=None))
+
+
+def with_length(job: InferenceJob, tokens: int) -> InferenceJob:
+    """The job with other prompts, so that finished requests have `tokens` tokens, and a static cache for them."""
+    spec = job.inference
+    return replace(job, inference=replace(spec, prompt_tokens=tokens - spec.generated_tokens, cache_tokens=None))
+
+
+def _has_blocks(job: InferenceJob) -> bool:
+    """Whether all requests fit into the blocks of the dynamic engine at the same time."""
+    spec = job.inference
+    if spec.dynamic is None:
+        return True
+    layers = stage_layers(stage_models(forward_job(job, requests=1, tokens=1)))
+    return requests_of_blocks(job, layers, spec.sequence_length) >= spec.batch_size
+
+
+def _largest(fits: Callable[[int], bool], *, start: int, most: int) -> int:
+    """The largest number from `start` to `most` that fits, 0 if `start` does not. What fits is assumed to be an interval."""
+    if not fits(start):
+        return 0
+    low, high = start, start
+    while low == high and low < most:
+        high = min(2 * low, most)
+        if fits(high):
+            low = high
+    while low + 1 < high:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

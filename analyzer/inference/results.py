@@ -1,0 +1,124 @@
+"""The report of an inference launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from analyzer.layout.groups import RankRanges
+from analyzer.results import MemoryPart, Verdict
+from analyzer.specs import InferenceJob
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageMemory:
+    """Memory of the ranks of one pipeline stage, in bytes. The parts add up to `peak_bytes`."""
+
+    pipeline_rank: int
+    ranks: RankRanges
+    layers: tuple[int, ...]
+    """Counted from 1."""
+    parameters: int
+    """Parameters on one of these ranks."""
+    weights_by_type: Mapping[str, int]
+    kv_cache_bytes: int
+    workspaces: tuple[MemoryPart, ...]
+    prefill_bytes: int
+    """Temporary tensors at the peak of prefill, with the logits on the last stage."""
+    decode_bytes: int
+    """The same of a decode step."""
+    graph_pool_bytes: int
+    """The memory pool of the CUDA graphs of decode."""
+    peak_bytes: int
+    """Allocated at the peak."""
+    device_bytes: int
+    """With segments of the allocator, CUDA context and communicators."""
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of all weights."""
+        return sum(self.weights_by_type.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The largest values that fit the GPU, with the other values as they are; None if the capacity is not known."""
+
+    batch_size: int
+    """0 if not even one request fits."""
+    sequence_length: int
+    """Tokens of a finished request, with the given number of generated tokens; 0 if none fits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSeconds:
+    """Seconds of a prefill or of a decode step, through all pipeline stages. The parts add up to the total."""
+
+    gemm: float = 0.0
+    attention: float = 0.0
+    memory_bound: float = 0.0
+    communication: float = 0.0
+    """Collectives in layers, and messages between pipeline stages."""
+    host: float = 0.0
+    """The GPU waits for the host."""
+
+    @property
+    def total(self) -> float:
+        """Seconds of the step."""
+        return self.gemm + self.attention + self.memory_bound + self.communication + self.host
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchTime:
+    """Times of one batch size."""
+
+    batch_size: int
+    """Requests of one replica of the model."""
+    prefill: StepSeconds
+    """Time to the first token."""
+    decode: StepSeconds
+    """Time of an output token, at the mean length of the requests while they are generated."""
+    tokens_per_second: float
+    """Generated tokens of all replicas per second, from the start of the prefill to the last token."""
+    cost_per_million_tokens: float | None = None
+    """Of generated tokens, at `--info-price`."""
+    fits: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceTime:
+    """Times of the batch of the launch, and of other batch sizes that fit."""
+
+    given: BatchTime
+    others: tuple[BatchTime, ...]
+    """Powers of two up to the largest batch that fits, and the given batch size."""
+    calibration: str
+    """Where the efficiencies are from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceReport:
+    """The result of the analysis of an inference launch."""
+
+    job: InferenceJob
+    parameters: int
+    """Of the complete model, without parallelism."""
+    parameters_unpadded: int
+    """The same with the vocabulary of the tokenizer."""
+    stages: tuple[StageMemory, ...]
+    kv_cache_bytes_per_token: float
+    """Bytes of a token of one request in the cache of all layers, without tensor parallelism."""
+    cache_requests: int
+    """Requests that the cache has memory for."""
+    verdict: Verdict
+    limits: Limits | None
+    assumptions: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    time: InferenceTime | None = None
+    """None if the speeds of the GPU are not known."""
+
+    @property
+    def highest(self) -> StageMemory:
+        """The stage whose ranks need the most memory."""
+        return max(self.stages, key=lambda each: each.device_bytes)

@@ -1,0 +1,57 @@
+"""A model of two layers on a machine with round speeds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from analyzer.inference.offload.machine import Machine
+from analyzer.inference.offload.policy import Lengths, Schedule
+from analyzer.inference.offload.tensors import sub_layers
+from analyzer.inference.offload.work import Case
+from analyzer.specs.model import ModelSpec
+
+HIDDEN = 64
+LAYERS = 2
+MODEL = ModelSpec(
+    num_layers=LAYERS,
+    hidden_size=HIDDEN,
+    ffn_hidden_size=4 * HIDDEN,
+    num_attention_heads=4,
+    num_query_groups=4,
+    kv_channels=16,
+    vocab_size=128,
+    padded_vocab_size=128,
+    max_position_embeddings=32,
+    position_embedding="learned_absolute",
+)
+MACHINE = Machine(
+    gpu_memory=1e12,
+    host_memory=1e12,
+    disk_size=1e12,
+    gemm=1e30,
+    batched_gemm=1e30,
+    hbm=1e30,
+    cache_read=1e30,
+    decompressed=1e30,
+    compressed=1e30,
+    pcie=1e30,
+    staged=1e30,
+    unstaged=1e30,
+    cpu_attention=1e30,
+    disk_read=1e30,
+    disk_write=1e30,
+    step=0.0,
+)
+"""All but infinitely fast; tests set the speeds that they are about."""
+
+
+def small(schedule: Schedule, *, prompt: int = 8, generated: int = 4, **speeds: Any) -> Case:
+    """The case of a schedule on a machine that is as slow as told."""
+    return Case(
+        model=MODEL,
+        layers=sub_layers(MODEL),
+        schedule=schedule,
+        lengths=Lengths(prompt=prompt, generated=generated),
+        machine=replace(MACHINE, **speeds),
+    )
