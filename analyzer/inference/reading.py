@@ -36,9 +36,9 @@ _TRAINING_VALUES: Final[Mapping[str, object]] = {
     "recompute_num_layers": None, "train_iters": None, "train_samples": None, "skip_train": False,
     "load": None, "recompute_modules": None, "tp_comm_overlap": False, "overlap_moe_expert_parallel_comm": False,
     "delay_wgrad_compute": False, "defer_embedding_wgrad_compute": False, "overlap_param_gather_with_optimizer_step": False,
-    "use_torch_fsdp2": False, "use_megatron_fsdp": False, "use_custom_fsdp": False, "optimizer_cpu_offload": False,
+    "optimizer_cpu_offload": False,
     "fine_grained_activation_offloading": False, "cpu_offloading_num_layers": 0, "hierarchical_context_parallel_sizes": None,
-    "microbatch_group_size_per_vp_stage": None, "overlap_p2p_comm": False,
+    "microbatch_group_size_per_vp_stage": None, "overlap_p2p_comm": False, "overlap_p2p_comm_warmup_flush": False,
 }  # fmt: skip
 """Values that replace those of options without effect on inference, so that they need not suit a training."""
 _OF_TRAINING: Final = ("CUDA_DEVICE_MAX_CONNECTIONS", "--global-batch-size is not given")
