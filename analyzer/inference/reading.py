@@ -74,7 +74,7 @@ def read_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
     if script.word("--model-provider") == "mamba":
         raise UnsupportedError("--model-provider mamba", "only GPT is modelled", "use a GPT")
     arguments, world, options = parse(words, environ=environ, folder=folder)
-    arguments = _without_training(_with_layout(arguments, of_script=bool(script.script)))
+    arguments = _with_layout(arguments, of_script=bool(script.script))
     gpu, notes = hardware(options.gpu, options.gpu_memory)
     if options.margin is not None and gpu.capacity_bytes is not None:
         gpu = replace(gpu, margin_bytes=options.margin.of(gpu.capacity_bytes))
@@ -83,7 +83,7 @@ def read_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
             if getattr(options, field):
                 raise InputError(f"--info-{field}", "needs a GPU", "add --info-gpu NAME or --info-hardware FILE")
     training = build(
-        arguments,
+        _without_training(arguments),
         world,
         environ=environ,
         gpu=gpu,
