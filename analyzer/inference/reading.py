@@ -36,9 +36,9 @@ _TRAINING_VALUES: Final[Mapping[str, object]] = {
     "recompute_num_layers": None, "train_iters": None, "train_samples": None, "skip_train": False,
     "load": None, "recompute_modules": None, "tp_comm_overlap": False, "overlap_moe_expert_parallel_comm": False,
     "delay_wgrad_compute": False, "defer_embedding_wgrad_compute": False, "overlap_param_gather_with_optimizer_step": False,
-    "use_torch_fsdp2": False, "use_megatron_fsdp": False, "use_custom_fsdp": False, "optimizer_cpu_offload": False,
+    "optimizer_cpu_offload": False,
     "fine_grained_activation_offloading": False, "cpu_offloading_num_layers": 0, "hierarchical_context_parallel_sizes": None,
-    "microbatch_group_size_per_vp_stage": None, "overlap_p2p_comm": False,
+    "microbatch_group_size_per_vp_stage": None, "overlap_p2p_comm": False, "overlap_p2p_comm_warmup_flush": False,
 }  # fmt: skip
 """Values that replace those of options without effect on inference, so that they need not suit a training."""
 _OF_TRAINING: Final = ("CUDA_DEVICE_MAX_CONNECTIONS", "--global-batch-size is not given")
@@ -74,7 +74,7 @@ def read_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
     if script.word("--model-provider") == "mamba":
         raise UnsupportedError("--model-provider mamba", "only GPT is modelled", "use a GPT")
     arguments, world, options = parse(words, environ=environ, folder=folder)
-    arguments = _without_training(_with_layout(arguments, of_script=bool(script.script)))
+    arguments = _with_layout(arguments, of_script=bool(script.script))
     gpu, notes = hardware(options.gpu, options.gpu_memory)
     if options.margin is not None and gpu.capacity_bytes is not None:
         gpu = replace(gpu, margin_bytes=options.margin.of(gpu.capacity_bytes))
@@ -83,7 +83,7 @@ def read_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
             if getattr(options, field):
                 raise InputError(f"--info-{field}", "needs a GPU", "add --info-gpu NAME or --info-hardware FILE")
     training = build(
-        arguments,
+        _without_training(arguments),
         world,
         environ=environ,
         gpu=gpu,

@@ -220,6 +220,12 @@ def test_the_dynamic_engine() -> None:
         assert (found["inference"]["prompt_tokens"], found["inference"]["generated_tokens"]) == (412, 100)
 
 
+def test_graphs_of_decode_are_those_of_the_launch() -> None:
+    line = f"{ROTARY} --info-megatron 0.16.1"
+    assert not launch_of(line).job.inference.decode_graphs
+    assert launch_of(f"{line} --cuda-graph-impl local").job.inference.decode_graphs
+
+
 def test_requests_that_the_engine_is_not_allocated_for() -> None:
     line = f"{ROTARY} --info-megatron 0.15.3"
     outcome = run(*f"{line} --info-inference batch=9,prompt=512,generate=32".split())
