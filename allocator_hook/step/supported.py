@@ -22,7 +22,7 @@ READ: Final[dict[str, frozenset[str]]] = {
         "num_experts topk ffn_hidden_size layers shared_ffn_hidden_size shared_overlap shared_gate grouped_gemm "
         "legacy_grouped_gemm dispatcher permute_fusion capacity_factor pad_to_capacity router_dtype load_balancing "
         "aux_loss_coeff z_loss_coeff score_function pre_softmax expert_bias latent_size "
-        "pad_for_quantization adds_by_index flex imbalance".split()
+        "pad_for_quantization adds_by_index sorts_positions flex imbalance".split()
     ),
     "FlexSpec": frozenset("backend sms nvlink_ranks".split()),
     "MlaSpec": frozenset("q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim yarn first_angles_stay".split()),

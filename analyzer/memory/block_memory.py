@@ -36,6 +36,8 @@ class Instant(NamedTuple):
     """The workspace of this block already includes the gradient that the checkpoint after this block did not free."""
     past_branch: bool = False
     """In backward: the last branch of the last layer has finished."""
+    recomputed: bool = False
+    """In backward: a checkpoint runs the forward of the module again."""
 
     @property
     def bytes(self) -> int:
@@ -270,6 +272,7 @@ class _Backward(_Forward):
                     self.leftover,
                     self._shares_from_outside,
                     self._past_branch,
+                    operation.phase == "recompute",
                 )
             )
 

@@ -7,7 +7,7 @@ on, their memory changes by a constant per layer, so the peak is in the first, t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from analyzer.memory.block_memory import BlockMemory, Instant, Peaks, block_memory, explained
@@ -64,6 +64,8 @@ class Placement(NamedTuple):
     """In backward: the received gradient is added to the instants of this block that have `Instant.past_branch`."""
     past: bool = False
     """In backward: the last branch of the chunk's last layer has finished."""
+    held: tuple[Tensor, ...] = ()
+    """In backward: the gradient that the arguments of a checkpoint's backward reference, at instants with `Instant.past_branch`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +124,7 @@ def chunk_memory(tree: Module, *, received: tuple[Tensor, ...] = (), first: Modu
     """
     blocks = [(block, block_memory(block.module)) for block in chunk_program(tree).blocks]
     forward, frames, retained = _forward(blocks)
-    backward, ends = _backward(blocks, retained)
+    backward, ends = _backward(blocks, retained, received=bool(received))
     gradient = total_bytes(received)
     return ChunkMemory(
         retained=retained,
@@ -160,7 +162,7 @@ def chunk_figures(blocks: Sequence[Block], *, received: tuple[Tensor, ...] = ())
     """The peaks of a chunk in bytes. They are equal to those of `chunk_memory`."""
     with_memory = [(block, block_memory(block.module)) for block in blocks]
     forward, frames, retained = _forward(with_memory)
-    backward, ends = _backward(with_memory, retained)
+    backward, ends = _backward(with_memory, retained, received=bool(received))
     gradient = total_bytes(received)
     highest = max(_highest(each, each.memory.backward_peaks, gradient, leftover=each.leftover) for each in backward)
     return ChunkFigures(
@@ -197,7 +199,7 @@ def _forward(
     return tuple(placements), tuple(frames), before
 
 
-def _backward(blocks: list[tuple[Block, BlockMemory]], retained: int) -> tuple[tuple[Placement, ...], _Ends]:
+def _backward(blocks: list[tuple[Block, BlockMemory]], retained: int, *, received: bool) -> tuple[tuple[Placement, ...], _Ends]:
     placements: list[Placement] = []
     last_layers = _last_layers(blocks)
     before = retained
@@ -216,6 +218,7 @@ def _backward(blocks: list[tuple[Block, BlockMemory]], retained: int) -> tuple[t
                     shared if repetition == 0 or memory.leftover_gradient is None else memory.leftover_gradient,
                     branch=index == last_layers and repetition == 0 and block.module.kind in _LAYERS,
                     past=past or (index == last_layers and repetition > 0),
+                    held=_held(block.module, received=received and index == last_layers and repetition == 0, left=shared > 0),
                 )
             )
         before -= block.times * memory.retained
@@ -225,6 +228,16 @@ def _backward(blocks: list[tuple[Block, BlockMemory]], retained: int) -> tuple[t
             ends = _Ends(leftover, memory.leftover_of_last or 0, memory.leftover_input)
         past = past or index == last_layers
     return tuple(placements), ends._replace(leftover=leftover)
+
+
+def _held(module: Module, *, received: bool, left: bool) -> tuple[Tensor, ...]:
+    """The gradient of the output of a checkpoint around layers, after the last branch has added to it in a new tensor.
+
+    It is counted elsewhere if the schedule references it (`received`), or if the following checkpoint left it allocated (`left`).
+    """
+    if received or left or not covers_layers(module):
+        return ()
+    return tuple(replace(each, name="gradient of the checkpoint's output") for each in module.backward_workspace)
 
 
 def _repetitions(count: int) -> list[int]:
@@ -263,7 +276,7 @@ def _forward_peak(placements: tuple[Placement, ...], frames: tuple[tuple[Tensor,
 def _highest(placement: Placement, peaks: Peaks, gradient: int, *, leftover: int) -> int:
     """The peak of one repetition in bytes, including `leftover` and the received gradient."""
     base = placement.before + leftover
-    past_gradient = gradient if placement.past or placement.branch else 0
+    past_gradient = (gradient if placement.past or placement.branch else 0) + total_bytes(placement.held)
     plain_gradient = gradient if placement.past else 0
     return base + max(
         peaks.plain + plain_gradient,
@@ -294,7 +307,8 @@ def _next_backward_peak(placements: tuple[Placement, ...], received: tuple[Tenso
 def _from_outside(placement: Placement, instant: Instant, gradient: int) -> int:
     """Bytes from outside the block that differ between the instants of its backward."""
     shared = placement.shared if instant.shares_leftover else 0
-    return (gradient if _counts_received(placement, instant) else 0) - shared
+    held = total_bytes(placement.held) if instant.past_branch else 0
+    return (gradient if _counts_received(placement, instant) else 0) + held - shared
 
 
 def _counts_received(placement: Placement, instant: Instant) -> bool:
@@ -308,6 +322,8 @@ def _placed(placement: Placement, instant: Instant, *, outside: tuple[Tensor, ..
     saved = placement.before + instant.saved - instant.leftover + leftover
     if instant.backward and not _counts_received(placement, instant):
         outside = ()
+    if instant.backward and instant.past_branch:
+        outside += placement.held
     return Point(
         block=placement.block.module,
         parent=placement.block.parent,

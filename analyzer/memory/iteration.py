@@ -337,7 +337,8 @@ class _Walk:
         """Allocates the workspaces that are used for the first time at this instant."""
         instant = point.instant
         phase = "backward" if instant.backward else "forward"
-        found = [each for each in self._not_allocated if each.phase == phase and instant.kind in each.kinds]
+        waiting = (each for each in self._not_allocated if each.recomputed or not instant.recomputed)
+        found = [each for each in waiting if each.phase == phase and instant.kind in each.kinds]
         for each in found:
             self._not_allocated.remove(each)
             self._workspaces += each.bytes

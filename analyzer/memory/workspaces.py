@@ -13,7 +13,7 @@ from functools import cache
 from math import prod
 from typing import Final, Literal
 
-from analyzer.modules.attention.core_attention import causal_mask, softmax_is_fused
+from analyzer.modules.attention.unfused_attention import attention_mask, softmax_is_fused
 from analyzer.modules.inputs import CachedDummies
 from analyzer.modules.kinds import LATENT_PROJECTIONS, LINEAR, MOE_LATENT_PROJECTIONS, ModuleKind
 from analyzer.modules.moe.dispatchers import gathered_token_bytes
@@ -44,6 +44,8 @@ class Workspace:
     kinds: frozenset[ModuleKind]
     phase: Literal["forward", "backward", "optimizer"]
     """With "optimizer" they are allocated after the last backward of the first iteration."""
+    recomputed: bool = False
+    """With "backward": a forward that a checkpoint runs again in the backward allocates them too."""
 
 
 def capability(job: TrainingJob) -> tuple[int, int]:
@@ -180,11 +182,11 @@ def _gemm_workspaces(context: _Context) -> Iterator[Workspace]:
     if kinds & in_main or job.optimizer.muon is not None:  # Muon uses GEMMs on every stage
         yield Workspace("cuBLAS workspace of the main thread", cublas_workspace_bytes(job), in_main, "forward")
     if kinds & in_torch:
-        yield Workspace("cuBLAS workspace of the autograd thread", cublas_workspace_bytes(job), in_torch, "backward")
+        yield Workspace("cuBLAS workspace of the autograd thread", cublas_workspace_bytes(job), in_torch, "backward", True)
     model = job.model
-    unfused_softmax = context.te and context.unfused and model.mla is None and model.softmax_type == "vanilla"
+    unfused_softmax = context.te and context.unfused and model.softmax_type == "vanilla"
     if unfused_softmax and not softmax_is_fused(context.shapes):
-        mask = causal_mask(context.shapes).bytes
+        mask = attention_mask(context.shapes, "causal mask", batches=False).bytes
         yield Workspace("Transformer Engine's causal mask", mask, frozenset({ModuleKind.ATTENTION_KERNEL}), "forward")
 
 

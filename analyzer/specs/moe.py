@@ -43,6 +43,8 @@ class MoeSpec:
     permute_fusion: bool = False
     adds_by_index: bool = False
     """Expert outputs are summed by `index_add_`, which saves them for backward (`--deterministic-mode`, from 0.15 on)."""
+    sorts_positions: bool = False
+    """An unfused permutation sorts all pairs of expert and token, and saves their positions (`permute`, from 0.17 on)."""
     capacity_factor: float | None = None
     pad_to_capacity: bool = False
     pad_for_quantization: bool = False

@@ -4,7 +4,7 @@ Legend: s sequence, b microbatch, a heads, g key/value groups, d head elements, 
 
 Sources (megatron-core 0.16.1, Transformer Engine 2.11): core/transformer/attention.py get_query_key_value_tensors;
 core/transformer/dot_product_attention.py; transformer_engine/pytorch/attention/dot_product_attention/backends.py
-(FlashAttention, FusedAttnFunc, UnfusedDotProductAttention) and utils.py get_qkv_layout.
+(FlashAttention, FusedAttnFunc) and utils.py get_qkv_layout.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def rotary_tables(shapes: Shapes) -> tuple[Tensor, ...]:
     )
 
 
-def _rotated_or_normed(shapes: Shapes) -> str:
+def rotated_or_normed(shapes: Shapes) -> str:
     """Path of the module that allocates new tensors for q and k ({} stands for q or k); empty if they are slices of qkv."""
     if shapes.model.position_embedding == "rope":
         return ATTENTION
@@ -140,7 +140,7 @@ def inputs_saved(shapes: Shapes) -> tuple[Tensor, ...]:
     core 0.14 Megatron does so after the fused rotation.
     """
     heads = Heads(shapes)
-    maker = _rotated_or_normed(shapes)
+    maker = rotated_or_normed(shapes)
     flash = shapes.model.attention_backend == "flash"
     if not (heads.grouped or maker or flash):
         return (heads.tensor("qkv", heads.qkv, made_in=QKV),)
@@ -160,31 +160,17 @@ def checkpoint_inputs(shapes: Shapes) -> tuple[Tensor, ...]:
     """
     heads = Heads(shapes)
     qkv = heads.tensor("qkv", heads.qkv, made_in=QKV)
-    maker = _rotated_or_normed(shapes)
+    maker = rotated_or_normed(shapes)
     if maker:
         query = heads.tensor("query", heads.query, made_in=maker.format("q"))
         return (qkv, query, heads.tensor("key", heads.key, made_in=maker.format("k")))
     return (qkv, heads.tensor("query", heads.query, made_in=ATTENTION)) if heads.regrouped else (qkv,)
 
 
-def scores(shapes: Shapes, name: str, *, dtype: str | None = None) -> Tensor:
-    """[b, a/t, s, s]: the attention matrix that unfused attention stores."""
-    heads = Heads(shapes)
-    keys = shapes.inputs.sequence_length
-    return Tensor(
-        name=name, shape=(shapes.b, heads.count, shapes.s, keys), dtype=dtype or shapes.dtype, formula="b·a·s²/t elements"
-    )
-
-
-def probabilities(shapes: Shapes) -> tuple[Tensor, ...]:
-    """Without dropout, the product with the values saves the softmax a second time: offloading copies it twice."""
-    return (replace(scores(shapes, "probabilities"), shares="softmax"),)
-
-
 def exchange(shapes: Shapes) -> Exchange:
     """Sizes of the kernel under context parallelism."""
     heads = Heads(shapes)
-    made_by = _rotated_or_normed(shapes).format("q") or (ATTENTION if heads.regrouped else "")
+    made_by = rotated_or_normed(shapes).format("q") or (ATTENTION if heads.regrouped else "")
     return Exchange(
         shapes, query=heads.query, key=heads.key, value=heads.key, output=heads.query, made_by=made_by, grouped=heads.grouped
     )
@@ -215,9 +201,9 @@ def fused_kernel(shapes: Shapes) -> Module:
     transposed = works_in_batches(shapes)
     inputs = inputs_saved(shapes)
     workspace = () if len(inputs) == 1 or norms_keep_qkv(shapes) else (heads.tensor("qkv", heads.qkv),)
-    if heads.regrouped and _rotated_or_normed(shapes):  # local variables also reference the input of the rotation
+    if heads.regrouped and rotated_or_normed(shapes):  # local variables also reference the input of the rotation
         workspace = (*workspace, heads.tensor("query before rotation", heads.query))
-    if transposed and _rotated_or_normed(shapes):  # and the tensors that are copied to [b, s, a, d]
+    if transposed and rotated_or_normed(shapes):  # and the tensors that are copied to [b, s, a, d]
         workspace = (*workspace, heads.tensor("query, key and value in [s,b,a,d]", heads.qkv))
     return Module(
         name="core_attention",
@@ -240,74 +226,6 @@ def fused_kernel(shapes: Shapes) -> Module:
     )
 
 
-def softmax_is_fused(shapes: Shapes) -> bool:
-    """`FusedScaleMaskSoftmax.is_kernel_available`: 16 bit, a supported row length, and b·a/t divisible by 4."""
-    model, keys = shapes.model, shapes.inputs.sequence_length
-    if shapes.dtype == "fp32" or model.softmax_type != "vanilla":  # the kernel does not support sinks
-        return False
-    divisible = shapes.b * (model.num_attention_heads // shapes.t) % 4 == 0
-    if model.implementation == "transformer_engine":  # it ignores --no-masked-softmax-fusion
-        return divisible and 16 < keys < 16384 and keys % 8 == 0
-    return divisible and model.masked_softmax_fusion and 16 < keys <= 4096 and keys % 4 == 0
-
-
-def causal_mask(shapes: Shapes) -> Tensor:
-    """[1, 1, s, s] bool, allocated by Transformer Engine's unfused softmax. `_get_default_causal_mask` caches another one."""
-    keys = shapes.inputs.sequence_length
-    return Tensor(name="causal mask", shape=(1, 1, keys, keys), dtype="bool", formula="s²")
-
-
-def unfused_kernel(shapes: Shapes) -> Module:
-    """Batched GEMMs with the score matrix in memory. Saves the softmax, its copy after dropout, and the dropout mask."""
-    model = shapes.model
-    heads = Heads(shapes)
-    te = model.implementation == "transformer_engine"
-    fused_softmax = softmax_is_fused(shapes)
-    softmax = "fp32" if not fused_softmax and (te or model.attention_softmax_in_fp32) else shapes.dtype
-    masked = te and not fused_softmax and model.softmax_type == "vanilla"
-    mask = (causal_mask(shapes),) if masked else ()
-    dropout = model.attention_dropout > 0
-    inputs = checkpoint_inputs(shapes)
-    if heads.grouped:  # keys and values are repeated for each query head, and the originals are freed
-        maker = _rotated_or_normed(shapes).format("q") or (ATTENTION if heads.regrouped else "")
-        repeated = tuple(heads.tensor(f"repeated {name}", heads.query) for name in ("key", "value"))
-        inputs = (heads.tensor("query", heads.query, made_in=maker), *repeated)
-    elif model.implementation == "transformer_engine" and _rotated_or_normed(shapes):
-        inputs = (*inputs[1:], heads.tensor("value", heads.key))  # get_qkv_layout: equal layouts, so the slice is copied
-        if shapes.inputs.attention_in_batches and shapes.b > 1:
-            inputs = tuple(replace(tensor, made_in="") for tensor in inputs)
-    workspace: tuple[Tensor, ...] = (scores(shapes, "scores"), heads.tensor("context", heads.query))
-    if masked:
-        # the peak is the cast to 16 bit: scores and softmax have 4 bytes per element, and 3 saved by dropout do not exist yet
-        rest = scores(shapes, "scores and softmax in 16 bit, minus the tensors of dropout", dtype="bool")
-        workspace = (scores(shapes, "masked scores", dtype="fp32"), rest if dropout else scores(shapes, "scores"))
-    saved_softmax = scores(shapes, "softmax", dtype=softmax)
-    cast = (scores(shapes, "softmax in 16 bit"),) if softmax != shapes.dtype else ()
-    # the backward of dropout has freed its mask before that of an fp32 softmax runs
-    gradient = scores(shapes, "softmax gradient", dtype="bool" if cast and dropout else None)
-    read = cast or probabilities(shapes)
-    return Module(
-        name="core_attention",
-        kind=ModuleKind.ATTENTION_KERNEL,
-        saved=(
-            *rotary_tables(shapes),
-            *inputs,
-            saved_softmax,
-            *((scores(shapes, "softmax after dropout"), scores(shapes, "dropout mask", dtype="bool")) if dropout else read),
-            *mask,
-        ),
-        forward_workspace=workspace,
-        backward_workspace=(
-            heads.tensor("output gradient", heads.query),
-            gradient,
-            *((scores(shapes, "softmax gradient in fp32", dtype=softmax),) if cast else ()),
-            heads.tensor("qkv gradient", heads.qkv),
-        ),
-        parameters=sinks(shapes),
-        source="UnfusedDotProductAttention" if model.implementation == "transformer_engine" else "DotProductAttention",
-    )
-
-
 def projection_saves_copy(shapes: Shapes) -> bool:
     """Whether the output projection saves a copy of the kernel's output rather than the output itself."""
     model = shapes.model
@@ -316,28 +234,28 @@ def projection_saves_copy(shapes: Shapes) -> bool:
     return works_in_batches(shapes)
 
 
-def core_attention(shapes: Shapes) -> Module:
-    """The kernel that the job uses, under a checkpoint with `--recompute-modules core_attn`."""
-    kernel = unfused_kernel(shapes) if shapes.model.attention_backend == "unfused" else fused_kernel(shapes)
-    if not shapes.recompute_core_attention:
-        return kernel
-    return kernel_under_checkpoint(kernel, checkpoint_inputs(shapes))
-
-
-def kernel_under_checkpoint(kernel: Module, inputs: tuple[Tensor, ...]) -> Module:
+def kernel_under_checkpoint(kernel: Module, inputs: tuple[Tensor, ...], *, output: Tensor | None = None) -> Module:
     """The kernel under `--recompute-modules core_attn`. `inputs` and the tables of the unfused rotation before it stay saved.
 
-    The recomputed kernel saves the inputs themselves if it does so without a checkpoint, and copies otherwise.
+    The recomputed kernel saves the inputs themselves if it does so without a checkpoint, and copies otherwise. `output`: that of an
+    unfused kernel, which does not save it. `CheckpointFunction.backward` references it, and the gradient of the output.
     """
     tables = tuple(tensor for tensor in kernel.saved if tensor.name.startswith(("cos of", "sin of")))
     inside = tuple(
         replace(tensor, shares="checkpoint input") if tensor.made_in else tensor for tensor in kernel.saved if tensor not in tables
     )
+    held: tuple[Tensor, ...] = ()
+    if output is not None:
+        held = (replace(output, name="output gradient"), replace(output, name="recomputed output"))
+        forward = tuple(each for each in kernel.forward_workspace if each.name != "output")
+        backward = tuple(each for each in kernel.backward_workspace if each.name != "output gradient")
+        kernel = replace(kernel, forward_workspace=forward, backward_workspace=backward)
     return Module(
         name="core_attention_checkpoint",
         kind=ModuleKind.ATTENTION_KERNEL_CHECKPOINT,
         function=True,
         saved=(*tables, *inputs),
+        backward_workspace=held,
         children=(replace(kernel, saved=inside),),
         recomputed=True,
         source="tensor_parallel.checkpoint",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from analyzer.modules.attention.context_parallel import Exchange, exchanging_kernel, gradient_scratch
-from analyzer.modules.attention.core_attention import ATTENTION, kernel_under_checkpoint, probabilities, scores
+from analyzer.modules.attention.core_attention import ATTENTION, kernel_under_checkpoint, sinks
 from analyzer.modules.attention.latent_projections import (
     compressed,
     down_projection,
@@ -19,6 +19,7 @@ from analyzer.modules.attention.latent_projections import (
     rotation,
     up_projection,
 )
+from analyzer.modules.attention.unfused_attention import backward_workspace, forward_workspace, saved_matrices
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import row_parallel
 from analyzer.modules.quantized import saved_input
@@ -81,7 +82,7 @@ def _output_projection(shapes: Shapes) -> Module:
 
 def _kernel(shapes: Shapes) -> Module:
     """Core attention, with the tensors that recomputed up projections and a checkpoint add."""
-    kernel = _core(shapes)
+    kernel = replace(_core(shapes), parameters=sinks(shapes))
     if shapes.recomputes("mla_up_proj"):  # after the output gradient is computed, before the kernel's backward
         recomputed, in_kernel = rotation(shapes).forward_workspace, kernel.backward_workspace
         values = shapes.model.num_attention_heads // shapes.t * mla_of(shapes).v_head_dim
@@ -89,7 +90,10 @@ def _kernel(shapes: Shapes) -> Module:
         needed = max(((output, *recomputed), in_kernel), key=total_bytes)
         kernel = replace(kernel, forward_workspace=(*kernel.forward_workspace, *recomputed[-3:]), backward_workspace=needed)
     if shapes.recompute_core_attention:
-        kernel = kernel_under_checkpoint(kernel, _checkpoint_inputs(shapes))
+        unfused = shapes.model.attention_backend == "unfused"
+        values = shapes.model.num_attention_heads // shapes.t * mla_of(shapes).v_head_dim
+        context = shapes.wide("output", values, "a·dv/t") if unfused else None
+        kernel = kernel_under_checkpoint(kernel, _checkpoint_inputs(shapes), output=context)
     return kernel
 
 
@@ -134,18 +138,17 @@ def _core(shapes: Shapes) -> Module:
         *(tensor(f"{name} gradient", width, saved=False) for name, width in head_widths(mla)),
     )
     if model.attention_backend == "unfused":
-        dropout = (scores(shapes, "softmax after dropout"), scores(shapes, "dropout mask", dtype="bool"))
         return Module(
             name="core_attention",
             kind=ModuleKind.ATTENTION_KERNEL,
-            saved=(
-                *tables,
-                *inputs,
-                scores(shapes, "softmax"),
-                *(dropout if model.attention_dropout > 0 else probabilities(shapes)),
+            saved=(*tables, *inputs, *saved_matrices(shapes)),
+            forward_workspace=forward_workspace(shapes, replace(output, name="context")),
+            backward_workspace=(
+                *backward_workspace(
+                    shapes, output=gradients[0], value=gradients[-1], frees_value=not shapes.recompute_core_attention
+                ),
+                *recomputed,
             ),
-            forward_workspace=(scores(shapes, "scores"), output),
-            backward_workspace=(*gradients, *recomputed, scores(shapes, "softmax gradient")),
             source="UnfusedDotProductAttention",
         )
     if shapes.split.context > 1:

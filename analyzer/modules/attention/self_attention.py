@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from analyzer.modules.attention.core_attention import ATTENTION, Heads, core_attention, projection_saves_copy, query_key_norm
+from analyzer.modules.attention.core_attention import (
+    ATTENTION,
+    Heads,
+    checkpoint_inputs,
+    fused_kernel,
+    kernel_under_checkpoint,
+    projection_saves_copy,
+    query_key_norm,
+)
+from analyzer.modules.attention.unfused_attention import unfused_kernel
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import column_parallel, row_parallel
 from analyzer.modules.shapes import Shapes
@@ -39,7 +48,7 @@ def self_attention(shapes: Shapes, *, fused_norm: bool, input_shares: str = "") 
         saves_16_bit=True,
     )
     norms = (query_key_norm(shapes),) if model.qk_layernorm else ()
-    return Module(name="self_attention", kind=ModuleKind.ATTENTION, children=(qkv, *norms, core_attention(shapes), projection))
+    return Module(name="self_attention", kind=ModuleKind.ATTENTION, children=(qkv, *norms, _core_attention(shapes), projection))
 
 
 def _transposed_in(shapes: Shapes) -> str:
@@ -47,3 +56,14 @@ def _transposed_in(shapes: Shapes) -> str:
     if not (shapes.inputs.attention_in_batches and shapes.b > 1):
         return "self_attention.core_attention"
     return ATTENTION if shapes.recompute_core_attention else LAYER
+
+
+def _core_attention(shapes: Shapes) -> Module:
+    """The kernel that the job uses, under a checkpoint with `--recompute-modules core_attn`."""
+    unfused = shapes.model.attention_backend == "unfused"
+    kernel = unfused_kernel(shapes) if unfused else fused_kernel(shapes)
+    if not shapes.recompute_core_attention:
+        return kernel
+    heads = Heads(shapes)
+    output = heads.tensor("output", heads.query) if unfused else None
+    return kernel_under_checkpoint(kernel, checkpoint_inputs(shapes), output=output)

@@ -9,6 +9,7 @@ The gathered tokens are stored in Megatron's global memory buffer, which `memory
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.routing import Routing, shared_output, summed_rows
@@ -87,19 +88,13 @@ def allgather_combine(shapes: Shapes) -> Module:
     summed = routing.row_tensor("sums of the gathered tokens", world)
     promotes = not single and routing.probability_dtype != shapes.dtype
     promoted = (routing.row_tensor("sums in the dtype of the probabilities", world, dtype=routing.probability_dtype),)
-    reduced = (shapes.hidden("output", dtype=routing.probability_dtype),) if promotes else ()
+    reduced = () if single else (shapes.hidden("output", dtype=routing.probability_dtype),)  # before its cast
     grouped = routing.moe.grouped_gemm or routing.local_experts == 1
     saved = summed_rows(routing, routing.rows, made_in="mlp.experts.linear_fc2" if grouped else "mlp.experts")
     expert_output = () if saved else (routing.row_tensor("expert output", routing.rows),)
-    gradient = shapes.branch_gradient
     forward = (
         (*expert_output, summed, *((summed,) if saved else ())),  # deterministic PyTorch allocates the zeros twice
-        (summed, *(promoted if promotes else ()), *(() if single else (*reduced, shapes.hidden("output")))),
-    )
-    received = (routing.row_tensor("gathered gradients", world),)
-    backward = (
-        (gradient, *(promoted * 2 if promotes else ()), *(() if single else received)),
-        (gradient, *(() if single else received), routing.row_tensor("row gradients", routing.rows)),
+        (summed, *(promoted if promotes else ()), *reduced),
     )
     return Module(
         name="combine",
@@ -111,10 +106,31 @@ def allgather_combine(shapes: Shapes) -> Module:
             *largest(*forward),
             *shared_output(routing),
         ),
-        backward_workspace=largest(*backward),
+        backward_workspace=_combine_gradients(routing, promotes=promotes),
         collectives=tuple(_combine_collectives(routing)),
         source="MoEAllGatherTokenDispatcher",
     )
+
+
+def _combine_gradients(routing: Routing, *, promotes: bool) -> tuple[Tensor, ...]:
+    """Each step of the backward reads one tensor and writes another: casts, the all-gather and the copy of rows.
+
+    The gradient of the output is freed after the first step, unless the shared experts need it too.
+    """
+    gradient = (routing.shapes.branch_gradient,)
+    rows = (routing.row_tensor("row gradients", routing.rows),)
+    world = routing.tokens * routing.ep * routing.etp
+    if world == routing.tokens:
+        return (*gradient, *rows)
+    gathered = (routing.row_tensor("gathered gradients", world),)
+    steps = [gradient, gathered, rows]
+    if promotes:
+        dtype = routing.probability_dtype
+        cast = (routing.row_tensor("cast gradients", routing.tokens, dtype=dtype),)
+        steps[1:1] = [cast, (routing.row_tensor("gathered gradients before the cast", world, dtype=dtype),)]
+    kept = gradient if shared_output(routing) else ()
+    first, *others = pairwise(steps)
+    return largest((*first[0], *first[1]), *((*kept, *read, *written) for read, written in others))
 
 
 def _dispatch_collectives(routing: Routing) -> Iterator[Collective]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.moe.routing import LOCAL_ROWS, RECEIVED_ROWS, SENT_ROWS, Routing, shared_output, summed_rows
+from analyzer.modules.moe.routing import LOCAL_ROWS, RECEIVED_ROWS, SENT_ROWS, Routing, selection, shared_output, summed_rows
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Tensor, largest
 
@@ -34,7 +34,7 @@ def alltoall_dispatch(shapes: Shapes) -> Module:
         saved=(
             replace(row_map, lingers=True),
             Tensor(name="permuted probabilities", shape=(routing.rows,), dtype=routing.probability_dtype),
-            *_selection(routing),
+            *(() if moe.permute_fusion or moe.pad_to_capacity else selection(routing, moe.num_experts, routing.tokens)),
             *_sort_map(routing),
         ),
         forward_workspace=(
@@ -53,18 +53,6 @@ def alltoall_dispatch(shapes: Shapes) -> Module:
         ),
         collectives=tuple(_dispatch_collectives(routing)),
         source="MoEAlltoAllTokenDispatcher",
-    )
-
-
-def _selection(routing: Routing) -> tuple[Tensor, ...]:
-    """Tensors that `masked_select` saves of the probabilities and the routing map if the permutation is not fused."""
-    moe = routing.moe
-    if moe.permute_fusion or moe.pad_to_capacity:
-        return ()
-    shape = (moe.num_experts, routing.tokens)
-    return (
-        Tensor(name="transposed probabilities", shape=shape, dtype=routing.probability_dtype, formula="E·T"),
-        Tensor(name="transposed routing map", shape=shape, dtype="bool", formula="E·T"),
     )
 
 

@@ -12,7 +12,7 @@ from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.dispatchers import dispatched_tensors, dispatcher
 from analyzer.modules.moe.experts import experts
 from analyzer.modules.moe.router import router
-from analyzer.modules.moe.routing import Routing
+from analyzer.modules.moe.routing import Routing, shared_output
 from analyzer.modules.moe.shared_experts import shared_experts
 from analyzer.modules.quantized import forward_input, output_gradient, saved_input
 from analyzer.modules.shapes import Shapes
@@ -29,8 +29,8 @@ def moe_layer(shapes: Shapes) -> Module:
         *shared,
         router(shapes),
         *latent[:1],
-        dispatch,
-        experts(shapes, dispatched=dispatched_tensors(routing)),
+        _keeping_gradient(routing, dispatch),
+        _keeping_gradient(routing, experts(shapes, dispatched=dispatched_tensors(routing))),
         combine,
         *latent[1:],
     )
@@ -56,6 +56,14 @@ def moe_layer(shapes: Shapes) -> Module:
         recomputed=True,
         source="tensor_parallel.checkpoint around MoELayer",
     )
+
+
+def _keeping_gradient(routing: Routing, module: Module) -> Module:
+    """`module` with the gradient of the layer's output in its backward: the shared experts, whose backward is later, need it."""
+    if not shared_output(routing):
+        return module
+    gradient = replace(routing.shapes.branch_gradient, name="gradient for the shared experts")
+    return replace(module, backward_workspace=(*module.backward_workspace, gradient))
 
 
 def _latent_projections(shapes: Shapes) -> tuple[Module, ...]:

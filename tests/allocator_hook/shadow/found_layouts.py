@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 _EXPERTS: Final = "--bf16 --disable-bias-linear --vocab-size 120 --num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 2"
+_UNFUSED: Final = "--bf16 --swiglu --vocab-size 120 --attention-backend unfused"
+_GROUPED: Final = "--normalization RMSNorm --disable-bias-linear --group-query-attention --num-query-groups 4"
+_FULL: Final = "--recompute-granularity full --recompute-method uniform --recompute-num-layers"
 _FLEX: Final = f"{_EXPERTS} --moe-token-dispatcher-type flex"
 FOUND: Final = {
     "recomputed mlp with dropout": "--bf16 --swiglu --disable-bias-linear --vocab-size 120 --recompute-granularity selective "
@@ -14,5 +17,24 @@ FOUND: Final = {
     "deepep, sequential experts, plain gelu": f"{_FLEX} --moe-enable-deepep",
     "latent experts, sigmoid router in bf16": f"{_EXPERTS} --swiglu --moe-grouped-gemm --moe-token-dispatcher-type alltoall "
     "--moe-latent-size 256 --moe-router-score-function sigmoid --moe-aux-loss-coeff 1e-2",
+    "unfused attention, swiglu": _UNFUSED,
+    "unfused attention, full recompute, dropout": f"{_UNFUSED} {_FULL} 1",
+    "unfused attention, checkpoints of two layers, pp2": f"{_UNFUSED} {_FULL} 2 --pipeline-model-parallel-size 2",
+    "unfused attention, tp4, full recompute": f"{_UNFUSED} {_FULL} 1 --micro-batch-size 1 --tensor-model-parallel-size 4",
+    "unfused grouped attention, full recompute": f"{_UNFUSED} {_GROUPED} --position-embedding-type rope {_FULL} 1",
+    "unfused grouped attention, learned positions": f"{_UNFUSED} {_GROUPED}",
+    "unfused grouped attention with norms, recomputed": f"{_UNFUSED} {_GROUPED} --position-embedding-type rope --qk-layernorm "
+    "--recompute-activations",
+    "unfused attention with sinks": f"{_UNFUSED} --softmax-type learnable",
+    "unfused grouped attention with sinks, no dropout": f"{_UNFUSED} {_GROUPED} --position-embedding-type rope "
+    "--softmax-type off-by-one --attention-dropout 0 --hidden-dropout 0",
+    "unfused latent attention with sinks": f"{_UNFUSED} --multi-latent-attention --softmax-type learnable",
+    "unfused latent attention, full recompute": f"{_UNFUSED} --multi-latent-attention {_FULL} 1",
+    "recomputed mlp with dropout, one microbatch": "--bf16 --swiglu --disable-bias-linear --vocab-size 120 "
+    "--recompute-granularity selective --recompute-modules mlp",
+    "all-gather, sequential experts, router in fp32": f"{_EXPERTS} --swiglu --moe-router-dtype fp32",
+    "all-gather, one expert per rank, router in fp32": f"{_EXPERTS} --swiglu --moe-grouped-gemm --expert-model-parallel-size 8 "
+    "--micro-batch-size 1 --global-batch-size 8 --moe-ffn-hidden-size 128 --moe-router-dtype fp32",
+    "all-gather, shared experts, dropout": f"{_EXPERTS} --swiglu --moe-grouped-gemm --moe-shared-expert-intermediate-size 512",
     "sequential experts, router in fp32": f"{_EXPERTS} --moe-token-dispatcher-type alltoall --moe-router-dtype fp32",
 }

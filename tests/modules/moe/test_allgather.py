@@ -81,3 +81,14 @@ def test_sequential_experts_have_separate_parameters() -> None:
     """The optimizer has one parameter per expert."""
     parameters = [parameter for module in modules(job_of(SINKHORN), "linear_fc1") for parameter in module.parameters]
     assert {parameter.pieces for parameter in parameters if parameter.sharding == "expert"} == {4}
+
+
+def test_unfused_permutation_saves_sorted_positions_from_017_on() -> None:
+    """`permute`: `argsort` of the flattened routing map gives int64 positions, before it `masked_select` saved both its inputs."""
+    line = (
+        "--num-experts 8 --moe-router-topk 2 --moe-ffn-hidden-size 1024 --disable-bias-linear --expert-model-parallel-size 2 "
+        "--moe-token-dispatcher-type alltoall --moe-grouped-gemm"
+    )
+    before, after = (modules(job_of(line, release=each), "dispatch")[0] for each in ("0.16.1", "0.17.1"))
+    sizes = [{tensor.dtype: tensor.bytes for tensor in each.saved if tensor.formula.endswith("E·T")} for each in (before, after)]
+    assert sizes == [{"bf16": 2 * EXPERTS * S, "bool": EXPERTS * S}, {"int64": 8 * EXPERTS * S}]

@@ -61,6 +61,7 @@ def moe_spec(
         else None,
         permute_fusion=switched_on(arguments, "moe_permute_fusion"),
         adds_by_index=switched_on(arguments, "deterministic_mode") and since(arguments, "0.15"),
+        sorts_positions=since(arguments, "0.17"),
         capacity_factor=capacity_factor,
         pad_to_capacity=pad,
         latent_size=positive(arguments, "moe_latent_size"),

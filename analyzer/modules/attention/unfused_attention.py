@@ -1,0 +1,166 @@
+"""Unfused attention: batched GEMMs with the score matrix in memory. Legend as in core_attention.py.
+
+Sources (megatron-core 0.16.1, Transformer Engine 2.11): core/transformer/dot_product_attention.py DotProductAttention;
+transformer_engine/pytorch/attention/dot_product_attention/backends.py UnfusedDotProductAttention, softmax.py FusedScaleMaskSoftmax.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from analyzer.modules.attention.core_attention import (
+    ATTENTION,
+    Heads,
+    checkpoint_inputs,
+    rotary_tables,
+    rotated_or_normed,
+    sinks,
+)
+from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.shapes import Shapes
+from analyzer.modules.tree import Module, Tensor, largest
+
+
+def scores(shapes: Shapes, name: str, *, dtype: str | None = None, sinks: bool = False) -> Tensor:
+    """[b, a/t, s, s]: the attention matrix that unfused attention stores. `sinks`: with the column of sinks, if there are any."""
+    model = shapes.model
+    columns = shapes.inputs.sequence_length + (sinks and _adds_column(shapes))
+    shape = (shapes.b, model.num_attention_heads // shapes.t, shapes.s, columns)
+    return Tensor(name=name, shape=shape, dtype=dtype or shapes.dtype, formula="b·a·s²/t elements")
+
+
+def _adds_column(shapes: Shapes) -> bool:
+    """Whether the sinks are a column of the scores: in Transformer Engine, not in `SoftmaxOne` of megatron-core."""
+    return shapes.model.implementation == "transformer_engine" and shapes.model.softmax_type != "vanilla"
+
+
+def softmax_is_fused(shapes: Shapes) -> bool:
+    """`FusedScaleMaskSoftmax.is_kernel_available`: 16 bit, a supported row length, and b·a/t divisible by 4."""
+    model, keys = shapes.model, shapes.inputs.sequence_length
+    if shapes.dtype == "fp32" or model.softmax_type != "vanilla":  # the kernel does not support sinks
+        return False
+    divisible = shapes.b * (model.num_attention_heads // shapes.t) % 4 == 0
+    if model.implementation == "transformer_engine":  # it ignores --no-masked-softmax-fusion
+        return divisible and 16 < keys < 16384 and keys % 8 == 0
+    return divisible and model.masked_softmax_fusion and 16 < keys <= 4096 and keys % 4 == 0
+
+
+def attention_mask(shapes: Shapes, name: str, *, batches: bool = True) -> Tensor:
+    """[b, 1, s, s] bool, with a column for sinks; b is 1 if the batch has no mask, and without `batches`.
+
+    `get_full_mask` combines the causal mask with that of the batch. The mask of a stage without a batch is counted like the others.
+    """
+    keys = shapes.inputs.sequence_length
+    count = shapes.b if batches and shapes.inputs.attention_mask_in_dataloader else 1
+    return Tensor(name=name, shape=(count, 1, keys, keys + _adds_column(shapes)), dtype="bool", formula="s²")
+
+
+def unfused_kernel(shapes: Shapes) -> Module:
+    """The kernel after a projection to queries, keys and values in one tensor."""
+    heads = Heads(shapes)
+    inputs, local = _inputs(shapes)
+    return Module(
+        name="core_attention",
+        kind=ModuleKind.ATTENTION_KERNEL,
+        saved=(*rotary_tables(shapes), *inputs, *saved_matrices(shapes)),
+        forward_workspace=(*local, *forward_workspace(shapes, heads.tensor("context", heads.query))),
+        backward_workspace=backward_workspace(
+            shapes,
+            output=heads.tensor("output gradient", heads.query),
+            value=heads.tensor("value gradient", heads.query),
+            frees_value=all(tensor.name != "qkv" for tensor in inputs),
+        ),
+        parameters=sinks(shapes),
+        source="UnfusedDotProductAttention" if shapes.model.implementation == "transformer_engine" else "DotProductAttention",
+    )
+
+
+def _inputs(shapes: Shapes) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """The saved queries, keys and values, and other tensors with them that local variables reference in the forward."""
+    heads = Heads(shapes)
+    te = shapes.model.implementation == "transformer_engine"
+    maker = rotated_or_normed(shapes)
+    qkv = heads.tensor("qkv", heads.qkv)
+    before: tuple[Tensor, ...] = (heads.tensor("query before rotation", heads.query),) if heads.regrouped and maker else ()
+    if shapes.model.qk_layernorm and shapes.model.position_embedding == "rope":
+        before = (heads.tensor("query before rotation", heads.query), heads.tensor("key before rotation", heads.key))
+    if heads.grouped:  # keys and values are repeated for each query head, and the originals are freed after the forward
+        query_maker = maker.format("q") or (ATTENTION if heads.regrouped else "")
+        repeated = tuple(heads.tensor(f"repeated {name}", heads.query) for name in ("key", "value"))
+        key = (heads.tensor("key", heads.key),)
+        originals = key if maker else ()
+        # get_qkv_layout: equal layouts, so slices are copied beside a contiguous query
+        copied = (heads.tensor("value", heads.key), *(() if maker else key)) if te else ()
+        # a checkpoint saves qkv and the originals, and what came before them is no longer referenced
+        local = copied if shapes.recompute_core_attention else (qkv, *before, *originals, *copied)
+        return (heads.tensor("query", heads.query, made_in=query_maker), *repeated), local
+    inputs = checkpoint_inputs(shapes)
+    if not (te and maker):
+        return inputs, ()
+    inputs = (*inputs[1:], heads.tensor("value", heads.key))  # get_qkv_layout: equal layouts, so the slice is copied
+    if shapes.inputs.attention_in_batches and shapes.b > 1:
+        inputs = tuple(replace(tensor, made_in="") for tensor in inputs)
+    return inputs, () if shapes.recompute_core_attention else (qkv, *before)
+
+
+def _softmax_dtype(shapes: Shapes) -> str:
+    if softmax_is_fused(shapes):
+        return shapes.dtype
+    in_fp32 = shapes.model.implementation == "transformer_engine" or shapes.model.attention_softmax_in_fp32
+    return "fp32" if in_fp32 else shapes.dtype
+
+
+def _casts(shapes: Shapes) -> bool:
+    """Whether the scores are converted to fp32 for the softmax, and the softmax back to 16 bit."""
+    return _softmax_dtype(shapes) != shapes.dtype
+
+
+def saved_matrices(shapes: Shapes) -> tuple[Tensor, ...]:
+    """The softmax, its copy after dropout and the dropout mask. An unfused softmax also saves the attention mask.
+
+    Without dropout, the product with the values saves the softmax in 16 bit: a second time if the softmax is in 16 bit, so that
+    offloading copies it twice.
+    """
+    saved = scores(shapes, "softmax", dtype=_softmax_dtype(shapes), sinks=True)
+    read: tuple[Tensor, ...]
+    if shapes.model.attention_dropout > 0:
+        read = (scores(shapes, "softmax after dropout"), scores(shapes, "dropout mask", dtype="bool"))
+    elif _casts(shapes):
+        read = (scores(shapes, "softmax in 16 bit", sinks=True),)
+    else:
+        read = (replace(scores(shapes, "probabilities"), shares="softmax"),)
+    masks = shapes.model.implementation == "transformer_engine" and not softmax_is_fused(shapes)
+    return (saved, *read, *((attention_mask(shapes, "attention mask"),) if masks else ()))
+
+
+def forward_workspace(shapes: Shapes, context: Tensor) -> tuple[Tensor, ...]:
+    """The scores, the mask and the context with its copy in [s, b, a·d], or the tensors at the cast of an fp32 softmax."""
+    te = shapes.model.implementation == "transformer_engine"
+    # with sinks the saved mask is a copy with another column, and replaces the first
+    mask = (attention_mask(shapes, "mask of the scores"),) if te and not _adds_column(shapes) else ()
+    multiplies = (scores(shapes, "scores", sinks=True), context, replace(context, name="output"))
+    if not _casts(shapes):
+        return (*mask, *multiplies)
+    # scores and softmax have 4 bytes per element, and 3 saved by dropout do not exist yet
+    rest = scores(shapes, "scores and softmax in 16 bit, minus the tensors of dropout", dtype="bool")
+    at_cast = (
+        scores(shapes, "masked scores", dtype="fp32", sinks=True),
+        rest if shapes.model.attention_dropout > 0 else scores(shapes, "scores", sinks=True),
+    )
+    return (*mask, *largest(at_cast, multiplies))
+
+
+def backward_workspace(shapes: Shapes, *, output: Tensor, value: Tensor, frees_value: bool) -> tuple[Tensor, ...]:
+    """The gradients at the product with the values, or at an fp32 softmax, when that of the output has been freed.
+
+    `frees_value`: the kernel saves the values in a tensor of their own, which has been freed too and is as large as their gradient.
+
+    The backward of dropout has freed its mask and its output before that of an fp32 softmax runs. Gradients of queries and keys are
+    allocated when those of the softmax and of the scores are the only matrices left.
+    """
+    if not _casts(shapes):
+        return (output, value, scores(shapes, "softmax gradient"))
+    dropout = shapes.model.attention_dropout > 0
+    gradient = scores(shapes, "softmax gradient", dtype="bool" if dropout else None)
+    values = () if frees_value else (value,)
+    return (*values, gradient, scores(shapes, "softmax gradient in fp32", dtype="fp32", sinks=True))
