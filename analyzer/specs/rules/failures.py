@@ -62,7 +62,7 @@ def _fp32_residual(job: TrainingJob) -> Iterator[Violation]:
         yield Violation(
             ("fp32_residual_connection",),
             "the fused norms of Transformer Engine do not accept fp32 hidden states",
-            "use --transformer-impl local",
+            "leave it out",
         )
 
 
