@@ -77,6 +77,10 @@ def overlap_violations(arguments: Arguments, job: TrainingJob) -> Iterator[Viola
         yield from _overlap_of_0_16_and_0_17(job)
     if since(arguments, "0.16") and not since(arguments, "0.19") and arguments.get("mtp_num_layers") == 0:
         yield Violation(("mtp_num_layers",), "0 is refused with --overlap-moe-expert-parallel-comm before 0.19", "leave it out")
+    if job.flags.delay_wgrad_compute and job.flags.tp_comm_overlap and arguments.get("tp_comm_bulk_wgrad") is not False:
+        # WeightGradStore.__init__ (transformer_engine/pytorch/module/_common.py, 2.3 to 2.11)
+        fault = "weight gradients that overlap with communication (--tp-comm-overlap) cannot be delayed"
+        yield Violation(("delay_wgrad_compute",), fault, "add --disable-tp-comm-bulk-wgrad")
     if job.graphs is not None and since(arguments, "0.16"):
         yield from _overlap_with_graphs(arguments, job.graphs)
 

@@ -12,6 +12,7 @@ from itertools import chain
 from analyzer.errors import InputError
 from analyzer.specs.job import TrainingJob
 from analyzer.specs.option_names import flag_of
+from analyzer.specs.rules.failures import failure_violations
 from analyzer.specs.rules.features import feature_violations, schedule_violations
 from analyzer.specs.rules.model import model_violations, sequence_violations
 from analyzer.specs.rules.sizes import parallel_violations
@@ -43,4 +44,5 @@ def violations(job: TrainingJob) -> Iterator[Violation]:
         sequence_violations(job.batch.seq_length, parallel),
         schedule_violations(job.batch, parallel),
         feature_violations(job),
+        failure_violations(job),
     )

@@ -1,0 +1,100 @@
+"""Rules for launches that Megatron's checks accept, and that then fail in the construction of the model or in the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from analyzer.specs.job import TrainingJob
+from analyzer.specs.release import is_before
+from analyzer.specs.rules.violation import Violation
+
+
+def failure_violations(job: TrainingJob) -> Iterator[Violation]:
+    """Combinations of features whose code raises an error."""
+    yield from _sharded_stages(job)
+    yield from _graphs_of_stages(job)
+    yield from _fp32_residual(job)
+    yield from _experts_with_biases(job)
+    yield from _overlapped_mtp(job)
+
+
+def _sharded_stages(job: TrainingJob) -> Iterator[Violation]:
+    """Megatron-FSDP arranges all ranks as dp × ep × tp, without pipeline ranks.
+
+    Source: `_get_dp_tp_mesh` and `_get_hsdp_tp_mesh` (core/distributed/fsdp/mcore_fsdp_adapter.py), 0.14 to 0.19.
+    """
+    if job.fsdp is None or job.fsdp.implementation != "megatron" or job.parallel.pipeline == 1:
+        return
+    if not is_before(job.megatron, "0.14") and is_before(job.megatron, "0.20"):
+        yield Violation(
+            ("use_megatron_fsdp",),
+            f"cannot be used with {job.parallel.pipeline} pipeline ranks in this release: its device mesh has none",
+            "use --pipeline-model-parallel-size 1",
+        )
+
+
+def _graphs_of_stages(job: TrainingJob) -> Iterator[Violation]:
+    """The schedule frees the output of a stage, which is a view if Megatron's own graphs record the last layer.
+
+    Source: `deallocate_output_tensor` (core/pipeline_parallel/schedules.py) and `_CudagraphRecordNode` (core/transformer/
+    cuda_graphs.py), which returns its input, 0.16 to 0.19. Graphs of parts of a layer and of full iterations are not concerned.
+    """
+    if job.graphs is None or job.graphs.implementation != "local" or job.graphs.scope or job.parallel.pipeline == 1:
+        return
+    if not is_before(job.megatron, "0.16") and is_before(job.megatron, "0.20"):
+        yield Violation(
+            ("cuda_graph_impl",),
+            f"local graphs of layers cannot be used with {job.parallel.pipeline} pipeline ranks in this release",
+            "use --cuda-graph-impl transformer_engine",
+        )
+
+
+def _fp32_residual(job: TrainingJob) -> Iterator[Violation]:
+    """A linear layer of Transformer Engine that contains the norm needs inputs in the precision of its weights.
+
+    Source: `TransformerEngineBaseModule.set_activation_dtype` (transformer_engine/pytorch/module/base.py, 2.11), and
+    `LanguageModelEmbedding.forward`, which converts the hidden states to fp32. Latent attention and experts have separate norms.
+    """
+    model = job.model
+    if not model.fp32_residual_connection or job.precision.parameters == "fp32" or model.implementation != "transformer_engine":
+        return
+    if not model.blocks and (model.mla is None or model.moe is None or not all(model.moe.layers)):
+        yield Violation(
+            ("fp32_residual_connection",),
+            "the fused norms of Transformer Engine do not accept fp32 hidden states",
+            "leave it out",
+        )
+
+
+def _experts_with_biases(job: TrainingJob) -> Iterator[Violation]:
+    """The kernel that fuses SwiGLU with the probabilities of the router has no bias.
+
+    Source: `weighted_bias_swiglu_impl` (core/fusions/fused_bias_swiglu.py), 0.14 to 0.19.
+    """
+    model = job.model
+    if (
+        model.moe is None
+        or not any(model.moe.layers)
+        or not model.bias_linear
+        or model.activation != "swiglu"
+        or not model.bias_activation_fusion
+    ):
+        return
+    if not is_before(job.megatron, "0.14"):
+        yield Violation(("num_experts",), "the fused SwiGLU of experts does not support biases", "add --no-bias-swiglu-fusion")
+
+
+def _overlapped_mtp(job: TrainingJob) -> Iterator[Violation]:
+    """Overlapped microbatches need experts in MTP layers, which are like the last decoder layer.
+
+    Source: `build_mtp_layer_callables` (core/models/gpt/fine_grained_callables.py), 0.14 to 0.18.
+    """
+    moe = job.model.moe
+    if not job.flags.overlap_moe_expert_parallel_comm or not job.model.mtp_num_layers or moe is None:
+        return
+    if moe.layers and not moe.layers[-1] and not is_before(job.megatron, "0.14") and is_before(job.megatron, "0.19"):
+        yield Violation(
+            ("overlap_moe_expert_parallel_comm",),
+            "needs experts in the MTP layers, and they have none, like the last decoder layer",
+            "leave it out",
+        )

@@ -1,0 +1,54 @@
+"""Launches that fail in the code of Megatron, and similar ones that run. `analyzer.specs.rules.failures` has the sources."""
+
+from __future__ import annotations
+
+import pytest
+
+from analyzer.errors import InputError
+from tests.job_of import job_of
+
+FSDP = (
+    "--use-megatron-fsdp --use-distributed-optimizer --no-gradient-accumulation-fusion --ckpt-format fsdp_dtensor "
+    "--data-parallel-sharding-strategy optim"
+)
+STAGES = "--pipeline-model-parallel-size 2"
+LOCAL = "--cuda-graph-impl local --te-rng-tracker"
+MLA = "--multi-latent-attention --position-embedding-type rope"
+EXPERTS = "--num-experts 8 --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall"
+OVERLAP = f"{EXPERTS} --disable-bias-linear --overlap-moe-expert-parallel-comm {STAGES} --num-layers-per-virtual-pipeline-stage 2"
+MTP = f"{OVERLAP} --position-embedding-type rope --mtp-num-layers 1"
+DELAY = f"{OVERLAP} --tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap --delay-wgrad-compute"
+
+
+@pytest.mark.parametrize(
+    ("line", "runs", "dest"),
+    [
+        (f"{FSDP} {STAGES}", FSDP, "--use-megatron-fsdp"),
+        (f"{LOCAL} {STAGES}", LOCAL, "--cuda-graph-impl"),
+        ("--fp32-residual-connection", "--fp32-residual-connection --transformer-impl local", "--fp32-residual-connection"),
+        (
+            f"{MLA} --fp32-residual-connection",
+            f"{MLA} --fp32-residual-connection {EXPERTS}",
+            "--fp32-residual-connection",
+        ),
+        (f"{EXPERTS} --swiglu", f"{EXPERTS} --swiglu --no-bias-swiglu-fusion", "--num-experts"),
+        (
+            f"{MTP} --moe-layer-freq [1,1,1,1,1,1,1,0]",
+            f"{MTP} --moe-layer-freq [0,1,1,1,1,1,1,1]",
+            "--overlap-moe-expert-parallel-comm",
+        ),
+        (DELAY, f"{DELAY} --disable-tp-comm-bulk-wgrad", "--delay-wgrad-compute"),
+    ],
+)
+def test_launches_that_fail_in_the_code_of_megatron_are_refused(line: str, runs: str, dest: str) -> None:
+    with pytest.raises(InputError, match=f"^{dest}: "):
+        job_of(line, gpus=8)
+    job_of(runs, gpus=8)
+
+
+def test_graphs_of_parts_of_a_layer_run_with_pipeline_stages() -> None:
+    job_of(f"{LOCAL} --cuda-graph-scope attn {STAGES}", gpus=8)
+
+
+def test_dense_mtp_layers_overlap_from_0_19_on() -> None:
+    job_of(f"{MTP} --moe-layer-freq [1,1,1,1,1,1,1,0]", gpus=8, release="0.19.0")
