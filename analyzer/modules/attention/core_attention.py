@@ -291,7 +291,7 @@ def unfused_kernel(shapes: Shapes) -> Module:
         kind=ModuleKind.ATTENTION_KERNEL,
         saved=(
             *rotary_tables(shapes),
-            *inputs,
+            *(replace(tensor, strided=True) for tensor in inputs),  # [b·a, s, d] views of [s, b, a, d]
             saved_softmax,
             *((scores(shapes, "softmax after dropout"), scores(shapes, "dropout mask", dtype="bool")) if dropout else read),
             *mask,

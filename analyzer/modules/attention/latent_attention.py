@@ -140,7 +140,7 @@ def _core(shapes: Shapes) -> Module:
             kind=ModuleKind.ATTENTION_KERNEL,
             saved=(
                 *tables,
-                *inputs,
+                *(replace(tensor, strided=True) for tensor in inputs),
                 scores(shapes, "softmax"),
                 *(dropout if model.attention_dropout > 0 else probabilities(shapes)),
             ),
