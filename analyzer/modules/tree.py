@@ -77,6 +77,8 @@ class Tensor:
     """
     lingers: bool = False
     """A module attribute references it after its backward, until the module's next forward; also under a checkpoint."""
+    strided: bool = False
+    """Saved as a view that is not contiguous. Transformer Engine leaves it on the GPU when it offloads a layer."""
     side_stream: bool = False
     """Allocated while a second stream is current. PyTorch's allocator uses its block again only for requests of that stream."""
 

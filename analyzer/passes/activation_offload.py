@@ -65,16 +65,16 @@ def _holding_input(layer: Module) -> Module:
 
 
 def with_everything_offloaded(layer: Module, *, input_from: InputFrom = "layer") -> Module:
-    """The layer with all its saved tensors on the host."""
+    """The layer with all its saved tensors on the host, except views that are not contiguous."""
     changed = _with_everything(layer)
     return _holding_input(changed) if input_from == "embedding" else changed
 
 
 def _with_everything(module: Module) -> Module:
     children = tuple(_with_everything(child) for child in module.children)
-    offloaded = tuple(tensor for tensor in module.saved if tensor.bytes)
+    offloaded = tuple(tensor for tensor in module.saved if tensor.bytes and not tensor.strided)
     return replace(
-        module, saved=tuple(tensor for tensor in module.saved if not tensor.bytes), offloaded=offloaded, children=children
+        module, saved=tuple(tensor for tensor in module.saved if tensor not in offloaded), offloaded=offloaded, children=children
     )
 
 

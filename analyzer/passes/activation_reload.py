@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.moe.experts import SAVED_BY_OTHERS
 from analyzer.modules.tree import Module, Tensor, total_bytes
 from analyzer.passes.activation_offload import GROUPS
 from analyzer.specs import ActivationOffloadSpec, TrainingJob
@@ -60,7 +61,8 @@ def with_reloaded_layers(job: TrainingJob, tree: Module, *, offloaded_layers: in
             there = tuple(tensor for each in copies[max(0, index - distance) : index + 1] for tensor in each)
             key = (id(module), len(there), total_bytes(there))
             if key not in done:
-                done[key] = replace(_on_host(module), backward_workspace=(*module.backward_workspace, *there))
+                held = _on_host(module) if index < offloaded_layers else _held_until_end(module)
+                done[key] = replace(held, backward_workspace=(*held.backward_workspace, *there))
             return done[key]
         return replace(module, children=tuple(changed(child) for child in module.children)) if module.children else module
 
@@ -81,9 +83,48 @@ def _all_copies(module: Module) -> Iterator[Tensor]:
         yield from _all_copies(child)
 
 
+def _held_until_end(module: Module) -> Module:
+    """A layer on the GPU: the list of its saved tensors references them until its backward ends (`release_all_memory`)."""
+    held = tuple(tensor for tensor in module.saved if not (tensor.strided or _clears(module, tensor)))
+    changed = _with_workspace_beside_saved(module, module.saved)
+    return replace(changed, reloads=(*module.reloads, *held), children=tuple(_held_until_end(child) for child in module.children))
+
+
+def _clears(module: Module, tensor: Tensor) -> bool:
+    """Whether the backward of a module of Transformer Engine frees the data of a saved tensor (`clear_tensor_data`)."""
+    if module.source == "TELayerNormColumnParallelLinear":
+        return tensor.name in ("normalized input", "mu", "rsigma")
+    return module.source.startswith("TE") and "Grouped" in module.source and tensor.name == "input"
+
+
+def _with_workspace_beside_saved(module: Module, saved: tuple[Tensor, ...]) -> Module:
+    """A module whose saved tensors stay until the backward of the layer ends.
+
+    In unfused attention the highest instant is then the backward of dropout, or of the softmax in fp32. It has the gradients of its
+    input and output, but not yet those of query and key; that of the value replaces the value if this has a storage of its own.
+    Without either it is the backward of the scores, with the gradients of query and key. What sequential experts have not freed is
+    counted already.
+    """
+    if module.kind is ModuleKind.ACTIVATION:
+        workspace = tuple(tensor for tensor in module.backward_workspace if tensor.name != SAVED_BY_OTHERS)
+        return replace(module, backward_workspace=workspace)
+    names = {tensor.name: tensor for tensor in saved}
+    softmax = names.get("softmax")
+    if module.kind is not ModuleKind.ATTENTION_KERNEL or softmax is None:
+        return module
+    of_value = tuple(tensor for tensor in module.backward_workspace if tensor.name == "value gradient")
+    if "dropout mask" not in names and softmax.dtype != "fp32":  # the backward of the scores, beside their gradient
+        others = tuple(replace(tensor, name=f"{each} gradient") for tensor in of_value for each in ("query", "key"))
+        return replace(module, backward_workspace=(*module.backward_workspace, *others))
+    freed = any(tensor.name in ("value", "repeated value") and tensor.bytes for tensor in saved)
+    gradients = tuple(replace(softmax, name=f"gradient of the {end} of the softmax") for end in ("input", "output"))
+    return replace(module, backward_workspace=(*(() if freed else of_value), *gradients))
+
+
 def _on_host(module: Module) -> Module:
     """The layer without tensors that its modules copy back: the layer has them."""
-    return replace(module, offloaded=(), children=tuple(_on_host(child) for child in module.children))
+    changed = _with_workspace_beside_saved(module, (*module.saved, *module.offloaded))
+    return replace(changed, offloaded=(), children=tuple(_on_host(child) for child in module.children))
 
 
 def _groups(offload: ActivationOffloadSpec, index: int, layer: Module) -> list[_Group]:

@@ -141,7 +141,7 @@ def _core(shapes: Shapes) -> Module:
         return Module(
             name="core_attention",
             kind=ModuleKind.ATTENTION_KERNEL,
-            saved=(*tables, *inputs, *saved_matrices(shapes)),
+            saved=(*tables, *(replace(tensor, strided=True) for tensor in inputs), *saved_matrices(shapes)),
             forward_workspace=forward_workspace(shapes, replace(output, name="context")),
             backward_workspace=(
                 *backward_workspace(

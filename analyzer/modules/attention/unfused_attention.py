@@ -62,7 +62,11 @@ def unfused_kernel(shapes: Shapes) -> Module:
     return Module(
         name="core_attention",
         kind=ModuleKind.ATTENTION_KERNEL,
-        saved=(*rotary_tables(shapes), *inputs, *saved_matrices(shapes)),
+        saved=(
+            *rotary_tables(shapes),
+            *(replace(tensor, strided=True) for tensor in inputs),  # [b·a, s, d] views of [s, b, a, d]
+            *saved_matrices(shapes),
+        ),
         forward_workspace=(*local, *forward_workspace(shapes, heads.tensor("context", heads.query))),
         backward_workspace=backward_workspace(
             shapes,

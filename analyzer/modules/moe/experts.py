@@ -7,6 +7,7 @@ Symbols as in routing.py; fm is the width of an expert.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import weight_gradient
@@ -15,6 +16,8 @@ from analyzer.modules.moe.routing import Routing, shared_output
 from analyzer.modules.quantized import Split, backward_input, forward_input, output_gradient, saved_input
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Parameter, Tensor, largest, total_bytes
+
+SAVED_BY_OTHERS: Final = "saved by other experts"
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,7 @@ def _activation(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
     recomputed = (*gate, *unfused) if sizes.drops_activation else ()
     others = routing.local_experts - 1 if runs_sequentially(routing) else 0
     later = total_bytes(saved_after) * others // routing.local_experts
-    kept = (Tensor(name="saved by other experts", shape=(later,), dtype="uint8"),) if later else ()
+    kept = (Tensor(name=SAVED_BY_OTHERS, shape=(later,), dtype="uint8"),) if later else ()
     both = routing.row_tensor("gradients of both factors", sizes.rows_at_once, 2 * width)
     return Module(
         name="activation_func",

@@ -9,6 +9,7 @@ _UNFUSED: Final = "--bf16 --swiglu --vocab-size 120 --attention-backend unfused"
 _GROUPED: Final = "--normalization RMSNorm --disable-bias-linear --group-query-attention --num-query-groups 4"
 _FULL: Final = "--recompute-granularity full --recompute-method uniform --recompute-num-layers"
 _FLEX: Final = f"{_EXPERTS} --moe-token-dispatcher-type flex"
+_UNFUSED_ON_HOST: Final = "--bf16 --vocab-size 120 --cpu-offloading-num-layers 2 --attention-backend unfused"
 FOUND: Final = {
     "recomputed mlp with dropout": "--bf16 --swiglu --disable-bias-linear --vocab-size 120 --recompute-granularity selective "
     "--recompute-modules mlp --global-batch-size 32",
@@ -36,5 +37,12 @@ FOUND: Final = {
     "all-gather, one expert per rank, router in fp32": f"{_EXPERTS} --swiglu --moe-grouped-gemm --expert-model-parallel-size 8 "
     "--micro-batch-size 1 --global-batch-size 8 --moe-ffn-hidden-size 128 --moe-router-dtype fp32",
     "all-gather, shared experts, dropout": f"{_EXPERTS} --swiglu --moe-grouped-gemm --moe-shared-expert-intermediate-size 512",
+    "unfused attention with dropout, two layers on the host": _UNFUSED_ON_HOST,
+    "unfused attention, two layers on the host": f"{_UNFUSED_ON_HOST} --attention-dropout 0 --hidden-dropout 0",
+    "unfused attention, repeated keys, two layers on the host": f"{_UNFUSED_ON_HOST} --group-query-attention --num-query-groups 4",
+    "unfused attention, softmax in fp32, two layers on the host": f"{_UNFUSED_ON_HOST} --micro-batch-size 1 "
+    "--tensor-model-parallel-size 4",
+    "unfused latent attention, two layers on the host": f"{_UNFUSED_ON_HOST} --position-embedding-type rope "
+    "--multi-latent-attention --kv-lora-rank 64 --qk-head-dim 64 --qk-pos-emb-head-dim 32 --v-head-dim 64",
     "sequential experts, router in fp32": f"{_EXPERTS} --moe-token-dispatcher-type alltoall --moe-router-dtype fp32",
 }
