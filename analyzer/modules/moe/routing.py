@@ -24,6 +24,8 @@ RECEIVED_ROWS: Final = "received tokens"
 """Name of the rows that a rank receives with an all-to-all."""
 LOCAL_ROWS: Final = "rows of the local experts"
 """Name of the rows that the experts read."""
+ARRIVED_ROWS: Final = "arrived tokens"
+"""Name of the tokens that a rank receives from DeepEP."""
 SHARED_OUTPUT: Final = "output of the shared experts"
 
 
