@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from analyzer.memory.block_memory import Instant, block_memory, explained
 from analyzer.modules.kinds import ATTENTION_BRANCH, ModuleKind
-from analyzer.modules.moe.routing import ARRIVED_ROWS, LOCAL_ROWS, RECEIVED_ROWS, SENT_ROWS, SHARED_OUTPUT
+from analyzer.modules.moe.routing import ARRIVED_ROWS, LOCAL_ROWS, RECEIVED_ROWS, SENT_ROWS, SHARED_OUTPUT, is_flex
 from analyzer.modules.tree import LAYER, STREAM, Module, Tensor
 from analyzer.program.chunks import chunk_program
 
@@ -133,7 +133,7 @@ class Unit:
 
     @property
     def attention_output(self) -> tuple[Tensor, ...]:
-        """The output of the attention node of a dense layer, which this node references. Empty for a MoE layer: its norm saves it."""
+        """The output of the attention node of a dense layer, which this node references. In a MoE layer the norm saves it."""
         return () if self._is_moe else self.residual or self.input_gradient
 
     @property
@@ -157,11 +157,10 @@ class Unit:
         """The rows that a rank sends, and those that it receives."""
         for child in self._inside:
             if child.kind is ModuleKind.DISPATCH:
-                arrived = tuple(tensor for tensor in child.forward_workspace if tensor.name == ARRIVED_ROWS)
-                if arrived:  # the dispatch reads the output of the norm, which the router has saved
-                    return (), arrived
                 named = {tensor.name: (tensor,) for tensor in child.forward_workspace}
-                rows = tuple(tensor for tensor in child.forward_workspace if tensor.name == LOCAL_ROWS)
+                rows = named.get(LOCAL_ROWS, ())
+                if is_flex(child):  # the dispatch reads the output of the norm, which the router has saved
+                    return (), named.get(ARRIVED_ROWS, rows)
                 return named.get(SENT_ROWS, rows), named.get(RECEIVED_ROWS, rows)
         return (), ()
 

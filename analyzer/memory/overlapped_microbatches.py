@@ -182,7 +182,8 @@ class _OverlappedStep:
         """The gradients of both outputs of the attention node, and the residual, stay until the node ends."""
         placed = nodes.get(Node.ATTENTION, ())
         for each in placed if self._groups is None else self._groups.backward(placed):
-            kept = (*other.residual_gradient, *(other.attention_output or other.residual)) if each.before_norm else other.residual_gradient[1:]
+            output = other.attention_output or other.residual
+            kept = (*other.residual_gradient, *output) if each.before_norm else other.residual_gradient[1:]
             self._backward_saved = each.saved
             yield self._point(each, (*self._frame, *other.sent, *kept, *held, *self._gradient))
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from analyzer.modules.quantized import align_size
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import Collective, Tensor
+from analyzer.modules.tree import Collective, Module, Tensor
 from analyzer.specs import FlexSpec, MoeSpec
 from analyzer.units import ceil_div
 
@@ -163,3 +163,8 @@ def shared_output(routing: Routing) -> tuple[Tensor, ...]:
     if not routing.moe.shared_ffn_hidden_size or routing.moe.shared_overlap:
         return ()
     return (routing.shapes.hidden(SHARED_OUTPUT),)
+
+
+def is_flex(dispatch: Module) -> bool:
+    """Whether a dispatch module is that of the flex dispatcher, DeepEP or HybridEP."""
+    return dispatch.source.startswith("MoEFlexTokenDispatcher")
