@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from analyzer.memory.block_memory import Instant, block_memory, explained
 from analyzer.modules.kinds import ATTENTION_BRANCH, ModuleKind
-from analyzer.modules.moe.routing import LOCAL_ROWS, RECEIVED_ROWS, SENT_ROWS, SHARED_OUTPUT
+from analyzer.modules.moe.routing import ARRIVED_ROWS, LOCAL_ROWS, RECEIVED_ROWS, SENT_ROWS, SHARED_OUTPUT, is_flex
 from analyzer.modules.tree import LAYER, STREAM, Module, Tensor
 from analyzer.program.chunks import chunk_program
 
@@ -132,6 +132,16 @@ class Unit:
         return tuple(tensor for child in after for tensor in child.saved if tensor.bytes and tensor.made_in == LAYER)[:1]
 
     @property
+    def attention_output(self) -> tuple[Tensor, ...]:
+        """The output of the attention node of a dense layer, which this node references. In a MoE layer the norm saves it."""
+        return () if self._is_moe else self.residual or self.input_gradient
+
+    @property
+    def sent_gradient(self) -> tuple[Tensor, ...]:
+        """The gradient that the attention node reads: of the rows that the layer sends, or of the output of attention."""
+        return self.sent if self._rows[0] else self.input_gradient
+
+    @property
     def not_copied(self) -> tuple[Tensor, ...]:
         """Tensors that are copied to the host when the combine node ends."""
         norms = (child for child in self._inside if child.kind is ModuleKind.FEED_FORWARD_NORM and self._is_moe)
@@ -148,7 +158,9 @@ class Unit:
         for child in self._inside:
             if child.kind is ModuleKind.DISPATCH:
                 named = {tensor.name: (tensor,) for tensor in child.forward_workspace}
-                rows = tuple(tensor for tensor in child.forward_workspace if tensor.name == LOCAL_ROWS)
+                rows = named.get(LOCAL_ROWS, ())
+                if is_flex(child):  # the dispatch reads the output of the norm, which the router has saved
+                    return (), named.get(ARRIVED_ROWS, rows)
                 return named.get(SENT_ROWS, rows), named.get(RECEIVED_ROWS, rows)
         return (), ()
 

@@ -138,7 +138,9 @@ class _OverlappedStep:
             self._gradient = other.gradient
         forward = {} if one is None else one.forward_nodes(self._frame)
         backward = {} if other is None else other.backward_nodes()
-        residual, exchanged, sent = ((), (), ()) if other is None else (other.residual_gradient, other.received, other.sent)
+        residual, exchanged = ((), ()) if other is None else (other.residual_gradient, other.received)
+        # what the attention node of the backward references and reads
+        read = () if other is None else (*other.sent_gradient, *other.attention_output)
         shared = residual[1:]
         if self._groups is not None and other is not None:
             self._groups.combine_backward(other.number)
@@ -146,22 +148,22 @@ class _OverlappedStep:
         yield from self._run_forward(forward.get(Node.ATTENTION, ()), (*residual, *exchanged))
         if index is not None and self._same:
             self._left.pop(index, None)
-        permuted = () if one is None else (*one.sent, *one.not_copied)
+        permuted = () if one is None else (*one.sent, *one.not_copied, *one.attention_output)
         yield from self._run_backward(backward.get(Node.EXPERTS, ()), None, (*exchanged, *permuted, *shared))
         if other is not None and self._is_output(other):
             self._kept += exchanged
         self._free_before((Node.DISPATCH, Node.ATTENTION), backward)
         yield from self._run_forward(forward.get(Node.DISPATCH, ()), (*residual, *exchanged))
-        received = () if one is None else (*one.received, *one.not_copied)
+        received = () if one is None else (*one.received, *one.not_copied, *one.attention_output)
         yield from self._run_backward(backward.get(Node.DISPATCH, ()), None, (*received, *shared))
         self._free_before((Node.ATTENTION,), backward)
         if self._early and other is not None:
             yield from self._attention_backward(other, backward, received)
             self._backward_saved = other.before
-            residual = sent = ()
+            residual = read = ()
         for node in (Node.EXPERTS, Node.COMBINE):
             ends_layer = node is Node.COMBINE
-            yield from self._run_forward(forward.get(node, ()), (*residual, *sent), ends_layer=ends_layer)
+            yield from self._run_forward(forward.get(node, ()), (*residual, *read), ends_layer=ends_layer)
         if one is not None:
             self._forward_saved = one.after
             self._output = one.input_gradient  # of the same size
@@ -180,7 +182,8 @@ class _OverlappedStep:
         """The gradients of both outputs of the attention node, and the residual, stay until the node ends."""
         placed = nodes.get(Node.ATTENTION, ())
         for each in placed if self._groups is None else self._groups.backward(placed):
-            kept = (*other.residual_gradient, *other.residual) if each.before_norm else other.residual_gradient[1:]
+            output = other.attention_output or other.residual
+            kept = (*other.residual_gradient, *output) if each.before_norm else other.residual_gradient[1:]
             self._backward_saved = each.saved
             yield self._point(each, (*self._frame, *other.sent, *kept, *held, *self._gradient))
 

@@ -1,8 +1,9 @@
 """Layers of overlapped microbatches (`--overlap-moe-expert-parallel-comm`): what stays allocated, and what is freed earlier.
 
 A layer starts with a detached copy of its input. The dispatcher references the probabilities of the router until its next forward,
-and their autograd graph references this copy, which has the gradient of the input. A layer runs as nodes: the rows that a node has
-read are freed, and the output of the shared experts stays until their backward.
+and their autograd graph references this copy, which has the gradient of the input. The flex dispatcher references probabilities
+without a graph instead. A layer runs as nodes: the rows that a node has read are freed, and the output of the shared experts stays
+until their backward.
 
 Source: core/models/gpt/fine_grained_callables.py, core/pipeline_parallel/utils.py `ScheduleNode`,
 core/transformer/moe/token_dispatcher.py `dispatch_preprocess` (0.16.1).
@@ -13,13 +14,54 @@ from __future__ import annotations
 from dataclasses import replace
 
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.moe.routing import SENT_ROWS, SHARED_OUTPUT
+from analyzer.modules.moe.routing import LOCAL_ROWS, RECEIVED_ROWS, SENT_ROWS, SHARED_OUTPUT, is_flex
 from analyzer.modules.tree import STREAM, Module, Tensor
 
 
 def with_nodes(layer: Module) -> Module:
     """The layer as overlapped microbatches run it."""
-    return _with_rows_freed(with_referenced_input(layer))
+    dispatch = next((module for _, module in layer.walk() if module.kind is ModuleKind.DISPATCH), None)
+    if dispatch is not None and is_flex(dispatch):
+        return _with_rows_freed(_with_detached_weights(layer, dispatch))
+    changed = _with_rows_freed(with_referenced_input(layer))
+    named = {tensor.name: tensor for tensor in dispatch.forward_workspace} if dispatch is not None else {}
+    if RECEIVED_ROWS not in named or LOCAL_ROWS in named:
+        return changed
+    return _with_expert_input_freed(changed, named[RECEIVED_ROWS])
+
+
+def _with_detached_weights(layer: Module, dispatch: Module) -> Module:
+    """With DeepEP, the layer with the weights of arrived tokens, which the graph of the dispatcher's probabilities references."""
+    choices = next((each for each in dispatch.saved if each.name == "choices of arrivals"), None)
+    if choices is None:
+        return layer
+    weights = replace(choices, name="weights of arrivals", dtype="fp32", formula="4·A·k")
+
+    def changed(module: Module) -> Module:
+        if module is dispatch:
+            return replace(module, saved=(*module.saved, weights))
+        children = tuple(changed(child) for child in module.children)
+        return replace(module, children=children) if children != module.children else module
+
+    return changed(layer)
+
+
+def _with_expert_input_freed(module: Module, received: Tensor) -> Module:
+    """The layer without the received rows after its experts have run. One expert needs no sorted copy and reads these rows.
+
+    The node frees their storage, although the first linear layer has saved them for backward.
+    """
+    children = tuple(_with_expert_input_freed(child, received) for child in module.children)
+    if module.kind is not ModuleKind.EXPERTS:
+        return replace(module, children=children) if children != module.children else module
+    first = module.children[0]
+    freed = tuple(each for each in first.saved if (each.shape, each.dtype) == (received.shape, received.dtype))
+    if not freed:
+        return module
+    kept = replace(first, saved=tuple(each for each in first.saved if each not in freed))
+    rows = tuple(replace(each, name=RECEIVED_ROWS, made_in="") for each in freed)
+    inside = (replace(child, forward_workspace=(*rows, *child.forward_workspace)) for child in (kept, *module.children[1:]))
+    return replace(module, children=tuple(inside))
 
 
 def with_referenced_states(depth: Module) -> Module:

@@ -13,7 +13,7 @@ from typing import Final
 
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.flex import arrivals, collectives
-from analyzer.modules.moe.routing import LOCAL_ROWS, Routing, shared_output
+from analyzer.modules.moe.routing import ARRIVED_ROWS, LOCAL_ROWS, Routing, shared_output
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Tensor
 from analyzer.units import MIB, round_up
@@ -78,7 +78,7 @@ def deepep_dispatch(shapes: Shapes) -> Module:
             Tensor(name="permuted probabilities", shape=(routing.rows,), dtype="fp32", formula="4·T·k"),
         ),
         forward_workspace=(
-            routing.row_tensor("arrived tokens", arrived),
+            routing.row_tensor(ARRIVED_ROWS, arrived),
             routing.row_tensor(LOCAL_ROWS, routing.rows),
             *shared_output(routing),
         ),

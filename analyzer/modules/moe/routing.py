@@ -14,7 +14,7 @@ from typing import Final
 
 from analyzer.modules.quantized import align_size
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import Collective, Tensor
+from analyzer.modules.tree import Collective, Module, Tensor
 from analyzer.specs import FlexSpec, MoeSpec
 from analyzer.units import ceil_div
 
@@ -24,6 +24,8 @@ RECEIVED_ROWS: Final = "received tokens"
 """Name of the rows that a rank receives with an all-to-all."""
 LOCAL_ROWS: Final = "rows of the local experts"
 """Name of the rows that the experts read."""
+ARRIVED_ROWS: Final = "arrived tokens"
+"""Name of the tokens that a rank receives from DeepEP."""
 SHARED_OUTPUT: Final = "output of the shared experts"
 
 
@@ -175,3 +177,8 @@ def selection(routing: Routing, experts: int, tokens: int) -> tuple[Tensor, ...]
         Tensor(name="transposed probabilities", shape=shape, dtype=routing.probability_dtype, formula="E·T"),
         Tensor(name="transposed routing map", shape=shape, dtype="bool", formula="E·T"),
     )
+
+
+def is_flex(dispatch: Module) -> bool:
+    """Whether a dispatch module is that of the flex dispatcher, DeepEP or HybridEP."""
+    return dispatch.source.startswith("MoEFlexTokenDispatcher")

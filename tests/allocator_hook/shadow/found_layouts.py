@@ -10,7 +10,18 @@ _GROUPED: Final = "--normalization RMSNorm --disable-bias-linear --group-query-a
 _FULL: Final = "--recompute-granularity full --recompute-method uniform --recompute-num-layers"
 _FLEX: Final = f"{_EXPERTS} --moe-token-dispatcher-type flex"
 _UNFUSED_ON_HOST: Final = "--bf16 --vocab-size 120 --cpu-offloading-num-layers 2 --attention-backend unfused"
+_OVERLAPPED: Final = (
+    "--bf16 --swiglu --disable-bias-linear --vocab-size 120 --attention-dropout 0 --hidden-dropout 0 --global-batch-size 64 "
+    "--moe-router-topk 2 --moe-grouped-gemm --expert-model-parallel-size 2 --overlap-moe-expert-parallel-comm"
+)
+_ALTERNATING: Final = f"{_OVERLAPPED} --num-experts 8 --moe-token-dispatcher-type alltoall --moe-layer-freq ([0,1]*2)"
 FOUND: Final = {
+    "overlapped microbatches, one expert per rank": f"{_OVERLAPPED} --num-experts 2 --moe-token-dispatcher-type alltoall",
+    "overlapped microbatches, dense layers beside MoE layers": _ALTERNATING,
+    "overlapped microbatches, dense layers with recompute": f"{_ALTERNATING} --recompute-granularity selective "
+    "--recompute-modules mlp",
+    "overlapped microbatches, deepep": f"{_OVERLAPPED} --num-experts 8 --moe-token-dispatcher-type flex "
+    "--moe-flex-dispatcher-backend deepep --moe-router-dtype fp32",
     "recomputed mlp with dropout": "--bf16 --swiglu --disable-bias-linear --vocab-size 120 --recompute-granularity selective "
     "--recompute-modules mlp --global-batch-size 32",
     "hybridep, router in bf16": f"{_FLEX} --swiglu --moe-grouped-gemm --moe-flex-dispatcher-backend hybridep",
