@@ -158,6 +158,7 @@ class _Walk:
         self._in_flight = [0] * len(chunks)
         self._leftover = [each.leftover if warm else 0 for each in chunks]
         """For each chunk, bytes that its checkpoints did not free in its last backward."""
+        self._overlaps = bool(context.planned)
         self._left = list(context.left) if warm and context.left else [0] * len(chunks)
         """For each chunk, bytes that its dispatchers reference because no microbatch of it is in flight."""
         self._sent = 0
@@ -184,12 +185,12 @@ class _Walk:
         number = step.chunk
         chunk = self._chunks[number]
         saved = chunk.retained
-        planned = self._context.planned[number] if self._context.planned else 0
+        planned = self._context.planned[number] if self._overlaps else 0
         if self._context.extra_of_first and step.microbatch == 0 and number == len(self._chunks) - 1:
             saved += self._context.extra_of_first
         forward = step.kind == "forward"
         if forward:
-            if not self._in_flight[number]:
+            if self._overlaps and not self._in_flight[number]:
                 self._left[number] = 0
             self._in_flight[number] += 1
         else:
@@ -198,7 +199,9 @@ class _Walk:
         pipeline = self._pipeline.begin(index, step)
         kept = self._kept_graphs(index) if self._context.deferral is not None else 0
         self._saved += kept
-        base = self._saved + pipeline + sum(self._left) + self._sent + self._context.offloaded[1].get(index, 0)
+        base = self._saved + pipeline
+        if self._overlaps:
+            base += sum(self._left) + self._sent + self._context.offloaded[1].get(index, 0)
         if step.paired:
             self._overlapped(index, step, base)
         elif index and self._order[index - 1].paired:
@@ -217,7 +220,8 @@ class _Walk:
         self._saved -= kept
         if forward:
             self._saved += saved + planned
-            self._forwards_done.add((step.microbatch, step.chunk))
+            if self._following:
+                self._forwards_done.add((step.microbatch, step.chunk))
         else:
             self._saved -= planned
             self._in_flight[number] -= 1
@@ -247,12 +251,13 @@ class _Walk:
 
     @property
     def kept(self) -> int:
-        """Bytes of the workspaces and of what the microbatches in flight have saved."""
-        return self._workspaces + self._saved
+        """Bytes of the workspaces, of what the microbatches in flight have saved, and of what idle chunks reference."""
+        return self._workspaces + self._saved + sum(self._left) + self._sent
 
     def skip_forward(self, step: Step) -> None:
         """A forward of the only chunk that cannot be the peak."""
-        self._forwards_done.add((step.microbatch, step.chunk))
+        if self._following:
+            self._forwards_done.add((step.microbatch, step.chunk))
         self._in_flight[0] += 1
         self._saved += self._chunks[0].retained
 

@@ -193,7 +193,7 @@ class _Run:
 def _iterations(job: TrainingJob, stage: StageAnalysis) -> _Iterations:
     model, trees = stage.model, stage.model.trees
     inputs = kept_inputs(job, model.chunks, pipeline_rank=model.pipeline_rank)
-    of_first, of_later = contexts(job, stage, stage.iterations[1])
+    of_first, of_later = contexts(job, stage, stage.iterations[1], inputs)
     first = peak_of_iteration(stage.iterations[0], stage.first_chunks, workspaces=stage.workspaces, context=of_first)
     later = peak_of_iteration(stage.iterations[1], stage.chunks, workspaces=stage.workspaces, context=of_later, warm=True)
     return _Iterations(
@@ -212,11 +212,16 @@ def _references_input(tree: Module) -> bool:
     return first is not None and bool(first.outlives)
 
 
-def contexts(job: TrainingJob, stage: StageAnalysis, messages: MessageOrder) -> tuple[PeakContext, PeakContext]:
-    """What the first and a later iteration hold in addition to their microbatches. `messages` are the steps of the later one."""
+def contexts(
+    job: TrainingJob, stage: StageAnalysis, messages: MessageOrder, inputs: tuple[tuple[Tensor, ...], ...]
+) -> tuple[PeakContext, PeakContext]:
+    """What the first and a later iteration hold in addition to their microbatches.
+
+    `messages` are the steps of the later one, and `inputs` the `kept_inputs` of the stage.
+    """
     model = stage.model
-    inputs = kept_inputs(job, model.chunks, pipeline_rank=model.pipeline_rank)
-    context = PeakContext(
+    context = partial(
+        PeakContext,
         pipeline=pipeline_tensors(job, pipeline_rank=model.pipeline_rank),
         idle=inputs if job.parallel.virtual_pipeline is not None else ((),) * len(inputs),
         overlapped=overlapped_points(job, model.trees, messages),
@@ -229,8 +234,7 @@ def contexts(job: TrainingJob, stage: StageAnalysis, messages: MessageOrder) -> 
     of_later = deferral_of(job, microbatches=job.batch.microbatches) if last else None
     offloaded = offloaded_points(job, model.trees, messages)
     extra = last_layer_bytes_on_gpu(job, model.trees[-1])
-    first = replace(context, deferral=of_first)
-    return first, replace(context, deferral=of_later, offloaded=offloaded, extra_of_first=extra)
+    return context(deferral=of_first), context(deferral=of_later, offloaded=offloaded, extra_of_first=extra)
 
 
 def _run_with_states(job: TrainingJob, stage: StageAnalysis, states: States, iterations: _Iterations) -> _Run:
