@@ -185,7 +185,8 @@ function stacked(parent, id, label, rows, capacity) {
 }
 function memory() {
   const found = section("memory", "Memory by stage");
-  const rows = report.ranks.map((rank) => [`stage ${rank.pipeline_rank}`, rank.memory]);
+  const several = (rank) => report.ranks.filter((each) => each.pipeline_rank === rank.pipeline_rank).length > 1;
+  const rows = report.ranks.map((rank) => [`stage ${rank.pipeline_rank}${several(rank) ? `, ranks ${ranges(rank.ranks)}` : ""}`, rank.memory]);
   found.append(element("p", {}, "At the peak of a rank of each pipeline stage. Stages with different ranks have several bars."));
   stacked(found, "memory-chart", "Memory of each pipeline stage by part, with the memory of the GPU", rows, report.verdict.capacity_bytes);
 }
@@ -236,7 +237,7 @@ function overIteration() {
       grid: {left: 80, right: 30, top: 40, bottom: 60},
       xAxis: axis({type: "value", name: spans.length ? "seconds" : "pass", nameLocation: "middle", nameGap: 30, max: "dataMax", axisLabel: {showMaxLabel: false, color: color("--text")}}),
       yAxis: memoryAxis(all.reduce((least, each) => Math.min(least, each.after), most.peak), most.peak),
-      dataZoom: [{type: "inside", startValue: 0, endValue: (all[SHOWN - 1] || all[all.length - 1]).end}],
+      dataZoom: [{type: "inside", startValue: 0, endValue: (all[Math.max(SHOWN, all.indexOf(most) + 8) - 1] || all[all.length - 1]).end}],
       tooltip: {...tooltip(([point]) => {
         const pass = all[Math.floor(point.dataIndex / 2)], at = point.dataIndex % 2 ? pass.after : pass.peak;
         const states = held.parameters_bytes + held.gradients_bytes + held.optimizer_bytes;
