@@ -24,11 +24,12 @@ MAX_LINES = 68
 VERDICT_WITHIN = 15
 """Number of lines at the start that contain the verdict."""
 
-GENERATING = ("generate_llama3_70b", "generate_opt_30b")
+GENERATING = ("generate_llama3_70b", "generate_mixtral_8x7b", "generate_opt_30b")
 """Scripts of inference."""
 
 PUBLISHED = {
     "generate_llama3_70b": 70_553_706_496,
+    "generate_mixtral_8x7b": 46_702_792_704,
     "generate_opt_30b": 12 * 48 * 7168**2 + 13 * 48 * 7168 + (50272 + 2050) * 7168 + 2 * 7168,
     "pretrain_gpt3_175b": 12 * 96 * 12288**2 + 13 * 96 * 12288 + (50257 + 2048) * 12288 + 2 * 12288,
     "pretrain_gpt_7b_2nodes": 6_642_245_632 + 32 * 2 * 4096 + 2 * 4096 - (50432 - 50257) * 4096,
