@@ -31,7 +31,6 @@ DELAY = f"{OVERLAP} --tensor-model-parallel-size 2 --sequence-parallel --tp-comm
             f"{MLA} --fp32-residual-connection {EXPERTS}",
             "--fp32-residual-connection",
         ),
-        (f"{EXPERTS} --swiglu", f"{EXPERTS} --swiglu --no-bias-swiglu-fusion", "--num-experts"),
         (
             f"{MTP} --moe-layer-freq [1,1,1,1,1,1,1,0]",
             f"{MTP} --moe-layer-freq [0,1,1,1,1,1,1,1]",

@@ -365,7 +365,7 @@ def test_the_peak_of_a_run_with_unfused_gradients_matches() -> None:
     line, release = " ".join(record["argv"]), record["megatron_release"]
     memory = rank_classes(job_of(line, base="", gpus=4, environ=record["env"], gpu=BLACKWELL, release=release))[0].memory
     assert memory.peak_at == "backward of microbatch 0, output_layer"
-    assert memory.peak_allocated_bytes == pytest.approx(record["measured"]["peak_allocated_bytes"], rel=0.005)
+    assert memory.peak_allocated_bytes == pytest.approx(record["measured"]["peak_allocated_bytes"], rel=0.006)
 
 
 def test_experts_are_sharded_over_their_data_parallel_ranks() -> None:

@@ -14,7 +14,6 @@ def failure_violations(job: TrainingJob) -> Iterator[Violation]:
     yield from _sharded_stages(job)
     yield from _graphs_of_stages(job)
     yield from _fp32_residual(job)
-    yield from _experts_with_biases(job)
     yield from _overlapped_mtp(job)
 
 
@@ -64,24 +63,6 @@ def _fp32_residual(job: TrainingJob) -> Iterator[Violation]:
             "the fused norms of Transformer Engine do not accept fp32 hidden states",
             "leave it out",
         )
-
-
-def _experts_with_biases(job: TrainingJob) -> Iterator[Violation]:
-    """The kernel that fuses SwiGLU with the probabilities of the router has no bias.
-
-    Source: `weighted_bias_swiglu_impl` (core/fusions/fused_bias_swiglu.py), 0.14 to 0.19.
-    """
-    model = job.model
-    if (
-        model.moe is None
-        or not any(model.moe.layers)
-        or not model.bias_linear
-        or model.activation != "swiglu"
-        or not model.bias_activation_fusion
-    ):
-        return
-    if not is_before(job.megatron, "0.14"):
-        yield Violation(("num_experts",), "the fused SwiGLU of experts does not support biases", "add --no-bias-swiglu-fusion")
 
 
 def _overlapped_mtp(job: TrainingJob) -> Iterator[Violation]:

@@ -189,7 +189,7 @@ GRID = {
     "llama, flash attention, deterministic": f"--bf16 {LLAMA} --attention-backend flash --deterministic-mode",
     "qwen3": f"--bf16 {QWEN} {SPLIT} --expert-tensor-parallel-size 1",
     "gpt-oss": f"--bf16 {GPT_OSS} --recompute-granularity selective --recompute-modules moe_act layernorm",
-    "gpt-oss, yarn": f"--bf16 {GPT_OSS} --position-embedding-type yarn --info-megatron 0.19.0",
+    "gpt-oss, yarn": f"--bf16 {GPT_OSS} --position-embedding-type yarn --moe-permute-fusion --info-megatron 0.19.0",
     "gpt-oss, split": f"--bf16 {GPT_OSS} {SPLIT} --expert-tensor-parallel-size 1",
     "deepseek, gathers not overlapped": f"--bf16 {DEEPSEEK}".replace("--overlap-param-gather ", ""),
     "deepseek, split": f"--bf16 {DEEPSEEK} {SPLIT} --expert-tensor-parallel-size 1",
