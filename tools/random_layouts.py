@@ -31,7 +31,7 @@ from analyzer.launch.build import build
 from analyzer.launch.parse import parse
 from analyzer.predict import predict
 from analyzer.results import Report
-from tests.fuzz.random_launches import RandomLaunches
+from tests.fuzz.random_launches import FEATURES, RandomLaunches
 from tools.kept_sessions import KeptSessions
 
 TOLERANCE: Final = 0.001
@@ -154,21 +154,21 @@ _COMPARERS: Final[list[Comparer]] = []
 """The comparer of this process."""
 
 
-def _drawn(task: tuple[int, int, bool]) -> Result:
-    """Compare the launch with this number of the launches of a seed."""
-    seed, index, minimise = task
+def _drawn(task: tuple[int, int, bool, str]) -> Result:
+    """Compare the launch with this number of the launches of a seed, with this feature if it is not empty."""
+    seed, index, minimise, wanted = task
     if not _COMPARERS:
         _COMPARERS.append(Comparer())
     launches = RandomLaunches(random.Random(f"{seed}:{index}").randrange)
-    feature = launches.feature()
+    feature = wanted or launches.feature()
     while (result := _COMPARERS[0].result(launches.any_launch(feature))) is None:
         pass
     return minimised(_COMPARERS[0], result) if minimise and result.kind not in ("agrees", "kernel") else result
 
 
-def results(seed: int, number: int, *, jobs: int, minimise: bool = False) -> Iterator[Result]:
+def results(seed: int, number: int, *, jobs: int, minimise: bool = False, feature: str = "") -> Iterator[Result]:
     """Yield the comparisons of the launches of a seed, in their order, computed by `jobs` processes."""
-    tasks: Iterable[tuple[int, int, bool]] = ((seed, index, minimise) for index in range(number))
+    tasks: Iterable[tuple[int, int, bool, str]] = ((seed, index, minimise, feature) for index in range(number))
     if jobs == 1:
         yield from map(_drawn, tasks)
         return
@@ -198,9 +198,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="number of processes; default: one for each core")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write launches and differences to this file")
     parser.add_argument("--minimise", action="store_true", help="leave out options of a differing launch that do not matter")
+    parser.add_argument("--feature", choices=sorted(set(FEATURES)), default="", help="draw only launches with this feature")
     given = parser.parse_args(argv)
     found = []
-    for index, each in enumerate(results(given.seed, given.number, jobs=given.jobs, minimise=given.minimise)):
+    drawn = results(given.seed, given.number, jobs=given.jobs, minimise=given.minimise, feature=given.feature)
+    for index, each in enumerate(drawn):
         found.append(each)
         print(f"{index} {each.kind}:", *each.words)
         print(*(f"    stage {row.stage}: {row.text}\n" for row in each.differences), sep="", end="", flush=True)
