@@ -1,6 +1,6 @@
 """Records many launches with the shadow engine without importing megatron-core for each of them.
 
-A process imports the packages and enters a `Session` once for each simulated GPU and set of environment variables. It forks a
+A process enters a `Session` once for each simulated GPU, set of environment variables, and use of CUDA graphs. It forks a
 process for each rank that it records, as the worker of the shadow engine does.
 """
 
@@ -18,6 +18,7 @@ from allocator_hook.packages import installed
 from allocator_hook.shadow.engine import enough_microbatches
 from allocator_hook.shadow.parent import end_with_parent
 from allocator_hook.shadow.request import Request
+from allocator_hook.step.iterations import default_iterations
 from allocator_hook.step.supported import check_supported
 from analyzer.errors import AnalyzerError
 from analyzer.specs import TrainingJob
@@ -33,11 +34,18 @@ class KeptSessions:
         self._processes: dict[Hashable, Connection] = {}
 
     def record(self, job: TrainingJob, ranks: Sequence[int], folder: Path) -> dict[int, Path]:
-        """Record two iterations of `ranks` and return their traces in `folder`. Raises AnalyzerError like `engine.run`."""
+        """Record the iterations of `ranks` and return their traces in `folder`. Raises AnalyzerError like `engine.run`."""
         check_supported(job)
         traces = {rank: folder / f"{rank}.trace" for rank in ranks}
         pipe = self._process(job)
-        pipe.send(Request(job=job, traces=traces, microbatches=enough_microbatches(job), versions=installed()))
+        request = Request(
+            job=job,
+            traces=traces,
+            iterations=default_iterations(job),
+            microbatches=enough_microbatches(job),
+            versions=installed(),
+        )
+        pipe.send(request)
         try:
             fault = pipe.recv()
         except EOFError:
@@ -48,7 +56,7 @@ class KeptSessions:
 
     def _process(self, job: TrainingJob) -> Connection:
         fine_grained = job.activation_offload is not None and bool(job.activation_offload.modules)
-        key = (job.hardware, job.flags.deterministic, job.flags.cuda_device_max_connections, fine_grained)
+        key = (job.hardware, job.flags.deterministic, job.flags.cuda_device_max_connections, fine_grained, job.graphs is not None)
         if key not in self._processes:
             ours, theirs = multiprocessing.Pipe()
             if not os.fork():

@@ -7,8 +7,7 @@ within 0.1 %. GEMMs and attention kernels must be equal in shape, precision and 
 
 from __future__ import annotations
 
-import os
-import shutil
+from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from packaging.version import Version
 
 from analyzer.errors import InputError
+from tests.allocator_hook.shadow.conftest import Record
 from tests.allocator_hook.shadow.found_layouts import FOUND
 from tests.data_files import data_file
 
@@ -366,24 +366,20 @@ UNTIL_TE = {
 """The first Transformer Engine that the formulas do not describe, if later ones differ."""
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("traces")
-
-
 @pytest.mark.parametrize("name", GRID)
-def test_formulas_agree_with_a_run_of_megatron(name: str, cache: Path, tmp_path: Path) -> None:
-    from analyzer.cli.shadow import run_engine
+def test_formulas_agree_with_a_run_of_megatron(name: str, record: Record, tmp_path: Path) -> None:
+    from allocator_hook.shadow.engine import enough_microbatches
+    from analyzer.cli.shadow_report import comparisons, first_ranks, recorded_report
     from analyzer.hardware.gpus import hardware
     from analyzer.launch.build import build
     from analyzer.launch.parse import parse
+    from analyzer.memory.allocator.settings import AllocatorSettings
     from analyzer.predict import predict
 
     if Version(SINCE.get(name, "0")) > RELEASE:
         pytest.skip(f"the formulas describe megatron-core {SINCE[name]} and later")
     if Version(UNTIL_TE.get(name, "99")) <= TE:
         pytest.skip(f"the formulas describe Transformer Engine before {UNTIL_TE[name]}")
-    os.environ["XDG_CACHE_HOME"] = str(cache)
     base = BASE.removesuffix(SHARDED) if "--optimizer" in GRID[name].split() else BASE
     argv = [*(base + GRID[name]).split(), "--info-te", str(TE), *(OWN_RELEASE if Version("0.14") > RELEASE else ())]
     if "--use-torch-fsdp2" in argv:
@@ -397,7 +393,11 @@ def test_formulas_agree_with_a_run_of_megatron(name: str, cache: Path, tmp_path:
         if Version("0.14") <= RELEASE:
             raise
         pytest.skip(f"megatron-core {RELEASE} refuses it: {error}")
-    shown, compared = run_engine(report, engine="both", argv=argv, environ={}, tolerance=0.001)
+    traces = record(job, first_ranks(report), tmp_path)
+    shown = recorded_report(replace(report, engine="both"), traces, settings=AllocatorSettings.of({}))
+    count = enough_microbatches(job)
+    steps = predict(replace(job, batch=replace(job.batch, microbatches=count, first_microbatches=count)))
+    compared = comparisons(steps, traces, tolerance=0.001)
     assert len(compared) == len(report.ranks)
     for each in compared:
         for row in each.comparison.modules:
@@ -415,7 +415,3 @@ def test_formulas_agree_with_a_run_of_megatron(name: str, cache: Path, tmp_path:
     for rank, line in zip(shown.ranks, shown.timelines, strict=True):
         allocated = [sum(point) for point in line.points]
         assert rank.memory.allocated_bytes < max(allocated) <= rank.memory.peak_allocated_bytes <= rank.memory.peak_reserved_bytes
-
-
-def teardown_module() -> None:
-    shutil.rmtree(os.environ.pop("XDG_CACHE_HOME", ""), ignore_errors=True)
