@@ -12,6 +12,7 @@ from allocator_hook.shadow.gpu import Gpu
 from allocator_hook.shadow.kernel_calls import calls
 from allocator_hook.shadow.te_kernels.allocate import empty, like
 from analyzer.errors import AnalyzerError
+from analyzer.modules.paged_attention import splits_of_keys
 
 
 class FlashAttention(torch.autograd.Function):
@@ -86,6 +87,8 @@ def modules(gpu: Gpu) -> dict[str, ModuleType]:
     package = ModuleType("flash_attn")
     package.__path__ = []
     package.flash_attn_interface = interface  # type: ignore[attr-defined]
+    package.flash_attn_varlen_func = _paged_prefill  # type: ignore[attr-defined]
+    package.flash_attn_with_kvcache = _paged_decode(gpu.multiprocessors)  # type: ignore[attr-defined]
     compiled = ModuleType("flash_attn_2_cuda")
     compiled.varlen_bwd = _unsupported("varlen_bwd")  # type: ignore[attr-defined]
     return {"flash_attn": package, "flash_attn.flash_attn_interface": interface, "flash_attn_2_cuda": compiled}
@@ -128,6 +131,44 @@ def _flash_backward(multiprocessors: int) -> Any:
         return _scratch(q, k, multiprocessors if deterministic else 0)[0]
 
     return backward
+
+
+def _paged_prefill(q: torch.Tensor, *_: Any, block_table: torch.Tensor, **__: Any) -> torch.Tensor:
+    """`flash_attn_varlen_func` with a paged cache: output, statistics [heads, queries] in fp32, and RNG state.
+
+    Source: `mha_varlen_fwd` (csrc/flash_attn/flash_api.cpp, 2.8).
+    """
+    del block_table
+    tokens, heads, _width = q.shape
+    out, statistics, rng_state = like(q), empty((heads, tokens), torch.float32), empty((2,), torch.int64)
+    del statistics, rng_state
+    return out
+
+
+def _paged_decode(multiprocessors: int) -> Any:
+    """`flash_attn_with_kvcache` with a paged cache. It divides the keys of a request among SMs that would be idle.
+
+    Source: `mha_fwd_kvcache` and `set_params_splitkv` (csrc/flash_attn/flash_api.cpp, 2.8).
+    """
+
+    def decode(
+        q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *, block_table: torch.Tensor, **_: Any
+    ) -> torch.Tensor:
+        del v_cache
+        batch, queries, heads, width = q.shape
+        groups, keys = k_cache.shape[-2], block_table.shape[-1] * k_cache.shape[-3]
+        if queries == 1 and heads > groups:  # the heads of a group become queries of one head
+            queries, heads = heads // groups, groups
+        out, statistics = like(q), empty((batch, heads, queries), torch.float32)
+        splits = splits_of_keys(batch * heads * -(-queries // 64), keys=keys, width=width, multiprocessors=multiprocessors)
+        if splits > 1:
+            rounded = -(-width // 32) * 32 if width <= 192 else 256
+            parts = [empty((splits, batch, heads, queries, *each), torch.float32) for each in ((), (rounded,))]
+            del parts
+        del statistics
+        return out
+
+    return decode
 
 
 def _unsupported(name: str) -> Any:

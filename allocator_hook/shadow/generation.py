@@ -6,6 +6,9 @@ The request has the `job` whose micro-batch is the batch and its prompts (`shado
 tokens of a request that the cache is allocated for. Standard output has one JSON object with bytes: `weights`; `cache`; `kept`,
 other tensors that stay allocated; `prefill` and `decode`, the temporary tensors at the peak of each. All are those of a second
 batch, for which workspaces exist. The decode step is the last one of its requests.
+
+With `dynamic` the request is for the dynamic engine (`shadow.paged_generation`), and the answer has `tables`, the tensors of the
+context and the controller beside the cache.
 """
 
 from __future__ import annotations
@@ -14,13 +17,13 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 
-from allocator_hook.shadow import sharding
+from allocator_hook.shadow import paged_generation, sharding
 from allocator_hook.shadow.job_json import from_json
 from allocator_hook.shadow.recorder import Recorder
 from allocator_hook.shadow.session import Session
@@ -55,7 +58,7 @@ class Counter:
         return self.bytes
 
 
-def record(job: TrainingJob, *, rank: int, cache_tokens: int) -> dict[str, int]:
+def record(job: TrainingJob, *, rank: int, cache_tokens: int, dynamic: Mapping[str, Any] | None = None) -> dict[str, int]:
     """Bytes of the model, the cache and the temporary tensors of a rank. Can be called once for each process."""
     counter = Counter()
     with ExitStack() as stack:
@@ -66,19 +69,28 @@ def record(job: TrainingJob, *, rank: int, cache_tokens: int) -> dict[str, int]:
         session.count_with(recorder)
         stack.enter_context(recorder)
         stack.enter_context(torch.no_grad())  # in inference mode, PyTorch does not split composite operations
-        return _generated(job, counter, rank=rank, cache_tokens=cache_tokens)
+        stack.enter_context(Patches(paged_generation.patches() if dynamic is not None else ()))
+        chunk = _model(job, rank)
+        weights = counter.bytes
+        if dynamic is None:
+            return {"weights": weights, **_generated(job, chunk, counter, cache_tokens=cache_tokens)}
+        return {"weights": weights, **paged_generation.generated(job, chunk, counter, dynamic)}
 
 
-def _generated(job: TrainingJob, counter: Counter, *, rank: int, cache_tokens: int) -> dict[str, int]:
-    from megatron.core.inference.contexts import StaticInferenceContext
-
+def _model(job: TrainingJob, rank: int) -> Any:
     from allocator_hook.step import groups, model
     from allocator_hook.step.config import transformer_config
 
     groups.initialize(job, rank=rank)
     (chunk,) = model.chunks(job, transformer_config(job))
     chunk.eval()
-    weights = counter.bytes
+    return chunk
+
+
+def _generated(job: TrainingJob, chunk: Any, counter: Counter, *, cache_tokens: int) -> dict[str, int]:
+    from megatron.core.inference.contexts import StaticInferenceContext
+
+    held = counter.bytes
     requests, tokens = job.batch.micro_batch_size, job.batch.seq_length
     context = StaticInferenceContext(requests, cache_tokens)
     peaks = {}
@@ -90,7 +102,7 @@ def _generated(job: TrainingJob, counter: Counter, *, rank: int, cache_tokens: i
             _step(chunk, context, requests=requests, tokens=length)
             peaks[name] = counter.peak - before
     cache = sum(round_up(each.nbytes, BLOCK) for pair in context.key_value_memory_dict.values() for each in pair)
-    return {"weights": weights, "cache": cache, "kept": counter.bytes - weights - cache, **peaks}
+    return {"cache": cache, "kept": counter.bytes - held - cache, **peaks}
 
 
 def _step(chunk: Any, context: Any, *, requests: int, tokens: int) -> None:
@@ -114,7 +126,8 @@ def main() -> None:
     os.dup2(2, 1)  # output of the packages
     warnings.filterwarnings("ignore")
     request = json.load(sys.stdin)
-    found = record(from_json(json.dumps(request["job"])), rank=request["rank"], cache_tokens=request["cache_tokens"])
+    job = from_json(json.dumps(request["job"]))
+    found = record(job, rank=request["rank"], cache_tokens=request.get("cache_tokens", 0), dynamic=request.get("dynamic"))
     answers.write(json.dumps(found) + "\n")
     answers.flush()
 

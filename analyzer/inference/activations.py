@@ -4,13 +4,16 @@ While a module runs, its inputs and outputs, its temporary tensors and the resid
 those that the same module would save for backward, and its workspace. Tensors of finished modules are freed, with these exceptions
 (megatron-core 0.16.1): `TransformerBlock.forward` references the input of a layer until the layer returns; a pipeline stage
 references its input; `MoELayer.forward` references the input of the experts in every form until they return, and
-`TEGroupedMLP.forward` the output of their first layer. `tests/inference/test_shadow.py` compares the peak with a run.
+`TEGroupedMLP.forward` the output of their first layer; attention: `analyzer.inference.attention`. Every MoE layer references what
+its router and its dispatcher computed until its next step. `tests/inference/test_shadow.py` compares the peak with a run.
 """
 
 from __future__ import annotations
 
 from math import prod
 
+from analyzer.inference.attention import AttentionStep, attention_step
+from analyzer.inference.kv_cache import padded_tokens
 from analyzer.modules.kinds import FEED_FORWARD_BRANCH, ModuleKind
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import LAYER, STREAM, Module, Tensor
@@ -21,62 +24,73 @@ _AFTER_LAYERS = frozenset({ModuleKind.OUTPUT_LAYER, ModuleKind.LOSS, ModuleKind.
 
 
 def step_tokens(job: InferenceJob, *, requests: int, tokens: int) -> tuple[int, int]:
-    """(requests, tokens of each) of the largest step of prefill: the dynamic engine limits the tokens of a step."""
+    """(requests, tokens of each) of the largest step of prefill: the dynamic engine limits the tokens of a step and pads them."""
     dynamic = job.inference.dynamic
-    if dynamic is None or requests * tokens <= dynamic.max_tokens:
+    if dynamic is None:
         return requests, tokens
-    return 1, dynamic.max_tokens
+    return 1, padded_tokens(min(requests * tokens, dynamic.max_tokens))
 
 
-def step_bytes(job: InferenceJob, stage: StageModel, *, requests: int, tokens: int, other: int = 0) -> int:
-    """Bytes at the peak of a step on a stage, whose trees are those of the step: in its layers, or of the logits on the last stage.
+def step_bytes(job: InferenceJob, stage: StageModel, *, rows: int, decode: bool, other: int = 0) -> int:
+    """Bytes at the peak of a step on a stage, whose trees are those of the step: in its layers, or of its logits.
 
-    `other`: bytes of further temporary tensors in a layer.
+    `rows`: tokens of the step; `other`: bytes of further temporary tensors in a layer.
     """
-    hidden = round_up(requests * tokens * job.model.hidden_size * int(DTYPE_BYTES[job.precision.parameters]), BLOCK)
-    layers = other + max((tree.derived(_largest_part, hidden) for tree in stage.trees), default=0)
+    dynamic = job.inference.dynamic
+    width = int(DTYPE_BYTES[job.precision.parameters])
+    hidden = round_up(rows * job.model.hidden_size * width, BLOCK)
+    attention = attention_step(job, rows=rows, hidden=hidden, decode=decode)
+    layers = other + max((tree.derived(_largest_part, attention) for tree in stage.trees), default=0)
+    inputs = 0 if dynamic is not None else 2 * round_up(8 * rows, BLOCK)  # tokens and their positions, 64-bit integers
+    received = hidden if stage.pipeline_rank else 0
+    kept = sum(tree.lingering_bytes for tree in stage.trees)
     last = any(chunk.post_process for chunk in stage.chunks)
-    head = hidden + logits_bytes(job, requests=job.inference.batch_size) if last else 0
-    inputs = 2 * round_up(8 * requests * tokens, BLOCK)  # tokens and their positions, 64-bit integers
-    return (hidden if stage.pipeline_rank else 0) + inputs + max(layers, head)
+    head = logits_bytes(job, rows=rows, hidden=hidden + received, last=last)
+    return inputs + kept + max(received + layers, head)
 
 
-def rotated_keys_bytes(job: InferenceJob, *, tokens: int) -> int:
-    """Bytes of the keys of a layer that a decode step rotates again. The static engine caches them without their rotation.
+def logits_bytes(job: InferenceJob, *, rows: int, hidden: int, last: bool) -> int:
+    """Bytes of the logits of a step with `rows` tokens at their peak, on the `last` pipeline stage or another one.
 
-    Source: `Attention.forward` (core/transformer/attention.py, 0.16.1), where multi-latent attention caches rotated keys.
+    `hidden`: bytes of the hidden states, which the last stage references until it has the logits. They are gathered over the
+    tensor-parallel ranks in one tensor and concatenated in another, and then converted to fp32.
+
+    Static engine: those of the last token of each request. Dynamic engine: the same, or with the static engine around it those of
+    all tokens. Every pipeline stage receives them, and a copy of the last token of each request is sampled from.
+    Sources (megatron-core 0.16.1): `GPTModel._postprocess`, `_gather_along_last_dim`, `Float16Module.forward`,
+    `TextGenerationController._dynamic_step_forward_logits` and `_dynamic_step_sample_logits`.
     """
-    model = job.model
-    if job.inference.cache != "static" or model.position_embedding != "rope" or model.mla is not None:
-        return 0
-    width = max(1, model.num_query_groups // job.parallel.tensor) * model.kv_channels
-    return round_up(dtype_bytes(job.precision.parameters, job.inference.batch_size * tokens * width), BLOCK)
+    dynamic, tensor, requests = job.inference.dynamic, job.parallel.tensor, job.inference.batch_size
+    width = int(DTYPE_BYTES[job.precision.parameters])
+    count = rows if dynamic is not None and dynamic.in_static_engine else min(requests, rows)
+    full, chosen = (each * job.model.padded_vocab_size for each in (count, min(requests, rows)))
+    converted = 4 if job.precision.parameters != "fp32" else 0
+    made = width * (full // tensor + (2 * full if tensor > 1 else 0)) + hidden
+    peaks = [made, full * (width + converted)] if last else []
+    if dynamic is not None:
+        sampled = width if job.parallel.pipeline > 1 else 4
+        copies = 2 if dynamic.in_static_engine else 1  # the last tokens of all, and of the requests with one way of sampling
+        peaks.append(full * sampled + copies * chosen * sampled)
+    return max(peaks, default=0)
 
 
-def logits_bytes(job: InferenceJob, *, requests: int) -> int:
-    """Bytes of the logits of the last token of each request: of this rank, gathered over the tensor-parallel ranks, and in fp32.
-
-    Source: `GPTModel._postprocess` (core/models/gpt/gpt_model.py, 0.16.1), which computes those of the last token alone and always
-    gathers them; the sampling of text_generation_controller.py computes in fp32.
-    """
-    columns, tensor, dtype = job.model.padded_vocab_size, job.parallel.tensor, job.precision.parameters
-    full = dtype_bytes(dtype, requests * columns)
-    return full // tensor + (full if tensor > 1 else 0) + (4 * requests * columns if dtype != "fp32" else 0)
-
-
-def _largest_part(module: Module, hidden: int) -> int:
-    """Bytes of the part of a model that needs most, with the residual stream. `hidden`: bytes of the residual stream."""
+def _largest_part(module: Module, attention: AttentionStep) -> int:
+    """Bytes of the part of a model that needs most, with the residual stream."""
     if module.kind in _AFTER_LAYERS:
         return 0
     if module.kind is ModuleKind.LAYER:
-        return max(_branch_bytes(module, child, hidden) for child in module.children)
+        return max(_branch_bytes(module, child, attention) for child in module.children)
     if module.children:
-        return max(child.derived(_largest_part, hidden) for child in module.children)
+        return max(child.derived(_largest_part, attention) for child in module.children)
     return _working_set(module)
 
 
-def _branch_bytes(layer: Module, child: Module, hidden: int) -> int:
+def _branch_bytes(layer: Module, child: Module, attention: AttentionStep) -> int:
     """Bytes while a part of a layer runs. After attention, the input of the layer and the residual stream are two tensors."""
+    hidden = attention.hidden
+    if child.kind is ModuleKind.ATTENTION:
+        found = attention.bytes_of(child)
+        return hidden + (_largest_module(child) if found is None else found)
     residual = 2 * hidden if child.kind in FEED_FORWARD_BRANCH else hidden
     if any(each.kind is ModuleKind.EXPERTS for each in child.children):
         return residual + _experts_bytes(layer, child)

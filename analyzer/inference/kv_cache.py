@@ -13,12 +13,17 @@ from math import ceil
 from typing import Final
 
 from analyzer.specs import InferenceJob, InferenceSpec, ModelSpec, QuantizationSpec
-from analyzer.units import DTYPE_BYTES, ceil_div
+from analyzer.units import BLOCK, DTYPE_BYTES, ceil_div, round_up
 
 SCALES_BYTES_4_BIT: Final = 4
 """Bytes of the 16-bit scale and the 16-bit minimum of a group of 4-bit elements."""
 SCALE_BYTES_8_BIT: Final = 4
 """Bytes of the fp32 scale of the elements of a head and token in 8 bit."""
+
+TOKEN_MULTIPLE: Final = 64
+"""The dynamic engine pads the tokens of a step to a multiple of it."""
+REQUEST_MULTIPLE: Final = 4
+"""The dynamic engine has rows for a multiple of it, if their number is not given."""
 
 
 def vectors_of_token(model: ModelSpec, *, tensor: int, latent: bool) -> tuple[tuple[int, int], ...]:
@@ -97,6 +102,11 @@ def allocated_tokens(spec: InferenceSpec) -> int:
     return spec.cache_tokens or spec.sequence_length
 
 
+def longest_request(spec: InferenceSpec) -> int:
+    """Tokens of the longest request that the engine is allocated for."""
+    return spec.cache_tokens or (spec.dynamic and spec.dynamic.request_tokens) or spec.sequence_length
+
+
 def block_bytes(job: InferenceJob, layers: Sequence[int]) -> int:
     """Bytes of a block of the dynamic engine: its tokens in all layers of the rank."""
     dynamic = job.inference.dynamic
@@ -115,5 +125,55 @@ def requests_of_blocks(job: InferenceJob, stages: Sequence[Sequence[int]], token
     """Requests of `tokens` tokens that the blocks of the dynamic engine have room for at the same time."""
     dynamic = job.inference.dynamic
     assert dynamic is not None
-    requests = (block_count(job, stages) - 1) // ceil_div(tokens, dynamic.block_tokens)
+    requests = min((block_count(job, stages) - 1) // ceil_div(tokens, dynamic.block_tokens), table_requests(job, stages))
     return requests if dynamic.max_requests is None else min(requests, dynamic.max_requests)
+
+
+def table_requests(job: InferenceJob, stages: Sequence[Sequence[int]]) -> int:
+    """Requests that the tables of the dynamic engine have rows for: one for each block but the dummy, unless their number is given.
+
+    Source: `DynamicInferenceContext.__init__` (0.16.1), which rounds down to multiples of the tensor-parallel ranks and of 4.
+    """
+    dynamic, tensor = job.inference.dynamic, job.parallel.tensor
+    assert dynamic is not None
+    if dynamic.max_requests is not None and not dynamic.in_static_engine:
+        return dynamic.max_requests
+    return (block_count(job, stages) - 1) // tensor * tensor // REQUEST_MULTIPLE * REQUEST_MULTIPLE
+
+
+def request_blocks(spec: InferenceSpec) -> int:
+    """Blocks that a request of the dynamic engine can have."""
+    assert spec.dynamic is not None
+    return ceil_div(spec.dynamic.request_tokens or spec.sequence_length, spec.dynamic.block_tokens)
+
+
+def table_bytes(job: InferenceJob, stages: Sequence[Sequence[int]]) -> int:
+    """Bytes of the tables of the dynamic engine: of its blocks, its requests, and the tokens of a step.
+
+    Sources (0.16.1): `BlockAllocator.__init__`; `MHAMetadata.__init__`, which exists twice, with and without CUDA graphs;
+    `DynamicInferenceContext.allocate_all_tensors`; `DynamicInferenceRequest.get_metadata_types`;
+    `TextGenerationController._init_dynamic_sampling_tensors`.
+    """
+    dynamic = job.inference.dynamic
+    assert dynamic is not None
+    requests = table_requests(job, stages)
+    blocks = 4 * requests * request_blocks(job.inference)
+    metadata = (4 * requests, 4 * (requests + 1), 4 * (requests + 1), 4 * requests, blocks)
+    of_requests = (*[4 * requests] * 7, blocks, *(size * requests for size in (4, 4, 4, 8, 1, 1, 4)), 8 * requests)
+    of_tokens = [8 * dynamic.max_tokens] * 6
+    return sum(round_up(size, BLOCK) for size in (4 * block_count(job, stages), *metadata, *metadata, *of_requests, *of_tokens))
+
+
+def padded_tokens(tokens: int) -> int:
+    """Tokens of a step of the dynamic engine, which pads them (`DynamicInferenceContext.round_up_tokens`, 0.16.1)."""
+    return round_up(tokens, TOKEN_MULTIPLE)
+
+
+def decode_tokens(job: InferenceJob, stages: Sequence[Sequence[int]]) -> int:
+    """Tokens of a decode step of all requests, with those that pad it (`initialize_attention_state`, 0.16.1)."""
+    dynamic, requests = job.inference.dynamic, job.inference.batch_size
+    if dynamic is None:
+        return requests
+    if dynamic.in_static_engine:  # it has one size of CUDA graphs, and pads to it
+        return max(requests, table_requests(job, stages))
+    return max(requests, min(dynamic.max_tokens, table_requests(job, stages), padded_tokens(requests)))

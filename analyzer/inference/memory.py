@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from analyzer.inference.activations import rotated_keys_bytes, step_bytes, step_tokens
+from analyzer.inference.activations import step_bytes, step_tokens
 from analyzer.inference.forward_job import forward_job
-from analyzer.inference.kv_cache import cache_bytes, requests_of_blocks
+from analyzer.inference.kv_cache import cache_bytes, decode_tokens, longest_request, requests_of_blocks, table_bytes
 from analyzer.inference.results import Limits, StageMemory
 from analyzer.inference.weights import largest_dequantized, weights_by_type
 from analyzer.layout.groups import pipeline_rank_ranges
@@ -25,6 +25,7 @@ MOST_REQUESTS: Final = 2**16
 """Largest batch that is looked for."""
 MOST_TOKENS: Final = 2**24
 """Longest sequence that is looked for."""
+TABLES: Final = "tables of the dynamic engine"
 
 
 def stage_memories(job: InferenceJob) -> tuple[StageMemory, ...]:
@@ -32,11 +33,12 @@ def stage_memories(job: InferenceJob) -> tuple[StageMemory, ...]:
     spec = job.inference
     requests, tokens = step_tokens(job, requests=spec.batch_size, tokens=spec.prompt_tokens)
     prefill = forward_job(job, requests=requests, tokens=tokens)
-    decode = forward_job(job, requests=spec.batch_size, tokens=1)
     stages = stage_models(prefill)
     layers = stage_layers(stages)
+    decode = forward_job(job, requests=decode_tokens(job, layers), tokens=1)
+    tables = 0 if spec.dynamic is None else table_bytes(job, layers)
     return tuple(
-        _stage_memory(job, prefill, before, after, cache=cache_bytes(job, layers, before.pipeline_rank))
+        _stage_memory(job, prefill, decode, (before, after), cache=cache_bytes(job, layers, before.pipeline_rank), tables=tables)
         for before, after in zip(stages, stage_models(decode), strict=True)
     )
 
@@ -46,9 +48,11 @@ def stage_layers(stages: Sequence[StageModel]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(layer for chunk in stage.chunks for layer in chunk.layers) for stage in stages)
 
 
-def _stage_memory(job: InferenceJob, prefill: TrainingJob, before: StageModel, after: StageModel, *, cache: int) -> StageMemory:
-    """The memory of a stage with the trees of its prefill (`before`) and of its decode step (`after`)."""
-    spec = job.inference
+def _stage_memory(
+    job: InferenceJob, prefill: TrainingJob, decode: TrainingJob, trees: tuple[StageModel, StageModel], *, cache: int, tables: int
+) -> StageMemory:
+    """The memory of a stage with the `trees` of its prefill and its decode. `tables`: bytes of those of the dynamic engine."""
+    spec, (before, after) = job.inference, trees
     quantization = spec.quantization
     weights: dict[str, int] = {}
     for tree in before.trees:
@@ -56,13 +60,15 @@ def _stage_memory(job: InferenceJob, prefill: TrainingJob, before: StageModel, a
             weights[dtype] = weights.get(dtype, 0) + size
     batch = prefill.batch
     dequantized = max(largest_dequantized(tree, quantization) for tree in before.trees)
-    prefill_bytes = step_bytes(job, before, requests=batch.micro_batch_size, tokens=batch.seq_length, other=dequantized)
-    rotated = rotated_keys_bytes(job, tokens=spec.sequence_length)
-    decode_bytes = step_bytes(job, after, requests=spec.batch_size, tokens=1, other=rotated)
-    longest = forward_job(job, requests=1, tokens=spec.cache_tokens or spec.sequence_length)  # tables have all positions
+    rows = batch.micro_batch_size * batch.seq_length
+    prefill_bytes = step_bytes(job, before, rows=rows, decode=False, other=dequantized)
+    decode_bytes = step_bytes(job, after, rows=decode.batch.micro_batch_size, decode=True)
+    longest = forward_job(job, requests=1, tokens=longest_request(spec))  # tables of positions have all of them
     kept = tuple(
         MemoryPart(name=each.name, bytes=each.bytes) for each in workspaces(longest, before.trees) if each.phase == "forward"
     )
+    if tables:
+        kept = (*kept, MemoryPart(name=TABLES, bytes=tables))
     graphs = decode_bytes if spec.decode_graphs else 0
     temporary = max(prefill_bytes, 0 if graphs else decode_bytes)
     peak = sum(round_up(size, BLOCK) for size in (*weights.values(), cache, temporary, graphs)) + sum(each.bytes for each in kept)

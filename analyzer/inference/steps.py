@@ -6,7 +6,7 @@ from collections import Counter
 from functools import cache
 from math import ceil
 
-from analyzer.inference.activations import rotated_keys_bytes
+from analyzer.inference.attention import rotated_keys_bytes
 from analyzer.inference.forward_job import forward_job
 from analyzer.inference.kernels import Machine, cached_attention_seconds, linear_seconds
 from analyzer.inference.kv_cache import caches_latents, has_attention, token_bytes, visible_tokens

@@ -43,6 +43,10 @@ class DynamicEngineSpec:
     max_requests: int | None = None
     max_tokens: int = 16384
     """Tokens of a step, of prefill and decode together (`--inference-dynamic-batching-max-tokens`)."""
+    request_tokens: int | None = None
+    """Most tokens of a request (`--inference-max-seq-length`); None for those of a finished request."""
+    in_static_engine: bool = False
+    """The static engine uses it: it computes the logits of all tokens, and its tables have rows for all blocks."""
 
 
 @dataclass(frozen=True, kw_only=True)

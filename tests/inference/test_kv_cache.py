@@ -13,7 +13,17 @@ from typing import Any
 
 import pytest
 
-from analyzer.inference.kv_cache import block_count, cache_bytes, requests_of_blocks, token_bytes, vector_bytes
+from analyzer.inference.kv_cache import (
+    block_count,
+    cache_bytes,
+    decode_tokens,
+    requests_of_blocks,
+    table_bytes,
+    table_requests,
+    token_bytes,
+    vector_bytes,
+)
+from analyzer.modules.paged_attention import splits_of_keys
 from analyzer.specs import DynamicEngineSpec, InferenceJob, QuantizationSpec
 from tests.data_files import truth
 from tests.inference.job_of import launch_of, report_of
@@ -115,3 +125,21 @@ def test_the_truth_is_what_megatron_allocates() -> None:
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout.splitlines()[-1]) == TRUTH["megatron_dynamic"]
+
+
+def test_tables_are_those_of_the_dynamic_context() -> None:
+    """827,904 bytes: the tensors of `DynamicInferenceContext` and its controller in megatron-core 0.16.1, in a recorded run."""
+    layers = ((1, 2, 3, 4, 5, 6, 7, 8),)
+    engine = DynamicEngineSpec(buffer_bytes=4 * 2**30, max_requests=128, request_tokens=4096)
+    job = job_with(cache="dynamic", dynamic=engine)
+    assert block_count(job, layers) == 512
+    assert table_bytes(job, layers) == 827_904
+    assert decode_tokens(job, layers) == 64
+    inside = job_with(cache="dynamic", dynamic=replace(engine, in_static_engine=True))
+    assert table_requests(inside, layers) == decode_tokens(inside, layers) == 508
+
+
+def test_keys_are_split_for_idle_multiprocessors() -> None:
+    """The example in a comment of `num_splits_heuristic` of flash-attn: 48 blocks in 108 places, whose number is twice the SMs."""
+    assert splits_of_keys(48, keys=8192, width=128, multiprocessors=54) == 2
+    assert splits_of_keys(87, keys=8192, width=128, multiprocessors=54) == 1

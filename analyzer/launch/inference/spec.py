@@ -7,6 +7,7 @@ Sources (megatron-core 0.16.1): core/inference/engines/static_engine.py, which f
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError
@@ -49,6 +50,8 @@ def inference_spec(
     elif positions is not None:  # `DynamicInferenceContext.from_config`
         tokens = min(tokens or positions, positions)
     dynamic = _dynamic(arguments, requests, latent=latent, static=script.script in STATIC_SCRIPTS) if engine == "dynamic" else None
+    if dynamic is not None and script.script != "gpt_dynamic_inference":  # it computes the length from its requests
+        dynamic = replace(dynamic, request_tokens=tokens)
     if asked is not None:
         batch, prompt, generate = asked
     else:
@@ -105,6 +108,7 @@ def _dynamic(arguments: Arguments, requests: int | None, *, latent: bool, static
         block_tokens=block,
         max_requests=requests if static else positive(arguments, "inference_dynamic_batching_max_requests"),
         max_tokens=positive(arguments, "inference_dynamic_batching_max_tokens") or DynamicEngineSpec.max_tokens,
+        in_static_engine=static,
     )
 
 
