@@ -69,6 +69,8 @@ class OffloadReport:
     front: tuple[Found, ...]
     """Policies that no other beats in both latency and throughput, if they were searched."""
     assumptions: tuple[str, ...]
+    unknown: tuple[str, ...] = ()
+    """What the launch does not say, with its effect."""
     price: float | None = None
     """Of a GPU-hour."""
 
@@ -149,6 +151,7 @@ def _report(job: InferenceJob, problem: Problem, policy: Policy, found: tuple[Fo
     other = problem.case(replace(policy.schedule, overlapped=not policy.schedule.overlapped))
     where = actual(case, policy.placement)
     memory = _tiers(case, where)
+    others, unknown = _with_other_vocabularies(job, problem, policy, memory)
     functions = tiers(case)
     parameters, unpadded = number_of_parameters(job)
     return OffloadReport(
@@ -161,11 +164,30 @@ def _report(job: InferenceJob, problem: Problem, policy: Policy, found: tuple[Fo
         tiers=memory,
         seconds=block(case).actual_seconds(policy.placement),
         other_seconds=block(other).actual_seconds(policy.placement),
-        verdict=_verdict(job, memory),
+        verdict=_verdict(job, memory, others),
         front=found,
         assumptions=_assumptions(policy.schedule),
+        unknown=(*job.unknown, *unknown),
         price=price,
     )
+
+
+def _with_other_vocabularies(
+    job: InferenceJob, problem: Problem, policy: Policy, memory: tuple[Tier, ...]
+) -> tuple[list[tuple[Tier, ...]], tuple[str, ...]]:
+    """The tiers with the same policy and other vocabulary sizes, and what that changes. Nothing if the size is known."""
+    if job.assumed_vocabulary is None:
+        return [], ()
+    from analyzer.inference.vocabulary_range import with_other_sizes  # imported for such launches only
+    from analyzer.predict.vocabulary_range import sentence
+
+    others = []
+    for changed in with_other_sizes(job, job.assumed_vocabulary):
+        case = replace(problem, model=changed.model, layers=sub_layers(changed.model)).case(policy.schedule)
+        others.append(_tiers(case, actual(case, policy.placement)))
+    differences = [int(sum(tier.total for tier in each) - sum(tier.total for tier in memory)) for each in others]
+    what = "GPU, host and disk together"
+    return others, (sentence(job.assumed_vocabulary, job.model.vocab_size, differences, what=what),)
 
 
 def _tiers(case: Case, where: Placement) -> tuple[Tier, ...]:
@@ -180,15 +202,18 @@ def _tiers(case: Case, where: Placement) -> tuple[Tier, ...]:
     return tuple(found)
 
 
-def _verdict(job: InferenceJob, memory: tuple[Tier, ...]) -> Verdict:
-    """Whether each tier has room. The headroom is that of the GPU."""
+def _verdict(job: InferenceJob, memory: tuple[Tier, ...], others: list[tuple[Tier, ...]]) -> Verdict:
+    """Whether each tier has room. The headroom is that of the GPU. `others`: the tiers with other sizes of the vocabulary.
+
+    It is tight if the GPU has less than the margin, or if only some of the sizes fit.
+    """
     gpu = memory[0]
-    fits = all(tier.total <= tier.capacity for tier in memory)
+    fits, *fit_too = (all(tier.total <= tier.capacity for tier in each) for each in (memory, *others))
     margin = job.hardware.margin_bytes
-    tight = gpu.capacity - gpu.total < margin
+    tight = (gpu.capacity - gpu.total < margin) if fits and all(fit_too) else fits or any(fit_too)
     return Verdict(
         fits=fits,
-        state="does not fit" if not fits else "tight" if tight else "fits",
+        state="tight" if tight else "fits" if fits else "does not fit",
         gpu=job.hardware.name,
         capacity_bytes=int(gpu.capacity),
         tightest_rank=0,
