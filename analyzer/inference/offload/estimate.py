@@ -19,6 +19,7 @@ from analyzer.results import Verdict
 from analyzer.specs import InferenceJob
 
 if TYPE_CHECKING:
+    from analyzer.inference.reading import InferenceLaunch
     from analyzer.launch.inference.offload_options import Offload
 
 NAMES: Final = ("GPU", "host", "disk")
@@ -83,6 +84,14 @@ class OffloadReport:
     def tokens_per_second(self) -> float:
         """Generated tokens of a block per second."""
         return self.policy.schedule.block_size * self.job.inference.generated_tokens / self.seconds.total
+
+
+def report_of_launch(launch: InferenceLaunch, offload: Offload) -> OffloadReport:
+    """The report of a launch that was read, for the value of `--info-offload`. Raises AnalyzerError."""
+    for field in ("network", "hardware", "calibration", "efficiency"):
+        if getattr(launch.options, field):
+            raise InputError(f"--info-{field}", "has no effect on --info-offload, which has its own rates", "leave it out")
+    return offload_report(launch.job, offload, price=launch.options.price)
 
 
 def offload_report(job: InferenceJob, offload: Offload, *, price: float | None = None) -> OffloadReport:
