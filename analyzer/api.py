@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 OF_COMMAND_LINE: Final = (
     "json", "detail", "record", "allocator", "check", "rank", "layers", "launch", "print_options", "fail_on", "against", "dry",
-    "run_all", "calibrate", "html", "timeline", "search", "search_over", "keep", "search_gpus", "search_max", "search_csv",
-    "workers",
+    "run_all", "calibrate", "calibrate_disk", "html", "timeline", "search", "search_over",
+    "keep", "search_gpus", "search_max", "search_csv", "workers",
 )  # fmt: skip
 """Fields of `InfoOptions` that ask the command line to print, record or start something."""
 ORDERED_BY: Final = "H100-80GB"
@@ -198,6 +198,10 @@ def read_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path
     for field in ("rank", "layers", "allocator"):
         if getattr(options, field) is not None and options.record is None:
             raise InputError(f"--info-{field}", "is only used with --info-record", "add --info-record FILE, or leave it out")
+    if options.calibrate_disk is not None and options.calibrate is None:
+        raise InputError(
+            "--info-calibrate-disk", "is only used with --info-calibrate", "add --info-calibrate FILE, or leave it out"
+        )
     gpu, notes = hardware(options.gpu or default_gpu, options.gpu_memory)
     if options.margin is not None and gpu.capacity_bytes is not None:
         gpu = replace(gpu, margin_bytes=options.margin.of(gpu.capacity_bytes))

@@ -66,6 +66,8 @@ class InferenceLaunch:
     """About the GPU; empty if it is known."""
     time: TimeInputs | None
     """None if the speeds of the GPU are not known."""
+    folder: Path
+    """Where files are that options name."""
 
 
 def read_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> InferenceLaunch:
@@ -98,6 +100,7 @@ def read_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
         options=options,
         note=" ".join(notes),
         time=time_inputs(options, arguments, gpu=gpu.name, folder=folder) if known else None,
+        folder=folder,
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from analyzer.errors import DOES_NOT_FIT, InputError, UnsupportedError
 from analyzer.inference.estimate import number_of_parameters
-from analyzer.inference.offload.machine import Machine, machine_of
+from analyzer.inference.offload.machine import MEASURED, NONE, Machine, machine_of
 from analyzer.inference.offload.memory import actual, limits, tiers
 from analyzer.inference.offload.policy import Lengths, Placement, Policy, Schedule, Shares
 from analyzer.inference.offload.search import Found, Problem, block_sizes, front, search
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from analyzer.inference.reading import InferenceLaunch
     from analyzer.launch.inference.offload_options import Offload
 
+FITTED: Final = (
+    "Rates of GPU, links and host were fitted to runs of OPT-6.7B and OPT-30B on a T4 with 208 GB of host memory; those of "
+    "other GPUs follow from their peaks. docs/offloading.md has the errors."
+)
+"""Assumed unless the rates are those of a calibration."""
 NAMES: Final = ("GPU", "host", "disk")
 """The tiers in words."""
 
@@ -88,18 +93,38 @@ class OffloadReport:
 
 def report_of_launch(launch: InferenceLaunch, offload: Offload) -> OffloadReport:
     """The report of a launch that was read, for the value of `--info-offload`. Raises AnalyzerError."""
-    for field in ("network", "hardware", "calibration", "efficiency"):
-        if getattr(launch.options, field):
+    options = launch.options
+    for field in ("network", "hardware", "efficiency"):
+        if getattr(options, field):
             raise InputError(f"--info-{field}", "has no effect on --info-offload, which has its own rates", "leave it out")
-    return offload_report(launch.job, offload, price=launch.options.price)
+    if options.calibration is None or launch.job.hardware.name is None:
+        return offload_report(launch.job, offload, price=options.price)
+    from analyzer.time.calibration import read_offload_rates
+
+    measured = read_offload_rates(launch.folder / options.calibration, launch.job.hardware.name)
+    report = offload_report(launch.job, offload, price=options.price, measured=measured)
+    assumptions = [_source(options.calibration, measured) if each == FITTED else each for each in report.assumptions]
+    return replace(report, assumptions=tuple(assumptions))
 
 
-def offload_report(job: InferenceJob, offload: Offload, *, price: float | None = None) -> OffloadReport:
-    """The report for `--info-offload`. `price`: of a GPU-hour.
+def _source(file: str, measured: Mapping[str, float]) -> str:
+    """Which rates are those of a calibration, and which are not."""
+    kept = [rate.removesuffix("_gb_per_s") for rate, _ in MEASURED.values() if rate not in measured]
+    others = f" It lacks {', '.join(kept)}, for which the shipped rates are used." if kept else ""
+    return (
+        f"Rates of links, host and disk were measured alone ({file}); while a model runs they can be lower.{others} Rates of the "
+        "GPU follow from its peaks, and were fitted to runs on a T4."
+    )
+
+
+def offload_report(
+    job: InferenceJob, offload: Offload, *, price: float | None = None, measured: Mapping[str, float] = NONE
+) -> OffloadReport:
+    """The report for `--info-offload`. `price`: of a GPU-hour. `measured`: rates of `--info-calibrate` by name, in GB/s.
 
     Raises InputError if launch or GPU cannot be modelled, or if nothing fits.
     """
-    machine = _machine(job, offload.machine)
+    machine = _machine(job, offload.machine, measured)
     spec = job.inference
     problem = Problem(
         model=job.model,
@@ -120,7 +145,7 @@ def offload_report(job: InferenceJob, offload: Offload, *, price: float | None =
     return _report(job, problem, found[0].policy, tuple(front(found)), price=price)
 
 
-def _machine(job: InferenceJob, given: Mapping[str, float]) -> Machine:
+def _machine(job: InferenceJob, given: Mapping[str, float], measured: Mapping[str, float]) -> Machine:
     if job.parallel.world_size > 1:
         fault = f"is for one GPU, and the launch has {job.parallel.world_size}"
         raise UnsupportedError("--info-offload", fault, "write a launch of one GPU")
@@ -132,7 +157,7 @@ def _machine(job: InferenceJob, given: Mapping[str, float]) -> Machine:
     if (quantized.weight_bits, quantized.activation_bits, quantized.cache_bits) != (16, 16, 16):
         remedy = "write compress=weights+cache in --info-offload"
         raise UnsupportedError("--info-quantize", "is not modelled with --info-offload", remedy)
-    return machine_of(job.hardware.name, gpu_memory=job.hardware.capacity_bytes, given=given)
+    return machine_of(job.hardware.name, gpu_memory=job.hardware.capacity_bytes, given=given, measured=measured)
 
 
 def _given(offload: Offload, requests: int) -> Policy:
@@ -234,8 +259,7 @@ def _verdict(job: InferenceJob, memory: tuple[Tier, ...], others: list[tuple[Tie
 def _assumptions(schedule: Schedule) -> tuple[str, ...]:
     stated = [
         "Weights, cache and activations have 16 bits, and are placed and moved as by FlexLLMGen (commit 004ffef).",
-        "Rates of GPU, links and host were fitted to runs of OPT-6.7B and OPT-30B on a T4 with 208 GB of host memory; those of "
-        "other GPUs follow from their peaks. docs/offloading.md has the errors.",
+        FITTED,
         "Weights are placed in whole tensors, the cache in whole requests.",
         "Decode steps take the time of the step with the mean number of tokens.",
         "FlexLLMGen's copy threads hold 8 GiB of pinned host memory.",
