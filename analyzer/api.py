@@ -1,4 +1,7 @@
-"""The Python API: `analyze` turns a launch into a report, `search` finds faster layouts. The command line uses the same steps."""
+"""The Python API. The command line uses the same steps.
+
+`analyze` turns a launch into a report, `search` finds faster layouts, `analyze_inference` and `analyze_offload` are for generation.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,9 @@ from typing import TYPE_CHECKING, Final
 from analyzer.errors import InputError
 
 if TYPE_CHECKING:
+    from analyzer.inference.offload.estimate import OffloadReport
+    from analyzer.inference.reading import InferenceLaunch
+    from analyzer.inference.results import InferenceReport
     from analyzer.launch.arguments import Arguments
     from analyzer.launch.info_options import InfoOptions
     from analyzer.layout_search.problem import Problem
@@ -23,8 +29,8 @@ if TYPE_CHECKING:
 
 OF_COMMAND_LINE: Final = (
     "json", "detail", "record", "allocator", "check", "rank", "layers", "launch", "print_options", "fail_on", "against", "dry",
-    "run_all", "calibrate", "html", "timeline", "search", "search_over", "keep", "search_gpus", "search_max", "search_csv",
-    "workers", "inference", "quantize",
+    "run_all", "calibrate", "calibrate_disk", "html", "timeline", "search", "search_over",
+    "keep", "search_gpus", "search_max", "search_csv", "workers",
 )  # fmt: skip
 """Fields of `InfoOptions` that ask the command line to print, record or start something."""
 ORDERED_BY: Final = "H100-80GB"
@@ -65,15 +71,121 @@ def analyze(
     `analyzer.errors.AnalyzerError` for input that is invalid or not supported.
     """
     launch = read_launch(
-        _words(argv, gpu),
+        _words_of_training(argv, gpu),
         environ=dict(os.environ if environ is None else environ),
         folder=Path.cwd() if folder is None else Path(folder),
     )
-    given = [field for field in OF_COMMAND_LINE if getattr(launch.options, field)]
-    if given or launch.options.engine != "formula":
+    _refuse_command_line(launch.options)
+    return report_of(launch)
+
+
+def analyze_inference(
+    argv: str | Sequence[str],
+    *,
+    batch: int | None = None,
+    prompt: int | None = None,
+    generate: int | None = None,
+    quantize: str | None = None,
+    gpu: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    folder: str | os.PathLike[str] | None = None,
+) -> InferenceReport:
+    """The report of text generation with the model and layout of a launch, as of `--info-inference`.
+
+    `argv`, `gpu`, `environ` and `folder` are those of `analyze`. `batch`: requests of one replica of the model. `prompt`: tokens of
+    each request. `generate`: tokens that are generated for each. All three are given, or none if `argv` has `--info-inference` or
+    names an inference script of Megatron. `quantize`: bits of weights, activations and cache, such as "w4a16kv8". `argv` may also
+    have `--info-hardware`, `--info-calibration`, `--info-network`, `--info-efficiency` and `--info-price`.
+
+    The process is left unchanged, and nothing is printed. Sizes in the report are in bytes, times in seconds; `stages` has one
+    entry for each pipeline rank, and `time.others` one for each batch size. `limits` is None without a GPU, `time` is None if its
+    speeds are not known. `analyzer.report.json.inference.inference_json` converts the report to the document of `--info-json`.
+
+    Raises `analyzer.errors.AnalyzerError` for input that is invalid or not supported.
+    """
+    from analyzer.inference.estimate import inference_report
+
+    options = {"--info-inference": _generation(batch, prompt, generate), "--info-quantize": quantize}
+    launch = _read_inference(argv, options, gpu=gpu, environ=environ, folder=folder)
+    if launch.options.offload is not None:
+        raise InputError("--info-offload", "has a report of its own", "call analyze_offload, or leave it out")
+    return inference_report(launch.job, launch.time, note=launch.note)
+
+
+def analyze_offload(
+    argv: str | Sequence[str],
+    *,
+    policy: str | None = None,
+    batch: int | None = None,
+    prompt: int | None = None,
+    generate: int | None = None,
+    gpu: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    folder: str | os.PathLike[str] | None = None,
+) -> OffloadReport:
+    """The report of text generation on one GPU with tensors in host memory and on disk, as of `--info-offload`.
+
+    `policy`: the value of that option, such as "weights=20/80/0,cache=0/100/0,batches=3" (percent on GPU, host and disk), or
+    "search" for the policy with the highest throughput, which needs scipy. None if `argv` has the option. The other arguments are
+    those of `analyze_inference`; `batch` is the number of requests of a block.
+
+    Sizes in the report are in bytes, times in seconds. `tiers` are GPU, host and disk; `front` is empty without a search.
+    `analyzer.report.json.offload.offload_json` converts the report to the document of `--info-json`.
+
+    Raises `analyzer.errors.AnalyzerError` for input that is invalid or not supported, and if a search finds nothing that fits.
+    """
+    from analyzer.inference.offload.estimate import report_of_launch
+
+    options = {"--info-inference": _generation(batch, prompt, generate), "--info-offload": policy}
+    launch = _read_inference(argv, options, gpu=gpu, environ=environ, folder=folder)
+    if launch.options.offload is None:
+        raise InputError("--info-offload", "it is not given", "give policy, such as policy='search'")
+    return report_of_launch(launch, launch.options.offload)
+
+
+def _generation(batch: int | None, prompt: int | None, generate: int | None) -> str | None:
+    """The value of `--info-inference`; None without arguments."""
+    given = {"batch": batch, "prompt": prompt, "generate": generate}
+    parts = [f"{name}={value}" for name, value in given.items() if value is not None]
+    return ",".join(parts) or None
+
+
+def _read_inference(
+    argv: str | Sequence[str],
+    given: Mapping[str, str | None],
+    *,
+    gpu: str | None,
+    environ: Mapping[str, str] | None,
+    folder: str | os.PathLike[str] | None,
+) -> InferenceLaunch:
+    """Reads the words of an inference launch, with options that are given as arguments. Raises AnalyzerError."""
+    from analyzer.inference.reading import read_inference
+    from analyzer.launch.inference.options import asks_for_inference
+
+    words = _words(argv, gpu)
+    names = {word.partition("=")[0] for word in words}
+    for option, value in given.items():
+        if value is not None:
+            if option in names:
+                raise InputError(option, "is given in argv and as an argument", "leave one of the two out")
+            words += [option, value]
+    if not asks_for_inference(words):
+        raise InputError("--info-inference", "it is not given", "give batch, prompt and generate")
+    launch = read_inference(
+        words,
+        environ=dict(os.environ if environ is None else environ),
+        folder=Path.cwd() if folder is None else Path(folder),
+    )
+    _refuse_command_line(launch.options)
+    return launch
+
+
+def _refuse_command_line(options: InfoOptions) -> None:
+    """Raises InputError for options that ask the command line to print, record or start something."""
+    given = [field for field in OF_COMMAND_LINE if getattr(options, field)]
+    if given or options.engine != "formula":
         option = f"--info-{given[0] if given else 'engine'}".replace("_", "-")
         raise InputError(option, "belongs to the command line", "leave it out, and use the report that is returned")
-    return report_of(launch)
 
 
 def read_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path, default_gpu: str | None = None) -> Launch:
@@ -86,6 +198,10 @@ def read_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path
     for field in ("rank", "layers", "allocator"):
         if getattr(options, field) is not None and options.record is None:
             raise InputError(f"--info-{field}", "is only used with --info-record", "add --info-record FILE, or leave it out")
+    if options.calibrate_disk is not None and options.calibrate is None:
+        raise InputError(
+            "--info-calibrate-disk", "is only used with --info-calibrate", "add --info-calibrate FILE, or leave it out"
+        )
     gpu, notes = hardware(options.gpu or default_gpu, options.gpu_memory)
     if options.margin is not None and gpu.capacity_bytes is not None:
         gpu = replace(gpu, margin_bytes=options.margin.of(gpu.capacity_bytes))
@@ -187,7 +303,7 @@ def search(
     from analyzer.layout_search.search import search_space
 
     launch = read_launch(
-        _words(argv, gpu),
+        _words_of_training(argv, gpu),
         environ=dict(os.environ if environ is None else environ),
         folder=Path.cwd() if folder is None else Path(folder),
     )
@@ -217,6 +333,16 @@ def with_advice(report: Report, launch: Launch) -> Report:
 def _words(argv: str | Sequence[str], gpu: str | None) -> list[str]:
     words = shlex.split(argv) if isinstance(argv, str) else list(argv)
     return words if gpu is None else [*words, "--info-gpu", gpu]
+
+
+def _words_of_training(argv: str | Sequence[str], gpu: str | None) -> list[str]:
+    """The words of a launch. Raises InputError if they ask for inference."""
+    from analyzer.launch.inference.options import INFERENCE, asks_for_inference, script_of
+
+    words = _words(argv, gpu)
+    if asks_for_inference(words):
+        raise InputError(script_of(words) or INFERENCE, "asks for inference", "call analyze_inference or analyze_offload")
+    return words
 
 
 def _time_inputs(options: InfoOptions, arguments: Arguments, gpu: HardwareSpec, folder: Path) -> TimeInputs | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -16,6 +17,7 @@ from allocator_hook.calibrate.fit import MEASURABLE, fit
 from allocator_hook.calibrate.items import Measured, as_json, predicted_seconds
 from allocator_hook.calibrate.kernels import TorchRunner
 from allocator_hook.calibrate.measure import Measurements, Runner, Show, measure
+from allocator_hook.calibrate.offload import measured_offload
 from analyzer.specs import TrainingJob
 from analyzer.specs.speed import SpeedSpec
 from analyzer.time.calibration import SCHEMA
@@ -42,31 +44,39 @@ def gpu_name(environ: Mapping[str, str]) -> str:
 
 
 def calibrate(
-    job: TrainingJob, speed: SpeedSpec, *, environ: Mapping[str, str], show: Show, save: Callable[[dict[str, Any]], None]
+    job: TrainingJob,
+    speed: SpeedSpec,
+    *,
+    environ: Mapping[str, str],
+    disk: Path | None,
+    show: Show,
+    save: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any] | None:
-    """Measures the GPU of this process and, under torchrun, its links to the others. None on ranks other than 0.
+    """Measures the GPU of this process, its host and, under torchrun, its links to the others. None on ranks other than 0.
 
     `save` is called with the document after the kernels, and again after the collectives, so that a failure of the network leaves
-    the first one. The kernels are measured by rank 0, while the others wait.
+    the first one. Kernels and host are measured by rank 0, while the others wait. `disk`: a folder on the disk to measure.
     """
     shipped = efficiencies_of(speed)
     if not started_by_torchrun(environ):
         found = _kernels(job, speed, shipped, show)
-        result = document(found.done, [ALONE, *found.sentences()], speed, shipped)
+        offload, failures = measured_offload(disk, show)
+        result = document(found.done, [ALONE, *found.sentences(), *failures], speed, shipped, offload=offload)
         save(result)
         return result
     peers = Peers(layout_of(environ, speed.nvlink_domain))
-    found = Measurements()
+    found, offload, failures = Measurements(), {}, []
     if peers.rank == 0:
         found = _kernels(job, speed, shipped, show)
-        save(document(found.done, [UNFINISHED, *found.sentences()], speed, shipped))
+        offload, failures = measured_offload(disk, show)
+        save(document(found.done, [UNFINISHED, *found.sentences(), *failures], speed, shipped, offload=offload))
     peers.wait()
     messages = peers.measure(budget=MESSAGE_BUDGET, show=show if peers.rank == 0 else _silent)
     peers.close()
     if peers.rank:
         return None
-    notes = [*notes_on(peers), *found.sentences(), *messages.sentences()]
-    result = document([*found.done, *messages.done], notes, speed, shipped, peers.layout.world)
+    notes = [*notes_on(peers), *found.sentences(), *messages.sentences(), *failures]
+    result = document([*found.done, *messages.done], notes, speed, shipped, peers.layout.world, offload=offload)
     save(result)
     return result
 
@@ -95,7 +105,13 @@ def measured_kernels(
 
 
 def document(
-    measured: Sequence[Measured], not_measured: Sequence[str], speed: SpeedSpec, shipped: Efficiencies, world: int = 1
+    measured: Sequence[Measured],
+    not_measured: Sequence[str],
+    speed: SpeedSpec,
+    shipped: Efficiencies,
+    world: int = 1,
+    *,
+    offload: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The content of the file: schema training-info-calibration/1."""
     found = fit(measured, speed, shipped)
@@ -109,6 +125,7 @@ def document(
         "gpus": world,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "efficiencies": found,
+        "offload": dict(offload),
         "not_measured": [*not_measured, *unchanged, *OF_TRAININGS],
         "measured": [
             as_json(each, predicted_seconds(each.item, speed, fitted), predicted_seconds(each.item, speed, shipped))

@@ -39,11 +39,12 @@ def calibrate_machine(file: str, argv: Sequence[str], *, environ: Mapping[str, s
     path = folder / file
     _check_writable(path)
     launch = read_launch(argv, environ=environ, folder=folder)
+    disk = _folder_of_disk(launch.options.calibrate_disk, folder)
     from allocator_hook.calibrate.session import calibrate, gpu_name
 
     speed = speed_of_gpu(launch, gpu_name(environ))
     with _progress(shown=environ.get("RANK", "0") == "0") as show:
-        document = calibrate(launch.job, speed, environ=environ, show=show, save=lambda content: save(content, path))
+        document = calibrate(launch.job, speed, environ=environ, disk=disk, show=show, save=lambda content: save(content, path))
     if document is None:
         return FITS
     from analyzer.report.console.report import write
@@ -78,6 +79,18 @@ def speed_of_gpu(launch: Launch, name: str) -> SpeedSpec:
     if local != speed.name and launch.options.hardware is None:
         raise InputError("--info-gpu", f"this machine has {local}, not {speed.name}", "leave it out, or run on the target GPU")
     return speed
+
+
+def _folder_of_disk(name: str | None, folder: Path) -> Path | None:
+    """The folder on the disk to measure. Raises InputError if no file can be written there."""
+    if name is None:
+        return None
+    found = folder / name
+    if not found.is_dir() or not os.access(found, os.W_OK | os.X_OK):
+        raise InputError(
+            "--info-calibrate-disk", f"'{found}' is no folder that you may write to", "name one on the disk to measure"
+        )
+    return found
 
 
 def _check_writable(path: Path) -> None:
@@ -147,9 +160,18 @@ def summary(document: Mapping[str, Any], speed: SpeedSpec, path: Path) -> list[R
         paragraph(text, indent=0),
         *heading("Efficiencies"),
         table(("", "shipped", "measured"), rows, align="lrr"),
+        *_offload(document.get("offload") or {}),
         *heading("Not measured"),
         points(document["not_measured"]),
     ]
+
+
+def _offload(field: Mapping[str, Any]) -> list[RenderableType]:
+    """The rates of offloading, in GB/s."""
+    from analyzer.report.console.elements import heading, table
+
+    rows = [(name.removesuffix("_gb_per_s").replace("_", " "), f"{value:.4g}") for name, value in field.get("rates", {}).items()]
+    return [*heading("Rates of offloading"), table(("", "GB/s"), rows, align="lr")] if rows else []
 
 
 def _median_error(measured: Sequence[Mapping[str, Any]], field: str) -> float:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from analyzer.cli.output import standard_output, write_json
 from analyzer.cli.predict import fails
-from analyzer.errors import DOES_NOT_FIT, FITS, InputError
+from analyzer.errors import DOES_NOT_FIT, FITS
 from analyzer.inference.estimate import inference_report
 from analyzer.inference.reading import InferenceLaunch, read_inference
 
@@ -38,12 +38,9 @@ def analyze_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder
 
 def _analyze_offload(launch: InferenceLaunch, offload: Offload) -> int:
     """Predicts generation with offloading, prints the report and returns the exit status. Raises AnalyzerError."""
-    from analyzer.inference.offload.estimate import offload_report
+    from analyzer.inference.offload.estimate import report_of_launch
 
-    for field in ("network", "hardware", "calibration", "efficiency"):
-        if getattr(launch.options, field):
-            raise InputError(f"--info-{field}", "has no effect on --info-offload, which has its own rates", "leave it out")
-    report = offload_report(launch.job, offload, price=launch.options.price)
+    report = report_of_launch(launch, offload)
     printed = False
     if launch.options.json is not None:
         from analyzer.report.json.offload import offload_json

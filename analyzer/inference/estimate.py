@@ -28,7 +28,12 @@ Steps = Callable[[InferenceJob], tuple[StepSeconds, StepSeconds]]
 
 def inference_report(job: InferenceJob, inputs: TimeInputs | None, *, note: str = "") -> InferenceReport:
     """The report of a job; `note` is about the GPU. `inputs`: those of the time model, None if the speeds are not known."""
-    stages = stage_memories(job)
+    stages, unknown = stage_memories(job), job.unknown
+    if job.assumed_vocabulary is not None:
+        from analyzer.inference.vocabulary_range import widen  # imported for such launches only
+
+        stages, effect = widen(job, job.assumed_vocabulary, stages)
+        unknown = (*unknown, effect)
     limits = limits_of(job)
     full, unpadded = number_of_parameters(job)
     return InferenceReport(
@@ -42,7 +47,7 @@ def inference_report(job: InferenceJob, inputs: TimeInputs | None, *, note: str 
         limits=limits,
         assumptions=(*job.assumptions, *_assumptions(job)),
         warnings=job.warnings,
-        unknown=job.unknown,
+        unknown=unknown,
         time=None if inputs is None else inference_time(job, inputs, limits),
     )
 

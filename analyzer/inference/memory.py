@@ -72,6 +72,7 @@ def _stage_memory(
     graphs = decode_bytes if spec.decode_graphs else 0
     temporary = max(prefill_bytes, 0 if graphs else decode_bytes)
     peak = sum(round_up(size, BLOCK) for size in (*weights.values(), cache, temporary, graphs)) + sum(each.bytes for each in kept)
+    device = reserved_bytes(peak, 0) + outside_allocator_bytes(prefill)
     return StageMemory(
         pipeline_rank=before.pipeline_rank,
         ranks=pipeline_rank_ranges(job.parallel, before.pipeline_rank),
@@ -84,7 +85,8 @@ def _stage_memory(
         decode_bytes=decode_bytes,
         graph_pool_bytes=graphs,
         peak_bytes=peak,
-        device_bytes=reserved_bytes(peak, 0) + outside_allocator_bytes(prefill),
+        device_bytes=device,
+        device_range_bytes=(device, device),
     )
 
 
@@ -94,11 +96,14 @@ def device_bytes(job: InferenceJob) -> int:
 
 
 def verdict_of(job: InferenceJob, stages: Sequence[StageMemory], *, note: str) -> Verdict:
-    """Whether every rank fits. It is tight if less than the margin of the GPU remains free."""
+    """Whether every rank fits.
+
+    It is tight if less than the margin of the GPU remains free, or if the capacity is within the range of the highest-memory rank.
+    """
     highest = max(stages, key=lambda each: (each.device_bytes, -each.pipeline_rank))
     capacity = job.hardware.capacity_bytes
     headroom = None if capacity is None else capacity - highest.device_bytes
-    state = None if headroom is None else _state(headroom, job.hardware.margin_bytes)
+    state = None if capacity is None else _state(stages, capacity, job.hardware.margin_bytes)
     return Verdict(
         fits=None if headroom is None else headroom >= 0,
         state=state,  # type: ignore[arg-type]
@@ -111,10 +116,18 @@ def verdict_of(job: InferenceJob, stages: Sequence[StageMemory], *, note: str) -
     )
 
 
-def _state(headroom: int, margin: int) -> str:
-    if headroom < 0:
+def estimated_range(stages: Sequence[StageMemory]) -> tuple[int, int]:
+    """The lowest and the highest device memory that the highest-memory rank may need, in bytes."""
+    least, most = (max(stage.device_range_bytes[end] for stage in stages) for end in (0, 1))
+    return least, most
+
+
+def _state(stages: Sequence[StageMemory], capacity: int, margin: int) -> str:
+    least, most = estimated_range(stages)
+    if least > capacity:
         return "does not fit"
-    return "tight" if headroom < margin else "fits"
+    needed = max(stage.device_bytes for stage in stages)
+    return "tight" if most > capacity or capacity - needed < margin else "fits"
 
 
 def limits_of(job: InferenceJob) -> Limits | None:

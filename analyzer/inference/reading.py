@@ -20,7 +20,7 @@ from analyzer.launch.inference.options import INFERENCE, without_script_options
 from analyzer.launch.inference.spec import inference_spec
 from analyzer.launch.parse import parse
 from analyzer.passes.stages import stage_models
-from analyzer.specs import AssumedVocabulary, InferenceJob, TrainingJob
+from analyzer.specs import InferenceJob, TrainingJob
 from analyzer.time.inputs import time_inputs
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ class InferenceLaunch:
     """About the GPU; empty if it is known."""
     time: TimeInputs | None
     """None if the speeds of the GPU are not known."""
+    folder: Path
+    """Where files are that options name."""
 
 
 def read_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> InferenceLaunch:
@@ -98,6 +100,7 @@ def read_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
         options=options,
         note=" ".join(notes),
         time=time_inputs(options, arguments, gpu=gpu.name, folder=folder) if known else None,
+        folder=folder,
     )
 
 
@@ -136,9 +139,6 @@ def _job(training: TrainingJob, spec: InferenceSpec) -> InferenceJob:
     """The inference job with the model and layout of a training job."""
     notes = [_WORDS_OF_TRAINING.sub("", note) for note in training.assumptions if not _is_of_training(note)]
     notes = [note.replace(",.", ".") for note in notes if not note.endswith(":.")]
-    unknown = training.unknown
-    if training.assumed_vocabulary is not None:
-        unknown = (*unknown, _vocabulary(training, training.assumed_vocabulary))
     if training.precision.fp8 is not None:
         notes.append("FP8 of the launch is not used: linear layers compute in 16 bit, or as --info-quantize tells.")
     if training.model.mtp_num_layers:
@@ -153,18 +153,13 @@ def _job(training: TrainingJob, spec: InferenceSpec) -> InferenceJob:
         software=training.software,
         assumptions=tuple(notes),
         warnings=tuple(note for note in training.warnings if not _is_of_training(note)),
-        unknown=unknown,
+        unknown=training.unknown,
         assumed_vocabulary=training.assumed_vocabulary,
     )
 
 
 def _is_of_training(note: str) -> bool:
     return any(words in note for words in _OF_TRAINING)
-
-
-def _vocabulary(training: TrainingJob, assumed: AssumedVocabulary) -> str:
-    size = f"{training.model.vocab_size:,} tokens are assumed"
-    return f"The vocabulary size is not known ({assumed.reason}): {size}. Give it with --vocab-size."
 
 
 def _with_batch_of_blocks(job: InferenceJob) -> InferenceJob:

@@ -33,6 +33,8 @@ class StageMemory:
     """Allocated at the peak."""
     device_bytes: int
     """With segments of the allocator, CUDA context and communicators."""
+    device_range_bytes: tuple[int, int]
+    """The least and the most of `device_bytes`. They differ if the vocabulary size is not known."""
 
     @property
     def weights_bytes(self) -> int:

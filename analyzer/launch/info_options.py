@@ -82,6 +82,8 @@ class InfoOptions:
     """A file with measured efficiencies."""
     calibrate: str | None = None
     """A file for the efficiencies of this machine, which are measured."""
+    calibrate_disk: str | None = None
+    """A folder on the disk that is measured, too."""
     efficiency: tuple[tuple[str, float], ...] = ()
     """Shares of the peaks that replace the efficiencies: flops and memory."""
     tokens: int | None = None
@@ -187,6 +189,7 @@ OPTIONS: Final[dict[str, InfoOption]] = {
     "hardware": InfoOption("FILE", "JSON file with the speeds of a GPU that is not known", word),
     "calibration": InfoOption("FILE", "JSON file with efficiencies measured on the machine", word),
     "calibrate": InfoOption("FILE", "measure this machine, with the kernels of the launch, and write its efficiencies", word),
+    "calibrate_disk": InfoOption("FOLDER", "with --info-calibrate: measure the disk of this folder as well, for offloading", word),
     "efficiency": InfoOption(
         "LIST", "simple time model: shares of the peaks, such as flops=0.5,memory=0.9", shares("flops", "memory")
     ),

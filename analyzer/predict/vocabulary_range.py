@@ -18,7 +18,8 @@ def widen(job: TrainingJob, assumed: AssumedVocabulary, ranks: Sequence[RankClas
     others = [tensor_classes(changed, analysed_stages(changed)) for changed in _with_other_sizes(job, assumed)]
     own = tensor_classes(job, analysed_stages(job))
     widened = tuple(_covering(rank, [rank, *(each for ranks in others for each in ranks)]) for rank in ranks)
-    return widened, _sentence(job, assumed, [_device_bytes(each) - _device_bytes(own) for each in others])
+    differences = [_device_bytes(each) - _device_bytes(own) for each in others]
+    return widened, sentence(assumed, job.model.vocab_size, differences)
 
 
 def _with_other_sizes(job: TrainingJob, assumed: AssumedVocabulary) -> list[TrainingJob]:
@@ -40,15 +41,15 @@ def _covering(rank: RankClass, others: Sequence[RankClass]) -> RankClass:
     return replace(rank, memory=replace(rank.memory, device_range_bytes=covered))
 
 
-def _sentence(job: TrainingJob, assumed: AssumedVocabulary, differences: Sequence[int]) -> str:
+def sentence(assumed: AssumedVocabulary, size: int, differences: Sequence[int], *, what: str = "The highest-memory rank") -> str:
+    """What is assumed, and the effect of the other sizes. `size`: tokens that are assumed. `differences`: bytes that `what` would
+    need in addition with each of the other sizes.
+    """
     changes = [
-        f"{format_bytes(abs(difference))} {'more' if difference >= 0 else 'less'} with {size:,}"
-        for (size, _), difference in zip(assumed.others, differences, strict=True)
+        f"{format_bytes(abs(difference))} {'more' if difference >= 0 else 'less'} with {other:,}"
+        for (other, _), difference in zip(assumed.others, differences, strict=True)
     ]
-    effect = f"The highest-memory rank would need {' and '.join(changes)}."
+    effect = f"{what} would need {' and '.join(changes)}."
     if not any(differences):
-        effect = "The highest-memory rank does not depend on it."
-    return (
-        f"The vocabulary size is not known ({assumed.reason}): {job.model.vocab_size:,} tokens are assumed. "
-        f"{effect} Give it with --vocab-size."
-    )
+        effect = f"{what} does not depend on it."
+    return f"The vocabulary size is not known ({assumed.reason}): {size:,} tokens are assumed. {effect} Give it with --vocab-size."

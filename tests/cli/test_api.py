@@ -48,9 +48,11 @@ def test_main_does_not_change_the_process(line: str) -> None:
     assert (gc.isenabled(), gc.get_freeze_count(), dict(os.environ), Path.cwd()) == before
 
 
-def test_the_example_of_the_documentation_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """The first block of docs/api.md is the program, and the second block is its output."""
-    blocks = (DOCS / "api.md").read_text().split("```")
-    program, output = blocks[1].removeprefix("python\n"), blocks[3].removeprefix("text\n")
+@pytest.mark.parametrize("number", range(3))
+def test_the_examples_of_the_documentation_run(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """The blocks of docs/api.md are programs, each followed by its output."""
+    blocks = (DOCS / "api.md").read_text().split("```")[1::2]
+    assert len(blocks) == 6
+    program, output = blocks[2 * number].removeprefix("python\n"), blocks[2 * number + 1].removeprefix("text\n")
     exec(compile(program, "docs/api.md", "exec"), {})
     assert capsys.readouterr().out == output

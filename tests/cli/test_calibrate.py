@@ -34,6 +34,12 @@ def calibrated(path: Path, *options: str) -> Outcome:
     return run(*LAUNCH, "--info-calibrate", str(path), *options)
 
 
+def known_offload(disk: Path | None, show: object) -> tuple[dict[str, object], list[str]]:
+    """A machine with a slow link to the GPU."""
+    assert callable(show)
+    return {"rates": {"pcie_to_gpu_gb_per_s": 10.0}, "measured": [], "disk": None}, [f"the disk of {disk} failed"]
+
+
 def test_without_a_gpu_the_exit_status_is_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_torch(monkeypatch, gpu=False)
     outcome = calibrated(tmp_path / "file.json", "--info-gpu", "H100-80GB")
@@ -92,14 +98,17 @@ def test_a_calibration_changes_the_predicted_time(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(calibrate, "require_gpu", lambda: None)
     monkeypatch.setattr(session, "gpu_name", lambda _environ: H100)
     monkeypatch.setattr(session, "TorchRunner", KnownRunner)
+    monkeypatch.setattr(session, "measured_offload", known_offload)
     path = tmp_path / "calibration.json"
     path.write_text("an older file")
-    outcome = calibrated(path, "--info-gpu", "H100-80GB")
+    outcome = calibrated(path, "--info-gpu", "H100-80GB", "--info-calibrate-disk", str(tmp_path))
     assert outcome.status == 0, outcome.err
     assert outcome.err.count("measured ") == 11
     assert "gemm_16" in outcome.out
     assert "Not measured" in outcome.out
     assert "torchrun did not start several processes" in " ".join(outcome.out.split())
+    assert f"the disk of {tmp_path} failed" in " ".join(outcome.out.split())
+    assert "pcie to gpu 10" in " ".join(outcome.out.split())
     assert [each.name for each in tmp_path.iterdir()] == ["calibration.json"]
     assert json.loads(path.read_text())["efficiencies"]["gemm_16"] == pytest.approx(KNOWN["gemm_16"], rel=0.01)
 
@@ -112,3 +121,26 @@ def test_a_calibration_changes_the_predicted_time(tmp_path: Path, monkeypatch: p
     assert measured["gemm"] < 0.95 * shipped["gemm"], "the known machine has faster GEMMs"
     assert measured["attention"] < 0.95 * shipped["attention"]
     assert_refused(run(*LAUNCH, "--info-gpu", "A100-80GB", "--info-calibration", str(path)), "--info-calibration")
+
+    offloaded = (
+        "--info-model facebook/opt-30b --info-gpu H100-80GB --info-world-size 1 --info-inference batch=4,prompt=128,generate=8 "
+    )
+    offloaded += "--info-offload weights=0/100/0"
+    before = run(*offloaded.split(), "--info-json", "-").report["inference"]["latency_seconds"]
+    after = run(*offloaded.split(), "--info-json", "-", "--info-calibration", str(path)).report["inference"]["latency_seconds"]
+    assert after / before == pytest.approx(0.8 * 63 / 10, rel=0.05), "the link limits this policy, and is that much slower"
+
+
+@pytest.mark.parametrize("place", ["missing", "calibration.json"])
+def test_the_folder_of_the_disk_is_refused_before_the_measurement(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_torch(monkeypatch, gpu=True)
+    (tmp_path / "calibration.json").write_text("")
+    outcome = calibrated(tmp_path / "new.json", "--info-gpu", "H100-80GB", "--info-calibrate-disk", str(tmp_path / place))
+    assert_refused(outcome, "--info-calibrate-disk")
+    assert "is no folder that you may write to" in outcome.err
+
+
+def test_the_folder_of_the_disk_needs_a_calibration(tmp_path: Path) -> None:
+    assert_refused(run(*LAUNCH, "--info-calibrate-disk", str(tmp_path)), "--info-calibrate-disk")

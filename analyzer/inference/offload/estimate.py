@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from analyzer.errors import DOES_NOT_FIT, InputError, UnsupportedError
 from analyzer.inference.estimate import number_of_parameters
-from analyzer.inference.offload.machine import Machine, machine_of
+from analyzer.inference.offload.machine import MEASURED, NONE, Machine, machine_of
 from analyzer.inference.offload.memory import actual, limits, tiers
 from analyzer.inference.offload.policy import Lengths, Placement, Policy, Schedule, Shares
 from analyzer.inference.offload.search import Found, Problem, block_sizes, front, search
@@ -19,8 +19,14 @@ from analyzer.results import Verdict
 from analyzer.specs import InferenceJob
 
 if TYPE_CHECKING:
+    from analyzer.inference.reading import InferenceLaunch
     from analyzer.launch.inference.offload_options import Offload
 
+FITTED: Final = (
+    "Rates of GPU, links and host were fitted to runs of OPT-6.7B and OPT-30B on a T4 with 208 GB of host memory; those of "
+    "other GPUs follow from their peaks. docs/offloading.md has the errors."
+)
+"""Assumed unless the rates are those of a calibration."""
 NAMES: Final = ("GPU", "host", "disk")
 """The tiers in words."""
 
@@ -69,6 +75,8 @@ class OffloadReport:
     front: tuple[Found, ...]
     """Policies that no other beats in both latency and throughput, if they were searched."""
     assumptions: tuple[str, ...]
+    unknown: tuple[str, ...] = ()
+    """What the launch does not say, with its effect."""
     price: float | None = None
     """Of a GPU-hour."""
 
@@ -83,12 +91,40 @@ class OffloadReport:
         return self.policy.schedule.block_size * self.job.inference.generated_tokens / self.seconds.total
 
 
-def offload_report(job: InferenceJob, offload: Offload, *, price: float | None = None) -> OffloadReport:
-    """The report for `--info-offload`. `price`: of a GPU-hour.
+def report_of_launch(launch: InferenceLaunch, offload: Offload) -> OffloadReport:
+    """The report of a launch that was read, for the value of `--info-offload`. Raises AnalyzerError."""
+    options = launch.options
+    for field in ("network", "hardware", "efficiency"):
+        if getattr(options, field):
+            raise InputError(f"--info-{field}", "has no effect on --info-offload, which has its own rates", "leave it out")
+    if options.calibration is None or launch.job.hardware.name is None:
+        return offload_report(launch.job, offload, price=options.price)
+    from analyzer.time.calibration import read_offload_rates
+
+    measured = read_offload_rates(launch.folder / options.calibration, launch.job.hardware.name)
+    report = offload_report(launch.job, offload, price=options.price, measured=measured)
+    assumptions = [_source(options.calibration, measured) if each == FITTED else each for each in report.assumptions]
+    return replace(report, assumptions=tuple(assumptions))
+
+
+def _source(file: str, measured: Mapping[str, float]) -> str:
+    """Which rates are those of a calibration, and which are not."""
+    kept = [rate.removesuffix("_gb_per_s") for rate, _ in MEASURED.values() if rate not in measured]
+    others = f" It lacks {', '.join(kept)}, for which the shipped rates are used." if kept else ""
+    return (
+        f"Rates of links, host and disk were measured alone ({file}); while a model runs they can be lower.{others} Rates of the "
+        "GPU follow from its peaks, and were fitted to runs on a T4."
+    )
+
+
+def offload_report(
+    job: InferenceJob, offload: Offload, *, price: float | None = None, measured: Mapping[str, float] = NONE
+) -> OffloadReport:
+    """The report for `--info-offload`. `price`: of a GPU-hour. `measured`: rates of `--info-calibrate` by name, in GB/s.
 
     Raises InputError if launch or GPU cannot be modelled, or if nothing fits.
     """
-    machine = _machine(job, offload.machine)
+    machine = _machine(job, offload.machine, measured)
     spec = job.inference
     problem = Problem(
         model=job.model,
@@ -109,7 +145,7 @@ def offload_report(job: InferenceJob, offload: Offload, *, price: float | None =
     return _report(job, problem, found[0].policy, tuple(front(found)), price=price)
 
 
-def _machine(job: InferenceJob, given: Mapping[str, float]) -> Machine:
+def _machine(job: InferenceJob, given: Mapping[str, float], measured: Mapping[str, float]) -> Machine:
     if job.parallel.world_size > 1:
         fault = f"is for one GPU, and the launch has {job.parallel.world_size}"
         raise UnsupportedError("--info-offload", fault, "write a launch of one GPU")
@@ -121,7 +157,7 @@ def _machine(job: InferenceJob, given: Mapping[str, float]) -> Machine:
     if (quantized.weight_bits, quantized.activation_bits, quantized.cache_bits) != (16, 16, 16):
         remedy = "write compress=weights+cache in --info-offload"
         raise UnsupportedError("--info-quantize", "is not modelled with --info-offload", remedy)
-    return machine_of(job.hardware.name, gpu_memory=job.hardware.capacity_bytes, given=given)
+    return machine_of(job.hardware.name, gpu_memory=job.hardware.capacity_bytes, given=given, measured=measured)
 
 
 def _given(offload: Offload, requests: int) -> Policy:
@@ -149,6 +185,7 @@ def _report(job: InferenceJob, problem: Problem, policy: Policy, found: tuple[Fo
     other = problem.case(replace(policy.schedule, overlapped=not policy.schedule.overlapped))
     where = actual(case, policy.placement)
     memory = _tiers(case, where)
+    others, unknown = _with_other_vocabularies(job, problem, policy, memory)
     functions = tiers(case)
     parameters, unpadded = number_of_parameters(job)
     return OffloadReport(
@@ -161,11 +198,30 @@ def _report(job: InferenceJob, problem: Problem, policy: Policy, found: tuple[Fo
         tiers=memory,
         seconds=block(case).actual_seconds(policy.placement),
         other_seconds=block(other).actual_seconds(policy.placement),
-        verdict=_verdict(job, memory),
+        verdict=_verdict(job, memory, others),
         front=found,
         assumptions=_assumptions(policy.schedule),
+        unknown=(*job.unknown, *unknown),
         price=price,
     )
+
+
+def _with_other_vocabularies(
+    job: InferenceJob, problem: Problem, policy: Policy, memory: tuple[Tier, ...]
+) -> tuple[list[tuple[Tier, ...]], tuple[str, ...]]:
+    """The tiers with the same policy and other vocabulary sizes, and what that changes. Nothing if the size is known."""
+    if job.assumed_vocabulary is None:
+        return [], ()
+    from analyzer.inference.vocabulary_range import with_other_sizes  # imported for such launches only
+    from analyzer.predict.vocabulary_range import sentence
+
+    others = []
+    for changed in with_other_sizes(job, job.assumed_vocabulary):
+        case = replace(problem, model=changed.model, layers=sub_layers(changed.model)).case(policy.schedule)
+        others.append(_tiers(case, actual(case, policy.placement)))
+    differences = [int(sum(tier.total for tier in each) - sum(tier.total for tier in memory)) for each in others]
+    what = "GPU, host and disk together"
+    return others, (sentence(job.assumed_vocabulary, job.model.vocab_size, differences, what=what),)
 
 
 def _tiers(case: Case, where: Placement) -> tuple[Tier, ...]:
@@ -180,15 +236,18 @@ def _tiers(case: Case, where: Placement) -> tuple[Tier, ...]:
     return tuple(found)
 
 
-def _verdict(job: InferenceJob, memory: tuple[Tier, ...]) -> Verdict:
-    """Whether each tier has room. The headroom is that of the GPU."""
+def _verdict(job: InferenceJob, memory: tuple[Tier, ...], others: list[tuple[Tier, ...]]) -> Verdict:
+    """Whether each tier has room. The headroom is that of the GPU. `others`: the tiers with other sizes of the vocabulary.
+
+    It is tight if the GPU has less than the margin, or if only some of the sizes fit.
+    """
     gpu = memory[0]
-    fits = all(tier.total <= tier.capacity for tier in memory)
+    fits, *fit_too = (all(tier.total <= tier.capacity for tier in each) for each in (memory, *others))
     margin = job.hardware.margin_bytes
-    tight = gpu.capacity - gpu.total < margin
+    tight = (gpu.capacity - gpu.total < margin) if fits and all(fit_too) else fits or any(fit_too)
     return Verdict(
         fits=fits,
-        state="does not fit" if not fits else "tight" if tight else "fits",
+        state="tight" if tight else "fits" if fits else "does not fit",
         gpu=job.hardware.name,
         capacity_bytes=int(gpu.capacity),
         tightest_rank=0,
@@ -200,8 +259,7 @@ def _verdict(job: InferenceJob, memory: tuple[Tier, ...]) -> Verdict:
 def _assumptions(schedule: Schedule) -> tuple[str, ...]:
     stated = [
         "Weights, cache and activations have 16 bits, and are placed and moved as by FlexLLMGen (commit 004ffef).",
-        "Rates of GPU, links and host were fitted to runs of OPT-6.7B and OPT-30B on a T4 with 208 GB of host memory; those of "
-        "other GPUs follow from their peaks. docs/offloading.md has the errors.",
+        FITTED,
         "Weights are placed in whole tensors, the cache in whole requests.",
         "Decode steps take the time of the step with the mean number of tokens.",
         "FlexLLMGen's copy threads hold 8 GiB of pinned host memory.",

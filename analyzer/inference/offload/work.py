@@ -123,8 +123,9 @@ def compute(case: Case, layer: SubLayer, *, prefill: bool) -> Work:
     if case.schedule.compressed_weights:
         seconds += Linear(BYTES * layer.matrix_elements / machine.decompressed)
     size = tokens * case.hidden_bytes
+    moved = size / machine.pcie + size / machine.pcie_from
     hidden = Work(
-        gpu=Linear(activations=(0, 2 * size / machine.pcie, 2 * size / machine.pcie)),
+        gpu=Linear(activations=(0, moved, moved)),
         read=Linear(activations=(0, 0, size / machine.disk_read)),
         write=Linear(activations=(0, 0, size / machine.disk_write)),
     )

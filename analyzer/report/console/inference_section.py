@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from analyzer.inference.memory import estimated_range
 from analyzer.inference.results import BatchTime, InferenceReport, InferenceTime, StageMemory, StepSeconds
 from analyzer.report.console.elements import BAD, GOOD, KEY, fields, heading, paragraph, points, table
 from analyzer.report.console.names import plural
@@ -52,6 +53,11 @@ def _verdict(report: InferenceReport) -> tuple[str, str]:
         return f"No verdict: the GPU is not known. {needs.capitalize()} needs the most memory, {size}.", KEY
     of = f"of {format_bytes(result.capacity_bytes)}" + (f" ({result.gpu})" if result.gpu else "")
     amount = f"{format_bytes(abs(result.headroom_bytes))} ({share(result.headroom_bytes, of=result.capacity_bytes)})"
+    least, most = estimated_range(report.stages)
+    if result.state == "tight" and most > result.capacity_bytes:
+        ends = f"{format_bytes(least)} to {format_bytes(most)}"
+        difference = f"{amount} {'remain free' if result.fits else 'are missing'}"
+        return f"It is tight: {needs} needs {size} {of}; the estimate ranges from {ends}. By the estimate {difference}.", KEY
     if result.state == "tight":
         margin = format_bytes(result.margin_bytes or 0)
         return f"It is tight: {needs} needs {size} {of}; the headroom of {amount} is below the margin of {margin}.", KEY

@@ -26,8 +26,8 @@ def offload_sections(report: OffloadReport) -> list[RenderableType]:
     job = report.job
     text, style = _verdict(report)
     return [
-        *(paragraph(each, style=KEY, indent=0) for each in job.unknown),
-        *([""] if job.unknown else []),
+        *(paragraph(each, style=KEY, indent=0) for each in report.unknown),
+        *([""] if report.unknown else []),
         paragraph(text, style=style, indent=0),
         "",
         fields(_key_figures(report)),
@@ -46,8 +46,13 @@ def _verdict(report: OffloadReport) -> tuple[str, str]:
     over = [tier for tier in report.tiers if tier.total > tier.capacity]
     if over:
         missing = " and ".join(f"{format_bytes(int(tier.total - tier.capacity))} on {tier.name}" for tier in over)
+        if report.verdict.state == "tight":
+            return f"It is tight: {needs}; {missing} are missing, unless the vocabulary is smaller.", KEY
         return f"It does not fit: {needs}; {missing} are missing.", BAD
-    return f"{'It is tight' if report.verdict.state == 'tight' else 'It fits'}: {needs}.", GOOD
+    if report.verdict.state == "tight":
+        enough = (report.verdict.headroom_bytes or 0) >= (report.verdict.margin_bytes or 0)
+        return f"It is tight: {needs}.{' It does not fit with a larger vocabulary.' if enough else ''}", KEY
+    return f"It fits: {needs}.", GOOD
 
 
 def _of(tier: Tier) -> str:

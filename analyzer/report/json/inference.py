@@ -100,5 +100,6 @@ def _stage(stage: StageMemory) -> dict[str, Any]:
             "graph_pool_bytes": stage.graph_pool_bytes,
             "peak_allocated_bytes": stage.peak_bytes,
             "device_bytes": stage.device_bytes,
+            "device_range_bytes": list(stage.device_range_bytes),
         },
     }

@@ -29,7 +29,7 @@ def offload_json(report: OffloadReport) -> dict[str, Any]:
         "verdict": asdict(report.verdict),
         "inference": _inference(report),
         "assumptions": [*job.assumptions, *report.assumptions],
-        "warnings": [*job.unknown, *job.warnings],
+        "warnings": [*report.unknown, *job.warnings],
     }
 
 

@@ -92,7 +92,7 @@ def test_a_written_file_is_accepted_and_has_the_known_efficiencies(tmp_path: Pat
 
     job = job_of(LAUNCH)
     found = measured_kernels(job, SPEED, SHIPPED, KnownRunner(noise=0.01), show=silent, budget=1e9)
-    content = document(found.done, found.sentences(), SPEED, SHIPPED)
+    content = document(found.done, found.sentences(), SPEED, SHIPPED, offload={})
     path = tmp_path / "calibration.json"
     path.write_text(json.dumps(content))
     rates = read_calibration(path, SPEED)

@@ -36,6 +36,7 @@ MACHINE = Machine(
     decompressed=1e30,
     compressed=1e30,
     pcie=1e30,
+    pcie_from=1e30,
     staged=1e30,
     unstaged=1e30,
     cpu_attention=1e30,
@@ -53,5 +54,5 @@ def small(schedule: Schedule, *, prompt: int = 8, generated: int = 4, **speeds: 
         layers=sub_layers(MODEL),
         schedule=schedule,
         lengths=Lengths(prompt=prompt, generated=generated),
-        machine=replace(MACHINE, **speeds),
+        machine=replace(MACHINE, **({"pcie_from": speeds["pcie"]} if "pcie" in speeds else {}) | speeds),
     )
