@@ -72,6 +72,8 @@ def run(
             if graphs is not None and iteration == captured_before(job):
                 _capture(job, graphs, chunks, hooked=iteration > 0)
             _train_step(job, trained, marks, count, graphs)
+            if job.flags.overlap_moe_expert_parallel_comm:
+                gc.collect()  # the nodes of the loss are reference cycles, which Python frees at some later time
             if graphs is not None and iteration == 0:
                 graphs.finish_first_iteration()
             if iteration == 0 and _gathers_in_hooks(job):

@@ -20,13 +20,16 @@ if TYPE_CHECKING:
     from analyzer.states.record import States
 
 
-def overlapped_points(job: TrainingJob, trees: Sequence[Module], messages: MessageOrder) -> dict[Pair, Point]:
-    """The peaks of overlapped forwards and backwards. Empty without `--overlap-moe-expert-parallel-comm`."""
+def overlapped_points(job: TrainingJob, trees: Sequence[Module], messages: MessageOrder, *, deferred: int = 0) -> dict[Pair, Point]:
+    """The peaks of overlapped forwards and backwards. Empty without `--overlap-moe-expert-parallel-comm`.
+
+    `deferred` as in `overlapped_peaks`.
+    """
     if not job.flags.overlap_moe_expert_parallel_comm:
         return {}
     from analyzer.memory.overlapped_microbatches import overlapped_peaks
 
-    return overlapped_peaks(trees, messages, early=job.flags.early_attention_backward)
+    return overlapped_peaks(trees, messages, early=job.flags.early_attention_backward, deferred=deferred)
 
 
 def offloaded_points(

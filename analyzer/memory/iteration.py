@@ -62,6 +62,8 @@ class PeakContext:
     """For each chunk, the tensors that it references while none of its microbatches is in flight, after its first forward."""
     overlapped: Mapping[Pair, Point] = field(default_factory=dict)
     """The peaks of overlapped steps."""
+    deferring: Mapping[Pair, Point] = field(default_factory=dict)
+    """The same if the backward of the output layer defers its weight gradient."""
     offloaded: tuple[Mapping[int, Point], Mapping[int, int]] = ({}, {})
     """With overlapped microbatches and activation offloading: for each index of an overlapped step its peak, and for each other
     index bytes of offloaded tensors on the GPU."""
@@ -325,10 +327,23 @@ class _Walk:
         self._workspaces += sum(each.bytes for each in self._not_allocated)
         self._not_allocated = []
         self._leftover[step.chunk] = 0
-        point = self._context.offloaded[0].get(index) or self._context.overlapped[self._messages.pair(index, in_flight)]
+        calls = self._calls_to_defer(other)
+        points = self._context.deferring if calls else self._context.overlapped
+        point = self._context.offloaded[0].get(index) or points[self._messages.pair(index, in_flight)]
         self._saved -= saved
         self._update_peak(index, point, base - saved)
+        if calls and self._context.deferral is not None:
+            self._deferred_calls += calls
+            saved += calls * self._context.deferral.bytes_each
         self._saved += saved
+
+    def _calls_to_defer(self, number: int) -> int:
+        """Calls of output layers in the next backward of a chunk whose weight gradients are deferred."""
+        deferral = self._context.deferral
+        if deferral is None or number != len(self._chunks) - 1:
+            return 0
+        calls = sum(each.block.module.derived(output_layers) for each in self._chunks[number].backward)
+        return min(calls, deferral.calls - self._deferred_calls)
 
     def _leftover_of_other_chunks(self) -> int:
         """Bytes that checkpoints of other chunks did not free."""

@@ -1,8 +1,8 @@
 """The parts of a layer that run as one node while microbatches overlap, and what is passed between them.
 
-A MoE layer has four nodes: attention, with the norm, the router and the shared experts after it; dispatch; experts; combine, with
-the residual add, and the final norm after the last layer. Attention and FFN are the nodes of a dense layer. An MTP layer begins
-with its projections and ends with its norm.
+A MoE layer has four nodes: attention, with the norm, the router, the shared experts and the projection to the latent size after it;
+dispatch; experts; combine, with the projection back, the residual add, and the final norm after the last layer. Attention and FFN
+are the nodes of a dense layer. An MTP layer begins with its projections and ends with its norm.
 
 Source: core/models/gpt/fine_grained_callables.py, core/pipeline_parallel/utils.py `ScheduleNode` (0.16.1).
 """
@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 from analyzer.memory.block_memory import Instant, block_memory, explained
-from analyzer.modules.kinds import ATTENTION_BRANCH, ModuleKind
+from analyzer.modules.kinds import ATTENTION_BRANCH, MOE_LATENT_PROJECTIONS, ModuleKind
 from analyzer.modules.moe.routing import ARRIVED_ROWS, LOCAL_ROWS, RECEIVED_ROWS, SENT_ROWS, SHARED_OUTPUT, is_flex
 from analyzer.modules.tree import LAYER, STREAM, Module, Tensor
 from analyzer.program.chunks import chunk_program
@@ -227,6 +227,8 @@ def _node_of(block: Module, path: str) -> tuple[Node, bool]:
         module = next((child for child in module.children if child.name == name), module)
         if module.kind in _NODES:
             return _NODES[module.kind], False
+        if module.name == MOE_LATENT_PROJECTIONS[1]:
+            return Node.COMBINE, False
         if layer is not None and module in layer.children:
             moe = any(child.kind is ModuleKind.EXPERTS for _, child in layer.walk())
             if module.kind in ATTENTION_BRANCH:

@@ -17,6 +17,7 @@ from analyzer.memory.overlapped_layers import Node, Placed, Unit, units
 from analyzer.memory.overlapped_offload import OffloadedGroups, StepGroups, group_members
 from analyzer.memory.pipeline_tensors import MessageOrder
 from analyzer.modules.tree import Module, Tensor, total_bytes
+from analyzer.passes.deferred_output_gradients import output_layers
 from analyzer.schedule.pipeline import Pair
 from analyzer.specs import ActivationOffloadSpec, TrainingJob
 
@@ -29,8 +30,12 @@ class _Chunk(NamedTuple):
     last: Unit
 
 
-def overlapped_peaks(trees: Sequence[Module], messages: MessageOrder, *, early: bool) -> dict[Pair, Point]:
-    """The peaks of the overlapped steps of an iteration. `trees`: one for each chunk. `early` as in `overlapped_peak`."""
+def overlapped_peaks(trees: Sequence[Module], messages: MessageOrder, *, early: bool, deferred: int = 0) -> dict[Pair, Point]:
+    """The peaks of the overlapped steps of an iteration. `trees`: one for each chunk. `early` as in `overlapped_peak`.
+
+    `deferred`: bytes that the backward of each output layer keeps for its deferred weight gradient.
+    """
+    kept = [deferred * output_layers(tree) if deferred else 0 for tree in trees]
     found: dict[Pair, Point] = {}
     in_flight: Counter[int] = Counter()
     for index, step in enumerate(messages.order):
@@ -38,7 +43,7 @@ def overlapped_peaks(trees: Sequence[Module], messages: MessageOrder, *, early: 
             pair = messages.pair(index, in_flight)
             if pair not in found:
                 chunks = _Chunk(*units(trees[pair.forward])), _Chunk(*units(trees[pair.backward]))
-                found[pair] = _peak(_OverlappedStep(*chunks, pair, early=early))
+                found[pair] = _peak(_OverlappedStep(*chunks, pair, early=early, deferred=kept[pair.backward]))
         in_flight[step.chunk] += 1 if step.kind == "forward" else -1
     return found
 
@@ -85,7 +90,16 @@ def _peak(step: _OverlappedStep) -> Point:
 class _OverlappedStep:
     """One overlapped step. All sizes are in bytes."""
 
-    def __init__(self, forward: _Chunk, backward: _Chunk, pair: Pair, *, early: bool, groups: StepGroups | None = None) -> None:
+    def __init__(
+        self,
+        forward: _Chunk,
+        backward: _Chunk,
+        pair: Pair,
+        *,
+        early: bool,
+        groups: StepGroups | None = None,
+        deferred: int = 0,
+    ) -> None:
         self._forward = forward
         self._backward = backward
         self._early = early
@@ -93,6 +107,9 @@ class _OverlappedStep:
         self._newest = pair.newest
         self._ahead = pair.ahead
         self._groups = groups
+        self._to_defer = deferred
+        self._deferred = 0
+        """Bytes of operands of the output layer's weight gradient, after the backward of the output layer."""
         self._forward_saved = 0
         """Bytes that the microbatch of the forward has saved so far."""
         self._backward_saved = backward.last.after
@@ -115,6 +132,7 @@ class _OverlappedStep:
         f_layers, b_layers = self._forward.layers, self._backward.layers
         yield from self._run_forward(self._forward.first.forward(self._frame))
         yield from self._run_backward(self._backward.last.backward(), self._backward.last.before)
+        self._deferred = self._to_defer
         for index in range(max(len(f_layers), len(b_layers))):
             both = index < min(len(f_layers), len(b_layers))
             one = f_layers[index] if both else None
@@ -230,7 +248,7 @@ class _OverlappedStep:
         left = tuple(tensor for tensors in self._left.values() for tensor in tensors)
         outside = (*held, *left, *self._kept, *self._batch, *self._output)
         on_gpu = 0 if self._groups is None else self._groups.bytes
-        saved = self._forward_saved + self._backward_saved + on_gpu
+        saved = self._forward_saved + self._backward_saved + self._deferred + on_gpu
         return Point(
             block=each.block,
             parent=each.parent,

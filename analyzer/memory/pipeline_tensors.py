@@ -148,7 +148,8 @@ class MessageOrder:
     def pair(self, index: int, in_flight: Mapping[int, int] | Sequence[int]) -> Pair:
         """The overlapped step at this index. `in_flight`: for each chunk, the microbatches in flight before this step."""
         step, backward = self.order[index : index + 2]
-        later = self.order[index + 2 : index + 4]
+        following = self.order[index + 2 : index + 3]
+        later = self.order[index + 2 : index + 4] if following and following[0].paired else following
         received = [self._last[each.chunk] if each.kind == "backward" else self._first[each.chunk] for each in later]
         return Pair(step.chunk, backward.chunk, newest=in_flight[backward.chunk] == 1, ahead=received.count(False))
 

@@ -234,7 +234,12 @@ def contexts(
     of_later = deferral_of(job, microbatches=job.batch.microbatches) if last else None
     offloaded = offloaded_points(job, model.trees, messages)
     extra = last_layer_bytes_on_gpu(job, model.trees[-1])
-    return context(deferral=of_first), context(deferral=of_later, offloaded=offloaded, extra_of_first=extra)
+    # the operands of one call do not depend on the number of microbatches
+    deferring = {} if of_later is None else overlapped_points(job, model.trees, messages, deferred=of_later.bytes_each)
+    return (
+        context(deferral=of_first, deferring=deferring),
+        context(deferral=of_later, deferring=deferring, offloaded=offloaded, extra_of_first=extra),
+    )
 
 
 def _run_with_states(job: TrainingJob, stage: StageAnalysis, states: States, iterations: _Iterations) -> _Run:

@@ -2,7 +2,8 @@
 
 They are computed after the last backward of an iteration. Until then each call of the output layer keeps the operands allocated:
 its input, and the gradient of the logits. The input has its autograd graph, which references the received input of the microbatch
-and the gradient of that input. With `--wgrad-deferral-limit` only the first calls of an iteration are deferred.
+and the gradient of that input. With overlapped microbatches the input is detached and has its gradient instead (`ScheduleNode`).
+With `--wgrad-deferral-limit` only the first calls of an iteration are deferred.
 
 Sources: core/tensor_parallel/layers.py `ColumnParallelLinear.forward`, `LinearWithGradAccumulationAndAsyncCommunication.backward`;
 core/utils.py `drain_embedding_wgrad_compute`; core/pipeline_parallel/schedules.py `finish_embedding_wgrad_compute` (0.16.1).
@@ -38,10 +39,11 @@ def deferral_of(job: TrainingJob, *, microbatches: int) -> Deferral | None:
     shapes = shapes_of(job)
     operands = (logits(shapes, "logits gradient", shapes.dtype), shapes.hidden("input"))
     calls = microbatches * (1 + job.model.mtp_num_layers)
+    detached = job.flags.overlap_moe_expert_parallel_comm
     return Deferral(
-        bytes_each=total_bytes(operands),
+        bytes_each=total_bytes(operands) + (shapes.hidden("input gradient").bytes if detached else 0),
         calls=min(calls, job.flags.wgrad_deferral_limit or calls),
-        graph_bytes=2 * shapes.hidden("received input").bytes,
+        graph_bytes=0 if detached else 2 * shapes.hidden("received input").bytes,
     )
 
 

@@ -76,6 +76,27 @@ def with_referenced_states(depth: Module) -> Module:
     return replace(depth, children=children)
 
 
+def without_skipped_norm(tree: Module) -> Module:
+    """A chunk whose final norm does not run if the last layer is dense: only the combine node of a MoE layer calls it.
+
+    Source: `submodule_combine_forward` and `mlp_wrapper`, 0.16 to 0.19. `PostProcessNode` calls it for a chunk without layers.
+    """
+    layers = [module for _, module in tree.walk() if module.kind is ModuleKind.LAYER]
+    if not layers or any(module.kind is ModuleKind.EXPERTS for _, module in layers[-1].walk()):
+        return tree
+
+    def visit(module: Module) -> Module:
+        if module.kind is ModuleKind.FINAL_NORM:
+            return replace(module, saved=(), forward_workspace=(), backward_workspace=())
+        if module.kind is ModuleKind.OUTPUT_LAYER:
+            return replace(module, saved=tuple(replace(each, made_in=STREAM) for each in module.saved))
+        if module.kind is ModuleKind.LAYER or not module.children:
+            return module
+        return replace(module, children=tuple(visit(child) for child in module.children))
+
+    return visit(tree)
+
+
 def _without_lingering_input(module: Module) -> Module:
     saved = tuple(replace(each, lingers=False) if each.made_in == STREAM else each for each in module.saved)
     return replace(module, saved=saved, children=tuple(_without_lingering_input(child) for child in module.children))

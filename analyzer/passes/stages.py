@@ -18,6 +18,7 @@ from analyzer.modules.models import gpt
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module
 from analyzer.specs import TrainingJob
+from analyzer.specs.release import is_before
 
 if TYPE_CHECKING:
     from analyzer.passes.activation_offload import InputFrom
@@ -48,7 +49,7 @@ def stage_models(job: TrainingJob) -> tuple[StageModel, ...]:
         placements = _placements(job, chunk)
         key = (id(built), placements)
         if key not in passed:
-            passed[key] = _with_layers(built, _layer_pass(job), placements)
+            passed[key] = _without_skipped_norm(job, _with_layers(built, _layer_pass(job), placements))
         return passed[key]
 
     return tuple(
@@ -138,6 +139,15 @@ def _layer_pass(job: TrainingJob) -> Callable[[Module, Placement], Module]:
         return with_offloaded_groups(offload, layer, input_from=_INPUTS[placement])
 
     return changed
+
+
+def _without_skipped_norm(job: TrainingJob, tree: Module) -> Module:
+    """The tree without a final norm that overlapped microbatches do not run."""
+    if not job.flags.overlap_moe_expert_parallel_comm or is_before(job.megatron, "0.16"):
+        return tree
+    from analyzer.passes.overlapped_layers import without_skipped_norm
+
+    return without_skipped_norm(tree)
 
 
 def _with_layers(tree: Module, change: Callable[[Module, Placement], Module], placements: Sequence[Placement]) -> Module:

@@ -69,3 +69,15 @@ def test_sequence_parallel_stages_exchange_their_part_of_the_sequence() -> None:
     """`get_tensor_shapes`: the sequence length is divided by the tensor-parallel size t = 2."""
     tensors = pipeline_tensors(job_of(f"{LINE} --tensor-model-parallel-size 2 --sequence-parallel"), pipeline_rank=1)
     assert sum(tensor.bytes for tensor in tensors.forward) == 3 * HIDDEN // 2
+
+
+def test_after_the_last_overlapped_step_only_the_next_backward_needs_a_message() -> None:
+    """`forward_backward_pipelining_with_interleaving`: each steady step receives for a forward and a backward, the last for none of
+    the forwards, because none is left."""
+    line = "--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1 --num-layers 8 --num-experts 8 "
+    job = job_of(f"{line} --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall --disable-bias-linear", gpus=8)
+    order = steps(pipeline=4, pipeline_rank=1, chunks=2, microbatches=16, combined=True)
+    messages = MessageOrder(order, stage_models(job)[1].chunks)
+    paired = [index for index, step in enumerate(order) if step.paired]
+    assert messages.pair(paired[0], (2, 2)).ahead == 2
+    assert messages.pair(paired[-1], (2, 2)).ahead == 1

@@ -17,6 +17,7 @@ MLA = "--multi-latent-attention --position-embedding-type rope"
 EXPERTS = "--num-experts 8 --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall"
 OVERLAP = f"{EXPERTS} --disable-bias-linear --overlap-moe-expert-parallel-comm {STAGES} --num-layers-per-virtual-pipeline-stage 2"
 MTP = f"{OVERLAP} --position-embedding-type rope --mtp-num-layers 1"
+LATENT = f"{OVERLAP} --moe-latent-size 256"
 DELAY = f"{OVERLAP} --tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap --delay-wgrad-compute"
 
 
@@ -37,6 +38,7 @@ DELAY = f"{OVERLAP} --tensor-model-parallel-size 2 --sequence-parallel --tp-comm
             "--overlap-moe-expert-parallel-comm",
         ),
         (DELAY, f"{DELAY} --disable-tp-comm-bulk-wgrad", "--delay-wgrad-compute"),
+        (f"{LATENT} --delay-wgrad-compute", LATENT, "--delay-wgrad-compute"),
     ],
 )
 def test_launches_that_fail_in_the_code_of_megatron_are_refused(line: str, runs: str, dest: str) -> None:
@@ -51,3 +53,7 @@ def test_graphs_of_parts_of_a_layer_run_with_pipeline_stages() -> None:
 
 def test_dense_mtp_layers_overlap_from_0_19_on() -> None:
     job_of(f"{MTP} --moe-layer-freq [1,1,1,1,1,1,1,0]", gpus=8, release="0.19.0")
+
+
+def test_weight_gradients_of_latent_projections_are_delayed_from_0_17_on() -> None:
+    job_of(f"{LATENT} --delay-wgrad-compute", gpus=8, release="0.17.1")

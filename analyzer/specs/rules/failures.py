@@ -15,6 +15,7 @@ def failure_violations(job: TrainingJob) -> Iterator[Violation]:
     yield from _graphs_of_stages(job)
     yield from _fp32_residual(job)
     yield from _overlapped_mtp(job)
+    yield from _delayed_latent_projections(job)
 
 
 def _sharded_stages(job: TrainingJob) -> Iterator[Violation]:
@@ -77,5 +78,19 @@ def _overlapped_mtp(job: TrainingJob) -> Iterator[Violation]:
         yield Violation(
             ("overlap_moe_expert_parallel_comm",),
             "needs experts in the MTP layers, and they have none, like the last decoder layer",
+            "leave it out",
+        )
+
+
+def _delayed_latent_projections(job: TrainingJob) -> Iterator[Violation]:
+    """The weight gradients of the latent projections are delayed and never computed, so their operands stay allocated.
+
+    Source: `MoELayer.backward_dw` (core/transformer/moe/moe_layer.py), 0.16. It computes them from 0.17 on.
+    """
+    moe = job.model.moe
+    if job.flags.delay_wgrad_compute and moe is not None and moe.latent_size and is_before(job.megatron, "0.17"):
+        yield Violation(
+            ("delay_wgrad_compute",),
+            "this release never computes the weight gradients of the latent projections, whose operands fill the memory",
             "leave it out",
         )

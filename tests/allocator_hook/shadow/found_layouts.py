@@ -20,6 +20,9 @@ FOUND: Final = {
     "overlapped microbatches, dense layers beside MoE layers": _ALTERNATING,
     "overlapped microbatches, dense layers with recompute": f"{_ALTERNATING} --recompute-granularity selective "
     "--recompute-modules mlp",
+    "overlapped microbatches, latent experts, interleaved": f"{_OVERLAPPED} --num-experts 8 --moe-token-dispatcher-type alltoall "
+    "--moe-latent-size 256 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1",
+    "overlapped microbatches, dense last layer": f"{_ALTERNATING.replace('[0,1]', '[1,0]')}",
     "overlapped microbatches, deepep": f"{_OVERLAPPED} --num-experts 8 --moe-token-dispatcher-type flex "
     "--moe-flex-dispatcher-backend deepep --moe-router-dtype fp32",
     "recomputed mlp with dropout": "--bf16 --swiglu --disable-bias-linear --vocab-size 120 --recompute-granularity selective "
