@@ -15,6 +15,7 @@ from dataclasses import replace
 from math import prod
 from typing import Final, Literal
 
+from analyzer.modules.attention.core_attention import is_rotary_table
 from analyzer.modules.kinds import LATENT_PROJECTIONS, ModuleKind
 from analyzer.modules.tree import STREAM, Module, total_bytes
 from analyzer.specs import ActivationOffloadSpec
@@ -30,7 +31,7 @@ GROUPS: Final[dict[str, frozenset[Place]]] = {
             (ModuleKind.ATTENTION, ModuleKind.QKV),
             (ModuleKind.QK_NORMS, ModuleKind.Q_NORM),
             (ModuleKind.QK_NORMS, ModuleKind.K_NORM),
-            *((ModuleKind.ATTENTION, kind) for kind in LATENT_PROJECTIONS),
+            *((ModuleKind.ATTENTION, kind) for kind in (*LATENT_PROJECTIONS, ModuleKind.ROTATION)),
         }
     ),
     "core_attn": frozenset({(ModuleKind.ATTENTION, ModuleKind.ATTENTION_KERNEL)}),
@@ -84,7 +85,13 @@ def _with_offloaded(module: Module, offload: ActivationOffloadSpec, *, input_sta
     for child in module.children:
         changed = _with_offloaded(child, offload, input_stays=input_stays)
         if (module.kind, child.kind) in places:
-            copied = tuple(tensor for tensor in child.saved if prod(tensor.shape) >= offload.min_elements)
+            copied = tuple(
+                tensor
+                for tensor in child.saved
+                if prod(tensor.shape) >= offload.min_elements
+                # the rotation runs before the group of core attention
+                and not (child.kind is ModuleKind.ATTENTION_KERNEL and is_rotary_table(tensor))
+            )
             stays = tuple(
                 tensor
                 for tensor in copied
