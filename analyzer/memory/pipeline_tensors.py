@@ -66,8 +66,8 @@ class PipelineTensors:
         )
 
 
-def pipeline_tensors(job: TrainingJob, *, pipeline_rank: int) -> PipelineTensors:
-    """The tensors of one pipeline rank.
+def pipeline_tensors(job: TrainingJob, *, pipeline_rank: int, freed: bool = False) -> PipelineTensors:
+    """The tensors of one pipeline rank. `freed`: activation offloading frees the input of every chunk in its forward.
 
     In 1F1B, the gradient sent to the previous stage stays allocated until the next one is computed. The gradient received from the
     next stage stays allocated until the next one is received, which is after a forward. During that forward `output_tensor` still
@@ -75,10 +75,10 @@ def pipeline_tensors(job: TrainingJob, *, pipeline_rank: int) -> PipelineTensors
     """
     parallel = job.parallel
     if parallel.virtual_pipeline is not None:
-        return _interleaved(job)
+        return _interleaved(job, freed=freed)
     first = pipeline_rank == 0
     sent = () if first else (_message(job, SENT, sender=pipeline_rank - 1),)
-    old = () if first else (_message(job, PREVIOUS, sender=pipeline_rank - 1),)
+    old = () if first or freed else (_message(job, PREVIOUS, sender=pipeline_rank - 1),)
     received = (received_gradient(job, sender=pipeline_rank),) if pipeline_rank < parallel.pipeline - 1 else ()
     return PipelineTensors(forward=(*sent, *old, *received), backward=sent)
 
@@ -97,7 +97,7 @@ def _message(job: TrainingJob, name: str, *, sender: int) -> Tensor:
     return replace(one, shape=((1 + depths) * one.shape[0], *one.shape[1:]), formula=f"(1+D)·{one.formula}")
 
 
-def _interleaved(job: TrainingJob) -> PipelineTensors:
+def _interleaved(job: TrainingJob, *, freed: bool) -> PipelineTensors:
     """The tensors of the interleaved schedule. Every rank sends and receives, because the stages form a ring.
 
     Source: `forward_backward_pipelining_with_interleaving`. A message is received one step before it is used: the input of the
@@ -117,18 +117,29 @@ def _interleaved(job: TrainingJob) -> PipelineTensors:
         gradient_ahead=ahead,
         output=output,
         input_ahead=(shapes.hidden("input received ahead"),),
-        last_of_warmup=(shapes.hidden("last input of the warm-up"), shapes.hidden("gradient of the last input")),
+        last_of_warmup=(
+            _unless(freed, shapes.hidden("last input of the warm-up")),
+            shapes.hidden("gradient of the last input"),
+        ),
     )
 
 
-def kept_inputs(job: TrainingJob, chunks: Sequence[Chunk], *, pipeline_rank: int) -> tuple[tuple[Tensor, ...], ...]:
+def kept_inputs(
+    job: TrainingJob, chunks: Sequence[Chunk], *, pipeline_rank: int, freed: Sequence[bool] | None = None
+) -> tuple[tuple[Tensor, ...], ...]:
     """For each chunk, the input that it received last and the gradient of this input, which are referenced until its next forward.
 
-    Empty for a chunk that receives no input.
+    Empty for a chunk that receives no input. `freed`: for each chunk, whether activation offloading frees its input in its forward.
     """
     names = ("last input of an idle chunk", "gradient of the last input")
-    both = tuple(_message(job, name, sender=pipeline_rank - 1) for name in names)
-    return tuple(() if chunk.pre_process else both for chunk in chunks)
+    received, gradient = (_message(job, name, sender=pipeline_rank - 1) for name in names)
+    gone = freed or (False,) * len(chunks)
+    return tuple(() if chunk.pre_process else (_unless(each, received), gradient) for chunk, each in zip(chunks, gone, strict=True))
+
+
+def _unless(freed: bool, tensor: Tensor) -> Tensor:
+    """The tensor, without data if its storage is freed."""
+    return replace(tensor, shape=(0,)) if freed else tensor
 
 
 class MessageOrder:

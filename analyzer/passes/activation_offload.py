@@ -110,6 +110,24 @@ def _is_read_by_projection(attention: Module, offload: ActivationOffloadSpec) ->
     return "attn_proj" not in offload.modules and projection is not None and not total_bytes(projection.saved)
 
 
+def frees_input(offload: ActivationOffloadSpec, tree: Module, *, first_iteration: bool) -> bool:
+    """Whether the storage of a chunk's input is freed once it is on the host, whatever references it.
+
+    `TransformerLayer.forward` lets the group `attn_norm` free the input of the layer (`forced_released_tensors`). `tree` is that of
+    later iterations, where the layer before the loss is not offloaded.
+    """
+    layer = next((module for _, module in tree.walk() if module.kind is ModuleKind.LAYER), None)
+    if layer is None or "attn_norm" not in offload.modules:
+        return False
+    norms = (module for _, module in layer.walk() if module.kind is ModuleKind.ATTENTION_NORM)
+    return any(
+        tensor.made_in == STREAM and prod(tensor.shape) >= offload.min_elements
+        for norm in norms
+        for tensor in (*norm.offloaded, *(norm.saved if first_iteration else ()))
+        if first_iteration or tensor not in norm.saved
+    )
+
+
 def offloaded_bytes_of_last_layer(tree: Module) -> int:
     """Bytes of the groups of a chunk's last layer. They are not offloaded for the microbatch whose backward runs first.
 

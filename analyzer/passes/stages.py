@@ -198,6 +198,15 @@ def offload_trees_of(job: TrainingJob, tree: Module, chunk: Chunk) -> tuple[Modu
     return _with_layers(tree, pass_over, only_last), with_early_reloads(offload, tree)
 
 
+def frees_input(job: TrainingJob, tree: Module, *, first_iteration: bool = False) -> bool:
+    """With activation offloading, whether the input of a chunk is freed in its forward, although the schedule references it."""
+    if job.activation_offload is None:
+        return False
+    from analyzer.passes import activation_offload
+
+    return activation_offload.frees_input(job.activation_offload, tree, first_iteration=first_iteration)
+
+
 def last_layer_bytes_on_gpu(job: TrainingJob, tree: Module) -> int:
     """With activation offloading, bytes of the last layer that are not offloaded for the microbatch whose backward runs first."""
     if job.activation_offload is None or job.flags.overlap_moe_expert_parallel_comm:
