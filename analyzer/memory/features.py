@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from analyzer.memory.pipeline_tensors import MessageOrder, PipelineTensors, kept_inputs, pipeline_tensors
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Tensor, total_bytes
 from analyzer.passes.stages import frees_input
 from analyzer.schedule.pipeline import Pair
@@ -26,8 +27,10 @@ def schedule_tensors(
 ) -> tuple[PipelineTensors, tuple[tuple[Tensor, ...], ...]]:
     """`PipelineTensors` and `kept_inputs` of a stage, without the inputs of chunks that activation offloading frees."""
     freed = [frees_input(job, tree, first_iteration=first_iteration) for tree in model.trees]
+    # the last layer of the microbatch whose backward runs first is not offloaded
+    first_stays = not first_iteration and sum(module.kind is ModuleKind.LAYER for _, module in model.trees[-1].walk()) == 1
     return (
-        pipeline_tensors(job, pipeline_rank=model.pipeline_rank, freed=all(freed)),
+        pipeline_tensors(job, pipeline_rank=model.pipeline_rank, freed=all(freed), first_stays=first_stays),
         kept_inputs(job, model.chunks, pipeline_rank=model.pipeline_rank, freed=freed),
     )
 

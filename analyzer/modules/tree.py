@@ -79,6 +79,9 @@ class Tensor:
     """A module attribute references it after its backward, until the module's next forward; also under a checkpoint."""
     strided: bool = False
     """Saved as a view that is not contiguous. Transformer Engine leaves it on the GPU when it offloads a layer."""
+    read_first: bool = False
+    """The backward of its module begins by copying it, and no longer references it. It is freed then if it was copied back from
+    the host."""
     side_stream: bool = False
     """Allocated while a second stream is current. PyTorch's allocator uses its block again only for requests of that stream."""
 
@@ -167,7 +170,8 @@ class Module:
     def copied_on_demand(self) -> tuple[Tensor, ...]:
         """Of `copied_back`, the tensors on the GPU at the same time if its own backward copies each one when it reads it."""
         names = {tensor.name for tensor in self.offloaded}
-        return tuple(back for back, tensor in zip(self.copied_back, self.offloaded, strict=True) if tensor.shares not in names)
+        pairs = zip(self.copied_back, self.offloaded, strict=True)
+        return tuple(back for back, tensor in pairs if tensor.shares not in names and not tensor.read_first)
 
     @cached_property
     def retained_before_backward(self) -> int:

@@ -109,9 +109,12 @@ def _compute(found: list[Operation], module: Module, phase: Phase) -> None:
     if phase == "backward":
         if not module.reloaded_early:
             _memory(found, _ALLOCATE, phase, module, Role.TRANSFER, module.copied_on_demand)
-        found.append(Operation(_COMPUTE, phase, module))
         copied = module.copied_back if module.reloaded_early else module.copied_on_demand
-        _memory(found, _FREE, phase, module, Role.SAVED if module.reloaded_early else Role.TRANSFER, copied)
+        gone = tuple(tensor for tensor in copied if tensor.read_first)
+        _memory(found, _FREE, phase, module, Role.SAVED, gone)
+        found.append(Operation(_COMPUTE, phase, module))
+        left = tuple(tensor for tensor in copied if not tensor.read_first)
+        _memory(found, _FREE, phase, module, Role.SAVED if module.reloaded_early else Role.TRANSFER, left)
         return
     _memory(found, _ALLOCATE, phase, module, Role.TRANSFER, _only_offloaded(module))
     found.append(Operation(_COMPUTE, phase, module))
