@@ -128,6 +128,10 @@ class Module:
     """Saved for backward in host memory: copied to the host after its forward, and back before its backward."""
     reloaded_early: bool = False
     """`offloaded` is copied back before the backward of the layer begins, by a module of the following layer."""
+    reloaded_within: bool = False
+    """`offloaded` is copied back by the backward of a later module of the layer (`reloads`)."""
+    saved_by_hooks: bool = False
+    """`saved` is referenced by hooks that give each tensor away when the backward reads it."""
     reloads: tuple[Tensor, ...] = ()
     """Tensors allocated at the end of its backward until the backward of the block ends: offloaded tensors of a preceding module
     that are copied back, and gradients that FSDP has not reduced."""

@@ -41,7 +41,8 @@ GROUPS: Final[dict[str, frozenset[Place]]] = {
     "moe_act": frozenset({(ModuleKind.EXPERTS, ModuleKind.ACTIVATION)}),
 }
 """For each name of `--offload-modules`, the places of its modules in a layer."""
-
+COMMITS: Final = ("qkv_linear", "core_attn", "attn_proj", "attn_norm", "expert_fc1", "moe_act", "mlp_norm")
+"""Groups of a layer in the order in which they are copied to the host. Those of the norms are copied after the residual add."""
 
 _PROJECTIONS: Final = frozenset({ModuleKind.QKV, *LATENT_PROJECTIONS})
 """Modules of the group `qkv_linear` that save the input of the layer."""
@@ -57,6 +58,15 @@ def with_offloaded_groups(offload: ActivationOffloadSpec, layer: Module, *, inpu
         return layer
     changed = _with_offloaded(layer, offload, input_stays=input_from == "stage")
     return _holding_input(changed) if input_from == "embedding" else changed
+
+
+def with_hooks(offload: ActivationOffloadSpec, module: Module) -> Module:
+    """A layer that is not offloaded, with groups whose tensors hooks reference (`tensor_push` and `tensor_pop`)."""
+    if "core_attn" not in offload.modules:
+        return module
+    if module.kind is ModuleKind.ATTENTION_KERNEL:
+        return replace(module, saved_by_hooks=True)
+    return replace(module, children=tuple(with_hooks(offload, child) for child in module.children)) if module.children else module
 
 
 def _holding_input(layer: Module) -> Module:
