@@ -199,12 +199,14 @@ def rotation(shapes: Shapes) -> Module:
 
 
 def rotary_tables(shapes: Shapes) -> tuple[Tensor, ...]:
-    """cos and sin that the unfused rotation of the position parts saves. The fused kernel saves none."""
-    if shapes.model.rope_fusion:
-        return ()
+    """cos and sin that the rotation of the position parts saves. The fused kernels save the tables that the layer keeps.
+
+    Source: core/fusions/fused_mla_yarn_rope_apply.py (0.16.1).
+    """
+    share = "tables of the layer" if shapes.model.rope_fusion else ""
     width = mla_of(shapes).qk_pos_emb_head_dim
     return tuple(
-        Tensor(name=f"{which} of {what}", shape=(shapes.s, 1, 1, width), dtype=shapes.dtype, made_in=ATTENTION)
+        Tensor(name=f"{which} of {what}", shape=(shapes.s, 1, 1, width), dtype=shapes.dtype, made_in=ATTENTION, shares=share)
         for what in ("q", "k")
         for which in ("cos", "sin")
     )
