@@ -46,12 +46,12 @@ class FlashAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        q, k, v, _, _, _ = ctx.saved_tensors
+        q, k, v, out, statistics, rng_state = ctx.saved_tensors  # the kernel reads all of them
         _record("backward", q, k, v, ctx.mask)
         grad = grads[0] if grads[0].stride(-1) == 1 else grads[0].contiguous()
         dq, dk, dv = like(q), like(k), like(v)
         scratch = _scratch(q, k, ctx.multiprocessors if ctx.deterministic else 0)
-        del grad, scratch
+        del grad, scratch, out, statistics, rng_state
         return dq, dk, dv, None, None, None
 
 

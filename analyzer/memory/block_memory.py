@@ -294,7 +294,11 @@ class _Tensors:
             else:
                 self._workspaces.pop()
         elif role is Role.RELOADED:
-            self._frame.extend(tensors)
+            if allocates:
+                self._frame.extend(tensors)
+            else:
+                for tensor in tensors:
+                    self._frame.remove(tensor)
         elif role is Role.FRAME:
             if allocates:
                 self._frame.extend(tensors)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from analyzer.memory.pipeline_tensors import MessageOrder, PipelineTensors, kept_inputs, pipeline_tensors
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Tensor, total_bytes
+from analyzer.passes.stages import frees_input
 from analyzer.schedule.pipeline import Pair
 from analyzer.specs import TrainingJob
 
@@ -14,10 +17,22 @@ if TYPE_CHECKING:
     from analyzer.memory.graphs.peaks import GraphMemory
     from analyzer.memory.iteration import PeakContext
     from analyzer.memory.peak import Peak
-    from analyzer.memory.pipeline_tensors import MessageOrder
     from analyzer.memory.workspaces import Workspace
     from analyzer.modules.stage import StageModel
     from analyzer.states.record import States
+
+
+def schedule_tensors(
+    job: TrainingJob, model: StageModel, *, first_iteration: bool = False
+) -> tuple[PipelineTensors, tuple[tuple[Tensor, ...], ...]]:
+    """`PipelineTensors` and `kept_inputs` of a stage, without the inputs of chunks that activation offloading frees."""
+    freed = [frees_input(job, tree, first_iteration=first_iteration) for tree in model.trees]
+    # the last layer of the microbatch whose backward runs first is not offloaded
+    first_stays = not first_iteration and sum(module.kind is ModuleKind.LAYER for _, module in model.trees[-1].walk()) == 1
+    return (
+        pipeline_tensors(job, pipeline_rank=model.pipeline_rank, freed=all(freed), first_stays=first_stays),
+        kept_inputs(job, model.chunks, pipeline_rank=model.pipeline_rank, freed=freed),
+    )
 
 
 def overlapped_points(job: TrainingJob, trees: Sequence[Module], messages: MessageOrder, *, deferred: int = 0) -> dict[Pair, Point]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from analyzer.memory.iteration import iteration_steps, step_bytes
-from analyzer.memory.pipeline_tensors import MessageOrder, kept_inputs
+from analyzer.memory.pipeline_tensors import MessageOrder
 from analyzer.memory.ranks import contexts
 from analyzer.memory.stages import StageAnalysis
 from analyzer.schedule.pipeline import Step
@@ -32,6 +32,6 @@ def memory_over_iteration(job: TrainingJob, stage: StageAnalysis) -> tuple[StepM
     _, states = stage.states[0]
     base = states.steady + sum(tree.lingering_once for tree in model.trees)
     messages = MessageOrder(order, model.chunks)
-    _, context = contexts(job, stage, messages, kept_inputs(job, model.chunks, pipeline_rank=model.pipeline_rank))
+    _, context = contexts(job, stage, messages)
     found = step_bytes(messages, stage.chunks, context=context, workspaces=stage.workspaces)
     return tuple(StepMemory(step, base + peak, base + after) for step, (peak, after) in zip(order, found, strict=True))

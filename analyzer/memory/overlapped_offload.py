@@ -17,14 +17,12 @@ from typing import Final, NamedTuple
 from analyzer.memory.block_memory import explained
 from analyzer.memory.overlapped_layers import Placed, units
 from analyzer.modules.tree import Module, total_bytes
-from analyzer.passes.activation_offload import GROUPS
+from analyzer.passes.activation_offload import COMMITS, GROUPS
 from analyzer.schedule.pipeline import Step
 from analyzer.specs import ActivationOffloadSpec
 
 Microbatch = tuple[int, int]
 """A microbatch in a chunk, as (microbatch, chunk)."""
-_COMMITS: Final = ("qkv_linear", "core_attn", "attn_proj", "attn_norm", "expert_fc1", "moe_act", "mlp_norm")
-"""Groups of a layer in the order in which they are copied to the host."""
 _COMMITTED_LATER: Final = frozenset({"attn_norm", "moe_act"})
 """Groups that are copied to the host when the node ends; `mlp_norm` is copied when the combine node ends."""
 
@@ -128,7 +126,7 @@ class OffloadedGroups:
         key = (step.microbatch, step.chunk)
         groups = self._groups[step.chunk]
         if step.kind == "forward":
-            for group in sorted(groups, key=lambda group: (group[0], _COMMITS.index(group[1]))):
+            for group in sorted(groups, key=lambda group: (group[0], COMMITS.index(group[1]))):
                 self.commit_forward(key, group)
             self._states[key].done = True
             return

@@ -33,6 +33,8 @@ class Situation(NamedTuple):
     """The step is a backward, and the output of the preceding forward is being sent."""
     after_backward: bool = False
     """A backward has already run in this iteration."""
+    after_first: bool = False
+    """The step is a forward, and only one backward has run."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class PipelineTensors:
 
     forward: tuple[Tensor, ...] = ()
     """During a forward, after the first backward of the iteration."""
+    forward_after_first: tuple[Tensor, ...] = ()
+    """During a forward, between the first backward and the second one. In addition to `forward`."""
     backward: tuple[Tensor, ...] = ()
     """During a backward, after the first backward of the iteration."""
     gradient_ahead: tuple[Tensor, ...] = ()
@@ -57,6 +61,7 @@ class PipelineTensors:
         if not situation.backward:
             return (
                 *(self.forward if situation.after_backward else ()),
+                *(self.forward_after_first if situation.after_first else ()),
                 *(self.gradient_ahead if situation.awaits else ()),
             )
         return (
@@ -66,8 +71,10 @@ class PipelineTensors:
         )
 
 
-def pipeline_tensors(job: TrainingJob, *, pipeline_rank: int) -> PipelineTensors:
+def pipeline_tensors(job: TrainingJob, *, pipeline_rank: int, freed: bool = False, first_stays: bool = False) -> PipelineTensors:
     """The tensors of one pipeline rank.
+
+    `freed`: activation offloading frees the input of every chunk in its forward. `first_stays`: but not for the first microbatch.
 
     In 1F1B, the gradient sent to the previous stage stays allocated until the next one is computed. The gradient received from the
     next stage stays allocated until the next one is received, which is after a forward. During that forward `output_tensor` still
@@ -75,11 +82,13 @@ def pipeline_tensors(job: TrainingJob, *, pipeline_rank: int) -> PipelineTensors
     """
     parallel = job.parallel
     if parallel.virtual_pipeline is not None:
-        return _interleaved(job)
+        return _interleaved(job, freed=freed)
     first = pipeline_rank == 0
     sent = () if first else (_message(job, SENT, sender=pipeline_rank - 1),)
     old = () if first else (_message(job, PREVIOUS, sender=pipeline_rank - 1),)
     received = (received_gradient(job, sender=pipeline_rank),) if pipeline_rank < parallel.pipeline - 1 else ()
+    if freed:
+        return PipelineTensors(forward=(*sent, *received), forward_after_first=old if first_stays else (), backward=sent)
     return PipelineTensors(forward=(*sent, *old, *received), backward=sent)
 
 
@@ -97,7 +106,7 @@ def _message(job: TrainingJob, name: str, *, sender: int) -> Tensor:
     return replace(one, shape=((1 + depths) * one.shape[0], *one.shape[1:]), formula=f"(1+D)·{one.formula}")
 
 
-def _interleaved(job: TrainingJob) -> PipelineTensors:
+def _interleaved(job: TrainingJob, *, freed: bool) -> PipelineTensors:
     """The tensors of the interleaved schedule. Every rank sends and receives, because the stages form a ring.
 
     Source: `forward_backward_pipelining_with_interleaving`. A message is received one step before it is used: the input of the
@@ -117,18 +126,29 @@ def _interleaved(job: TrainingJob) -> PipelineTensors:
         gradient_ahead=ahead,
         output=output,
         input_ahead=(shapes.hidden("input received ahead"),),
-        last_of_warmup=(shapes.hidden("last input of the warm-up"), shapes.hidden("gradient of the last input")),
+        last_of_warmup=(
+            _unless(freed, shapes.hidden("last input of the warm-up")),
+            shapes.hidden("gradient of the last input"),
+        ),
     )
 
 
-def kept_inputs(job: TrainingJob, chunks: Sequence[Chunk], *, pipeline_rank: int) -> tuple[tuple[Tensor, ...], ...]:
+def kept_inputs(
+    job: TrainingJob, chunks: Sequence[Chunk], *, pipeline_rank: int, freed: Sequence[bool] | None = None
+) -> tuple[tuple[Tensor, ...], ...]:
     """For each chunk, the input that it received last and the gradient of this input, which are referenced until its next forward.
 
-    Empty for a chunk that receives no input.
+    Empty for a chunk that receives no input. `freed`: for each chunk, whether activation offloading frees its input in its forward.
     """
     names = ("last input of an idle chunk", "gradient of the last input")
-    both = tuple(_message(job, name, sender=pipeline_rank - 1) for name in names)
-    return tuple(() if chunk.pre_process else both for chunk in chunks)
+    received, gradient = (_message(job, name, sender=pipeline_rank - 1) for name in names)
+    gone = freed or (False,) * len(chunks)
+    return tuple(() if chunk.pre_process else (_unless(each, received), gradient) for chunk, each in zip(chunks, gone, strict=True))
+
+
+def _unless(freed: bool, tensor: Tensor) -> Tensor:
+    """The tensor, without data if its storage is freed."""
+    return replace(tensor, shape=(0,)) if freed else tensor
 
 
 class MessageOrder:
@@ -155,23 +175,25 @@ class MessageOrder:
 
     def _situations(self, chunks: Sequence[Chunk]) -> Iterator[Situation]:
         """If all forwards run before the first backward, no message is received during a step."""
-        after = False
+        backwards = 0
         first, last = [chunk.pre_process for chunk in chunks], [chunk.post_process for chunk in chunks]
         waits = self.warmed_up is not None
         previous: Step | None = None
         for step, following in zip(self.order, (*self.order[1:], None), strict=True):
             changes = waits and following is not None and following.kind != step.kind
             if step.kind == "forward":
-                yield _SITUATIONS[False, changes and following is not None and not last[following.chunk], False, after]
+                yield _SITUATIONS[
+                    False, changes and following is not None and not last[following.chunk], False, backwards > 0, backwards == 1
+                ]
             else:
                 awaits = changes and following is not None and not first[following.chunk]
                 sends = waits and previous is not None and previous.kind == "forward" and not last[previous.chunk]
-                yield _SITUATIONS[True, awaits, sends, after]
-                after = True
+                yield _SITUATIONS[True, awaits, sends, backwards > 0, False]
+                backwards += 1
             previous = step
 
 
-_SITUATIONS: Final = {flags: Situation(*flags) for flags in product((False, True), repeat=4)}
+_SITUATIONS: Final = {flags: Situation(*flags) for flags in product((False, True), repeat=5)}
 
 
 class PipelineWalk:

@@ -19,10 +19,17 @@ from analyzer.memory.allocator.script import Script, script
 from analyzer.memory.allocator.settings import AllocatorSettings
 from analyzer.memory.collector import collector_paused
 from analyzer.memory.device_overhead import SEGMENT, device_range, outside_allocator_bytes, reserved_bytes
-from analyzer.memory.features import graph_memory_of, left_bytes, offloaded_points, overlapped_points, planned_bytes
+from analyzer.memory.features import (
+    graph_memory_of,
+    left_bytes,
+    offloaded_points,
+    overlapped_points,
+    planned_bytes,
+    schedule_tensors,
+)
 from analyzer.memory.iteration import PeakContext, peak_of_iteration
 from analyzer.memory.peak import Peak, PeakPosition, Remainder
-from analyzer.memory.pipeline_tensors import MessageOrder, kept_inputs, pipeline_tensors
+from analyzer.memory.pipeline_tensors import MessageOrder
 from analyzer.memory.stages import StageAnalysis, analysed_stages, distinct_stages
 from analyzer.memory.verdict import highest
 from analyzer.memory.workspaces import Workspace
@@ -192,8 +199,8 @@ class _Run:
 
 def _iterations(job: TrainingJob, stage: StageAnalysis) -> _Iterations:
     model, trees = stage.model, stage.model.trees
-    inputs = kept_inputs(job, model.chunks, pipeline_rank=model.pipeline_rank)
-    of_first, of_later = contexts(job, stage, stage.iterations[1], inputs)
+    _, inputs = schedule_tensors(job, model)
+    of_first, of_later = contexts(job, stage, stage.iterations[1])
     first = peak_of_iteration(stage.iterations[0], stage.first_chunks, workspaces=stage.workspaces, context=of_first)
     later = peak_of_iteration(stage.iterations[1], stage.chunks, workspaces=stage.workspaces, context=of_later, warm=True)
     return _Iterations(
@@ -212,18 +219,14 @@ def _references_input(tree: Module) -> bool:
     return first is not None and bool(first.outlives)
 
 
-def contexts(
-    job: TrainingJob, stage: StageAnalysis, messages: MessageOrder, inputs: tuple[tuple[Tensor, ...], ...]
-) -> tuple[PeakContext, PeakContext]:
-    """What the first and a later iteration hold in addition to their microbatches.
-
-    `messages` are the steps of the later one, and `inputs` the `kept_inputs` of the stage.
-    """
+def contexts(job: TrainingJob, stage: StageAnalysis, messages: MessageOrder) -> tuple[PeakContext, PeakContext]:
+    """What the first and a later iteration hold in addition to their microbatches. `messages` are the steps of the later one."""
     model = stage.model
+    steps, inputs = schedule_tensors(job, model)
+    first_steps, first_inputs = schedule_tensors(job, model, first_iteration=True) if job.activation_offload else (steps, inputs)
+    interleaved, none = job.parallel.virtual_pipeline is not None, ((),) * len(inputs)
     context = partial(
         PeakContext,
-        pipeline=pipeline_tensors(job, pipeline_rank=model.pipeline_rank),
-        idle=inputs if job.parallel.virtual_pipeline is not None else ((),) * len(inputs),
         overlapped=overlapped_points(job, model.trees, messages),
         planned=planned_bytes(job, model.trees),
         left=left_bytes(job, model.trees, inputs),
@@ -236,9 +239,10 @@ def contexts(
     extra = last_layer_bytes_on_gpu(job, model.trees[-1])
     # the operands of one call do not depend on the number of microbatches
     deferring = {} if of_later is None else overlapped_points(job, model.trees, messages, deferred=of_later.bytes_each)
+    idle_first, idle = (first_inputs, inputs) if interleaved else (none, none)
     return (
-        context(deferral=of_first, deferring=deferring),
-        context(deferral=of_later, deferring=deferring, offloaded=offloaded, extra_of_first=extra),
+        context(pipeline=first_steps, idle=idle_first, deferral=of_first, deferring=deferring),
+        context(pipeline=steps, idle=idle, deferral=of_later, deferring=deferring, offloaded=offloaded, extra_of_first=extra),
     )
 
 

@@ -31,6 +31,8 @@ class ModuleKind(Enum):
     Q_UP = auto()
     KV_DOWN = auto()
     KV_UP = auto()
+    ROTATION = auto()
+    """In multi-latent attention: queries, keys and values are rotated and assembled."""
     ATTENTION_KERNEL = auto()
     ATTENTION_KERNEL_CHECKPOINT = auto()
     ATTENTION_OUTPUT = auto()

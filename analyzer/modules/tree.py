@@ -79,6 +79,9 @@ class Tensor:
     """A module attribute references it after its backward, until the module's next forward; also under a checkpoint."""
     strided: bool = False
     """Saved as a view that is not contiguous. Transformer Engine leaves it on the GPU when it offloads a layer."""
+    read_first: bool = False
+    """The backward of its module begins by copying it, and no longer references it. It is freed then if it was copied back from
+    the host."""
     side_stream: bool = False
     """Allocated while a second stream is current. PyTorch's allocator uses its block again only for requests of that stream."""
 
@@ -125,6 +128,10 @@ class Module:
     """Saved for backward in host memory: copied to the host after its forward, and back before its backward."""
     reloaded_early: bool = False
     """`offloaded` is copied back before the backward of the layer begins, by a module of the following layer."""
+    reloaded_within: bool = False
+    """`offloaded` is copied back by the backward of a later module of the layer (`reloads`)."""
+    saved_by_hooks: bool = False
+    """`saved` is referenced by hooks that give each tensor away when the backward reads it."""
     reloads: tuple[Tensor, ...] = ()
     """Tensors allocated at the end of its backward until the backward of the block ends: offloaded tensors of a preceding module
     that are copied back, and gradients that FSDP has not reduced."""
@@ -167,7 +174,8 @@ class Module:
     def copied_on_demand(self) -> tuple[Tensor, ...]:
         """Of `copied_back`, the tensors on the GPU at the same time if its own backward copies each one when it reads it."""
         names = {tensor.name for tensor in self.offloaded}
-        return tuple(back for back, tensor in zip(self.copied_back, self.offloaded, strict=True) if tensor.shares not in names)
+        pairs = zip(self.copied_back, self.offloaded, strict=True)
+        return tuple(back for back, tensor in pairs if tensor.shares not in names and not tensor.read_first)
 
     @cached_property
     def retained_before_backward(self) -> int:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from math import prod
 from typing import Final, Literal
 
+from analyzer.modules.attention.core_attention import is_rotary_table
 from analyzer.modules.kinds import LATENT_PROJECTIONS, ModuleKind
 from analyzer.modules.tree import STREAM, Module, total_bytes
 from analyzer.specs import ActivationOffloadSpec
@@ -30,7 +31,7 @@ GROUPS: Final[dict[str, frozenset[Place]]] = {
             (ModuleKind.ATTENTION, ModuleKind.QKV),
             (ModuleKind.QK_NORMS, ModuleKind.Q_NORM),
             (ModuleKind.QK_NORMS, ModuleKind.K_NORM),
-            *((ModuleKind.ATTENTION, kind) for kind in LATENT_PROJECTIONS),
+            *((ModuleKind.ATTENTION, kind) for kind in (*LATENT_PROJECTIONS, ModuleKind.ROTATION)),
         }
     ),
     "core_attn": frozenset({(ModuleKind.ATTENTION, ModuleKind.ATTENTION_KERNEL)}),
@@ -40,7 +41,8 @@ GROUPS: Final[dict[str, frozenset[Place]]] = {
     "moe_act": frozenset({(ModuleKind.EXPERTS, ModuleKind.ACTIVATION)}),
 }
 """For each name of `--offload-modules`, the places of its modules in a layer."""
-
+COMMITS: Final = ("qkv_linear", "core_attn", "attn_proj", "attn_norm", "expert_fc1", "moe_act", "mlp_norm")
+"""Groups of a layer in the order in which they are copied to the host. Those of the norms are copied after the residual add."""
 
 _PROJECTIONS: Final = frozenset({ModuleKind.QKV, *LATENT_PROJECTIONS})
 """Modules of the group `qkv_linear` that save the input of the layer."""
@@ -56,6 +58,15 @@ def with_offloaded_groups(offload: ActivationOffloadSpec, layer: Module, *, inpu
         return layer
     changed = _with_offloaded(layer, offload, input_stays=input_from == "stage")
     return _holding_input(changed) if input_from == "embedding" else changed
+
+
+def with_hooks(offload: ActivationOffloadSpec, module: Module) -> Module:
+    """A layer that is not offloaded, with groups whose tensors hooks reference (`tensor_push` and `tensor_pop`)."""
+    if "core_attn" not in offload.modules:
+        return module
+    if module.kind is ModuleKind.ATTENTION_KERNEL:
+        return replace(module, saved_by_hooks=True)
+    return replace(module, children=tuple(with_hooks(offload, child) for child in module.children)) if module.children else module
 
 
 def _holding_input(layer: Module) -> Module:
@@ -84,7 +95,13 @@ def _with_offloaded(module: Module, offload: ActivationOffloadSpec, *, input_sta
     for child in module.children:
         changed = _with_offloaded(child, offload, input_stays=input_stays)
         if (module.kind, child.kind) in places:
-            copied = tuple(tensor for tensor in child.saved if prod(tensor.shape) >= offload.min_elements)
+            copied = tuple(
+                tensor
+                for tensor in child.saved
+                if prod(tensor.shape) >= offload.min_elements
+                # the rotation runs before the group of core attention
+                and not (child.kind is ModuleKind.ATTENTION_KERNEL and is_rotary_table(tensor))
+            )
             stays = tuple(
                 tensor
                 for tensor in copied
@@ -101,6 +118,24 @@ def _is_read_by_projection(attention: Module, offload: ActivationOffloadSpec) ->
     """Whether the output projection saves the output of core attention, and keeps it on the GPU."""
     projection = next((child for child in attention.children if child.kind is ModuleKind.ATTENTION_OUTPUT), None)
     return "attn_proj" not in offload.modules and projection is not None and not total_bytes(projection.saved)
+
+
+def frees_input(offload: ActivationOffloadSpec, tree: Module, *, first_iteration: bool) -> bool:
+    """Whether the storage of a chunk's input is freed once it is on the host, whatever references it.
+
+    `TransformerLayer.forward` lets the group `attn_norm` free the input of the layer (`forced_released_tensors`). `tree` is that of
+    later iterations, where the layer before the loss is not offloaded.
+    """
+    layer = next((module for _, module in tree.walk() if module.kind is ModuleKind.LAYER), None)
+    if layer is None or "attn_norm" not in offload.modules:
+        return False
+    norms = (module for _, module in layer.walk() if module.kind is ModuleKind.ATTENTION_NORM)
+    return any(
+        tensor.made_in == STREAM and prod(tensor.shape) >= offload.min_elements
+        for norm in norms
+        for tensor in (*norm.offloaded, *(norm.saved if first_iteration else ()))
+        if first_iteration or tensor not in norm.saved
+    )
 
 
 def offloaded_bytes_of_last_layer(tree: Module) -> int:

@@ -2,7 +2,8 @@
 
 At the end of the backward of each group, the group that was offloaded last is copied back (`ChunkOffloadHandler.bulk_reload`).
 If none is left, groups of the microbatch whose backward is next are copied back, provided that its forward has finished. In the
-first iteration each group is copied back when its own backward begins.
+first iteration the last layer is offloaded too. A group that is not on the GPU is copied back by its own backward. This has
+always happened by then, except for norms: they are offloaded last, and their backward runs last.
 
 Source: core/pipeline_parallel/fine_grained_activation_offload.py (0.16.1).
 """
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.experts import SAVED_BY_OTHERS
 from analyzer.modules.tree import Module, Tensor, total_bytes
-from analyzer.passes.activation_offload import GROUPS
+from analyzer.passes.activation_offload import COMMITS, GROUPS
 from analyzer.specs import ActivationOffloadSpec, TrainingJob
 
 
@@ -29,15 +30,20 @@ class _Group:
     reloads: tuple[Tensor, ...] = ()
     early: bool = False
     """Copied back before the backward of its layer."""
+    within: bool = False
+    """Copied back by the backward of another group of its layer."""
 
 
-def with_early_reloads(offload: ActivationOffloadSpec, tree: Module) -> Module:
-    """The tree of a chunk in the second and later iterations."""
+def with_early_reloads(offload: ActivationOffloadSpec, tree: Module, *, first_iteration: bool = False) -> Module:
+    """The tree of a chunk with the groups that another group copies back."""
     layers = [module for _, module in tree.walk() if module.kind is ModuleKind.LAYER]
     groups = [group for index, layer in enumerate(layers) for group in _groups(offload, index, layer)]
     if not groups:
         return tree
-    _follow(groups)
+    if first_iteration:
+        _follow_first(groups)
+    else:
+        _follow(groups)
     numbered = iter(range(len(layers)))
     done: dict[object, Module] = {}
     return _changed(tree, offload, groups, numbered, done)
@@ -145,8 +151,9 @@ def _members(offload: ActivationOffloadSpec, module: Module) -> Iterator[tuple[s
 
 def _follow(groups: list[_Group]) -> None:
     """Follow the backward of a microbatch, and of the one after it, which has the same groups."""
-    last = [group for group in groups if group.layer == groups[-1].layer and group.offloaded]
-    waiting = [group for group in groups if group.offloaded and group not in last]
+    ordered = _in_order_of_offloading(groups)
+    last = [group for group in ordered if group.layer == groups[-1].layer]
+    waiting = [group for group in ordered if group not in last]
     for group in last:
         group.early = True
     for group in reversed(groups):
@@ -155,13 +162,28 @@ def _follow(groups: list[_Group]) -> None:
             group.reloads, copied.early = tuple(copied.offloaded), True
 
 
+def _follow_first(groups: list[_Group]) -> None:
+    """Follow the first backward. All groups were offloaded; those whose backward has run have nothing left to copy."""
+    waiting = _in_order_of_offloading(groups)
+    done: list[_Group] = []
+    for group in reversed(groups):
+        done.append(group)
+        copied = waiting.pop()
+        if copied not in done:
+            group.reloads, copied.within = tuple(copied.offloaded), True
+
+
+def _in_order_of_offloading(groups: list[_Group]) -> list[_Group]:
+    return sorted(groups, key=lambda group: (group.layer, COMMITS.index(group.name)))
+
+
 def _changed(
     module: Module, offload: ActivationOffloadSpec, groups: list[_Group], numbers: Iterator[int], done: dict[object, Module]
 ) -> Module:
     if module.kind is ModuleKind.LAYER:
         index = next(numbers)
         of_layer = {group.name: group for group in groups if group.layer == index}
-        key = (id(module), *((group.early, group.reloads) for group in of_layer.values()))
+        key = (id(module), *((group.early, group.within, group.reloads) for group in of_layer.values()))
         if key not in done:
             done[key] = _changed_layer(module, offload, of_layer)
         return done[key]
@@ -178,7 +200,10 @@ def _changed_layer(module: Module, offload: ActivationOffloadSpec, groups: dict[
         group = groups.get(name or "")
         if group is not None:
             # the first module of a group in forward ends its backward
-            changed = replace(changed, reloaded_early=group.early and bool(child.offloaded), reloads=group.reloads)
+            some = bool(child.offloaded)
+            changed = replace(
+                changed, reloaded_early=group.early and some, reloaded_within=group.within and some, reloads=group.reloads
+            )
             group.reloads = ()
         children.append(changed)
     return replace(module, children=tuple(children))

@@ -130,10 +130,12 @@ def _layer_pass(job: TrainingJob) -> Callable[[Module, Placement], Module]:
             from analyzer.passes.overlapped_layers import with_nodes
 
             layer = with_nodes(layer)
-        if offload is None or placement == "gpu":
+        if offload is None:
             return layer
-        from analyzer.passes.activation_offload import with_everything_offloaded, with_offloaded_groups
+        from analyzer.passes.activation_offload import with_everything_offloaded, with_hooks, with_offloaded_groups
 
+        if placement == "gpu":
+            return with_hooks(offload, layer)
         if placement in ("host", "host after embedding"):
             return with_everything_offloaded(layer, input_from="layer" if placement == "host" else "embedding")
         return with_offloaded_groups(offload, layer, input_from=_INPUTS[placement])
@@ -205,7 +207,17 @@ def offload_trees_of(job: TrainingJob, tree: Module, chunk: Chunk) -> tuple[Modu
     )
     done_before = replace(job.flags, delay_wgrad_compute=False, overlap_moe_expert_parallel_comm=False)
     pass_over = _layer_pass(replace(job, flags=done_before))
-    return _with_layers(tree, pass_over, only_last), with_early_reloads(offload, tree)
+    first = _with_layers(tree, pass_over, only_last)
+    return with_early_reloads(offload, first, first_iteration=True), with_early_reloads(offload, tree)
+
+
+def frees_input(job: TrainingJob, tree: Module, *, first_iteration: bool = False) -> bool:
+    """With activation offloading, whether the input of a chunk is freed in its forward, although the schedule references it."""
+    if job.activation_offload is None:
+        return False
+    from analyzer.passes import activation_offload
+
+    return activation_offload.frees_input(job.activation_offload, tree, first_iteration=first_iteration)
 
 
 def last_layer_bytes_on_gpu(job: TrainingJob, tree: Module) -> int:

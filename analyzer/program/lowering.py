@@ -95,7 +95,8 @@ def _backward(module: Module) -> tuple[Operation, ...]:
         found += child.derived(_backward)
         if child is branch:
             found.append(Operation(_ALLOCATE, "backward", module, Role.RESIDUAL_SUM))
-    _memory(found, _FREE, "backward", module, Role.SAVED, module.saved)
+    first = _freed_first(module)
+    _memory(found, _FREE, "backward", module, Role.SAVED, tuple(tensor for tensor in module.saved if tensor not in first))
     _memory(found, _FREE, "backward", module, Role.WORKSPACE, module.backward_workspace)
     _memory(found, _ALLOCATE, "backward", module, Role.RELOADED, module.reloads)
     if leaves_tensors(module):
@@ -107,15 +108,26 @@ def _backward(module: Module) -> tuple[Operation, ...]:
 
 def _compute(found: list[Operation], module: Module, phase: Phase) -> None:
     if phase == "backward":
-        if not module.reloaded_early:
-            _memory(found, _ALLOCATE, phase, module, Role.TRANSFER, module.copied_on_demand)
+        earlier = module.reloaded_early or module.reloaded_within
+        role = Role.SAVED if module.reloaded_early else Role.RELOADED if module.reloaded_within else Role.TRANSFER
+        copied = module.copied_back if earlier else module.copied_on_demand
+        _memory(found, _ALLOCATE if not earlier else _FREE, phase, module, role, copied if not earlier else _read_first(copied))
+        _memory(found, _FREE, phase, module, Role.SAVED, _freed_first(module))
         found.append(Operation(_COMPUTE, phase, module))
-        copied = module.copied_back if module.reloaded_early else module.copied_on_demand
-        _memory(found, _FREE, phase, module, Role.SAVED if module.reloaded_early else Role.TRANSFER, copied)
+        _memory(found, _FREE, phase, module, role, tuple(tensor for tensor in copied if not tensor.read_first))
         return
     _memory(found, _ALLOCATE, phase, module, Role.TRANSFER, _only_offloaded(module))
     found.append(Operation(_COMPUTE, phase, module))
     _memory(found, _FREE, phase, module, Role.TRANSFER, _only_offloaded(module))
+
+
+def _read_first(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(tensor for tensor in tensors if tensor.read_first)
+
+
+def _freed_first(module: Module) -> tuple[Tensor, ...]:
+    """The saved tensors that its backward frees before its peak."""
+    return _read_first(module.saved) if module.saved_by_hooks else ()
 
 
 def _only_offloaded(module: Module) -> tuple[Tensor, ...]:

@@ -154,7 +154,9 @@ def _saved(exchange: Exchange) -> tuple[Tensor, ...]:
         s, b, width = output.shape
         chunk = replace(output, name="output of a chunk", shape=(s // parts, b, width))
         return (query, key, one("value", exchange.value), chunk, _aside(chunk), *small)
-    return (one("query", exchange.query, made_in=made_by), one("last keys and values", exchange.pair), output, *small)
+    # `kv` is copied to the first of the buffers that the ranks exchange
+    pair = replace(one("last keys and values", exchange.pair), read_first=True)
+    return (one("query", exchange.query, made_in=made_by), pair, output, *small)
 
 
 def _before(exchange: Exchange) -> Iterator[Tensor]:

@@ -126,6 +126,11 @@ def rotary_tables(shapes: Shapes) -> tuple[Tensor, ...]:
     )
 
 
+def is_rotary_table(tensor: Tensor) -> bool:
+    """Whether a saved tensor is one of the tables of the unfused rotation, which runs before core attention."""
+    return tensor.name.startswith(("cos of", "sin of"))
+
+
 def rotated_or_normed(shapes: Shapes) -> str:
     """Path of the module that allocates new tensors for q and k ({} stands for q or k); empty if they are slices of qkv."""
     if shapes.model.position_embedding == "rope":
@@ -240,7 +245,7 @@ def kernel_under_checkpoint(kernel: Module, inputs: tuple[Tensor, ...], *, outpu
     The recomputed kernel saves the inputs themselves if it does so without a checkpoint, and copies otherwise. `output`: that of an
     unfused kernel, which does not save it. `CheckpointFunction.backward` references it, and the gradient of the output.
     """
-    tables = tuple(tensor for tensor in kernel.saved if tensor.name.startswith(("cos of", "sin of")))
+    tables = tuple(tensor for tensor in kernel.saved if is_rotary_table(tensor))
     inside = tuple(
         replace(tensor, shares="checkpoint input") if tensor.made_in else tensor for tensor in kernel.saved if tensor not in tables
     )

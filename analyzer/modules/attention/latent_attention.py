@@ -16,6 +16,7 @@ from analyzer.modules.attention.latent_projections import (
     key_value_width,
     maker_of_queries,
     mla_of,
+    rotary_tables,
     rotation,
     up_projection,
 )
@@ -25,7 +26,6 @@ from analyzer.modules.linear import row_parallel
 from analyzer.modules.quantized import saved_input
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Tensor, total_bytes
-from analyzer.specs import MlaSpec
 
 
 def latent_attention(shapes: Shapes) -> Module:
@@ -121,7 +121,6 @@ def _core(shapes: Shapes) -> Module:
         tensor("key", mla.query_head_dim, made_in=maker),
         tensor("value", mla.v_head_dim, made_in=maker),
     )
-    tables = () if model.rope_fusion else _rotary(shapes, mla)
     output = tensor("output", mla.v_head_dim, saved=False)
     recomputed: tuple[Tensor, ...] = ()
     if dropped:  # with the tensors for their own backward; the checkpoint copies the recomputed tensors to its outputs
@@ -130,9 +129,9 @@ def _core(shapes: Shapes) -> Module:
         )
         if mla.q_lora_rank is not None and model.qk_layernorm:
             for_backward = (*for_backward, *saved_input(shapes, compressed(shapes, "normalized queries", mla.q_lora_rank)))
+        tables = () if model.rope_fusion else rotary_tables(shapes)
         originals = (*inputs, *inputs, *tables, *for_backward)
         recomputed = tuple(Tensor(name=f"recomputed {each.name}", shape=each.shape, dtype=each.dtype) for each in originals)
-        tables = ()
     gradients = (
         tensor("output gradient", mla.v_head_dim, saved=False),
         *(tensor(f"{name} gradient", width, saved=False) for name, width in head_widths(mla)),
@@ -141,7 +140,7 @@ def _core(shapes: Shapes) -> Module:
         return Module(
             name="core_attention",
             kind=ModuleKind.ATTENTION_KERNEL,
-            saved=(*tables, *(replace(tensor, strided=True) for tensor in inputs), *saved_matrices(shapes)),
+            saved=(*(replace(tensor, strided=True) for tensor in inputs), *saved_matrices(shapes)),
             forward_workspace=forward_workspace(shapes, replace(output, name="context")),
             backward_workspace=(
                 *backward_workspace(
@@ -152,12 +151,12 @@ def _core(shapes: Shapes) -> Module:
             source="UnfusedDotProductAttention",
         )
     if shapes.split.context > 1:
-        return _over_context(shapes, made_by=maker_of_queries(shapes), tables=tables, recomputed=recomputed)
+        return _over_context(shapes, made_by=maker_of_queries(shapes), recomputed=recomputed)
     statistics = shapes.statistics("softmax statistics", shapes.b * heads * shapes.s, "4·b·a·s/t")
     return Module(
         name="core_attention",
         kind=ModuleKind.ATTENTION_KERNEL,
-        saved=(*tables, *inputs, output, statistics, Tensor(name="random state", shape=(2,), dtype="int64")),
+        saved=(*inputs, output, statistics, Tensor(name="random state", shape=(2,), dtype="int64")),
         forward_workspace=(tensor("output in [s,b,a,d]", mla.v_head_dim, saved=False),) if copied else (),
         backward_workspace=(*gradients, *gradient_scratch(shapes, query=heads * mla.query_head_dim, grouped=False), *recomputed),
         source="FlashAttention" if model.attention_backend == "flash" else "FusedAttnFunc",
@@ -175,24 +174,15 @@ def _checkpoint_inputs(shapes: Shapes) -> tuple[Tensor, ...]:
     )
 
 
-def _over_context(shapes: Shapes, *, made_by: str, tables: tuple[Tensor, ...], recomputed: tuple[Tensor, ...]) -> Module:
+def _over_context(shapes: Shapes, *, made_by: str, recomputed: tuple[Tensor, ...]) -> Module:
     """The kernel under context parallelism. Of the `recomputed` tensors the p2p kernel saves only the query."""
     mla = mla_of(shapes)
     heads = shapes.model.num_attention_heads // shapes.t
     query, value = heads * mla.query_head_dim, heads * mla.v_head_dim
     kernel = exchanging_kernel(
-        Exchange(shapes, query=query, key=query, value=value, output=value, made_by=made_by, joint=False), tables=tables
+        Exchange(shapes, query=query, key=query, value=value, output=value, made_by=made_by, joint=False), tables=()
     )
     if not recomputed:
         return kernel
     saved = tuple(replace(each, shares="recomputed up projections") if each.name == "query" else each for each in kernel.saved)
     return replace(kernel, saved=saved, backward_workspace=(*kernel.backward_workspace, *recomputed))
-
-
-def _rotary(shapes: Shapes, mla: MlaSpec) -> tuple[Tensor, ...]:
-    """cos and sin that the unfused rotation of the position parts saves."""
-    return tuple(
-        Tensor(name=f"{which} of {what}", shape=(shapes.s, 1, 1, mla.qk_pos_emb_head_dim), dtype=shapes.dtype, made_in=ATTENTION)
-        for what in ("q", "k")
-        for which in ("cos", "sin")
-    )

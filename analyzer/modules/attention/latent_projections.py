@@ -167,7 +167,9 @@ def rotation(shapes: Shapes) -> Module:
         name="rotary part of keys", shape=(shapes.s, shapes.b, mla.qk_pos_emb_head_dim), dtype=shapes.dtype, formula="2·s·b·d"
     )
     # a checkpoint saves the gathered tensor; otherwise it is a slice of the compressed keys and values
-    saved = (position,) if shapes.sp and shapes.recomputes("mla_up_proj") else ()
+    saved = rotary_tables(shapes)
+    if shapes.recomputes("mla_up_proj"):
+        saved = (position,) if shapes.sp else ()
 
     def one(name: str, width: int) -> Tensor:
         return shapes.wide(name, heads * width, "a·d/t")
@@ -177,6 +179,7 @@ def rotation(shapes: Shapes) -> Module:
     if shapes.model.rope_fusion:  # the kernel rotates queries in place
         return Module(
             name="rotation",
+            kind=ModuleKind.ROTATION,
             function=True,
             saved=saved,
             forward_workspace=(one("keys and values", key_value_width(mla)), latent, *outputs),
@@ -186,7 +189,27 @@ def rotation(shapes: Shapes) -> Module:
         one("keys and values", key_value_width(mla)),
         one("rotated parts of queries", mla.qk_pos_emb_head_dim),
     )
-    return Module(name="rotation", function=True, saved=saved, forward_workspace=(*parts, latent, *outputs))
+    return Module(
+        name="rotation",
+        kind=ModuleKind.ROTATION,
+        function=True,
+        saved=saved,
+        forward_workspace=(*parts, latent, *outputs),
+    )
+
+
+def rotary_tables(shapes: Shapes) -> tuple[Tensor, ...]:
+    """cos and sin that the rotation of the position parts saves. The fused kernels save the tables that the layer keeps.
+
+    Source: core/fusions/fused_mla_yarn_rope_apply.py (0.16.1).
+    """
+    share = "tables of the layer" if shapes.model.rope_fusion else ""
+    width = mla_of(shapes).qk_pos_emb_head_dim
+    return tuple(
+        Tensor(name=f"{which} of {what}", shape=(shapes.s, 1, 1, width), dtype=shapes.dtype, made_in=ATTENTION, shares=share)
+        for what in ("q", "k")
+        for which in ("cos", "sin")
+    )
 
 
 def maker_of_queries(shapes: Shapes) -> str:

@@ -15,7 +15,17 @@ _OVERLAPPED: Final = (
     "--moe-router-topk 2 --moe-grouped-gemm --expert-model-parallel-size 2 --overlap-moe-expert-parallel-comm"
 )
 _ALTERNATING: Final = f"{_OVERLAPPED} --num-experts 8 --moe-token-dispatcher-type alltoall --moe-layer-freq ([0,1]*2)"
+_GROUPS: Final = (
+    "--bf16 --vocab-size 120 --position-embedding-type rope --min-offloaded-tensor-size 1024 "
+    "--fine-grained-activation-offloading --offload-modules"
+)
+_LATENT: Final = "--multi-latent-attention --kv-lora-rank 64 --qk-head-dim 64 --qk-pos-emb-head-dim 32 --v-head-dim 64"
 FOUND: Final = {
+    "offloaded groups, unfused rotation, flash-attn": f"{_GROUPS} core_attn --no-rope-fusion --info-gpu A100-80GB",
+    "offloaded norm of latent attention, one layer in each of 4 stages": f"{_GROUPS} attn_norm {_LATENT} "
+    "--pipeline-model-parallel-size 4",
+    "offloaded groups of latent attention, context parallelism": f"{_GROUPS} core_attn attn_proj attn_norm {_LATENT} "
+    "--context-parallel-size 2",
     "overlapped microbatches, one expert per rank": f"{_OVERLAPPED} --num-experts 2 --moe-token-dispatcher-type alltoall",
     "overlapped microbatches, dense layers beside MoE layers": _ALTERNATING,
     "overlapped microbatches, dense layers with recompute": f"{_ALTERNATING} --recompute-granularity selective "
