@@ -57,7 +57,5 @@ FOUND: Final = {
     "--multi-latent-attention --kv-lora-rank 64 --qk-head-dim 64 --qk-pos-emb-head-dim 32 --v-head-dim 64",
     "muon in four stages, bias without fused dropout": "--bf16 --vocab-size 120 --num-layers 4 --micro-batch-size 1 "
     "--pipeline-model-parallel-size 4 --no-bias-dropout-fusion --optimizer muon",
-    "fp8, all-to-all over tensor-parallel ranks of experts": f"{_EXPERTS} --swiglu --moe-grouped-gemm --fp8-format e4m3 "
-    "--fp8-recipe delayed --moe-token-dispatcher-type alltoall --tensor-model-parallel-size 2 --sequence-parallel",
     "sequential experts, router in fp32": f"{_EXPERTS} --moe-token-dispatcher-type alltoall --moe-router-dtype fp32",
 }
