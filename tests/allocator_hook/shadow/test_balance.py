@@ -16,7 +16,7 @@ def test_tensor_parallel_ranks_of_experts_have_the_same_rows() -> None:
 
     dispatcher = SimpleNamespace(cuda_dtoh_point="before", drop_and_pad=False, output_splits=[776, 760])
     dispatcher.output_splits_tp = torch.tensor([1544, 1528]).numpy()
-    copy = equal_parts(lambda self, point: point)
+    copy = equal_parts(lambda _, point: point)
     assert copy(dispatcher, "after") == "after"
     assert dispatcher.output_splits_tp.tolist() == [1544, 1528]
     copy(dispatcher, "before")
@@ -28,5 +28,5 @@ def test_one_tensor_parallel_rank_has_no_splits() -> None:
     from allocator_hook.shadow.balance import equal_parts
 
     dispatcher = SimpleNamespace(cuda_dtoh_point="before", drop_and_pad=False, output_splits=[776, 760], output_splits_tp=None)
-    equal_parts(lambda self, point: point)(dispatcher, "before")
+    equal_parts(lambda _, point: point)(dispatcher, "before")
     assert dispatcher.output_splits_tp is None
