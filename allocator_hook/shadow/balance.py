@@ -100,6 +100,18 @@ def padded(means: Means, real: Callable[..., torch.Tensor]) -> Callable[..., tor
     return pad
 
 
+def equal_parts(real: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the copy of a dispatcher's splits to the host: every tensor-parallel rank has as many rows as this rank."""
+
+    def copy(self: Any, point: str, *args: Any, **kwargs: Any) -> Any:
+        result = real(self, point, *args, **kwargs)
+        if point == self.cuda_dtoh_point and not self.drop_and_pad and self.output_splits_tp is not None:
+            self.output_splits_tp[:] = sum(self.output_splits)
+        return result
+
+    return copy
+
+
 def _same(means: Means, args: Any, kwargs: Any, result: torch.Tensor) -> float | None:
     del kwargs, result
     return means.of(args[0])

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from allocator_hook.shadow import sharding
-from allocator_hook.shadow.balance import Means, padded
+from allocator_hook.shadow.balance import Means, equal_parts, padded
 from allocator_hook.shadow.facade import fake_cuda
 from allocator_hook.shadow.gpu import Gpu
 from allocator_hook.shadow.jit import FakeCompiler
@@ -166,6 +166,9 @@ def _router_padding(means: Means) -> Iterator[Patch]:
     for name in ("pad_routing_map", "fused_pad_routing_map"):
         if hasattr(dispatcher, name):
             yield Patch(dispatcher, name, padded(means, getattr(dispatcher, name)), "the amount of padding depends on values")
+    exchanging, name = dispatcher.MoEAlltoAllTokenDispatcher, "_maybe_dtoh_and_synchronize"
+    if hasattr(exchanging, name):
+        yield Patch(exchanging, name, equal_parts(getattr(exchanging, name)), "the rows of tensor-parallel ranks depend on values")
 
 
 def _hadamard_signs(job: TrainingJob) -> Iterator[Patch]:

@@ -12,10 +12,16 @@ def dropout_mask(shapes: Shapes, name: str = "dropout mask") -> tuple[Tensor, ..
     return (shapes.hidden(name, dtype="bool"),) if shapes.model.hidden_dropout > 0 else ()
 
 
-def bias_dropout_add(shapes: Shapes, name: str, kind: ModuleKind) -> Module:
-    """residual + dropout(x + bias). Saves the mask. The norm that follows saves the output."""
+def bias_dropout_add(shapes: Shapes, name: str, kind: ModuleKind, *, biased: bool) -> Module:
+    """residual + dropout(x + bias). Saves the mask. The norm that follows saves the output.
+
+    Without fusion the sum with the bias and the output of the dropout are separate tensors. The caller references x meanwhile.
+    """
     x = shapes.hidden("x")
-    unfused = () if shapes.model.bias_dropout_fusion or shapes.model.hidden_dropout == 0 else (shapes.hidden("dropout output"),)
+    unfused: tuple[Tensor, ...] = ()
+    if not shapes.model.bias_dropout_fusion:
+        unfused = (shapes.hidden("x with bias"),) if biased else ()
+        unfused += (shapes.hidden("dropout output"),) if shapes.model.hidden_dropout > 0 else ()
     return Module(
         name=name,
         kind=kind,

@@ -86,7 +86,8 @@ def transformer_layer(shapes: Shapes, *, moe: bool = False, input_shares: str = 
             branch = _moe_branch(shapes.inputs.of_experts)
         else:
             branch = mlp(shapes, fused_norm=te, input_made_in=made_in, input_shares=shares)
-        children += (branch, bias_dropout_add(shapes, "mlp_bda", ModuleKind.FEED_FORWARD_ADD))
+        biased = shapes.model.bias_linear and not moe and block.feed_forward != "linear"
+        children += (branch, bias_dropout_add(shapes, "mlp_bda", ModuleKind.FEED_FORWARD_ADD, biased=biased))
     return Module(
         name="layers",
         kind=ModuleKind.LAYER,
@@ -112,7 +113,8 @@ def _attention_with_norm(inputs: ModuleInputs, attention: Branch, input_made_in:
         branch = gathered_linear(shapes, "self_attention", input_made_in=input_made_in, input_shares=input_shares)
     else:
         branch = _attention_branch(inputs, fused, input_shares if fused else "")
-    return (*norm, branch, bias_dropout_add(shapes, "self_attn_bda", ModuleKind.ATTENTION_ADD))
+    biased = shapes.model.bias_linear and attention != "linear"
+    return (*norm, branch, bias_dropout_add(shapes, "self_attn_bda", ModuleKind.ATTENTION_ADD, biased=biased))
 
 
 @lru_cache(maxsize=CACHED_LAYERS)

@@ -38,7 +38,8 @@ def with_owned(job: TrainingJob, states: States, owned: Sequence[OptimizerParame
     each = [round_up(4 * weight.numel, BLOCK) for weight in owned]
     half = [weight.dtype != "fp32" for weight in owned]
     copied = job.precision.parameters != "fp32" and job.precision.gradients != "fp32"
-    orthogonalizing = _largest_orthogonalization(job, owned)
+    peaks = tuple(_orthogonalizing(job, owned))
+    orthogonalizing = max((tensors for tensors, _ in peaks), key=total_bytes, default=())
     others = [weight for weight in owned if not weight.orthogonalized]
     lion = muon_of(job).scalar_optimizer == "lion"
     updating = lion_updates(others) if lion else ()
@@ -48,7 +49,7 @@ def with_owned(job: TrainingJob, states: States, owned: Sequence[OptimizerParame
     return replace(
         states,
         # the moments of the other optimizer are created after Muon's step
-        first_step_bytes=max(total_bytes(updating), total_bytes(orthogonalizing) - of_others, 0),
+        first_step_bytes=max(total_bytes(updating), *(total_bytes(tensors) - missing - of_others for tensors, missing in peaks), 0),
         master_weights=master_weights,
         moments=sum(bytes_each for bytes_each, weight in zip(each, owned, strict=True) if weight.orthogonalized) + of_others,
         gradient_copies=master_weights if copied else 0,
@@ -56,13 +57,24 @@ def with_owned(job: TrainingJob, states: States, owned: Sequence[OptimizerParame
     )
 
 
-def _largest_orthogonalization(job: TrainingJob, owned: Sequence[OptimizerParameter]) -> tuple[Tensor, ...]:
-    kinds = dict.fromkeys(replace(weight, expert=False) for weight in owned if weight.orthogonalized)
-    return max((orthogonalization(job, weight) for weight in kinds), key=total_bytes, default=())
+def _orthogonalizing(job: TrainingJob, owned: Sequence[OptimizerParameter]) -> Iterator[tuple[tuple[Tensor, ...], int]]:
+    """Tensors at the peaks of Muon's step, and bytes of the momentum that its first step has not created yet.
+
+    Matrices of experts are updated last, by an optimizer of their own or in the last group of parameters. The variable of the
+    update references that of the previous matrix until it is assigned again.
+    """
+    dense, experts = ([weight for weight in owned if weight.orthogonalized and weight.expert is expert] for expert in (False, True))
+    of_experts = sum(round_up(4 * weight.numel, BLOCK) for weight in experts)
+    one_loop = muon_of(job).layer_wise
+    for matrices, before, missing in ((dense, [], of_experts), (experts, dense if one_loop else [], 0)):
+        updated: list[OptimizerParameter | None] = [before[-1] if before else None, *matrices]
+        for previous, weight in dict.fromkeys(zip(updated[:-1], matrices, strict=True)):
+            held = (_fp32("update of the previous matrix", *previous.shape),) if previous is not None else ()
+            yield (*held, *orthogonalization(job, weight)), missing
 
 
 def orthogonalization(job: TrainingJob, weight: OptimizerParameter) -> tuple[Tensor, ...]:
-    """Tensors at the peak of one weight's update, in addition to gradients and momentum.
+    """Tensors at the peak of one weight's update, in addition to gradients, momentum and the previous update.
 
     Queries, keys and values are copied out, orthogonalized sequentially and concatenated. With one query group on the rank
     they are views instead of copies.

@@ -20,6 +20,11 @@ MTP = f"{OVERLAP} --position-embedding-type rope --mtp-num-layers 1"
 LATENT = f"{OVERLAP} --moe-latent-size 256"
 DELAY = f"{OVERLAP} --tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap --delay-wgrad-compute"
 
+UNIFORM = "--recompute-granularity full --recompute-method uniform --recompute-num-layers"
+VIRTUAL = "--num-virtual-stages-per-pipeline-rank 2"
+FIRST = "--decoder-first-pipeline-num-layers"
+EMBEDDING, LOSS = "--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"
+
 
 @pytest.mark.parametrize(
     ("line", "runs", "dest"),
@@ -39,6 +44,14 @@ DELAY = f"{OVERLAP} --tensor-model-parallel-size 2 --sequence-parallel --tp-comm
         ),
         (DELAY, f"{DELAY} --disable-tp-comm-bulk-wgrad", "--delay-wgrad-compute"),
         (f"{LATENT} --delay-wgrad-compute", LATENT, "--delay-wgrad-compute"),
+        (f"{UNIFORM} 3", f"{UNIFORM} 4", "--recompute-num-layers"),
+        (f"{UNIFORM} 2 --pipeline-model-parallel-size 4 {VIRTUAL}", f"{UNIFORM} 2 {STAGES} {VIRTUAL}", "--recompute-num-layers"),
+        (f"{UNIFORM} 2 {STAGES} {FIRST} 3", f"{UNIFORM} 3 {STAGES} {FIRST} 3 --num-layers 9", "--recompute-num-layers"),
+        (
+            f"{UNIFORM} 2 {STAGES} {LOSS} --num-layers 7",
+            f"{UNIFORM} 5 {STAGES} {LOSS} {EMBEDDING} --num-layers 10",
+            "--recompute-num-layers",
+        ),
     ],
 )
 def test_launches_that_fail_in_the_code_of_megatron_are_refused(line: str, runs: str, dest: str) -> None:

@@ -97,13 +97,13 @@ def test_muon_updates_the_embedding_copy_of_mtp_layers() -> None:
 @pytest.mark.parametrize(
     ("line", "bytes_per_element"),
     [
-        ("", 12),  # the result in fp32, and the results of two multiplications that scale it
-        ("--muon-use-nesterov", 16),  # and the Nesterov momentum
-        ("--muon-fp32-matmul-prec high", 12),  # two iterates (8) and two squares (8h²) are smaller for 4h · h
+        ("", 16),  # the update of fc1, the result for fc2 in fp32, and the results of two multiplications that scale it
+        ("--muon-use-nesterov", 20),  # and the Nesterov momentum
+        ("--muon-fp32-matmul-prec high", 16),  # two iterates (8) and two squares (8h²) are smaller for 4h · h
     ],
 )
 def test_a_step_needs_the_workspace_of_the_largest_matrix(line: str, bytes_per_element: int) -> None:
-    """`newton_schulz` and `scaled_orthogonalize_fn`, line by line; the largest is fc1 with 4h · h."""
+    """`OrthogonalizedOptimizer.step`, `newton_schulz` and `scaled_orthogonalize_fn`, line by line; the largest are fc1 and fc2."""
     assert total_bytes(muon_states_of(f"--optimizer muon {line}").step_workspace) == bytes_per_element * 4 * H * H
 
 

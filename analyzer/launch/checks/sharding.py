@@ -38,9 +38,12 @@ def _instances(arguments: Arguments) -> Iterator[Violation]:
     dest = "num_distributed_optimizer_instances"
     if size(arguments, dest) == 1 or sharding_flag(arguments) is not None:
         return
-    usual = text(arguments, "optimizer", "adam") in ("adam", "sgd")
+    name = text(arguments, "optimizer", "adam")
+    usual = name in ("adam", "sgd")
     if usual and not switched_on(arguments, "use_distributed_optimizer"):
         yield Violation((dest,), "needs the distributed optimizer", "add --use-distributed-optimizer")
+    if not usual and not since(arguments, "0.18"):
+        yield Violation((dest,), f"needs the distributed optimizer, which --optimizer {name} does not have", _LEAVE)
     if switched_on(arguments, "ddp_reduce_scatter_with_fp32_accumulation"):
         yield Violation((dest,), "contradicts --ddp-reduce-scatter-with-fp32-accumulation", "keep one of the two")
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import gcd
 
 from analyzer.specs.job import TrainingJob
 from analyzer.specs.release import is_before
+from analyzer.specs.rules.stages import counted_layers
 from analyzer.specs.rules.violation import Violation
 
 
@@ -16,6 +18,7 @@ def failure_violations(job: TrainingJob) -> Iterator[Violation]:
     yield from _fp32_residual(job)
     yield from _overlapped_mtp(job)
     yield from _delayed_latent_projections(job)
+    yield from _uniform_recompute(job)
 
 
 def _sharded_stages(job: TrainingJob) -> Iterator[Violation]:
@@ -94,3 +97,39 @@ def _delayed_latent_projections(job: TrainingJob) -> Iterator[Violation]:
             "this release never computes the weight gradients of the latent projections, whose operands fill the memory",
             "leave it out",
         )
+
+
+def _uniform_recompute(job: TrainingJob) -> Iterator[Violation]:
+    """Uniform recomputation checkpoints whole groups of layers, also at the end of a stage, where layers are missing.
+
+    Source: `TransformerBlock._checkpointed_forward` (core/transformer/transformer_block.py), 0.10 to 0.16.
+    """
+    size = job.recompute.num_layers or 1
+    if job.recompute.granularity != "full" or job.recompute.method != "uniform":
+        return
+    layers = gcd(*_layers_of_stages(job))
+    if layers % size and not is_before(job.megatron, "0.10") and is_before(job.megatron, "0.17"):
+        yield Violation(
+            ("recompute_num_layers",),
+            f"uniform recomputation of {size} layers needs a multiple of {size} layers in each stage in this release",
+            f"use a divisor of {layers}",
+        )
+
+
+def _layers_of_stages(job: TrainingJob) -> Iterator[int]:
+    """The numbers of layers of the virtual stages, without repetitions of equal stages."""
+    split, parallel = job.parallel.pipeline_layout, job.parallel
+    if parallel.pipeline == 1:
+        yield job.model.num_layers
+        return
+    if split.layout is not None:
+        yield from (stage.count("t") for stage in split.layout)
+        return
+    uneven = [layers for layers in (split.num_layers_in_first, split.num_layers_in_last) if layers is not None]
+    yield from (layers // parallel.chunks for layers in uneven)
+    others = parallel.pipeline - len(uneven)
+    if others:
+        equal = (counted_layers(job.model.num_layers, parallel) - sum(uneven)) // others // parallel.chunks
+        yield from (equal - split.account_for_embedding, equal - split.account_for_loss)
+        if others * parallel.chunks > split.account_for_embedding + split.account_for_loss:
+            yield equal

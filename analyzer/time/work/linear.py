@@ -44,7 +44,7 @@ def linear(module: Module, context: WorkContext) -> Work:
     rows = (shapes.s_split if module.kind in _SPLIT_ROWS else shapes.s) * shapes.b
     n, k = weight.shape
     fused = any(each.name == "layer_norm_weight" for each in module.parameters)
-    rewinds = module.kind in (ModuleKind.Q_UP, ModuleKind.KV_UP) and shapes.recomputes("mla_up_proj")
+    rewinds = module.kind in (ModuleKind.Q_PROJECTION, ModuleKind.Q_UP, ModuleKind.KV_UP) and shapes.recomputes("mla_up_proj")
     work = gemms(context, rows=rows, n=n, k=k, precision=context.quantized if weight.quantized else context.precision)
     if context.chunks > 1 and module.kind in OVERLAPPED:
         work = _in_chunks(work, context.chunks, summed=module.kind in (ModuleKind.ATTENTION_OUTPUT, ModuleKind.FC2))

@@ -68,5 +68,7 @@ FOUND: Final = {
     "--tensor-model-parallel-size 4",
     "unfused latent attention, two layers on the host": f"{_UNFUSED_ON_HOST} --position-embedding-type rope "
     "--multi-latent-attention --kv-lora-rank 64 --qk-head-dim 64 --qk-pos-emb-head-dim 32 --v-head-dim 64",
+    "muon in four stages, bias without fused dropout": "--bf16 --vocab-size 120 --num-layers 4 --micro-batch-size 1 "
+    "--pipeline-model-parallel-size 4 --no-bias-dropout-fusion --optimizer muon",
     "sequential experts, router in fp32": f"{_EXPERTS} --moe-token-dispatcher-type alltoall --moe-router-dtype fp32",
 }

@@ -23,6 +23,13 @@ def test_optimizer_instances_need_the_distributed_optimizer(release: str) -> Non
         job_of("--num-distributed-optimizer-instances 2", release=release)
 
 
+def test_muon_has_no_optimizer_instances_before_0_18() -> None:
+    """`get_megatron_muon_optimizer` refuses the distributed optimizer until 0.17, and the instances need it."""
+    for name in ("muon", "dist_muon"):
+        with pytest.raises(InputError, match=r"^--num-distributed-optimizer-instances: needs the distributed optimizer"):
+            job_of(f"--num-distributed-optimizer-instances 2 --optimizer {name}")
+
+
 @pytest.mark.parametrize("release", RELEASES)
 def test_optimizer_instances_contradict_fp32_accumulation_in_reduce_scatter(release: str) -> None:
     """`_ParamAndGradBucketGroup`: 'RS w/ FP32 accumulation not supported with num_distributed_optimizer_instances > 1'."""
