@@ -70,6 +70,11 @@ def layers_under_checkpoint(module: Module) -> bool:
     return module.recomputed and all(is_unit(child) for child in module.children)
 
 
+def covers_units(module: Module) -> bool:
+    """Whether this is a checkpoint around several units."""
+    return layers_under_checkpoint(module) and len(module.children) > 1
+
+
 def is_segment(module: Module) -> bool:
     """Whether a module is one segment: a unit, units under one checkpoint, another checkpoint, or a module without children."""
     return is_unit(module) or module.recomputed or not module.children

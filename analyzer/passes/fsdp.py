@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from analyzer.buffers.fsdp import fsdp_of, is_segment, sharded_buckets
+from analyzer.buffers.fsdp import covers_units, fsdp_of, is_segment, sharded_buckets
 from analyzer.buffers.fsdp2 import TorchUnit, is_torch_unit, torch_unit, unit_pieces
-from analyzer.buffers.fsdp_gathering import GRADIENTS, PARAMETERS, Gathering, chunk_passes
+from analyzer.buffers.fsdp_gathering import GRADIENTS, PARAMETERS, ChunkPasses, Gathering, chunk_passes
 from analyzer.buffers.parameter_order import creation_order
 from analyzer.modules.kinds import LINEAR, ModuleKind
 from analyzer.modules.tree import Module, Tensor, total_bytes
@@ -37,17 +37,35 @@ def with_unsharded_buckets(job: TrainingJob, tree: Module, *, first: bool = Fals
     """Megatron-FSDP: the unsharded buckets of each segment. `first`: no backward has run yet."""
     gathering = Gathering(job, tree, sharded_buckets(job, tree))
     passes = chunk_passes(job, tree, gathering.buckets, first=first)
-    workspaces = []
+    workspaces: list[Workspaces] = []
     for index, (piece, alive) in enumerate(zip(gathering.all_segments, passes.gradients, strict=True)):
+        forward = gathering.tensors(passes.forward[index], PARAMETERS)
+        if len(gathering.parts[index]) > 1:
+            whole, *parts = _by_layer(gathering, passes, index)
+            workspaces += [(forward, whole), *(((), part) for part in parts)]
+            continue
         started = alive & gathering.started(index)
         if piece.units or not started or _accumulates_in_gemm(job, piece.modules[0]):
             gradients = gathering.tensors(alive, GRADIENTS)
         else:
             own = gathering.tensors(started, GRADIENTS)
             gradients = (*gathering.tensors(alive - started, GRADIENTS), *_beyond_freed(own, piece.modules[0]))
-        backward = (*gathering.tensors(passes.backward[index], PARAMETERS), *gradients)
-        workspaces.append((gathering.tensors(passes.forward[index], PARAMETERS), backward))
-    return _with_workspaces(tree, iter(workspaces), is_segment)
+        workspaces.append((forward, (*gathering.tensors(passes.backward[index], PARAMETERS), *gradients)))
+    has_units = fsdp_of(job).strategy == "optim_grads_params"
+    return _with_workspaces(tree, iter(workspaces), is_segment, lambda module: has_units and covers_units(module))
+
+
+def _by_layer(gathering: Gathering, passes: ChunkPasses, index: int) -> Iterator[tuple[Tensor, ...]]:
+    """Backward workspaces of a checkpoint around layers: what is unsharded throughout, and what is added in each layer.
+
+    Layers free their parameters one after another, and allocate gradients one after another.
+    """
+    gathered, gradients = passes.backward_parts[index], passes.gradient_parts[index]
+    parameters_throughout, gradients_throughout = frozenset.intersection(*gathered), frozenset.intersection(*gradients)
+    yield gathering.tensors(parameters_throughout, PARAMETERS) + gathering.tensors(gradients_throughout, GRADIENTS)
+    for of_layer, started in zip(gathered, gradients, strict=True):
+        parameters = gathering.tensors(of_layer - parameters_throughout, PARAMETERS)
+        yield parameters + gathering.tensors(started - gradients_throughout, GRADIENTS)
 
 
 def _accumulates_in_gemm(job: TrainingJob, module: Module) -> bool:
@@ -113,15 +131,23 @@ def _keeping_gradients(module: Module, *, inside: bool) -> Module:
     return replace(module, children=tuple(_keeping_gradients(child, inside=inside) for child in module.children))
 
 
-def _with_workspaces(module: Module, workspaces: Iterator[Workspaces], is_piece: Callable[[Module], bool]) -> Module:
-    """The module with forward and backward workspaces added to its pieces, in the order of execution."""
-    if not is_piece(module):
-        return replace(module, children=tuple(_with_workspaces(child, workspaces, is_piece) for child in module.children))
-    forward, backward = next(workspaces)
+def _with_workspaces(
+    module: Module,
+    workspaces: Iterator[Workspaces],
+    is_piece: Callable[[Module], bool],
+    has_pieces: Callable[[Module], bool] = lambda _: False,
+) -> Module:
+    """The module with workspaces added to its pieces, in the order of execution; `has_pieces`: pieces that contain other pieces."""
+    piece = is_piece(module)
+    forward, backward = next(workspaces) if piece else ((), ())
+    children = module.children
+    if not piece or has_pieces(module):
+        children = tuple(_with_workspaces(child, workspaces, is_piece, has_pieces) for child in children)
     return replace(
         module,
         forward_workspace=(*module.forward_workspace, *forward),
         backward_workspace=(*module.backward_workspace, *backward),
+        children=children,
     )
 
 
