@@ -105,7 +105,8 @@ class Gathering:
             return given
         units = {bucket.unit for bucket in self.buckets if bucket.unit is not None}
         if not units:
-            return max(MIN_UNIT, bucket_size(self.job) or 0)
+            numel = sum(parameter.numel for bucket in self.buckets for parameter in bucket.parameters)
+            return max(MIN_UNIT, bucket_size(self.job, numel) or 0)
         layers = sum(p.numel for bucket in self.buckets if bucket.unit is not None for p in bucket.parameters)
         return max(MIN_UNIT, layers // len(units) * 2)
 
