@@ -6,7 +6,7 @@ torch/distributed/fsdp/_fully_shard/{_fsdp_param_group,_fsdp_collectives}.py (to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -15,7 +15,7 @@ from analyzer.buffers.fsdp2 import TorchUnit, is_torch_unit, torch_unit, unit_pi
 from analyzer.buffers.fsdp_gathering import GRADIENTS, PARAMETERS, ChunkPasses, Gathering, chunk_passes
 from analyzer.buffers.parameter_order import creation_order
 from analyzer.modules.kinds import LINEAR, ModuleKind
-from analyzer.modules.tree import Module, Tensor, total_bytes
+from analyzer.modules.tree import Module, Parameter, Tensor, total_bytes
 from analyzer.specs import TrainingJob
 from analyzer.units import DTYPE_BYTES
 
@@ -112,30 +112,39 @@ def with_unsharded_units(job: TrainingJob, tree: Module) -> Module:
     """The tree with the unsharded tensors of FSDP2 in the workspaces of its units.
 
     In forward the all-gather buffer and the parameters copied out of it stay allocated until the next unit is gathered. In
-    backward the preceding unit is prefetched, and the reduce-scatter buffer of the following unit is still allocated.
+    backward the preceding unit is prefetched, and the reduce-scatter buffer of the following unit is still allocated. Parameters
+    outside units belong to the root: they are gathered before the forward, and reduced after the backward.
     """
     pieces = list(unit_pieces(tree))
+    outside = [() if is_torch_unit(piece) else tuple(creation_order(piece)) for piece in pieces]
+    root = _unsharded(parameter for listed in outside for parameter in listed)
     units = [torch_unit(job, piece.name, list(creation_order(piece))) for piece in pieces if is_torch_unit(piece)]
     unsharded = not fsdp_of(job).reshard_after_forward
     passed = 0
     workspaces: list[Workspaces] = []
-    for piece in pieces:
+    for index, piece in enumerate(pieces):
         before = units[passed - 1] if passed else None
-        earlier = tuple(_tensor(PARAMETERS, other) for other in units[:passed]) if unsharded else ()
+        earlier = (*root, *(_tensor(PARAMETERS, other) for other in units[:passed])) if unsharded else root
+        of_root = _unsharded((parameter for listed in outside[index + 1 :] for parameter in listed), name=GRADIENTS)
         buffer = () if before is None else (_tensor(ALL_GATHER, before),)
         if not is_torch_unit(piece):
-            workspaces.append(((*earlier, *buffer), earlier))
+            workspaces.append(((*earlier, *buffer), (*earlier, *of_root)))
             continue
         unit, following = units[passed], units[passed + 1 : passed + 2]
         forward = (*earlier, _tensor(PARAMETERS, unit), _tensor(ALL_GATHER, unit))
-        prefetched = earlier if unsharded else buffer
+        prefetched = earlier if unsharded else (*root, *buffer)
         reducing = tuple(_tensor(REDUCE_SCATTER, other) for other in following)
         if not piece.children:
             reducing = (_tensor(GRADIENTS, unit), *reducing)
-        workspaces.append((forward, (*prefetched, _tensor(PARAMETERS, unit), *reducing)))
+        workspaces.append((forward, (*prefetched, _tensor(PARAMETERS, unit), *reducing, *of_root)))
         passed += 1
     changed = _with_workspaces(tree, iter(workspaces), lambda module: is_torch_unit(module) or not module.children)
     return _keeping_gradients(changed, inside=False)
+
+
+def _unsharded(listed: Iterable[Parameter], *, name: str = PARAMETERS) -> tuple[Tensor, ...]:
+    """One unsharded tensor for each parameter."""
+    return tuple(Tensor(name=name, shape=parameter.shape, dtype=parameter.dtype) for parameter in listed)
 
 
 def _keeping_gradients(module: Module, *, inside: bool) -> Module:
