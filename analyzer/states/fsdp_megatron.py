@@ -2,15 +2,24 @@
 
 Source: megatron/core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py
 (`_init_each_parameter_group_buffers`, `update_main_grads`) and megatron/core/optimizer/__init__.py, 0.16.1. Every
-parameter has an fp32 master weight and moments. Bytes of parameters, gradients and master weights, which are in buffers, are those of
-a full shard with its padding; moments are those of the first replica.
+parameter has an fp32 master weight and moments. Bytes of parameters, gradients and master weights, which are in buffers, are
+those of a full shard with its padding; moments are those of the first replica.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from analyzer.buffers.fsdp import ShardedBucket, first_shard, fsdp_of, gradient_dtype, padding_ranks, shard_ranks, sharded_buckets, stored_dtype
+from analyzer.buffers.fsdp import (
+    ShardedBucket,
+    first_shard,
+    fsdp_of,
+    gradient_dtype,
+    padding_ranks,
+    shard_ranks,
+    sharded_buckets,
+    stored_dtype,
+)
 from analyzer.buffers.fsdp_gathering import gathered_after_step
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import parameters

@@ -15,7 +15,20 @@ _OVERLAPPED: Final = (
     "--moe-router-topk 2 --moe-grouped-gemm --expert-model-parallel-size 2 --overlap-moe-expert-parallel-comm"
 )
 _ALTERNATING: Final = f"{_OVERLAPPED} --num-experts 8 --moe-token-dispatcher-type alltoall --moe-layer-freq ([0,1]*2)"
+_MEGATRON_FSDP: Final = (
+    "--bf16 --use-megatron-fsdp --no-gradient-accumulation-fusion --ckpt-format fsdp_dtensor --global-batch-size 32 "
+    "--data-parallel-sharding-strategy"
+)
+_TORCH_FSDP: Final = (
+    "--bf16 --use-torch-fsdp2 --no-gradient-accumulation-fusion --ckpt-format torch_dist --global-batch-size 32 "
+    "--untie-embeddings-and-output-weights --vocab-size 120"
+)
 FOUND: Final = {
+    "megatron fsdp, checkpoints of two layers, tied embedding, tp4 sp": f"{_MEGATRON_FSDP} optim_grads_params {_FULL} 2 --swiglu "
+    "--disable-bias-linear --attention-dropout 0 --hidden-dropout 0 --grad-reduce-in-bf16 --tensor-model-parallel-size 4 "
+    "--sequence-parallel",
+    "megatron fsdp of optimizer states, three buckets": f"{_MEGATRON_FSDP} optim --overlap-grad-reduce --ddp-num-buckets 3",
+    "fsdp2 with an MTP layer": f"{_TORCH_FSDP} --mtp-num-layers 1 --position-embedding-type rope",
     "overlapped microbatches, one expert per rank": f"{_OVERLAPPED} --num-experts 2 --moe-token-dispatcher-type alltoall",
     "overlapped microbatches, dense layers beside MoE layers": _ALTERNATING,
     "overlapped microbatches, dense layers with recompute": f"{_ALTERNATING} --recompute-granularity selective "
