@@ -17,6 +17,7 @@ from analyzer.units import DTYPE_BYTES
 
 RECOMPUTED_OUTPUT: Final = "recomputed output"
 
+
 @dataclass(frozen=True)
 class Shapes:
     """Sizes of the modules of one rank. `t` is 1 and `sp` False for the model without parallelism."""
