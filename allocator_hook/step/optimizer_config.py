@@ -45,6 +45,9 @@ def ddp_config(job: TrainingJob, *, parameters: int) -> Any:
     bucket_size = optimizer.ddp_bucket_size
     if optimizer.ddp_num_buckets:
         bucket_size = parameters // optimizer.ddp_num_buckets
+    if job.fsdp is not None:  # without FSDP, DistributedDataParallel does the same
+        default = max(40_000_000, 1_000_000 * job.parallel.data_with_context)
+        bucket_size = (bucket_size or default) if optimizer.overlap_grad_reduce else None
     return DistributedDataParallelConfig(
         **known_to(
             DistributedDataParallelConfig,

@@ -70,6 +70,11 @@ def layers_under_checkpoint(module: Module) -> bool:
     return module.recomputed and all(is_unit(child) for child in module.children)
 
 
+def covers_units(module: Module) -> bool:
+    """Whether this is a checkpoint around several units."""
+    return layers_under_checkpoint(module) and len(module.children) > 1
+
+
 def is_segment(module: Module) -> bool:
     """Whether a module is one segment: a unit, units under one checkpoint, another checkpoint, or a module without children."""
     return is_unit(module) or module.recomputed or not module.children
@@ -101,10 +106,11 @@ def sharded_buckets(job: TrainingJob, tree: Module) -> tuple[ShardedBucket, ...]
                 key = (number, parameter.sharding == "expert", stored_dtype(job, parameter))
                 groups.setdefault(key, []).append((index, parameter))
     padded: dict[tuple[int, ...], int] = {}
+    rank_numel = sum(parameter.numel for listed in groups.values() for _, parameter in listed)
     return tuple(
         _bucket(job, members, unit=number, expert=expert, dtype=dtype, padded=padded)
         for (number, expert, dtype), listed in groups.items()
-        for members in (_split(job, listed) if number is None else (listed,))
+        for members in (_split(job, listed, rank_numel) if number is None else (listed,))
         if members
     )
 
@@ -156,9 +162,9 @@ def _bucket(
     )
 
 
-def _split(job: TrainingJob, members: Sequence[tuple[int, Parameter]]) -> Iterator[list[tuple[int, Parameter]]]:
+def _split(job: TrainingJob, members: Sequence[tuple[int, Parameter]], rank_numel: int) -> Iterator[list[tuple[int, Parameter]]]:
     """Parameters outside units, split into buckets. A tied embedding that two pipeline stages share has a separate bucket."""
-    strategy, limit = fsdp_of(job).strategy, bucket_size(job)
+    strategy, limit = fsdp_of(job).strategy, bucket_size(job, rank_numel)
     bucket: list[tuple[int, Parameter]] = []
     for member in members:
         if member[1].shared_embedding and strategy != "no_shard":
@@ -172,12 +178,17 @@ def _split(job: TrainingJob, members: Sequence[tuple[int, Parameter]]) -> Iterat
     yield bucket
 
 
-def bucket_size(job: TrainingJob) -> int | None:
-    """Elements at which a bucket outside units is closed; None if all parameters share one bucket (`get_model`)."""
+def bucket_size(job: TrainingJob, rank_numel: int) -> int | None:
+    """Elements at which a bucket outside units is closed; None if all parameters share one bucket (`get_model`).
+
+    `rank_numel`: elements of all parameters of the rank.
+    """
     optimizer = job.optimizer
     if not optimizer.overlap_grad_reduce or optimizer.overlap_param_gather_with_optimizer_step:
         return None
     default = max(DEFAULT_BUCKET_SIZE, DEFAULT_BUCKET_SIZE_PER_RANK * job.parallel.data_with_context)
+    if optimizer.ddp_num_buckets is not None:
+        return rank_numel // optimizer.ddp_num_buckets
     return optimizer.ddp_bucket_size or default
 
 
@@ -202,15 +213,21 @@ def _shapes(parameter: Parameter) -> Iterator[Shape]:
 
 def replicated_numel(job: TrainingJob, bucket: ShardedBucket) -> int:
     """Elements of weights replicated over tensor-parallel ranks whose gradients the first replica stores."""
+    return sum(numel for numel, parameter in _in_first_shard(job, bucket) if parameter.sequence_parallel)
+
+
+def first_shard(job: TrainingJob, bucket: ShardedBucket) -> tuple[int, ...]:
+    """Elements of each parameter in the shard of the first replica, without padding."""
+    return tuple(numel for numel, _ in _in_first_shard(job, bucket))
+
+
+def _in_first_shard(job: TrainingJob, bucket: ShardedBucket) -> Iterator[tuple[int, Parameter]]:
     shapes = [(shape, parameter) for parameter in bucket.parameters for shape in _shapes(parameter)]
     ranks = None if fsdp_of(job).strategy == "no_shard" else padding_ranks(job, bucket.group)
     offsets, _ = _laid_out([shape for shape, _ in shapes])
     shard = bucket.numel // (ranks or 1)
-    return sum(
-        min(offset + prod(shape), shard) - min(offset, shard)
-        for offset, (shape, parameter) in zip(offsets, shapes, strict=True)
-        if parameter.sequence_parallel
-    )
+    for offset, (shape, parameter) in zip(offsets, shapes, strict=True):
+        yield min(offset + prod(shape), shard) - min(offset, shard), parameter
 
 
 def padded_numel(shapes: Sequence[Shape], *, ranks: int | None) -> int:

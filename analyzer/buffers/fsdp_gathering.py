@@ -44,6 +44,9 @@ class ChunkPasses:
     forward: tuple[Ids, ...]
     backward: tuple[Ids, ...]
     gradients: tuple[Ids, ...]
+    backward_parts: tuple[tuple[Ids, ...], ...]
+    """For each segment, the gathered buckets in the backward of each of its modules (`Gathering.parts`)."""
+    gradient_parts: tuple[tuple[Ids, ...], ...]
     gathered_forward: tuple[int, ...]
     """For each bucket, including those gathered at the end of forward for the backward."""
     gathered_backward: tuple[int, ...]
@@ -102,7 +105,8 @@ class Gathering:
             return given
         units = {bucket.unit for bucket in self.buckets if bucket.unit is not None}
         if not units:
-            return max(MIN_UNIT, bucket_size(self.job) or 0)
+            numel = sum(parameter.numel for bucket in self.buckets for parameter in bucket.parameters)
+            return max(MIN_UNIT, bucket_size(self.job, numel) or 0)
         layers = sum(p.numel for bucket in self.buckets if bucket.unit is not None for p in bucket.parameters)
         return max(MIN_UNIT, layers // len(units) * 2)
 
@@ -161,8 +165,9 @@ def chunk_passes(job: TrainingJob, tree: Module, buckets: tuple[ShardedBucket, .
     """One microbatch through a chunk; `first`: no backward has run yet."""
     chunk = Gathering(job, tree, buckets)
     gathered = [0] * len(buckets), [0] * len(buckets)
-    nothing: tuple[Ids, ...] = (frozenset(),) * len(chunk.all_segments)
-    forward = backward = gradients = nothing
+    nothing = tuple((frozenset[int](),) * len(parts) for parts in chunk.parts)
+    forward: tuple[Ids, ...] = (frozenset(),) * len(chunk.all_segments)
+    backward = gradients = nothing
     fsdp = fsdp_of(job)
     if fsdp.strategy == "optim_grads_params":
         outside = frozenset(number for number, bucket in enumerate(buckets) if bucket.unit is None)
@@ -173,8 +178,10 @@ def chunk_passes(job: TrainingJob, tree: Module, buckets: tuple[ShardedBucket, .
         gradients = tuple(reversed(list(_gradients(chunk))))
     return ChunkPasses(
         forward=forward,
-        backward=backward,
-        gradients=gradients,
+        backward=tuple(max(parts, key=chunk.size) for parts in backward),
+        gradients=tuple(max(parts, key=chunk.size) for parts in gradients),
+        backward_parts=backward,
+        gradient_parts=gradients,
         gathered_forward=tuple(gathered[0]),
         gathered_backward=tuple(gathered[1]),
     )
@@ -202,24 +209,23 @@ def _forward(chunk: Gathering, ready: set[int], counts: list[int], *, prefetches
         yield largest
 
 
-def _backward(chunk: Gathering, ready: set[int], counts: list[int]) -> Iterator[Ids]:
-    """The unsharded buckets in each segment, last segment first. Only layers gather.
+def _backward(chunk: Gathering, ready: set[int], counts: list[int]) -> Iterator[tuple[Ids, ...]]:
+    """The unsharded buckets in each module of each segment, last segment first. Only layers gather.
 
     Layers that were prefetched at the end of the forward are freed when the first other layer is gathered.
     """
     prefetched = {number for number in ready if chunk.buckets[number].unit is not None}
     for piece, parts in zip(reversed(chunk.all_segments), reversed(chunk.parts), strict=True):
         if not piece.units:
-            yield frozenset(ready)
+            yield (frozenset(ready),) * len(parts)
             continue
-        largest: Ids = frozenset()
         if len(parts) > 1:  # layers under one checkpoint run forward again, without prefetching
             for wanted in parts:
                 prefetched -= wanted
                 if _gather(ready, wanted, counts):
                     ready -= prefetched
                     prefetched = set()
-            largest = frozenset(ready)
+        found: list[Ids] = []
         for wanted in reversed(parts):
             prefetched -= wanted
             needed = chunk.with_prefetch(wanted, step=-1)
@@ -227,27 +233,27 @@ def _backward(chunk: Gathering, ready: set[int], counts: list[int]) -> Iterator[
                 ready -= prefetched
                 prefetched = set()
             _gather(ready, needed, counts)
-            largest = max(largest, frozenset(ready), key=chunk.size)
+            found.append(frozenset(ready))
             ready -= wanted
-        yield largest
+        yield tuple(reversed(found))
 
 
-def _gradients(chunk: Gathering) -> Iterator[Ids]:
-    """Unsharded gradient buckets in each segment, last segment first."""
+def _gradients(chunk: Gathering) -> Iterator[tuple[Ids, ...]]:
+    """Unsharded gradient buckets in each module of each segment, last segment first."""
     unfinished = {number: set(bucket.segments) for number, bucket in enumerate(chunk.buckets)}
     alive: set[int] = set()
     queue: list[int] = []
     for index in range(len(chunk.all_segments) - 1, -1, -1):
-        largest: Ids = frozenset(alive)
+        found: list[Ids] = []
         for wanted in reversed(chunk.parts[index]):
             alive |= wanted
-            largest = max(largest, frozenset(alive), key=chunk.size)
+            found.append(frozenset(alive))
             for number in sorted(wanted):
                 unfinished[number].discard(index)
                 if not unfinished[number]:
                     _free_reduced(chunk, alive, queue, number)
                     queue.append(number)
-        yield largest
+        yield tuple(reversed(found))
 
 
 def _free_reduced(chunk: Gathering, alive: set[int], queue: list[int], next_bucket: int) -> None:

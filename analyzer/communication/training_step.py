@@ -56,11 +56,13 @@ def shared_gradient_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]
     Replicated weights of sequence-parallel regions, and q/k norms always: one all-reduce of a flattened copy over tensor-parallel
     ranks. Tied word embedding: an all-reduce between the first and the last pipeline rank, at full size also with the distributed
     optimizer, because it follows the reduce-scatter and works on the full buffer in place. With Megatron-FSDP each rank reduces
-    the elements of its shard; the size is that of the first replica.
+    the elements of its shard, after they have been converted to fp32 for the optimizer; the size is that of the first replica.
     """
+    dtype: str = job.precision.parameters if _uses_torch_fsdp(job) else job.precision.gradients
     if job.fsdp is not None and job.fsdp.implementation == "megatron":
         from analyzer.buffers.fsdp import replicated_numel, sharded_buckets
 
+        dtype = "fp32"
         replicated = sum(replicated_numel(job, bucket) for tree in stage.trees for bucket in sharded_buckets(job, tree))
     else:
         replicated = sum(tree.derived(_replicated_numel) for tree in stage.trees)
@@ -71,7 +73,7 @@ def shared_gradient_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]
             phase="gradient",
             module="replicated_gradients",
             shape=(replicated,),
-            dtype=job.precision.parameters if _uses_torch_fsdp(job) else job.precision.gradients,
+            dtype=dtype,
             per_iteration=1,
         )
     for embedding in (parameter for tree in stage.trees for parameter in tree.derived(_shared_embeddings)):

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from analyzer.memory.block_memory import BlockMemory, Instant, Peaks, block_memory, explained
 from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.shapes import RECOMPUTED_OUTPUT
 from analyzer.modules.tree import Module, Tensor, total_bytes
 from analyzer.program.chunks import Block, chunk_program
 from analyzer.program.lowering import covers_layers
@@ -237,7 +238,8 @@ def _held(module: Module, *, received: bool, left: bool) -> tuple[Tensor, ...]:
     """
     if received or left or not covers_layers(module):
         return ()
-    return tuple(replace(each, name="gradient of the checkpoint's output") for each in module.backward_workspace)
+    outputs = (each for each in module.backward_workspace if each.name == RECOMPUTED_OUTPUT)  # without unsharded buckets of FSDP
+    return tuple(replace(each, name="gradient of the checkpoint's output") for each in outputs)
 
 
 def _repetitions(count: int) -> list[int]:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Final
 
 from analyzer.modules.inputs import ModuleInputs, Split, module_inputs
 from analyzer.modules.tree import Collective, Phase, Tensor
 from analyzer.specs import Fp8Spec, ModelSpec, TrainingJob
 from analyzer.units import DTYPE_BYTES
+
+RECOMPUTED_OUTPUT: Final = "recomputed output"
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,7 @@ class Shapes:
     @property
     def recomputed_output(self) -> tuple[Tensor, ...]:
         """The recomputed output of a checkpoint: a local variable references it during the backward (`CheckpointFunction`)."""
-        return (self.hidden("recomputed output", dtype=self.residual_dtype),)
+        return (self.hidden(RECOMPUTED_OUTPUT, dtype=self.residual_dtype),)
 
     def hidden(self, name: str, *, gathered: bool = False, dtype: str | None = None, shares: str = "", made_in: str = "") -> Tensor:
         """[s, b, h], or its shard [s/t, b, h] under sequence parallelism unless `gathered`."""

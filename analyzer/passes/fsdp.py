@@ -6,16 +6,16 @@ torch/distributed/fsdp/_fully_shard/{_fsdp_param_group,_fsdp_collectives}.py (to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from analyzer.buffers.fsdp import fsdp_of, is_segment, sharded_buckets
+from analyzer.buffers.fsdp import Segment, covers_units, fsdp_of, is_segment, sharded_buckets
 from analyzer.buffers.fsdp2 import TorchUnit, is_torch_unit, torch_unit, unit_pieces
-from analyzer.buffers.fsdp_gathering import GRADIENTS, PARAMETERS, Gathering, chunk_passes
+from analyzer.buffers.fsdp_gathering import GRADIENTS, PARAMETERS, ChunkPasses, Gathering, chunk_passes
 from analyzer.buffers.parameter_order import creation_order
 from analyzer.modules.kinds import LINEAR, ModuleKind
-from analyzer.modules.tree import Module, Tensor, total_bytes
+from analyzer.modules.tree import Module, Parameter, Tensor, total_bytes
 from analyzer.specs import TrainingJob
 from analyzer.units import DTYPE_BYTES
 
@@ -37,17 +37,53 @@ def with_unsharded_buckets(job: TrainingJob, tree: Module, *, first: bool = Fals
     """Megatron-FSDP: the unsharded buckets of each segment. `first`: no backward has run yet."""
     gathering = Gathering(job, tree, sharded_buckets(job, tree))
     passes = chunk_passes(job, tree, gathering.buckets, first=first)
-    workspaces = []
+    workspaces: list[Workspaces] = []
+    tied, waiting = _waiting_gradient(gathering.all_segments)
     for index, (piece, alive) in enumerate(zip(gathering.all_segments, passes.gradients, strict=True)):
+        forward = gathering.tensors(passes.forward[index], PARAMETERS)
+        pending = waiting if index in tied else ()
+        if len(gathering.parts[index]) > 1:
+            whole, *parts = _by_layer(gathering, passes, index)
+            workspaces += [(forward, (*whole, *pending)), *(((), part) for part in parts)]
+            continue
         started = alive & gathering.started(index)
         if piece.units or not started or _accumulates_in_gemm(job, piece.modules[0]):
             gradients = gathering.tensors(alive, GRADIENTS)
         else:
             own = gathering.tensors(started, GRADIENTS)
             gradients = (*gathering.tensors(alive - started, GRADIENTS), *_beyond_freed(own, piece.modules[0]))
-        backward = (*gathering.tensors(passes.backward[index], PARAMETERS), *gradients)
-        workspaces.append((gathering.tensors(passes.forward[index], PARAMETERS), backward))
-    return _with_workspaces(tree, iter(workspaces), is_segment)
+        workspaces.append((forward, (*gathering.tensors(passes.backward[index], PARAMETERS), *gradients, *pending)))
+    has_units = fsdp_of(job).strategy == "optim_grads_params"
+    return _with_workspaces(tree, iter(workspaces), is_segment, lambda module: has_units and covers_units(module))
+
+
+def _waiting_gradient(pieces: Sequence[Segment]) -> tuple[range, tuple[Tensor, ...]]:
+    """The gradient that the output layer computes of a tied embedding, and the segments in whose backward it is allocated.
+
+    Autograd keeps it until the backward of the embedding computes the second part of the gradient.
+    """
+    kinds = [piece.modules[0].kind for piece in pieces]
+    if ModuleKind.WORD_EMBEDDINGS not in kinds or ModuleKind.OUTPUT_LAYER not in kinds:
+        return range(0), ()
+    first, last = kinds.index(ModuleKind.WORD_EMBEDDINGS), len(kinds) - 1 - kinds[::-1].index(ModuleKind.OUTPUT_LAYER)
+    output_layer = pieces[last].modules[0]
+    if output_layer.parameters:
+        return range(0), ()
+    gradients = (each for each in output_layer.backward_workspace if each.name == "weight gradient")
+    return range(first, last), tuple(replace(each, name="weight gradient of the output layer") for each in gradients)
+
+
+def _by_layer(gathering: Gathering, passes: ChunkPasses, index: int) -> Iterator[tuple[Tensor, ...]]:
+    """Backward workspaces of a checkpoint around layers: what is unsharded throughout, and what is added in each layer.
+
+    Layers free their parameters one after another, and allocate gradients one after another.
+    """
+    gathered, gradients = passes.backward_parts[index], passes.gradient_parts[index]
+    parameters_throughout, gradients_throughout = frozenset.intersection(*gathered), frozenset.intersection(*gradients)
+    yield gathering.tensors(parameters_throughout, PARAMETERS) + gathering.tensors(gradients_throughout, GRADIENTS)
+    for of_layer, started in zip(gathered, gradients, strict=True):
+        parameters = gathering.tensors(of_layer - parameters_throughout, PARAMETERS)
+        yield parameters + gathering.tensors(started - gradients_throughout, GRADIENTS)
 
 
 def _accumulates_in_gemm(job: TrainingJob, module: Module) -> bool:
@@ -76,30 +112,39 @@ def with_unsharded_units(job: TrainingJob, tree: Module) -> Module:
     """The tree with the unsharded tensors of FSDP2 in the workspaces of its units.
 
     In forward the all-gather buffer and the parameters copied out of it stay allocated until the next unit is gathered. In
-    backward the preceding unit is prefetched, and the reduce-scatter buffer of the following unit is still allocated.
+    backward the preceding unit is prefetched, and the reduce-scatter buffer of the following unit is still allocated. Parameters
+    outside units belong to the root: they are gathered before the forward, and reduced after the backward.
     """
     pieces = list(unit_pieces(tree))
+    outside = [() if is_torch_unit(piece) else tuple(creation_order(piece)) for piece in pieces]
+    root = _unsharded(parameter for listed in outside for parameter in listed)
     units = [torch_unit(job, piece.name, list(creation_order(piece))) for piece in pieces if is_torch_unit(piece)]
     unsharded = not fsdp_of(job).reshard_after_forward
     passed = 0
     workspaces: list[Workspaces] = []
-    for piece in pieces:
+    for index, piece in enumerate(pieces):
         before = units[passed - 1] if passed else None
-        earlier = tuple(_tensor(PARAMETERS, other) for other in units[:passed]) if unsharded else ()
+        earlier = (*root, *(_tensor(PARAMETERS, other) for other in units[:passed])) if unsharded else root
+        of_root = _unsharded((parameter for listed in outside[index + 1 :] for parameter in listed), name=GRADIENTS)
         buffer = () if before is None else (_tensor(ALL_GATHER, before),)
         if not is_torch_unit(piece):
-            workspaces.append(((*earlier, *buffer), earlier))
+            workspaces.append(((*earlier, *buffer), (*earlier, *of_root)))
             continue
         unit, following = units[passed], units[passed + 1 : passed + 2]
         forward = (*earlier, _tensor(PARAMETERS, unit), _tensor(ALL_GATHER, unit))
-        prefetched = earlier if unsharded else buffer
+        prefetched = earlier if unsharded else (*root, *buffer)
         reducing = tuple(_tensor(REDUCE_SCATTER, other) for other in following)
         if not piece.children:
             reducing = (_tensor(GRADIENTS, unit), *reducing)
-        workspaces.append((forward, (*prefetched, _tensor(PARAMETERS, unit), *reducing)))
+        workspaces.append((forward, (*prefetched, _tensor(PARAMETERS, unit), *reducing, *of_root)))
         passed += 1
     changed = _with_workspaces(tree, iter(workspaces), lambda module: is_torch_unit(module) or not module.children)
     return _keeping_gradients(changed, inside=False)
+
+
+def _unsharded(listed: Iterable[Parameter], *, name: str = PARAMETERS) -> tuple[Tensor, ...]:
+    """One unsharded tensor for each parameter."""
+    return tuple(Tensor(name=name, shape=parameter.shape, dtype=parameter.dtype) for parameter in listed)
 
 
 def _keeping_gradients(module: Module, *, inside: bool) -> Module:
@@ -113,15 +158,23 @@ def _keeping_gradients(module: Module, *, inside: bool) -> Module:
     return replace(module, children=tuple(_keeping_gradients(child, inside=inside) for child in module.children))
 
 
-def _with_workspaces(module: Module, workspaces: Iterator[Workspaces], is_piece: Callable[[Module], bool]) -> Module:
-    """The module with forward and backward workspaces added to its pieces, in the order of execution."""
-    if not is_piece(module):
-        return replace(module, children=tuple(_with_workspaces(child, workspaces, is_piece) for child in module.children))
-    forward, backward = next(workspaces)
+def _with_workspaces(
+    module: Module,
+    workspaces: Iterator[Workspaces],
+    is_piece: Callable[[Module], bool],
+    has_pieces: Callable[[Module], bool] = lambda _: False,
+) -> Module:
+    """The module with workspaces added to its pieces, in the order of execution; `has_pieces`: pieces that contain other pieces."""
+    piece = is_piece(module)
+    forward, backward = next(workspaces) if piece else ((), ())
+    children = module.children
+    if not piece or has_pieces(module):
+        children = tuple(_with_workspaces(child, workspaces, is_piece, has_pieces) for child in children)
     return replace(
         module,
         forward_workspace=(*module.forward_workspace, *forward),
         backward_workspace=(*module.backward_workspace, *backward),
+        children=children,
     )
 
 

@@ -2,14 +2,24 @@
 
 Source: megatron/core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py
 (`_init_each_parameter_group_buffers`, `update_main_grads`) and megatron/core/optimizer/__init__.py, 0.16.1. Every
-parameter has an fp32 master weight and moments. Bytes of shards are those of a full shard.
+parameter has an fp32 master weight and moments. Bytes of parameters, gradients and master weights, which are in buffers, are
+those of a full shard with its padding; moments are those of the first replica.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from analyzer.buffers.fsdp import ShardedBucket, fsdp_of, gradient_dtype, padding_ranks, shard_ranks, sharded_buckets, stored_dtype
+from analyzer.buffers.fsdp import (
+    ShardedBucket,
+    first_shard,
+    fsdp_of,
+    gradient_dtype,
+    padding_ranks,
+    shard_ranks,
+    sharded_buckets,
+    stored_dtype,
+)
 from analyzer.buffers.fsdp_gathering import gathered_after_step
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import parameters
@@ -24,18 +34,18 @@ def sharded_states(job: TrainingJob, stage: StageModel) -> States:
     chunks = [sharded_buckets(job, tree) for tree in stage.trees]
     buckets = [bucket for chunk in chunks for bucket in chunk]
     fsdp = fsdp_of(job)
-    owned = sum(owned_numel(job, bucket) for bucket in buckets)
+    owned = tuple(_bytes_in_fp32(first_shard(job, bucket)) for bucket in buckets)
     by_dtype: dict[str, int] = {}
     for bucket in buckets:
         dtype = gradient_dtype(job, bucket)
         by_dtype[dtype] = by_dtype.get(dtype, 0) + _gradient_numel(job, bucket)
-    copied = sum(owned_numel(job, bucket) for bucket in buckets if gradient_dtype(job, bucket) != "fp32")
+    copied = sum(size for bucket, size in zip(buckets, owned, strict=True) if gradient_dtype(job, bucket) != "fp32")
     return States(
         parameters=sum(_parameter_bytes(job, bucket) for bucket in buckets),
         gradients=sum(round_up(dtype_bytes(dtype, numel), BLOCK) for dtype, numel in by_dtype.items()),
         master_weights=sum(round_up(FP32 * owned_numel(job, bucket), BLOCK) for bucket in buckets),
-        moments=int(sum(fp32_moments(job))) * owned,
-        gradient_copies=FP32 * copied,
+        moments=len(fp32_moments(job)) * sum(owned),
+        gradient_copies=copied,
         moments_from_start=fsdp.moments_from_start,
         gathered=sum(gathered_after_step(job, chunk, tree) for chunk, tree in zip(chunks, stage.trees, strict=True)),
         at_start=0 if fsdp.starts_from_meta else _at_start(job, stage, buckets),
@@ -47,6 +57,11 @@ def owned_numel(job: TrainingJob, bucket: ShardedBucket) -> int:
     if fsdp_of(job).strategy == "no_shard":
         return bucket.numel
     return bucket.numel // padding_ranks(job, bucket.group)
+
+
+def _bytes_in_fp32(numels: Sequence[int]) -> int:
+    """Bytes of one fp32 tensor for each parameter of a shard. Padding is in none of them."""
+    return sum(round_up(FP32 * numel, BLOCK) for numel in numels)
 
 
 def _parameter_bytes(job: TrainingJob, bucket: ShardedBucket) -> int:

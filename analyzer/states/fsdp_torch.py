@@ -22,15 +22,15 @@ def torch_states(job: TrainingJob, stage: StageModel) -> States:
     allocated until the next iteration starts.
     """
     listed = [parameter for tree in stage.trees for parameter in parameters(tree)]
-    owned = sum(torch_shard_numel(job, parameter) for parameter in listed)
+    in_fp32 = sum(round_up(FP32 * torch_shard_numel(job, parameter), BLOCK) for parameter in listed)
     shards = sum(round_up(dtype_bytes(parameter.dtype, torch_shard_numel(job, parameter)), BLOCK) for parameter in listed)
     half = job.precision.parameters != "fp32"
     unsharded = sum(round_up(dtype_bytes(parameter.dtype, parameter.numel), BLOCK) for parameter in listed)
     return States(
         parameters=shards,
         gradients=shards,
-        master_weights=FP32 * owned if half else 0,
-        moments=int(sum(fp32_moments(job))) * owned,
-        gradient_copies=FP32 * owned - shards if half else 0,
+        master_weights=in_fp32 if half else 0,
+        moments=len(fp32_moments(job)) * in_fp32,
+        gradient_copies=in_fp32 - shards if half else 0,
         at_start=unsharded,
     )

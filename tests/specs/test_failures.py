@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from analyzer.errors import InputError
+from analyzer.specs.rules.failures import failure_violations
 from tests.job_of import job_of
 
 FSDP = (
@@ -58,6 +61,21 @@ def test_launches_that_fail_in_the_code_of_megatron_are_refused(line: str, runs:
     with pytest.raises(InputError, match=f"^{dest}: "):
         job_of(line, gpus=8)
     job_of(runs, gpus=8)
+
+
+@pytest.mark.parametrize(
+    ("options", "gpus", "fails"),
+    [
+        (FSDP, 8, True),
+        (FSDP.removesuffix("optim") + "no_shard", 8, False),  # each rank has the gradients of all parameters
+        (FSDP, 1, False),
+    ],
+)
+def test_loss_scaling_fails_if_gradients_are_sharded(options: str, gpus: int, fails: bool) -> None:
+    job = job_of(options, gpus=gpus)
+    scaled = replace(job, precision=replace(job.precision, parameters="fp16"))
+    assert [each.options for each in failure_violations(scaled)] == ([("use_megatron_fsdp",)] if fails else [])
+    assert not list(failure_violations(job))
 
 
 def test_graphs_of_parts_of_a_layer_run_with_pipeline_stages() -> None:

@@ -248,6 +248,7 @@ def test_an_fsdp2_layer_runs_with_its_own_parameters_and_a_neighbor() -> None:
     Forward: `wait_for_unshard` copies the parameters out and keeps the all-gather buffer in `all_gather_state`: 2P + 2P.
     Backward: the parameters, the all-gather buffer of the preceding layer (`_backward_prefetch`), and the input of the following
     layer's reduce-scatter (`reduce_scatter_states`): three times 2P. Each module of the layer leaves its gradients: 2P together.
+    The root has the final norm, 2h elements: unsharded in the whole forward and backward, its gradients until the backward ends.
     """
     job = job_of(TORCH)
     plain, sharding = stage_models(job)[0].trees[0], fsdp_trees(job, stage_models(job)[0].trees[0])[0]
@@ -257,7 +258,8 @@ def test_an_fsdp2_layer_runs_with_its_own_parameters_and_a_neighbor() -> None:
         total_bytes(layers[1].backward_workspace) - total_bytes(layers[0].backward_workspace),
     ]
     numel = 12 * 1024**2 + 13 * 1024
-    assert added == [2 * 2 * numel, 3 * 2 * numel]
+    norm = 2 * 2 * 1024
+    assert added == [2 * 2 * numel + norm, 3 * 2 * numel + 2 * norm]
     assert sum(tensor.bytes for _, module in layers[1].walk() for tensor in module.reloads) == 2 * numel
     assert not any(module.reloads for _, module in layers[0].walk())
 

@@ -14,6 +14,7 @@ from analyzer.specs.rules.violation import Violation
 def failure_violations(job: TrainingJob) -> Iterator[Violation]:
     """Combinations of features whose code raises an error."""
     yield from _sharded_stages(job)
+    yield from _scaled_shards(job)
     yield from _graphs_of_stages(job)
     yield from _fp32_residual(job)
     yield from _overlapped_mtp(job)
@@ -33,6 +34,25 @@ def _sharded_stages(job: TrainingJob) -> Iterator[Violation]:
             ("use_megatron_fsdp",),
             f"cannot be used with {job.parallel.pipeline} pipeline ranks in this release: its device mesh has none",
             "use --pipeline-model-parallel-size 1",
+        )
+
+
+def _scaled_shards(job: TrainingJob) -> Iterator[Violation]:
+    """The gradients of parameters that are not in a rank's shard are None, and the loss scaling of fp16 reads the data of each.
+
+    Source: `ParamAndGradBuffer.update_main_grads` (core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py) and
+    `DistributedOptimizer._collect_main_grad_data_for_unscaling` (core/optimizer/distrib_optimizer.py), 0.14 to 0.19.
+    """
+    if job.fsdp is None or job.fsdp.implementation != "megatron" or job.precision.parameters != "fp16":
+        return
+    ranks = job.parallel.data_with_context // job.parallel.distributed_optimizer_instances
+    if job.fsdp.strategy == "no_shard" or (ranks == 1 and not job.fsdp.outer_sharding):
+        return
+    if not is_before(job.megatron, "0.14") and is_before(job.megatron, "0.20"):
+        yield Violation(
+            ("use_megatron_fsdp",),
+            "fails in the first step with fp16 in this release: loss scaling does not accept parameters of other ranks' shards",
+            "use --bf16 instead of --fp16",
         )
 
 

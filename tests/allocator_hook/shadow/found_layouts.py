@@ -20,12 +20,25 @@ _GROUPS: Final = (
     "--fine-grained-activation-offloading --offload-modules"
 )
 _LATENT: Final = "--multi-latent-attention --kv-lora-rank 64 --qk-head-dim 64 --qk-pos-emb-head-dim 32 --v-head-dim 64"
+_MEGATRON_FSDP: Final = (
+    "--bf16 --use-megatron-fsdp --no-gradient-accumulation-fusion --ckpt-format fsdp_dtensor --global-batch-size 32 "
+    "--data-parallel-sharding-strategy"
+)
+_TORCH_FSDP: Final = (
+    "--bf16 --use-torch-fsdp2 --no-gradient-accumulation-fusion --ckpt-format torch_dist --global-batch-size 32 "
+    "--untie-embeddings-and-output-weights --vocab-size 120"
+)
 FOUND: Final = {
     "offloaded groups, unfused rotation, flash-attn": f"{_GROUPS} core_attn --no-rope-fusion --info-gpu A100-80GB",
     "offloaded norm of latent attention, one layer in each of 4 stages": f"{_GROUPS} attn_norm {_LATENT} "
     "--pipeline-model-parallel-size 4",
     "offloaded groups of latent attention, context parallelism": f"{_GROUPS} core_attn attn_proj attn_norm {_LATENT} "
     "--context-parallel-size 2",
+    "megatron fsdp, checkpoints of two layers, tied embedding, tp4 sp": f"{_MEGATRON_FSDP} optim_grads_params {_FULL} 2 --swiglu "
+    "--disable-bias-linear --attention-dropout 0 --hidden-dropout 0 --grad-reduce-in-bf16 --tensor-model-parallel-size 4 "
+    "--sequence-parallel",
+    "megatron fsdp of optimizer states, three buckets": f"{_MEGATRON_FSDP} optim --overlap-grad-reduce --ddp-num-buckets 3",
+    "fsdp2 with an MTP layer": f"{_TORCH_FSDP} --mtp-num-layers 1 --position-embedding-type rope",
     "overlapped microbatches, one expert per rank": f"{_OVERLAPPED} --num-experts 2 --moe-token-dispatcher-type alltoall",
     "overlapped microbatches, dense layers beside MoE layers": _ALTERNATING,
     "overlapped microbatches, dense layers with recompute": f"{_ALTERNATING} --recompute-granularity selective "
