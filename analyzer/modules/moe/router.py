@@ -6,6 +6,7 @@ Source: core/transformer/moe/router.py and moe_utils.py (0.16.1). Symbols as in 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.routing import Routing, shared_output
@@ -34,6 +35,9 @@ def router(shapes: Shapes) -> Module:
         Tensor(name="probabilities", shape=per_expert, dtype="fp32" if in_hybridep else routing.probability_dtype, formula="T·E"),
         Tensor(name="routing map", shape=per_expert, dtype="bool", formula="T·E"),
     )
+    # each expert is listed once for each rank over which it is split (`MoEFlexTokenDispatcher._initialize_metadata`)
+    listed = (routing.tokens, moe.num_experts * routing.etp)
+    referenced = tuple(replace(each, shape=listed, formula="T·E·etp") for each in outputs) if in_hybridep else outputs
     saved: tuple[Tensor, ...] = (Tensor(name="scores", shape=scored, dtype="fp32", formula=formula), *chosen)
     if "sinkhorn" in moe.load_balancing:  # scores (cast to fp32 only if topk > 1) and the map that they are multiplied by
         one = moe.topk == 1
@@ -57,7 +61,7 @@ def router(shapes: Shapes) -> Module:
             *(balance if moe.aux_loss_coeff else ()),
             *choice,
         ),
-        referenced=() if moe.dispatcher == "allgather" else outputs,  # referenced by the dispatcher
+        referenced=() if moe.dispatcher == "allgather" else referenced,  # referenced by the dispatcher
         forward_workspace=(
             logits,
             *(() if shapes.inputs.router_in_te else in_fp32),
