@@ -103,6 +103,8 @@ class ChunkMemory:
     """Bytes of the input of that checkpoint, if it was received and the schedule may also reference it."""
     reloaded: int = 0
     """Bytes copied back from the host at the end of the preceding backward."""
+    graph: int = 0
+    """`Module.graph_bytes`: allocated from a backward until the end of the next forward."""
 
     def points(self, direction: str) -> Iterator[Point]:
         """Instants of the "forward" or "backward" in order. Of consecutive equal layers only those that can contain the peak."""
@@ -147,6 +149,7 @@ def chunk_memory(tree: Module, *, received: tuple[Tensor, ...] = (), first: Modu
         leftover_of_last=ends.leftover_of_last,
         leftover_input=ends.leftover_input,
         reloaded=_reloaded(blocks),
+        graph=tree.graph_bytes,
     )
 
 

@@ -200,6 +200,8 @@ class _Walk:
         kept = self._kept_graphs(index) if self._context.deferral is not None else 0
         self._saved += kept
         base = self._saved + pipeline
+        if forward and index and len(self._chunks) == 1 and self._order[index - 1].kind == "backward" and not self._overlaps:
+            base += chunk.graph
         if self._overlaps:
             base += sum(self._left) + self._sent + self._context.offloaded[1].get(index, 0)
         if step.paired:

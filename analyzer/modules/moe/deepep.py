@@ -57,9 +57,9 @@ def deepep_dispatch(shapes: Shapes) -> Module:
     )
     # the probabilities that the dispatcher references have an autograd graph, which keeps the handle of the dispatch
     handle = (
-        Tensor(name="ranks of each token", shape=(routing.tokens, ranks), dtype="bool", formula="T·P", lingers=True),
-        Tensor(name="send heads", shape=(routing.tokens, ranks), dtype="int32", formula="4·T·P", lingers=True),
-        Tensor(name="origin of each token", shape=(arrived,), dtype="int32", formula="4·A", lingers=True),
+        Tensor(name="ranks of each token", shape=(routing.tokens, ranks), dtype="bool", formula="T·P"),
+        Tensor(name="send heads", shape=(routing.tokens, ranks), dtype="int32", formula="4·T·P"),
+        Tensor(name="origin of each token", shape=(arrived,), dtype="int32", formula="4·A"),
     )
     return Module(
         name="dispatch",
@@ -68,7 +68,7 @@ def deepep_dispatch(shapes: Shapes) -> Module:
         saved=(
             Tensor(name="chosen instances", shape=choices, dtype="int64", formula="8·T·k", lingers=True),
             Tensor(name="weights of the choices", shape=choices, dtype="fp32", formula="4·T·k", lingers=True),
-            *handle,
+            *(replace(each, lingers=True, in_graph=True) for each in handle),
             Tensor(name="arrivals of the choices", shape=(routing.choices,), dtype="int64", formula="8·T·k"),
             Tensor(name="experts of the choices", shape=(routing.choices,), dtype="int64", formula="8·T·k"),
             Tensor(name="choices of arrivals", shape=(arrived, choices[1]), dtype="int64", formula="8·A·k", lingers=True),
