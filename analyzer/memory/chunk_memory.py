@@ -298,9 +298,7 @@ def _highest(placement: Placement, peaks: Peaks, gradient: int, *, leftover: int
     )
 
 
-def _backward_peak(
-    placements: tuple[Placement, ...], received: tuple[Tensor, ...], gradient: int, *, alone: bool = False
-) -> Point:
+def _backward_peak(placements: tuple[Placement, ...], received: tuple[Tensor, ...], gradient: int, *, alone: bool = False) -> Point:
     """The highest instant of a backward; if `alone`, including `Point.lingering`, which its bytes do not contain."""
 
     def highest(each: Placement) -> int:
