@@ -68,6 +68,11 @@ def row_collectives(shapes: Shapes) -> tuple[Collective, ...]:
     return shapes.tp("all_reduce", "forward")
 
 
+def _gathered_input(shapes: Shapes, in_buffers: bool) -> tuple[Tensor, ...]:
+    """The input of all tensor-parallel ranks under sequence parallelism, unless it is in userbuffers."""
+    return (shapes.hidden("gathered input", gathered=True),) if shapes.sp and not in_buffers else ()
+
+
 def column_parallel(
     shapes: Shapes,
     name: str,
@@ -87,11 +92,9 @@ def column_parallel(
     """
     h = shapes.model.hidden_size
     rows = shapes.s_split * shapes.b
-    output = shapes.wide("output", width, symbol)
-    gathered = (shapes.hidden("gathered input", gathered=True),) if shapes.sp and not shapes.userbuffers else ()
-    # Transformer Engine uses userbuffers in the backward of `LayerNormLinear` only: Megatron names none to `Linear`
-    in_backward = shapes.userbuffers and fused_norm
-    gathered_again = (shapes.hidden("gathered input", gathered=True),) if shapes.sp and not in_backward else ()
+    # in the backward, Transformer Engine uses userbuffers in `LayerNormLinear` only: Megatron requests none for `Linear`
+    in_buffers, exchanged = shapes.userbuffers and fused_norm, shapes.exchanged_dtype
+    gathered = _gathered_input(shapes, shapes.userbuffers)
     recomputed = not fused_norm and shapes.recomputes("layernorm")
     read = shapes.hidden("normalized input" if fused_norm else "input", made_in="" if fused_norm else input_made_in)
     if fused_norm:
@@ -116,20 +119,18 @@ def column_parallel(
         forward_workspace=(
             *forward_input(shapes, read, gathered=gathered, in_16_bit=not fused_norm, original=recomputed),
             *norm_output,
-            output,
+            shapes.wide("output", width, symbol),
         ),
         backward_workspace=(
             *output_gradient(shapes, shapes.wide("output gradient", width, symbol)),
-            *backward_input(shapes, read, gathered=gathered_again, original=recomputed),
+            *backward_input(shapes, read, gathered=_gathered_input(shapes, in_buffers), original=recomputed),
             *norm_output,
-            *(() if in_backward else (shapes.hidden("input gradient", gathered=True),)),
+            *(() if in_buffers else (shapes.hidden("input gradient", gathered=True),)),
             *((shapes.hidden("scattered input gradient"),) if shapes.sp else ()),
             *(norm_gradient(shapes, read) if fused_norm else ()),
             *weight_gradient(shapes, (width, h)),
         ),
-        collectives=column_collectives(
-            shapes, forward_dtype=shapes.exchanged_dtype, backward_dtype=shapes.exchanged_dtype if fused_norm else ""
-        ),
+        collectives=column_collectives(shapes, forward_dtype=exchanged, backward_dtype=exchanged if in_buffers else ""),
         source="TELayerNormColumnParallelLinear" if fused_norm else "ColumnParallelLinear",
     )
 
