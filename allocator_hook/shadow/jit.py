@@ -2,9 +2,9 @@
 
 The tensors saved for backward are those that the compiled function would save. Megatron's fused autograd functions choose them
 themselves, because they call compiled functions without autograd. For a function that autograd traces: if eager autograd saves
-only inputs, outputs or dropout masks, these are saved. Otherwise only the inputs are saved and the rest is recomputed in
-backward, as the partitioner of torch.compile does for pointwise functions (torch/_functorch/partitioners.py,
-`min_cut_rematerialization_partition`).
+only inputs, outputs or dropout masks, these are saved. Otherwise only inputs are saved, those that the saved tensors are computed
+from, and the rest is recomputed in backward, as the partitioner of torch.compile does for pointwise functions
+(torch/_functorch/partitioners.py, `min_cut_rematerialization_partition`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from allocator_hook.shadow.recorder import Recorder
 
@@ -31,7 +32,7 @@ class FakeCompiler:
             return self
         if isinstance(function, torch.nn.Module) or not callable(function) or isinstance(function, type):
             return function
-        saves_inputs: list[bool] = []
+        saved_inputs: list[frozenset[int]] = []
 
         @functools.wraps(function)
         def fused(*args: Any, **kwargs: Any) -> Any:
@@ -41,42 +42,68 @@ class FakeCompiler:
             if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
                 with self.recorder.fused_kernel(tensors):
                     return function(*args, **kwargs)
-            if not saves_inputs:
-                saves_inputs.append(_saves_intermediates(self.recorder, function, args, kwargs))
-            if saves_inputs[0]:
-                return _SavesInputs.apply(self.recorder, functools.partial(function, **kwargs), *args)  # type: ignore[no-untyped-call]
+            if not saved_inputs:
+                saved_inputs.append(_inputs_of_intermediates(self.recorder, function, args, kwargs))
+            if saved_inputs[0]:
+                called = functools.partial(function, **kwargs)
+                return _SavesInputs.apply(self.recorder, called, saved_inputs[0], *args)  # type: ignore[no-untyped-call]
             with self.recorder.fused_kernel():
                 return function(*args, **kwargs)
 
         return fused
 
 
-def _saves_intermediates(recorder: Recorder, function: Callable[..., Any], args: Any, kwargs: Any) -> bool:
-    """Return whether eager autograd would save a tensor that is neither an input, an output nor a mask."""
+class _Origins(TorchDispatchMode):
+    """Finds the arguments that each tensor is computed from."""
+
+    def __init__(self, args: Sequence[Any]) -> None:
+        super().__init__()
+        self.of = {_storage(arg): frozenset({place}) for place, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
+        """Places of arguments by storage."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        read = [_storage(tensor) for tensor in _tensors((*args, *(kwargs or {}).values()))]
+        places = frozenset().union(*(self.of.get(each, frozenset()) for each in read))
+        made = func(*args, **(kwargs or {}))
+        for tensor in _tensors((made,)):
+            self.of[_storage(tensor)] = places
+        return made
+
+
+def _inputs_of_intermediates(recorder: Recorder, function: Callable[..., Any], args: Any, kwargs: Any) -> frozenset[int]:
+    """Return the places of the arguments that backward needs, if eager autograd would save neither inputs, outputs nor masks.
+
+    It is empty if eager autograd saves nothing else.
+    """
     saved: list[torch.Tensor] = []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         saved.append(tensor)
         return tensor.detach()  # an output saved by its own autograd node would be a reference cycle
 
-    with recorder.fused_kernel(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    origins = _Origins(args)
+    with recorder.fused_kernel(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), origins:
         output = function(*args, **kwargs)
         outside = {_storage(tensor) for tensor in (*_tensors((*args, *kwargs.values())), *_tensors((output,)))}
         found = any(tensor.dtype is not torch.bool and tensor.dim() > 0 and _storage(tensor) not in outside for tensor in saved)
+        needed = frozenset().union(*(origins.of.get(_storage(tensor), frozenset()) for tensor in saved))
         saved.clear()
         del output
-    return found
+    return needed if found else frozenset()
 
 
 class _SavesInputs(torch.autograd.Function):
-    """Saves the inputs for backward. Backward recomputes the function and its gradients in one fused kernel."""
+    """Saves inputs for backward. Backward recomputes the function and its gradients in one fused kernel."""
 
     @staticmethod
-    def forward(ctx: Any, recorder: Recorder, function: Callable[..., Any], *args: Any) -> Any:
+    def forward(ctx: Any, recorder: Recorder, function: Callable[..., Any], needed: frozenset[int], *args: Any) -> Any:
         ctx.recorder, ctx.function = recorder, function
         ctx.places = [index for index, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
+        ctx.kept = [index for index in ctx.places if index in needed]
+        ctx.wanted = [index for index in ctx.places if args[index].requires_grad]
+        ctx.layouts = {index: (args[index].shape, args[index].dtype, args[index].device) for index in ctx.places}
         ctx.others = [None if isinstance(arg, torch.Tensor) else arg for arg in args]
-        ctx.save_for_backward(*(args[index] for index in ctx.places))
+        ctx.save_for_backward(*(args[index] for index in ctx.kept))
         with recorder.fused_kernel():
             return function(*args)
 
@@ -85,15 +112,17 @@ class _SavesInputs(torch.autograd.Function):
         result: list[Any] = [None] * len(ctx.others)
         with ctx.recorder.fused_kernel(), torch.enable_grad():
             args = list(ctx.others)
-            for index, saved in zip(ctx.places, ctx.saved_tensors, strict=True):
-                args[index] = saved.detach().requires_grad_(saved.requires_grad)
+            saved = dict(zip(ctx.kept, ctx.saved_tensors, strict=True))
+            for index in ctx.places:
+                shape, dtype, device = ctx.layouts[index]
+                arg = saved[index].detach() if index in saved else torch.empty(shape, dtype=dtype, device=device)
+                args[index] = arg.requires_grad_(index in ctx.wanted)
             outputs = _tensors((ctx.function(*args),))
-            wanted = [index for index in ctx.places if args[index].requires_grad]
-            found = torch.autograd.grad(outputs, [args[index] for index in wanted], grads[: len(outputs)])
-            for index, gradient in zip(wanted, found, strict=True):
+            found = torch.autograd.grad(outputs, [args[index] for index in ctx.wanted], grads[: len(outputs)])
+            for index, gradient in zip(ctx.wanted, found, strict=True):
                 result[index] = gradient
-            del args, outputs, found
-        return (None, None, *result)
+            del args, outputs, found, saved
+        return (None, None, None, *result)
 
 
 def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:

@@ -84,6 +84,7 @@ def _groups() -> Iterator[tuple[str, Any]]:
         ("tp_dp_cp", "get_tensor_and_data_parallel_group", {"with_context_parallel": True}),
         ("tp_ep_pp", "get_expert_tensor_model_pipeline_parallel_group", {}),
         ("tp_ep", "get_expert_tensor_and_model_parallel_group", {}),
+        ("intra_edp", "get_expert_data_parallel_group", {"partial_expert_data_parallel": True}),
         ("edp", "get_expert_data_parallel_group", {}),
         ("etp", "get_expert_tensor_parallel_group", {}),
         ("ep", "get_expert_model_parallel_group", {}),

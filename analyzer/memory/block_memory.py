@@ -38,6 +38,8 @@ class Instant(NamedTuple):
     """In backward: the last branch of the last layer has finished."""
     recomputed: bool = False
     """In backward: a checkpoint runs the forward of the module again."""
+    lingering: int = 0
+    """In backward: bytes in addition to `bytes` that module attributes still reference if no other microbatch is in flight."""
 
     @property
     def bytes(self) -> int:
@@ -71,6 +73,10 @@ class BlockMemory:
     backward_peaks: Peaks
     backward_peaks_without_leftover: Peaks
     """The same without `Instant.leftover`."""
+    backward_peaks_alone: Peaks
+    """The same with `Instant.lingering`."""
+    lingering: int
+    """`Instant.lingering` after its backward."""
     leftover: int
     """Bytes that its checkpoints do not free in its backward."""
     leftover_of_last: int | None
@@ -128,7 +134,7 @@ def _forward_instants(module: Module) -> tuple[Instant, ...]:
 
 def _backward_instants(module: Module) -> tuple[Instant, ...]:
     listed: list[Instant] = []
-    backward = _Backward(module.retained_before_backward, listed)
+    backward = _Backward(module, listed)
     for operation in operations(module).backward:
         backward.apply(operation)
     return tuple(listed)
@@ -139,7 +145,7 @@ def _block_memory(module: Module) -> BlockMemory:
     forward = _Forward()
     for operation in program.forward:
         forward.apply(operation)
-    backward = _Backward(module.retained_before_backward)
+    backward = _Backward(module)
     for operation in program.backward:
         backward.apply(operation)
     return BlockMemory(
@@ -149,6 +155,8 @@ def _block_memory(module: Module) -> BlockMemory:
         forward_peak=forward.peak,
         backward_peaks=Peaks(*backward.peaks),
         backward_peaks_without_leftover=Peaks(*backward.peaks_without_leftover),
+        backward_peaks_alone=Peaks(*backward.peaks_alone),
+        lingering=backward.lingering,
         leftover=backward.leftover,
         leftover_of_last=backward.leftover_of_last,
         leftover_gradient=backward.gradient,
@@ -204,11 +212,14 @@ class _Forward:
 class _Backward(_Forward):
     """The same for a backward. It starts with all bytes that the forward saved, and counts what checkpoints do not free."""
 
-    def __init__(self, retained: int, listed: list[Instant] | None = None) -> None:
+    def __init__(self, module: Module, listed: list[Instant] | None = None) -> None:
         super().__init__(listed)
         self.peaks = [NO_BYTES] * 4
         self.peaks_without_leftover = [NO_BYTES] * 4
-        self.saved = retained
+        self.peaks_alone = [NO_BYTES] * 4
+        self.saved = module.retained_before_backward
+        self.lingering = 0
+        self._checkpointed = module.derived(_checkpointed)
         self.leftover = 0
         self.leftover_of_last: int | None = None
         self.leftover_input = 0
@@ -229,10 +240,16 @@ class _Backward(_Forward):
                 self._stop_sharing()
         else:
             super().allocate(operation)
+            if operation.role is Role.SAVED:  # of a recomputation: it replaces what module attributes reference
+                self.saved -= _lingering(operation.tensors)
 
     def free(self, operation: Operation) -> None:
         if operation.role is not Role.LEFTOVER:
             super().free(operation)
+            if operation.role is Role.SAVED and id(operation.module) in self._checkpointed:
+                self.saved += _lingering(operation.tensors)
+            elif operation.role is Role.SAVED and not operation.module.recomputed:
+                self.lingering += _lingering(operation.tensors)
             return
         self._shares_from_outside = self.gradient is None
         self._shared, self.gradient = self.gradient or 0, 0
@@ -245,7 +262,7 @@ class _Backward(_Forward):
 
     def _add_leftover(self, module: Module) -> None:
         self._stop_sharing()
-        lingering = total_bytes(tensor for tensor in module.saved if tensor.lingers)
+        lingering = _lingering(module.saved)
         gradient = total_bytes(module.outlives)
         self.leftover_of_last = gradient + lingering
         self.leftover += self.leftover_of_last
@@ -261,6 +278,7 @@ class _Backward(_Forward):
             self.peaks_without_leftover[which] = allocated
         if allocated + self.leftover > self.peaks[which]:
             self.peaks[which] = allocated + self.leftover
+        self.peaks_alone[which] = max(self.peaks_alone[which], allocated + self.leftover + self.lingering)
         if self.listed is not None:
             self.listed.append(
                 Instant(
@@ -273,8 +291,21 @@ class _Backward(_Forward):
                     self._shares_from_outside,
                     self._past_branch,
                     operation.phase == "recompute",
+                    self.lingering,
                 )
             )
+
+
+def _lingering(tensors: Iterable[Tensor]) -> int:
+    """Bytes that module attributes reference after the backward of their module."""
+    return total_bytes(tensor for tensor in tensors if tensor.lingers)
+
+
+def _checkpointed(module: Module) -> frozenset[int]:
+    """The identities of the modules inside checkpoints. `Module.lingering_once` counts what they reference."""
+    if module.recomputed:
+        return frozenset(id(inside) for child in module.children for _, inside in child.walk())
+    return frozenset().union(*(child.derived(_checkpointed) for child in module.children))
 
 
 class _Tensors:

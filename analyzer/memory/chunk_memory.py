@@ -36,6 +36,8 @@ class Point(NamedTuple):
     """The part of `saved` that checkpoints did not free in this backward."""
     outside: tuple[Tensor, ...] = ()
     """Tensors from outside the block, in addition to `saved`."""
+    lingering: int = 0
+    """In backward: bytes in addition to `bytes` that module attributes still reference if no other microbatch is in flight."""
 
     @property
     def path(self) -> str:
@@ -67,6 +69,8 @@ class Placement(NamedTuple):
     """In backward: the last branch of the chunk's last layer has finished."""
     held: tuple[Tensor, ...] = ()
     """In backward: the gradient that the arguments of a checkpoint's backward reference, at instants with `Instant.past_branch`."""
+    lingering: int = 0
+    """In backward: `BlockMemory.lingering` of later modules."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +87,8 @@ class ChunkMemory:
     """The gradient that the schedule references throughout the backward; empty for a chunk with the loss."""
     forward_peak: Point
     backward_peak: Point
+    lone_backward_peak: Point
+    """The peak of a backward of the only microbatch in flight, in which `Point.lingering` is allocated."""
     next_backward_peak: Point
     """The peak of a backward that follows a backward of this chunk without a forward in between.
 
@@ -98,6 +104,8 @@ class ChunkMemory:
     """Bytes of the input of that checkpoint, if it was received and the schedule may also reference it."""
     reloaded: int = 0
     """Bytes copied back from the host at the end of the preceding backward."""
+    graph: int = 0
+    """`Module.graph_bytes`: allocated from a backward until the end of the next forward."""
 
     def points(self, direction: str) -> Iterator[Point]:
         """Instants of the "forward" or "backward" in order. Of consecutive equal layers only those that can contain the peak."""
@@ -135,12 +143,14 @@ def chunk_memory(tree: Module, *, received: tuple[Tensor, ...] = (), first: Modu
         received=received,
         forward_peak=_forward_peak(forward, frames),
         backward_peak=_backward_peak(backward, received, gradient),
+        lone_backward_peak=_backward_peak(backward, received, gradient, alone=True),
         next_backward_peak=_next_backward_peak(backward, received, gradient, ends),
         first_forward=None if first is None else chunk_memory(first, received=received),
         leftover=ends.leftover,
         leftover_of_last=ends.leftover_of_last,
         leftover_input=ends.leftover_input,
         reloaded=_reloaded(blocks),
+        graph=tree.graph_bytes,
     )
 
 
@@ -204,7 +214,7 @@ def _backward(blocks: list[tuple[Block, BlockMemory]], retained: int, *, receive
     placements: list[Placement] = []
     last_layers = _last_layers(blocks)
     before = retained
-    leftover = shared = 0
+    leftover = shared = lingering = 0
     ends = _Ends(0, 0, 0)
     past = False
     for index in range(len(blocks) - 1, -1, -1):
@@ -220,10 +230,12 @@ def _backward(blocks: list[tuple[Block, BlockMemory]], retained: int, *, receive
                     branch=index == last_layers and repetition == 0 and block.module.kind in _LAYERS,
                     past=past or (index == last_layers and repetition > 0),
                     held=_held(block.module, received=received and index == last_layers and repetition == 0, left=shared > 0),
+                    lingering=lingering + repetition * memory.lingering,
                 )
             )
         before -= block.times * memory.retained
         leftover += block.times * memory.leftover
+        lingering += block.times * memory.lingering
         if memory.leftover_gradient is not None:
             shared = memory.leftover_gradient
             ends = _Ends(leftover, memory.leftover_of_last or 0, memory.leftover_input)
@@ -288,9 +300,18 @@ def _highest(placement: Placement, peaks: Peaks, gradient: int, *, leftover: int
     )
 
 
-def _backward_peak(placements: tuple[Placement, ...], received: tuple[Tensor, ...], gradient: int) -> Point:
-    placement = max(placements, key=lambda each: _highest(each, each.memory.backward_peaks, gradient, leftover=each.leftover))
-    instant = max(placement.memory.backward, key=lambda each: each.bytes + _from_outside(placement, each, gradient))
+def _backward_peak(placements: tuple[Placement, ...], received: tuple[Tensor, ...], gradient: int, *, alone: bool = False) -> Point:
+    """The highest instant of a backward; if `alone`, including `Point.lingering`, which its bytes do not contain."""
+
+    def highest(each: Placement) -> int:
+        peaks = each.memory.backward_peaks_alone if alone else each.memory.backward_peaks
+        return _highest(each, peaks, gradient, leftover=each.leftover + alone * each.lingering)
+
+    placement = max(placements, key=highest)
+    instant = max(
+        placement.memory.backward,
+        key=lambda each: each.bytes + alone * each.lingering + _from_outside(placement, each, gradient),
+    )
     return _placed(placement, instant, outside=received)
 
 
@@ -334,4 +355,5 @@ def _placed(placement: Placement, instant: Instant, *, outside: tuple[Tensor, ..
         bytes=saved + instant.temporary + total_bytes(outside),
         leftover=leftover,
         outside=outside,
+        lingering=placement.lingering + instant.lingering,
     )

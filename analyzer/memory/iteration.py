@@ -202,6 +202,8 @@ class _Walk:
         kept = self._kept_graphs(index) if self._context.deferral is not None else 0
         self._saved += kept
         base = self._saved + pipeline
+        if forward and index and len(self._chunks) == 1 and self._order[index - 1].kind == "backward" and not self._overlaps:
+            base += chunk.graph
         if self._overlaps:
             base += sum(self._left) + self._sent + self._context.offloaded[1].get(index, 0)
         if step.paired:
@@ -216,7 +218,7 @@ class _Walk:
             self._leftover[number] = 0
             self._update_peak(index, chunk.forward_peak, base)
         else:
-            point = chunk.next_backward_peak if self._leftover[number] else chunk.backward_peak
+            point = self._backward_point(step)
             self._leftover[number] = 0
             self._update_peak(index, point, base)
         self._saved -= kept
@@ -263,21 +265,31 @@ class _Walk:
         self._in_flight[0] += 1
         self._saved += self._chunks[0].retained
 
+    def _backward_point(self, step: Step) -> Point:
+        """The highest instant of a backward that allocates no workspaces."""
+        chunk = self._chunks[step.chunk]
+        if self._leftover[step.chunk]:
+            return chunk.next_backward_peak
+        alone = self._in_flight[step.chunk] == 1 and not self._overlaps
+        return chunk.lone_backward_peak if alone else chunk.backward_peak
+
     def _update_peak(self, index: int, point: Point, base: int) -> None:
         """Updates the peak."""
-        total = self._workspaces + base + point.bytes
+        step = self._order[index]
+        lingering = point.lingering if self._in_flight[step.chunk] == 1 and not self._overlaps else 0
+        total = self._workspaces + base + point.bytes + lingering
         if self._has_leftover:
             total += self._leftover_of_other_chunks()
         if total > self._highest:
             self._highest = total
             self._peak = (index, point)
-            self._at_peak = (self._workspaces, self._saved + point.saved, tuple(self._in_flight))
+            self._at_peak = (self._workspaces, self._saved + point.saved + lingering, tuple(self._in_flight))
 
     def _first_pass(self, index: int, step: Step, base: int) -> None:
         """The first forward or backward of a chunk. Every instant is visited if workspaces are still to be allocated."""
         self._first_passes.discard((step.kind, step.chunk))
         chunk = self._chunks[step.chunk]
-        again = self._leftover[step.chunk]
+        of_backward = self._backward_point(step)
         self._leftover[step.chunk] = 0
         allocates = any(each.phase == step.kind for each in self._not_allocated)
         if step.kind == "forward" and chunk.first_forward is not None:
@@ -287,7 +299,7 @@ class _Walk:
         elif step.kind == "forward":
             points = (chunk.forward_peak,)
         else:
-            points = (chunk.next_backward_peak if again else chunk.backward_peak,)
+            points = (of_backward,)
         for point in points:
             if allocates:
                 self._allocate(point)

@@ -96,6 +96,9 @@ class ModuleInputs:
     """The GEMM of a weight gradient accumulates into the gradient buffer."""
     attention_mask_in_dataloader: bool = True
     deterministic: bool = False
+    userbuffers: bool = False
+    """Linear layers gather and scatter in buffers outside PyTorch's allocator (`--tp-comm-overlap`). Multi-latent attention turns
+    this off for all layers after its first projections (`TELinear.__init__`)."""
     copies_logits: bool = False
     """Before core 0.8, the cross entropy subtracts the maximum into a new tensor (tensor_parallel/cross_entropy.py)."""
     cached_dummies: CachedDummies = CachedDummies()
@@ -212,6 +215,7 @@ def _module_inputs(job: TrainingJob) -> ModuleInputs:
         gradient_accumulation_fusion=job.flags.gradient_accumulation_fusion,
         attention_mask_in_dataloader=job.flags.attention_mask_in_dataloader,
         deterministic=job.flags.deterministic,
+        userbuffers=job.flags.tp_comm_overlap and job.model.mla is None and job.model.implementation == "transformer_engine",
         copies_logits=is_before(job.megatron, "0.8"),
         cached_dummies=_cached_dummies(job),
         saves_original_input=not is_before(job.megatron, "0.14"),

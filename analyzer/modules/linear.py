@@ -40,17 +40,19 @@ def split_weight(shapes: Shapes, shape: tuple[int, int], *, full: tuple[int, int
     return Parameter(name="weight", shape=shape, dtype=shapes.dtype, sharding="tensor", full_shape=full, quantized=quantized)
 
 
-def column_collectives(shapes: Shapes, *, width: int | None = None) -> tuple[Collective, ...]:
+def column_collectives(
+    shapes: Shapes, *, width: int | None = None, forward_dtype: str = "", backward_dtype: str = ""
+) -> tuple[Collective, ...]:
     """Collectives of a layer whose output is split over tensor-parallel ranks (Korthikanti et al. 2022, figure 5).
 
     Under sequence parallelism the input shard is saved, so it is gathered again for the weight gradient.
-    `width` is the width of the input, h by default.
+    `width` is the width of the input, h by default. The element types in 16 bit are by default that of activations.
     """
     if shapes.sp:
         return (
-            *gathers(shapes, "forward", width=width, quantizes=True),
-            *gathers(shapes, "backward", width=width),
-            *shapes.tp("reduce_scatter", "backward", width=width),
+            *gathers(shapes, "forward", width=width, quantizes=True, dtype=forward_dtype),
+            *gathers(shapes, "backward", width=width, dtype=backward_dtype),
+            *shapes.tp("reduce_scatter", "backward", width=width, dtype=backward_dtype or None),
         )
     return shapes.tp("all_reduce", "backward", width=width)
 
@@ -58,8 +60,17 @@ def column_collectives(shapes: Shapes, *, width: int | None = None) -> tuple[Col
 def row_collectives(shapes: Shapes) -> tuple[Collective, ...]:
     """Collectives of a layer whose input is split over tensor-parallel ranks."""
     if shapes.sp:
-        return (*shapes.tp("reduce_scatter", "forward"), *gathers(shapes, "backward", both=True, quantizes=True))
+        dtype = shapes.exchanged_dtype
+        return (
+            *shapes.tp("reduce_scatter", "forward", dtype=dtype),
+            *gathers(shapes, "backward", both=True, quantizes=True, dtype=dtype),
+        )
     return shapes.tp("all_reduce", "forward")
+
+
+def _gathered_input(shapes: Shapes, in_buffers: bool) -> tuple[Tensor, ...]:
+    """The input of all tensor-parallel ranks under sequence parallelism, unless it is in userbuffers."""
+    return (shapes.hidden("gathered input", gathered=True),) if shapes.sp and not in_buffers else ()
 
 
 def column_parallel(
@@ -81,8 +92,9 @@ def column_parallel(
     """
     h = shapes.model.hidden_size
     rows = shapes.s_split * shapes.b
-    output = shapes.wide("output", width, symbol)
-    gathered = (shapes.hidden("gathered input", gathered=True),) if shapes.sp else ()
+    # in the backward, Transformer Engine uses userbuffers in `LayerNormLinear` only: Megatron requests none for `Linear`
+    in_buffers, exchanged = shapes.userbuffers and fused_norm, shapes.exchanged_dtype
+    gathered = _gathered_input(shapes, shapes.userbuffers)
     recomputed = not fused_norm and shapes.recomputes("layernorm")
     read = shapes.hidden("normalized input" if fused_norm else "input", made_in="" if fused_norm else input_made_in)
     if fused_norm:
@@ -107,18 +119,18 @@ def column_parallel(
         forward_workspace=(
             *forward_input(shapes, read, gathered=gathered, in_16_bit=not fused_norm, original=recomputed),
             *norm_output,
-            output,
+            shapes.wide("output", width, symbol),
         ),
         backward_workspace=(
             *output_gradient(shapes, shapes.wide("output gradient", width, symbol)),
-            *backward_input(shapes, read, gathered=gathered, original=recomputed),
+            *backward_input(shapes, read, gathered=_gathered_input(shapes, in_buffers), original=recomputed),
             *norm_output,
-            shapes.hidden("input gradient", gathered=True),
+            *(() if in_buffers else (shapes.hidden("input gradient", gathered=True),)),
             *((shapes.hidden("scattered input gradient"),) if shapes.sp else ()),
             *(norm_gradient(shapes, read) if fused_norm else ()),
             *weight_gradient(shapes, (width, h)),
         ),
-        collectives=column_collectives(shapes),
+        collectives=column_collectives(shapes, forward_dtype=exchanged, backward_dtype=exchanged if in_buffers else ""),
         source="TELayerNormColumnParallelLinear" if fused_norm else "ColumnParallelLinear",
     )
 
@@ -173,7 +185,7 @@ def row_parallel(
     weight = split_weight(shapes, (h, width), full=(h, full_width))
     read = shapes.wide("input", width, symbol, shares=input_shares, made_in=input_made_in)
     original = saves_16_bit and saves_original_input(shapes)
-    gathered = (shapes.hidden("gathered output gradient", gathered=True),) if shapes.sp else ()
+    gathered = (shapes.hidden("gathered output gradient", gathered=True),) if shapes.sp and not shapes.userbuffers else ()
     gradient = shapes.branch_gradient
     biases = (Parameter(name="bias", shape=(h,), dtype=shapes.dtype, sequence_parallel=shapes.sp),) if bias else ()
     return Module(

@@ -196,14 +196,15 @@ def norm_gradient(shapes: Shapes, tensor: Tensor) -> tuple[Tensor, ...]:
 
 
 def gathers(
-    shapes: Shapes, phase: Phase, *, width: int | None = None, both: bool = False, quantizes: bool = False
+    shapes: Shapes, phase: Phase, *, width: int | None = None, both: bool = False, quantizes: bool = False, dtype: str = ""
 ) -> tuple[Collective, ...]:
     """All-gather of [s, b, width] over tensor-parallel ranks before a GEMM, in the element type that the GEMM reads.
 
     `both`: row-wise and column-wise copies. `quantizes`: the tensor is quantized for this call, with one scale for all ranks.
+    `dtype`: the element type in 16 bit, by default that of activations.
     """
     if shapes.fp8 is None or shapes.t == 1:
-        return shapes.tp("all_gather", phase, width=width)
+        return shapes.tp("all_gather", phase, width=width, dtype=dtype or None)
     recipe = shapes.fp8.recipe
     if recipe in ONE_SCALE:
         amax = Collective(kind="all_reduce", group="tp", shape=(1,), dtype="fp32", phase=phase)

@@ -100,6 +100,16 @@ class Shapes:
         return self.inputs.recompute.granularity == "selective" and module in self.inputs.recompute.modules
 
     @property
+    def userbuffers(self) -> bool:
+        """Whether the 16-bit tensors that linear layers gather and scatter are in userbuffers."""
+        return self.inputs.userbuffers and self.sp and self.fp8 is None
+
+    @property
+    def exchanged_dtype(self) -> str:
+        """Element type of these tensors. Megatron names none to `initialize_ub`, whose default is bf16."""
+        return "bf16" if self.userbuffers else self.dtype
+
+    @property
     def dropped_norm_output(self) -> tuple[Tensor, ...]:
         """With `--recompute-modules layernorm`, the output of a standalone norm. It is freed after the block that reads it."""
         return (self.hidden("recomputed norm output"),) if self.recomputes("layernorm") else ()

@@ -77,6 +77,9 @@ class Tensor:
     """
     lingers: bool = False
     """A module attribute references it after its backward, until the module's next forward; also under a checkpoint."""
+    in_graph: bool = False
+    """The context of an autograd function references it, so that it exists as long as the output of its microbatch. The schedule
+    replaces that output by the one of the next forward."""
     strided: bool = False
     """Saved as a view that is not contiguous. Transformer Engine leaves it on the GPU when it offloads a layer."""
     read_first: bool = False
@@ -196,6 +199,12 @@ class Module:
         if self.recomputed:
             return total_bytes(self.referenced) + sum(child.lingering_bytes for child in self.children)
         return total_bytes(self.referenced) + sum(child.lingering_once for child in self.children)
+
+    @cached_property
+    def graph_bytes(self) -> int:
+        """Bytes of `Tensor.in_graph` in this module and its children, outside checkpoints."""
+        own = sum(tensor.bytes for tensor in self.saved if tensor.in_graph)
+        return 0 if self.recomputed else own + sum(child.graph_bytes for child in self.children)
 
     def walk(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """Every node with its dotted path, parents first."""

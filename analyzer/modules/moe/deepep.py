@@ -13,9 +13,9 @@ from typing import Final
 
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.flex import arrivals, collectives
-from analyzer.modules.moe.routing import ARRIVED_ROWS, LOCAL_ROWS, Routing, shared_output
+from analyzer.modules.moe.routing import ARRIVED_ROWS, LOCAL_ROWS, Routing, shared_output, summed_rows
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import Module, Tensor
+from analyzer.modules.tree import Module, Tensor, largest
 from analyzer.units import MIB, round_up
 
 PEERS: Final = 8
@@ -57,9 +57,9 @@ def deepep_dispatch(shapes: Shapes) -> Module:
     )
     # the probabilities that the dispatcher references have an autograd graph, which keeps the handle of the dispatch
     handle = (
-        Tensor(name="ranks of each token", shape=(routing.tokens, ranks), dtype="bool", formula="T·P", lingers=True),
-        Tensor(name="send heads", shape=(routing.tokens, ranks), dtype="int32", formula="4·T·P", lingers=True),
-        Tensor(name="origin of each token", shape=(arrived,), dtype="int32", formula="4·A", lingers=True),
+        Tensor(name="ranks of each token", shape=(routing.tokens, ranks), dtype="bool", formula="T·P"),
+        Tensor(name="send heads", shape=(routing.tokens, ranks), dtype="int32", formula="4·T·P"),
+        Tensor(name="origin of each token", shape=(arrived,), dtype="int32", formula="4·A"),
     )
     return Module(
         name="dispatch",
@@ -68,7 +68,7 @@ def deepep_dispatch(shapes: Shapes) -> Module:
         saved=(
             Tensor(name="chosen instances", shape=choices, dtype="int64", formula="8·T·k", lingers=True),
             Tensor(name="weights of the choices", shape=choices, dtype="fp32", formula="4·T·k", lingers=True),
-            *handle,
+            *(replace(each, lingers=True, in_graph=True) for each in handle),
             Tensor(name="arrivals of the choices", shape=(routing.choices,), dtype="int64", formula="8·T·k"),
             Tensor(name="experts of the choices", shape=(routing.choices,), dtype="int64", formula="8·T·k"),
             Tensor(name="choices of arrivals", shape=(arrived, choices[1]), dtype="int64", formula="8·A·k", lingers=True),
@@ -100,15 +100,19 @@ def deepep_combine(shapes: Shapes) -> Module:
     arrived = arrivals(routing)
     output = (shapes.hidden("output"), *shared_output(routing))
     gradient = shapes.branch_gradient
+    grouped = routing.moe.grouped_gemm or routing.local_experts == 1
+    saved = summed_rows(routing, routing.rows, made_in="mlp.experts.linear_fc2" if grouped else "mlp.experts")
+    sums = routing.row_tensor("sums of arrivals", arrived)
+    forward = largest(
+        (sums, *((sums,) if saved else ())),  # deterministic PyTorch allocates the zeros twice
+        (sums, *output),
+    )
     return Module(
         name="combine",
         kind=ModuleKind.COMBINE,
         function=True,
-        forward_workspace=(
-            routing.row_tensor("expert output", routing.rows),
-            routing.row_tensor("sums of arrivals", arrived),
-            *output,
-        ),
+        saved=saved,
+        forward_workspace=(*(() if saved else (routing.row_tensor("expert output", routing.rows),)), *forward),
         backward_workspace=(
             gradient,
             routing.row_tensor("gradients of arrivals", arrived),

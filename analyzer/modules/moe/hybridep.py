@@ -71,7 +71,7 @@ def hybridep_dispatch(shapes: Shapes) -> Module:
         kind=ModuleKind.DISPATCH,
         function=True,
         saved=(
-            *(replace(each, lingers=True) for each in handle),
+            *(replace(each, lingers=True, in_graph=True) for each in handle),
             Tensor(name="permuted probabilities", shape=(routing.rows,), dtype="fp32", formula="4·T·k", lingers=True),
         ),
         forward_workspace=(

@@ -29,17 +29,12 @@ def router(shapes: Shapes) -> Module:
     kept = routing.probability_dtype  # of sigmoid scores; softmax is always computed in fp32
     chosen = (Tensor(name="chosen scores", shape=(routing.tokens, moe.topk), dtype=kept, formula="T·k"),) if divided else ()
     choice: tuple[Tensor, ...] = (Tensor(name="chosen experts", shape=(routing.tokens, moe.topk), dtype="int64", formula="8·T·k"),)
-    in_hybridep = moe.flex is not None and moe.flex.backend == "hybridep"  # it references a copy in fp32 (`_HybridEPManager`)
-    outputs = (
-        Tensor(name="probabilities", shape=per_expert, dtype="fp32" if in_hybridep else routing.probability_dtype, formula="T·E"),
-        Tensor(name="routing map", shape=per_expert, dtype="bool", formula="T·E"),
-    )
     saved: tuple[Tensor, ...] = (Tensor(name="scores", shape=scored, dtype="fp32", formula=formula), *chosen)
     if "sinkhorn" in moe.load_balancing:  # scores (cast to fp32 only if topk > 1) and the map that they are multiplied by
         one = moe.topk == 1
         saved = (
             Tensor(name="scores", shape=per_expert, dtype=routing.probability_dtype if one else "fp32", formula="T·E"),
-            outputs[1],
+            Tensor(name="routing map", shape=per_expert, dtype="bool", formula="T·E"),
         )
         choice = ()
     logits = Tensor(name="logits", shape=per_expert, dtype=routing.probability_dtype, formula="T·E")
@@ -57,7 +52,7 @@ def router(shapes: Shapes) -> Module:
             *(balance if moe.aux_loss_coeff else ()),
             *choice,
         ),
-        referenced=() if moe.dispatcher == "allgather" else outputs,  # referenced by the dispatcher
+        referenced=() if moe.dispatcher == "allgather" else _outputs(routing),  # referenced by the dispatcher
         forward_workspace=(
             logits,
             *(() if shapes.inputs.router_in_te else in_fp32),
@@ -71,6 +66,22 @@ def router(shapes: Shapes) -> Module:
         ),
         collectives=tuple(_balance_collectives(routing)),
         source="TopKRouter",
+    )
+
+
+def _outputs(routing: Routing) -> tuple[Tensor, ...]:
+    """Probabilities and routing map as the dispatcher references them.
+
+    HybridEP has a copy in fp32 (`_HybridEPManager`), and with experts split over ranks each expert is listed once for each of these
+    (`MoEFlexTokenDispatcher._initialize_metadata`).
+    """
+    moe, dtype = routing.moe, routing.probability_dtype
+    listed, formula = (routing.tokens, moe.num_experts), "T·E"
+    if moe.flex is not None and moe.flex.backend == "hybridep":
+        listed, formula, dtype = (routing.tokens, moe.num_experts * routing.etp), "T·E·etp", "fp32"
+    return (
+        Tensor(name="probabilities", shape=listed, dtype=dtype, formula=formula),
+        Tensor(name="routing map", shape=listed, dtype="bool", formula=formula),
     )
 
 

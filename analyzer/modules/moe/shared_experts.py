@@ -86,7 +86,9 @@ class _Parts(NamedTuple):
     def collectives(self, *, first: bool) -> tuple[Collective, ...]:
         """Collectives of fc1 (`first`) or fc2."""
         if not (self.overlapped and self.shapes.sp):
-            return column_collectives(self.shapes) if first else row_collectives(self.shapes)
+            if not first:
+                return row_collectives(self.shapes)
+            return column_collectives(self.shapes, forward_dtype=self.shapes.exchanged_dtype)
         forward, backward = ("all_gather", "reduce_scatter") if first else ("reduce_scatter", "all_gather")
         return (*self.shapes.tp(forward, "forward"), *self.shapes.tp(backward, "backward"))
 
@@ -98,12 +100,13 @@ def _fc1(parts: _Parts) -> Module:
     if parts.overlapped and shapes.sp:  # the full input is saved, and not gathered again
         read, gathered = shapes.hidden("input", gathered=True, made_in=parts.caller), ()
     original = saves_original_input(shapes)
+    in_forward = () if shapes.userbuffers else gathered  # `Linear` uses userbuffers in forward only
     return Module(
         name="linear_fc1",
         kind=ModuleKind.FC1,
         parameters=(split_weight(shapes, (width, h), full=(parts.gates * parts.full, h)),),
         saved=(read,) if original else saved_input(shapes, read, gathered=shapes.sp and not parts.overlapped),
-        forward_workspace=(*forward_input(shapes, read, gathered=gathered, original=original), parts.fc1_output),
+        forward_workspace=(*forward_input(shapes, read, gathered=in_forward, original=original), parts.fc1_output),
         backward_workspace=(
             *output_gradient(shapes, shapes.wide("output gradient", width, "fs/t")),
             *backward_input(shapes, read, gathered=gathered, original=original),
@@ -166,4 +169,6 @@ def _shared_output_gradient(shapes: Shapes) -> tuple[Tensor, ...]:
     full = shapes.hidden("gathered output gradient", gathered=True)
     if not shapes.sp:
         return output_gradient(shapes, full)
+    if shapes.userbuffers and not Routing(shapes).moe.shared_overlap:
+        return ()
     return output_gradient(shapes, replace(full, name="output gradient", shares="residual gradient"), gathered=(full,))

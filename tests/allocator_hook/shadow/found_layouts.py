@@ -53,6 +53,16 @@ FOUND: Final = {
     "hybridep, router in bf16": f"{_FLEX} --swiglu --moe-grouped-gemm --moe-flex-dispatcher-backend hybridep",
     "hybridep, plain gelu, router in bf16": f"{_FLEX} --moe-grouped-gemm --moe-flex-dispatcher-backend hybridep",
     "deepep, sequential experts, plain gelu": f"{_FLEX} --moe-enable-deepep",
+    "deepep, latent experts, deterministic": f"{_FLEX} --swiglu --moe-grouped-gemm --moe-enable-deepep --moe-latent-size 256 "
+    "--deterministic-mode",
+    "hybridep, split experts, mtp, two instances of the optimizer": f"{_FLEX} --swiglu --moe-grouped-gemm --mtp-num-layers 1 "
+    "--position-embedding-type rope --moe-flex-dispatcher-backend hybridep --tensor-model-parallel-size 2 --sequence-parallel "
+    "--use-distributed-optimizer --num-distributed-optimizer-instances 2",
+    "userbuffers, fp16, shared experts": f"{_EXPERTS.replace('--bf16', '--fp16')} --swiglu --moe-token-dispatcher-type alltoall "
+    "--moe-shared-expert-intermediate-size 512 --tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap "
+    "--attention-dropout 0 --hidden-dropout 0 --global-batch-size 32",
+    "userbuffers, swiglu": "--bf16 --swiglu --vocab-size 120 --tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap "
+    "--attention-dropout 0 --hidden-dropout 0",
     "latent experts, sigmoid router in bf16": f"{_EXPERTS} --swiglu --moe-grouped-gemm --moe-token-dispatcher-type alltoall "
     "--moe-latent-size 256 --moe-router-score-function sigmoid --moe-aux-loss-coeff 1e-2",
     "unfused attention, swiglu": _UNFUSED,
