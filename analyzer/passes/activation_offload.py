@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 from analyzer.modules.kinds import LATENT_PROJECTIONS, ModuleKind
 from analyzer.modules.tree import STREAM, Module, total_bytes
-from analyzer.specs import ActivationOffloadSpec
+from analyzer.specs import ActivationOffloadSpec, ModelSpec
 
 Place = tuple[ModuleKind, ModuleKind]
 """The kinds of a parent and of its child."""
@@ -42,6 +42,9 @@ GROUPS: Final[dict[str, frozenset[Place]]] = {
 """For each name of `--offload-modules`, the places of its modules in a layer."""
 
 
+_BALANCED: Final = frozenset({"aux_loss", "seq_aux_loss", "global_aux_loss"})
+"""Kinds of load balancing whose scores are sorted once more (`compute_routing_scores_for_aux_loss`)."""
+
 _PROJECTIONS: Final = frozenset({ModuleKind.QKV, *LATENT_PROJECTIONS})
 """Modules of the group `qkv_linear` that save the input of the layer."""
 
@@ -55,26 +58,50 @@ def with_offloaded_groups(offload: ActivationOffloadSpec, layer: Module, *, inpu
     if not offload.modules:
         return layer
     changed = _with_offloaded(layer, offload, input_stays=input_from == "stage")
-    return _holding_input(changed) if input_from == "embedding" else changed
+    return _holding_input(changed, _PROJECTIONS) if input_from == "embedding" else changed
 
 
-def _holding_input(layer: Module) -> Module:
-    """The first layer, whose input stays on the GPU until the forward of the chunk returns."""
-    held = (tensor for _, module in layer.walk() if module.kind in _PROJECTIONS for tensor in module.offloaded)
+def _holding_input(layer: Module, readers: frozenset[ModuleKind]) -> Module:
+    """The first layer, whose input, which `readers` save, stays on the GPU until the forward of the chunk returns."""
+    held = (tensor for _, module in layer.walk() if module.kind in readers for tensor in module.offloaded)
     return replace(layer, forward_held=(*layer.forward_held, *(tensor for tensor in held if tensor.made_in == STREAM)))
 
 
 def with_everything_offloaded(layer: Module, *, input_from: InputFrom = "layer") -> Module:
     """The layer with all its saved tensors on the host, except views that are not contiguous."""
     changed = _with_everything(layer)
-    return _holding_input(changed) if input_from == "embedding" else changed
+    return _holding_input(changed, _PROJECTIONS | {ModuleKind.ATTENTION_NORM}) if input_from == "embedding" else changed
+
+
+def with_unused_nodes(model: ModelSpec, layer: Module) -> Module:
+    """The layer with what autograd saves in nodes that nothing references, such as those of indices.
+
+    Transformer Engine sees each tensor when it is saved (`OffloadSynchronizer.push_tensor`), and lists it until the backward of the
+    layer ends.
+    """
+    moe = model.moe
+    if moe is None or not moe.aux_loss_coeff or not _BALANCED.intersection(moe.load_balancing):
+        return layer
+
+    def changed(module: Module) -> Module:
+        if module.kind is ModuleKind.ROUTER:
+            chosen = next(tensor for tensor in module.saved if tensor.name == "chosen experts")
+            return replace(module, saved=(*module.saved, replace(chosen, name="chosen experts of the auxiliary loss")))
+        return replace(module, children=tuple(changed(child) for child in module.children)) if module.children else module
+
+    return changed(layer)
 
 
 def _with_everything(module: Module) -> Module:
     children = tuple(_with_everything(child) for child in module.children)
     offloaded = tuple(tensor for tensor in module.saved if tensor.bytes and not tensor.strided)
     return replace(
-        module, saved=tuple(tensor for tensor in module.saved if tensor not in offloaded), offloaded=offloaded, children=children
+        module,
+        saved=tuple(tensor for tensor in module.saved if tensor not in offloaded),
+        offloaded=offloaded,
+        # attributes reference them on the GPU
+        referenced=(*module.referenced, *(replace(tensor, lingers=False) for tensor in offloaded if tensor.lingers)),
+        children=children,
     )
 
 

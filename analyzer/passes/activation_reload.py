@@ -50,7 +50,8 @@ def with_reloaded_layers(job: TrainingJob, tree: Module, *, offloaded_layers: in
     was copied back stays until its backward ends.
     """
     layers = [module for _, module in tree.walk() if module.kind is ModuleKind.LAYER]
-    distance = len(layers) - 1 - offloaded_layers
+    number = job.model.num_layers  # without MTP layers, which are not in the block with the offloaded layers
+    distance = number - 1 - offloaded_layers
     copies = [(*_all_copies(layer), *_rope_table(job)) if index < offloaded_layers else () for index, layer in enumerate(layers)]
     numbers = iter(range(len(layers)))
     done: dict[object, Module] = {}
@@ -59,6 +60,8 @@ def with_reloaded_layers(job: TrainingJob, tree: Module, *, offloaded_layers: in
         if module.kind is ModuleKind.LAYER:
             index = next(numbers)
             there = tuple(tensor for each in copies[max(0, index - distance) : index + 1] for tensor in each)
+            if index >= number:
+                return module
             key = (id(module), len(there), total_bytes(there))
             if key not in done:
                 held = _on_host(module) if index < offloaded_layers else _held_until_end(module)
