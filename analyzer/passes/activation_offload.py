@@ -11,13 +11,14 @@ transformer_engine/pytorch/cpu_offload.py `DefaultOffloadSynchronizer` (TE 2.11)
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from math import prod
+from math import ceil, prod
 from typing import Final, Literal
 
 from analyzer.modules.kinds import LATENT_PROJECTIONS, ModuleKind
-from analyzer.modules.tree import STREAM, Module, total_bytes
-from analyzer.specs import ActivationOffloadSpec, ModelSpec
+from analyzer.modules.tree import STREAM, Module, Tensor, total_bytes
+from analyzer.specs import ActivationOffloadSpec, ModelSpec, MoeSpec
 
 Place = tuple[ModuleKind, ModuleKind]
 """The kinds of a parent and of its child."""
@@ -79,17 +80,31 @@ def with_unused_nodes(model: ModelSpec, layer: Module) -> Module:
     Transformer Engine sees each tensor when it is saved (`OffloadSynchronizer.push_tensor`), and lists it until the backward of the
     layer ends.
     """
-    moe = model.moe
-    if moe is None or not moe.aux_loss_coeff or not _BALANCED.intersection(moe.load_balancing):
+    if model.moe is None:
         return layer
+    moe = model.moe
 
     def changed(module: Module) -> Module:
         if module.kind is ModuleKind.ROUTER:
-            chosen = next(tensor for tensor in module.saved if tensor.name == "chosen experts")
-            return replace(module, saved=(*module.saved, replace(chosen, name="chosen experts of the auxiliary loss")))
+            tokens = next(tensor.shape[0] for tensor in module.saved if tensor.name == "scores")
+            return replace(module, saved=(*module.saved, *_unused_choices(moe, tokens)))
         return replace(module, children=tuple(changed(child) for child in module.children)) if module.children else module
 
     return changed(layer)
+
+
+def _unused_choices(moe: MoeSpec, tokens: int) -> Iterator[Tensor]:
+    """Indices that `topk` returns and saves, with values that are not used.
+
+    core/transformer/moe/moe_utils.py `apply_router_token_dropping` and `compute_routing_scores_for_aux_loss` (0.16.1).
+    """
+    if moe.capacity_factor is not None:
+        capacity = ceil(tokens * moe.topk / moe.num_experts * moe.capacity_factor)
+        if capacity <= tokens:
+            yield Tensor(name="tokens within the capacity", shape=(capacity, moe.num_experts), dtype="int64", formula="8·C·E")
+    if moe.aux_loss_coeff and _BALANCED.intersection(moe.load_balancing):
+        shape = (tokens, moe.topk)
+        yield Tensor(name="chosen experts of the auxiliary loss", shape=shape, dtype="int64", formula="8·T·k")
 
 
 def _with_everything(module: Module) -> Module:

@@ -59,9 +59,11 @@ def with_reloaded_layers(job: TrainingJob, tree: Module, *, offloaded_layers: in
     def changed(module: Module) -> Module:
         if module.kind is ModuleKind.LAYER:
             index = next(numbers)
-            there = tuple(tensor for each in copies[max(0, index - distance) : index + 1] for tensor in each)
             if index >= number:
                 return module
+            there = tuple(tensor for each in copies[max(0, index - distance) : index] for tensor in each)
+            if index < offloaded_layers:
+                there = (*there, *_all_copies(module, cleared=False), *_rope_table(job))
             key = (id(module), len(there), total_bytes(there))
             if key not in done:
                 held = _on_host(module) if index < offloaded_layers else _held_until_end(module)
@@ -80,10 +82,11 @@ def _rope_table(job: TrainingJob) -> Iterator[Tensor]:
         yield Tensor(name="copy of the RoPE frequency table", shape=shape, dtype="fp32")
 
 
-def _all_copies(module: Module) -> Iterator[Tensor]:
-    yield from module.copied_back
+def _all_copies(module: Module, *, cleared: bool = True) -> Iterator[Tensor]:
+    """What is copied back, without what the backwards of modules free unless `cleared`."""
+    yield from (tensor for tensor in module.copied_back if cleared or not _clears(module, tensor))
     for child in module.children:
-        yield from _all_copies(child)
+        yield from _all_copies(child, cleared=cleared)
 
 
 def _held_until_end(module: Module) -> Module:
@@ -125,9 +128,11 @@ def _with_workspace_beside_saved(module: Module, saved: tuple[Tensor, ...]) -> M
 
 
 def _on_host(module: Module) -> Module:
-    """The layer without tensors that its modules copy back: the layer has them."""
+    """The layer without tensors that its modules copy back: the layer has them, except those that a backward frees."""
     changed = _with_workspace_beside_saved(module, (*module.saved, *module.offloaded))
-    return replace(changed, offloaded=(), children=tuple(_on_host(child) for child in module.children))
+    freed = tuple(tensor for tensor in module.offloaded if _clears(module, tensor))
+    children = tuple(_on_host(child) for child in module.children)
+    return replace(changed, offloaded=freed, reloaded_early=bool(freed), children=children)
 
 
 def _groups(offload: ActivationOffloadSpec, index: int, layer: Module) -> list[_Group]:
