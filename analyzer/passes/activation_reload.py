@@ -118,6 +118,8 @@ def _with_workspace_beside_saved(module: Module, saved: tuple[Tensor, ...]) -> M
     softmax = names.get("softmax")
     if module.kind is not ModuleKind.ATTENTION_KERNEL or softmax is None:
         return module
+    if any(tensor.strided and tensor.dtype != softmax.dtype and tensor.shape == softmax.shape for tensor in saved):
+        return module  # with sinks and without dropout the softmax in 16 bit is a view, and is freed as without offloading
     of_value = tuple(tensor for tensor in module.backward_workspace if tensor.name == "value gradient")
     if "dropout mask" not in names and softmax.dtype != "fp32":  # the backward of the scores, beside their gradient
         others = tuple(replace(tensor, name=f"{each} gradient") for tensor in of_value for each in ("query", "key"))
