@@ -62,7 +62,8 @@ FOUND: Final = {
     "--cpu-offloading-num-layers 2 --mtp-num-layers 1 --moe-token-dispatcher-type alltoall --moe-permute-fusion "
     "--moe-shared-expert-intermediate-size 512 --moe-shared-expert-overlap --moe-aux-loss-coeff 1e-2 "
     "--moe-expert-capacity-factor 1",
-    "two layers on the host, sequential experts, cp2": f"{_EXPERTS} --cpu-offloading-num-layers 2 --context-parallel-size 2",
+    "two layers on the host, tp4 cp2": "--bf16 --vocab-size 120 --cpu-offloading-num-layers 2 --tensor-model-parallel-size 4 "
+    "--context-parallel-size 2 --position-embedding-type rope --attention-backend flash --attention-dropout 0 --hidden-dropout 0",
     "unfused attention with sinks, no dropout, two layers on the host": f"{_UNFUSED_ON_HOST} --softmax-type learnable "
     "--attention-dropout 0 --hidden-dropout 0",
     "sequential experts, router in fp32": f"{_EXPERTS} --moe-token-dispatcher-type alltoall --moe-router-dtype fp32",
