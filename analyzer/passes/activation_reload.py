@@ -84,7 +84,7 @@ def _rope_table(job: TrainingJob) -> Iterator[Tensor]:
 
 def _all_copies(module: Module, *, cleared: bool = True) -> Iterator[Tensor]:
     """What is copied back, without what the backwards of modules free unless `cleared`."""
-    yield from (tensor for tensor in module.copied_back if cleared or not _clears_copy(module, tensor))
+    yield from (tensor for tensor in module.copied_back if cleared or not _clears(module, tensor))
     for child in module.children:
         yield from _all_copies(child, cleared=cleared)
 
@@ -98,13 +98,6 @@ def _held_until_end(module: Module) -> Module:
 
 def _clears(module: Module, tensor: Tensor) -> bool:
     """Whether the backward of a module of Transformer Engine frees the data of a saved tensor (`clear_tensor_data`)."""
-    return _clears_copy(module, tensor) or (
-        module.source.startswith("TE") and "Grouped" in module.source and tensor.name == "input"
-    )
-
-
-def _clears_copy(module: Module, tensor: Tensor) -> bool:
-    """The same for a tensor copied back from the host."""
     return module.source == "TELayerNormColumnParallelLinear" and tensor.name in ("normalized input", "mu", "rsigma")
 
 
@@ -137,7 +130,7 @@ def _with_workspace_beside_saved(module: Module, saved: tuple[Tensor, ...]) -> M
 def _on_host(module: Module) -> Module:
     """The layer without tensors that its modules copy back: the layer has them, except those that a backward frees."""
     changed = _with_workspace_beside_saved(module, (*module.saved, *module.offloaded))
-    freed = tuple(tensor for tensor in module.offloaded if _clears_copy(module, tensor))
+    freed = tuple(tensor for tensor in module.offloaded if _clears(module, tensor))
     children = tuple(_on_host(child) for child in module.children)
     return replace(changed, offloaded=freed, reloaded_early=bool(freed), children=children)
 

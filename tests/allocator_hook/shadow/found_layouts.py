@@ -62,6 +62,8 @@ FOUND: Final = {
     "--cpu-offloading-num-layers 2 --mtp-num-layers 1 --moe-token-dispatcher-type alltoall --moe-permute-fusion "
     "--moe-shared-expert-intermediate-size 512 --moe-shared-expert-overlap --moe-aux-loss-coeff 1e-2 "
     "--moe-expert-capacity-factor 1",
+    "one layer on the host, grouped experts": f"{_EXPERTS} --swiglu --moe-grouped-gemm --moe-token-dispatcher-type alltoall "
+    "--cpu-offloading-num-layers 1",
     "two layers on the host, tp4 cp2": "--bf16 --vocab-size 120 --cpu-offloading-num-layers 2 --tensor-model-parallel-size 4 "
     "--context-parallel-size 2 --position-embedding-type rope --attention-backend flash --attention-dropout 0 --hidden-dropout 0",
     "unfused attention with sinks, no dropout, two layers on the host": f"{_UNFUSED_ON_HOST} --softmax-type learnable "
