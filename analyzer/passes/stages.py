@@ -107,7 +107,8 @@ def _placements(job: TrainingJob, chunk: Chunk, *, first_iteration: bool = False
     if offload.layers:  # without pipeline parallelism. MTP layers are not in the block with the offloaded layers
         first: Placement = "host after embedding"
         following: list[Placement] = ["host" if layer <= offload.layers else "listed" for layer in chunk.layers[1:]]
-        return (first, *following, *("gpu",) * chunk.mtp_layers)
+        predicted: list[Placement] = ["gpu"] * chunk.mtp_layers
+        return (first, *following, *predicted)
     decoder: list[Placement] = ["groups"] * len(chunk.layers)
     predicting: list[Placement] = ["groups"] * chunk.mtp_layers
     if decoder:
