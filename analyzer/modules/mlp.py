@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from analyzer.modules.checkpoints import holding_gradient
 from analyzer.modules.kinds import ModuleKind
@@ -27,6 +28,11 @@ def saved_by_gate(model: ModelSpec, tensor: Callable[[str, int], Tensor], width:
     return (*clamped, tensor("activated gate", width), *linear)
 
 
+def saves_half(model: ModelSpec) -> bool:
+    """Whether a gated activation saves its input as a view: half of each row. A fused kernel saves the whole tensor."""
+    return model.gated and not model.bias_activation_fusion
+
+
 def activation(shapes: Shapes, *, width: int, wide: int) -> Module:
     """The nonlinearity. `wide` is the input width (2·f/t if gated), `width` the output width (f/t)."""
     model = shapes.model
@@ -34,6 +40,7 @@ def activation(shapes: Shapes, *, width: int, wide: int) -> Module:
     gate = saved_by_gate(model, lambda name, elements: shapes.wide(name, elements, "f/t"), width)
     biased = model.bias_linear and not model.bias_activation_fusion  # fc1's output is freed after the bias is added
     read = shapes.wide("biased fc1 output" if biased else "fc1 output", wide, symbol, made_in="" if biased else "mlp.linear_fc1")
+    read = replace(read, strided=saves_half(model))
     return Module(
         name="activation_func",
         kind=ModuleKind.ACTIVATION,

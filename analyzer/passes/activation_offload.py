@@ -11,14 +11,15 @@ transformer_engine/pytorch/cpu_offload.py `DefaultOffloadSynchronizer` (TE 2.11)
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from math import prod
+from math import ceil, prod
 from typing import Final, Literal
 
 from analyzer.modules.attention.core_attention import is_rotary_table
 from analyzer.modules.kinds import LATENT_PROJECTIONS, ModuleKind
-from analyzer.modules.tree import STREAM, Module, total_bytes
-from analyzer.specs import ActivationOffloadSpec
+from analyzer.modules.tree import STREAM, Module, Tensor, total_bytes
+from analyzer.specs import ActivationOffloadSpec, ModelSpec, MoeSpec
 
 Place = tuple[ModuleKind, ModuleKind]
 """The kinds of a parent and of its child."""
@@ -44,6 +45,9 @@ GROUPS: Final[dict[str, frozenset[Place]]] = {
 COMMITS: Final = ("qkv_linear", "core_attn", "attn_proj", "attn_norm", "expert_fc1", "moe_act", "mlp_norm")
 """Groups of a layer in the order in which they are copied to the host. Those of the norms are copied after the residual add."""
 
+_BALANCED: Final = frozenset({"aux_loss", "seq_aux_loss", "global_aux_loss"})
+"""Kinds of load balancing whose scores are sorted once more (`compute_routing_scores_for_aux_loss`)."""
+
 _PROJECTIONS: Final = frozenset({ModuleKind.QKV, *LATENT_PROJECTIONS})
 """Modules of the group `qkv_linear` that save the input of the layer."""
 
@@ -57,7 +61,7 @@ def with_offloaded_groups(offload: ActivationOffloadSpec, layer: Module, *, inpu
     if not offload.modules:
         return layer
     changed = _with_offloaded(layer, offload, input_stays=input_from == "stage")
-    return _holding_input(changed) if input_from == "embedding" else changed
+    return _holding_input(changed, _PROJECTIONS) if input_from == "embedding" else changed
 
 
 def with_hooks(offload: ActivationOffloadSpec, module: Module) -> Module:
@@ -69,23 +73,61 @@ def with_hooks(offload: ActivationOffloadSpec, module: Module) -> Module:
     return replace(module, children=tuple(with_hooks(offload, child) for child in module.children)) if module.children else module
 
 
-def _holding_input(layer: Module) -> Module:
-    """The first layer, whose input stays on the GPU until the forward of the chunk returns."""
-    held = (tensor for _, module in layer.walk() if module.kind in _PROJECTIONS for tensor in module.offloaded)
+def _holding_input(layer: Module, readers: frozenset[ModuleKind]) -> Module:
+    """The first layer, whose input, which `readers` save, stays on the GPU until the forward of the chunk returns."""
+    held = (tensor for _, module in layer.walk() if module.kind in readers for tensor in module.offloaded)
     return replace(layer, forward_held=(*layer.forward_held, *(tensor for tensor in held if tensor.made_in == STREAM)))
 
 
 def with_everything_offloaded(layer: Module, *, input_from: InputFrom = "layer") -> Module:
     """The layer with all its saved tensors on the host, except views that are not contiguous."""
     changed = _with_everything(layer)
-    return _holding_input(changed) if input_from == "embedding" else changed
+    return _holding_input(changed, _PROJECTIONS | {ModuleKind.ATTENTION_NORM}) if input_from == "embedding" else changed
+
+
+def with_unused_nodes(model: ModelSpec, layer: Module) -> Module:
+    """The layer with what autograd saves in nodes that nothing references, such as those of indices.
+
+    Transformer Engine sees each tensor when it is saved (`OffloadSynchronizer.push_tensor`), and lists it until the backward of the
+    layer ends.
+    """
+    if model.moe is None:
+        return layer
+    moe = model.moe
+
+    def changed(module: Module) -> Module:
+        if module.kind is ModuleKind.ROUTER:
+            tokens = next(tensor.shape[0] for tensor in module.saved if tensor.name == "scores")
+            return replace(module, saved=(*module.saved, *_unused_choices(moe, tokens)))
+        return replace(module, children=tuple(changed(child) for child in module.children)) if module.children else module
+
+    return changed(layer)
+
+
+def _unused_choices(moe: MoeSpec, tokens: int) -> Iterator[Tensor]:
+    """Indices that `topk` returns and saves, with values that are not used.
+
+    core/transformer/moe/moe_utils.py `apply_router_token_dropping` and `compute_routing_scores_for_aux_loss` (0.16.1).
+    """
+    if moe.capacity_factor is not None:
+        capacity = ceil(tokens * moe.topk / moe.num_experts * moe.capacity_factor)
+        if capacity <= tokens:
+            yield Tensor(name="tokens within the capacity", shape=(capacity, moe.num_experts), dtype="int64", formula="8·C·E")
+    if moe.aux_loss_coeff and _BALANCED.intersection(moe.load_balancing):
+        shape = (tokens, moe.topk)
+        yield Tensor(name="chosen experts of the auxiliary loss", shape=shape, dtype="int64", formula="8·T·k")
 
 
 def _with_everything(module: Module) -> Module:
     children = tuple(_with_everything(child) for child in module.children)
     offloaded = tuple(tensor for tensor in module.saved if tensor.bytes and not tensor.strided)
     return replace(
-        module, saved=tuple(tensor for tensor in module.saved if tensor not in offloaded), offloaded=offloaded, children=children
+        module,
+        saved=tuple(tensor for tensor in module.saved if tensor not in offloaded),
+        offloaded=offloaded,
+        # attributes reference them on the GPU
+        referenced=(*module.referenced, *(replace(tensor, lingers=False) for tensor in offloaded if tensor.lingers)),
+        children=children,
     )
 
 

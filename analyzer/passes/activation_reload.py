@@ -56,7 +56,8 @@ def with_reloaded_layers(job: TrainingJob, tree: Module, *, offloaded_layers: in
     was copied back stays until its backward ends.
     """
     layers = [module for _, module in tree.walk() if module.kind is ModuleKind.LAYER]
-    distance = len(layers) - 1 - offloaded_layers
+    number = job.model.num_layers  # without MTP layers, which are not in the block with the offloaded layers
+    distance = number - 1 - offloaded_layers
     copies = [(*_all_copies(layer), *_rope_table(job)) if index < offloaded_layers else () for index, layer in enumerate(layers)]
     numbers = iter(range(len(layers)))
     done: dict[object, Module] = {}
@@ -64,7 +65,11 @@ def with_reloaded_layers(job: TrainingJob, tree: Module, *, offloaded_layers: in
     def changed(module: Module) -> Module:
         if module.kind is ModuleKind.LAYER:
             index = next(numbers)
-            there = tuple(tensor for each in copies[max(0, index - distance) : index + 1] for tensor in each)
+            if index >= number:
+                return module
+            there = tuple(tensor for each in copies[max(0, index - distance) : index] for tensor in each)
+            if index < offloaded_layers:
+                there = (*there, *_all_copies(module, cleared=False), *_rope_table(job))
             key = (id(module), len(there), total_bytes(there))
             if key not in done:
                 held = _on_host(module) if index < offloaded_layers else _held_until_end(module)
@@ -83,10 +88,11 @@ def _rope_table(job: TrainingJob) -> Iterator[Tensor]:
         yield Tensor(name="copy of the RoPE frequency table", shape=shape, dtype="fp32")
 
 
-def _all_copies(module: Module) -> Iterator[Tensor]:
-    yield from module.copied_back
+def _all_copies(module: Module, *, cleared: bool = True) -> Iterator[Tensor]:
+    """What is copied back, without what the backwards of modules free unless `cleared`."""
+    yield from (tensor for tensor in module.copied_back if cleared or not _clears(module, tensor))
     for child in module.children:
-        yield from _all_copies(child)
+        yield from _all_copies(child, cleared=cleared)
 
 
 def _held_until_end(module: Module) -> Module:
@@ -98,9 +104,7 @@ def _held_until_end(module: Module) -> Module:
 
 def _clears(module: Module, tensor: Tensor) -> bool:
     """Whether the backward of a module of Transformer Engine frees the data of a saved tensor (`clear_tensor_data`)."""
-    if module.source == "TELayerNormColumnParallelLinear":
-        return tensor.name in ("normalized input", "mu", "rsigma")
-    return module.source.startswith("TE") and "Grouped" in module.source and tensor.name == "input"
+    return module.source == "TELayerNormColumnParallelLinear" and tensor.name in ("normalized input", "mu", "rsigma")
 
 
 def _with_workspace_beside_saved(module: Module, saved: tuple[Tensor, ...]) -> Module:
@@ -118,6 +122,8 @@ def _with_workspace_beside_saved(module: Module, saved: tuple[Tensor, ...]) -> M
     softmax = names.get("softmax")
     if module.kind is not ModuleKind.ATTENTION_KERNEL or softmax is None:
         return module
+    if any(tensor.strided and tensor.dtype != softmax.dtype and tensor.shape == softmax.shape for tensor in saved):
+        return module  # with sinks and without dropout the softmax in 16 bit is a view, and is freed as without offloading
     of_value = tuple(tensor for tensor in module.backward_workspace if tensor.name == "value gradient")
     if "dropout mask" not in names and softmax.dtype != "fp32":  # the backward of the scores, beside their gradient
         others = tuple(replace(tensor, name=f"{each} gradient") for tensor in of_value for each in ("query", "key"))
@@ -128,9 +134,11 @@ def _with_workspace_beside_saved(module: Module, saved: tuple[Tensor, ...]) -> M
 
 
 def _on_host(module: Module) -> Module:
-    """The layer without tensors that its modules copy back: the layer has them."""
+    """The layer without tensors that its modules copy back: the layer has them, except those that a backward frees."""
     changed = _with_workspace_beside_saved(module, (*module.saved, *module.offloaded))
-    return replace(changed, offloaded=(), children=tuple(_on_host(child) for child in module.children))
+    freed = tuple(tensor for tensor in module.offloaded if _clears(module, tensor))
+    children = tuple(_on_host(child) for child in module.children)
+    return replace(changed, offloaded=freed, reloaded_early=bool(freed), children=children)
 
 
 def _groups(offload: ActivationOffloadSpec, index: int, layer: Module) -> list[_Group]:

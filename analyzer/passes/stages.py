@@ -23,8 +23,10 @@ from analyzer.specs.release import is_before
 if TYPE_CHECKING:
     from analyzer.passes.activation_offload import InputFrom
 
-Placement = Literal["gpu", "groups", "groups after embedding", "groups after stage", "host", "host after embedding"]
+Placement = Literal["gpu", "groups", "groups after embedding", "groups after stage", "host", "host after embedding", "listed"]
 """Where the saved tensors of a layer are: on the GPU, those of `--offload-modules` on the host, or all on the host.
+
+"listed": on the GPU, in the list of a layer that Transformer Engine does not offload.
 
 For the first layer of a chunk, what computes its input is part of the placement.
 """
@@ -103,16 +105,19 @@ def _placements(job: TrainingJob, chunk: Chunk, *, first_iteration: bool = False
     if job.flags.overlap_moe_expert_parallel_comm:  # the node of a layer references its input
         referenced: Placement = "groups after stage"
         return (referenced,) * (len(chunk.layers) + chunk.mtp_layers)
-    decoder: list[Placement] = ["host" if layer <= offload.layers else "groups" for layer in chunk.layers]
+    if offload.layers:  # without pipeline parallelism. MTP layers are not in the block with the offloaded layers
+        first: Placement = "host after embedding"
+        following: list[Placement] = ["host" if layer <= offload.layers else "listed" for layer in chunk.layers[1:]]
+        predicted: list[Placement] = ["gpu"] * chunk.mtp_layers
+        return (first, *following, *predicted)
+    decoder: list[Placement] = ["groups"] * len(chunk.layers)
     predicting: list[Placement] = ["groups"] * chunk.mtp_layers
-    if decoder and decoder[0] == "host":
-        decoder[0] = "host after embedding"  # without pipeline parallelism
-    elif decoder:
+    if decoder:
         decoder[0] = "groups after embedding" if chunk.pre_process else "groups after stage"
     stays = not first_iteration
     if stays and chunk.mtp_layers:
         predicting[-1] = "gpu"
-    elif stays and chunk.post_process and decoder and not decoder[-1].startswith("host"):
+    elif stays and chunk.post_process and decoder:
         decoder[-1] = "gpu"
     return (*decoder, *predicting)
 
@@ -132,10 +137,19 @@ def _layer_pass(job: TrainingJob) -> Callable[[Module, Placement], Module]:
             layer = with_nodes(layer)
         if offload is None:
             return layer
-        from analyzer.passes.activation_offload import with_everything_offloaded, with_hooks, with_offloaded_groups
+        from analyzer.passes.activation_offload import (
+            with_everything_offloaded,
+            with_hooks,
+            with_offloaded_groups,
+            with_unused_nodes,
+        )
 
         if placement == "gpu":
             return with_hooks(offload, layer)
+        if offload.layers:
+            layer = with_unused_nodes(job.model, layer)
+        if placement == "listed":
+            return layer
         if placement in ("host", "host after embedding"):
             return with_everything_offloaded(layer, input_from="layer" if placement == "host" else "embedding")
         return with_offloaded_groups(offload, layer, input_from=_INPUTS[placement])

@@ -130,7 +130,8 @@ def saved_matrices(shapes: Shapes) -> tuple[Tensor, ...]:
     if shapes.model.attention_dropout > 0:
         read = (scores(shapes, "softmax after dropout"), scores(shapes, "dropout mask", dtype="bool"))
     elif _casts(shapes):
-        read = (scores(shapes, "softmax in 16 bit", sinks=True),)
+        # the product reads a view without the column of sinks
+        read = (replace(scores(shapes, "softmax in 16 bit", sinks=True), strided=_adds_column(shapes)),)
     else:
         read = (replace(scores(shapes, "probabilities"), shares="softmax"),)
     masks = shapes.model.implementation == "transformer_engine" and not softmax_is_fused(shapes)

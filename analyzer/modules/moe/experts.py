@@ -11,7 +11,7 @@ from typing import Final
 
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import weight_gradient
-from analyzer.modules.mlp import saved_by_gate
+from analyzer.modules.mlp import saved_by_gate, saves_half
 from analyzer.modules.moe.routing import Routing, shared_output
 from analyzer.modules.quantized import Split, backward_input, forward_input, output_gradient, saved_input
 from analyzer.modules.shapes import Shapes
@@ -61,7 +61,7 @@ class _Experts:
     @property
     def fc1_output(self) -> Tensor:
         output = self.routing.row_tensor("fc1 output", self.rows, self.gates * self.width, made_in="mlp.experts.linear_fc1")
-        return _by_expert(self.routing, output)
+        return _by_expert(self.routing, replace(output, strided=saves_half(self.shapes.model)))
 
     @property
     def activation_output(self) -> Tensor:

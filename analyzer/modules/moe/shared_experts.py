@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import column_collectives, row_collectives, split_weight, weight_gradient
-from analyzer.modules.mlp import saved_by_gate
+from analyzer.modules.mlp import saved_by_gate, saves_half
 from analyzer.modules.moe.routing import Routing
 from analyzer.modules.quantized import backward_input, forward_input, output_gradient, saved_input, saves_original_input
 from analyzer.modules.shapes import Shapes
@@ -120,12 +120,15 @@ def _fc1(parts: _Parts) -> Module:
 
 def _activation(parts: _Parts) -> Module:
     shapes, width = parts.shapes, parts.width
-    activated = saved_by_gate(shapes.model, lambda name, elements: shapes.wide(name, elements, "fs/t"), width)
+    model, maker = shapes.model, ""
+    if parts.overlapped:  # `linear_fc1_forward_and_act` neither clamps nor adds an offset
+        model, maker = replace(model, activation_clamped=False, glu_offset=False), parts.caller
+    activated = saved_by_gate(model, lambda name, elements: shapes.wide(name, elements, "fs/t", made_in=maker), width)
     return Module(
         name="activation_func",
         kind=ModuleKind.ACTIVATION,
         function=True,
-        saved=(parts.fc1_output, *activated),
+        saved=(replace(parts.fc1_output, strided=saves_half(model)), *activated),
         forward_workspace=(shapes.wide("output", width, "fs/t"),),
         backward_workspace=(
             shapes.wide("output gradient", width, "fs/t"),

@@ -10,6 +10,10 @@ _GROUPED: Final = "--normalization RMSNorm --disable-bias-linear --group-query-a
 _FULL: Final = "--recompute-granularity full --recompute-method uniform --recompute-num-layers"
 _FLEX: Final = f"{_EXPERTS} --moe-token-dispatcher-type flex"
 _UNFUSED_ON_HOST: Final = "--bf16 --vocab-size 120 --cpu-offloading-num-layers 2 --attention-backend unfused"
+_LATENT: Final = (
+    "--position-embedding-type rope --multi-latent-attention --kv-lora-rank 64 --qk-head-dim 64 --qk-pos-emb-head-dim 32 "
+    "--v-head-dim 64"
+)
 _OVERLAPPED: Final = (
     "--bf16 --swiglu --disable-bias-linear --vocab-size 120 --attention-dropout 0 --hidden-dropout 0 --global-batch-size 64 "
     "--moe-router-topk 2 --moe-grouped-gemm --expert-model-parallel-size 2 --overlap-moe-expert-parallel-comm"
@@ -19,7 +23,6 @@ _GROUPS: Final = (
     "--bf16 --vocab-size 120 --position-embedding-type rope --min-offloaded-tensor-size 1024 "
     "--fine-grained-activation-offloading --offload-modules"
 )
-_LATENT: Final = "--multi-latent-attention --kv-lora-rank 64 --qk-head-dim 64 --qk-pos-emb-head-dim 32 --v-head-dim 64"
 _MEGATRON_FSDP: Final = (
     "--bf16 --use-megatron-fsdp --no-gradient-accumulation-fusion --ckpt-format fsdp_dtensor --global-batch-size 32 "
     "--data-parallel-sharding-strategy"
@@ -89,9 +92,18 @@ FOUND: Final = {
     "unfused attention, repeated keys, two layers on the host": f"{_UNFUSED_ON_HOST} --group-query-attention --num-query-groups 4",
     "unfused attention, softmax in fp32, two layers on the host": f"{_UNFUSED_ON_HOST} --micro-batch-size 1 "
     "--tensor-model-parallel-size 4",
-    "unfused latent attention, two layers on the host": f"{_UNFUSED_ON_HOST} --position-embedding-type rope "
-    "--multi-latent-attention --kv-lora-rank 64 --qk-head-dim 64 --qk-pos-emb-head-dim 32 --v-head-dim 64",
+    "unfused latent attention, two layers on the host": f"{_UNFUSED_ON_HOST} {_LATENT}",
     "muon in four stages, bias without fused dropout": "--bf16 --vocab-size 120 --num-layers 4 --micro-batch-size 1 "
     "--pipeline-model-parallel-size 4 --no-bias-dropout-fusion --optimizer muon",
+    "two layers on the host, unfused gates, capacity, router losses, mtp": f"{_EXPERTS} {_LATENT} --quick-geglu "
+    "--cpu-offloading-num-layers 2 --mtp-num-layers 1 --moe-token-dispatcher-type alltoall --moe-permute-fusion "
+    "--moe-shared-expert-intermediate-size 512 --moe-shared-expert-overlap --moe-aux-loss-coeff 1e-2 "
+    "--moe-expert-capacity-factor 1",
+    "one layer on the host, grouped experts": f"{_EXPERTS} --swiglu --moe-grouped-gemm --moe-token-dispatcher-type alltoall "
+    "--cpu-offloading-num-layers 1",
+    "two layers on the host, tp4 cp2": "--bf16 --vocab-size 120 --cpu-offloading-num-layers 2 --tensor-model-parallel-size 4 "
+    "--context-parallel-size 2 --position-embedding-type rope --attention-backend flash --attention-dropout 0 --hidden-dropout 0",
+    "unfused attention with sinks, no dropout, two layers on the host": f"{_UNFUSED_ON_HOST} --softmax-type learnable "
+    "--attention-dropout 0 --hidden-dropout 0",
     "sequential experts, router in fp32": f"{_EXPERTS} --moe-token-dispatcher-type alltoall --moe-router-dtype fp32",
 }
