@@ -36,7 +36,7 @@ FAULTS: Final = (
     Fault(
         "column-parallel backward without its input gradient",
         "analyzer/modules/linear.py",
-        'shapes.hidden("input gradient", gathered=True),',
+        '*(() if in_buffers else (shapes.hidden("input gradient", gathered=True),)),',
         "",
     ),
     Fault(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from analyzer.memory.iteration import iteration_steps, step_bytes
+from analyzer.memory.iteration import step_bytes
+from analyzer.memory.order import iteration_steps
 from analyzer.memory.pipeline_tensors import MessageOrder
 from analyzer.memory.ranks import contexts
 from analyzer.memory.stages import StageAnalysis

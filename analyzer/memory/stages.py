@@ -9,7 +9,7 @@ from analyzer.buffers.of_stage import stage_buffers
 from analyzer.buffers.parameter_order import numel_of, sum_of_parameters
 from analyzer.layout.groups import RankRanges
 from analyzer.memory.chunk_memory import ChunkMemory, chunk_memory
-from analyzer.memory.iteration import order_of
+from analyzer.memory.order import order_of
 from analyzer.memory.pipeline_tensors import MessageOrder, received_gradient
 from analyzer.memory.workspaces import Workspace, workspaces
 from analyzer.modules.stage import StageModel

@@ -15,7 +15,7 @@ from analyzer.memory.allocator.caching_allocator import SMALL_SIZE
 from analyzer.memory.allocator.replay import fragmentation
 from analyzer.memory.allocator.script import TEMPORARY, Action, script
 from analyzer.memory.allocator.settings import AllocatorSettings
-from analyzer.memory.iteration import order_of
+from analyzer.memory.order import order_of
 from analyzer.memory.ranks import rank_classes, rank_classes_of_tensors
 from analyzer.memory.verdict import highest, verdict
 from analyzer.memory.workspaces import workspaces

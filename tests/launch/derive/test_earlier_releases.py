@@ -14,7 +14,7 @@ import pytest
 from analyzer.buffers.gradient_buffers import bucket_divisor, bucket_size, chunk_buffers
 from analyzer.buffers.parameter_order import ParameterRun
 from analyzer.errors import InputError
-from analyzer.memory.iteration import order_of
+from analyzer.memory.order import order_of
 from analyzer.memory.ranks import highest_rank
 from analyzer.modules.head import cross_entropy
 from analyzer.modules.shapes import shapes_of
