@@ -331,7 +331,13 @@ def with_advice(report: Report, launch: Launch) -> Report:
 
 
 def _words(argv: str | Sequence[str], gpu: str | None) -> list[str]:
-    words = shlex.split(argv) if isinstance(argv, str) else list(argv)
+    """The words of a launch. Raises InputError for a string with a quotation that does not end."""
+    try:
+        words = shlex.split(argv) if isinstance(argv, str) else list(argv)
+    except ValueError as error:
+        raise InputError(
+            "argv", f"cannot be split into words: {str(error).lower()}", "close the quotation, or give a list"
+        ) from None
     return words if gpu is None else [*words, "--info-gpu", gpu]
 
 

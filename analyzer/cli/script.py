@@ -21,7 +21,7 @@ STARTERS: Final = frozenset({"bash", "sh", "sbatch"})
 """Commands that may stand before the script."""
 PRECEDENCE: Final = (70, 2, 3, 1, 0)
 """Of several launches, the exit status is the first of these that occurs."""
-WRITTEN: Final = ("--info-json", "--info-record", "--info-search-csv")
+WRITTEN: Final = ("--info-json", "--info-html", "--info-timeline", "--info-record", "--info-search-csv")
 """Options that name a file to write, which is another one for each launch."""
 OF_LAUNCH: Final = ("--info-megatron", "--info-model")
 """Options whose value may be a path, which the analysis reads in the folder of the launch."""
@@ -197,7 +197,10 @@ def _numbered(options: Sequence[str], number: int, folder: Path) -> list[str]:
 
 
 def _numbered_file(name: str, number: int) -> str:
+    """The name with the number before its suffix. A device, such as /dev/null, keeps its name."""
     path = Path(name)
+    if path.exists() and not path.is_file():
+        return name
     return str(path.with_name(f"{path.stem}-{number}{path.suffix}"))
 
 

@@ -46,14 +46,15 @@ def search_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: Pa
     options = launches[0].options
     _check(options)
     if len(launches) > 1 or options.search_gpus:
-        for field in ("search_csv", "search_max"):
+        for field in ("search_csv", "search_max", "html"):
             if getattr(options, field):
                 option = f"--info-{field}".replace("_", "-")
                 raise InputError(option, "is about one search, and several are asked for", "name one GPU and one number of GPUs")
         return _several(launches, options)
     _check_files(options)
     if options.search_max is not None and not options.search:
-        for option, value in zip(OF_SEARCH, (options.search_over, options.keep, options.search_csv, options.workers), strict=True):
+        values = (options.search_over, options.keep, options.search_csv, options.workers, options.html)
+        for option, value in zip((*OF_SEARCH, "--info-html"), values, strict=True):
             if value:
                 raise InputError(option, "is only used with --info-search", "add --info-search, or leave it out")
         return _only_limit(launches[0], options)
@@ -74,7 +75,8 @@ def _check_files(options: InfoOptions) -> None:
 
     if options.search_csv == "-":
         raise InputError("--info-search-csv", "cannot be standard output", "name a file")
-    for path, option in ((options.search_csv, "--info-search-csv"), (options.json, "--info-json")):
+    named = ((options.search_csv, "--info-search-csv"), (options.json, "--info-json"), (options.html, "--info-html"))
+    for path, option in named:
         if path is not None and path != "-":
             write_text("", path, option=option, append=True)
 

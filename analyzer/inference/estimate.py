@@ -15,6 +15,7 @@ from analyzer.inference.steps import decode_seconds, prefill_seconds
 from analyzer.modules.tree import parameters
 from analyzer.passes.stages import full_model, stage_models
 from analyzer.specs import InferenceJob
+from analyzer.specs.release import is_before
 from analyzer.time.efficiencies import efficiencies_of, shipped
 
 if TYPE_CHECKING:
@@ -146,6 +147,8 @@ def _assumptions(job: InferenceJob) -> list[str]:
     if model.mla is not None:
         cached = "its latents" if spec.latent_cache else "the keys and values of all heads"
         stated.append(f"Multi-latent attention caches {cached}.")
+    if spec.dynamic is not None and is_before(job.megatron, "0.16"):
+        stated.append("The tables of the dynamic engine and the tokens of its steps are those of core 0.16.")
     if spec.decode_graphs:
         stated.append("Decode steps are replayed as CUDA graphs, whose memory pool holds the tensors of one step.")
     if quantization.weight_bits < 16:

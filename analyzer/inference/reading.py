@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.hardware.gpus import hardware
+from analyzer.inference.dynamic_rules import check_engine
 from analyzer.inference.forward_job import forward_job
 from analyzer.inference.kv_cache import requests_of_blocks
 from analyzer.inference.memory import stage_layers
 from analyzer.launch.build import build
 from analyzer.launch.derive.reading import option, positive
-from analyzer.launch.inference.options import INFERENCE, without_script_options
-from analyzer.launch.inference.spec import inference_spec
+from analyzer.launch.inference.options import STATIC_SCRIPTS, without_script_options
+from analyzer.launch.inference.spec import inference_spec, requests_option, without_effect
 from analyzer.launch.parse import parse
 from analyzer.passes.stages import stage_models
 from analyzer.specs import InferenceJob, TrainingJob
@@ -95,8 +96,10 @@ def read_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
     )
     spec = inference_spec(arguments, script, options.inference, options.quantize, model=training.model)
     known = gpu.name is not None or options.hardware is not None
+    job = _job(training, spec)
+    job = replace(job, warnings=(*job.warnings, *without_effect(arguments, script, spec)))
     return InferenceLaunch(
-        job=_with_batch_of_blocks(_job(training, spec)),
+        job=_with_batch_of_blocks(job, requests_option(arguments) if script.script in STATIC_SCRIPTS else None),
         options=options,
         note=" ".join(notes),
         time=time_inputs(options, arguments, gpu=gpu.name, folder=folder) if known else None,
@@ -162,14 +165,18 @@ def _is_of_training(note: str) -> bool:
     return any(words in note for words in _OF_TRAINING)
 
 
-def _with_batch_of_blocks(job: InferenceJob) -> InferenceJob:
-    """The job of the dynamic engine with all requests that its blocks have room for, if the launch does not give their number."""
+def _with_batch_of_blocks(job: InferenceJob, requests: str | None) -> InferenceJob:
+    """The job of the dynamic engine with all requests that its blocks have room for, if the launch does not give their number.
+
+    `requests`: the option of a static engine that gives their number, otherwise None. Raises InputError if the engine refuses it.
+    """
     spec = job.inference
     if spec.dynamic is None:
         return job
     layers = stage_layers(stage_models(forward_job(job, requests=1, tokens=1)))
-    room = requests_of_blocks(job, layers, spec.sequence_length)
-    if spec.batch_size > room or not room:
-        fault = f"the buffer has room for {room} requests of {spec.sequence_length} tokens"
-        raise InputError("--inference-dynamic-batching-buffer-size-gb", fault, f"write more, or fewer requests in {INFERENCE}")
-    return job if spec.batch_size else replace(job, inference=replace(spec, batch_size=room))
+    check_engine(job, layers, requests=requests)
+    return (
+        job
+        if spec.batch_size
+        else replace(job, inference=replace(spec, batch_size=requests_of_blocks(job, layers, spec.sequence_length)))
+    )

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, NamedTuple
 from analyzer.errors import InputError
 from analyzer.launch.inference.offload_options import Offload, offload
 from analyzer.launch.inference.options import Generation, Quantization, generation, quantization
+from analyzer.launch.info_files import check_files
 from analyzer.launch.info_values import (
     Margin,
     choice,
@@ -305,7 +306,7 @@ def asks_for_search(argv: Sequence[str]) -> bool:
 def read_info_options(pairs: Iterable[tuple[str, str | None]]) -> InfoOptions:
     """Reads (option, value) pairs. Of equal options that do not repeat the last one wins.
 
-    Raises InputError for a missing or invalid value.
+    Raises InputError for a missing or invalid value, and for a file that two options name.
     """
     options = InfoOptions()
     for name, text in pairs:
@@ -316,6 +317,7 @@ def read_info_options(pairs: Iterable[tuple[str, str | None]]) -> InfoOptions:
         if option.repeats:
             value = (*getattr(options, field), value)
         options = replace(options, **{field: value})
+    check_files(options)
     return options
 
 

@@ -33,6 +33,12 @@ def test_the_number_of_parameters_of_gpt(tmp_path: Path) -> None:
     assert found.ranks[0].parameters == expected
 
 
+def test_a_quotation_that_does_not_end() -> None:
+    for call in (analyzer.analyze, analyzer.analyze_inference, analyzer.analyze_offload, analyzer.search):
+        with pytest.raises(InputError, match="argv"):
+            call(f"{LAUNCH} --save 'folder")
+
+
 @pytest.mark.parametrize(
     "option", ["--info-json -", "--info-record x", "--info-engine shadow", "--info-launch", "--info-detail full"]
 )

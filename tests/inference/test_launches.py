@@ -29,6 +29,10 @@ SERVER = (
 ROTARY = SERVER.replace("--max-position-embeddings 1024", "--max-position-embeddings 8192 --position-embedding-type rope")
 
 
+DYNAMIC = "--inference-dynamic-batching"
+"""The beginning of the options of the dynamic engine."""
+
+
 def of_script(script: str, options: str = "", *, line: str = ROTARY) -> str:
     return f"{line} {options}".replace("tools/run_text_generation_server.py", script)
 
@@ -237,13 +241,91 @@ def test_requests_that_the_engine_is_not_allocated_for() -> None:
     assert_refused(outcome, "--inference-dynamic-batching-buffer-size-gb")
 
 
+LATENT = "--nproc_per_node 1 {} --bf16 --seq-length 4096 --info-model deepseek-ai/DeepSeek-V2-Lite"
+GQA = "--nnodes 2 --nproc_per_node 8 {} --bf16 --seq-length 4096 --info-model meta-llama/Llama-3.1-8B"
+"""8 groups of keys and values; a token has 128 KiB of them, a block of 256 tokens 32 MiB."""
+
+
 def test_latents_in_the_dynamic_engine_need_their_option() -> None:
-    line = "gpt_dynamic_inference.py --bf16 --seq-length 4096 --info-model deepseek-ai/DeepSeek-V2-Lite --info-megatron 0.16.1"
+    line = f"{LATENT.format('gpt_dynamic_inference.py')} --info-megatron 0.15.3"
     assert_refused(run(*line.split()), "--cache-mla-latents")
     wide = run(*f"{line} --cache-mla-latents".split())
     assert_refused(wide, "--inference-dynamic-batching-block-size")
     found = report(*f"{line} --cache-mla-latents --inference-dynamic-batching-block-size 64".split())
     assert found["inference"]["kv_cache_bytes_per_token"] == 27 * 576 * 2
+
+
+@pytest.mark.parametrize("release", ["0.16.1", "0.17.1", "0.18.2", "0.19.0"])
+def test_latent_attention_in_a_dynamic_engine_that_fails_with_it(release: str) -> None:
+    """`flash_decode_and_prefill` has ten parameters without defaults, of which `MultiLatentAttention.forward` gives nine."""
+    latents = "--cache-mla-latents --inference-dynamic-batching-block-size 64"
+    for script in ("gpt_dynamic_inference.py", "gpt_static_inference.py", "tools/run_text_generation_server.py"):
+        outcome = run(*f"{LATENT.format(script)} {latents} --info-megatron {release}".split())
+        assert_refused(outcome, "--multi-latent-attention")
+        assert "0.16 to 0.19" in outcome.err
+        assert "--use-legacy-static-engine" in outcome.err
+    legacy = f"{LATENT.format('gpt_static_inference.py')} --use-legacy-static-engine --info-megatron {release}"
+    assert report(*legacy.split())["inference"]["kv_cache_bytes_per_token"] == 27 * 16 * (192 + 128) * 2
+    assert_refused(run(*f"{legacy} --cache-mla-latents".split()), "--cache-mla-latents")
+
+
+@pytest.mark.parametrize(
+    ("release", "script", "options", "named"),
+    [
+        ("0.16.1", "gpt_dynamic_inference.py", "--tensor-model-parallel-size 16", "--tensor-model-parallel-size"),
+        ("0.16.1", "gpt_static_inference.py", "--tensor-model-parallel-size 16", "--tensor-model-parallel-size"),
+        ("0.16.1", "gpt_dynamic_inference.py", f"{DYNAMIC}-max-requests 16385", f"{DYNAMIC}-max-requests"),
+        ("0.17.1", "gpt_dynamic_inference.py", f"{DYNAMIC}-max-requests 16385", f"{DYNAMIC}-max-requests"),
+        ("0.16.1", "gpt_dynamic_inference.py", f"{DYNAMIC}-max-tokens 1024", f"{DYNAMIC}-max-tokens"),
+        ("0.16.1", "gpt_dynamic_inference.py", f"{DYNAMIC}-block-size 16", f"{DYNAMIC}-buffer-size-gb"),
+        (
+            "0.17.1",
+            "gpt_dynamic_inference.py",
+            f"--tensor-model-parallel-size 8 {DYNAMIC}-max-requests 12",
+            f"{DYNAMIC}-max-requests",
+        ),
+        ("0.17.1", "gpt_static_inference.py", "--tensor-model-parallel-size 16", "--inference-max-requests"),
+        ("0.16.1", "gpt_dynamic_inference.py", f"{DYNAMIC}-buffer-size-gb nan", f"{DYNAMIC}-buffer-size-gb"),
+        ("0.16.1", "gpt_static_inference.py", f"{DYNAMIC}-buffer-size-gb -4", f"{DYNAMIC}-buffer-size-gb"),
+    ],
+)
+def test_what_the_dynamic_engine_refuses(release: str, script: str, options: str, named: str) -> None:
+    """The assertions and divisions of `DynamicInferenceContext.__init__`, and buffers that have no size."""
+    outcome = run(*f"{GQA.format(script)} {options} --info-megatron {release}".split())
+    assert_refused(outcome, named)
+    assert ("--use-legacy-static-engine" in outcome.err) == ("static" in script and "buffer" not in named)
+
+
+@pytest.mark.parametrize(
+    ("release", "options"),
+    [
+        ("0.17.1", f"--tensor-model-parallel-size 16 {DYNAMIC}-max-requests 16"),
+        ("0.16.1", f"--tensor-model-parallel-size 8 {DYNAMIC}-max-requests 12"),
+        ("0.16.1", f"{DYNAMIC}-max-requests 1024 {DYNAMIC}-max-tokens 1024"),
+        ("0.15.3", f"{DYNAMIC}-max-requests-override 16385"),
+    ],
+)
+def test_what_the_dynamic_engine_of_a_release_accepts(release: str, options: str) -> None:
+    report(*f"{GQA.format('gpt_dynamic_inference.py')} {options} --info-megatron {release}".split())
+
+
+def test_the_option_with_too_few_requests_is_named() -> None:
+    line = f"{GQA.format('gpt_dynamic_inference.py')} {DYNAMIC}-max-requests 4 {BATCH} --info-megatron 0.16.1"
+    assert_refused(run(*line.split()), f"{DYNAMIC}-max-requests")
+
+
+def test_options_of_the_dynamic_engine_do_not_reach_it_through_the_static_one() -> None:
+    """`StaticInferenceEngine.__init__` gives the buffer size, and from core 0.17 on the requests, with blocks of 256 tokens."""
+    options = f"{DYNAMIC}-block-size 64 {DYNAMIC}-max-tokens 2048 {DYNAMIC}-max-requests 4"
+    for release, rows in (("0.16.1", None), ("0.17.1", 8)):
+        job = launch_of(f"{GQA.format('gpt_static_inference.py')} {options} --info-megatron {release}").job
+        dynamic = job.inference.dynamic
+        assert dynamic is not None
+        assert (dynamic.block_tokens, dynamic.max_tokens) == (256, 16384)
+        assert (None if dynamic.in_static_engine else dynamic.max_requests) == rows
+        assert sum("has no effect" in each for each in job.warnings) == 3
+    alone = launch_of(f"{LLAMA} {BATCH} --inference-max-requests 4 --info-megatron 0.17.1").job
+    assert sum("has no effect" in each for each in alone.warnings) == 1
 
 
 def test_other_models_are_refused() -> None:

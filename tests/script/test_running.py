@@ -165,6 +165,15 @@ def test_several_launches_have_headings_and_files_of_their_own(tmp_path: Path) -
     assert done.stdout.count("It fits: ") == 3
 
 
+def test_several_launches_have_pages_and_timelines_of_their_own(tmp_path: Path) -> None:
+    options = ("--info-html", "page.html", "--info-timeline", "lines.json", "--info-json", "/dev/null", "--info-gpu", "H100-80GB")
+    done = run_text(f"{LAUNCH}\n{SECOND}", *options, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    names = {path.name for path in tmp_path.iterdir() if path.suffix in (".html", ".json")}
+    assert names == {"page.html", "page-2.html", "lines.json", "lines-2.json"}
+    assert not Path("/dev/null-2").exists()
+
+
 def test_json_documents_on_standard_output_follow_each_other(tmp_path: Path) -> None:
     done = run_text(f"echo text\n{LAUNCH}\n{SECOND}", "--info-json", "-", folder=tmp_path)
     first, end = json.JSONDecoder().raw_decode(done.stdout)

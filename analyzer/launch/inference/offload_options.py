@@ -83,7 +83,7 @@ def _field(option: str, part: str, key: str, value: str) -> dict[str, Any]:
         return {key: _percentages(option, part, value)}
     if key == "batches" and (number := natural(value)):
         return {key: number}
-    if key == "compress" and value and {*value.split("+")} <= {"weights", "cache"}:
+    if key == "compress" and value in ("weights", "cache", "weights+cache", "cache+weights"):
         return {key: tuple(value.split("+"))}
     if key in _CHOICES:
         name, choices = _CHOICES[key]

@@ -94,7 +94,7 @@ def test_a_search_prints_policies_that_can_be_given() -> None:
         *("search,batches=2", "weights=0/100/0,weights=0/100/0", "weights=0/100/0,batches=0", "weights=0/100/0,colour=red"),
         *("weights=0/100/0,attention=disk", "weights=0/100/0,compress=activations", "weights=0/100/0,activations=50/50/0"),
         *("weights=0/100/0,cache=50/50/0,compress=cache", "weights=0/100/0,host-memory=-1", "weights=0/100/0,pcie=nan"),
-        *("weights=0/100/0,batches=5", "weights=0/100/0,attention=cpu"),
+        *("weights=0/100/0,batches=5", "weights=0/100/0,attention=cpu", "weights=0/100/0,compress=weights+weights"),
     ],
 )
 def test_a_wrong_value_is_refused(value: str) -> None:

@@ -175,6 +175,17 @@ def test_the_charts_have_the_figures_of_the_report(small: Opened) -> None:
             assert matrix[stage, stage + 1] == sum(row["bytes_per_iteration"] for row in own if row["peer"] == "next")
 
 
+def test_bytes_between_stages_can_be_read_without_a_mouse(small: Opened) -> None:
+    """Each cell has its bytes, and the scale of the colors its ends, also in print."""
+    texts = small.page.locator("#matrix-chart text").all_text_contents()
+    marks = [mark for series in small.series("matrix-chart") for mark in series["marks"]]
+    sizes = [small.page.evaluate("(value) => bytes(value)", mark[2]) for mark in marks]
+    assert sizes
+    assert all(size in texts for size in sizes)
+    assert small.page.evaluate("(value) => bytes(value)", max(mark[2] for mark in marks)) in texts
+    assert "0 B" in texts
+
+
 def test_the_tooltip_lists_the_tensors_of_the_microbatches_in_flight(small: Opened) -> None:
     """At the last forward before the first backward of stage 0, as many microbatches as stages have saved their tensors."""
     page, document = small.page, small.document

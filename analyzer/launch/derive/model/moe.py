@@ -186,7 +186,8 @@ def _check_grouped(arguments: Arguments, *, model: ModelSpec, moe: MoeSpec, prec
     """What `TEGroupedMLP`, or `GroupedMLP` without Transformer Engine, does not support."""
     named = option(arguments, "moe_grouped_gemm")
     if gpu.compute_capability is not None and gpu.compute_capability < (8, 0):
-        raise InputError(named, f"needs an Ampere GPU or later, and the GPU is {gpu.name or 'older'}", "leave it out")
+        fault = f"needs an Ampere GPU or later, and the GPU is {gpu.name or 'older'}"
+        raise InputError(named, fault, "name another GPU, or leave it out")
     if precision.parameters != "bf16" and (moe.legacy_grouped_gemm or not since(arguments, "0.16")):
         where = "for experts in two fused weights" if moe.legacy_grouped_gemm else "before Megatron-LM core 0.16"
         raise InputError(named, f"works in bf16 only {where}", "add --bf16, or leave it out")

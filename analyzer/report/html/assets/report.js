@@ -248,7 +248,7 @@ function overIteration() {
         return [...rows, ...tensors, ...saved(Math.floor(point.dataIndex / 2), point.dataIndex % 2)].map(escape).join("<br>");
       }), trigger: "axis"},
       series: [{
-        type: "line", name: "allocated", step: false, showSymbol: false, data: line(), areaStyle: {opacity: 0.15},
+        type: "line", name: "allocated", step: false, showSymbol: false, data: line(),
         markPoint: {data: [{name: "peak", coord: [most.start, most.peak], value: bytes(most.peak)}], symbolSize: 24,
           label: {fontSize: 11, color: color("--text"), position: "right", formatter: `peak ${bytes(most.peak)}`}},
       }],
@@ -442,6 +442,8 @@ function cluster() {
   }
   update();
 }
+const MOST_LABELLED = 10; // stages whose cells have room for a number
+
 function matrix() {
   const stages = report.parallel.pipeline;
   const found = section("communication", "Communication");
@@ -456,16 +458,19 @@ function matrix() {
     const to = row.peer === "next" ? (stage + 1) % stages : row.peer === "previous" ? (stage - 1 + stages) % stages : stage;
     sums[stage][to] += row.bytes_per_iteration;
   }
-  const data = sums.flatMap((row, from) => row.map((value, to) => [to, from, value])).filter(([, , value]) => value);
-  const most = Math.max(...data.map(([, , value]) => value));
+  const sent = sums.flatMap((row, from) => row.map((value, to) => [to, from, value])).filter(([, , value]) => value);
+  const most = Math.max(...sent.map(([, , value]) => value));
+  const ink = (value) => ((value > most / 2) === (theme() === "dark") ? "#0d1117" : "#ffffff"); // the darkest color is the largest value in the light theme
+  found.append(element("p", {}, "Bytes that a rank of one stage sends to the next and the previous stage in an iteration. On the diagonal: bytes within the groups of a stage."));
   chart(found, "matrix-chart", "Bytes that a rank of one stage sends to another stage in an iteration", () => ({
     grid: {left: 90, right: 90, top: 30, bottom: 50},
     xAxis: axis({type: "category", name: "to stage", nameLocation: "middle", nameGap: 30, data: [...Array(stages).keys()]}),
     yAxis: axis({type: "category", name: "from stage", inverse: true, data: [...Array(stages).keys()]}),
-    visualMap: {min: 0, max: most, right: 0, top: "center", textStyle: {color: color("--text")}, formatter: bytes,
+    visualMap: {min: 0, max: most, right: 0, top: "center", textStyle: {color: color("--text")}, formatter: bytes, text: [bytes(most), "0 B"],
       inRange: {color: theme() === "dark" ? ["#10233d", "#79c0ff"] : ["#ddeeff", "#0550ae"]}},
     tooltip: tooltip((point) => `stage ${point.value[1]} ${point.value[0] === point.value[1] ? "within its groups" : `to stage ${point.value[0]}`}: ${bytes(point.value[2])}`),
-    series: [{type: "heatmap", data}],
+    series: [{type: "heatmap", label: {show: stages <= MOST_LABELLED, formatter: (point) => bytes(point.value[2])},
+      data: sent.map((value) => ({value, label: {color: ink(value[2])}}))}],
   }));
 }
 
