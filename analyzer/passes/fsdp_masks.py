@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from analyzer.buffers.fsdp import layers_under_checkpoint
 from analyzer.modules.kinds import RESIDUAL_ADDS, ModuleKind
 from analyzer.modules.tree import STREAM, Module, Tensor
-from analyzer.program.lowering import covers_layers
 from analyzer.specs import TrainingJob
 
 
@@ -34,7 +34,7 @@ def _visited(module: Module, kept: tuple[Tensor, ...]) -> tuple[Module, tuple[Te
     """The module, and the masks that its output references. `kept`: those that its input references."""
     if kept and any(tensor.made_in == STREAM for tensor in module.saved):
         module, kept = replace(module, saved=(*module.saved, *kept)), ()
-    if covers_layers(module):
+    if module.children and layers_under_checkpoint(module):
         return module, _masks(module.children[-1])
     if not module.children or module.recomputed:
         return module, kept
