@@ -144,7 +144,7 @@ def _activation(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
 
     `saved_after`: what the next module saves. Its backward frees this for one sequential expert; the others run later.
     """
-    routing, model, rows, width = sizes.routing, sizes.shapes.model, sizes.rows, sizes.width
+    routing, model, width = sizes.routing, sizes.shapes.model, sizes.width
     factors = _factors(sizes)
     unfused = not (model.bias_activation_fusion and model.gated)
     promoted: tuple[Tensor, ...] = ()
