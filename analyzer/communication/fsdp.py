@@ -64,7 +64,11 @@ def _call(job: TrainingJob, bucket: ShardedBucket, kind: Kind, phase: Phase, dty
 
 
 def _outer_calls(job: TrainingJob, bucket: ShardedBucket) -> Iterator[tuple[Call, int, int]]:
-    """Between instances of the optimizer: gradients once for each iteration, and parameters if the instances own different ones."""
+    """Between instances of the optimizer: gradients once for each iteration, and parameters if the instances own different ones.
+
+    MegatronFSDP reduces gradients between instances in the last microbatch, which its `no_sync` announces. Training calls `no_sync`
+    only with `--overlap-grad-reduce` (`train`, megatron/training/training.py, 0.16.1).
+    """
     if job.parallel.distributed_optimizer_instances == 1:
         return
     fsdp = fsdp_of(job)
@@ -72,7 +76,8 @@ def _outer_calls(job: TrainingJob, bucket: ShardedBucket) -> Iterator[tuple[Call
     numel = bucket.numel // shard_ranks(job, bucket.group) if sharded else bucket.numel
     reduction: Kind = "reduce_scatter" if fsdp.outer_sharding else "all_reduce"
     gradients = reduced_dtype(job, bucket)
-    yield Call("inter_dist_opt", reduction, "gradient", _name(bucket, "gradient_shard"), (numel,), gradients), 0, 1
+    if job.optimizer.overlap_grad_reduce:
+        yield Call("inter_dist_opt", reduction, "gradient", _name(bucket, "gradient_shard"), (numel,), gradients), 0, 1
     if fsdp.outer_sharding:
         yield Call("inter_dist_opt", "all_gather", "parameter", _name(bucket, "parameter_shard"), (numel,), bucket.dtype), 0, 1
 

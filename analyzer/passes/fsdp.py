@@ -12,12 +12,12 @@ from typing import Final
 
 from analyzer.buffers.fsdp import Segment, covers_units, fsdp_of, is_segment, sharded_buckets
 from analyzer.buffers.fsdp2 import TorchUnit, is_torch_unit, torch_unit, unit_pieces
-from analyzer.buffers.fsdp_gathering import GRADIENTS, PARAMETERS, ChunkPasses, Gathering, chunk_passes
+from analyzer.buffers.fsdp_gathering import GRADIENTS, PARAMETERS, ChunkPasses, Gathering, Ids, chunk_passes
 from analyzer.buffers.parameter_order import creation_order
-from analyzer.modules.kinds import LINEAR, ModuleKind
-from analyzer.modules.tree import Module, Parameter, Tensor, total_bytes
+from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.tree import Module, Parameter, Tensor
+from analyzer.passes.fsdp_gradients import accumulates_in_gemm, beyond_freed, with_gradients_from_first
 from analyzer.specs import TrainingJob
-from analyzer.units import DTYPE_BYTES
 
 ALL_GATHER: Final = "all-gather buffer"
 REDUCE_SCATTER: Final = "reduce-scatter buffer"
@@ -38,23 +38,30 @@ def with_unsharded_buckets(job: TrainingJob, tree: Module, *, first: bool = Fals
     gathering = Gathering(job, tree, sharded_buckets(job, tree))
     passes = chunk_passes(job, tree, gathering.buckets, first=first)
     workspaces: list[Workspaces] = []
+    started_in: list[Ids] = []
     tied, waiting = _waiting_gradient(gathering.all_segments)
     for index, (piece, alive) in enumerate(zip(gathering.all_segments, passes.gradients, strict=True)):
         forward = gathering.tensors(passes.forward[index], PARAMETERS)
         pending = waiting if index in tied else ()
         if len(gathering.parts[index]) > 1:
-            whole, *parts = _by_layer(gathering, passes, index)
+            own_of_layers = _kept_until_checkpoint_ends(gathering, passes, index)
+            started_in += own_of_layers
+            whole, *parts = _by_layer(gathering, passes, index, without=frozenset[int]().union(*own_of_layers))
             workspaces += [(forward, (*whole, *pending)), *(((), part) for part in parts)]
             continue
-        started = alive & gathering.started(index)
-        if piece.units or not started or _accumulates_in_gemm(job, piece.modules[0]):
+        started = alive & gathering.started(index) if len(piece.modules) == 1 else frozenset[int]()
+        if piece.units:
+            started_in += [started] * len(piece.modules)
+            gradients = gathering.tensors(alive - started, GRADIENTS)
+        elif not started or accumulates_in_gemm(job, piece.modules[0]):
             gradients = gathering.tensors(alive, GRADIENTS)
         else:
             own = gathering.tensors(started, GRADIENTS)
-            gradients = (*gathering.tensors(alive - started, GRADIENTS), *_beyond_freed(own, piece.modules[0]))
+            gradients = (*gathering.tensors(alive - started, GRADIENTS), *beyond_freed(own, piece.modules[0]))
         workspaces.append((forward, (*gathering.tensors(passes.backward[index], PARAMETERS), *gradients, *pending)))
     has_units = fsdp_of(job).strategy == "optim_grads_params"
-    return _with_workspaces(tree, iter(workspaces), is_segment, lambda module: has_units and covers_units(module))
+    changed = _with_workspaces(tree, iter(workspaces), is_segment, lambda module: has_units and covers_units(module))
+    return with_gradients_from_first(gathering, changed, started_in)
 
 
 def _waiting_gradient(pieces: Sequence[Segment]) -> tuple[range, tuple[Tensor, ...]]:
@@ -73,39 +80,25 @@ def _waiting_gradient(pieces: Sequence[Segment]) -> tuple[range, tuple[Tensor, .
     return range(first, last), tuple(replace(each, name="weight gradient of the output layer") for each in gradients)
 
 
-def _by_layer(gathering: Gathering, passes: ChunkPasses, index: int) -> Iterator[tuple[Tensor, ...]]:
+def _kept_until_checkpoint_ends(gathering: Gathering, passes: ChunkPasses, index: int) -> tuple[Ids, ...]:
+    """The buckets whose gradients start in each layer of a checkpoint, if none is freed in the backward of the checkpoint."""
+    own, at_end = gathering.parts[index], passes.gradient_parts[index][0]
+    return own if all(ids <= at_end for ids in own) else (frozenset(),) * len(own)
+
+
+def _by_layer(gathering: Gathering, passes: ChunkPasses, index: int, *, without: Ids) -> Iterator[tuple[Tensor, ...]]:
     """Backward workspaces of a checkpoint around layers: what is unsharded throughout, and what is added in each layer.
 
-    Layers free their parameters one after another, and allocate gradients one after another.
+    Layers free their parameters one after another, and allocate gradients one after another. `without`: gradients that the layers
+    count themselves.
     """
-    gathered, gradients = passes.backward_parts[index], passes.gradient_parts[index]
+    gathered = passes.backward_parts[index]
+    gradients = tuple(started - without for started in passes.gradient_parts[index])
     parameters_throughout, gradients_throughout = frozenset.intersection(*gathered), frozenset.intersection(*gradients)
     yield gathering.tensors(parameters_throughout, PARAMETERS) + gathering.tensors(gradients_throughout, GRADIENTS)
     for of_layer, started in zip(gathered, gradients, strict=True):
         parameters = gathering.tensors(of_layer - parameters_throughout, PARAMETERS)
         yield parameters + gathering.tensors(started - gradients_throughout, GRADIENTS)
-
-
-def _accumulates_in_gemm(job: TrainingJob, module: Module) -> bool:
-    """Whether the GEMM of a module's weight gradient writes to the unsharded gradient bucket, which is allocated before it."""
-    return job.flags.gradient_accumulation_fusion and (module.kind in LINEAR or module.kind is ModuleKind.OUTPUT_LAYER)
-
-
-def _beyond_freed(gradients: tuple[Tensor, ...], module: Module) -> tuple[Tensor, ...]:
-    """The part of a module's unsharded gradients that exceeds what its backward has freed when they are allocated.
-
-    A bucket is allocated when autograd accumulates the first gradient (`register_post_accumulate_grad_hook`): after the backward of
-    the module, when only the gradients of its weight and input are left of its temporary tensors.
-    """
-    kept = ("weight gradient", "input gradient")
-    freed = total_bytes(module.saved) + total_bytes(each for each in module.backward_workspace if each.name not in kept)
-    beyond = []
-    for tensor in gradients:
-        extra = max(0, tensor.bytes - freed)
-        freed = max(0, freed - tensor.bytes)
-        if extra:
-            beyond.append(replace(tensor, shape=(int(extra / DTYPE_BYTES[tensor.dtype]),)))
-    return tuple(beyond)
 
 
 def with_unsharded_units(job: TrainingJob, tree: Module) -> Module:

@@ -46,18 +46,29 @@ def stage_models(job: TrainingJob) -> tuple[StageModel, ...]:
 
     def tree(chunk: Chunk) -> Module:
         built = gpt.chunk_tree(inputs, gpt.chunk_kind(job.model, job.precision.fp8, chunk))
-        if not _changes_layers(job):
+        if job.fsdp is None and not _changes_layers(job):
             return built
         placements = _placements(job, chunk)
         key = (id(built), placements)
         if key not in passed:
-            passed[key] = _without_skipped_norm(job, _with_layers(built, _layer_pass(job), placements))
+            passed[key] = _with_kept_masks(job, built)
+            if _changes_layers(job):
+                passed[key] = _without_skipped_norm(job, _with_layers(passed[key], _layer_pass(job), placements))
         return passed[key]
 
     return tuple(
         StageModel(pipeline_rank=rank, chunks=of_rank, trees=tuple(tree(chunk) for chunk in of_rank))
         for rank, of_rank in enumerate(chunks(job.model.num_layers, job.parallel, mtp_layers=job.model.mtp_num_layers))
     )
+
+
+def _with_kept_masks(job: TrainingJob, tree: Module) -> Module:
+    """The tree with the dropout masks that Megatron-FSDP keeps."""
+    if job.fsdp is None:
+        return tree
+    from analyzer.passes.fsdp_masks import keeps_masks, with_kept_masks
+
+    return with_kept_masks(tree) if keeps_masks(job) else tree
 
 
 def trees_key(stage: StageModel) -> tuple[bool, tuple[int, ...]]:

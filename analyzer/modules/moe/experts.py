@@ -55,6 +55,14 @@ class _Experts:
         return self.shapes.recomputes("moe_act")
 
     @property
+    def recomputed_output(self) -> tuple[Tensor, ...]:
+        """With `drops_activation`, the output of the recomputation (`CheckpointWithoutOutput._recompute`).
+
+        It is copied to the storage that fc2 reads, and referenced until the backward of the activation.
+        """
+        return (replace(self.activation_output, name="recomputed activation output"),) if self.drops_activation else ()
+
+    @property
     def split(self) -> Split:
         return Split(experts=self.routing.local_experts, in_one_buffer=self.routing.moe.grouped_gemm)
 
@@ -122,20 +130,27 @@ def _fc1(sizes: _Experts) -> Module:
     )
 
 
+def _factors(sizes: _Experts) -> tuple[Tensor, ...]:
+    """What an unfused activation saves in addition to fc1's output, also when it is recomputed, before the backward of fc2."""
+    routing, model, rows, width = sizes.routing, sizes.shapes.model, sizes.rows, sizes.width
+    gate = saved_by_gate(model, lambda name, elements: _by_expert(routing, routing.row_tensor(name, rows, elements)), width)
+    if model.bias_activation_fusion and model.gated:
+        return gate
+    return (*gate, _by_expert(routing, routing.row_tensor("unweighted activation", rows, width)))
+
+
 def _activation(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
     """Activation times probabilities. Unfused, the multiplication saves its factor, and a gated activation the activated gate.
 
     `saved_after`: what the next module saves. Its backward frees this for one sequential expert; the others run later.
     """
-    routing, model, rows, width = sizes.routing, sizes.shapes.model, sizes.rows, sizes.width
-    unfused: tuple[Tensor, ...] = ()
-    if not (model.bias_activation_fusion and model.gated):
-        unfused = (_by_expert(routing, routing.row_tensor("unweighted activation", rows, width)),)
-    gate = saved_by_gate(model, lambda name, elements: _by_expert(routing, routing.row_tensor(name, rows, elements)), width)
+    routing, model, width = sizes.routing, sizes.shapes.model, sizes.width
+    factors = _factors(sizes)
+    unfused = not (model.bias_activation_fusion and model.gated)
     promoted: tuple[Tensor, ...] = ()
     if unfused and routing.arriving_dtype == "fp32":
         promoted = (routing.row_tensor("weighted in fp32", sizes.rows_at_once, width, dtype="fp32"),)
-    recomputed = (*gate, *unfused) if sizes.drops_activation else ()
+    recomputed = factors if sizes.drops_activation else ()
     others = routing.local_experts - 1 if runs_sequentially(routing) else 0
     later = total_bytes(saved_after) * others // routing.local_experts
     kept = (Tensor(name=SAVED_BY_OTHERS, shape=(later,), dtype="uint8"),) if later else ()
@@ -144,11 +159,12 @@ def _activation(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
         name="activation_func",
         kind=ModuleKind.ACTIVATION,
         function=True,
-        saved=(sizes.fc1_output,) if sizes.drops_activation else (sizes.fc1_output, *gate, *unfused),
+        saved=(sizes.fc1_output,) if sizes.drops_activation else (sizes.fc1_output, *factors),
         forward_workspace=(*_referenced_rows(routing), *recomputed, *promoted, sizes.activation_output),
         backward_workspace=(
             *kept,
             *recomputed,
+            *sizes.recomputed_output,
             routing.row_tensor("output gradient", sizes.rows_at_once, width),
             # in fp32: gradients of the result, of the activation, and of the probabilities before their sum
             *(promoted * 3 or (both,)),
@@ -185,7 +201,8 @@ def _fc2(sizes: _Experts) -> Module:
             *largest(quantized, (*biased, *unpadded)),
         ),
         backward_workspace=(
-            *((activated,) if dropped else ()),
+            *((activated, *_factors(sizes)) if dropped else ()),
+            *sizes.recomputed_output,
             *output_gradient(shapes, gradient, split=split),
             *backward_input(shapes, activated, original=dropped, split=split),
             *biased[:1],

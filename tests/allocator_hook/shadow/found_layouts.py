@@ -40,6 +40,10 @@ FOUND: Final = {
     "megatron fsdp, checkpoints of two layers, tied embedding, tp4 sp": f"{_MEGATRON_FSDP} optim_grads_params {_FULL} 2 --swiglu "
     "--disable-bias-linear --attention-dropout 0 --hidden-dropout 0 --grad-reduce-in-bf16 --tensor-model-parallel-size 4 "
     "--sequence-parallel",
+    "megatron fsdp, checkpoints of two layers, biases, dropout, two instances of the optimizer": f"{_MEGATRON_FSDP} "
+    f"optim_grads_params {_FULL} 2 --vocab-size 120 --num-distributed-optimizer-instances 2",
+    "recomputed activation of experts, unfused gates": f"{_EXPERTS} --quick-geglu --no-bias-swiglu-fusion --moe-grouped-gemm "
+    "--recompute-granularity selective --recompute-modules moe_act",
     "megatron fsdp of optimizer states, three buckets": f"{_MEGATRON_FSDP} optim --overlap-grad-reduce --ddp-num-buckets 3",
     "fsdp2 with an MTP layer": f"{_TORCH_FSDP} --mtp-num-layers 1 --position-embedding-type rope",
     "overlapped microbatches, one expert per rank": f"{_OVERLAPPED} --num-experts 2 --moe-token-dispatcher-type alltoall",
