@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.experts import SAVED_BY_OTHERS
 from analyzer.modules.tree import Module, Tensor, total_bytes
-from analyzer.passes.activation_offload import COMMITS, GROUPS
+from analyzer.passes.activation_offload import COMMITS, group_of
 from analyzer.specs import ActivationOffloadSpec, TrainingJob
 
 
@@ -151,7 +151,7 @@ def _groups(offload: ActivationOffloadSpec, index: int, layer: Module) -> list[_
 
 def _members(offload: ActivationOffloadSpec, module: Module) -> Iterator[tuple[str, Module]]:
     for child in module.children:
-        name = next((name for name in offload.modules if (module.kind, child.kind) in GROUPS[name]), None)
+        name = group_of(offload, module, child)
         if name is not None:
             yield name, child
         yield from _members(offload, child)
@@ -204,7 +204,7 @@ def _changed_layer(module: Module, offload: ActivationOffloadSpec, groups: dict[
     children = []
     for child in module.children:
         changed = _changed_layer(child, offload, groups)
-        name = next((name for name in offload.modules if (module.kind, child.kind) in GROUPS[name]), None)
+        name = group_of(offload, module, child)
         group = groups.get(name or "")
         if group is not None:
             # the first module of a group in forward ends its backward
