@@ -88,6 +88,9 @@ class Recorder(TorchDispatchMode):
             return _unrecorded(func, args, kwargs)
         if not all(_is_plain(kind) for kind in types):
             return NotImplemented  # a quantized tensor splits the operation into plain ones, which are dispatched here again
+        if func is aten.index_put.default and in_backward():
+            # without a dispatch mode, `index_backward` of PyTorch writes into its zeros
+            func = aten.index_put_.default
         if kwargs and isinstance(kwargs.get("device"), torch.device):
             kwargs = {**kwargs, "device": to_meta(kwargs["device"])}
         with torch._C.DisableTorchFunction():

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from analyzer.memory.block_memory import explained
 from analyzer.memory.overlapped_layers import Placed, units
 from analyzer.modules.tree import Module, total_bytes
-from analyzer.passes.activation_offload import COMMITS, GROUPS
+from analyzer.passes.activation_offload import COMMITS, group_of
 from analyzer.schedule.pipeline import Step
 from analyzer.specs import ActivationOffloadSpec
 
@@ -228,7 +228,7 @@ def group_members(offload: ActivationOffloadSpec, tree: Module) -> tuple[Member,
 def _members(offload: ActivationOffloadSpec, module: Module, path: str) -> Iterator[tuple[str, str, Module]]:
     for child in module.children:
         inside = f"{path}.{child.name}"
-        name = next((name for name in offload.modules if (module.kind, child.kind) in GROUPS[name]), None)
+        name = group_of(offload, module, child)
         if name is not None:
             yield name, inside, child
         yield from _members(offload, child, inside)

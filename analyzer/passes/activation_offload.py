@@ -52,6 +52,16 @@ _PROJECTIONS: Final = frozenset({ModuleKind.QKV, *LATENT_PROJECTIONS})
 """Modules of the group `qkv_linear` that save the input of the layer."""
 
 
+def group_of(offload: ActivationOffloadSpec, module: Module, child: Module) -> str | None:
+    """The group that offloads what a child of a module saves; None if none does.
+
+    Of the experts only those that run in one grouped GEMM open groups (`TEGroupedMLP`).
+    """
+    if module.kind is ModuleKind.EXPERTS and module.source != "TEGroupedMLP":
+        return None
+    return next((name for name in offload.modules if (module.kind, child.kind) in GROUPS[name]), None)
+
+
 def with_offloaded_groups(offload: ActivationOffloadSpec, layer: Module, *, input_from: InputFrom = "layer") -> Module:
     """The layer with the large saved tensors of the given groups on the host.
 
@@ -132,11 +142,10 @@ def _with_everything(module: Module) -> Module:
 
 
 def _with_offloaded(module: Module, offload: ActivationOffloadSpec, *, input_stays: bool) -> Module:
-    places = frozenset(place for name in offload.modules for place in GROUPS[name])
     children = []
     for child in module.children:
         changed = _with_offloaded(child, offload, input_stays=input_stays)
-        if (module.kind, child.kind) in places:
+        if group_of(offload, module, child) is not None:
             copied = tuple(
                 tensor
                 for tensor in child.saved

@@ -12,12 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Final
 
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.experts import SAVED_BY_OTHERS
 from analyzer.modules.tree import Module, Tensor, total_bytes
-from analyzer.passes.activation_offload import COMMITS, GROUPS
+from analyzer.passes.activation_offload import COMMITS, group_of
 from analyzer.specs import ActivationOffloadSpec, TrainingJob
+
+_EMBEDDING: Final = -1
+"""In place of the index of a layer."""
 
 
 @dataclass(eq=False)
@@ -40,13 +45,8 @@ def with_early_reloads(offload: ActivationOffloadSpec, tree: Module, *, first_it
     groups = [group for index, layer in enumerate(layers) for group in _groups(offload, index, layer)]
     if not groups:
         return tree
-    if first_iteration:
-        _follow_first(groups)
-    else:
-        _follow(groups)
-    numbered = iter(range(len(layers)))
-    done: dict[object, Module] = {}
-    return _changed(tree, offload, groups, numbered, done)
+    ahead = _follow_first(groups) if first_iteration else _follow(groups)
+    return _changed(tree, offload, groups, ahead)
 
 
 def with_reloaded_layers(job: TrainingJob, tree: Module, *, offloaded_layers: int) -> Module:
@@ -151,26 +151,48 @@ def _groups(offload: ActivationOffloadSpec, index: int, layer: Module) -> list[_
 
 def _members(offload: ActivationOffloadSpec, module: Module) -> Iterator[tuple[str, Module]]:
     for child in module.children:
-        name = next((name for name in offload.modules if (module.kind, child.kind) in GROUPS[name]), None)
+        name = group_of(offload, module, child)
         if name is not None:
             yield name, child
         yield from _members(offload, child)
 
 
-def _follow(groups: list[_Group]) -> None:
-    """Follow the backward of a microbatch, and of the one after it, which has the same groups."""
+def _follow(groups: list[_Group]) -> dict[int, tuple[Tensor, ...]]:
+    """Follow the backward of a microbatch, and of the one after it, which has the same groups.
+
+    Returns for each layer what is on the GPU when its backward begins, without its own groups; at `_EMBEDDING` for the embedding.
+    """
     ordered = _in_order_of_offloading(groups)
     last = [group for group in ordered if group.layer == groups[-1].layer]
     waiting = [group for group in ordered if group not in last]
     for group in last:
         group.early = True
+    copied: list[_Group] = []
+    of_next: list[_Group] = []
+    ahead: dict[int, tuple[Tensor, ...]] = {}
+    done: list[_Group] = []
     for group in reversed(groups):
-        copied = waiting.pop() if waiting else last.pop() if last else None
-        if copied is not None:
-            group.reloads, copied.early = tuple(copied.offloaded), True
+        if group.layer not in ahead:
+            earlier = (each for each in copied if each.layer < group.layer)
+            ahead[group.layer] = tuple(tensor for each in (*earlier, *of_next) for tensor in each.offloaded)
+        done.append(group)
+        if waiting:
+            found = waiting.pop()
+            if found in done:
+                continue
+            copied.append(found)
+            found.early, found.within = found.layer < group.layer, found.layer == group.layer
+        elif last:
+            found = last.pop()
+            of_next.append(found)
+        else:
+            continue
+        group.reloads = tuple(found.offloaded)
+    ahead[_EMBEDDING] = tuple(tensor for each in of_next for tensor in each.offloaded)
+    return ahead
 
 
-def _follow_first(groups: list[_Group]) -> None:
+def _follow_first(groups: list[_Group]) -> dict[int, tuple[Tensor, ...]]:
     """Follow the first backward. All groups were offloaded; those whose backward has run have nothing left to copy."""
     waiting = _in_order_of_offloading(groups)
     done: list[_Group] = []
@@ -179,32 +201,44 @@ def _follow_first(groups: list[_Group]) -> None:
         copied = waiting.pop()
         if copied not in done:
             group.reloads, copied.within = tuple(copied.offloaded), True
+    return {}
 
 
 def _in_order_of_offloading(groups: list[_Group]) -> list[_Group]:
     return sorted(groups, key=lambda group: (group.layer, COMMITS.index(group.name)))
 
 
-def _changed(
-    module: Module, offload: ActivationOffloadSpec, groups: list[_Group], numbers: Iterator[int], done: dict[object, Module]
-) -> Module:
-    if module.kind is ModuleKind.LAYER:
-        index = next(numbers)
-        of_layer = {group.name: group for group in groups if group.layer == index}
-        key = (id(module), *((group.early, group.within, group.reloads) for group in of_layer.values()))
-        if key not in done:
-            done[key] = _changed_layer(module, offload, of_layer)
-        return done[key]
-    if not module.children:
-        return module
-    return replace(module, children=tuple(_changed(child, offload, groups, numbers, done) for child in module.children))
+def _changed(tree: Module, offload: ActivationOffloadSpec, groups: list[_Group], ahead: dict[int, tuple[Tensor, ...]]) -> Module:
+    """The tree with groups that are copied back early. Equal layers stay one object."""
+    numbers = count()
+    done: dict[object, Module] = {}
+
+    def changed(module: Module) -> Module:
+        if module.kind is ModuleKind.EMBEDDING:
+            return _beside(module, ahead.get(_EMBEDDING, ()))
+        if module.kind is ModuleKind.LAYER:
+            index = next(numbers)
+            of_layer = {group.name: group for group in groups if group.layer == index}
+            there = ahead.get(index, ())
+            key = (id(module), there, *((group.early, group.within, group.reloads) for group in of_layer.values()))
+            if key not in done:
+                done[key] = _beside(_changed_layer(module, offload, of_layer), there)
+            return done[key]
+        return replace(module, children=tuple(changed(child) for child in module.children)) if module.children else module
+
+    return changed(tree)
+
+
+def _beside(module: Module, there: tuple[Tensor, ...]) -> Module:
+    """A module with tensors that are on the GPU throughout its backward."""
+    return replace(module, backward_workspace=(*module.backward_workspace, *there)) if there else module
 
 
 def _changed_layer(module: Module, offload: ActivationOffloadSpec, groups: dict[str, _Group]) -> Module:
     children = []
     for child in module.children:
         changed = _changed_layer(child, offload, groups)
-        name = next((name for name in offload.modules if (module.kind, child.kind) in GROUPS[name]), None)
+        name = group_of(offload, module, child)
         group = groups.get(name or "")
         if group is not None:
             # the first module of a group in forward ends its backward

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from analyzer.modules.kinds import RESIDUAL_ADDS, ModuleKind
-from analyzer.modules.tree import Module, Tensor, total_bytes
+from analyzer.modules.tree import STREAM, Module, Tensor, total_bytes
 from analyzer.program.operations import Operation, OperationKind, Operations, Phase, Role
 
 _BEGIN, _END, _COMPUTE = OperationKind.BEGIN, OperationKind.END, OperationKind.COMPUTE
@@ -126,8 +126,12 @@ def _read_first(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def _freed_first(module: Module) -> tuple[Tensor, ...]:
-    """The saved tensors that its backward frees before its peak."""
-    return _read_first(module.saved) if module.saved_by_hooks else ()
+    """The saved tensors that are freed before the peak of its backward.
+
+    A later module also saves its output, and keeps it on the GPU until the backward of that module ends.
+    """
+    by_later = tuple(tensor for tensor in module.saved if tensor in module.offloaded and tensor.made_in != STREAM)
+    return (*by_later, *(_read_first(module.saved) if module.saved_by_hooks else ()))
 
 
 def _only_offloaded(module: Module) -> tuple[Tensor, ...]:

@@ -10,7 +10,7 @@ from analyzer.memory.chunk_memory import chunk_memory
 from analyzer.memory.overlapped_microbatches import overlapped_peak
 from analyzer.memory.ranks import rank_classes, rank_classes_of_tensors
 from analyzer.modules.kinds import ModuleKind
-from analyzer.passes.stages import stage_models
+from analyzer.passes.stages import offload_trees_of, stage_models
 from analyzer.schedule.pipeline import Step, steps
 from tests.job_of import job_of
 
@@ -49,6 +49,28 @@ def test_the_input_of_experts_is_offloaded() -> None:
     assert offloaded == (LAYERS - 1) * 2 * (2 * S) * H
 
 
+def test_experts_that_run_sequentially_are_not_offloaded() -> None:
+    """`SequentialMLP` opens no groups; `TEGroupedMLP` does."""
+    sequential = MOE.replace("--moe-grouped-gemm", "")
+    assert sequential != MOE
+    assert retained(f"{sequential} {OFFLOAD.removeprefix(DENSE)} expert_fc1 moe_act") == retained(sequential)
+
+
+def test_the_embedding_runs_beside_groups_of_the_next_microbatch() -> None:
+    """`ChunkOffloadHandler.bulk_reload`: the groups of the first layer copy back those of the last layer for the next backward.
+
+    These are q, k, v and the output of core attention, and the input of the projection, of which its group has a copy of its own.
+    """
+    job = job_of(f"{OFFLOAD} core_attn attn_proj --pipeline-model-parallel-size 2")
+    stage = stage_models(job)[0]
+    embedding = []
+    for tree in offload_trees_of(job, stage.trees[0], stage.chunks[0]):
+        module = next(module for _, module in tree.walk() if module.kind is ModuleKind.EMBEDDING)
+        embedding.append(block_memory(module).backward[0].bytes)
+    first, later = embedding
+    assert later - first == 5 * 2 * S * H
+
+
 def test_fully_offloaded_layers_leave_the_memory_of_the_others() -> None:
     """`DefaultOffloadSynchronizer`: with N of L layers offloaded, at most L - N layers are on the GPU."""
     plain, half = retained(DENSE), retained(f"{DENSE} --cpu-offloading-num-layers 4")
@@ -57,7 +79,10 @@ def test_fully_offloaded_layers_leave_the_memory_of_the_others() -> None:
 
 
 def test_offloaded_tensors_are_on_the_gpu_while_their_module_runs() -> None:
-    """The peak within the attention of one layer does not change, unless the output projection keeps a tensor of it."""
+    """The peak within the attention of one layer does not change.
+
+    Without attn_proj, the backward of the projection frees the output that it kept, before core attention reads its copy.
+    """
     plain, offloading = (rank_classes(job_of(line))[0].memory for line in (DENSE, f"{OFFLOAD} core_attn attn_proj"))
     assert offloading.peak_allocated_bytes < plain.peak_allocated_bytes
     peaks = []
@@ -67,8 +92,7 @@ def test_offloaded_tensors_are_on_the_gpu_while_their_module_runs() -> None:
         first_layer = next(module for _, module in tree.walk() if module.kind is ModuleKind.LAYER)
         backward = block_memory(first_layer).backward
         peaks.append(max(each.bytes for each in backward if "core_attention" in explained(first_layer, each)[0]))
-    assert peaks[0] == peaks[1]
-    assert peaks[2] - peaks[0] == 2 * S * H  # the output stays for the projection, and is copied back for attention
+    assert peaks[0] == peaks[1] == peaks[2]
 
 
 def test_without_a_pipeline_each_backward_overlaps_the_next_forward() -> None:

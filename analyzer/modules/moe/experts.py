@@ -95,8 +95,14 @@ def experts(shapes: Shapes, *, dispatched: tuple[Tensor, ...]) -> Module:
         # sequential experts read views of one gradient of all experts
         backward_workspace=(sizes.output_gradient,) if runs_sequentially(routing) else (),
         children=(_fc1(sizes), _activation(sizes, saved_after=fc2.saved), fc2),
-        source="TEGroupedMLP" if routing.moe.grouped_gemm else "SequentialMLP",
+        source=_source(routing),
     )
+
+
+def _source(routing: Routing) -> str:
+    if not routing.moe.grouped_gemm:
+        return "SequentialMLP"
+    return "GroupedMLP" if routing.moe.legacy_grouped_gemm else "TEGroupedMLP"
 
 
 def _fc1(sizes: _Experts) -> Module:

@@ -35,6 +35,11 @@ FOUND: Final = {
     "offloaded groups, unfused rotation, flash-attn": f"{_GROUPS} core_attn --no-rope-fusion --info-gpu A100-80GB",
     "offloaded norm of latent attention, one layer in each of 4 stages": f"{_GROUPS} attn_norm {_LATENT} "
     "--pipeline-model-parallel-size 4",
+    "offloaded groups beside sequential experts": f"{_GROUPS} mlp_norm expert_fc1 core_attn --swiglu --disable-bias-linear "
+    "--pipeline-model-parallel-size 2 --num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 2 "
+    "--moe-token-dispatcher-type alltoall",
+    "offloaded latent attention, projection on the GPU, context parallelism": f"{_GROUPS} core_attn {_LATENT} "
+    "--context-parallel-size 2",
     "offloaded groups of latent attention, context parallelism": f"{_GROUPS} core_attn attn_proj attn_norm {_LATENT} "
     "--context-parallel-size 2",
     "megatron fsdp, checkpoints of two layers, tied embedding, tp4 sp": f"{_MEGATRON_FSDP} optim_grads_params {_FULL} 2 --swiglu "
