@@ -1,9 +1,8 @@
 """Compare the formulas with the shadow engine on random launches: `python tools/random_layouts.py SEED NUMBER`.
 
-Needs the shadow extra. Launches that the formulas reject, that they warn fail in the first forward pass, or that the engine does not
-support, are replaced. Each other launch is
-printed with its differences: tensors above 16 KiB that only one side has, collectives, numbers of GEMMs and attention kernels, and
-totals that differ by more than 0.1 %.
+Needs the shadow extra. Launches that the formulas reject, that Megatron fails to run according to a warning, or that the engine does
+not support, are replaced. Each other launch is printed with its differences: tensors above 16 KiB that only one side has,
+collectives, numbers of GEMMs and attention kernels, and totals that differ by more than 0.1 %.
 """
 
 from __future__ import annotations
