@@ -1,7 +1,7 @@
 """Compare the formulas with the shadow engine on random launches: `python tools/random_layouts.py SEED NUMBER`.
 
-Needs the shadow extra. Launches that the formulas reject, that Megatron fails to run according to a warning, or that the engine does
-not support, are replaced. Each other launch is printed with its differences: tensors above 16 KiB that only one side has,
+Needs the shadow extra. Launches that the formulas reject, that Megatron fails to run according to a warning, or that the engine
+does not support, are replaced. Each other launch is printed with its differences: tensors above 16 KiB that only one side has,
 collectives, numbers of GEMMs and attention kernels, and totals that differ by more than 0.1 %.
 """
 

@@ -51,8 +51,8 @@ def test_a_last_group_that_is_smaller_leaves_gradients_in_the_buffer() -> None:
 
 
 def test_the_last_input_of_the_warmup_is_for_a_later_step_on_the_first_stage() -> None:
-    """Five forwards of warm-up: after the last one, the first stage receives the output of forward 3 of the last stage, which is of its
-    last chunk, so there is no message.
+    """Five forwards of warm-up on the first stage. After the last one it would receive the output of forward 3 of the last stage,
+    which is of the last chunk, so there is no message.
     """
     assert last_input_of_warmup(order_of(0), ring_of(0)) is None
     assert last_input_of_warmup(order_of(1), ring_of(1)) == (0, 1)  # three forwards of warm-up, then microbatch 0 in chunk 1
