@@ -37,7 +37,7 @@ class _Message(NamedTuple):
 
 
 def waiting_messages(order: Sequence[Step], ring: Ring) -> tuple[int, ...]:
-    """For each step, messages of later steps than the next of its direction, and gradients in the receive buffer after their use."""
+    """For each step, messages of later steps than the next of its direction, and gradients that stay in the receive buffer."""
     found = [0] * len(order)
     for kind, queues in (("forward", ring.first), ("backward", ring.last)):
         if not queues or ring.group_size == ring.pipeline:
@@ -60,7 +60,7 @@ def waiting_messages(order: Sequence[Step], ring: Ring) -> tuple[int, ...]:
 
 
 def last_input_of_warmup(order: Sequence[Step], ring: Ring) -> tuple[int, int] | None:
-    """Microbatch and chunk of the input that is received after the last forward of the warm-up; None if the first stage receives none.
+    """Microbatch and chunk of the input that is received after the last forward of the warm-up; None without one (first stage).
 
     Forwards must be left after the first backward.
     """
