@@ -201,7 +201,8 @@ class _OverlappedStep:
         placed = nodes.get(Node.ATTENTION, ())
         for each in placed if self._groups is None else self._groups.backward(placed):
             output = other.attention_output or other.residual
-            kept = (*other.residual_gradient, *output) if each.before_norm else other.residual_gradient[1:]
+            before_norm = (*other.residual_gradient, *output, *other.shared_output)
+            kept = before_norm if each.before_norm else other.residual_gradient[1:]
             self._backward_saved = each.saved
             yield self._point(each, (*self._frame, *other.sent, *kept, *held, *self._gradient))
 
