@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from analyzer.memory.chunk_memory import Point
@@ -163,11 +164,12 @@ class _OverlappedStep:
         if self._groups is not None and other is not None:
             self._groups.combine_backward(other.number)
         yield from self._run_backward(backward.get(Node.COMBINE, ()), None, shared)
-        yield from self._run_forward(forward.get(Node.ATTENTION, ()), (*residual, *exchanged))
+        held = () if other is None else self._dense_output(other)
+        yield from self._run_forward(forward.get(Node.ATTENTION, ()), (*residual, *exchanged, *held))
         if index is not None and self._same:
             self._left.pop(index, None)
         permuted = () if one is None else (*one.sent, *one.not_copied, *one.attention_output)
-        yield from self._run_backward(backward.get(Node.EXPERTS, ()), None, (*exchanged, *permuted, *shared))
+        yield from self._run_backward(backward.get(Node.EXPERTS, ()), None, (*exchanged, *permuted, *shared, *held))
         if other is not None and self._is_output(other):
             self._kept += exchanged
         self._free_before((Node.DISPATCH, Node.ATTENTION), backward)
@@ -216,6 +218,12 @@ class _OverlappedStep:
             self._kept += other.input_gradient
         if self._newest and (not self._same or number not in self._passed()):
             self._left[number] = other.left
+
+    def _dense_output(self, layer: Unit) -> tuple[Tensor, ...]:
+        """The output of a dense layer, which its FFN node references until its backward. The schedule frees what a chunk sends."""
+        if not layer.attention_output or self._is_output(layer) or self._left.get(layer.number + 1):
+            return ()
+        return tuple(replace(tensor, name="output of the layer") for tensor in layer.input_gradient)
 
     def _is_output(self, layer: Unit) -> bool:
         """Whether the output of a layer is that of its chunk, which is sent to the next stage."""
