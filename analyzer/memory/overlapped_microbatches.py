@@ -173,22 +173,24 @@ class _OverlappedStep:
         if other is not None and self._is_output(other):
             self._kept += exchanged
         self._free_before((Node.DISPATCH, Node.ATTENTION), backward)
-        yield from self._run_forward(forward.get(Node.DISPATCH, ()), (*residual, *exchanged))
+        delayed = () if other is None else other.delayed
+        yield from self._run_forward(forward.get(Node.DISPATCH, ()), (*residual, *exchanged, *delayed))
         received = () if one is None else (*one.received, *one.not_copied, *one.attention_output)
         yield from self._run_backward(backward.get(Node.DISPATCH, ()), None, (*received, *shared))
         self._free_before((Node.ATTENTION,), backward)
+        rows = exchanged if delayed else ()  # with delayed weight gradients the dispatch node keeps the gradients that it has read
         if self._early and other is not None:
-            yield from self._attention_backward(other, backward, received)
+            yield from self._attention_backward(other, backward, (*received, *rows))
             self._backward_saved = other.before
-            residual = read = ()
+            residual = read = rows = ()
         for node in (Node.EXPERTS, Node.COMBINE):
             ends_layer = node is Node.COMBINE
-            yield from self._run_forward(forward.get(node, ()), (*residual, *read), ends_layer=ends_layer)
+            yield from self._run_forward(forward.get(node, ()), (*residual, *read, *rows), ends_layer=ends_layer)
         if one is not None:
             self._forward_saved = one.after
             self._output = one.input_gradient  # of the same size
         if not self._early and other is not None:
-            yield from self._attention_backward(other, backward, ())
+            yield from self._attention_backward(other, backward, rows)
         if other is not None:
             self._end_backward(other)
 
