@@ -172,7 +172,8 @@ class MessageOrder:
             ring = Ring(parallel.pipeline, group, parallel.overlap_p2p, chunks[0].pre_process, chunks[-1].post_process)
             self.warmed_up = last_input_of_warmup(order, ring) if self._waits else None
             self.waiting = waiting_messages(order, ring) if group != parallel.pipeline else ()
-        self._first = [chunk.pre_process for chunk in chunks]
+        self.first = [chunk.pre_process for chunk in chunks]
+        """For each chunk, whether it begins with the embedding, and sends no gradient."""
         self._last = [chunk.post_process for chunk in chunks]
         self.situations = tuple(self._situations(chunks))
         """For each step."""
@@ -182,7 +183,7 @@ class MessageOrder:
         step, backward = self.order[index : index + 2]
         following = self.order[index + 2 : index + 3]
         later = self.order[index + 2 : index + 4] if following and following[0].paired else following
-        received = [self._last[each.chunk] if each.kind == "backward" else self._first[each.chunk] for each in later]
+        received = [self._last[each.chunk] if each.kind == "backward" else self.first[each.chunk] for each in later]
         return Pair(step.chunk, backward.chunk, newest=in_flight[backward.chunk] == 1, ahead=received.count(False))
 
     def _situations(self, chunks: Sequence[Chunk]) -> Iterator[Situation]:
@@ -220,6 +221,7 @@ class PipelineWalk:
         self._idle = idle
         self._situations = messages.situations
         self._warmed_up = messages.warmed_up
+        self._first = messages.first
         self._waiting = messages.waiting
         self._waiting_bytes = total_bytes(tensors.waiting)
         self._bytes: dict[Situation, int] = {}
@@ -244,6 +246,8 @@ class PipelineWalk:
         if found is None:
             found = self._bytes[situation] = total_bytes(self._tensors.alive_during(situation))
         waiting = self._waiting[index] * self._waiting_bytes if self._waiting else 0
+        if self._sends_nothing():
+            waiting -= sum(tensor.bytes for tensor in self._tensors.alive_during(situation) if tensor.name == SENT)
         if not self._has_idle_tensors:
             return found + waiting
         if step.kind == "forward":
@@ -268,6 +272,8 @@ class PipelineWalk:
     def tensors(self, index: int) -> tuple[Tensor, ...]:
         """The tensors that are allocated during the step at this index. Call it between `begin` and `end`."""
         current = self._tensors.alive_during(self._situations[index])
+        if self._sends_nothing():
+            current = tuple(tensor for tensor in current if tensor.name != SENT)
         waiting = self._tensors.waiting * (self._waiting[index] if self._waiting else 0)
         kept = {
             (self._last[chunk], chunk): each
@@ -304,6 +310,10 @@ class PipelineWalk:
             both, gradient = self._warmup_bytes
             found += both - gradient if self._warmed_up == ended else both
         return found
+
+    def _sends_nothing(self) -> bool:
+        """Whether the backward that ran last was that of the first chunk of the model."""
+        return self._ended is not None and self._first[self._ended[1]]
 
     def _is_idle(self, which: tuple[int, int]) -> bool:
         """Whether this (microbatch, chunk) is the last microbatch of an idle chunk that references its input."""
