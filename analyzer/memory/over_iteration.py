@@ -32,7 +32,7 @@ def memory_over_iteration(job: TrainingJob, stage: StageAnalysis) -> tuple[StepM
     order = iteration_steps(job, model.pipeline_rank, job.batch.microbatches)
     _, states = stage.states[0]
     base = states.steady + sum(tree.lingering_once for tree in model.trees)
-    messages = MessageOrder(order, model.chunks)
+    messages = MessageOrder(order, model.chunks, job.parallel)
     _, context = contexts(job, stage, messages)
     found = step_bytes(messages, stage.chunks, context=context, workspaces=stage.workspaces)
     return tuple(StepMemory(step, base + peak, base + after) for step, (peak, after) in zip(order, found, strict=True))

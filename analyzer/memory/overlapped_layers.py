@@ -19,6 +19,7 @@ from analyzer.memory.block_memory import Instant, block_memory, explained
 from analyzer.modules.kinds import ATTENTION_BRANCH, MOE_LATENT_PROJECTIONS, ModuleKind
 from analyzer.modules.moe.routing import ARRIVED_ROWS, LOCAL_ROWS, RECEIVED_ROWS, SENT_ROWS, SHARED_OUTPUT, is_flex
 from analyzer.modules.tree import LAYER, STREAM, Module, Tensor
+from analyzer.passes.delayed_weight_gradients import operands_of_experts
 from analyzer.program.chunks import chunk_program
 
 _LAYER_KINDS = (ModuleKind.LAYER, ModuleKind.CHECKPOINT, ModuleKind.MTP)
@@ -163,6 +164,12 @@ class Unit:
                     return (), named.get(ARRIVED_ROWS, rows)
                 return named.get(SENT_ROWS, rows), named.get(RECEIVED_ROWS, rows)
         return (), ()
+
+    @cached_property
+    def delayed(self) -> tuple[Tensor, ...]:
+        """Operands of delayed weight gradients of its routed experts, from their backward until that of the dispatch."""
+        experts = (child for child in self._inside if child.kind is ModuleKind.EXPERTS)
+        return tuple(tensor for child in experts for tensor in operands_of_experts(child))
 
     @property
     def sent(self) -> tuple[Tensor, ...]:

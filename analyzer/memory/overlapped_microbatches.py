@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from analyzer.memory.chunk_memory import Point
@@ -163,30 +164,33 @@ class _OverlappedStep:
         if self._groups is not None and other is not None:
             self._groups.combine_backward(other.number)
         yield from self._run_backward(backward.get(Node.COMBINE, ()), None, shared)
-        yield from self._run_forward(forward.get(Node.ATTENTION, ()), (*residual, *exchanged))
+        held = () if other is None else self._dense_output(other)
+        yield from self._run_forward(forward.get(Node.ATTENTION, ()), (*residual, *exchanged, *held))
         if index is not None and self._same:
             self._left.pop(index, None)
         permuted = () if one is None else (*one.sent, *one.not_copied, *one.attention_output)
-        yield from self._run_backward(backward.get(Node.EXPERTS, ()), None, (*exchanged, *permuted, *shared))
+        yield from self._run_backward(backward.get(Node.EXPERTS, ()), None, (*exchanged, *permuted, *shared, *held))
         if other is not None and self._is_output(other):
             self._kept += exchanged
         self._free_before((Node.DISPATCH, Node.ATTENTION), backward)
-        yield from self._run_forward(forward.get(Node.DISPATCH, ()), (*residual, *exchanged))
+        delayed = () if other is None else other.delayed
+        yield from self._run_forward(forward.get(Node.DISPATCH, ()), (*residual, *exchanged, *delayed))
         received = () if one is None else (*one.received, *one.not_copied, *one.attention_output)
         yield from self._run_backward(backward.get(Node.DISPATCH, ()), None, (*received, *shared))
         self._free_before((Node.ATTENTION,), backward)
+        rows = exchanged if delayed else ()  # with delayed weight gradients the dispatch node keeps the gradients that it has read
         if self._early and other is not None:
-            yield from self._attention_backward(other, backward, received)
+            yield from self._attention_backward(other, backward, (*received, *rows))
             self._backward_saved = other.before
-            residual = read = ()
+            residual = read = rows = ()
         for node in (Node.EXPERTS, Node.COMBINE):
             ends_layer = node is Node.COMBINE
-            yield from self._run_forward(forward.get(node, ()), (*residual, *read), ends_layer=ends_layer)
+            yield from self._run_forward(forward.get(node, ()), (*residual, *read, *rows), ends_layer=ends_layer)
         if one is not None:
             self._forward_saved = one.after
             self._output = one.input_gradient  # of the same size
         if not self._early and other is not None:
-            yield from self._attention_backward(other, backward, ())
+            yield from self._attention_backward(other, backward, rows)
         if other is not None:
             self._end_backward(other)
 
@@ -201,7 +205,8 @@ class _OverlappedStep:
         placed = nodes.get(Node.ATTENTION, ())
         for each in placed if self._groups is None else self._groups.backward(placed):
             output = other.attention_output or other.residual
-            kept = (*other.residual_gradient, *output) if each.before_norm else other.residual_gradient[1:]
+            before_norm = (*other.residual_gradient, *output, *other.shared_output)
+            kept = before_norm if each.before_norm else other.residual_gradient[1:]
             self._backward_saved = each.saved
             yield self._point(each, (*self._frame, *other.sent, *kept, *held, *self._gradient))
 
@@ -215,6 +220,12 @@ class _OverlappedStep:
             self._kept += other.input_gradient
         if self._newest and (not self._same or number not in self._passed()):
             self._left[number] = other.left
+
+    def _dense_output(self, layer: Unit) -> tuple[Tensor, ...]:
+        """The output of a dense layer, which its FFN node references until its backward. The schedule frees what a chunk sends."""
+        if not layer.attention_output or self._is_output(layer) or self._left.get(layer.number + 1):
+            return ()
+        return tuple(replace(tensor, name="output of the layer") for tensor in layer.input_gradient)
 
     def _is_output(self, layer: Unit) -> bool:
         """Whether the output of a layer is that of its chunk, which is sent to the next stage."""

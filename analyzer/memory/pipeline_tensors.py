@@ -15,8 +15,9 @@ from typing import Final, NamedTuple
 from analyzer.layout.stages import Chunk, mtp_stage
 from analyzer.modules.shapes import shapes_of
 from analyzer.modules.tree import Tensor, total_bytes
+from analyzer.schedule.messages import Ring, last_input_of_warmup, waiting_messages
 from analyzer.schedule.pipeline import Pair, Step
-from analyzer.specs import TrainingJob
+from analyzer.specs import ParallelSpec, TrainingJob
 
 SENT: Final = "gradient sent to the previous stage"
 PREVIOUS: Final = "input of the previous microbatch"
@@ -55,6 +56,8 @@ class PipelineTensors:
     """During a backward, if the preceding forward sends its output."""
     last_of_warmup: tuple[Tensor, ...] = ()
     """The last input received in the warm-up and its gradient, after the backward of that microbatch."""
+    waiting: tuple[Tensor, ...] = ()
+    """A message that waits for a later step than the next."""
 
     def alive_during(self, situation: Situation) -> tuple[Tensor, ...]:
         """The tensors that are allocated during a step."""
@@ -118,9 +121,11 @@ def _interleaved(job: TrainingJob, *, freed: bool) -> PipelineTensors:
     sent = (shapes.hidden(SENT),)
     ahead = (shapes.hidden("gradient received ahead"),)
     output = (shapes.hidden("output of the previous forward"),)
+    waiting = (shapes.hidden("messages of later steps"),)
     if not job.parallel.overlap_p2p:
-        return PipelineTensors(forward=sent, backward=sent, gradient_ahead=ahead, output=output)
+        return PipelineTensors(forward=sent, backward=sent, gradient_ahead=ahead, output=output, waiting=waiting)
     return PipelineTensors(
+        waiting=waiting,
         forward=sent,
         backward=sent,
         gradient_ahead=ahead,
@@ -154,13 +159,21 @@ def _unless(freed: bool, tensor: Tensor) -> Tensor:
 class MessageOrder:
     """The steps of an iteration, with the situation of each step."""
 
-    def __init__(self, order: Sequence[Step], chunks: Sequence[Chunk]) -> None:
+    def __init__(self, order: Sequence[Step], chunks: Sequence[Chunk], parallel: ParallelSpec) -> None:
         self.order = order
-        self.warmed_up = _end_of_warmup(order)
-        """Microbatch and chunk of the last forward before the first backward; None if no forward runs after that backward."""
-        self.receives_input = self.warmed_up is not None and not chunks[self.warmed_up[1]].pre_process
-        """Whether that forward received its input from another stage."""
-        self._first = [chunk.pre_process for chunk in chunks]
+        self._waits = _has_steady_steps(order)
+        """Whether forwards run after the first backward."""
+        self.warmed_up: tuple[int, int] | None = None
+        """Microbatch and chunk of the last input that is received in the warm-up of the interleaved schedule."""
+        self.waiting: tuple[int, ...] = ()
+        """For each step, messages of later steps than the next, if there are any."""
+        if len(chunks) > 1:
+            group = parallel.microbatch_group_size or parallel.pipeline
+            ring = Ring(parallel.pipeline, group, parallel.overlap_p2p, chunks[0].pre_process, chunks[-1].post_process)
+            self.warmed_up = last_input_of_warmup(order, ring) if self._waits else None
+            self.waiting = waiting_messages(order, ring) if group != parallel.pipeline else ()
+        self.first = [chunk.pre_process for chunk in chunks]
+        """For each chunk, whether it begins with the embedding, and sends no gradient."""
         self._last = [chunk.post_process for chunk in chunks]
         self.situations = tuple(self._situations(chunks))
         """For each step."""
@@ -170,14 +183,14 @@ class MessageOrder:
         step, backward = self.order[index : index + 2]
         following = self.order[index + 2 : index + 3]
         later = self.order[index + 2 : index + 4] if following and following[0].paired else following
-        received = [self._last[each.chunk] if each.kind == "backward" else self._first[each.chunk] for each in later]
+        received = [self._last[each.chunk] if each.kind == "backward" else self.first[each.chunk] for each in later]
         return Pair(step.chunk, backward.chunk, newest=in_flight[backward.chunk] == 1, ahead=received.count(False))
 
     def _situations(self, chunks: Sequence[Chunk]) -> Iterator[Situation]:
         """If all forwards run before the first backward, no message is received during a step."""
         backwards = 0
         first, last = [chunk.pre_process for chunk in chunks], [chunk.post_process for chunk in chunks]
-        waits = self.warmed_up is not None
+        waits = self._waits
         previous: Step | None = None
         for step, following in zip(self.order, (*self.order[1:], None), strict=True):
             changes = waits and following is not None and following.kind != step.kind
@@ -206,9 +219,11 @@ class PipelineWalk:
     def __init__(self, tensors: PipelineTensors, idle: Sequence[tuple[Tensor, ...]], messages: MessageOrder, *, warm: bool) -> None:
         self._tensors = tensors
         self._idle = idle
-        self._messages = messages
         self._situations = messages.situations
         self._warmed_up = messages.warmed_up
+        self._first = messages.first
+        self._waiting = messages.waiting
+        self._waiting_bytes = total_bytes(tensors.waiting)
         self._bytes: dict[Situation, int] = {}
         self._ended: tuple[int, int] | None = None
         """Microbatch and chunk of the backward that ran last."""
@@ -230,15 +245,18 @@ class PipelineWalk:
         found = self._bytes.get(situation)
         if found is None:
             found = self._bytes[situation] = total_bytes(self._tensors.alive_during(situation))
+        waiting = self._waiting[index] * self._waiting_bytes if self._waiting else 0
+        if self._sends_nothing():
+            waiting -= sum(tensor.bytes for tensor in self._tensors.alive_during(situation) if tensor.name == SENT)
         if not self._has_idle_tensors:
-            return found
+            return found + waiting
         if step.kind == "forward":
             chunk = step.chunk
             if not self._in_flight[chunk] and self._last[chunk] >= 0:
                 self._idle_total -= self._idle_bytes[chunk]
             self._in_flight[chunk] += 1
             self._last[chunk] = step.microbatch
-        return found + self._idle_total + self._idle_correction(found > 0)
+        return found + waiting + self._idle_total + self._idle_correction(found > 0)
 
     def end(self, step: Step) -> None:
         """Ends a step."""
@@ -246,9 +264,7 @@ class PipelineWalk:
             return
         self._ended = (step.microbatch, step.chunk)
         if self._has_idle_tensors:
-            self._warmup_input_unused = self._warmup_input_unused or (
-                self._ended == self._warmed_up and self._messages.receives_input
-            )
+            self._warmup_input_unused = self._warmup_input_unused or self._ended == self._warmed_up
             self._in_flight[step.chunk] -= 1
             if not self._in_flight[step.chunk]:
                 self._idle_total += self._idle_bytes[step.chunk]
@@ -256,6 +272,9 @@ class PipelineWalk:
     def tensors(self, index: int) -> tuple[Tensor, ...]:
         """The tensors that are allocated during the step at this index. Call it between `begin` and `end`."""
         current = self._tensors.alive_during(self._situations[index])
+        if self._sends_nothing():
+            current = tuple(tensor for tensor in current if tensor.name != SENT)
+        waiting = self._tensors.waiting * (self._waiting[index] if self._waiting else 0)
         kept = {
             (self._last[chunk], chunk): each
             for chunk, each in enumerate(self._idle)
@@ -265,7 +284,7 @@ class PipelineWalk:
             kept.setdefault(self._warmed_up, self._tensors.last_of_warmup)
         # the gradient of the input whose backward ran last is the gradient that was sent
         idle = (each for which, both in kept.items() for each in (both[:1] if which == self._ended and current else both))
-        return (*current, *idle)
+        return (*current, *waiting, *idle)
 
     def finished_inputs(self, index: int, chunk: int, *, microbatches: int) -> int:
         """Bytes allocated during this step for inputs of a chunk, and their gradients, of its first microbatches.
@@ -292,14 +311,16 @@ class PipelineWalk:
             found += both - gradient if self._warmed_up == ended else both
         return found
 
+    def _sends_nothing(self) -> bool:
+        """Whether the backward that ran last was that of the first chunk of the model."""
+        return self._ended is not None and self._first[self._ended[1]]
+
     def _is_idle(self, which: tuple[int, int]) -> bool:
         """Whether this (microbatch, chunk) is the last microbatch of an idle chunk that references its input."""
         microbatch, chunk = which
         return self._last[chunk] == microbatch and not self._in_flight[chunk] and self._idle_bytes[chunk] > 0
 
 
-def _end_of_warmup(order: Sequence[Step]) -> tuple[int, int] | None:
+def _has_steady_steps(order: Sequence[Step]) -> bool:
     first = next((index for index, step in enumerate(order) if step.kind == "backward"), 0)
-    if not any(step.kind == "forward" for step in order[first:]):
-        return None
-    return order[first - 1].microbatch, order[first - 1].chunk
+    return any(step.kind == "forward" for step in order[first:])

@@ -128,7 +128,7 @@ def _plain_chunk_memory(tree: Module, received: tuple[Tensor, ...]) -> ChunkMemo
 
 def _iterations(job: TrainingJob, model: StageModel) -> tuple[MessageOrder, MessageOrder]:
     first, later = job.batch.first_microbatches, job.batch.microbatches
-    order = MessageOrder(order_of(job, model.pipeline_rank, later), model.chunks)
+    order = MessageOrder(order_of(job, model.pipeline_rank, later), model.chunks, job.parallel)
     if first == later:
         return order, order
-    return MessageOrder(order_of(job, model.pipeline_rank, first), model.chunks), order
+    return MessageOrder(order_of(job, model.pipeline_rank, first), model.chunks, job.parallel), order

@@ -23,7 +23,7 @@ def bytes_by_step(job: TrainingJob, rank: int) -> list[tuple[str, int]]:
     walk = PipelineWalk(
         pipeline_tensors(job, pipeline_rank=rank),
         kept_inputs(job, chunks, pipeline_rank=rank),
-        MessageOrder(order, chunks),
+        MessageOrder(order, chunks, job.parallel),
         warm=False,
     )
     found = []
@@ -77,7 +77,7 @@ def test_after_the_last_overlapped_step_only_the_next_backward_needs_a_message()
     line = "--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1 --num-layers 8 --num-experts 8 "
     job = job_of(f"{line} --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall --disable-bias-linear", gpus=8)
     order = steps(pipeline=4, pipeline_rank=1, chunks=2, microbatches=16, combined=True)
-    messages = MessageOrder(order, stage_models(job)[1].chunks)
+    messages = MessageOrder(order, stage_models(job)[1].chunks, job.parallel)
     paired = [index for index, step in enumerate(order) if step.paired]
     assert messages.pair(paired[0], (2, 2)).ahead == 2
     assert messages.pair(paired[-1], (2, 2)).ahead == 1

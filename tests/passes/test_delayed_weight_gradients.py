@@ -28,13 +28,23 @@ def backward_bytes(path: str, more: str = "") -> int:
 
 
 def test_both_operands_stay_allocated_until_the_backward_of_the_experts_ends() -> None:
-    """In 16 bit: during fc1 the input [rows, f] and output gradient [rows, h] of fc2; during dispatch also those of fc1."""
+    """In 16 bit: during fc1 the input [rows, f] and output gradient [rows, h] of fc2. `TransformerLayerSchedulePlan.run` computes
+    the weight gradients of the experts before the backward of the dispatch."""
     operands = 2 * ROWS * (F + H)
     more = "--delay-wgrad-compute"
     assert backward_bytes("experts.linear_fc2", more) == backward_bytes("experts.linear_fc2")
     assert backward_bytes("experts.activation_func", more) - backward_bytes("experts.activation_func") == operands
     assert backward_bytes("experts.linear_fc1", more) - backward_bytes("experts.linear_fc1") == operands
-    assert backward_bytes("mlp.dispatch", more) - backward_bytes("mlp.dispatch") == operands + 2 * ROWS * (H + 2 * F)
+    assert backward_bytes("mlp.dispatch", more) == backward_bytes("mlp.dispatch")
+
+
+def test_operands_of_shared_experts_stay_allocated_until_the_backward_of_attention_ends() -> None:
+    """`_BackwardDWWrapper` computes the weight gradients of shared experts with those of attention. Operands of the shared experts
+    with f = 512: [s·b, h] and [s·b, 2·f] of fc1, [s·b, f] of fc2. The output gradient of fc2 is that of the layer."""
+    shared, delayed = "--moe-shared-expert-intermediate-size 512", "--delay-wgrad-compute"
+    operands = 2 * 2048 * (H + 2 * F + F)
+    without = backward_bytes("self_attention.linear_proj", delayed)
+    assert backward_bytes("self_attention.linear_proj", f"{shared} {delayed}") - without == operands
 
 
 def test_gathered_inputs_stay_allocated_unsharded() -> None:

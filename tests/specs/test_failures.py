@@ -22,6 +22,7 @@ OVERLAP = f"{EXPERTS} --disable-bias-linear --overlap-moe-expert-parallel-comm {
 MTP = f"{OVERLAP} --position-embedding-type rope --mtp-num-layers 1"
 LATENT = f"{OVERLAP} --moe-latent-size 256"
 DELAY = f"{OVERLAP} --tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap --delay-wgrad-compute"
+NO_STAGES = f"{EXPERTS} --disable-bias-linear --overlap-moe-expert-parallel-comm"
 
 UNIFORM = "--recompute-granularity full --recompute-method uniform --recompute-num-layers"
 VIRTUAL = "--num-virtual-stages-per-pipeline-rank 2"
@@ -46,6 +47,11 @@ EMBEDDING, LOSS = "--account-for-embedding-in-pipeline-split", "--account-for-lo
             "--overlap-moe-expert-parallel-comm",
         ),
         (DELAY, f"{DELAY} --disable-tp-comm-bulk-wgrad", "--delay-wgrad-compute"),
+        (
+            f"{NO_STAGES} --overlap-grad-reduce --moe-layer-freq [1,1,1,1,1,1,1,0]",
+            f"{NO_STAGES} --overlap-grad-reduce",
+            "--overlap-grad-reduce",
+        ),
         (f"{LATENT} --delay-wgrad-compute", LATENT, "--delay-wgrad-compute"),
         (f"{UNIFORM} 3", f"{UNIFORM} 4", "--recompute-num-layers"),
         (f"{UNIFORM} 2 --pipeline-model-parallel-size 4 {VIRTUAL}", f"{UNIFORM} 2 {STAGES} {VIRTUAL}", "--recompute-num-layers"),

@@ -143,7 +143,7 @@ def _with_static_input_gradients(context: PeakContext, static: Sequence[bool]) -
 def _captured_steps(job: TrainingJob, stage: StageModel, iteration: MessageOrder, *, full_iteration: bool) -> MessageOrder:
     """The captured steps. Without pipeline parallelism these are the steps of one microbatch, whose graphs are used for all."""
     if job.parallel.pipeline == 1 and not full_iteration:
-        return MessageOrder((Step("forward", 0, 0), Step("backward", 0, 0)), stage.chunks)
+        return MessageOrder((Step("forward", 0, 0), Step("backward", 0, 0)), stage.chunks, job.parallel)
     return iteration
 
 

@@ -18,6 +18,7 @@ def failure_violations(job: TrainingJob) -> Iterator[Violation]:
     yield from _graphs_of_stages(job)
     yield from _fp32_residual(job)
     yield from _overlapped_mtp(job)
+    yield from _skipped_final_norm(job)
     yield from _delayed_latent_projections(job)
     yield from _uniform_recompute(job)
 
@@ -101,6 +102,25 @@ def _overlapped_mtp(job: TrainingJob) -> Iterator[Violation]:
         yield Violation(
             ("overlap_moe_expert_parallel_comm",),
             "needs experts in the MTP layers, and they have none, like the last decoder layer",
+            "leave it out",
+        )
+
+
+def _skipped_final_norm(job: TrainingJob) -> Iterator[Violation]:
+    """Overlapped microbatches do not run the final norm after a dense layer, and overlapped reductions need all gradients.
+
+    Source: `submodule_combine_forward` (core/models/gpt/fine_grained_callables.py) and `_ParamAndGradBucketGroup.reset`
+    (core/distributed/param_and_grad_buffer.py), 0.16 to 0.19. With virtual stages the schedule starts the reductions.
+    """
+    moe = job.model.moe
+    overlaps = job.flags.overlap_moe_expert_parallel_comm and job.optimizer.overlap_grad_reduce
+    if not overlaps or job.fsdp is not None or job.parallel.pipeline > 1 or moe is None or not moe.layers or moe.layers[-1]:
+        return
+    if not is_before(job.megatron, "0.16") and is_before(job.megatron, "0.20"):
+        yield Violation(
+            ("overlap_grad_reduce",),
+            "fails after the first step in this release: with overlapped microbatches a dense last layer skips the final norm, "
+            "whose gradients are then missing",
             "leave it out",
         )
 

@@ -57,6 +57,9 @@ FOUND: Final = {
     "--recompute-modules mlp",
     "overlapped microbatches, latent experts, interleaved": f"{_OVERLAPPED} --num-experts 8 --moe-token-dispatcher-type alltoall "
     "--moe-latent-size 256 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1",
+    "groups of more microbatches than pipeline ranks": "--bf16 --swiglu --disable-bias-linear --vocab-size 120 "
+    "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 --global-batch-size 64 "
+    "--microbatch-group-size-per-virtual-pipeline-stage 4",
     "overlapped microbatches, dense last layer": f"{_ALTERNATING.replace('[0,1]', '[1,0]')}",
     "overlapped microbatches, deepep": f"{_OVERLAPPED} --num-experts 8 --moe-token-dispatcher-type flex "
     "--moe-flex-dispatcher-backend deepep --moe-router-dtype fp32",
