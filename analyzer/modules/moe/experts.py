@@ -135,7 +135,11 @@ def _activation(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
     promoted: tuple[Tensor, ...] = ()
     if unfused and routing.arriving_dtype == "fp32":
         promoted = (routing.row_tensor("weighted in fp32", sizes.rows_at_once, width, dtype="fp32"),)
-    recomputed = (*gate, *unfused) if sizes.drops_activation else ()
+    again = (*gate, *unfused) if sizes.drops_activation else ()
+    # the backward of CheckpointWithoutOutputFunction references the output and its gradient until the activation's backward ends,
+    # so that the gradient of the factor is another tensor when it is converted from fp32
+    held = (sizes.activation_output,) if sizes.drops_activation else ()
+    converted = (routing.row_tensor("factor's gradient", rows, width),) if sizes.drops_activation and promoted else ()
     others = routing.local_experts - 1 if runs_sequentially(routing) else 0
     later = total_bytes(saved_after) * others // routing.local_experts
     kept = (Tensor(name=SAVED_BY_OTHERS, shape=(later,), dtype="uint8"),) if later else ()
@@ -145,10 +149,12 @@ def _activation(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
         kind=ModuleKind.ACTIVATION,
         function=True,
         saved=(sizes.fc1_output,) if sizes.drops_activation else (sizes.fc1_output, *gate, *unfused),
-        forward_workspace=(*_referenced_rows(routing), *recomputed, *promoted, sizes.activation_output),
+        forward_workspace=(*_referenced_rows(routing), *again, *promoted, sizes.activation_output),
         backward_workspace=(
             *kept,
-            *recomputed,
+            *again,
+            *held,
+            *converted,
             routing.row_tensor("output gradient", sizes.rows_at_once, width),
             # in fp32: gradients of the result, of the activation, and of the probabilities before their sum
             *(promoted * 3 or (both,)),
