@@ -157,6 +157,8 @@ def _activation(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
     if unfused and routing.arriving_dtype == "fp32":
         promoted = (routing.row_tensor("weighted in fp32", sizes.rows_at_once, width, dtype="fp32"),)
     recomputed = factors if sizes.drops_activation else ()
+    # the checkpoint references the output's gradient too: the gradient of the factor that is converted from fp32 is another tensor
+    converted = (routing.row_tensor("factor's gradient", sizes.rows_at_once, width),) if sizes.drops_activation and promoted else ()
     others = routing.local_experts - 1 if runs_sequentially(routing) else 0
     later = total_bytes(saved_after) * others // routing.local_experts
     kept = (Tensor(name=SAVED_BY_OTHERS, shape=(later,), dtype="uint8"),) if later else ()
@@ -171,6 +173,7 @@ def _activation(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
             *kept,
             *recomputed,
             *sizes.recomputed_output,
+            *converted,
             routing.row_tensor("output gradient", sizes.rows_at_once, width),
             # in fp32: gradients of the result, of the activation, and of the probabilities before their sum
             *(promoted * 3 or (both,)),
