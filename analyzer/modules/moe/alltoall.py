@@ -120,6 +120,11 @@ def _summed_over_parts(routing: Routing) -> tuple[Tensor, ...]:
     return (*cast, *flat, routing.row_tensor("sums", routing.received, dtype=dtype))
 
 
+def _sums_expert_output(routing: Routing) -> bool:
+    """Whether the summed rows are the output of the experts: nothing is sent, and sorting equal numbers of rows is a view."""
+    return routing.ep * routing.etp == 1 and (routing.local_experts == 1 or routing.moe.pad_to_capacity)
+
+
 def _combined(routing: Routing, *, saved: bool) -> tuple[Tensor, ...]:
     """Tensors of the combine at its peak, in addition to the rows that are summed if these are saved."""
     several, sends = routing.local_experts > 1, routing.ep > 1
@@ -138,7 +143,7 @@ def _combined(routing: Routing, *, saved: bool) -> tuple[Tensor, ...]:
         )
     output = (routing.shapes.hidden("zeros"), *output)  # deterministic PyTorch allocates the zeros twice
     if routing.ep * routing.etp == 1:  # the saved rows are the unsorted rows, or the output of the experts
-        return largest((expert_output,) if several else (), output)
+        return largest(() if _sums_expert_output(routing) else (expert_output,), output)
     # the saved rows are received after the output of the experts is freed
     beyond = routing.row_tensor("expert output beyond the summed rows", max(0, routing.rows - routing.sent))
     return largest((beyond, *unsorted, *_summed_over_parts(routing)), unsorted or (expert_output,), output)
@@ -148,7 +153,8 @@ def alltoall_combine(shapes: Shapes) -> Module:
     """Rows of the local experts → [T, h], summed over the experts of each token."""
     routing = Routing(shapes)
     several = routing.local_experts > 1
-    saved = summed_rows(routing, routing.sent)
+    maker = "mlp.experts.linear_fc2" if routing.moe.grouped_gemm or not several else "mlp.experts"
+    saved = summed_rows(routing, routing.sent, made_in=maker if _sums_expert_output(routing) else "")
     shared = shared_output(routing)
     gradient = shapes.branch_gradient
     gathers = routing.etp > 1  # into a flat tensor that is then copied
