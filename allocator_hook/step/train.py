@@ -116,8 +116,9 @@ def _prepare(job: TrainingJob, config: Any, trained: Trained, marks: Marks) -> N
     if job.optimizer.overlap_grad_reduce:
         functions = [chunk.no_sync for chunk in trained.chunks]
         config.no_sync_func = functions[0] if len(functions) == 1 else functions
-        if job.parallel.virtual_pipeline is not None:
-            config.grad_sync_func = _of_chunks(trained.chunks, "start_grad_sync", job)
+        if job.parallel.pipeline > 1:  # `train` of megatron/training/training.py: all stages reduce at the same time
+            functions = [chunk.start_grad_sync for chunk in trained.chunks]
+            config.grad_sync_func = functions[0] if len(functions) == 1 else functions
     if _gathers_in_hooks(job):
         # the first iteration needs no gather: every rank has initialized all parameters
         for chunk in trained.chunks:

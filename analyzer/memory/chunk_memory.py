@@ -71,6 +71,8 @@ class Placement(NamedTuple):
     """In backward: the gradient that the arguments of a checkpoint's backward reference, at instants with `Instant.past_branch`."""
     lingering: int = 0
     """In backward: `BlockMemory.lingering` of later modules."""
+    waiting: tuple[Tensor, ...] = ()
+    """In backward: the gradient of a tied embedding that the output layer has computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,6 +217,7 @@ def _backward(blocks: list[tuple[Block, BlockMemory]], retained: int, *, receive
     last_layers = _last_layers(blocks)
     before = retained
     leftover = shared = lingering = 0
+    output_layer, gradient = _waiting(blocks)
     ends = _Ends(0, 0, 0)
     past = False
     for index in range(len(blocks) - 1, -1, -1):
@@ -231,6 +234,7 @@ def _backward(blocks: list[tuple[Block, BlockMemory]], retained: int, *, receive
                     past=past or (index == last_layers and repetition > 0),
                     held=_held(block.module, received=received and index == last_layers and repetition == 0, left=shared > 0),
                     lingering=lingering + repetition * memory.lingering,
+                    waiting=gradient if index < output_layer else (),
                 )
             )
         before -= block.times * memory.retained
@@ -241,6 +245,20 @@ def _backward(blocks: list[tuple[Block, BlockMemory]], retained: int, *, receive
             ends = _Ends(leftover, memory.leftover_of_last or 0, memory.leftover_input)
         past = past or index == last_layers
     return tuple(placements), ends._replace(leftover=leftover)
+
+
+def _waiting(blocks: list[tuple[Block, BlockMemory]]) -> tuple[int, tuple[Tensor, ...]]:
+    """The index of the last output layer, and the gradient that it computes of a tied embedding on the same stage.
+
+    Autograd keeps it until the backward of the embedding computes the second part of the gradient. That of a fused GEMM is in the
+    gradient buffer.
+    """
+    modules = [block.module for block, _ in blocks]
+    last = max((index for index, module in enumerate(modules) if module.kind is ModuleKind.OUTPUT_LAYER), default=0)
+    if modules[last].parameters or not any(module.kind is ModuleKind.EMBEDDING for module in modules[:last]):
+        return 0, ()
+    gradients = (each for each in modules[last].backward_workspace if each.name == "weight gradient")
+    return last, tuple(replace(each, name="weight gradient of the output layer") for each in gradients)
 
 
 def _held(module: Module, *, received: bool, left: bool) -> tuple[Tensor, ...]:
@@ -289,7 +307,7 @@ def _forward_peak(placements: tuple[Placement, ...], frames: tuple[tuple[Tensor,
 
 def _highest(placement: Placement, peaks: Peaks, gradient: int, *, leftover: int) -> int:
     """The peak of one repetition in bytes, including `leftover` and the received gradient."""
-    base = placement.before + leftover
+    base = placement.before + leftover + total_bytes(placement.waiting)
     past_gradient = (gradient if placement.past or placement.branch else 0) + total_bytes(placement.held)
     plain_gradient = gradient if placement.past else 0
     return base + max(
@@ -347,6 +365,7 @@ def _placed(placement: Placement, instant: Instant, *, outside: tuple[Tensor, ..
         outside = ()
     if instant.backward and instant.past_branch:
         outside += placement.held
+    outside += placement.waiting
     return Point(
         block=placement.block.module,
         parent=placement.block.parent,

@@ -302,8 +302,8 @@ class _Walk:
         saved = self._chunks[other].retained + (self._context.planned[other] if self._context.planned else 0)
         in_flight = [count - (chunk == step.chunk) for chunk, count in enumerate(self._in_flight)]
         self._first_passes -= {(step.kind, step.chunk), ("backward", other)}
-        self._workspaces += sum(each.bytes for each in self._not_allocated)
-        self._not_allocated = []
+        self._workspaces += sum(each.bytes for each in self._not_allocated if each.phase != "optimizer")
+        self._not_allocated = [each for each in self._not_allocated if each.phase == "optimizer"]
         self._leftover[step.chunk] = 0
         calls = self._calls_to_defer(other)
         points = self._context.deferring if calls else self._context.overlapped

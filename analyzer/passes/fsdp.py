@@ -6,15 +6,14 @@ torch/distributed/fsdp/_fully_shard/{_fsdp_param_group,_fsdp_collectives}.py (to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from analyzer.buffers.fsdp import Segment, covers_units, fsdp_of, is_segment, sharded_buckets
+from analyzer.buffers.fsdp import covers_units, fsdp_of, is_segment, sharded_buckets
 from analyzer.buffers.fsdp2 import TorchUnit, is_torch_unit, torch_unit, unit_pieces
 from analyzer.buffers.fsdp_gathering import GRADIENTS, PARAMETERS, ChunkPasses, Gathering, Ids, chunk_passes
 from analyzer.buffers.parameter_order import creation_order
-from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Parameter, Tensor
 from analyzer.passes.fsdp_gradients import accumulates_in_gemm, beyond_freed, with_gradients_from_first
 from analyzer.specs import TrainingJob
@@ -39,15 +38,13 @@ def with_unsharded_buckets(job: TrainingJob, tree: Module, *, first: bool = Fals
     passes = chunk_passes(job, tree, gathering.buckets, first=first)
     workspaces: list[Workspaces] = []
     started_in: list[Ids] = []
-    tied, waiting = _waiting_gradient(gathering.all_segments)
     for index, (piece, alive) in enumerate(zip(gathering.all_segments, passes.gradients, strict=True)):
         forward = gathering.tensors(passes.forward[index], PARAMETERS)
-        pending = waiting if index in tied else ()
         if len(gathering.parts[index]) > 1:
             own_of_layers = _kept_until_checkpoint_ends(gathering, passes, index)
             started_in += own_of_layers
             whole, *parts = _by_layer(gathering, passes, index, without=frozenset[int]().union(*own_of_layers))
-            workspaces += [(forward, (*whole, *pending)), *(((), part) for part in parts)]
+            workspaces += [(forward, whole), *(((), part) for part in parts)]
             continue
         started = alive & gathering.started(index) if len(piece.modules) == 1 else frozenset[int]()
         if piece.units:
@@ -58,26 +55,10 @@ def with_unsharded_buckets(job: TrainingJob, tree: Module, *, first: bool = Fals
         else:
             own = gathering.tensors(started, GRADIENTS)
             gradients = (*gathering.tensors(alive - started, GRADIENTS), *beyond_freed(own, piece.modules[0]))
-        workspaces.append((forward, (*gathering.tensors(passes.backward[index], PARAMETERS), *gradients, *pending)))
+        workspaces.append((forward, (*gathering.tensors(passes.backward[index], PARAMETERS), *gradients)))
     has_units = fsdp_of(job).strategy == "optim_grads_params"
     changed = _with_workspaces(tree, iter(workspaces), is_segment, lambda module: has_units and covers_units(module))
     return with_gradients_from_first(gathering, changed, started_in)
-
-
-def _waiting_gradient(pieces: Sequence[Segment]) -> tuple[range, tuple[Tensor, ...]]:
-    """The gradient that the output layer computes of a tied embedding, and the segments in whose backward it is allocated.
-
-    Autograd keeps it until the backward of the embedding computes the second part of the gradient.
-    """
-    kinds = [piece.modules[0].kind for piece in pieces]
-    if ModuleKind.WORD_EMBEDDINGS not in kinds or ModuleKind.OUTPUT_LAYER not in kinds:
-        return range(0), ()
-    first, last = kinds.index(ModuleKind.WORD_EMBEDDINGS), len(kinds) - 1 - kinds[::-1].index(ModuleKind.OUTPUT_LAYER)
-    output_layer = pieces[last].modules[0]
-    if output_layer.parameters:
-        return range(0), ()
-    gradients = (each for each in output_layer.backward_workspace if each.name == "weight gradient")
-    return range(first, last), tuple(replace(each, name="weight gradient of the output layer") for each in gradients)
 
 
 def _kept_until_checkpoint_ends(gathering: Gathering, passes: ChunkPasses, index: int) -> tuple[Ids, ...]:

@@ -10,6 +10,7 @@ core/transformer/dot_product_attention.py; transformer_engine/pytorch/attention/
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from analyzer.modules.attention.context_parallel import (
     Exchange,
@@ -23,6 +24,8 @@ from analyzer.modules.norm import norm_parameters
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Parameter, Tensor
 
+RETURNED: Final = ("output", "output in [s,b,a,d]", "returned output")
+"""Names of the output of a kernel that does not save it."""
 ATTENTION = "self_attention"
 QKV = "self_attention.linear_qkv"
 
@@ -239,11 +242,18 @@ def projection_saves_copy(shapes: Shapes) -> bool:
     return works_in_batches(shapes)
 
 
+def returns_saved_output(shapes: Shapes) -> bool:
+    """Whether the kernel returns the output that it saves, or a view of it."""
+    if shapes.model.attention_backend == "unfused" or output_is_new(shapes):
+        return False
+    return shapes.inputs.attention_in_batches or not works_in_batches(shapes)
+
+
 def kernel_under_checkpoint(kernel: Module, inputs: tuple[Tensor, ...], *, output: Tensor | None = None) -> Module:
     """The kernel under `--recompute-modules core_attn`. `inputs` and the tables of the unfused rotation before it stay saved.
 
-    The recomputed kernel saves the inputs themselves if it does so without a checkpoint, and copies otherwise. `output`: that of an
-    unfused kernel, which does not save it. `CheckpointFunction.backward` references it, and the gradient of the output.
+    The recomputed kernel saves the inputs themselves if it does so without a checkpoint, and copies otherwise. `output`: that of a
+    kernel that does not save it: unfused, or a copy in [s, b, a·d]. `CheckpointFunction.backward` references it, and its gradient.
     """
     tables = tuple(tensor for tensor in kernel.saved if is_rotary_table(tensor))
     inside = tuple(
@@ -252,7 +262,7 @@ def kernel_under_checkpoint(kernel: Module, inputs: tuple[Tensor, ...], *, outpu
     held: tuple[Tensor, ...] = ()
     if output is not None:
         held = (replace(output, name="output gradient"), replace(output, name="recomputed output"))
-        forward = tuple(each for each in kernel.forward_workspace if each.name != "output")
+        forward = tuple(each for each in kernel.forward_workspace if each.name not in RETURNED)
         backward = tuple(each for each in kernel.backward_workspace if each.name != "output gradient")
         kernel = replace(kernel, forward_workspace=forward, backward_workspace=backward)
     return Module(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from analyzer.modules.attention.context_parallel import Exchange, exchanging_kernel, gradient_scratch
-from analyzer.modules.attention.core_attention import ATTENTION, kernel_under_checkpoint, sinks
+from analyzer.modules.attention.core_attention import ATTENTION, kernel_under_checkpoint, returns_saved_output, sinks
 from analyzer.modules.attention.latent_projections import (
     compressed,
     down_projection,
@@ -90,9 +90,8 @@ def _kernel(shapes: Shapes) -> Module:
         needed = max(((output, *recomputed), in_kernel), key=total_bytes)
         kernel = replace(kernel, forward_workspace=(*kernel.forward_workspace, *recomputed[-3:]), backward_workspace=needed)
     if shapes.recompute_core_attention:
-        unfused = shapes.model.attention_backend == "unfused"
         values = shapes.model.num_attention_heads // shapes.t * mla_of(shapes).v_head_dim
-        context = shapes.wide("output", values, "a·dv/t") if unfused else None
+        context = None if returns_saved_output(shapes) else shapes.wide("output", values, "a·dv/t")
         kernel = kernel_under_checkpoint(kernel, _checkpoint_inputs(shapes), output=context)
     return kernel
 

@@ -10,6 +10,7 @@ from analyzer.modules.attention.core_attention import (
     kernel_under_checkpoint,
     projection_saves_copy,
     query_key_norm,
+    returns_saved_output,
 )
 from analyzer.modules.attention.unfused_attention import unfused_kernel
 from analyzer.modules.kinds import ModuleKind
@@ -65,5 +66,5 @@ def _core_attention(shapes: Shapes) -> Module:
     if not shapes.recompute_core_attention:
         return kernel
     heads = Heads(shapes)
-    output = heads.tensor("output", heads.query) if unfused else None
+    output = None if returns_saved_output(shapes) else heads.tensor("output", heads.query)
     return kernel_under_checkpoint(kernel, checkpoint_inputs(shapes), output=output)

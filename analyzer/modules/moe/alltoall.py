@@ -120,34 +120,53 @@ def _summed_over_parts(routing: Routing) -> tuple[Tensor, ...]:
     return (*cast, *flat, routing.row_tensor("sums", routing.received, dtype=dtype))
 
 
+def _sums_expert_output(routing: Routing) -> bool:
+    """Whether the summed rows are the output of the experts: nothing is sent, and sorting equal numbers of rows is a view."""
+    return routing.ep * routing.etp == 1 and (routing.local_experts == 1 or routing.moe.pad_to_capacity)
+
+
+def _combined(routing: Routing, *, saved: bool) -> tuple[Tensor, ...]:
+    """Tensors of the combine at its peak, in addition to the rows that are summed if these are saved."""
+    several, sends = routing.local_experts > 1, routing.ep > 1
+    expert_output = routing.row_tensor("expert output", routing.rows)
+    unsorted = (routing.row_tensor("unsorted rows", routing.rows),) if several else ()
+    output = (
+        routing.shapes.hidden("output"),
+        *((routing.shapes.hidden("output with that of the shared experts"),) if shared_output(routing) else ()),
+    )
+    if not saved:
+        last = (routing.row_tensor("returned rows", routing.sent),)
+        return largest(
+            (expert_output, *unsorted, *_summed_over_parts(routing)),
+            (*(unsorted or (expert_output,)), *(last if sends else ())),
+            (*last, *output),
+        )
+    output = (routing.shapes.hidden("zeros"), *output)  # deterministic PyTorch allocates the zeros twice
+    if routing.ep * routing.etp == 1:  # the saved rows are the unsorted rows, or the output of the experts
+        return largest(() if _sums_expert_output(routing) else (expert_output,), output)
+    # the saved rows are received after the output of the experts is freed
+    beyond = routing.row_tensor("expert output beyond the summed rows", max(0, routing.rows - routing.sent))
+    return largest((beyond, *unsorted, *_summed_over_parts(routing)), unsorted or (expert_output,), output)
+
+
 def alltoall_combine(shapes: Shapes) -> Module:
     """Rows of the local experts → [T, h], summed over the experts of each token."""
     routing = Routing(shapes)
     several = routing.local_experts > 1
-    unsorted = (routing.row_tensor("unsorted rows", routing.rows),) if several else ()
-    saved = summed_rows(routing, routing.sent)
-    last = () if saved else (routing.row_tensor("returned rows", routing.sent),)
-    returned = last if routing.ep > 1 else ()
+    maker = "mlp.experts.linear_fc2" if routing.moe.grouped_gemm or not several else "mlp.experts"
+    saved = summed_rows(routing, routing.sent, made_in=maker if _sums_expert_output(routing) else "")
     shared = shared_output(routing)
-    output = (shapes.hidden("output"), *((shapes.hidden("output with that of the shared experts"),) if shared else ()))
-    if saved:  # deterministic PyTorch allocates the zeros twice
-        output = (shapes.hidden("zeros"), *output)
     gradient = shapes.branch_gradient
     gathers = routing.etp > 1  # into a flat tensor that is then copied
     exchanged = (routing.row_tensor("exchanged gradients", routing.received),) if routing.ep > 1 or gathers else ()
     copied = (several and routing.ep == 1) or gathers
     sorts = (routing.row_tensor("sorted gradients", routing.rows),) if copied else ()
-    forward = largest(
-        (routing.row_tensor("expert output", routing.rows), *unsorted, *_summed_over_parts(routing)),
-        (*(unsorted or (routing.row_tensor("expert output", routing.rows),)), *returned),
-        (*last, *output),
-    )
     return Module(
         name="combine",
         kind=ModuleKind.COMBINE,
         function=True,
         saved=(*_sort_map(routing), *saved),
-        forward_workspace=(*dispatched_tokens(routing), *forward, *shared),
+        forward_workspace=(*dispatched_tokens(routing), *_combined(routing, saved=bool(saved)), *shared),
         backward_workspace=largest(
             (gradient, routing.row_tensor("sent gradients", routing.sent)),
             (gradient, *exchanged, routing.row_tensor("received gradients", routing.rows), *sorts),
