@@ -24,6 +24,10 @@ from analyzer.units import ceil_div
 
 MULTIPROCESSORS: Final = 132
 """Of a Hopper GPU, used if no GPU is given."""
+HEAD_OF_ONE_COPY: Final = 128
+"""Elements of a head that `_PrepareQKVForFA` supports."""
+TOKENS_OF_ONE_COPY: Final = 512
+"""The smallest number of tokens of a microbatch on one rank for which `_PrepareQKVForFA` is used."""
 
 
 def works_in_batches(shapes: Shapes) -> bool:
@@ -75,6 +79,16 @@ class Exchange:
     def copied(self) -> bool:
         """FlashAttention works in [b, s, a, d]: tensors are copied to this layout unless b = 1, where both layouts are equal."""
         return works_in_batches(self.shapes)
+
+    @property
+    def in_one_copy(self) -> bool:
+        """Whether FlashAttention copies slices of one tensor to one tensor, of which queries, keys and values are views.
+
+        Source: `_PrepareQKVForFA` (transformer_engine/pytorch/attention/dot_product_attention/backends.py, 2.11).
+        """
+        shapes = self.shapes
+        slices = self.joint and not self.grouped and not self.made_by and shapes.model.kv_channels == HEAD_OF_ONE_COPY
+        return slices and shapes.model.attention_backend == "flash" and shapes.s * shapes.b >= TOKENS_OF_ONE_COPY
 
     def tensor(self, name: str, width: int, *, made_in: str = "") -> Tensor:
         """[s, b, width], or as many elements in another layout."""
@@ -148,21 +162,26 @@ def _saved(exchange: Exchange) -> tuple[Tensor, ...]:
         widths = (exchange.query, exchange.key, exchange.value)
         inputs = tuple(_aside(one(name, width)) for name, width in zip(names, widths, strict=True))
         return (*inputs, one("output before the all-to-all", exchange.output), *small)
+    query = one("query", exchange.query, made_in=made_by)
+    if exchange.in_one_copy and exchange.inner == 1:
+        query = one("query with keys and values", exchange.inputs)
     if exchange.kind == "all_gather":
-        query = one("query", exchange.query, made_in=made_by)
-        key = one("key", exchange.key, made_in=made_by)
+        key_and_value = (one("key", exchange.key, made_in=made_by), one("value", exchange.value))
         s, b, width = output.shape
         chunk = replace(output, name="output of a chunk", shape=(s // parts, b, width))
-        return (query, key, one("value", exchange.value), chunk, _aside(chunk), *small)
+        copied = exchange.copied or not exchange.in_one_copy
+        return (query, *(key_and_value if copied else ()), chunk, _aside(chunk), *small)
     # `kv` is copied to the first of the buffers that the ranks exchange
     pair = replace(one("last keys and values", exchange.pair), read_first=True)
-    return (one("query", exchange.query, made_in=made_by), pair, output, *small)
+    return (query, pair, output, *small)
 
 
 def _before(exchange: Exchange) -> Iterator[Tensor]:
     """Tensors that local variables reference while the kernel runs, and that it does not save."""
     one, copied = exchange.tensor, exchange.copied
     yield one("qkv", exchange.inputs) if exchange.joint else one("value", exchange.value)
+    if exchange.in_one_copy and exchange.kind in ("p2p", "all_gather"):
+        return
     if exchange.made_by and exchange.grouped:
         yield one("query before rotation", exchange.query)
     if exchange.made_by or not copied:
