@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, combinations, product
+from math import gcd
 from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import AnalyzerError, InputError
@@ -37,6 +38,7 @@ from analyzer.modules.models.gpt import chunk_modules
 from analyzer.program.chunks import Block
 from analyzer.specs import PipelineSpec
 from analyzer.specs.option_names import flag_of
+from analyzer.specs.rules.failures import needs_whole_groups
 from analyzer.units import ceil_div
 
 if TYPE_CHECKING:
@@ -170,20 +172,31 @@ class Space:
     def recomputes(self, stages: Stages) -> tuple[Recompute, ...]:
         """The ways to recompute activations for a distribution of layers, that of the launch first."""
         most = ceil_div(self.scale.layers, stages.pipeline * stages.virtual) + max(UNEVEN)
-        return self._choices(most.bit_length())
+        divided = self._common_divisor(stages) if needs_whole_groups(self.problem.given.megatron) else 0
+        return self._choices(most.bit_length(), divided & -divided)
 
-    def _choices(self, powers: int) -> tuple[Recompute, ...]:
-        """The ways to recompute, with so many powers of two as numbers of layers."""
-        if powers not in self._known_choices:
+    def _common_divisor(self, stages: Stages) -> int:
+        """The greatest common divisor of the numbers of layers of the virtual stages."""
+        if stages.given:
+            return gcd(*self._layers_of_given)
+        uneven = [layers for layers in (stages.first, stages.last) if layers is not None]
+        others = stages.pipeline - len(uneven)
+        equal = (self.scale.layers - sum(uneven)) // others // stages.virtual if others else 0
+        return gcd(equal, *(layers // stages.virtual for layers in uneven))
+
+    def _choices(self, powers: int, largest: int) -> tuple[Recompute, ...]:
+        """The ways to recompute, with so many powers of two as numbers of layers; uniform ones up to `largest` unless it is 0."""
+        if (powers, largest) not in self._known_choices:
             full = (Recompute("full", method, 1 << power) for power in range(powers) for method in ("uniform", "block"))
-            every: tuple[Recompute, ...] = (Recompute(), *self._selective, *full) if "recompute" in self.over else ()
+            legal = (each for each in full if not largest or each.method == "block" or (each.layers or 1) <= largest)
+            every: tuple[Recompute, ...] = (Recompute(), *self._selective, *legal) if "recompute" in self.over else ()
             if self.problem.runs or not every:
                 every = (self.given.recompute, *(each for each in every if each != self._same_as_given))
-            self._known_choices[powers] = every
-        return self._known_choices[powers]
+            self._known_choices[powers, largest] = every
+        return self._known_choices[powers, largest]
 
     @cached_property
-    def _known_choices(self) -> dict[int, tuple[Recompute, ...]]:
+    def _known_choices(self) -> dict[tuple[int, int], tuple[Recompute, ...]]:
         return {}
 
     @cached_property

@@ -99,10 +99,10 @@ class _OfJob:
         return self._seconds[atom]
 
     def _savings_of(self, atom: Recompute) -> tuple[int, ...]:
-        """Bytes that a recomputation saves in each kind of chunk."""
+        """Bytes that a recomputation saves in each kind of chunk: all, if the layout that figures are taken of refuses it."""
         if atom not in self._savings:
             figures = self._figures(atom)
-            left = self._kept if figures is None else [figures.retained(kind) for kind in self._plan.kinds]
+            left = [0 if figures is None else figures.retained(kind) for kind in self._plan.kinds]
             self._savings[atom] = tuple(kept - rest for kept, rest in zip(self._kept, left, strict=True))
         return self._savings[atom]
 

@@ -148,12 +148,17 @@ def _uniform_recompute(job: TrainingJob) -> Iterator[Violation]:
     if job.recompute.granularity != "full" or job.recompute.method != "uniform":
         return
     layers = gcd(*_layers_of_stages(job))
-    if layers % size and not is_before(job.megatron, "0.10") and is_before(job.megatron, "0.17"):
+    if layers % size and needs_whole_groups(job.megatron):
         yield Violation(
             ("recompute_num_layers",),
             f"uniform recomputation of {size} layers needs a multiple of {size} layers in each stage in this release",
             f"use a divisor of {layers}",
         )
+
+
+def needs_whole_groups(megatron: str) -> bool:
+    """Whether uniform recomputation of a Megatron-LM release fails if the last group of a stage has fewer layers."""
+    return not is_before(megatron, "0.10") and is_before(megatron, "0.17")
 
 
 def _layers_of_stages(job: TrainingJob) -> Iterator[int]:
