@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, Final
 
+import packaging.version
 import torch
 
 from allocator_hook.shadow import flash_attention
@@ -23,8 +25,17 @@ def extension_modules(gpu: Gpu) -> dict[str, ModuleType]:
     modules = {"transformer_engine_torch": extension(gpu, version="0"), "fused_weight_gradient_mlp_cuda": _weight_gradients()}
     for name in ("scaled_softmax_cuda", "scaled_masked_softmax_cuda", "scaled_upper_triang_masked_softmax_cuda"):
         modules[name] = _softmax(name)
-    modules |= _multi_tensor(gpu) | _layer_norms(gpu) | flash_attention.modules(gpu)
-    return modules | deep_ep.modules() | emerging_optimizers.modules()
+    modules |= _multi_tensor(gpu) | _layer_norms(gpu) | _rotation() | flash_attention.modules(gpu)
+    return modules | _pkg_resources() | deep_ep.modules() | emerging_optimizers.modules()
+
+
+def _pkg_resources() -> dict[str, ModuleType]:
+    """The part that megatron-core before 0.9 imports of a module that recent releases of setuptools do not have."""
+    if find_spec("pkg_resources") is not None:
+        return {}
+    module = ModuleType("pkg_resources")
+    module.packaging = packaging  # type: ignore[attr-defined]
+    return {"pkg_resources": module}
 
 
 def _weight_gradients() -> ModuleType:
@@ -79,6 +90,35 @@ class LayerNorm(torch.autograd.Function):
         input, weight, _, _ = ctx.saved_tensors
         grads[0].contiguous()
         return (like(input), like(weight), like(weight), *([None] * ctx.options))
+
+
+class FusedRotation(torch.autograd.Function):
+    """APEX's `FusedRoPEFunc`. Saved for backward: the angles."""
+
+    @staticmethod
+    def forward(ctx: Any, t: torch.Tensor, freqs: torch.Tensor, transpose_output_memory: bool = False) -> torch.Tensor:
+        ctx.save_for_backward(freqs)
+        ctx.transposed = transpose_output_memory
+        return _rotated(t, transposed=transpose_output_memory)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return _rotated(grads[0], transposed=ctx.transposed), None, None
+
+
+def _rotated(tensor: torch.Tensor, *, transposed: bool) -> torch.Tensor:
+    """[s, b, a, d] like `tensor`; in memory [b, s, a, d] if transposed."""
+    s, b, *rest = tensor.shape
+    return empty((b, s, *rest), tensor.dtype).transpose(0, 1) if transposed else like(tensor)
+
+
+def _rotation() -> dict[str, ModuleType]:
+    """APEX's fused rotation, which megatron-core before 0.9 uses."""
+    parent, module = ModuleType("apex.transformer"), ModuleType("apex.transformer.functional")
+    parent.__path__ = []
+    module.fused_apply_rotary_pos_emb = FusedRotation.apply  # type: ignore[attr-defined]
+    module.fused_apply_rotary_pos_emb_thd = FusedRotation.apply  # type: ignore[attr-defined]
+    return {"apex.transformer": parent, "apex.transformer.functional": module}
 
 
 def _layer_norms(gpu: Gpu) -> dict[str, ModuleType]:

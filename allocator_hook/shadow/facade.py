@@ -18,12 +18,19 @@ from allocator_hook.shadow.extensions import extension_modules
 from allocator_hook.shadow.gpu import CUDA_VERSION, DeviceProperties, Event, Gpu, Stream
 from allocator_hook.shadow.imports import Imports
 from allocator_hook.shadow.placement import GPU, META, Placement, kernels, to_meta
+from allocator_hook.shadow.te_kernels import release_1
 from allocator_hook.shadow.te_kernels.releases import is_before
 from allocator_hook.shadow.unmaterialized import unmaterialized
 from allocator_hook.step.patching import Patch, Patches
 
 ASSUMED_VERSIONS = {
-    "flash-attn": "2.7.4.post1" if is_before("2.6") else "2.8.1" if is_before("2.10") else "2.8.3",
+    "flash-attn": "2.6.3"
+    if is_before("1.13")
+    else "2.7.4.post1"
+    if is_before("2.6")
+    else "2.8.1"
+    if is_before("2.10")
+    else "2.8.3",
     "emerging-optimizers": "0.2.0",
 }
 """flash-attn: the newest release that the Transformer Engine supports, up to 2.8.3, as in the containers of 2026."""
@@ -61,6 +68,8 @@ def _patches(gpu: Gpu, compiler: Callable[..., Any], memory_allocated: Callable[
     yield from _tensors()
     yield from _compilers(compiler)
     yield from _packages()
+    if is_before("2"):
+        yield from _of_release_1(gpu)
 
 
 def _queries(gpu: Gpu, memory_allocated: Callable[[], int]) -> Iterator[Patch]:
@@ -145,6 +154,11 @@ def _packages() -> Iterator[Patch]:
         return ASSUMED_VERSIONS.get(name.replace("_", "-")) or real(name)
 
     yield Patch(importlib.metadata, "version", version, "these packages are assumed to be installed on the training machine")
+
+
+def _of_release_1(gpu: Gpu) -> Iterator[Patch]:
+    yield Patch(torch.ops, "tex_ts", release_1.operators(gpu), "the operators are in the compiled extension")
+    yield Patch(torch.onnx, "_type_utils", None, "imported for the export to ONNX; PyTorch no longer has it")
 
 
 def _constant(value: Any) -> Callable[..., Any]:

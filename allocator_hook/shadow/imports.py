@@ -14,6 +14,9 @@ from typing import Any, Final
 STUBBED: Final = ("onnxscript", "onnx", "triton", "nvdlfw_inspect")
 """Packages that Transformer Engine imports at module level but a training step does not need."""
 
+_EXPORT: Final = "transformer_engine.pytorch.te_onnx_extensions"
+"""Export to ONNX of Transformer Engine 1, which recent releases of PyTorch do not support."""
+
 _TE_LOADER: Final = "transformer_engine.common"
 
 
@@ -65,7 +68,7 @@ class _StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         del path, target
-        if fullname.split(".")[0] in STUBBED:
+        if fullname.split(".")[0] in STUBBED or fullname == _EXPORT:
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         return None
 

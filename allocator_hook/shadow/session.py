@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,8 @@ INSTALL = "run pip install '.[shadow]' in this project's folder, which installs 
 def _need_transformer_engine() -> None:
     try:
         import_module("transformer_engine.pytorch")
-        import_module("megatron.core.extensions.transformer_engine")
+        moved = find_spec("megatron.core.extensions") is not None  # in 0.9
+        import_module(f"megatron.core.{'extensions' if moved else 'transformer.custom_layers'}.transformer_engine")
     except ImportError as error:
         raise AnalyzerError(
             f"--transformer-impl transformer_engine: Transformer Engine cannot be imported ({error}); "

@@ -15,9 +15,10 @@ TORCH_DTYPES: Final = {"fp32": torch.float32, "fp16": torch.float16, "bf16": tor
 
 def transformer_config(job: TrainingJob) -> Any:
     """Build the TransformerConfig. The functions of the training loop (grad_scale_func, no_sync_func, …) are set later."""
-    from megatron.core.transformer import MLATransformerConfig, TransformerConfig
+    from megatron.core import transformer
 
-    config_class = MLATransformerConfig if job.model.mla is not None else TransformerConfig
+    # core 0.8 has no multi-latent attention
+    config_class = transformer.MLATransformerConfig if job.model.mla is not None else transformer.TransformerConfig
     if job.model.blocks:
         from megatron.core.transformer.heterogeneous.heterogeneous_config import HeterogeneousTransformerConfig
 
@@ -89,11 +90,11 @@ def _parallel(job: TrainingJob) -> dict[str, Any]:
         "virtual_pipeline_model_parallel_size": parallel.virtual_pipeline,
         "context_parallel_size": parallel.context,
         "expert_model_parallel_size": parallel.expert,
-        "expert_tensor_parallel_size": parallel.expert_tensor,
+        "expert_tensor_parallel_size": None if parallel.expert_tensor == parallel.tensor else parallel.expert_tensor,
         "sequence_parallel": parallel.sequence_parallel,
         "cp_comm_type": parallel.cp_comm_type,
         "hierarchical_context_parallel_sizes": hierarchy(job),
-        "microbatch_group_size_per_vp_stage": parallel.microbatch_group_size or parallel.pipeline,
+        **_microbatch_group(job),
         "overlap_p2p_comm": parallel.overlap_p2p,
         "batch_p2p_comm": not parallel.overlap_p2p,
         "deallocate_pipeline_outputs": True,
@@ -180,6 +181,14 @@ def _window(job: TrainingJob) -> dict[str, Any]:
         "window_size": job.model.window,
         "window_attn_skip_freq": None if all(windowed) else [int(each) for each in windowed],
     }
+
+
+def _microbatch_group(job: TrainingJob) -> dict[str, Any]:
+    """Return the option for the microbatches of a group. Releases before 0.10 have none; their groups are of the pipeline size."""
+    from megatron.core.transformer import TransformerConfig
+
+    name, size = "microbatch_group_size_per_vp_stage", job.parallel.microbatch_group_size or job.parallel.pipeline
+    return {} if size == job.parallel.pipeline and not hasattr(TransformerConfig, name) else {name: size}
 
 
 def hierarchy(job: TrainingJob) -> list[int] | None:
@@ -343,7 +352,7 @@ def activation_function(job: TrainingJob) -> Any:
 
 
 def attention_backend(job: TrainingJob) -> Any:
-    """Return the attention backend of the job."""
-    from megatron.core.transformer.enums import AttnBackend
+    """Return the attention backend of the job; None before core 0.11, which has no such option."""
+    from megatron.core.transformer import enums
 
-    return AttnBackend[job.model.attention_backend]
+    return enums.AttnBackend[job.model.attention_backend] if hasattr(enums, "AttnBackend") else None

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from allocator_hook.step.versions import known_to
 from analyzer.specs import TrainingJob
 
 
@@ -37,10 +38,26 @@ def get_batch(
     if rank > 0:
         batch = {name: batch[name] if name in needed else None for name in fields}
     if job.parallel.context > 1:
-        from megatron.core.utils import get_batch_on_this_cp_rank
+        from megatron.core import utils
 
-        batch = get_batch_on_this_cp_rank(batch)
+        # before 0.11 the function is in megatron/training, which the package does not have
+        batch = getattr(utils, "get_batch_on_this_cp_rank", _on_this_cp_rank)(batch)
     return batch
+
+
+def _on_this_cp_rank(batch: dict[str, torch.Tensor | None]) -> dict[str, torch.Tensor | None]:
+    """Two of 2·c parts of each sequence, as `get_batch_on_this_cp_rank` selects them."""
+    from megatron.core import parallel_state
+
+    size, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
+    found = dict(batch)
+    for name, tensor in batch.items():
+        if tensor is not None:
+            axis = 2 if name == "attention_mask" else 1
+            parts = tensor.unflatten(axis, (2 * size, -1))
+            index = torch.tensor([rank, 2 * size - rank - 1], device=tensor.device)
+            found[name] = parts.index_select(axis, index).flatten(axis, axis + 1)
+    return found
 
 
 def on_gpu(job: TrainingJob, *, device: str = "cuda") -> dict[str, torch.Tensor | None]:
@@ -86,9 +103,15 @@ class ForwardStep:
 
         self._before(model)
         gpt = get_attr_wrapped_model(model, "pre_process", return_model_obj=True)
-        batch = get_batch(self._job, first=gpt.pre_process, last=gpt.post_process, mtp=gpt.mtp_process, data_iterator=data_iterator)
-        run = gpt.build_schedule_plan if return_schedule_plan else model
-        output = run(
-            batch["tokens"], batch["position_ids"], batch["attention_mask"], labels=batch["labels"], loss_mask=batch["loss_mask"]
+        batch = get_batch(
+            self._job,
+            first=gpt.pre_process,
+            last=gpt.post_process,
+            mtp=getattr(gpt, "mtp_process", False),
+            data_iterator=data_iterator,
         )
+        run = gpt.build_schedule_plan if return_schedule_plan else model
+        masked = known_to(gpt.forward, loss_mask=None)  # before 0.12 the mask is for the loss function only
+        options = {name: batch[name] for name in ("labels", *masked)}
+        output = run(batch["tokens"], batch["position_ids"], batch["attention_mask"], **options)
         return output, partial(loss_function, self._job, batch["loss_mask"])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
 
 from allocator_hook.step.config import hierarchy, transformer_config
+from allocator_hook.step.patching import Patch, Patches
 from allocator_hook.step.versions import known_to
 from analyzer.errors import AnalyzerError
 from analyzer.specs import TrainingJob
@@ -29,31 +30,46 @@ def initialize(job: TrainingJob, *, rank: int, seed: int = 1234) -> None:
 
     parallel = job.parallel
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=parallel.world_size)
-    parallel_state.initialize_model_parallel(
-        **known_to(
-            parallel_state.initialize_model_parallel,
-            tensor_model_parallel_size=parallel.tensor,
-            pipeline_model_parallel_size=parallel.pipeline,
-            virtual_pipeline_model_parallel_size=parallel.virtual_pipeline,
-            context_parallel_size=parallel.context,
-            hierarchical_context_parallel_sizes=hierarchy(job),
-            expert_model_parallel_size=parallel.expert,
-            expert_tensor_parallel_size=parallel.expert_tensor,
-            num_distributed_optimizer_instances=parallel.distributed_optimizer_instances,
-            order=parallel.order,
-            create_gloo_process_groups=False,
-            **_embedding_ranks(job),
-        )
-    )
+    # releases before 0.11 always create the groups for the CPU
+    with Patches(
+        (Patch(dist, "new_group", _on_gpu(dist.new_group), "there are no peers that a group for the CPU could connect to"),)
+    ):
+        parallel_state.initialize_model_parallel(**_sizes(job))
     tracker = {} if job.graphs is None else {"te_rng_tracker": job.model.implementation == "transformer_engine"}
     graphed = {} if job.graphs is None else {"use_cudagraphable_rng": True}
     tensor_parallel.model_parallel_cuda_manual_seed(seed, **tracker, **graphed)
 
 
+def _on_gpu(real: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, backend=None, **options: real(*args, backend="fake" if backend == "gloo" else backend, **options)
+
+
+def _sizes(job: TrainingJob) -> dict[str, Any]:
+    from megatron.core import parallel_state
+
+    parallel = job.parallel
+    return known_to(
+        parallel_state.initialize_model_parallel,
+        tensor_model_parallel_size=parallel.tensor,
+        pipeline_model_parallel_size=parallel.pipeline,
+        virtual_pipeline_model_parallel_size=parallel.virtual_pipeline,
+        context_parallel_size=parallel.context,
+        hierarchical_context_parallel_sizes=hierarchy(job),
+        expert_model_parallel_size=parallel.expert,
+        expert_tensor_parallel_size=None if parallel.expert_tensor == parallel.tensor else parallel.expert_tensor,
+        num_distributed_optimizer_instances=parallel.distributed_optimizer_instances,
+        order=parallel.order,
+        create_gloo_process_groups=False,
+        **_embedding_ranks(job),
+    )
+
+
 def _embedding_ranks(job: TrainingJob) -> dict[str, Any]:
     """Return the option for the pipeline ranks with a word embedding: `get_embedding_ranks` of pretrain_gpt.py (core 0.16)."""
-    from megatron.core.transformer import multi_token_prediction
-
+    try:
+        from megatron.core.transformer import multi_token_prediction
+    except ImportError:  # before 0.12
+        return {}
     if not hasattr(multi_token_prediction, "get_mtp_ranks"):
         return {}
 
@@ -109,6 +125,7 @@ def _groups() -> Iterator[tuple[str, Any]]:
             continue
         if group is not None and group != dist.GroupMember.NON_GROUP_MEMBER:
             yield name, group
-    hierarchy = mpu.get_hierarchical_context_parallel_groups(check_initialized=False)
-    yield from zip(("cp_a2a", "cp_p2p"), hierarchy or (), strict=False)
+    if hasattr(mpu, "get_hierarchical_context_parallel_groups"):  # since 0.10
+        hierarchy = mpu.get_hierarchical_context_parallel_groups(check_initialized=False)
+        yield from zip(("cp_a2a", "cp_p2p"), hierarchy or (), strict=False)
     yield "world", dist.group.WORLD

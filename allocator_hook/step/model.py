@@ -10,7 +10,7 @@ import torch
 from allocator_hook.step.config import starts_from_meta
 from allocator_hook.step.muon import buffer_layout
 from allocator_hook.step.optimizer_config import ddp_config, uses_torch_fsdp
-from allocator_hook.step.versions import known_to
+from allocator_hook.step.versions import accepted_by, known_to
 from analyzer.errors import AnalyzerError
 from analyzer.specs import MoeSpec, TrainingJob
 
@@ -22,9 +22,9 @@ def layer_spec(job: TrainingJob, config: Any, *, virtual_stage: int | None) -> A
     if job.model.moe is not None:
         te = job.model.implementation == "transformer_engine"
         block = specs.get_gpt_decoder_block_spec
-        return block(
-            config, use_transformer_engine=te, **known_to(block, normalization=config.normalization, vp_stage=virtual_stage)
-        )
+        # before 0.13, layers of Transformer Engine read the normalization from `config`, and the stage is that of `parallel_state`
+        norm = known_to(block, normalization=None if te else config.normalization)
+        return block(config, use_transformer_engine=te, **norm, **accepted_by(block, vp_stage=virtual_stage))
     if job.model.blocks:
         from megatron.core.models.gpt.heterogeneous.heterogeneous_layer_specs import get_gpt_heterogeneous_layer_spec
 
@@ -91,7 +91,7 @@ def chunk(job: TrainingJob, config: Any, *, virtual_stage: int | None) -> Any:
         module = GPTModel(
             config=config,
             transformer_layer_spec=decoder,
-            mtp_block_spec=mtp_spec(job, config, decoder, virtual_stage=virtual_stage),
+            **known_to(GPTModel.__init__, mtp_block_spec=mtp_spec(job, config, decoder, virtual_stage=virtual_stage)),
             vocab_size=model.padded_vocab_size,
             max_sequence_length=model.max_position_embeddings,
             pre_process=_at_end(parallel_state.is_pipeline_first_stage, stage),
@@ -101,7 +101,7 @@ def chunk(job: TrainingJob, config: Any, *, virtual_stage: int | None) -> Any:
             share_embeddings_and_output_weights=model.tied_embeddings,
             position_embedding_type=model.position_embedding if model.yarn_positions is None else "yarn",
             rotary_percent=model.rotary_percent,
-            **({"vp_stage": virtual_stage} if "vp_stage" in known_to(GPTModel.__init__, vp_stage=None) else {}),
+            **accepted_by(GPTModel.__init__, vp_stage=virtual_stage),
         )
     module.model_type = _encoder_or_decoder()
     for parameter in module.parameters():
@@ -112,7 +112,8 @@ def chunk(job: TrainingJob, config: Any, *, virtual_stage: int | None) -> Any:
 
 
 def _at_end(query: Any, stage: dict[str, Any]) -> bool:
-    return bool(query(**known_to(query, **{name: value for name, value in stage.items() if value is not None})))
+    """Before 0.13, the query reads the virtual stage that `parallel_state` was given."""
+    return bool(query(**accepted_by(query, **{name: value for name, value in stage.items() if value is not None})))
 
 
 def _encoder_or_decoder() -> Any:

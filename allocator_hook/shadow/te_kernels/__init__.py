@@ -21,11 +21,13 @@ from allocator_hook.shadow.te_kernels import (
     moe,
     multi_tensor,
     norms,
+    release_1,
     rope,
     softmax,
     userbuffers,
 )
 from allocator_hook.shadow.te_kernels.enums import ENUMS
+from allocator_hook.shadow.te_kernels.releases import is_before
 from analyzer.errors import AnalyzerError
 
 
@@ -66,7 +68,8 @@ def extension(gpu: Gpu, *, version: str) -> ModuleType:
     module._num_cublas_streams = gemm.STREAMS  # type: ignore[attr-defined]  # releases before 2.4 have it instead of a function
     for name, enum in ENUMS.items():
         setattr(module, name, enum)
-    for part in (activations, attention, cast, gemm, misc, moe, multi_tensor, norms, rope, softmax, userbuffers):
+    parts = (activations, attention, cast, gemm, misc, moe, multi_tensor, norms, rope, softmax, userbuffers)
+    for part in (*parts, *((release_1,) if is_before("2") else ())):
         for name, kernel in bindings(part, gpu).items():
             setattr(module, name, kernel)
     return module

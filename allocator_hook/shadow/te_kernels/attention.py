@@ -17,7 +17,7 @@ from allocator_hook.shadow.te_kernels.allocate import empty, reject_quantizer
 from allocator_hook.shadow.te_kernels.enums import ENUMS, DType
 from allocator_hook.shadow.te_kernels.releases import is_before, with_names
 
-_LAYOUT = ENUMS["NVTE_QKV_Layout"]
+LAYOUT = ENUMS["NVTE_QKV_Layout"]
 _BACKEND = ENUMS["NVTE_Fused_Attn_Backend"]
 _MASK = ENUMS["NVTE_Mask_Type"]
 _SOFTMAX = ENUMS["NVTE_Softmax_Type"]
@@ -86,7 +86,7 @@ def fused_attn_bwd(
     Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, fake_dtype: torch.dtype, softmax_type: int = 0,
 ) -> list[torch.Tensor | None]:  # fmt: skip
     """Return the gradients of query, key and value in their layout, then those of the bias (None) and the softmax offset."""
-    layout = _LAYOUT(qkv_layout).name.removeprefix("NVTE_")
+    layout = LAYOUT(qkv_layout).name.removeprefix("NVTE_")
     gradients = _split_gradients(layout, Q, K, V, fake_dtype)
     batch, heads = cu_seqlens_q.shape[0] - 1, Q.shape[-2]
     calls.attention("backward", Q, K, V, batch=batch, causal=_is_causal(attn_mask_type), window=window_size[0])

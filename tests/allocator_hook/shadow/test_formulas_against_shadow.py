@@ -366,6 +366,28 @@ UNTIL_TE = {
 }
 """The first Transformer Engine that the formulas do not describe, if later ones differ."""
 
+SINCE_TE = {
+    # the shadow engine has no FP8 kernels of Transformer Engine 1, and FusedAdam has no states for recorded shards
+    **dict.fromkeys((name for name in GRID if {"--fp8-format", "--use-torch-fsdp2"} & set(GRID[name].split())), "2"),
+    # no all-to-all groups in rings before 1.12; another set of buffers and of partial gradients in rings
+    **dict.fromkeys(("llama, cp4", "gpt, interleaved, cp2", "gpt, cp2, deterministic"), "2"),
+    "llama, userbuffers, tp2 sp pp2": "2",
+}
+"""The first Transformer Engine that the shadow engine or the formulas describe, if earlier ones differ."""
+
+
+def not_compared(name: str) -> str:
+    """Why the formulas are not compared with the installed releases. Empty if they are."""
+    if Version(SINCE.get(name, "0")) > RELEASE:
+        return f"the formulas describe megatron-core {SINCE[name]} and later"
+    if Version("0.12") > RELEASE and "--num-experts" in GRID[name].split():
+        return "the formulas assume the memory of experts of megatron-core 0.12"
+    if Version(SINCE_TE.get(name, "0")) > TE:
+        return f"Transformer Engine {SINCE_TE[name]} and later are compared"
+    if Version(UNTIL_TE.get(name, "99")) <= TE:
+        return f"the formulas describe Transformer Engine before {UNTIL_TE[name]}"
+    return ""
+
 
 @pytest.mark.parametrize("name", GRID)
 def test_formulas_agree_with_a_run_of_megatron(name: str, record: Record, tmp_path: Path) -> None:
@@ -377,10 +399,8 @@ def test_formulas_agree_with_a_run_of_megatron(name: str, record: Record, tmp_pa
     from analyzer.memory.allocator.settings import AllocatorSettings
     from analyzer.predict import predict
 
-    if Version(SINCE.get(name, "0")) > RELEASE:
-        pytest.skip(f"the formulas describe megatron-core {SINCE[name]} and later")
-    if Version(UNTIL_TE.get(name, "99")) <= TE:
-        pytest.skip(f"the formulas describe Transformer Engine before {UNTIL_TE[name]}")
+    if reason := not_compared(name):
+        pytest.skip(reason)
     base = BASE.removesuffix(SHARDED) if "--optimizer" in GRID[name].split() else BASE
     argv = [*(base + GRID[name]).split(), "--info-te", str(TE), *(OWN_RELEASE if Version("0.14") > RELEASE else ())]
     if "--use-torch-fsdp2" in argv:

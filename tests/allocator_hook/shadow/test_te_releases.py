@@ -11,7 +11,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from allocator_hook.shadow.imports import Imports, _LibraryFolder  # noqa: E402
-from allocator_hook.shadow.te_kernels import attention, releases  # noqa: E402
+from allocator_hook.shadow.te_kernels import attention, release_1, releases  # noqa: E402
+from allocator_hook.shadow.te_kernels.enums import DType  # noqa: E402
+from analyzer.errors import AnalyzerError  # noqa: E402
 
 pytestmark = pytest.mark.shadow
 
@@ -50,3 +52,35 @@ def test_the_library_that_releases_up_to_2_3_load_is_the_imported_module() -> No
         spec.loader.exec_module(module)
         assert module is extension is sys.modules["transformer_engine_torch"]
         assert not list(_LibraryFolder().glob("transformer_engine_jax.*.so"))
+
+
+def test_release_1_packs_the_gradients_of_a_packed_tensor() -> None:
+    """pytorch/csrc/extensions/attention.cu 1.11: the gradient has the shape of QKV, [s, b, a, 3, d]."""
+    qkv = torch.empty((64, 2, 4, 3, 16), dtype=torch.bfloat16, device="meta")
+    layout, causal = attention.LAYOUT["NVTE_SBH3D"], 2
+    starts = torch.empty((3,), dtype=torch.int32, device="meta")
+    out, statistics, _ = release_1.fused_attn_fwd_qkvpacked(64, layout, causal, (-1, 0), starts, qkv)
+    assert (tuple(out.shape), tuple(statistics.shape)) == ((64, 2, 4, 16), (2, 4, 64, 1))
+    gradient, bias = release_1.fused_attn_bwd_qkvpacked(64, layout, causal, (-1, 0), starts, qkv)
+    assert gradient is not None
+    assert gradient.shape == qkv.shape
+    assert gradient.untyped_storage().nbytes() == qkv.untyped_storage().nbytes()
+    assert bias is None
+
+
+def test_release_1_packs_the_gradients_of_key_and_value() -> None:
+    query = torch.empty((64, 2, 4, 16), dtype=torch.bfloat16, device="meta")
+    packed = torch.empty((64, 2, 2, 2, 16), dtype=torch.bfloat16, device="meta")
+    layout = attention.LAYOUT["NVTE_SBHD_SBH2D"]
+    starts = torch.empty((3,), dtype=torch.int32, device="meta")
+    of_query, of_both, _ = release_1.fused_attn_bwd_kvpacked(64, layout, 2, (-1, 0), starts, query, packed)
+    assert of_query is not None
+    assert of_both is not None
+    assert (of_query.shape, of_both.shape) == (query.shape, packed.shape)
+    assert of_both.untyped_storage().nbytes() == packed.untyped_storage().nbytes()
+
+
+def test_release_1_refuses_fp8() -> None:
+    tensor = torch.empty((16, 16), dtype=torch.uint8, device="meta")
+    with pytest.raises(AnalyzerError, match="FP8 needs Transformer Engine 2"):
+        release_1.te_gemm(tensor, DType["kFloat8E4M3"], True, tensor, False, False)
