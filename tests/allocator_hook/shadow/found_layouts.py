@@ -51,6 +51,8 @@ FOUND: Final = {
     "--recompute-granularity selective --recompute-modules moe_act",
     "megatron fsdp of optimizer states, three buckets": f"{_MEGATRON_FSDP} optim --overlap-grad-reduce --ddp-num-buckets 3",
     "fsdp2 with an MTP layer": f"{_TORCH_FSDP} --mtp-num-layers 1 --position-embedding-type rope",
+    "fsdp2, peak in the backward of the output layer": f"{_TORCH_FSDP} --vocab-size 9999 --micro-batch-size 1 "
+    "--context-parallel-size 2",
     "overlapped microbatches, one expert per rank": f"{_OVERLAPPED} --num-experts 2 --moe-token-dispatcher-type alltoall",
     "overlapped microbatches, dense layers beside MoE layers": _ALTERNATING,
     "overlapped microbatches, dense layers with recompute": f"{_ALTERNATING} --recompute-granularity selective "
