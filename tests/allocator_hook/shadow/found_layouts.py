@@ -49,6 +49,7 @@ FOUND: Final = {
     f"optim_grads_params {_FULL} 2 --vocab-size 120 --num-distributed-optimizer-instances 2",
     "recomputed activation of experts, unfused gates": f"{_EXPERTS} --quick-geglu --no-bias-swiglu-fusion --moe-grouped-gemm "
     "--recompute-granularity selective --recompute-modules moe_act",
+    "flash-attn, slices with heads of 128 elements": "--bf16 --vocab-size 120 --kv-channels 128 --info-gpu A100-80GB",
     "megatron fsdp of gradients, an output layer with an MTP head": f"{_MEGATRON_FSDP} optim_grads --context-parallel-size 2 "
     "--untie-embeddings-and-output-weights --mtp-num-layers 1 --position-embedding-type rope",
     "megatron fsdp of optimizer states, three buckets": f"{_MEGATRON_FSDP} optim --overlap-grad-reduce --ddp-num-buckets 3",
