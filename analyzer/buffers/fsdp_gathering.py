@@ -24,6 +24,7 @@ from analyzer.buffers.fsdp import (
     shard_ranks,
     sharded_buckets,
 )
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Tensor
 from analyzer.specs import TrainingJob
 
@@ -67,13 +68,38 @@ class Gathering:
     @cached_property
     def parts(self) -> tuple[tuple[Ids, ...], ...]:
         """For each segment, the buckets of each of its modules; units are separate modules."""
+        return self._parts([bucket.segments for bucket in self.buckets])
+
+    @cached_property
+    def accumulating_parts(self) -> tuple[tuple[Ids, ...], ...]:
+        """`parts` of the modules in whose backward gradients are accumulated in their buckets."""
+        return self._parts(self.accumulating)
+
+    @cached_property
+    def accumulating(self) -> tuple[Ids, ...]:
+        """For each bucket, the segments in whose backward gradients are accumulated in it.
+
+        These are the segments with its parameters, except for an output layer that MTP heads use as well: autograd sums its
+        gradients until the head that ran first in the forward has run backward, unless GEMMs accumulate them.
+        """
+        uses = [
+            index
+            for index, segment in enumerate(self.all_segments)
+            if any(module.kind is ModuleKind.OUTPUT_LAYER for module in segment.modules)
+        ]
+        if self.job.flags.gradient_accumulation_fusion or len(uses) < 2:
+            return tuple(bucket.segments for bucket in self.buckets)
+        return tuple(frozenset(uses[0] if index == uses[-1] else index for index in bucket.segments) for bucket in self.buckets)
+
+    def _parts(self, used_in: Sequence[Ids]) -> tuple[tuple[Ids, ...], ...]:
+        """For each segment, the buckets of each of its modules. `used_in`: the segments of each bucket."""
         of_segment: list[set[int]] = [set() for _ in self.all_segments]
         of_unit: dict[int, set[int]] = {}
         for number, bucket in enumerate(self.buckets):
             if bucket.unit is not None:
                 of_unit.setdefault(bucket.unit, set()).add(number)
             else:
-                for segment in bucket.segments:
+                for segment in used_in[number]:
                     of_segment[segment].add(number)
         parts: list[tuple[Ids, ...]] = []
         unit = 0
@@ -144,7 +170,7 @@ class Gathering:
 
     def started(self, segment: int) -> Ids:
         """The buckets whose first gradient in a backward is one of this segment."""
-        return frozenset(number for number, bucket in enumerate(self.buckets) if max(bucket.segments, default=-1) == segment)
+        return frozenset(number for number, used in enumerate(self.accumulating) if max(used, default=-1) == segment)
 
     def size(self, ids: Ids) -> int:
         """Elements of these buckets."""
@@ -240,12 +266,12 @@ def _backward(chunk: Gathering, ready: set[int], counts: list[int]) -> Iterator[
 
 def _gradients(chunk: Gathering) -> Iterator[tuple[Ids, ...]]:
     """Unsharded gradient buckets in each module of each segment, last segment first."""
-    unfinished = {number: set(bucket.segments) for number, bucket in enumerate(chunk.buckets)}
+    unfinished = {number: set(used) for number, used in enumerate(chunk.accumulating)}
     alive: set[int] = set()
     queue: list[int] = []
     for index in range(len(chunk.all_segments) - 1, -1, -1):
         found: list[Ids] = []
-        for wanted in reversed(chunk.parts[index]):
+        for wanted in reversed(chunk.accumulating_parts[index]):
             alive |= wanted
             found.append(frozenset(alive))
             for number in sorted(wanted):

@@ -88,6 +88,9 @@ def with_unsharded_units(job: TrainingJob, tree: Module) -> Module:
     In forward the all-gather buffer and the parameters copied out of it stay allocated until the next unit is gathered. In
     backward the preceding unit is prefetched, and the reduce-scatter buffer of the following unit is still allocated. Parameters
     outside units belong to the root: they are gathered before the forward, and reduced after the backward.
+
+    After the backward of a unit its unsharded parameters are freed before the reduce-scatter buffer of the same size is allocated
+    (`FSDPParamGroup.post_backward`), and its temporary tensors are already free.
     """
     pieces = list(unit_pieces(tree))
     outside = [() if is_torch_unit(piece) else tuple(creation_order(piece)) for piece in pieces]
@@ -109,7 +112,7 @@ def with_unsharded_units(job: TrainingJob, tree: Module) -> Module:
         prefetched = earlier if unsharded else (*root, *buffer)
         reducing = tuple(_tensor(REDUCE_SCATTER, other) for other in following)
         if not piece.children:
-            reducing = (_tensor(GRADIENTS, unit), *reducing)
+            reducing = (*beyond_freed((_reduced(job, unit),), piece), *reducing)
         workspaces.append((forward, (*prefetched, _tensor(PARAMETERS, unit), *reducing, *of_root)))
         passed += 1
     changed = _with_workspaces(tree, iter(workspaces), lambda module: is_torch_unit(module) or not module.children)
@@ -150,6 +153,11 @@ def _with_workspaces(
         backward_workspace=(*module.backward_workspace, *backward),
         children=children,
     )
+
+
+def _reduced(job: TrainingJob, unit: TorchUnit) -> Tensor:
+    """The shard of the reduced gradients of a unit (`foreach_reduce`)."""
+    return Tensor(name="reduced gradients", shape=(unit.numel // job.parallel.data_with_context,), dtype=unit.dtype)
 
 
 def _tensor(name: str, unit: TorchUnit) -> Tensor:

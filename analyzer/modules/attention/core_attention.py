@@ -145,9 +145,11 @@ def inputs_saved(shapes: Shapes) -> tuple[Tensor, ...]:
     """q, k and v as a fused kernel saves them: views of one qkv tensor, or three contiguous tensors of the same total size.
 
     cuDNN reads q and k in place and copies strided slices. FlashAttention copies all three to [b, s, a, d] if b > 1, and before
-    core 0.14 Megatron does so after the fused rotation.
+    core 0.14 Megatron does so after the fused rotation. It copies slices with heads of 128 elements to one tensor.
     """
     heads = Heads(shapes)
+    if exchange(shapes).in_one_copy:
+        return (heads.tensor("query with keys and values", heads.qkv),)
     maker = rotated_or_normed(shapes)
     flash = shapes.model.attention_backend == "flash"
     if not (heads.grouped or maker or flash):
@@ -208,7 +210,7 @@ def fused_kernel(shapes: Shapes) -> Module:
     output = heads.tensor("output", heads.query)
     transposed = works_in_batches(shapes)
     inputs = inputs_saved(shapes)
-    workspace = () if len(inputs) == 1 or norms_keep_qkv(shapes) else (heads.tensor("qkv", heads.qkv),)
+    workspace = () if inputs[0].made_in == QKV or norms_keep_qkv(shapes) else (heads.tensor("qkv", heads.qkv),)
     if heads.regrouped and rotated_or_normed(shapes):  # local variables also reference the input of the rotation
         workspace = (*workspace, heads.tensor("query before rotation", heads.query))
     if transposed and rotated_or_normed(shapes):  # and the tensors that are copied to [b, s, a, d]

@@ -49,8 +49,13 @@ FOUND: Final = {
     f"optim_grads_params {_FULL} 2 --vocab-size 120 --num-distributed-optimizer-instances 2",
     "recomputed activation of experts, unfused gates": f"{_EXPERTS} --quick-geglu --no-bias-swiglu-fusion --moe-grouped-gemm "
     "--recompute-granularity selective --recompute-modules moe_act",
+    "flash-attn, slices with heads of 128 elements": "--bf16 --vocab-size 120 --kv-channels 128 --info-gpu A100-80GB",
+    "megatron fsdp of gradients, an output layer with an MTP head": f"{_MEGATRON_FSDP} optim_grads --context-parallel-size 2 "
+    "--untie-embeddings-and-output-weights --mtp-num-layers 1 --position-embedding-type rope",
     "megatron fsdp of optimizer states, three buckets": f"{_MEGATRON_FSDP} optim --overlap-grad-reduce --ddp-num-buckets 3",
     "fsdp2 with an MTP layer": f"{_TORCH_FSDP} --mtp-num-layers 1 --position-embedding-type rope",
+    "fsdp2, peak in the backward of the output layer": f"{_TORCH_FSDP} --vocab-size 9999 --micro-batch-size 1 "
+    "--context-parallel-size 2",
     "overlapped microbatches, one expert per rank": f"{_OVERLAPPED} --num-experts 2 --moe-token-dispatcher-type alltoall",
     "overlapped microbatches, dense layers beside MoE layers": _ALTERNATING,
     "overlapped microbatches, dense layers with recompute": f"{_ALTERNATING} --recompute-granularity selective "
