@@ -24,7 +24,7 @@ from typing import Final
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from allocator_hook.shadow.engine import enough_microbatches
-from analyzer.cli.shadow_report import Compared, comparisons, first_ranks
+from analyzer.cli.shadow_report import Compared, comparisons, recorded_ranks
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.hardware.gpus import hardware
 from analyzer.launch.build import build
@@ -101,7 +101,7 @@ class Comparer:
 
     def _differences(self, report: Report, folder: Path) -> Iterator[Difference]:
         job = report.job
-        traces = self._sessions.record(job, first_ranks(report), folder)
+        traces = self._sessions.record(job, recorded_ranks(report), folder)
         count = enough_microbatches(job)
         if count != job.batch.microbatches:
             report = predict(replace(job, batch=replace(job.batch, microbatches=count, first_microbatches=count)))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Literal
 
 from allocator_hook.shadow.engine import enough_microbatches, run
-from analyzer.cli.shadow_report import Compared, comparisons, first_ranks, recorded_report
+from analyzer.cli.shadow_report import Compared, comparisons, recorded_ranks, recorded_report
 from analyzer.memory.allocator.settings import AllocatorSettings
 from analyzer.predict import predict
 from analyzer.results import Report
@@ -21,7 +21,7 @@ def run_engine(
     """The report with the memory of the run and, for `both`, a comparison with the formulas. Raises AnalyzerError."""
     job = report.job
     with _progress() as progress:
-        traces = run(job, first_ranks(report), argv=argv, progress=progress)
+        traces = run(job, recorded_ranks(report), argv=argv, progress=progress)
     ran = replace(report, engine=engine)
     recorded = replace(recorded_report(ran, traces, settings=AllocatorSettings.of(environ)), engine=engine)
     if engine == "shadow":

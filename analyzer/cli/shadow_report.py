@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from allocator_hook.packages import installed, warnings
+from analyzer.layout.groups import group_of
 from analyzer.memory.allocator.settings import AllocatorSettings
 from analyzer.memory.device_overhead import device_range, outside_allocator_bytes
 from analyzer.memory.verdict import verdict
@@ -21,9 +22,22 @@ from analyzer.trace.reader import read_complete_trace
 from analyzer.trace.summary import summarize
 
 
-def first_ranks(report: Report) -> tuple[int, ...]:
-    """The first rank of each rank class."""
-    return tuple(each.ranks[0][0] for each in report.ranks)
+def recorded_ranks(report: Report) -> tuple[int, ...]:
+    """One rank of each rank class."""
+    return tuple(_recorded_rank(report.job, each) for each in report.ranks)
+
+
+def _recorded_rank(job: TrainingJob, of: RankClass) -> int:
+    """The first rank of a rank class, or the last of its ring of attention if the class contains it.
+
+    With a causal mask the last rank of a ring multiplies all its queries in each step, and the others fewer. The formulas describe
+    the last one (`modules.attention.context_parallel`).
+    """
+    first = of.ranks[0][0]
+    if job.parallel.context == 1 or "p2p" not in job.parallel.cp_comm_type:
+        return first
+    last = group_of(job.parallel, "cp", first)[-1]
+    return last if any(begin <= last <= end for begin, end in of.ranks) else first
 
 
 def recorded_report(report: Report, traces: Mapping[int, Path], *, settings: AllocatorSettings) -> Report:
@@ -31,7 +45,7 @@ def recorded_report(report: Report, traces: Mapping[int, Path], *, settings: All
     ranks = []
     timelines = []
     for each in report.ranks:
-        found = replay(read_complete_trace(traces[each.ranks[0][0]]), settings)
+        found = replay(read_complete_trace(traces[_recorded_rank(report.job, each)]), settings)
         ranks.append(replace(each, memory=_memory(report.job, found)))
         timelines.append(found.timeline)
     versions = ", ".join(f"{name} {version}" for name, version in installed().items())
@@ -108,7 +122,7 @@ def comparisons(report: Report, traces: Mapping[int, Path], *, tolerance: float)
     """Compares formulas and trace for each rank class. `report` must have the number of microbatches that was run."""
     found = []
     for each in report.ranks:
-        trace = read_complete_trace(traces[each.ranks[0][0]])
+        trace = read_complete_trace(traces[_recorded_rank(report.job, each)])
         rows = [row for row in report.communication if row.pipeline_rank == each.pipeline_rank]
         kernels = predicted_kernels(report.job, each)
         result = compare(

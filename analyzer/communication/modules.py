@@ -56,9 +56,16 @@ def _block_calls(module: Module) -> list[tuple[str, Collective]]:
     def position(each: tuple[str, Module, Collective]) -> tuple[int, int, bool]:
         path, caller, call = each
         recomputed = call.phase == "recompute" and call not in caller.collectives
-        return order[path], caller.collectives.index(replace(call, phase="forward") if recomputed else call), recomputed
+        place = next(i for i, listed in enumerate(caller.collectives) if listed == call or _is_repeated(listed, call))
+        return order[path], place, recomputed
 
     return [(path, call) for path, _, call in sorted(found, key=position)]
+
+
+def _is_repeated(listed: Collective, call: Collective) -> bool:
+    """Whether a call is that of a recomputation, or of the first forward under a checkpoint."""
+    dtype = listed.dtype_without_gradients if call.phase == "forward" else listed.dtype
+    return replace(listed, phase="recompute" if call.phase == "recompute" else listed.phase, dtype=dtype) == call
 
 
 def _table_name(path: str) -> str:

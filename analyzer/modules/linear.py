@@ -57,6 +57,15 @@ def column_collectives(
     return shapes.tp("all_reduce", "backward", width=width)
 
 
+def _calls(shapes: Shapes, *, in_buffers: bool) -> tuple[Collective, ...]:
+    """Collectives of `column_parallel`. `LayerNormLinear` gathers in userbuffers only with gradients (`ub_overlap_ag_fprop`)."""
+    exchanged = shapes.exchanged_dtype
+    return tuple(
+        replace(call, dtype_without_gradients=shapes.dtype) if in_buffers and call.phase == "forward" else call
+        for call in column_collectives(shapes, forward_dtype=exchanged, backward_dtype=exchanged if in_buffers else "")
+    )
+
+
 def row_collectives(shapes: Shapes) -> tuple[Collective, ...]:
     """Collectives of a layer whose input is split over tensor-parallel ranks."""
     if shapes.sp:
@@ -93,7 +102,7 @@ def column_parallel(
     h = shapes.model.hidden_size
     rows = shapes.s_split * shapes.b
     # in the backward, Transformer Engine uses userbuffers in `LayerNormLinear` only: Megatron requests none for `Linear`
-    in_buffers, exchanged = shapes.userbuffers and fused_norm, shapes.exchanged_dtype
+    in_buffers = shapes.userbuffers and fused_norm
     gathered = _gathered_input(shapes, shapes.userbuffers)
     recomputed = not fused_norm and shapes.recomputes("layernorm")
     read = shapes.hidden("normalized input" if fused_norm else "input", made_in="" if fused_norm else input_made_in)
@@ -130,7 +139,7 @@ def column_parallel(
             *(norm_gradient(shapes, read) if fused_norm else ()),
             *weight_gradient(shapes, (width, h)),
         ),
-        collectives=column_collectives(shapes, forward_dtype=exchanged, backward_dtype=exchanged if in_buffers else ""),
+        collectives=_calls(shapes, in_buffers=in_buffers),
         source="TELayerNormColumnParallelLinear" if fused_norm else "ColumnParallelLinear",
     )
 

@@ -111,6 +111,8 @@ class Collective:
     phase: Phase
     count: int = 1
     """Number of consecutive calls with this shape."""
+    dtype_without_gradients: str = ""
+    """Element type in the first forward under a checkpoint, if it differs there."""
 
     @property
     def message_bytes(self) -> int:

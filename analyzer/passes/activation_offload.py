@@ -189,16 +189,35 @@ def frees_input(offload: ActivationOffloadSpec, tree: Module, *, first_iteration
     )
 
 
-def offloaded_bytes_of_last_layer(tree: Module) -> int:
-    """Bytes of the groups of a chunk's last layer. They are not offloaded for the microbatch whose backward runs first.
+def members(offload: ActivationOffloadSpec, module: Module) -> Iterator[tuple[str, Module]]:
+    """The modules of the groups in a layer, each with the name of its group, in the order of the forward."""
+    for child in module.children:
+        name = group_of(offload, module, child)
+        if name is not None:
+            yield name, child
+        yield from members(offload, child)
+
+
+def last_groups(offload: ActivationOffloadSpec, tree: Module) -> tuple[frozenset[str], ...]:
+    """For each layer of a chunk, its groups that no later layer has.
+
+    They are not offloaded for the microbatch whose backward runs next (`ChunkOffloadHandler.should_bulk_offload`). The groups of
+    experts are in an earlier layer than those of attention if the last layer is dense.
+    """
+    layers = (module for _, module in tree.walk() if module.kind is ModuleKind.LAYER)
+    names = [frozenset(name for name, _ in members(offload, layer)) for layer in layers]
+    return tuple(each.difference(*names[index + 1 :]) for index, each in enumerate(names))
+
+
+def bytes_of_last_groups(offload: ActivationOffloadSpec, tree: Module) -> int:
+    """Bytes of `last_groups`, for the microbatch whose backward runs first.
 
     This applies from the second iteration on, when the groups are known (`PipelineOffloadManager.post_warmup_callback`).
     """
-    layers = [module for _, module in tree.walk() if module.kind is ModuleKind.LAYER]
-    return _offloaded_bytes(layers[-1]) if layers else 0
-
-
-def _offloaded_bytes(module: Module) -> int:
-    return total_bytes(tensor for tensor in module.offloaded if tensor not in module.saved) + sum(
-        _offloaded_bytes(child) for child in module.children
+    layers = (module for _, module in tree.walk() if module.kind is ModuleKind.LAYER)
+    return sum(
+        total_bytes(tensor for tensor in module.offloaded if tensor not in module.saved)
+        for layer, last in zip(layers, last_groups(offload, tree), strict=True)
+        for name, module in members(offload, layer)
+        if name in last
     )

@@ -18,7 +18,7 @@ from typing import Final
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.experts import SAVED_BY_OTHERS
 from analyzer.modules.tree import Module, Tensor, total_bytes
-from analyzer.passes.activation_offload import COMMITS, group_of
+from analyzer.passes.activation_offload import COMMITS, group_of, members
 from analyzer.specs import ActivationOffloadSpec, TrainingJob
 
 _EMBEDDING: Final = -1
@@ -45,7 +45,7 @@ def with_early_reloads(offload: ActivationOffloadSpec, tree: Module, *, first_it
     groups = [group for index, layer in enumerate(layers) for group in _groups(offload, index, layer)]
     if not groups:
         return tree
-    ahead = _follow_first(groups) if first_iteration else _follow(groups)
+    ahead = _follow_first(groups) if first_iteration else _follow(groups, len(layers))
     return _changed(tree, offload, groups, ahead)
 
 
@@ -144,37 +144,34 @@ def _on_host(module: Module) -> Module:
 def _groups(offload: ActivationOffloadSpec, index: int, layer: Module) -> list[_Group]:
     """The groups of a layer in the order of the forward."""
     found: dict[str, _Group] = {}
-    for name, child in _members(offload, layer):
+    for name, child in members(offload, layer):
         found.setdefault(name, _Group(index, name)).offloaded += child.copied_back
     return list(found.values())
 
 
-def _members(offload: ActivationOffloadSpec, module: Module) -> Iterator[tuple[str, Module]]:
-    for child in module.children:
-        name = group_of(offload, module, child)
-        if name is not None:
-            yield name, child
-        yield from _members(offload, child)
-
-
-def _follow(groups: list[_Group]) -> dict[int, tuple[Tensor, ...]]:
+def _follow(groups: list[_Group], layers: int) -> dict[int, tuple[Tensor, ...]]:
     """Follow the backward of a microbatch, and of the one after it, which has the same groups.
 
     Returns for each layer what is on the GPU when its backward begins, without its own groups; at `_EMBEDDING` for the embedding.
+    `layers`: how many the chunk has. Some have no groups.
     """
     ordered = _in_order_of_offloading(groups)
-    last = [group for group in ordered if group.layer == groups[-1].layer]
+    last_layer = {group.name: group.layer for group in groups}
+    last = [group for group in ordered if group.layer == last_layer[group.name]]
     waiting = [group for group in ordered if group not in last]
+    there = tuple(last)
     for group in last:
         group.early = True
     copied: list[_Group] = []
     of_next: list[_Group] = []
     ahead: dict[int, tuple[Tensor, ...]] = {}
     done: list[_Group] = []
+    following = layers
     for group in reversed(groups):
-        if group.layer not in ahead:
-            earlier = (each for each in copied if each.layer < group.layer)
-            ahead[group.layer] = tuple(tensor for each in (*earlier, *of_next) for tensor in each.offloaded)
+        for layer in reversed(range(group.layer, following)):
+            earlier = (each for each in (*there, *copied) if each.layer < layer)
+            ahead[layer] = tuple(tensor for each in (*earlier, *of_next) for tensor in each.offloaded)
+        following = group.layer
         done.append(group)
         if waiting:
             found = waiting.pop()

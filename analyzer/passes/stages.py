@@ -17,7 +17,7 @@ from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.models import gpt
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module
-from analyzer.specs import TrainingJob
+from analyzer.specs import ActivationOffloadSpec, TrainingJob
 from analyzer.specs.release import is_before
 
 if TYPE_CHECKING:
@@ -37,23 +37,25 @@ _INPUTS: Final[dict[Placement, InputFrom]] = {
     "groups after embedding": "embedding",
     "groups after stage": "stage",
 }
+Kept = tuple[frozenset[str], ...]
+"""For each layer of a chunk, the groups of `--offload-modules` that stay on the GPU."""
 
 
 def stage_models(job: TrainingJob) -> tuple[StageModel, ...]:
     """Chunks and trees of each pipeline rank. Equal chunks share one tree."""
     inputs = module_inputs(job)
-    passed: dict[tuple[int, tuple[Placement, ...]], Module] = {}
+    passed: dict[tuple[int, tuple[Placement, ...], Kept], Module] = {}
 
     def tree(chunk: Chunk) -> Module:
         built = gpt.chunk_tree(inputs, gpt.chunk_kind(job.model, job.precision.fp8, chunk))
         if job.fsdp is None and not _changes_layers(job):
             return built
-        placements = _placements(job, chunk)
-        key = (id(built), placements)
+        placements, kept = _placements(job, chunk), _kept_groups(job, built, chunk)
+        key = (id(built), placements, kept)
         if key not in passed:
             passed[key] = _with_kept_masks(job, built)
             if _changes_layers(job):
-                passed[key] = _without_skipped_norm(job, _with_layers(passed[key], _layer_pass(job), placements))
+                passed[key] = _without_skipped_norm(job, _with_layers(passed[key], _layer_pass(job), placements, kept))
         return passed[key]
 
     return tuple(
@@ -97,18 +99,27 @@ def full_model(job: TrainingJob, inputs: ModuleInputs | None = None) -> Module:
         return built
     layers = tuple(range(1, job.model.num_layers + 1))
     all_layers = Chunk(virtual_stage=0, layers=layers, pre_process=True, post_process=False, mtp_layers=job.model.mtp_num_layers)
-    return _with_layers(built, _layer_pass(job), _placements(job, all_layers))
+    return _with_layers(built, _layer_pass(job), _placements(job, all_layers), _kept_groups(job, built, all_layers))
 
 
 def _changes_layers(job: TrainingJob) -> bool:
     return job.flags.overlap_moe_expert_parallel_comm or job.activation_offload is not None
 
 
-def _placements(job: TrainingJob, chunk: Chunk, *, first_iteration: bool = False) -> tuple[Placement, ...]:
-    """The placement of each layer of the chunk. MTP layers come last.
+def _kept_groups(job: TrainingJob, tree: Module, chunk: Chunk) -> Kept:
+    """Before the loss, the last group of each name. From the second iteration on it is not offloaded: its backward is next."""
+    offload = job.activation_offload
+    if offload is None or not offload.modules or job.flags.overlap_moe_expert_parallel_comm:
+        return ()
+    if not (chunk.post_process or chunk.mtp_layers):
+        return ()
+    from analyzer.passes.activation_offload import last_groups
 
-    From the second iteration on, the last layer before the loss is not offloaded, since its backward runs next.
-    """
+    return last_groups(offload, tree)
+
+
+def _placements(job: TrainingJob, chunk: Chunk) -> tuple[Placement, ...]:
+    """The placement of each layer of the chunk. MTP layers come last."""
     offload = job.activation_offload
     if offload is None:
         everywhere: Placement = "gpu"
@@ -125,19 +136,14 @@ def _placements(job: TrainingJob, chunk: Chunk, *, first_iteration: bool = False
     predicting: list[Placement] = ["groups"] * chunk.mtp_layers
     if decoder:
         decoder[0] = "groups after embedding" if chunk.pre_process else "groups after stage"
-    stays = not first_iteration
-    if stays and chunk.mtp_layers:
-        predicting[-1] = "gpu"
-    elif stays and chunk.post_process and decoder:
-        decoder[-1] = "gpu"
     return (*decoder, *predicting)
 
 
-def _layer_pass(job: TrainingJob) -> Callable[[Module, Placement], Module]:
-    """The passes over one layer. They are imported only here."""
+def _layer_pass(job: TrainingJob) -> Callable[[Module, Placement, frozenset[str]], Module]:
+    """The passes over one layer, with the groups that stay on the GPU. They are imported only here."""
     offload = job.activation_offload
 
-    def changed(layer: Module, placement: Placement) -> Module:
+    def changed(layer: Module, placement: Placement, kept: frozenset[str]) -> Module:
         if job.flags.delay_wgrad_compute:
             from analyzer.passes.delayed_weight_gradients import with_delayed_weight_gradients
 
@@ -163,9 +169,16 @@ def _layer_pass(job: TrainingJob) -> Callable[[Module, Placement], Module]:
             return layer
         if placement in ("host", "host after embedding"):
             return with_everything_offloaded(layer, input_from="layer" if placement == "host" else "embedding")
-        return with_offloaded_groups(offload, layer, input_from=_INPUTS[placement])
+        if kept:
+            layer = with_hooks(_of_groups(offload, kept), layer)
+        return with_offloaded_groups(_of_groups(offload, kept, kept=False), layer, input_from=_INPUTS[placement])
 
     return changed
+
+
+def _of_groups(offload: ActivationOffloadSpec, names: frozenset[str], *, kept: bool = True) -> ActivationOffloadSpec:
+    """The specification with these groups only, or without them."""
+    return replace(offload, modules=tuple(name for name in offload.modules if (name in names) is kept)) if names else offload
 
 
 def _without_skipped_norm(job: TrainingJob, tree: Module) -> Module:
@@ -177,17 +190,22 @@ def _without_skipped_norm(job: TrainingJob, tree: Module) -> Module:
     return without_skipped_norm(tree)
 
 
-def _with_layers(tree: Module, change: Callable[[Module, Placement], Module], placements: Sequence[Placement]) -> Module:
+def _with_layers(
+    tree: Module,
+    change: Callable[[Module, Placement, frozenset[str]], Module],
+    placements: Sequence[Placement],
+    kept: Kept = (),
+) -> Module:
     """The tree with `change` applied to every transformer layer, in order. Equal layers stay one object."""
-    left = iter(placements)
-    done: dict[tuple[int, Placement], Module] = {}
+    left = iter(zip(placements, kept or (frozenset[str](),) * len(placements), strict=True))
+    done: dict[tuple[int, Placement, frozenset[str]], Module] = {}
 
     def visit(module: Module) -> Module:
         if module.kind is ModuleKind.LAYER:
-            placement = next(left)
-            key = (id(module), placement)
+            placement, stays = next(left)
+            key = (id(module), placement, stays)
             if key not in done:
-                done[key] = change(module, placement)
+                done[key] = change(module, placement, stays)
             return done[key]
         if not module.children:
             return module
@@ -225,14 +243,13 @@ def offload_trees_of(job: TrainingJob, tree: Module, chunk: Chunk) -> tuple[Modu
         reloaded = with_reloaded_layers(job, tree, offloaded_layers=offload.layers)
         return reloaded, reloaded
 
-    later = _placements(job, chunk)
-    only_last: tuple[Placement, ...] = tuple(
-        first if first != other else "gpu"
-        for first, other in zip(_placements(job, chunk, first_iteration=True), later, strict=True)
-    )
-    done_before = replace(job.flags, delay_wgrad_compute=False, overlap_moe_expert_parallel_comm=False)
-    pass_over = _layer_pass(replace(job, flags=done_before))
-    first = _with_layers(tree, pass_over, only_last)
+    from analyzer.passes.activation_offload import with_hooks, with_offloaded_groups
+
+    def of_first(layer: Module, placement: Placement, kept: frozenset[str]) -> Module:
+        layer = with_hooks(offload, layer)
+        return with_offloaded_groups(_of_groups(offload, kept), layer, input_from=_INPUTS[placement]) if kept else layer
+
+    first = _with_layers(tree, of_first, _placements(job, chunk), _kept_groups(job, tree, chunk))
     return with_early_reloads(offload, first, first_iteration=True), with_early_reloads(offload, tree)
 
 
@@ -249,6 +266,6 @@ def last_layer_bytes_on_gpu(job: TrainingJob, tree: Module) -> int:
     """With activation offloading, bytes of the last layer that are not offloaded for the microbatch whose backward runs first."""
     if job.activation_offload is None or job.flags.overlap_moe_expert_parallel_comm:
         return 0
-    from analyzer.passes.activation_offload import offloaded_bytes_of_last_layer
+    from analyzer.passes.activation_offload import bytes_of_last_groups
 
-    return offloaded_bytes_of_last_layer(tree)
+    return bytes_of_last_groups(job.activation_offload, tree)

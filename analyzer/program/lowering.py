@@ -57,9 +57,10 @@ def _forward(module: Module, phase: Phase, discards: bool) -> tuple[Operation, .
         for call in module.collectives:
             if call.phase == "forward":
                 repeated = replace(call, phase="recompute") if phase == "recompute" else call
-                found.append(Operation(_COLLECTIVE, phase, module, call=repeated))
+                plain = replace(call, dtype=call.dtype_without_gradients or call.dtype) if discards else repeated
+                found.append(Operation(_COLLECTIVE, phase, module, call=plain, without_gradients=discards))
     if not module.children:
-        _compute(found, module, phase)
+        _compute(found, module, phase, discards=discards)
     later: list[Module] = []
     for child in module.children:
         found += child.derived(_forward, phase, discards or module.recomputed)
@@ -106,7 +107,7 @@ def _backward(module: Module) -> tuple[Operation, ...]:
     return tuple(found)
 
 
-def _compute(found: list[Operation], module: Module, phase: Phase) -> None:
+def _compute(found: list[Operation], module: Module, phase: Phase, *, discards: bool = False) -> None:
     if phase == "backward":
         earlier = module.reloaded_early or module.reloaded_within
         role = Role.SAVED if module.reloaded_early else Role.RELOADED if module.reloaded_within else Role.TRANSFER
@@ -117,7 +118,7 @@ def _compute(found: list[Operation], module: Module, phase: Phase) -> None:
         _memory(found, _FREE, phase, module, role, tuple(tensor for tensor in copied if not tensor.read_first))
         return
     _memory(found, _ALLOCATE, phase, module, Role.TRANSFER, _only_offloaded(module))
-    found.append(Operation(_COMPUTE, phase, module))
+    found.append(Operation(_COMPUTE, phase, module, without_gradients=discards))
     _memory(found, _FREE, phase, module, Role.TRANSFER, _only_offloaded(module))
 
 

@@ -75,6 +75,8 @@ class Operation(NamedTuple):
     """Sum of the bytes of `tensors`."""
     call: Collective | None = None
     """The communication call, for COLLECTIVE only."""
+    without_gradients: bool = False
+    """For COMPUTE and COLLECTIVE: of the first forward under a checkpoint, where autograd is disabled."""
 
 
 class Operations(NamedTuple):

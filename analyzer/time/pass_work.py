@@ -19,7 +19,7 @@ from analyzer.specs import GraphSpec, MoeSpec, TrainingJob
 from analyzer.time.message_seconds import NO_CHOICES, Choices, Exchange, Part
 from analyzer.time.work.context import WorkContext, work_context
 from analyzer.time.work.kernels import Kernel
-from analyzer.time.work.linear import OVERLAPPED, quantized_weight_bytes
+from analyzer.time.work.linear import OVERLAPPED, gathers_outside_userbuffers, quantized_weight_bytes
 from analyzer.time.work.of_module import work_of
 
 Exposure = Literal["full", "tp_overlap", "tp_backward", "cp", "ep_overlap"]
@@ -150,7 +150,10 @@ def block_work(module: Module, direction: str, context: WorkContext, settings: S
     for operation in program.forward if direction == "forward" else program.backward:
         capture.follow(operation)
         if operation.kind is OperationKind.COLLECTIVE and operation.call is not None:
-            total.messages[message_of(operation.module, operation.call, operation.phase, settings)] += operation.call.count
+            message = message_of(operation.module, operation.call, operation.phase, settings)
+            if message.exposure == "tp_overlap" and _outside_userbuffers(operation):
+                message = message._replace(exposure="full")
+            total.messages[message] += operation.call.count
         elif operation.kind is OperationKind.COMPUTE:
             _add_compute(total, operation, context, capture)
     return total.frozen()
@@ -174,7 +177,8 @@ def context_of(module: Module, context: WorkContext) -> WorkContext:
 
 
 def _add_compute(total: _Total, operation: Operation, context: WorkContext, capture: _Capture) -> None:
-    work = work_of(operation.module, context)
+    separate = context.chunks > 1 and _outside_userbuffers(operation)
+    work = work_of(operation.module, context.outside_userbuffers if separate else context)
     forward = operation.phase != "backward"
     for kernel in work.forward if forward else work.backward:
         total.kernels[kernel] += 1
@@ -184,6 +188,10 @@ def _add_compute(total: _Total, operation: Operation, context: WorkContext, capt
     total.calls += (1 - captured) * calls
     if forward and work.synchronizes and not capture.everything:
         total.synchronizations += 1
+
+
+def _outside_userbuffers(operation: Operation) -> bool:
+    return gathers_outside_userbuffers(operation.module, without_gradients=operation.without_gradients)
 
 
 class _Capture:

@@ -47,6 +47,8 @@ class Exchange:
     made_by: str = ""
     """Path of the module that allocates queries and keys. Empty: they are slices, which the kernel copies."""
     grouped: bool = False
+    rotates: bool = True
+    """Whether queries and keys are rotated or have norms of their own."""
     joint: bool = True
     """Queries, keys and values are slices of one tensor."""
 
@@ -182,7 +184,7 @@ def _before(exchange: Exchange) -> Iterator[Tensor]:
     yield one("qkv", exchange.inputs) if exchange.joint else one("value", exchange.value)
     if exchange.in_one_copy and exchange.kind in ("p2p", "all_gather"):
         return
-    if exchange.made_by and exchange.grouped:
+    if exchange.made_by and exchange.grouped and exchange.rotates:
         yield one("query before rotation", exchange.query)
     if exchange.made_by or not copied:
         if copied or exchange.kind not in ("p2p", "all_gather"):

@@ -180,9 +180,16 @@ def checkpoint_inputs(shapes: Shapes) -> tuple[Tensor, ...]:
 def exchange(shapes: Shapes) -> Exchange:
     """Sizes of the kernel under context parallelism."""
     heads = Heads(shapes)
-    made_by = rotated_or_normed(shapes).format("q") or (ATTENTION if heads.regrouped else "")
+    changed_by = rotated_or_normed(shapes).format("q")
     return Exchange(
-        shapes, query=heads.query, key=heads.key, value=heads.key, output=heads.query, made_by=made_by, grouped=heads.grouped
+        shapes,
+        query=heads.query,
+        key=heads.key,
+        value=heads.key,
+        output=heads.query,
+        made_by=changed_by or (ATTENTION if heads.regrouped else ""),
+        grouped=heads.grouped,
+        rotates=bool(changed_by),
     )
 
 

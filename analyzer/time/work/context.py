@@ -42,6 +42,11 @@ class WorkContext:
         """The context of modules that do not depend on expert parallelism."""
         return replace(self, inputs=self.inputs.of_dense_layers)
 
+    @cached_property
+    def outside_userbuffers(self) -> WorkContext:
+        """The context of GEMMs that do not overlap with communication."""
+        return replace(self, chunks=1)
+
     @property
     def precision(self) -> Precision:
         """Precision of GEMMs that are not quantized."""

@@ -30,6 +30,14 @@ SCATTERED_PARTS: Final = 4
 """Parts of a GEMM whose output is reduce-scattered meanwhile (`num_splits` of the method "pipeline")."""
 
 
+def gathers_outside_userbuffers(module: Module, *, without_gradients: bool) -> bool:
+    """Whether a forward gathers its input before its GEMM, and not in userbuffers, because gradients are disabled.
+
+    This applies to layers with a fused norm (`ub_overlap_ag_fprop` in transformer_engine/pytorch/module/layernorm_linear.py).
+    """
+    return without_gradients and any(each.name == "layer_norm_weight" for each in module.parameters)
+
+
 def weight_of(module: Module) -> Parameter | None:
     """The weight of a linear layer: a matrix, or one matrix for each local expert."""
     return next((each for each in module.parameters if each.name == "weight" and len(each.shape) >= 2), None)

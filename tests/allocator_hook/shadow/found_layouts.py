@@ -81,6 +81,15 @@ FOUND: Final = {
     "userbuffers, fp16, shared experts": f"{_EXPERTS.replace('--bf16', '--fp16')} --swiglu --moe-token-dispatcher-type alltoall "
     "--moe-shared-expert-intermediate-size 512 --tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap "
     "--attention-dropout 0 --hidden-dropout 0 --global-batch-size 32",
+    "userbuffers, fp16, full recompute": f"--fp16 --swiglu --vocab-size 120 --tensor-model-parallel-size 2 --sequence-parallel "
+    f"--tp-comm-overlap {_FULL} 1",
+    "offloaded ring attention without positions": f"{_GROUPS.replace('rope', 'none')} core_attn {_GROUPED} --num-layers 8 "
+    "--attention-backend flash --context-parallel-size 2 --pipeline-model-parallel-size 4 --global-batch-size 32",
+    "offloaded experts, dense last layer of each stage": f"{_GROUPS.replace('bf16', 'fp16')} expert_fc1 moe_act --squared-relu "
+    "--disable-bias-linear --num-experts 8 --moe-router-topk 4 --expert-model-parallel-size 2 --moe-token-dispatcher-type flex "
+    "--moe-flex-dispatcher-backend hybridep --moe-ffn-hidden-size 256 --moe-router-score-function sigmoid --moe-grouped-gemm "
+    "--moe-layer-freq 2 --pipeline-model-parallel-size 2 --tensor-model-parallel-size 2 --sequence-parallel "
+    "--micro-batch-size 1 --global-batch-size 32 --normalization RMSNorm --info-gpu A100-80GB",
     "userbuffers, swiglu": "--bf16 --swiglu --vocab-size 120 --tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap "
     "--attention-dropout 0 --hidden-dropout 0",
     "latent experts, sigmoid router in bf16": f"{_EXPERTS} --swiglu --moe-grouped-gemm --moe-token-dispatcher-type alltoall "

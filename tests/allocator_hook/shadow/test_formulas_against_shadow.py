@@ -392,7 +392,7 @@ def not_compared(name: str) -> str:
 @pytest.mark.parametrize("name", GRID)
 def test_formulas_agree_with_a_run_of_megatron(name: str, record: Record, tmp_path: Path) -> None:
     from allocator_hook.shadow.engine import enough_microbatches
-    from analyzer.cli.shadow_report import comparisons, first_ranks, recorded_report
+    from analyzer.cli.shadow_report import comparisons, recorded_ranks, recorded_report
     from analyzer.hardware.gpus import hardware
     from analyzer.launch.build import build
     from analyzer.launch.parse import parse
@@ -414,7 +414,7 @@ def test_formulas_agree_with_a_run_of_megatron(name: str, record: Record, tmp_pa
         if Version("0.14") <= RELEASE:
             raise
         pytest.skip(f"megatron-core {RELEASE} refuses it: {error}")
-    traces = record(job, first_ranks(report), tmp_path)
+    traces = record(job, recorded_ranks(report), tmp_path)
     shown = recorded_report(replace(report, engine="both"), traces, settings=AllocatorSettings.of({}))
     count = enough_microbatches(job)
     steps = predict(replace(job, batch=replace(job.batch, microbatches=count, first_microbatches=count)))
