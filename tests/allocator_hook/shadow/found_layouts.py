@@ -99,6 +99,9 @@ FOUND: Final = {
     "--pipeline-model-parallel-size 2",
     "latent experts, tp2 sp": f"{_EXPERTS} --moe-token-dispatcher-type alltoall --moe-latent-size 256 "
     "--tensor-model-parallel-size 2 --sequence-parallel",
+    "overlapped shared experts at the sum of rows, tp2 sp": f"{_EXPERTS} --moe-token-dispatcher-type alltoall --num-layers 2 "
+    "--moe-shared-expert-intermediate-size 512 --moe-shared-expert-overlap --tensor-model-parallel-size 2 --sequence-parallel "
+    "--expert-tensor-parallel-size 1",
     "recomputed mlp with dropout, one microbatch": "--bf16 --swiglu --disable-bias-linear --vocab-size 120 "
     "--recompute-granularity selective --recompute-modules mlp",
     "all-gather, sequential experts, router in fp32": f"{_EXPERTS} --swiglu --moe-router-dtype fp32",
