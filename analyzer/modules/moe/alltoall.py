@@ -75,6 +75,13 @@ def dispatched_tokens(routing: Routing) -> tuple[Tensor, ...]:
     return (sent, *((routing.row_tensor(RECEIVED_ROWS, routing.received),) if sorts else ()))
 
 
+def returned_rows(routing: Routing) -> tuple[Tensor, ...]:
+    """Rows that are summed for each token, which a local variable references until the layer ends. Empty if they are saved."""
+    if summed_rows(routing, routing.sent):
+        return ()
+    return (routing.row_tensor("returned rows", routing.sent),)
+
+
 def _dispatch_collectives(routing: Routing) -> Iterator[Collective]:
     """Collectives of the dispatch and of its backward."""
     moe, ep, etp = routing.moe, routing.ep, routing.etp
@@ -143,14 +150,15 @@ def _combined(routing: Routing, *, saved: bool) -> tuple[Tensor, ...]:
     several, sends = routing.local_experts > 1, routing.ep > 1
     expert_output = routing.row_tensor("expert output", routing.rows)
     unsorted = (routing.row_tensor("unsorted rows", routing.rows),) if several else ()
+    latent = routing.moe.latent_size is not None  # then the output of the shared experts is added later
     scattered, shared = _overlapped_shared_output(routing)
     output = (
-        routing.shapes.hidden("output"),
+        routing.row_tensor("output", routing.tokens),
         *shared,
-        *((routing.shapes.hidden("output with that of the shared experts"),) if shared_output(routing) else ()),
+        *((routing.shapes.hidden("output with that of the shared experts"),) if shared_output(routing) and not latent else ()),
     )
     if not saved:
-        last = (routing.row_tensor("returned rows", routing.sent),)
+        last = returned_rows(routing)
         return largest(
             (expert_output, *unsorted, *_summed_over_parts(routing)),
             (*(unsorted or (expert_output,)), *(last if sends else ())),

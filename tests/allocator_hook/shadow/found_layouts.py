@@ -99,6 +99,8 @@ FOUND: Final = {
     "--pipeline-model-parallel-size 2",
     "latent experts, tp2 sp": f"{_EXPERTS} --moe-token-dispatcher-type alltoall --moe-latent-size 256 "
     "--tensor-model-parallel-size 2 --sequence-parallel",
+    "latent experts beside gated shared experts, pp2": f"{_EXPERTS} --moe-token-dispatcher-type alltoall --moe-latent-size 256 "
+    "--moe-shared-expert-intermediate-size 512 --moe-shared-expert-gate --pipeline-model-parallel-size 2",
     "overlapped shared experts at the sum of rows, tp2 sp": f"{_EXPERTS} --moe-token-dispatcher-type alltoall --num-layers 2 "
     "--moe-shared-expert-intermediate-size 512 --moe-shared-expert-overlap --tensor-model-parallel-size 2 --sequence-parallel "
     "--expert-tensor-parallel-size 1",
