@@ -13,7 +13,7 @@ from functools import cache
 from math import prod
 from typing import Final, Literal
 
-from analyzer.modules.attention.unfused_attention import attention_mask, softmax_is_fused
+from analyzer.modules.attention.unfused_attention import attention_mask, combines_masks
 from analyzer.modules.inputs import CachedDummies
 from analyzer.modules.kinds import LATENT_PROJECTIONS, LINEAR, MOE_LATENT_PROJECTIONS, ModuleKind
 from analyzer.modules.moe.dispatchers import gathered_token_bytes
@@ -135,7 +135,8 @@ class _Context:
 
     @property
     def unfused(self) -> bool:
-        return self.job.model.attention_backend == "unfused"
+        model = self.job.model
+        return "unfused" in (model.attention_backend, model.window_backend)
 
 
 def _context(
@@ -153,6 +154,12 @@ def _context(
 
 def _kinds(tree: Module) -> frozenset[ModuleKind]:
     return frozenset({tree.kind}).union(*(child.derived(_kinds) for child in tree.children))
+
+
+def _combines_masks(tree: Module) -> bool:
+    """Whether a kernel of unfused attention in a tree needs Transformer Engine's causal mask."""
+    own = tree.kind is ModuleKind.ATTENTION_KERNEL and combines_masks(tree)
+    return own or any(child.derived(_combines_masks) for child in tree.children)
 
 
 def _gemm_workspaces(context: _Context) -> Iterator[Workspace]:
@@ -183,9 +190,7 @@ def _gemm_workspaces(context: _Context) -> Iterator[Workspace]:
         yield Workspace("cuBLAS workspace of the main thread", cublas_workspace_bytes(job), in_main, "forward")
     if kinds & in_torch:
         yield Workspace("cuBLAS workspace of the autograd thread", cublas_workspace_bytes(job), in_torch, "backward", True)
-    model = job.model
-    unfused_softmax = context.te and context.unfused and model.softmax_type == "vanilla"
-    if unfused_softmax and not softmax_is_fused(context.shapes):
+    if any(module.derived(_combines_masks) for module, _ in context.modules):
         mask = attention_mask(context.shapes, "causal mask", batches=False).bytes
         yield Workspace("Transformer Engine's causal mask", mask, frozenset({ModuleKind.ATTENTION_KERNEL}), "forward")
 

@@ -76,10 +76,10 @@ class Shapes:
 
     @cached_property
     def windowed(self) -> Shapes:
-        """The same shapes with the attention kernel of sliding-window layers."""
-        if self.model.window_backend is None:
-            return self
-        return Shapes(replace(self.inputs, model=replace(self.model, attention_backend=self.model.window_backend)))
+        """The same shapes with the attention kernel of sliding-window layers, and all layers with a window."""
+        backend = self.model.window_backend or self.model.attention_backend
+        model = replace(self.model, attention_backend=backend, windowed=(True,) * len(self.model.windowed))
+        return Shapes(replace(self.inputs, model=model))
 
     def of_width(self, ffn_hidden_size: int) -> Shapes:
         """The same shapes with another FFN width."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.kinds import MOE_LATENT_PROJECTIONS, ModuleKind
 from analyzer.modules.moe.routing import LOCAL_ROWS, RECEIVED_ROWS, SENT_ROWS, SHARED_OUTPUT, is_flex
 from analyzer.modules.tree import STREAM, Module, Tensor
 
@@ -105,7 +105,7 @@ def _without_lingering_input(module: Module) -> Module:
 def _with_rows_freed(module: Module) -> Module:
     """The modules of a MoE layer without the rows that were sent, after the dispatch."""
     children = tuple(_with_rows_freed(child) for child in module.children)
-    if module.kind in (ModuleKind.EXPERTS, ModuleKind.COMBINE):
+    if module.kind in (ModuleKind.EXPERTS, ModuleKind.COMBINE) or module.name in MOE_LATENT_PROJECTIONS:
         kept = tuple(tensor for tensor in module.forward_workspace if tensor.name not in (SENT_ROWS, SHARED_OUTPUT))
         return replace(module, forward_workspace=kept, children=children)
     if module.kind is ModuleKind.DISPATCH:

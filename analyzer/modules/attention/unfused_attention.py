@@ -7,6 +7,7 @@ transformer_engine/pytorch/attention/dot_product_attention/backends.py UnfusedDo
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from analyzer.modules.attention.core_attention import (
     ATTENTION,
@@ -19,6 +20,15 @@ from analyzer.modules.attention.core_attention import (
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Tensor, largest
+
+_SAVED_MASK: Final = "attention mask"
+_RECEIVED_MASK: Final = "mask of the scores"
+
+
+def combines_masks(kernel: Module) -> bool:
+    """Whether a kernel saves a combination of its mask with Transformer Engine's causal mask, which is then never freed."""
+    saves = any(tensor.name == _SAVED_MASK for tensor in kernel.saved)
+    return saves and any(tensor.name == _RECEIVED_MASK for tensor in kernel.forward_workspace)
 
 
 def scores(shapes: Shapes, name: str, *, dtype: str | None = None, sinks: bool = False) -> Tensor:
@@ -43,6 +53,19 @@ def softmax_is_fused(shapes: Shapes) -> bool:
     if model.implementation == "transformer_engine":  # it ignores --no-masked-softmax-fusion
         return divisible and 16 < keys < 16384 and keys % 8 == 0
     return divisible and model.masked_softmax_fusion and 16 < keys <= 4096 and keys % 4 == 0
+
+
+def _window_of_all(shapes: Shapes) -> bool:
+    """Whether every layer with these shapes has a sliding window."""
+    return bool(shapes.model.windowed) and all(shapes.model.windowed)
+
+
+def _keeps_mask(shapes: Shapes) -> bool:
+    """Whether an unfused softmax saves the mask that it receives, without combining it with Transformer Engine's causal mask.
+
+    With a window or sinks the kind of the mask is "arbitrary" (`get_full_mask`, `FusedScaleMaskSoftmax.forward_torch_softmax`).
+    """
+    return _adds_column(shapes) or (_window_of_all(shapes) and not softmax_is_fused(shapes))
 
 
 def attention_mask(shapes: Shapes, name: str, *, batches: bool = True) -> Tensor:
@@ -135,14 +158,14 @@ def saved_matrices(shapes: Shapes) -> tuple[Tensor, ...]:
     else:
         read = (replace(scores(shapes, "probabilities"), shares="softmax"),)
     masks = shapes.model.implementation == "transformer_engine" and not softmax_is_fused(shapes)
-    return (saved, *read, *((attention_mask(shapes, "attention mask"),) if masks else ()))
+    return (saved, *read, *((attention_mask(shapes, _SAVED_MASK),) if masks else ()))
 
 
 def forward_workspace(shapes: Shapes, context: Tensor) -> tuple[Tensor, ...]:
     """The scores, the mask and the context with its copy in [s, b, a·d], or the tensors at the cast of an fp32 softmax."""
     te = shapes.model.implementation == "transformer_engine"
-    # with sinks the saved mask is a copy with another column, and replaces the first
-    mask = (attention_mask(shapes, "mask of the scores"),) if te and not _adds_column(shapes) else ()
+    # with sinks the saved mask is a copy with another column, and replaces the first; with a window it is the first
+    mask = (attention_mask(shapes, _RECEIVED_MASK),) if te and not _keeps_mask(shapes) else ()
     multiplies = (scores(shapes, "scores", sinks=True), context, replace(context, name="output"))
     if not _casts(shapes):
         return (*mask, *multiplies)

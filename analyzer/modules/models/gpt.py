@@ -77,7 +77,9 @@ def layer_kinds(model: ModelSpec, fp8: Fp8Spec | None) -> LayerRuns:
     first, last = 0, model.num_layers
     if fp8 is not None:
         first, last = fp8.layers_at_start_in_16_bit, last - fp8.layers_at_end_in_16_bit
-    windowed = model.windowed if model.window_backend else ()
+    # unfused attention has other masks with a window
+    other_kernels = model.window_backend is not None or (model.attention_backend == "unfused" and not all(model.windowed))
+    windowed = model.windowed if other_kernels else ()
     if moe is None and not windowed and not model.blocks and fp8 is None:
         return ((LayerKind(), model.num_layers),)
     kinds = (

@@ -75,6 +75,13 @@ def dispatched_tokens(routing: Routing) -> tuple[Tensor, ...]:
     return (sent, *((routing.row_tensor(RECEIVED_ROWS, routing.received),) if sorts else ()))
 
 
+def returned_rows(routing: Routing) -> tuple[Tensor, ...]:
+    """Rows that are summed for each token, which a local variable references until the layer ends. Empty if they are saved."""
+    if summed_rows(routing, routing.sent):
+        return ()
+    return (routing.row_tensor("returned rows", routing.sent),)
+
+
 def _dispatch_collectives(routing: Routing) -> Iterator[Collective]:
     """Collectives of the dispatch and of its backward."""
     moe, ep, etp = routing.moe, routing.ep, routing.etp
@@ -125,28 +132,45 @@ def _sums_expert_output(routing: Routing) -> bool:
     return routing.ep * routing.etp == 1 and (routing.local_experts == 1 or routing.moe.pad_to_capacity)
 
 
+def _overlapped_shared_output(routing: Routing) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """The output of overlapped shared experts: at its reduce-scatter, and after it until it is added.
+
+    `combine_postprocess` computes it before it sums the rows of each token. A gate saves what it multiplies.
+    """
+    if not routing.moe.shared_overlap:
+        return (), ()
+    shapes = routing.shapes
+    output = () if routing.moe.shared_gate else (shapes.hidden("output of the shared experts"),)
+    full = (shapes.hidden("output of the shared experts before the reduce-scatter", gathered=True),) if shapes.sp else ()
+    return (*full, *output), (*output, *((shapes.hidden("weighted output"),) if routing.moe.shared_gate else ()))
+
+
 def _combined(routing: Routing, *, saved: bool) -> tuple[Tensor, ...]:
     """Tensors of the combine at its peak, in addition to the rows that are summed if these are saved."""
     several, sends = routing.local_experts > 1, routing.ep > 1
     expert_output = routing.row_tensor("expert output", routing.rows)
     unsorted = (routing.row_tensor("unsorted rows", routing.rows),) if several else ()
+    latent = routing.moe.latent_size is not None  # then the output of the shared experts is added later
+    scattered, shared = _overlapped_shared_output(routing)
     output = (
-        routing.shapes.hidden("output"),
-        *((routing.shapes.hidden("output with that of the shared experts"),) if shared_output(routing) else ()),
+        routing.row_tensor("output", routing.tokens),
+        *shared,
+        *((routing.shapes.hidden("output with that of the shared experts"),) if shared_output(routing) and not latent else ()),
     )
     if not saved:
-        last = (routing.row_tensor("returned rows", routing.sent),)
+        last = returned_rows(routing)
         return largest(
             (expert_output, *unsorted, *_summed_over_parts(routing)),
             (*(unsorted or (expert_output,)), *(last if sends else ())),
+            (*last, *scattered),
             (*last, *output),
         )
     output = (routing.shapes.hidden("zeros"), *output)  # deterministic PyTorch allocates the zeros twice
     if routing.ep * routing.etp == 1:  # the saved rows are the unsorted rows, or the output of the experts
-        return largest(() if _sums_expert_output(routing) else (expert_output,), output)
+        return largest(() if _sums_expert_output(routing) else (expert_output,), scattered, output)
     # the saved rows are received after the output of the experts is freed
     beyond = routing.row_tensor("expert output beyond the summed rows", max(0, routing.rows - routing.sent))
-    return largest((beyond, *unsorted, *_summed_over_parts(routing)), unsorted or (expert_output,), output)
+    return largest((beyond, *unsorted, *_summed_over_parts(routing)), unsorted or (expert_output,), scattered, output)
 
 
 def alltoall_combine(shapes: Shapes) -> Module:

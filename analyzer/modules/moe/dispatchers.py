@@ -40,6 +40,15 @@ def dispatched_tensors(routing: Routing) -> tuple[Tensor, ...]:
     return ()
 
 
+def combined_tensors(routing: Routing) -> tuple[Tensor, ...]:
+    """Tensors that local variables of the layer reference after the combine, until the layer returns (`MoELayer.forward`)."""
+    if routing.moe.dispatcher != "alltoall":
+        return dispatched_tensors(routing)
+    from analyzer.modules.moe.alltoall import returned_rows
+
+    return (*dispatched_tensors(routing), *returned_rows(routing))
+
+
 def flex_buffer_bytes(shapes: Shapes) -> int:
     """Bytes of the flex dispatcher's buffers on a rank, which the driver allocates outside PyTorch; 0 for other dispatchers."""
     if shapes.model.moe is None or shapes.model.moe.flex is None:

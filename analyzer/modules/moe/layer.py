@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from analyzer.modules.checkpoints import moe_checkpoint_leftovers
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.moe.dispatchers import dispatched_tensors, dispatcher
+from analyzer.modules.moe.dispatchers import combined_tensors, dispatched_tensors, dispatcher
 from analyzer.modules.moe.experts import experts
 from analyzer.modules.moe.router import router
 from analyzer.modules.moe.routing import Routing, shared_output
@@ -73,7 +73,7 @@ def _latent_projections(shapes: Shapes) -> tuple[Module, ...]:
     if not latent:
         return ()
 
-    def one(name: str, rows: int, columns: int, read: Tensor) -> Module:
+    def one(name: str, rows: int, columns: int, read: Tensor, local: tuple[Tensor, ...]) -> Module:
         quantized = shapes.fp8 is not None
         weight = Parameter(
             name="weight", shape=(rows, columns), dtype=shapes.dtype, sequence_parallel=shapes.sp, quantized=quantized
@@ -87,12 +87,14 @@ def _latent_projections(shapes: Shapes) -> tuple[Module, ...]:
             name=name,
             parameters=(weight,),
             saved=saved_input(shapes, read),
-            forward_workspace=(*forward_input(shapes, read), output),
+            forward_workspace=(*forward_input(shapes, read), output, *local),
             backward_workspace=(*output_gradient(shapes, output_grad), input_grad),
         )
 
     combined = Tensor(name="input", shape=(routing.tokens, latent), dtype=shapes.dtype, formula="T·latent", made_in="mlp")
+    shared = shared_output(routing)
+    total = (shapes.hidden("output with that of the shared experts"),) if shared else ()
     return (
-        one("fc1_latent_proj", latent, h, shapes.hidden("input", shares="router input")),
-        one("fc2_latent_proj", h, latent, combined),
+        one("fc1_latent_proj", latent, h, shapes.hidden("input", shares="router input"), shared),
+        one("fc2_latent_proj", h, latent, combined, (*combined_tensors(routing), *shared, *total)),
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.kinds import MOE_LATENT_PROJECTIONS, ModuleKind
 from analyzer.modules.tree import Module, Parameter
 from analyzer.time.work.context import WorkContext
 from analyzer.time.work.elementwise import norm
@@ -49,7 +49,8 @@ def linear(module: Module, context: WorkContext) -> Work:
     if weight is None:
         return NO_WORK
     shapes = context.shapes
-    rows = (shapes.s_split if module.kind in _SPLIT_ROWS else shapes.s) * shapes.b
+    unsplit = module.kind in _SPLIT_ROWS or module.name in MOE_LATENT_PROJECTIONS  # the projections are "duplicated" `TELinear`
+    rows = (shapes.s_split if unsplit else shapes.s) * shapes.b
     n, k = weight.shape
     fused = any(each.name == "layer_norm_weight" for each in module.parameters)
     rewinds = module.kind in (ModuleKind.Q_PROJECTION, ModuleKind.Q_UP, ModuleKind.KV_UP) and shapes.recomputes("mla_up_proj")

@@ -18,6 +18,7 @@ _OVERLAPPED: Final = (
     "--bf16 --swiglu --disable-bias-linear --vocab-size 120 --attention-dropout 0 --hidden-dropout 0 --global-batch-size 64 "
     "--moe-router-topk 2 --moe-grouped-gemm --expert-model-parallel-size 2 --overlap-moe-expert-parallel-comm"
 )
+_WINDOW: Final = "--window-size 128,0 --micro-batch-size 1 --tensor-model-parallel-size 4"
 _ALTERNATING: Final = f"{_OVERLAPPED} --num-experts 8 --moe-token-dispatcher-type alltoall --moe-layer-freq ([0,1]*2)"
 _GROUPS: Final = (
     "--bf16 --vocab-size 120 --position-embedding-type rope --min-offloaded-tensor-size 1024 "
@@ -107,6 +108,16 @@ FOUND: Final = {
     "--softmax-type off-by-one --attention-dropout 0 --hidden-dropout 0",
     "unfused latent attention with sinks": f"{_UNFUSED} --multi-latent-attention --softmax-type learnable",
     "unfused latent attention, full recompute": f"{_UNFUSED} --multi-latent-attention {_FULL} 1",
+    "unfused latent attention, sliding window, tp4": f"{_UNFUSED} {_LATENT} {_WINDOW}",
+    "unfused attention, sliding window in every second layer, pp2": f"{_UNFUSED} {_WINDOW} --window-attn-skip-freq 2 "
+    "--pipeline-model-parallel-size 2",
+    "latent experts, tp2 sp": f"{_EXPERTS} --moe-token-dispatcher-type alltoall --moe-latent-size 256 "
+    "--tensor-model-parallel-size 2 --sequence-parallel",
+    "latent experts beside gated shared experts, pp2": f"{_EXPERTS} --moe-token-dispatcher-type alltoall --moe-latent-size 256 "
+    "--moe-shared-expert-intermediate-size 512 --moe-shared-expert-gate --pipeline-model-parallel-size 2",
+    "overlapped shared experts at the sum of rows, tp2 sp": f"{_EXPERTS} --moe-token-dispatcher-type alltoall --num-layers 2 "
+    "--moe-shared-expert-intermediate-size 512 --moe-shared-expert-overlap --tensor-model-parallel-size 2 --sequence-parallel "
+    "--expert-tensor-parallel-size 1",
     "recomputed mlp with dropout, one microbatch": "--bf16 --swiglu --disable-bias-linear --vocab-size 120 "
     "--recompute-granularity selective --recompute-modules mlp",
     "all-gather, sequential experts, router in fp32": f"{_EXPERTS} --swiglu --moe-router-dtype fp32",
