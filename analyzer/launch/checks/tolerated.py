@@ -1,6 +1,7 @@
 """Checks of Megatron that are reported as warnings: frameworks on top of Megatron-Core run launches that break them.
 
 Source: `validate_args`, 0.16 to 0.19. Recipes of Megatron-Bridge set these options without that function.
+Launches that Megatron runs, but that train wrongly, are reported as warnings too.
 """
 
 from __future__ import annotations
@@ -27,3 +28,19 @@ def warn_of_tolerated(launch: LaunchInput, job: TrainingJob) -> None:
     for module, dest in recomputed_dropout(arguments, job):
         if dest not in arguments.given and since(arguments, "0.16"):
             launch.warn(f"Megatron refuses CUDA graphs that recompute {module} with dropout, its default: add {flag_of(dest)} 0.")
+    if _instances_diverge(job):
+        launch.warn(
+            "Megatron-FSDP reduces no gradients between the optimizer instances without --overlap-grad-reduce, so the instances "
+            "train different models: add --overlap-grad-reduce."
+        )
+
+
+def _instances_diverge(job: TrainingJob) -> bool:
+    """Whether Megatron-FSDP leaves out the reduction between optimizer instances.
+
+    `MegatronFSDP` makes it in the last microbatch, which its `no_sync` announces (`_process_post_backward_gradients`,
+    megatron_fsdp.py, 0.16.1). Training calls `no_sync` only with `--overlap-grad-reduce`. `DistributedDataParallel` reduces in
+    `finish_grad_sync` without that option (param_and_grad_buffer.py).
+    """
+    megatron_fsdp = job.fsdp is not None and job.fsdp.implementation == "megatron"
+    return megatron_fsdp and job.parallel.distributed_optimizer_instances > 1 and not job.optimizer.overlap_grad_reduce

@@ -13,6 +13,10 @@ from analyzer.launch.launchers.world import World
 from tests.job_of import BASE, BASE_2023, HOPPER, arguments_of, job_of
 
 RELEASES = ("0.16.1", "0.17.1", "0.18.2", "0.19.0")
+_FSDP = (
+    "--use-megatron-fsdp --ckpt-format fsdp_dtensor --data-parallel-sharding-strategy optim_grads_params "
+    "--no-gradient-accumulation-fusion"
+)
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -28,6 +32,20 @@ def test_muon_has_no_optimizer_instances_before_0_18() -> None:
     for name in ("muon", "dist_muon"):
         with pytest.raises(InputError, match=r"^--num-distributed-optimizer-instances: needs the distributed optimizer"):
             job_of(f"--num-distributed-optimizer-instances 2 --optimizer {name}")
+
+
+@pytest.mark.parametrize(
+    ("line", "warned"),
+    [
+        (_FSDP, True),
+        (f"{_FSDP} --overlap-grad-reduce", False),
+        ("", False),
+    ],
+)
+def test_optimizer_instances_that_megatron_fsdp_does_not_reduce_between_get_a_warning(line: str, warned: bool) -> None:
+    """`MegatronFSDP` reduces between instances where `no_sync` ended; `start_grad_sync` of DDP does so without it."""
+    job = job_of(f"--num-distributed-optimizer-instances 2 --use-distributed-optimizer {line}")
+    assert any("between the optimizer instances" in each for each in job.warnings) is warned
 
 
 @pytest.mark.parametrize("release", RELEASES)
