@@ -34,6 +34,17 @@ _GEMMS: Final = frozenset(
 )
 _FILLS: Final = frozenset({aten.normal_.default, aten.uniform_.default, aten.fill_.Scalar, aten.zero_.default})
 _READS: Final = frozenset({aten._local_scalar_dense.default})
+_IN_PLACE: Final = {
+    aten.index_put.default: aten.index_put_.default,
+    aten.index_add.default: aten.index_add_.default,
+    aten.scatter_add.default: aten.scatter_add_.default,
+    aten.scatter.src: aten.scatter_.src,
+    aten.masked_scatter.default: aten.masked_scatter_.default,
+}
+"""What the backward of indexing, `index_select`, `gather`, `topk` and `masked_select` calls under a dispatch mode, and without one.
+
+Without a mode PyTorch writes into zeros that it allocates (`areAnyTensorSubclassLike` in FunctionsManual.cpp).
+"""
 _NOT_HANDLED: Final = object()
 _LARGE: Final = 1 * MIB
 _FIRST_ADDRESS: Final = 0x7F00_0000_0000
@@ -88,9 +99,8 @@ class Recorder(TorchDispatchMode):
             return _unrecorded(func, args, kwargs)
         if not all(_is_plain(kind) for kind in types):
             return NotImplemented  # a quantized tensor splits the operation into plain ones, which are dispatched here again
-        if func is aten.index_put.default and in_backward():
-            # without a dispatch mode, `index_backward` of PyTorch writes into its zeros
-            func = aten.index_put_.default
+        if func in _IN_PLACE and in_backward() and not torch.is_grad_enabled():  # gradients are enabled in a recomputation
+            func = _IN_PLACE[func]
         if kwargs and isinstance(kwargs.get("device"), torch.device):
             kwargs = {**kwargs, "device": to_meta(kwargs["device"])}
         with torch._C.DisableTorchFunction():

@@ -52,6 +52,20 @@ class Point(NamedTuple):
         return (*tensors, *self.outside)
 
 
+class Exchange(Point):
+    """The instant after a forward at which its output is sent, and the gradient for the next backward is received."""
+
+    @property
+    def path(self) -> str:
+        """The messages instead of a module."""
+        return ".messages to and from the next stage"
+
+    @property
+    def transient(self) -> tuple[Tensor, ...]:
+        """The messages."""
+        return self.outside
+
+
 class Placement(NamedTuple):
     """One repetition of a block in a chunk."""
 

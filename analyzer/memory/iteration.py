@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from analyzer.memory.chunk_memory import ChunkMemory, Point
+from analyzer.memory.chunk_memory import ChunkMemory, Exchange, Point
 from analyzer.memory.peak import Peak, PeakPosition
-from analyzer.memory.pipeline_tensors import MessageOrder, PipelineTensors, PipelineWalk
+from analyzer.memory.pipeline_tensors import PREVIOUS, MessageOrder, PipelineTensors, PipelineWalk
 from analyzer.memory.workspaces import Workspace
-from analyzer.modules.tree import Tensor
+from analyzer.modules.tree import Tensor, total_bytes
 from analyzer.passes.deferred_output_gradients import Deferral, output_layers
 from analyzer.results import PeakEvent
 from analyzer.schedule.pipeline import Pair, Step, next_backwards
@@ -189,6 +189,8 @@ class _Walk:
             self._update_peak(index, point, base)
         self._saved -= kept
         if forward:
+            if self._context.pipeline.exchanged and self._messages.situations[index].awaits:
+                self._exchange(index, chunk, saved, base)
             self._saved += saved + planned
             if self._following:
                 self._forwards_done.add((step.microbatch, step.chunk))
@@ -203,6 +205,16 @@ class _Walk:
             self._pipeline.end(step)
             if chunk.reloaded:
                 self._reload(index)
+
+    def _exchange(self, index: int, chunk: ChunkMemory, saved: int, base: int) -> None:
+        """The messages after a forward. Its output is assigned to `output_tensor`, which referenced the previous one before."""
+        pipeline = self._context.pipeline
+        previous = (each for each in pipeline.alive_during(self._messages.situations[index]) if each.name == PREVIOUS)
+        outside = pipeline.exchanged
+        exchange = Exchange(
+            chunk.forward_peak.block, "", chunk.forward_peak.instant, saved, saved + total_bytes(outside), 0, outside
+        )
+        self._update_peak(index, exchange, base - total_bytes(previous))
 
     def _reload(self, index: int) -> None:
         """Counts what the backward at `index` copied back for the next one."""
@@ -351,11 +363,14 @@ class _Walk:
             )
         index, point = self._peak
         step = messages.order[index]
+        pipeline = _pipeline_tensors_at(index, messages, context, warm=warm)
+        if isinstance(point, Exchange):
+            pipeline = tuple(each for each in pipeline if each.name != PREVIOUS)
         return Peak(
             bytes=self._highest,
             workspaces=workspaces,
             activations=activations,
-            transient=(*point.transient, *_pipeline_tensors_at(index, messages, context, warm=warm)),
+            transient=(*point.transient, *pipeline),
             in_flight=in_flight,
             position=PeakPosition(
                 event=PeakEvent.FORWARD if step.kind == "forward" else PeakEvent.BACKWARD,

@@ -58,6 +58,8 @@ class PipelineTensors:
     """The last input received in the warm-up and its gradient, after the backward of that microbatch."""
     waiting: tuple[Tensor, ...] = ()
     """A message that waits for a later step than the next."""
+    exchanged: tuple[Tensor, ...] = ()
+    """After a forward whose next step is a backward: its output, and the gradient that is received."""
 
     def alive_during(self, situation: Situation) -> tuple[Tensor, ...]:
         """The tensors that are allocated during a step."""
@@ -81,7 +83,8 @@ def pipeline_tensors(job: TrainingJob, *, pipeline_rank: int, freed: bool = Fals
 
     In 1F1B, the gradient sent to the previous stage stays allocated until the next one is computed. The gradient received from the
     next stage stays allocated until the next one is received, which is after a forward. During that forward `output_tensor` still
-    references the previous output and, through its autograd graph, the previous input.
+    references the previous output and, through its autograd graph, the previous input. The output of a forward is freed after
+    `send_forward_recv_backward` has received the gradient.
     """
     parallel = job.parallel
     if parallel.virtual_pipeline is not None:
@@ -90,9 +93,12 @@ def pipeline_tensors(job: TrainingJob, *, pipeline_rank: int, freed: bool = Fals
     sent = () if first else (_message(job, SENT, sender=pipeline_rank - 1),)
     old = () if first else (_message(job, PREVIOUS, sender=pipeline_rank - 1),)
     received = (received_gradient(job, sender=pipeline_rank),) if pipeline_rank < parallel.pipeline - 1 else ()
+    output = tuple(replace(each, name="output sent to the next stage") for each in received)
+    exchanged = (*output, *(replace(each, name="next gradient from the next stage") for each in received))
+    tensors = PipelineTensors(forward=(*sent, *old, *received), backward=sent, exchanged=exchanged)
     if freed:
-        return PipelineTensors(forward=(*sent, *received), forward_after_first=old if first_stays else (), backward=sent)
-    return PipelineTensors(forward=(*sent, *old, *received), backward=sent)
+        return replace(tensors, forward=(*sent, *received), forward_after_first=old if first_stays else ())
+    return tensors
 
 
 def received_gradient(job: TrainingJob, *, sender: int = 0) -> Tensor:

@@ -165,6 +165,11 @@ class ModuleInputs:
         return replace(ends, split=replace(ends.split, pipelined=False), recompute=recompute)
 
     @property
+    def without_recompute(self) -> ModuleInputs:
+        """The same without activation recompute."""
+        return replace(self, recompute=NO_RECOMPUTE)
+
+    @property
     def checkpoints_attention(self) -> bool:
         """Whether a checkpoint gets the attention mask as an argument: full recompute of any layer, or of core attention."""
         recompute = self.recompute

@@ -114,7 +114,11 @@ def _attention_with_norm(inputs: ModuleInputs, attention: Branch, input_made_in:
     else:
         branch = _attention_branch(inputs, fused, input_shares if fused else "")
     biased = shapes.model.bias_linear and attention != "linear"
-    return (*norm, branch, bias_dropout_add(shapes, "self_attn_bda", ModuleKind.ATTENTION_ADD, biased=biased))
+    addition = bias_dropout_add(shapes, "self_attn_bda", ModuleKind.ATTENTION_ADD, biased=biased)
+    referenced = shapes.referenced_norm_output
+    if referenced:
+        addition = replace(addition, forward_workspace=(*addition.forward_workspace, *referenced))
+    return (*norm, branch, addition)
 
 
 @lru_cache(maxsize=CACHED_LAYERS)

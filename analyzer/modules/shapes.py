@@ -115,6 +115,15 @@ class Shapes:
         return (self.hidden("recomputed norm output"),) if self.recomputes("layernorm") else ()
 
     @property
+    def referenced_norm_output(self) -> tuple[Tensor, ...]:
+        """With FP8, the output of the norm before latent attention, of which only FP8 copies are saved.
+
+        A local variable of `TransformerLayer._forward_attention` references it until the residual is added.
+        """
+        unsaved = self.model.mla is not None and self.fp8 is not None and not self.recomputes("layernorm")
+        return (self.hidden("normalized input"),) if unsaved else ()
+
+    @property
     def recomputed_norm_output(self) -> tuple[Tensor, ...]:
         """`dropped_norm_output` in backward: recomputed, and copied to the freed storage (`CheckpointWithoutOutput`)."""
         return tuple(

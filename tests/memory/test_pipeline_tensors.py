@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from analyzer.memory.pipeline_tensors import MessageOrder, PipelineWalk, kept_inputs, pipeline_tensors
+from analyzer.memory.ranks import rank_classes_of_tensors
 from analyzer.passes.stages import stage_models
 from analyzer.schedule.pipeline import steps
 from analyzer.specs import TrainingJob
@@ -14,6 +15,11 @@ S, B, H, STAGES, MICROBATCHES = 2048, 1, 1024, 4, 8
 HIDDEN = 2 * S * B * H
 """Hidden states of a microbatch, or their gradient, in bf16."""
 LINE = f"--pipeline-model-parallel-size {STAGES} --global-batch-size {2 * MICROBATCHES}"
+
+MTP_LINE = (
+    "--num-layers 2 --position-embedding-type rope --ffn-hidden-size 1024 --pipeline-model-parallel-size 2 --mtp-num-layers 2 "
+    "--global-batch-size 16"
+)
 
 
 def bytes_by_step(job: TrainingJob, rank: int) -> list[tuple[str, int]]:
@@ -55,6 +61,26 @@ def test_a_steady_forward_has_the_input_and_both_gradients_of_the_previous_micro
     tensors = pipeline_tensors(job_of(LINE), pipeline_rank=rank)
     assert sum(tensor.bytes for tensor in tensors.forward) == forward * HIDDEN
     assert sum(tensor.bytes for tensor in tensors.backward) == backward * HIDDEN
+
+
+@pytest.mark.parametrize(("rank", "messages"), [(0, 2), (1, 2), (2, 2), (3, 0)])
+def test_the_output_of_a_forward_is_freed_after_the_gradient_is_received(rank: int, messages: int) -> None:
+    """`send_forward_recv_backward` allocates the next gradient before `deallocate_output_tensor` frees the output."""
+    tensors = pipeline_tensors(job_of(LINE), pipeline_rank=rank)
+    assert sum(tensor.bytes for tensor in tensors.exchanged) == messages * HIDDEN
+
+
+def test_the_messages_of_two_mtp_layers_can_be_the_peak() -> None:
+    """Each message has the hidden states of the decoder and of both depths: the output, the gradient of the last microbatch and
+    the next one. The attention mask and the input of the last microbatch are not allocated any more."""
+    job = job_of(f"{MTP_LINE} --pipeline-model-parallel-layout Ettmm|L")
+    memory = rank_classes_of_tensors(job)[0].memory
+    assert memory.peak_at == "forward of microbatch 2, messages to and from the next stage"
+    assert {part.name: part.bytes for part in memory.transient_parts} == {
+        "output sent to the next stage": 3 * HIDDEN,
+        "next gradient from the next stage": 3 * HIDDEN,
+        "gradient received from the next stage": 3 * HIDDEN,
+    }
 
 
 def test_nothing_is_referenced_before_the_first_backward() -> None:

@@ -53,7 +53,8 @@ class OrthogonalizedOptimizer(_Decaying):
         self.nesterov = bool(options.pop("nesterov", options.pop("use_nesterov", False)))
         momentum = options.pop("momentum_beta", momentum)
         self.fp32_matmul_prec = fp32_matmul_prec
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        # `_get_param_groups` of Megatron gives a rank without matrices the groups of other ranks, without parameters
+        super().__init__(params or [{"params": []}], {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.scaled_orthogonalize_fn = scaled_orthogonalize_fn
 
     def orthogonalize(self, p: torch.Tensor, grad: torch.Tensor, **kwargs: Any) -> torch.Tensor:

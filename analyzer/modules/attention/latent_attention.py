@@ -37,7 +37,7 @@ def latent_attention(shapes: Shapes) -> Module:
     return Module(
         name=ATTENTION,
         kind=ModuleKind.ATTENTION,
-        forward_workspace=shapes.dropped_norm_output,
+        forward_workspace=(*shapes.dropped_norm_output, *shapes.referenced_norm_output),
         backward_workspace=shapes.recomputed_norm_output,
         children=(*_projections(shapes), rotation(shapes), *referencing),
         source="MLASelfAttention",

@@ -59,7 +59,7 @@ def down_projection(shapes: Shapes, name: str, *, width: int, position: int, fir
         kind=_KINDS[name],
         parameters=(weight,),
         saved=(read,) if dropped else saved_input(shapes, read),
-        forward_workspace=(*forward_input(shapes, read, original=dropped), output, *concurrent),
+        forward_workspace=(*forward_input(shapes, read, in_16_bit=False, original=dropped), output, *concurrent),
         backward_workspace=(
             *output_gradient(shapes, compressed(shapes, "output gradient", rows)),
             *(backward_input(shapes, read, original=True) if dropped else ()),

@@ -139,7 +139,9 @@ def _parts(inputs: ModuleInputs, kind: ChunkKind) -> _Parts:
     first, last, predicts = kind.pre_process, kind.post_process, kind.mtp_layers > 0
     before: list[Module] = []
     if first or last or predicts:
-        before.append(_batch(inputs.of_batches, first or predicts, last or predicts))
+        without_layers = not (kind.layers or predicts)  # no checkpoint saves the attention mask
+        inputs_of_batch = inputs.of_batches.without_recompute if without_layers else inputs.of_batches
+        before.append(_batch(inputs_of_batch, first or predicts, last or predicts))
     if first:
         before.append(_embedding(inputs.of_ends))
     after: tuple[Module, ...] = _head(inputs.of_ends, first, predicts) if last else ()

@@ -23,15 +23,15 @@ def moe_layer(shapes: Shapes) -> Module:
     """[s, b, h] → [s, b, h], after a separate norm; under a checkpoint with `--recompute-modules moe`."""
     routing = Routing(shapes)
     shared = (shared_experts(shapes),) if routing.moe.shared_ffn_hidden_size else ()
-    latent = _latent_projections(shapes)
+    latent, projected = _latent_projections(shapes), _projected_tokens(routing)
     dispatch, combine = dispatcher(shapes)
     inside = (
         *shared,
         router(shapes),
         *latent[:1],
-        _keeping_gradient(routing, dispatch),
-        _keeping_gradient(routing, experts(shapes, dispatched=dispatched_tensors(routing))),
-        combine,
+        _referencing(projected, _keeping_gradient(routing, dispatch)),
+        _keeping_gradient(routing, experts(shapes, dispatched=(*dispatched_tensors(routing), *projected))),
+        _referencing(projected, combine),
         *latent[1:],
     )
     dropped, recomputed = shapes.dropped_norm_output, shapes.recomputed_norm_output
@@ -66,6 +66,21 @@ def _keeping_gradient(routing: Routing, module: Module) -> Module:
     return replace(module, backward_workspace=(*module.backward_workspace, gradient))
 
 
+def _projected_tokens(routing: Routing) -> tuple[Tensor, ...]:
+    """[T, latent]: the output of the first latent projection, which `custom_forward` of `MoELayer` references until it returns.
+
+    The all-to-all dispatcher returns permuted tokens instead (`dispatch_preprocess`).
+    """
+    if not routing.moe.latent_size or routing.moe.dispatcher == "alltoall":
+        return ()
+    return (routing.row_tensor("projected tokens", routing.tokens),)
+
+
+def _referencing(tensors: tuple[Tensor, ...], module: Module) -> Module:
+    """`module` with tensors that local variables reference in its forward."""
+    return replace(module, forward_workspace=(*module.forward_workspace, *tensors)) if tensors else module
+
+
 def _latent_projections(shapes: Shapes) -> tuple[Module, ...]:
     """h → latent before dispatch, and latent → h after combine, unsharded on every rank."""
     routing = Routing(shapes)
@@ -73,7 +88,7 @@ def _latent_projections(shapes: Shapes) -> tuple[Module, ...]:
     if not latent:
         return ()
 
-    def one(name: str, rows: int, columns: int, read: Tensor, local: tuple[Tensor, ...]) -> Module:
+    def one(name: str, rows: int, columns: int, read: Tensor) -> Module:
         quantized = shapes.fp8 is not None
         weight = Parameter(
             name="weight", shape=(rows, columns), dtype=shapes.dtype, sequence_parallel=shapes.sp, quantized=quantized
@@ -87,14 +102,15 @@ def _latent_projections(shapes: Shapes) -> tuple[Module, ...]:
             name=name,
             parameters=(weight,),
             saved=saved_input(shapes, read),
-            forward_workspace=(*forward_input(shapes, read), output, *local),
+            forward_workspace=(*forward_input(shapes, read), output),
             backward_workspace=(*output_gradient(shapes, output_grad), input_grad),
         )
 
     combined = Tensor(name="input", shape=(routing.tokens, latent), dtype=shapes.dtype, formula="T·latent", made_in="mlp")
     shared = shared_output(routing)
     total = (shapes.hidden("output with that of the shared experts"),) if shared else ()
+    referenced = (*combined_tensors(routing), *_projected_tokens(routing), *shared, *total)
     return (
-        one("fc1_latent_proj", latent, h, shapes.hidden("input", shares="router input"), shared),
-        one("fc2_latent_proj", h, latent, combined, (*combined_tensors(routing), *shared, *total)),
+        _referencing(shared, one("fc1_latent_proj", latent, h, shapes.hidden("input", shares="router input"))),
+        _referencing(referenced, one("fc2_latent_proj", h, latent, combined)),
     )

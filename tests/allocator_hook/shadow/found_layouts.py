@@ -143,4 +143,11 @@ FOUND: Final = {
     "unfused attention with sinks, no dropout, two layers on the host": f"{_UNFUSED_ON_HOST} --softmax-type learnable "
     "--attention-dropout 0 --hidden-dropout 0",
     "sequential experts, router in fp32": f"{_EXPERTS} --moe-token-dispatcher-type alltoall --moe-router-dtype fp32",
+    "two mtp layers before the last stage, small ffn": "--bf16 --vocab-size 120 --position-embedding-type rope "
+    "--ffn-hidden-size 1024 --global-batch-size 32 --pipeline-model-parallel-size 2 --mtp-num-layers 2 "
+    "--pipeline-model-parallel-layout Ettttmm|L",
+    "unfused latent attention in fp8": f"{_UNFUSED} {_LATENT} --fp8-format e4m3 --fp8-recipe blockwise",
+    "muon, a last stage without matrices and layers, checkpoints of attention": "--bf16 --position-embedding-type rope "
+    "--untie-embeddings-and-output-weights --optimizer muon --pipeline-model-parallel-size 2 --mtp-num-layers 1 "
+    "--pipeline-model-parallel-layout Ettttm|L --recompute-activations",
 }

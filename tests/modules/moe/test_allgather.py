@@ -92,3 +92,16 @@ def test_unfused_permutation_saves_sorted_positions_from_017_on() -> None:
     before, after = (modules(job_of(line, release=each), "dispatch")[0] for each in ("0.16.1", "0.17.1"))
     sizes = [{tensor.dtype: tensor.bytes for tensor in each.saved if tensor.formula.endswith("E·T")} for each in (before, after)]
     assert sizes == [{"bf16": 2 * EXPERTS * S, "bool": EXPERTS * S}, {"int64": 8 * EXPERTS * S}]
+
+
+@pytest.mark.parametrize(("dispatcher", "references"), [("allgather", 1), ("alltoall", 0)])
+def test_projected_tokens_are_referenced_until_the_layer_returns(dispatcher: str, references: int) -> None:
+    """`custom_forward` of `MoELayer`: `hidden_states` is the output of `fc1_latent_proj`, unless `dispatch_preprocess` permutes."""
+    line = (
+        "--num-experts 8 --moe-router-topk 2 --moe-ffn-hidden-size 1024 --disable-bias-linear --expert-model-parallel-size 2 "
+        f"--moe-token-dispatcher-type {dispatcher} --moe-grouped-gemm --moe-latent-size 256"
+    )
+    for name in ("dispatch", "experts", "combine", "fc2_latent_proj"):
+        [module, *_] = modules(job_of(line), name)
+        found = [tensor.bytes for tensor in module.forward_workspace if tensor.name == "projected tokens"]
+        assert found == [2 * S * 256] * references

@@ -1,0 +1,52 @@
+"""Allocations of the backward of indexing, which PyTorch computes in another way under a dispatch mode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.shadow
+
+ROWS, COLUMNS, CHOSEN = 1024, 256, 512
+
+
+class Sink:
+    """The live allocations and their peak, in bytes."""
+
+    def __init__(self) -> None:
+        self.live: dict[int, int] = {}
+        self.peak = 0
+
+    def allocation(self, pointer: int, bytes: int, *, stream: int = 0) -> None:
+        del stream
+        self.live[pointer] = bytes
+        self.peak = max(self.peak, sum(self.live.values()))
+
+    def free(self, pointer: int) -> None:
+        del self.live[pointer]
+
+    def label(self, pointer: int, role: Any, name: str, *, shape: Any, dtype: str, bytes: int) -> None:
+        """Labels are not needed."""
+
+
+@pytest.mark.parametrize("operation", ["index_select", "gather", "topk"])
+def test_the_gradient_of_selected_elements_is_allocated_once(operation: str) -> None:
+    """FunctionsManual.cpp and TensorAdvancedIndexing.cpp write into new zeros, unless a dispatch mode is active."""
+    torch = pytest.importorskip("torch")
+    from allocator_hook.shadow.recorder import Recorder
+
+    source = torch.empty(ROWS, COLUMNS, device="meta", requires_grad=True)
+    select: Any = {
+        "index_select": lambda: source.index_select(0, torch.empty(CHOSEN, dtype=torch.int64, device="meta")),
+        "gather": lambda: source.gather(1, torch.empty(ROWS, 2, dtype=torch.int64, device="meta")),
+        "topk": lambda: source.topk(2, dim=1)[0],
+    }[operation]
+    sink = Sink()
+    with Recorder(sink, cublas_workspace_bytes=0):
+        chosen = select()
+        gradient = torch.empty_like(chosen)
+        before = sum(sink.live.values())
+        sink.peak = before
+        torch.autograd.backward(chosen, gradient)
+    assert sink.peak - before == 4 * ROWS * COLUMNS
