@@ -58,6 +58,7 @@ def ddp_config(job: TrainingJob, *, parameters: int) -> Any:
             use_distributed_optimizer=optimizer.distributed,
             num_distributed_optimizer_instances=job.parallel.distributed_optimizer_instances,
             check_for_nan_in_grad=job.flags.check_for_nan_in_loss_and_grad,
+            delay_wgrad_compute=job.flags.delay_wgrad_compute,
             bucket_size=bucket_size,
             pad_buckets_for_high_nccl_busbw=optimizer.pad_buckets_for_high_nccl_busbw,
             average_in_collective=optimizer.average_in_collective,

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from analyzer.memory.block_memory import Instant, block_memory, explained
 from analyzer.modules.kinds import ATTENTION_BRANCH, MOE_LATENT_PROJECTIONS, ModuleKind
-from analyzer.modules.moe.routing import ARRIVED_ROWS, LOCAL_ROWS, RECEIVED_ROWS, SENT_ROWS, SHARED_OUTPUT, is_flex
+from analyzer.modules.moe.routing import ARRIVED_ROWS, LATENT_ROWS, LOCAL_ROWS, RECEIVED_ROWS, SENT_ROWS, SHARED_OUTPUT, is_flex
 from analyzer.modules.tree import LAYER, STREAM, Module, Tensor
 from analyzer.passes.delayed_weight_gradients import operands_of_experts
 from analyzer.program.chunks import chunk_program
@@ -137,10 +137,23 @@ class Unit:
         """The output of the attention node of a dense layer, which this node references. In a MoE layer the norm saves it."""
         return () if self._is_moe else self.residual or self.input_gradient
 
+    @cached_property
+    def latent(self) -> tuple[Tensor, ...]:
+        """The projected output of the norm that the flex dispatcher reads. The dispatch counts it as saved."""
+        dispatches = (child for child in self._inside if child.kind is ModuleKind.DISPATCH)
+        return tuple(tensor for child in dispatches for tensor in child.saved if tensor.name == LATENT_ROWS)
+
+    @cached_property
+    def dispatched(self) -> tuple[Tensor, ...]:
+        """What the flex dispatcher reads: the output of the norm or its projection, which is not freed after the dispatch."""
+        if not any(child.kind is ModuleKind.DISPATCH and is_flex(child) for child in self._inside):
+            return ()
+        return self.latent or tuple(replace(tensor, name="output of the norm") for tensor in self.input_gradient)
+
     @property
     def sent_gradient(self) -> tuple[Tensor, ...]:
-        """The gradient that the attention node reads: of the rows that the layer sends, or of the output of attention."""
-        return self.sent if self._rows[0] else self.input_gradient
+        """The gradient that the attention node reads: of what the layer sends, or of the output of attention."""
+        return self.sent or self.dispatched or self.input_gradient
 
     @property
     def not_copied(self) -> tuple[Tensor, ...]:

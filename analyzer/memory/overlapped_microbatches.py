@@ -107,10 +107,13 @@ class _OverlappedStep:
         self._same = pair.forward == pair.backward
         self._newest = pair.newest
         self._ahead = pair.ahead
+        self._sent = pair.sent
         self._groups = groups
         self._to_defer = deferred
         self._deferred = 0
         """Bytes of operands of the output layer's weight gradient, after the backward of the output layer."""
+        self._freed = 0
+        """Bytes of the gradient that the step before has sent, after this step has sent its own (`send_prev_wait_handle`)."""
         self._forward_saved = 0
         """Bytes that the microbatch of the forward has saved so far."""
         self._backward_saved = backward.last.after
@@ -142,7 +145,9 @@ class _OverlappedStep:
                 yield from self._layers(index if both else None, one, other)
         for index in range(len(b_layers), len(f_layers)):
             yield from self._layers(index, f_layers[index], None)
-        self._kept += ((*b_layers, *f_layers)[0].input_gradient if f_layers or b_layers else ()) * self._ahead
+        message = (*b_layers, *f_layers)[0].input_gradient if f_layers or b_layers else ()
+        self._kept += message * self._ahead
+        self._freed = total_bytes(message) * self._sent
         frame = tuple(self._frame)
         yield from self._run_forward(self._forward.last.forward(self._frame))
         self._gradient = ()
@@ -168,7 +173,7 @@ class _OverlappedStep:
         yield from self._run_forward(forward.get(Node.ATTENTION, ()), (*residual, *exchanged, *held))
         if index is not None and self._same:
             self._left.pop(index, None)
-        permuted = () if one is None else (*one.sent, *one.not_copied, *one.attention_output)
+        permuted = () if one is None else (*one.sent, *one.latent, *one.not_copied, *one.attention_output)
         yield from self._run_backward(backward.get(Node.EXPERTS, ()), None, (*exchanged, *permuted, *shared, *held))
         if other is not None and self._is_output(other):
             self._kept += exchanged
@@ -201,11 +206,14 @@ class _OverlappedStep:
             self._backward_saved = following[0].saved
 
     def _attention_backward(self, other: Unit, nodes: dict[Node, list[Placed]], held: tuple[Tensor, ...]) -> Iterator[Point]:
-        """The gradients of both outputs of the attention node, and the residual, stay until the node ends."""
+        """The gradients of all outputs of the attention node, and the residual, stay until the node ends.
+
+        So does what the flex dispatcher has read. With the other dispatchers the dispatch has freed these rows.
+        """
         placed = nodes.get(Node.ATTENTION, ())
         for each in placed if self._groups is None else self._groups.backward(placed):
             output = other.attention_output or other.residual
-            before_norm = (*other.residual_gradient, *output, *other.shared_output)
+            before_norm = (*other.residual_gradient, *output, *other.shared_output, *other.dispatched, *other.dispatched)
             kept = before_norm if each.before_norm else other.residual_gradient[1:]
             self._backward_saved = each.saved
             yield self._point(each, (*self._frame, *other.sent, *kept, *held, *self._gradient))
@@ -216,7 +224,7 @@ class _OverlappedStep:
         if self._is_output(other):
             self._kept += (*other.read_gradients, *other.residual, *other.shared_output)
         self._gradient = other.input_gradient
-        if number == 0 and self._backward.first.modules:
+        if number == 0:  # the received input or the output of the embedding
             self._kept += other.input_gradient
         if self._newest and (not self._same or number not in self._passed()):
             self._left[number] = other.left
@@ -265,6 +273,6 @@ class _OverlappedStep:
             parent=each.parent,
             instant=each.instant,
             saved=saved,
-            bytes=saved + each.instant.temporary + total_bytes(outside),
+            bytes=saved + each.instant.temporary + total_bytes(outside) - self._freed,
             outside=outside,
         )

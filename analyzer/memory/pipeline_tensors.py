@@ -180,6 +180,7 @@ class MessageOrder:
             self.waiting = waiting_messages(order, ring) if group != parallel.pipeline else ()
         self.first = [chunk.pre_process for chunk in chunks]
         """For each chunk, whether it begins with the embedding, and sends no gradient."""
+        self._overlaps_messages = parallel.overlap_p2p
         self._last = [chunk.post_process for chunk in chunks]
         self.situations = tuple(self._situations(chunks))
         """For each step."""
@@ -190,7 +191,15 @@ class MessageOrder:
         following = self.order[index + 2 : index + 3]
         later = self.order[index + 2 : index + 4] if following and following[0].paired else following
         received = [self._last[each.chunk] if each.kind == "backward" else self.first[each.chunk] for each in later]
-        return Pair(step.chunk, backward.chunk, newest=in_flight[backward.chunk] == 1, ahead=received.count(False))
+        before = self.order[max(0, index - 1)]
+        sends = self._overlaps_messages and before.kind == "backward" and not self.first[before.chunk]
+        return Pair(
+            step.chunk,
+            backward.chunk,
+            newest=in_flight[backward.chunk] == 1,
+            ahead=received.count(False),
+            sent=sends and in_flight[before.chunk] > 0,
+        )
 
     def _situations(self, chunks: Sequence[Chunk]) -> Iterator[Situation]:
         """If all forwards run before the first backward, no message is received during a step."""

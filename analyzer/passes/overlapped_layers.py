@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from analyzer.modules.kinds import MOE_LATENT_PROJECTIONS, ModuleKind
-from analyzer.modules.moe.routing import LOCAL_ROWS, RECEIVED_ROWS, SENT_ROWS, SHARED_OUTPUT, is_flex
+from analyzer.modules.moe.routing import LATENT_ROWS, LOCAL_ROWS, RECEIVED_ROWS, SENT_ROWS, SHARED_OUTPUT, is_flex
 from analyzer.modules.tree import STREAM, Module, Tensor
 
 
@@ -22,7 +22,7 @@ def with_nodes(layer: Module) -> Module:
     """The layer as overlapped microbatches run it."""
     dispatch = next((module for _, module in layer.walk() if module.kind is ModuleKind.DISPATCH), None)
     if dispatch is not None and is_flex(dispatch):
-        return _with_rows_freed(_with_detached_weights(layer, dispatch))
+        return _with_rows_freed(_with_detached_inputs(layer, dispatch))
     changed = _with_rows_freed(with_referenced_input(layer))
     named = {tensor.name: tensor for tensor in dispatch.forward_workspace} if dispatch is not None else {}
     if RECEIVED_ROWS not in named or LOCAL_ROWS in named:
@@ -30,16 +30,22 @@ def with_nodes(layer: Module) -> Module:
     return _with_expert_input_freed(changed, named[RECEIVED_ROWS])
 
 
-def _with_detached_weights(layer: Module, dispatch: Module) -> Module:
-    """With DeepEP, the layer with the weights of arrived tokens, which the graph of the dispatcher's probabilities references."""
-    choices = next((each for each in dispatch.saved if each.name == "choices of arrivals"), None)
-    if choices is None:
+def _with_detached_inputs(layer: Module, dispatch: Module) -> Module:
+    """The layer with what the attention node and, with DeepEP, the graph of the dispatcher's probabilities reference.
+
+    These are the tokens of the latent size, and the weights of arrived tokens. The router has saved tokens of the hidden size.
+    """
+    choices = (each for each in dispatch.saved if each.name == "choices of arrivals")
+    weights = (replace(each, name="weights of arrivals", dtype="fp32", formula="4·A·k") for each in choices)
+    projections = (module for _, module in layer.walk() if module.name == MOE_LATENT_PROJECTIONS[0])
+    outputs = (each for module in projections for each in module.forward_workspace if each.name == "output")
+    added = (*(replace(each, name=LATENT_ROWS, formula="T·latent") for each in outputs), *weights)
+    if not added:
         return layer
-    weights = replace(choices, name="weights of arrivals", dtype="fp32", formula="4·A·k")
 
     def changed(module: Module) -> Module:
         if module is dispatch:
-            return replace(module, saved=(*module.saved, weights))
+            return replace(module, saved=(*module.saved, *added))
         children = tuple(changed(child) for child in module.children)
         return replace(module, children=children) if children != module.children else module
 
@@ -103,13 +109,13 @@ def _without_lingering_input(module: Module) -> Module:
 
 
 def _with_rows_freed(module: Module) -> Module:
-    """The modules of a MoE layer without the rows that were sent, after the dispatch."""
+    """The modules of a MoE layer without the rows that were sent, after the dispatch, and tokens that the attention node has."""
     children = tuple(_with_rows_freed(child) for child in module.children)
     if module.kind in (ModuleKind.EXPERTS, ModuleKind.COMBINE) or module.name in MOE_LATENT_PROJECTIONS:
-        kept = tuple(tensor for tensor in module.forward_workspace if tensor.name not in (SENT_ROWS, SHARED_OUTPUT))
+        kept = tuple(tensor for tensor in module.forward_workspace if tensor.name not in (SENT_ROWS, SHARED_OUTPUT, LATENT_ROWS))
         return replace(module, forward_workspace=kept, children=children)
     if module.kind is ModuleKind.DISPATCH:
-        kept = tuple(tensor for tensor in module.forward_workspace if tensor.name != SHARED_OUTPUT)
+        kept = tuple(tensor for tensor in module.forward_workspace if tensor.name not in (SHARED_OUTPUT, LATENT_ROWS))
         return replace(module, forward_workspace=kept, children=children)
     if module.kind is ModuleKind.SHARED_EXPERTS and module.saved:
         output = replace(module.saved[0], name=SHARED_OUTPUT, shares="", made_in="")

@@ -33,6 +33,8 @@ class Pair(NamedTuple):
     """No later microbatch than that of the backward has run in its chunk before this step."""
     ahead: int
     """Number of messages that are received at its end, for the steps after it."""
+    sent: bool = False
+    """The gradient that the step before it has sent is referenced until its own backward has sent one."""
 
 
 def steps(

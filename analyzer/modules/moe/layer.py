@@ -12,7 +12,7 @@ from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.dispatchers import combined_tensors, dispatched_tensors, dispatcher
 from analyzer.modules.moe.experts import experts
 from analyzer.modules.moe.router import router
-from analyzer.modules.moe.routing import Routing, shared_output
+from analyzer.modules.moe.routing import LATENT_ROWS, Routing, shared_output
 from analyzer.modules.moe.shared_experts import shared_experts
 from analyzer.modules.quantized import forward_input, output_gradient, saved_input
 from analyzer.modules.shapes import Shapes
@@ -73,7 +73,7 @@ def _projected_tokens(routing: Routing) -> tuple[Tensor, ...]:
     """
     if not routing.moe.latent_size or routing.moe.dispatcher == "alltoall":
         return ()
-    return (routing.row_tensor("projected tokens", routing.tokens),)
+    return (routing.row_tensor(LATENT_ROWS, routing.tokens),)
 
 
 def _referencing(tensors: tuple[Tensor, ...], module: Module) -> Module:

@@ -26,6 +26,8 @@ LOCAL_ROWS: Final = "rows of the local experts"
 """Name of the rows that the experts read."""
 ARRIVED_ROWS: Final = "arrived tokens"
 """Name of the tokens that a rank receives from DeepEP."""
+LATENT_ROWS: Final = "tokens of the latent size"
+"""Name of the projected tokens that the all-gather and flex dispatchers send."""
 SHARED_OUTPUT: Final = "output of the shared experts"
 
 

@@ -69,6 +69,14 @@ FOUND: Final = {
     "overlapped microbatches, dense last layer": f"{_ALTERNATING.replace('[0,1]', '[1,0]')}",
     "overlapped microbatches, deepep": f"{_OVERLAPPED} --num-experts 8 --moe-token-dispatcher-type flex "
     "--moe-flex-dispatcher-backend deepep --moe-router-dtype fp32",
+    "overlapped microbatches, deepep, deterministic flash attention": f"{_OVERLAPPED} --num-experts 8 --moe-enable-deepep "
+    "--moe-token-dispatcher-type flex --deterministic-mode --attention-backend flash --info-gpu B200",
+    "overlapped microbatches, delayed weight gradients that are not fused": f"{_OVERLAPPED} --num-experts 8 "
+    "--moe-token-dispatcher-type alltoall --delay-wgrad-compute --no-gradient-accumulation-fusion --attention-backend unfused "
+    "--moe-ffn-hidden-size 128",
+    "overlapped microbatches, deferred gradients of the output layer": f"{_ALTERNATING} --vocab-size 9999 "
+    "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 --untie-embeddings-and-output-weights "
+    "--defer-embedding-wgrad-compute",
     "recomputed mlp with dropout": "--bf16 --swiglu --disable-bias-linear --vocab-size 120 --recompute-granularity selective "
     "--recompute-modules mlp --global-batch-size 32",
     "hybridep, router in bf16": f"{_FLEX} --swiglu --moe-grouped-gemm --moe-flex-dispatcher-backend hybridep",
