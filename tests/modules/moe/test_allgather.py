@@ -6,6 +6,7 @@ import pytest
 
 from analyzer.memory.ranks import rank_classes
 from analyzer.memory.workspaces import workspaces
+from analyzer.modules.moe.routing import LATENT_ROWS
 from analyzer.modules.tree import Module
 from analyzer.passes.stages import stage_models
 from analyzer.specs import TrainingJob
@@ -103,5 +104,5 @@ def test_projected_tokens_are_referenced_until_the_layer_returns(dispatcher: str
     )
     for name in ("dispatch", "experts", "combine", "fc2_latent_proj"):
         [module, *_] = modules(job_of(line), name)
-        found = [tensor.bytes for tensor in module.forward_workspace if tensor.name == "projected tokens"]
+        found = [tensor.bytes for tensor in module.forward_workspace if tensor.name == LATENT_ROWS]
         assert found == [2 * S * 256] * references
