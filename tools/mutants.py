@@ -72,8 +72,8 @@ FAULTS: Final = (
     Fault(
         "1F1B frees the input of the previous microbatch",
         "analyzer/memory/pipeline_tensors.py",
-        "return PipelineTensors(forward=(*sent, *old, *received), backward=sent)",
-        "return PipelineTensors(forward=(*sent, *received), backward=sent)",
+        "tensors = PipelineTensors(forward=(*sent, *old, *received), backward=sent, exchanged=exchanged)",
+        "tensors = PipelineTensors(forward=(*sent, *received), backward=sent, exchanged=exchanged)",
     ),
     Fault(
         "logits of the z-loss not saved",
