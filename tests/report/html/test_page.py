@@ -175,6 +175,48 @@ def test_the_charts_have_the_figures_of_the_report(small: Opened) -> None:
             assert matrix[stage, stage + 1] == sum(row["bytes_per_iteration"] for row in own if row["peer"] == "next")
 
 
+def figures(found: Opened, section: str) -> list[list[str]]:
+    """The cells of the folded table of a section."""
+    rows = found.page.locator(f"#{section} details tbody tr")
+    return [row.locator("th, td").all_text_contents() for row in rows.all()]
+
+
+def test_a_table_repeats_the_schedule(small: Opened) -> None:
+    """The stage that finishes last has the parts of the report, and each stage the sums of its spans in the chart."""
+    time = small.document["time"]
+    parts = time["parts_seconds"]
+    rows = figures(small, "schedule")
+    within = sum(parts[f"exposed_{kind}"] for kind in ("tp", "cp", "ep"))
+    host = parts["host"] - small.page.evaluate("extra.schedule.host")
+    busy = parts["gemm"] + parts["attention"] + parts["memory_bound"] + within + host
+    expected = [busy, within, parts["bubble"], parts["exposed_pp"], parts["exposed_dp"]]
+    assert rows[time["pipeline_rank"]][1:] == small.page.evaluate("(values) => values.map(seconds)", expected)
+    passes = small.page.evaluate("extra.passes")
+    names = [None, "exposed communication within a pass", "bubble", "exposed message between stages"]
+    names.append("exposed data-parallel communication")
+    for stage, row in enumerate(rows):
+        assert row[0] == f"stage {stage}"
+        spans = small.page.evaluate("(stage) => around(extra.passes[stage], stage)", stage)
+        sums = [sum(end - start for _, start, end, kind in spans if kind == name) for name in names]
+        sums[0] = sum(end - start for start, end, *_ in passes[stage])
+        assert small.page.evaluate("(stage) => extra.schedule.stages[stage]", stage) == pytest.approx(sums, rel=1e-4, abs=1e-7)
+
+
+def test_a_table_repeats_the_memory_over_an_iteration(small: Opened) -> None:
+    expected = [
+        [f"stage {rank['pipeline_rank']}", memory["peak_allocated_bytes"], memory["peak_allocated_first_iteration_bytes"]]
+        for rank in small.document["ranks"]
+        for memory in [rank["memory"]]
+    ]
+    rows = figures(small, "over-iteration")
+    text = small.page.evaluate("(rows) => rows.map(([name, ...sizes]) => [name, ...sizes.map(bytes)])", expected)
+    assert [[row[0], *row[3:5]] for row in rows] == text
+    assert [row[5] for row in rows] == [rank["memory"]["peak_at"] for rank in small.document["ranks"]]
+    line = [mark[1] for series in small.series("over-chart") for mark in series["marks"]]
+    shown = int(small.page.locator("#over-iteration select").input_value())
+    assert rows[shown][1:3] == small.page.evaluate("(sizes) => sizes.map(bytes)", [min(line[1::2]), max(line)])
+
+
 def test_bytes_between_stages_can_be_read_without_a_mouse(small: Opened) -> None:
     """Each cell has its bytes, and the scale of the colors its ends, also in print."""
     texts = small.page.locator("#matrix-chart text").all_text_contents()

@@ -183,10 +183,14 @@ function stacked(parent, id, label, rows, capacity) {
     rows.map(([name, memory]) => [name, ...parts(memory).map(([, value]) => bytes(value)), bytes(memory.device_bytes)]), label)));
   return made;
 }
+/** The name of a rank class: its stage, and its ranks if the stage has several classes. */
+function classOf(rank) {
+  const several = report.ranks.filter((each) => each.pipeline_rank === rank.pipeline_rank).length > 1;
+  return `stage ${rank.pipeline_rank}${several ? `, ranks ${ranges(rank.ranks)}` : ""}`;
+}
 function memory() {
   const found = section("memory", "Memory by stage");
-  const several = (rank) => report.ranks.filter((each) => each.pipeline_rank === rank.pipeline_rank).length > 1;
-  const rows = report.ranks.map((rank) => [`stage ${rank.pipeline_rank}${several(rank) ? `, ranks ${ranges(rank.ranks)}` : ""}`, rank.memory]);
+  const rows = report.ranks.map((rank) => [classOf(rank), rank.memory]);
   found.append(element("p", {}, "At the peak of a rank of each pipeline stage. Stages with different ranks have several bars."));
   stacked(found, "memory-chart", "Memory of each pipeline stage by part, with the memory of the GPU", rows, report.verdict.capacity_bytes);
 }
@@ -254,11 +258,17 @@ function overIteration() {
       }],
     };
   });
+  const rows = report.ranks.map((each) => [classOf(each), ...extremes(extra.memory[each.pipeline_rank]).map(bytes),
+    bytes(each.memory.peak_allocated_bytes), bytes(each.memory.peak_allocated_first_iteration_bytes), each.memory.peak_at]);
+  found.append(details("Figures", table(["", "least after a pass", "most, as a sum of tensors", "peak with the blocks of the allocator",
+    "peak of the first iteration", "operation at the peak"], rows, "Allocated memory over an iteration of each stage")));
+}
+/** The least bytes after a pass, and the most bytes at the peak of a pass. */
+function extremes(passes) {
+  return [passes.reduce((least, [, after]) => Math.min(least, after), Infinity), passes.reduce((most, [peak]) => Math.max(most, peak), 0)];
 }
 
 // ---- schedule ----
-
-
 
 function schedule() {
   if (!extra.passes.length) return;
@@ -286,6 +296,8 @@ function schedule() {
       ...kinds.map((kind) => gantt(kind, others.filter((row) => row[3] === kind))),
     ],
   }), {tall: stages > 8, canvas: rows.length + others.length > 3000});
+  found.append(details("Figures", table(["", "passes", `of these ${EXPOSED}`, BUBBLE, MESSAGE, DATA_PARALLEL],
+    extra.schedule.stages.map((row, stage) => [`stage ${stage}`, ...row.map(seconds)]), "The schedule of each stage, for a complete iteration")));
 }
 /** The series of one kind of spans: stage, start, end and more. Communication within a pass is a strip below it. */
 function gantt(name, data) {
@@ -302,7 +314,8 @@ function gantt(name, data) {
     },
   };
 }
-const EXPOSED = "exposed communication within a pass", MESSAGE = "exposed message between stages", BUBBLE = "bubble";
+const EXPOSED = "exposed communication within a pass", MESSAGE = "exposed message between stages", BUBBLE = "bubble",
+  DATA_PARALLEL = "exposed data-parallel communication";
 /** What delays the passes of a stage, and what follows them: stage, start, end, kind. */
 function around(passes, stage) {
   const {message, exposed, data_parallel: dataParallel, optimizer, host} = extra.schedule;
@@ -320,7 +333,7 @@ function around(passes, stage) {
   }
   if (dataParallel) {
     const end = report.time.iteration_seconds, update = end - optimizer - host;
-    add(before, before + dataParallel[stage], "exposed data-parallel communication");
+    add(before, before + dataParallel[stage], DATA_PARALLEL);
     add(update, update + optimizer, "optimizer step");
     add(end - host, end, "host");
   }
