@@ -21,6 +21,10 @@ ROOT = Path(__file__).resolve().parents[3]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("pretrain_*.sh"))
+ALL_DRAWN = """new Promise((done) => {
+    const look = () => (charts.every(({made}) => made !== null) ? done() : setTimeout(look, 10));
+    look();
+})"""
 LAUNCH = (
     "--nnodes 2 --nproc-per-node 8 pretrain_gpt.py --num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 "
     "--max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 64 --bf16 --tokenizer-type NullTokenizer "
@@ -44,9 +48,12 @@ def browser() -> Iterator[Browser]:
 
 
 class Opened:
-    """A page in the browser, with what it reports and requests, and the JSON report that it shows."""
+    """A page in the browser with all charts, with what it reports and requests, and the JSON report that it shows.
 
-    def __init__(self, browser: Browser, file: Path, document: dict[str, Any]) -> None:
+    With `busy` the browser never has time for the charts below the first screen.
+    """
+
+    def __init__(self, browser: Browser, file: Path, document: dict[str, Any], *, busy: bool = False) -> None:
         self.file, self.document = file, document
         self.messages: list[str] = []
         self.requests: list[str] = []
@@ -54,7 +61,16 @@ class Opened:
         self.page.on("console", lambda message: self.messages.append(message.text))
         self.page.on("pageerror", lambda error: self.messages.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
+        if busy:
+            self.page.add_init_script("window.requestIdleCallback = () => 0;")
         self.page.goto(file.as_uri())
+        if not busy:
+            self.page.evaluate(ALL_DRAWN)
+
+    def drawn(self) -> list[str]:
+        """The names of the charts that are drawn."""
+        found: list[str] = self.page.evaluate("charts.filter(({made}) => made !== null).map(({id}) => id)")
+        return found
 
     def series(self, chart: str) -> list[dict[str, Any]]:
         """The series of a chart as ECharts draws them: name, for each mark its values, and the height of a bar in pixels."""
@@ -95,6 +111,22 @@ def opened(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.fixture(scope="module")
 def small(opened: Callable[..., Opened]) -> Opened:
     return opened(*LAUNCH)
+
+
+def test_charts_below_the_first_screen_are_drawn_when_they_are_needed(browser: Browser, small: Opened) -> None:
+    """While the browser is busy: when they are scrolled to, and to be printed."""
+    names = small.drawn()
+    found = Opened(browser, small.file, small.document, busy=True)
+    assert "memory-chart" in found.drawn()
+    assert "cluster-chart" not in found.drawn()
+    found.page.locator("#theme").click()
+    found.page.locator("#cluster-chart").scroll_into_view_if_needed()
+    found.page.wait_for_selector("#cluster-chart svg")
+    found.page.locator("#theme").click()
+    found.page.pdf()
+    assert found.drawn() == names
+    assert found.messages == []
+    found.page.close()
 
 
 def memory_of(rank: dict[str, Any]) -> list[int]:

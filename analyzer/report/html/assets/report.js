@@ -79,21 +79,41 @@ const COLORS = {
 };
 const theme = () => (document.documentElement.dataset.theme === "dark" ? "dark" : "light");
 
-/** Adds a chart. `options` returns the options of ECharts, and is called again when the theme changes. */
-function chart(parent, id, label, options, {tall = false, canvas = false} = {}) {
+/**
+ * Adds a chart. `options` returns the options of ECharts, and is called again when the theme changes. A chart below the first screen is
+ * drawn when it is scrolled to, when the browser has nothing else to do, or to be printed. `ready` gets the chart when it is there.
+ */
+function chart(parent, id, label, options, {tall = false, canvas = false, ready = () => {}} = {}) {
   const box = element("div", {id, class: tall ? "chart tall" : "chart", role: "img", "aria-label": label});
   parent.append(box);
-  const made = echarts.init(box, null, {renderer: canvas ? "canvas" : "svg"});
-  const draw = () => {
+  const found = {id, made: null, draw() {
+    if (found.made === null) return;
     const text = {color: color("--text")};
-    made.setOption({
+    found.made.setOption({
       animation: false, color: COLORS[theme()], textStyle: text, aria: {enabled: false},
       ...options(),
     }, {notMerge: true});
-  };
-  charts.push({id, made, draw});
-  draw();
-  return {made, draw, box};
+  }, show() {
+    if (found.made !== null) return;
+    observer.unobserve(box);
+    found.made = echarts.init(box, null, {renderer: canvas ? "canvas" : "svg"});
+    ready(found.made);
+    found.draw();
+  }};
+  charts.push(found);
+  if (box.getBoundingClientRect().top < innerHeight) found.show();
+  else observer.observe(box);
+  return found;
+}
+const observer = new IntersectionObserver((entries) => {
+  for (const {target} of entries.filter((each) => each.isIntersecting)) charts.find(({id}) => id === target.id).show();
+}, {rootMargin: "50%"});
+/** Draws the charts that are not drawn yet, one whenever the browser is idle. */
+function drawWhenIdle() {
+  const next = charts.find(({made}) => made === null);
+  if (!next) return;
+  const later = window.requestIdleCallback || ((call) => setTimeout(call, 100));
+  later(() => { next.show(); drawWhenIdle(); });
 }
 function axis(extraOptions) {
   return {
@@ -173,7 +193,7 @@ function stacked(parent, id, label, rows, capacity) {
       label: {formatter: `capacity ${bytes(capacity)}`, color: color("--text"), position: "insideEndTop"},
     }}),
   }));
-  const made = chart(parent, id, label, () => ({
+  chart(parent, id, label, () => ({
     legend: legend(), grid: {left: 70, right: 20, top: 50, bottom: 40}, series,
     xAxis: axis({type: "category", data: rows.map(([name]) => name)}),
     yAxis: memoryAxis(0, 1.05 * Math.max(capacity || 0, ...rows.map(([, memory]) => memory.device_bytes))),
@@ -181,7 +201,6 @@ function stacked(parent, id, label, rows, capacity) {
   }));
   parent.append(details("Figures", table(["", ...parts(rows[0][1]).map(([name]) => name), "sum"],
     rows.map(([name, memory]) => [name, ...parts(memory).map(([, value]) => bytes(value)), bytes(memory.device_bytes)]), label)));
-  return made;
 }
 /** The name of a rank class: its stage, and its ranks if the stage has several classes. */
 function classOf(rank) {
@@ -431,8 +450,7 @@ function cluster() {
       tooltip: tooltip((point) => `rank ${point.value[3]}, node ${Math.floor(point.value[3] / perNode)}, stage ${stageOf(point.value[3])}`),
       series: [{type: "heatmap", progressive: 0, progressiveThreshold: ALL_AT_ONCE, data, itemStyle: {borderColor: color("--background"), borderWidth: report.world.size > 4096 ? 0 : 1}}],
     };
-  }, {canvas: report.world.size > 512});
-  made.made.on("click", (point) => choose(point.value[3]));
+  }, {canvas: report.world.size > 512, ready: (drawn) => drawn.on("click", (point) => choose(point.value[3]))});
   const text = element("div", {id: "cluster-text", "aria-live": "polite"});
   found.append(text);
   function choose(rank) {
@@ -602,6 +620,12 @@ function notes() {
 
 // ---- page ----
 
+function showAll() {
+  for (const each of charts) each.show();
+}
+function resizeAll() {
+  for (const each of charts) if (each.made) each.made.resize();
+}
 function redraw() {
   for (const each of charts) each.draw();
 }
@@ -632,11 +656,13 @@ let before = "light";
 addEventListener("beforeprint", () => {
   before = theme();
   setTheme("light");
+  showAll();
   for (const each of document.querySelectorAll("details")) each.open = true;
-  for (const each of charts) each.made.resize();
+  resizeAll();
 });
 addEventListener("afterprint", () => {
   setTheme(before);
-  for (const each of charts) each.made.resize();
+  resizeAll();
 });
-addEventListener("resize", () => { for (const each of charts) each.made.resize(); });
+addEventListener("resize", resizeAll);
+addEventListener("load", drawWhenIdle);
