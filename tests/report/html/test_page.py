@@ -298,6 +298,35 @@ def test_a_group_and_a_stage_can_be_selected(small: Opened) -> None:
     assert page.locator("#cluster-text h3").inner_text() == "Rank 12: node 1, stage 3"
 
 
+def test_a_large_cluster_is_folded_into_nodes(opened: Callable[..., Opened]) -> None:
+    """A square for each of 1,024 nodes, each line of one stage; a selected node shows the GPUs of 64 nodes."""
+    launch = " ".join(LAUNCH).replace("--nnodes 2", "--nnodes 1024").replace("--global-batch-size 64", "--global-batch-size 4096")
+    found = opened(*launch.split())
+    page = found.page
+    assert found.messages == []
+    marks = found.series("cluster-chart")[0]["marks"]
+    assert len(marks) == 1024
+    assert all(mark[1] // 2 == page.evaluate("stageOf", mark[3]) for mark in marks)
+    page.locator("#cluster").get_by_label("Group", exact=True).select_option("pp")
+    marks = found.series("cluster-chart")[0]["marks"]
+    assert [mark[3:] for mark in marks if mark[2]] == [[rank, 8] for rank in (0, 2048, 4096, 6144)]
+    page.get_by_label("GPUs of nodes", exact=True).select_option("128–191")
+    page.get_by_label("Rank", exact=True).fill("4097")
+    page.get_by_label("Rank", exact=True).press("Tab")
+    marks = found.series("cluster-chart")[0]["marks"]
+    assert sorted(mark[3] for mark in marks) == [*range(4096, 4608)]
+    assert [mark[2:] for mark in marks if mark[2]] == [[2, 4097, 1]]
+    page.get_by_label("GPUs of nodes", exact=True).select_option("all, a square for each node")
+    x, y = page.evaluate(
+        "echarts.getInstanceByDom(document.getElementById('cluster-chart')).convertToPixel({seriesIndex: 0}, [3, 2])"
+    )
+    page.locator("#cluster-chart").click(position={"x": x, "y": y})
+    assert page.locator("#cluster-text h3").inner_text() == "Rank 2072: node 259, stage 1"
+    assert page.get_by_label("GPUs of nodes", exact=True).input_value() == "4"
+    assert len(found.series("cluster-chart")[0]["marks"]) == 512
+    assert found.messages == []
+
+
 def test_the_tree_expands_and_sorts(small: Opened) -> None:
     page = small.page
     rows = page.locator("#tree tbody tr")
