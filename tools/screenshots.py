@@ -30,6 +30,7 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page(viewport={"width": WIDTH, "height": 900})
         page.goto(file.as_uri())
+        page.evaluate("showAll()")
         for name, sections in SECTIONS.items():
             boxes = [box for section in sections if (box := page.locator(f"#{section}").bounding_box()) is not None]
             top = min(box["y"] for box in boxes)

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from analyzer.cli.environment import Environment
+
 if TYPE_CHECKING:
     from analyzer.api import Launch
     from analyzer.report.against import OldReport
@@ -31,8 +33,16 @@ def write_html(
     names = [_title(report), *(Path(each.file).name for each in old)]
     documents = [{**to_json(report), **more}, *(each.document for each in old)]
     inputs = None if launch.time is None or launch.time.flops_share is not None else launch.time
-    text = page(documents, names, extra=extra_data(report, inputs), command=shlex.join(["get-training-info", *argv]))
+    text = page(documents, names, extra=extra_data(report, inputs), command=_command(argv, launch.environ))
     write_text(text, path, option=OPTION)
+
+
+def _command(argv: Sequence[str], environ: Mapping[str, str]) -> str:
+    """The command that writes the page again, after the environment variables that the analysis has read."""
+    variables = environ.used if isinstance(environ, Environment) else {}
+    return " ".join(
+        [*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), shlex.join(["get-training-info", *argv])]
+    )
 
 
 def _title(report: Report) -> str:

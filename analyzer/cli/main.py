@@ -111,9 +111,11 @@ def _analyze_one(argv: Sequence[str], environ: Mapping[str, str], folder: Path) 
 
 
 def _analyze(argv: list[str], *, environ: Mapping[str, str], folder: Path) -> int:
+    from analyzer.cli.environment import Environment
     from analyzer.launch.inference.options import asks_for_inference
     from analyzer.launch.info_options import asks_for_search, value_of
 
+    environ = Environment(environ)
     if asks_for_inference(argv):
         from analyzer.cli.inference import analyze_inference
 

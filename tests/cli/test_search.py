@@ -206,7 +206,10 @@ def test_one_gpu_alone_equals_its_search_in_a_comparison() -> None:
         (("--info-search-max", "seq-length", "--info-keep", "hidden-size"), "--info-keep"),
     ],
 )
-def test_wrong_options_are_refused_in_one_line(words: tuple[str, ...], option: str) -> None:
+def test_wrong_options_are_refused_in_one_line(
+    words: tuple[str, ...], option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert_refused(run(*ALONE, *words), option)
 
 

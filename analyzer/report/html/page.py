@@ -96,24 +96,34 @@ def saved_tensors(tree: Module) -> list[tuple[str, int]]:
 def _schedule(report: Report, time: IterationTime, shown: int) -> dict[str, Any]:
     """The first `shown` passes of each pipeline rank, and what else takes time on it; none if the iteration cannot be simulated.
 
-    `message`: seconds of a message between stages. `exposed`: for each rank, chunk and direction the seconds of messages in a pass
-    that no kernel hides. `data_parallel`: for each rank those after its passes. `optimizer` and `host`: seconds at the end of the
-    iteration. The last three are left out if passes are.
+    `stages`: for each rank `_sums` of the complete iteration. `message`: seconds of a message between stages. `exposed`: for each
+    rank, chunk and direction the seconds of messages in a pass that no kernel hides. `data_parallel`: for each rank those after its
+    passes. `optimizer` and `host`: seconds at the end of the iteration. The last three are left out if passes are left out.
     """
     schedule = schedule_of(report.job)
     if is_large(schedule):
         return {"passes": [], "schedule": {}}
     passes = _passes(schedule, time, shown)
-    of_all: dict[str, Any] = {}
+    of_all: dict[str, Any] = {"stages": _sums(time)}
     if all(len(of_rank) == 2 * schedule.microbatches * schedule.chunks for of_rank in passes):
-        rest = time.parts["exposed_dp"] - time.exposed_dp[time.pipeline_rank]  # all-reduces of scalars on every rank
-        of_all = {
-            "data_parallel": [_digits(each + rest) for each in time.exposed_dp],
+        of_all |= {
+            "data_parallel": [each[-1] for each in of_all["stages"]],
             "optimizer": time.parts["optimizer"],
             "host": time.host_of_iteration,
         }
     exposed = [[[_digits(each.tp + each.cp + each.ep) for each in both] for both in chunks] for chunks in time.passes]
     return {"passes": passes, "schedule": {"message": time.message, "exposed": exposed, **of_all}}
+
+
+def _sums(time: IterationTime) -> list[list[float]]:
+    """For each pipeline rank seconds of its passes, of messages in them that no kernel hides, of the bubble, of messages between
+    stages that delay it, and of data-parallel messages after its passes."""
+    rest = time.parts["exposed_dp"] - time.exposed_dp[time.pipeline_rank]  # all-reduces of scalars on every rank
+    found = []
+    for rank, chunks, data_parallel in zip(time.ranks, time.passes, time.exposed_dp, strict=True):
+        shown = rank.passes * sum(each.tp + each.cp + each.ep for both in chunks for each in both)
+        found.append([_digits(each) for each in (rank.busy, shown, rank.bubble, rank.exposed_messages, data_parallel + rest)])
+    return found
 
 
 def _passes(schedule: Schedule, time: IterationTime, shown: int) -> list[list[list[object]]]:

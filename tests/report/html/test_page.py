@@ -21,6 +21,10 @@ ROOT = Path(__file__).resolve().parents[3]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("pretrain_*.sh"))
+ALL_DRAWN = """new Promise((done) => {
+    const look = () => (charts.every(({made}) => made !== null) ? done() : setTimeout(look, 10));
+    look();
+})"""
 LAUNCH = (
     "--nnodes 2 --nproc-per-node 8 pretrain_gpt.py --num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 "
     "--max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 64 --bf16 --tokenizer-type NullTokenizer "
@@ -44,9 +48,12 @@ def browser() -> Iterator[Browser]:
 
 
 class Opened:
-    """A page in the browser, with what it reports and requests, and the JSON report that it shows."""
+    """A page in the browser with all charts, with what it reports and requests, and the JSON report that it shows.
 
-    def __init__(self, browser: Browser, file: Path, document: dict[str, Any]) -> None:
+    With `busy` the browser never has time for the charts below the first screen.
+    """
+
+    def __init__(self, browser: Browser, file: Path, document: dict[str, Any], *, busy: bool = False) -> None:
         self.file, self.document = file, document
         self.messages: list[str] = []
         self.requests: list[str] = []
@@ -54,7 +61,16 @@ class Opened:
         self.page.on("console", lambda message: self.messages.append(message.text))
         self.page.on("pageerror", lambda error: self.messages.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
+        if busy:
+            self.page.add_init_script("window.requestIdleCallback = () => 0;")
         self.page.goto(file.as_uri())
+        if not busy:
+            self.page.evaluate(ALL_DRAWN)
+
+    def drawn(self) -> list[str]:
+        """The names of the charts that are drawn."""
+        found: list[str] = self.page.evaluate("charts.filter(({made}) => made !== null).map(({id}) => id)")
+        return found
 
     def series(self, chart: str) -> list[dict[str, Any]]:
         """The series of a chart as ECharts draws them: name, for each mark its values, and the height of a bar in pixels."""
@@ -95,6 +111,22 @@ def opened(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.fixture(scope="module")
 def small(opened: Callable[..., Opened]) -> Opened:
     return opened(*LAUNCH)
+
+
+def test_charts_below_the_first_screen_are_drawn_when_they_are_needed(browser: Browser, small: Opened) -> None:
+    """While the browser is busy: when they are scrolled to, and to be printed."""
+    names = small.drawn()
+    found = Opened(browser, small.file, small.document, busy=True)
+    assert "memory-chart" in found.drawn()
+    assert "cluster-chart" not in found.drawn()
+    found.page.locator("#theme").click()
+    found.page.locator("#cluster-chart").scroll_into_view_if_needed()
+    found.page.wait_for_selector("#cluster-chart svg")
+    found.page.locator("#theme").click()
+    found.page.pdf()
+    assert found.drawn() == names
+    assert found.messages == []
+    found.page.close()
 
 
 def memory_of(rank: dict[str, Any]) -> list[int]:
@@ -175,6 +207,48 @@ def test_the_charts_have_the_figures_of_the_report(small: Opened) -> None:
             assert matrix[stage, stage + 1] == sum(row["bytes_per_iteration"] for row in own if row["peer"] == "next")
 
 
+def figures(found: Opened, section: str) -> list[list[str]]:
+    """The cells of the folded table of a section."""
+    rows = found.page.locator(f"#{section} details tbody tr")
+    return [row.locator("th, td").all_text_contents() for row in rows.all()]
+
+
+def test_a_table_repeats_the_schedule(small: Opened) -> None:
+    """The stage that finishes last has the parts of the report, and each stage the sums of its spans in the chart."""
+    time = small.document["time"]
+    parts = time["parts_seconds"]
+    rows = figures(small, "schedule")
+    within = sum(parts[f"exposed_{kind}"] for kind in ("tp", "cp", "ep"))
+    host = parts["host"] - small.page.evaluate("extra.schedule.host")
+    busy = parts["gemm"] + parts["attention"] + parts["memory_bound"] + within + host
+    expected = [busy, within, parts["bubble"], parts["exposed_pp"], parts["exposed_dp"]]
+    assert rows[time["pipeline_rank"]][1:] == small.page.evaluate("(values) => values.map(seconds)", expected)
+    passes = small.page.evaluate("extra.passes")
+    names = [None, "exposed communication within a pass", "bubble", "exposed message between stages"]
+    names.append("exposed data-parallel communication")
+    for stage, row in enumerate(rows):
+        assert row[0] == f"stage {stage}"
+        spans = small.page.evaluate("(stage) => around(extra.passes[stage], stage)", stage)
+        sums = [sum(end - start for _, start, end, kind in spans if kind == name) for name in names]
+        sums[0] = sum(end - start for start, end, *_ in passes[stage])
+        assert small.page.evaluate("(stage) => extra.schedule.stages[stage]", stage) == pytest.approx(sums, rel=1e-4, abs=1e-7)
+
+
+def test_a_table_repeats_the_memory_over_an_iteration(small: Opened) -> None:
+    expected = [
+        [f"stage {rank['pipeline_rank']}", memory["peak_allocated_bytes"], memory["peak_allocated_first_iteration_bytes"]]
+        for rank in small.document["ranks"]
+        for memory in [rank["memory"]]
+    ]
+    rows = figures(small, "over-iteration")
+    text = small.page.evaluate("(rows) => rows.map(([name, ...sizes]) => [name, ...sizes.map(bytes)])", expected)
+    assert [[row[0], *row[3:5]] for row in rows] == text
+    assert [row[5] for row in rows] == [rank["memory"]["peak_at"] for rank in small.document["ranks"]]
+    line = [mark[1] for series in small.series("over-chart") for mark in series["marks"]]
+    shown = int(small.page.locator("#over-iteration select").input_value())
+    assert rows[shown][1:3] == small.page.evaluate("(sizes) => sizes.map(bytes)", [min(line[1::2]), max(line)])
+
+
 def test_bytes_between_stages_can_be_read_without_a_mouse(small: Opened) -> None:
     """Each cell has its bytes, and the scale of the colors its ends, also in print."""
     texts = small.page.locator("#matrix-chart text").all_text_contents()
@@ -222,6 +296,35 @@ def test_a_group_and_a_stage_can_be_selected(small: Opened) -> None:
     assert sorted(mark[3] for mark in marked) == [1, 5, 9, 13]
     page.locator("#cluster").get_by_label("Stage", exact=True).select_option("3")
     assert page.locator("#cluster-text h3").inner_text() == "Rank 12: node 1, stage 3"
+
+
+def test_a_large_cluster_is_folded_into_nodes(opened: Callable[..., Opened]) -> None:
+    """A square for each of 1,024 nodes, each line of one stage; a selected node shows the GPUs of 64 nodes."""
+    launch = " ".join(LAUNCH).replace("--nnodes 2", "--nnodes 1024").replace("--global-batch-size 64", "--global-batch-size 4096")
+    found = opened(*launch.split())
+    page = found.page
+    assert found.messages == []
+    marks = found.series("cluster-chart")[0]["marks"]
+    assert len(marks) == 1024
+    assert all(mark[1] // 2 == page.evaluate("stageOf", mark[3]) for mark in marks)
+    page.locator("#cluster").get_by_label("Group", exact=True).select_option("pp")
+    marks = found.series("cluster-chart")[0]["marks"]
+    assert [mark[3:] for mark in marks if mark[2]] == [[rank, 8] for rank in (0, 2048, 4096, 6144)]
+    page.get_by_label("GPUs of nodes", exact=True).select_option("128–191")
+    page.get_by_label("Rank", exact=True).fill("4097")
+    page.get_by_label("Rank", exact=True).press("Tab")
+    marks = found.series("cluster-chart")[0]["marks"]
+    assert sorted(mark[3] for mark in marks) == [*range(4096, 4608)]
+    assert [mark[2:] for mark in marks if mark[2]] == [[2, 4097, 1]]
+    page.get_by_label("GPUs of nodes", exact=True).select_option("all, a square for each node")
+    x, y = page.evaluate(
+        "echarts.getInstanceByDom(document.getElementById('cluster-chart')).convertToPixel({seriesIndex: 0}, [3, 2])"
+    )
+    page.locator("#cluster-chart").click(position={"x": x, "y": y})
+    assert page.locator("#cluster-text h3").inner_text() == "Rank 2072: node 259, stage 1"
+    assert page.get_by_label("GPUs of nodes", exact=True).input_value() == "4"
+    assert len(found.series("cluster-chart")[0]["marks"]) == 512
+    assert found.messages == []
 
 
 def test_the_tree_expands_and_sorts(small: Opened) -> None:

@@ -79,21 +79,41 @@ const COLORS = {
 };
 const theme = () => (document.documentElement.dataset.theme === "dark" ? "dark" : "light");
 
-/** Adds a chart. `options` returns the options of ECharts, and is called again when the theme changes. */
-function chart(parent, id, label, options, {tall = false, canvas = false} = {}) {
+/**
+ * Adds a chart. `options` returns the options of ECharts, and is called again when the theme changes. A chart below the first screen is
+ * drawn when it is scrolled to, when the browser has nothing else to do, or to be printed. `ready` gets the chart when it is there.
+ */
+function chart(parent, id, label, options, {tall = false, canvas = false, ready = () => {}} = {}) {
   const box = element("div", {id, class: tall ? "chart tall" : "chart", role: "img", "aria-label": label});
   parent.append(box);
-  const made = echarts.init(box, null, {renderer: canvas ? "canvas" : "svg"});
-  const draw = () => {
+  const found = {id, made: null, draw() {
+    if (found.made === null) return;
     const text = {color: color("--text")};
-    made.setOption({
+    found.made.setOption({
       animation: false, color: COLORS[theme()], textStyle: text, aria: {enabled: false},
       ...options(),
     }, {notMerge: true});
-  };
-  charts.push({id, made, draw});
-  draw();
-  return {made, draw, box};
+  }, show() {
+    if (found.made !== null) return;
+    observer.unobserve(box);
+    found.made = echarts.init(box, null, {renderer: canvas ? "canvas" : "svg"});
+    ready(found.made);
+    found.draw();
+  }};
+  charts.push(found);
+  if (box.getBoundingClientRect().top < innerHeight) found.show();
+  else observer.observe(box);
+  return found;
+}
+const observer = new IntersectionObserver((entries) => {
+  for (const {target} of entries.filter((each) => each.isIntersecting)) charts.find(({id}) => id === target.id).show();
+}, {rootMargin: "50%"});
+/** Draws the charts that are not drawn yet, one whenever the browser is idle. */
+function drawWhenIdle() {
+  const next = charts.find(({made}) => made === null);
+  if (!next) return;
+  const later = window.requestIdleCallback || ((call) => setTimeout(call, 100));
+  later(() => { next.show(); drawWhenIdle(); });
 }
 function axis(extraOptions) {
   return {
@@ -173,7 +193,7 @@ function stacked(parent, id, label, rows, capacity) {
       label: {formatter: `capacity ${bytes(capacity)}`, color: color("--text"), position: "insideEndTop"},
     }}),
   }));
-  const made = chart(parent, id, label, () => ({
+  chart(parent, id, label, () => ({
     legend: legend(), grid: {left: 70, right: 20, top: 50, bottom: 40}, series,
     xAxis: axis({type: "category", data: rows.map(([name]) => name)}),
     yAxis: memoryAxis(0, 1.05 * Math.max(capacity || 0, ...rows.map(([, memory]) => memory.device_bytes))),
@@ -181,12 +201,15 @@ function stacked(parent, id, label, rows, capacity) {
   }));
   parent.append(details("Figures", table(["", ...parts(rows[0][1]).map(([name]) => name), "sum"],
     rows.map(([name, memory]) => [name, ...parts(memory).map(([, value]) => bytes(value)), bytes(memory.device_bytes)]), label)));
-  return made;
+}
+/** The name of a rank class: its stage, and its ranks if the stage has several classes. */
+function classOf(rank) {
+  const several = report.ranks.filter((each) => each.pipeline_rank === rank.pipeline_rank).length > 1;
+  return `stage ${rank.pipeline_rank}${several ? `, ranks ${ranges(rank.ranks)}` : ""}`;
 }
 function memory() {
   const found = section("memory", "Memory by stage");
-  const several = (rank) => report.ranks.filter((each) => each.pipeline_rank === rank.pipeline_rank).length > 1;
-  const rows = report.ranks.map((rank) => [`stage ${rank.pipeline_rank}${several(rank) ? `, ranks ${ranges(rank.ranks)}` : ""}`, rank.memory]);
+  const rows = report.ranks.map((rank) => [classOf(rank), rank.memory]);
   found.append(element("p", {}, "At the peak of a rank of each pipeline stage. Stages with different ranks have several bars."));
   stacked(found, "memory-chart", "Memory of each pipeline stage by part, with the memory of the GPU", rows, report.verdict.capacity_bytes);
 }
@@ -254,11 +277,17 @@ function overIteration() {
       }],
     };
   });
+  const rows = report.ranks.map((each) => [classOf(each), ...extremes(extra.memory[each.pipeline_rank]).map(bytes),
+    bytes(each.memory.peak_allocated_bytes), bytes(each.memory.peak_allocated_first_iteration_bytes), each.memory.peak_at]);
+  found.append(details("Figures", table(["", "least after a pass", "most, as a sum of tensors", "peak with the blocks of the allocator",
+    "peak of the first iteration", "operation at the peak"], rows, "Allocated memory over an iteration of each stage")));
+}
+/** The least bytes after a pass, and the most bytes at the peak of a pass. */
+function extremes(passes) {
+  return [passes.reduce((least, [, after]) => Math.min(least, after), Infinity), passes.reduce((most, [peak]) => Math.max(most, peak), 0)];
 }
 
 // ---- schedule ----
-
-
 
 function schedule() {
   if (!extra.passes.length) return;
@@ -286,6 +315,8 @@ function schedule() {
       ...kinds.map((kind) => gantt(kind, others.filter((row) => row[3] === kind))),
     ],
   }), {tall: stages > 8, canvas: rows.length + others.length > 3000});
+  found.append(details("Figures", table(["", "passes", `of these ${EXPOSED}`, BUBBLE, MESSAGE, DATA_PARALLEL],
+    extra.schedule.stages.map((row, stage) => [`stage ${stage}`, ...row.map(seconds)]), "The schedule of each stage, for a complete iteration")));
 }
 /** The series of one kind of spans: stage, start, end and more. Communication within a pass is a strip below it. */
 function gantt(name, data) {
@@ -302,7 +333,8 @@ function gantt(name, data) {
     },
   };
 }
-const EXPOSED = "exposed communication within a pass", MESSAGE = "exposed message between stages", BUBBLE = "bubble";
+const EXPOSED = "exposed communication within a pass", MESSAGE = "exposed message between stages", BUBBLE = "bubble",
+  DATA_PARALLEL = "exposed data-parallel communication";
 /** What delays the passes of a stage, and what follows them: stage, start, end, kind. */
 function around(passes, stage) {
   const {message, exposed, data_parallel: dataParallel, optimizer, host} = extra.schedule;
@@ -320,7 +352,7 @@ function around(passes, stage) {
   }
   if (dataParallel) {
     const end = report.time.iteration_seconds, update = end - optimizer - host;
-    add(before, before + dataParallel[stage], "exposed data-parallel communication");
+    add(before, before + dataParallel[stage], DATA_PARALLEL);
     add(update, update + optimizer, "optimizer step");
     add(end - host, end, "host");
   }
@@ -389,47 +421,90 @@ function members(kind, rank) {
 function stageOf(rank) {
   return Math.floor(rank / strides(false).pp) % report.parallel.pipeline;
 }
+const MOST_GPUS = 4096; // of a map that has room for a square for each
+const BLOCK = 64; // nodes whose GPUs are shown together in a larger cluster
+const MOST_LINES = 64, MOST_COLUMNS = 128; // of nodes
+
+/** A map of the GPUs of some nodes: squares with column, line, first rank and number of ranks. */
+function mapOfGpus(first, nodes) {
+  const perNode = report.world.gpus_per_node, columns = Math.max(1, Math.ceil(Math.sqrt(nodes / 4)));
+  const squares = Array.from({length: nodes * perNode}, (_, place) => {
+    const node = Math.floor(place / perNode);
+    return [(node % columns) * (perNode + 1) + (place % perNode), Math.floor(node / columns), first * perNode + place, 1];
+  });
+  return {columns: columns * (perNode + 1), lines: Array(Math.ceil(nodes / columns)).fill(""), squares};
+}
+/** A map with a square for each node. The nodes of a stage begin a line, if its ranks are consecutive nodes. */
+function mapOfNodes() {
+  const {gpus_per_node: perNode, nodes} = report.world, stages = report.parallel.pipeline;
+  let ofStage = nodes / stages, perStage = Math.ceil(ofStage / MOST_COLUMNS);
+  const whole = Number.isInteger(ofStage) && strides(false).pp === ofStage * perNode && stages * perStage <= MOST_LINES;
+  if (!whole) [ofStage, perStage] = [nodes, Math.ceil(Math.sqrt(nodes / 4))];
+  const columns = Math.ceil(ofStage / perStage);
+  const squares = Array.from({length: nodes}, (_, node) => {
+    const place = node % ofStage;
+    return [place % columns, Math.floor(node / ofStage) * perStage + Math.floor(place / columns), node * perNode, perNode];
+  });
+  const lines = Array.from({length: Math.ceil(nodes / ofStage) * perStage}, (_, line) =>
+    (whole && line % (perStage * Math.ceil(stages / 16)) === 0 ? `stage ${line / perStage}` : ""));
+  return {columns, lines, squares};
+}
 function cluster() {
   const found = section("cluster", "Cluster");
   const perNode = report.world.gpus_per_node, nodes = report.world.nodes;
-  const columns = Math.max(1, Math.ceil(Math.sqrt(nodes / 4)));
+  const folded = report.world.size > MOST_GPUS, blockOf = (rank) => Math.floor(rank / perNode / BLOCK);
   const kinds = Object.keys(GROUPS).filter((kind) => members(kind, 0).length > 1);
-  const state = {rank: 0, kind: kinds[0] || "tp"};
+  const state = {rank: 0, kind: kinds[0] || "tp", block: null};
   const number = element("input", {type: "number", min: 0, max: report.world.size - 1, value: 0, onchange: () => choose(Number(number.value))});
   const [kindLabel] = select("Group", Object.keys(GROUPS).map((kind) => [kind, `${kind}: ${GROUPS[kind][2]}`]), (value) => { state.kind = value; update(); });
   const [stageLabel] = select("Stage", Array.from({length: report.parallel.pipeline}, (_, stage) => [stage, `${stage}`]),
     (value) => choose(Number(value) * strides(false).pp));
+  const [blockLabel, blockBox] = select("GPUs of nodes", [["", "all, a square for each node"], ...Array.from({length: Math.ceil(nodes / BLOCK)}, (_, block) =>
+    [block, `${BLOCK * block}–${Math.min(nodes, BLOCK * (block + 1)) - 1}`])], (value) => { state.block = value === "" ? null : Number(value); update(); });
   kindLabel.querySelector("select").value = state.kind;
-  found.append(element("p", {}, "Each square is a GPU, and each row of squares a node. Select a GPU and a kind of group: its members are marked."));
-  found.append(element("div", {class: "controls"}, element("label", {}, "Rank ", number), kindLabel, stageLabel));
-  const place = (rank) => {
-    const node = Math.floor(rank / perNode);
-    return [(node % columns) * (perNode + 1) + (rank % perNode), Math.floor(node / columns)];
+  found.append(element("p", {}, folded ? "Each square is a node. Those with members of the selected group are marked. Select a node to see the GPUs of the nodes around it." :
+    "Each square is a GPU, and each row of squares a node. Select a GPU and a kind of group: its members are marked."));
+  found.append(element("div", {class: "controls"}, element("label", {}, "Rank ", number), kindLabel, stageLabel, folded ? blockLabel : null));
+  const shown = () => {
+    if (!folded) return mapOfGpus(0, nodes);
+    return state.block === null ? mapOfNodes() : mapOfGpus(BLOCK * state.block, Math.min(BLOCK, nodes - BLOCK * state.block));
+  };
+  const named = (first, ranks, of) => {
+    const node = `node ${Math.floor(first / perNode)}, stage ${stageOf(first)}`;
+    return ranks === 1 ? `rank ${first}, ${node}` : `${node}, ranks ${first}–${first + ranks - 1}: ${of} of the group`;
   };
   const made = chart(found, "cluster-chart", "Map of all GPUs, with the members of the selected group", () => {
-    const group = new Set(members(state.kind, state.rank));
-    const data = Array.from({length: report.world.size}, (_, rank) => [...place(rank), rank === state.rank ? 2 : group.has(rank) ? 1 : 0, rank]);
+    const group = members(state.kind, state.rank), {columns, lines, squares} = shown();
+    const inside = (first, ranks) => group.filter((rank) => rank >= first && rank < first + ranks).length;
+    const marked = new Set(group.map((rank) => (squares[0][3] === 1 ? rank : rank - rank % perNode)));
+    const mark = (first, ranks) => (state.rank >= first && state.rank < first + ranks ? 2 : marked.has(first) ? 1 : 0);
+    const labelled = lines.some((each) => each);
     return {
-      grid: {left: 10, right: 10, top: 10, bottom: 10},
-      xAxis: {type: "category", show: false, data: [...Array(columns * (perNode + 1)).keys()]},
-      yAxis: {type: "category", show: false, inverse: true, data: [...Array(Math.ceil(nodes / columns)).keys()]},
+      grid: {left: labelled ? 80 : 10, right: 10, top: 10, bottom: 10},
+      xAxis: {type: "category", show: false, data: [...Array(columns).keys()]},
+      yAxis: {...axis({type: "category", data: lines, axisTick: {show: false}, axisLine: {show: false}, axisLabel: {interval: 0, color: color("--text")}}), show: labelled, inverse: true},
       visualMap: {show: false, type: "piecewise", dimension: 2, pieces: [
         {value: 0, color: color("--line")}, {value: 1, color: color("--accent")}, {value: 2, color: color("--bad")}]},
-      tooltip: tooltip((point) => `rank ${point.value[3]}, node ${Math.floor(point.value[3] / perNode)}, stage ${stageOf(point.value[3])}`),
-      series: [{type: "heatmap", progressive: 0, progressiveThreshold: ALL_AT_ONCE, data, itemStyle: {borderColor: color("--background"), borderWidth: report.world.size > 4096 ? 0 : 1}}],
+      tooltip: tooltip(({value: [, , , first, ranks]}) => named(first, ranks, ranks === 1 ? 1 : inside(first, ranks))),
+      series: [{type: "heatmap", progressive: 0, progressiveThreshold: ALL_AT_ONCE, itemStyle: {borderColor: color("--background"), borderWidth: 1},
+        data: squares.map(([column, line, first, ranks]) => [column, line, mark(first, ranks), first, ranks])}],
     };
-  }, {canvas: report.world.size > 512});
-  made.made.on("click", (point) => choose(point.value[3]));
+  }, {canvas: report.world.size > 512, ready: (drawn) => drawn.on("click", ({value: [, , , first, ranks]}) => {
+    if (ranks > 1) state.block = blockOf(first);
+    choose(first);
+  })});
   const text = element("div", {id: "cluster-text", "aria-live": "polite"});
   found.append(text);
   function choose(rank) {
     if (!Number.isInteger(rank) || rank < 0 || rank >= report.world.size) return;
     state.rank = rank;
     number.value = rank;
+    if (state.block !== null) state.block = blockOf(rank);
     update();
   }
   function update() {
     made.draw();
+    blockBox.value = state.block === null ? "" : state.block;
     const rows = Object.keys(GROUPS).map((kind) => {
       const group = members(kind, state.rank), spanned = new Set(group.map((rank) => Math.floor(rank / perNode))).size;
       const total = report.communication_totals[kind];
@@ -589,6 +664,12 @@ function notes() {
 
 // ---- page ----
 
+function showAll() {
+  for (const each of charts) each.show();
+}
+function resizeAll() {
+  for (const each of charts) if (each.made) each.made.resize();
+}
 function redraw() {
   for (const each of charts) each.draw();
 }
@@ -619,11 +700,13 @@ let before = "light";
 addEventListener("beforeprint", () => {
   before = theme();
   setTheme("light");
+  showAll();
   for (const each of document.querySelectorAll("details")) each.open = true;
-  for (const each of charts) each.made.resize();
+  resizeAll();
 });
 addEventListener("afterprint", () => {
   setTheme(before);
-  for (const each of charts) each.made.resize();
+  resizeAll();
 });
-addEventListener("resize", () => { for (const each of charts) each.made.resize(); });
+addEventListener("resize", resizeAll);
+addEventListener("load", drawWhenIdle);
