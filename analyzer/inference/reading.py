@@ -95,6 +95,10 @@ def read_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
         strict=options.strict,
     )
     spec = inference_spec(arguments, script, options.inference, options.quantize, model=training.model)
+    if options.offload is not None and spec.dynamic is not None and script.script not in STATIC_SCRIPTS:
+        asks = arguments.get("inference_dynamic_batching")
+        remedy = "leave out --inference-dynamic-batching" if asks else "give a launch of a static engine"
+        raise UnsupportedError("--info-offload", "the dynamic engine keeps weights and cache on the GPU", remedy)
     known = gpu.name is not None or options.hardware is not None
     job = _job(training, spec)
     job = replace(job, warnings=(*job.warnings, *without_effect(arguments, script, spec)))

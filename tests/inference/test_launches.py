@@ -246,6 +246,13 @@ GQA = "--nnodes 2 --nproc_per_node 8 {} --bf16 --seq-length 4096 --info-model me
 """8 groups of keys and values; a token has 128 KiB of them, a block of 256 tokens 32 MiB."""
 
 
+def test_offloading_is_not_for_the_dynamic_engine() -> None:
+    line = "--info-model facebook/opt-30b --info-gpu T4 --info-inference batch=144,prompt=512,generate=32"
+    asked = run(*f"{line} --info-offload weights=20/80/0 --inference-dynamic-batching".split())
+    assert_refused(asked, "--info-offload")
+    assert "leave out --inference-dynamic-batching" in asked.err
+
+
 def test_latents_in_the_dynamic_engine_need_their_option() -> None:
     line = f"{LATENT.format('gpt_dynamic_inference.py')} --info-megatron 0.15.3"
     assert_refused(run(*line.split()), "--cache-mla-latents")
