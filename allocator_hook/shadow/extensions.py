@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, Final
@@ -15,6 +16,7 @@ from allocator_hook.shadow.kernel_calls import calls, element_bits
 from allocator_hook.shadow.stand_ins import deep_ep, emerging_optimizers
 from allocator_hook.shadow.te_kernels import extension, multi_tensor, softmax
 from allocator_hook.shadow.te_kernels.allocate import empty, like
+from analyzer.specs.software import version_number
 
 _CHUNK_SIZE: Final = 2048 * 32
 """Elements that one block of such a kernel processes."""
@@ -113,7 +115,9 @@ def _rotated(tensor: torch.Tensor, *, transposed: bool) -> torch.Tensor:
 
 
 def _rotation() -> dict[str, ModuleType]:
-    """APEX's fused rotation, which megatron-core before 0.9 uses."""
+    """APEX's fused rotation, for megatron-core before 0.9. Later releases have a choice, and get that of Transformer Engine."""
+    if version_number(metadata.version("megatron-core")) >= (0, 9):
+        return {}
     parent, module = ModuleType("apex.transformer"), ModuleType("apex.transformer.functional")
     parent.__path__ = []
     module.fused_apply_rotary_pos_emb = FusedRotation.apply  # type: ignore[attr-defined]
