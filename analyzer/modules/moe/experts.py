@@ -18,6 +18,11 @@ from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Parameter, Tensor, largest, total_bytes
 
 SAVED_BY_OTHERS: Final = "saved by other experts"
+INPUT_GRADIENTS: Final = "input gradients of all experts"
+"""Of experts that run one after the other: concatenated after the backward of the last one."""
+WEIGHT_GRADIENTS_OF_EXPERTS: Final = "weight gradients"
+"""Those of a grouped GEMM, for all local experts."""
+WEIGHT_GRADIENT_OF_EXPERT: Final = "weight gradient of an expert"
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,7 @@ def _fc1(sizes: _Experts) -> Module:
     moe = routing.moe
     shape = (sizes.gates * sizes.width, routing.width)
     received = routing.row_tensor("input", sizes.rows, made_in="mlp")
-    all_gradients = (routing.row_tensor("input gradients of all experts", sizes.rows),) if runs_sequentially(routing) else ()
+    all_gradients = (routing.row_tensor(INPUT_GRADIENTS, sizes.rows),) if runs_sequentially(routing) else ()
     return Module(
         name="linear_fc1",
         kind=ModuleKind.FC1,
@@ -249,13 +254,14 @@ def _expert_weight(routing: Routing, *, rows: int, columns: int, full: tuple[int
 
 def _weight_gradients(routing: Routing, shape: tuple[int, int]) -> tuple[Tensor, ...]:
     """A grouped GEMM returns the gradients of all local experts at once. Sequential experts return them one by one."""
-    [*one] = weight_gradient(routing.shapes, shape, cached=routing.shapes.inputs.cached_dummies.experts)
-    if not one:
+    gradients = weight_gradient(routing.shapes, shape, cached=routing.shapes.inputs.cached_dummies.experts)
+    if not gradients:
         return ()
-    count = routing.local_experts if routing.moe.grouped_gemm else 1
-    return (
-        Tensor(name="weight gradients", shape=(count, *shape), dtype=routing.shapes.dtype, formula="weights of the local experts"),
-    )
+    one = gradients[0]
+    if not routing.moe.grouped_gemm:
+        return (replace(one, name=WEIGHT_GRADIENT_OF_EXPERT),)
+    all_weights = (routing.local_experts, *shape)
+    return (replace(one, name=WEIGHT_GRADIENTS_OF_EXPERTS, shape=all_weights, formula="weights of the local experts"),)
 
 
 def _bias_added(routing: Routing) -> tuple[Tensor, ...]:
