@@ -20,7 +20,13 @@ from dataclasses import replace
 from typing import Final
 
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.moe.experts import INPUT_GRADIENTS, SAVED_BY_OTHERS, WEIGHT_GRADIENT_OF_EXPERT, WEIGHT_GRADIENTS_OF_EXPERTS
+from analyzer.modules.moe.experts import (
+    INPUT_GRADIENTS,
+    SAVED_BY_LAST,
+    SAVED_BY_OTHERS,
+    WEIGHT_GRADIENT_OF_EXPERT,
+    WEIGHT_GRADIENTS_OF_EXPERTS,
+)
 from analyzer.modules.tree import Module, Tensor
 
 BRANCHES: Final = (ModuleKind.ATTENTION, ModuleKind.FEED_FORWARD, ModuleKind.REPLACED_BRANCH)
@@ -121,7 +127,7 @@ def _with_pending_experts(branch: Module, *, fused: bool) -> tuple[Module, list[
 def _experts(experts: Module) -> int:
     """The number of experts that run one after the other. 1 for a grouped layer."""
     fc1 = experts.children[0]
-    sequential = any(tensor.name == INPUT_GRADIENTS for tensor in fc1.backward_workspace)
+    sequential = any(tensor.name in INPUT_GRADIENTS for tensor in fc1.backward_workspace)
     return fc1.parameters[0].pieces if sequential else 1
 
 
@@ -135,17 +141,19 @@ def _sequential(experts: Module) -> Module:
     if count == 1:
         return experts
     fc1 = experts.children[0]
-    inputs = (each for tensor in fc1.backward_workspace if tensor.name == "input gradient" for each in _of_others(tensor, count))
-    gradients = tuple(replace(each, name="input gradients of other experts") for each in inputs)
+    rows = experts.backward_workspace[0]
+    inputs, concatenated = replace(rows, name=INPUT_GRADIENTS[0], pieces=count), replace(rows, name="their concatenation")
+    gradients = tuple(replace(each, name=INPUT_GRADIENTS[1]) for each in _of_others(inputs, count))
     outputs = _read_by_gemm([tensor for tensor in fc1.backward_workspace if "output gradient" in tensor.name])
     kept = tuple(
         replace(each, name=f"{each.name} of other experts", shape=((count - 1) * each.shape[0], *each.shape[1:]), pieces=count - 1)
         for each in outputs
     )
-    changed = [replace(fc1, backward_workspace=(*fc1.backward_workspace, *kept))]
+    own = (tensor for tensor in fc1.backward_workspace if tensor.name not in (*INPUT_GRADIENTS, SAVED_BY_LAST))
+    changed = [replace(fc1, backward_workspace=(*own, inputs, concatenated, *kept))]
     for module in experts.children[1:]:
-        own = tuple(tensor for tensor in module.backward_workspace if tensor.name != SAVED_BY_OTHERS)
-        changed.append(replace(module, backward_workspace=(*own, *gradients)))
+        others = tuple(tensor for tensor in module.backward_workspace if tensor.name != SAVED_BY_OTHERS)
+        changed.append(replace(module, backward_workspace=(*others, *gradients)))
     return replace(experts, children=tuple(changed))
 
 
