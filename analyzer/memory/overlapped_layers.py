@@ -33,6 +33,8 @@ class Node(Enum):
     DISPATCH = auto()
     EXPERTS = auto()
     COMBINE = auto()
+    WEIGHT_GRADIENTS = auto()
+    """Delayed gradients of the routed experts. Those of attention and of shared experts are the end of the attention node."""
 
 
 _NODES: Final = {
@@ -245,6 +247,9 @@ def _node_of(block: Module, path: str) -> tuple[Node, bool]:
         if layer is None and module.kind is ModuleKind.LAYER:
             layer = module
         module = next((child for child in module.children if child.name == name), module)
+        if module.kind is ModuleKind.WEIGHT_GRADIENT:
+            of_attention = layer is not None and module in layer.children
+            return Node.ATTENTION if of_attention else Node.WEIGHT_GRADIENTS, of_attention
         if module.kind in _NODES:
             return _NODES[module.kind], False
         if module.name == MOE_LATENT_PROJECTIONS[1]:

@@ -181,6 +181,7 @@ class _OverlappedStep:
         delayed = () if other is None else other.delayed
         yield from self._run_forward(forward.get(Node.DISPATCH, ()), (*residual, *exchanged, *delayed))
         received = () if one is None else (*one.received, *one.not_copied, *one.attention_output)
+        yield from self._run_backward(backward.get(Node.WEIGHT_GRADIENTS, ()), None, (*received, *residual, *exchanged))
         yield from self._run_backward(backward.get(Node.DISPATCH, ()), None, (*received, *shared))
         self._free_before((Node.ATTENTION,), backward)
         rows = exchanged if delayed else ()  # with delayed weight gradients the dispatch node keeps the gradients that it has read

@@ -54,6 +54,8 @@ class ModuleKind(Enum):
     SHARED_EXPERTS = auto()
     SHARED_GATE = auto()
     """The score of each token that the output of the shared experts is multiplied by."""
+    WEIGHT_GRADIENT = auto()
+    """A delayed weight gradient, which the backward of a layer computes after that of the module of the weight."""
     FINAL_NORM = auto()
     OUTPUT_LAYER = auto()
     LOSS = auto()

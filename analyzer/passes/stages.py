@@ -147,7 +147,7 @@ def _layer_pass(job: TrainingJob) -> Callable[[Module, Placement, frozenset[str]
         if job.flags.delay_wgrad_compute:
             from analyzer.passes.delayed_weight_gradients import with_delayed_weight_gradients
 
-            layer = with_delayed_weight_gradients(layer)
+            layer = with_delayed_weight_gradients(layer, fused=job.flags.gradient_accumulation_fusion)
         if job.flags.overlap_moe_expert_parallel_comm:
             from analyzer.passes.overlapped_layers import with_nodes
 

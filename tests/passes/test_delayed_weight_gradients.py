@@ -38,6 +38,39 @@ def test_both_operands_stay_allocated_until_the_backward_of_the_experts_ends() -
     assert backward_bytes("mlp.dispatch", more) == backward_bytes("mlp.dispatch")
 
 
+def test_gradients_of_grouped_experts_that_are_not_fused_exist_twice() -> None:
+    """`_GroupedLinear.backward` allocates the gradients, and autograd copies them, because `WeightGradStore` references them:
+    2·[E/ep, h, f] in bf16 with two local experts. `backward_dw` frees them with the operands."""
+    more = "--delay-wgrad-compute --no-gradient-accumulation-fusion"
+    added = backward_bytes("experts.activation_func", more) - backward_bytes("experts.activation_func")
+    assert added == 2 * ROWS * (F + H) + 2 * 2 * (2 * H * F)
+    assert backward_bytes("mlp.dispatch", more) == backward_bytes("mlp.dispatch")
+
+
+def test_gradients_of_attention_that_are_not_fused_are_allocated_when_they_are_computed() -> None:
+    """`backward_dw` of `TransformerEngineBaseModule`, for qkv first: [3·h, h] in bf16, with the operands of both layers.
+
+    The input of the second layer is what attention has saved."""
+    more = "--delay-wgrad-compute --no-gradient-accumulation-fusion"
+    assert backward_bytes("self_attention.linear_proj", more) == backward_bytes("self_attention.linear_proj")
+    operands = 2 * 2048 * H + 2 * 2048 * (H + 3 * H)
+    assert backward_bytes("linear_qkv, weight gradient", more) == operands + 2 * 3 * H * H
+    assert backward_bytes("linear_proj, weight gradient", more) == 2 * 2048 * H + 2 * H * H
+
+
+def test_sequential_experts_keep_the_operands_of_all_experts() -> None:
+    """During the activation of the last expert: the inputs of fc2 of both experts, and the input gradient of the other's fc1. What
+    the activation saved is replaced by an output gradient of the same size. The gradient of fc2's output is counted around all."""
+    sequential = MOE.replace("--moe-grouped-gemm ", "")
+    sizes = []
+    for more in ("", "--delay-wgrad-compute"):
+        walked = rank_classes(job_of(f"{sequential} {more}"))[0].trees[0].walk()
+        module = next(module for where, module in walked if where.endswith("experts.activation_func"))
+        sizes.append(sum(tensor.bytes for tensor in module.backward_workspace))
+    saved_by_other = ROWS * F
+    assert sizes[1] - sizes[0] == 2 * ROWS * F - saved_by_other + ROWS * H
+
+
 def test_operands_of_shared_experts_stay_allocated_until_the_backward_of_attention_ends() -> None:
     """`_BackwardDWWrapper` computes the weight gradients of shared experts with those of attention. Operands of the shared experts
     with f = 512: [s·b, h] and [s·b, 2·f] of fc1, [s·b, f] of fc2. The output gradient of fc2 is that of the layer."""

@@ -18,6 +18,12 @@ from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Parameter, Tensor, largest, total_bytes
 
 SAVED_BY_OTHERS: Final = "saved by other experts"
+INPUT_GRADIENTS: Final = ("input gradients of the experts", "input gradients of other experts")
+"""Of experts that run one after the other: concatenated after the backward of the last one."""
+SAVED_BY_LAST: Final = "saved by the last expert"
+WEIGHT_GRADIENTS_OF_EXPERTS: Final = "weight gradients"
+"""Those of a grouped GEMM, for all local experts."""
+WEIGHT_GRADIENT_OF_EXPERT: Final = "weight gradient of an expert"
 
 
 @dataclass(frozen=True)
@@ -88,13 +94,14 @@ def experts(shapes: Shapes, *, dispatched: tuple[Tensor, ...]) -> Module:
     sizes = _Experts(Routing(shapes))
     routing = sizes.routing
     fc2 = _fc2(sizes)
+    activation = _activation(sizes, saved_after=fc2.saved)
     return Module(
         name="experts",
         kind=ModuleKind.EXPERTS,
         forward_workspace=(*dispatched, *shared_output(routing)),
         # sequential experts read views of one gradient of all experts
         backward_workspace=(sizes.output_gradient,) if runs_sequentially(routing) else (),
-        children=(_fc1(sizes), _activation(sizes, saved_after=fc2.saved), fc2),
+        children=(_fc1(sizes, saved_after=(*activation.saved, *fc2.saved)), activation, fc2),
         source=_source(routing),
     )
 
@@ -105,12 +112,14 @@ def _source(routing: Routing) -> str:
     return "GroupedMLP" if routing.moe.legacy_grouped_gemm else "TEGroupedMLP"
 
 
-def _fc1(sizes: _Experts) -> Module:
+def _fc1(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
+    """`saved_after`: what the next modules save."""
     routing, shapes, split = sizes.routing, sizes.shapes, sizes.split
     moe = routing.moe
     shape = (sizes.gates * sizes.width, routing.width)
     received = routing.row_tensor("input", sizes.rows, made_in="mlp")
-    all_gradients = (routing.row_tensor("input gradients of all experts", sizes.rows),) if runs_sequentially(routing) else ()
+    output = routing.row_tensor("output gradient", sizes.rows_at_once, sizes.gates * sizes.width)
+    gradients = (*output_gradient(shapes, output, split=split), *_weight_gradients(routing, shape))
     return Module(
         name="linear_fc1",
         kind=ModuleKind.FC1,
@@ -125,15 +134,27 @@ def _fc1(sizes: _Experts) -> Module:
             sizes.fc1_output,
         ),
         backward_workspace=(
-            *output_gradient(
-                shapes, routing.row_tensor("output gradient", sizes.rows_at_once, sizes.gates * sizes.width), split=split
-            ),
-            routing.row_tensor("input gradient", sizes.rows),
-            *all_gradients,
-            *_weight_gradients(routing, shape),
+            _sequential_gradients(sizes, gradients, saved_after)
+            if runs_sequentially(routing)
+            else (*gradients, routing.row_tensor("input gradient", sizes.rows))
         ),
         source="TEGroupedLinear" if moe.grouped_gemm else "TEColumnParallelLinear for each expert",
     )
+
+
+def _sequential_gradients(sizes: _Experts, own: tuple[Tensor, ...], saved_after: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Beside a matrix of all rows, at the GEMM of the last expert but one, or when the input gradients are concatenated.
+
+    The matrix is the output gradient of all experts, which is freed when the last expert has read it, or then the concatenation.
+    """
+    experts = sizes.routing.local_experts
+    rows = sizes.rows * (experts - 1) // experts
+    others = replace(sizes.routing.row_tensor(INPUT_GRADIENTS[1], rows), pieces=experts - 1)
+    last = Tensor(name=SAVED_BY_LAST, shape=(total_bytes(saved_after) // experts,), dtype="uint8")
+    # at the concatenation the gradients in `own` have been freed
+    beyond_own = max(0, sizes.output_gradient.bytes - total_bytes(own))
+    inputs = Tensor(name=INPUT_GRADIENTS[0], shape=(beyond_own,), dtype="uint8", formula="T·k rows, minus freed gradients")
+    return (*own, *largest((others, last), (inputs,)))
 
 
 def _factors(sizes: _Experts) -> tuple[Tensor, ...]:
@@ -249,13 +270,14 @@ def _expert_weight(routing: Routing, *, rows: int, columns: int, full: tuple[int
 
 def _weight_gradients(routing: Routing, shape: tuple[int, int]) -> tuple[Tensor, ...]:
     """A grouped GEMM returns the gradients of all local experts at once. Sequential experts return them one by one."""
-    [*one] = weight_gradient(routing.shapes, shape, cached=routing.shapes.inputs.cached_dummies.experts)
-    if not one:
+    gradients = weight_gradient(routing.shapes, shape, cached=routing.shapes.inputs.cached_dummies.experts)
+    if not gradients:
         return ()
-    count = routing.local_experts if routing.moe.grouped_gemm else 1
-    return (
-        Tensor(name="weight gradients", shape=(count, *shape), dtype=routing.shapes.dtype, formula="weights of the local experts"),
-    )
+    one = gradients[0]
+    if not routing.moe.grouped_gemm:
+        return (replace(one, name=WEIGHT_GRADIENT_OF_EXPERT),)
+    all_weights = (routing.local_experts, *shape)
+    return (replace(one, name=WEIGHT_GRADIENTS_OF_EXPERTS, shape=all_weights, formula="weights of the local experts"),)
 
 
 def _bias_added(routing: Routing) -> tuple[Tensor, ...]:

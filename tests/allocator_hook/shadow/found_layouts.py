@@ -72,11 +72,18 @@ FOUND: Final = {
     "overlapped microbatches, deepep, deterministic flash attention": f"{_OVERLAPPED} --num-experts 8 --moe-enable-deepep "
     "--moe-token-dispatcher-type flex --deterministic-mode --attention-backend flash --info-gpu B200",
     "overlapped microbatches, delayed weight gradients that are not fused": f"{_OVERLAPPED} --num-experts 8 "
-    "--moe-token-dispatcher-type alltoall --delay-wgrad-compute --no-gradient-accumulation-fusion --attention-backend unfused "
-    "--moe-ffn-hidden-size 128",
+    "--moe-token-dispatcher-type alltoall --delay-wgrad-compute --no-gradient-accumulation-fusion "
+    "--moe-shared-expert-intermediate-size 512",
+    "overlapped microbatches, delayed weight gradients of sequential experts": f"{_OVERLAPPED} --num-experts 8 "
+    "--moe-token-dispatcher-type alltoall --delay-wgrad-compute --no-gradient-accumulation-fusion".replace(
+        "--moe-grouped-gemm ", ""
+    ),
     "overlapped microbatches, deferred gradients of the output layer": f"{_ALTERNATING} --vocab-size 9999 "
     "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 --untie-embeddings-and-output-weights "
     "--defer-embedding-wgrad-compute",
+    "sequential experts with the peak in their backward": "--bf16 --disable-bias-linear --vocab-size 120 --num-experts 8 "
+    "--moe-router-topk 2 --swiglu --moe-ffn-hidden-size 256 --num-layers 2 --attention-backend flash "
+    "--no-gradient-accumulation-fusion",
     "recomputed mlp with dropout": "--bf16 --swiglu --disable-bias-linear --vocab-size 120 --recompute-granularity selective "
     "--recompute-modules mlp --global-batch-size 32",
     "hybridep, router in bf16": f"{_FLEX} --swiglu --moe-grouped-gemm --moe-flex-dispatcher-backend hybridep",
