@@ -228,7 +228,7 @@ def _changed(tree: Module, offload: ActivationOffloadSpec, groups: list[_Group],
 
 def _beside(module: Module, there: tuple[Tensor, ...]) -> Module:
     """A module with tensors that are on the GPU throughout its backward."""
-    return replace(module, backward_workspace=(*module.backward_workspace, *there)) if there else module
+    return replace(module, backward_workspace=(*module.backward_workspace, *there), reloaded_ahead=there) if there else module
 
 
 def _changed_layer(module: Module, offload: ActivationOffloadSpec, groups: dict[str, _Group]) -> Module:
