@@ -171,9 +171,12 @@ def chunk_memory(tree: Module, *, received: tuple[Tensor, ...] = (), first: Modu
 
 
 def _reloaded(blocks: Sequence[tuple[Block, BlockMemory]]) -> int:
-    """Bytes of the last layer that are offloaded in forward and on the GPU when the backward of the chunk begins."""
-    layers = [block.module for block, _ in blocks if block.module.kind is ModuleKind.LAYER]
-    return layers[-1].retained_before_backward - layers[-1].retained_bytes if layers else 0
+    """Bytes that are offloaded in forward and on the GPU when the backward of the chunk begins.
+
+    Groups of an earlier layer are among them if the last layer has no group of that name.
+    """
+    last = next((block.module for block, _ in reversed(blocks) if block.module.kind is ModuleKind.LAYER), None)
+    return 0 if last is None else last.retained_before_backward - last.retained_bytes + total_bytes(last.reloaded_ahead)
 
 
 class ChunkFigures(NamedTuple):

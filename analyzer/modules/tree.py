@@ -85,6 +85,9 @@ class Tensor:
     read_first: bool = False
     """The backward of its module begins by copying it, and no longer references it. It is freed then if it was copied back from
     the host."""
+    read_later: bool = False
+    """The backward of its module reads it after the peak of that backward. If this backward copies it back from the host, it is not
+    on the GPU at the peak."""
     side_stream: bool = False
     """Allocated while a second stream is current. PyTorch's allocator uses its block again only for requests of that stream."""
 
@@ -135,6 +138,8 @@ class Module:
     """`offloaded` is copied back before the backward of the layer begins, by a module of the following layer."""
     reloaded_within: bool = False
     """`offloaded` is copied back by the backward of a later module of the layer (`reloads`)."""
+    reloaded_ahead: tuple[Tensor, ...] = ()
+    """Those of `backward_workspace` that are offloaded tensors of preceding layers. They are on the GPU before its backward."""
     saved_by_hooks: bool = False
     """`saved` is referenced by hooks that give each tensor away when the backward reads it."""
     reloads: tuple[Tensor, ...] = ()
@@ -180,7 +185,7 @@ class Module:
         """Of `copied_back`, the tensors on the GPU at the same time if its own backward copies each one when it reads it."""
         names = {tensor.name for tensor in self.offloaded}
         pairs = zip(self.copied_back, self.offloaded, strict=True)
-        return tuple(back for back, tensor in pairs if tensor.shares not in names and not tensor.read_first)
+        return tuple(back for back, tensor in pairs if tensor.shares not in names and not (tensor.read_first or tensor.read_later))
 
     @cached_property
     def retained_before_backward(self) -> int:

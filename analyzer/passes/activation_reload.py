@@ -45,7 +45,7 @@ def with_early_reloads(offload: ActivationOffloadSpec, tree: Module, *, first_it
     groups = [group for index, layer in enumerate(layers) for group in _groups(offload, index, layer)]
     if not groups:
         return tree
-    ahead = _follow_first(groups) if first_iteration else _follow(groups, len(layers))
+    ahead = _follow_first(groups) if first_iteration else _follow(groups, len(layers), depths=_depths(tree))
     return _changed(tree, offload, groups, ahead)
 
 
@@ -149,12 +149,20 @@ def _groups(offload: ActivationOffloadSpec, index: int, layer: Module) -> list[_
     return list(found.values())
 
 
-def _follow(groups: list[_Group], layers: int) -> dict[int, tuple[Tensor, ...]]:
+def _depths(tree: Module) -> int:
+    """The layers of all MTP depths, which are the last layers of a chunk, and run in one block."""
+    kinds = (inside.kind for _, mtp in tree.walk() if mtp.kind is ModuleKind.MTP for _, inside in mtp.walk())
+    return sum(kind is ModuleKind.LAYER for kind in kinds)
+
+
+def _follow(groups: list[_Group], layers: int, *, depths: int = 0) -> dict[int, tuple[Tensor, ...]]:
     """Follow the backward of a microbatch, and of the one after it, which has the same groups.
 
     Returns for each layer what is on the GPU when its backward begins, without its own groups; at `_EMBEDDING` for the embedding.
-    `layers`: how many the chunk has. Some have no groups.
+    `layers`: how many the chunk has. Some have no groups. The last `depths` of them are one block: what the backward of one copies
+    back for another stays until the other reads it, and what it copies back for earlier layers until the block ends.
     """
+    together = layers - depths
     ordered = _in_order_of_offloading(groups)
     last_layer = {group.name: group.layer for group in groups}
     last = [group for group in ordered if group.layer == last_layer[group.name]]
@@ -169,7 +177,10 @@ def _follow(groups: list[_Group], layers: int) -> dict[int, tuple[Tensor, ...]]:
     following = layers
     for group in reversed(groups):
         for layer in reversed(range(group.layer, following)):
-            earlier = (each for each in (*there, *copied) if each.layer < layer)
+            if together <= layer < layers - 1:
+                ahead[layer] = ahead[layers - 1]
+                continue
+            earlier = (each for each in (*there, *copied) if each.layer < min(layer, together))
             ahead[layer] = tuple(tensor for each in (*earlier, *of_next) for tensor in each.offloaded)
         following = group.layer
         done.append(group)
@@ -178,7 +189,8 @@ def _follow(groups: list[_Group], layers: int) -> dict[int, tuple[Tensor, ...]]:
             if found in done:
                 continue
             copied.append(found)
-            found.early, found.within = found.layer < group.layer, found.layer == group.layer
+            found.within = found.layer == group.layer or found.layer >= together
+            found.early = not found.within
         elif last:
             found = last.pop()
             of_next.append(found)
@@ -228,7 +240,7 @@ def _changed(tree: Module, offload: ActivationOffloadSpec, groups: list[_Group],
 
 def _beside(module: Module, there: tuple[Tensor, ...]) -> Module:
     """A module with tensors that are on the GPU throughout its backward."""
-    return replace(module, backward_workspace=(*module.backward_workspace, *there)) if there else module
+    return replace(module, backward_workspace=(*module.backward_workspace, *there), reloaded_ahead=there) if there else module
 
 
 def _changed_layer(module: Module, offload: ActivationOffloadSpec, groups: dict[str, _Group]) -> Module:

@@ -161,3 +161,11 @@ def test_options_that_megatron_rejects(line: str, option: str, remedy: str) -> N
         job_of(line)
     assert option in str(rejected.value)
     assert remedy in str(rejected.value)
+
+
+def test_quantized_weights_of_offloaded_projections_are_refused_with_block_scales() -> None:
+    """`general_gemm` of Transformer Engine: the weight [h, h] was copied back in 16 bit."""
+    options = f"--bf16 --fp8-format e4m3 --fp8-recipe blockwise {OFFLOAD} core_attn attn_proj"
+    with pytest.raises(InputError, match=r"--offload-modules: the backward of attn_proj fails .*1,048,576 elements"):
+        job_of(options)
+    assert job_of(f"{options} --min-offloaded-tensor-size {H * H + 1}")

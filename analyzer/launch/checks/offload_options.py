@@ -1,4 +1,4 @@
-"""Checks of offloaded activations (`TransformerConfig.__post_init__`, 0.19)."""
+"""Checks of offloaded activations: `TransformerConfig.__post_init__` (0.19), and FP8 weights that are offloaded (0.16)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,42 @@ if TYPE_CHECKING:
     from analyzer.specs import TrainingJob
 
 
+def _quantized_weights(arguments: Arguments, job: TrainingJob) -> Iterator[Violation]:
+    """FP8 weights with block scales that are copied to the host come back in 16 bit.
+
+    `on_save_for_backward` of core/pipeline_parallel/fine_grained_activation_offload.py (0.16) copies large tensors with `copy_`.
+    `general_gemm` of Transformer Engine then reads `_data_format` of both factors of the input gradient. Weights that are stored in
+    FP8 are parameters, which `GPTModel.preprocess_for_fine_grained_offloading` leaves on the GPU.
+    """
+    offload, fp8 = job.activation_offload, job.precision.fp8
+    if offload is None or fp8 is None or fp8.recipe != "blockwise" or fp8.stored_parameters or since(arguments, "0.17"):
+        return
+    if fp8.layers_at_start_in_16_bit + fp8.layers_at_end_in_16_bit >= job.model.num_layers:
+        return
+    for name, elements in _weights(job):
+        if name in offload.modules and elements >= offload.min_elements:
+            fault = f"the backward of {name} fails with --fp8-recipe blockwise: its FP8 weight ({elements:,} elements) is offloaded"
+            yield Violation(("offload_modules",), fault, f"leave {name} out, or add --min-offloaded-tensor-size {elements + 1}")
+            return
+
+
+def _weights(job: TrainingJob) -> Iterator[tuple[str, int]]:
+    """Names of groups, each with the elements of the largest weight of its projections on a rank."""
+    model, tensor, hidden = job.model, job.parallel.tensor, job.model.hidden_size
+    heads, mla = model.num_attention_heads // tensor, model.mla
+    if mla is None:
+        yield "qkv_linear", hidden * (model.query_projection_size + 2 * model.key_value_projection_size) // tensor
+        yield "attn_proj", hidden * model.query_projection_size // tensor
+        return
+    down = max(mla.q_lora_rank or 0, mla.kv_lora_rank + mla.qk_pos_emb_head_dim) * hidden
+    queries = (mla.q_lora_rank or hidden) * heads * mla.query_head_dim
+    yield "qkv_linear", max(down, queries, mla.kv_lora_rank * heads * (mla.qk_head_dim + mla.v_head_dim))
+    yield "attn_proj", hidden * heads * mla.v_head_dim
+
+
 def offload_violations(arguments: Arguments, job: TrainingJob) -> Iterator[Violation]:
     """The checks of `--fine-grained-activation-offloading` that a launch breaks."""
+    yield from _quantized_weights(arguments, job)
     if job.activation_offload is None or not job.activation_offload.modules or not since(arguments, "0.19"):
         return
     if job.recompute.granularity == "selective" and "moe" in recomputed_modules(arguments):

@@ -183,12 +183,14 @@ def _activation(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
     others = routing.local_experts - 1 if runs_sequentially(routing) else 0
     later = total_bytes(saved_after) * others // routing.local_experts
     kept = (Tensor(name=SAVED_BY_OTHERS, shape=(later,), dtype="uint8"),) if later else ()
+    # unfused, the backward multiplies the gradient by the factors before it reads fc1's output
+    read = replace(sizes.fc1_output, read_later=unfused and not sizes.drops_activation)
     both = routing.row_tensor("gradients of both factors", sizes.rows_at_once, 2 * width)
     return Module(
         name="activation_func",
         kind=ModuleKind.ACTIVATION,
         function=True,
-        saved=(sizes.fc1_output,) if sizes.drops_activation else (sizes.fc1_output, *factors),
+        saved=(read,) if sizes.drops_activation else (read, *factors),
         forward_workspace=(*_referenced_rows(routing), *recomputed, *promoted, sizes.activation_output),
         backward_workspace=(
             *kept,

@@ -106,6 +106,10 @@ FOUND: Final = {
     "--moe-flex-dispatcher-backend hybridep --moe-ffn-hidden-size 256 --moe-router-score-function sigmoid --moe-grouped-gemm "
     "--moe-layer-freq 2 --pipeline-model-parallel-size 2 --tensor-model-parallel-size 2 --sequence-parallel "
     "--micro-batch-size 1 --global-batch-size 32 --normalization RMSNorm --info-gpu A100-80GB",
+    "offloaded experts, all-to-all, dense last layer of each stage": f"{_GROUPS} expert_fc1 moe_act --disable-bias-linear "
+    "--num-experts 8 --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall --moe-router-topk 2 --moe-grouped-gemm "
+    "--moe-layer-freq 2 --pipeline-model-parallel-size 2 --micro-batch-size 2 --global-batch-size 32",
+    "offloaded groups, two MTP depths": f"{_GROUPS.replace('rope', 'none')} core_attn qkv_linear --mtp-num-layers 2",
     "userbuffers, swiglu": "--bf16 --swiglu --vocab-size 120 --tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap "
     "--attention-dropout 0 --hidden-dropout 0",
     "latent experts, sigmoid router in bf16": f"{_EXPERTS} --swiglu --moe-grouped-gemm --moe-token-dispatcher-type alltoall "
