@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import ceil, prod
+from math import prod
 from typing import Final, Literal
 
 from analyzer.modules.attention.core_attention import is_rotary_table
@@ -120,7 +120,7 @@ def _unused_choices(moe: MoeSpec, tokens: int) -> Iterator[Tensor]:
     core/transformer/moe/moe_utils.py `apply_router_token_dropping` and `compute_routing_scores_for_aux_loss` (0.16.1).
     """
     if moe.capacity_factor is not None:
-        capacity = ceil(tokens * moe.topk / moe.num_experts * moe.capacity_factor)
+        capacity = moe.capacity(tokens)
         if capacity <= tokens:
             yield Tensor(name="tokens within the capacity", shape=(capacity, moe.num_experts), dtype="int64", formula="8·C·E")
     if moe.aux_loss_coeff and _BALANCED.intersection(moe.load_balancing):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from typing import Final, Literal
 
 AUXILIARY_LOSSES: Final = ("aux_loss", "seq_aux_loss", "global_aux_loss")
@@ -61,3 +62,11 @@ class MoeSpec:
     latent_size: int | None = None
     imbalance: float = 1.0
     """Tokens of the experts of the highest-memory rank, relative to the mean (`--info-moe-imbalance`)."""
+
+    def capacity(self, tokens: int) -> int:
+        """Tokens that an expert accepts from a rank with `tokens` tokens; valid only with a capacity factor.
+
+        Source: `get_capacity` (megatron/core/transformer/moe/moe_utils.py), with its order of operations.
+        """
+        assert self.capacity_factor is not None
+        return ceil(tokens * self.topk / self.num_experts * self.capacity_factor)

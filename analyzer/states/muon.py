@@ -13,9 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from analyzer.buffers.matrices import OptimizerParameter, weights
+from analyzer.errors import InputError
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Tensor, total_bytes
 from analyzer.specs import MuonSpec, TrainingJob
+from analyzer.specs.release import is_before
 from analyzer.states.lion import lion_updates
 from analyzer.states.record import States
 from analyzer.units import BLOCK, round_up
@@ -28,9 +30,32 @@ def muon_of(job: TrainingJob) -> MuonSpec:
 
 
 def muon_states(job: TrainingJob, stage: StageModel, *, parameters: int, gradients: int) -> States:
-    """Model states of a rank that updates all of its parameters."""
+    """Model states of a rank that updates all of its parameters.
+
+    Raises InputError if Megatron cannot separate the matrices of the experts from the others.
+    """
+    owned = tuple(weights(job, stage))
+    if not muon_of(job).layer_wise:
+        _check_groups(job, owned)
     unowned = States(parameters=parameters, gradients=gradients, master_weights=0, moments=0, gradient_copies=0)
-    return with_owned(job, unowned, tuple(weights(job, stage)))
+    return with_owned(job, unowned, owned)
+
+
+def _check_groups(job: TrainingJob, owned: Sequence[OptimizerParameter]) -> None:
+    """Refuses a rank with as many matrices of experts as of other modules.
+
+    `get_megatron_muon_optimizer` (0.16) calls `list.remove` with the parameter group of the experts. It compares the groups, and
+    lists of the same length compare their tensors with `==`, which raises RuntimeError.
+    """
+    if is_before(job.megatron, "0.16") or not is_before(job.megatron, "0.18"):
+        return
+    dense, experts = (sum(each.orthogonalized and each.expert is expert for each in owned) for expert in (False, True))
+    if dense == experts > 0:
+        raise InputError(
+            "--optimizer",
+            f"muon fails in this release if a rank has as many matrices of experts as others, here {experts}",
+            "use dist_muon, or another --expert-model-parallel-size",
+        )
 
 
 def with_owned(job: TrainingJob, states: States, owned: Sequence[OptimizerParameter], *, adam_numel: int = 0) -> States:

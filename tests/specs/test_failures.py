@@ -23,6 +23,8 @@ MTP = f"{OVERLAP} --position-embedding-type rope --mtp-num-layers 1"
 LATENT = f"{OVERLAP} --moe-latent-size 256"
 DELAY = f"{OVERLAP} --tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap --delay-wgrad-compute"
 NO_STAGES = f"{EXPERTS} --disable-bias-linear --overlap-moe-expert-parallel-comm"
+CAPACITY = f"{EXPERTS} --moe-router-topk 2 --moe-pad-expert-input-to-capacity --moe-expert-capacity-factor"
+"""Two of eight experts for each token: a capacity of four times the mean is all tokens."""
 
 UNIFORM = "--recompute-granularity full --recompute-method uniform --recompute-num-layers"
 VIRTUAL = "--num-virtual-stages-per-pipeline-rank 2"
@@ -53,6 +55,8 @@ EMBEDDING, LOSS = "--account-for-embedding-in-pipeline-split", "--account-for-lo
             "--overlap-grad-reduce",
         ),
         (f"{LATENT} --delay-wgrad-compute", LATENT, "--delay-wgrad-compute"),
+        (f"{CAPACITY} 4.5", f"{CAPACITY} 4", "--moe-expert-capacity-factor"),
+        (f"{CAPACITY} 4.5", f"{CAPACITY} 4.5 --moe-token-dispatcher-type allgather", "--moe-expert-capacity-factor"),
         (f"{UNIFORM} 3", f"{UNIFORM} 4", "--recompute-num-layers"),
         (f"{UNIFORM} 2 --pipeline-model-parallel-size 4 {VIRTUAL}", f"{UNIFORM} 2 {STAGES} {VIRTUAL}", "--recompute-num-layers"),
         (f"{UNIFORM} 2 {STAGES} {FIRST} 3", f"{UNIFORM} 3 {STAGES} {FIRST} 3 --num-layers 9", "--recompute-num-layers"),

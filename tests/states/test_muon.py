@@ -56,6 +56,24 @@ def test_gradients_in_bf16_are_copied_for_the_step() -> None:
     assert states.gradients == 2 * (MATRICES + OTHERS)
 
 
+@pytest.mark.parametrize(("experts", "release", "fails"), [(6, "0.16.1", True), (8, "0.16.1", False), (6, "0.18.2", False)])
+def test_as_many_matrices_of_experts_as_others_fail(experts: int, release: str, fails: bool) -> None:
+    """Six other matrices a layer: queries, keys and values, projection, router, two of the shared experts and their gate.
+
+    Two ranks have 3 or 4 experts of two matrices each.
+    """
+    line = f"{LINES} --moe-grouped-gemm --num-experts {experts} --expert-model-parallel-size 2 --moe-shared-expert-intermediate-size 512"
+    launch = f"{line} --moe-shared-expert-gate --optimizer"
+    job = job_of(f"{launch} muon", gpus=8, release=release)
+    if fails:
+        with pytest.raises(InputError, match="^--optimizer: muon fails in this release .*, here 48; use dist_muon"):
+            states_of(job, stage_models(job)[0])
+    else:
+        assert states_of(job, stage_models(job)[0]).moments > 0
+    distributed = job_of(f"{launch} dist_muon", gpus=8, release=release)
+    assert states_of(distributed, stage_models(distributed)[0]).moments > 0
+
+
 def test_lion_stores_one_moment() -> None:
     """Chen et al. 2023: Lion stores one momentum per parameter. The update is computed before it is applied."""
     line = f"{LINES} --vocab-size 32000"

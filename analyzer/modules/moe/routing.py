@@ -16,7 +16,6 @@ from analyzer.modules.quantized import align_size
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Tensor
 from analyzer.specs import FlexSpec, MoeSpec
-from analyzer.units import ceil_div
 
 SENT_ROWS: Final = "permuted tokens"
 """Name of the rows that a rank sends with an all-to-all."""
@@ -76,10 +75,13 @@ class Routing:
 
     @cached_property
     def sent(self) -> int:
-        """Rows that this rank sends: T·k, or E times the capacity if inputs are padded to it."""
-        if self.moe.pad_to_capacity and self.moe.capacity_factor is not None:
-            capacity = ceil_div(int(self.moe.topk * self.tokens * self.moe.capacity_factor), self.moe.num_experts)
-            return capacity * self.moe.num_experts
+        """Rows that this rank sends: T·k, or E times the capacity if inputs are padded to it.
+
+        The all-gather dispatcher has no rows without a token, so that an expert gets at most T.
+        """
+        if self.moe.pad_to_capacity:
+            capacity = self.moe.capacity(self.tokens)
+            return self.moe.num_experts * (min(capacity, self.tokens) if self.moe.dispatcher == "allgather" else capacity)
         padding = self._padding(self.moe.num_experts) if self.moe.pad_for_quantization and self.moe.flex is None else 0
         return self.tokens * self.moe.topk + padding
 

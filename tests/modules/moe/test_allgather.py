@@ -106,3 +106,18 @@ def test_projected_tokens_are_referenced_until_the_layer_returns(dispatcher: str
         [module, *_] = modules(job_of(line), name)
         found = [tensor.bytes for tensor in module.forward_workspace if tensor.name == LATENT_ROWS]
         assert found == [2 * S * 256] * references
+
+
+@pytest.mark.parametrize(("factor", "tokens"), [(0.7, 180), (1, 256), (4, 1024), (6, 1024)])
+def test_an_expert_gets_its_capacity_but_no_token_twice(factor: float, tokens: int) -> None:
+    """`get_capacity` and `apply_router_token_dropping`: the capacity is the mean of 256 tokens times the factor, at most T = 1,024.
+
+    The experts are split over two tensor-parallel ranks, which gather their tokens.
+    """
+    job = job_of(
+        "--num-experts 8 --moe-router-topk 2 --disable-bias-linear --tensor-model-parallel-size 2 --sequence-parallel "
+        "--moe-token-dispatcher-type allgather --moe-router-load-balancing-type none --moe-pad-expert-input-to-capacity "
+        f"--moe-grouped-gemm --moe-ffn-hidden-size 512 --moe-expert-capacity-factor {factor}"
+    )
+    read = {tensor.shape[0] for module in modules(job, "experts") for _, each in module.walk() for tensor in each.saved}
+    assert read == {2 * tokens * EXPERTS}
