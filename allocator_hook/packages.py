@@ -8,8 +8,8 @@ from typing import Final
 from analyzer.errors import AnalyzerError
 
 COVERED: Final = {
-    "megatron-core": ("0.13", "0.14", "0.15", "0.16"),
-    "transformer-engine": ("2.6", "2.11", "2.20"),
+    "megatron-core": ("0.10", "0.13", "0.14", "0.15", "0.16"),
+    "transformer-engine": ("1.11", "2.6", "2.11", "2.20"),
 }
 """Releases that the tests cover. Other releases give a warning."""
 

@@ -29,6 +29,8 @@ sys.path.insert(0, str(ROOT))
 from allocator_hook.packages import COVERED  # noqa: E402
 
 PAIRS: Final = (
+    "0.8.0:1.11.0",
+    "0.10.0:1.11.0",
     "0.12.3:2.1.0",
     "0.13.1:2.11.0",
     "0.14.0:2.3.0",
@@ -38,7 +40,7 @@ PAIRS: Final = (
     "0.16.1:2.11.0",
     "0.16.1:2.20.2",
 )
-"""megatron-core 0.12.3 needs a Transformer Engine before 2.2: later ones have the rotation elsewhere."""
+"""megatron-core before 0.12 needs Transformer Engine 1, and 0.12.3 one before 2.2: later ones have the rotation elsewhere."""
 TEST: Final = "tests/allocator_hook/shadow/test_formulas_against_shadow.py"
 CORE: Final = "megatron-core"
 TE: Final = "transformer-engine"

@@ -62,11 +62,11 @@ def test_as_many_matrices_of_experts_as_others_fail(experts: int, release: str, 
 
     Two ranks have 3 or 4 experts of two matrices each.
     """
-    line = f"{LINES} --moe-grouped-gemm --num-experts {experts} --expert-model-parallel-size 2 --moe-shared-expert-intermediate-size 512"
-    launch = f"{line} --moe-shared-expert-gate --optimizer"
+    line = f"{LINES} --moe-grouped-gemm --num-experts {experts} --expert-model-parallel-size 2"
+    launch = f"{line} --moe-shared-expert-intermediate-size 512 --moe-shared-expert-gate --optimizer"
     job = job_of(f"{launch} muon", gpus=8, release=release)
     if fails:
-        with pytest.raises(InputError, match="^--optimizer: muon fails in this release .*, here 48; use dist_muon"):
+        with pytest.raises(InputError, match=r"^--optimizer: muon fails in this release .*, here 48; use dist_muon"):
             states_of(job, stage_models(job)[0])
     else:
         assert states_of(job, stage_models(job)[0]).moments > 0

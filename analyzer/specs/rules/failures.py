@@ -169,10 +169,11 @@ def _capacity_above_tokens(job: TrainingJob) -> Iterator[Violation]:
     split = job.parallel
     tokens = job.batch.micro_batch_size * job.batch.seq_length // split.context
     tokens //= split.tensor if split.sequence_parallel else 1
-    if moe.capacity(tokens) > tokens:
+    capacity = moe.capacity(tokens)
+    if capacity > tokens:
         yield Violation(
             ("moe_expert_capacity_factor",),
-            f"fails in the first step: the inputs are padded to {moe.capacity(tokens):,} tokens for each expert, and a rank has {tokens:,}",
+            f"fails in the first step: inputs are padded to {capacity:,} tokens for each expert, and a rank has {tokens:,}",
             f"use {moe.num_experts / moe.topk:g} or less",
         )
 
