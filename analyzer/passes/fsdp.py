@@ -6,8 +6,9 @@ torch/distributed/fsdp/_fully_shard/{_fsdp_param_group,_fsdp_collectives}.py (to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import Final
 
 from analyzer.buffers.fsdp import covers_units, fsdp_of, is_segment, sharded_buckets
@@ -57,7 +58,7 @@ def with_unsharded_buckets(job: TrainingJob, tree: Module, *, first: bool = Fals
             gradients = (*gathering.tensors(alive - started, GRADIENTS), *beyond_freed(own, piece.modules[0]))
         workspaces.append((forward, (*gathering.tensors(passes.backward[index], PARAMETERS), *gradients)))
     has_units = fsdp_of(job).strategy == "optim_grads_params"
-    changed = _with_workspaces(tree, iter(workspaces), is_segment, lambda module: has_units and covers_units(module))
+    changed = _with_workspaces(tree, workspaces, is_segment, lambda module: has_units and covers_units(module))
     return with_gradients_from_first(gathering, changed, started_in)
 
 
@@ -115,7 +116,7 @@ def with_unsharded_units(job: TrainingJob, tree: Module) -> Module:
             reducing = (*beyond_freed((_reduced(job, unit),), piece), *reducing)
         workspaces.append((forward, (*prefetched, _tensor(PARAMETERS, unit), *reducing, *of_root)))
         passed += 1
-    changed = _with_workspaces(tree, iter(workspaces), lambda module: is_torch_unit(module) or not module.children)
+    changed = _with_workspaces(tree, workspaces, lambda module: is_torch_unit(module) or not module.children)
     return _keeping_gradients(changed, inside=False)
 
 
@@ -136,23 +137,49 @@ def _keeping_gradients(module: Module, *, inside: bool) -> Module:
 
 
 def _with_workspaces(
-    module: Module,
-    workspaces: Iterator[Workspaces],
+    tree: Module,
+    workspaces: Sequence[Workspaces],
     is_piece: Callable[[Module], bool],
     has_pieces: Callable[[Module], bool] = lambda _: False,
 ) -> Module:
-    """The module with workspaces added to its pieces, in the order of execution; `has_pieces`: pieces that contain other pieces."""
-    piece = is_piece(module)
-    forward, backward = next(workspaces) if piece else ((), ())
-    children = module.children
-    if not piece or has_pieces(module):
-        children = tuple(_with_workspaces(child, workspaces, is_piece, has_pieces) for child in children)
-    return replace(
-        module,
-        forward_workspace=(*module.forward_workspace, *forward),
-        backward_workspace=(*module.backward_workspace, *backward),
-        children=children,
-    )
+    """The tree with workspaces added to its pieces, in the order of execution; `has_pieces`: pieces that contain other pieces.
+
+    Layers that are one object and get equal workspaces stay one object, so that they are analysed once.
+    """
+    numbers: dict[Workspaces, int] = {}
+    listed = tuple(numbers.setdefault(each, len(numbers)) for each in workspaces)
+    distinct = tuple(numbers)
+    pieces: dict[int, int] = {}
+    done: dict[tuple[int, tuple[int, ...]], Module] = {}
+
+    def count(module: Module) -> int:
+        if id(module) not in pieces:
+            inside = not is_piece(module) or has_pieces(module)
+            pieces[id(module)] = int(is_piece(module)) + (sum(map(count, module.children)) if inside else 0)
+        return pieces[id(module)]
+
+    def changed(module: Module, own: tuple[int, ...]) -> Module:
+        forward, backward = distinct[own[0]] if is_piece(module) else ((), ())
+        children, position = module.children, int(is_piece(module))
+        if position < len(own):
+            ends = tuple(accumulate(map(count, children), initial=position))
+            children = tuple(visit(child, own[start:end]) for child, (start, end) in zip(children, pairwise(ends), strict=True))
+        return replace(
+            module,
+            forward_workspace=(*module.forward_workspace, *forward),
+            backward_workspace=(*module.backward_workspace, *backward),
+            children=children,
+        )
+
+    def visit(module: Module, own: tuple[int, ...]) -> Module:
+        if not own:
+            return module
+        key = (id(module), own)
+        if key not in done:
+            done[key] = changed(module, own)
+        return done[key]
+
+    return visit(tree, listed)
 
 
 def _reduced(job: TrainingJob, unit: TorchUnit) -> Tensor:
