@@ -10,7 +10,8 @@ from, and the rest is recomputed in backward, as the partitioner of torch.compil
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -110,7 +111,7 @@ class _SavesInputs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         result: list[Any] = [None] * len(ctx.others)
-        with ctx.recorder.fused_kernel(), torch.enable_grad():
+        with ctx.recorder.fused_kernel(), torch.enable_grad(), _attributes_kept(ctx.others):
             args = list(ctx.others)
             saved = dict(zip(ctx.kept, ctx.saved_tensors, strict=True))
             for index in ctx.places:
@@ -123,6 +124,23 @@ class _SavesInputs(torch.autograd.Function):
                 result[index] = gradient
             del args, outputs, found, saved
         return (None, None, None, *result)
+
+
+@contextmanager
+def _attributes_kept(args: Sequence[Any]) -> Iterator[None]:
+    """Restore the attributes of arguments and of the objects in these: a compiled function sets them in forward only.
+
+    The function is a method of a dispatcher, for example, which sets attributes of its communication manager.
+    """
+    objects = [arg for arg in args if hasattr(arg, "__dict__") and not isinstance(arg, type)]
+    objects += [each for arg in list(objects) for each in vars(arg).values() if type(each).__module__.startswith("megatron.")]
+    kept = [(each, dict(vars(each))) for each in objects if hasattr(each, "__dict__")]
+    try:
+        yield
+    finally:
+        for each, attributes in kept:
+            vars(each).clear()
+            vars(each).update(attributes)
 
 
 def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:

@@ -35,8 +35,8 @@ def _with_detached_inputs(layer: Module, dispatch: Module) -> Module:
 
     These are the tokens of the latent size, and the weights of arrived tokens. The router has saved tokens of the hidden size.
     """
-    choices = (each for each in dispatch.saved if each.name == "choices of arrivals")
-    weights = (replace(each, name="weights of arrivals", dtype="fp32", formula="4·A·k") for each in choices)
+    choices = (each for each in dispatch.referenced if each.name == "choices of arrivals")
+    weights = (replace(each, name="weights of arrivals", dtype="fp32", formula="4·A·k", lingers=True) for each in choices)
     projections = (module for _, module in layer.walk() if module.name == MOE_LATENT_PROJECTIONS[0])
     outputs = (each for module in projections for each in module.forward_workspace if each.name == "output")
     added = (*(replace(each, name=LATENT_ROWS, formula="T·latent") for each in outputs), *weights)

@@ -168,8 +168,10 @@ class _ModuleNames:
         """Yield the tensors that an operation saves, each with the module that allocates it; None for received tensors."""
         if operation.kind is OperationKind.BEGIN:
             frame = self._begin(path, operation.module)
-            # in the first forward of a checkpoint only tensors referenced by module attributes stay; the others are freed
-            named = tuple(replace(tensor, lingers=True) for tensor in operation.module.referenced) if frame.checkpointed else ()
+            # in the first forward of a checkpoint only tensors referenced by module attributes stay; the others are freed. What a
+            # dispatcher references is freed during a backward if the next forward overlaps with it
+            listed = frame.checkpointed or operation.module.kind is ModuleKind.DISPATCH
+            named = tuple(replace(tensor, lingers=True) for tensor in operation.module.referenced) if listed else ()
             # offloaded tensors of the last layer stay for the microbatch whose backward runs first
             maybe = tuple(replace(tensor, lingers=True) for tensor in operation.module.offloaded)
             for tensor in (*operation.module.saved, *named, *maybe):

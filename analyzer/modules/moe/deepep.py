@@ -13,7 +13,7 @@ from typing import Final
 
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.flex import arrivals, collectives
-from analyzer.modules.moe.routing import ARRIVED_ROWS, LOCAL_ROWS, Routing, shared_output, summed_rows
+from analyzer.modules.moe.routing import ARRIVED_ROWS, LOCAL_ROWS, Routing, selection, shared_output, summed_rows
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Tensor, largest
 from analyzer.units import MIB, round_up
@@ -55,6 +55,15 @@ def deepep_dispatch(shapes: Shapes) -> Module:
         if routing.moe.permute_fusion
         else (Tensor(name="sorted indices", shape=(routing.rows,), dtype="int64", formula="8·T·k"),)
     )
+    selected = () if routing.moe.permute_fusion else selection(routing, local, arrived, dtype="fp32")
+    # the fused function that finds the choices of each token saves its input
+    probabilities = Tensor(
+        name="probabilities",
+        shape=(routing.tokens, routing.moe.num_experts),
+        dtype=routing.probability_dtype,
+        formula="T·E",
+        made_in="mlp.router",
+    )
     # the probabilities that the dispatcher references have an autograd graph, which keeps the handle of the dispatch
     handle = (
         Tensor(name="ranks of each token", shape=(routing.tokens, ranks), dtype="bool", formula="T·P"),
@@ -66,16 +75,21 @@ def deepep_dispatch(shapes: Shapes) -> Module:
         kind=ModuleKind.DISPATCH,
         function=True,
         saved=(
-            Tensor(name="chosen instances", shape=choices, dtype="int64", formula="8·T·k", lingers=True),
-            Tensor(name="weights of the choices", shape=choices, dtype="fp32", formula="4·T·k", lingers=True),
+            probabilities,
             *(replace(each, lingers=True, in_graph=True) for each in handle),
             Tensor(name="arrivals of the choices", shape=(routing.choices,), dtype="int64", formula="8·T·k"),
             Tensor(name="experts of the choices", shape=(routing.choices,), dtype="int64", formula="8·T·k"),
-            Tensor(name="choices of arrivals", shape=(arrived, choices[1]), dtype="int64", formula="8·A·k", lingers=True),
-            Tensor(name="routing map of arrivals", shape=(arrived, local), dtype="bool", formula="A·El", lingers=True),
-            Tensor(name="probabilities of arrivals", shape=(arrived, local), dtype="fp32", formula="4·A·El", lingers=True),
+            Tensor(name="mask of the choices of arrivals", shape=(arrived, choices[1]), dtype="bool", formula="A·k"),
             *(replace(each, lingers=True) for each in row_map),
+            *selected,
             Tensor(name="permuted probabilities", shape=(routing.rows,), dtype="fp32", formula="4·T·k"),
+        ),
+        referenced=(
+            Tensor(name="chosen instances", shape=choices, dtype="int64", formula="8·T·k"),
+            Tensor(name="weights of the choices", shape=choices, dtype="fp32", formula="4·T·k"),
+            Tensor(name="choices of arrivals", shape=(arrived, choices[1]), dtype="int64", formula="8·A·k"),
+            Tensor(name="routing map of arrivals", shape=(arrived, local), dtype="bool", formula="A·El"),
+            Tensor(name="probabilities of arrivals", shape=(arrived, local), dtype="fp32", formula="4·A·El"),
         ),
         forward_workspace=(
             routing.row_tensor(ARRIVED_ROWS, arrived),

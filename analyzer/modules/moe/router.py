@@ -52,7 +52,7 @@ def router(shapes: Shapes) -> Module:
             *(balance if moe.aux_loss_coeff else ()),
             *choice,
         ),
-        referenced=() if moe.dispatcher == "allgather" else _outputs(routing),  # referenced by the dispatcher
+        referenced=_outputs(routing),
         forward_workspace=(
             logits,
             *(() if shapes.inputs.router_in_te else in_fp32),
@@ -70,12 +70,15 @@ def router(shapes: Shapes) -> Module:
 
 
 def _outputs(routing: Routing) -> tuple[Tensor, ...]:
-    """Probabilities and routing map as the dispatcher references them.
+    """Probabilities and routing map as the dispatcher references them: not the all-gather dispatcher, and not DeepEP, which
+    references the choices of each token instead (`_DeepepManager.setup_metadata`).
 
     HybridEP has a copy in fp32 (`_HybridEPManager`), and with experts split over ranks each expert is listed once for each of these
     (`MoEFlexTokenDispatcher._initialize_metadata`).
     """
     moe, dtype = routing.moe, routing.probability_dtype
+    if moe.dispatcher == "allgather" or (moe.flex is not None and moe.flex.backend == "deepep"):
+        return ()
     listed, formula = (routing.tokens, moe.num_experts), "T·E"
     if moe.flex is not None and moe.flex.backend == "hybridep":
         listed, formula, dtype = (routing.tokens, moe.num_experts * routing.etp), "T·E·etp", "fp32"

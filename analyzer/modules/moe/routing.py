@@ -169,8 +169,8 @@ def shared_output(routing: Routing) -> tuple[Tensor, ...]:
     return (routing.shapes.hidden(SHARED_OUTPUT),)
 
 
-def selection(routing: Routing, experts: int, tokens: int) -> tuple[Tensor, ...]:
-    """Tensors that an unfused permutation of `tokens` saves to select the probabilities of `experts`.
+def selection(routing: Routing, experts: int, tokens: int, *, dtype: str = "") -> tuple[Tensor, ...]:
+    """Tensors that an unfused permutation of `tokens` saves to select the probabilities of `experts`, in this dtype.
 
     `permute` in moe_utils.py: positions in the sorted routing map from 0.17 on, and `masked_select` before.
     """
@@ -178,7 +178,7 @@ def selection(routing: Routing, experts: int, tokens: int) -> tuple[Tensor, ...]
     if routing.moe.sorts_positions:
         return (Tensor(name="sorted positions", shape=(experts * tokens,), dtype="int64", formula="8·E·T"),)
     return (
-        Tensor(name="transposed probabilities", shape=shape, dtype=routing.probability_dtype, formula="E·T"),
+        Tensor(name="transposed probabilities", shape=shape, dtype=dtype or routing.probability_dtype, formula="E·T"),
         Tensor(name="transposed routing map", shape=shape, dtype="bool", formula="E·T"),
     )
 

@@ -91,6 +91,10 @@ FOUND: Final = {
     "deepep, sequential experts, plain gelu": f"{_FLEX} --moe-enable-deepep",
     "deepep, latent experts, deterministic": f"{_FLEX} --swiglu --moe-grouped-gemm --moe-enable-deepep --moe-latent-size 256 "
     "--deterministic-mode",
+    "deepep, microbatches in flight": f"{_FLEX} --swiglu --moe-grouped-gemm --moe-permute-fusion --moe-enable-deepep "
+    "--pipeline-model-parallel-size 4",
+    "deepep, microbatches in flight, unfused permutation": f"{_FLEX} --swiglu --moe-grouped-gemm --moe-enable-deepep "
+    "--pipeline-model-parallel-size 4",
     "hybridep, split experts, mtp, two instances of the optimizer": f"{_FLEX} --swiglu --moe-grouped-gemm --mtp-num-layers 1 "
     "--position-embedding-type rope --moe-flex-dispatcher-backend hybridep --tensor-model-parallel-size 2 --sequence-parallel "
     "--use-distributed-optimizer --num-distributed-optimizer-instances 2",
