@@ -40,6 +40,8 @@ class Instant(NamedTuple):
     """In backward: a checkpoint runs the forward of the module again."""
     lingering: int = 0
     """In backward: bytes in addition to `bytes` that module attributes still reference if no other microbatch is in flight."""
+    weight: tuple[int, ...] = ()
+    """In backward: the shape of the module's weight, of each expert for experts; empty for modules without a weight."""
 
     @property
     def bytes(self) -> int:
@@ -292,6 +294,7 @@ class _Backward(_Forward):
                     self._past_branch,
                     operation.phase == "recompute",
                     self.lingering,
+                    next((each.shape[-2:] for each in operation.module.parameters if each.name == "weight"), ()),
                 )
             )
 

@@ -348,7 +348,8 @@ class _Walk:
         instant = point.instant
         phase = "backward" if instant.backward else "forward"
         waiting = (each for each in self._not_allocated if each.recomputed or not instant.recomputed)
-        found = [each for each in waiting if each.phase == phase and instant.kind in each.kinds]
+        using = (each for each in waiting if each.phase == phase and instant.kind in each.kinds)
+        found = [each for each in using if not each.weight or each.weight == instant.weight]
         for each in found:
             self._not_allocated.remove(each)
             self._workspaces += each.bytes

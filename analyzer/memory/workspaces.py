@@ -8,8 +8,7 @@ megatron/core/utils.py GlobalMemoryBuffer (0.16.1).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Final, Literal
 
@@ -46,6 +45,8 @@ class Workspace:
     """With "optimizer" they are allocated after the last backward of the first iteration."""
     recomputed: bool = False
     """With "backward": a forward that a checkpoint runs again in the backward allocates them too."""
+    weight: tuple[int, ...] = ()
+    """Only modules with a weight of this shape allocate them; empty if the shape does not matter."""
 
 
 def capability(job: TrainingJob) -> tuple[int, int]:
@@ -251,7 +252,9 @@ def _dummy_weight_gradients(context: _Context) -> Iterator[Workspace]:
     by_weight: dict[tuple[tuple[int, ...], str], Workspace] = {}
     for module, _ in context.modules:
         for key, workspace in module.derived(_dummy_gradients_of, vocabulary, shapes.dtype, cached):
-            by_weight.setdefault(key, workspace)
+            other = by_weight.setdefault(key, workspace)
+            if not workspace.kinds <= other.kinds:
+                by_weight[key] = replace(other, kinds=other.kinds | workspace.kinds, weight=other.weight and workspace.weight)
     yield from by_weight.values()
 
 
@@ -261,34 +264,29 @@ _Dummies = tuple[tuple[tuple[tuple[int, ...], str], Workspace], ...]
 
 def _dummy_gradients_of(tree: Module, vocabulary: tuple[int, int], vocabulary_dtype: str, cached: CachedDummies) -> _Dummies:
     """The cached dummy gradients of a module and its children. `vocabulary` is the shape of an output layer's weight."""
-    weights: dict[tuple[tuple[int, ...], str], ModuleKind] = {}
+    weights: dict[tuple[tuple[int, ...], str], set[ModuleKind]] = {}
     for module in tree.derived(_modules_with_fused_gradients):
         if module.kind is ModuleKind.OUTPUT_LAYER:
             if cached.output_layer:
-                weights.setdefault((vocabulary, vocabulary_dtype), module.kind)
+                weights.setdefault((vocabulary, vocabulary_dtype), set()).add(module.kind)
             continue
         for parameter in module.parameters:
             of_experts = len(parameter.shape) > 2  # experts have one gradient each: the last two dimensions
             if parameter.name == "weight" and (cached.experts if of_experts else cached.layers):
-                weights.setdefault((parameter.shape[-2:], parameter.dtype), module.kind)
+                weights.setdefault((parameter.shape[-2:], parameter.dtype), set()).add(module.kind)
     return tuple(
         (
             (shape, dtype),
             Workspace(
                 f"dummy weight gradient {list(shape)}",
                 round_up(dtype_bytes(dtype, prod(shape)), BLOCK),
-                _one_kind(kind),
+                frozenset(kinds),
                 "backward",
+                weight=() if ModuleKind.OUTPUT_LAYER in kinds else shape,
             ),
         )
-        for (shape, dtype), kind in weights.items()
+        for (shape, dtype), kinds in weights.items()
     )
-
-
-@cache
-def _one_kind(kind: ModuleKind) -> frozenset[ModuleKind]:
-    """The set of one kind, as one object."""
-    return frozenset({kind})
 
 
 def _modules_with_fused_gradients(tree: Module) -> tuple[Module, ...]:
