@@ -9,6 +9,10 @@ _UNFUSED: Final = "--bf16 --swiglu --vocab-size 120 --attention-backend unfused"
 _GROUPED: Final = "--normalization RMSNorm --disable-bias-linear --group-query-attention --num-query-groups 4"
 _FULL: Final = "--recompute-granularity full --recompute-method uniform --recompute-num-layers"
 _FLEX: Final = f"{_EXPERTS} --moe-token-dispatcher-type flex"
+_LOCAL: Final = (
+    "--bf16 --vocab-size 120 --transformer-impl local --no-persist-layer-norm --attention-backend unfused "
+    "--no-masked-softmax-fusion"
+)
 _UNFUSED_ON_HOST: Final = "--bf16 --vocab-size 120 --cpu-offloading-num-layers 2 --attention-backend unfused"
 _LATENT: Final = (
     "--position-embedding-type rope --multi-latent-attention --kv-lora-rank 64 --qk-head-dim 64 --qk-pos-emb-head-dim 32 "
@@ -117,6 +121,17 @@ FOUND: Final = {
     "unfused attention, swiglu": _UNFUSED,
     "unfused attention, full recompute, dropout": f"{_UNFUSED} {_FULL} 1",
     "unfused attention, checkpoints of two layers, pp2": f"{_UNFUSED} {_FULL} 2 --pipeline-model-parallel-size 2",
+    "unfused attention in fp32": "--swiglu --vocab-size 120 --attention-backend unfused",
+    "unfused attention in fp32, no dropout, two layers on the host": f"{_UNFUSED_ON_HOST.replace('--bf16', '')} "
+    "--attention-dropout 0 --hidden-dropout 0 --micro-batch-size 1",
+    "offloaded unfused attention in fp32": f"{_GROUPS.replace('--bf16', '')} core_attn attn_proj --attention-backend unfused "
+    "--micro-batch-size 1",
+    "offloaded unfused attention, softmax in fp32": f"{_GROUPS} core_attn attn_proj --attention-backend unfused "
+    "--micro-batch-size 1 --tensor-model-parallel-size 4",
+    "local softmax in 16 bit, pp2": f"{_LOCAL} --pipeline-model-parallel-size 2",
+    "local softmax in fp32": f"{_LOCAL} --attention-softmax-in-fp32",
+    "local softmax in 16 bit, batches without a mask": f"{_LOCAL} --attention-dropout 0 --no-create-attention-mask-in-dataloader",
+    "fused cross entropy in fp32": "--swiglu --cross-entropy-loss-fusion --vocab-size 20000",
     "unfused attention, tp4, full recompute": f"{_UNFUSED} {_FULL} 1 --micro-batch-size 1 --tensor-model-parallel-size 4",
     "unfused grouped attention, full recompute": f"{_UNFUSED} {_GROUPED} --position-embedding-type rope {_FULL} 1",
     "unfused grouped attention, learned positions": f"{_UNFUSED} {_GROUPED}",
