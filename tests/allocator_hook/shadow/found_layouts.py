@@ -28,6 +28,10 @@ _GROUPS: Final = (
     "--bf16 --vocab-size 120 --position-embedding-type rope --min-offloaded-tensor-size 1024 "
     "--fine-grained-activation-offloading --offload-modules"
 )
+_GATES: Final = (
+    "--bf16 --vocab-size 120 --disable-bias-linear --no-bias-swiglu-fusion --num-experts 8 --moe-router-topk 2 --moe-grouped-gemm "
+    "--moe-token-dispatcher-type alltoall --min-offloaded-tensor-size 1024 --fine-grained-activation-offloading --offload-modules"
+)
 _MEGATRON_FSDP: Final = (
     "--bf16 --use-megatron-fsdp --no-gradient-accumulation-fusion --ckpt-format fsdp_dtensor --global-batch-size 32 "
     "--data-parallel-sharding-strategy"
@@ -113,6 +117,11 @@ FOUND: Final = {
     "offloaded experts, all-to-all, dense last layer of each stage": f"{_GROUPS} expert_fc1 moe_act --disable-bias-linear "
     "--num-experts 8 --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall --moe-router-topk 2 --moe-grouped-gemm "
     "--moe-layer-freq 2 --pipeline-model-parallel-size 2 --micro-batch-size 2 --global-batch-size 32",
+    "offloaded unfused gates": f"{_GATES} moe_act --swiglu",
+    "offloaded unfused gates and attention, small ffn, pp2": f"{_GATES} moe_act core_attn --swiglu --moe-ffn-hidden-size 256 "
+    "--pipeline-model-parallel-size 2 --global-batch-size 32",
+    "offloaded unfused gates, probabilities in fp32": f"{_GATES} moe_act --swiglu --moe-router-dtype fp32",
+    "offloaded clamped gates": f"{_GATES} moe_act --quick-geglu --activation-func-clamp-value 7.0",
     "offloaded groups, two MTP depths": f"{_GROUPS.replace('rope', 'none')} core_attn qkv_linear --mtp-num-layers 2",
     "userbuffers, swiglu": "--bf16 --swiglu --vocab-size 120 --tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap "
     "--attention-dropout 0 --hidden-dropout 0",
