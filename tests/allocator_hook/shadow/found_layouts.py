@@ -8,6 +8,10 @@ _EXPERTS: Final = "--bf16 --disable-bias-linear --vocab-size 120 --num-experts 8
 _UNFUSED: Final = "--bf16 --swiglu --vocab-size 120 --attention-backend unfused"
 _GROUPED: Final = "--normalization RMSNorm --disable-bias-linear --group-query-attention --num-query-groups 4"
 _FULL: Final = "--recompute-granularity full --recompute-method uniform --recompute-num-layers"
+_NARROW: Final = (
+    "--bf16 --swiglu --disable-bias-linear --vocab-size 120 --num-layers 1 --num-experts 8 --moe-router-topk 2 "
+    "--moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 64"
+)
 _FLEX: Final = f"{_EXPERTS} --moe-token-dispatcher-type flex"
 _LOCAL: Final = (
     "--bf16 --vocab-size 120 --transformer-impl local --no-persist-layer-norm --attention-backend unfused "
@@ -185,6 +189,9 @@ FOUND: Final = {
     "--context-parallel-size 2 --position-embedding-type rope --attention-backend flash --attention-dropout 0 --hidden-dropout 0",
     "unfused attention with sinks, no dropout, two layers on the host": f"{_UNFUSED_ON_HOST} --softmax-type learnable "
     "--attention-dropout 0 --hidden-dropout 0",
+    "sequential experts, narrow ffn": _NARROW,
+    "grouped experts, narrow ffn, deterministic, ep2": f"{_NARROW} --moe-grouped-gemm --deterministic-mode "
+    "--expert-model-parallel-size 2",
     "sequential experts, router in fp32": f"{_EXPERTS} --moe-token-dispatcher-type alltoall --moe-router-dtype fp32",
     "two mtp layers before the last stage, small ffn": "--bf16 --vocab-size 120 --position-embedding-type rope "
     "--ffn-hidden-size 1024 --global-batch-size 32 --pipeline-model-parallel-size 2 --mtp-num-layers 2 "
