@@ -189,9 +189,9 @@ FOUND: Final = {
     "--context-parallel-size 2 --position-embedding-type rope --attention-backend flash --attention-dropout 0 --hidden-dropout 0",
     "unfused attention with sinks, no dropout, two layers on the host": f"{_UNFUSED_ON_HOST} --softmax-type learnable "
     "--attention-dropout 0 --hidden-dropout 0",
-    "latent experts with biases, tp2 sp": "--bf16 --vocab-size 120 --num-layers 2 --num-experts 8 --moe-router-topk 2 "
-    "--moe-token-dispatcher-type alltoall --moe-latent-size 256 --expert-model-parallel-size 2 --expert-tensor-parallel-size 1 "
-    "--tensor-model-parallel-size 2 --sequence-parallel",
+    "latent experts with biases, tp2 sp": "--bf16 --no-bias-gelu-fusion --vocab-size 120 --num-layers 2 --num-experts 8 "
+    "--moe-router-topk 2 --moe-token-dispatcher-type alltoall --moe-latent-size 256 --expert-model-parallel-size 2 "
+    "--expert-tensor-parallel-size 1 --tensor-model-parallel-size 2 --sequence-parallel",
     "sequential experts, narrow ffn": _NARROW,
     "grouped experts, narrow ffn, deterministic, ep2": f"{_NARROW} --moe-grouped-gemm --deterministic-mode "
     "--expert-model-parallel-size 2",
