@@ -77,12 +77,13 @@ def _softmax(name: str) -> ModuleType:
 
 
 class LayerNorm(torch.autograd.Function):
-    """FastLayerNormFN and FusedLayerNormAffineFunction. Saved for backward: input, weight, mean and reciprocal deviation."""
+    """FastLayerNormFN, whose output has the dtype of the weight. Saved for backward: input, weight, mean, reciprocal deviation."""
 
     @staticmethod
     def forward(ctx: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *options: Any) -> torch.Tensor:
         rows = input.numel() // input.shape[-1]
-        output, mean, rsigma = like(input), empty((rows,), torch.float32), empty((rows,), torch.float32)
+        output = empty(input.shape, weight.dtype)
+        mean, rsigma = empty((rows,), torch.float32), empty((rows,), torch.float32)
         ctx.save_for_backward(input, weight, mean, rsigma)
         ctx.options = len(options)
         return output

@@ -121,6 +121,8 @@ class Recorder(TorchDispatchMode):
             if self._fused and func._schema.is_mutable and isinstance(result, torch.Tensor):
                 self._fused[-1].write(result.untyped_storage())
             self._track_all(result)
+            if func is aten._softmax_backward_data.default and result.is_meta and not self._fused:
+                self._temporary(result.untyped_storage().nbytes())
             self.means.propagate(func, args, kwargs, result)
         return result
 
@@ -246,6 +248,12 @@ class Recorder(TorchDispatchMode):
     def _allocated(self, pointer: int, size: int) -> None:
         self.current_bytes += round_up(size, BLOCK)
         self._sink.allocation(pointer, size, stream=Stream.current_id())
+
+    def _temporary(self, size: int) -> None:
+        """Record a tensor inside a kernel: the backward of softmax multiplies gradient and output (`softmax_backward_cuda_out`)."""
+        pointer = self._address(size)
+        self._allocated(pointer, size)
+        self._freed(pointer, size)
 
     def _died(self, key: int, _: Any) -> None:
         entry = self._live.pop(key, None)

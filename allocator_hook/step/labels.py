@@ -24,13 +24,19 @@ def write_labels(trained: Trained, *, sink: LabelSink, pointer: Any, optimizer: 
 
     `pointer(tensor)` returns the address of a tensor, or None for a tensor that is not recorded.
     """
-    tensors = _optimizer_states(trained.optimizer) if optimizer else _model(trained.chunks)
+    tensors = _optimizer_states(trained) if optimizer else _model(trained.chunks)
     for role, name, labelled in tensors:
         tensor = getattr(labelled, "_local_tensor", labelled)  # a sharded tensor has a part on this rank
         place = pointer(tensor)
         if place is not None:
             size = tensor.numel() * tensor.element_size()
             sink.label(place, role, name, shape=tuple(tensor.shape), dtype=DTYPES.get(tensor.dtype, str(tensor.dtype)), bytes=size)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """The storage of a tensor, or of the part of a sharded tensor on this rank."""
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return int(local.untyped_storage()._cdata)
 
 
 _SHARDED: Final[dict[str, Role]] = {
@@ -79,14 +85,17 @@ def _parts(parameter: torch.Tensor) -> list[torch.Tensor]:
     return [part for part in parameter.get_metadata().values() if isinstance(part, torch.Tensor)]
 
 
-def _optimizer_states(optimizer: Any) -> Iterator[tuple[Role, str, torch.Tensor]]:
-    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+def _optimizer_states(trained: Trained) -> Iterator[tuple[Role, str, torch.Tensor]]:
+    """The moments and the main parameters, but not main parameters that are views of fp32 model parameters."""
+    model = {_storage(tensor) for role, _, tensor in _model(trained.chunks) if role == "parameter"}
+    for part in getattr(trained.optimizer, "chained_optimizers", [trained.optimizer]):
         inner = getattr(part, "optimizer", None)
         if inner is None:
             continue
         for group in getattr(inner, "param_groups", []):
             for index, parameter in enumerate(group["params"]):
-                if parameter.dtype is torch.float32 and getattr(parameter, "main_grad", None) is None:
+                own = parameter.dtype is torch.float32 and getattr(parameter, "main_grad", None) is None
+                if own and _storage(parameter) not in model:
                     yield "optimizer", f"main parameter {index}", parameter.data
                 for name, state in inner.state.get(parameter, {}).items():
                     if isinstance(state, torch.Tensor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from analyzer.modules.attention.unfused_attention import saves_batch_mask
 from analyzer.modules.dropout import dropout_mask
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.shapes import Shapes
@@ -121,10 +122,11 @@ def _output_allocator(shapes: Shapes) -> str:
     return "" if copied else "word_embeddings"
 
 
-def batch(shapes: Shapes, *, tokens: bool, labels: bool) -> Module:
+def batch(shapes: Shapes, *, tokens: bool, labels: bool, layers: bool) -> Module:
     """Tensors that the data loader puts on the GPU for one microbatch, on the first and last stage.
 
-    Ids and masks stay allocated until the chunk's forward returns. A checkpoint around attention saves the attention mask.
+    `layers`: the stage has layers. Ids and masks stay allocated until the chunk's forward returns. A checkpoint around attention
+    saves the attention mask, and so does an unfused softmax of megatron-core.
     Source: megatron/training/utils.py get_batch_on_this_tp_rank: int64 ids, fp32 loss mask, and the bool attention mask
     [b, 1, s, s] of the full sequence unless `--no-create-attention-mask-in-dataloader`. A context-parallel rank stores its
     rows of each.
@@ -143,7 +145,7 @@ def batch(shapes: Shapes, *, tokens: bool, labels: bool) -> Module:
     saved: tuple[Tensor, ...] = ()
     if shapes.inputs.attention_mask_in_dataloader:
         mask = Tensor(name="attention mask", shape=(shapes.b, 1, shapes.s, s), dtype="bool", formula="b·s²", made_in=MODEL_PATH)
-        if shapes.inputs.checkpoints_attention:
+        if shapes.inputs.checkpoints_attention or (layers and saves_batch_mask(shapes)):
             saved = (mask,)
         else:
             referenced.append(mask)

@@ -88,6 +88,8 @@ def cross_entropy(shapes: Shapes) -> Module:
     tokens = (shapes.s, shapes.b)
     te = shapes.model.cross_entropy == "te"
     softmax = logits(shapes, "softmax", "fp32")
+    if shapes.dtype == "fp32" and not shapes.inputs.copies_logits:  # `logits.float()` does not copy
+        softmax = replace(softmax, made_in=f"{MODEL_PATH}output_layer")
     if te:
         softmax = replace(logits(shapes, "gradient in place of the logits", shapes.dtype), made_in=f"{MODEL_PATH}output_layer")
     small = (
@@ -98,9 +100,11 @@ def cross_entropy(shapes: Shapes) -> Module:
             Tensor(name="masked target", shape=tokens, dtype="int64", formula="8·s·b"),
         )
     )
-    cast = () if te or shapes.dtype == "fp32" else (logits(shapes, "logits gradient", shapes.dtype),)
+    native = shapes.model.cross_entropy == "native"  # its gradient is in bf16 in each precision (fused_cross_entropy.py)
+    keeps = te or (shapes.dtype == "fp32" and not native)
+    cast = () if keeps else (logits(shapes, "logits gradient", "bf16" if native else shapes.dtype),)
     # torch.compile turns the in-place operations into new tensors: input and result are allocated at the same time
-    compiled = (logits(shapes, "softmax before the in-place update", "fp32"),) if shapes.model.cross_entropy == "native" else ()
+    compiled = (logits(shapes, "softmax before the in-place update", "fp32"),) if native else ()
     # before core 0.8 the maximum is subtracted into a new tensor while the caller references the fp32 copy
     subtracted = (logits(shapes, "logits in fp32", "fp32"),) if shapes.inputs.copies_logits else ()
     return Module(

@@ -88,6 +88,8 @@ class Tensor:
     read_later: bool = False
     """The backward of its module reads it after the peak of that backward. If this backward copies it back from the host, it is not
     on the GPU at the peak."""
+    half_saved: bool = False
+    """Saved as a view of half of each row. Its copy in host memory, and the one back on the GPU, have half of its elements."""
     side_stream: bool = False
     """Allocated while a second stream is current. PyTorch's allocator uses its block again only for requests of that stream."""
 
@@ -178,7 +180,7 @@ class Module:
     @cached_property
     def copied_back(self) -> tuple[Tensor, ...]:
         """The offloaded tensors on the GPU in backward. Tensors that shared a storage are separate copies."""
-        return tuple(replace(tensor, shares="") for tensor in self.offloaded)
+        return tuple(replace(half_of(tensor) if tensor.half_saved else tensor, shares="") for tensor in self.offloaded)
 
     @cached_property
     def copied_on_demand(self) -> tuple[Tensor, ...]:
@@ -236,6 +238,11 @@ class Module:
         self.__dict__.pop("_derived", None)
         for child in self.children:
             child.forget()
+
+
+def half_of(tensor: Tensor) -> Tensor:
+    """Half of each row of a tensor."""
+    return replace(tensor, shape=(*tensor.shape[:-1], tensor.shape[-1] // 2), half_saved=False)
 
 
 def total_bytes(tensors: Iterable[Tensor]) -> int:

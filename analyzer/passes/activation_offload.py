@@ -18,7 +18,7 @@ from typing import Final, Literal
 
 from analyzer.modules.attention.core_attention import is_rotary_table
 from analyzer.modules.kinds import LATENT_PROJECTIONS, ModuleKind
-from analyzer.modules.tree import STREAM, Module, Tensor, total_bytes
+from analyzer.modules.tree import STREAM, Module, Tensor, half_of, largest, total_bytes
 from analyzer.specs import ActivationOffloadSpec, ModelSpec, MoeSpec
 
 Place = tuple[ModuleKind, ModuleKind]
@@ -76,10 +76,11 @@ def with_offloaded_groups(offload: ActivationOffloadSpec, layer: Module, *, inpu
 
 def with_hooks(offload: ActivationOffloadSpec, module: Module) -> Module:
     """A layer that is not offloaded, with groups whose tensors hooks reference (`tensor_push` and `tensor_pop`)."""
-    if "core_attn" not in offload.modules:
+    if not {"core_attn", "moe_act"} & set(offload.modules):
         return module
-    if module.kind is ModuleKind.ATTENTION_KERNEL:
-        return replace(module, saved_by_hooks=True)
+    if module.kind in (ModuleKind.ATTENTION_KERNEL, ModuleKind.ACTIVATION):
+        group = "core_attn" if module.kind is ModuleKind.ATTENTION_KERNEL else "moe_act"
+        return replace(module, saved_by_hooks=group in offload.modules)
     return replace(module, children=tuple(with_hooks(offload, child) for child in module.children)) if module.children else module
 
 
@@ -142,7 +143,7 @@ def _with_everything(module: Module) -> Module:
 
 
 def _with_offloaded(module: Module, offload: ActivationOffloadSpec, *, input_stays: bool) -> Module:
-    children = []
+    children: list[Module] = []
     for child in module.children:
         changed = _with_offloaded(child, offload, input_stays=input_stays)
         if group_of(offload, module, child) is not None:
@@ -161,8 +162,27 @@ def _with_offloaded(module: Module, offload: ActivationOffloadSpec, *, input_sta
             )
             left = tuple(tensor for tensor in child.saved if tensor not in copied or tensor in stays)
             changed = replace(changed, saved=left, offloaded=copied)
+        if child.kind is ModuleKind.FC2 and children:
+            changed = _with_copied_half(changed, children[-1])
         children.append(changed)
     return replace(module, children=tuple(children))
+
+
+def _with_copied_half(projection: Module, activation: Module) -> Module:
+    """The second projection of experts with the copy that the activation's group makes when the projection has returned.
+
+    An unfused gated activation saves half of each row of the first projection's output. This view is copied to a contiguous tensor
+    before it is copied to the host (`ChunkOffloadHandler.offload`). The temporary tensors of the projection after its output are
+    not allocated at the same time.
+    """
+    halves = [tensor for tensor in activation.offloaded if activation.kind is ModuleKind.ACTIVATION and tensor.strided]
+    if not halves:
+        return projection
+    names = [tensor.name for tensor in projection.forward_workspace]
+    workspace = projection.forward_workspace
+    output = names.index("output") + 1
+    half = replace(half_of(halves[0]), name="contiguous copy of half of fc1's output")
+    return replace(projection, forward_workspace=(*workspace[:output], *largest(workspace[output:], (half,))))
 
 
 def _is_read_by_projection(attention: Module, offload: ActivationOffloadSpec) -> bool:

@@ -112,6 +112,8 @@ def _with_workspace_beside_saved(module: Module, saved: tuple[Tensor, ...]) -> M
 
     In unfused attention the highest instant is then the backward of dropout, or of the softmax in fp32. It has the gradients of its
     input and output, but not yet those of query and key; that of the value replaces the value if this has a storage of its own.
+    The backward of the softmax in fp32 also has a product of two matrices, and where the scores are in fp32 too the gradient is
+    copied three times while the softmax is still saved (`unfused_attention.backward_workspace`).
     Without either it is the backward of the scores, with the gradients of query and key. What sequential experts have not freed is
     counted already.
     """
@@ -129,7 +131,11 @@ def _with_workspace_beside_saved(module: Module, saved: tuple[Tensor, ...]) -> M
         others = tuple(replace(tensor, name=f"{each} gradient") for tensor in of_value for each in ("query", "key"))
         return replace(module, backward_workspace=(*module.backward_workspace, *others))
     freed = any(tensor.name in ("value", "repeated value") and tensor.bytes for tensor in saved)
-    gradients = tuple(replace(softmax, name=f"gradient of the {end} of the softmax") for end in ("input", "output"))
+    ends = ["input", "output"]
+    if softmax.dtype == "fp32":
+        in_16_bit = any(tensor.dtype in ("bf16", "fp16") for tensor in saved)
+        ends += ["input and output", *(() if in_16_bit else ("masked input",))]
+    gradients = tuple(replace(softmax, name=f"gradient of the {end} of the softmax") for end in ends)
     return replace(module, backward_workspace=(*(() if freed else of_value), *gradients))
 
 

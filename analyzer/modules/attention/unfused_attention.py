@@ -20,6 +20,7 @@ from analyzer.modules.attention.core_attention import (
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Tensor, largest
+from analyzer.units import dtype_bytes
 
 _SAVED_MASK: Final = "attention mask"
 _RECEIVED_MASK: Final = "mask of the scores"
@@ -86,8 +87,8 @@ def unfused_kernel(shapes: Shapes) -> Module:
         name="core_attention",
         kind=ModuleKind.ATTENTION_KERNEL,
         saved=(
-            *rotary_tables(shapes),
-            *(replace(tensor, strided=True) for tensor in inputs),  # [b·a, s, d] views of [s, b, a, d]
+            *(replace(tensor, read_later=not softmax_is_fused(shapes)) for tensor in rotary_tables(shapes)),
+            *saved_inputs(shapes, inputs),
             *saved_matrices(shapes),
         ),
         forward_workspace=(*local, *forward_workspace(shapes, heads.tensor("context", heads.query))),
@@ -142,6 +143,16 @@ def _casts(shapes: Shapes) -> bool:
     return _softmax_dtype(shapes) != shapes.dtype
 
 
+def saved_inputs(shapes: Shapes, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Queries, keys and values as the products save them: [b·a, s, d] views of [s, b, a, d].
+
+    The backward reads queries and keys after that of the softmax, where its memory is highest if the softmax is not fused. A tensor
+    with the values in addition is copied back for them, and again later.
+    """
+    later = not softmax_is_fused(shapes)
+    return tuple(replace(each, strided=True, read_later=later and each.name not in ("value", "repeated value")) for each in inputs)
+
+
 def saved_matrices(shapes: Shapes) -> tuple[Tensor, ...]:
     """The softmax, its copy after dropout and the dropout mask. An unfused softmax also saves the attention mask.
 
@@ -149,16 +160,38 @@ def saved_matrices(shapes: Shapes) -> tuple[Tensor, ...]:
     offloading copies it twice.
     """
     saved = scores(shapes, "softmax", dtype=_softmax_dtype(shapes), sinks=True)
-    read: tuple[Tensor, ...]
+    return (saved, *_read_by_product(shapes), *_saved_mask(shapes))
+
+
+def _read_by_product(shapes: Shapes) -> tuple[Tensor, ...]:
+    """What the product with the values and dropout save."""
     if shapes.model.attention_dropout > 0:
-        read = (scores(shapes, "softmax after dropout"), scores(shapes, "dropout mask", dtype="bool"))
-    elif _casts(shapes):
+        return (scores(shapes, "softmax after dropout"), scores(shapes, "dropout mask", dtype="bool"))
+    if _casts(shapes):
         # the product reads a view without the column of sinks
-        read = (replace(scores(shapes, "softmax in 16 bit", sinks=True), strided=_adds_column(shapes)),)
-    else:
-        read = (replace(scores(shapes, "probabilities"), shares="softmax"),)
-    masks = shapes.model.implementation == "transformer_engine" and not softmax_is_fused(shapes)
-    return (saved, *read, *((attention_mask(shapes, _SAVED_MASK),) if masks else ()))
+        return (replace(scores(shapes, "softmax in 16 bit", sinks=True), strided=_adds_column(shapes)),)
+    return (replace(scores(shapes, "probabilities"), shares="softmax"),)
+
+
+def saves_batch_mask(shapes: Shapes) -> bool:
+    """Whether the softmax of megatron-core saves the mask of the batch itself, until the last backward of its microbatch."""
+    if shapes.model.implementation == "transformer_engine" or shapes.model.attention_backend != "unfused":
+        return False
+    return shapes.inputs.attention_mask_in_dataloader and not softmax_is_fused(shapes) and not _window_of_all(shapes)
+
+
+def _saved_mask(shapes: Shapes) -> tuple[Tensor, ...]:
+    """The mask that an unfused softmax saves, if it is a tensor of its own.
+
+    Transformer Engine combines that of the batch with a causal one. megatron-core creates one in each forward if the batch has none
+    or if there is a window (core/transformer/utils.py get_default_causal_mask).
+    """
+    if softmax_is_fused(shapes):
+        return ()
+    if shapes.model.implementation == "transformer_engine":
+        # the backward of a softmax whose input is a view of the scores has its peak where it reads the mask
+        return (replace(attention_mask(shapes, _SAVED_MASK), read_later=_casts(shapes) or _adds_column(shapes)),)
+    return () if saves_batch_mask(shapes) else (attention_mask(shapes, _SAVED_MASK, batches=False),)
 
 
 def forward_workspace(shapes: Shapes, context: Tensor) -> tuple[Tensor, ...]:
@@ -179,16 +212,26 @@ def forward_workspace(shapes: Shapes, context: Tensor) -> tuple[Tensor, ...]:
 
 
 def backward_workspace(shapes: Shapes, *, output: Tensor, value: Tensor, frees_value: bool) -> tuple[Tensor, ...]:
-    """The gradients at the product with the values, or at an fp32 softmax, when that of the output has been freed.
+    """The gradients at the product with the values, or at a softmax that is not fused, when that of the output has been freed.
 
     `frees_value`: the kernel saves the values in a tensor of their own, which has been freed too and is as large as their gradient.
 
-    The backward of dropout has freed its mask and its output before that of an fp32 softmax runs. Gradients of queries and keys are
-    allocated when those of the softmax and of the scores are the only matrices left.
+    Three matrices exist beside an unfused softmax. Its backward allocates its result and the product of the softmax and its
+    gradient (aten/src/ATen/native/cuda/SoftMax.cu `softmax_backward_cuda_out`). The softmax is freed, and where the mask is written
+    into a view of the scores, the backward of that (`CopySlices`) copies the gradient three times. What the product with the values
+    and dropout saved has been freed. Gradients of queries and keys are allocated when one matrix is left.
     """
-    if not _casts(shapes):
-        return (output, value, scores(shapes, "softmax gradient"))
-    dropout = shapes.model.attention_dropout > 0
-    gradient = scores(shapes, "softmax gradient", dtype="bool" if dropout else None)
-    values = () if frees_value else (value,)
-    return (*values, gradient, scores(shapes, "softmax gradient in fp32", dtype="fp32", sinks=True))
+    at_product = (output, value, scores(shapes, "softmax gradient"))
+    if softmax_is_fused(shapes):  # it overwrites the gradient
+        return at_product
+    dtype = _softmax_dtype(shapes)
+    freed = sum(dtype_bytes(tensor.dtype, 1) for tensor in _read_by_product(shapes) if not tensor.shares)
+    gradient = scores(shapes, "softmax gradient", dtype=dtype, sinks=True)
+    more = 2 * dtype_bytes(dtype, 1) - freed
+    rest = scores(shapes, "further gradients of the softmax, minus the freed tensors of dropout and of the product", dtype="bool")
+    at_softmax = (
+        *(() if frees_value else (value,)),
+        gradient,
+        replace(rest, shape=(more, *rest.shape), formula="b·a·s²/t elements"),
+    )
+    return largest(at_product, at_softmax)

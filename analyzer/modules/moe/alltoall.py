@@ -11,7 +11,7 @@ from dataclasses import replace
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.routing import LOCAL_ROWS, RECEIVED_ROWS, SENT_ROWS, Routing, selection, shared_output, summed_rows
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import Collective, Module, Tensor, largest
+from analyzer.modules.tree import Collective, Module, Tensor, largest, total_bytes
 
 
 def alltoall_dispatch(shapes: Shapes) -> Module:
@@ -185,6 +185,10 @@ def alltoall_combine(shapes: Shapes) -> Module:
     exchanged = (routing.row_tensor("exchanged gradients", routing.received),) if routing.ep > 1 or gathers else ()
     copied = (several and routing.ep == 1) or gathers
     sorts = (routing.row_tensor("sorted gradients", routing.rows),) if copied else ()
+    received = routing.row_tensor("received gradients", routing.rows)
+    if saved:
+        beyond = max(0, received.bytes - total_bytes(saved))
+        received = Tensor(name="received gradients beyond the summed rows", shape=(beyond,), dtype="uint8")
     return Module(
         name="combine",
         kind=ModuleKind.COMBINE,
@@ -193,7 +197,8 @@ def alltoall_combine(shapes: Shapes) -> Module:
         forward_workspace=(*dispatched_tokens(routing), *_combined(routing, saved=bool(saved)), *shared),
         backward_workspace=largest(
             (gradient, routing.row_tensor("sent gradients", routing.sent)),
-            (gradient, *exchanged, routing.row_tensor("received gradients", routing.rows), *sorts),
+            # shared experts read the gradient of the sum later; otherwise it is freed, and so are the saved rows
+            (*((gradient,) if shared else ()), *exchanged, received, *sorts),
         ),
         collectives=tuple(_combine_collectives(routing)),
         source="token_combine and unpermute",

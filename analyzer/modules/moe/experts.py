@@ -21,6 +21,7 @@ SAVED_BY_OTHERS: Final = "saved by other experts"
 INPUT_GRADIENTS: Final = ("input gradients of the experts", "input gradients of other experts")
 """Of experts that run one after the other: concatenated after the backward of the last one."""
 SAVED_BY_LAST: Final = "saved by the last expert"
+UNWEIGHTED: Final = "unweighted activation"
 WEIGHT_GRADIENTS_OF_EXPERTS: Final = "weight gradients"
 """Those of a grouped GEMM, for all local experts."""
 WEIGHT_GRADIENT_OF_EXPERT: Final = "weight gradient of an expert"
@@ -74,8 +75,11 @@ class _Experts:
 
     @property
     def fc1_output(self) -> Tensor:
+        """Without an offset the product saves the other half as a view too, and so does clamping."""
+        model = self.shapes.model
         output = self.routing.row_tensor("fc1 output", self.rows, self.gates * self.width, made_in="mlp.experts.linear_fc1")
-        return _by_expert(self.routing, replace(output, strided=saves_half(self.shapes.model)))
+        half = saves_half(model) and model.glu_offset and not model.activation_clamped
+        return _by_expert(self.routing, replace(output, strided=saves_half(model), half_saved=half))
 
     @property
     def activation_output(self) -> Tensor:
@@ -163,7 +167,7 @@ def _factors(sizes: _Experts) -> tuple[Tensor, ...]:
     gate = saved_by_gate(model, lambda name, elements: _by_expert(routing, routing.row_tensor(name, rows, elements)), width)
     if model.bias_activation_fusion and model.gated:
         return gate
-    return (*gate, _by_expert(routing, routing.row_tensor("unweighted activation", rows, width)))
+    return (*gate, _by_expert(routing, routing.row_tensor(UNWEIGHTED, rows, width)))
 
 
 def _activation(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
@@ -185,6 +189,8 @@ def _activation(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
     kept = (Tensor(name=SAVED_BY_OTHERS, shape=(later,), dtype="uint8"),) if later else ()
     # unfused, the backward multiplies the gradient by the factors before it reads fc1's output
     read = replace(sizes.fc1_output, read_later=unfused and not sizes.drops_activation)
+    if unfused and not sizes.drops_activation:
+        factors = _read_in_order(factors, gated=model.gated, promoted=bool(promoted))
     both = routing.row_tensor("gradients of both factors", sizes.rows_at_once, 2 * width)
     return Module(
         name="activation_func",
@@ -202,6 +208,23 @@ def _activation(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
             *(promoted * 3 or (both,)),
         ),
         source="activation times probabilities" if unfused else "weighted_bias_swiglu_impl",
+    )
+
+
+def _read_in_order(factors: tuple[Tensor, ...], *, gated: bool, promoted: bool) -> tuple[Tensor, ...]:
+    """The factors of an unfused activation, marked with when the backward reads those that are offloaded.
+
+    The product of both halves of a gated activation has three gradients and its two factors. The product with the probabilities has
+    less, unless it is `promoted` to fp32: then its factor is freed before its gradient is converted from fp32.
+    """
+    if not (gated or promoted):
+        return factors
+    halves = ("activated gate", "linear half with its offset")
+    return tuple(
+        replace(each, read_first=True)
+        if promoted and each.name == UNWEIGHTED
+        else replace(each, read_later=promoted or each.name not in halves)
+        for each in factors
     )
 
 

@@ -93,6 +93,7 @@ def _latent_projections(shapes: Shapes) -> tuple[Module, ...]:
         weight = Parameter(
             name="weight", shape=(rows, columns), dtype=shapes.dtype, sequence_parallel=shapes.sp, quantized=quantized
         )
+        bias = Parameter(name="bias", shape=(rows,), dtype=shapes.dtype, sequence_parallel=shapes.sp)
         output = Tensor(name="output", shape=(routing.tokens, rows), dtype=shapes.dtype, formula="T rows")
         output_grad, input_grad = (
             Tensor(name=name, shape=(routing.tokens, width), dtype=shapes.dtype, formula="T rows")
@@ -100,7 +101,7 @@ def _latent_projections(shapes: Shapes) -> tuple[Module, ...]:
         )
         return Module(
             name=name,
-            parameters=(weight,),
+            parameters=(weight, *((bias,) if shapes.model.bias_linear else ())),
             saved=saved_input(shapes, read),
             forward_workspace=(*forward_input(shapes, read), output),
             backward_workspace=(*output_gradient(shapes, output_grad), input_grad),

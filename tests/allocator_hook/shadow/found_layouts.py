@@ -8,7 +8,15 @@ _EXPERTS: Final = "--bf16 --disable-bias-linear --vocab-size 120 --num-experts 8
 _UNFUSED: Final = "--bf16 --swiglu --vocab-size 120 --attention-backend unfused"
 _GROUPED: Final = "--normalization RMSNorm --disable-bias-linear --group-query-attention --num-query-groups 4"
 _FULL: Final = "--recompute-granularity full --recompute-method uniform --recompute-num-layers"
+_NARROW: Final = (
+    "--bf16 --swiglu --disable-bias-linear --vocab-size 120 --num-layers 1 --num-experts 8 --moe-router-topk 2 "
+    "--moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 64"
+)
 _FLEX: Final = f"{_EXPERTS} --moe-token-dispatcher-type flex"
+_LOCAL: Final = (
+    "--bf16 --vocab-size 120 --transformer-impl local --no-persist-layer-norm --attention-backend unfused "
+    "--no-masked-softmax-fusion"
+)
 _UNFUSED_ON_HOST: Final = "--bf16 --vocab-size 120 --cpu-offloading-num-layers 2 --attention-backend unfused"
 _LATENT: Final = (
     "--position-embedding-type rope --multi-latent-attention --kv-lora-rank 64 --qk-head-dim 64 --qk-pos-emb-head-dim 32 "
@@ -23,6 +31,10 @@ _ALTERNATING: Final = f"{_OVERLAPPED} --num-experts 8 --moe-token-dispatcher-typ
 _GROUPS: Final = (
     "--bf16 --vocab-size 120 --position-embedding-type rope --min-offloaded-tensor-size 1024 "
     "--fine-grained-activation-offloading --offload-modules"
+)
+_GATES: Final = (
+    "--bf16 --vocab-size 120 --disable-bias-linear --no-bias-swiglu-fusion --num-experts 8 --moe-router-topk 2 --moe-grouped-gemm "
+    "--moe-token-dispatcher-type alltoall --min-offloaded-tensor-size 1024 --fine-grained-activation-offloading --offload-modules"
 )
 _MEGATRON_FSDP: Final = (
     "--bf16 --use-megatron-fsdp --no-gradient-accumulation-fusion --ckpt-format fsdp_dtensor --global-batch-size 32 "
@@ -116,6 +128,11 @@ FOUND: Final = {
     "offloaded experts, all-to-all, dense last layer of each stage": f"{_GROUPS} expert_fc1 moe_act --disable-bias-linear "
     "--num-experts 8 --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall --moe-router-topk 2 --moe-grouped-gemm "
     "--moe-layer-freq 2 --pipeline-model-parallel-size 2 --micro-batch-size 2 --global-batch-size 32",
+    "offloaded unfused gates": f"{_GATES} moe_act --swiglu",
+    "offloaded unfused gates and attention, small ffn, pp2": f"{_GATES} moe_act core_attn --swiglu --moe-ffn-hidden-size 256 "
+    "--pipeline-model-parallel-size 2 --global-batch-size 32",
+    "offloaded unfused gates, probabilities in fp32": f"{_GATES} moe_act --swiglu --moe-router-dtype fp32",
+    "offloaded clamped gates": f"{_GATES} moe_act --quick-geglu --activation-func-clamp-value 7.0",
     "offloaded groups, two MTP depths": f"{_GROUPS.replace('rope', 'none')} core_attn qkv_linear --mtp-num-layers 2",
     "userbuffers, swiglu": "--bf16 --swiglu --vocab-size 120 --tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap "
     "--attention-dropout 0 --hidden-dropout 0",
@@ -124,6 +141,17 @@ FOUND: Final = {
     "unfused attention, swiglu": _UNFUSED,
     "unfused attention, full recompute, dropout": f"{_UNFUSED} {_FULL} 1",
     "unfused attention, checkpoints of two layers, pp2": f"{_UNFUSED} {_FULL} 2 --pipeline-model-parallel-size 2",
+    "unfused attention in fp32": "--swiglu --vocab-size 120 --attention-backend unfused",
+    "unfused attention in fp32, no dropout, two layers on the host": f"{_UNFUSED_ON_HOST.replace('--bf16', '')} "
+    "--attention-dropout 0 --hidden-dropout 0 --micro-batch-size 1",
+    "offloaded unfused attention in fp32": f"{_GROUPS.replace('--bf16', '')} core_attn attn_proj --attention-backend unfused "
+    "--micro-batch-size 1",
+    "offloaded unfused attention, softmax in fp32": f"{_GROUPS} core_attn attn_proj --attention-backend unfused "
+    "--micro-batch-size 1 --tensor-model-parallel-size 4",
+    "local softmax in 16 bit, pp2": f"{_LOCAL} --pipeline-model-parallel-size 2",
+    "local softmax in fp32": f"{_LOCAL} --attention-softmax-in-fp32",
+    "local softmax in 16 bit, batches without a mask": f"{_LOCAL} --attention-dropout 0 --no-create-attention-mask-in-dataloader",
+    "fused cross entropy in fp32": "--swiglu --cross-entropy-loss-fusion --vocab-size 20000",
     "unfused attention, tp4, full recompute": f"{_UNFUSED} {_FULL} 1 --micro-batch-size 1 --tensor-model-parallel-size 4",
     "unfused grouped attention, full recompute": f"{_UNFUSED} {_GROUPED} --position-embedding-type rope {_FULL} 1",
     "unfused grouped attention, learned positions": f"{_UNFUSED} {_GROUPED}",
@@ -168,6 +196,12 @@ FOUND: Final = {
     "--context-parallel-size 2 --position-embedding-type rope --attention-backend flash --attention-dropout 0 --hidden-dropout 0",
     "unfused attention with sinks, no dropout, two layers on the host": f"{_UNFUSED_ON_HOST} --softmax-type learnable "
     "--attention-dropout 0 --hidden-dropout 0",
+    "latent experts with biases, tp2 sp": "--bf16 --no-bias-gelu-fusion --vocab-size 120 --num-layers 2 --num-experts 8 "
+    "--moe-router-topk 2 --moe-token-dispatcher-type alltoall --moe-latent-size 256 --expert-model-parallel-size 2 "
+    "--expert-tensor-parallel-size 1 --tensor-model-parallel-size 2 --sequence-parallel",
+    "sequential experts, narrow ffn": _NARROW,
+    "grouped experts, narrow ffn, deterministic, ep2": f"{_NARROW} --moe-grouped-gemm --deterministic-mode "
+    "--expert-model-parallel-size 2",
     "sequential experts, router in fp32": f"{_EXPERTS} --moe-token-dispatcher-type alltoall --moe-router-dtype fp32",
     "two mtp layers before the last stage, small ffn": "--bf16 --vocab-size 120 --position-embedding-type rope "
     "--ffn-hidden-size 1024 --global-batch-size 32 --pipeline-model-parallel-size 2 --mtp-num-layers 2 "

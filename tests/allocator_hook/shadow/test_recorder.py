@@ -1,4 +1,4 @@
-"""Allocations of the backward of indexing, which PyTorch computes in another way under a dispatch mode."""
+"""Allocations of backwards that PyTorch computes in another way on the GPU than on the meta device or under a dispatch mode."""
 
 from __future__ import annotations
 
@@ -50,3 +50,18 @@ def test_the_gradient_of_selected_elements_is_allocated_once(operation: str) -> 
         sink.peak = before
         torch.autograd.backward(chosen, gradient)
     assert sink.peak - before == 4 * ROWS * COLUMNS
+
+
+def test_the_backward_of_softmax_multiplies_the_gradient_and_the_softmax() -> None:
+    """SoftMax.cu softmax_backward_cuda_out allocates the product beside its result; the meta device only the result."""
+    torch = pytest.importorskip("torch")
+    from allocator_hook.shadow.recorder import Recorder
+
+    source = torch.empty(ROWS, COLUMNS, device="meta", requires_grad=True)
+    sink = Sink()
+    with Recorder(sink, cublas_workspace_bytes=0):
+        softmax = source.softmax(-1)
+        gradient = torch.empty_like(softmax)
+        before = sum(sink.live.values())
+        torch.autograd.backward(softmax, gradient)
+    assert sink.peak - before == 2 * 4 * ROWS * COLUMNS
