@@ -103,9 +103,9 @@ FOUND: Final = {
     "deepep, sequential experts, plain gelu": f"{_FLEX} --moe-enable-deepep",
     "deepep, latent experts, deterministic": f"{_FLEX} --swiglu --moe-grouped-gemm --moe-enable-deepep --moe-latent-size 256 "
     "--deterministic-mode",
-    "first layer dense, interleaved stages": f"{_EXPERTS} --moe-grouped-gemm --moe-permute-fusion --moe-token-dispatcher-type alltoall "
-    "--moe-ffn-hidden-size 512 --moe-layer-freq ([0]*1+[1]*3) --pipeline-model-parallel-size 2 "
-    "--num-layers-per-virtual-pipeline-stage 1 --attention-dropout 0 --hidden-dropout 0",
+    "first layer dense, interleaved stages": f"{_EXPERTS} --moe-grouped-gemm --moe-permute-fusion "
+    "--moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 512 --moe-layer-freq ([0]*1+[1]*3) "
+    "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 --attention-dropout 0 --hidden-dropout 0",
     "deepep, microbatches in flight": f"{_FLEX} --swiglu --moe-grouped-gemm --moe-permute-fusion --moe-enable-deepep "
     "--pipeline-model-parallel-size 4",
     "deepep, microbatches in flight, unfused permutation": f"{_FLEX} --swiglu --moe-grouped-gemm --moe-enable-deepep "
