@@ -151,11 +151,12 @@ def _parts(inputs: ModuleInputs, kind: ChunkKind) -> _Parts:
 
         if received and last and not predicts:
             received = (received_depths(shapes, made_in=STREAM),)
+        embeds = inputs.model.tied_embeddings and (first or predicts)
         if predicts and not first:
             before.append(embedding_weights(shapes))
         after = (
             *((mtp_block(shapes, after="decoder" if copies else "decoder.final_layernorm"),) if predicts else ()),
-            *(mtp_heads(shapes, made_in="mtp" if predicts else "decoder") if last else ()),
+            *(mtp_heads(shapes, made_in="mtp" if predicts else "decoder", embeds=embeds) if last else ()),
             *after,
         )
     norm = ((_final_norm(inputs.of_ends), 1),) if kind.final_norm else ()

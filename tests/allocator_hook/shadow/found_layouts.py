@@ -32,6 +32,10 @@ _TORCH_FSDP: Final = (
     "--bf16 --use-torch-fsdp2 --no-gradient-accumulation-fusion --ckpt-format torch_dist --global-batch-size 32 "
     "--untie-embeddings-and-output-weights --vocab-size 120"
 )
+_TIED_MTP: Final = (
+    "--bf16 --disable-bias-linear --vocab-size 2500 --position-embedding-type rope --micro-batch-size 1 --mtp-num-layers 1 "
+    "--deterministic-mode --info-gpu B200"
+)
 FOUND: Final = {
     "offloaded groups, unfused rotation, flash-attn": f"{_GROUPS} core_attn --no-rope-fusion --info-gpu A100-80GB",
     "offloaded norm of latent attention, one layer in each of 4 stages": f"{_GROUPS} attn_norm {_LATENT} "
@@ -169,4 +173,10 @@ FOUND: Final = {
     "muon, a last stage without matrices and layers, checkpoints of attention": "--bf16 --position-embedding-type rope "
     "--untie-embeddings-and-output-weights --optimizer muon --pipeline-model-parallel-size 2 --mtp-num-layers 1 "
     "--pipeline-model-parallel-layout Ettttm|L --recompute-activations",
+    "latent experts, all-gather, router in fp32": f"{_EXPERTS} --swiglu --moe-grouped-gemm --moe-token-dispatcher-type allgather "
+    "--moe-ffn-hidden-size 256 --moe-latent-size 128 --moe-router-dtype fp32 --pipeline-model-parallel-size 4",
+    "tied embedding of an MTP layer, peak in its attention": f"{_TIED_MTP}",
+    "tied embedding of an MTP layer, peak in its attention, pp2": f"{_TIED_MTP} --pipeline-model-parallel-size 2",
+    "tied embedding of an MTP layer, unfused gradients, pp2": f"{_TIED_MTP} --no-gradient-accumulation-fusion "
+    "--pipeline-model-parallel-size 2",
 }
