@@ -69,9 +69,9 @@ def _keeps_mask(shapes: Shapes) -> bool:
 
 
 def attention_mask(shapes: Shapes, name: str, *, batches: bool = True) -> Tensor:
-    """[b, 1, s, s] bool, with a column for sinks; b is 1 if the batch has no mask, and without `batches`.
+    """[b, 1, s, s] bool, with a column for sinks; b is 1 if there is no batch or it has no mask, and without `batches`.
 
-    `get_full_mask` combines the causal mask with that of the batch. The mask of a stage without a batch is counted like the others.
+    `get_full_mask` combines the causal mask with that of the batch.
     """
     keys = shapes.inputs.sequence_length
     count = shapes.b if batches and shapes.inputs.attention_mask_in_dataloader else 1

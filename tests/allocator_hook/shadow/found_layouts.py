@@ -119,6 +119,7 @@ FOUND: Final = {
     "latent experts, sigmoid router in bf16": f"{_EXPERTS} --swiglu --moe-grouped-gemm --moe-token-dispatcher-type alltoall "
     "--moe-latent-size 256 --moe-router-score-function sigmoid --moe-aux-loss-coeff 1e-2",
     "unfused attention, swiglu": _UNFUSED,
+    "unfused attention, stages without a batch": f"{_UNFUSED} --pipeline-model-parallel-size 4 --tensor-model-parallel-size 2",
     "unfused attention, full recompute, dropout": f"{_UNFUSED} {_FULL} 1",
     "unfused attention, checkpoints of two layers, pp2": f"{_UNFUSED} {_FULL} 2 --pipeline-model-parallel-size 2",
     "unfused attention, tp4, full recompute": f"{_UNFUSED} {_FULL} 1 --micro-batch-size 1 --tensor-model-parallel-size 4",
