@@ -20,7 +20,7 @@ from analyzer.modules.attention.latent_projections import (
     rotation,
     up_projection,
 )
-from analyzer.modules.attention.unfused_attention import backward_workspace, forward_workspace, saved_matrices
+from analyzer.modules.attention.unfused_attention import backward_workspace, forward_workspace, saved_inputs, saved_matrices
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import row_parallel
 from analyzer.modules.quantized import saved_input
@@ -139,7 +139,7 @@ def _core(shapes: Shapes) -> Module:
         return Module(
             name="core_attention",
             kind=ModuleKind.ATTENTION_KERNEL,
-            saved=(*(replace(tensor, strided=True) for tensor in inputs), *saved_matrices(shapes)),
+            saved=(*saved_inputs(inputs), *saved_matrices(shapes)),
             forward_workspace=forward_workspace(shapes, replace(output, name="context")),
             backward_workspace=(
                 *backward_workspace(

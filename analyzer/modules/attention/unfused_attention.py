@@ -87,7 +87,7 @@ def unfused_kernel(shapes: Shapes) -> Module:
         kind=ModuleKind.ATTENTION_KERNEL,
         saved=(
             *rotary_tables(shapes),
-            *(replace(tensor, strided=True) for tensor in inputs),  # [b·a, s, d] views of [s, b, a, d]
+            *saved_inputs(inputs),
             *saved_matrices(shapes),
         ),
         forward_workspace=(*local, *forward_workspace(shapes, heads.tensor("context", heads.query))),
@@ -100,6 +100,12 @@ def unfused_kernel(shapes: Shapes) -> Module:
         parameters=sinks(shapes),
         source="UnfusedDotProductAttention" if shapes.model.implementation == "transformer_engine" else "DotProductAttention",
     )
+
+
+def saved_inputs(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The inputs as [b·a, s, d] views of [s, b, a, d]. The backward reads queries and keys after that of the softmax."""
+    read_later = ("query", "key", "repeated key")
+    return tuple(replace(tensor, strided=True, read_later=tensor.name in read_later) for tensor in inputs)
 
 
 def _inputs(shapes: Shapes) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:

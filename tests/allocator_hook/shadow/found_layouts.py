@@ -40,6 +40,9 @@ FOUND: Final = {
     "offloaded groups, unfused rotation, flash-attn": f"{_GROUPS} core_attn --no-rope-fusion --info-gpu A100-80GB",
     "offloaded norm of latent attention, one layer in each of 4 stages": f"{_GROUPS} attn_norm {_LATENT} "
     "--pipeline-model-parallel-size 4",
+    "offloaded unfused latent attention, interleaved": f"{_GROUPS} core_attn {_LATENT} --attention-backend unfused "
+    "--attention-dropout 0 --hidden-dropout 0 --untie-embeddings-and-output-weights --micro-batch-size 1 "
+    "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1",
     "offloaded groups beside sequential experts": f"{_GROUPS} mlp_norm expert_fc1 core_attn --swiglu --disable-bias-linear "
     "--pipeline-model-parallel-size 2 --num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 2 "
     "--moe-token-dispatcher-type alltoall",
