@@ -234,7 +234,7 @@ def _backward(blocks: list[tuple[Block, BlockMemory]], retained: int, *, receive
     last_layers = _last_layers(blocks)
     before = retained
     leftover = shared = lingering = 0
-    output_layer, gradient = _waiting(blocks)
+    until_lookup, gradient = _waiting([block.module for block, _ in blocks])
     ends = _Ends(0, 0, 0)
     past = False
     for index in range(len(blocks) - 1, -1, -1):
@@ -251,7 +251,7 @@ def _backward(blocks: list[tuple[Block, BlockMemory]], retained: int, *, receive
                     past=past or (index == last_layers and repetition > 0),
                     held=_held(block.module, received=received and index == last_layers and repetition == 0, left=shared > 0),
                     lingering=lingering + repetition * memory.lingering,
-                    waiting=gradient if index < output_layer else (),
+                    waiting=gradient if index in until_lookup else (),
                 )
             )
         before -= block.times * memory.retained
@@ -264,18 +264,19 @@ def _backward(blocks: list[tuple[Block, BlockMemory]], retained: int, *, receive
     return tuple(placements), ends._replace(leftover=leftover)
 
 
-def _waiting(blocks: list[tuple[Block, BlockMemory]]) -> tuple[int, tuple[Tensor, ...]]:
-    """The index of the last output layer, and the gradient that it computes of a tied embedding on the same stage.
+def _waiting(modules: list[Module]) -> tuple[range, tuple[Tensor, ...]]:
+    """The gradient of a tied embedding that output layers compute, from their backward until that of the first lookup of tokens.
 
-    Autograd keeps it until the backward of the embedding computes the second part of the gradient. That of a fused GEMM is in the
-    gradient buffer.
+    On a later stage MTP layers look up tokens, and the embedding is only a copy of the weight.
     """
-    modules = [block.module for block, _ in blocks]
-    last = max((index for index, module in enumerate(modules) if module.kind is ModuleKind.OUTPUT_LAYER), default=0)
-    if modules[last].parameters or not any(module.kind is ModuleKind.EMBEDDING for module in modules[:last]):
-        return 0, ()
-    gradients = (each for each in modules[last].backward_workspace if each.name == "weight gradient")
-    return last, tuple(replace(each, name="weight gradient of the output layer") for each in gradients)
+    begin = max((index for index, module in enumerate(modules) if module.waiting), default=0)
+    looking_up = (index for index in range(begin) if modules[index].derived(_looks_up))
+    return range(next(looking_up, 0), begin), modules[begin].waiting
+
+
+def _looks_up(module: Module) -> bool:
+    """Whether the module or a part of it looks up tokens in the word embedding."""
+    return any(each.kind is ModuleKind.WORD_EMBEDDINGS and bool(each.saved) for _, each in module.walk())
 
 
 def _held(module: Module, *, received: bool, left: bool) -> tuple[Tensor, ...]:

@@ -8,6 +8,7 @@ transformer_engine/pytorch/cross_entropy.py (TE 2.11).
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from analyzer.modules.embedding import vocabulary_weight
 from analyzer.modules.kinds import ModuleKind
@@ -15,6 +16,9 @@ from analyzer.modules.linear import column_collectives
 from analyzer.modules.norm import standalone_norm
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import MODEL_PATH, STREAM, Collective, Module, Tensor
+
+OF_OUTPUT_LAYER: Final = "weight gradient of the output layer"
+"""The gradient of a tied embedding, from its part of the output layer on."""
 
 
 def logits(shapes: Shapes, name: str, dtype: str) -> Tensor:
@@ -28,11 +32,14 @@ def logits(shapes: Shapes, name: str, dtype: str) -> Tensor:
     )
 
 
-def output_layer(shapes: Shapes, *, owns_weight: bool, shared: bool, input_shares: str = "") -> Module:
-    """[s, b, h] → logits [s, b, V/t]. The function that computes the loss references the logits until it returns."""
+def output_layer(shapes: Shapes, *, owns_weight: bool, shared: bool, input_shares: str = "", embeds: bool = False) -> Module:
+    """[s, b, h] → logits [s, b, V/t]. The function that computes the loss references the logits until it returns.
+
+    `embeds`: an embedding on the same stage has the same weight. Autograd keeps the gradient until it has the embedding's part.
+    """
     model = shapes.model
-    rows = model.padded_vocab_size // shapes.t
     output = logits(shapes, "logits", shapes.dtype)
+    weight_gradient = _weight_gradient(shapes)
     overwritten = model.cross_entropy == "te" or shapes.dtype == "fp32"  # then the loss saves this tensor itself
     return Module(
         name="output_layer",
@@ -45,22 +52,38 @@ def output_layer(shapes: Shapes, *, owns_weight: bool, shared: bool, input_share
             logits(shapes, "logits gradient", shapes.dtype),
             shapes.hidden("input gradient", gathered=True),
             *((shapes.hidden("scattered input gradient"),) if shapes.sp else ()),
-            *_weight_gradient(shapes, rows),
+            *weight_gradient,
         ),
+        waiting=tuple(replace(each, name=OF_OUTPUT_LAYER) for each in weight_gradient) if embeds else (),
         collectives=column_collectives(shapes.in_16_bit),
         source="megatron.core.tensor_parallel.ColumnParallelLinear",
     )
 
 
-def _weight_gradient(shapes: Shapes, rows: int) -> tuple[Tensor, ...]:
+def _weight_gradient(shapes: Shapes) -> tuple[Tensor, ...]:
     """The weight gradient of the output layer, or the placeholder that fused accumulation returns to autograd.
 
     A cached placeholder is counted by `memory.workspaces`.
     """
-    if shapes.inputs.gradient_accumulation_fusion and shapes.inputs.cached_dummies.output_layer:
-        return ()
-    shape = (rows, shapes.model.hidden_size)
-    return (Tensor(name="weight gradient", shape=shape, dtype=shapes.dtype, formula="size of the weight"),)
+    return () if _returns_cached(shapes) else (_like_weight(shapes, "weight gradient"),)
+
+
+def _returns_cached(shapes: Shapes) -> bool:
+    """Whether each backward of an output layer returns the same placeholder."""
+    return shapes.inputs.gradient_accumulation_fusion and shapes.inputs.cached_dummies.output_layer
+
+
+def _like_weight(shapes: Shapes, name: str) -> Tensor:
+    shape = (shapes.model.padded_vocab_size // shapes.t, shapes.model.hidden_size)
+    return Tensor(name=name, shape=shape, dtype=shapes.dtype, formula="size of the weight")
+
+
+def summed_weight_gradients(shapes: Shapes) -> tuple[Tensor, ...]:
+    """What autograd allocates to add the weight gradients of two output layers with the same weight.
+
+    The second one is added in place (`InputBuffer::accumulate` of PyTorch), except to a cached placeholder.
+    """
+    return (_like_weight(shapes, OF_OUTPUT_LAYER),) if _returns_cached(shapes) else ()
 
 
 def _loss_collectives(shapes: Shapes) -> tuple[Collective, ...]:
@@ -138,6 +161,7 @@ def head(shapes: Shapes, *, pre_process: bool, mtp_here: bool = False) -> tuple[
             owns_weight=not (tied and pre_process),
             shared=tied and shapes.split.pipelined and not mtp_here,
             input_shares="hidden states of all depths" if model.mtp_num_layers else "",
+            embeds=tied and (pre_process or mtp_here),
         ),
         cross_entropy(shapes),
     )

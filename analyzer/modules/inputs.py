@@ -164,6 +164,13 @@ class ModuleInputs:
         ends = self.of_ends
         return replace(ends, split=replace(ends.split, pipelined=False), recompute=recompute)
 
+    @cached_property
+    def without_batch(self) -> ModuleInputs:
+        """The inputs of layers in a chunk that gets no batch, and so no attention mask. Only unfused attention reads the mask."""
+        if "unfused" not in (self.model.attention_backend, self.model.window_backend) or self.micro_batch_size == 1:
+            return self
+        return replace(self, attention_mask_in_dataloader=False)
+
     @property
     def without_recompute(self) -> ModuleInputs:
         """The same without activation recompute."""

@@ -159,6 +159,8 @@ class Module:
     references it."""
     forward_held: tuple[Tensor, ...] = ()
     """Kept alive by a local variable of the calling function until the chunk's forward returns; freed before backward."""
+    waiting: tuple[Tensor, ...] = ()
+    """The gradient of a tied embedding that its backward computes: allocated until the backward of the embedding adds to it."""
     collectives: tuple[Collective, ...] = ()
     children: tuple[Module, ...] = ()
     """In order of execution. The workspace of a node with children is allocated throughout all of them."""

@@ -70,9 +70,9 @@ def _keeps_mask(shapes: Shapes) -> bool:
 
 
 def attention_mask(shapes: Shapes, name: str, *, batches: bool = True) -> Tensor:
-    """[b, 1, s, s] bool, with a column for sinks; b is 1 if the batch has no mask, and without `batches`.
+    """[b, 1, s, s] bool, with a column for sinks; b is 1 if there is no batch or it has no mask, and without `batches`.
 
-    `get_full_mask` combines the causal mask with that of the batch. The mask of a stage without a batch is counted like the others.
+    `get_full_mask` combines the causal mask with that of the batch.
     """
     keys = shapes.inputs.sequence_length
     count = shapes.b if batches and shapes.inputs.attention_mask_in_dataloader else 1
@@ -146,11 +146,13 @@ def _casts(shapes: Shapes) -> bool:
 def saved_inputs(shapes: Shapes, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Queries, keys and values as the products save them: [b·a, s, d] views of [s, b, a, d].
 
-    The backward reads queries and keys after that of the softmax, where its memory is highest if the softmax is not fused. A tensor
-    with the values in addition is copied back for them, and again later.
+    The backward reads queries and keys after that of the softmax. A tensor with the values in addition is copied back for them, and
+    again after a softmax that is not fused, where memory is highest.
     """
-    later = not softmax_is_fused(shapes)
-    return tuple(replace(each, strided=True, read_later=later and each.name not in ("value", "repeated value")) for each in inputs)
+    fused = softmax_is_fused(shapes)
+    later = {each.name: each.name in ("query", "key", "repeated key") or not fused for each in inputs}
+    later |= dict.fromkeys(("value", "repeated value"), False)
+    return tuple(replace(each, strided=True, read_later=later[each.name]) for each in inputs)
 
 
 def saved_matrices(shapes: Shapes) -> tuple[Tensor, ...]:

@@ -138,7 +138,8 @@ def _parts(inputs: ModuleInputs, kind: ChunkKind) -> _Parts:
     copies = not (kind.pre_process or kind.layers or kind.final_norm)
     first, last, predicts = kind.pre_process, kind.post_process, kind.mtp_layers > 0
     before: list[Module] = []
-    if first or last or predicts:
+    gets_batch = first or last or predicts
+    if gets_batch:
         without_layers = not (kind.layers or predicts)  # no checkpoint saves the attention mask
         inputs_of_batch = inputs.of_batches.without_recompute if without_layers else inputs.of_batches
         before.append(_batch(inputs_of_batch, first or predicts, last or predicts, not without_layers))
@@ -151,17 +152,18 @@ def _parts(inputs: ModuleInputs, kind: ChunkKind) -> _Parts:
 
         if received and last and not predicts:
             received = (received_depths(shapes, made_in=STREAM),)
+        embeds = inputs.model.tied_embeddings and (first or predicts)
         if predicts and not first:
             before.append(embedding_weights(shapes))
         after = (
             *((mtp_block(shapes, after="decoder" if copies else "decoder.final_layernorm"),) if predicts else ()),
-            *(mtp_heads(shapes, made_in="mtp" if predicts else "decoder") if last else ()),
+            *(mtp_heads(shapes, made_in="mtp" if predicts else "decoder", embeds=embeds) if last else ()),
             *after,
         )
     norm = ((_final_norm(inputs.of_ends), 1),) if kind.final_norm else ()
     return _Parts(
         before=tuple(before),
-        decoder=(*layer_runs(inputs, kind.layers, received=not kind.pre_process), *norm),
+        decoder=(*layer_runs(inputs if gets_batch else inputs.without_batch, kind.layers, received=not first), *norm),
         received=received,
         after=after,
     )

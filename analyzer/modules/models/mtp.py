@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from analyzer.modules.checkpoints import moe_checkpoint_leftovers
 from analyzer.modules.embedding import embedding, vocabulary_weight
-from analyzer.modules.head import cross_entropy, output_layer
+from analyzer.modules.head import cross_entropy, output_layer, summed_weight_gradients
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.layer import LayerKind, one_layer
 from analyzer.modules.linear import split_weight, weight_gradient
@@ -210,16 +210,20 @@ def received_depths(shapes: Shapes, *, made_in: str) -> Tensor:
     return _all_depths(shapes, "received hidden states of all depths", made_in=made_in)
 
 
-def mtp_heads(shapes: Shapes, *, made_in: str) -> tuple[Module, ...]:
+def mtp_heads(shapes: Shapes, *, made_in: str, embeds: bool) -> tuple[Module, ...]:
     """Output layer and loss of each depth, before those of the model, with the same weight.
 
     `made_in` is the module that returns the hidden states of all depths: the MTP block, or on another stage the decoder.
 
     A local variable references the logits of the previous depth until those of the next are computed. During backward the
-    input gradients of later heads stay allocated.
+    input gradients of later heads stay allocated. `embeds`: an embedding on the same stage has the same weight.
     """
     depths = shapes.model.mtp_num_layers
-    return tuple(_mtp_head(shapes, depth=depth, depths=depths, made_in=made_in) for depth in range(depths))
+    heads = tuple(_mtp_head(shapes, depth=depth, depths=depths, made_in=made_in) for depth in range(depths))
+    if not (heads and embeds):
+        return heads
+    # its backward is the second after that of the model's output layer
+    return (*heads[:-1], replace(heads[-1], waiting=summed_weight_gradients(shapes)))
 
 
 def _mtp_head(shapes: Shapes, *, depth: int, depths: int, made_in: str) -> Module:

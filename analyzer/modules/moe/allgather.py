@@ -88,7 +88,7 @@ def allgather_combine(shapes: Shapes) -> Module:
     summed = routing.row_tensor("sums of the gathered tokens", world)
     promotes = not single and routing.probability_dtype != shapes.dtype
     promoted = (routing.row_tensor("sums in the dtype of the probabilities", world, dtype=routing.probability_dtype),)
-    reduced = () if single else (shapes.hidden("output", dtype=routing.probability_dtype),)  # before its cast
+    reduced = () if single else (routing.row_tensor("output", routing.tokens, dtype=routing.probability_dtype),)  # before its cast
     grouped = routing.moe.grouped_gemm or routing.local_experts == 1
     saved = summed_rows(routing, routing.rows, made_in="mlp.experts.linear_fc2" if grouped else "mlp.experts")
     expert_output = () if saved else (routing.row_tensor("expert output", routing.rows),)

@@ -165,7 +165,7 @@ def _combined(routing: Routing, *, saved: bool) -> tuple[Tensor, ...]:
             (*last, *scattered),
             (*last, *output),
         )
-    output = (routing.shapes.hidden("zeros"), *output)  # deterministic PyTorch allocates the zeros twice
+    output = (routing.row_tensor("zeros", routing.tokens), *output)  # deterministic PyTorch allocates the zeros twice
     if routing.ep * routing.etp == 1:  # the saved rows are the unsorted rows, or the output of the experts
         return largest(() if _sums_expert_output(routing) else (expert_output,), scattered, output)
     # the saved rows are received after the output of the experts is freed

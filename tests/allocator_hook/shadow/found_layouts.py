@@ -44,10 +44,17 @@ _TORCH_FSDP: Final = (
     "--bf16 --use-torch-fsdp2 --no-gradient-accumulation-fusion --ckpt-format torch_dist --global-batch-size 32 "
     "--untie-embeddings-and-output-weights --vocab-size 120"
 )
+_TIED_MTP: Final = (
+    "--bf16 --disable-bias-linear --vocab-size 2500 --position-embedding-type rope --micro-batch-size 1 --mtp-num-layers 1 "
+    "--deterministic-mode --info-gpu B200"
+)
 FOUND: Final = {
     "offloaded groups, unfused rotation, flash-attn": f"{_GROUPS} core_attn --no-rope-fusion --info-gpu A100-80GB",
     "offloaded norm of latent attention, one layer in each of 4 stages": f"{_GROUPS} attn_norm {_LATENT} "
     "--pipeline-model-parallel-size 4",
+    "offloaded unfused latent attention, interleaved": f"{_GROUPS} core_attn {_LATENT} --attention-backend unfused "
+    "--attention-dropout 0 --hidden-dropout 0 --untie-embeddings-and-output-weights --micro-batch-size 1 "
+    "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1",
     "offloaded groups beside sequential experts": f"{_GROUPS} mlp_norm expert_fc1 core_attn --swiglu --disable-bias-linear "
     "--pipeline-model-parallel-size 2 --num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 2 "
     "--moe-token-dispatcher-type alltoall",
@@ -139,6 +146,7 @@ FOUND: Final = {
     "latent experts, sigmoid router in bf16": f"{_EXPERTS} --swiglu --moe-grouped-gemm --moe-token-dispatcher-type alltoall "
     "--moe-latent-size 256 --moe-router-score-function sigmoid --moe-aux-loss-coeff 1e-2",
     "unfused attention, swiglu": _UNFUSED,
+    "unfused attention, stages without a batch": f"{_UNFUSED} --pipeline-model-parallel-size 4 --tensor-model-parallel-size 2",
     "unfused attention, full recompute, dropout": f"{_UNFUSED} {_FULL} 1",
     "unfused attention, checkpoints of two layers, pp2": f"{_UNFUSED} {_FULL} 2 --pipeline-model-parallel-size 2",
     "unfused attention in fp32": "--swiglu --vocab-size 120 --attention-backend unfused",
@@ -210,4 +218,10 @@ FOUND: Final = {
     "muon, a last stage without matrices and layers, checkpoints of attention": "--bf16 --position-embedding-type rope "
     "--untie-embeddings-and-output-weights --optimizer muon --pipeline-model-parallel-size 2 --mtp-num-layers 1 "
     "--pipeline-model-parallel-layout Ettttm|L --recompute-activations",
+    "latent experts, all-gather, router in fp32": f"{_EXPERTS} --swiglu --moe-grouped-gemm --moe-token-dispatcher-type allgather "
+    "--moe-ffn-hidden-size 256 --moe-latent-size 128 --moe-router-dtype fp32 --pipeline-model-parallel-size 4",
+    "tied embedding of an MTP layer, peak in its attention": f"{_TIED_MTP}",
+    "tied embedding of an MTP layer, peak in its attention, pp2": f"{_TIED_MTP} --pipeline-model-parallel-size 2",
+    "tied embedding of an MTP layer, unfused gradients, pp2": f"{_TIED_MTP} --no-gradient-accumulation-fusion "
+    "--pipeline-model-parallel-size 2",
 }
