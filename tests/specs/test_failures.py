@@ -1,4 +1,5 @@
-"""Launches that fail in the code of Megatron, and similar ones that run. `analyzer.specs.rules.failures` has the sources."""
+"""Launches that fail in the code of Megatron, and similar ones that run. `analyzer.specs.rules.failures` and `quantized` have the
+sources."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ MTP = f"{OVERLAP} --position-embedding-type rope --mtp-num-layers 1"
 LATENT = f"{OVERLAP} --moe-latent-size 256"
 DELAY = f"{OVERLAP} --tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap --delay-wgrad-compute"
 NO_STAGES = f"{EXPERTS} --disable-bias-linear --overlap-moe-expert-parallel-comm"
+SHARED = "--bf16 --tensor-model-parallel-size 2 --sequence-parallel --fp8-format e4m3 --fp8-recipe"
 
 UNIFORM = "--recompute-granularity full --recompute-method uniform --recompute-num-layers"
 VIRTUAL = "--num-virtual-stages-per-pipeline-rank 2"
@@ -53,6 +55,9 @@ EMBEDDING, LOSS = "--account-for-embedding-in-pipeline-split", "--account-for-lo
             "--overlap-grad-reduce",
         ),
         (f"{LATENT} --delay-wgrad-compute", LATENT, "--delay-wgrad-compute"),
+        (f"{SHARED} blockwise {MLA} --kv-lora-rank 64", f"{SHARED} blockwise {MLA} --kv-lora-rank 128", "--kv-lora-rank"),
+        (f"{SHARED} blockwise --seq-length 64", f"{SHARED} tensorwise --seq-length 64", "--sequence-parallel"),
+        (f"{SHARED} blockwise --tp-comm-overlap", f"{SHARED} tensorwise --tp-comm-overlap", "--tp-comm-overlap"),
         (f"{UNIFORM} 3", f"{UNIFORM} 4", "--recompute-num-layers"),
         (f"{UNIFORM} 2 --pipeline-model-parallel-size 4 {VIRTUAL}", f"{UNIFORM} 2 {STAGES} {VIRTUAL}", "--recompute-num-layers"),
         (f"{UNIFORM} 2 {STAGES} {FIRST} 3", f"{UNIFORM} 3 {STAGES} {FIRST} 3 --num-layers 9", "--recompute-num-layers"),

@@ -117,7 +117,7 @@ def _fc1(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
     routing, shapes, split = sizes.routing, sizes.shapes, sizes.split
     moe = routing.moe
     shape = (sizes.gates * sizes.width, routing.width)
-    received = routing.row_tensor("input", sizes.rows, made_in="mlp")
+    received = routing.row_tensor("input", sizes.rows, made_in="mlp.experts" if routing.pads else "mlp")
     output = routing.row_tensor("output gradient", sizes.rows_at_once, sizes.gates * sizes.width)
     gradients = (*output_gradient(shapes, output, split=split), *_weight_gradients(routing, shape))
     return Module(
@@ -294,11 +294,13 @@ def _bias_added(routing: Routing) -> tuple[Tensor, ...]:
 
 
 def _referenced_rows(routing: Routing) -> tuple[Tensor, ...]:
-    """FP8: rows as received and as padded. Local variables reference them until the experts return, and no layer saves them."""
-    if routing.shapes.fp8 is None:
-        return ()
-    padded = (routing.row_tensor("padded rows", routing.multiplied_rows),) if routing.pads else ()
-    return (routing.row_tensor("received rows", routing.rows), *padded)
+    """Rows as received and as padded. Local variables reference them until the experts return.
+
+    In FP8 no layer saves them. In 16 bit the first layer saves the rows that it reads, which are padded ones if the launch uses FP8.
+    """
+    quantized = routing.shapes.fp8 is not None
+    padded = (routing.row_tensor("padded rows", routing.multiplied_rows),) if routing.pads and quantized else ()
+    return (routing.row_tensor("received rows", routing.rows), *padded) if routing.pads or quantized else ()
 
 
 def _expert_bias(routing: Routing, width: int) -> tuple[Parameter, ...]:
