@@ -314,7 +314,12 @@ def test_a_failed_recording_leaves_no_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "matches"),
-    [((10240,) * 4, True), ((11264, 9216) * 2, True), ((11264, 9216, 12288, 8192), False), ((11264, 9216), False)],
+    [
+        ((10240,) * 4, True),
+        ((11264, 9216) * 2, True),
+        ((11264, 9216, 12288, 8192), False),
+        ((11264, 9216), False),
+    ],
 )
 def test_padded_rows_of_experts_match_in_pairs(sizes: tuple[int, ...], matches: bool) -> None:
     """One expert has as much more than the mean as the other has less; other sizes with the same sum do not match."""

@@ -37,11 +37,15 @@ def _in_blocks(job: TrainingJob, block: int) -> Iterator[Violation]:
         widths |= {"kv_lora_rank": model.mla.kv_lora_rank, "q_lora_rank": model.mla.q_lora_rank or 0}
     for dest, width in widths.items():
         if width % block:
-            fault = f"{width} is not a multiple of the {block} elements of a block, in which tensor-parallel ranks gather FP8 inputs"
+            fault = (
+                f"{width} is not a multiple of the {block} elements of a block, in which tensor-parallel ranks gather FP8 inputs"
+            )
             yield Violation((dest,), fault, f"use {multiple_near(width, block)}, or FP8 with --fp8-recipe tensorwise")
     rows = job.batch.seq_length // parallel.context // parallel.tensor * job.batch.micro_batch_size
     if rows % block:
-        fault = f"a rank's {rows} tokens are not a multiple of the {block} of a block, in which tensor-parallel ranks gather FP8 inputs"
+        fault = (
+            f"a rank's {rows} tokens are not a multiple of the {block} of a block, in which tensor-parallel ranks gather FP8 inputs"
+        )
         yield Violation(("sequence_parallel",), fault, "use FP8 with --fp8-recipe tensorwise")
 
 
