@@ -1,7 +1,8 @@
 """All-reduces of the amax (largest absolute value) of FP8 tensors over ranks that use the same scale.
 
 The delayed recipe keeps amax histories. Those of all quantizers are reduced at the end of each forward pass under `fp8_autocast`,
-also in a recomputation, and in the backward pass of its first layer (`FP8GlobalStateManager.reduce_and_update_fp8_tensors`).
+also in a recomputation, and in the backward pass of its first layer (`FP8GlobalStateManager.reduce_and_update_fp8_tensors`). The
+decoder is one such pass, and each MTP layer two: its projection and its transformer layer.
 Weights stored in FP8 are cast from shards of their fp32 master weights, so ranks first need the amax over all shards
 (`cast_master_weights_to_fp8`). The amax of a tensor that is sharded over tensor-parallel ranks is reduced by its module.
 
@@ -34,10 +35,11 @@ def amax_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
     if fp8.recipe == "delayed":
         checkpoints, layers = (sum(counts) for counts in zip(*(_checkpointed_layers(tree) for tree in stage.trees), strict=True))
         first = sum(_first_modules(tree) for tree in stage.trees)
+        predicting = 2 * sum(_mtp_layers(tree) for tree in stage.trees)
         calls: tuple[tuple[Phase, int, int], ...] = (
-            ("forward", FORWARD_QUANTIZERS, len(stage.trees)),
-            ("recompute", FORWARD_QUANTIZERS, checkpoints),
-            ("backward", BACKWARD_QUANTIZERS, first + layers),
+            ("forward", FORWARD_QUANTIZERS, len(stage.trees) + predicting),
+            ("recompute", FORWARD_QUANTIZERS, checkpoints + _recomputed_projections(job, stage)),
+            ("backward", BACKWARD_QUANTIZERS, first + layers + predicting),
         )
         for phase, quantizers, count in (call for call in calls if call[2]):
             yield Call(
@@ -75,6 +77,23 @@ def _checkpointed_layers(module: Module) -> tuple[int, int]:
         return 1, sum(any(parameter.quantized for parameter in each.parameters) for _, each in module.walk())
     found = [_checkpointed_layers(child) for child in module.children]
     return sum(checkpoints for checkpoints, _ in found), sum(layers for _, layers in found)
+
+
+def _recomputed_projections(job: TrainingJob, stage: StageModel) -> int:
+    """Number of layers whose up projections of latent attention are recomputed (`CheckpointWithoutOutput`)."""
+    if job.recompute.granularity != "selective" or "mla_up_proj" not in job.recompute.modules:
+        return 0
+    return sum(
+        each.kind is ModuleKind.KV_UP and any(parameter.quantized for parameter in each.parameters)
+        for tree in stage.trees
+        for _, each in tree.walk()
+    )
+
+
+def _mtp_layers(tree: Module) -> int:
+    """Number of MTP layers of a chunk outside checkpoints."""
+    depths = (each for block in tree.children if block.kind is ModuleKind.MTP for each in block.children)
+    return sum(not any(child.recomputed for child in depth.children) for depth in depths)
 
 
 def _first_modules(tree: Module) -> int:

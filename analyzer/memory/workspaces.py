@@ -305,10 +305,11 @@ def _fp8_copies(context: _Context) -> Iterator[Workspace]:
     job = context.job
     if job.precision.fp8 is None:
         return
-    from analyzer.states.fp8_weights import cast_bytes, scaling_bytes
+    from analyzer.states.fp8_weights import cast_bytes, kept_transposes_bytes, scaling_bytes
 
     kind = "FP4" if job.precision.fp8.recipe == "nvfp4" else "FP8"
     yield Workspace(f"{kind} copies of weights", cast_bytes(job, context.modules), LINEAR, "forward")
+    yield Workspace("column-wise copies of stored FP8 weights", kept_transposes_bytes(job, context.modules), LINEAR, "forward")
     yield Workspace("FP8 scaling factors", scaling_bytes(job, context.modules), LINEAR, "forward")
 
 

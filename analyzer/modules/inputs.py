@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Final
 
-from analyzer.specs import Fp8Spec, ModelSpec, RecomputeSpec, TrainingJob
+from analyzer.specs import Fp8Recipe, Fp8Spec, ModelSpec, RecomputeSpec, TrainingJob
 from analyzer.specs.release import is_before
 
 NO_RECOMPUTE: Final = RecomputeSpec()
@@ -91,6 +91,8 @@ class ModuleInputs:
     dtype: str
     """Element type of parameters and activations."""
     fp8: Fp8Spec | None = None
+    padding_recipe: Fp8Recipe | None = None
+    """The rows of each expert are padded for this recipe, also in layers that stay in 16 bit."""
     recompute: RecomputeSpec
     gradient_accumulation_fusion: bool = True
     """The GEMM of a weight gradient accumulates into the gradient buffer."""
@@ -205,6 +207,16 @@ def module_inputs(job: TrainingJob) -> ModuleInputs:
     return cache["_module_inputs"]  # type: ignore[no-any-return]
 
 
+def _fp8(job: TrainingJob) -> Fp8Spec | None:
+    """How GEMMs are quantized. Overlapped microbatches run FP4 layers in 16 bit.
+
+    `TransformerLayerSchedulePlan.get_fp8_context` of core/models/common/model_chunk_schedule_plan.py (0.16.1) has no FP4.
+    """
+    fp8 = job.precision.fp8
+    ignored = fp8 is not None and fp8.recipe == "nvfp4" and job.flags.overlap_moe_expert_parallel_comm
+    return None if ignored else fp8
+
+
 def _module_inputs(job: TrainingJob) -> ModuleInputs:
     parallel = job.parallel
     return ModuleInputs(
@@ -222,7 +234,8 @@ def _module_inputs(job: TrainingJob) -> ModuleInputs:
         micro_batch_size=job.batch.micro_batch_size,
         sequence_length=job.batch.seq_length,
         dtype=job.precision.parameters,
-        fp8=job.precision.fp8,
+        fp8=_fp8(job),
+        padding_recipe=job.precision.fp8.recipe if job.precision.fp8 is not None else None,
         recompute=job.recompute,
         gradient_accumulation_fusion=job.flags.gradient_accumulation_fusion,
         attention_mask_in_dataloader=job.flags.attention_mask_in_dataloader,

@@ -35,6 +35,8 @@ class Split:
     """Rows that are quantized separately for each expert."""
 
     experts: int = 1
+    padded_to: int = 1
+    """The rows of each expert are a multiple of this. The mean can be halfway between two multiples."""
     in_one_buffer: bool = False
     """Quantized by `split_quantize` (csrc/extensions/cast.cpp): block-scaled data and scales of all experts in one buffer."""
 
@@ -99,14 +101,20 @@ def _copy(shapes: Shapes, tensor: Tensor, axis: Axis, split: Split = _UNSPLIT) -
     recipe, experts = shapes.fp8.recipe, split.experts
     kind = element(recipe)
     name = f"{tensor.name} in {kind}" + (", column-wise" if axis == "column" else "")
-    shape, dtype = scales(recipe, prod(tensor.shape[:-1]) // experts, tensor.shape[-1], axis)
+    rows = prod(tensor.shape[:-1]) // experts
+    shape, dtype = scales(recipe, rows, tensor.shape[-1], axis)
+    scale_count = experts * prod(shape)
+    if rows % split.padded_to and experts % 2 == 0:  # half of the experts have the next lower multiple, half the next higher
+        lower = rows // split.padded_to * split.padded_to
+        both = (scales(recipe, each, tensor.shape[-1], axis) for each in (lower, lower + split.padded_to))
+        scale_count = experts // 2 * sum(prod(each) for each, _ in both)
     formula = tensor.formula.replace("2·", "", 1) if tensor.formula.startswith("2·") else tensor.formula
     if split.in_one_buffer and recipe not in ONE_SCALE:
         amax = 16 * experts if recipe == "nvfp4" else 0  # one value each, aligned
-        size = dtype_bytes(kind, prod(tensor.shape)) + experts * dtype_bytes(dtype, prod(shape)) + amax
+        size = dtype_bytes(kind, prod(tensor.shape)) + dtype_bytes(dtype, scale_count) + amax
         return (Tensor(name=f"{name}, with scales", shape=(size,), dtype="uint8", formula=f"{formula}, {recipe} scaling"),)
     if experts > 1:
-        shape = (experts, *shape)
+        shape = (scale_count,)
     return (
         Tensor(name=name, shape=tensor.shape, dtype=kind, formula=formula if kind == "fp8" else f"{formula}/2", pieces=experts),
         Tensor(name=f"scales of {name}", shape=shape, dtype=dtype, formula=f"{recipe} scaling", pieces=experts),

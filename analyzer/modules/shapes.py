@@ -121,7 +121,14 @@ class Shapes:
         A local variable of `TransformerLayer._forward_attention` references it until the residual is added.
         """
         unsaved = self.model.mla is not None and self.fp8 is not None and not self.recomputes("layernorm")
-        return (self.hidden("normalized input"),) if unsaved else ()
+        return (self.hidden("normalized input"),) if unsaved and not self.saves_norm_output else ()
+
+    @property
+    def saves_norm_output(self) -> bool:
+        """Whether, with FP8, a checkpoint around the up projections saves this output, because queries are projected from it."""
+        mla = self.model.mla
+        uncompressed = mla is not None and mla.q_lora_rank is None and self.fp8 is not None
+        return uncompressed and self.recomputes("mla_up_proj") and not self.recomputes("layernorm")
 
     @property
     def recomputed_norm_output(self) -> tuple[Tensor, ...]:

@@ -6,12 +6,13 @@ Sources: core/optimizer/{optimizer,distrib_optimizer}.py (0.16.1).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from analyzer.buffers.gradient_buffers import Buffer, shard_numel
 from analyzer.buffers.parameter_order import numel_of
 from analyzer.layout.data_parallel import reduction_size
 from analyzer.modules.stage import StageModel
-from analyzer.modules.tree import Tensor
+from analyzer.modules.tree import Tensor, total_bytes
 from analyzer.specs import TrainingJob
 from analyzer.states.bytes_per_parameter import FP32, adam_stores_master_weights, bytes_per_parameter
 from analyzer.states.record import States
@@ -24,14 +25,37 @@ def adam_states(job: TrainingJob, stage: StageModel, buffers: Sequence[Buffer], 
     else:
         owned = sum(numel_of(tree) for tree in stage.trees)
     each = bytes_per_parameter(job)
+    roots = (Tensor(name="square roots of torch's Adam", shape=(owned,), dtype="fp32"),) if uses_torch_adam(job) else ()
+    casts = _casts(job, stage, buffers) if job.precision.fp8 is not None and job.precision.fp8.stored_parameters else ()
     return States(
         parameters=parameters,
         gradients=gradients,
         master_weights=int(each.master * owned),
         moments=int(each.total_moments * owned),
         gradient_copies=FP32 * owned if copies_gradients(job) else 0,
-        step_workspace=(Tensor(name="square roots of torch's Adam", shape=(owned,), dtype="fp32"),) if uses_torch_adam(job) else (),
+        step_workspace=(*roots, *casts),
+        first_step_bytes=total_bytes(casts),
     )
+
+
+def _casts(job: TrainingJob, stage: StageModel, buffers: Sequence[Buffer]) -> tuple[Tensor, ...]:
+    """Tensors of the cast of a rank's master weights to stored FP8 weights, after the step.
+
+    All master weights are first cast to 16 bit. If weights need a transpose, the cast of each one creates that of the rank's part.
+    mxfp8 weights are cast after their gathering, and an Adam with master weights writes FP8 itself.
+    Source: `cast_master_weights_to_fp8` (transformer_engine/pytorch/tensor/utils.py, 2.11).
+    """
+    from analyzer.states.fp8_weights import quantized, transposes  # for such jobs only, for a short start-up
+
+    stored = [buffer for buffer in buffers if buffer.parameter_dtype == "uint8"]
+    if not stored or adam_stores_master_weights(job):
+        return ()
+    owned = sum(shard_numel(buffer, reduction_size(job.parallel, buffer.group)) for buffer in stored)
+    copies = Tensor(name="16-bit copies of master weights", shape=(owned,), dtype=job.precision.parameters)
+    if not transposes(job):
+        return (copies,)
+    largest = max(prod(parameter.shape[-2:]) for parameter in quantized(stage.trees))
+    return (copies, Tensor(name="transpose of a weight in FP8", shape=(min(largest, owned),), dtype="fp8"))
 
 
 def uses_torch_adam(job: TrainingJob) -> bool:

@@ -60,6 +60,25 @@ def outside_buffer_bytes(job: TrainingJob, modules: Counted) -> int:
     return total - sum(times * module.derived(_stored_bytes, fp8.recipe) for module, times in modules)
 
 
+def transposes(job: TrainingJob) -> bool:
+    """Whether weights with one scale need a transposed copy."""
+    fp8 = job.precision.fp8
+    return fp8 is not None and fp8.recipe in ONE_SCALE and len(_axes(job, fp8.recipe)) == 2
+
+
+def kept_transposes_bytes(job: TrainingJob, modules: Counted) -> int:
+    """Bytes of the column-wise copies of stored weights with Megatron-FSDP, which frees them only if it shards parameters.
+
+    `_register_fsdp_hooks` (megatron/core/distributed/fsdp/src/megatron_fsdp/megatron_fsdp.py, 0.16.1).
+    """
+    fp8, fsdp = job.precision.fp8, job.fsdp
+    if fp8 is None or not fp8.stored_parameters or fsdp is None or fsdp.strategy == "optim_grads_params":
+        return 0
+    if not transposes(job):
+        return 0
+    return sum(times * module.derived(_stored_bytes, fp8.recipe) for module, times in modules)
+
+
 def in_buffer_bytes(job: TrainingJob, modules: Counted) -> int:
     """Bytes of the parameters in the parameter buffers, without padding, of a job that stores weights in FP8."""
     fp8 = job.precision.fp8

@@ -6,6 +6,7 @@ the trace, not torch.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -239,8 +240,11 @@ def _module_rows(rank: RankClass, saved: dict[str, tuple[int, ...]]) -> tuple[Mo
 
 
 def _predicted_module(module: str, predicted: dict[str, list[Tensor]]) -> str:
-    """Return the nearest enclosing module that has a prediction: recordings have further modules inside core_attention."""
-    name = module
+    """Return the nearest enclosing module that has a prediction: recordings have further modules inside core_attention.
+
+    Sequential experts are predicted together.
+    """
+    name = re.sub(r"\.local_experts\.\d+", "", module)
     while name and name not in predicted:
         name = name.rpartition(".")[0]
     return name or module or MODEL
@@ -255,9 +259,9 @@ def _row(name: str, tensors: Sequence[Tensor], sizes: Sequence[int]) -> ModuleRo
     missing = []
     freed_later = 0
     for tensor in sorted(tensors, key=lambda tensor: tensor.lingers):
-        size = tensor.bytes // tensor.pieces
-        if left[size] >= tensor.pieces:
-            left[size] -= tensor.pieces
+        found = _pieces(tensor, left)
+        if found:
+            left -= found
         elif not tensor.lingers:
             missing.append(tensor)
         else:
@@ -269,6 +273,22 @@ def _row(name: str, tensors: Sequence[Tensor], sizes: Sequence[int]) -> ModuleRo
         only_predicted=tuple(missing),
         only_recorded=tuple(sorted(left.elements(), reverse=True)),
     )
+
+
+def _pieces(tensor: Tensor, left: Counter[int]) -> Counter[int]:
+    """Return the recorded sizes that belong to a predicted tensor; none if there are too few.
+
+    Padded rows of experts differ in pairs: one expert has as much more than the mean as the other has less
+    (`allocator_hook.shadow.balance`).
+    """
+    size = tensor.bytes // tensor.pieces
+    if left[size] >= tensor.pieces:
+        return Counter({size: tensor.pieces})
+    half, odd = divmod(tensor.pieces, 2)
+    for larger in sorted(left) if half and not odd else ():
+        if larger > size and min(left[larger], left[2 * size - larger]) >= half:
+            return Counter({larger: half, 2 * size - larger: half})
+    return Counter()
 
 
 def _totals(rank: RankClass, recorded: Recorded) -> Iterator[TotalRow]:

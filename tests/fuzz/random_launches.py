@@ -64,9 +64,11 @@ FSDP2: Final = (
 )
 FEATURES: Final = (
     *("none", "none", "none", "none", "fsdp", "fsdp", "fsdp2", "offload", "offload", "layers", "overlap", "mtp"),
-    *("deepep", "hybridep", "userbuffers", "deferred", "imbalance", "muon", "dist_muon"),
+    *("deepep", "hybridep", "userbuffers", "deferred", "imbalance", "muon", "dist_muon", "fp8"),
 )
 """Features of `any_launch`; one that is named twice is drawn more often."""
+QUANTIZED: Final = ("none", "none", "fsdp", "offload", "overlap", "mtp", "hybridep", "userbuffers", "deferred", "dist_muon")
+"""Features that are drawn with FP8 or FP4."""
 NEED_EXPERTS: Final = ("overlap", "deepep", "hybridep", "imbalance")
 STAGES: Final = ("--num-layers-per-virtual-pipeline-stage", "--defer-embedding-wgrad-compute", "--wgrad-deferral-limit")
 RECOMPUTE: Final = ("--recompute-granularity", "--recompute-method", "--recompute-num-layers", "--recompute-modules")
@@ -98,6 +100,8 @@ class RandomLaunches:
 
     def any_launch(self, feature: str) -> list[str]:
         """Return a launch like `launch` with this feature, and with seldom used options. Megatron may reject it."""
+        if feature == "fp8":
+            return self._quantized(self.any_launch(self._choice(QUANTIZED)))
         words = self.launch(moe=True if feature in NEED_EXPERTS else None)
         deep = "--num-layers-per-virtual-pipeline-stage" in words and "--pipeline-model-parallel-size 4" in " ".join(words)
         words += ["--num-layers", "8" if deep else "4"]
@@ -118,6 +122,19 @@ class RandomLaunches:
             size = ["--tensor-model-parallel-size", self._one("2 4"), "--context-parallel-size", "1"]
             return [*without(words, "--mtp-num-layers"), *size, "--sequence-parallel", "--tp-comm-overlap"]
         return words if feature == "none" else [*words, "--info-moe-imbalance", "1.5"]
+
+    def _quantized(self, words: list[str]) -> list[str]:
+        """The launch in FP8 or FP4, on a GPU with the recipe."""
+        recipe = self._one("delayed delayed tensorwise tensorwise blockwise mxfp8 nvfp4")
+        left = [*without(words, "--fp16", "--bf16", "--fp8-format", "--fp8-recipe", "--fp8-param-gather", "--info-gpu"), "--bf16"]
+        left += ["--info-gpu", "B200" if recipe in ("mxfp8", "nvfp4") else self._one("H100-80GB B200")]
+        left += [] if recipe == "delayed" else self._maybe("--first-last-layers-bf16")
+        if recipe == "nvfp4":
+            return [*left, "--fp4-format", "e2m1"]
+        left += ["--fp8-format", self._one("e4m3 hybrid"), "--fp8-recipe", recipe]
+        if "--use-distributed-optimizer" in left and self._probably(0.4):
+            left += ["--fp8-param-gather", *(["--reuse-grad-buf-for-mxfp8-param-ag"] if recipe == "mxfp8" else [])]
+        return left + self._maybe("--fp8-amax-history-len 64")
 
     def _sharded(self, feature: str, words: list[str]) -> list[str]:
         if feature == "fsdp":

@@ -272,3 +272,29 @@ def test_options_incompatible_with_fp4_are_rejected(line: str, gpu: HardwareSpec
         job_of(line, base=ONE_LAYER, gpu=gpu)
     assert option in str(rejected.value)
     assert remedy in str(rejected.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "in_fp4"),
+    [
+        ("--position-embedding-type rope --mtp-num-layers 1", True),
+        (
+            "--num-experts 8 --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall --disable-bias-linear "
+            "--overlap-moe-expert-parallel-comm",
+            False,
+        ),
+    ],
+)
+def test_fp4_is_not_applied_to_mtp_layers_and_overlapped_microbatches(line: str, in_fp4: bool) -> None:
+    """`_proj_and_transformer_layer` and `TransformerLayerSchedulePlan.get_fp8_context` have no FP4 (megatron-core 0.16.1)."""
+    job = job_of(f"{line} --fp4-format e2m1", gpu=BLACKWELL)
+    (tree,) = stage_models(job)[0].trees
+    quantized = {child.name: any(each.quantized for each in parameters(child)) for child in tree.children}
+    assert quantized["decoder"] == in_fp4
+    assert not quantized.get("mtp")
+
+
+def test_untrained_mtp_layers_are_warned_of() -> None:
+    line = "--position-embedding-type rope --mtp-num-layers 1 --recompute-granularity full --recompute-num-layers 1"
+    found = [job_of(f"{line} --recompute-method {method} --fp8-format e4m3").warnings for method in ("uniform", "block")]
+    assert [any("does not train MTP layers" in each for each in warnings) for warnings in found] == [True, False]

@@ -1,4 +1,5 @@
-"""Launches that fail in the code of Megatron, and similar ones that run. `analyzer.specs.rules.failures` has the sources."""
+"""Launches that fail in the code of Megatron, and similar ones that run. `analyzer.specs.rules.failures` and `quantized` have the
+sources."""
 
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ DELAY = f"{OVERLAP} --tensor-model-parallel-size 2 --sequence-parallel --tp-comm
 NO_STAGES = f"{EXPERTS} --disable-bias-linear --overlap-moe-expert-parallel-comm"
 CAPACITY = f"{EXPERTS} --moe-router-topk 2 --moe-pad-expert-input-to-capacity --moe-expert-capacity-factor"
 """Two of eight experts for each token: a capacity of four times the mean is all tokens."""
+SHARED = "--bf16 --tensor-model-parallel-size 2 --sequence-parallel --fp8-format e4m3 --fp8-recipe"
 
 UNIFORM = "--recompute-granularity full --recompute-method uniform --recompute-num-layers"
 VIRTUAL = "--num-virtual-stages-per-pipeline-rank 2"
@@ -57,6 +59,9 @@ EMBEDDING, LOSS = "--account-for-embedding-in-pipeline-split", "--account-for-lo
         (f"{LATENT} --delay-wgrad-compute", LATENT, "--delay-wgrad-compute"),
         (f"{CAPACITY} 4.5", f"{CAPACITY} 4", "--moe-expert-capacity-factor"),
         (f"{CAPACITY} 4.5", f"{CAPACITY} 4.5 --moe-token-dispatcher-type allgather", "--moe-expert-capacity-factor"),
+        (f"{SHARED} blockwise {MLA} --kv-lora-rank 64", f"{SHARED} blockwise {MLA} --kv-lora-rank 128", "--kv-lora-rank"),
+        (f"{SHARED} blockwise --seq-length 64", f"{SHARED} tensorwise --seq-length 64", "--sequence-parallel"),
+        (f"{SHARED} blockwise --tp-comm-overlap", f"{SHARED} tensorwise --tp-comm-overlap", "--tp-comm-overlap"),
         (f"{UNIFORM} 3", f"{UNIFORM} 4", "--recompute-num-layers"),
         (f"{UNIFORM} 2 --pipeline-model-parallel-size 4 {VIRTUAL}", f"{UNIFORM} 2 {STAGES} {VIRTUAL}", "--recompute-num-layers"),
         (f"{UNIFORM} 2 {STAGES} {FIRST} 3", f"{UNIFORM} 3 {STAGES} {FIRST} 3 --num-layers 9", "--recompute-num-layers"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from analyzer.memory.ranks import rank_classes
 from analyzer.modules.tree import Module, Tensor
 from analyzer.results import RankClass
 from analyzer.specs import HardwareSpec
-from analyzer.trace.compare import MODEL, compare, made_tensors
+from analyzer.trace.compare import MODEL, _pieces, compare, made_tensors
 from analyzer.trace.events import AttentionCall, GemmCall, KernelCall
 from analyzer.trace.reader import Header, read_trace
 from analyzer.trace.summary import summarize
@@ -309,3 +310,18 @@ def test_a_failed_recording_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(KeyError), TraceWriter(tmp_path / "step.trace", Header(recorder="shadow")) as writer:
         writer.enter("", "no phase")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "matches"),
+    [
+        ((10240,) * 4, True),
+        ((11264, 9216) * 2, True),
+        ((11264, 9216, 12288, 8192), False),
+        ((11264, 9216), False),
+    ],
+)
+def test_padded_rows_of_experts_match_in_pairs(sizes: tuple[int, ...], matches: bool) -> None:
+    """One expert has as much more than the mean as the other has less; other sizes with the same sum do not match."""
+    tensor = Tensor(name="rows of experts", shape=(4, 10240), dtype="uint8", pieces=4)
+    assert _pieces(tensor, Counter(sizes)) == (Counter(sizes) if matches else Counter())

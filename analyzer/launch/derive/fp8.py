@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, Literal, cast
 
 from analyzer.errors import InputError, UnsupportedError
-from analyzer.launch.derive.reading import integer, option, positive, switched_on, text
+from analyzer.launch.derive.reading import integer, option, positive, since, switched_on, text
 from analyzer.specs import Fp8Recipe, Fp8Spec, HardwareSpec, ModelSpec, OptimizerSpec, ParallelSpec
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def fp8_spec(launch: LaunchInput, *, model: ModelSpec, parallel: ParallelSpec, o
         _check_stored(arguments, recipe=recipe, reused=reused, optimizer=optimizer)
     start, end = _layers_in_16_bit(arguments, recipe=recipe, most=model.num_layers // parallel.pipeline)
     _check_recompute(arguments, recipe=recipe)
+    launch.warn(*_untrained_mtp(arguments))
     launch.assume(*_assumptions(arguments, recipe=recipe, gpu=gpu))
     return Fp8Spec(
         format=cast(Literal["e4m3", "hybrid", "e2m1"], str(written)),
@@ -65,12 +66,27 @@ def fp8_spec(launch: LaunchInput, *, model: ModelSpec, parallel: ParallelSpec, o
     )
 
 
+def _untrained_mtp(arguments: Arguments) -> Iterator[str]:
+    """`MultiTokenPredictionLayer._checkpointed_forward` gives Transformer Engine's checkpoint its inputs by keyword (0.16.1).
+
+    The checkpoint then has no input with a gradient, so its output has none (transformer_engine/pytorch/distributed.py, 2.11).
+    """
+    uniform = arguments.get("recompute_granularity") == "full" and arguments.get("recompute_method") == "uniform"
+    if uniform and arguments.get("mtp_num_layers") and arguments.get("fp8") is not None and not since(arguments, "0.17"):
+        named = option(arguments, "mtp_num_layers")
+        yield f"{named}: with FP8 and uniform recomputation this release does not train MTP layers, and the peak is too high."
+
+
 def _assumptions(arguments: Arguments, *, recipe: Fp8Recipe, gpu: HardwareSpec) -> Iterator[str]:
     if gpu.compute_capability is None and recipe in ("delayed", "tensorwise"):
         yield "No GPU is given: FP8 tensors are assumed to need a transposed copy, as on Hopper."
     if arguments.get("recompute_granularity") == "full":
         when = "" if recipe == "blockwise" else " of the first iteration"
         yield f"Column-wise FP8 copies of recomputed layers are counted from the first forward on, so the peak{when} is too high."
+    if recipe == "nvfp4" and switched_on(arguments, "overlap_moe_expert_parallel_comm"):
+        yield "Megatron-LM does not apply FP4 to overlapped microbatches: layers run in 16 bit, and the rows of experts are padded."
+    elif recipe == "nvfp4" and arguments.get("mtp_num_layers"):
+        yield "Megatron-LM does not apply FP4 to MTP layers, which run in 16 bit."
     if arguments.get("num_experts") and not switched_on(arguments, "moe_pad_expert_input_to_capacity"):
         multiple = {"mxfp8": 32, "nvfp4": 128}.get(recipe, 16)
         yield f"The tokens of each expert are padded to a multiple of {multiple}: {multiple // 2} more are counted for each expert."

@@ -128,6 +128,8 @@ def _core(shapes: Shapes) -> Module:
         )
         if mla.q_lora_rank is not None and model.qk_layernorm:
             for_backward = (*for_backward, *saved_input(shapes, compressed(shapes, "normalized queries", mla.q_lora_rank)))
+        if shapes.saves_norm_output:
+            for_backward = (*for_backward, *saved_input(shapes, shapes.hidden("normalized input"), gathered=shapes.sp))
         tables = () if model.rope_fusion else rotary_tables(shapes)
         originals = (*inputs, *inputs, *tables, *for_backward)
         recomputed = tuple(Tensor(name=f"recomputed {each.name}", shape=each.shape, dtype=each.dtype) for each in originals)

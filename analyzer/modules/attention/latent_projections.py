@@ -156,6 +156,8 @@ def _saved_by_up(
         width = source_width + mla_of(shapes).qk_pos_emb_head_dim
         maker = f"{ATTENTION}.linear_kv_down_proj"
         return (compressed(shapes, "compressed keys and values", width, made_in=maker),), saved
+    if shares and shapes.saves_norm_output:
+        return (shapes.hidden("input", made_in="input_layernorm"),), saved
     return (saved, ()) if shares else ((source,), saved[1:])
 
 

@@ -40,8 +40,11 @@ def embedding_weights(shapes: Shapes) -> Module:
 def mtp_block(shapes: Shapes, *, after: str) -> Module:
     """All depths, executed sequentially. During their backward the gradient of the hidden states of all depths is allocated.
 
-    `after` is the path of the module that allocates the input of the first depth.
+    `after` is the path of the module that allocates the input of the first depth. FP4 leaves these layers in 16 bit
+    (`_proj_and_transformer_layer`).
     """
+    if shapes.fp8 is not None and shapes.fp8.recipe == "nvfp4":
+        shapes = shapes.in_16_bit
     depths = tuple(_depth(shapes, depth, after=after) for depth in range(shapes.model.mtp_num_layers))
     return Module(
         name="mtp",

@@ -71,7 +71,14 @@ class _Experts:
 
     @property
     def split(self) -> Split:
-        return Split(experts=self.routing.local_experts, in_one_buffer=self.routing.moe.grouped_gemm)
+        routing = self.routing
+        return Split(experts=routing.local_experts, padded_to=routing.padded_to, in_one_buffer=routing.moe.grouped_gemm)
+
+    def at_once(self, tensor: Tensor) -> tuple[Tensor, Split]:
+        """The part of a matrix of rows that one GEMM call reads in FP8, and how it is quantized."""
+        if self.shapes.fp8 is None or not runs_sequentially(self.routing):
+            return tensor, self.split
+        return replace(tensor, shape=(self.rows_at_once, tensor.shape[1])), Split()
 
     @property
     def fc1_output(self) -> Tensor:
@@ -83,7 +90,7 @@ class _Experts:
 
     @property
     def activation_output(self) -> Tensor:
-        return self.routing.row_tensor("activation output", self.rows, self.width)
+        return self.at_once(self.routing.row_tensor("activation output", self.rows, self.width))[0]
 
     @property
     def output_gradient(self) -> Tensor:
@@ -121,9 +128,11 @@ def _fc1(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
     routing, shapes, split = sizes.routing, sizes.shapes, sizes.split
     moe = routing.moe
     shape = (sizes.gates * sizes.width, routing.width)
-    received = routing.row_tensor("input", sizes.rows, made_in="mlp")
+    received = routing.row_tensor("input", sizes.rows, made_in="mlp.experts" if routing.pads else "mlp")
+    received = _by_expert(routing, received) if routing.pads and shapes.fp8 is None else received
+    read, split_at_once = sizes.at_once(received)
     output = routing.row_tensor("output gradient", sizes.rows_at_once, sizes.gates * sizes.width)
-    gradients = (*output_gradient(shapes, output, split=split), *_weight_gradients(routing, shape))
+    gradients = (*output_gradient(shapes, output, split=split_at_once), *_weight_gradients(routing, shape))
     return Module(
         name="linear_fc1",
         kind=ModuleKind.FC1,
@@ -134,7 +143,7 @@ def _fc1(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
         saved=saved_input(shapes, received, split=split),
         forward_workspace=(
             *_referenced_rows(routing),
-            *forward_input(shapes, received, in_16_bit=False, split=split),
+            *forward_input(shapes, read, in_16_bit=False, split=split_at_once),
             sizes.fc1_output,
         ),
         backward_workspace=(
@@ -236,10 +245,14 @@ def _fc2(sizes: _Experts) -> Module:
     read = _by_expert(routing, routing.row_tensor("input", rows, width, made_in="mlp.experts"))
     activated = sizes.activation_output
     # freed before bias and padding are handled
-    quantized = forward_input(shapes, activated, in_16_bit=False, original=dropped, split=split)
-    unpadded = (routing.row_tensor("output without padding", routing.rows),) if routing.pads else ()
+    split_at_once = sizes.at_once(activated)[1]
+    quantized = forward_input(shapes, activated, in_16_bit=False, original=dropped, split=split_at_once)
+    # sequential experts return views, which are concatenated
+    unpadded = (routing.row_tensor("output without padding", routing.rows),) if routing.pads and moe.grouped_gemm else ()
     biased = _bias_added(routing)
-    gradient = replace(sizes.output_gradient, shares="gradients of all experts" if sequential else "")
+    # the gradient of the view of a padded output is a new tensor
+    shares = "gradients of all experts" if sequential and not (routing.pads and shapes.fp8 is not None) else ""
+    gradient = replace(sizes.at_once(sizes.output_gradient)[0], shares=shares)
     return Module(
         name="linear_fc2",
         kind=ModuleKind.FC2,
@@ -252,14 +265,14 @@ def _fc2(sizes: _Experts) -> Module:
             *_referenced_rows(routing),
             *((activated,) if dropped or shapes.fp8 is not None else ()),
             *((routing.row_tensor("outputs of the experts", rows),) if sequential else ()),
-            routing.row_tensor("output", rows),
+            routing.row_tensor("output", routing.rows if sequential else rows),
             *largest(quantized, (*biased, *unpadded)),
         ),
         backward_workspace=(
             *((activated, *_factors(sizes)) if dropped else ()),
             *sizes.recomputed_output,
-            *output_gradient(shapes, gradient, split=split),
-            *backward_input(shapes, activated, original=dropped, split=split),
+            *output_gradient(shapes, gradient, split=split_at_once),
+            *backward_input(shapes, activated, original=dropped, split=split_at_once),
             *biased[:1],
             routing.row_tensor("input gradient", sizes.rows_at_once, width),
             *_weight_gradients(routing, shape),
@@ -277,7 +290,7 @@ def _by_expert(routing: Routing, tensor: Tensor) -> Tensor:
     """A tensor that each sequential expert allocates for itself."""
     if not runs_sequentially(routing):
         return tensor
-    return replace(tensor, pieces=routing.local_experts, made_in="mlp.experts")
+    return replace(tensor, pieces=routing.local_experts)
 
 
 def _expert_weight(routing: Routing, *, rows: int, columns: int, full: tuple[int, int]) -> Parameter:
@@ -317,11 +330,15 @@ def _bias_added(routing: Routing) -> tuple[Tensor, ...]:
 
 
 def _referenced_rows(routing: Routing) -> tuple[Tensor, ...]:
-    """FP8: rows as received and as padded. Local variables reference them until the experts return, and no layer saves them."""
-    if routing.shapes.fp8 is None:
-        return ()
-    padded = (routing.row_tensor("padded rows", routing.multiplied_rows),) if routing.pads else ()
-    return (routing.row_tensor("received rows", routing.rows), *padded)
+    """Rows as received and as padded. Local variables reference them until the experts return.
+
+    In FP8 no layer saves them, and of sequential experts only one has padded rows at a time. In 16 bit the first layer saves the
+    rows that it reads, which are padded ones if the launch uses FP8.
+    """
+    quantized = routing.shapes.fp8 is not None
+    rows = routing.multiplied_rows // (routing.local_experts if runs_sequentially(routing) else 1)
+    padded = (routing.row_tensor("padded rows", rows),) if routing.pads and quantized else ()
+    return (routing.row_tensor("received rows", routing.rows), *padded) if routing.pads or quantized else ()
 
 
 def _expert_bias(routing: Routing, width: int) -> tuple[Parameter, ...]:

@@ -113,16 +113,21 @@ class Routing:
 
         Sources: core/fp8_utils.py get_fp8_align_size (0.16.1), pytorch/module/fp8_padding.py (Transformer Engine).
         """
-        fp8 = self.shapes.fp8
-        if fp8 is None:
-            return 0
-        by_megatron = self.moe.pad_for_quantization or self._padded_on_arrival
-        return groups * align_size(fp8.recipe, fp4=128 if by_megatron else self.shapes.inputs.fp4_padding) // 2
+        return groups * (self.padded_to // 2)
+
+    @cached_property
+    def padded_to(self) -> int:
+        """The rows of each expert are padded to a multiple of this; 1 without FP8."""
+        recipe = self.shapes.inputs.padding_recipe
+        if recipe is None:
+            return 1
+        by_megatron = self.moe.pad_for_quantization or self._padded_on_arrival or not self.moe.grouped_gemm
+        return align_size(recipe, fp4=128 if by_megatron else self.shapes.inputs.fp4_padding)
 
     @cached_property
     def pads(self) -> bool:
         """Whether the experts copy their rows to pad them for FP8. They do not if each expert already has a multiple."""
-        if self.shapes.fp8 is None or self.moe.pad_for_quantization or self._padded_on_arrival:
+        if self.shapes.inputs.padding_recipe is None or self.moe.pad_for_quantization or self._padded_on_arrival:
             return False
         return not self.moe.pad_to_capacity or self.rows // self.local_experts % 32 > 0
 

@@ -24,7 +24,11 @@ def shared_experts(shapes: Shapes) -> Module:
     inside: tuple[Module, ...] = (_fc1(parts), _activation(parts), _fc2(parts))
     gate: tuple[Parameter, ...] = ()
     if parts.moe.shared_gate:
-        inside = (*inside, _gate(shapes, made_in=parts.caller))
+        scattered = parts.overlapped and shapes.t > 1
+        inside = (
+            *inside,
+            _gate(shapes, caller=parts.caller, made_in=parts.caller if scattered else "mlp.shared_experts.linear_fc2"),
+        )
         shape = (1, shapes.model.hidden_size)
         gate = (Parameter(name="gate_weight", shape=shape, dtype=shapes.dtype, sequence_parallel=shapes.sp),)
     recomputed = shapes.recomputes("shared_experts")
@@ -152,9 +156,9 @@ def _fc2(parts: _Parts) -> Module:
     )
 
 
-def _gate(shapes: Shapes, *, made_in: str) -> Module:
-    """The output times a score for each token, [s, b, 1]; both are saved."""
-    score = Tensor(name="gate score", shape=(shapes.s, shapes.b, 1), dtype=shapes.dtype, formula="2·s·b", made_in=made_in)
+def _gate(shapes: Shapes, *, caller: str, made_in: str) -> Module:
+    """The output times a score for each token, [s, b, 1]; both are saved. `made_in`: the module that allocates the output."""
+    score = Tensor(name="gate score", shape=(shapes.s, shapes.b, 1), dtype=shapes.dtype, formula="2·s·b", made_in=caller)
     output = shapes.hidden("output", made_in=made_in)
     return Module(
         name="gate",

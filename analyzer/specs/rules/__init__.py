@@ -15,6 +15,7 @@ from analyzer.specs.option_names import flag_of
 from analyzer.specs.rules.failures import failure_violations
 from analyzer.specs.rules.features import feature_violations, schedule_violations
 from analyzer.specs.rules.model import model_violations, sequence_violations
+from analyzer.specs.rules.quantized import quantized_violations
 from analyzer.specs.rules.sizes import parallel_violations
 from analyzer.specs.rules.stages import stage_violations
 from analyzer.specs.rules.violation import Violation
@@ -45,4 +46,5 @@ def violations(job: TrainingJob) -> Iterator[Violation]:
         schedule_violations(job.batch, parallel),
         feature_violations(job),
         failure_violations(job),
+        quantized_violations(job),
     )

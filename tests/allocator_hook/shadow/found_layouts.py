@@ -48,6 +48,9 @@ _TIED_MTP: Final = (
     "--bf16 --disable-bias-linear --vocab-size 2500 --position-embedding-type rope --micro-batch-size 1 --mtp-num-layers 1 "
     "--deterministic-mode --info-gpu B200"
 )
+_FP4: Final = "--info-gpu B200 --fp4-format e2m1"
+_PADDED: Final = "--micro-batch-size 1 --seq-length {tokens} --max-position-embeddings {tokens}"
+"""The rows of every expert are half a multiple of the padding more than a multiple, as the formulas count."""
 FOUND: Final = {
     "offloaded groups, unfused rotation, flash-attn": f"{_GROUPS} core_attn --no-rope-fusion --info-gpu A100-80GB",
     "offloaded norm of latent attention, one layer in each of 4 stages": f"{_GROUPS} attn_norm {_LATENT} "
@@ -224,4 +227,19 @@ FOUND: Final = {
     "tied embedding of an MTP layer, peak in its attention, pp2": f"{_TIED_MTP} --pipeline-model-parallel-size 2",
     "tied embedding of an MTP layer, unfused gradients, pp2": f"{_TIED_MTP} --no-gradient-accumulation-fusion "
     "--pipeline-model-parallel-size 2",
+    "stored fp8 weights, megatron fsdp of gradients": f"{_MEGATRON_FSDP} optim_grads --vocab-size 120 --fp8-format e4m3 "
+    "--fp8-param-gather",
+    "delayed fp8, mtp": "--bf16 --vocab-size 120 --position-embedding-type rope --mtp-num-layers 2 --fp8-format hybrid",
+    "latent attention in fp8, recomputed up projections": f"--bf16 --vocab-size 120 {_LATENT} --fp8-format hybrid "
+    "--recompute-granularity selective --recompute-modules mla_up_proj",
+    "stored fp8 weights, small batches": "--bf16 --vocab-size 120 --micro-batch-size 1 --tensor-model-parallel-size 4 "
+    "--sequence-parallel --pipeline-model-parallel-size 2 --fp8-format e4m3 --fp8-recipe tensorwise --fp8-param-gather",
+    "gated shared experts in fp8": f"{_EXPERTS} {_PADDED.format(tokens=528)} --moe-grouped-gemm "
+    "--moe-token-dispatcher-type alltoall --moe-shared-expert-intermediate-size 512 --moe-shared-expert-gate "
+    "--fp8-format e4m3 --fp8-recipe tensorwise",
+    "sequential experts in fp4": f"{_EXPERTS} {_PADDED.format(tokens=640)} --moe-token-dispatcher-type alltoall {_FP4} "
+    "--vocab-size 9999",
+    "experts in 16 bit beside mxfp8": f"{_EXPERTS} {_PADDED.format(tokens=544)} --moe-grouped-gemm --info-gpu B200 "
+    "--moe-token-dispatcher-type alltoall --first-last-layers-bf16 --fp8-format e4m3 --fp8-recipe mxfp8",
+    "fp4, mtp in 16 bit": f"--bf16 --vocab-size 120 --position-embedding-type rope --mtp-num-layers 1 {_FP4}",
 }

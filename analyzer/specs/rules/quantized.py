@@ -1,0 +1,62 @@
+"""Rules for tensors in FP8 and FP4 that Transformer Engine cannot exchange between tensor-parallel ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from analyzer.specs.job import TrainingJob
+from analyzer.specs.rules.violation import Violation, multiple_near
+
+BLOCKS: Final = {"blockwise": 128, "mxfp8": 32, "nvfp4": 16}
+"""Elements along each side of a tensor that share a scale, by recipe. The sides are multiples of it if the tensor is gathered."""
+
+
+def quantized_violations(job: TrainingJob) -> Iterator[Violation]:
+    """Inputs of linear layers that are gathered in FP8 or FP4, with the releases of Transformer Engine that check them."""
+    fp8, parallel = job.precision.fp8, job.parallel
+    if fp8 is None or parallel.tensor == 1 or not parallel.sequence_parallel or job.software.te_is_before("2.11"):
+        return
+    if fp8.layers_at_start_in_16_bit + fp8.layers_at_end_in_16_bit >= job.model.num_layers:
+        return
+    block = BLOCKS.get(fp8.recipe)
+    if block is not None:
+        yield from _in_blocks(job, block)
+    if job.flags.tp_comm_overlap and fp8.recipe in ("blockwise", "nvfp4"):
+        yield from _in_userbuffers(job)
+
+
+def _in_blocks(job: TrainingJob, block: int) -> Iterator[Violation]:
+    """Each rank's part of an input has whole blocks.
+
+    Source: `assert_dim_for_all_gather` (transformer_engine/pytorch/utils.py, 2.11) and `is_quantizable` of the quantizers.
+    """
+    model, parallel = job.model, job.parallel
+    widths = {"hidden_size": model.hidden_size}
+    if model.mla is not None:
+        widths |= {"kv_lora_rank": model.mla.kv_lora_rank, "q_lora_rank": model.mla.q_lora_rank or 0}
+    for dest, width in widths.items():
+        if width % block:
+            fault = (
+                f"{width} is not a multiple of the {block} elements of a block, in which tensor-parallel ranks gather FP8 inputs"
+            )
+            yield Violation((dest,), fault, f"use {multiple_near(width, block)}, or FP8 with --fp8-recipe tensorwise")
+    rows = job.batch.seq_length // parallel.context // parallel.tensor * job.batch.micro_batch_size
+    if rows % block:
+        fault = (
+            f"a rank's {rows} tokens are not a multiple of the {block} of a block, in which tensor-parallel ranks gather FP8 inputs"
+        )
+        yield Violation(("sequence_parallel",), fault, "use FP8 with --fp8-recipe tensorwise")
+
+
+def _in_userbuffers(job: TrainingJob) -> Iterator[Violation]:
+    """Userbuffers hold tensors in 16 bit, with one scale, and in mxfp8. Latent attention turns them off.
+
+    Source: `fill_userbuffers_buffer_for_all_gather` (transformer_engine/pytorch/module/base.py, 2.11).
+    """
+    if job.model.mla is None:
+        yield Violation(
+            ("tp_comm_overlap",),
+            "Transformer Engine cannot gather tensors with these scales in userbuffers",
+            "leave it out, or use FP8 with --fp8-recipe tensorwise",
+        )
