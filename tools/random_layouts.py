@@ -31,7 +31,7 @@ from analyzer.launch.build import build
 from analyzer.launch.parse import parse
 from analyzer.predict import predict
 from analyzer.results import Report
-from tests.fuzz.random_launches import FEATURES, RandomLaunches
+from tests.fuzz.random_launches import FEATURES, PARTS, RandomLaunches
 from tools.kept_sessions import KeptSessions
 
 TOLERANCE: Final = 0.001
@@ -203,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="number of processes; default: one for each core")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write launches and differences to this file")
     parser.add_argument("--minimise", action="store_true", help="leave out options of a differing launch that do not matter")
-    parser.add_argument("--feature", choices=sorted(set(FEATURES)), default="", help="draw only launches with this feature")
+    parser.add_argument("--feature", choices=sorted({*FEATURES, *PARTS}), default="", help="draw only launches with this feature")
     given = parser.parse_args(argv)
     found = []
     drawn = results(given.seed, given.number, jobs=given.jobs, minimise=given.minimise, feature=given.feature)

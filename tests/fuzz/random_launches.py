@@ -69,6 +69,8 @@ FEATURES: Final = (
 """Features of `any_launch`; one that is named twice is drawn more often."""
 QUANTIZED: Final = ("none", "none", "fsdp", "offload", "overlap", "mtp", "hybridep", "userbuffers", "deferred", "dist_muon")
 """Features that are drawn with FP8 or FP4."""
+PARTS: Final = ("mla", "recompute")
+"""What `launch` draws itself, and what can be asked for: multi-latent attention and recomputation."""
 NEED_EXPERTS: Final = ("overlap", "deepep", "hybridep", "imbalance")
 STAGES: Final = ("--num-layers-per-virtual-pipeline-stage", "--defer-embedding-wgrad-compute", "--wgrad-deferral-limit")
 RECOMPUTE: Final = ("--recompute-granularity", "--recompute-method", "--recompute-num-layers", "--recompute-modules")
@@ -102,7 +104,7 @@ class RandomLaunches:
         """Return a launch like `launch` with this feature, and with seldom used options. Megatron may reject it."""
         if feature == "fp8":
             return self._quantized(self.any_launch(self._choice(QUANTIZED)))
-        words = self.launch(moe=True if feature in NEED_EXPERTS else None)
+        words = self.launch(moe=True if feature in NEED_EXPERTS else None, part=feature)
         deep = "--num-layers-per-virtual-pipeline-stage" in words and "--pipeline-model-parallel-size 4" in " ".join(words)
         words += ["--num-layers", "8" if deep else "4"]
         words += self._maybe(*(each for each in SELDOM if "moe" not in each or "--num-experts" in words), share=0.04)
@@ -121,7 +123,7 @@ class RandomLaunches:
         if feature == "userbuffers":
             size = ["--tensor-model-parallel-size", self._one("2 4"), "--context-parallel-size", "1"]
             return [*without(words, "--mtp-num-layers"), *size, "--sequence-parallel", "--tp-comm-overlap"]
-        return words if feature == "none" else [*words, "--info-moe-imbalance", "1.5"]
+        return [*words, "--info-moe-imbalance", "1.5"] if feature == "imbalance" else words
 
     def _quantized(self, words: list[str]) -> list[str]:
         """The launch in FP8 or FP4, on a GPU with the recipe."""
@@ -176,16 +178,16 @@ class RandomLaunches:
         left += ["--num-layers-per-virtual-pipeline-stage", "1"] if split else []
         return left + self._maybe("--delay-wgrad-compute", share=0.3)
 
-    def launch(self, *, moe: bool | None = None) -> list[str]:
-        """Return the words of a launch, with experts if `moe`. Megatron may reject it."""
-        moe, mla = self._probably(0.5) if moe is None else moe, self._probably(0.25)
+    def launch(self, *, moe: bool | None = None, part: str = "") -> list[str]:
+        """Return the words of a launch, with experts if `moe`, and with one of `PARTS`. Megatron may reject it."""
+        moe, mla = self._probably(0.5) if moe is None else moe, self._probably(0.25) or part == "mla"
         words = [*BASE.split(), "--num-layers", self._one("4 8"), "--micro-batch-size", self._one("1 2")]
         words += ["--info-gpu", self._one("H100-80GB A100-80GB B200"), self._one("--bf16 --bf16 --bf16 --fp16")]
-        for part in (self._parallel(moe), self._attention(mla), self._model(moe), self._step(words)):
-            words += part
+        for section in (self._parallel(moe), self._attention(mla), self._model(moe), self._step(words)):
+            words += section
         if moe:
             words += self._experts(words)
-        return [*words, *self._recompute(moe=moe, mla=mla)]
+        return [*words, *self._recompute(moe=moe, mla=mla, always=part == "recompute")]
 
     def _probably(self, share: float) -> bool:
         return self._below(100) >= 100 - round(100 * share)
@@ -294,11 +296,11 @@ class RandomLaunches:
         unsharded = words[words.index("--tensor-model-parallel-size") + 1] == "1"
         return found if unsharded else found + self._maybe("--expert-tensor-parallel-size 1", share=0.5)
 
-    def _recompute(self, *, moe: bool, mla: bool) -> list[str]:
+    def _recompute(self, *, moe: bool, mla: bool, always: bool) -> list[str]:
         if self._probably(0.15):
             method = self._one("uniform block")
             return ["--recompute-granularity", "full", "--recompute-method", method, "--recompute-num-layers", self._one("1 2")]
         modules = ["core_attn", "layernorm", self._one("moe_act shared_experts moe") if moe else "mlp"]
         modules += ["mla_up_proj"] if mla else []
         picked = [each for each in modules if self._probably(0.5)] or modules[:1]
-        return ["--recompute-granularity", "selective", "--recompute-modules", *picked] if self._probably(0.3) else []
+        return ["--recompute-granularity", "selective", "--recompute-modules", *picked] if always or self._probably(0.3) else []

@@ -6,6 +6,7 @@ Source: core/transformer/multi_latent_attention.py (0.16.1). `latent_projections
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from analyzer.modules.attention.context_parallel import Exchange, exchanging_kernel, gradient_scratch
 from analyzer.modules.attention.core_attention import ATTENTION, kernel_under_checkpoint, returns_saved_output, sinks
@@ -26,6 +27,9 @@ from analyzer.modules.linear import row_parallel
 from analyzer.modules.quantized import saved_input
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Tensor, total_bytes
+
+_RECOMPUTED: Final = "recomputed "
+"""How the names of the tensors of recomputed up projections begin."""
 
 
 def latent_attention(shapes: Shapes) -> Module:
@@ -83,17 +87,32 @@ def _output_projection(shapes: Shapes) -> Module:
 def _kernel(shapes: Shapes) -> Module:
     """Core attention, with the tensors that recomputed up projections and a checkpoint add."""
     kernel = replace(_core(shapes), parameters=sinks(shapes))
+    if shapes.recompute_core_attention:
+        return _checkpointed(shapes, kernel)
     if shapes.recomputes("mla_up_proj"):  # after the output gradient is computed, before the kernel's backward
         recomputed, in_kernel = rotation(shapes).forward_workspace, kernel.backward_workspace
         values = shapes.model.num_attention_heads // shapes.t * mla_of(shapes).v_head_dim
         output = shapes.wide("output gradient", values, "a·dv/t")
         needed = max(((output, *recomputed), in_kernel), key=total_bytes)
         kernel = replace(kernel, forward_workspace=(*kernel.forward_workspace, *recomputed[-3:]), backward_workspace=needed)
-    if shapes.recompute_core_attention:
-        values = shapes.model.num_attention_heads // shapes.t * mla_of(shapes).v_head_dim
-        context = None if returns_saved_output(shapes) else shapes.wide("output", values, "a·dv/t")
-        kernel = kernel_under_checkpoint(kernel, _checkpoint_inputs(shapes), output=context)
     return kernel
+
+
+def _checkpointed(shapes: Shapes, kernel: Module) -> Module:
+    """The kernel in a checkpoint. Up projections are recomputed before it, so their tensors exist while it is recomputed."""
+    values = shapes.model.num_attention_heads // shapes.t * mla_of(shapes).v_head_dim
+    context = None if returns_saved_output(shapes) else shapes.wide("output", values, "a·dv/t")
+    before = tuple(each for each in kernel.backward_workspace if each.name.startswith(_RECOMPUTED))
+    kernel = replace(kernel, backward_workspace=tuple(each for each in kernel.backward_workspace if each not in before))
+    found = kernel_under_checkpoint(kernel, _checkpoint_inputs(shapes), output=context)
+    if not shapes.recomputes("mla_up_proj"):
+        return found
+    originals = rotation(shapes).forward_workspace[-3:]
+    return replace(
+        found,
+        forward_workspace=(*found.forward_workspace, *originals),
+        backward_workspace=(*found.backward_workspace, *before),
+    )
 
 
 def _saves_kernel_output(shapes: Shapes) -> bool:
@@ -132,7 +151,7 @@ def _core(shapes: Shapes) -> Module:
             for_backward = (*for_backward, *saved_input(shapes, shapes.hidden("normalized input"), gathered=shapes.sp))
         tables = () if model.rope_fusion else rotary_tables(shapes)
         originals = (*inputs, *inputs, *tables, *for_backward)
-        recomputed = tuple(Tensor(name=f"recomputed {each.name}", shape=each.shape, dtype=each.dtype) for each in originals)
+        recomputed = tuple(Tensor(name=f"{_RECOMPUTED}{each.name}", shape=each.shape, dtype=each.dtype) for each in originals)
     gradients = (
         tensor("output gradient", mla.v_head_dim, saved=False),
         *(tensor(f"{name} gradient", width, saved=False) for name, width in head_widths(mla)),

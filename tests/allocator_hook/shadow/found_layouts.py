@@ -218,6 +218,8 @@ FOUND: Final = {
     "--ffn-hidden-size 1024 --global-batch-size 32 --pipeline-model-parallel-size 2 --mtp-num-layers 2 "
     "--pipeline-model-parallel-layout Ettttmm|L",
     "unfused latent attention in fp8": f"{_UNFUSED} {_LATENT} --fp8-format e4m3 --fp8-recipe blockwise",
+    "unfused latent attention, recomputed with its up projections": f"{_UNFUSED} {_LATENT} --recompute-granularity selective "
+    "--recompute-modules core_attn mla_up_proj",
     "muon, a last stage without matrices and layers, checkpoints of attention": "--bf16 --position-embedding-type rope "
     "--untie-embeddings-and-output-weights --optimizer muon --pipeline-model-parallel-size 2 --mtp-num-layers 1 "
     "--pipeline-model-parallel-layout Ettttm|L --recompute-activations",
