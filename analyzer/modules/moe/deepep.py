@@ -49,41 +49,11 @@ def deepep_dispatch(shapes: Shapes) -> Module:
     routing = Routing(shapes)
     arrived, local = arrivals(routing), routing.local_experts
     choices = (routing.tokens, routing.moe.topk * routing.etp)
-    ranks = routing.ep * routing.etp
-    row_map: tuple[Tensor, ...] = (
-        (Tensor(name="row id map", shape=(arrived, 2 * local + 1), dtype="int32", formula="4·A·(2·El+1)"),)
-        if routing.moe.permute_fusion
-        else (Tensor(name="sorted indices", shape=(routing.rows,), dtype="int64", formula="8·T·k"),)
-    )
-    selected = () if routing.moe.permute_fusion else selection(routing, local, arrived, dtype="fp32")
-    # the fused function that finds the choices of each token saves its input
-    probabilities = Tensor(
-        name="probabilities",
-        shape=(routing.tokens, routing.moe.num_experts),
-        dtype=routing.probability_dtype,
-        formula="T·E",
-        made_in="mlp.router",
-    )
-    # the probabilities that the dispatcher references have an autograd graph, which keeps the handle of the dispatch
-    handle = (
-        Tensor(name="ranks of each token", shape=(routing.tokens, ranks), dtype="bool", formula="T·P"),
-        Tensor(name="send heads", shape=(routing.tokens, ranks), dtype="int32", formula="4·T·P"),
-        Tensor(name="origin of each token", shape=(arrived,), dtype="int32", formula="4·A"),
-    )
     return Module(
         name="dispatch",
         kind=ModuleKind.DISPATCH,
         function=True,
-        saved=(
-            probabilities,
-            *(replace(each, lingers=True, in_graph=True) for each in handle),
-            Tensor(name="arrivals of the choices", shape=(routing.choices,), dtype="int64", formula="8·T·k"),
-            Tensor(name="experts of the choices", shape=(routing.choices,), dtype="int64", formula="8·T·k"),
-            Tensor(name="mask of the choices of arrivals", shape=(arrived, choices[1]), dtype="bool", formula="A·k"),
-            *(replace(each, lingers=True) for each in row_map),
-            *selected,
-            Tensor(name="permuted probabilities", shape=(routing.rows,), dtype="fp32", formula="4·T·k"),
-        ),
+        saved=_saved_by_dispatch(routing),
         referenced=(
             Tensor(name="chosen instances", shape=choices, dtype="int64", formula="8·T·k"),
             Tensor(name="weights of the choices", shape=choices, dtype="fp32", formula="4·T·k"),
@@ -105,6 +75,37 @@ def deepep_dispatch(shapes: Shapes) -> Module:
             each for phase in ("forward", "backward") for each in collectives(routing, arrived, phase=phase, weights=True)
         ),
         source="MoEFlexTokenDispatcher with DeepEP",
+    )
+
+
+def _saved_by_dispatch(routing: Routing) -> tuple[Tensor, ...]:
+    """What the fused functions of the dispatcher, the dispatch and the permutation save."""
+    arrived, local, ranks = arrivals(routing), routing.local_experts, routing.ep * routing.etp
+    fused = routing.moe.permute_fusion
+    row_map = (
+        Tensor(name="row id map", shape=(arrived, 2 * local + 1), dtype="int32", formula="4·A·(2·El+1)")
+        if fused
+        else Tensor(name="sorted indices", shape=(routing.rows,), dtype="int64", formula="8·T·k")
+    )
+    # the fused function that finds the choices of each token saves its input
+    listed = (routing.tokens, routing.moe.num_experts)
+    probabilities = Tensor(name="probabilities", shape=listed, dtype=routing.probability_dtype, formula="T·E", made_in="mlp.router")
+    # the probabilities that the dispatcher references have an autograd graph, which keeps the handle of the dispatch
+    handle = (
+        Tensor(name="ranks of each token", shape=(routing.tokens, ranks), dtype="bool", formula="T·P"),
+        Tensor(name="send heads", shape=(routing.tokens, ranks), dtype="int32", formula="4·T·P"),
+        Tensor(name="origin of each token", shape=(arrived,), dtype="int32", formula="4·A"),
+    )
+    mask = (arrived, routing.moe.topk * routing.etp)
+    return (
+        probabilities,
+        *(replace(each, lingers=True, in_graph=True) for each in handle),
+        Tensor(name="arrivals of the choices", shape=(routing.choices,), dtype="int64", formula="8·T·k"),
+        Tensor(name="experts of the choices", shape=(routing.choices,), dtype="int64", formula="8·T·k"),
+        Tensor(name="mask of the choices of arrivals", shape=mask, dtype="bool", formula="A·k"),
+        replace(row_map, lingers=True),
+        *(() if fused else selection(routing, local, arrived, dtype="fp32")),
+        Tensor(name="permuted probabilities", shape=(routing.rows,), dtype="fp32", formula="4·T·k"),
     )
 
 
