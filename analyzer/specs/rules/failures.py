@@ -21,7 +21,6 @@ def failure_violations(job: TrainingJob) -> Iterator[Violation]:
     yield from _skipped_final_norm(job)
     yield from _delayed_latent_projections(job)
     yield from _uniform_recompute(job)
-    yield from _capacity_above_tokens(job)
 
 
 def _sharded_stages(job: TrainingJob) -> Iterator[Violation]:
@@ -154,27 +153,6 @@ def _uniform_recompute(job: TrainingJob) -> Iterator[Violation]:
             ("recompute_num_layers",),
             f"uniform recomputation of {size} layers needs a multiple of {size} layers in each stage in this release",
             f"use a divisor of {layers}",
-        )
-
-
-def _capacity_above_tokens(job: TrainingJob) -> Iterator[Violation]:
-    """The all-to-all dispatcher splits the rows by the capacity, and an expert gets each token at most once.
-
-    Sources: `apply_router_token_dropping` (core/transformer/moe/moe_utils.py) and `MoEAlltoAllTokenDispatcher.preprocess`
-    (core/transformer/moe/token_dispatcher.py), 0.16.
-    """
-    moe = job.model.moe
-    if moe is None or not moe.pad_to_capacity or moe.dispatcher != "alltoall":
-        return
-    split = job.parallel
-    tokens = job.batch.micro_batch_size * job.batch.seq_length // split.context
-    tokens //= split.tensor if split.sequence_parallel else 1
-    capacity = moe.capacity(tokens)
-    if capacity > tokens:
-        yield Violation(
-            ("moe_expert_capacity_factor",),
-            f"fails in the first step: inputs are padded to {capacity:,} tokens for each expert, and a rank has {tokens:,}",
-            f"use {moe.num_experts / moe.topk:g} or less",
         )
 
 

@@ -56,19 +56,21 @@ def test_deepep_network_buffers_are_rounded_up_to_512_mib() -> None:
 def test_deepep_saves_arrivals_once_and_indices_for_each_row() -> None:
     """fused_a2a.py `FusedDispatch` and token_dispatcher.py `_DeepepManager` (0.16.1). A tokens arrive for R rows of El experts.
 
-    `setup_metadata`: int64 and fp32 [T, k]. Handle of `buffer.dispatch`: bool and int32 [T, P], int32 [A]; the indices that arrive,
-    int64 [A, k]. `_indices_to_multihot`: bool and fp32 [A, El]; its assignment saves two int64 [R]. `permute`: int64 [R], fp32 [R].
-    The mask of `probs[mask]`, A·k bytes, is left out.
+    The dispatcher references the choices, int64 and fp32 [T, k] (`setup_metadata`), the indices that arrive, int64 [A, k], and bool
+    and fp32 [A, El] (`_indices_to_multihot`). Saved are the fp32 input [T, E] of `topk`, the handle of `buffer.dispatch`, bool and
+    int32 [T, P] and int32 [A], the mask of `probs[mask]`, [A, k], the indices of its assignment, two int64 [R], and in `permute`
+    int64 [R], the transposed fp32 and bool [El, A] of `masked_select`, and its result, fp32 [R].
     """
     tree = rank_classes(job_of(f"{FLEX} 4"))[0].trees[0]
     [dispatch] = {module for _, module in tree.walk() if module.name == "dispatch"}
-    a, k, local, ranks, rows = arrivals(routing(4)), 2, 2, 4, 2 * S
-    of_tokens = (8 * S * k, 4 * S * k, S * ranks, 4 * S * ranks)
-    of_arrivals = (4 * a, 8 * a * k, a * local, 4 * a * local)
+    a, k, experts, local, ranks, rows = arrivals(routing(4)), 2, 8, 2, 4, 2 * S
+    of_tokens = (4 * S * experts, S * ranks, 4 * S * ranks)
+    of_arrivals = (4 * a, a * k, a * local, 4 * a * local)
     of_rows = (2 * 8 * rows, 8 * rows, 4 * rows)
-    assert sum(tensor.bytes for tensor in dispatch.saved) == sum(
-        round_up(each, BLOCK) for each in (*of_tokens, *of_arrivals, *of_rows)
-    )
+    saved = (*of_tokens, *of_arrivals, *of_rows)
+    assert sum(tensor.bytes for tensor in dispatch.saved) == sum(round_up(each, BLOCK) for each in saved)
+    referenced = (8 * S * k, 4 * S * k, 8 * a * k, a * local, 4 * a * local)
+    assert sum(tensor.bytes for tensor in dispatch.referenced) == sum(round_up(each, BLOCK) for each in referenced)
 
 
 def test_hybridep_buffers_have_space_for_all_tokens_of_the_group() -> None:

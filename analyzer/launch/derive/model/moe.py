@@ -68,6 +68,7 @@ def moe_spec(
         imbalance=imbalance,
         **router,
     )
+    _check_capacity(arguments, moe)
     _check_together(arguments, model=model, moe=moe, precision=precision, gpu=launch.gpu, expert=parallel.expert)
     launch.assume(*_routing_assumptions(moe))
     launch.warn(*_fusion_warnings(arguments, model=model, grouped=grouped))
@@ -144,6 +145,22 @@ def _capacity(arguments: Arguments, *, balancing: tuple[str, ...]) -> tuple[floa
             "add --moe-expert-capacity-factor 1.0, or leave it out",
         )
     return factor, pad
+
+
+def _check_capacity(arguments: Arguments, moe: MoeSpec) -> None:
+    """The all-to-all dispatcher splits the rows by the capacity, and an expert gets each token of a rank at most once.
+
+    Sources: `apply_router_token_dropping` (core/transformer/moe/moe_utils.py) and `MoEAlltoAllTokenDispatcher.preprocess`
+    (core/transformer/moe/token_dispatcher.py), 0.16. Layers of forks add rows of zeros.
+    """
+    if arguments.fork is not None or not moe.pad_to_capacity or moe.dispatcher != "alltoall" or moe.capacity_factor is None:
+        return
+    if moe.capacity_factor * moe.topk > moe.num_experts:
+        raise InputError(
+            option(arguments, "moe_expert_capacity_factor"),
+            "fails in the first step: the inputs of an expert are padded to more tokens than a rank has",
+            f"use {moe.num_experts / moe.topk:g} or less",
+        )
 
 
 def _shared(arguments: Arguments, *, dispatcher: str, bias: bool) -> int | None:
