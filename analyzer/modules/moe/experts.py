@@ -89,6 +89,14 @@ class _Experts:
         return _by_expert(self.routing, replace(output, strided=saves_half(model), half_saved=half))
 
     @property
+    def activation_input(self) -> Tensor:
+        """fc1's output, to which the MLP of a sequential expert adds the bias first."""
+        model = self.shapes.model
+        if self.routing.moe.grouped_gemm or model.bias_activation_fusion or not model.bias_linear:
+            return self.fc1_output
+        return replace(self.fc1_output, name="biased fc1 output", made_in="")
+
+    @property
     def activation_output(self) -> Tensor:
         return self.at_once(self.routing.row_tensor("activation output", self.rows, self.width))[0]
 
@@ -197,7 +205,7 @@ def _activation(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
     later = total_bytes(saved_after) * others // routing.local_experts
     kept = (Tensor(name=SAVED_BY_OTHERS, shape=(later,), dtype="uint8"),) if later else ()
     # unfused, the backward multiplies the gradient by the factors before it reads fc1's output
-    read = replace(sizes.fc1_output, read_later=unfused and not sizes.drops_activation)
+    read = replace(sizes.activation_input, read_later=unfused and not sizes.drops_activation)
     if unfused and not sizes.drops_activation:
         factors = _read_in_order(factors, gated=model.gated, promoted=bool(promoted))
     both = routing.row_tensor("gradients of both factors", sizes.rows_at_once, 2 * width)
