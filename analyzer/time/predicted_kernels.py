@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from analyzer.modules.inputs import module_inputs
+from analyzer.modules.moe.routing import Routing
+from analyzer.modules.shapes import Shapes
 from analyzer.results import RankClass
 from analyzer.specs import TrainingJob
 from analyzer.time.pass_work import chunk_work
-from analyzer.time.work.kernels import Attention, Gemm, Kernel
+from analyzer.time.work.kernels import Attention, Gemm
 from analyzer.trace.kernels import KernelKey, KernelTotal, PredictedKernels, add_up, attention_key, gemm_key
 
 
@@ -18,21 +21,39 @@ def predicted_kernels(job: TrainingJob, rank: RankClass) -> PredictedKernels:
 
 
 def _of_chunks(job: TrainingJob, rank: RankClass, *, in_steps: bool) -> Iterator[tuple[KernelKey, KernelTotal]]:
+    padded_to = _padded_to(job)
     for tree in rank.trees:
         work = chunk_work(job, tree)
         for kernel, count in (*work.forward.kernels, *work.backward.kernels):
             times = count * job.batch.microbatches
-            key = _key(kernel, in_steps=in_steps)
-            if isinstance(kernel, Gemm) and key is not None:
-                yield key, KernelTotal(times * kernel.batch, float(times * kernel.flops))
-            elif isinstance(kernel, Attention) and key is not None:
+            if isinstance(kernel, Gemm):
+                for each in _of_padded_experts(kernel, padded_to):
+                    key = gemm_key(each.m, each.n, each.k, bits=int(each.precision))
+                    yield key, KernelTotal(times * each.batch, float(times * each.flops))
+            elif isinstance(kernel, Attention):
+                split = (kernel.batch, kernel.heads, kernel.queries, kernel.keys)
+                key = attention_key(kernel.name, split, (kernel.head_dim, kernel.value_dim), in_steps=in_steps)
                 yield key, KernelTotal(times, times * kernel.flops)
 
 
-def _key(kernel: Kernel, *, in_steps: bool) -> KernelKey | None:
-    if isinstance(kernel, Gemm):
-        return gemm_key(kernel.m, kernel.n, kernel.k, bits=int(kernel.precision))
-    if isinstance(kernel, Attention):
-        split = (kernel.batch, kernel.heads, kernel.queries, kernel.keys)
-        return attention_key(kernel.name, split, (kernel.head_dim, kernel.value_dim), in_steps=in_steps)
-    return None
+def _padded_to(job: TrainingJob) -> int:
+    """The multiple to which the experts pad their rows for FP8; 1 if they do not."""
+    if job.model.moe is None:
+        return 1
+    routing = Routing(Shapes(module_inputs(job)))
+    return routing.padded_to if routing.pads else 1
+
+
+def _of_padded_experts(gemm: Gemm, padded_to: int) -> tuple[Gemm, ...]:
+    """The products of experts, whose mean number of rows includes half a multiple of padding, with whole multiples.
+
+    Half of the experts have half a multiple less than the mean, the others half a multiple more.
+    """
+    half = padded_to // 2
+    if not (gemm.grouped and half) or gemm.batch % 2 or (gemm.rows - half) % padded_to:
+        return (gemm,)
+    few, many = gemm.rows - half, gemm.rows + half
+    gemm = gemm._replace(batch=gemm.batch // 2)
+    if gemm.depth_is_tokens:
+        return gemm._replace(k=few), gemm._replace(k=many)
+    return gemm._replace(m=few), gemm._replace(m=many)

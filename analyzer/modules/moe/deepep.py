@@ -62,7 +62,7 @@ def deepep_dispatch(shapes: Shapes) -> Module:
             Tensor(name="probabilities of arrivals", shape=(arrived, local), dtype="fp32", formula="4·A·El"),
         ),
         forward_workspace=(
-            routing.row_tensor(ARRIVED_ROWS, arrived),
+            *arrived_tensors(routing),
             routing.row_tensor(LOCAL_ROWS, routing.rows),
             *shared_output(routing),
         ),
@@ -75,6 +75,16 @@ def deepep_dispatch(shapes: Shapes) -> Module:
             each for phase in ("forward", "backward") for each in collectives(routing, arrived, phase=phase, weights=True)
         ),
         source="MoEFlexTokenDispatcher with DeepEP",
+    )
+
+
+def arrived_tensors(routing: Routing) -> tuple[Tensor, ...]:
+    """Tokens as they arrive and the weights of their choices, which local variables of `MoELayer.forward` reference."""
+    arrived = arrivals(routing)
+    weights = (arrived, routing.moe.topk * routing.etp)
+    return (
+        routing.row_tensor(ARRIVED_ROWS, arrived),
+        Tensor(name="weights of the choices of arrivals", shape=weights, dtype="fp32", formula="4·A·k"),
     )
 
 
@@ -127,7 +137,11 @@ def deepep_combine(shapes: Shapes) -> Module:
         kind=ModuleKind.COMBINE,
         function=True,
         saved=saved,
-        forward_workspace=(*(() if saved else (routing.row_tensor("expert output", routing.rows),)), *forward),
+        forward_workspace=(
+            *arrived_tensors(routing),
+            *(() if saved else (routing.row_tensor("expert output", routing.rows),)),
+            *forward,
+        ),
         backward_workspace=(
             gradient,
             routing.row_tensor("gradients of arrivals", arrived),

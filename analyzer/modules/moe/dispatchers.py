@@ -37,7 +37,11 @@ def dispatched_tensors(routing: Routing) -> tuple[Tensor, ...]:
         from analyzer.modules.moe.alltoall import dispatched_tokens
 
         return dispatched_tokens(routing)
-    return ()
+    if routing.flex.backend == "hybridep":
+        return ()  # its rows and probabilities are those that the experts save
+    from analyzer.modules.moe.deepep import arrived_tensors
+
+    return arrived_tensors(routing)
 
 
 def combined_tensors(routing: Routing) -> tuple[Tensor, ...]:

@@ -255,9 +255,15 @@ def _fc2(sizes: _Experts) -> Module:
     # freed before bias and padding are handled
     split_at_once = sizes.at_once(activated)[1]
     quantized = forward_input(shapes, activated, in_16_bit=False, original=dropped, split=split_at_once)
-    # sequential experts return views, which are concatenated
     unpadded = (routing.row_tensor("output without padding", routing.rows),) if routing.pads and moe.grouped_gemm else ()
     biased = _bias_added(routing)
+    unsaved = (activated,) if dropped or shapes.fp8 is not None else ()
+    results: tuple[Tensor, ...]
+    if sequential:  # the outputs are concatenated after the activation of the last expert is freed
+        concatenated = routing.row_tensor("output", routing.rows)
+        results = (routing.row_tensor("outputs of the experts", rows), *largest((*unsaved, *quantized), (concatenated,)))
+    else:
+        results = (*unsaved, routing.row_tensor("output", rows), *largest(quantized, (*biased, *unpadded)))
     # the gradient of the view of a padded output is a new tensor
     shares = "gradients of all experts" if sequential and not (routing.pads and shapes.fp8 is not None) else ""
     gradient = replace(sizes.at_once(sizes.output_gradient)[0], shares=shares)
@@ -269,13 +275,7 @@ def _fc2(sizes: _Experts) -> Module:
             *_expert_bias(routing, routing.width),
         ),
         saved=() if dropped else saved_input(shapes, read, split=split),
-        forward_workspace=(
-            *_referenced_rows(routing),
-            *((activated,) if dropped or shapes.fp8 is not None else ()),
-            *((routing.row_tensor("outputs of the experts", rows),) if sequential else ()),
-            routing.row_tensor("output", routing.rows if sequential else rows),
-            *largest(quantized, (*biased, *unpadded)),
-        ),
+        forward_workspace=(*_referenced_rows(routing), *results),
         backward_workspace=(
             *((activated, *_factors(sizes)) if dropped else ()),
             *sizes.recomputed_output,

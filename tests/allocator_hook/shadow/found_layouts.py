@@ -118,6 +118,12 @@ FOUND: Final = {
     "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 --attention-dropout 0 --hidden-dropout 0",
     "deepep, microbatches in flight": f"{_FLEX} --swiglu --moe-grouped-gemm --moe-permute-fusion --moe-enable-deepep "
     "--pipeline-model-parallel-size 4",
+    "deepep, gated experts of all tokens, pp2": f"{_FLEX} --moe-router-topk 8 --swiglu --moe-permute-fusion --moe-enable-deepep "
+    "--pipeline-model-parallel-size 2",
+    "sequential experts in fp8, all-gather dispatcher": f"{_EXPERTS} --swiglu --moe-token-dispatcher-type allgather "
+    "--fp8-format e4m3 --fp8-recipe tensorwise",
+    "grouped experts in fp8, equal numbers of tokens": f"{_EXPERTS} --swiglu --moe-grouped-gemm "
+    "--moe-token-dispatcher-type alltoall --fp8-format e4m3 --fp8-recipe tensorwise",
     "deepep, microbatches in flight, unfused permutation": f"{_FLEX} --swiglu --moe-grouped-gemm --moe-enable-deepep "
     "--pipeline-model-parallel-size 4",
     "hybridep, split experts, mtp, two instances of the optimizer": f"{_FLEX} --swiglu --moe-grouped-gemm --mtp-num-layers 1 "
