@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from analyzer.memory.pipeline_tensors import MessageOrder, PipelineTensors, kept_inputs, pipeline_tensors
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Tensor, total_bytes
+from analyzer.passes.deferred_output_gradients import Deferral, deferral_of
 from analyzer.passes.stages import frees_input
 from analyzer.schedule.pipeline import Pair
 from analyzer.specs import TrainingJob
@@ -32,6 +33,16 @@ def schedule_tensors(
     return (
         pipeline_tensors(job, pipeline_rank=model.pipeline_rank, freed=all(freed), first_stays=first_stays),
         kept_inputs(job, model.chunks, pipeline_rank=model.pipeline_rank, freed=freed),
+    )
+
+
+def deferrals(job: TrainingJob, model: StageModel) -> tuple[Deferral | None, Deferral | None]:
+    """`deferral_of` the last stage in the first and in a later iteration."""
+    tree = model.trees[-1]
+    freed_first, freed = (frees_input(job, tree, first_iteration=first) for first in (True, False))
+    return (
+        deferral_of(job, microbatches=job.batch.first_microbatches, freed=freed_first),
+        deferral_of(job, microbatches=job.batch.microbatches, freed=freed),
     )
 
 

@@ -20,6 +20,7 @@ from analyzer.memory.allocator.settings import AllocatorSettings
 from analyzer.memory.collector import collector_paused
 from analyzer.memory.device_overhead import SEGMENT, device_range, outside_allocator_bytes, reserved_bytes
 from analyzer.memory.features import (
+    deferrals,
     graph_memory_of,
     left_bytes,
     offloaded_points,
@@ -35,7 +36,6 @@ from analyzer.memory.verdict import highest
 from analyzer.memory.workspaces import Workspace
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Tensor, total_bytes
-from analyzer.passes.deferred_output_gradients import deferral_of
 from analyzer.passes.stages import last_layer_bytes_on_gpu
 from analyzer.results import MemoryPart, PeakEvent, RankClass, RankMemory
 from analyzer.schedule.pipeline import Step
@@ -233,8 +233,7 @@ def contexts(job: TrainingJob, stage: StageAnalysis, messages: MessageOrder) -> 
         sent=tuple(total_bytes(each[1:]) if job.parallel.overlap_p2p else 0 for each in inputs),
     )
     last = model.chunks[-1].post_process
-    of_first = deferral_of(job, microbatches=job.batch.first_microbatches) if last else None
-    of_later = deferral_of(job, microbatches=job.batch.microbatches) if last else None
+    of_first, of_later = deferrals(job, model) if last else (None, None)
     offloaded = offloaded_points(job, model.trees, messages)
     extra = last_layer_bytes_on_gpu(job, model.trees[-1])
     # the operands of one call do not depend on the number of microbatches

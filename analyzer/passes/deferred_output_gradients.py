@@ -32,8 +32,11 @@ class Deferral:
     """Bytes of the received input of a microbatch and of the gradient of this input."""
 
 
-def deferral_of(job: TrainingJob, *, microbatches: int) -> Deferral | None:
-    """The deferral in an iteration with these microbatches; None if nothing is deferred."""
+def deferral_of(job: TrainingJob, *, microbatches: int, freed: bool = False) -> Deferral | None:
+    """The deferral in an iteration with these microbatches; None if nothing is deferred.
+
+    `freed`: the storage of the received input is freed, because activation offloading copied it to the host.
+    """
     if not job.flags.defer_embedding_wgrad:
         return None
     shapes = shapes_of(job)
@@ -43,7 +46,7 @@ def deferral_of(job: TrainingJob, *, microbatches: int) -> Deferral | None:
     return Deferral(
         bytes_each=total_bytes(operands) + (shapes.hidden("input gradient").bytes if detached else 0),
         calls=min(calls, job.flags.wgrad_deferral_limit or calls),
-        graph_bytes=0 if detached else 2 * shapes.hidden("received input").bytes,
+        graph_bytes=0 if detached else (1 if freed else 2) * shapes.hidden("received input").bytes,
     )
 
 

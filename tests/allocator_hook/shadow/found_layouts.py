@@ -118,6 +118,8 @@ FOUND: Final = {
     "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 --attention-dropout 0 --hidden-dropout 0",
     "deepep, microbatches in flight": f"{_FLEX} --swiglu --moe-grouped-gemm --moe-permute-fusion --moe-enable-deepep "
     "--pipeline-model-parallel-size 4",
+    "deferred embedding gradients, norms on the host": "--bf16 --pipeline-model-parallel-size 2 --defer-embedding-wgrad-compute "
+    "--global-batch-size 32 --multi-latent-attention --fine-grained-activation-offloading --offload-modules attn_norm",
     "deepep, gated experts of all tokens, pp2": f"{_FLEX} --moe-router-topk 8 --swiglu --moe-permute-fusion --moe-enable-deepep "
     "--pipeline-model-parallel-size 2",
     "sequential experts in fp8, all-gather dispatcher": f"{_EXPERTS} --swiglu --moe-token-dispatcher-type allgather "
