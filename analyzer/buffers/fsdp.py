@@ -76,8 +76,13 @@ def covers_units(module: Module) -> bool:
 
 
 def is_segment(module: Module) -> bool:
-    """Whether a module is one segment: a unit, units under one checkpoint, another checkpoint, or a module without children."""
-    return is_unit(module) or module.recomputed or not module.children
+    """Whether a module is one segment: a unit, units under one checkpoint, a checkpoint without units, or without children.
+
+    The checkpoint of an MTP layer has a unit among other modules, which are segments of their own.
+    """
+    if is_unit(module) or not module.children:
+        return True
+    return module.recomputed and (layers_under_checkpoint(module) or not any(is_unit(child) for child in module.children))
 
 
 def segments(tree: Module) -> Iterator[Segment]:

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from analyzer.buffers.fsdp import is_unit, layers_under_checkpoint
+from analyzer.buffers.fsdp import is_segment, is_unit, layers_under_checkpoint
 from analyzer.buffers.fsdp_gathering import GRADIENTS, Gathering, Ids
 from analyzer.modules.kinds import LINEAR, RESIDUAL_ADDS, ModuleKind
 from analyzer.modules.tree import Module, Parameter, Tensor, total_bytes
@@ -43,7 +43,7 @@ def with_gradients_from_first(gathering: Gathering, tree: Module, started: Seque
             if key not in done:
                 done[key] = _with_buckets(gathering.job, module, buckets)
             return done[key]
-        if not module.children or (module.recomputed and not layers_under_checkpoint(module)):
+        if is_segment(module) and not layers_under_checkpoint(module):
             return module
         return replace(module, children=tuple(visit(child) for child in module.children))
 

@@ -120,6 +120,9 @@ FOUND: Final = {
     "--pipeline-model-parallel-size 4",
     "deferred embedding gradients, norms on the host": "--bf16 --pipeline-model-parallel-size 2 --defer-embedding-wgrad-compute "
     "--global-batch-size 32 --multi-latent-attention --fine-grained-activation-offloading --offload-modules attn_norm",
+    "fsdp, full recompute, mtp": "--bf16 --vocab-size 120 --num-layers 2 --mtp-num-layers 1 --position-embedding-type rope "
+    f"{_FULL} 1 --global-batch-size 32 --use-megatron-fsdp --no-gradient-accumulation-fusion --ckpt-format fsdp_dtensor "
+    "--data-parallel-sharding-strategy optim_grads_params",
     "deepep, gated experts of all tokens, pp2": f"{_FLEX} --moe-router-topk 8 --swiglu --moe-permute-fusion --moe-enable-deepep "
     "--pipeline-model-parallel-size 2",
     "sequential experts in fp8, all-gather dispatcher": f"{_EXPERTS} --swiglu --moe-token-dispatcher-type allgather "

@@ -158,10 +158,14 @@ def _flash_supports(needs: AttentionNeeds, capability: tuple[int, int]) -> bool:
 
 
 def _flash_3_supports(needs: AttentionNeeds, capability: tuple[int, int]) -> bool:
-    """Whether flash-attn 3, which runs on Hopper only, supports queries and values of the two sizes of multi-latent attention."""
-    largest = max(needs.head_dim, needs.value_head_dim or 0)
+    """Whether flash-attn 3, which runs on Hopper only, supports queries and values of the two sizes of multi-latent attention.
+
+    Source: `_is_fa3_supported` in pytorch/attention/dot_product_attention/utils.py (TE 2.11).
+    """
+    queries, values = needs.head_dim, needs.value_head_dim or needs.head_dim
+    supported = (128 < queries <= 192 and 96 < values <= 128) or (queries <= 64 and values <= 512)
     plain = not (needs.max_logit or needs.sinks or needs.deterministic)
-    return _two_sizes(needs) and plain and needs.half_precision and capability == HOPPER and largest <= 256
+    return _two_sizes(needs) and plain and needs.half_precision and capability == HOPPER and supported
 
 
 def _fused_supports(needs: AttentionNeeds, capability: tuple[int, int]) -> bool:
