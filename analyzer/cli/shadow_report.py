@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from allocator_hook.packages import installed, warnings
@@ -12,11 +13,12 @@ from analyzer.memory.allocator.settings import AllocatorSettings
 from analyzer.memory.device_overhead import device_range, outside_allocator_bytes
 from analyzer.memory.verdict import verdict
 from analyzer.modules.shapes import shapes_of
+from analyzer.modules.tree import Tensor
 from analyzer.results import PeakEvent, RankClass, RankMemory, Report
-from analyzer.specs import TrainingJob
+from analyzer.specs import TrainingFlags, TrainingJob
 from analyzer.time.predicted_kernels import predicted_kernels
 from analyzer.trace.allocator_replay import Replayed, replay
-from analyzer.trace.compare import Comparison, compare
+from analyzer.trace.compare import MODEL, Comparison, compare
 from analyzer.trace.events import Header
 from analyzer.trace.reader import read_complete_trace
 from analyzer.trace.summary import summarize
@@ -118,6 +120,17 @@ def _outside_graphs(job: TrainingJob, rank: RankClass) -> RankClass:
     return replace(rank, trees=tuple(trees))
 
 
+def _may_end_in_forward(flags: TrainingFlags, module: str, tensor: Tensor) -> bool:
+    """Whether a saved tensor may be freed in the forward of the next microbatch, which overlaps with the backward.
+
+    These are tensors from outside the layers, and with delayed weight gradients the inputs of linear layers.
+    """
+    if not flags.overlap_moe_expert_parallel_comm:
+        return False
+    outside = module == MODEL or module.split(".")[0] == "embedding"
+    return outside or (flags.delay_wgrad_compute and "input" in tensor.name)
+
+
 def comparisons(report: Report, traces: Mapping[int, Path], *, tolerance: float) -> tuple[Compared, ...]:
     """Compares formulas and trace for each rank class. `report` must have the number of microbatches that was run."""
     found = []
@@ -126,7 +139,12 @@ def comparisons(report: Report, traces: Mapping[int, Path], *, tolerance: float)
         rows = [row for row in report.communication if row.pipeline_rank == each.pipeline_rank]
         kernels = predicted_kernels(report.job, each)
         result = compare(
-            _outside_graphs(report.job, each), summarize(trace), communication=rows, kernels=kernels, tolerance=tolerance
+            _outside_graphs(report.job, each),
+            summarize(trace),
+            communication=rows,
+            kernels=kernels,
+            tolerance=tolerance,
+            unlisted=partial(_may_end_in_forward, report.job.flags),
         )
         found.append(Compared(each, result, trace.header))
     return tuple(found)

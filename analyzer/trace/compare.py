@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
@@ -109,15 +109,18 @@ def compare(
     communication: Sequence[CommunicationRow] = (),
     kernels: PredictedKernels | None = None,
     tolerance: float = 0.01,
+    unlisted: Callable[[str, Tensor], bool] = lambda module, tensor: False,  # noqa: ARG005
 ) -> Comparison:
     """Compare the prediction for a rank with a recording. The last iteration of the trace is taken as the steady state.
+
+    `unlisted`: whether a saved tensor of a module may be freed in a forward, so that the recording need not list it.
 
     Raises ValueError if the trace has no iteration.
     """
     if not recorded.iterations:
         raise ValueError("the trace has no iteration: it ends before the first training step")
     last = recorded.iterations[-1]
-    rows = _module_rows(rank, last.saved)
+    rows = _module_rows(rank, last.saved, unlisted)
     matched = sum(row.recorded - sum(row.only_recorded) for row in rows)
     total = sum(row.recorded for row in rows)
     return Comparison(
@@ -228,10 +231,12 @@ def _allocating_module(tensor: Tensor, *, own: str, layer: str, stream: str) -> 
     return f"{layer}.{tensor.made_in}" if layer else tensor.made_in
 
 
-def _module_rows(rank: RankClass, saved: dict[str, tuple[int, ...]]) -> tuple[ModuleRow, ...]:
+def _module_rows(
+    rank: RankClass, saved: dict[str, tuple[int, ...]], unlisted: Callable[[str, Tensor], bool]
+) -> tuple[ModuleRow, ...]:
     predicted: dict[str, list[Tensor]] = {}
     for path, tensor in made_tensors(rank.chunks, rank.trees):
-        predicted.setdefault(path, []).append(tensor)
+        predicted.setdefault(path, []).append(replace(tensor, lingers=True) if unlisted(path, tensor) else tensor)
     recorded: dict[str, list[int]] = {}
     for module, sizes in saved.items():
         recorded.setdefault(_predicted_module(module, predicted), []).extend(sizes)

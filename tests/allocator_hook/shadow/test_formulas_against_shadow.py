@@ -424,9 +424,7 @@ def test_formulas_agree_with_a_run_of_megatron(name: str, record: Record, tmp_pa
         for row in each.comparison.modules:
             if row.module == "embedding" and name in HELD_BY_PLAN:
                 continue
-            # the modules that delayed weight gradients reference are not listed as those that save the operands
-            delayed = "--delay-wgrad-compute" in argv
-            assert delayed or not [tensor for tensor in row.only_predicted if tensor.bytes > SCALARS], row
+            assert not [tensor for tensor in row.only_predicted if tensor.bytes > SCALARS], row
             assert not [size for size in row.only_recorded if size > SCALARS], row
         assert each.comparison.collectives == ()
         assert each.comparison.kernels is not None
