@@ -22,12 +22,14 @@ from analyzer.modules.attention.context_parallel import (
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.norm import norm_parameters
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import Module, Parameter, Tensor
+from analyzer.modules.tree import Module, Parameter, Tensor, largest
 
 RETURNED: Final = ("output", "output in [s,b,a,d]", "returned output")
 """Names of the output of a kernel that does not save it."""
 ATTENTION = "self_attention"
 QKV = "self_attention.linear_qkv"
+FUSED: Final = "FusedAttnFunc"
+QKV_GRADIENTS: Final = "query, key and value gradients"
 
 
 @dataclass(frozen=True)
@@ -235,11 +237,11 @@ def fused_kernel(shapes: Shapes) -> Module:
         forward_workspace=(*workspace, *((heads.tensor("output in [s,b,a,d]", heads.query),) if transposed else ())),
         backward_workspace=(
             heads.tensor("output gradient", heads.query),
-            heads.tensor("query, key and value gradients", heads.qkv),
+            heads.tensor(QKV_GRADIENTS, heads.qkv),
             *gradient_scratch(shapes, query=heads.query, grouped=heads.grouped),
         ),
         parameters=sinks(shapes),
-        source="FlashAttention" if flash else "FusedAttnFunc",
+        source="FlashAttention" if flash else FUSED,
     )
 
 
@@ -258,6 +260,17 @@ def returns_saved_output(shapes: Shapes) -> bool:
     return shapes.inputs.attention_in_batches or not works_in_batches(shapes)
 
 
+def _with_copied_gradients(workspace: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The backward workspace of a kernel under a checkpoint whose inputs are views of one qkv tensor.
+
+    The gradients are views of one tensor too. Autograd copies each to a contiguous tensor (`AccumulateGrad`) after the kernel.
+    """
+    names = [tensor.name for tensor in workspace]
+    own = names.index(QKV_GRADIENTS) + 1
+    copied = (replace(workspace[own - 1], name="copies of query, key and value gradients"),)
+    return (*workspace[:own], *largest(workspace[own:], copied))
+
+
 def kernel_under_checkpoint(kernel: Module, inputs: tuple[Tensor, ...], *, output: Tensor | None = None) -> Module:
     """The kernel under `--recompute-modules core_attn`. `inputs` and the tables of the unfused rotation before it stay saved.
 
@@ -274,6 +287,8 @@ def kernel_under_checkpoint(kernel: Module, inputs: tuple[Tensor, ...], *, outpu
         forward = tuple(each for each in kernel.forward_workspace if each.name not in RETURNED)
         backward = tuple(each for each in kernel.backward_workspace if each.name != "output gradient")
         kernel = replace(kernel, forward_workspace=forward, backward_workspace=backward)
+    if kernel.source == FUSED and any(tensor.made_in == QKV for tensor in kernel.saved):
+        kernel = replace(kernel, backward_workspace=_with_copied_gradients(kernel.backward_workspace))
     return Module(
         name="core_attention_checkpoint",
         kind=ModuleKind.ATTENTION_KERNEL_CHECKPOINT,

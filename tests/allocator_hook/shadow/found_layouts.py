@@ -123,6 +123,9 @@ FOUND: Final = {
     "fsdp, full recompute, mtp": "--bf16 --vocab-size 120 --num-layers 2 --mtp-num-layers 1 --position-embedding-type rope "
     f"{_FULL} 1 --global-batch-size 32 --use-megatron-fsdp --no-gradient-accumulation-fusion --ckpt-format fsdp_dtensor "
     "--data-parallel-sharding-strategy optim_grads_params",
+    "recomputed fused attention of mixed qkv": "--bf16 --vocab-size 120 --pipeline-model-parallel-size 2 --ffn-hidden-size 512 "
+    "--recompute-granularity selective --global-batch-size 32 --disable-bias-linear --attention-dropout 0 --hidden-dropout 0 "
+    "--kv-channels 128",
     "deepep, gated experts of all tokens, pp2": f"{_FLEX} --moe-router-topk 8 --swiglu --moe-permute-fusion --moe-enable-deepep "
     "--pipeline-model-parallel-size 2",
     "sequential experts in fp8, all-gather dispatcher": f"{_EXPERTS} --swiglu --moe-token-dispatcher-type allgather "
