@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.kinds import MOE_LATENT_PROJECTIONS, ModuleKind
 from analyzer.modules.tree import Module, Parameter
 
 
@@ -70,19 +70,40 @@ def creation_order(tree: Module) -> Iterator[Parameter]:
 def modules_in_order(tree: Module) -> Iterator[Module]:
     """Modules of a chunk in the order in which their parameters are listed.
 
-    This is the order of the tree, except for attention, which creates its kernel (with its sinks) and its output projection
-    before the projection of queries, keys and values (`Attention.__init__`, `SelfAttention.__init__` in
-    megatron/core/transformer/attention.py).
+    This is the order of the tree, except for the parts of attention and of MoE layers (`Attention.__init__`,
+    `MultiLatentAttention.__init__`, `MLASelfAttention.__init__` and `MoELayer.__init__` in megatron/core/transformer, 0.16.1).
     """
     yield tree
     children: Sequence[Module] = tree.children
     if tree.kind is ModuleKind.ATTENTION:
         children = sorted(children, key=_place_in_attention)
+    elif any(child.kind is ModuleKind.ROUTER for child in children):
+        children = sorted(children, key=_place_in_moe_layer)
     for child in children:
         yield from modules_in_order(child)
 
 
+_ATTENTION: Final = {
+    ModuleKind.ATTENTION_KERNEL: 0,
+    ModuleKind.ATTENTION_KERNEL_CHECKPOINT: 0,
+    ModuleKind.ATTENTION_OUTPUT: 1,
+    ModuleKind.QKV: 2,
+    ModuleKind.Q_PROJECTION: 2,
+    ModuleKind.Q_DOWN: 2,
+    ModuleKind.Q_UP: 3,
+    ModuleKind.KV_DOWN: 4,
+    ModuleKind.KV_UP: 5,
+}
+"""The order of the parts of attention. Separate norms are last."""
+
+
 def _place_in_attention(module: Module) -> int:
-    if module.kind in (ModuleKind.ATTENTION_KERNEL, ModuleKind.ATTENTION_KERNEL_CHECKPOINT):
+    return _ATTENTION.get(module.kind, len(_ATTENTION))
+
+
+def _place_in_moe_layer(module: Module) -> int:
+    if module.kind is ModuleKind.ROUTER:
         return 0
-    return 1 if module.kind is ModuleKind.ATTENTION_OUTPUT else 2
+    if module.name in MOE_LATENT_PROJECTIONS:
+        return 1
+    return 3 if module.kind is ModuleKind.SHARED_EXPERTS else 2

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from analyzer.buffers.gradient_buffers import bucket_size, chunk_buffers, shard_numel
 from analyzer.buffers.of_stage import stage_buffers
-from analyzer.buffers.parameter_order import ParameterRun, creation_order
+from analyzer.buffers.parameter_order import ParameterRun, creation_order, modules_in_order
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Parameter
+from analyzer.passes.stages import stage_models
 from tests.communication_job import make_job, make_stages
+from tests.job_of import job_of
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,38 @@ def test_the_output_projection_is_created_first() -> None:
     layer = Module(name="0", children=(leaf("input_layernorm"), attention, leaf("mlp")))
     names = [parameter.name for parameter in creation_order(layer)]
     assert names == ["input_layernorm", "linear_proj", "linear_qkv", "k_layernorm", "mlp"]
+
+
+def test_parameters_of_latent_attention_and_moe_layers_are_in_the_order_of_megatron() -> None:
+    """`named_parameters` of a GPTModel of megatron-core 0.16.1 with these options."""
+    job = job_of(
+        "--num-layers 1 --position-embedding-type rope --disable-bias-linear --normalization RMSNorm --multi-latent-attention "
+        "--q-lora-rank 64 --qk-layernorm --num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-latent-size 256 "
+        "--moe-shared-expert-intermediate-size 512 --moe-shared-expert-gate"
+    )
+    (model,) = stage_models(job)
+    listed = [f"{module.name}.{each.name}" for module in modules_in_order(model.trees[0]) for each in module.parameters]
+    assert listed == [
+        "word_embeddings.weight",
+        "input_layernorm.weight",
+        "linear_proj.weight",
+        "linear_q_down_proj.weight",
+        "linear_q_up_proj.layer_norm_weight",
+        "linear_q_up_proj.weight",
+        "linear_kv_down_proj.weight",
+        "linear_kv_up_proj.layer_norm_weight",
+        "linear_kv_up_proj.weight",
+        "pre_mlp_layernorm.weight",
+        "router.weight",
+        "fc1_latent_proj.weight",
+        "fc2_latent_proj.weight",
+        "linear_fc1.weight",
+        "linear_fc2.weight",
+        "shared_experts.gate_weight",
+        "linear_fc1.weight",
+        "linear_fc2.weight",
+        "final_layernorm.weight",
+    ]
 
 
 @pytest.mark.parametrize("distributed", [False, True])
