@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.moe.routing import Routing, shared_output, summed_rows
+from analyzer.modules.moe.routing import Routing, dispatched_rows, shared_output, summed_rows
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Tensor, largest
 
@@ -93,7 +93,12 @@ def allgather_combine(shapes: Shapes) -> Module:
     saved = summed_rows(routing, routing.rows, made_in="mlp.experts.linear_fc2" if grouped else "mlp.experts")
     expert_output = () if saved else (routing.row_tensor("expert output", routing.rows),)
     forward = (
-        (*expert_output, summed, *((summed,) if saved else ())),  # deterministic PyTorch allocates the zeros twice
+        (
+            *dispatched_rows(routing),
+            *expert_output,
+            summed,
+            *((summed,) if saved else ()),
+        ),  # deterministic PyTorch allocates the zeros twice
         (summed, *(promoted if promotes else ()), *reduced),
     )
     return Module(

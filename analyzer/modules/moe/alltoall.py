@@ -9,7 +9,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.moe.routing import LOCAL_ROWS, RECEIVED_ROWS, SENT_ROWS, Routing, selection, shared_output, summed_rows
+from analyzer.modules.moe.routing import (
+    LOCAL_ROWS,
+    RECEIVED_ROWS,
+    SENT_ROWS,
+    Routing,
+    dispatched_rows,
+    selection,
+    shared_output,
+    summed_rows,
+)
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Tensor, largest, total_bytes
 
@@ -148,6 +157,7 @@ def _overlapped_shared_output(routing: Routing) -> tuple[tuple[Tensor, ...], tup
 def _combined(routing: Routing, *, saved: bool) -> tuple[Tensor, ...]:
     """Tensors of the combine at its peak, in addition to the rows that are summed if these are saved."""
     several, sends = routing.local_experts > 1, routing.ep > 1
+    dispatched = dispatched_rows(routing)
     expert_output = routing.row_tensor("expert output", routing.rows)
     unsorted = (routing.row_tensor("unsorted rows", routing.rows),) if several else ()
     latent = routing.moe.latent_size is not None  # then the output of the shared experts is added later
@@ -160,7 +170,7 @@ def _combined(routing: Routing, *, saved: bool) -> tuple[Tensor, ...]:
     if not saved:
         last = returned_rows(routing)
         return largest(
-            (expert_output, *unsorted, *_summed_over_parts(routing)),
+            (*dispatched, expert_output, *unsorted, *_summed_over_parts(routing)),
             (*(unsorted or (expert_output,)), *(last if sends else ())),
             (*last, *scattered),
             (*last, *output),
@@ -170,7 +180,7 @@ def _combined(routing: Routing, *, saved: bool) -> tuple[Tensor, ...]:
         return largest(() if _sums_expert_output(routing) else (expert_output,), scattered, output)
     # the saved rows are received after the output of the experts is freed
     beyond = routing.row_tensor("expert output beyond the summed rows", max(0, routing.rows - routing.sent))
-    return largest((beyond, *unsorted, *_summed_over_parts(routing)), unsorted or (expert_output,), scattered, output)
+    return largest((*dispatched, beyond, *unsorted, *_summed_over_parts(routing)), unsorted or (expert_output,), scattered, output)
 
 
 def alltoall_combine(shapes: Shapes) -> Module:

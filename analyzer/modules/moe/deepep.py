@@ -13,7 +13,7 @@ from typing import Final
 
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.flex import arrivals, collectives
-from analyzer.modules.moe.routing import ARRIVED_ROWS, LOCAL_ROWS, Routing, selection, shared_output, summed_rows
+from analyzer.modules.moe.routing import ARRIVED_ROWS, LOCAL_ROWS, Routing, dispatched_rows, selection, shared_output, summed_rows
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Tensor, largest
 from analyzer.units import MIB, round_up
@@ -129,7 +129,7 @@ def deepep_combine(shapes: Shapes) -> Module:
     saved = summed_rows(routing, routing.rows, made_in="mlp.experts.linear_fc2" if grouped else "mlp.experts")
     sums = routing.row_tensor("sums of arrivals", arrived)
     forward = largest(
-        (sums, *((sums,) if saved else ())),  # deterministic PyTorch allocates the zeros twice
+        (*dispatched_rows(routing), sums, *((sums,) if saved else ())),  # deterministic PyTorch allocates the zeros twice
         (sums, *output),
     )
     return Module(

@@ -12,7 +12,7 @@ from typing import Final
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import weight_gradient
 from analyzer.modules.mlp import saved_by_gate, saves_half
-from analyzer.modules.moe.routing import Routing, shared_output
+from analyzer.modules.moe.routing import Routing, dispatched_rows, shared_output
 from analyzer.modules.quantized import Split, backward_input, forward_input, output_gradient, saved_input
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Parameter, Tensor, largest, total_bytes
@@ -346,7 +346,7 @@ def _referenced_rows(routing: Routing) -> tuple[Tensor, ...]:
     quantized = routing.shapes.fp8 is not None
     rows = routing.multiplied_rows // (routing.local_experts if runs_sequentially(routing) else 1)
     padded = (routing.row_tensor("padded rows", rows),) if routing.pads and quantized else ()
-    return (routing.row_tensor("received rows", routing.rows), *padded) if routing.pads or quantized else ()
+    return (*dispatched_rows(routing), *padded)
 
 
 def _expert_bias(routing: Routing, width: int) -> tuple[Parameter, ...]:

@@ -167,6 +167,16 @@ def summed_rows(routing: Routing, rows: int, *, made_in: str = "") -> tuple[Tens
     return (routing.row_tensor("rows that are summed", rows, made_in=made_in),)
 
 
+def dispatched_rows(routing: Routing) -> tuple[Tensor, ...]:
+    """The rows that the experts receive, if no layer saves them: fc1 saves quantized or padded rows instead.
+
+    A local variable of `MoELayer.routed_experts_compute` references them until the rows of the experts are unpermuted.
+    """
+    if not (routing.pads or routing.shapes.fp8 is not None):
+        return ()
+    return (routing.row_tensor("received rows", routing.rows),)
+
+
 def shared_output(routing: Routing) -> tuple[Tensor, ...]:
     """The output of the shared experts, until it is added to the output of the routed experts."""
     if not routing.moe.shared_ffn_hidden_size or routing.moe.shared_overlap:

@@ -126,6 +126,10 @@ FOUND: Final = {
     "recomputed fused attention of mixed qkv": "--bf16 --vocab-size 120 --pipeline-model-parallel-size 2 --ffn-hidden-size 512 "
     "--recompute-granularity selective --global-batch-size 32 --disable-bias-linear --attention-dropout 0 --hidden-dropout 0 "
     "--kv-channels 128",
+    "grouped experts in fp8, padded to capacity, tp2 sp": "--bf16 --swiglu --disable-bias-linear --vocab-size 120 --num-experts 8 "
+    "--moe-router-topk 4 --moe-token-dispatcher-type alltoall --moe-grouped-gemm --moe-ffn-hidden-size 256 "
+    "--moe-expert-capacity-factor 2 --moe-pad-expert-input-to-capacity --tensor-model-parallel-size 2 --sequence-parallel "
+    "--fp8-format e4m3 --fp8-recipe tensorwise",
     "deepep, gated experts of all tokens, pp2": f"{_FLEX} --moe-router-topk 8 --swiglu --moe-permute-fusion --moe-enable-deepep "
     "--pipeline-model-parallel-size 2",
     "sequential experts in fp8, all-gather dispatcher": f"{_EXPERTS} --swiglu --moe-token-dispatcher-type allgather "
