@@ -123,25 +123,22 @@ def deepep_combine(shapes: Shapes) -> Module:
     """Rows of the local experts → [T, h], summed for each token."""
     routing = Routing(shapes)
     arrived = arrivals(routing)
-    output = (shapes.hidden("output"), *shared_output(routing))
     gradient = shapes.branch_gradient
     grouped = routing.moe.grouped_gemm or routing.local_experts == 1
     saved = summed_rows(routing, routing.rows, made_in="mlp.experts.linear_fc2" if grouped else "mlp.experts")
     sums = routing.row_tensor("sums of arrivals", arrived)
+    expert_output = () if saved else (routing.row_tensor("expert output", routing.rows),)
     forward = largest(
-        (*dispatched_rows(routing), sums, *((sums,) if saved else ())),  # deterministic PyTorch allocates the zeros twice
-        (sums, *output),
+        # deterministic PyTorch allocates the zeros twice
+        (*dispatched_rows(routing), *expert_output, sums, *((sums,) if saved else ())),
+        (sums, shapes.hidden("output")),
     )
     return Module(
         name="combine",
         kind=ModuleKind.COMBINE,
         function=True,
         saved=saved,
-        forward_workspace=(
-            *arrived_tensors(routing),
-            *(() if saved else (routing.row_tensor("expert output", routing.rows),)),
-            *forward,
-        ),
+        forward_workspace=(*arrived_tensors(routing), *shared_output(routing), *forward),
         backward_workspace=(
             gradient,
             routing.row_tensor("gradients of arrivals", arrived),
