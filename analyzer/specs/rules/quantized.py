@@ -1,4 +1,4 @@
-"""Rules for tensors in FP8 and FP4 that Transformer Engine cannot exchange between tensor-parallel ranks."""
+"""Rules for tensors in FP8 and FP4 that Transformer Engine cannot gather from tensor-parallel ranks, or recompute."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ BLOCKS: Final = {"blockwise": 128, "mxfp8": 32, "nvfp4": 16}
 
 
 def quantized_violations(job: TrainingJob) -> Iterator[Violation]:
-    """Inputs of linear layers that are gathered in FP8 or FP4, with the releases of Transformer Engine that check them."""
+    """Inputs of linear layers that are gathered in FP8 or FP4, with the releases of Transformer Engine that check them.
+
+    Also copies of weights in FP4 that the recomputation reads.
+    """
     fp8, parallel = job.precision.fp8, job.parallel
+    if fp8 is not None and fp8.recipe == "nvfp4" and job.recompute.granularity == "full":
+        yield from _without_columns(job)
     if fp8 is None or parallel.tensor == 1 or not parallel.sequence_parallel or job.software.te_is_before("2.11"):
         return
     if fp8.layers_at_start_in_16_bit + fp8.layers_at_end_in_16_bit >= job.model.num_layers:
@@ -24,6 +29,17 @@ def quantized_violations(job: TrainingJob) -> Iterator[Violation]:
         yield from _in_blocks(job, block)
     if job.flags.tp_comm_overlap and fp8.recipe in ("blockwise", "nvfp4"):
         yield from _in_userbuffers(job)
+
+
+def _without_columns(job: TrainingJob) -> Iterator[Violation]:
+    """The first forward of a checkpoint has no gradients, and caches copies of the weights without the column-wise part.
+
+    The backward after the recomputation needs this part. The cache of other recipes is replaced then (`get_weight_workspace` in
+    transformer_engine/pytorch/module/base.py, 2.11).
+    """
+    if job.software.te_is_before("2.12"):
+        why = "with NVFP4 fails in the first backward: the cached weights have no column-wise copy (Transformer Engine 2.11)"
+        yield Violation(("recompute_granularity",), why, "use --recompute-granularity selective, or FP8")
 
 
 def _in_blocks(job: TrainingJob, block: int) -> Iterator[Violation]:
