@@ -103,9 +103,11 @@ def beyond_freed(gradients: tuple[Tensor, ...], module: Module) -> tuple[Tensor,
     """The part of a module's unsharded gradients that exceeds what its backward has freed when they are allocated.
 
     A bucket is allocated when autograd accumulates the first gradient (`register_post_accumulate_grad_hook`): after the backward of
-    the module, when only the gradients of its weight and input are left of its temporary tensors.
+    the module, when only the gradients of its weight and input are left of its temporary tensors. With sequence parallelism the
+    input gradient is this rank's part.
     """
-    kept = ("weight gradient", "input gradient")
+    scattered = any(each.name == "scattered input gradient" for each in module.backward_workspace)
+    kept = ("weight gradient", "scattered input gradient" if scattered else "input gradient")
     freed = total_bytes(module.saved) + total_bytes(each for each in module.backward_workspace if each.name not in kept)
     beyond = []
     for tensor in gradients:
