@@ -23,6 +23,7 @@ class Means:
 
     def __init__(self) -> None:
         self._by_storage: dict[int, float] = {}
+        self._padded: set[int] = set()
         self.multiple = 1
         """Rows of each expert are padded to this multiple for FP8; numbers of tokens then differ by half of it, see `spread`."""
 
@@ -32,13 +33,17 @@ class Means:
             return float(tensor)
         return self._by_storage.get(tensor.untyped_storage()._cdata) if isinstance(tensor, torch.Tensor) else None
 
-    def put(self, tensor: torch.Tensor, mean: float | None) -> None:
+    def put(self, tensor: torch.Tensor, mean: float | None, *, padded: bool = False) -> None:
+        """Set the mean of a tensor. `padded`: its elements are numbers of rows that padding has made multiples of `multiple`."""
+        storage = tensor.untyped_storage()._cdata
         if mean is not None:
-            self._by_storage[tensor.untyped_storage()._cdata] = mean
+            self._by_storage[storage] = mean
+            (self._padded.add if padded else self._padded.discard)(storage)
 
     def forget(self, storage: int) -> None:
         """Remove the mean of a freed storage."""
         self._by_storage.pop(storage, None)
+        self._padded.discard(storage)
 
     def propagate(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Set the mean of the result of an operation, if there is a rule for it."""
@@ -58,18 +63,21 @@ class Means:
         if not mean:
             return host
         total = round(mean * host.numel())
-        host.view(-1).copy_(torch.tensor(self.spread(total, host.numel(), padded=host.dim() == 1)))
+        padded = tensor.untyped_storage()._cdata in self._padded
+        host.view(-1).copy_(torch.tensor(self.spread(total, host.numel(), pads=host.dim() == 1, padded=padded)))
         return host
 
-    def spread(self, total: int, number: int, *, padded: bool = True) -> list[int]:
+    def spread(self, total: int, number: int, *, pads: bool = True, padded: bool = False) -> list[int]:
         """Return `number` integers with this sum that differ by at most 1.
 
-        If they are `padded` and each is already a multiple of `multiple`, every second one is half of it more, and the others
-        half of it less. Padding then adds half of a multiple to each on average, as for random numbers.
+        If a later step `pads` them and each is already a multiple of `multiple`, every second one is half of it more, the others
+        half of it less. Padding then adds half of a multiple to each on average, as for random numbers. Of `padded` numbers the
+        mean includes this half; they are such multiples.
         """
         each, further = divmod(total, number)
         half = self.multiple // 2
-        if padded and half and not further and each and not each % self.multiple and not number % 2:
+        is_multiple = not (each - (half if padded else 0)) % self.multiple
+        if (pads or padded) and half and not further and each and is_multiple and not number % 2:
             return [each + half, each - half] * (number // 2)
         return [each + (index < further) for index in range(number)]
 

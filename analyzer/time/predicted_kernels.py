@@ -37,11 +37,11 @@ def _of_chunks(job: TrainingJob, rank: RankClass, *, in_steps: bool) -> Iterator
 
 
 def _padded_to(job: TrainingJob) -> int:
-    """The multiple to which the experts pad their rows for FP8; 1 if they do not."""
-    if job.model.moe is None:
+    """The multiple to which the rows of each expert are padded for FP8; 1 if they are not, or by padding the routing map."""
+    if job.model.moe is None or job.model.moe.pad_for_quantization:
         return 1
     routing = Routing(Shapes(module_inputs(job)))
-    return routing.padded_to if routing.pads else 1
+    return routing.padded_to if routing.multiplied_rows > routing.choices else 1
 
 
 def _of_padded_experts(gemm: Gemm, padded_to: int) -> tuple[Gemm, ...]:

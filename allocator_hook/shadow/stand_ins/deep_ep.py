@@ -156,7 +156,7 @@ class HybridEPBuffer:
             probabilities = empty((rows,), torch.float32)
             _record(_sized(probabilities, (arrived, handle[2])), self.group)
         each = empty((self.local,), torch.int64)
-        means.put(each, rows / self.local)
+        means.put(each, rows / self.local, padded=True)
         return permuted, probabilities, None, each, handle
 
     def combine_with_unpermute(

@@ -130,6 +130,8 @@ FOUND: Final = {
     "--moe-router-topk 4 --moe-token-dispatcher-type alltoall --moe-grouped-gemm --moe-ffn-hidden-size 256 "
     "--moe-expert-capacity-factor 2 --moe-pad-expert-input-to-capacity --tensor-model-parallel-size 2 --sequence-parallel "
     "--fp8-format e4m3 --fp8-recipe tensorwise",
+    "hybridep, sequential experts in fp8": f"{_FLEX} --swiglu --moe-flex-dispatcher-backend hybridep --fp8-format e4m3 "
+    "--fp8-recipe tensorwise",
     "deepep, gated experts of all tokens, pp2": f"{_FLEX} --moe-router-topk 8 --swiglu --moe-permute-fusion --moe-enable-deepep "
     "--pipeline-model-parallel-size 2",
     "sequential experts in fp8, all-gather dispatcher": f"{_EXPERTS} --swiglu --moe-token-dispatcher-type allgather "
