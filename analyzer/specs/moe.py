@@ -63,10 +63,11 @@ class MoeSpec:
     imbalance: float = 1.0
     """Tokens of the experts of the highest-memory rank, relative to the mean (`--info-moe-imbalance`)."""
 
-    def capacity(self, tokens: int) -> int:
+    def capacity(self, tokens: int, *, split: int = 1) -> int:
         """Tokens that an expert accepts from a rank with `tokens` tokens; valid only with a capacity factor.
 
-        Source: `get_capacity` (megatron/core/transformer/moe/moe_utils.py), with its order of operations.
+        `split`: parts of an expert that are counted as experts. Source: `get_capacity`
+        (megatron/core/transformer/moe/moe_utils.py), with its order of operations.
         """
         assert self.capacity_factor is not None
-        return ceil(tokens * self.topk / self.num_experts * self.capacity_factor)
+        return ceil(tokens * self.topk / (self.num_experts * split) * self.capacity_factor)

@@ -35,7 +35,7 @@ def alltoall_dispatch(shapes: Shapes) -> Module:
     permuted = routing.row_tensor(SENT_ROWS, routing.sent)
     received = routing.row_tensor(RECEIVED_ROWS, routing.received)
     local = routing.row_tensor(LOCAL_ROWS, routing.rows)
-    several = routing.local_experts > 1
+    sorts = _sorts(routing)
     return Module(
         name="dispatch",
         kind=ModuleKind.DISPATCH,
@@ -49,14 +49,14 @@ def alltoall_dispatch(shapes: Shapes) -> Module:
         forward_workspace=(
             permuted,
             *((received,) if routing.ep > 1 else ()),
-            *((local,) if several else ()),
+            *((local,) if sorts else ()),
             *shared_output(routing),
         ),
         # each step reads one tensor and writes another
         backward_workspace=largest(
             (
                 routing.row_tensor("row gradients", routing.rows),
-                *((routing.row_tensor("sorted row gradients", routing.rows),) if several or routing.ep > 1 else ()),
+                *((routing.row_tensor("sorted row gradients", routing.rows),) if sorts or routing.ep > 1 else ()),
             ),
             (routing.row_tensor("sent gradients", routing.sent), shapes.hidden("token gradient")),
         ),
@@ -72,12 +72,20 @@ def _sort_map(routing: Routing) -> tuple[Tensor, ...]:
     return (Tensor(name="sort map", shape=(routing.rows,), dtype="int32", formula="4·T·k"),)
 
 
+def _sorts(routing: Routing) -> bool:
+    """Whether sorting rows by expert, and restoring their order, allocates new tensors.
+
+    Equal numbers of rows from a single rank are already sorted: the copy is a view.
+    """
+    return routing.local_experts > 1 and not (routing.moe.pad_to_capacity and routing.ep * routing.etp == 1)
+
+
 def dispatched_tokens(routing: Routing) -> tuple[Tensor, ...]:
     """Tokens as sent and as received, which local variables of the layer reference until it returns.
 
     Without expert parallelism nothing is sent and they are one tensor. If rows are not sorted, the experts save the last one.
     """
-    sorts = routing.local_experts > 1 or routing.etp > 1
+    sorts = _sorts(routing) or routing.etp > 1
     sent = routing.row_tensor(SENT_ROWS, routing.sent)
     if routing.ep == 1:
         return (sent,) if sorts else ()
@@ -137,8 +145,8 @@ def _summed_over_parts(routing: Routing) -> tuple[Tensor, ...]:
 
 
 def _sums_expert_output(routing: Routing) -> bool:
-    """Whether the summed rows are the output of the experts: nothing is sent, and sorting equal numbers of rows is a view."""
-    return routing.ep * routing.etp == 1 and (routing.local_experts == 1 or routing.moe.pad_to_capacity)
+    """Whether the summed rows are the output of the experts: nothing is sent or sorted."""
+    return routing.ep * routing.etp == 1 and not _sorts(routing)
 
 
 def _overlapped_shared_output(routing: Routing) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -156,10 +164,10 @@ def _overlapped_shared_output(routing: Routing) -> tuple[tuple[Tensor, ...], tup
 
 def _combined(routing: Routing, *, saved: bool) -> tuple[Tensor, ...]:
     """Tensors of the combine at its peak, in addition to the rows that are summed if these are saved."""
-    several, sends = routing.local_experts > 1, routing.ep > 1
+    sends = routing.ep > 1
     dispatched = dispatched_rows(routing)
     expert_output = routing.row_tensor("expert output", routing.rows)
-    unsorted = (routing.row_tensor("unsorted rows", routing.rows),) if several else ()
+    unsorted = (routing.row_tensor("unsorted rows", routing.rows),) if _sorts(routing) else ()
     latent = routing.moe.latent_size is not None  # then the output of the shared experts is added later
     scattered, shared = _overlapped_shared_output(routing)
     output = (
@@ -193,7 +201,7 @@ def alltoall_combine(shapes: Shapes) -> Module:
     gradient = shapes.branch_gradient
     gathers = routing.etp > 1  # into a flat tensor that is then copied
     exchanged = (routing.row_tensor("exchanged gradients", routing.received),) if routing.ep > 1 or gathers else ()
-    copied = (several and routing.ep == 1) or gathers
+    copied = (_sorts(routing) and routing.ep == 1) or gathers
     sorts = (routing.row_tensor("sorted gradients", routing.rows),) if copied else ()
     received = routing.row_tensor("received gradients", routing.rows)
     if saved:

@@ -15,12 +15,17 @@ from analyzer.modules.moe.routing import Routing
 from analyzer.modules.tree import Collective
 
 
+def experts_of_token(routing: Routing) -> int:
+    """k. Experts that are padded to their capacity get further tokens: k is then the mean number of experts of a token."""
+    moe = routing.moe
+    return min(moe.num_experts, round(routing.sent / routing.tokens)) if moe.pad_to_capacity else moe.topk
+
+
 def arrivals(routing: Routing) -> int:
     """A: tokens of the group that have at least one of their experts on this rank."""
-    group = routing.tokens * routing.ep * routing.etp
-    return expected_arrivals(
-        group, routing.moe.num_experts, routing.local_experts, topk=routing.moe.topk, imbalance=routing.moe.imbalance
-    )
+    moe, group = routing.moe, routing.tokens * routing.ep * routing.etp
+    topk = experts_of_token(routing)
+    return expected_arrivals(group, moe.num_experts, routing.local_experts, topk=topk, imbalance=moe.imbalance)
 
 
 def expected_arrivals(tokens: int, experts: int, local: int, *, topk: int, imbalance: float = 1.0) -> int:
@@ -34,4 +39,5 @@ def collectives(routing: Routing, arrived: int, *, phase: str, weights: bool) ->
     tokens = routing.message("all_to_all", "tp_ep", (arrived, routing.width), routing.shapes.dtype, phase)
     if not weights:
         return (tokens,)
-    return (tokens, routing.message("all_to_all", "tp_ep", (arrived, routing.moe.topk * routing.etp), "fp32", phase))
+    choices = experts_of_token(routing) * routing.etp
+    return (tokens, routing.message("all_to_all", "tp_ep", (arrived, choices), "fp32", phase))

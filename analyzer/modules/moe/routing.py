@@ -97,7 +97,12 @@ class Routing:
 
     @cached_property
     def choices(self) -> int:
-        """Rows for this rank's experts, without the padding that the flex dispatcher adds on arrival."""
+        """Rows for this rank's experts, without the padding that the flex dispatcher adds on arrival.
+
+        `_HybridEPManager.setup_metadata` counts each part of an expert as an expert where it computes the capacity.
+        """
+        if self.moe.pad_to_capacity and self.moe.flex is not None:
+            return self.moe.num_experts * self.etp * self.moe.capacity(self.tokens, split=self.etp)
         return int(self.sent * self.etp * self.moe.imbalance)
 
     @property

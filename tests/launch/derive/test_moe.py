@@ -222,6 +222,8 @@ def test_imbalance() -> None:
     assert not any("Balanced routing" in each for each in job.assumptions)
     with pytest.raises(InputError, match=r"^--info-moe-imbalance: there are no experts"):
         imbalanced("", 1.5)
+    with pytest.raises(InputError, match=r"^--info-moe-imbalance: .* every expert gets the same number of rows"):
+        imbalanced(E8 + "--expert-model-parallel-size 8 --moe-expert-capacity-factor 1 --moe-pad-expert-input-to-capacity", 1.5)
 
 
 @given(experts=st.sampled_from([8, 16, 64]), expert=st.sampled_from([1, 2, 4, 8]), topk=st.integers(2, 8))

@@ -223,7 +223,13 @@ def _check_grouped(arguments: Arguments, *, model: ModelSpec, moe: MoeSpec, prec
 
 
 def _check_imbalance(moe: MoeSpec, *, expert: int) -> None:
-    """The upper limit of `--info-moe-imbalance`: every token goes to the same rank, once for each of its experts."""
+    """The upper limit of `--info-moe-imbalance`: every token goes to the same rank, once for each of its experts.
+
+    With padding every expert gets its capacity.
+    """
+    if moe.imbalance != 1 and moe.pad_to_capacity:
+        why = "with --moe-pad-expert-input-to-capacity every expert gets the same number of rows"
+        raise InputError(IMBALANCE, why, "leave it out")
     most = expert * min(moe.topk, moe.num_experts // expert) / moe.topk
     if moe.imbalance > most:
         raise InputError(
