@@ -263,5 +263,7 @@ FOUND: Final = {
     "two instances of the optimizer, overlapped, pp2": f"--bf16 --vocab-size 120 {_INSTANCES}",
     "two instances of the optimizer, overlapped, experts, interleaved": f"{_EXPERTS} {_INSTANCES} --moe-grouped-gemm "
     "--moe-token-dispatcher-type alltoall --num-layers-per-virtual-pipeline-stage 1",
+    "megatron fsdp of optimizer states, rings": f"{_MEGATRON_FSDP} optim {_GROUPED} --swiglu --kv-channels 128 "
+    "--untie-embeddings-and-output-weights --context-parallel-size 2",
     "fp4, mtp in 16 bit": f"--bf16 --vocab-size 120 --position-embedding-type rope --mtp-num-layers 1 {_FP4}",
 }
