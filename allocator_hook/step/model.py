@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from copy import copy
 from typing import Any
 
 import torch
@@ -123,9 +124,15 @@ def _encoder_or_decoder() -> Any:
 
 
 def chunks(job: TrainingJob, config: Any) -> list[Any]:
-    """Build all chunks of the rank in the order of virtual stages, not yet wrapped for data parallelism."""
+    """Build all chunks of the rank in the order of virtual stages, not yet wrapped for data parallelism.
+
+    Each chunk has its own config, which `gpt_builder` creates from the arguments. Schedules use that of the first.
+    """
     virtual = job.parallel.virtual_pipeline
-    return [chunk(job, config, virtual_stage=stage) for stage in (range(virtual) if virtual else (None,))]
+    if not virtual:
+        return [chunk(job, config, virtual_stage=None)]
+    configs = [config, *(copy(config) for _ in range(virtual - 1))]
+    return [chunk(job, each, virtual_stage=stage) for stage, each in enumerate(configs)]
 
 
 def _wrapper(job: TrainingJob) -> Any:

@@ -38,7 +38,7 @@ READ: Final[dict[str, frozenset[str]]] = {
     ),
     "OptimizerSpec": frozenset(
         "name sgd_momentum distributed precision_aware main_params_dtype exp_avg_dtype exp_avg_sq_dtype overlap_grad_reduce "
-        "overlap_param_gather overlap_param_gather_with_optimizer_step ddp_bucket_size ddp_num_buckets "
+        "aligned_grad_reduce overlap_param_gather overlap_param_gather_with_optimizer_step ddp_bucket_size ddp_num_buckets "
         "pad_buckets_for_high_nccl_busbw average_in_collective reduce_scatter_with_fp32_accumulation clip_grad weight_decay "
         "log_num_zeros_in_grad log_params_norm offload muon".split()
     ),

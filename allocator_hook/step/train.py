@@ -116,7 +116,8 @@ def _prepare(job: TrainingJob, config: Any, trained: Trained, marks: Marks) -> N
     if job.optimizer.overlap_grad_reduce:
         functions = [chunk.no_sync for chunk in trained.chunks]
         config.no_sync_func = functions[0] if len(functions) == 1 else functions
-        if job.parallel.pipeline > 1:  # `train` of megatron/training/training.py: all stages reduce at the same time
+        # `train` of megatron/training/training.py: all stages reduce at the same time
+        if job.parallel.pipeline > 1 and job.optimizer.aligned_grad_reduce:
             functions = [chunk.start_grad_sync for chunk in trained.chunks]
             config.grad_sync_func = functions[0] if len(functions) == 1 else functions
     if _gathers_in_hooks(job):

@@ -13,7 +13,7 @@ from math import lcm, prod
 
 from analyzer.buffers.gradient_buffers import DEFAULT_BUCKET_SIZE, DEFAULT_BUCKET_SIZE_PER_RANK
 from analyzer.buffers.parameter_order import creation_order
-from analyzer.layout.data_parallel import ReductionGroup, reduction_size
+from analyzer.layout.data_parallel import ReductionGroup, described_replica, reduction_size
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Parameter
 from analyzer.specs import FsdpSpec, TrainingJob
@@ -217,22 +217,24 @@ def _shapes(parameter: Parameter) -> Iterator[Shape]:
 
 
 def replicated_numel(job: TrainingJob, bucket: ShardedBucket) -> int:
-    """Elements of weights replicated over tensor-parallel ranks whose gradients the first replica stores."""
-    return sum(numel for numel, parameter in _in_first_shard(job, bucket) if parameter.sequence_parallel)
+    """Elements of weights replicated over tensor-parallel ranks whose gradients the described replica stores."""
+    return sum(numel for numel, parameter in _in_shard(job, bucket) if parameter.sequence_parallel)
 
 
-def first_shard(job: TrainingJob, bucket: ShardedBucket) -> tuple[int, ...]:
-    """Elements of each parameter in the shard of the first replica, without padding."""
-    return tuple(numel for numel, _ in _in_first_shard(job, bucket))
+def described_shard(job: TrainingJob, bucket: ShardedBucket) -> tuple[int, ...]:
+    """Elements of each parameter in the shard of the described replica (`described_replica`), without padding."""
+    return tuple(numel for numel, _ in _in_shard(job, bucket))
 
 
-def _in_first_shard(job: TrainingJob, bucket: ShardedBucket) -> Iterator[tuple[int, Parameter]]:
+def _in_shard(job: TrainingJob, bucket: ShardedBucket) -> Iterator[tuple[int, Parameter]]:
     shapes = [(shape, parameter) for parameter in bucket.parameters for shape in _shapes(parameter)]
     ranks = None if fsdp_of(job).strategy == "no_shard" else padding_ranks(job, bucket.group)
     offsets, _ = _laid_out([shape for shape, _ in shapes])
-    shard = bucket.numel // (ranks or 1)
+    size = bucket.numel // (ranks or 1)
+    begin = size * (described_replica(job.parallel, bucket.group) % (ranks or 1))
     for offset, (shape, parameter) in zip(offsets, shapes, strict=True):
-        yield min(offset + prod(shape), shard) - min(offset, shard), parameter
+        inside = min(offset + prod(shape), begin + size) - max(offset, begin)
+        yield max(0, inside), parameter
 
 
 def padded_numel(shapes: Sequence[Shape], *, ranks: int | None) -> int:

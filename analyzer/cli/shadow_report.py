@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from allocator_hook.packages import installed, warnings
-from analyzer.layout.groups import group_of
+from analyzer.layout.data_parallel import described_rank
 from analyzer.memory.allocator.settings import AllocatorSettings
 from analyzer.memory.device_overhead import device_range, outside_allocator_bytes
 from analyzer.memory.verdict import verdict
@@ -30,16 +30,10 @@ def recorded_ranks(report: Report) -> tuple[int, ...]:
 
 
 def _recorded_rank(job: TrainingJob, of: RankClass) -> int:
-    """The first rank of a rank class, or the last of its ring of attention if the class contains it.
-
-    With a causal mask the last rank of a ring multiplies all its queries in each step, and the others fewer. The formulas describe
-    the last one (`modules.attention.context_parallel`).
-    """
+    """The rank of a rank class that the formulas describe; the first if that one is not in the class."""
     first = of.ranks[0][0]
-    if job.parallel.context == 1 or "p2p" not in job.parallel.cp_comm_type:
-        return first
-    last = group_of(job.parallel, "cp", first)[-1]
-    return last if any(begin <= last <= end for begin, end in of.ranks) else first
+    rank = described_rank(job.parallel, first)
+    return rank if any(begin <= rank <= end for begin, end in of.ranks) else first
 
 
 def recorded_report(report: Report, traces: Mapping[int, Path], *, settings: AllocatorSettings) -> Report:

@@ -14,13 +14,15 @@ from analyzer.buffers.gradient_buffers import Buffer
 from analyzer.communication.calls import Call, Kind
 from analyzer.layout.data_parallel import reduction_size
 from analyzer.specs import TrainingJob
+from analyzer.specs.release import is_before
 
 
-def data_parallel_calls(job: TrainingJob, buffers: Sequence[Sequence[Buffer]]) -> Iterator[Call]:
+def data_parallel_calls(job: TrainingJob, pipeline_rank: int, buffers: Sequence[Sequence[Buffer]]) -> Iterator[Call]:
     """One call for each size of bucket, with the number of such buckets, also those of other chunks.
 
     `buffers` are the gradient and parameter buffers of each chunk. Not for FSDP, which has different buckets.
     """
+    reductions = 2 if _reduces_twice(job, pipeline_rank) else 1
     counts: Counter[Call] = Counter()
     for chunk in buffers:
         for buffer in chunk:
@@ -31,7 +33,23 @@ def data_parallel_calls(job: TrainingJob, buffers: Sequence[Sequence[Buffer]]) -
         for call in counts:
             counts[call] *= optimizers if call.phase == "parameter" else 1
     for call, count in counts.items():
-        yield call._replace(per_iteration=count)
+        yield call._replace(per_iteration=count * (reductions if call.phase == "gradient" else 1))
+
+
+def _reduces_twice(job: TrainingJob, pipeline_rank: int) -> bool:
+    """Whether each bucket is reduced twice: with several instances of the distributed optimizer, by stages that the schedule tells
+    to reduce after their last backward (`grad_sync_func` of megatron/core/pipeline_parallel/schedules.py, 0.16.1).
+
+    These stages register no gradient in their backwards, so the first batch of `_ParamAndGradBucketGroup` never ends, and
+    `finish_grad_sync` starts the reduction again. A handle of the first reduction prevents this, but several instances have none.
+    The first stage registers its gradients, unless stages are interleaved. Core before 0.16 has no first batch.
+    """
+    parallel, optimizer = job.parallel, job.optimizer
+    if parallel.distributed_optimizer_instances == 1 or parallel.pipeline == 1 or is_before(job.megatron, "0.16"):
+        return False
+    if not (optimizer.distributed and optimizer.overlap_grad_reduce and optimizer.aligned_grad_reduce):
+        return False
+    return pipeline_rank > 0 or parallel.virtual_pipeline is not None
 
 
 def _calls(job: TrainingJob, buffer: Buffer) -> Iterator[Call]:

@@ -96,7 +96,7 @@ def _stage_calls(job: TrainingJob, stage: StageModel, buffers: Buffers) -> Itera
     yield from module_calls(stage)
     yield from pipeline_calls(job, stage)
     if job.fsdp is None:
-        yield from data_parallel_calls(job, buffers)
+        yield from data_parallel_calls(job, stage.pipeline_rank, buffers)
     yield from _optional_calls(job, stage)
     yield from shared_gradient_calls(job, stage)
     if legacy:

@@ -56,7 +56,7 @@ def shared_gradient_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]
     Replicated weights of sequence-parallel regions, and q/k norms always: one all-reduce of a flattened copy over tensor-parallel
     ranks. Tied word embedding: an all-reduce between the first and the last pipeline rank, at full size also with the distributed
     optimizer, because it follows the reduce-scatter and works on the full buffer in place. With Megatron-FSDP each rank reduces
-    the elements of its shard, after they have been converted to fp32 for the optimizer; the size is that of the first replica.
+    the elements of its shard, after they have been converted to fp32 for the optimizer; the size is that of the described replica.
     """
     dtype: str = job.precision.parameters if _uses_torch_fsdp(job) else job.precision.gradients
     if job.fsdp is not None and job.fsdp.implementation == "megatron":

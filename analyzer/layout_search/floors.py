@@ -13,8 +13,9 @@ from typing import Final, NamedTuple
 from analyzer.layout_search.dimensions import Space
 from analyzer.layout_search.space import Split, Stages
 from analyzer.layout_search.split_jobs import job_of_split, resized
-from analyzer.modules.inputs import module_inputs
+from analyzer.modules.inputs import module_inputs, one_projection_in_userbuffers
 from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.layer import LayerRuns
 from analyzer.modules.models.gpt import ChunkKind, chunk_modules, layer_kinds
 from analyzer.modules.tree import Module
 from analyzer.specs import TrainingJob
@@ -67,9 +68,18 @@ class Floors:
         return ROUNDING * microbatches * (model.seconds + exchange)
 
     def _model(self, job: TrainingJob) -> _Model:
+        """All layers. If the first layer of each chunk has userbuffers: the faster of no such layer and of such layers only."""
+        layers = layer_kinds(job.model, job.precision.fp8)
+        found = [self._model_of(job, layers)]
+        if one_projection_in_userbuffers(job):
+            marked = tuple((kind._replace(projects_in_userbuffers=True), times) for kind, times in layers)
+            found.append(self._model_of(job, marked))
+        return min(found, key=lambda model: model.seconds)
+
+    def _model_of(self, job: TrainingJob, layers: LayerRuns) -> _Model:
         problem = self._space.problem
         context, settings = work_context(job), settings_of(job)
-        everything = ChunkKind(layers=layer_kinds(job.model, job.precision.fp8), mtp_layers=job.model.mtp_num_layers)
+        everything = ChunkKind(layers=layers, mtp_layers=job.model.mtp_num_layers)
         total = 0.0
         messages: list[tuple[Message, float]] = []
 

@@ -26,9 +26,9 @@ from analyzer.memory.pipeline_tensors import pipeline_tensors, received_gradient
 from analyzer.memory.ranks import tensor_classes
 from analyzer.memory.stages import distinct_stages
 from analyzer.memory.workspaces import workspace_bytes
-from analyzer.modules.inputs import ModuleInputs, module_inputs
+from analyzer.modules.inputs import ModuleInputs, module_inputs, one_projection_in_userbuffers
 from analyzer.modules.layer import LayerRuns
-from analyzer.modules.models.gpt import CACHED_CHUNKS, ChunkKind, chunk_modules, has_final_norm, layer_kinds, part_of_runs
+from analyzer.modules.models.gpt import CACHED_CHUNKS, ChunkKind, chunk_modules, has_final_norm, layer_kinds, layers_of_chunk
 from analyzer.modules.shapes import Shapes, shapes_of
 from analyzer.modules.tree import Module, Tensor, total_bytes
 from analyzer.program.chunks import Block
@@ -138,17 +138,20 @@ def kinds_of_stages(job: TrainingJob) -> tuple[ChunkKind, ...]:
     """The kind of every virtual stage, in model order."""
     model, parallel = job.model, job.parallel
     counts = layers_of_stages(model.num_layers, parallel)
-    return _kinds_of_counts(layer_kinds(model, job.precision.fp8), counts, model.mtp_num_layers, mtp_stage(parallel))
+    layers, in_userbuffers = layer_kinds(model, job.precision.fp8), one_projection_in_userbuffers(job)
+    return _kinds_of_counts(layers, counts, model.mtp_num_layers, mtp_stage(parallel), in_userbuffers)
 
 
 @lru_cache(maxsize=CACHED_CHUNKS)
-def _kinds_of_counts(layers: LayerRuns, counts: tuple[int, ...], mtp_layers: int, mtp_stage: int) -> tuple[ChunkKind, ...]:
+def _kinds_of_counts(
+    layers: LayerRuns, counts: tuple[int, ...], mtp_layers: int, mtp_stage: int, in_userbuffers: bool
+) -> tuple[ChunkKind, ...]:
     """The same for stages with so many layers."""
     last, total = len(counts) - 1, sum(counts)
     found: list[ChunkKind] = []
     known: dict[ChunkKind, ChunkKind] = {}
     for stage, end in enumerate(accumulate(counts)):
-        runs = part_of_runs(layers, end - counts[stage], end)
+        runs = layers_of_chunk(layers, end - counts[stage], end, in_userbuffers)
         kind = ChunkKind(
             layers=runs,
             pre_process=stage == 0,

@@ -99,8 +99,8 @@ class ModuleInputs:
     attention_mask_in_dataloader: bool = True
     deterministic: bool = False
     userbuffers: bool = False
-    """Linear layers gather and scatter in buffers outside PyTorch's allocator (`--tp-comm-overlap`). Multi-latent attention turns
-    this off for all layers after its first projections (`TELinear.__init__`)."""
+    """Linear layers gather and scatter in buffers outside PyTorch's allocator (`--tp-comm-overlap`). With multi-latent attention
+    they do not, except one of each chunk (`one_projection_in_userbuffers`)."""
     copies_logits: bool = False
     """Before core 0.8, the cross entropy subtracts the maximum into a new tensor (tensor_parallel/cross_entropy.py)."""
     cached_dummies: CachedDummies = CachedDummies()
@@ -217,6 +217,19 @@ def _fp8(job: TrainingJob) -> Fp8Spec | None:
     return None if ignored else fp8
 
 
+def _in_userbuffers(job: TrainingJob) -> bool:
+    return job.flags.tp_comm_overlap and job.model.implementation == "transformer_engine"
+
+
+def one_projection_in_userbuffers(job: TrainingJob) -> bool:
+    """Whether only the output projection of attention in the first layer of each chunk uses userbuffers.
+
+    Multi-latent attention creates it first, and its other projections switch userbuffers off in the config of the chunk
+    (`TELinear.__init__`, core/extensions/transformer_engine.py, 0.16.1).
+    """
+    return _in_userbuffers(job) and job.model.mla is not None
+
+
 def _module_inputs(job: TrainingJob) -> ModuleInputs:
     parallel = job.parallel
     return ModuleInputs(
@@ -240,7 +253,7 @@ def _module_inputs(job: TrainingJob) -> ModuleInputs:
         gradient_accumulation_fusion=job.flags.gradient_accumulation_fusion,
         attention_mask_in_dataloader=job.flags.attention_mask_in_dataloader,
         deterministic=job.flags.deterministic,
-        userbuffers=job.flags.tp_comm_overlap and job.model.mla is None and job.model.implementation == "transformer_engine",
+        userbuffers=_in_userbuffers(job) and job.model.mla is None,
         copies_logits=is_before(job.megatron, "0.8"),
         cached_dummies=_cached_dummies(job),
         saves_original_input=not is_before(job.megatron, "0.14"),

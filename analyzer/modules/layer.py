@@ -38,13 +38,18 @@ class LayerKind(NamedTuple):
     """Attention has a sliding window and needs a different kernel."""
     block: BlockSpec = _COMPLETE
     """The branches of the layer, for models with per-layer configuration."""
+    projects_in_userbuffers: bool = False
+    """Its output projection of attention uses userbuffers (`inputs.one_projection_in_userbuffers`)."""
 
 
 @lru_cache(maxsize=CACHED_LAYERS)
 def layer_tree(inputs: ModuleInputs, kind: LayerKind, input_shares: str = "") -> Module:
     """The tree of one layer. `input_shares`: the tensor of a checkpoint that already stores the layer's input."""
     shapes = _shapes_of_kind(inputs, kind)
-    return transformer_layer(shapes, moe=kind.moe, input_shares=input_shares, block=kind.block)
+    in_userbuffers = kind.projects_in_userbuffers
+    return transformer_layer(
+        shapes, moe=kind.moe, input_shares=input_shares, block=kind.block, projects_in_userbuffers=in_userbuffers
+    )
 
 
 def _shapes_of_kind(inputs: ModuleInputs, kind: LayerKind) -> Shapes:
@@ -63,7 +68,14 @@ def one_layer(inputs: ModuleInputs, kind: LayerKind, input_shares: str = "") -> 
     return layer_tree(inputs.of_moe_layers if kind.moe else inputs.of_dense_layers, kind, input_shares)
 
 
-def transformer_layer(shapes: Shapes, *, moe: bool = False, input_shares: str = "", block: BlockSpec = _COMPLETE) -> Module:
+def transformer_layer(
+    shapes: Shapes,
+    *,
+    moe: bool = False,
+    input_shares: str = "",
+    block: BlockSpec = _COMPLETE,
+    projects_in_userbuffers: bool = False,
+) -> Module:
     """[s, b, h] → [s, b, h]. `input_shares`: the tensor of a checkpoint that already stores its input.
 
     Transformer Engine fuses the norms into the projections after them, except for multi-latent attention and MoE layers.
@@ -74,7 +86,10 @@ def transformer_layer(shapes: Shapes, *, moe: bool = False, input_shares: str = 
     children: tuple[Module, ...] = ()
     made_in, shares = STREAM, input_shares
     if block.attention != "none":
-        children = _attention_with_norm(shapes.inputs.of_attention, block.attention, made_in, shares)
+        inputs = shapes.inputs.of_attention
+        if projects_in_userbuffers:  # of the layers of latent attention, only this one reads `userbuffers`
+            inputs = replace(inputs, userbuffers=True)
+        children = _attention_with_norm(inputs, block.attention, made_in, shares)
         made_in, shares = LAYER, ""
     if block.feed_forward != "none":
         if moe or not te:

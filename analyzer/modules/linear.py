@@ -99,8 +99,7 @@ def column_parallel(
 
     Saves its input and, with a fused norm, the norm's output and statistics. The next module saves the output.
     """
-    h = shapes.model.hidden_size
-    rows = shapes.s_split * shapes.b
+    h, rows = shapes.model.hidden_size, shapes.s_split * shapes.b
     # in the backward, Transformer Engine uses userbuffers in `LayerNormLinear` only: Megatron requests none for `Linear`
     in_buffers = shapes.userbuffers and fused_norm
     gathered = _gathered_input(shapes, shapes.userbuffers)
@@ -140,6 +139,7 @@ def column_parallel(
             *weight_gradient(shapes, (width, h)),
         ),
         collectives=_calls(shapes, in_buffers=in_buffers),
+        overlaps_collectives=shapes.overlaps_linear,
         source="TELayerNormColumnParallelLinear" if fused_norm else "ColumnParallelLinear",
     )
 
@@ -214,5 +214,6 @@ def row_parallel(
             *weight_gradient(shapes, (h, width)),
         ),
         collectives=row_collectives(shapes),
+        overlaps_collectives=shapes.overlaps_linear,
         source="TERowParallelLinear / RowParallelLinear",
     )

@@ -100,9 +100,14 @@ class Shapes:
         return self.inputs.recompute.granularity == "selective" and module in self.inputs.recompute.modules
 
     @property
+    def overlaps_linear(self) -> bool:
+        """Whether GEMMs of linear layers overlap with their tensor-parallel communication, also in FP8."""
+        return self.inputs.userbuffers and self.sp
+
+    @property
     def userbuffers(self) -> bool:
         """Whether the 16-bit tensors that linear layers gather and scatter are in userbuffers."""
-        return self.inputs.userbuffers and self.sp and self.fp8 is None
+        return self.overlaps_linear and self.fp8 is None
 
     @property
     def exchanged_dtype(self) -> str:

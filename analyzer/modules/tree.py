@@ -162,6 +162,8 @@ class Module:
     waiting: tuple[Tensor, ...] = ()
     """The gradient of a tied embedding that its backward computes: allocated until the backward of the embedding adds to it."""
     collectives: tuple[Collective, ...] = ()
+    overlaps_collectives: bool = False
+    """A linear layer whose tensor-parallel communication overlaps with its GEMMs (`--tp-comm-overlap`)."""
     children: tuple[Module, ...] = ()
     """In order of execution. The workspace of a node with children is allocated throughout all of them."""
     output_of: str = ""

@@ -47,7 +47,7 @@ def stage_models(job: TrainingJob) -> tuple[StageModel, ...]:
     passed: dict[tuple[int, tuple[Placement, ...], Kept], Module] = {}
 
     def tree(chunk: Chunk) -> Module:
-        built = gpt.chunk_tree(inputs, gpt.chunk_kind(job.model, job.precision.fp8, chunk))
+        built = gpt.chunk_tree(inputs, gpt.chunk_kind(job, chunk))
         if job.fsdp is None and not _changes_layers(job):
             return built
         placements, kept = _placements(job, chunk), _kept_groups(job, built, chunk)

@@ -54,6 +54,8 @@ class OptimizerSpec:
     exp_avg_dtype: str = "fp32"
     exp_avg_sq_dtype: str = "fp32"
     overlap_grad_reduce: bool = False
+    aligned_grad_reduce: bool = True
+    """All pipeline stages reduce gradients at the same time (`--no-align-grad-reduce` switches this off)."""
     overlap_param_gather: bool = False
     overlap_param_gather_with_optimizer_step: bool = False
     ddp_bucket_size: int | None = None

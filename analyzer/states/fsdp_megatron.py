@@ -3,7 +3,7 @@
 Source: megatron/core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py
 (`_init_each_parameter_group_buffers`, `update_main_grads`) and megatron/core/optimizer/__init__.py, 0.16.1. Every
 parameter has an fp32 master weight and moments. Bytes of parameters, gradients and master weights, which are in buffers, are
-those of a full shard with its padding; moments are those of the first replica.
+those of a full shard with its padding; moments are those of the first replica or, with ring attention, of the last in its ring.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from analyzer.buffers.fsdp import (
     ShardedBucket,
-    first_shard,
+    described_shard,
     fsdp_of,
     gradient_dtype,
     padding_ranks,
@@ -34,7 +34,7 @@ def sharded_states(job: TrainingJob, stage: StageModel) -> States:
     chunks = [sharded_buckets(job, tree) for tree in stage.trees]
     buckets = [bucket for chunk in chunks for bucket in chunk]
     fsdp = fsdp_of(job)
-    owned = tuple(_bytes_in_fp32(first_shard(job, bucket)) for bucket in buckets)
+    owned = tuple(_bytes_in_fp32(described_shard(job, bucket)) for bucket in buckets)
     by_dtype: dict[str, int] = {}
     for bucket in buckets:
         dtype = gradient_dtype(job, bucket)

@@ -19,7 +19,7 @@ from analyzer.specs import GraphSpec, MoeSpec, TrainingJob
 from analyzer.time.message_seconds import NO_CHOICES, Choices, Exchange, Part
 from analyzer.time.work.context import WorkContext, work_context
 from analyzer.time.work.kernels import Kernel
-from analyzer.time.work.linear import OVERLAPPED, gathers_outside_userbuffers, quantized_weight_bytes
+from analyzer.time.work.linear import gathers_outside_userbuffers, quantized_weight_bytes
 from analyzer.time.work.of_module import work_of
 
 Exposure = Literal["full", "tp_overlap", "tp_backward", "cp", "ep_overlap"]
@@ -74,7 +74,6 @@ class Settings:
 
     graphs: GraphSpec | None
     moe: MoeSpec | None
-    tp_comm_overlap: bool
     overlaps_experts: bool
     expert_tensor: int
 
@@ -83,8 +82,7 @@ def settings_of(job: TrainingJob) -> Settings:
     """The settings of a job."""
     flags = job.flags
     overlaps_experts = flags.overlap_moe_expert_parallel_comm
-    overlaps_linear = flags.tp_comm_overlap and job.model.mla is None  # see `work_context`
-    return Settings(job.graphs, job.model.moe, overlaps_linear, overlaps_experts, job.parallel.expert_tensor)
+    return Settings(job.graphs, job.model.moe, overlaps_experts, job.parallel.expert_tensor)
 
 
 def chunk_work(job: TrainingJob, tree: Module) -> ChunkWork:
@@ -239,7 +237,7 @@ def message_of(module: Module, call: Collective, phase: str, settings: Settings)
     if call.group.startswith("cp"):
         return Message("cp", call.kind, call.group, call.message_bytes, "cp" if call.kind == "send" else "full")
     exposure = "full"
-    if call.group == "tp" and settings.tp_comm_overlap and kind in OVERLAPPED:
+    if call.group == "tp" and module.overlaps_collectives:
         exposure = "tp_overlap"
     elif call.group == "tp" and phase == "backward" and kind in _COLUMN:
         exposure = "tp_backward"

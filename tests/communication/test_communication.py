@@ -197,6 +197,27 @@ def test_gradients_are_reduced_within_and_then_between_optimizer_instances() -> 
     assert [row.group for row in rows_of(job, kind="all_gather")] == ["intra_dp_cp"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "calls"),
+    [
+        ({}, [1, 2]),
+        ({"virtual_pipeline": 2}, [4, 4]),
+        ({"aligned_grad_reduce": False}, [1, 1]),
+        ({"overlap_grad_reduce": False}, [1, 1]),
+        ({"distributed_optimizer_instances": 1}, [1, 1]),
+        ({"megatron": "0.15.3"}, [1, 1]),
+    ],
+)
+def test_stages_that_reduce_after_their_last_backward_do_so_twice(changes: dict[str, Any], calls: list[int]) -> None:
+    """`finish_grad_sync` starts the reduction again if no gradient was registered and nothing waits for the first one."""
+    options = {"overlap_grad_reduce": True, "distributed_optimizer_instances": 2} | changes
+    job = make_job(world_size=8, pipeline=2, distributed=True, tied_embeddings=False, **options)
+    rows = rows_of(job, module="data_parallel.gradients")
+    assert [sum(row.calls_per_iteration for row in rows if row.pipeline_rank == rank) for rank in (0, 1)] == calls
+    gathered = rows_of(job, module="data_parallel.parameters")
+    assert sum(row.calls_per_iteration for row in gathered) == job.parallel.pipeline * job.parallel.chunks
+
+
 @pytest.mark.parametrize(("tied", "stages"), [(True, [0, 3]), (False, [])])
 def test_tied_embeddings_are_reduced_between_first_and_last_stage(tied: bool, stages: list[int]) -> None:
     job = make_job(world_size=8, tensor=2, expert_tensor=2, pipeline=4, tied_embeddings=tied, distributed=True)

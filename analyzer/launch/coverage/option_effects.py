@@ -44,7 +44,7 @@ _MODELLED: Final = """
     no_load_optim normalization num_attention_heads num_distributed_optimizer_instances num_experts num_layers
     num_layers_at_end_in_bf16 num_layers_at_start_in_bf16 num_layers_per_virtual_pipeline_stage num_query_groups
     num_virtual_stages_per_pipeline_rank offload_modules outer_dp_sharding_strategy overlap_grad_reduce overlap_p2p_comm
-    overlap_moe_expert_parallel_comm delay_wgrad_compute ep_overlap_early_attn_memory_release
+    align_grad_reduce overlap_moe_expert_parallel_comm delay_wgrad_compute ep_overlap_early_attn_memory_release
     overlap_p2p_comm_warmup_flush overlap_param_gather overlap_param_gather_with_optimizer_step pad_vocab_size
     padded_vocab_size pipeline_model_parallel_layout pipeline_model_parallel_size q_lora_rank qk_head_dim
     qk_layernorm qk_pos_emb_head_dim quick_geglu rampup_batch_size recompute_activations recompute_granularity
@@ -219,7 +219,7 @@ _REASONS: Final[dict[str, str]] = {
         yarn_correction_range_round_to_int yarn_original_max_position_embeddings
     """,
     "order of communication calls, not their size": """
-        align_grad_reduce align_param_gather async_tensor_model_parallel_allreduce delay_grad_reduce delay_param_gather
+        align_param_gather async_tensor_model_parallel_allreduce delay_grad_reduce delay_param_gather
         distributed_timeout_minutes
         distributed_timeout_seconds_after_init enable_gloo_process_groups flight_recorder_dump_on_timeout
         flight_recorder_dump_path flight_recorder_extra_dump_on_exec flight_recorder_include_only_active

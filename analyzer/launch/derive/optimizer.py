@@ -53,6 +53,7 @@ def optimizer_spec(arguments: Arguments, *, gradients: str) -> OptimizerSpec:
         exp_avg_dtype=text(arguments, "exp_avg_dtype", "fp32"),
         exp_avg_sq_dtype=text(arguments, "exp_avg_sq_dtype", "fp32"),
         overlap_grad_reduce=switched_on(arguments, "overlap_grad_reduce"),
+        aligned_grad_reduce=arguments.get("align_grad_reduce") is not False,
         overlap_param_gather=switched_on(arguments, "overlap_param_gather"),
         overlap_param_gather_with_optimizer_step=switched_on(arguments, "overlap_param_gather_with_optimizer_step"),
         ddp_bucket_size=positive(arguments, "ddp_bucket_size"),

@@ -13,12 +13,12 @@ from typing import Final, NamedTuple
 from analyzer.layout.stages import Chunk
 from analyzer.modules.embedding import batch, embedding
 from analyzer.modules.head import final_norm, head
-from analyzer.modules.inputs import ModuleInputs, Split
+from analyzer.modules.inputs import ModuleInputs, Split, one_projection_in_userbuffers
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.layer import LayerKind, LayerRuns, ModuleRuns, layer_runs
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import STREAM, Module, Tensor
-from analyzer.specs import BlockSpec, Fp8Spec, ModelSpec
+from analyzer.specs import BlockSpec, Fp8Spec, ModelSpec, TrainingJob
 
 CACHED_CHUNKS: Final = 1024
 """Maximum number of cached chunk trees. They share their layers, embeddings and heads."""
@@ -45,10 +45,12 @@ def has_final_norm(*, last_layer: bool, post_process: bool, mtp_layers: int) -> 
     return last_layer if mtp_layers else post_process
 
 
-def chunk_kind(model: ModelSpec, fp8: Fp8Spec | None, chunk: Chunk) -> ChunkKind:
+def chunk_kind(job: TrainingJob, chunk: Chunk) -> ChunkKind:
     """The kind of one chunk."""
+    model, in_userbuffers = job.model, one_projection_in_userbuffers(job)
+    layers = layer_kinds(model, job.precision.fp8)
     return ChunkKind(
-        layers=part_of_runs(layer_kinds(model, fp8), chunk.layers[0] - 1, chunk.layers[-1]) if chunk.layers else (),
+        layers=layers_of_chunk(layers, chunk.layers[0] - 1, chunk.layers[-1], in_userbuffers) if chunk.layers else (),
         pre_process=chunk.pre_process,
         post_process=chunk.post_process,
         final_norm=has_final_norm(
@@ -58,8 +60,17 @@ def chunk_kind(model: ModelSpec, fp8: Fp8Spec | None, chunk: Chunk) -> ChunkKind
     )
 
 
-def part_of_runs(runs: LayerRuns, start: int, end: int) -> LayerRuns:
-    """The layers from `start` to before `end`, counted from 0."""
+def layers_of_chunk(runs: LayerRuns, start: int, end: int, in_userbuffers: bool) -> LayerRuns:
+    """The layers from `start` to before `end`, counted from 0. `in_userbuffers`: the first one projects in userbuffers."""
+    found = _part_of_runs(runs, start, end)
+    if not (found and in_userbuffers):
+        return found
+    (kind, times), *rest = found
+    following = ((kind, times - 1),) if times > 1 else ()
+    return ((kind._replace(projects_in_userbuffers=True), 1), *following, *rest)
+
+
+def _part_of_runs(runs: LayerRuns, start: int, end: int) -> LayerRuns:
     found = []
     before = 0
     for kind, times in runs:

@@ -118,6 +118,7 @@ def _fc1(parts: _Parts) -> Module:
             *weight_gradient(shapes, (width, h)),
         ),
         collectives=parts.collectives(first=True),
+        overlaps_collectives=shapes.overlaps_linear,
         source="TEColumnParallelLinear",
     )
 
@@ -152,6 +153,7 @@ def _fc2(parts: _Parts) -> Module:
         forward_workspace=(*forward_input(shapes, read), shapes.hidden("output", gathered=True)),
         backward_workspace=(*_shared_output_gradient(shapes), shapes.wide("input gradient", width, "fs/t")),
         collectives=parts.collectives(first=False),
+        overlaps_collectives=shapes.overlaps_linear,
         source="TERowParallelLinear",
     )
 

@@ -77,8 +77,6 @@ def work_context(job: TrainingJob) -> WorkContext:
     """The context of a job, created once for each job object."""
     cache = job.__dict__
     if "_work_context" not in cache:
-        # the projections of multi-latent attention have no userbuffers, and disable those of all later layers
-        overlaps = job.flags.tp_comm_overlap and job.model.mla is None
-        chunks = job.parallel.tensor if overlaps else 1
+        chunks = job.parallel.tensor if job.flags.tp_comm_overlap else 1
         cache["_work_context"] = WorkContext(module_inputs(job), job.precision.gradients, chunks)
     return cache["_work_context"]  # type: ignore[no-any-return]

@@ -24,8 +24,6 @@ _QUANTIZED_CALLS: Final = 3.0
 """The same with quantization, as a multiple."""
 _SPLIT_ROWS: Final = frozenset({ModuleKind.Q_DOWN, ModuleKind.KV_DOWN})
 """Layers that are not split over tensor-parallel ranks: each works on its tokens of the residual stream."""
-OVERLAPPED: Final = frozenset({ModuleKind.QKV, ModuleKind.ATTENTION_OUTPUT, ModuleKind.FC1, ModuleKind.FC2})
-"""Layers whose tensor-parallel communication overlaps with their GEMMs (`--tp-comm-overlap`)."""
 SCATTERED_PARTS: Final = 4
 """Parts of a GEMM whose output is reduce-scattered meanwhile (`num_splits` of the method "pipeline")."""
 
@@ -55,7 +53,7 @@ def linear(module: Module, context: WorkContext) -> Work:
     fused = any(each.name == "layer_norm_weight" for each in module.parameters)
     rewinds = module.kind in (ModuleKind.Q_PROJECTION, ModuleKind.Q_UP, ModuleKind.KV_UP) and shapes.recomputes("mla_up_proj")
     work = gemms(context, rows=rows, n=n, k=k, precision=context.quantized if weight.quantized else context.precision)
-    if context.chunks > 1 and module.kind in OVERLAPPED:
+    if context.chunks > 1 and module.overlaps_collectives:
         work = _in_chunks(work, context.chunks, summed=module.kind in (ModuleKind.ATTENTION_OUTPUT, ModuleKind.FC2))
     if fused:
         work = joined(norm(shapes.s_split * shapes.b * k, recomputed=False), work)

@@ -48,6 +48,7 @@ _TIED_MTP: Final = (
     "--bf16 --disable-bias-linear --vocab-size 2500 --position-embedding-type rope --micro-batch-size 1 --mtp-num-layers 1 "
     "--deterministic-mode --info-gpu B200"
 )
+_INSTANCES: Final = "--num-distributed-optimizer-instances 2 --overlap-grad-reduce --pipeline-model-parallel-size 2"
 _FP4: Final = "--info-gpu B200 --fp4-format e2m1"
 _PADDED: Final = "--micro-batch-size 1 --seq-length {tokens} --max-position-embeddings {tokens}"
 """The rows of every expert are half a multiple of the padding more than a multiple, as the formulas count."""
@@ -263,5 +264,15 @@ FOUND: Final = {
     "--vocab-size 9999",
     "experts in 16 bit beside mxfp8": f"{_EXPERTS} {_PADDED.format(tokens=544)} --moe-grouped-gemm --info-gpu B200 "
     "--moe-token-dispatcher-type alltoall --first-last-layers-bf16 --fp8-format e4m3 --fp8-recipe mxfp8",
+    "userbuffers, latent attention in fp16, interleaved": f"--fp16 --vocab-size 120 {_LATENT} --num-layers 8 "
+    "--tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap --pipeline-model-parallel-size 2 "
+    "--num-layers-per-virtual-pipeline-stage 2",
+    "userbuffers, latent attention in fp8": f"--bf16 --vocab-size 120 {_LATENT} --tensor-model-parallel-size 2 "
+    "--sequence-parallel --tp-comm-overlap --fp8-format hybrid",
+    "two instances of the optimizer, overlapped, pp2": f"--bf16 --vocab-size 120 {_INSTANCES}",
+    "two instances of the optimizer, overlapped, experts, interleaved": f"{_EXPERTS} {_INSTANCES} --moe-grouped-gemm "
+    "--moe-token-dispatcher-type alltoall --num-layers-per-virtual-pipeline-stage 1",
+    "megatron fsdp of optimizer states, rings": f"{_MEGATRON_FSDP} optim {_GROUPED} --swiglu --kv-channels 128 "
+    "--untie-embeddings-and-output-weights --context-parallel-size 2",
     "fp4, mtp in 16 bit": f"--bf16 --vocab-size 120 --position-embedding-type rope --mtp-num-layers 1 {_FP4}",
 }
