@@ -131,9 +131,13 @@ class Shapes:
     @property
     def saves_norm_output(self) -> bool:
         """Whether, with FP8, a checkpoint around the up projections saves this output, because queries are projected from it."""
+        return self.quantizes_norm_output and not self.recomputes("layernorm")
+
+    @property
+    def quantizes_norm_output(self) -> bool:
+        """Whether the recomputed up projections include that of the queries, which saves an FP8 copy of this output."""
         mla = self.model.mla
-        uncompressed = mla is not None and mla.q_lora_rank is None and self.fp8 is not None
-        return uncompressed and self.recomputes("mla_up_proj") and not self.recomputes("layernorm")
+        return mla is not None and mla.q_lora_rank is None and self.fp8 is not None and self.recomputes("mla_up_proj")
 
     @property
     def recomputed_norm_output(self) -> tuple[Tensor, ...]:

@@ -142,12 +142,13 @@ def _core(shapes: Shapes) -> Module:
     output = tensor("output", mla.v_head_dim, saved=False)
     recomputed: tuple[Tensor, ...] = ()
     if dropped:  # with the tensors for their own backward; the checkpoint copies the recomputed tensors to its outputs
-        for_backward = saved_input(shapes, compressed(shapes, "compressed keys and values", mla.kv_lora_rank)) * (
-            2 if model.qk_layernorm else 1
-        )
+        latent = compressed(shapes, "compressed keys and values", mla.kv_lora_rank)
+        for_backward = saved_input(shapes, latent)
+        if model.qk_layernorm:  # the input of the norm is a copy of a slice, in 16 bit
+            for_backward = (latent, *for_backward)
         if mla.q_lora_rank is not None and model.qk_layernorm:
             for_backward = (*for_backward, *saved_input(shapes, compressed(shapes, "normalized queries", mla.q_lora_rank)))
-        if shapes.saves_norm_output:
+        if shapes.quantizes_norm_output:
             for_backward = (*for_backward, *saved_input(shapes, shapes.hidden("normalized input"), gathered=shapes.sp))
         tables = () if model.rope_fusion else rotary_tables(shapes)
         originals = (*inputs, *inputs, *tables, *for_backward)
