@@ -41,17 +41,18 @@ def split_weight(shapes: Shapes, shape: tuple[int, int], *, full: tuple[int, int
 
 
 def column_collectives(
-    shapes: Shapes, *, width: int | None = None, forward_dtype: str = "", backward_dtype: str = ""
+    shapes: Shapes, *, width: int | None = None, forward_dtype: str = "", backward_dtype: str = "", original: bool = False
 ) -> tuple[Collective, ...]:
     """Collectives of a layer whose output is split over tensor-parallel ranks (Korthikanti et al. 2022, figure 5).
 
     Under sequence parallelism the input shard is saved, so it is gathered again for the weight gradient.
     `width` is the width of the input, h by default. The element types in 16 bit are by default that of activations.
+    `original`: the 16-bit shard is saved, and quantized again before it is gathered in backward.
     """
     if shapes.sp:
         return (
             *gathers(shapes, "forward", width=width, quantizes=True, dtype=forward_dtype),
-            *gathers(shapes, "backward", width=width, dtype=backward_dtype),
+            *gathers(shapes, "backward", width=width, quantizes=original, dtype=backward_dtype),
             *shapes.tp("reduce_scatter", "backward", width=width, dtype=backward_dtype or None),
         )
     return shapes.tp("all_reduce", "backward", width=width)

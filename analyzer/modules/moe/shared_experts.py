@@ -92,7 +92,8 @@ class _Parts(NamedTuple):
         if not (self.overlapped and self.shapes.sp):
             if not first:
                 return row_collectives(self.shapes)
-            return column_collectives(self.shapes, forward_dtype=self.shapes.exchanged_dtype)
+            original = saves_original_input(self.shapes) and not self.shapes.recomputes("shared_experts")
+            return column_collectives(self.shapes, forward_dtype=self.shapes.exchanged_dtype, original=original)
         forward, backward = ("all_gather", "reduce_scatter") if first else ("reduce_scatter", "all_gather")
         return (*self.shapes.tp(forward, "forward"), *self.shapes.tp(backward, "backward"))
 

@@ -275,4 +275,9 @@ FOUND: Final = {
     "megatron fsdp of optimizer states, rings": f"{_MEGATRON_FSDP} optim {_GROUPED} --swiglu --kv-channels 128 "
     "--untie-embeddings-and-output-weights --context-parallel-size 2",
     "fp4, mtp in 16 bit": f"--bf16 --vocab-size 120 --position-embedding-type rope --mtp-num-layers 1 {_FP4}",
+    "latent attention in fp8, recomputed norms and up projections": f"--bf16 --vocab-size 120 {_LATENT} --qk-layernorm "
+    "--fp8-format hybrid --fp8-recipe tensorwise --recompute-granularity selective --recompute-modules layernorm mla_up_proj",
+    "shared experts in fp8, tp2 sp": f"{_EXPERTS} {_PADDED.format(tokens=528)} --moe-grouped-gemm --tensor-model-parallel-size 2 "
+    "--sequence-parallel --moe-token-dispatcher-type alltoall --moe-shared-expert-intermediate-size 512 --fp8-format e4m3 "
+    "--fp8-recipe tensorwise",
 }
