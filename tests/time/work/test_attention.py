@@ -36,7 +36,10 @@ def test_causal_attention(layout: str) -> None:
 
 def test_latent_attention_has_heads_of_two_sizes() -> None:
     """Queries and keys of 64 + 32 elements, values of 48: s²·n·(96 + 48) for each sample."""
-    line = "--multi-latent-attention --kv-lora-rank 128 --qk-head-dim 64 --qk-pos-emb-head-dim 32 --v-head-dim 48"
+    line = (
+        "--multi-latent-attention --kv-lora-rank 128 --qk-head-dim 64 --qk-pos-emb-head-dim 32 --v-head-dim 48 "
+        "--attention-backend fused"
+    )
     assert executed(line).attention == 3.5 * LAYERS * SAMPLES * SEQUENCE**2 * HEADS * (96 + 48)
 
 

@@ -15,7 +15,7 @@ GQA = "--swiglu --ffn-hidden-size 2816 --group-query-attention --num-query-group
 GQA_WEIGHTS = LAYERS * (2 * HIDDEN**2 + 2 * HIDDEN * HIDDEN // 4 + 3 * HIDDEN * 2816) + LOGITS
 MLA = (
     "--multi-latent-attention --q-lora-rank 384 --kv-lora-rank 128 --qk-head-dim 64 --qk-pos-emb-head-dim 32 --v-head-dim 48 "
-    "--swiglu --ffn-hidden-size 2816 --disable-bias-linear --normalization RMSNorm"
+    "--swiglu --ffn-hidden-size 2816 --disable-bias-linear --normalization RMSNorm --attention-backend fused"
 )
 # DeepSeek-V2 (arXiv 2405.04434), section 2.1: down- and up-projections of queries, and of keys and values with the rotated key
 MLA_ATTENTION = HIDDEN * 384 + 384 * HEADS * (64 + 32) + HIDDEN * (128 + 32) + 128 * HEADS * (64 + 48) + HEADS * 48 * HIDDEN
