@@ -82,7 +82,7 @@ def is_segment(module: Module) -> bool:
     """
     if is_unit(module) or not module.children:
         return True
-    return module.recomputed and (layers_under_checkpoint(module) or not any(is_unit(child) for child in module.children))
+    return module.recomputed and len({is_unit(child) for child in module.children}) == 1
 
 
 def segments(tree: Module) -> Iterator[Segment]:

@@ -33,12 +33,17 @@ def saves_half(model: ModelSpec) -> bool:
     return model.gated and not model.bias_activation_fusion
 
 
+def activates_sum(model: ModelSpec) -> bool:
+    """Whether the bias is added before the activation, which saves the sum. fc1's output is freed then."""
+    return model.bias_linear and not model.bias_activation_fusion
+
+
 def activation(shapes: Shapes, *, width: int, wide: int) -> Module:
     """The nonlinearity. `wide` is the input width (2·f/t if gated), `width` the output width (f/t)."""
     model = shapes.model
     symbol = "2·f/t" if model.gated else "f/t"
     gate = saved_by_gate(model, lambda name, elements: shapes.wide(name, elements, "f/t"), width)
-    biased = model.bias_linear and not model.bias_activation_fusion  # fc1's output is freed after the bias is added
+    biased = activates_sum(model)
     read = shapes.wide("biased fc1 output" if biased else "fc1 output", wide, symbol, made_in="" if biased else "mlp.linear_fc1")
     read = replace(read, strided=saves_half(model))
     return Module(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analyzer.modules.inputs import module_inputs
 from analyzer.modules.moe.routing import Routing
-from analyzer.modules.shapes import Shapes
+from analyzer.modules.shapes import shapes_of
 from analyzer.results import RankClass
 from analyzer.specs import TrainingJob
 from analyzer.time.pass_work import chunk_work
@@ -40,7 +39,7 @@ def _padded_to(job: TrainingJob) -> int:
     """The multiple to which the rows of each expert are padded for FP8; 1 if they are not, or by padding the routing map."""
     if job.model.moe is None or job.model.moe.pad_for_quantization:
         return 1
-    routing = Routing(Shapes(module_inputs(job)))
+    routing = Routing(shapes_of(job))
     return routing.padded_to if routing.multiplied_rows > routing.choices else 1
 
 

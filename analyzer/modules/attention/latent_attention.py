@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from analyzer.modules.attention.context_parallel import Exchange, exchanging_kernel, gradient_scratch
-from analyzer.modules.attention.core_attention import ATTENTION, kernel_under_checkpoint, returns_saved_output, sinks
+from analyzer.modules.attention.core_attention import ATTENTION, FUSED, kernel_under_checkpoint, returns_saved_output, sinks
 from analyzer.modules.attention.latent_projections import (
     compressed,
     down_projection,
@@ -180,7 +180,7 @@ def _core(shapes: Shapes) -> Module:
         saved=(*inputs, output, statistics, Tensor(name="random state", shape=(2,), dtype="int64")),
         forward_workspace=(tensor("output in [s,b,a,d]", mla.v_head_dim, saved=False),) if copied else (),
         backward_workspace=(*gradients, *gradient_scratch(shapes, query=heads * mla.query_head_dim, grouped=False), *recomputed),
-        source="FlashAttention" if model.attention_backend == "flash" else "FusedAttnFunc",
+        source="FlashAttention" if model.attention_backend == "flash" else FUSED,
     )
 
 

@@ -93,12 +93,8 @@ def allgather_combine(shapes: Shapes) -> Module:
     saved = summed_rows(routing, routing.rows, made_in="mlp.experts.linear_fc2" if grouped else "mlp.experts")
     expert_output = () if saved else (routing.row_tensor("expert output", routing.rows),)
     forward = (
-        (
-            *dispatched_rows(routing),
-            *expert_output,
-            summed,
-            *((summed,) if saved else ()),
-        ),  # deterministic PyTorch allocates the zeros twice
+        # deterministic PyTorch allocates the zeros twice
+        (*dispatched_rows(routing), *expert_output, summed, *((summed,) if saved else ())),
         (summed, *(promoted if promotes else ()), *reduced),
     )
     return Module(

@@ -11,7 +11,7 @@ from typing import Final
 
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import weight_gradient
-from analyzer.modules.mlp import saved_by_gate, saves_half
+from analyzer.modules.mlp import activates_sum, saved_by_gate, saves_half
 from analyzer.modules.moe.routing import Routing, dispatched_rows, shared_output
 from analyzer.modules.quantized import Split, backward_input, forward_input, output_gradient, saved_input
 from analyzer.modules.shapes import Shapes
@@ -91,8 +91,7 @@ class _Experts:
     @property
     def activation_input(self) -> Tensor:
         """fc1's output, to which the MLP of a sequential expert adds the bias first."""
-        model = self.shapes.model
-        if self.routing.moe.grouped_gemm or model.bias_activation_fusion or not model.bias_linear:
+        if self.routing.moe.grouped_gemm or not activates_sum(self.shapes.model):
             return self.fc1_output
         return replace(self.fc1_output, name="biased fc1 output", made_in="")
 

@@ -18,9 +18,11 @@ def quantized_violations(job: TrainingJob) -> Iterator[Violation]:
     Also copies of weights in FP4 that the recomputation reads.
     """
     fp8, parallel = job.precision.fp8, job.parallel
-    if fp8 is not None and fp8.recipe == "nvfp4" and job.recompute.granularity == "full":
+    if fp8 is None:
+        return
+    if fp8.recipe == "nvfp4" and job.recompute.granularity == "full":
         yield from _without_columns(job)
-    if fp8 is None or parallel.tensor == 1 or not parallel.sequence_parallel or job.software.te_is_before("2.11"):
+    if parallel.tensor == 1 or not parallel.sequence_parallel or job.software.te_is_before("2.11"):
         return
     if fp8.layers_at_start_in_16_bit + fp8.layers_at_end_in_16_bit >= job.model.num_layers:
         return
