@@ -48,7 +48,7 @@ READ: Final[dict[str, frozenset[str]]] = {
     ),
     "MuonSpec": frozenset("layer_wise aligned tensor_parallel split_qkv nesterov steps iterates_dtype scalar_optimizer".split()),
     "OffloadSpec": frozenset("fraction pinned_gradients collected".split()),
-    "ActivationOffloadSpec": frozenset("layers modules min_elements".split()),
+    "ActivationOffloadSpec": frozenset("layers modules min_elements cached_weights".split()),
     "RecomputeSpec": frozenset("granularity method num_layers modules distribute_saved_activations".split()),
     "GraphSpec": frozenset("implementation scope warmup_steps".split()),
     "TrainingFlags": frozenset(

@@ -96,7 +96,7 @@ def build(
         assumed_vocabulary=vocabulary.assumed,
         fsdp=fsdp,
         graphs=graphs,
-        activation_offload=activation_offload_spec(arguments, model=model, graphs=graphs),
+        activation_offload=activation_offload_spec(arguments, model=model, graphs=graphs, fp8=precision.fp8),
     )
     refuse(arguments, chain(option_violations(launch, job), violations(job)))
     warn_of_tolerated(launch, job)

@@ -18,6 +18,7 @@ from typing import Final, Literal
 
 from analyzer.modules.attention.core_attention import is_rotary_table
 from analyzer.modules.kinds import LATENT_PROJECTIONS, ModuleKind
+from analyzer.modules.models.mtp import PROJECTED
 from analyzer.modules.tree import STREAM, Module, Tensor, half_of, largest, total_bytes
 from analyzer.specs import ActivationOffloadSpec, ModelSpec, MoeSpec
 
@@ -71,7 +72,39 @@ def with_offloaded_groups(offload: ActivationOffloadSpec, layer: Module, *, inpu
     if not offload.modules:
         return layer
     changed = _with_offloaded(layer, offload, input_stays=input_from == "stage")
-    return _holding_input(changed, _PROJECTIONS) if input_from == "embedding" else changed
+    if input_from == "embedding":
+        return _holding_input(changed, _PROJECTIONS)
+    return _beside_input(changed) if input_from == "layer" else changed
+
+
+def _beside_input(layer: Module) -> Module:
+    """A layer whose input, which the projections of attention save, stays on the GPU until the layer returns.
+
+    The caller references it (`TransformerBlock.forward`).
+    """
+    projections = (module for _, module in layer.walk() if _offloads_input(module))
+    tensors = tuple(tensor for tensor in next(projections, layer).offloaded if tensor.made_in == STREAM and tensor.bytes)
+    if not tensors:
+        return layer
+
+    def after(children: tuple[Module, ...]) -> Iterator[Module]:
+        found = False
+        for child in children:
+            within = not found and any(_offloads_input(module) for _, module in child.walk())
+            if within:
+                yield replace(child, children=tuple(after(child.children))) if child.children else child
+            else:
+                yield replace(child, forward_workspace=(*child.forward_workspace, *tensors)) if found else child
+            found = found or within
+
+    return replace(layer, children=tuple(after(layer.children)))
+
+
+def _offloads_input(module: Module) -> bool:
+    """Whether a projection of attention offloads the input of the layer."""
+    return module.kind in _PROJECTIONS and any(
+        tensor.made_in == STREAM and tensor not in module.saved for tensor in module.offloaded
+    )
 
 
 def with_hooks(offload: ActivationOffloadSpec, module: Module) -> Module:
@@ -88,6 +121,28 @@ def _holding_input(layer: Module, readers: frozenset[ModuleKind]) -> Module:
     """The first layer, whose input, which `readers` save, stays on the GPU until the forward of the chunk returns."""
     held = (tensor for _, module in layer.walk() if module.kind in readers for tensor in module.offloaded)
     return replace(layer, forward_held=(*layer.forward_held, *(tensor for tensor in held if tensor.made_in == STREAM)))
+
+
+def with_offloaded_projection(depth: Module) -> Module:
+    """An MTP layer whose transformer layer has been offloaded.
+
+    Under sequence parallelism the input of the transformer layer is a view of the gathered output of the projection. If it is
+    offloaded, that output is freed when the layer returns: `_proj_and_transformer_layer` references it until then.
+    """
+    layer = next((child for child in depth.children if child.kind is ModuleKind.LAYER), None)
+    if layer is None:
+        return depth
+    tensors = [(tensor, module) for _, module in layer.walk() for tensor in (*module.saved, *module.offloaded)]
+    views = [(tensor, module) for tensor, module in tensors if tensor.shares == PROJECTED]
+    if not views or any(tensor in module.saved for tensor, module in views):
+        return depth
+    projection = next(child for child in depth.children if child.kind is ModuleKind.MTP_PROJECTION)
+    full = tuple(tensor for tensor in projection.saved if tensor.name == PROJECTED)
+    freed = replace(projection, saved=tuple(tensor for tensor in projection.saved if tensor not in full))
+    freed = replace(freed, forward_workspace=(*freed.forward_workspace, *full))
+    beside = replace(layer, forward_workspace=(*layer.forward_workspace, *full))
+    changed = {projection.name: freed, layer.name: beside}
+    return replace(depth, children=tuple(changed.get(child.name, child) for child in depth.children))
 
 
 def with_everything_offloaded(layer: Module, *, input_from: InputFrom = "layer") -> Module:
@@ -161,11 +216,21 @@ def _with_offloaded(module: Module, offload: ActivationOffloadSpec, *, input_sta
                 or (tensor.name == "output" and _is_read_by_projection(module, offload))
             )
             left = tuple(tensor for tensor in child.saved if tensor not in copied or tensor in stays)
-            changed = replace(changed, saved=left, offloaded=copied)
+            changed = replace(changed, saved=left, offloaded=(*copied, *_cached_weights(child, offload)))
         if child.kind is ModuleKind.FC2 and children:
             changed = _with_copied_half(changed, children[-1])
         children.append(changed)
     return replace(module, children=tuple(children))
+
+
+def _cached_weights(module: Module, offload: ActivationOffloadSpec) -> Iterator[Tensor]:
+    """Weights that are cached in FP8 or FP4, as their copies come back from the host. The cached weights stay on the GPU.
+
+    A cached weight is a tensor that autograd saves. `copy_` to the host gives its values in 16 bit (`ChunkOffloadHandler.offload`).
+    """
+    for weight in module.parameters if offload.cached_weights else ():
+        if weight.quantized and weight.numel // weight.pieces >= offload.min_elements:
+            yield Tensor(name="weight", shape=weight.shape, dtype=weight.dtype, shares="cached weight", pieces=weight.pieces)
 
 
 def _with_copied_half(projection: Module, activation: Module) -> Module:

@@ -212,9 +212,10 @@ def _with_layers(
         changed = replace(module, children=tuple(visit(child) for child in module.children))
         if module.kind is not ModuleKind.MTP_DEPTH:
             return changed
+        from analyzer.passes.activation_offload import with_offloaded_projection
         from analyzer.passes.overlapped_layers import with_referenced_states
 
-        return with_referenced_states(changed)
+        return with_offloaded_projection(with_referenced_states(changed))
 
     return visit(tree)
 

@@ -41,6 +41,8 @@ class ActivationOffloadSpec:
     """With `--fine-grained-activation-offloading`: attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm, expert_fc1, moe_act."""
     min_elements: int = 1024 * 1024
     """Smaller tensors are not offloaded (`--min-offloaded-tensor-size`)."""
+    cached_weights: bool = False
+    """Weights that are cached in FP8 or FP4 are offloaded too, in 16 bit."""
 
 
 @dataclass(frozen=True, kw_only=True)

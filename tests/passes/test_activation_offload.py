@@ -71,6 +71,21 @@ def test_the_embedding_runs_beside_groups_of_the_next_microbatch() -> None:
     assert later - first == 5 * 2 * S * H
 
 
+def test_cached_fp8_weights_come_back_from_the_host_in_16_bit() -> None:
+    """In 0.16 a weight of h² elements that is cached in FP8 is offloaded with its group; one stored in FP8 is not."""
+    fp8 = f"{OFFLOAD} core_attn attn_proj --fp8-format e4m3 --fp8-recipe tensorwise --pipeline-model-parallel-size 2"
+
+    def copied(line: str) -> int:
+        stage = stage_models(job_of(line))[0]
+        first, _ = offload_trees_of(job_of(line), stage.trees[0], stage.chunks[0])
+        projection = next(module for _, module in first.walk() if module.kind is ModuleKind.ATTENTION_OUTPUT)
+        return sum(tensor.bytes for tensor in projection.copied_back)
+
+    cached = copied(f"{fp8} --min-offloaded-tensor-size {H * H}")
+    assert cached - copied(f"{fp8} --min-offloaded-tensor-size {H * H + 1}") == 2 * H * H
+    assert cached - copied(f"{fp8} --min-offloaded-tensor-size {H * H} --fp8-param-gather --use-distributed-optimizer") == 2 * H * H
+
+
 def test_fully_offloaded_layers_leave_the_memory_of_the_others() -> None:
     """`DefaultOffloadSynchronizer`: with N of L layers offloaded, at most L - N layers are on the GPU."""
     plain, half = retained(DENSE), retained(f"{DENSE} --cpu-offloading-num-layers 4")
@@ -169,3 +184,19 @@ def test_quantized_weights_of_offloaded_projections_are_refused_with_block_scale
     with pytest.raises(InputError, match=r"--offload-modules: the backward of attn_proj fails .*1,048,576 elements"):
         job_of(options)
     assert job_of(f"{options} --min-offloaded-tensor-size {H * H + 1}")
+
+
+def test_offloaded_input_of_experts_is_refused_with_the_delayed_recipe() -> None:
+    """Transformer Engine: DelayedScaling recipe is not supported with save_original_input."""
+    options = f"{MOE} {OFFLOAD.removeprefix(DENSE)} moe_act {{}} --bf16 --fp8-format hybrid --fp8-recipe {{}}"
+    with pytest.raises(InputError, match="--offload-modules: expert_fc1 offloads the 16-bit input of the experts"):
+        job_of(options.format("expert_fc1", "delayed"))
+    assert job_of(options.format("expert_fc1", "tensorwise"))
+    assert job_of(options.format("", "delayed"))
+
+
+def test_offloaded_input_of_experts_is_saved_in_16_bit() -> None:
+    """`TEGroupedMLP.__init__` sets `save_original_input`: in bf16 with FP8 as without, for the [2·s, h] rows of a microbatch."""
+    line = f"{MOE} {OFFLOAD.removeprefix(DENSE)} expert_fc1 --bf16 --fp8-format e4m3 --fp8-recipe tensorwise"
+    layer = next(each for _, each in stage_models(job_of(line))[0].trees[0].walk() if each.kind is ModuleKind.EXPERTS)
+    assert [(tensor.dtype, tensor.shape[-1]) for tensor in layer.children[0].offloaded if tensor.name == "input"] == [("bf16", H)]

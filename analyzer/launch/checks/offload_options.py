@@ -47,9 +47,20 @@ def _weights(job: TrainingJob) -> Iterator[tuple[str, int]]:
     yield "attn_proj", hidden * heads * mla.v_head_dim
 
 
+def _delayed_expert_input(job: TrainingJob) -> Iterator[Violation]:
+    """`TEGroupedMLP.__init__` lets fc1 save its 16-bit input for `expert_fc1`, which this recipe does not support."""
+    offload, fp8, moe = job.activation_offload, job.precision.fp8, job.model.moe
+    if offload is None or fp8 is None or moe is None or fp8.recipe != "delayed" or "expert_fc1" not in offload.modules:
+        return
+    if moe.grouped_gemm and not moe.legacy_grouped_gemm:
+        fault = "expert_fc1 offloads the 16-bit input of the experts, which --fp8-recipe delayed does not support"
+        yield Violation(("offload_modules",), fault, "use --fp8-recipe tensorwise, or leave expert_fc1 out")
+
+
 def offload_violations(arguments: Arguments, job: TrainingJob) -> Iterator[Violation]:
     """The checks of `--fine-grained-activation-offloading` that a launch breaks."""
     yield from _quantized_weights(arguments, job)
+    yield from _delayed_expert_input(job)
     if job.activation_offload is None or not job.activation_offload.modules or not since(arguments, "0.19"):
         return
     if job.recompute.granularity == "selective" and "moe" in recomputed_modules(arguments):

@@ -13,18 +13,20 @@ from analyzer.specs import ActivationOffloadSpec
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
-    from analyzer.specs import GraphSpec, ModelSpec, PrecisionSpec
+    from analyzer.specs import Fp8Spec, GraphSpec, ModelSpec, PrecisionSpec
 
 MODULES: Final = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act")
 """What `--offload-modules` accepts."""
 
 
-def activation_offload_spec(arguments: Arguments, *, model: ModelSpec, graphs: GraphSpec | None) -> ActivationOffloadSpec | None:
+def activation_offload_spec(
+    arguments: Arguments, *, model: ModelSpec, graphs: GraphSpec | None, fp8: Fp8Spec | None = None
+) -> ActivationOffloadSpec | None:
     """Which activations are offloaded; None without offloading. Raises InputError for what Megatron refuses."""
     layers = integer(arguments, "cpu_offloading_num_layers") or 0
     fine = switched_on(arguments, "fine_grained_activation_offloading")
     if not layers:
-        return _fine_grained(arguments, model=model) if fine else None
+        return _fine_grained(arguments, model=model, fp8=fp8) if fine else None
     named = option(arguments, "cpu_offloading_num_layers")
     if fine:
         raise InputError(named, f"contradicts {option(arguments, 'fine_grained_activation_offloading')}", "keep one of the two")
@@ -39,7 +41,7 @@ def activation_offload_spec(arguments: Arguments, *, model: ModelSpec, graphs: G
     return ActivationOffloadSpec(layers=layers)
 
 
-def _fine_grained(arguments: Arguments, *, model: ModelSpec) -> ActivationOffloadSpec:
+def _fine_grained(arguments: Arguments, *, model: ModelSpec, fp8: Fp8Spec | None) -> ActivationOffloadSpec:
     named, listed = option(arguments, "fine_grained_activation_offloading"), option(arguments, "offload_modules")
     if model.implementation != "transformer_engine":
         raise InputError(named, "needs the layers of Transformer Engine", "use --transformer-impl transformer_engine")
@@ -60,6 +62,8 @@ def _fine_grained(arguments: Arguments, *, model: ModelSpec) -> ActivationOffloa
     return ActivationOffloadSpec(
         modules=tuple(module for module in MODULES if module in asked),
         min_elements=1024 * 1024 if least is None else least,
+        # stored weights are parameters, which `preprocess_for_fine_grained_offloading` leaves on the GPU
+        cached_weights=fp8 is not None and not fp8.stored_parameters and not since(arguments, "0.17"),
     )
 
 

@@ -140,6 +140,7 @@ def _fc1(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
     read, split_at_once = sizes.at_once(received)
     output = routing.row_tensor("output gradient", sizes.rows_at_once, sizes.gates * sizes.width)
     gradients = (*output_gradient(shapes, output, split=split_at_once), *_weight_gradients(routing, shape))
+    original = _saves_original_input(routing)
     return Module(
         name="linear_fc1",
         kind=ModuleKind.FC1,
@@ -147,16 +148,20 @@ def _fc1(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
             _expert_weight(routing, rows=shape[0], columns=shape[1], full=(sizes.gates * moe.ffn_hidden_size, routing.width)),
             *_expert_bias(routing, sizes.gates * moe.ffn_hidden_size),
         ),
-        saved=saved_input(shapes, received, split=split),
+        saved=(received,) if original else saved_input(shapes, received, split=split),
         forward_workspace=(
             *_referenced_rows(routing),
-            *forward_input(shapes, read, in_16_bit=False, split=split_at_once),
+            *forward_input(shapes, read, in_16_bit=False, original=original, split=split_at_once),
             sizes.fc1_output,
         ),
         backward_workspace=(
             _sequential_gradients(sizes, gradients, saved_after)
             if runs_sequentially(routing)
-            else (*gradients, routing.row_tensor("input gradient", sizes.rows))
+            else (
+                *backward_input(shapes, received, original=original, split=split),
+                *gradients,
+                routing.row_tensor("input gradient", sizes.rows),
+            )
         ),
         source="TEGroupedLinear" if moe.grouped_gemm else "TEColumnParallelLinear for each expert",
     )
@@ -288,6 +293,11 @@ def _fc2(sizes: _Experts) -> Module:
     )
 
 
+def _saves_original_input(routing: Routing) -> bool:
+    """Whether the first layer saves its 16-bit input in FP8 too, for `--offload-modules expert_fc1`."""
+    return routing.shapes.inputs.offloads_expert_input and _source(routing) == "TEGroupedMLP"
+
+
 def runs_sequentially(routing: Routing) -> bool:
     """Whether several experts of a rank run one after the other (`SequentialMLP`), each on its part of the rows."""
     return not routing.moe.grouped_gemm and routing.local_experts > 1
@@ -340,9 +350,9 @@ def _referenced_rows(routing: Routing) -> tuple[Tensor, ...]:
     """Rows as received and as padded. Local variables reference them until the experts return.
 
     In FP8 no layer saves them, and of sequential experts only one has padded rows at a time. In 16 bit the first layer saves the
-    rows that it reads, which are padded ones if the launch uses FP8.
+    rows that it reads, which are padded ones if the launch uses FP8; so it does if these are offloaded.
     """
-    quantized = routing.shapes.fp8 is not None
+    quantized = routing.shapes.fp8 is not None and not _saves_original_input(routing)
     rows = routing.multiplied_rows // (routing.local_experts if runs_sequentially(routing) else 1)
     padded = (routing.row_tensor("padded rows", rows),) if routing.pads and quantized else ()
     return (*dispatched_rows(routing), *padded)
