@@ -170,6 +170,8 @@ class Module:
     """The child whose tensor is returned as the output; empty if the module allocates its output."""
     function: bool = False
     """A function call inside its parent, not a Megatron module: recorders attribute its allocations to the parent."""
+    recomputed_last: tuple[Tensor, ...] = ()
+    """Of a checkpoint: what its recomputation allocates last. It is referenced until the backward of the checkpoint ends."""
     recomputed: bool = False
     """The children's saved tensors are freed after forward and computed again in backward; `saved` lists what stays allocated."""
     source: str = ""

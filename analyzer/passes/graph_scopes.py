@@ -142,7 +142,8 @@ def _outside(
 def without_tensors(module: Module) -> Module:
     """The module without activations. Its parameters are counted with the model states."""
     children = tuple(without_tensors(child) for child in module.children)
-    return replace(module, saved=(), forward_workspace=(), backward_workspace=(), forward_held=(), children=children)
+    cleared = replace(module, saved=(), forward_workspace=(), backward_workspace=(), recomputed_last=())
+    return replace(cleared, forward_held=(), children=children)
 
 
 def _is_layer(module: Module) -> bool:

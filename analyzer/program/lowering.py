@@ -91,6 +91,7 @@ def _backward(module: Module) -> tuple[Operation, ...]:
         for child in module.children:
             found += child.derived(_forward, "recompute", False)
             _memory(found, _FREE, "recompute", child, Role.FRAME, _held(child))
+        _memory(found, _ALLOCATE, "backward", module, Role.WORKSPACE, module.recomputed_last)
     branch = _last_branch(module) if module.kind is ModuleKind.LAYER else None
     for child in reversed(module.children):
         found += child.derived(_backward)
@@ -98,7 +99,7 @@ def _backward(module: Module) -> tuple[Operation, ...]:
             found.append(Operation(_ALLOCATE, "backward", module, Role.RESIDUAL_SUM))
     first = _freed_first(module)
     _memory(found, _FREE, "backward", module, Role.SAVED, tuple(tensor for tensor in module.saved if tensor not in first))
-    _memory(found, _FREE, "backward", module, Role.WORKSPACE, module.backward_workspace)
+    _memory(found, _FREE, "backward", module, Role.WORKSPACE, (*module.recomputed_last, *module.backward_workspace))
     _memory(found, _ALLOCATE, "backward", module, Role.RELOADED, module.reloads)
     if leaves_tensors(module):
         left = (*module.outlives, *(tensor for tensor in module.saved if tensor.lingers))

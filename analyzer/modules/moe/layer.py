@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from analyzer.modules.checkpoints import moe_checkpoint_leftovers
+from analyzer.modules.checkpoints import holding_gradient, moe_checkpoint_leftovers
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.dispatchers import combined_tensors, dispatched_tensors, dispatcher
 from analyzer.modules.moe.experts import experts
@@ -44,6 +44,7 @@ def moe_layer(shapes: Shapes) -> Module:
             children=inside,
             source="MoELayer",
         )
+    held, inside = holding_gradient(shapes, inside)
     saved = shapes.hidden("MoE layer input", made_in="pre_mlp_layernorm", shares=dropped[0].name if dropped else "")
     return Module(
         name="mlp",
@@ -51,7 +52,8 @@ def moe_layer(shapes: Shapes) -> Module:
         saved=(replace(saved, lingers=not dropped),),
         outlives=moe_checkpoint_leftovers(shapes)[1 if not dropped else 0 :],
         forward_workspace=dropped,
-        backward_workspace=(*recomputed, *shapes.recomputed_output),
+        backward_workspace=(*held, *recomputed),
+        recomputed_last=shapes.recomputed_output,
         children=inside,
         recomputed=True,
         source="tensor_parallel.checkpoint around MoELayer",
@@ -60,7 +62,7 @@ def moe_layer(shapes: Shapes) -> Module:
 
 def _keeping_gradient(routing: Routing, module: Module) -> Module:
     """`module` with the gradient of the layer's output in its backward: the shared experts, whose backward is later, need it."""
-    if not shared_output(routing):
+    if not shared_output(routing) or routing.shapes.recomputes("moe"):
         return module
     gradient = replace(routing.shapes.branch_gradient, name="gradient for the shared experts")
     return replace(module, backward_workspace=(*module.backward_workspace, gradient))

@@ -221,7 +221,7 @@ def _tree(run: tree_sums.Run) -> dict[str, Any]:
         "offloaded": [_tensor(tensor) for tensor in module.offloaded],
         "forward_workspace": [_tensor(tensor) for tensor in module.forward_workspace],
         "forward_held": [_tensor(tensor) for tensor in module.forward_held],
-        "backward_workspace": [_tensor(tensor) for tensor in module.backward_workspace],
+        "backward_workspace": [_tensor(tensor) for tensor in (*module.backward_workspace, *module.recomputed_last)],
         "collectives": [_collective(collective) for collective in module.collectives],
         "children": [_tree(child) for child in tree_sums.runs(module.children)],
     }
