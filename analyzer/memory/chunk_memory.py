@@ -240,16 +240,17 @@ def _backward(blocks: list[tuple[Block, BlockMemory]], retained: int, *, receive
     for index in range(len(blocks) - 1, -1, -1):
         block, memory = blocks[index]
         for repetition in _repetitions(block.times):
+            left = shared if repetition == 0 or memory.leftover_gradient is None else memory.leftover_gradient
             placements.append(
                 Placement(
                     block,
                     memory,
                     before - (repetition + 1) * memory.retained,
                     leftover + repetition * memory.leftover,
-                    shared if repetition == 0 or memory.leftover_gradient is None else memory.leftover_gradient,
+                    left,
                     branch=index == last_layers and repetition == 0 and block.module.kind in _LAYERS,
                     past=past or (index == last_layers and repetition > 0),
-                    held=_held(block.module, received=received and index == last_layers and repetition == 0, left=shared > 0),
+                    held=_held(block.module, received=received and index == last_layers and repetition == 0, left=left > 0),
                     lingering=lingering + repetition * memory.lingering,
                     waiting=gradient if index in until_lookup else (),
                 )

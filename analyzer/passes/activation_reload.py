@@ -16,7 +16,7 @@ from itertools import count
 from typing import Final
 
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.moe.experts import SAVED_BY_OTHERS
+from analyzer.modules.moe.experts import INPUT_GRADIENTS, SAVED_BY_LAST, SAVED_BY_OTHERS
 from analyzer.modules.tree import Module, Tensor, total_bytes
 from analyzer.passes.activation_offload import COMMITS, group_of, members
 from analyzer.specs import ActivationOffloadSpec, TrainingJob
@@ -99,7 +99,26 @@ def _held_until_end(module: Module) -> Module:
     """A layer on the GPU: the list of its saved tensors references them until its backward ends (`release_all_memory`)."""
     held = tuple(tensor for tensor in module.saved if not (tensor.strided or _clears(module, tensor)))
     changed = _with_workspace_beside_saved(module, module.saved)
-    return replace(changed, reloads=(*module.reloads, *held), children=tuple(_held_until_end(child) for child in module.children))
+    children = _beside_other_experts(module, tuple(_held_until_end(child) for child in module.children))
+    return replace(changed, reloads=(*module.reloads, *held), children=children)
+
+
+def _beside_other_experts(module: Module, children: tuple[Module, ...]) -> tuple[Module, ...]:
+    """The children of a module whose saved tensors stay: an activation runs beside the input gradients of sequential experts.
+
+    Its highest instant is that of the last expert but one: then the last one still has to read the gradient of all outputs.
+    """
+    if module.kind is not ModuleKind.EXPERTS:
+        return children
+    gradients = [tensor for tensor in children[0].backward_workspace if tensor.name == INPUT_GRADIENTS[1] and tensor.pieces > 1]
+    earlier = tuple(
+        replace(each, shape=(each.shape[0] // each.pieces * (each.pieces - 1), *each.shape[1:]), pieces=each.pieces - 1)
+        for each in gradients
+    )
+    return tuple(
+        replace(child, backward_workspace=(*child.backward_workspace, *earlier)) if child.kind is ModuleKind.ACTIVATION else child
+        for child in children
+    )
 
 
 def _clears(module: Module, tensor: Tensor) -> bool:
@@ -117,8 +136,9 @@ def _with_workspace_beside_saved(module: Module, saved: tuple[Tensor, ...]) -> M
     Without either it is the backward of the scores, with the gradients of query and key. What sequential experts have not freed is
     counted already.
     """
-    if module.kind is ModuleKind.ACTIVATION:
-        workspace = tuple(tensor for tensor in module.backward_workspace if tensor.name != SAVED_BY_OTHERS)
+    if module.kind in (ModuleKind.ACTIVATION, ModuleKind.FC1):
+        counted = (SAVED_BY_OTHERS, SAVED_BY_LAST)
+        workspace = tuple(tensor for tensor in module.backward_workspace if tensor.name not in counted)
         return replace(module, backward_workspace=workspace)
     names = {tensor.name: tensor for tensor in saved}
     softmax = names.get("softmax")
@@ -143,7 +163,7 @@ def _on_host(module: Module) -> Module:
     """The layer without tensors that its modules copy back: the layer has them, except those that a backward frees."""
     changed = _with_workspace_beside_saved(module, (*module.saved, *module.offloaded))
     freed = tuple(tensor for tensor in module.offloaded if _clears(module, tensor))
-    children = tuple(_on_host(child) for child in module.children)
+    children = _beside_other_experts(module, tuple(_on_host(child) for child in module.children))
     return replace(changed, offloaded=freed, reloaded_early=bool(freed), children=children)
 
 

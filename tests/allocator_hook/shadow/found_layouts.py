@@ -256,6 +256,8 @@ FOUND: Final = {
     "--tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2 --mtp-num-layers 1",
     "recomputed experts, narrow": f"{_NARROW} --recompute-granularity selective --recompute-modules moe --moe-router-topk 4 "
     "--attention-dropout 0 --hidden-dropout 0",
+    "whole layers on the host, sequential experts": f"{_EXPERTS} --moe-token-dispatcher-type alltoall "
+    "--cpu-offloading-num-layers 2",
     "delayed fp8, mtp": "--bf16 --vocab-size 120 --position-embedding-type rope --mtp-num-layers 2 --fp8-format hybrid",
     "latent attention in fp8, recomputed up projections": f"--bf16 --vocab-size 120 {_LATENT} --fp8-format hybrid "
     "--recompute-granularity selective --recompute-modules mla_up_proj",
