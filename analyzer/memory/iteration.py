@@ -140,6 +140,8 @@ class _Walk:
         self._has_leftover = any(each.leftover for each in chunks)
         self._deferred_calls = 0
         """Calls of the output layer whose weight gradients are deferred, so far."""
+        self._deferred_last = False
+        """Whether the graph of the last backward is among those of deferred calls."""
         self._deferring = 0
         """Microbatches with such calls whose backward has finished."""
         self._highest = self._workspaces
@@ -169,7 +171,7 @@ class _Walk:
         self._saved += kept
         base = self._saved + pipeline
         if forward and index and len(self._chunks) == 1 and self._order[index - 1].kind == "backward" and not self._overlaps:
-            base += chunk.graph
+            base += 0 if self._deferred_last else chunk.graph
         if self._overlaps:
             base += sum(self._left) + self._sent + self._context.offloaded[1].get(index, 0)
         if step.paired:
@@ -288,13 +290,15 @@ class _Walk:
         if self._context.deferral is None or not self._deferring:
             return 0
         counted = self._pipeline.finished_inputs(index, len(self._chunks) - 1, microbatches=self._deferring)
-        return max(0, self._deferring * self._context.deferral.graph_bytes - counted)
+        handles = self._deferring * self._chunks[-1].graph if self._context.deferral.graph_bytes else 0
+        return handles + max(0, self._deferring * self._context.deferral.graph_bytes - counted)
 
     def _deferring_backward(self, index: int, step: Step, base: int, deferral: Deferral) -> None:
         """A backward of the last chunk. From the backward of an output layer on, the operands of its weight gradient are kept."""
         self._first_passes.discard((step.kind, step.chunk))
         chunk = self._chunks[step.chunk]
         again, self._leftover[step.chunk] = self._leftover[step.chunk], 0
+        self._deferred_last = self._deferred_calls < deferral.calls and deferral.graph_bytes > 0
         self._deferring += self._deferred_calls < deferral.calls
         for placement in chunk.backward:
             for point in chunk.points_of(placement):

@@ -1,8 +1,9 @@
 """Deferred weight gradients of the output layer (`--defer-embedding-wgrad-compute`).
 
 They are computed after the last backward of an iteration. Until then each call of the output layer keeps the operands allocated:
-its input, and the gradient of the logits. The input has its autograd graph, which references the received input of the microbatch
-and the gradient of that input. With overlapped microbatches the input is detached and has its gradient instead (`ScheduleNode`).
+its input, and the gradient of the logits. The input has its autograd graph, which references the received input of the microbatch,
+the gradient of that input, and the handles of the flex dispatcher. With overlapped microbatches the input is detached and has its
+gradient instead (`ScheduleNode`).
 With `--wgrad-deferral-limit` only the first calls of an iteration are deferred.
 
 Sources: core/tensor_parallel/layers.py `ColumnParallelLinear.forward`, `LinearWithGradAccumulationAndAsyncCommunication.backward`;

@@ -258,6 +258,9 @@ FOUND: Final = {
     "--attention-dropout 0 --hidden-dropout 0",
     "whole layers on the host, sequential experts": f"{_EXPERTS} --moe-token-dispatcher-type alltoall "
     "--cpu-offloading-num-layers 2",
+    "deferred embedding gradients, hybridep": f"{_FLEX} --moe-flex-dispatcher-backend hybridep --moe-grouped-gemm "
+    "--moe-permute-fusion --defer-embedding-wgrad-compute --pipeline-model-parallel-size 2 --global-batch-size 64 "
+    "--moe-ffn-hidden-size 64",
     "delayed fp8, mtp": "--bf16 --vocab-size 120 --position-embedding-type rope --mtp-num-layers 2 --fp8-format hybrid",
     "latent attention in fp8, recomputed up projections": f"--bf16 --vocab-size 120 {_LATENT} --fp8-format hybrid "
     "--recompute-granularity selective --recompute-modules mla_up_proj",
