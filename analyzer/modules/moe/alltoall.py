@@ -43,7 +43,7 @@ def alltoall_dispatch(shapes: Shapes) -> Module:
         saved=(
             replace(row_map, lingers=True),
             Tensor(name="permuted probabilities", shape=(routing.rows,), dtype=routing.probability_dtype),
-            *(() if moe.permute_fusion or moe.pad_to_capacity else selection(routing, moe.num_experts, routing.tokens)),
+            *_selection(routing),
             *_sort_map(routing),
         ),
         forward_workspace=(
@@ -63,6 +63,15 @@ def alltoall_dispatch(shapes: Shapes) -> Module:
         collectives=tuple(_dispatch_collectives(routing)),
         source="MoEAlltoAllTokenDispatcher",
     )
+
+
+def _selection(routing: Routing) -> tuple[Tensor, ...]:
+    """What an unfused permutation saves to select probabilities: with padding to a capacity, their indices (`permute`)."""
+    if routing.moe.permute_fusion:
+        return ()
+    if routing.moe.pad_to_capacity:
+        return (Tensor(name="indices of the probabilities", shape=(routing.sent,), dtype="int64", formula="8·E·C"),)
+    return selection(routing, routing.moe.num_experts, routing.tokens)
 
 
 def _sort_map(routing: Routing) -> tuple[Tensor, ...]:
