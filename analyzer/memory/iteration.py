@@ -297,6 +297,7 @@ class _Walk:
         """A backward of the last chunk. From the backward of an output layer on, the operands of its weight gradient are kept."""
         self._first_passes.discard((step.kind, step.chunk))
         chunk = self._chunks[step.chunk]
+        before = self._deferred_calls
         again, self._leftover[step.chunk] = self._leftover[step.chunk], 0
         self._deferred_last = self._deferred_calls < deferral.calls and deferral.graph_bytes > 0
         self._deferring += self._deferred_calls < deferral.calls
@@ -309,6 +310,9 @@ class _Walk:
             self._deferred_calls += calls
             self._saved += calls * deferral.bytes_each
             base += calls * deferral.bytes_each
+        if self._deferred_calls > before:
+            outputs = sum(placement.block.module.derived(output_layers) for placement in chunk.backward)
+            self._saved += max(0, before + outputs - self._deferred_calls) * deferral.input_bytes
         if again:
             self._update_peak(index, chunk.next_backward_peak, base)
 

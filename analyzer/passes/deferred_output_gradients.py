@@ -27,6 +27,8 @@ class Deferral:
 
     bytes_each: int
     """Bytes of the operands of one call of the output layer."""
+    input_bytes: int
+    """Bytes of the input of a call. With MTP layers it is a view of the inputs of all calls of a microbatch."""
     calls: int
     """Number of deferred calls in an iteration."""
     graph_bytes: int
@@ -46,6 +48,7 @@ def deferral_of(job: TrainingJob, *, microbatches: int, freed: bool = False) -> 
     detached = job.flags.overlap_moe_expert_parallel_comm
     return Deferral(
         bytes_each=total_bytes(operands) + (shapes.hidden("input gradient").bytes if detached else 0),
+        input_bytes=0 if detached else shapes.hidden("input").bytes,
         calls=min(calls, job.flags.wgrad_deferral_limit or calls),
         graph_bytes=0 if detached else (1 if freed else 2) * shapes.hidden("received input").bytes,
     )
