@@ -196,7 +196,10 @@ def _checkpoint_inputs(shapes: Shapes) -> tuple[Tensor, ...]:
 
 
 def _over_context(shapes: Shapes, *, made_by: str, recomputed: tuple[Tensor, ...]) -> Module:
-    """The kernel under context parallelism. Of the `recomputed` tensors the p2p kernel saves only the query."""
+    """The kernel under context parallelism. Of the `recomputed` tensors the p2p kernel saves only the query.
+
+    A checkpoint copies recomputed tensors to its outputs, which are freed at once if nothing saves them.
+    """
     mla = mla_of(shapes)
     heads = shapes.model.num_attention_heads // shapes.t
     query, value = heads * mla.query_head_dim, heads * mla.v_head_dim
@@ -205,5 +208,11 @@ def _over_context(shapes: Shapes, *, made_by: str, recomputed: tuple[Tensor, ...
     )
     if not recomputed:
         return kernel
-    saved = tuple(replace(each, shares="recomputed up projections") if each.name == "query" else each for each in kernel.saved)
-    return replace(kernel, saved=saved, backward_workspace=(*kernel.backward_workspace, *recomputed))
+    in_ring = shapes.split.cp_comm_type == "p2p"  # otherwise the kernel saves exchanged queries
+    shared = {"query": "recomputed up projections"} if in_ring else {}
+    saved = tuple(replace(each, shares=shared.get(each.name, each.shares)) for each in kernel.saved)
+    freed = [name for name, _ in head_widths(mla) if name not in shared]
+    remaining = list(recomputed)
+    for name in freed:
+        remaining.remove(next(each for each in remaining if each.name == f"{_RECOMPUTED}{name}"))
+    return replace(kernel, saved=saved, backward_workspace=(*kernel.backward_workspace, *remaining))
