@@ -24,6 +24,9 @@ from analyzer.modules.norm import norm_parameters
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Parameter, Tensor, largest
 
+_BEFORE_ROTATION: Final = ("qkv", "query before rotation")
+_ROTATED: Final = "query, key and value in [s,b,a,d]"
+"""With `_BEFORE_ROTATION`, what local variables of the caller reference in the forward of a kernel."""
 RETURNED: Final = ("output", "output in [s,b,a,d]", "returned output")
 """Names of the output of a kernel that does not save it."""
 ATTENTION = "self_attention"
@@ -223,7 +226,7 @@ def fused_kernel(shapes: Shapes) -> Module:
     if heads.regrouped and rotated_or_normed(shapes):  # local variables also reference the input of the rotation
         workspace = (*workspace, heads.tensor("query before rotation", heads.query))
     if transposed and rotated_or_normed(shapes):  # and the tensors that are copied to [b, s, a, d]
-        workspace = (*workspace, heads.tensor("query, key and value in [s,b,a,d]", heads.qkv))
+        workspace = (*workspace, heads.tensor(_ROTATED, heads.qkv))
     return Module(
         name="core_attention",
         kind=ModuleKind.ATTENTION_KERNEL,
@@ -281,6 +284,9 @@ def kernel_under_checkpoint(kernel: Module, inputs: tuple[Tensor, ...], *, outpu
     inside = tuple(
         replace(tensor, shares="checkpoint input") if tensor.made_in else tensor for tensor in kernel.saved if tensor not in tables
     )
+    of_caller = tuple(each for each in kernel.forward_workspace if each.name in _BEFORE_ROTATION)
+    own = tuple(each for each in kernel.forward_workspace if each.name not in (*_BEFORE_ROTATION, _ROTATED))  # which is an input
+    kernel = replace(kernel, forward_workspace=own)
     held: tuple[Tensor, ...] = ()
     if output is not None:
         held = (replace(output, name="output gradient"), replace(output, name="recomputed output"))
@@ -294,6 +300,7 @@ def kernel_under_checkpoint(kernel: Module, inputs: tuple[Tensor, ...], *, outpu
         kind=ModuleKind.ATTENTION_KERNEL_CHECKPOINT,
         function=True,
         saved=(*tables, *inputs),
+        forward_workspace=of_caller,
         backward_workspace=held,
         children=(replace(kernel, saved=inside),),
         recomputed=True,
