@@ -61,6 +61,12 @@ REFUSED = [
     ),
     (E8 + "--moe-router-load-balancing-type sinkhorn --moe-aux-loss-coeff 1e-2", "--moe-aux-loss-coeff", "has no loss"),
     (E8 + "--moe-router-padding-for-quantization", "--moe-router-padding-for-quantization", "fp8 or fp4"),
+    (
+        E8 + "--moe-router-padding-for-quantization --fp8-format e4m3 --bf16 --moe-token-dispatcher-type alltoall "
+        "--moe-router-load-balancing-type sinkhorn",
+        "--moe-router-padding-for-quantization",
+        "the backward of sinkhorn",
+    ),
     (E8 + "--moe-router-padding-for-fp8", "--moe-router-padding-for-fp8", "fp8 or fp4"),
     (E8 + "--moe-apply-probs-on-input", "--moe-apply-probs-on-input", "not 2"),
     # capacity
