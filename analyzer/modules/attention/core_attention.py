@@ -24,8 +24,8 @@ from analyzer.modules.norm import norm_parameters
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Parameter, Tensor, largest
 
-_BEFORE_ROTATION: Final = ("qkv", "query before rotation")
-_ROTATED: Final = "query, key and value in [s,b,a,d]"
+_BEFORE_ROTATION: Final = ("qkv", "query before rotation", "key before rotation")
+_ROTATED: Final = "query and key in [s,b,a,d]"
 """With `_BEFORE_ROTATION`, what local variables of the caller reference in the forward of a kernel."""
 RETURNED: Final = ("output", "output in [s,b,a,d]", "returned output")
 """Names of the output of a kernel that does not save it."""
@@ -146,6 +146,18 @@ def rotated_or_normed(shapes: Shapes) -> str:
     return f"{ATTENTION}.{{}}_layernorm" if shapes.model.qk_layernorm else ""
 
 
+def before_rotation(shapes: Shapes) -> tuple[Tensor, ...]:
+    """The inputs of the rotation in tensors of their own, which a local variable of `Attention.forward` references (`qkv_output`).
+
+    A norm allocates them for queries and keys, and a reshape for grouped queries.
+    """
+    heads = Heads(shapes)
+    query = heads.tensor("query before rotation", heads.query)
+    if shapes.model.qk_layernorm and shapes.model.position_embedding == "rope":
+        return (query, heads.tensor("key before rotation", heads.key))
+    return (query,) if heads.regrouped and rotated_or_normed(shapes) else ()
+
+
 def inputs_saved(shapes: Shapes) -> tuple[Tensor, ...]:
     """q, k and v as a fused kernel saves them: views of one qkv tensor, or three contiguous tensors of the same total size.
 
@@ -223,10 +235,9 @@ def fused_kernel(shapes: Shapes) -> Module:
     transposed = works_in_batches(shapes)
     inputs = inputs_saved(shapes)
     workspace = () if inputs[0].made_in == QKV or norms_keep_qkv(shapes) else (heads.tensor("qkv", heads.qkv),)
-    if heads.regrouped and rotated_or_normed(shapes):  # local variables also reference the input of the rotation
-        workspace = (*workspace, heads.tensor("query before rotation", heads.query))
-    if transposed and rotated_or_normed(shapes):  # and the tensors that are copied to [b, s, a, d]
-        workspace = (*workspace, heads.tensor(_ROTATED, heads.qkv))
+    workspace = (*workspace, *before_rotation(shapes))
+    if transposed and rotated_or_normed(shapes):  # and the tensors that are copied to [b, s, a, d]: the values are in qkv
+        workspace = (*workspace, heads.tensor(_ROTATED, heads.query + heads.key))
     return Module(
         name="core_attention",
         kind=ModuleKind.ATTENTION_KERNEL,
@@ -272,6 +283,11 @@ def _with_copied_gradients(workspace: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     own = names.index(QKV_GRADIENTS) + 1
     copied = (replace(workspace[own - 1], name="copies of query, key and value gradients"),)
     return (*workspace[:own], *largest(workspace[own:], copied))
+
+
+def held_by_caller(kernel: Module) -> tuple[Tensor, ...]:
+    """What local variables of `Attention.forward` reference from the rotation until the output projection returns."""
+    return tuple(each for each in kernel.forward_workspace if each.name in (*_BEFORE_ROTATION, _ROTATED))
 
 
 def kernel_under_checkpoint(kernel: Module, inputs: tuple[Tensor, ...], *, output: Tensor | None = None) -> Module:

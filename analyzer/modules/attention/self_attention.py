@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from analyzer.modules.attention.core_attention import (
     ATTENTION,
     Heads,
     checkpoint_inputs,
     fused_kernel,
+    held_by_caller,
     kernel_under_checkpoint,
     projection_saves_copy,
     query_key_norm,
@@ -49,7 +52,9 @@ def self_attention(shapes: Shapes, *, fused_norm: bool, input_shares: str = "") 
         saves_16_bit=True,
     )
     norms = (query_key_norm(shapes),) if model.qk_layernorm else ()
-    return Module(name="self_attention", kind=ModuleKind.ATTENTION, children=(qkv, *norms, _core_attention(shapes), projection))
+    kernel = _core_attention(shapes)
+    projection = replace(projection, forward_workspace=(*projection.forward_workspace, *held_by_caller(kernel)))
+    return Module(name="self_attention", kind=ModuleKind.ATTENTION, children=(qkv, *norms, kernel, projection))
 
 
 def _transposed_in(shapes: Shapes) -> str:

@@ -12,6 +12,7 @@ from typing import Final
 from analyzer.modules.attention.core_attention import (
     ATTENTION,
     Heads,
+    before_rotation,
     checkpoint_inputs,
     rotary_tables,
     rotated_or_normed,
@@ -109,9 +110,7 @@ def _inputs(shapes: Shapes) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     te = shapes.model.implementation == "transformer_engine"
     maker = rotated_or_normed(shapes)
     qkv = heads.tensor("qkv", heads.qkv)
-    before: tuple[Tensor, ...] = (heads.tensor("query before rotation", heads.query),) if heads.regrouped and maker else ()
-    if shapes.model.qk_layernorm and shapes.model.position_embedding == "rope":
-        before = (heads.tensor("query before rotation", heads.query), heads.tensor("key before rotation", heads.key))
+    before = before_rotation(shapes)
     if heads.grouped:  # keys and values are repeated for each query head, and the originals are freed after the forward
         query_maker = maker.format("q") or (ATTENTION if heads.regrouped else "")
         repeated = tuple(heads.tensor(f"repeated {name}", heads.query) for name in ("key", "value"))

@@ -52,7 +52,14 @@ _INSTANCES: Final = "--num-distributed-optimizer-instances 2 --overlap-grad-redu
 _FP4: Final = "--info-gpu B200 --fp4-format e2m1"
 _PADDED: Final = "--micro-batch-size 1 --seq-length {tokens} --max-position-embeddings {tokens}"
 """The rows of every expert are half a multiple of the padding more than a multiple, as the formulas count."""
+_SHORT_MLP: Final = (
+    "--bf16 --vocab-size 120 --position-embedding-type rope --pipeline-model-parallel-size 2 --swiglu --disable-bias-linear "
+    "--ffn-hidden-size 64 --tensor-model-parallel-size 4 --sequence-parallel --attention-dropout 0 --hidden-dropout 0"
+)
+"""The output projection of attention has the highest instant of the forward."""
 FOUND: Final = {
+    "flash-attn after a rotation, output projection": f"{_SHORT_MLP} --info-gpu A100-80GB",
+    "normed grouped queries, output projection": f"{_SHORT_MLP} --qk-layernorm --group-query-attention --num-query-groups 4",
     "offloaded groups, unfused rotation, flash-attn": f"{_GROUPS} core_attn --no-rope-fusion --info-gpu A100-80GB",
     "offloaded norm of latent attention, one layer in each of 4 stages": f"{_GROUPS} attn_norm {_LATENT} "
     "--pipeline-model-parallel-size 4",
