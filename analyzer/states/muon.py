@@ -85,22 +85,17 @@ def with_owned(job: TrainingJob, states: States, owned: Sequence[OptimizerParame
 def _orthogonalizing(job: TrainingJob, owned: Sequence[OptimizerParameter]) -> Iterator[tuple[tuple[Tensor, ...], int]]:
     """Tensors at the peaks of Muon's step, and bytes of the momentum that its first step has not created yet.
 
-    The first update of a matrix creates its momentum. Matrices of experts are updated last, by an optimizer of their own or in the
-    last group of parameters. The variable of the update references that of the previous matrix until it is assigned again.
+    Matrices of experts are updated last, by an optimizer of their own or in the last group of parameters. The variable of the
+    update references that of the previous matrix until it is assigned again.
     """
-    matrices = sorted((weight for weight in owned if weight.orthogonalized), key=lambda weight: weight.expert)
-    missing = sum(round_up(4 * weight.numel, BLOCK) for weight in matrices)
-    least: dict[tuple[OptimizerParameter | None, OptimizerParameter], int] = {}
-    previous: OptimizerParameter | None = None
-    for weight in matrices:
-        if previous is not None and weight.expert != previous.expert and not muon_of(job).layer_wise:
-            previous = None
-        missing -= round_up(4 * weight.numel, BLOCK)
-        least[previous, weight] = missing
-        previous = weight
-    for (before, weight), later in least.items():
-        held = (_fp32("update of the previous matrix", *before.shape),) if before is not None else ()
-        yield (*held, *orthogonalization(job, weight)), later
+    dense, experts = ([weight for weight in owned if weight.orthogonalized and weight.expert is expert] for expert in (False, True))
+    of_experts = sum(round_up(4 * weight.numel, BLOCK) for weight in experts)
+    one_loop = muon_of(job).layer_wise
+    for matrices, before, missing in ((dense, [], of_experts), (experts, dense if one_loop else [], 0)):
+        updated: list[OptimizerParameter | None] = [before[-1] if before else None, *matrices]
+        for previous, weight in dict.fromkeys(zip(updated[:-1], matrices, strict=True)):
+            held = (_fp32("update of the previous matrix", *previous.shape),) if previous is not None else ()
+            yield (*held, *orthogonalization(job, weight)), missing
 
 
 def orthogonalization(job: TrainingJob, weight: OptimizerParameter) -> tuple[Tensor, ...]:

@@ -16,7 +16,7 @@ from analyzer.passes.stages import stage_models
 from analyzer.results import CommunicationRow
 from analyzer.specs import MuonSpec, TrainingJob
 from analyzer.states.layer_wise import owners
-from analyzer.states.muon import orthogonalization, with_owned
+from analyzer.states.muon import orthogonalization
 from analyzer.states.record import States
 from tests.job_of import job_of, states_by_ranks_of, states_of
 
@@ -130,18 +130,6 @@ def test_the_workspace_of_square_matrices_includes_their_squares() -> None:
     job = job_of("--optimizer muon --muon-fp32-matmul-prec high")
     square = OptimizerParameter(shape=(H, H), dtype="bf16", orthogonalized=True, partition=1)
     assert total_bytes(orthogonalization(job, square)) == 16 * H * H
-
-
-def test_the_first_step_creates_momentum_one_matrix_at_a_time() -> None:
-    """At the update of the first matrix, the momentum of the second does not exist yet."""
-    job = job_of(f"{LINES} --num-layers 1 --optimizer muon")
-    large = OptimizerParameter(shape=(4096, 1024), dtype="bf16", orthogonalized=True, partition=0)
-    small = OptimizerParameter(shape=(1024, 64), dtype="bf16", orthogonalized=True, partition=0)
-    states = muon_states_of("--num-layers 1 --optimizer muon")
-    first, last = (with_owned(job, states, order).first_step_bytes for order in ((large, small), (small, large)))
-    workspace = total_bytes(orthogonalization(job, large))
-    assert first == workspace - 4 * small.numel
-    assert last == workspace + 4 * small.numel  # the update of the previous matrix
 
 
 def test_every_rank_gathers_split_matrices() -> None:
