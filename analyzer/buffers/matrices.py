@@ -6,7 +6,7 @@ tensor_parallel/layers.py, 0.16.1, and Transformer Engine 2.11.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Final
@@ -56,8 +56,27 @@ def weights(job: TrainingJob, stage: StageModel) -> Iterator[OptimizerParameter]
 
 def parameters_in_creation_order(job: TrainingJob, stage: StageModel) -> tuple[OptimizerParameter, ...]:
     """The parameters of a rank, chunk by chunk, as `named_parameters` lists them."""
+    moe = job.model.moe
     pairs = zip(stage.chunks, stage.trees, strict=True)
-    return tuple(weight for chunk, tree in pairs for _, weights in chunk_parameters(job, chunk, tree) for weight in weights)
+    sequential = moe is not None and not moe.grouped_gemm
+    return tuple(
+        weight for chunk, tree in pairs for weight in _in_order(chunk_parameters(job, chunk, tree), sequential=sequential)
+    )
+
+
+def _in_order(
+    parameters: Iterable[tuple[Parameter, tuple[OptimizerParameter, ...]]], *, sequential: bool
+) -> Iterator[OptimizerParameter]:
+    """The parameters of the optimizer. Those of `sequential` experts are listed expert by expert (`SequentialMLP.local_experts`)."""
+    experts: list[tuple[OptimizerParameter, ...]] = []
+    for parameter, weights in parameters:
+        if sequential and parameter.sharding == "expert":
+            experts.append(weights)
+            continue
+        yield from (weight for expert in zip(*experts, strict=True) for weight in expert)
+        experts = []
+        yield from weights
+    yield from (weight for expert in zip(*experts, strict=True) for weight in expert)
 
 
 def chunk_parameters(job: TrainingJob, chunk: Chunk, tree: Module) -> Iterator[tuple[Parameter, tuple[OptimizerParameter, ...]]]:
