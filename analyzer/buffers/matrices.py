@@ -59,15 +59,13 @@ def parameters_in_creation_order(job: TrainingJob, stage: StageModel) -> tuple[O
     moe = job.model.moe
     pairs = zip(stage.chunks, stage.trees, strict=True)
     sequential = moe is not None and not moe.grouped_gemm
-    return tuple(
-        weight for chunk, tree in pairs for weight in _in_order(chunk_parameters(job, chunk, tree), sequential=sequential)
-    )
+    return tuple(weight for chunk, tree in pairs for weight in _in_order(chunk_parameters(job, chunk, tree), sequential=sequential))
 
 
 def _in_order(
     parameters: Iterable[tuple[Parameter, tuple[OptimizerParameter, ...]]], *, sequential: bool
 ) -> Iterator[OptimizerParameter]:
-    """The parameters of the optimizer. Those of `sequential` experts are listed expert by expert (`SequentialMLP.local_experts`)."""
+    """The parameters of the optimizer, those of `sequential` experts expert by expert (`SequentialMLP.local_experts`)."""
     experts: list[tuple[OptimizerParameter, ...]] = []
     for parameter, weights in parameters:
         if sequential and parameter.sharding == "expert":

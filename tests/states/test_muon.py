@@ -324,3 +324,16 @@ def test_later_releases_distribute_parameters_without_a_layout() -> None:
 
 def ranks_of(ranges: tuple[tuple[int, int], ...]) -> list[int]:
     return [rank for first, last in ranges for rank in range(first, last + 1)]
+
+
+def test_sequential_experts_are_listed_expert_by_expert() -> None:
+    """`SequentialMLP.local_experts`: fc1 and fc2 of each expert. A grouped GEMM has all weights of fc1 before those of fc2."""
+    options = f"--num-layers 1 --optimizer muon --disable-bias-linear {EXPERTS.replace('--moe-grouped-gemm ', '')}"
+
+    def shapes(line: str) -> list[tuple[int, ...]]:
+        job = job_of(f"{LINES} {line}")
+        return [weight.shape for weight in weights(job, stage_models(job)[0]) if weight.expert]
+
+    fc1, fc2 = (512, H), (H, 512)
+    assert shapes(options) == [fc1, fc2, fc1, fc2]
+    assert shapes(f"{options} --moe-grouped-gemm") == [fc1, fc1, fc2, fc2]
