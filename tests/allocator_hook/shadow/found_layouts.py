@@ -277,6 +277,10 @@ FOUND: Final = {
     "fp4, mtp in 16 bit": f"--bf16 --vocab-size 120 --position-embedding-type rope --mtp-num-layers 1 {_FP4}",
     "latent attention in fp8, recomputed norms and up projections": f"--bf16 --vocab-size 120 {_LATENT} --qk-layernorm "
     "--fp8-format hybrid --fp8-recipe tensorwise --recompute-granularity selective --recompute-modules layernorm mla_up_proj",
+    "megatron fsdp, experts, two instances of the optimizer": f"{_EXPERTS} {_MEGATRON_FSDP} optim_grads_params "
+    "--num-distributed-optimizer-instances 2 --overlap-grad-reduce",
+    "megatron fsdp, sharded over two instances of the optimizer, rings": f"{_MEGATRON_FSDP} optim_grads_params --vocab-size 120 "
+    "--num-distributed-optimizer-instances 2 --overlap-grad-reduce --outer-dp-sharding-strategy optim --context-parallel-size 2",
     "shared experts in fp8, tp2 sp": f"{_EXPERTS} {_PADDED.format(tokens=528)} --moe-grouped-gemm --tensor-model-parallel-size 2 "
     "--sequence-parallel --moe-token-dispatcher-type alltoall --moe-shared-expert-intermediate-size 512 --fp8-format e4m3 "
     "--fp8-recipe tensorwise",
