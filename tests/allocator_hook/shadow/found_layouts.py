@@ -80,6 +80,10 @@ FOUND: Final = {
     "fsdp2 with an MTP layer": f"{_TORCH_FSDP} --mtp-num-layers 1 --position-embedding-type rope",
     "fsdp2, peak in the backward of the output layer": f"{_TORCH_FSDP} --vocab-size 9999 --micro-batch-size 1 "
     "--context-parallel-size 2",
+    "fsdp2, a checkpoint of four layers": f"{_TORCH_FSDP} {_FULL} 4",
+    "fsdp2, two experts on four replicas": f"{_TORCH_FSDP} --num-layers 1 --disable-bias-linear --num-experts 2 "
+    "--moe-router-topk 2 --moe-token-dispatcher-type alltoall --moe-shared-expert-intermediate-size 512 --tensor-model-parallel-size 2 "
+    "--sequence-parallel",
     "overlapped microbatches, one expert per rank": f"{_OVERLAPPED} --num-experts 2 --moe-token-dispatcher-type alltoall",
     "overlapped microbatches, dense layers beside MoE layers": _ALTERNATING,
     "overlapped microbatches, dense layers with recompute": f"{_ALTERNATING} --recompute-granularity selective "
