@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from math import lcm, prod
 
 from analyzer.buffers.gradient_buffers import DEFAULT_BUCKET_SIZE, DEFAULT_BUCKET_SIZE_PER_RANK
@@ -104,7 +105,8 @@ def sharded_buckets(job: TrainingJob, tree: Module) -> tuple[ShardedBucket, ...]
         for module in segment.modules:
             number = unit if segment.units and has_units else None
             unit += segment.units
-            for parameter in creation_order(module):
+            listed = creation_order(module)
+            for parameter in listed if number is not None else _by_expert(job, tuple(listed)):
                 key = (number, parameter.sharding == "expert", stored_dtype(job, parameter))
                 groups.setdefault(key, []).append((index, parameter))
     padded: dict[tuple[int, ...], int] = {}
@@ -165,6 +167,29 @@ def _bucket(
     )
 
 
+def _by_expert(job: TrainingJob, listed: tuple[Parameter, ...]) -> Iterator[Parameter]:
+    """Parameters of a module outside units, those of each expert separately: a bucket may end between experts.
+
+    Sequential experts are listed one after the other (`SequentialMLP`), and grouped ones weight by weight (`TEGroupedMLP`).
+    """
+    experts = [parameter for parameter in listed if parameter.sharding == "expert" and parameter.pieces > 1]
+    for parameter in listed:
+        if parameter not in experts:
+            yield parameter
+        elif job.model.moe is not None and job.model.moe.grouped_gemm:
+            yield from (of_one_expert(parameter),) * parameter.pieces
+        elif parameter is experts[0]:
+            yield from tuple(of_one_expert(each) for each in experts) * parameter.pieces
+
+
+@cache
+def of_one_expert(parameter: Parameter) -> Parameter:
+    """The weight or bias of one of several experts; other parameters are returned."""
+    if parameter.sharding != "expert" or parameter.pieces == 1:
+        return parameter
+    return replace(parameter, shape=(1, *parameter.shape[1:]), pieces=1)
+
+
 def _sharding_group(job: TrainingJob, *, expert: bool) -> ReductionGroup:
     """The group over which parameters are sharded.
 
@@ -218,7 +243,7 @@ def padding_ranks(job: TrainingJob, group: ReductionGroup) -> int:
 
 def _shapes(parameter: Parameter) -> Iterator[Shape]:
     """Shapes as Megatron stores them: one weight per routed expert."""
-    if parameter.sharding == "expert" and len(parameter.shape) == 3:
+    if parameter.sharding == "expert":
         yield from (parameter.shape[1:],) * parameter.shape[0]
     else:
         yield parameter.shape

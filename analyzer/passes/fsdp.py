@@ -5,10 +5,11 @@ Sources: megatron_fsdp.py and param_and_grad_buffer.py of megatron/core/distribu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from analyzer.buffers.fsdp import covers_units, fsdp_of, is_segment, sharded_buckets
+from analyzer.buffers.fsdp import covers_units, fsdp_of, is_segment, segments, sharded_buckets
 from analyzer.buffers.fsdp_gathering import GRADIENTS, PARAMETERS, ChunkPasses, Gathering, Ids, chunk_passes
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Tensor
 from analyzer.passes.fsdp_gradients import accumulates_in_gemm, beyond_freed, with_gradients_from_first
 from analyzer.passes.fsdp_torch import with_unsharded_units
@@ -29,7 +30,13 @@ def with_unsharded_buckets(job: TrainingJob, tree: Module, *, first: bool = Fals
     passes = chunk_passes(job, tree, gathering.buckets, first=first)
     workspaces: list[Workspaces] = []
     started_in: list[Ids] = []
-    for index, (piece, alive) in enumerate(zip(gathering.all_segments, passes.gradients, strict=True)):
+    of_pieces = [
+        alive & gathering.started(index) if len(piece.modules) == 1 else frozenset[int]()
+        for index, (piece, alive) in enumerate(zip(gathering.all_segments, passes.gradients, strict=True))
+    ]
+    held = _held_in_block(gathering, of_pieces)
+    for index, piece in enumerate(gathering.all_segments):
+        started, alive = of_pieces[index], passes.gradients[index] - held[index]
         forward = gathering.tensors(passes.forward[index], PARAMETERS)
         if len(gathering.parts[index]) > 1:
             own_of_layers = _kept_until_checkpoint_ends(gathering, passes, index)
@@ -37,7 +44,6 @@ def with_unsharded_buckets(job: TrainingJob, tree: Module, *, first: bool = Fals
             whole, *parts = _by_layer(gathering, passes, index, without=frozenset[int]().union(*own_of_layers))
             workspaces += [Workspaces(forward, whole), *(Workspaces((), part) for part in parts)]
             continue
-        started = alive & gathering.started(index) if len(piece.modules) == 1 else frozenset[int]()
         if piece.units:
             started_in += [started] * len(piece.modules)
             gradients = gathering.tensors(alive - started, GRADIENTS)
@@ -50,6 +56,29 @@ def with_unsharded_buckets(job: TrainingJob, tree: Module, *, first: bool = Fals
     has_units = fsdp_of(job).strategy == "optim_grads_params"
     changed = with_workspaces(tree, workspaces, is_segment, lambda module: has_units and covers_units(module))
     return with_gradients_from_first(gathering, changed, started_in)
+
+
+def _held_in_block(gathering: Gathering, started: Sequence[Ids]) -> list[Ids]:
+    """For each segment, the buckets that a later layer of the same block keeps allocated (`with_gradients_from_first`): MTP depths
+    are one block. `started`: the buckets whose gradients start in each segment."""
+    held: list[Ids] = []
+    for block in reversed(list(_blocks(gathering.tree))):
+        inside: Ids = frozenset()
+        for _ in segments(block):
+            index = len(started) - 1 - len(held)
+            held.append(inside)
+            if gathering.all_segments[index].units:
+                inside |= started[index]
+    return held[::-1]
+
+
+def _blocks(module: Module) -> Iterator[Module]:
+    """The blocks of a chunk (`program.chunks`): the children of the model and of the decoder."""
+    if module.kind not in (ModuleKind.MODEL, ModuleKind.DECODER):
+        yield module
+        return
+    for child in module.children:
+        yield from _blocks(child)
 
 
 def _kept_until_checkpoint_ends(gathering: Gathering, passes: ChunkPasses, index: int) -> tuple[Ids, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from analyzer.buffers.fsdp import is_segment, is_unit, layers_under_checkpoint
+from analyzer.buffers.fsdp import is_segment, is_unit, layers_under_checkpoint, of_one_expert
 from analyzer.buffers.fsdp_gathering import GRADIENTS, Gathering, Ids
 from analyzer.modules.kinds import LINEAR, RESIDUAL_ADDS, ModuleKind
 from analyzer.modules.tree import Module, Parameter, Tensor, total_bytes
@@ -51,7 +51,8 @@ def with_gradients_from_first(gathering: Gathering, tree: Module, started: Seque
 
 
 def _bucket(gathering: Gathering, number: int) -> _Bucket:
-    return _Bucket(frozenset(gathering.buckets[number].parameters), gathering.tensors(frozenset({number}), GRADIENTS))
+    parameters = frozenset(map(of_one_expert, gathering.buckets[number].parameters))
+    return _Bucket(parameters, gathering.tensors(frozenset({number}), GRADIENTS))
 
 
 def _with_buckets(job: TrainingJob, layer: Module, buckets: Sequence[_Bucket]) -> Module:
@@ -85,7 +86,7 @@ def _added_biases(branch: Module) -> tuple[Parameter, ...]:
 
 def _starting(job: TrainingJob, module: Module, left: list[_Bucket], parameters: Sequence[Parameter]) -> Module:
     """The module with the gradients of the buckets in `left` of these parameters, whose gradients it computes. Removes these."""
-    own = [bucket for bucket in left if not bucket.parameters.isdisjoint(parameters)]
+    own = [bucket for bucket in left if not bucket.parameters.isdisjoint(map(of_one_expert, parameters))]
     tensors = tuple(tensor for bucket in own for tensor in bucket.tensors)
     if not tensors:
         return module
