@@ -69,6 +69,8 @@ def _from_first(job: TrainingJob, module: Module, left: list[_Bucket]) -> Module
         child = module.children[index]
         if child.kind in RESIDUAL_ADDS and index:
             child = _starting(job, child, left, _added_biases(module.children[index - 1]))
+        if child.kind is ModuleKind.COMBINE:
+            child = _starting(job, child, left, _run_in_combine(job, module))
         found.append(_from_first(job, child, left))
     if found:
         module = replace(module, children=tuple(reversed(found)))
@@ -82,6 +84,14 @@ def _added_biases(branch: Module) -> tuple[Parameter, ...]:
         return ()
     rows = (module for module in modules if module.kind in (ModuleKind.ATTENTION_OUTPUT, ModuleKind.FC2))
     return tuple(parameter for module in rows for parameter in module.parameters if parameter.name == "bias")
+
+
+def _run_in_combine(job: TrainingJob, branch: Module) -> tuple[Parameter, ...]:
+    """The weights of the fc2 of shared experts, if the dispatcher runs it while it combines (`token_combine`)."""
+    if job.model.moe is None or not job.model.moe.shared_overlap:
+        return ()
+    shared = (child for child in branch.children if child.kind is ModuleKind.SHARED_EXPERTS)
+    return tuple(each for module in shared for part in module.children if part.kind is ModuleKind.FC2 for each in part.parameters)
 
 
 def _starting(job: TrainingJob, module: Module, left: list[_Bucket], parameters: Sequence[Parameter]) -> Module:

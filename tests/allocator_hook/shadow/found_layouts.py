@@ -85,6 +85,8 @@ FOUND: Final = {
     "--hidden-dropout 0",
     "recomputed up projections of latent attention, rings": f"--bf16 --vocab-size 120 {_LATENT} --context-parallel-size 2 "
     "--recompute-granularity selective --recompute-modules mla_up_proj",
+    "megatron fsdp, overlapped shared experts": f"{_EXPERTS} {_MEGATRON_FSDP} optim_grads_params --moe-shared-expert-overlap "
+    "--moe-token-dispatcher-type alltoall --moe-shared-expert-intermediate-size 2048 --moe-ffn-hidden-size 512",
     "fsdp2 with an MTP layer": f"{_TORCH_FSDP} --mtp-num-layers 1 --position-embedding-type rope",
     "fsdp2, peak in the backward of the output layer": f"{_TORCH_FSDP} --vocab-size 9999 --micro-batch-size 1 "
     "--context-parallel-size 2",
