@@ -43,8 +43,9 @@ READ: Final[dict[str, frozenset[str]]] = {
         "log_num_zeros_in_grad log_params_norm offload muon".split()
     ),
     "FsdpSpec": frozenset(
-        "implementation strategy outer_sharding main_gradients reduced_gradients communication_unit_size double_buffer "
-        "reshard_after_forward starts_from_meta moments_from_start outside_layers_prefetches outside_layers_stay".split()
+        "implementation strategy outer_sharding expert_instances main_gradients reduced_gradients communication_unit_size "
+        "double_buffer reshard_after_forward starts_from_meta moments_from_start outside_layers_prefetches "
+        "outside_layers_stay".split()
     ),
     "MuonSpec": frozenset("layer_wise aligned tensor_parallel split_qkv nesterov steps iterates_dtype scalar_optimizer".split()),
     "OffloadSpec": frozenset("fraction pinned_gradients collected".split()),

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from math import lcm, prod
 
 from analyzer.buffers.gradient_buffers import DEFAULT_BUCKET_SIZE, DEFAULT_BUCKET_SIZE_PER_RANK
@@ -28,6 +29,8 @@ class ShardedBucket:
 
     unit: int | None
     """Number of the unit in its chunk; None outside units."""
+    expert: bool
+    """Whether it contains routed experts, which never share a bucket with other parameters."""
     group: ReductionGroup
     """Ranks that share the bucket: the data-parallel ranks of the dense model or of experts."""
     dtype: str
@@ -37,11 +40,6 @@ class ShardedBucket:
     parameters: tuple[Parameter, ...]
     segments: frozenset[int]
     """Indices of the segments of the chunk that use its parameters (`segments`)."""
-
-    @property
-    def expert(self) -> bool:
-        """Whether it contains routed experts, which never share a bucket with other parameters."""
-        return self.group == "edp"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +105,8 @@ def sharded_buckets(job: TrainingJob, tree: Module) -> tuple[ShardedBucket, ...]
         for module in segment.modules:
             number = unit if segment.units and has_units else None
             unit += segment.units
-            for parameter in creation_order(module):
+            listed = creation_order(module)
+            for parameter in listed if number is not None else _by_expert(job, tuple(listed)):
                 key = (number, parameter.sharding == "expert", stored_dtype(job, parameter))
                 groups.setdefault(key, []).append((index, parameter))
     padded: dict[tuple[int, ...], int] = {}
@@ -150,7 +149,7 @@ def _bucket(
     padded: dict[tuple[int, ...], int],
 ) -> ShardedBucket:
     """One bucket. `padded` caches sizes, since equal layers share their parameter objects."""
-    group: ReductionGroup = "edp" if expert else "dp_cp"
+    group = _sharding_group(job, expert=expert)
     parameters = tuple(parameter for _, parameter in members)
     key = (expert, *(id(parameter) for parameter in parameters))
     if key not in padded:
@@ -159,12 +158,46 @@ def _bucket(
         padded[key] = padded_numel(shapes, ranks=ranks)
     return ShardedBucket(
         unit=unit,
+        expert=expert,
         group=group,
         dtype=dtype,
         numel=padded[key],
         parameters=parameters,
         segments=frozenset(index for index, _ in members),
     )
+
+
+def _by_expert(job: TrainingJob, listed: tuple[Parameter, ...]) -> Iterator[Parameter]:
+    """Parameters of a module outside units, those of each expert separately: a bucket may end between experts.
+
+    Sequential experts are listed one after the other (`SequentialMLP`), and grouped ones weight by weight (`TEGroupedMLP`).
+    """
+    experts = [parameter for parameter in listed if parameter.sharding == "expert" and parameter.pieces > 1]
+    for parameter in listed:
+        if parameter not in experts:
+            yield parameter
+        elif job.model.moe is not None and job.model.moe.grouped_gemm:
+            yield from (of_one_expert(parameter),) * parameter.pieces
+        elif parameter is experts[0]:
+            yield from tuple(of_one_expert(each) for each in experts) * parameter.pieces
+
+
+@cache
+def of_one_expert(parameter: Parameter) -> Parameter:
+    """The weight or bias of one of several experts; other parameters are returned."""
+    if parameter.sharding != "expert" or parameter.pieces == 1:
+        return parameter
+    return replace(parameter, shape=(1, *parameter.shape[1:]), pieces=1)
+
+
+def _sharding_group(job: TrainingJob, *, expert: bool) -> ReductionGroup:
+    """The group over which parameters are sharded.
+
+    With several optimizer instances `FSDPDistributedIndex` (utils.py, 0.16.1) gets no mesh of experts and uses that of the dense
+    model for them: `FullyShardedDataParallel._init_dist_index` creates one with a single instance only.
+    """
+    own_mesh = job.parallel.distributed_optimizer_instances == 1 or fsdp_of(job).expert_instances
+    return "edp" if expert and own_mesh else "dp_cp"
 
 
 def _split(job: TrainingJob, members: Sequence[tuple[int, Parameter]], rank_numel: int) -> Iterator[list[tuple[int, Parameter]]]:
@@ -210,7 +243,7 @@ def padding_ranks(job: TrainingJob, group: ReductionGroup) -> int:
 
 def _shapes(parameter: Parameter) -> Iterator[Shape]:
     """Shapes as Megatron stores them: one weight per routed expert."""
-    if parameter.sharding == "expert" and len(parameter.shape) == 3:
+    if parameter.sharding == "expert":
         yield from (parameter.shape[1:],) * parameter.shape[0]
     else:
         yield parameter.shape
@@ -231,10 +264,17 @@ def _in_shard(job: TrainingJob, bucket: ShardedBucket) -> Iterator[tuple[int, Pa
     ranks = None if fsdp_of(job).strategy == "no_shard" else padding_ranks(job, bucket.group)
     offsets, _ = _laid_out([shape for shape, _ in shapes])
     size = bucket.numel // (ranks or 1)
-    begin = size * (described_replica(job.parallel, bucket.group) % (ranks or 1))
+    begin = size * _described_shard_index(job, bucket.group) if ranks else 0
     for offset, (shape, parameter) in zip(offsets, shapes, strict=True):
         inside = min(offset + prod(shape), begin + size) - max(offset, begin)
         yield max(0, inside), parameter
+
+
+def _described_shard_index(job: TrainingJob, group: ReductionGroup) -> int:
+    """Index of the described replica's shard. With outer sharding the shards of an instance's rank are neighbours in all instances
+    (`FSDPDistributedIndex.get_logical_hybrid_fsdp_rank`)."""
+    instance, inside = divmod(described_replica(job.parallel, group), shard_ranks(job, group))
+    return inside * job.parallel.distributed_optimizer_instances + instance if fsdp_of(job).outer_sharding else inside
 
 
 def padded_numel(shapes: Sequence[Shape], *, ranks: int | None) -> int:

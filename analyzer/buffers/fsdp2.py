@@ -61,11 +61,12 @@ def is_torch_unit(module: Module) -> bool:
 def torch_unit(job: TrainingJob, name: str, listed: list[Parameter]) -> TorchUnit:
     """The unit with the given parameters."""
     ranks = job.parallel.data_with_context
-    numel = sum(ranks * torch_shard_numel(job, parameter) for parameter in listed)
+    numel = sum(ranks * parameter.pieces * torch_shard_numel(job, parameter) for parameter in listed)
     return TorchUnit(name=name, numel=numel, dtype=job.precision.parameters)
 
 
 def torch_shard_numel(job: TrainingJob, parameter: Parameter) -> int:
-    """Elements of a parameter on one rank."""
-    rows = parameter.shape[0]
-    return ceil_div(rows, job.parallel.data_with_context) * (parameter.numel // rows)
+    """Elements of a parameter on one rank; of each of its `Parameter.pieces`."""
+    by_expert = parameter.sharding == "expert" and parameter.pieces == parameter.shape[0]
+    rows = parameter.shape[1 if by_expert else 0]
+    return ceil_div(rows, job.parallel.data_with_context) * (parameter.numel // parameter.pieces // rows)

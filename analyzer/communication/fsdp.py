@@ -53,7 +53,8 @@ def _megatron_calls(job: TrainingJob, tree: Module) -> Iterator[tuple[Call, int,
             else:
                 yield _call(job, bucket, "all_gather", "forward", bucket.dtype), passes.gathered_forward[number], 0
                 yield _call(job, bucket, "all_gather", "backward", bucket.dtype), passes.gathered_backward[number], 0
-        yield from _outer_calls(job, bucket)
+        gathered = passes.gathered_forward[number] + passes.gathered_backward[number]
+        yield from _outer_calls(job, bucket, gathered=gathered if bucket.unit is not None else 1)
 
 
 def _call(job: TrainingJob, bucket: ShardedBucket, kind: Kind, phase: Phase, dtype: str) -> Call:
@@ -63,11 +64,12 @@ def _call(job: TrainingJob, bucket: ShardedBucket, kind: Kind, phase: Phase, dty
     return Call(group, kind, phase, name, (bucket.numel,), dtype)
 
 
-def _outer_calls(job: TrainingJob, bucket: ShardedBucket) -> Iterator[tuple[Call, int, int]]:
+def _outer_calls(job: TrainingJob, bucket: ShardedBucket, *, gathered: int) -> Iterator[tuple[Call, int, int]]:
     """Between instances of the optimizer: gradients once for each iteration, and parameters if the instances own different ones.
 
     MegatronFSDP reduces gradients between instances in the last microbatch, which its `no_sync` announces. Training calls `no_sync`
-    only with `--overlap-grad-reduce` (`train`, megatron/training/training.py, 0.16.1).
+    only with `--overlap-grad-reduce` (`train`, megatron/training/training.py, 0.16.1). Before each of the `gathered` gathers of a
+    bucket in the first microbatch, it is gathered between instances (`all_gather_and_wait_parameters_ready`).
     """
     if job.parallel.distributed_optimizer_instances == 1:
         return
@@ -79,7 +81,11 @@ def _outer_calls(job: TrainingJob, bucket: ShardedBucket) -> Iterator[tuple[Call
     if job.optimizer.overlap_grad_reduce:
         yield Call("inter_dist_opt", reduction, "gradient", _name(bucket, "gradient_shard"), (numel,), gradients), 0, 1
     if fsdp.outer_sharding:
-        yield Call("inter_dist_opt", "all_gather", "parameter", _name(bucket, "parameter_shard"), (numel,), bucket.dtype), 0, 1
+        yield (
+            Call("inter_dist_opt", "all_gather", "parameter", _name(bucket, "parameter_shard"), (numel,), bucket.dtype),
+            0,
+            gathered,
+        )
 
 
 def _name(bucket: ShardedBucket, what: str) -> str:

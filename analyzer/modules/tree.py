@@ -149,6 +149,8 @@ class Module:
     that are copied back, and gradients that FSDP has not reduced."""
     forward_workspace: tuple[Tensor, ...] = ()
     """Temporary tensors at the peak of its forward, in addition to everything saved up to and including itself."""
+    recompute_workspace: tuple[Tensor, ...] | None = None
+    """The same for the forward that a checkpoint runs again; None if equal to `forward_workspace`."""
     backward_workspace: tuple[Tensor, ...] = ()
     """Temporary tensors at the peak of its backward, in addition to everything saved up to and including itself."""
     referenced: tuple[Tensor, ...] = ()

@@ -1,29 +1,20 @@
 """FSDP as a pass over the tree: tensors that are unsharded while a module runs are added to its workspace.
 
-Sources: megatron_fsdp.py and param_and_grad_buffer.py of megatron/core/distributed/fsdp (0.16.1);
-torch/distributed/fsdp/_fully_shard/{_fsdp_param_group,_fsdp_collectives}.py (torch 2.13).
+Sources: megatron_fsdp.py and param_and_grad_buffer.py of megatron/core/distributed/fsdp (0.16.1). `fsdp_torch` has PyTorch's FSDP2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from itertools import accumulate, pairwise
-from typing import Final
+from collections.abc import Iterator, Sequence
 
-from analyzer.buffers.fsdp import covers_units, fsdp_of, is_segment, sharded_buckets
-from analyzer.buffers.fsdp2 import TorchUnit, is_torch_unit, torch_unit, unit_pieces
+from analyzer.buffers.fsdp import covers_units, fsdp_of, is_segment, segments, sharded_buckets
 from analyzer.buffers.fsdp_gathering import GRADIENTS, PARAMETERS, ChunkPasses, Gathering, Ids, chunk_passes
-from analyzer.buffers.parameter_order import creation_order
-from analyzer.modules.tree import Module, Parameter, Tensor
+from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.tree import Module, Tensor
 from analyzer.passes.fsdp_gradients import accumulates_in_gemm, beyond_freed, with_gradients_from_first
+from analyzer.passes.fsdp_torch import with_unsharded_units
+from analyzer.passes.piece_workspaces import Workspaces, with_workspaces
 from analyzer.specs import TrainingJob
-
-ALL_GATHER: Final = "all-gather buffer"
-REDUCE_SCATTER: Final = "reduce-scatter buffer"
-
-Workspaces = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
-"""Forward and backward workspace of one module."""
 
 
 def fsdp_trees(job: TrainingJob, tree: Module) -> tuple[Module, Module | None]:
@@ -39,15 +30,20 @@ def with_unsharded_buckets(job: TrainingJob, tree: Module, *, first: bool = Fals
     passes = chunk_passes(job, tree, gathering.buckets, first=first)
     workspaces: list[Workspaces] = []
     started_in: list[Ids] = []
-    for index, (piece, alive) in enumerate(zip(gathering.all_segments, passes.gradients, strict=True)):
+    of_pieces = [
+        alive & gathering.started(index) if len(piece.modules) == 1 else frozenset[int]()
+        for index, (piece, alive) in enumerate(zip(gathering.all_segments, passes.gradients, strict=True))
+    ]
+    held = _held_in_block(gathering, of_pieces)
+    for index, piece in enumerate(gathering.all_segments):
+        started, alive = of_pieces[index], passes.gradients[index] - held[index]
         forward = gathering.tensors(passes.forward[index], PARAMETERS)
         if len(gathering.parts[index]) > 1:
             own_of_layers = _kept_until_checkpoint_ends(gathering, passes, index)
             started_in += own_of_layers
             whole, *parts = _by_layer(gathering, passes, index, without=frozenset[int]().union(*own_of_layers))
-            workspaces += [(forward, whole), *(((), part) for part in parts)]
+            workspaces += [Workspaces(forward, whole), *(Workspaces((), part) for part in parts)]
             continue
-        started = alive & gathering.started(index) if len(piece.modules) == 1 else frozenset[int]()
         if piece.units:
             started_in += [started] * len(piece.modules)
             gradients = gathering.tensors(alive - started, GRADIENTS)
@@ -56,10 +52,33 @@ def with_unsharded_buckets(job: TrainingJob, tree: Module, *, first: bool = Fals
         else:
             own = gathering.tensors(started, GRADIENTS)
             gradients = (*gathering.tensors(alive - started, GRADIENTS), *beyond_freed(own, piece.modules[0]))
-        workspaces.append((forward, (*gathering.tensors(passes.backward[index], PARAMETERS), *gradients)))
+        workspaces.append(Workspaces(forward, (*gathering.tensors(passes.backward[index], PARAMETERS), *gradients)))
     has_units = fsdp_of(job).strategy == "optim_grads_params"
-    changed = _with_workspaces(tree, workspaces, is_segment, lambda module: has_units and covers_units(module))
+    changed = with_workspaces(tree, workspaces, is_segment, lambda module: has_units and covers_units(module))
     return with_gradients_from_first(gathering, changed, started_in)
+
+
+def _held_in_block(gathering: Gathering, started: Sequence[Ids]) -> list[Ids]:
+    """For each segment, the buckets that a later layer of the same block keeps allocated (`with_gradients_from_first`): MTP depths
+    are one block. `started`: the buckets whose gradients start in each segment."""
+    held: list[Ids] = []
+    for block in reversed(list(_blocks(gathering.tree))):
+        inside: Ids = frozenset()
+        for _ in segments(block):
+            index = len(started) - 1 - len(held)
+            held.append(inside)
+            if gathering.all_segments[index].units:
+                inside |= started[index]
+    return held[::-1]
+
+
+def _blocks(module: Module) -> Iterator[Module]:
+    """The blocks of a chunk (`program.chunks`): the children of the model and of the decoder."""
+    if module.kind not in (ModuleKind.MODEL, ModuleKind.DECODER):
+        yield module
+        return
+    for child in module.children:
+        yield from _blocks(child)
 
 
 def _kept_until_checkpoint_ends(gathering: Gathering, passes: ChunkPasses, index: int) -> tuple[Ids, ...]:
@@ -81,111 +100,3 @@ def _by_layer(gathering: Gathering, passes: ChunkPasses, index: int, *, without:
     for of_layer, started in zip(gathered, gradients, strict=True):
         parameters = gathering.tensors(of_layer - parameters_throughout, PARAMETERS)
         yield parameters + gathering.tensors(started - gradients_throughout, GRADIENTS)
-
-
-def with_unsharded_units(job: TrainingJob, tree: Module) -> Module:
-    """The tree with the unsharded tensors of FSDP2 in the workspaces of its units.
-
-    In forward the all-gather buffer and the parameters copied out of it stay allocated until the next unit is gathered. In
-    backward the preceding unit is prefetched, and the reduce-scatter buffer of the following unit is still allocated. Parameters
-    outside units belong to the root: they are gathered before the forward, and reduced after the backward.
-
-    After the backward of a unit its unsharded parameters are freed before the reduce-scatter buffer of the same size is allocated
-    (`FSDPParamGroup.post_backward`), and its temporary tensors are already free.
-    """
-    pieces = list(unit_pieces(tree))
-    outside = [() if is_torch_unit(piece) else tuple(creation_order(piece)) for piece in pieces]
-    root = _unsharded(parameter for listed in outside for parameter in listed)
-    units = [torch_unit(job, piece.name, list(creation_order(piece))) for piece in pieces if is_torch_unit(piece)]
-    unsharded = not fsdp_of(job).reshard_after_forward
-    passed = 0
-    workspaces: list[Workspaces] = []
-    for index, piece in enumerate(pieces):
-        before = units[passed - 1] if passed else None
-        earlier = (*root, *(_tensor(PARAMETERS, other) for other in units[:passed])) if unsharded else root
-        of_root = _unsharded((parameter for listed in outside[index + 1 :] for parameter in listed), name=GRADIENTS)
-        buffer = () if before is None else (_tensor(ALL_GATHER, before),)
-        if not is_torch_unit(piece):
-            workspaces.append(((*earlier, *buffer), (*earlier, *of_root)))
-            continue
-        unit, following = units[passed], units[passed + 1 : passed + 2]
-        forward = (*earlier, _tensor(PARAMETERS, unit), _tensor(ALL_GATHER, unit))
-        prefetched = earlier if unsharded else (*root, *buffer)
-        reducing = tuple(_tensor(REDUCE_SCATTER, other) for other in following)
-        if not piece.children:
-            reducing = (*beyond_freed((_reduced(job, unit),), piece), *reducing)
-        workspaces.append((forward, (*prefetched, _tensor(PARAMETERS, unit), *reducing, *of_root)))
-        passed += 1
-    changed = _with_workspaces(tree, workspaces, lambda module: is_torch_unit(module) or not module.children)
-    return _keeping_gradients(changed, inside=False)
-
-
-def _unsharded(listed: Iterable[Parameter], *, name: str = PARAMETERS) -> tuple[Tensor, ...]:
-    """One unsharded tensor for each parameter."""
-    return tuple(Tensor(name=name, shape=parameter.shape, dtype=parameter.dtype) for parameter in listed)
-
-
-def _keeping_gradients(module: Module, *, inside: bool) -> Module:
-    """The module in which each part of a unit leaves its gradients allocated until the backward of the unit ends."""
-    if not module.children:
-        kept = tuple(
-            Tensor(name=GRADIENTS, shape=(parameter.numel,), dtype=parameter.dtype) for parameter in module.parameters if inside
-        )
-        return replace(module, reloads=(*module.reloads, *kept)) if kept else module
-    inside = inside or is_torch_unit(module)
-    return replace(module, children=tuple(_keeping_gradients(child, inside=inside) for child in module.children))
-
-
-def _with_workspaces(
-    tree: Module,
-    workspaces: Sequence[Workspaces],
-    is_piece: Callable[[Module], bool],
-    has_pieces: Callable[[Module], bool] = lambda _: False,
-) -> Module:
-    """The tree with workspaces added to its pieces, in the order of execution; `has_pieces`: pieces that contain other pieces.
-
-    Layers that are one object and get equal workspaces stay one object, so that they are analysed once.
-    """
-    numbers: dict[Workspaces, int] = {}
-    listed = tuple(numbers.setdefault(each, len(numbers)) for each in workspaces)
-    distinct = tuple(numbers)
-    pieces: dict[int, int] = {}
-    done: dict[tuple[int, tuple[int, ...]], Module] = {}
-
-    def count(module: Module) -> int:
-        if id(module) not in pieces:
-            inside = not is_piece(module) or has_pieces(module)
-            pieces[id(module)] = int(is_piece(module)) + (sum(map(count, module.children)) if inside else 0)
-        return pieces[id(module)]
-
-    def changed(module: Module, own: tuple[int, ...]) -> Module:
-        forward, backward = distinct[own[0]] if is_piece(module) else ((), ())
-        children, position = module.children, int(is_piece(module))
-        if position < len(own):
-            ends = tuple(accumulate(map(count, children), initial=position))
-            children = tuple(visit(child, own[start:end]) for child, (start, end) in zip(children, pairwise(ends), strict=True))
-        return replace(
-            module,
-            forward_workspace=(*module.forward_workspace, *forward),
-            backward_workspace=(*module.backward_workspace, *backward),
-            children=children,
-        )
-
-    def visit(module: Module, own: tuple[int, ...]) -> Module:
-        if not own:
-            return module
-        key = (id(module), own)
-        if key not in done:
-            done[key] = changed(module, own)
-        return done[key]
-
-    return visit(tree, listed)
-
-
-def _reduced(job: TrainingJob, unit: TorchUnit) -> Tensor:
-    """The shard of the reduced gradients of a unit (`foreach_reduce`)."""
-    return Tensor(name="reduced gradients", shape=(unit.numel // job.parallel.data_with_context,), dtype=unit.dtype)
-
-
-def _tensor(name: str, unit: TorchUnit) -> Tensor:
-    return Tensor(name=name, shape=(unit.numel,), dtype=unit.dtype, formula=f"parameters of {unit.name}")

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from analyzer.buffers.fsdp import is_segment, is_unit, layers_under_checkpoint
+from analyzer.buffers.fsdp import is_segment, is_unit, layers_under_checkpoint, of_one_expert
 from analyzer.buffers.fsdp_gathering import GRADIENTS, Gathering, Ids
 from analyzer.modules.kinds import LINEAR, RESIDUAL_ADDS, ModuleKind
 from analyzer.modules.tree import Module, Parameter, Tensor, total_bytes
@@ -51,7 +51,8 @@ def with_gradients_from_first(gathering: Gathering, tree: Module, started: Seque
 
 
 def _bucket(gathering: Gathering, number: int) -> _Bucket:
-    return _Bucket(frozenset(gathering.buckets[number].parameters), gathering.tensors(frozenset({number}), GRADIENTS))
+    parameters = frozenset(map(of_one_expert, gathering.buckets[number].parameters))
+    return _Bucket(parameters, gathering.tensors(frozenset({number}), GRADIENTS))
 
 
 def _with_buckets(job: TrainingJob, layer: Module, buckets: Sequence[_Bucket]) -> Module:
@@ -68,6 +69,8 @@ def _from_first(job: TrainingJob, module: Module, left: list[_Bucket]) -> Module
         child = module.children[index]
         if child.kind in RESIDUAL_ADDS and index:
             child = _starting(job, child, left, _added_biases(module.children[index - 1]))
+        if child.kind is ModuleKind.COMBINE:
+            child = _starting(job, child, left, _run_in_combine(job, module))
         found.append(_from_first(job, child, left))
     if found:
         module = replace(module, children=tuple(reversed(found)))
@@ -83,9 +86,17 @@ def _added_biases(branch: Module) -> tuple[Parameter, ...]:
     return tuple(parameter for module in rows for parameter in module.parameters if parameter.name == "bias")
 
 
+def _run_in_combine(job: TrainingJob, branch: Module) -> tuple[Parameter, ...]:
+    """The weights of the fc2 of shared experts, if the dispatcher runs it while it combines (`token_combine`)."""
+    if job.model.moe is None or not job.model.moe.shared_overlap:
+        return ()
+    shared = (child for child in branch.children if child.kind is ModuleKind.SHARED_EXPERTS)
+    return tuple(each for module in shared for part in module.children if part.kind is ModuleKind.FC2 for each in part.parameters)
+
+
 def _starting(job: TrainingJob, module: Module, left: list[_Bucket], parameters: Sequence[Parameter]) -> Module:
     """The module with the gradients of the buckets in `left` of these parameters, whose gradients it computes. Removes these."""
-    own = [bucket for bucket in left if not bucket.parameters.isdisjoint(parameters)]
+    own = [bucket for bucket in left if not bucket.parameters.isdisjoint(map(of_one_expert, parameters))]
     tensors = tuple(tensor for bucket in own for tensor in bucket.tensors)
     if not tensors:
         return module

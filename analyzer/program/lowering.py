@@ -49,7 +49,10 @@ def _forward(module: Module, phase: Phase, discards: bool) -> tuple[Operation, .
     found = [Operation(_BEGIN, phase, module)]
     saved = Role.DISCARDED if discards else Role.SAVED
     _memory(found, _ALLOCATE, phase, module, saved, module.saved)
-    _memory(found, _ALLOCATE, phase, module, Role.WORKSPACE, module.forward_workspace)
+    workspace = module.forward_workspace
+    if phase == "recompute" and module.recompute_workspace is not None:
+        workspace = module.recompute_workspace
+    _memory(found, _ALLOCATE, phase, module, Role.WORKSPACE, workspace)
     if not (discards or module.recomputed):
         _memory(found, _ALLOCATE, phase, module, Role.FRAME, module.forward_held)
     # a router computes its losses only if gradients are enabled (`TopKRouter.routing`): not in the first forward of a checkpoint
@@ -74,7 +77,7 @@ def _forward(module: Module, phase: Phase, discards: bool) -> tuple[Operation, .
         found.append(Operation(_FREE, phase, module, Role.DISCARDED))
     if discards:
         _memory(found, _FREE, phase, module, Role.DISCARDED, module.saved)
-    _memory(found, _FREE, phase, module, Role.WORKSPACE, module.forward_workspace)
+    _memory(found, _FREE, phase, module, Role.WORKSPACE, workspace)
     found.append(Operation(_END, phase, module))
     return tuple(found)
 

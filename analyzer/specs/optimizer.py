@@ -79,6 +79,8 @@ class FsdpSpec:
     """What Megatron-FSDP shards (`--data-parallel-sharding-strategy`). torch FSDP2 shards everything."""
     outer_sharding: bool = False
     """fp32 master weights and moments are also sharded over optimizer instances (`--outer-dp-sharding-strategy optim`)."""
+    expert_instances: bool = True
+    """With several optimizer instances, experts are sharded over their own replicas, not over those of the dense model."""
     main_gradients: str | None = None
     """Type in which gradients are accumulated (`--megatron-fsdp-main-grads-dtype`); None for that of the gradient buffer."""
     reduced_gradients: str | None = None

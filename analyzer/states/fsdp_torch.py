@@ -22,10 +22,10 @@ def torch_states(job: TrainingJob, stage: StageModel) -> States:
     allocated until the next iteration starts.
     """
     listed = [parameter for tree in stage.trees for parameter in parameters(tree)]
-    in_fp32 = sum(round_up(FP32 * torch_shard_numel(job, parameter), BLOCK) for parameter in listed)
-    shards = sum(round_up(dtype_bytes(parameter.dtype, torch_shard_numel(job, parameter)), BLOCK) for parameter in listed)
+    in_fp32 = sum(each.pieces * round_up(FP32 * torch_shard_numel(job, each), BLOCK) for each in listed)
+    shards = sum(each.pieces * round_up(dtype_bytes(each.dtype, torch_shard_numel(job, each)), BLOCK) for each in listed)
     half = job.precision.parameters != "fp32"
-    unsharded = sum(round_up(dtype_bytes(parameter.dtype, parameter.numel), BLOCK) for parameter in listed)
+    unsharded = sum(each.pieces * round_up(dtype_bytes(each.dtype, each.numel // each.pieces), BLOCK) for each in listed)
     return States(
         parameters=shards,
         gradients=shards,

@@ -15,6 +15,7 @@ FSDP = (
     "--use-megatron-fsdp --use-distributed-optimizer --no-gradient-accumulation-fusion --ckpt-format fsdp_dtensor "
     "--data-parallel-sharding-strategy optim"
 )
+OUTER, INSTANCES = "--outer-dp-sharding-strategy optim", "--num-distributed-optimizer-instances 2"
 STAGES = "--pipeline-model-parallel-size 2"
 LOCAL = "--cuda-graph-impl local --te-rng-tracker"
 MLA = "--multi-latent-attention --position-embedding-type rope"
@@ -62,6 +63,13 @@ EMBEDDING, LOSS = "--account-for-embedding-in-pipeline-split", "--account-for-lo
         (f"{SHARED} blockwise {MLA} --kv-lora-rank 64", f"{SHARED} blockwise {MLA} --kv-lora-rank 128", "--kv-lora-rank"),
         (f"{SHARED} blockwise --seq-length 64", f"{SHARED} tensorwise --seq-length 64", "--sequence-parallel"),
         (f"{SHARED} blockwise --tp-comm-overlap", f"{SHARED} tensorwise --tp-comm-overlap", "--tp-comm-overlap"),
+        (f"{FSDP} {OUTER} {INSTANCES}", f"{FSDP}_grads_params {OUTER} {INSTANCES}", "--outer-dp-sharding-strategy"),
+        (f"{FSDP}_grads_params {OUTER}", f"{FSDP}_grads_params", "--outer-dp-sharding-strategy"),
+        (
+            f"{FSDP}_grads_params {OUTER} {INSTANCES} {EXPERTS} --disable-bias-linear",
+            f"{FSDP}_grads_params {INSTANCES} {EXPERTS} --disable-bias-linear",
+            "--outer-dp-sharding-strategy",
+        ),
         (f"{UNIFORM} 3", f"{UNIFORM} 4", "--recompute-num-layers"),
         (f"{UNIFORM} 2 --pipeline-model-parallel-size 4 {VIRTUAL}", f"{UNIFORM} 2 {STAGES} {VIRTUAL}", "--recompute-num-layers"),
         (f"{UNIFORM} 2 {STAGES} {FIRST} 3", f"{UNIFORM} 3 {STAGES} {FIRST} 3 --num-layers 9", "--recompute-num-layers"),
@@ -91,6 +99,10 @@ def test_loss_scaling_fails_if_gradients_are_sharded(options: str, gpus: int, fa
     scaled = replace(job, precision=replace(job.precision, parameters="fp16"))
     assert [each.options for each in failure_violations(scaled)] == ([("use_megatron_fsdp",)] if fails else [])
     assert not list(failure_violations(job))
+
+
+def test_experts_are_sharded_over_optimizer_instances_from_0_17_on() -> None:
+    job_of(f"{FSDP}_grads_params {OUTER} {INSTANCES} {EXPERTS} --disable-bias-linear", gpus=8, release="0.17.1")
 
 
 def test_graphs_of_parts_of_a_layer_run_with_pipeline_stages() -> None:

@@ -33,6 +33,24 @@ def warn_of_tolerated(launch: LaunchInput, job: TrainingJob) -> None:
             "Megatron-FSDP reduces no gradients between the optimizer instances without --overlap-grad-reduce, so the instances "
             "train different models: add --overlap-grad-reduce."
         )
+    if _experts_are_mixed(job):
+        launch.warn(
+            "With several optimizer instances Megatron-FSDP of this release shards experts over the replicas of the dense model, "
+            "which have other experts, and trains wrongly: leave out --num-distributed-optimizer-instances."
+        )
+
+
+def _experts_are_mixed(job: TrainingJob) -> bool:
+    """Whether Megatron-FSDP gathers and reduces experts over other ranks than their replicas.
+
+    Source: `FSDPDistributedIndex` (core/distributed/fsdp/src/megatron_fsdp/utils.py, 0.16.1).
+
+    Without a mesh of experts it uses that of the dense model.
+    """
+    parallel, fsdp = job.parallel, job.fsdp
+    if fsdp is None or fsdp.implementation != "megatron" or fsdp.expert_instances or job.model.moe is None:
+        return False
+    return parallel.distributed_optimizer_instances > 1 and parallel.expert_data != parallel.data_with_context
 
 
 def _instances_diverge(job: TrainingJob) -> bool:

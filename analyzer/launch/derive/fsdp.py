@@ -53,6 +53,7 @@ def fsdp_spec(
         implementation="megatron",
         strategy=strategy,
         outer_sharding=text(arguments, "outer_dp_sharding_strategy", "no_shard") != "no_shard",
+        expert_instances=not since(arguments, "0.14") or since(arguments, "0.17"),
         main_gradients=_asked_dtype(arguments, "megatron_fsdp_main_grads_dtype"),
         reduced_gradients=_asked_dtype(arguments, "megatron_fsdp_grad_comm_dtype"),
         communication_unit_size=positive(arguments, "suggested_communication_unit_size"),

@@ -142,16 +142,10 @@ def _core(shapes: Shapes) -> Module:
     output = tensor("output", mla.v_head_dim, saved=False)
     recomputed: tuple[Tensor, ...] = ()
     if dropped:  # with the tensors for their own backward; the checkpoint copies the recomputed tensors to its outputs
-        latent = compressed(shapes, "compressed keys and values", mla.kv_lora_rank)
-        for_backward = saved_input(shapes, latent)
-        if model.qk_layernorm:  # the input of the norm is a copy of a slice, in 16 bit
-            for_backward = (latent, *for_backward)
-        if mla.q_lora_rank is not None and model.qk_layernorm:
-            for_backward = (*for_backward, *saved_input(shapes, compressed(shapes, "normalized queries", mla.q_lora_rank)))
-        if shapes.quantizes_norm_output:
-            for_backward = (*for_backward, *saved_input(shapes, shapes.hidden("normalized input"), gathered=shapes.sp))
         tables = () if model.rope_fusion else rotary_tables(shapes)
-        originals = (*inputs, *inputs, *tables, *for_backward)
+        joined = shapes.split.context > 1 and not shapes.recompute_core_attention
+        kept = inputs[:1] if joined else inputs  # the p2p kernel saves keys and values as one tensor
+        originals = (*inputs, *kept, *tables, *_saved_by_projections(shapes))
         recomputed = tuple(Tensor(name=f"{_RECOMPUTED}{each.name}", shape=each.shape, dtype=each.dtype) for each in originals)
     gradients = (
         tensor("output gradient", mla.v_head_dim, saved=False),
@@ -182,6 +176,20 @@ def _core(shapes: Shapes) -> Module:
         backward_workspace=(*gradients, *gradient_scratch(shapes, query=heads * mla.query_head_dim, grouped=False), *recomputed),
         source="FlashAttention" if model.attention_backend == "flash" else FUSED,
     )
+
+
+def _saved_by_projections(shapes: Shapes) -> tuple[Tensor, ...]:
+    """What recomputed up projections save for their own backward."""
+    mla, qk_layernorm = mla_of(shapes), shapes.model.qk_layernorm
+    latent = compressed(shapes, "compressed keys and values", mla.kv_lora_rank)
+    saved = saved_input(shapes, latent)
+    if qk_layernorm:  # the input of the norm is a copy of a slice, in 16 bit
+        saved = (latent, *saved)
+    if mla.q_lora_rank is not None and qk_layernorm:
+        saved = (*saved, *saved_input(shapes, compressed(shapes, "normalized queries", mla.q_lora_rank)))
+    if shapes.quantizes_norm_output:
+        saved = (*saved, *saved_input(shapes, shapes.hidden("normalized input"), gathered=shapes.sp))
+    return saved
 
 
 def _checkpoint_inputs(shapes: Shapes) -> tuple[Tensor, ...]:

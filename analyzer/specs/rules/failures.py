@@ -15,6 +15,7 @@ def failure_violations(job: TrainingJob) -> Iterator[Violation]:
     """Combinations of features whose code raises an error."""
     yield from _sharded_stages(job)
     yield from _scaled_shards(job)
+    yield from _outer_shards(job)
     yield from _graphs_of_stages(job)
     yield from _fp32_residual(job)
     yield from _overlapped_mtp(job)
@@ -55,6 +56,38 @@ def _scaled_shards(job: TrainingJob) -> Iterator[Violation]:
             "fails in the first step with fp16 in this release: loss scaling does not accept parameters of other ranks' shards",
             "use --bf16 instead of --fp16",
         )
+
+
+def _outer_shards(job: TrainingJob) -> Iterator[Violation]:
+    """Sharding over optimizer instances works with sharded parameters, several instances and, before 0.17, without experts.
+
+    Source: `ParamAndGradBuffer._init_each_parameter_group_buffers` and `AllGatherPipeline.get_fsdp_buffer`
+    (core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py), 0.14 to 0.19. Parts of the experts have the same number of
+    ranks in and over instances before 0.17, and those of the second instance are empty.
+    """
+    fsdp = job.fsdp
+    if fsdp is None or fsdp.implementation != "megatron" or not fsdp.outer_sharding:
+        return
+    faults = (
+        (
+            job.parallel.distributed_optimizer_instances == 1 and fsdp.strategy != "no_shard",
+            "needs several optimizer instances",
+            "leave it out, or add --num-distributed-optimizer-instances 2",
+        ),
+        (
+            job.parallel.distributed_optimizer_instances > 1 and fsdp.strategy != "optim_grads_params",
+            "needs sharded parameters",
+            "use --data-parallel-sharding-strategy optim_grads_params",
+        ),
+        (
+            job.parallel.distributed_optimizer_instances > 1 and job.model.moe is not None and not fsdp.expert_instances,
+            "cannot shard experts in this release",
+            "leave it out",
+        ),
+    )
+    for fails, fault, remedy in faults:
+        if fails and is_before(job.megatron, "0.20"):
+            yield Violation(("outer_dp_sharding_strategy",), fault, remedy)
 
 
 def _graphs_of_stages(job: TrainingJob) -> Iterator[Violation]:

@@ -84,9 +84,23 @@ FOUND: Final = {
     "megatron fsdp of gradients, an output layer with an MTP head": f"{_MEGATRON_FSDP} optim_grads --context-parallel-size 2 "
     "--untie-embeddings-and-output-weights --mtp-num-layers 1 --position-embedding-type rope",
     "megatron fsdp of optimizer states, three buckets": f"{_MEGATRON_FSDP} optim --overlap-grad-reduce --ddp-num-buckets 3",
+    "megatron fsdp of optimizer states, sequential experts, five buckets": f"{_EXPERTS} {_MEGATRON_FSDP} optim "
+    "--overlap-grad-reduce --ddp-num-buckets 5 --moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 480",
+    "megatron fsdp of gradients, latent attention with rings, experts in an MTP layer": f"{_EXPERTS} {_MEGATRON_FSDP} optim_grads "
+    f"{_LATENT} --num-layers 1 --mtp-num-layers 1 --context-parallel-size 2 --tensor-model-parallel-size 4 --sequence-parallel "
+    "--expert-tensor-parallel-size 1 --moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 256 --attention-dropout 0 "
+    "--hidden-dropout 0",
+    "recomputed up projections of latent attention, rings": f"--bf16 --vocab-size 120 {_LATENT} --context-parallel-size 2 "
+    "--recompute-granularity selective --recompute-modules mla_up_proj",
+    "megatron fsdp, overlapped shared experts": f"{_EXPERTS} {_MEGATRON_FSDP} optim_grads_params --moe-shared-expert-overlap "
+    "--moe-token-dispatcher-type alltoall --moe-shared-expert-intermediate-size 2048 --moe-ffn-hidden-size 512",
     "fsdp2 with an MTP layer": f"{_TORCH_FSDP} --mtp-num-layers 1 --position-embedding-type rope",
     "fsdp2, peak in the backward of the output layer": f"{_TORCH_FSDP} --vocab-size 9999 --micro-batch-size 1 "
     "--context-parallel-size 2",
+    "fsdp2, a checkpoint of four layers": f"{_TORCH_FSDP} {_FULL} 4",
+    "fsdp2, two experts on four replicas": f"{_TORCH_FSDP} --num-layers 1 --disable-bias-linear --num-experts 2 "
+    "--moe-router-topk 2 --moe-token-dispatcher-type alltoall --moe-shared-expert-intermediate-size 512 "
+    "--tensor-model-parallel-size 2 --sequence-parallel",
     "overlapped microbatches, one expert per rank": f"{_OVERLAPPED} --num-experts 2 --moe-token-dispatcher-type alltoall",
     "overlapped microbatches, dense layers beside MoE layers": _ALTERNATING,
     "overlapped microbatches, dense layers with recompute": f"{_ALTERNATING} --recompute-granularity selective "
@@ -297,6 +311,10 @@ FOUND: Final = {
     "fp4, mtp in 16 bit": f"--bf16 --vocab-size 120 --position-embedding-type rope --mtp-num-layers 1 {_FP4}",
     "latent attention in fp8, recomputed norms and up projections": f"--bf16 --vocab-size 120 {_LATENT} --qk-layernorm "
     "--fp8-format hybrid --fp8-recipe tensorwise --recompute-granularity selective --recompute-modules layernorm mla_up_proj",
+    "megatron fsdp, experts, two instances of the optimizer": f"{_EXPERTS} {_MEGATRON_FSDP} optim_grads_params "
+    "--num-distributed-optimizer-instances 2 --overlap-grad-reduce",
+    "megatron fsdp, sharded over two instances of the optimizer, rings": f"{_MEGATRON_FSDP} optim_grads_params --vocab-size 120 "
+    "--num-distributed-optimizer-instances 2 --overlap-grad-reduce --outer-dp-sharding-strategy optim --context-parallel-size 2",
     "shared experts in fp8, tp2 sp": f"{_EXPERTS} {_PADDED.format(tokens=528)} --moe-grouped-gemm --tensor-model-parallel-size 2 "
     "--sequence-parallel --moe-token-dispatcher-type alltoall --moe-shared-expert-intermediate-size 512 --fp8-format e4m3 "
     "--fp8-recipe tensorwise",

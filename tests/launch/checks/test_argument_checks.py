@@ -48,6 +48,22 @@ def test_optimizer_instances_that_megatron_fsdp_does_not_reduce_between_get_a_wa
     assert any("between the optimizer instances" in each for each in job.warnings) is warned
 
 
+@pytest.mark.parametrize(
+    ("line", "release", "warned"),
+    [
+        ("--expert-model-parallel-size 2", "0.16.1", True),
+        ("--expert-model-parallel-size 1", "0.16.1", False),
+        ("--expert-model-parallel-size 2", "0.17.1", False),
+    ],
+)
+def test_experts_that_megatron_fsdp_shards_like_dense_layers_get_a_warning(line: str, release: str, warned: bool) -> None:
+    """`FSDPDistributedIndex` uses the mesh of the dense model for experts if `_init_dist_index` gives none (0.16.1)."""
+    experts = f"--num-experts 8 --disable-bias-linear --moe-token-dispatcher-type alltoall {line}"
+    options = f"{_FSDP} --num-distributed-optimizer-instances 2 --use-distributed-optimizer --overlap-grad-reduce"
+    job = job_of(f"{options} {experts}", gpus=8, release=release)
+    assert any("trains wrongly" in each for each in job.warnings) is warned
+
+
 @pytest.mark.parametrize("release", RELEASES)
 def test_optimizer_instances_contradict_fp32_accumulation_in_reduce_scatter(release: str) -> None:
     """`_ParamAndGradBucketGroup`: 'RS w/ FP32 accumulation not supported with num_distributed_optimizer_instances > 1'."""

@@ -1,0 +1,153 @@
+"""PyTorch's FSDP2 as a pass over the tree: what is unsharded while a module runs is added to its workspaces.
+
+Sources: torch/distributed/fsdp/_fully_shard/{_fsdp_state,_fsdp_param_group,_fsdp_collectives}.py (torch 2.13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final
+
+from analyzer.buffers.fsdp import fsdp_of
+from analyzer.buffers.fsdp2 import TorchUnit, is_torch_unit, torch_unit, unit_pieces
+from analyzer.buffers.fsdp_gathering import GRADIENTS, PARAMETERS
+from analyzer.buffers.parameter_order import creation_order
+from analyzer.modules.tree import Module, Parameter, Tensor
+from analyzer.passes.fsdp_gradients import beyond_freed
+from analyzer.passes.piece_workspaces import Workspaces, with_workspaces
+from analyzer.specs import TrainingJob
+
+ALL_GATHER: Final = "all-gather buffer"
+REDUCE_SCATTER: Final = "reduce-scatter buffer"
+
+
+def with_unsharded_units(job: TrainingJob, tree: Module) -> Module:
+    """The tree with the unsharded tensors of FSDP2 in the workspaces of its units.
+
+    In forward the all-gather buffer and the parameters copied out of it stay allocated until the next unit is gathered. In
+    backward the preceding unit is prefetched, and the reduce-scatter buffer of the following unit is still allocated. Parameters
+    outside units belong to the root: they are gathered before the forward, and reduced after the backward.
+
+    The forward that a checkpoint runs again does not free the parameters of its units (`FSDPParamGroup.post_forward`, `is_bw`),
+    and frees their all-gather buffers (`FSDPState._post_forward`: each unit is the root of that forward). The backward of the unit
+    after the checkpoint has prefetched its last unit.
+
+    After the backward of a unit its unsharded parameters are freed before the reduce-scatter buffer of the same size is allocated
+    (`FSDPParamGroup.post_backward`), and its temporary tensors are already free.
+    """
+    workspaces = list(_Chunk(job, tree).workspaces())
+    changed = with_workspaces(tree, workspaces, lambda module: is_torch_unit(module) or not module.children)
+    return _keeping_gradients(changed, inside=False)
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """The units of a chunk, and parameters outside them."""
+
+    job: TrainingJob
+    tree: Module
+
+    @cached_property
+    def pieces(self) -> tuple[Module, ...]:
+        """Units, and modules outside them."""
+        return tuple(unit_pieces(self.tree))
+
+    @cached_property
+    def outside(self) -> tuple[tuple[Parameter, ...], ...]:
+        """For each piece, its parameters that belong to the root."""
+        return tuple(() if is_torch_unit(piece) else tuple(creation_order(piece)) for piece in self.pieces)
+
+    @cached_property
+    def units(self) -> tuple[TorchUnit, ...]:
+        """The units in the order of execution."""
+        return tuple(torch_unit(self.job, piece.name, list(creation_order(piece))) for piece in self.pieces if is_torch_unit(piece))
+
+    @cached_property
+    def unsharded(self) -> bool:
+        """Whether units stay unsharded from forward to backward."""
+        return not fsdp_of(self.job).reshard_after_forward
+
+    def workspaces(self) -> Iterator[Workspaces]:
+        """The workspaces of each piece."""
+        root = _each_parameter(PARAMETERS, (parameter for listed in self.outside for parameter in listed))
+        checkpoints = _checkpoints_of_units(self.tree)
+        passed = 0
+        for index, piece in enumerate(self.pieces):
+            of_root = _each_parameter(GRADIENTS, (each for listed in self.outside[index + 1 :] for each in listed))
+            earlier = (*root, *_each(PARAMETERS, self.units[:passed])) if self.unsharded else root
+            if is_torch_unit(piece):
+                yield self._of_unit(piece, passed, checkpoints[passed], root, of_root)
+                passed += 1
+            else:
+                buffer = _each(ALL_GATHER, self.units[max(0, passed - 1) : passed])
+                yield Workspaces((*earlier, *buffer), (*earlier, *of_root))
+
+    def _of_unit(
+        self, piece: Module, number: int, checkpoint: range | None, root: tuple[Tensor, ...], of_root: tuple[Tensor, ...]
+    ) -> Workspaces:
+        """The workspaces of a unit. `checkpoint`: the units under the same checkpoint."""
+        together = checkpoint or range(number, number + 1)
+        own = self.units[number : number + 1]
+        earlier = self.units[:number] if self.unsharded else ()
+        gathered = self.units[0 if self.unsharded else together.start : number + 1]
+        prefetched = self.units[max(0, number - 1) : number] if number == together.start and not self.unsharded else ()
+        reducing = _each(REDUCE_SCATTER, self.units[number + 1 : number + 2])
+        if not piece.children:
+            reducing = (*beyond_freed((_reduced(self.job, own[0]),), piece), *reducing)
+        again = None
+        if checkpoint is not None:
+            last = self.units[max(number + 1, together.stop - 1) : together.stop]
+            buffers = () if self.unsharded else (*own, *last)
+            after = self.units[together.stop : together.stop + 1]
+            again = (*root, *_each(PARAMETERS, gathered), *_each(ALL_GATHER, buffers), *_each(REDUCE_SCATTER, after), *of_root)
+        return Workspaces(
+            forward=(*root, *_each(PARAMETERS, earlier), *_each(PARAMETERS, own), *_each(ALL_GATHER, own)),
+            backward=(*root, *_each(PARAMETERS, gathered), *_each(ALL_GATHER, prefetched), *reducing, *of_root),
+            recompute=again,
+        )
+
+
+def _checkpoints_of_units(tree: Module) -> tuple[range | None, ...]:
+    """For each unit, the numbers of the units under the same checkpoint; None without one."""
+    found: list[range | None] = []
+
+    def visit(module: Module) -> None:
+        if is_torch_unit(module):
+            found.append(None)
+            return
+        first = len(found)
+        for child in module.children:
+            visit(child)
+        if module.recomputed:
+            found[first:] = [range(first, len(found))] * (len(found) - first)
+
+    visit(tree)
+    return tuple(found)
+
+
+def _each_parameter(name: str, listed: Iterable[Parameter]) -> tuple[Tensor, ...]:
+    """One unsharded tensor for each parameter."""
+    return tuple(Tensor(name=name, shape=parameter.shape, dtype=parameter.dtype) for parameter in listed)
+
+
+def _each(name: str, units: Sequence[TorchUnit]) -> tuple[Tensor, ...]:
+    """One unsharded tensor for each unit."""
+    return tuple(Tensor(name=name, shape=(unit.numel,), dtype=unit.dtype, formula=f"parameters of {unit.name}") for unit in units)
+
+
+def _keeping_gradients(module: Module, *, inside: bool) -> Module:
+    """The module in which each part of a unit leaves its gradients allocated until the backward of the unit ends."""
+    if not module.children:
+        kept = tuple(
+            Tensor(name=GRADIENTS, shape=(parameter.numel,), dtype=parameter.dtype) for parameter in module.parameters if inside
+        )
+        return replace(module, reloads=(*module.reloads, *kept)) if kept else module
+    inside = inside or is_torch_unit(module)
+    return replace(module, children=tuple(_keeping_gradients(child, inside=inside) for child in module.children))
+
+
+def _reduced(job: TrainingJob, unit: TorchUnit) -> Tensor:
+    """The shard of the reduced gradients of a unit (`foreach_reduce`)."""
+    return Tensor(name="reduced gradients", shape=(unit.numel // job.parallel.data_with_context,), dtype=unit.dtype)
