@@ -143,9 +143,7 @@ def _core(shapes: Shapes) -> Module:
     recomputed: tuple[Tensor, ...] = ()
     if dropped:  # with the tensors for their own backward; the checkpoint copies the recomputed tensors to its outputs
         tables = () if model.rope_fusion else rotary_tables(shapes)
-        joined = shapes.split.context > 1 and not shapes.recompute_core_attention
-        kept = inputs[:1] if joined else inputs  # the p2p kernel saves keys and values as one tensor
-        originals = (*inputs, *kept, *tables, *_saved_by_projections(shapes))
+        originals = (*inputs, *inputs, *tables, *_saved_by_projections(shapes))
         recomputed = tuple(Tensor(name=f"{_RECOMPUTED}{each.name}", shape=each.shape, dtype=each.dtype) for each in originals)
     gradients = (
         tensor("output gradient", mla.v_head_dim, saved=False),
@@ -219,7 +217,8 @@ def _over_context(shapes: Shapes, *, made_by: str, recomputed: tuple[Tensor, ...
     in_ring = shapes.split.cp_comm_type == "p2p"  # otherwise the kernel saves exchanged queries
     shared = {"query": "recomputed up projections"} if in_ring else {}
     saved = tuple(replace(each, shares=shared.get(each.name, each.shares)) for each in kernel.saved)
-    freed = [name for name, _ in head_widths(mla) if name not in shared]
+    under_checkpoint = shapes.recompute_core_attention  # which saves its inputs
+    freed = [name for name, _ in head_widths(mla) if name not in shared and not under_checkpoint]
     remaining = list(recomputed)
     for name in freed:
         remaining.remove(next(each for each in remaining if each.name == f"{_RECOMPUTED}{name}"))

@@ -282,8 +282,6 @@ FOUND: Final = {
     "deferred embedding gradients, hybridep": f"{_FLEX} --moe-flex-dispatcher-backend hybridep --moe-grouped-gemm "
     "--moe-permute-fusion --defer-embedding-wgrad-compute --pipeline-model-parallel-size 2 --global-batch-size 64 "
     "--moe-ffn-hidden-size 64",
-    "latent attention in rings, recomputed up projections": f"--bf16 --vocab-size 120 {_LATENT} --recompute-granularity "
-    "selective --recompute-modules mla_up_proj --context-parallel-size 2 --num-layers 2 --ffn-hidden-size 128",
     "recomputed flash-attn after a rotation, narrow": "--bf16 --vocab-size 120 --position-embedding-type rope --num-layers 2 "
     "--ffn-hidden-size 128 --info-gpu A100-80GB --recompute-granularity selective --recompute-modules core_attn",
     "delayed fp8, mtp": "--bf16 --vocab-size 120 --position-embedding-type rope --mtp-num-layers 2 --fp8-format hybrid",
