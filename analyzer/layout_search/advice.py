@@ -15,11 +15,13 @@ from analyzer.layout_search.options import as_text
 from analyzer.layout_search.problem import Problem
 from analyzer.layout_search.result import order
 from analyzer.layout_search.smallest_change import Changed, Values, changed_layouts, fastest, other_values
-from analyzer.layout_search.split_jobs import changed_options
+from analyzer.layout_search.split_jobs import changed_options, job_of_layout
 from analyzer.memory.collector import collector_paused
-from analyzer.memory.ranks import highest_rank
+from analyzer.memory.ranks import rank_classes
 from analyzer.memory.screen import is_screened
+from analyzer.memory.verdict import highest
 from analyzer.results import Advice
+from analyzer.specs import TrainingJob
 
 MOST: Final = 5
 """Listed changes."""
@@ -51,8 +53,10 @@ def advise(problem: Problem, *, before: int, timed: bool, keep: Sequence[str] = 
         found = fastest(space, singles)
         if not found and not slow:
             found = fastest(space, changed_layouts(space, _of_pairs(singles, values), 2))
-        if found:
-            return tuple(_advice(each, before, timed=timed) for each in sorted(found.values(), key=order)[:MOST])
+        listed = [_advice(space, each, before, timed=timed) for each in sorted(found.values(), key=order)[:MOST]]
+        fitting = tuple(each for each in listed if each is not None and each.device_bytes <= problem.capacity)
+        if fitting:
+            return fitting
         return _insufficient(space, singles, before)
 
 
@@ -72,14 +76,23 @@ def _of_pairs(singles: list[Changed], values: Values) -> Values:
     return found
 
 
-def _advice(evaluation: Evaluation, before: int, *, timed: bool) -> Advice:
+def _advice(space: Space, evaluation: Evaluation, before: int, *, timed: bool) -> Advice | None:
+    job = job_of_layout(space, evaluation.layout)
+    if job is None:
+        return None
+    size = _reported_bytes(job)
     return Advice(
         change=as_text(evaluation.options),
-        device_bytes=evaluation.device_bytes,
-        saves_bytes=before - evaluation.device_bytes,
+        device_bytes=size,
+        saves_bytes=before - size,
         fits=True,
         iteration_seconds=evaluation.iteration_seconds if timed else None,
     )
+
+
+def _reported_bytes(job: TrainingJob) -> int:
+    """Device memory of the highest-memory rank in a report of the job: a search computes the first rank of each stage only."""
+    return highest(rank_classes(job)).memory.device_bytes
 
 
 def _insufficient(space: Space, singles: list[Changed], before: int) -> tuple[Advice, ...]:
@@ -89,7 +102,7 @@ def _insufficient(space: Space, singles: list[Changed], before: int) -> tuple[Ad
         if each.names in found or len(found) == INSUFFICIENT:
             continue
         try:
-            size = highest_rank(each.job).memory.device_bytes
+            size = _reported_bytes(each.job)
         except AnalyzerError:
             continue
         options = changed_options(space, each.layout)
