@@ -10,13 +10,12 @@ from typing import Any, Final
 from analyzer.errors import InputError
 from analyzer.files import read_json_object, refuse_unknown_fields
 from analyzer.hardware.gpus import find
+from analyzer.specs.hardware import MULTIPROCESSORS
 from analyzer.specs.speed import SpeedSpec
 
 SPEEDS: Final = Path(__file__).with_name("speeds.json")
 GIGA: Final = 1e9
 TERA: Final = 1e12
-MULTIPROCESSORS: Final = 132
-"""Assumed if a user's file does not tell."""
 BITS: Final = ("32", "16", "8", "4")
 """Fields of `peak_tflops`."""
 FIELDS: Final = (

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Final
 
 from analyzer.inference.kv_cache import request_blocks
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.paged_attention import splits_of_keys
 from analyzer.modules.tree import Module
 from analyzer.specs import InferenceJob
+from analyzer.specs.hardware import MULTIPROCESSORS
 from analyzer.units import BLOCK, DTYPE_BYTES, dtype_bytes, round_up
-
-MULTIPROCESSORS: Final = 132
-"""Those of an H100, if no GPU is given."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from analyzer.memory.chunk_memory import ChunkMemory, Exchange, Point
 from analyzer.memory.peak import Peak, PeakPosition
 from analyzer.memory.pipeline_tensors import PREVIOUS, MessageOrder, PipelineTensors, PipelineWalk
 from analyzer.memory.workspaces import Workspace
+from analyzer.modules.norm import PARTIAL_SUMS
 from analyzer.modules.tree import Tensor, total_bytes
 from analyzer.passes.deferred_output_gradients import Deferral, output_layers
 from analyzer.results import PeakEvent
@@ -201,8 +202,8 @@ class _Walk:
             self._in_flight[number] -= 1
             if self._context.left:
                 self._left[number] = 0 if self._in_flight[number] else self._context.left[number]
-                # the dispatchers of an idle chunk reference it too
-                self._sent = self._context.sent[number] if self._in_flight[number] else 0
+                # the dispatchers of an idle chunk reference it too, if they reference inputs
+                self._sent = self._context.sent[number] if self._left[number] <= 0 else 0
             self._leftover[number] = chunk.leftover
             self._pipeline.end(step)
             if chunk.reloaded:
@@ -281,9 +282,7 @@ class _Walk:
         else:
             points = (of_backward,)
         for point in points:
-            if allocates:
-                self._allocate(point)
-            self._update_peak(index, point, base)
+            self._update_peak(index, point, base - (self._allocate(point) if allocates else 0))
 
     def _kept_graphs(self, index: int) -> int:
         """Bytes that autograd graphs of deferred calls keep during this step, beyond the tensors of the pipeline schedule."""
@@ -303,9 +302,7 @@ class _Walk:
         self._deferring += self._deferred_calls < deferral.calls
         for placement in chunk.backward:
             for point in chunk.points_of(placement):
-                if self._not_allocated:
-                    self._allocate(point)
-                self._update_peak(index, point, base)
+                self._update_peak(index, point, base - self._allocate(point))
             calls = min(placement.block.module.derived(output_layers), deferral.calls - self._deferred_calls)
             self._deferred_calls += calls
             self._saved += calls * deferral.bytes_each
@@ -351,8 +348,8 @@ class _Walk:
             if leftover
         )
 
-    def _allocate(self, point: Point) -> None:
-        """Allocates the workspaces that are used for the first time at this instant."""
+    def _allocate(self, point: Point) -> int:
+        """Allocates the workspaces that are used for the first time at this instant. Returns bytes of it that are freed before."""
         instant = point.instant
         phase = "backward" if instant.backward else "forward"
         waiting = (each for each in self._not_allocated if each.recomputed or not instant.recomputed)
@@ -361,6 +358,8 @@ class _Walk:
         for each in found:
             self._not_allocated.remove(each)
             self._workspaces += each.bytes
+        dummies = sum(each.bytes for each in found if each.weight)
+        return min(dummies, sum(each.bytes for each in point.transient if each.name == PARTIAL_SUMS)) if dummies else 0
 
     def peak(self, messages: MessageOrder, context: PeakContext, *, warm: bool) -> Peak:
         """The peak, with its tensors."""

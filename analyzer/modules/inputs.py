@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Final
 
 from analyzer.specs import Fp8Recipe, Fp8Spec, ModelSpec, RecomputeSpec, TrainingJob
+from analyzer.specs.hardware import MULTIPROCESSORS
 from analyzer.specs.release import is_before
 
 NO_RECOMPUTE: Final = RecomputeSpec()
@@ -118,7 +119,9 @@ class ModuleInputs:
     """The GEMMs of a router are those of Transformer Engine (`RouterGatingLinearFunction`)."""
     compute_capability: tuple[int, int] | None = None
     """Of the target GPU; None if no GPU is given."""
-    multiprocessors: int | None = None
+    multiprocessors: int = MULTIPROCESSORS
+    delays_weight_gradients: bool = False
+    """Linear layers compute the gradients of their weights later (`--delay-wgrad-compute`)."""
 
     def __hash__(self) -> int:
         return self._hash
@@ -265,5 +268,6 @@ def _module_inputs(job: TrainingJob) -> ModuleInputs:
         norms_save_views=job.model.implementation == "transformer_engine" and job.software.te_is_before("1.13"),
         router_in_te=_router_in_te(job),
         compute_capability=job.hardware.compute_capability,
-        multiprocessors=job.hardware.multiprocessors,
+        multiprocessors=job.hardware.multiprocessors or MULTIPROCESSORS,
+        delays_weight_gradients=job.flags.delay_wgrad_compute,
     )

@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.norm import norm_parameters, norm_statistics
+from analyzer.modules.norm import fused_norm_backward, norm_parameters, norm_statistics
 from analyzer.modules.quantized import (
     backward_input,
     forward_input,
     gathers,
-    norm_gradient,
     output_gradient,
     saved_input,
     saves_original_input,
@@ -136,7 +135,7 @@ def column_parallel(
             *norm_output,
             *(() if in_buffers else (shapes.hidden("input gradient", gathered=True),)),
             *((shapes.hidden("scattered input gradient"),) if shapes.sp else ()),
-            *(norm_gradient(shapes, read) if fused_norm else ()),
+            *(fused_norm_backward(shapes, read, h) if fused_norm else ()),
             *weight_gradient(shapes, (width, h)),
         ),
         collectives=_calls(shapes, in_buffers=in_buffers),

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Final
+
 from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.quantized import element
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Parameter, Tensor
+
+PARTIAL_SUMS: Final = "partial sums of the norm's gradients"
+"""Name of the workspace of the backward of a norm. Cached dummy gradients of a layer are allocated after it is freed."""
 
 
 def norm_parameters(shapes: Shapes, width: int, *, prefix: str = "", always_summed: bool = False) -> tuple[Parameter, ...]:
@@ -36,6 +43,34 @@ def norm_statistics(shapes: Shapes, rows: int, symbol: str) -> tuple[Tensor, ...
     return (inverse,)
 
 
+def partial_sums(shapes: Shapes, width: int) -> tuple[Tensor, ...]:
+    """Sums of the weight gradients of each thread block, in the backward of Transformer Engine's norms: one fp32 row per block.
+
+    Source: `dgamma_part` and `dbeta_part` in transformer_engine/common/normalization/layernorm/ln_api.cpp.
+    """
+    if shapes.model.implementation != "transformer_engine":
+        return ()
+    rows = (2 if shapes.model.normalization == "LayerNorm" else 1) * (shapes.inputs.multiprocessors)
+    return (Tensor(name=PARTIAL_SUMS, shape=(rows, width), dtype="fp32", formula="4·SMs·h"),)
+
+
+def fused_norm_backward(shapes: Shapes, normalized: Tensor, width: int) -> tuple[Tensor, ...]:
+    """Memory of the backward of a fused norm beyond that of its layer's GEMMs: what it allocates, minus what the GEMMs free.
+
+    The GEMMs free the saved copy of the `normalized` input. In 16 bit it is as large as the gradient of the norm's input, in FP8
+    half as large. Under sequence parallelism they free more than the norm allocates. A delayed GEMM frees nothing.
+    """
+    sums = partial_sums(shapes, width)
+    if shapes.inputs.delays_weight_gradients:
+        return (replace(normalized, name="norm input gradient", made_in="", shares=""), *sums)
+    if shapes.sp:
+        return ()
+    if shapes.fp8 is None:
+        return sums
+    kind = element(shapes.fp8.recipe)
+    return (Tensor(name="norm input gradient, beyond the freed copy", shape=normalized.shape, dtype=kind), *sums)
+
+
 def standalone_norm(
     shapes: Shapes, name: str, kind: ModuleKind = ModuleKind.OTHER, *, input_made_in: str, input_shares: str = ""
 ) -> Module:
@@ -57,6 +92,11 @@ def standalone_norm(
             *(() if recomputed else statistics),
         ),
         forward_workspace=(*(statistics if recomputed else ()), output),
-        backward_workspace=(*(statistics if recomputed else ()), shapes.hidden("output gradient"), gradient),
+        backward_workspace=(
+            *(statistics if recomputed else ()),
+            shapes.hidden("output gradient"),
+            gradient,
+            *partial_sums(shapes, shapes.model.hidden_size),
+        ),
         source="megatron.core.transformer.torch_norm / transformer_engine.pytorch.ops.LayerNorm",
     )

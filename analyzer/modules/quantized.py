@@ -191,18 +191,6 @@ def output_gradient(
     return (tensor, *(copy for full in gathered or (tensor,) for copy in _both(shapes, full, split)))
 
 
-def norm_gradient(shapes: Shapes, tensor: Tensor) -> tuple[Tensor, ...]:
-    """Memory of the backward of a fused norm beyond that of its layer's GEMMs: its input gradient, minus what the GEMMs free.
-
-    The GEMMs free the saved copy of the normalized `tensor`. In 16 bit it is as large as the input gradient, gathered it is
-    larger, and an FP8 copy is half as large.
-    """
-    if shapes.fp8 is None or shapes.sp:
-        return ()
-    kind = element(shapes.fp8.recipe)
-    return (Tensor(name="norm input gradient, beyond the freed copy", shape=tensor.shape, dtype=kind),)
-
-
 def gathers(
     shapes: Shapes, phase: Phase, *, width: int | None = None, both: bool = False, quantizes: bool = False, dtype: str = ""
 ) -> tuple[Collective, ...]:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+MULTIPROCESSORS: Final = 132
+"""Those of an H100, which are assumed if no GPU is given or a user's file does not tell."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,6 +37,8 @@ SELDOM: Final = (
     "--use-tp-pp-dp-mapping",
     "--ddp-num-buckets 3",
     "--cp-comm-type a2a",
+    "--cp-comm-type all_gather",
+    "--context-parallel-size 4 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2",
     "--no-overlap-p2p-communication",
     "--decoder-first-pipeline-num-layers 1",
     "--decoder-last-pipeline-num-layers 1",

@@ -1,7 +1,8 @@
 """Context parallelism: memory and messages of each communication type.
 
-Peaks are those of megatron-core 0.16.1 with Transformer Engine 2.11, run on meta tensors as the last of four ranks. Attention
-dominates the memory of the model. Messages were counted in the same runs.
+Peaks are those of megatron-core 0.16.1 with Transformer Engine 2.11, run on meta tensors as the last of four ranks, and
+with all-gathers and flash-attn as the first, which needs the most. Attention dominates the memory of the model. Messages were
+counted in the same runs.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ def wide(line: str, gpus: int = 4) -> TrainingJob:
         ("a2a", "", FUSED, 1278.44),
         ("a2a", "", FLASH, 2368.72),
         ("all_gather", GROUPED, FUSED, 1002.19),
-        ("all_gather", GROUPED, FLASH, 2308.72),
+        ("all_gather", GROUPED, FLASH, 2548.72),
         ("all_gather", "", FUSED, 1918.44),
-        ("all_gather", "", FLASH, 4352.72),
+        ("all_gather", "", FLASH, 4736.72),
     ],
 )
 def test_peaks_match_transformer_engine(kind: str, heads: str, kernel: str, peak: float) -> None:

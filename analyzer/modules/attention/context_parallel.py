@@ -22,8 +22,6 @@ from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Tensor
 from analyzer.units import ceil_div
 
-MULTIPROCESSORS: Final = 132
-"""Of a Hopper GPU, used if no GPU is given."""
 HEAD_OF_ONE_COPY: Final = 128
 """Elements of a head that `_PrepareQKVForFA` supports."""
 TOKENS_OF_ONE_COPY: Final = 512
@@ -116,7 +114,7 @@ def gradient_scratch(
     parts = 1
     if flash and shapes.inputs.deterministic:
         heads = shapes.b * shapes.model.num_attention_heads // (shapes.t * inner)
-        parts = ceil_div(shapes.inputs.multiprocessors or MULTIPROCESSORS, heads)
+        parts = ceil_div(shapes.inputs.multiprocessors, heads)
     found = [
         shapes.wide("query gradient in fp32", parts * query, "a·d/t" if parts == 1 else "parts·a·d/t", dtype="fp32"),
         _statistics(shapes, "row sums of the output times its gradient"),
@@ -211,7 +209,7 @@ def _forward(exchange: Exchange) -> Iterator[Tensor]:
         yield one("returned output", exchange.output)
         yield one("gathered keys and values", ring * exchange.pair)
         if exchange.copied:
-            yield one("keys and values of a chunk", (ring + 1) * exchange.pair // 2)
+            yield one("keys and values of a chunk", ring * exchange.pair)
         return
     yield from _of_steps(one("received keys and values", (ring - 1) * exchange.pair), ring - 1)
     yield from _of_steps(one("output of each step", ring * exchange.output), ring)
@@ -264,7 +262,10 @@ def _backward(exchange: Exchange) -> Iterator[Tensor]:
 
 
 def _backward_of_gathered(exchange: Exchange) -> Iterator[Tensor]:
-    """The last rank has chunks c and c + 1 of the 2c of a sequence. With a causal mask they read c and c + 1 chunks of keys."""
+    """The first rank has the first and the last of 2c chunks of a sequence. With a causal mask they read 1 and 2c chunks of keys.
+
+    Other ranks need less: the last one, with chunks c and c + 1, reads c + 1 chunks at once.
+    """
     one, ring = exchange.tensor, exchange.ring
     yield one("query gradient", exchange.query)
     yield one("query gradients of both chunks", exchange.query)
@@ -273,14 +274,12 @@ def _backward_of_gathered(exchange: Exchange) -> Iterator[Tensor]:
     yield one("key and value gradients of both chunks", (2 * ring + 1) * exchange.pair // 2)
     if exchange.copied:
         yield one("query and output gradient of a chunk", exchange.output)
-        yield one("keys and values of a chunk", (ring + 1) * exchange.pair // 2)
+        yield one("keys and values of a chunk", ring * exchange.pair)
     # workspace of the kernel for one chunk; then key gradients are sorted, while the arguments of the kernel are referenced
-    scratch = gradient_scratch(
-        exchange.shapes, query=exchange.query // 2, expanded=(ring + 1) * exchange.query // 2, grouped=exchange.grouped
-    )
+    scratch = gradient_scratch(exchange.shapes, query=exchange.query // 2, expanded=ring * exchange.query, grouped=exchange.grouped)
     sorting = [one("sorted key gradients", ring * exchange.key)]
     if exchange.copied:
-        sorting.append(one("key and value gradients in [b,s,a,d]", (ring + 1) * exchange.pair // 2))
+        sorting.append(one("key and value gradients in [b,s,a,d]", ring * exchange.pair))
     yield from _larger(scratch, tuple(sorting))
 
 

@@ -20,7 +20,7 @@ from analyzer.modules.attention.context_parallel import (
     works_in_batches,
 )
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.norm import norm_parameters
+from analyzer.modules.norm import norm_parameters, partial_sums
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Parameter, Tensor, largest
 
@@ -99,7 +99,11 @@ def query_key_norm(shapes: Shapes) -> Module:
                 *(shapes.statistics(f"statistic {i}", rows * count, f"4·s·b·{symbol}/t") for i in range(per_row)),
             ),
             forward_workspace=(*(() if views else (heads.tensor("qkv", heads.qkv),)), heads.tensor("output", width)),
-            backward_workspace=(heads.tensor("output gradient", width), heads.tensor("input gradient", width)),
+            backward_workspace=(
+                heads.tensor("output gradient", width),
+                heads.tensor("input gradient", width),
+                *partial_sums(shapes, shapes.model.kv_channels),
+            ),
             source="transformer_engine.pytorch.ops.LayerNorm on a strided view",
         )
 
@@ -290,11 +294,14 @@ def held_by_caller(kernel: Module) -> tuple[Tensor, ...]:
     return tuple(each for each in kernel.forward_workspace if each.name in (*_BEFORE_ROTATION, _ROTATED))
 
 
-def kernel_under_checkpoint(kernel: Module, inputs: tuple[Tensor, ...], *, output: Tensor | None = None) -> Module:
+def kernel_under_checkpoint(
+    kernel: Module, inputs: tuple[Tensor, ...], *, output: Tensor | None = None, copies_gradient: bool = False
+) -> Module:
     """The kernel under `--recompute-modules core_attn`. `inputs` and the tables of the unfused rotation before it stay saved.
 
     The recomputed kernel saves the inputs themselves if it does so without a checkpoint, and copies otherwise. `output`: that of a
     kernel that does not save it: unfused, or a copy in [s, b, a·d]. `CheckpointFunction.backward` references it, and its gradient.
+    `copies_gradient`: the kernel reads a copy of this gradient.
     """
     tables = tuple(tensor for tensor in kernel.saved if is_rotary_table(tensor))
     inside = tuple(
@@ -307,7 +314,7 @@ def kernel_under_checkpoint(kernel: Module, inputs: tuple[Tensor, ...], *, outpu
     if output is not None:
         held = (replace(output, name="output gradient"), replace(output, name="recomputed output"))
         forward = tuple(each for each in kernel.forward_workspace if each.name not in RETURNED)
-        backward = tuple(each for each in kernel.backward_workspace if each.name != "output gradient")
+        backward = tuple(each for each in kernel.backward_workspace if copies_gradient or each.name != "output gradient")
         kernel = replace(kernel, forward_workspace=forward, backward_workspace=backward)
     if kernel.source == FUSED and any(tensor.made_in == QKV for tensor in kernel.saved):
         kernel = replace(kernel, backward_workspace=_with_copied_gradients(kernel.backward_workspace))

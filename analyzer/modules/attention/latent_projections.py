@@ -12,8 +12,8 @@ from typing import Final
 from analyzer.modules.attention.core_attention import ATTENTION
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import column_collectives, split_weight, weight_gradient
-from analyzer.modules.norm import norm_parameters, norm_statistics
-from analyzer.modules.quantized import backward_input, forward_input, norm_gradient, output_gradient, saved_input
+from analyzer.modules.norm import fused_norm_backward, norm_parameters, norm_statistics
+from analyzer.modules.quantized import backward_input, forward_input, output_gradient, saved_input
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Parameter, Tensor
 from analyzer.specs import MlaSpec
@@ -116,7 +116,7 @@ def up_projection(shapes: Shapes, name: str, *, width: int, source_width: int, n
             *output_gradient(shapes, shapes.wide("output gradient", width, "a·d/t")),
             *backward_input(shapes, read, gathered=gathered),
             compressed(shapes, "input gradient", source_width, gathered=True),
-            *(norm_gradient(shapes, read) if normed else ()),
+            *(fused_norm_backward(shapes, read, source_width) if normed else ()),
             *weight_gradient(shapes, (width, source_width)),
         ),
         collectives=_with_recompute(calls) if dropped else calls,

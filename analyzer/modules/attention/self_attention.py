@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from analyzer.modules.attention.context_parallel import works_in_batches
 from analyzer.modules.attention.core_attention import (
     ATTENTION,
     Heads,
@@ -72,4 +73,5 @@ def _core_attention(shapes: Shapes) -> Module:
         return kernel
     heads = Heads(shapes)
     output = None if returns_saved_output(shapes) else heads.tensor("output", heads.query)
-    return kernel_under_checkpoint(kernel, checkpoint_inputs(shapes), output=output)
+    copies_gradient = shapes.split.context > 1 and works_in_batches(shapes)
+    return kernel_under_checkpoint(kernel, checkpoint_inputs(shapes), output=output, copies_gradient=copies_gradient)
