@@ -87,7 +87,8 @@ def left_bytes(job: TrainingJob, trees: Sequence[Module], inputs: Sequence[tuple
     found = []
     for tree, counted in zip(trees, inputs, strict=True):
         _, layers, _ = units(tree)
-        found.append(sum(total_bytes(layer.left) for layer in layers) - (total_bytes(counted[:1]) if layers[:1] else 0))
+        left = sum(total_bytes(layer.left) for layer in layers)
+        found.append(max(0, left - (total_bytes(counted[:1]) if layers[:1] else 0)))
     return tuple(found)
 
 

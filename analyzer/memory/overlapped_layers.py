@@ -17,7 +17,17 @@ from typing import Final, NamedTuple
 
 from analyzer.memory.block_memory import Instant, block_memory, explained
 from analyzer.modules.kinds import ATTENTION_BRANCH, MOE_LATENT_PROJECTIONS, ModuleKind
-from analyzer.modules.moe.routing import ARRIVED_ROWS, LATENT_ROWS, LOCAL_ROWS, RECEIVED_ROWS, SENT_ROWS, SHARED_OUTPUT, is_flex
+from analyzer.modules.moe.routing import (
+    ARRIVED_ROWS,
+    LATENT_ROWS,
+    LOCAL_ROWS,
+    RECEIVED_ROWS,
+    ROW_ID_MAP,
+    SENT_ROWS,
+    SHARED_GRADIENT,
+    SHARED_OUTPUT,
+    is_flex,
+)
 from analyzer.modules.tree import LAYER, STREAM, Module, Tensor
 from analyzer.passes.delayed_weight_gradients import operands_of_experts
 from analyzer.program.chunks import chunk_program
@@ -61,6 +71,8 @@ class Placed(NamedTuple):
     """Index of the layer in its chunk."""
     before_norm: bool = False
     """It is in the attention branch: in backward, the branch after it has run."""
+    after_router: bool = False
+    """It is not in the attention branch, and in backward the router has run."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +136,13 @@ class Unit:
         return self.input_gradient * (1 + shared + predicts)
 
     @property
+    def uncounted_gradients(self) -> tuple[Tensor, ...]:
+        """The same without that of the residual stream and, if its modules count it, that of the output of the shared experts."""
+        workspaces = (tensor for child in self._inside if child.kind is ModuleKind.EXPERTS for tensor in child.backward_workspace)
+        counted = any(tensor.name == SHARED_GRADIENT and tensor.bytes for tensor in workspaces)
+        return self.residual_gradient[2 if counted else 1 :]
+
+    @property
     def read_gradients(self) -> tuple[Tensor, ...]:
         """Gradients of what the last node reads."""
         return self.residual_gradient or self.input_gradient
@@ -151,6 +170,17 @@ class Unit:
         if not any(child.kind is ModuleKind.DISPATCH and is_flex(child) for child in self._inside):
             return ()
         return self.latent or tuple(replace(tensor, name="output of the norm") for tensor in self.input_gradient)
+
+    @cached_property
+    def handle(self) -> tuple[Tensor, ...]:
+        """What the graph of the flex dispatcher references until the backward of the attention node ends.
+
+        With HybridEP the gradients of all probabilities are as large as these.
+        """
+        saved = [tensor for child in self._inside if child.kind is ModuleKind.DISPATCH for tensor in child.saved]
+        if not any(tensor.in_graph for tensor in saved):
+            return ()
+        return tuple(tensor for tensor in saved if tensor.in_graph or (tensor.lingers and tensor.name != ROW_ID_MAP))
 
     @property
     def sent_gradient(self) -> tuple[Tensor, ...]:
@@ -233,7 +263,8 @@ def _by_node(placed: Sequence[Placed]) -> dict[Node, list[Placed]]:
     for each in placed:
         path, _ = explained(each.block, each.instant)
         node, before_norm = _node_of(each.block, path)
-        found.setdefault(node, []).append(each._replace(before_norm=before_norm))
+        after_router = not before_norm and not path.endswith(".router")
+        found.setdefault(node, []).append(each._replace(before_norm=before_norm, after_router=after_router))
     return found
 
 

@@ -165,7 +165,7 @@ class _OverlappedStep:
         residual, exchanged = ((), ()) if other is None else (other.residual_gradient, other.received)
         # what the attention node of the backward references and reads
         read = () if other is None else (*other.sent_gradient, *other.attention_output)
-        shared = residual[1:]
+        shared = () if other is None else other.uncounted_gradients
         if self._groups is not None and other is not None:
             self._groups.combine_backward(other.number)
         yield from self._run_backward(backward.get(Node.COMBINE, ()), None, shared)
@@ -216,8 +216,10 @@ class _OverlappedStep:
             output = other.attention_output or other.residual
             before_norm = (*other.residual_gradient, *output, *other.shared_output, *other.dispatched, *other.dispatched)
             kept = before_norm if each.before_norm else other.residual_gradient[1:]
+            if each.after_router:  # which adds its gradient to a copy of the gradient of the tokens
+                kept += other.dispatched
             self._backward_saved = each.saved
-            yield self._point(each, (*self._frame, *other.sent, *kept, *held, *self._gradient))
+            yield self._point(each, (*self._frame, *other.sent, *kept, *other.handle, *held, *self._gradient))
 
     def _end_backward(self, other: Unit) -> None:
         number = other.number

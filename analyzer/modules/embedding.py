@@ -122,11 +122,12 @@ def _output_allocator(shapes: Shapes) -> str:
     return "" if copied else "word_embeddings"
 
 
-def batch(shapes: Shapes, *, tokens: bool, labels: bool, layers: bool) -> Module:
+def batch(shapes: Shapes, *, embeds: bool, layers: bool) -> Module:
     """Tensors that the data loader puts on the GPU for one microbatch, on the first and last stage.
 
-    `layers`: the stage has layers. Ids and masks stay allocated until the chunk's forward returns. A checkpoint around attention
-    saves the attention mask, and so does an unfused softmax of megatron-core.
+    The first tensor-parallel rank has all fields of a batch, the other ranks those that the stage needs. `embeds`: the stage has an
+    embedding. `layers`: the stage has layers. Ids and masks stay allocated until the chunk's forward returns. A checkpoint around
+    attention saves the attention mask, and so does an unfused softmax of megatron-core.
     Source: megatron/training/utils.py get_batch_on_this_tp_rank: int64 ids, fp32 loss mask, and the bool attention mask
     [b, 1, s, s] of the full sequence unless `--no-create-attention-mask-in-dataloader`. A context-parallel rank stores its
     rows of each.
@@ -136,11 +137,11 @@ def batch(shapes: Shapes, *, tokens: bool, labels: bool, layers: bool) -> Module
     learned = shapes.model.position_embedding == "learned_absolute"
     referenced = [
         *(
-            Tensor(name=name, shape=ids, dtype="int64", shares="ids that the embedding saves" if saved else "")
+            Tensor(name=name, shape=ids, dtype="int64", shares="ids that the embedding saves" if embeds and saved else "")
             for name, saved in (("tokens", shapes.t == 1), ("position ids", learned))
-            if tokens
         ),
-        *([Tensor(name="labels", shape=ids, dtype="int64"), Tensor(name="loss mask", shape=ids, dtype="fp32")] if labels else []),
+        Tensor(name="labels", shape=ids, dtype="int64"),
+        Tensor(name="loss mask", shape=ids, dtype="fp32"),
     ]
     saved: tuple[Tensor, ...] = ()
     if shapes.inputs.attention_mask_in_dataloader:

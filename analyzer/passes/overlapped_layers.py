@@ -33,17 +33,28 @@ def with_nodes(layer: Module) -> Module:
 def _with_detached_inputs(layer: Module, dispatch: Module) -> Module:
     """The layer with what the attention node and, with DeepEP, the graph of the dispatcher's probabilities reference.
 
-    These are the tokens of the latent size, and the weights of arrived tokens. The router has saved tokens of the hidden size.
+    These are the tokens of the latent size, the weights of arrived tokens, and those of the choices of each token. With HybridEP
+    these are the probabilities of all experts. The router has saved tokens of the hidden size.
     """
     choices = (each for each in dispatch.referenced if each.name == "choices of arrivals")
     weights = (replace(each, name="weights of arrivals", dtype="fp32", formula="4·A·k", lingers=True) for each in choices)
     projections = (module for _, module in layer.walk() if module.name == MOE_LATENT_PROJECTIONS[0])
     outputs = (each for module in projections for each in module.forward_workspace if each.name == "output")
-    added = (*(replace(each, name=LATENT_ROWS, formula="T·latent") for each in outputs), *weights)
+    routers = [module for _, module in layer.walk() if module.kind is ModuleKind.ROUTER]
+    referenced = [each for module in (*routers, dispatch) for each in module.referenced]
+    of_experts = [each for each in referenced if each.name in ("probabilities", "weights of the choices")]
+    [logits] = [each for module in routers for each in module.forward_workspace if each.name == "logits"]
+    # the dispatcher expands the probabilities of divided experts, and references them in fp32
+    maker, same = {logits.shape: "mlp.router"}, logits.dtype == "fp32"
+    read = (replace(each, dtype=logits.dtype, lingers=same, made_in=maker.get(each.shape, "")) for each in of_experts)
+    added = (*(replace(each, name=LATENT_ROWS, formula="T·latent") for each in outputs), *weights, *read)
     if not added:
         return layer
 
     def changed(module: Module) -> Module:
+        if same and (module is dispatch or module in routers):
+            left = tuple(each for each in module.referenced if each not in of_experts)
+            return replace(module, saved=(*module.saved, *(added if module is dispatch else ())), referenced=left)
         if module is dispatch:
             return replace(module, saved=(*module.saved, *added))
         children = tuple(changed(child) for child in module.children)

@@ -153,7 +153,7 @@ def _parts(inputs: ModuleInputs, kind: ChunkKind) -> _Parts:
     if gets_batch:
         without_layers = not (kind.layers or predicts)  # no checkpoint saves the attention mask
         inputs_of_batch = inputs.of_batches.without_recompute if without_layers else inputs.of_batches
-        before.append(_batch(inputs_of_batch, first or predicts, last or predicts, not without_layers))
+        before.append(_batch(inputs_of_batch, first or predicts, not without_layers))
     if first:
         before.append(_embedding(inputs.of_ends))
     after: tuple[Module, ...] = _head(inputs.of_ends, first, predicts) if last else ()
@@ -181,8 +181,8 @@ def _parts(inputs: ModuleInputs, kind: ChunkKind) -> _Parts:
 
 
 @lru_cache(maxsize=CACHED_ENDS)
-def _batch(inputs: ModuleInputs, tokens: bool, labels: bool, layers: bool) -> Module:
-    return batch(Shapes(inputs), tokens=tokens, labels=labels, layers=layers)
+def _batch(inputs: ModuleInputs, embeds: bool, layers: bool) -> Module:
+    return batch(Shapes(inputs), embeds=embeds, layers=layers)
 
 
 @lru_cache(maxsize=CACHED_ENDS)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.moe.routing import Routing, dispatched_rows, shared_output, summed_rows
+from analyzer.modules.moe.routing import ROW_ID_MAP, Routing, dispatched_rows, shared_output, summed_rows
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Tensor, largest
 
@@ -40,7 +40,7 @@ def allgather_dispatch(shapes: Shapes) -> Module:
     # the columns of the local experts are copied; a slice of all columns is a view
     sliced = routing.ep > 1
     row_map = (
-        Tensor(name="row id map", shape=(world, 2 * local + 1), dtype="int32", formula="4·W·(2El+1)", lingers=True)
+        Tensor(name=ROW_ID_MAP, shape=(world, 2 * local + 1), dtype="int32", formula="4·W·(2El+1)", lingers=True)
         if routing.moe.permute_fusion
         else Tensor(name="sorted indices", shape=(routing.rows,), dtype="int64", formula="8·T·k", lingers=True)
     )

@@ -12,6 +12,7 @@ from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.routing import (
     LOCAL_ROWS,
     RECEIVED_ROWS,
+    ROW_ID_MAP,
     SENT_ROWS,
     Routing,
     dispatched_rows,
@@ -28,7 +29,7 @@ def alltoall_dispatch(shapes: Shapes) -> Module:
     routing = Routing(shapes)
     moe = routing.moe
     row_map = (
-        Tensor(name="row id map", shape=(routing.tokens, 2 * moe.num_experts + 1), dtype="int32", formula="4·T·(2E+1)")
+        Tensor(name=ROW_ID_MAP, shape=(routing.tokens, 2 * moe.num_experts + 1), dtype="int32", formula="4·T·(2E+1)")
         if moe.permute_fusion
         else Tensor(name="sorted indices", shape=(routing.sent,), dtype="int64", formula="8·T·k")
     )

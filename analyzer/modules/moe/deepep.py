@@ -13,7 +13,16 @@ from typing import Final
 
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.flex import arrivals, collectives
-from analyzer.modules.moe.routing import ARRIVED_ROWS, LOCAL_ROWS, Routing, dispatched_rows, selection, shared_output, summed_rows
+from analyzer.modules.moe.routing import (
+    ARRIVED_ROWS,
+    LOCAL_ROWS,
+    ROW_ID_MAP,
+    Routing,
+    dispatched_rows,
+    selection,
+    shared_output,
+    summed_rows,
+)
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Tensor, largest
 from analyzer.units import MIB, round_up
@@ -93,7 +102,7 @@ def _saved_by_dispatch(routing: Routing) -> tuple[Tensor, ...]:
     arrived, local, ranks = arrivals(routing), routing.local_experts, routing.ep * routing.etp
     fused = routing.moe.permute_fusion
     row_map = (
-        Tensor(name="row id map", shape=(arrived, 2 * local + 1), dtype="int32", formula="4·A·(2·El+1)")
+        Tensor(name=ROW_ID_MAP, shape=(arrived, 2 * local + 1), dtype="int32", formula="4·A·(2·El+1)")
         if fused
         else Tensor(name="sorted indices", shape=(routing.rows,), dtype="int64", formula="8·T·k")
     )

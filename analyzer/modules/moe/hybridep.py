@@ -14,7 +14,7 @@ from typing import Final
 
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.flex import arrivals, collectives
-from analyzer.modules.moe.routing import LOCAL_ROWS, Routing, shared_output
+from analyzer.modules.moe.routing import LOCAL_ROWS, ROW_ID_MAP, Routing, shared_output
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Tensor
 from analyzer.units import round_up
@@ -64,7 +64,7 @@ def hybridep_dispatch(shapes: Shapes) -> Module:
         Tensor(name="tokens from domains", shape=(round_up(tokens, MAP_BLOCK), domains), dtype="bool", formula="T·P/N"),
         *between,
         Tensor(name="routing map of the local experts", shape=(world, local), dtype="bool", formula="T·P·El"),
-        Tensor(name="row id map", shape=(world, local), dtype="int32", formula="4·T·P·El"),
+        Tensor(name=ROW_ID_MAP, shape=(world, local), dtype="int32", formula="4·T·P·El"),
     )
     return Module(
         name="dispatch",

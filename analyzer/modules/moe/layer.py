@@ -12,7 +12,7 @@ from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.dispatchers import combined_tensors, dispatched_tensors, dispatcher
 from analyzer.modules.moe.experts import experts
 from analyzer.modules.moe.router import router
-from analyzer.modules.moe.routing import LATENT_ROWS, Routing, shared_output
+from analyzer.modules.moe.routing import LATENT_ROWS, SHARED_GRADIENT, Routing, shared_output
 from analyzer.modules.moe.shared_experts import shared_experts
 from analyzer.modules.quantized import forward_input, output_gradient, saved_input
 from analyzer.modules.shapes import Shapes
@@ -64,7 +64,7 @@ def _keeping_gradient(routing: Routing, module: Module) -> Module:
     """`module` with the gradient of the layer's output in its backward: the shared experts, whose backward is later, need it."""
     if not shared_output(routing) or routing.shapes.recomputes("moe"):
         return module
-    gradient = replace(routing.shapes.branch_gradient, name="gradient for the shared experts")
+    gradient = replace(routing.shapes.branch_gradient, name=SHARED_GRADIENT)
     return replace(module, backward_workspace=(*module.backward_workspace, gradient))
 
 

@@ -51,6 +51,7 @@ def router(shapes: Shapes) -> Module:
             *((logits,) if moe.z_loss_coeff else ()),  # saved by logsumexp
             *(balance if moe.aux_loss_coeff else ()),
             *choice,
+            *_of_tokens(routing, chooses=bool(choice)),
         ),
         referenced=_outputs(routing),
         forward_workspace=(
@@ -67,6 +68,23 @@ def router(shapes: Shapes) -> Module:
         collectives=tuple(_balance_collectives(routing)),
         source="TopKRouter",
     )
+
+
+def _of_tokens(routing: Routing, *, chooses: bool) -> Iterator[Tensor]:
+    """What is saved once for each token: denominators, what the z-loss computes, and indices of deterministic PyTorch.
+
+    `chooses`: the largest scores are chosen (`topk_routing_with_score_function`).
+    """
+    moe, dtype = routing.moe, routing.probability_dtype
+    sigmoid = moe.score_function == "sigmoid"
+    for name, kind, saves in (
+        ("sums of the chosen scores", dtype, chooses and sigmoid and moe.topk > 1),
+        ("rows of the probabilities", "int64", chooses and routing.shapes.inputs.deterministic),
+        ("logarithms of the sums of exponentials", dtype, moe.z_loss_coeff),
+        ("sums of the scores of the auxiliary loss", dtype, sigmoid and moe.aux_loss_coeff),
+    ):
+        if saves:
+            yield Tensor(name=name, shape=(routing.tokens, 1), dtype=kind, formula="T")
 
 
 def _outputs(routing: Routing) -> tuple[Tensor, ...]:

@@ -27,7 +27,11 @@ ARRIVED_ROWS: Final = "arrived tokens"
 """Name of the tokens that a rank receives from DeepEP."""
 LATENT_ROWS: Final = "tokens of the latent size"
 """Name of the projected tokens that the all-gather and flex dispatchers send."""
+ROW_ID_MAP: Final = "row id map"
+"""Name of the map with which a fused kernel permutes rows."""
 SHARED_OUTPUT: Final = "output of the shared experts"
+SHARED_GRADIENT: Final = "gradient for the shared experts"
+"""Name of the gradient of the layer's output, which the shared experts need later than the routed ones."""
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,10 @@ _OVERLAPPED: Final = (
     "--bf16 --swiglu --disable-bias-linear --vocab-size 120 --attention-dropout 0 --hidden-dropout 0 --global-batch-size 64 "
     "--moe-router-topk 2 --moe-grouped-gemm --expert-model-parallel-size 2 --overlap-moe-expert-parallel-comm"
 )
+_INTERLEAVED_FLEX: Final = (
+    "--num-experts 8 --moe-ffn-hidden-size 64 --ffn-hidden-size 64 --pipeline-model-parallel-size 2 "
+    "--num-layers-per-virtual-pipeline-stage 1 --moe-token-dispatcher-type flex --moe-flex-dispatcher-backend"
+)
 _WINDOW: Final = "--window-size 128,0 --micro-batch-size 1 --tensor-model-parallel-size 4"
 _ALTERNATING: Final = f"{_OVERLAPPED} --num-experts 8 --moe-token-dispatcher-type alltoall --moe-layer-freq ([0,1]*2)"
 _GROUPS: Final = (
@@ -316,4 +320,11 @@ FOUND: Final = {
     "shared experts in fp8, tp2 sp": f"{_EXPERTS} {_PADDED.format(tokens=528)} --moe-grouped-gemm --tensor-model-parallel-size 2 "
     "--sequence-parallel --moe-token-dispatcher-type alltoall --moe-shared-expert-intermediate-size 512 --fp8-format e4m3 "
     "--fp8-recipe tensorwise",
+    "recomputed flash-attn in rings, narrow": "--bf16 --vocab-size 120 --position-embedding-type rope --num-layers 2 "
+    "--ffn-hidden-size 128 --info-gpu A100-80GB --context-parallel-size 2 --recompute-granularity selective "
+    "--recompute-modules core_attn",
+    "overlapped, hybridep, delayed weight gradients, interleaved": f"{_OVERLAPPED} {_INTERLEAVED_FLEX} hybridep "
+    "--delay-wgrad-compute",
+    "overlapped, hybridep, tp2 sp, interleaved": f"{_OVERLAPPED} {_INTERLEAVED_FLEX} hybridep --moe-router-dtype fp32 "
+    "--tensor-model-parallel-size 2 --sequence-parallel",
 }

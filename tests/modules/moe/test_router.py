@@ -19,12 +19,12 @@ def saved_by_routers(line: str) -> int:
 @pytest.mark.parametrize(("router", "element"), [("", 2), ("--moe-router-dtype fp32", 4), ("--moe-router-dtype fp64", 8)])
 @pytest.mark.parametrize(("layout", "tokens"), [("", S * B), ("--tensor-model-parallel-size 2 --sequence-parallel", S * B // 2)])
 def test_the_z_loss_saves_the_logits_of_all_experts(router: str, element: int, layout: str, tokens: int) -> None:
-    """core/transformer/moe/moe_utils.py `z_loss_func` (0.16.1): `torch.logsumexp(logits, dim=-1)` saves the logits [s·b, E].
+    """core/transformer/moe/moe_utils.py `z_loss_func` (0.16.1): `torch.logsumexp(logits, dim=-1)` saves the logits [s·b, E] and its result [s·b].
 
     `Router.gating` returns them in `--moe-router-dtype`, else in the dtype of the input. With sequence parallelism a rank has s/t
-    tokens. The result of logsumexp [s·b], which is saved too, is not counted.
+    tokens.
     """
-    logits = element * tokens * E
+    logits = element * tokens * (E + 1)
     assert (
         saved_by_routers(f"{router} {layout} --moe-z-loss-coeff 1e-3") - saved_by_routers(f"{router} {layout}") == LAYERS * logits
     )
