@@ -136,6 +136,12 @@ class Unit:
         return self.input_gradient * (1 + shared + predicts)
 
     @property
+    def recomputed(self) -> tuple[Tensor, ...]:
+        """The output of the norm if it is recomputed: from the backward of the last node until that of the attention node."""
+        branches = (child for child in self._inside if child.kind is ModuleKind.FEED_FORWARD and self._is_moe)
+        return tuple(tensor for child in branches for tensor in child.backward_workspace)
+
+    @property
     def uncounted_gradients(self) -> tuple[Tensor, ...]:
         """The same without that of the residual stream and, if its modules count it, that of the output of the shared experts."""
         workspaces = (tensor for child in self._inside if child.kind is ModuleKind.EXPERTS for tensor in child.backward_workspace)

@@ -17,6 +17,7 @@ from analyzer.memory.chunk_memory import Point
 from analyzer.memory.overlapped_layers import Node, Placed, Unit, units
 from analyzer.memory.overlapped_offload import OffloadedGroups, StepGroups, group_members
 from analyzer.memory.pipeline_tensors import MessageOrder
+from analyzer.modules.moe.routing import LOCAL_ROWS
 from analyzer.modules.tree import Module, Tensor, total_bytes
 from analyzer.passes.deferred_output_gradients import output_layers
 from analyzer.schedule.pipeline import Pair
@@ -122,6 +123,8 @@ class _OverlappedStep:
         """The output of a layer of the forward, until the next layer saves it."""
         self._frame: list[Tensor] = []
         """Tensors that local variables of the forward reference."""
+        self._of_idle = {layer.number: layer.left[1 if pair.unused else 0 :] for layer in forward.layers} if pair.idle else {}
+        """For each layer of a chunk that was idle, what its dispatcher references until the forward of this layer."""
         self._left: dict[int, tuple[Tensor, ...]] = {}
         """For each layer whose backward is over, what its dispatcher references until the forward of this layer."""
         self._batch = backward.first.frame
@@ -166,32 +169,39 @@ class _OverlappedStep:
         # what the attention node of the backward references and reads
         read = () if other is None else (*other.sent_gradient, *other.attention_output)
         shared = () if other is None else other.uncounted_gradients
+        pending = () if other is None else (*residual, *other.recomputed)
         if self._groups is not None and other is not None:
             self._groups.combine_backward(other.number)
         yield from self._run_backward(backward.get(Node.COMBINE, ()), None, shared)
         held = () if other is None else self._dense_output(other)
-        yield from self._run_forward(forward.get(Node.ATTENTION, ()), (*residual, *exchanged, *held))
+        yield from self._run_forward(forward.get(Node.ATTENTION, ()), (*pending, *exchanged, *held))
+        if one is not None:
+            self._of_idle.pop(one.number, None)
         if index is not None and self._same:
             self._left.pop(index, None)
         permuted = () if one is None else (*one.sent, *one.latent, *one.not_copied, *one.attention_output)
         yield from self._run_backward(backward.get(Node.EXPERTS, ()), None, (*exchanged, *permuted, *shared, *held))
-        if other is not None and self._is_output(other):
-            self._kept += exchanged
-        self._free_before((Node.DISPATCH, Node.ATTENTION), backward)
         delayed = () if other is None else other.delayed
-        yield from self._run_forward(forward.get(Node.DISPATCH, ()), (*residual, *exchanged, *delayed))
+        # gradients of rows that the experts have read without a permutation are operands
+        operands = tuple(tensor for tensor in exchanged if delayed and tensor.name == LOCAL_ROWS)
+        if other is not None and self._is_output(other):
+            self._kept += () if operands else exchanged
+        self._free_before((Node.DISPATCH, Node.ATTENTION), backward)
+        yield from self._run_forward(forward.get(Node.DISPATCH, ()), (*pending, *exchanged, *delayed))
         received = () if one is None else (*one.received, *one.not_copied, *one.attention_output)
         yield from self._run_backward(backward.get(Node.WEIGHT_GRADIENTS, ()), None, (*received, *residual, *exchanged))
+        if other is not None and self._is_output(other):
+            self._kept += operands
         yield from self._run_backward(backward.get(Node.DISPATCH, ()), None, (*received, *shared))
         self._free_before((Node.ATTENTION,), backward)
         rows = exchanged if delayed else ()  # with delayed weight gradients the dispatch node keeps the gradients that it has read
         if self._early and other is not None:
             yield from self._attention_backward(other, backward, (*received, *rows))
             self._backward_saved = other.before
-            residual = read = rows = ()
+            pending = read = rows = ()
         for node in (Node.EXPERTS, Node.COMBINE):
             ends_layer = node is Node.COMBINE
-            yield from self._run_forward(forward.get(node, ()), (*residual, *read, *rows), ends_layer=ends_layer)
+            yield from self._run_forward(forward.get(node, ()), (*pending, *read, *rows), ends_layer=ends_layer)
         if one is not None:
             self._forward_saved = one.after
             self._output = one.input_gradient  # of the same size
@@ -267,7 +277,7 @@ class _OverlappedStep:
             self._backward_saved = after
 
     def _point(self, each: Placed, held: tuple[Tensor, ...]) -> Point:
-        left = tuple(tensor for tensors in self._left.values() for tensor in tensors)
+        left = tuple(tensor for tensors in (*self._of_idle.values(), *self._left.values()) for tensor in tensors)
         outside = (*held, *left, *self._kept, *self._batch, *self._output)
         on_gpu = 0 if self._groups is None else self._groups.bytes
         saved = self._forward_saved + self._backward_saved + self._deferred + on_gpu

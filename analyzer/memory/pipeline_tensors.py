@@ -193,12 +193,16 @@ class MessageOrder:
         received = [self._last[each.chunk] if each.kind == "backward" else self.first[each.chunk] for each in later]
         before = self.order[max(0, index - 1)]
         sends = self._overlaps_messages and before.kind == "backward" and not self.first[before.chunk]
+        before_it = (each for each in self.order[:index] if each.kind == "forward" and each.chunk == step.chunk)
+        last = None if in_flight[step.chunk] else max((each.microbatch for each in before_it), default=None)
         return Pair(
             step.chunk,
             backward.chunk,
             newest=in_flight[backward.chunk] == 1,
             ahead=received.count(False),
             sent=sends and in_flight[before.chunk] > 0,
+            idle=last is not None,
+            unused=last is not None and self.warmed_up == (last, step.chunk),
         )
 
     def _situations(self, chunks: Sequence[Chunk]) -> Iterator[Situation]:

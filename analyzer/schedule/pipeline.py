@@ -35,6 +35,10 @@ class Pair(NamedTuple):
     """Number of messages that are received at its end, for the steps after it."""
     sent: bool = False
     """The gradient that the step before it has sent is referenced until its own backward has sent one."""
+    idle: bool = False
+    """The chunk of the forward has run before, and none of its microbatches is in flight before this step."""
+    unused: bool = False
+    """If `idle`: its last input is the last one of the warm-up, which the schedule references."""
 
 
 def steps(

@@ -153,12 +153,14 @@ def rotated_or_normed(shapes: Shapes) -> str:
 def before_rotation(shapes: Shapes) -> tuple[Tensor, ...]:
     """The inputs of the rotation in tensors of their own, which a local variable of `Attention.forward` references (`qkv_output`).
 
-    A norm allocates them for queries and keys, and a reshape for grouped queries.
+    A norm allocates them for queries and keys, and a reshape for grouped queries. Without a rotation the kernel saves what a norm
+    returns, and the norm saves the result of the reshape.
     """
     heads = Heads(shapes)
     query = heads.tensor("query before rotation", heads.query)
-    if shapes.model.qk_layernorm and shapes.model.position_embedding == "rope":
-        return (query, heads.tensor("key before rotation", heads.key))
+    if shapes.model.qk_layernorm:
+        rotates = shapes.model.position_embedding == "rope"
+        return (query, heads.tensor("key before rotation", heads.key)) if rotates else ()
     return (query,) if heads.regrouped and rotated_or_normed(shapes) else ()
 
 

@@ -327,4 +327,8 @@ FOUND: Final = {
     "--delay-wgrad-compute",
     "overlapped, hybridep, tp2 sp, interleaved": f"{_OVERLAPPED} {_INTERLEAVED_FLEX} hybridep --moe-router-dtype fp32 "
     "--tensor-model-parallel-size 2 --sequence-parallel",
+    "overlapped, deepep, recomputed norms, interleaved": f"{_OVERLAPPED} {_INTERLEAVED_FLEX} deepep --moe-router-dtype fp32 "
+    "--recompute-granularity selective --recompute-modules layernorm",
+    "overlapped, alltoall, idle chunks": f"{_OVERLAPPED} {_INTERLEAVED_FLEX} deepep --moe-token-dispatcher-type alltoall "
+    "--num-layers 8 --pipeline-model-parallel-size 4 --attention-backend unfused",
 }

@@ -19,7 +19,7 @@ def saved_by_routers(line: str) -> int:
 @pytest.mark.parametrize(("router", "element"), [("", 2), ("--moe-router-dtype fp32", 4), ("--moe-router-dtype fp64", 8)])
 @pytest.mark.parametrize(("layout", "tokens"), [("", S * B), ("--tensor-model-parallel-size 2 --sequence-parallel", S * B // 2)])
 def test_the_z_loss_saves_the_logits_of_all_experts(router: str, element: int, layout: str, tokens: int) -> None:
-    """core/transformer/moe/moe_utils.py `z_loss_func` (0.16.1): `torch.logsumexp(logits, dim=-1)` saves the logits [s·b, E] and its result [s·b].
+    """core/transformer/moe/moe_utils.py `z_loss_func` (0.16.1): `torch.logsumexp` saves the logits [s·b, E] and its result [s·b].
 
     `Router.gating` returns them in `--moe-router-dtype`, else in the dtype of the input. With sequence parallelism a rank has s/t
     tokens.
