@@ -180,12 +180,13 @@ class _OverlappedStep:
         if index is not None and self._same:
             self._left.pop(index, None)
         permuted = () if one is None else (*one.sent, *one.latent, *one.not_copied, *one.attention_output)
-        yield from self._run_backward(backward.get(Node.EXPERTS, ()), None, (*exchanged, *permuted, *shared, *held))
         delayed = () if other is None else other.delayed
         # gradients of rows that the experts have read without a permutation are operands
         operands = tuple(tensor for tensor in exchanged if delayed and tensor.name == LOCAL_ROWS)
+        rows = () if operands else exchanged
+        yield from self._run_backward(backward.get(Node.EXPERTS, ()), None, (*rows, *permuted, *shared, *held))
         if other is not None and self._is_output(other):
-            self._kept += () if operands else exchanged
+            self._kept += rows
         self._free_before((Node.DISPATCH, Node.ATTENTION), backward)
         yield from self._run_forward(forward.get(Node.DISPATCH, ()), (*pending, *exchanged, *delayed))
         received = () if one is None else (*one.received, *one.not_copied, *one.attention_output)

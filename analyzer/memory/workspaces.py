@@ -188,7 +188,8 @@ def _gemm_workspaces(context: _Context) -> Iterator[Workspace]:
     # `get_rht_matrix`: the matrix of the Hadamard transform is a product of two
     in_main = in_torch | LINEAR if context.te and fp8 is not None and fp8.recipe == "nvfp4" else in_torch
     if kinds & in_main or job.optimizer.muon is not None:  # Muon uses GEMMs on every stage
-        yield Workspace("cuBLAS workspace of the main thread", cublas_workspace_bytes(job), in_main, "forward")
+        size, of_layers = cublas_workspace_bytes(job), bool(kinds & in_main)
+        yield Workspace("cuBLAS workspace of the main thread", size, in_main, "forward" if of_layers else "optimizer")
     if kinds & in_torch:
         yield Workspace("cuBLAS workspace of the autograd thread", cublas_workspace_bytes(job), in_torch, "backward", True)
     if any(module.derived(_combines_masks) for module, _ in context.modules):
