@@ -157,9 +157,12 @@ def _deterministic(job: TrainingJob) -> Iterator[None]:
 
 
 def _padding_multiple(job: TrainingJob) -> int:
-    """The multiple to which the experts pad their rows; 1 if they do not, or if the routing map is padded."""
+    """The multiple to which the experts pad their rows; 1 if they do not, or if the routing map is padded: not by HybridEP."""
     moe, fp8 = job.model.moe, job.precision.fp8
-    return 1 if moe is None or fp8 is None or moe.pad_for_quantization else align_size(fp8.recipe)
+    if moe is None or fp8 is None:
+        return 1
+    on_arrival = moe.flex is not None and moe.flex.backend == "hybridep"
+    return 1 if moe.pad_for_quantization and not on_arrival else align_size(fp8.recipe)
 
 
 def _router_padding(means: Means) -> Iterator[Patch]:

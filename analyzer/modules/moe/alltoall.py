@@ -193,7 +193,9 @@ def _combined(routing: Routing, *, saved: bool) -> tuple[Tensor, ...]:
             (*last, *scattered),
             (*last, *output),
         )
-    output = (routing.row_tensor("zeros", routing.tokens), *output)  # deterministic PyTorch allocates the zeros twice
+    # deterministic PyTorch allocates the zeros twice, until the rows are summed
+    sums = (routing.row_tensor("zeros", routing.tokens), routing.row_tensor("output", routing.tokens), *shared)
+    output = largest(sums, output)
     if routing.ep * routing.etp == 1:  # the saved rows are the unsorted rows, or the output of the experts
         return largest(() if _sums_expert_output(routing) else (expert_output,), scattered, output)
     # the saved rows are received after the output of the experts is freed
