@@ -34,7 +34,8 @@ from allocator_hook.step.sink import CollectiveWriter
 from allocator_hook.trace_writer import TraceWriter
 from analyzer.errors import AnalyzerError
 from analyzer.memory.workspaces import cublas_workspace_bytes
-from analyzer.modules.quantized import align_size
+from analyzer.modules.moe.routing import Routing
+from analyzer.modules.shapes import shapes_of
 from analyzer.specs import TrainingJob
 from analyzer.trace.events import Header
 
@@ -162,7 +163,7 @@ def _padding_multiple(job: TrainingJob) -> int:
     if moe is None or fp8 is None:
         return 1
     on_arrival = moe.flex is not None and moe.flex.backend == "hybridep"
-    return 1 if moe.pad_for_quantization and not on_arrival else align_size(fp8.recipe)
+    return 1 if moe.pad_for_quantization and not on_arrival else Routing(shapes_of(job)).padded_to
 
 
 def _router_padding(means: Means) -> Iterator[Patch]:
