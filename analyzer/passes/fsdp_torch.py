@@ -14,6 +14,7 @@ from analyzer.buffers.fsdp import fsdp_of
 from analyzer.buffers.fsdp2 import TorchUnit, is_torch_unit, torch_unit, unit_pieces
 from analyzer.buffers.fsdp_gathering import GRADIENTS, PARAMETERS
 from analyzer.buffers.parameter_order import creation_order
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Parameter, Tensor
 from analyzer.passes.fsdp_gradients import beyond_freed
 from analyzer.passes.piece_workspaces import Workspaces, with_workspaces
@@ -61,8 +62,32 @@ class _Chunk:
 
     @cached_property
     def units(self) -> tuple[TorchUnit, ...]:
-        """The units in the order of execution."""
-        return tuple(torch_unit(self.job, piece.name, list(creation_order(piece))) for piece in self.pieces if is_torch_unit(piece))
+        """The units in the order of execution. The embedding and the output layer are listed again where MTP uses them again."""
+        made = [replace(torch_unit(self.job, each.name, list(creation_order(each))), kind=each.kind) for each in self.unit_pieces]
+        with_parameters = {unit.kind: unit for unit in made if unit.numel}
+        return tuple(unit if unit.numel else with_parameters.get(unit.kind, unit) for unit in made)
+
+    @cached_property
+    def unit_pieces(self) -> tuple[Module, ...]:
+        """The modules of the units."""
+        return tuple(piece for piece in self.pieces if is_torch_unit(piece))
+
+    @cached_property
+    def last_embedding(self) -> int:
+        """The number of the unit of the last embedding."""
+        return max((number for number, unit in enumerate(self.units) if unit.kind == ModuleKind.EMBEDDING), default=0)
+
+    def left_by_embedding(self, passed: int) -> tuple[Tensor, ...]:
+        """What the embedding of MTP leaves allocated in the backward of the first `passed` units.
+
+        Its input needs no gradient, so no hook frees its parameters and reduces its gradients before the backward has ended
+        (`FSDPParamGroup._register_post_backward_hook`).
+        """
+        if not self.last_embedding or passed > self.last_embedding:
+            return ()
+        embedding = self.units[self.last_embedding : self.last_embedding + 1]
+        parameters = () if self.unsharded else _each(PARAMETERS, embedding)
+        return (*parameters, *_each(GRADIENTS, embedding))
 
     @cached_property
     def unsharded(self) -> bool:
@@ -76,24 +101,28 @@ class _Chunk:
         passed = 0
         for index, piece in enumerate(self.pieces):
             of_root = _each_parameter(GRADIENTS, (each for listed in self.outside[index + 1 :] for each in listed))
-            earlier = (*root, *_each(PARAMETERS, self.units[:passed])) if self.unsharded else root
+            left = self.left_by_embedding(passed + is_torch_unit(piece))
+            earlier = (*root, *_each(PARAMETERS, _once(self.units[:passed]))) if self.unsharded else root
             if is_torch_unit(piece):
-                yield self._of_unit(piece, passed, checkpoints[passed], root, of_root)
+                yield self._of_unit(piece, passed, checkpoints[passed], root, (*of_root, *left))
                 passed += 1
             else:
                 buffer = _each(ALL_GATHER, self.units[max(0, passed - 1) : passed])
-                yield Workspaces((*earlier, *buffer), (*earlier, *of_root))
+                yield Workspaces((*earlier, *buffer), (*earlier, *of_root, *left))
 
     def _of_unit(
-        self, piece: Module, number: int, checkpoint: range | None, root: tuple[Tensor, ...], of_root: tuple[Tensor, ...]
+        self, piece: Module, number: int, checkpoint: range | None, root: tuple[Tensor, ...], gradients: tuple[Tensor, ...]
     ) -> Workspaces:
-        """The workspaces of a unit. `checkpoint`: the units under the same checkpoint."""
+        """The workspaces of a unit.
+
+        `checkpoint`: the units under the same checkpoint. `gradients`: those of the root and of the embedding of MTP.
+        """
         together = checkpoint or range(number, number + 1)
         own = self.units[number : number + 1]
-        earlier = self.units[:number] if self.unsharded else ()
-        gathered = self.units[0 if self.unsharded else together.start : number + 1]
+        earlier = _once(self.units[:number]) if self.unsharded else ()
+        gathered = _once(self.units[0 if self.unsharded else together.start : number + 1])
         prefetched = self.units[max(0, number - 1) : number] if number == together.start and not self.unsharded else ()
-        reducing = _each(REDUCE_SCATTER, self.units[number + 1 : number + 2])
+        reducing = _each(REDUCE_SCATTER, [unit for unit in self.units[number + 1 :] if unit.kind != ModuleKind.EMBEDDING][:1])
         if not piece.children:
             reducing = (*beyond_freed((_reduced(self.job, own[0]),), piece), *reducing)
         again = None
@@ -101,10 +130,10 @@ class _Chunk:
             last = self.units[max(number + 1, together.stop - 1) : together.stop]
             buffers = () if self.unsharded else (*own, *last)
             after = self.units[together.stop : together.stop + 1]
-            again = (*root, *_each(PARAMETERS, gathered), *_each(ALL_GATHER, buffers), *_each(REDUCE_SCATTER, after), *of_root)
+            again = (*root, *_each(PARAMETERS, gathered), *_each(ALL_GATHER, buffers), *_each(REDUCE_SCATTER, after), *gradients)
         return Workspaces(
             forward=(*root, *_each(PARAMETERS, earlier), *_each(PARAMETERS, own), *_each(ALL_GATHER, own)),
-            backward=(*root, *_each(PARAMETERS, gathered), *_each(ALL_GATHER, prefetched), *reducing, *of_root),
+            backward=(*root, *_each(PARAMETERS, gathered), *_each(ALL_GATHER, prefetched), *reducing, *gradients),
             recompute=again,
         )
 
@@ -125,6 +154,11 @@ def _checkpoints_of_units(tree: Module) -> tuple[range | None, ...]:
 
     visit(tree)
     return tuple(found)
+
+
+def _once(units: Sequence[TorchUnit]) -> tuple[TorchUnit, ...]:
+    """The units without those that are listed again."""
+    return tuple(unit for number, unit in enumerate(units) if unit.kind == ModuleKind.LAYER or unit not in units[:number])
 
 
 def _each_parameter(name: str, listed: Iterable[Parameter]) -> tuple[Tensor, ...]:
