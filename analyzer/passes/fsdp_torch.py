@@ -78,16 +78,14 @@ class _Chunk:
         return max((number for number, unit in enumerate(self.units) if unit.kind == ModuleKind.EMBEDDING), default=0)
 
     def left_by_embedding(self, passed: int) -> tuple[Tensor, ...]:
-        """What the embedding of MTP leaves allocated in the backward of the first `passed` units.
+        """What the embedding of MTP leaves unsharded in the backward of the first `passed` units, except its gradients.
 
-        Its input needs no gradient, so no hook frees its parameters and reduces its gradients before the backward has ended
+        Its input needs no gradient, so no hook frees its parameters before the backward has ended
         (`FSDPParamGroup._register_post_backward_hook`).
         """
-        if not self.last_embedding or passed > self.last_embedding:
+        if self.unsharded or not self.last_embedding or passed > self.last_embedding:
             return ()
-        embedding = self.units[self.last_embedding : self.last_embedding + 1]
-        parameters = () if self.unsharded else _each(PARAMETERS, embedding)
-        return (*parameters, *_each(GRADIENTS, embedding))
+        return _each(PARAMETERS, self.units[self.last_embedding : self.last_embedding + 1])
 
     @cached_property
     def unsharded(self) -> bool:
@@ -111,11 +109,11 @@ class _Chunk:
                 yield Workspaces((*earlier, *buffer), (*earlier, *of_root, *left))
 
     def _of_unit(
-        self, piece: Module, number: int, checkpoint: range | None, root: tuple[Tensor, ...], gradients: tuple[Tensor, ...]
+        self, piece: Module, number: int, checkpoint: range | None, root: tuple[Tensor, ...], kept: tuple[Tensor, ...]
     ) -> Workspaces:
         """The workspaces of a unit.
 
-        `checkpoint`: the units under the same checkpoint. `gradients`: those of the root and of the embedding of MTP.
+        `checkpoint`: the units under the same checkpoint. `kept`: what the root and the embedding of MTP keep in backward.
         """
         together = checkpoint or range(number, number + 1)
         own = self.units[number : number + 1]
@@ -130,10 +128,10 @@ class _Chunk:
             last = self.units[max(number + 1, together.stop - 1) : together.stop]
             buffers = () if self.unsharded else (*own, *last)
             after = self.units[together.stop : together.stop + 1]
-            again = (*root, *_each(PARAMETERS, gathered), *_each(ALL_GATHER, buffers), *_each(REDUCE_SCATTER, after), *gradients)
+            again = (*root, *_each(PARAMETERS, gathered), *_each(ALL_GATHER, buffers), *_each(REDUCE_SCATTER, after), *kept)
         return Workspaces(
             forward=(*root, *_each(PARAMETERS, earlier), *_each(PARAMETERS, own), *_each(ALL_GATHER, own)),
-            backward=(*root, *_each(PARAMETERS, gathered), *_each(ALL_GATHER, prefetched), *reducing, *gradients),
+            backward=(*root, *_each(PARAMETERS, gathered), *_each(ALL_GATHER, prefetched), *reducing, *kept),
             recompute=again,
         )
 

@@ -166,8 +166,9 @@ def _parts(inputs: ModuleInputs, kind: ChunkKind) -> _Parts:
         embeds = inputs.model.tied_embeddings and (first or predicts)
         if predicts and not first:
             before.append(embedding_weights(shapes))
+        decoded = "decoder" if copies else "decoder.final_layernorm"
         after = (
-            *((mtp_block(shapes, after="decoder" if copies else "decoder.final_layernorm"),) if predicts else ()),
+            *((mtp_block(shapes, after=decoded, embeds=first, heads=last),) if predicts else ()),
             *(mtp_heads(shapes, made_in="mtp" if predicts else "decoder", embeds=embeds) if last else ()),
             *after,
         )

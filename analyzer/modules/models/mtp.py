@@ -37,19 +37,24 @@ def embedding_weights(shapes: Shapes) -> Module:
     return Module(name="embedding", kind=ModuleKind.EMBEDDING, children=(words,), source="LanguageModelEmbedding")
 
 
-def mtp_block(shapes: Shapes, *, after: str) -> Module:
+def mtp_block(shapes: Shapes, *, after: str, embeds: bool, heads: bool) -> Module:
     """All depths, executed sequentially. During their backward the gradient of the hidden states of all depths is allocated.
 
     `after` is the path of the module that allocates the input of the first depth. FP4 leaves these layers in 16 bit
     (`_proj_and_transformer_layer`).
+
+    `embeds`: the embedding of the model is on the same stage. Autograd keeps the weight gradient of the last depth's lookup until
+    it has those of the others. `heads`: the output layers are. With tied embeddings they count that gradient.
     """
     if shapes.fp8 is not None and shapes.fp8.recipe == "nvfp4":
         shapes = shapes.in_16_bit
-    depths = tuple(_depth(shapes, depth, after=after) for depth in range(shapes.model.mtp_num_layers))
+    summed = not (heads and shapes.model.tied_embeddings)
+    depths = tuple(_depth(shapes, depth, after=after, summed=summed) for depth in range(shapes.model.mtp_num_layers))
     return Module(
         name="mtp",
         kind=ModuleKind.MTP,
         backward_workspace=(_all_depths(shapes, "gradient of the hidden states of all depths"),),
+        waiting=_gradient_of_lookup(shapes) if embeds else (),
         children=depths,
         source="MultiTokenPredictionBlock",
     )
@@ -63,8 +68,8 @@ def _all_depths(shapes: Shapes, name: str, *, made_in: str = "") -> Tensor:
     return Tensor(name=name, shape=(depths * s, b, h), dtype=one.dtype, formula=f"(1+D)·{one.formula}", made_in=made_in)
 
 
-def _depth(shapes: Shapes, depth: int, *, after: str) -> Module:
-    """[s, b, h] and the token ids → [s, b, h]."""
+def _depth(shapes: Shapes, depth: int, *, after: str, summed: bool) -> Module:
+    """[s, b, h] and the token ids → [s, b, h]. `summed`: autograd sums the weight gradients of the lookups of all depths."""
     recompute = shapes.inputs.recompute
     recomputed = recompute.granularity == "full" and recompute.method == "uniform"  # `block` does not cover MTP layers
     before = f"mtp.layers.{depth - 1}.final_layernorm" if depth else after
@@ -93,6 +98,7 @@ def _depth(shapes: Shapes, depth: int, *, after: str) -> Module:
     return Module(
         name="layers",
         kind=ModuleKind.MTP_DEPTH,
+        backward_workspace=_gradient_of_lookup(shapes) if summed and depth < shapes.model.mtp_num_layers - 1 else (),
         collectives=_roll_collectives(shapes, ("int64", "int64")),  # token and position ids
         children=(_lookup(shapes, path=path), *inside),
         source="MultiTokenPredictionLayer",
@@ -105,6 +111,12 @@ def _lookup(shapes: Shapes, *, path: str) -> Module:
     ids = Tensor(name="rolled token ids", shape=(shapes.b, shapes.s), dtype="int64", formula="8·s·b", made_in=path)
     children = tuple(replace(child, parameters=()) for child in found.children)
     return replace(found, children=children, saved=(ids,) if shapes.t == 1 else ())
+
+
+def _gradient_of_lookup(shapes: Shapes) -> tuple[Tensor, ...]:
+    """The weight gradient of the word embedding, allocated until autograd has added those of all lookups."""
+    weight = vocabulary_weight(shapes, shared=False)
+    return (Tensor(name="weight gradient of the embedding", shape=weight.shape, dtype=weight.dtype, formula="size of the weight"),)
 
 
 def _embedding(shapes: Shapes) -> str:
