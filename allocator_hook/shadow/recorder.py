@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from allocator_hook.shadow.balance import means
 from allocator_hook.shadow.gpu import STREAMS, Stream
+from allocator_hook.shadow.gradient_sums import adds_in_place, prepare
 from allocator_hook.shadow.kernel_calls import calls
 from allocator_hook.shadow.placement import kernels, to_meta
 from allocator_hook.shadow.te_kernels.allocate import OUTSIDE, outside_allocator
@@ -88,6 +89,7 @@ class Recorder(TorchDispatchMode):
         self._fused: list[_Fused] = []
         self._workspace_bytes = cublas_workspace_bytes
         self._each_stream = each_stream
+        prepare()
         self._handles: set[tuple[bool, int]] = set()
         self._references: dict[int, int] = {}
         self.means = means
@@ -101,6 +103,8 @@ class Recorder(TorchDispatchMode):
             return NotImplemented  # a quantized tensor splits the operation into plain ones, which are dispatched here again
         if func in _IN_PLACE and in_backward() and not torch.is_grad_enabled():  # gradients are enabled in a recomputation
             func = _IN_PLACE[func]
+        if adds_in_place(func, args):
+            func = aten.add_.Tensor
         if kwargs and isinstance(kwargs.get("device"), torch.device):
             kwargs = {**kwargs, "device": to_meta(kwargs["device"])}
         with torch._C.DisableTorchFunction():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from analyzer.modules.attention.unfused_attention import saves_batch_mask
 from analyzer.modules.dropout import dropout_mask
 from analyzer.modules.kinds import ModuleKind
@@ -38,10 +40,13 @@ def _lookup_collectives(shapes: Shapes) -> tuple[Collective, ...]:
     return (*shapes.tp(forward, "forward"), *shapes.tp("all_gather", "backward"))
 
 
-def embedding(shapes: Shapes) -> Module:
-    """Token ids [b, s] → [s, b, h]. The first layer saves the result."""
+def embedding(shapes: Shapes, *, summed: bool = False) -> Module:
+    """Token ids [b, s] → [s, b, h]. The first layer saves the result.
+
+    `summed`: autograd adds the weight gradient to that of the output layer in a new tensor.
+    """
     model = shapes.model
-    children = [_word_embeddings(shapes)]
+    children = [_word_embeddings(shapes, summed=summed)]
     if model.position_embedding == "learned_absolute":
         children.append(_position_embeddings(shapes))
     if model.hidden_dropout > 0:
@@ -63,7 +68,7 @@ def embedding(shapes: Shapes) -> Module:
     )
 
 
-def _word_embeddings(shapes: Shapes) -> Module:
+def _word_embeddings(shapes: Shapes, *, summed: bool) -> Module:
     """The word embedding, split over tensor-parallel ranks by rows of the vocabulary."""
     model = shapes.model
     shared = (model.tied_embeddings or model.mtp_num_layers > 0) and shapes.split.pipelined
@@ -81,13 +86,15 @@ def _word_embeddings(shapes: Shapes) -> Module:
         dtype=shapes.dtype,
         formula="V/t·h, not accumulated in the GEMM",
     )
+    output_gradient = shapes.hidden("output gradient", gathered=True)  # freed before autograd adds the weight gradients
+    total = replace(gradient, name="sum of the weight gradients of the embedding and the output layer")
     return Module(
         name="word_embeddings",
         kind=ModuleKind.WORD_EMBEDDINGS,
         parameters=(vocabulary_weight(shapes, shared=shared),),
         saved=masks,
         forward_workspace=(shapes.hidden("embedded tokens", gathered=True), shapes.hidden("output")),
-        backward_workspace=(shapes.hidden("output gradient", gathered=True), gradient),
+        backward_workspace=(max(output_gradient, total, key=lambda each: each.bytes) if summed else output_gradient, gradient),
         collectives=_lookup_collectives(shapes),
         source="VocabParallelEmbedding",
     )

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from analyzer.modules.embedding import vocabulary_weight
+from analyzer.modules.inputs import ModuleInputs
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import column_collectives
 from analyzer.modules.norm import standalone_norm
@@ -71,6 +72,14 @@ def _weight_gradient(shapes: Shapes) -> tuple[Tensor, ...]:
 def _returns_cached(shapes: Shapes) -> bool:
     """Whether each backward of an output layer returns the same placeholder."""
     return shapes.inputs.gradient_accumulation_fusion and shapes.inputs.cached_dummies.output_layer
+
+
+def adds_to_placeholder(inputs: ModuleInputs) -> bool:
+    """Whether autograd adds the weight gradient of a tied embedding to a cached placeholder: in a new tensor.
+
+    With MTP it adds those of two output layers first (`summed_weight_gradients`), and the embedding's in place.
+    """
+    return inputs.model.tied_embeddings and not inputs.model.mtp_num_layers and _returns_cached(Shapes(inputs))
 
 
 def _like_weight(shapes: Shapes, name: str) -> Tensor:

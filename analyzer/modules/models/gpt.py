@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from analyzer.layout.stages import Chunk
 from analyzer.modules.embedding import batch, embedding
-from analyzer.modules.head import final_norm, head
+from analyzer.modules.head import adds_to_placeholder, final_norm, head
 from analyzer.modules.inputs import ModuleInputs, Split, one_projection_in_userbuffers
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.layer import LayerKind, LayerRuns, ModuleRuns, layer_runs
@@ -155,7 +155,7 @@ def _parts(inputs: ModuleInputs, kind: ChunkKind) -> _Parts:
         inputs_of_batch = inputs.of_batches.without_recompute if without_layers else inputs.of_batches
         before.append(_batch(inputs_of_batch, first or predicts, not without_layers))
     if first:
-        before.append(_embedding(inputs.of_ends))
+        before.append(_embedding(inputs.of_ends, last))
     after: tuple[Module, ...] = _head(inputs.of_ends, first, predicts) if last else ()
     received = (shapes.hidden("received hidden states", made_in=STREAM),) if copies else ()
     if inputs.model.mtp_num_layers:
@@ -187,8 +187,8 @@ def _batch(inputs: ModuleInputs, embeds: bool, layers: bool) -> Module:
 
 
 @lru_cache(maxsize=CACHED_ENDS)
-def _embedding(inputs: ModuleInputs) -> Module:
-    return embedding(Shapes(inputs))
+def _embedding(inputs: ModuleInputs, last: bool) -> Module:
+    return embedding(Shapes(inputs), summed=last and adds_to_placeholder(inputs))
 
 
 @lru_cache(maxsize=CACHED_ENDS)

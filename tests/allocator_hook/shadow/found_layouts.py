@@ -331,4 +331,13 @@ FOUND: Final = {
     "--recompute-granularity selective --recompute-modules layernorm",
     "overlapped, alltoall, idle chunks": f"{_OVERLAPPED} {_INTERLEAVED_FLEX} deepep --moe-token-dispatcher-type alltoall "
     "--num-layers 8 --pipeline-model-parallel-size 4 --attention-backend unfused",
+    "tied embeddings, large vocabulary": "--bf16 --vocab-size 50000 --disable-bias-linear --position-embedding-type rope "
+    "--micro-batch-size 1 --seq-length 256",
+    "tied embeddings with two MTP layers, without fused accumulation": "--bf16 --vocab-size 30000 --position-embedding-type rope "
+    "--disable-bias-linear --no-gradient-accumulation-fusion --micro-batch-size 1 --seq-length 256 --mtp-num-layers 2",
+    "mtp in the first stage": "--bf16 --vocab-size 9999 --untie-embeddings-and-output-weights --disable-bias-linear --swiglu "
+    f"--position-embedding-type none --micro-batch-size 1 {_FULL} 1 --pipeline-model-parallel-size 2 --mtp-num-layers 1 "
+    "--pipeline-model-parallel-layout Ettttm|L",
+    "fsdp2 with an MTP layer and a wide FFN": f"{_TORCH_FSDP} --position-embedding-type rope --mtp-num-layers 1 --vocab-size 4000 "
+    "--disable-bias-linear --swiglu --ffn-hidden-size 8192",
 }

@@ -65,3 +65,40 @@ def test_the_backward_of_softmax_multiplies_the_gradient_and_the_softmax() -> No
         before = sum(sink.live.values())
         torch.autograd.backward(softmax, gradient)
     assert sink.peak - before == 2 * 4 * ROWS * COLUMNS
+
+
+@pytest.mark.parametrize(("referenced", "tensors"), [(False, 2), (True, 3)])
+def test_autograd_adds_in_place_to_a_gradient_that_only_it_references(referenced: bool, tensors: int) -> None:
+    """`can_accumulate_inplace` in torch/csrc/autograd/input_buffer.cpp: two gradients, or also their sum."""
+    torch = pytest.importorskip("torch")
+    from allocator_hook.shadow.recorder import Recorder
+
+    kept = []
+
+    class Product(torch.autograd.Function):  # type: ignore[name-defined, misc]
+        @staticmethod
+        def forward(context: Any, source: Any) -> Any:
+            del context
+            return source.sum()
+
+        @staticmethod
+        def backward(context: Any, gradient: Any) -> Any:
+            del context, gradient
+            made = torch.empty(ROWS, COLUMNS, device="meta")
+            if referenced:
+                kept.append(made)
+            return made
+
+    source = torch.empty(ROWS, COLUMNS, device="meta", requires_grad=True)
+    sink = Sink()
+    with Recorder(sink, cublas_workspace_bytes=0):
+        tokens = torch.zeros(CHOSEN, dtype=torch.int64, device="meta")
+        outputs = [
+            torch.nn.functional.embedding(tokens, source),
+            Product.apply(source),
+        ]  # autograd runs the backward of the last one first
+        gradients = [torch.empty_like(output) for output in outputs]
+        before = sum(sink.live.values())
+        sink.peak = before
+        torch.autograd.backward(outputs, gradients)
+    assert sink.peak - before == tensors * 4 * ROWS * COLUMNS
