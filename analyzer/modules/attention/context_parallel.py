@@ -166,7 +166,8 @@ def _saved(exchange: Exchange) -> tuple[Tensor, ...]:
     if exchange.in_one_copy and exchange.inner == 1:
         query = one("query with keys and values", exchange.inputs)
     if exchange.kind == "all_gather":
-        key_and_value = (one("key", exchange.key, made_in=made_by), one("value", exchange.value))
+        key = one("key", exchange.key, made_in=made_by if exchange.rotates else "")  # else a slice, which the exchange copies
+        key_and_value = (key, one("value", exchange.value))
         s, b, width = output.shape
         chunk = replace(output, name="output of a chunk", shape=(s // parts, b, width))
         copied = exchange.copied or not exchange.in_one_copy
