@@ -146,7 +146,7 @@ def _saved_by_up(
     if normed:
         statistics = norm_statistics(shapes, shapes.s_split * shapes.b, "4·s·b")
         saved = (source, *saved_input(shapes, read, gathered=shapes.sp), *statistics)
-    elif shares and shapes.recomputes("layernorm"):
+    elif shares and shapes.recomputes("layernorm") and shapes.recomputes("mla_up_proj"):
         saved = (read,)
     else:
         saved = saved_input(shapes, read, gathered=shapes.sp)

@@ -340,4 +340,8 @@ FOUND: Final = {
     "--pipeline-model-parallel-layout Ettttm|L",
     "fsdp2 with an MTP layer and a wide FFN": f"{_TORCH_FSDP} --position-embedding-type rope --mtp-num-layers 1 --vocab-size 4000 "
     "--disable-bias-linear --swiglu --ffn-hidden-size 8192",
+    "latent attention in fp8, recomputed norms": f"--bf16 --vocab-size 120 {_LATENT} --fp8-format hybrid --fp8-recipe tensorwise "
+    "--recompute-granularity selective --recompute-modules core_attn layernorm",
+    "all-gather rings without rotation, recomputed": f"--bf16 --vocab-size 120 {_GROUPED} --position-embedding-type none "
+    "--cp-comm-type all_gather --context-parallel-size 2 --recompute-granularity selective --recompute-modules core_attn",
 }
