@@ -8,10 +8,11 @@ import shutil
 import threading
 import time
 import zlib
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Final, NamedTuple
 
 from analyzer.trace.events import PHASES, Header, KernelCall, Phase, Role
 from analyzer.trace.format import (
@@ -45,6 +46,19 @@ _UINT32: Final = 0xFFFFFFFF
 _UINT64: Final = 0xFFFFFFFFFFFFFFFF
 
 
+class _Waiting(NamedTuple):
+    """A record that is not in the buffer yet."""
+
+    kind: int
+    flags: int
+    device: int
+    pointer: int
+    bytes: int
+    stream: int
+    text: int
+    time_ns: int
+
+
 class TraceWriter:
     """Appends events to a trace and fills in sequence and time. Use it as a context manager, or call `close`.
 
@@ -61,6 +75,7 @@ class TraceWriter:
         self._sequence = len(start) // RECORD_BYTES - 1
         self._texts: dict[str, int] = {}
         self._buffer = bytearray()
+        self._waiting: deque[_Waiting] = deque()
         self._lock = threading.Lock()
         unfinished = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
         unfinished.unlink(missing_ok=True)
@@ -169,14 +184,24 @@ class TraceWriter:
     def _append(
         self, kind: int, flags: int, device: int, pointer: int, bytes: int, stream: int, text: int, time_ns: int | None
     ) -> None:
-        with self._lock:
-            now = time.monotonic_ns() if time_ns is None else time_ns
-            record = RECORD.pack(kind, flags, device, self._sequence & _UINT32, now, pointer, bytes, stream, text)
-            self._sequence += 1
-            self._buffer += record
-            self._buffer += CHECKSUM.pack(zlib.crc32(record, RESIDUE))
-            if len(self._buffer) >= BUFFER_BYTES:
-                self._write_out()
+        now = time.monotonic_ns() if time_ns is None else time_ns
+        self._waiting.append(_Waiting(kind, flags, device, pointer, bytes, stream, text, now))
+        # a garbage collection while the lock is held frees tensors: their records are written by the call that holds it
+        while self._waiting and self._lock.acquire(blocking=False):
+            try:
+                while self._waiting:
+                    self._write(self._waiting.popleft())
+            finally:
+                self._lock.release()
+
+    def _write(self, waiting: _Waiting) -> None:
+        kind, flags, device, pointer, bytes, stream, text, now = waiting
+        record = RECORD.pack(kind, flags, device, self._sequence & _UINT32, now, pointer, bytes, stream, text)
+        self._sequence += 1
+        self._buffer += record
+        self._buffer += CHECKSUM.pack(zlib.crc32(record, RESIDUE))
+        if len(self._buffer) >= BUFFER_BYTES:
+            self._write_out()
 
     def _write_out(self) -> None:
         pending = memoryview(self._buffer)
