@@ -299,9 +299,11 @@ def _repetitions(count: int) -> list[int]:
 def _last_layers(blocks: list[tuple[Block, BlockMemory]]) -> int | None:
     """The index of the block in whose backward the received gradient stops being the gradient of the residual stream.
 
-    With MTP layers, all of these layers and the final norm before them count it.
+    A final norm, or MTP layers with the final norm before them, count it.
     """
     kinds = [block.module.kind for block, _ in blocks]
+    if kinds[-1:] == [ModuleKind.FINAL_NORM]:
+        return len(kinds) - 1
     if ModuleKind.MTP in kinds:
         layers = [index for index, kind in enumerate(kinds) if kind in _LAYERS]
         norm = kinds.index(ModuleKind.FINAL_NORM) if ModuleKind.FINAL_NORM in kinds else kinds.index(ModuleKind.MTP)
