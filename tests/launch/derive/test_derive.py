@@ -130,6 +130,11 @@ REFUSED = [
     ("--deterministic-mode --use-flash-attn", "--deterministic-mode", "--use-flash-attn"),
     ("--context-parallel-size 2 --cp-comm-type allgather", "--cp-comm-type", "'allgather'"),
     ("--cp-comm-type a2a+p2p", "--cp-comm-type", "hierarchical"),
+    (
+        "--context-parallel-size 4 --cp-comm-type a2a --group-query-attention --num-query-groups 2",
+        "--cp-comm-type",
+        "2 heads of keys",
+    ),
     ("--context-parallel-size 2 --transformer-impl local", "--context-parallel-size", "Transformer Engine"),
     ("--attention-backend local", "--attention-backend", "local"),
 ]

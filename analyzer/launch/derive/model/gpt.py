@@ -103,6 +103,7 @@ def _attention_needs(
 ) -> AttentionNeeds:
     """What attention kernels must support, without a window."""
     arguments = launch.arguments
+    _check_exchanged_heads(arguments, shape, mla, parallel)
     return AttentionNeeds(
         half_precision=half_precision,
         head_dim=mla.query_head_dim if mla else shape.kv_channels,
@@ -114,6 +115,20 @@ def _attention_needs(
         dropout=share(arguments, "attention_dropout", 0.1, zero=True) > 0,
         cp_comm_type=parallel.cp_comm_type,
     )
+
+
+def _check_exchanged_heads(arguments: Arguments, shape: Shape, mla: MlaSpec | None, parallel: ParallelSpec) -> None:
+    """Raises InputError if ranks that exchange heads would not get the same number of heads."""
+    ranks = {"a2a": parallel.context, "a2a+p2p": parallel.cp_inner_size}.get(parallel.cp_comm_type, 1)
+    groups = shape.num_attention_heads if mla else shape.num_query_groups
+    for name, heads in (("query heads", shape.num_attention_heads), ("heads of keys and values", groups)):
+        on_rank = max(1, heads // parallel.tensor)
+        if on_rank % ranks:
+            raise InputError(
+                option(arguments, "cp_comm_type"),
+                f"{parallel.cp_comm_type} divides {on_rank} {name} of a tensor-parallel rank over {ranks} context-parallel ranks",
+                "use p2p or all_gather, or a smaller tensor or context size",
+            )
 
 
 def _attention_kernels(
