@@ -12,6 +12,7 @@ from analyzer.buffers.fsdp_gathering import GRADIENTS, PARAMETERS, ChunkPasses, 
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Tensor
 from analyzer.passes.fsdp_gradients import accumulates_in_gemm, beyond_freed, with_gradients_from_first
+from analyzer.passes.fsdp_reduction import with_reduced_shards
 from analyzer.passes.fsdp_torch import with_unsharded_units
 from analyzer.passes.piece_workspaces import Workspaces, with_workspaces
 from analyzer.specs import TrainingJob
@@ -55,7 +56,7 @@ def with_unsharded_buckets(job: TrainingJob, tree: Module, *, first: bool = Fals
         workspaces.append(Workspaces(forward, (*gathering.tensors(passes.backward[index], PARAMETERS), *gradients)))
     has_units = fsdp_of(job).strategy == "optim_grads_params"
     changed = with_workspaces(tree, workspaces, is_segment, lambda module: has_units and covers_units(module))
-    return with_gradients_from_first(gathering, changed, started_in)
+    return with_gradients_from_first(gathering, with_reduced_shards(gathering, changed), started_in)
 
 
 def _held_in_block(gathering: Gathering, started: Sequence[Ids]) -> list[Ids]:

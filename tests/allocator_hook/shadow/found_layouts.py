@@ -344,4 +344,7 @@ FOUND: Final = {
     "--recompute-granularity selective --recompute-modules core_attn layernorm",
     "all-gather rings without rotation, recomputed": f"--bf16 --vocab-size 120 {_GROUPED} --position-embedding-type none "
     "--cp-comm-type all_gather --context-parallel-size 2 --recompute-granularity selective --recompute-modules core_attn",
+    "megatron fsdp of gradients, experts, recomputed layers": f"{_EXPERTS} {_MEGATRON_FSDP} optim_grads {_FULL} 1 --swiglu "
+    "--moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 512 --tensor-model-parallel-size 4 --sequence-parallel "
+    "--expert-tensor-parallel-size 1 --expert-model-parallel-size 4",
 }
