@@ -77,6 +77,21 @@ class _Chunk:
         """The number of the unit of the last embedding."""
         return max((number for number, unit in enumerate(self.units) if unit.kind == ModuleKind.EMBEDDING), default=0)
 
+    def prefetched_by(self, number: int) -> tuple[TorchUnit, ...]:
+        """The unit that is gathered when the backward of a unit begins: by default the one that ran before it.
+
+        With recomputation Megatron names it: the FSDP module before this one. A rotary embedding is such a module, without
+        parameters; with multi-latent attention each layer has one (`TorchFullyShardedDataParallel.__init__`).
+        """
+        previous = self.units[max(0, number - 1) : number]
+        if self.job.recompute.granularity is None or number == self.last_embedding:
+            return previous
+        if self.job.model.mla is not None:
+            return ()
+        layers = [unit for unit in self.units[:number] if unit.kind != ModuleKind.EMBEDDING]
+        rotates = self.job.model.position_embedding == "rope"
+        return tuple(layers[-1:]) if layers or rotates else previous
+
     def left_by_embedding(self, passed: int) -> tuple[Tensor, ...]:
         """What the embedding of MTP leaves unsharded in the backward of the first `passed` units, except its gradients.
 
@@ -119,13 +134,13 @@ class _Chunk:
         own = self.units[number : number + 1]
         earlier = _once(self.units[:number]) if self.unsharded else ()
         gathered = _once(self.units[0 if self.unsharded else together.start : number + 1])
-        prefetched = self.units[max(0, number - 1) : number] if number == together.start and not self.unsharded else ()
+        prefetched = self.prefetched_by(number) if number == together.start and not self.unsharded else ()
         reducing = _each(REDUCE_SCATTER, [unit for unit in self.units[number + 1 :] if unit.kind != ModuleKind.EMBEDDING][:1])
         if not piece.children:
             reducing = (*beyond_freed((_reduced(self.job, own[0]),), piece), *reducing)
         again = None
         if checkpoint is not None:
-            last = self.units[max(number + 1, together.stop - 1) : together.stop]
+            last = self.units[max(number + 1, together.stop - 1) : together.stop] if self.prefetched_by(together.stop) else ()
             buffers = () if self.unsharded else (*own, *last)
             after = self.units[together.stop : together.stop + 1]
             again = (*root, *_each(PARAMETERS, gathered), *_each(ALL_GATHER, buffers), *_each(REDUCE_SCATTER, after), *kept)

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from analyzer.modules.checkpoints import holding_gradient, moe_checkpoint_leftovers
 from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.linear import weight_gradient
 from analyzer.modules.moe.dispatchers import combined_tensors, dispatched_tensors, dispatcher
 from analyzer.modules.moe.experts import experts
 from analyzer.modules.moe.router import router
@@ -101,12 +102,14 @@ def _latent_projections(shapes: Shapes) -> tuple[Module, ...]:
             Tensor(name=name, shape=(routing.tokens, width), dtype=shapes.dtype, formula="T rows")
             for name, width in (("output gradient", rows), ("input gradient", columns))
         )
+        if rows == h:  # the output of the MoE layer
+            output_grad = replace(output_grad, shares=shapes.branch_gradient.shares)
         return Module(
             name=name,
             parameters=(weight, *((bias,) if shapes.model.bias_linear else ())),
             saved=saved_input(shapes, read),
             forward_workspace=(*forward_input(shapes, read), output),
-            backward_workspace=(*output_gradient(shapes, output_grad), input_grad),
+            backward_workspace=(*output_gradient(shapes, output_grad), input_grad, *weight_gradient(shapes, (rows, columns))),
         )
 
     combined = Tensor(name="input", shape=(routing.tokens, latent), dtype=shapes.dtype, formula="T·latent", made_in="mlp")

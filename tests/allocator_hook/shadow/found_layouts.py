@@ -347,4 +347,9 @@ FOUND: Final = {
     "megatron fsdp of gradients, experts, recomputed layers": f"{_EXPERTS} {_MEGATRON_FSDP} optim_grads {_FULL} 1 --swiglu "
     "--moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 512 --tensor-model-parallel-size 4 --sequence-parallel "
     "--expert-tensor-parallel-size 1 --expert-model-parallel-size 4",
+    "fsdp2, latent attention, recomputed norms": f"{_TORCH_FSDP} {_LATENT} --swiglu --disable-bias-linear --ffn-hidden-size 4096 "
+    "--recompute-granularity selective --recompute-modules layernorm",
+    "fsdp2, latent experts, recomputed norms": f"{_TORCH_FSDP} --disable-bias-linear --num-experts 8 --moe-router-topk 2 "
+    "--moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 256 --moe-latent-size 256 --attention-dropout 0 "
+    "--hidden-dropout 0 --recompute-granularity selective --recompute-modules layernorm",
 }
