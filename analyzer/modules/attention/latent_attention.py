@@ -183,8 +183,9 @@ def _saved_by_projections(shapes: Shapes) -> tuple[Tensor, ...]:
     saved = saved_input(shapes, latent)
     if qk_layernorm:  # the input of the norm is a copy of a slice, in 16 bit
         saved = (latent, *saved)
-    if mla.q_lora_rank is not None and qk_layernorm:
-        saved = (*saved, *saved_input(shapes, compressed(shapes, "normalized queries", mla.q_lora_rank)))
+    if mla.q_lora_rank is not None and (qk_layernorm or shapes.fp8 is not None):  # else it saves the checkpoint's input
+        name = "normalized queries" if qk_layernorm else "compressed queries"
+        saved = (*saved, *saved_input(shapes, compressed(shapes, name, mla.q_lora_rank)))
     if shapes.quantizes_norm_output:
         saved = (*saved, *saved_input(shapes, shapes.hidden("normalized input"), gathered=shapes.sp))
     return saved

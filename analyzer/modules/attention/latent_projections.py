@@ -158,7 +158,7 @@ def _saved_by_up(
         return (compressed(shapes, "compressed keys and values", width, made_in=maker),), saved
     if shares and shapes.saves_norm_output:
         return (shapes.hidden("input", made_in="input_layernorm"),), saved
-    return (saved, ()) if shares else ((source,), saved[1:])
+    return (saved, ()) if shares else ((source,), tuple(each for each in saved if each != source))
 
 
 def rotation(shapes: Shapes) -> Module:

@@ -352,4 +352,6 @@ FOUND: Final = {
     "fsdp2, latent experts, recomputed norms": f"{_TORCH_FSDP} --disable-bias-linear --num-experts 8 --moe-router-topk 2 "
     "--moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 256 --moe-latent-size 256 --attention-dropout 0 "
     "--hidden-dropout 0 --recompute-granularity selective --recompute-modules layernorm",
+    "latent attention in fp8, compressed queries, recomputed": f"--bf16 --vocab-size 120 {_LATENT} --q-lora-rank 192 "
+    "--fp8-format hybrid --fp8-recipe tensorwise --recompute-granularity selective --recompute-modules mla_up_proj",
 }
