@@ -210,14 +210,11 @@ def _final_norm(shapes: Shapes) -> Module:
 def _roll_collectives(shapes: Shapes, dtypes: tuple[str, ...]) -> tuple[Collective, ...]:
     """Under context parallelism the first token of each of the two chunks of a rank is sent to a neighbour (`roll_tensor`).
 
-    Counted for the rank with the most neighbours: two, or one if there are two ranks.
+    Counted for the first or the last rank of the group, which the formulas describe. Other ranks have two neighbours.
     """
-    neighbours = min(2, shapes.split.context - 1)
-    if not neighbours:
+    if shapes.split.context == 1:
         return ()
-    return tuple(
-        Collective(kind="send", group="cp", shape=(shapes.b,), dtype=dtype, phase="forward", count=neighbours) for dtype in dtypes
-    )
+    return tuple(Collective(kind="send", group="cp", shape=(shapes.b,), dtype=dtype, phase="forward") for dtype in dtypes)
 
 
 def received_depths(shapes: Shapes, *, made_in: str) -> Tensor:
