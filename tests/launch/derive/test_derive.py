@@ -396,3 +396,10 @@ def test_numbers_of_a_rampup_may_have_underscores() -> None:
     """Megatron reads them with `int`; scripts of BigScience write 9_765_625."""
     line = "--rampup-batch-size 16 16 9_765_625 --global-batch-size 64 --train-samples 50_000_000"
     assert job_of(line, gpus=1).batch.first_microbatches == 16
+
+
+def test_userbuffers_do_not_gather_fp4() -> None:
+    line = "--fp4-format e2m1 --tensor-model-parallel-size 2 --sequence-parallel"
+    assert job_of(line, gpu=BLACKWELL).precision.fp8 is not None
+    with pytest.raises(InputError, match="does not gather FP4 in userbuffers"):
+        job_of(f"{line} --tp-comm-overlap", gpu=BLACKWELL)
