@@ -105,8 +105,12 @@ def _first_modules(tree: Module) -> int:
 
 
 def _shard_group(job: TrainingJob, parameter: Parameter) -> str:
-    """The group over which the master weights of a parameter are sharded."""
-    group = "edp" if parameter.sharding == "expert" and job.parallel.expert > 1 else "dp_cp"
+    """The group over which the master weights of a parameter are sharded.
+
+    Without expert parallelism DistributedDataParallel treats experts as dense parameters, and Megatron-FSDP does not.
+    """
+    apart = job.parallel.expert > 1 or job.fsdp is not None
+    group = "edp" if parameter.sharding == "expert" and apart else "dp_cp"
     return f"intra_{group}" if job.parallel.distributed_optimizer_instances > 1 else group
 
 
