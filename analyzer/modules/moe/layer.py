@@ -14,7 +14,7 @@ from analyzer.modules.moe.dispatchers import combined_tensors, dispatched_tensor
 from analyzer.modules.moe.experts import experts
 from analyzer.modules.moe.router import router
 from analyzer.modules.moe.routing import LATENT_ROWS, SHARED_GRADIENT, Routing, shared_output
-from analyzer.modules.moe.shared_experts import shared_experts
+from analyzer.modules.moe.shared_experts import shared_experts, unquantized_activation
 from analyzer.modules.quantized import forward_input, output_gradient, saved_input
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Parameter, Tensor
@@ -25,13 +25,14 @@ def moe_layer(shapes: Shapes) -> Module:
     routing = Routing(shapes)
     shared = (shared_experts(shapes),) if routing.moe.shared_ffn_hidden_size else ()
     latent, projected = _latent_projections(shapes), _projected_tokens(routing)
+    before_fc2 = unquantized_activation(shapes)
     dispatch, combine = dispatcher(shapes)
     inside = (
         *shared,
         router(shapes),
         *latent[:1],
-        _referencing(projected, _keeping_gradient(routing, dispatch)),
-        _keeping_gradient(routing, experts(shapes, dispatched=(*dispatched_tensors(routing), *projected))),
+        _referencing((*projected, *before_fc2), _keeping_gradient(routing, dispatch)),
+        _keeping_gradient(routing, experts(shapes, dispatched=(*dispatched_tensors(routing), *projected, *before_fc2))),
         _referencing(projected, combine),
         *latent[1:],
     )

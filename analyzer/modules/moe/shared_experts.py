@@ -14,7 +14,7 @@ from analyzer.modules.mlp import saved_by_gate, saves_half
 from analyzer.modules.moe.routing import Routing
 from analyzer.modules.quantized import backward_input, forward_input, output_gradient, saved_input, saves_original_input
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import Collective, Module, Parameter, Tensor
+from analyzer.modules.tree import Collective, Module, Parameter, Tensor, total_bytes
 from analyzer.specs import MoeSpec
 
 
@@ -166,6 +166,20 @@ def _fc2(parts: _Parts) -> Module:
         overlaps_collectives=shapes.overlaps_linear,
         source="TERowParallelLinear",
     )
+
+
+def unquantized_activation(shapes: Shapes) -> tuple[Tensor, ...]:
+    """The 16-bit input of an overlapped fc2 beyond its quantized copies, which it saves when the tokens are combined.
+
+    `linear_fc1_forward_and_act` keeps it in an attribute until `linear_fc2_forward`.
+    """
+    moe = shapes.model.moe
+    if moe is None or not moe.shared_overlap or shapes.fp8 is None:
+        return ()
+    parts = _Parts.of(shapes)
+    read = shapes.wide("input", parts.width, "fs/t")
+    extra = read.bytes - total_bytes(saved_input(shapes, read))
+    return (Tensor(name="16-bit activation of the shared experts", shape=(extra,), dtype="fp8"),) if extra > 0 else ()
 
 
 def _gate(shapes: Shapes, *, caller: str, made_in: str) -> Module:
