@@ -6,11 +6,12 @@ PyTorch's reference counting decides as on a GPU. CPU tensors are not recorded, 
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, Final, Protocol
+from functools import cache, partial
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -18,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from allocator_hook.shadow.balance import means
 from allocator_hook.shadow.gpu import STREAMS, Stream
-from allocator_hook.shadow.gradient_sums import adds_in_place, prepare
 from allocator_hook.shadow.kernel_calls import calls
 from allocator_hook.shadow.placement import kernels, to_meta
 from allocator_hook.shadow.te_kernels.allocate import OUTSIDE, outside_allocator
@@ -89,7 +89,7 @@ class Recorder(TorchDispatchMode):
         self._fused: list[_Fused] = []
         self._workspace_bytes = cublas_workspace_bytes
         self._each_stream = each_stream
-        prepare()
+        _unshared()  # measured before a mode is active
         self._handles: set[tuple[bool, int]] = set()
         self._references: dict[int, int] = {}
         self.means = means
@@ -103,7 +103,7 @@ class Recorder(TorchDispatchMode):
             return NotImplemented  # a quantized tensor splits the operation into plain ones, which are dispatched here again
         if func in _IN_PLACE and in_backward() and not torch.is_grad_enabled():  # gradients are enabled in a recomputation
             func = _IN_PLACE[func]
-        if adds_in_place(func, args):
+        if _adds_in_place(func, args):
             func = aten.add_.Tensor
         if kwargs and isinstance(kwargs.get("device"), torch.device):
             kwargs = {**kwargs, "device": to_meta(kwargs["device"])}
@@ -311,3 +311,47 @@ def _is_plain(kind: type) -> bool:
 
 def _is_host(device: torch.device | None) -> bool:
     return device is not None and device.type == "cpu"
+
+
+class _References(NamedTuple):
+    """Numbers of references to a tensor and its storage."""
+
+    tensor: int
+    python: int
+    storage: int
+
+
+class _Measuring(TorchDispatchMode):
+    """Measures the references to a gradient that only autograd holds."""
+
+    found: _References | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is aten.add.Tensor and in_backward():
+            self.found = _references(args)
+        return func(*args, **(kwargs or {}))
+
+
+def _adds_in_place(func: Any, args: Any) -> bool:
+    """Return whether `func` is a sum of two gradients that a GPU run adds in place: only autograd references the first.
+
+    Under a dispatch mode autograd adds in a new tensor (`can_accumulate_inplace` in torch/csrc/autograd/input_buffer.cpp).
+    """
+    return func is aten.add.Tensor and in_backward() and not torch.is_grad_enabled() and _references(args) == _unshared()
+
+
+def _references(args: Any) -> _References:
+    first = args[0]
+    storage = torch._C._storage_Use_Count(first.untyped_storage()._cdata)
+    return _References(first._use_count(), sys.getrefcount(first), storage)
+
+
+@cache
+def _unshared() -> _References | None:
+    """References to the first of two gradients that only autograd holds, inside a dispatch mode."""
+    weight = torch.zeros((2, 1), device="cpu", requires_grad=True)
+    row = torch.zeros((1,), dtype=torch.int64, device="cpu")
+    with torch.enable_grad(), _Measuring() as measured:
+        both = [torch.nn.functional.embedding(row, weight) for _ in range(2)]
+        torch.autograd.backward(both, [torch.zeros_like(each) for each in both])
+    return measured.found
