@@ -27,6 +27,7 @@ from analyzer.modules.moe.experts import (
     WEIGHT_GRADIENT_OF_EXPERT,
     WEIGHT_GRADIENTS_OF_EXPERTS,
 )
+from analyzer.modules.moe.routing import LATENT_ROWS, is_flex
 from analyzer.modules.tree import Module, Tensor
 
 BRANCHES: Final = (ModuleKind.ATTENTION, ModuleKind.FEED_FORWARD, ModuleKind.REPLACED_BRANCH)
@@ -36,6 +37,8 @@ DELAYED: Final = ", delayed weight gradient"
 """End of the names of operands."""
 _STORED: Final = "stored weight gradients"
 """Gradients that are not fused, of a grouped layer: from its backward until they are computed."""
+_SHARED_OUTPUT_GRADIENT: Final = f"output gradient of linear_fc2{DELAYED}"
+"""The operand of the shared experts that is neither gathered nor quantized."""
 _LATER: Final = ("weight gradient", WEIGHT_GRADIENT_OF_EXPERT)
 """Gradients that are not fused, of linear layers: allocated when they are computed."""
 
@@ -53,6 +56,7 @@ def with_delayed_weight_gradients(layer: Module, *, fused: bool) -> Module:
         changed = child
         if _has(child, ModuleKind.EXPERTS):
             changed, shared = _with_pending_experts(child, fused=fused)
+            shared = _not_counted_elsewhere(child, shared)
             linear = [module for each in child.children if _has(each, ModuleKind.SHARED_EXPERTS) for module in _leaves(each)[::-1]]
         elif child.kind in BRANCHES or shared:
             changed, after = _with_pending(child, shared, fused=fused)
@@ -93,7 +97,8 @@ def _steps(linear: Sequence[Module], pending: Sequence[Tensor], *, experts: int 
             name = f"{module.name}, weight gradient"
             steps.insert(0, Module(name=name, kind=ModuleKind.WEIGHT_GRADIENT, backward_workspace=(*left, *gradient)))
         others = [each for tensor in operands for each in _of_others(tensor, experts)]
-        left = [*(tensor for tensor in left if tensor not in operands), *others]
+        names = {tensor.name for tensor in operands}
+        left = [*(tensor for tensor in left if tensor.name not in names), *others]
     return tuple(steps)
 
 
@@ -122,6 +127,19 @@ def _with_pending_experts(branch: Module, *, fused: bool) -> tuple[Module, list[
         elif child.kind is not ModuleKind.EXPERTS:
             others += after[len(before) :]
     return replace(branch, children=tuple(children)), shared
+
+
+def _not_counted_elsewhere(branch: Module, operands: list[Tensor]) -> list[Tensor]:
+    """The shared experts' operands without those that the attention node counts anyway.
+
+    It counts the gradient of the output of the shared experts, which fc2 reads unless it gathers or quantizes it, or has a gate.
+    It counts the output of the norm, which fc1 reads, only if that is what the flex dispatcher reads.
+    """
+    inside = [each for _, each in branch.walk()]
+    gated = any(each.kind is ModuleKind.SHARED_GATE for each in inside)
+    dispatched = any(is_flex(each) and all(tensor.name != LATENT_ROWS for tensor in each.saved) for each in inside)
+    left = [tensor for tensor in operands if gated or tensor.name != _SHARED_OUTPUT_GRADIENT]
+    return left if dispatched else [replace(tensor, shares="") for tensor in left]
 
 
 def _experts(experts: Module) -> int:

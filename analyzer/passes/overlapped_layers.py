@@ -14,7 +14,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from analyzer.modules.kinds import MOE_LATENT_PROJECTIONS, ModuleKind
-from analyzer.modules.moe.routing import LATENT_ROWS, LOCAL_ROWS, RECEIVED_ROWS, SENT_ROWS, SHARED_OUTPUT, is_flex
+from analyzer.modules.moe.routing import (
+    LATENT_ROWS,
+    LOCAL_ROWS,
+    PERMUTED_PROBABILITIES,
+    RECEIVED_ROWS,
+    SENT_ROWS,
+    SHARED_OUTPUT,
+    is_flex,
+)
 from analyzer.modules.tree import STREAM, Module, Tensor
 
 
@@ -31,13 +39,15 @@ def with_nodes(layer: Module) -> Module:
 
 
 def _with_detached_inputs(layer: Module, dispatch: Module) -> Module:
-    """The layer with what the attention node and, with DeepEP, the graph of the dispatcher's probabilities reference.
+    """The layer with what the attention node and the graphs of the dispatcher's probabilities reference.
 
     These are the tokens of the latent size, the weights of arrived tokens, and those of the choices of each token. With HybridEP
-    these are the probabilities of all experts. The router has saved tokens of the hidden size.
+    these are the permuted probabilities, and the probabilities of all experts. The router has saved tokens of the hidden size.
+    Graphs begin at a detached copy of the weights, which has their gradient after the backward. The handle of the dispatch is not
+    in these graphs.
     """
     choices = (each for each in dispatch.referenced if each.name == "choices of arrivals")
-    weights = (replace(each, name="weights of arrivals", dtype="fp32", formula="4·A·k", lingers=True) for each in choices)
+    weights = [replace(each, name="weights of arrivals", dtype="fp32", formula="4·A·k", lingers=True) for each in choices]
     projections = (module for _, module in layer.walk() if module.name == MOE_LATENT_PROJECTIONS[0])
     outputs = (each for module in projections for each in module.forward_workspace if each.name == "output")
     routers = [module for _, module in layer.walk() if module.kind is ModuleKind.ROUTER]
@@ -46,17 +56,19 @@ def _with_detached_inputs(layer: Module, dispatch: Module) -> Module:
     [logits] = [each for module in routers for each in module.forward_workspace if each.name == "logits"]
     # the dispatcher expands the probabilities of divided experts, and references them in fp32
     maker, same = {logits.shape: "mlp.router"}, logits.dtype == "fp32"
-    read = (replace(each, dtype=logits.dtype, lingers=same, made_in=maker.get(each.shape, "")) for each in of_experts)
+    read = [replace(each, dtype=logits.dtype, lingers=True, made_in=maker.get(each.shape, "")) for each in of_experts]
     added = (*(replace(each, name=LATENT_ROWS, formula="T·latent") for each in outputs), *weights, *read)
-    if not added:
-        return layer
+    permuted = (each for each in dispatch.saved if each.name == PERMUTED_PROBABILITIES and each.lingers)
+    with_gradients = (*weights, *permuted, *read)
+    gradients = tuple(replace(each, name=f"gradients of {each.name}", lingers=False, made_in="") for each in with_gradients)
 
     def changed(module: Module) -> Module:
-        if same and (module is dispatch or module in routers):
-            left = tuple(each for each in module.referenced if each not in of_experts)
-            return replace(module, saved=(*module.saved, *(added if module is dispatch else ())), referenced=left)
+        left = tuple(each for each in module.referenced if not (same and each in of_experts))
         if module is dispatch:
-            return replace(module, saved=(*module.saved, *added))
+            saved = (*(replace(each, lingers=each.lingers and not each.in_graph) for each in module.saved), *added)
+            return replace(module, saved=saved, referenced=left, outlives=gradients)
+        if module in routers:
+            return replace(module, referenced=left)
         children = tuple(changed(child) for child in module.children)
         return replace(module, children=children) if children != module.children else module
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.moe.routing import ROW_ID_MAP, Routing, dispatched_rows, shared_output, summed_rows
+from analyzer.modules.moe.routing import PERMUTED_PROBABILITIES, ROW_ID_MAP, Routing, dispatched_rows, shared_output, summed_rows
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Tensor, largest
 
@@ -60,7 +60,7 @@ def allgather_dispatch(shapes: Shapes) -> Module:
         saved=(
             row_map,
             *selected,
-            Tensor(name="permuted probabilities", shape=(routing.rows,), dtype=routing.probability_dtype, lingers=True),
+            Tensor(name=PERMUTED_PROBABILITIES, shape=(routing.rows,), dtype=routing.probability_dtype, lingers=True),
         ),
         referenced=(local_map,),
         forward_workspace=(

@@ -11,6 +11,7 @@ from dataclasses import replace
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.routing import (
     LOCAL_ROWS,
+    PERMUTED_PROBABILITIES,
     RECEIVED_ROWS,
     ROW_ID_MAP,
     SENT_ROWS,
@@ -43,7 +44,7 @@ def alltoall_dispatch(shapes: Shapes) -> Module:
         function=True,
         saved=(
             replace(row_map, lingers=True),
-            Tensor(name="permuted probabilities", shape=(routing.rows,), dtype=routing.probability_dtype),
+            Tensor(name=PERMUTED_PROBABILITIES, shape=(routing.rows,), dtype=routing.probability_dtype),
             *_selection(routing),
             *_sort_map(routing),
         ),

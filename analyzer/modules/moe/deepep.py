@@ -16,6 +16,7 @@ from analyzer.modules.moe.flex import arrivals, collectives
 from analyzer.modules.moe.routing import (
     ARRIVED_ROWS,
     LOCAL_ROWS,
+    PERMUTED_PROBABILITIES,
     ROW_ID_MAP,
     Routing,
     dispatched_rows,
@@ -124,7 +125,7 @@ def _saved_by_dispatch(routing: Routing) -> tuple[Tensor, ...]:
         Tensor(name="mask of the choices of arrivals", shape=mask, dtype="bool", formula="A·k"),
         replace(row_map, lingers=True),
         *(() if fused else selection(routing, local, arrived, dtype="fp32")),
-        Tensor(name="permuted probabilities", shape=(routing.rows,), dtype="fp32", formula="4·T·k"),
+        Tensor(name=PERMUTED_PROBABILITIES, shape=(routing.rows,), dtype="fp32", formula="4·T·k"),
     )
 
 

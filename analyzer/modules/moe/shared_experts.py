@@ -199,9 +199,9 @@ def _gate(shapes: Shapes, *, caller: str, made_in: str) -> Module:
 
 def _shared_output_gradient(shapes: Shapes) -> tuple[Tensor, ...]:
     """The full gradient of the shared experts' output. Its shard is the gradient of the layer's output."""
-    full = shapes.hidden("gathered output gradient", gathered=True)
     if not shapes.sp:
-        return output_gradient(shapes, full)
+        return output_gradient(shapes, shapes.hidden("output gradient"))
+    full = shapes.hidden("gathered output gradient", gathered=True)
     if shapes.userbuffers and not Routing(shapes).moe.shared_overlap:
         return ()
     return output_gradient(shapes, replace(full, name="output gradient", shares="residual gradient"), gathered=(full,))
