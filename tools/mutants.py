@@ -90,7 +90,7 @@ FAULTS: Final = (
     Fault(
         "overlapped microbatches without the experts' backward",
         "analyzer/memory/overlapped_microbatches.py",
-        "yield from self._run_backward(backward.get(Node.EXPERTS, ()), None, (*rows, *permuted, *shared, *held))",
+        "yield from self._run_backward(of_experts[len(reading) :], None, (*rows, *permuted, *shared, *held))",
         "",
     ),
 )

@@ -2,7 +2,8 @@
 
 The delayed recipe keeps amax histories. Those of all quantizers are reduced at the end of each forward pass under `fp8_autocast`,
 also in a recomputation, and in the backward pass of its first layer (`FP8GlobalStateManager.reduce_and_update_fp8_tensors`). The
-decoder is one such pass, and each MTP layer two: its projection and its transformer layer.
+decoder is one such pass, and each MTP layer two: its projection and its transformer layer. With overlapped microbatches a step of
+the schedule is one pass, with a forward, a backward or both.
 Weights stored in FP8 are cast from shards of their fp32 master weights, so ranks first need the amax over all shards
 (`cast_master_weights_to_fp8`). The amax of a tensor that is sharded over tensor-parallel ranks is reduced by its module.
 
@@ -21,6 +22,7 @@ from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.quantized import scales
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module, Parameter, parameters
+from analyzer.schedule.pipeline import warmup_forwards
 from analyzer.specs import TrainingJob
 from analyzer.states.bytes_per_parameter import adam_stores_master_weights
 from analyzer.states.fp8_weights import BACKWARD_QUANTIZERS, FORWARD_QUANTIZERS, matrices, quantized, quantized_gemms
@@ -36,12 +38,12 @@ def amax_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
         checkpoints, layers = (sum(counts) for counts in zip(*(_checkpointed_layers(tree) for tree in stage.trees), strict=True))
         first = sum(_first_modules(tree) for tree in stage.trees)
         predicting = 2 * sum(_mtp_layers(tree) for tree in stage.trees)
-        calls: tuple[tuple[Phase, int, int], ...] = (
-            ("forward", FORWARD_QUANTIZERS, len(stage.trees) + predicting),
-            ("recompute", FORWARD_QUANTIZERS, checkpoints + _recomputed_projections(job, stage)),
-            ("backward", BACKWARD_QUANTIZERS, first + layers + predicting),
+        calls: tuple[tuple[Phase, int, int, int], ...] = (
+            ("forward", FORWARD_QUANTIZERS, len(stage.trees) + predicting, _steps_without_forward(job, stage)),
+            ("recompute", FORWARD_QUANTIZERS, checkpoints + _recomputed_projections(job, stage), 0),
+            ("backward", BACKWARD_QUANTIZERS, first + layers + predicting, 0),
         )
-        for phase, quantizers, count in (call for call in calls if call[2]):
+        for phase, quantizers, count, once in (call for call in calls if call[2]):
             yield Call(
                 group="tp_dp_cp",
                 kind="all_reduce",
@@ -50,6 +52,7 @@ def amax_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
                 shape=(gemms * quantizers,),
                 dtype="fp32",
                 per_microbatch=count,
+                per_iteration=once,
             )
     # mxfp8 is cast from full 16-bit parameters after they are gathered; an Adam with its own master weights casts them itself
     if fp8.stored_parameters and fp8.recipe != "mxfp8" and not adam_stores_master_weights(job):
@@ -66,6 +69,23 @@ def amax_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
                 dtype="fp32",
                 per_iteration=1,
             )
+
+
+def _steps_without_forward(job: TrainingJob, stage: StageModel) -> int:
+    """Number of steps of an iteration that overlap no forward with their backward; 0 without overlapped microbatches.
+
+    `combined_forward_backward_step` enters `fp8_autocast` in these too.
+    """
+    if not job.flags.overlap_moe_expert_parallel_comm:
+        return 0
+    parallel = job.parallel
+    forwards = warmup_forwards(
+        pipeline=parallel.pipeline,
+        pipeline_rank=stage.pipeline_rank,
+        chunks=parallel.chunks,
+        group_size=parallel.microbatch_group_size or parallel.pipeline,
+    )
+    return min(forwards + 1, job.batch.microbatches * parallel.chunks)
 
 
 def _checkpointed_layers(module: Module) -> tuple[int, int]:

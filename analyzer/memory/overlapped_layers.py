@@ -21,6 +21,7 @@ from analyzer.modules.moe.routing import (
     ARRIVED_ROWS,
     LATENT_ROWS,
     LOCAL_ROWS,
+    OUTPUT_GRADIENT,
     RECEIVED_ROWS,
     ROW_ID_MAP,
     SENT_ROWS,
@@ -73,6 +74,8 @@ class Placed(NamedTuple):
     """It is in the attention branch: in backward, the branch after it has run."""
     after_router: bool = False
     """It is not in the attention branch, and in backward the router has run."""
+    gradient: tuple[int, ...] = ()
+    """Shape of the gradient that the second layer of the experts reads, if it runs in backward."""
 
 
 @dataclass(frozen=True)
@@ -267,10 +270,12 @@ class Unit:
 def _by_node(placed: Sequence[Placed]) -> dict[Node, list[Placed]]:
     found: dict[Node, list[Placed]] = {}
     for each in placed:
-        path, _ = explained(each.block, each.instant)
+        path, tensors = explained(each.block, each.instant)
         node, before_norm = _node_of(each.block, path)
         after_router = not before_norm and not path.endswith(".router")
-        found.setdefault(node, []).append(each._replace(before_norm=before_norm, after_router=after_router))
+        of_experts = node is Node.EXPERTS and path.endswith(".linear_fc2")
+        gradient = next((tensor.shape for tensor in tensors if of_experts and tensor.name == OUTPUT_GRADIENT), ())
+        found.setdefault(node, []).append(each._replace(before_norm=before_norm, after_router=after_router, gradient=gradient))
     return found
 
 

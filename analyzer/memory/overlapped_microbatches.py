@@ -184,7 +184,11 @@ class _OverlappedStep:
         # gradients of rows that the experts have read without a permutation are operands
         operands = tuple(tensor for tensor in exchanged if delayed and tensor.name == LOCAL_ROWS)
         rows = () if operands else exchanged
-        yield from self._run_backward(backward.get(Node.EXPERTS, ()), None, (*rows, *permuted, *shared, *held))
+        of_experts = backward.get(Node.EXPERTS, ())
+        unpermuted = [tensor.shape for tensor in rows if tensor.name == LOCAL_ROWS]
+        reading = [each for each in of_experts if each.gradient in unpermuted]  # the gradient without a permutation, counted there
+        yield from self._run_backward(reading, None, (*permuted, *shared, *held))
+        yield from self._run_backward(of_experts[len(reading) :], None, (*rows, *permuted, *shared, *held))
         if other is not None and self._is_output(other):
             self._kept += rows
         self._free_before((Node.DISPATCH, Node.ATTENTION), backward)

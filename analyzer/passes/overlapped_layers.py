@@ -15,6 +15,8 @@ from dataclasses import replace
 
 from analyzer.modules.kinds import MOE_LATENT_PROJECTIONS, ModuleKind
 from analyzer.modules.moe.routing import (
+    ARRIVED_ROWS,
+    EXPERT_INPUT,
     LATENT_ROWS,
     LOCAL_ROWS,
     PERMUTED_PROBABILITIES,
@@ -26,14 +28,20 @@ from analyzer.modules.moe.routing import (
 from analyzer.modules.tree import STREAM, Module, Tensor
 
 
-def with_nodes(layer: Module) -> Module:
-    """The layer as overlapped microbatches run it."""
+def with_nodes(layer: Module, *, frees_unsaved: bool) -> Module:
+    """The layer as overlapped microbatches run it.
+
+    `frees_unsaved`: the expert node frees the rows that it has read unless the first linear layer saves them (releases after 0.16).
+    Otherwise it frees them with all dispatchers but HybridEP (`should_free_input`).
+    """
     dispatch = next((module for _, module in layer.walk() if module.kind is ModuleKind.DISPATCH), None)
     if dispatch is not None and is_flex(dispatch):
-        return _with_rows_freed(_with_detached_inputs(layer, dispatch))
+        changed = _with_rows_freed(_with_detached_inputs(layer, dispatch))
+        rows = {tensor.name: tensor for tensor in dispatch.forward_workspace}
+        return changed if ARRIVED_ROWS in rows or frees_unsaved else _with_expert_input_kept(changed, rows[LOCAL_ROWS])
     changed = _with_rows_freed(with_referenced_input(layer))
     named = {tensor.name: tensor for tensor in dispatch.forward_workspace} if dispatch is not None else {}
-    if RECEIVED_ROWS not in named or LOCAL_ROWS in named:
+    if RECEIVED_ROWS not in named or LOCAL_ROWS in named or frees_unsaved:
         return changed
     return _with_expert_input_freed(changed, named[RECEIVED_ROWS])
 
@@ -57,7 +65,11 @@ def _with_detached_inputs(layer: Module, dispatch: Module) -> Module:
     # the dispatcher expands the probabilities of divided experts, and references them in fp32
     maker, same = {logits.shape: "mlp.router"}, logits.dtype == "fp32"
     read = [replace(each, dtype=logits.dtype, lingers=True, made_in=maker.get(each.shape, "")) for each in of_experts]
-    added = (*(replace(each, name=LATENT_ROWS, formula="T·latent") for each in outputs), *weights, *read)
+    added = (
+        *(replace(each, name=LATENT_ROWS, formula="T·latent", made_in="mlp.fc1_latent_proj") for each in outputs),
+        *weights,
+        *read,
+    )
     permuted = (each for each in dispatch.saved if each.name == PERMUTED_PROBABILITIES and each.lingers)
     with_gradients = (*weights, *permuted, *read)
     gradients = tuple(replace(each, name=f"gradients of {each.name}", lingers=False, made_in="") for each in with_gradients)
@@ -73,6 +85,26 @@ def _with_detached_inputs(layer: Module, dispatch: Module) -> Module:
         return replace(module, children=children) if children != module.children else module
 
     return changed(layer)
+
+
+def _with_expert_input_kept(module: Module, rows: Tensor) -> Module:
+    """The layer with the rows that HybridEP has copied for its experts, kept until their backward.
+
+    They are added if the first linear layer does not save them. Source: `should_free_input` (0.16.1).
+    """
+    children = tuple(_with_expert_input_kept(child, rows) for child in module.children)
+    if module.kind is not ModuleKind.EXPERTS:
+        return replace(module, children=children) if children != module.children else module
+    first = module.children[0]
+    if any((each.shape, each.dtype) == (rows.shape, rows.dtype) for each in first.saved):
+        return module
+    kept = replace(rows, name=EXPERT_INPUT, made_in="mlp")
+    inside = (replace(first, saved=(*first.saved, kept)), *module.children[1:])
+    return replace(module, children=tuple(_without(EXPERT_INPUT, child) for child in inside))
+
+
+def _without(name: str, module: Module) -> Module:
+    return replace(module, forward_workspace=tuple(tensor for tensor in module.forward_workspace if tensor.name != name))
 
 
 def _with_expert_input_freed(module: Module, received: Tensor) -> Module:
@@ -141,7 +173,8 @@ def _with_rows_freed(module: Module) -> Module:
         kept = tuple(tensor for tensor in module.forward_workspace if tensor.name not in (SHARED_OUTPUT, LATENT_ROWS))
         return replace(module, forward_workspace=kept, children=children)
     if module.kind is ModuleKind.SHARED_EXPERTS and module.saved:
-        output = replace(module.saved[0], name=SHARED_OUTPUT, shares="", made_in="")
+        maker = "mlp.shared_experts" if module.parameters else "mlp.shared_experts.linear_fc2"  # a gate multiplies the output
+        output = replace(module.saved[0], name=SHARED_OUTPUT, shares="", made_in=maker)
         return replace(module, saved=(*module.saved, output), children=children)
     return replace(module, children=children) if children != module.children else module
 

@@ -151,7 +151,7 @@ def _layer_pass(job: TrainingJob) -> Callable[[Module, Placement, frozenset[str]
         if job.flags.overlap_moe_expert_parallel_comm:
             from analyzer.passes.overlapped_layers import with_nodes
 
-            layer = with_nodes(layer)
+            layer = with_nodes(layer, frees_unsaved=not is_before(job.megatron, "0.17"))
         if offload is None:
             return layer
         from analyzer.passes.activation_offload import (

@@ -66,7 +66,7 @@ def steps(
     if legacy and chunks > 1 and microbatches == pipeline:
         warmup = len(forwards)
     else:
-        forwards_first = _warmup(pipeline=pipeline, pipeline_rank=pipeline_rank, chunks=chunks, group_size=group)
+        forwards_first = warmup_forwards(pipeline=pipeline, pipeline_rank=pipeline_rank, chunks=chunks, group_size=group)
         warmup = min(forwards_first + combined, len(forwards))
     steady = len(forwards) - warmup
     alternating = zip((paired if combined else forwards)[warmup:], backwards[:steady], strict=True)
@@ -110,7 +110,7 @@ def next_backwards(order: Sequence[Step]) -> tuple[Step | None, ...]:
     return tuple(reversed(found))
 
 
-def _warmup(*, pipeline: int, pipeline_rank: int, chunks: int, group_size: int) -> int:
+def warmup_forwards(*, pipeline: int, pipeline_rank: int, chunks: int, group_size: int) -> int:
     """Forwards before the first backward if there are enough microbatches (`get_pp_rank_microbatches`)."""
     behind = pipeline - pipeline_rank - 1
     return behind if chunks == 1 else behind * 2 + (chunks - 1) * group_size

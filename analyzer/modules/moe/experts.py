@@ -12,7 +12,7 @@ from typing import Final
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import weight_gradient
 from analyzer.modules.mlp import activates_sum, saved_by_gate, saves_half
-from analyzer.modules.moe.routing import Routing, dispatched_rows, shared_output
+from analyzer.modules.moe.routing import OUTPUT_GRADIENT, Routing, dispatched_rows, shared_output
 from analyzer.modules.quantized import Split, backward_input, forward_input, output_gradient, saved_input
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Parameter, Tensor, largest, total_bytes
@@ -101,7 +101,7 @@ class _Experts:
 
     @property
     def output_gradient(self) -> Tensor:
-        return self.routing.row_tensor("output gradient", self.rows)
+        return self.routing.row_tensor(OUTPUT_GRADIENT, self.rows)
 
 
 def experts(shapes: Shapes, *, dispatched: tuple[Tensor, ...]) -> Module:

@@ -21,6 +21,10 @@ SENT_ROWS: Final = "permuted tokens"
 """Name of the rows that a rank sends with an all-to-all."""
 RECEIVED_ROWS: Final = "received tokens"
 """Name of the rows that a rank receives with an all-to-all."""
+EXPERT_INPUT: Final = "received rows"
+"""Name of the copy that the experts read of rows that they pad, or quantize."""
+OUTPUT_GRADIENT: Final = "output gradient"
+"""Name of the gradient of the experts' output."""
 LOCAL_ROWS: Final = "rows of the local experts"
 """Name of the rows that the experts read."""
 ARRIVED_ROWS: Final = "arrived tokens"
@@ -185,7 +189,7 @@ def dispatched_rows(routing: Routing) -> tuple[Tensor, ...]:
     """
     if not (routing.pads or routing.shapes.fp8 is not None):
         return ()
-    return (routing.row_tensor("received rows", routing.rows),)
+    return (routing.row_tensor(EXPERT_INPUT, routing.rows),)
 
 
 def shared_output(routing: Routing) -> tuple[Tensor, ...]:

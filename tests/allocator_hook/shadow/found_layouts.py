@@ -354,4 +354,13 @@ FOUND: Final = {
     "--hidden-dropout 0 --recompute-granularity selective --recompute-modules layernorm",
     "latent attention in fp8, compressed queries, recomputed": f"--bf16 --vocab-size 120 {_LATENT} --q-lora-rank 192 "
     "--fp8-format hybrid --fp8-recipe tensorwise --recompute-granularity selective --recompute-modules mla_up_proj",
+    "overlapped, deepep, four choices": f"{_OVERLAPPED} {_INTERLEAVED_FLEX} deepep --moe-router-dtype fp32 --moe-router-topk 4",
+    "overlapped, hybridep, four choices": f"{_OVERLAPPED} {_INTERLEAVED_FLEX} hybridep --moe-router-topk 4",
+    "overlapped, hybridep, shared experts, delayed weight gradients": f"{_OVERLAPPED} {_INTERLEAVED_FLEX} hybridep "
+    "--moe-shared-expert-intermediate-size 512 --moe-shared-expert-gate --delay-wgrad-compute",
+    "overlapped, hybridep, latent experts in fp8": f"{_OVERLAPPED} {_INTERLEAVED_FLEX} hybridep --moe-latent-size 256 "
+    f"--fp8-format hybrid --moe-router-padding-for-quantization --moe-ffn-hidden-size 256 {_PADDED.format(tokens=528)}",
+    "overlapped, hybridep in fp8, gated shared experts, tp4 sp": f"{_OVERLAPPED} --num-experts 8 --moe-ffn-hidden-size 512 "
+    "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep --moe-shared-expert-intermediate-size 512 "
+    "--moe-shared-expert-gate --tensor-model-parallel-size 4 --sequence-parallel --fp8-format hybrid --fp8-param-gather",
 }
