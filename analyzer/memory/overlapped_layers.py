@@ -21,7 +21,6 @@ from analyzer.modules.moe.routing import (
     ARRIVED_ROWS,
     LATENT_ROWS,
     LOCAL_ROWS,
-    OUTPUT_GRADIENT,
     RECEIVED_ROWS,
     ROW_ID_MAP,
     SENT_ROWS,
@@ -29,7 +28,7 @@ from analyzer.modules.moe.routing import (
     SHARED_OUTPUT,
     is_flex,
 )
-from analyzer.modules.tree import LAYER, STREAM, Module, Tensor
+from analyzer.modules.tree import LAYER, OUTPUT_GRADIENT, STREAM, Module, Tensor
 from analyzer.passes.delayed_weight_gradients import operands_of_experts
 from analyzer.program.chunks import chunk_program
 

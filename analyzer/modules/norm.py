@@ -8,7 +8,7 @@ from typing import Final
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.quantized import element
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import Module, Parameter, Tensor
+from analyzer.modules.tree import OUTPUT_GRADIENT, Module, Parameter, Tensor
 
 PARTIAL_SUMS: Final = "partial sums of the norm's gradients"
 """Name of the workspace of the backward of a norm. Cached dummy gradients of a layer are allocated after it is freed."""
@@ -94,7 +94,7 @@ def standalone_norm(
         forward_workspace=(*(statistics if recomputed else ()), output),
         backward_workspace=(
             *(statistics if recomputed else ()),
-            shapes.hidden("output gradient"),
+            shapes.hidden(OUTPUT_GRADIENT),
             gradient,
             *partial_sums(shapes, shapes.model.hidden_size),
         ),

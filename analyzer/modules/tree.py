@@ -22,6 +22,8 @@ Phase = Literal["forward", "backward", "recompute", "gradient", "parameter"]
 STREAM = "stream"
 LAYER = "."
 MODEL_PATH = "/"
+OUTPUT_GRADIENT = "output gradient"
+"""Name of the gradient of a module's output."""
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from analyzer.modules.linear import split_weight, weight_gradient
 from analyzer.modules.norm import standalone_norm
 from analyzer.modules.quantized import backward_input, forward_input, gathers, output_gradient, saved_input
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import MODEL_PATH, Collective, Module, Tensor
+from analyzer.modules.tree import MODEL_PATH, OUTPUT_GRADIENT, Collective, Module, Tensor
 
 ALL_DEPTHS = "hidden states of all depths"
 EMBEDDED = "embedded tokens"
@@ -75,7 +75,9 @@ def _depth(shapes: Shapes, depth: int, *, after: str, summed: bool) -> Module:
     before = f"mtp.layers.{depth - 1}.final_layernorm" if depth else after
     states = shapes.hidden("checkpoint input", made_in=MODEL_PATH + before)
     path = f"{MODEL_PATH}mtp.layers.{depth}"
-    inside = (*_joined(shapes, states=states, path=path, under_checkpoint=recomputed), _layer(shapes), _final_norm(shapes))
+    last = depth == shapes.model.mtp_num_layers - 1
+    norm = _final_norm(shapes, last=last, recomputed=recomputed)
+    inside = (*_joined(shapes, states=states, path=path, under_checkpoint=recomputed), _layer(shapes), norm)
     if recomputed:
         saved: tuple[Tensor, ...] = (states, shapes.hidden(EMBEDDED, made_in=_embedding(shapes)))
         outlives: tuple[Tensor, ...] = ()
@@ -89,7 +91,8 @@ def _depth(shapes: Shapes, depth: int, *, after: str, summed: bool) -> Module:
                 function=True,
                 saved=saved,
                 outlives=outlives,
-                backward_workspace=shapes.recomputed_output,
+                backward_workspace=() if last else (shapes.hidden(OUTPUT_GRADIENT, dtype=shapes.residual_dtype),),
+                recomputed_last=shapes.recomputed_output,
                 children=inside,
                 recomputed=True,
                 source="tensor_parallel.checkpoint",
@@ -98,7 +101,7 @@ def _depth(shapes: Shapes, depth: int, *, after: str, summed: bool) -> Module:
     return Module(
         name="layers",
         kind=ModuleKind.MTP_DEPTH,
-        backward_workspace=_gradient_of_lookup(shapes) if summed and depth < shapes.model.mtp_num_layers - 1 else (),
+        backward_workspace=_gradient_of_lookup(shapes) if summed and not last else (),
         collectives=_roll_collectives(shapes, ("int64", "int64")),  # token and position ids
         children=(_lookup(shapes, path=path), *inside),
         source="MultiTokenPredictionLayer",
@@ -202,9 +205,17 @@ def _layer(shapes: Shapes) -> Module:
     return replace(one_layer(shapes.inputs, kind, PROJECTED if shapes.sp else ""), name="transformer_layer")
 
 
-def _final_norm(shapes: Shapes) -> Module:
+def _final_norm(shapes: Shapes, *, last: bool, recomputed: bool) -> Module:
+    """Its output is concatenated with those of the other depths after the last depth, outside of a checkpoint.
+
+    The last depth reads a view of the gradient of that. Autograd adds the gradient from the next depth for the others, which a
+    checkpoint references until its backward ends.
+    """
     norm = standalone_norm(shapes, "final_layernorm", ModuleKind.FINAL_NORM, input_made_in="transformer_layer")
-    return replace(norm, forward_workspace=(*norm.forward_workspace, _all_depths(shapes, ALL_DEPTHS)))
+    joined = (_all_depths(shapes, ALL_DEPTHS),) if last and not recomputed else ()
+    counted = last or recomputed
+    read = tuple(tensor for tensor in norm.backward_workspace if not (counted and tensor.name == OUTPUT_GRADIENT))
+    return replace(norm, forward_workspace=(*norm.forward_workspace, *joined), backward_workspace=read)
 
 
 def _roll_collectives(shapes: Shapes, dtypes: tuple[str, ...]) -> tuple[Collective, ...]:

@@ -163,12 +163,12 @@ def _sums_expert_output(routing: Routing) -> bool:
 def _overlapped_shared_output(routing: Routing) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """The output of overlapped shared experts: at its reduce-scatter, and after it until it is added.
 
-    `combine_postprocess` computes it before it sums the rows of each token. A gate saves what it multiplies.
+    `token_combine` computes it before the rows of each token are summed.
     """
     if not routing.moe.shared_overlap:
         return (), ()
     shapes = routing.shapes
-    output = () if routing.moe.shared_gate else (shapes.hidden("output of the shared experts"),)
+    output = (shapes.hidden("output of the shared experts"),)
     full = (shapes.hidden("output of the shared experts before the reduce-scatter", gathered=True),) if shapes.sp else ()
     return (*full, *output), (*output, *((shapes.hidden("weighted output"),) if routing.moe.shared_gate else ()))
 

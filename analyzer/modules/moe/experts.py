@@ -12,10 +12,10 @@ from typing import Final
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import weight_gradient
 from analyzer.modules.mlp import activates_sum, saved_by_gate, saves_half
-from analyzer.modules.moe.routing import OUTPUT_GRADIENT, Routing, dispatched_rows, shared_output
+from analyzer.modules.moe.routing import Routing, dispatched_rows, shared_output
 from analyzer.modules.quantized import Split, backward_input, forward_input, output_gradient, saved_input
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import Module, Parameter, Tensor, largest, total_bytes
+from analyzer.modules.tree import OUTPUT_GRADIENT, Module, Parameter, Tensor, largest, total_bytes
 
 SAVED_BY_OTHERS: Final = "saved by other experts"
 INPUT_GRADIENTS: Final = ("input gradients of the experts", "input gradients of other experts")

@@ -14,7 +14,7 @@ from analyzer.modules.moe.dispatchers import combined_tensors, dispatched_tensor
 from analyzer.modules.moe.experts import experts
 from analyzer.modules.moe.router import router
 from analyzer.modules.moe.routing import LATENT_ROWS, SHARED_GRADIENT, Routing, shared_output
-from analyzer.modules.moe.shared_experts import shared_experts, unquantized_activation
+from analyzer.modules.moe.shared_experts import overlapped_gate, shared_experts, unquantized_activation
 from analyzer.modules.quantized import forward_input, output_gradient, saved_input
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Parameter, Tensor
@@ -24,6 +24,7 @@ def moe_layer(shapes: Shapes) -> Module:
     """[s, b, h] → [s, b, h], after a separate norm; under a checkpoint with `--recompute-modules moe`."""
     routing = Routing(shapes)
     shared = (shared_experts(shapes),) if routing.moe.shared_ffn_hidden_size else ()
+    gate = (overlapped_gate(shapes),) if routing.moe.shared_gate and routing.moe.shared_overlap else ()
     latent, projected = _latent_projections(shapes), _projected_tokens(routing)
     before_fc2 = unquantized_activation(shapes)
     dispatch, combine = dispatcher(shapes)
@@ -34,6 +35,7 @@ def moe_layer(shapes: Shapes) -> Module:
         _referencing((*projected, *before_fc2), _keeping_gradient(routing, dispatch)),
         _keeping_gradient(routing, experts(shapes, dispatched=(*dispatched_tensors(routing), *projected, *before_fc2))),
         _referencing(projected, combine),
+        *gate,
         *latent[1:],
     )
     dropped, recomputed = shapes.dropped_norm_output, shapes.recomputed_norm_output

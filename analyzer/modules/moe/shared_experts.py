@@ -24,11 +24,7 @@ def shared_experts(shapes: Shapes) -> Module:
     inside: tuple[Module, ...] = (_fc1(parts), _activation(parts), _fc2(parts))
     gate: tuple[Parameter, ...] = ()
     if parts.moe.shared_gate:
-        scattered = parts.overlapped and shapes.t > 1
-        inside = (
-            *inside,
-            _gate(shapes, caller=parts.caller, made_in=parts.caller if scattered else "mlp.shared_experts.linear_fc2"),
-        )
+        inside = inside if parts.overlapped else (*inside, _gate(parts))
         shape = (1, shapes.model.hidden_size)
         gate = (Parameter(name="gate_weight", shape=shape, dtype=shapes.dtype, sequence_parallel=shapes.sp),)
     recomputed = shapes.recomputes("shared_experts")
@@ -182,10 +178,17 @@ def unquantized_activation(shapes: Shapes) -> tuple[Tensor, ...]:
     return (Tensor(name="16-bit activation of the shared experts", shape=(extra,), dtype="fp8"),) if extra > 0 else ()
 
 
-def _gate(shapes: Shapes, *, caller: str, made_in: str) -> Module:
-    """The output times a score for each token, [s, b, 1]; both are saved. `made_in`: the module that allocates the output."""
+def overlapped_gate(shapes: Shapes) -> Module:
+    """The gate with `--moe-shared-expert-overlap`: `combine_postprocess` of the dispatcher calls it (`get_output`)."""
+    return _gate(_Parts.of(shapes))
+
+
+def _gate(parts: _Parts) -> Module:
+    """The output times a score for each token, [s, b, 1]; both are saved."""
+    shapes, caller = parts.shapes, parts.caller
     score = Tensor(name="gate score", shape=(shapes.s, shapes.b, 1), dtype=shapes.dtype, formula="2·s·b", made_in=caller)
-    output = shapes.hidden("output", made_in=made_in)
+    scattered = parts.overlapped and shapes.t > 1
+    output = shapes.hidden("output", made_in=caller if scattered else "mlp.shared_experts.linear_fc2")
     return Module(
         name="gate",
         kind=ModuleKind.SHARED_GATE,

@@ -363,4 +363,11 @@ FOUND: Final = {
     "overlapped, hybridep in fp8, gated shared experts, tp4 sp": f"{_OVERLAPPED} --num-experts 8 --moe-ffn-hidden-size 512 "
     "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep --moe-shared-expert-intermediate-size 512 "
     "--moe-shared-expert-gate --tensor-model-parallel-size 4 --sequence-parallel --fp8-format hybrid --fp8-param-gather",
+    "two MTP layers before the last stage, recomputed": "--bf16 --vocab-size 9999 --position-embedding-type rope "
+    f"{_FULL} 1 --pipeline-model-parallel-size 2 --mtp-num-layers 2 --pipeline-model-parallel-layout Ettttmm|L",
+    "mtp before the last stage, recomputed, tp4": "--bf16 --vocab-size 9999 --position-embedding-type rope "
+    f"--grad-reduce-in-bf16 {_FULL} 1 --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 --mtp-num-layers 1 "
+    "--pipeline-model-parallel-layout Ettttm|L",
+    "overlapped shared experts with a gate": f"{_EXPERTS} --moe-token-dispatcher-type alltoall "
+    "--moe-shared-expert-intermediate-size 512 --moe-shared-expert-gate --moe-shared-expert-overlap",
 }
