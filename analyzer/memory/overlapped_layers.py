@@ -22,6 +22,7 @@ from analyzer.modules.moe.routing import (
     LATENT_ROWS,
     LOCAL_ROWS,
     RECEIVED_ROWS,
+    ROW_GRADIENTS,
     ROW_ID_MAP,
     SENT_ROWS,
     SHARED_GRADIENT,
@@ -74,7 +75,7 @@ class Placed(NamedTuple):
     after_router: bool = False
     """It is not in the attention branch, and in backward the router has run."""
     gradient: tuple[int, ...] = ()
-    """Shape of the gradient that the second layer of the experts reads, if it runs in backward."""
+    """In a backward, shape of the gradient of the experts' output if it is allocated."""
 
 
 @dataclass(frozen=True)
@@ -272,8 +273,8 @@ def _by_node(placed: Sequence[Placed]) -> dict[Node, list[Placed]]:
         path, tensors = explained(each.block, each.instant)
         node, before_norm = _node_of(each.block, path)
         after_router = not before_norm and not path.endswith(".router")
-        of_experts = node is Node.EXPERTS and path.endswith(".linear_fc2")
-        gradient = next((tensor.shape for tensor in tensors if of_experts and tensor.name == OUTPUT_GRADIENT), ())
+        names = (ROW_GRADIENTS, OUTPUT_GRADIENT) if path.endswith(".linear_fc2") else (ROW_GRADIENTS,)
+        gradient = next((tensor.shape for tensor in tensors if node is Node.EXPERTS and tensor.name in names), ())
         found.setdefault(node, []).append(each._replace(before_norm=before_norm, after_router=after_router, gradient=gradient))
     return found
 

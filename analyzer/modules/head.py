@@ -79,7 +79,8 @@ def adds_to_placeholder(inputs: ModuleInputs) -> bool:
 
     With MTP it adds those of two output layers first (`summed_weight_gradients`), and the embedding's in place.
     """
-    return inputs.model.tied_embeddings and not inputs.model.mtp_num_layers and _returns_cached(Shapes(inputs))
+    sums = inputs.model.tied_embeddings and not (inputs.model.mtp_num_layers or inputs.separate_graphs)
+    return sums and _returns_cached(Shapes(inputs))
 
 
 def _like_weight(shapes: Shapes, name: str) -> Tensor:
@@ -170,7 +171,7 @@ def head(shapes: Shapes, *, pre_process: bool, mtp_here: bool = False) -> tuple[
             owns_weight=not (tied and pre_process),
             shared=tied and shapes.split.pipelined and not mtp_here,
             input_shares="hidden states of all depths" if model.mtp_num_layers else "",
-            embeds=tied and (pre_process or mtp_here),
+            embeds=tied and (pre_process or mtp_here) and not shapes.inputs.separate_graphs,
         ),
         cross_entropy(shapes),
     )

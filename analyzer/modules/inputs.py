@@ -122,6 +122,9 @@ class ModuleInputs:
     multiprocessors: int = MULTIPROCESSORS
     delays_weight_gradients: bool = False
     """Linear layers compute the gradients of their weights later (`--delay-wgrad-compute`)."""
+    separate_graphs: bool = False
+    """The embedding, each layer and the output layers have autograd graphs of their own (`--overlap-moe-expert-parallel-comm`).
+    Gradients of a weight that several of them read are then accumulated one after the other, not summed by autograd."""
 
     def __hash__(self) -> int:
         return self._hash
@@ -270,4 +273,5 @@ def _module_inputs(job: TrainingJob) -> ModuleInputs:
         compute_capability=job.hardware.compute_capability,
         multiprocessors=job.hardware.multiprocessors or MULTIPROCESSORS,
         delays_weight_gradients=job.flags.delay_wgrad_compute,
+        separate_graphs=job.flags.overlap_moe_expert_parallel_comm,
     )

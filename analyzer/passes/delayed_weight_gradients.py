@@ -28,7 +28,7 @@ from analyzer.modules.moe.experts import (
     WEIGHT_GRADIENTS_OF_EXPERTS,
 )
 from analyzer.modules.moe.routing import LATENT_ROWS, is_flex
-from analyzer.modules.tree import Module, Tensor
+from analyzer.modules.tree import Module, Tensor, total_bytes
 
 BRANCHES: Final = (ModuleKind.ATTENTION, ModuleKind.FEED_FORWARD, ModuleKind.REPLACED_BRANCH)
 
@@ -152,8 +152,9 @@ def _experts(experts: Module) -> int:
 def _sequential(experts: Module) -> Module:
     """Experts that run one after the other, during the backward of the last one.
 
-    The operands of the others, which the formulas of the experts do not count, stay allocated: gradients of the outputs of fc1,
-    which have the size of what the activation saved. So do the gradients of its inputs, which are concatenated in the end.
+    The operands of the others, which the formulas of the experts do not count, stay allocated: gradients of the outputs of fc1.
+    What their activations saved is counted instead, until fc1. So do the gradients of its inputs, which are concatenated in the end.
+    If the activations of the others saved more than both, memory is highest during the backward of the first expert.
     """
     count = _experts(experts)
     if count == 1:
@@ -161,12 +162,14 @@ def _sequential(experts: Module) -> Module:
     fc1 = experts.children[0]
     rows = experts.backward_workspace[0]
     inputs, concatenated = replace(rows, name=INPUT_GRADIENTS[0], pieces=count), replace(rows, name="their concatenation")
-    gradients = tuple(replace(each, name=INPUT_GRADIENTS[1]) for each in _of_others(inputs, count))
     outputs = _read_by_gemm([tensor for tensor in fc1.backward_workspace if "output gradient" in tensor.name])
     kept = tuple(
         replace(each, name=f"{each.name} of other experts", shape=((count - 1) * each.shape[0], *each.shape[1:]), pieces=count - 1)
         for each in outputs
     )
+    saved = total_bytes(experts.children[1].saved) * (count - 1) // count
+    held = max(0, total_bytes(_of_others(inputs, count)) - max(0, saved - total_bytes(kept)))
+    gradients = (Tensor(name=INPUT_GRADIENTS[1], shape=(held,), dtype="uint8"),)
     own = (tensor for tensor in fc1.backward_workspace if tensor.name not in (*INPUT_GRADIENTS, SAVED_BY_LAST))
     changed = [replace(fc1, backward_workspace=(*own, inputs, concatenated, *kept))]
     for module in experts.children[1:]:

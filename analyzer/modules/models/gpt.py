@@ -163,7 +163,7 @@ def _parts(inputs: ModuleInputs, kind: ChunkKind) -> _Parts:
 
         if received and last and not predicts:
             received = (received_depths(shapes, made_in=STREAM),)
-        embeds = inputs.model.tied_embeddings and (first or predicts)
+        embeds = inputs.model.tied_embeddings and (first or predicts) and not inputs.separate_graphs
         if predicts and not first:
             before.append(embedding_weights(shapes))
         decoded = "decoder" if copies else "decoder.final_layernorm"

@@ -48,13 +48,13 @@ def mtp_block(shapes: Shapes, *, after: str, embeds: bool, heads: bool) -> Modul
     """
     if shapes.fp8 is not None and shapes.fp8.recipe == "nvfp4":
         shapes = shapes.in_16_bit
-    summed = not (heads and shapes.model.tied_embeddings)
+    summed = not (heads and shapes.model.tied_embeddings) and not shapes.inputs.separate_graphs
     depths = tuple(_depth(shapes, depth, after=after, summed=summed) for depth in range(shapes.model.mtp_num_layers))
     return Module(
         name="mtp",
         kind=ModuleKind.MTP,
         backward_workspace=(_all_depths(shapes, "gradient of the hidden states of all depths"),),
-        waiting=_gradient_of_lookup(shapes) if embeds else (),
+        waiting=_gradient_of_lookup(shapes) if embeds and not shapes.inputs.separate_graphs else (),
         children=depths,
         source="MultiTokenPredictionBlock",
     )

@@ -12,7 +12,7 @@ from typing import Final
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import weight_gradient
 from analyzer.modules.mlp import activates_sum, saved_by_gate, saves_half
-from analyzer.modules.moe.routing import Routing, dispatched_rows, shared_output
+from analyzer.modules.moe.routing import ROW_GRADIENTS, Routing, dispatched_rows, shared_output
 from analyzer.modules.quantized import Split, backward_input, forward_input, output_gradient, saved_input
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import OUTPUT_GRADIENT, Module, Parameter, Tensor, largest, total_bytes
@@ -118,7 +118,7 @@ def experts(shapes: Shapes, *, dispatched: tuple[Tensor, ...]) -> Module:
         kind=ModuleKind.EXPERTS,
         forward_workspace=(*dispatched, *shared_output(routing)),
         # sequential experts read views of one gradient of all experts
-        backward_workspace=(sizes.output_gradient,) if runs_sequentially(routing) else (),
+        backward_workspace=(replace(sizes.output_gradient, name=ROW_GRADIENTS),) if runs_sequentially(routing) else (),
         children=(_fc1(sizes, saved_after=(*activation.saved, *fc2.saved)), activation, fc2),
         source=_source(routing),
     )
@@ -269,7 +269,7 @@ def _fc2(sizes: _Experts) -> Module:
     else:
         results = (*unsaved, routing.row_tensor("output", rows), *largest(quantized, (*biased, *unpadded)))
     # the gradient of the view of a padded output is a new tensor
-    shares = "gradients of all experts" if sequential and not (routing.pads and shapes.fp8 is not None) else ""
+    shares = ROW_GRADIENTS if sequential and not (routing.pads and shapes.fp8 is not None) else ""
     gradient = replace(sizes.at_once(sizes.output_gradient)[0], shares=shares)
     return Module(
         name="linear_fc2",
