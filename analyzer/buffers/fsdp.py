@@ -38,6 +38,8 @@ class ShardedBucket:
     numel: int
     """Elements of each message, including padding."""
     parameters: tuple[Parameter, ...]
+    places: tuple[int, ...]
+    """For each parameter, the index of the segment of the chunk that uses it (`segments`)."""
     segments: frozenset[int]
     """Indices of the segments of the chunk that use its parameters (`segments`)."""
 
@@ -163,6 +165,7 @@ def _bucket(
         dtype=dtype,
         numel=padded[key],
         parameters=parameters,
+        places=tuple(index for index, _ in members),
         segments=frozenset(index for index, _ in members),
     )
 

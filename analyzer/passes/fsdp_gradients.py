@@ -8,13 +8,15 @@ Source: megatron/core/distributed/fsdp/src/megatron_fsdp/megatron_fsdp.py (`_reg
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from analyzer.buffers.fsdp import is_segment, is_unit, layers_under_checkpoint, of_one_expert
+from analyzer.buffers.fsdp import ShardedBucket, is_segment, is_unit, layers_under_checkpoint, of_one_expert
 from analyzer.buffers.fsdp_gathering import GRADIENTS, Gathering, Ids
 from analyzer.modules.kinds import LINEAR, RESIDUAL_ADDS, ModuleKind
+from analyzer.modules.moe.experts import WEIGHT_GRADIENT_OF_EXPERT, WEIGHT_GRADIENTS_OF_EXPERTS
 from analyzer.modules.tree import Module, Parameter, Tensor, total_bytes
 from analyzer.specs import TrainingJob
 from analyzer.units import DTYPE_BYTES
@@ -23,9 +25,37 @@ from analyzer.units import DTYPE_BYTES
 class _Bucket(NamedTuple):
     """A bucket whose first gradient is computed in a layer."""
 
-    parameters: frozenset[Parameter]
+    parameters: frozenset[tuple[Parameter, int]]
+    """Its parameters in the layer, each with the number of equal ones in later buckets, whose gradients are computed before."""
     tensors: tuple[Tensor, ...]
     """Its unsharded gradients."""
+
+
+class _Backward:
+    """The backward of a layer up to a module."""
+
+    def __init__(self, buckets: Sequence[_Bucket]) -> None:
+        self.left = list(buckets)
+        """Buckets without a gradient so far."""
+        self._computed: Counter[Parameter] = Counter()
+        """Numbers of equal parameters with a gradient."""
+        self._seen: set[int] = set()
+        """Identities of the parameters with a gradient."""
+
+    def started(self, parameters: Sequence[Parameter]) -> list[_Bucket]:
+        """Removes and returns the buckets whose first gradients are those of these parameters."""
+        found: list[_Bucket] = []
+        for parameter in parameters:
+            if id(parameter) in self._seen:
+                continue
+            self._seen.add(id(parameter))
+            one = of_one_expert(parameter)
+            before = self._computed[one]
+            self._computed[one] += parameter.pieces
+            computed = {(one, before + piece) for piece in range(parameter.pieces)}
+            found += [bucket for bucket in self.left if not bucket.parameters.isdisjoint(computed)]
+            self.left = [bucket for bucket in self.left if bucket not in found]
+        return found
 
 
 def with_gradients_from_first(gathering: Gathering, tree: Module, started: Sequence[Ids]) -> Module:
@@ -51,30 +81,38 @@ def with_gradients_from_first(gathering: Gathering, tree: Module, started: Seque
 
 
 def _bucket(gathering: Gathering, number: int) -> _Bucket:
-    parameters = frozenset(map(of_one_expert, gathering.buckets[number].parameters))
+    bucket = gathering.buckets[number]
+    place = max(bucket.places)
+    later = (each for each in gathering.buckets[number + 1 :] if each.unit == bucket.unit)
+    equal = Counter(one for each in later for one in _in_segment(each, place))
+    parameters = frozenset((one, equal[one]) for one in _in_segment(bucket, place))
     return _Bucket(parameters, gathering.tensors(frozenset({number}), GRADIENTS))
 
 
+def _in_segment(bucket: ShardedBucket, place: int) -> Iterator[Parameter]:
+    return (of_one_expert(each) for each, index in zip(bucket.parameters, bucket.places, strict=True) if index == place)
+
+
 def _with_buckets(job: TrainingJob, layer: Module, buckets: Sequence[_Bucket]) -> Module:
-    left = list(buckets)
-    layer = _from_first(job, layer, left)
-    throughout = tuple(tensor for bucket in left for tensor in bucket.tensors)
+    backward = _Backward(buckets)
+    layer = _from_first(job, layer, backward)
+    throughout = tuple(tensor for bucket in backward.left for tensor in bucket.tensors)
     return replace(layer, backward_workspace=(*layer.backward_workspace, *throughout)) if throughout else layer
 
 
-def _from_first(job: TrainingJob, module: Module, left: list[_Bucket]) -> Module:
-    """The module with the gradients of those buckets in `left` that start in it. Removes these."""
+def _from_first(job: TrainingJob, module: Module, backward: _Backward) -> Module:
+    """The module with the gradients of those buckets that start in it."""
     found: list[Module] = []
     for index in range(len(module.children) - 1, -1, -1):
         child = module.children[index]
         if child.kind in RESIDUAL_ADDS and index:
-            child = _starting(job, child, left, _added_biases(module.children[index - 1]))
+            child = _starting(job, child, backward, _added_biases(module.children[index - 1]))
         if child.kind is ModuleKind.COMBINE:
-            child = _starting(job, child, left, _run_in_combine(job, module))
-        found.append(_from_first(job, child, left))
+            child = _starting(job, child, backward, _run_in_combine(job, module))
+        found.append(_from_first(job, child, backward))
     if found:
         module = replace(module, children=tuple(reversed(found)))
-    return _starting(job, module, left, module.parameters)
+    return _starting(job, module, backward, module.parameters)
 
 
 def _added_biases(branch: Module) -> tuple[Parameter, ...]:
@@ -94,13 +132,11 @@ def _run_in_combine(job: TrainingJob, branch: Module) -> tuple[Parameter, ...]:
     return tuple(each for module in shared for part in module.children if part.kind is ModuleKind.FC2 for each in part.parameters)
 
 
-def _starting(job: TrainingJob, module: Module, left: list[_Bucket], parameters: Sequence[Parameter]) -> Module:
-    """The module with the gradients of the buckets in `left` of these parameters, whose gradients it computes. Removes these."""
-    own = [bucket for bucket in left if not bucket.parameters.isdisjoint(map(of_one_expert, parameters))]
-    tensors = tuple(tensor for bucket in own for tensor in bucket.tensors)
+def _starting(job: TrainingJob, module: Module, backward: _Backward, parameters: Sequence[Parameter]) -> Module:
+    """The module with the gradients of the buckets that start with these parameters, whose gradients it computes."""
+    tensors = tuple(tensor for bucket in backward.started(parameters) for tensor in bucket.tensors)
     if not tensors:
         return module
-    left[:] = [bucket for bucket in left if bucket not in own]
     during = tensors if accumulates_in_gemm(job, module) else beyond_freed(tensors, module)
     return replace(module, backward_workspace=(*module.backward_workspace, *during), reloads=(*module.reloads, *tensors))
 
@@ -114,11 +150,12 @@ def beyond_freed(gradients: tuple[Tensor, ...], module: Module) -> tuple[Tensor,
     """The part of a module's unsharded gradients that exceeds what its backward has freed when they are allocated.
 
     A bucket is allocated when autograd accumulates the first gradient (`register_post_accumulate_grad_hook`): after the backward of
-    the module, when only the gradients of its weight and input are left of its temporary tensors. With sequence parallelism the
+    the module, when only the gradients of its weights and input are left of its temporary tensors. With sequence parallelism the
     input gradient is this rank's part.
     """
     scattered = any(each.name == "scattered input gradient" for each in module.backward_workspace)
-    kept = ("weight gradient", "scattered input gradient" if scattered else "input gradient")
+    gradients_of_weights = ("weight gradient", WEIGHT_GRADIENT_OF_EXPERT, WEIGHT_GRADIENTS_OF_EXPERTS)
+    kept = (*gradients_of_weights, "scattered input gradient" if scattered else "input gradient")
     freed = total_bytes(module.saved) + total_bytes(each for each in module.backward_workspace if each.name not in kept)
     beyond = []
     for tensor in gradients:
