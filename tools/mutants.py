@@ -89,7 +89,7 @@ FAULTS: Final = (
     ),
     Fault(
         "overlapped microbatches without the experts' backward",
-        "analyzer/memory/overlapped_microbatches.py",
+        "analyzer/memory/overlapped/microbatches.py",
         "yield from self._run_backward(of_experts[len(reading) :], None, (*rows, *permuted, *shared, *held))",
         "",
     ),

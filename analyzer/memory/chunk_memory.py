@@ -10,7 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from analyzer.memory.block_memory import BlockMemory, Instant, Peaks, block_memory, explained
+from analyzer.memory.after_backward import next_backward_peak, next_forward_peak
+from analyzer.memory.block_memory import BlockMemory, Peaks, block_memory
+from analyzer.memory.placement import Placement, Point, from_outside, placed
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.shapes import RECOMPUTED_OUTPUT
 from analyzer.modules.tree import Module, Tensor, total_bytes
@@ -18,75 +20,6 @@ from analyzer.program.chunks import Block, chunk_program
 from analyzer.program.lowering import covers_layers
 
 _LAYERS: Final = (ModuleKind.LAYER, ModuleKind.CHECKPOINT)
-
-
-class Point(NamedTuple):
-    """An instant of a chunk, in bytes above the memory before the chunk's forward."""
-
-    block: Module
-    """The module whose operations form the block of the instant."""
-    parent: str
-    """Dotted path of the module that contains the block; empty for the root."""
-    instant: Instant
-    saved: int
-    """Saved for backward."""
-    bytes: int
-    """All allocated bytes."""
-    leftover: int = 0
-    """The part of `saved` that checkpoints did not free in this backward."""
-    outside: tuple[Tensor, ...] = ()
-    """Tensors from outside the block, in addition to `saved`."""
-    lingering: int = 0
-    """In backward: bytes in addition to `bytes` that module attributes still reference if no other microbatch is in flight."""
-
-    @property
-    def path(self) -> str:
-        """Dotted path of the module that runs."""
-        path, _ = explained(self.block, self.instant)
-        return f"{self.parent}.{path}" if self.parent else path
-
-    @property
-    def transient(self) -> tuple[Tensor, ...]:
-        """All allocated tensors that are not saved for backward."""
-        _, tensors = explained(self.block, self.instant)
-        return (*tensors, *self.outside)
-
-
-class Exchange(Point):
-    """The instant after a forward at which its output is sent, and the gradient for the next backward is received."""
-
-    @property
-    def path(self) -> str:
-        """The messages instead of a module."""
-        return ".messages to and from the next stage"
-
-    @property
-    def transient(self) -> tuple[Tensor, ...]:
-        """The messages."""
-        return self.outside
-
-
-class Placement(NamedTuple):
-    """One repetition of a block in a chunk."""
-
-    block: Block
-    memory: BlockMemory
-    before: int
-    """Bytes saved by earlier modules of the chunk."""
-    leftover: int = 0
-    """In backward: bytes that checkpoints of later modules did not free."""
-    shared: int = 0
-    """The part of `leftover` that the workspace of this block may already include: a gradient."""
-    branch: bool = False
-    """In backward: the received gradient is added to the instants of this block that have `Instant.past_branch`."""
-    past: bool = False
-    """In backward: the last branch of the chunk's last layer has finished."""
-    held: tuple[Tensor, ...] = ()
-    """In backward: the gradient that the arguments of a checkpoint's backward reference, at instants with `Instant.past_branch`."""
-    lingering: int = 0
-    """In backward: `BlockMemory.lingering` of later modules."""
-    waiting: tuple[Tensor, ...] = ()
-    """In backward: the gradient of a tied embedding that the output layer has computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +35,8 @@ class ChunkMemory:
     received: tuple[Tensor, ...]
     """The gradient that the schedule references throughout the backward; empty for a chunk with the loss."""
     forward_peak: Point
+    next_forward_peak: Point
+    """The peak of a forward that follows a backward of this chunk: the leftover of each layer is allocated until its dispatch."""
     backward_peak: Point
     lone_backward_peak: Point
     """The peak of a backward of the only microbatch in flight, in which `Point.lingering` is allocated."""
@@ -128,7 +63,7 @@ class ChunkMemory:
         if direction == "forward":
             for placement, frame in zip(self.forward, self.frames, strict=True):
                 for instant in placement.memory.forward:
-                    yield _placed(placement, instant, outside=frame)
+                    yield placed(placement, instant, outside=frame)
         else:
             for placement in self.backward:
                 yield from self.points_of(placement)
@@ -136,7 +71,7 @@ class ChunkMemory:
     def points_of(self, placement: Placement) -> Iterator[Point]:
         """Instants of one repetition of a block in the backward."""
         for instant in placement.memory.backward:
-            yield _placed(placement, instant, outside=self.received)
+            yield placed(placement, instant, outside=self.received)
 
 
 def chunk_memory(tree: Module, *, received: tuple[Tensor, ...] = (), first: Module | None = None) -> ChunkMemory:
@@ -151,16 +86,19 @@ def chunk_memory(tree: Module, *, received: tuple[Tensor, ...] = (), first: Modu
     forward, frames, retained = _forward(blocks)
     backward, ends = _backward(blocks, retained, received=bool(received))
     gradient = total_bytes(received)
+    forward_peak, backward_peak = _forward_peak(forward, frames), _backward_peak(backward, received, gradient)
+    left = ends.leftover
     return ChunkMemory(
         retained=retained,
         forward=forward,
         backward=backward,
         frames=frames,
         received=received,
-        forward_peak=_forward_peak(forward, frames),
-        backward_peak=_backward_peak(backward, received, gradient),
+        forward_peak=forward_peak,
+        next_forward_peak=next_forward_peak(blocks, forward, frames, left) if left else forward_peak,
+        backward_peak=backward_peak,
         lone_backward_peak=_backward_peak(backward, received, gradient, alone=True),
-        next_backward_peak=_next_backward_peak(backward, received, gradient, ends),
+        next_backward_peak=next_backward_peak(backward, received, left) if left else backward_peak,
         first_forward=None if first is None else chunk_memory(first, received=received),
         leftover=ends.leftover,
         leftover_of_last=ends.leftover_of_last,
@@ -201,7 +139,7 @@ def chunk_figures(blocks: Sequence[Block], *, received: tuple[Tensor, ...] = ())
             each.before + each.memory.forward_peak + total_bytes(frame) for each, frame in zip(forward, frames, strict=True)
         ),
         backward_peak=highest,
-        next_backward_peak=_next_backward_peak(backward, received, gradient, ends).bytes if ends.leftover else highest,
+        next_backward_peak=next_backward_peak(backward, received, ends.leftover).bytes if ends.leftover else highest,
     )
 
 
@@ -325,7 +263,7 @@ def _forward_peak(placements: tuple[Placement, ...], frames: tuple[tuple[Tensor,
     )
     placement = placements[index]
     instant = max(placement.memory.forward, key=lambda each: each.bytes)
-    return _placed(placement, instant, outside=frames[index])
+    return placed(placement, instant, outside=frames[index])
 
 
 def _highest(placement: Placement, peaks: Peaks, gradient: int, *, leftover: int) -> int:
@@ -351,51 +289,6 @@ def _backward_peak(placements: tuple[Placement, ...], received: tuple[Tensor, ..
     placement = max(placements, key=highest)
     instant = max(
         placement.memory.backward,
-        key=lambda each: each.bytes + alone * each.lingering + _from_outside(placement, each, gradient),
+        key=lambda each: each.bytes + alone * each.lingering + from_outside(placement, each, gradient),
     )
-    return _placed(placement, instant, outside=received)
-
-
-def _next_backward_peak(placements: tuple[Placement, ...], received: tuple[Tensor, ...], gradient: int, ends: _Ends) -> Point:
-    placement = max(
-        placements,
-        key=lambda each: _highest(each._replace(shared=0), each.memory.backward_peaks_without_leftover, gradient, leftover=0),
-    )
-    unshared = placement._replace(shared=0)
-    instant = max(placement.memory.backward, key=lambda each: each.bytes - each.leftover + _from_outside(unshared, each, gradient))
-    found = _placed(placement, instant, outside=received)
-    more = max(0, ends.leftover - ends.leftover_of_last - found.leftover)
-    return found._replace(saved=found.saved + more, bytes=found.bytes + more)
-
-
-def _from_outside(placement: Placement, instant: Instant, gradient: int) -> int:
-    """Bytes from outside the block that differ between the instants of its backward."""
-    shared = placement.shared if instant.shares_leftover else 0
-    held = total_bytes(placement.held) if instant.past_branch else 0
-    return (gradient if _counts_received(placement, instant) else 0) + held - shared
-
-
-def _counts_received(placement: Placement, instant: Instant) -> bool:
-    """Whether the received gradient is allocated in addition to what the block counts."""
-    return placement.past or (placement.branch and instant.past_branch)
-
-
-def _placed(placement: Placement, instant: Instant, *, outside: tuple[Tensor, ...]) -> Point:
-    """An instant with all memory that is allocated outside its block."""
-    leftover = instant.leftover + placement.leftover - (placement.shared if instant.shares_leftover else 0)
-    saved = placement.before + instant.saved - instant.leftover + leftover
-    if instant.backward and not _counts_received(placement, instant):
-        outside = ()
-    if instant.backward and instant.past_branch:
-        outside += placement.held
-    outside += placement.waiting
-    return Point(
-        block=placement.block.module,
-        parent=placement.block.parent,
-        instant=instant,
-        saved=saved,
-        bytes=saved + instant.temporary + total_bytes(outside),
-        leftover=leftover,
-        outside=outside,
-        lingering=placement.lingering + instant.lingering,
-    )
+    return placed(placement, instant, outside=received)

@@ -14,10 +14,10 @@ from analyzer.schedule.pipeline import Pair
 from analyzer.specs import TrainingJob
 
 if TYPE_CHECKING:
-    from analyzer.memory.chunk_memory import Point
     from analyzer.memory.graphs.peaks import GraphMemory
     from analyzer.memory.iteration import PeakContext
     from analyzer.memory.peak import Peak
+    from analyzer.memory.placement import Point
     from analyzer.memory.workspaces import Workspace
     from analyzer.modules.stage import StageModel
     from analyzer.states.record import States
@@ -53,7 +53,7 @@ def overlapped_points(job: TrainingJob, trees: Sequence[Module], messages: Messa
     """
     if not job.flags.overlap_moe_expert_parallel_comm:
         return {}
-    from analyzer.memory.overlapped_microbatches import overlapped_peaks
+    from analyzer.memory.overlapped.microbatches import overlapped_peaks
 
     return overlapped_peaks(trees, messages, early=job.flags.early_attention_backward, deferred=deferred)
 
@@ -64,7 +64,7 @@ def offloaded_points(
     """`PeakContext.offloaded`, for later iterations."""
     if not job.flags.overlap_moe_expert_parallel_comm or job.activation_offload is None:
         return {}, {}
-    from analyzer.memory.overlapped_microbatches import offloaded_peaks
+    from analyzer.memory.overlapped.microbatches import offloaded_peaks
 
     return offloaded_peaks(job, job.activation_offload, trees, messages)
 
@@ -73,7 +73,7 @@ def planned_bytes(job: TrainingJob, trees: Sequence[Module]) -> tuple[int, ...]:
     """`PeakContext.planned`."""
     if not job.flags.overlap_moe_expert_parallel_comm:
         return ()
-    from analyzer.memory.overlapped_layers import batch_of
+    from analyzer.memory.overlapped.layers import batch_of
 
     return tuple(total_bytes(batch_of(tree)) for tree in trees)
 
@@ -82,7 +82,7 @@ def left_bytes(job: TrainingJob, trees: Sequence[Module], inputs: Sequence[tuple
     """`PeakContext.left`. `inputs`: the tensors of each chunk that are counted as its last input."""
     if not job.flags.overlap_moe_expert_parallel_comm:
         return ()
-    from analyzer.memory.overlapped_layers import units
+    from analyzer.memory.overlapped.layers import units
 
     found = []
     for tree, counted in zip(trees, inputs, strict=True):

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from analyzer.memory.chunk_memory import ChunkMemory, Exchange, Point
+from analyzer.memory.chunk_memory import ChunkMemory
 from analyzer.memory.peak import Peak, PeakPosition
 from analyzer.memory.pipeline_tensors import PREVIOUS, MessageOrder, PipelineTensors, PipelineWalk
+from analyzer.memory.placement import Exchange, Point
 from analyzer.memory.workspaces import Workspace
 from analyzer.modules.norm import PARTIAL_SUMS
 from analyzer.modules.tree import Tensor, total_bytes
@@ -183,11 +184,8 @@ class _Walk:
             self._deferring_backward(index, step, base, self._context.deferral)
         elif self._first_passes and (step.kind, number) in self._first_passes:
             self._first_pass(index, step, base)
-        elif forward:
-            self._leftover[number] = 0
-            self._update_peak(index, chunk.forward_peak, base)
         else:
-            point = self._backward_point(step)
+            point = self._highest_point(step)
             self._leftover[number] = 0
             self._update_peak(index, point, base)
         self._saved -= kept
@@ -246,9 +244,11 @@ class _Walk:
         self._in_flight[0] += 1
         self._saved += self._chunks[0].retained
 
-    def _backward_point(self, step: Step) -> Point:
-        """The highest instant of a backward that allocates no workspaces."""
+    def _highest_point(self, step: Step) -> Point:
+        """The highest instant of a forward or backward that allocates no workspaces."""
         chunk = self._chunks[step.chunk]
+        if step.kind == "forward":
+            return chunk.next_forward_peak if self._leftover[step.chunk] else chunk.forward_peak
         if self._leftover[step.chunk]:
             return chunk.next_backward_peak
         alone = self._in_flight[step.chunk] == 1 and not self._overlaps
@@ -270,17 +270,15 @@ class _Walk:
         """The first forward or backward of a chunk. Every instant is visited if workspaces are still to be allocated."""
         self._first_passes.discard((step.kind, step.chunk))
         chunk = self._chunks[step.chunk]
-        of_backward = self._backward_point(step)
+        highest = self._highest_point(step)
         self._leftover[step.chunk] = 0
         allocates = any(each.phase == step.kind for each in self._not_allocated)
         if step.kind == "forward" and chunk.first_forward is not None:
             points: Iterable[Point] = chunk.first_forward.points("forward")
         elif allocates:
             points = chunk.points(step.kind)
-        elif step.kind == "forward":
-            points = (chunk.forward_peak,)
         else:
-            points = (of_backward,)
+            points = (highest,)
         for point in points:
             self._update_peak(index, point, base - (self._allocate(point) if allocates else 0))
 

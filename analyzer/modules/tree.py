@@ -24,6 +24,10 @@ LAYER = "."
 MODEL_PATH = "/"
 OUTPUT_GRADIENT = "output gradient"
 """Name of the gradient of a module's output."""
+ACTIVATION_OUTPUT = "activation output"
+"""Name of the output of the experts' activation."""
+OUTPUTS_OF_EXPERTS = "outputs of the experts"
+"""Name of the outputs of sequential experts, before they are concatenated."""
 
 T = TypeVar("T")
 
@@ -153,6 +157,9 @@ class Module:
     """Temporary tensors at the peak of its forward, in addition to everything saved up to and including itself."""
     recompute_workspace: tuple[Tensor, ...] | None = None
     """The same for the forward that a checkpoint runs again; None if equal to `forward_workspace`."""
+    absent_without_gradients: frozenset[str] = frozenset()
+    """Names in `saved` and `forward_workspace` of tensors that are not allocated at the peak of the first forward under a
+    checkpoint."""
     backward_workspace: tuple[Tensor, ...] = ()
     """Temporary tensors at the peak of its backward, in addition to everything saved up to and including itself."""
     referenced: tuple[Tensor, ...] = ()

@@ -153,8 +153,8 @@ def _sequential(experts: Module) -> Module:
     """Experts that run one after the other, during the backward of the last one.
 
     The operands of the others, which the formulas of the experts do not count, stay allocated: gradients of the outputs of fc1.
-    What their activations saved is counted instead, until fc1. So do the gradients of its inputs, which are concatenated in the end.
-    If the activations of the others saved more than both, memory is highest during the backward of the first expert.
+    Before the backward of fc1, what their activations saved is counted instead. The gradients of the inputs of fc1 stay too, and
+    are concatenated in the end. If those activations saved more than both, memory is highest in the backward of the first expert.
     """
     count = _experts(experts)
     if count == 1:

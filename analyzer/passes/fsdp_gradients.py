@@ -16,7 +16,7 @@ from typing import NamedTuple
 from analyzer.buffers.fsdp import ShardedBucket, is_segment, is_unit, layers_under_checkpoint, of_one_expert
 from analyzer.buffers.fsdp_gathering import GRADIENTS, Gathering, Ids
 from analyzer.modules.kinds import LINEAR, RESIDUAL_ADDS, ModuleKind
-from analyzer.modules.moe.experts import WEIGHT_GRADIENT_OF_EXPERT, WEIGHT_GRADIENTS_OF_EXPERTS
+from analyzer.modules.moe.experts import WEIGHT_GRADIENTS_OF_EXPERTS
 from analyzer.modules.tree import Module, Parameter, Tensor, total_bytes
 from analyzer.specs import TrainingJob
 from analyzer.units import DTYPE_BYTES
@@ -84,12 +84,13 @@ def _bucket(gathering: Gathering, number: int) -> _Bucket:
     bucket = gathering.buckets[number]
     place = max(bucket.places)
     later = (each for each in gathering.buckets[number + 1 :] if each.unit == bucket.unit)
-    equal = Counter(one for each in later for one in _in_segment(each, place))
-    parameters = frozenset((one, equal[one]) for one in _in_segment(bucket, place))
+    equal = Counter(one for each in later for one in in_segment(each, place))
+    parameters = frozenset((one, equal[one]) for one in in_segment(bucket, place))
     return _Bucket(parameters, gathering.tensors(frozenset({number}), GRADIENTS))
 
 
-def _in_segment(bucket: ShardedBucket, place: int) -> Iterator[Parameter]:
+def in_segment(bucket: ShardedBucket, place: int) -> Iterator[Parameter]:
+    """The parameters of a bucket that one segment uses. Those of several experts are those of one."""
     return (of_one_expert(each) for each, index in zip(bucket.parameters, bucket.places, strict=True) if index == place)
 
 
@@ -146,16 +147,16 @@ def accumulates_in_gemm(job: TrainingJob, module: Module) -> bool:
     return job.flags.gradient_accumulation_fusion and (module.kind in LINEAR or module.kind is ModuleKind.OUTPUT_LAYER)
 
 
-def beyond_freed(gradients: tuple[Tensor, ...], module: Module) -> tuple[Tensor, ...]:
+def beyond_freed(gradients: tuple[Tensor, ...], module: Module, *, last: bool = False) -> tuple[Tensor, ...]:
     """The part of a module's unsharded gradients that exceeds what its backward has freed when they are allocated.
 
     A bucket is allocated when autograd accumulates the first gradient (`register_post_accumulate_grad_hook`): after the backward of
     the module, when only the gradients of its weights and input are left of its temporary tensors. With sequence parallelism the
-    input gradient is this rank's part.
+    input gradient is this rank's part. `last`: they are allocated after the last gradient, when those of other weights are freed.
     """
     scattered = any(each.name == "scattered input gradient" for each in module.backward_workspace)
-    gradients_of_weights = ("weight gradient", WEIGHT_GRADIENT_OF_EXPERT, WEIGHT_GRADIENTS_OF_EXPERTS)
-    kept = (*gradients_of_weights, "scattered input gradient" if scattered else "input gradient")
+    of_weights = ("weight gradient",) if last else ("weight gradient", WEIGHT_GRADIENTS_OF_EXPERTS)
+    kept = (*of_weights, "scattered input gradient" if scattered else "input gradient")
     freed = total_bytes(module.saved) + total_bytes(each for each in module.backward_workspace if each.name not in kept)
     beyond = []
     for tensor in gradients:

@@ -9,12 +9,13 @@ megatron/core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py (0.16.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from analyzer.buffers.fsdp import ShardedBucket, fsdp_of, is_segment, of_one_expert, reduced_dtype, shard_ranks
 from analyzer.buffers.fsdp_gathering import Gathering
 from analyzer.modules.tree import Module, Parameter, Tensor
-from analyzer.passes.fsdp_gradients import beyond_freed
+from analyzer.passes.fsdp_gradients import beyond_freed, in_segment
 from analyzer.specs import TrainingJob
 
 REDUCED = "reduced gradients"
@@ -36,26 +37,50 @@ def with_reduced_shards(gathering: Gathering, tree: Module) -> Module:
 
     def visit(module: Module) -> Module:
         if is_segment(module):
-            for bucket in completed.get(next(indices), ()):
-                module, _ = _with_shard(gathering.job, module, bucket, frozenset(map(of_one_expert, bucket.parameters)))
+            index = next(indices)
+            for bucket in completed.get(index, ()):
+                earlier = gathering.buckets[: gathering.buckets.index(bucket)]
+                equal = Counter(one for each in earlier if each.unit == bucket.unit for one in in_segment(each, index))
+                left = _Left({one: equal[one] for one in in_segment(bucket, index)})
+                module = _with_shard(gathering.job, module, bucket, left)
             return module
         return replace(module, children=tuple(visit(child) for child in module.children))
 
     return visit(tree)
 
 
-def _with_shard(job: TrainingJob, module: Module, bucket: ShardedBucket, parameters: frozenset[Parameter]) -> tuple[Module, bool]:
-    """The module in which the first part with parameters of the bucket has the shard, and whether there is one."""
-    if not parameters.isdisjoint(map(of_one_expert, module.parameters)):
-        shard = beyond_freed((_shard(job, bucket),), module)
-        return (replace(module, backward_workspace=(*module.backward_workspace, *shard)) if shard else module), True
+class _Left:
+    """Parameters of a bucket, in a search for the first module that has one of them.
+
+    `earlier`: for each parameter, the number of equal ones in earlier buckets, which the search comes to first.
+    """
+
+    def __init__(self, earlier: dict[Parameter, int]) -> None:
+        self._earlier = earlier
+        self.found = False
+
+    def find(self, module: Module) -> bool:
+        """Whether this is that module."""
+        for parameter in module.parameters:
+            one = of_one_expert(parameter)
+            if one in self._earlier:
+                self._earlier[one] -= parameter.pieces
+                self.found = self.found or self._earlier[one] < 0
+        return self.found
+
+
+def _with_shard(job: TrainingJob, module: Module, bucket: ShardedBucket, left: _Left) -> Module:
+    """The module in which the first part with parameters of the bucket has the shard."""
+    if left.find(module):
+        shard = beyond_freed((_shard(job, bucket),), module, last=True)
+        return replace(module, backward_workspace=(*module.backward_workspace, *shard)) if shard else module
     for index, child in enumerate(module.children):
-        changed, found = _with_shard(job, child, bucket, parameters)
-        if found:
+        changed = _with_shard(job, child, bucket, left)
+        if left.found:
             if changed is child:
-                return module, True
-            return replace(module, children=(*module.children[:index], changed, *module.children[index + 1 :])), True
-    return module, False
+                return module
+            return replace(module, children=(*module.children[:index], changed, *module.children[index + 1 :]))
+    return module
 
 
 def _shard(job: TrainingJob, bucket: ShardedBucket) -> Tensor:

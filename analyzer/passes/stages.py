@@ -233,7 +233,7 @@ def offload_trees_of(job: TrainingJob, tree: Module, chunk: Chunk) -> tuple[Modu
     """With activation offloading, the trees of a chunk in the first iteration and in later ones.
 
     In the first iteration all layers are offloaded, and nothing is copied back early. With overlapped microbatches
-    `memory.overlapped_offload` follows later iterations.
+    `memory.overlapped.offload` follows later iterations.
     """
     offload = job.activation_offload
     if offload is None or job.flags.overlap_moe_expert_parallel_comm:

@@ -1,8 +1,9 @@
 """Lowers a module tree to operations in the order of execution.
 
 Forward: a module allocates its saved tensors and its workspace, runs itself or its children, and frees the workspace. Under a
-checkpoint the first forward saves no tensors. Backward: modules run in reverse order, and a checkpoint runs the forward of its
-children again before their backward. The operations of a module include those of its children, which are cached per module object.
+checkpoint the first forward saves no tensors, but local variables reference some of them (`local_variables`). Backward: modules run
+in reverse order, and a checkpoint runs the forward of its children again before their backward. The operations of a module include
+those of its children, which are cached per module object.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Final
 
 from analyzer.modules.kinds import RESIDUAL_ADDS, ModuleKind
 from analyzer.modules.tree import STREAM, Module, Tensor, total_bytes
-from analyzer.program.operations import Operation, OperationKind, Operations, Phase, Role
+from analyzer.program.local_variables import WITH_VARIABLES, LocalVariables, discarded, workspace_without_gradients
+from analyzer.program.operations import Operation, OperationKind, Operations, Phase, Role, add_memory
 
 _BEGIN, _END, _COMPUTE = OperationKind.BEGIN, OperationKind.END, OperationKind.COMPUTE
 _ALLOCATE, _FREE, _COLLECTIVE = OperationKind.ALLOCATE, OperationKind.FREE, OperationKind.COLLECTIVE
@@ -44,17 +46,23 @@ def covers_layers(module: Module) -> bool:
     )
 
 
-def _forward(module: Module, phase: Phase, discards: bool) -> tuple[Operation, ...]:
-    """The operations of a forward. `discards`: it is the first forward under a checkpoint."""
+def _forward(module: Module, phase: Phase, discards: bool, referenced: frozenset[str] = frozenset()) -> tuple[Operation, ...]:
+    """The operations of a forward. `discards`: it is the first forward under a checkpoint.
+
+    `referenced`: the modules whose outputs local variables of a layer around the module reference in that forward (`made_in`).
+    """
     found = [Operation(_BEGIN, phase, module)]
     saved = Role.DISCARDED if discards else Role.SAVED
-    _memory(found, _ALLOCATE, phase, module, saved, module.saved)
+    kept = discarded(module, referenced) if discards else module.saved
+    add_memory(found, _ALLOCATE, phase, module, saved, kept)
     workspace = module.forward_workspace
     if phase == "recompute" and module.recompute_workspace is not None:
         workspace = module.recompute_workspace
-    _memory(found, _ALLOCATE, phase, module, Role.WORKSPACE, workspace)
+    if discards:
+        workspace = workspace_without_gradients(module, workspace, referenced)
+    add_memory(found, _ALLOCATE, phase, module, Role.WORKSPACE, workspace)
     if not (discards or module.recomputed):
-        _memory(found, _ALLOCATE, phase, module, Role.FRAME, module.forward_held)
+        add_memory(found, _ALLOCATE, phase, module, Role.FRAME, module.forward_held)
     # a router computes its losses only if gradients are enabled (`TopKRouter.routing`): not in the first forward of a checkpoint
     if not (discards and module.kind is ModuleKind.ROUTER):
         for call in module.collectives:
@@ -65,19 +73,23 @@ def _forward(module: Module, phase: Phase, discards: bool) -> tuple[Operation, .
     if not module.children:
         _compute(found, module, phase, discards=discards)
     later: list[Module] = []
+    frame = LocalVariables(module, phase, referenced) if (discards or module.recomputed) and module.kind in WITH_VARIABLES else None
     for child in module.children:
-        found += child.derived(_forward, phase, discards or module.recomputed)
+        outside = referenced if frame is None else frame.before(found, child)
+        found += child.derived(_forward, phase, discards or module.recomputed, outside)
         if later and child.kind in _COPIED_AFTER[later[-1].kind]:
             copied = later.pop()
-            _memory(found, _FREE, phase, copied, Role.WORKSPACE, _only_offloaded(copied))
+            add_memory(found, _FREE, phase, copied, Role.WORKSPACE, _only_offloaded(copied))
         if child.kind in _COPIED_AFTER and _only_offloaded(child) and phase == "forward":
             later.append(child)
-            _memory(found, _ALLOCATE, phase, child, Role.WORKSPACE, _only_offloaded(child))
+            add_memory(found, _ALLOCATE, phase, child, Role.WORKSPACE, _only_offloaded(child))
+    if frame is not None:
+        frame.end(found)
     if module.recomputed:
         found.append(Operation(_FREE, phase, module, Role.DISCARDED))
     if discards:
-        _memory(found, _FREE, phase, module, Role.DISCARDED, module.saved)
-    _memory(found, _FREE, phase, module, Role.WORKSPACE, workspace)
+        add_memory(found, _FREE, phase, module, Role.DISCARDED, kept)
+    add_memory(found, _FREE, phase, module, Role.WORKSPACE, workspace)
     found.append(Operation(_END, phase, module))
     return tuple(found)
 
@@ -86,24 +98,24 @@ def _backward(module: Module) -> tuple[Operation, ...]:
     found = [Operation(_BEGIN, "backward", module)]
     if leaves_tensors(module):
         found.append(Operation(_FREE, "backward", module, Role.LEFTOVER))
-    _memory(found, _ALLOCATE, "backward", module, Role.WORKSPACE, module.backward_workspace)
+    add_memory(found, _ALLOCATE, "backward", module, Role.WORKSPACE, module.backward_workspace)
     found += [Operation(_COLLECTIVE, "backward", module, call=call) for call in module.collectives if call.phase != "forward"]
     if not module.children:
         _compute(found, module, "backward")
     if module.recomputed:
         for child in module.children:
             found += child.derived(_forward, "recompute", False)
-            _memory(found, _FREE, "recompute", child, Role.FRAME, _held(child))
-        _memory(found, _ALLOCATE, "backward", module, Role.WORKSPACE, module.recomputed_last)
+            add_memory(found, _FREE, "recompute", child, Role.FRAME, _held(child))
+        add_memory(found, _ALLOCATE, "backward", module, Role.WORKSPACE, module.recomputed_last)
     branch = _last_branch(module) if module.kind is ModuleKind.LAYER else None
     for child in reversed(module.children):
         found += child.derived(_backward)
         if child is branch:
             found.append(Operation(_ALLOCATE, "backward", module, Role.RESIDUAL_SUM))
     first = _freed_first(module)
-    _memory(found, _FREE, "backward", module, Role.SAVED, tuple(tensor for tensor in module.saved if tensor not in first))
-    _memory(found, _FREE, "backward", module, Role.WORKSPACE, (*module.recomputed_last, *module.backward_workspace))
-    _memory(found, _ALLOCATE, "backward", module, Role.RELOADED, module.reloads)
+    add_memory(found, _FREE, "backward", module, Role.SAVED, tuple(tensor for tensor in module.saved if tensor not in first))
+    add_memory(found, _FREE, "backward", module, Role.WORKSPACE, (*module.recomputed_last, *module.backward_workspace))
+    add_memory(found, _ALLOCATE, "backward", module, Role.RELOADED, module.reloads)
     if leaves_tensors(module):
         left = (*module.outlives, *(tensor for tensor in module.saved if tensor.lingers))
         found.append(Operation(_ALLOCATE, "backward", module, Role.LEFTOVER, left, total_bytes(left)))
@@ -116,14 +128,14 @@ def _compute(found: list[Operation], module: Module, phase: Phase, *, discards: 
         earlier = module.reloaded_early or module.reloaded_within
         role = Role.SAVED if module.reloaded_early else Role.RELOADED if module.reloaded_within else Role.TRANSFER
         copied = module.copied_back if earlier else module.copied_on_demand
-        _memory(found, _ALLOCATE if not earlier else _FREE, phase, module, role, copied if not earlier else _read_first(copied))
-        _memory(found, _FREE, phase, module, Role.SAVED, _freed_first(module))
+        add_memory(found, _ALLOCATE if not earlier else _FREE, phase, module, role, copied if not earlier else _read_first(copied))
+        add_memory(found, _FREE, phase, module, Role.SAVED, _freed_first(module))
         found.append(Operation(_COMPUTE, phase, module))
-        _memory(found, _FREE, phase, module, role, tuple(tensor for tensor in copied if not tensor.read_first))
+        add_memory(found, _FREE, phase, module, role, tuple(tensor for tensor in copied if not tensor.read_first))
         return
-    _memory(found, _ALLOCATE, phase, module, Role.TRANSFER, _only_offloaded(module))
+    add_memory(found, _ALLOCATE, phase, module, Role.TRANSFER, _only_offloaded(module))
     found.append(Operation(_COMPUTE, phase, module, without_gradients=discards))
-    _memory(found, _FREE, phase, module, Role.TRANSFER, _only_offloaded(module))
+    add_memory(found, _FREE, phase, module, Role.TRANSFER, _only_offloaded(module))
 
 
 def _read_first(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -142,13 +154,6 @@ def _freed_first(module: Module) -> tuple[Tensor, ...]:
 def _only_offloaded(module: Module) -> tuple[Tensor, ...]:
     """The offloaded tensors that nothing else keeps on the GPU."""
     return tuple(tensor for tensor in module.offloaded if tensor not in module.saved)
-
-
-def _memory(
-    found: list[Operation], kind: OperationKind, phase: Phase, module: Module, role: Role, tensors: tuple[Tensor, ...]
-) -> None:
-    if tensors:
-        found.append(Operation(kind, phase, module, role, tensors, total_bytes(tensors)))
 
 
 def _held(module: Module) -> tuple[Tensor, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from enum import Enum, auto
 from typing import Literal, NamedTuple
 
-from analyzer.modules.tree import Collective, Module, Tensor
+from analyzer.modules.tree import Collective, Module, Tensor, total_bytes
 
 Phase = Literal["forward", "backward", "recompute"]
 """`recompute` is the second forward of a module under a checkpoint, which runs in the backward."""
@@ -84,6 +84,14 @@ class Operations(NamedTuple):
 
     forward: tuple[Operation, ...]
     backward: tuple[Operation, ...]
+
+
+def add_memory(
+    found: list[Operation], kind: OperationKind, phase: Phase, module: Module, role: Role, tensors: tuple[Tensor, ...]
+) -> None:
+    """Appends the operation that allocates or frees these tensors, if there are any."""
+    if tensors:
+        found.append(Operation(kind, phase, module, role, tensors, total_bytes(tensors)))
 
 
 def with_paths(operations: Iterable[Operation], parent: str = "") -> Iterator[tuple[str, Operation]]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import pytest
 
-from analyzer.memory.chunk_memory import Point, chunk_memory
+from analyzer.memory.chunk_memory import chunk_memory
+from analyzer.memory.placement import Point
 from analyzer.memory.ranks import rank_classes
 from analyzer.modules.tree import Module
 from analyzer.passes.stages import stage_models

@@ -7,7 +7,7 @@ import pytest
 from analyzer.errors import InputError
 from analyzer.memory.block_memory import block_memory, explained
 from analyzer.memory.chunk_memory import chunk_memory
-from analyzer.memory.overlapped_microbatches import overlapped_peak
+from analyzer.memory.overlapped.microbatches import overlapped_peak
 from analyzer.memory.ranks import rank_classes, rank_classes_of_tensors
 from analyzer.modules.kinds import ModuleKind
 from analyzer.passes.stages import offload_trees_of, stage_models

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from analyzer.errors import InputError
-from analyzer.memory.overlapped_microbatches import overlapped_peak
+from analyzer.memory.overlapped.microbatches import overlapped_peak
 from analyzer.memory.ranks import rank_classes
 from analyzer.modules.tree import Module
 from tests.job_of import job_of

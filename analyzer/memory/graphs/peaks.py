@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from analyzer.memory.chunk_memory import Point, chunk_memory
+from analyzer.memory.chunk_memory import chunk_memory
 from analyzer.memory.graphs.kept import batch_bytes, captured_from_start, kept_tensors
 from analyzer.memory.iteration import PeakContext, peak_of_iteration
-from analyzer.memory.overlapped_microbatches import overlapped_peaks
+from analyzer.memory.overlapped.microbatches import overlapped_peaks
 from analyzer.memory.peak import Peak
 from analyzer.memory.pipeline_tensors import SENT, MessageOrder
+from analyzer.memory.placement import Point
 from analyzer.memory.workspaces import Workspace, workspaces_of
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.shapes import shapes_of

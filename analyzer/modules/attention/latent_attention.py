@@ -21,7 +21,13 @@ from analyzer.modules.attention.latent_projections import (
     rotation,
     up_projection,
 )
-from analyzer.modules.attention.unfused_attention import backward_workspace, forward_workspace, saved_inputs, saved_matrices
+from analyzer.modules.attention.unfused_attention import (
+    backward_workspace,
+    forward_workspace,
+    saved_inputs,
+    saved_matrices,
+    with_absent_tensors,
+)
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import row_parallel
 from analyzer.modules.quantized import saved_input
@@ -150,7 +156,7 @@ def _core(shapes: Shapes) -> Module:
         *(tensor(f"{name} gradient", width, saved=False) for name, width in head_widths(mla)),
     )
     if model.attention_backend == "unfused":
-        return Module(
+        kernel = Module(
             name="core_attention",
             kind=ModuleKind.ATTENTION_KERNEL,
             saved=(*saved_inputs(shapes, inputs), *saved_matrices(shapes)),
@@ -163,6 +169,7 @@ def _core(shapes: Shapes) -> Module:
             ),
             source="UnfusedDotProductAttention",
         )
+        return with_absent_tensors(kernel)
     if shapes.split.context > 1:
         return _over_context(shapes, made_by=maker_of_queries(shapes), recomputed=recomputed)
     statistics = shapes.statistics("softmax statistics", shapes.b * heads * shapes.s, "4·b·a·s/t")

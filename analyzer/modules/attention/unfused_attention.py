@@ -25,6 +25,9 @@ from analyzer.units import dtype_bytes
 
 _SAVED_MASK: Final = "attention mask"
 _RECEIVED_MASK: Final = "mask of the scores"
+_DROPOUT_MASK: Final = "dropout mask"
+_CONTEXT: Final = "context"
+_OUTPUT: Final = "output"
 
 
 def combines_masks(kernel: Module) -> bool:
@@ -84,7 +87,7 @@ def unfused_kernel(shapes: Shapes) -> Module:
     """The kernel after a projection to queries, keys and values in one tensor."""
     heads = Heads(shapes)
     inputs, local = _inputs(shapes)
-    return Module(
+    kernel = Module(
         name="core_attention",
         kind=ModuleKind.ATTENTION_KERNEL,
         saved=(
@@ -92,7 +95,7 @@ def unfused_kernel(shapes: Shapes) -> Module:
             *saved_inputs(shapes, inputs),
             *saved_matrices(shapes),
         ),
-        forward_workspace=(*local, *forward_workspace(shapes, heads.tensor("context", heads.query))),
+        forward_workspace=(*local, *forward_workspace(shapes, heads.tensor(_CONTEXT, heads.query))),
         backward_workspace=backward_workspace(
             shapes,
             output=heads.tensor("output gradient", heads.query),
@@ -102,6 +105,20 @@ def unfused_kernel(shapes: Shapes) -> Module:
         parameters=sinks(shapes),
         source="UnfusedDotProductAttention" if shapes.model.implementation == "transformer_engine" else "DotProductAttention",
     )
+    return with_absent_tensors(kernel)
+
+
+def with_absent_tensors(kernel: Module) -> Module:
+    """The kernel, with what its first forward under a checkpoint does not need at once.
+
+    Dropout frees its mask before the product with the values allocates the context.
+    """
+    mask = {tensor.name: tensor.bytes for tensor in kernel.saved if tensor.name == _DROPOUT_MASK}
+    product = {tensor.name: tensor.bytes for tensor in kernel.forward_workspace if tensor.name in (_CONTEXT, _OUTPUT)}
+    if not mask or not product:
+        return kernel
+    absent = min(mask, product, key=lambda each: sum(each.values()))
+    return replace(kernel, absent_without_gradients=frozenset(absent))
 
 
 def _inputs(shapes: Shapes) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -167,7 +184,7 @@ def saved_matrices(shapes: Shapes) -> tuple[Tensor, ...]:
 def _read_by_product(shapes: Shapes) -> tuple[Tensor, ...]:
     """What the product with the values and dropout save."""
     if shapes.model.attention_dropout > 0:
-        return (scores(shapes, "softmax after dropout"), scores(shapes, "dropout mask", dtype="bool"))
+        return (scores(shapes, "softmax after dropout"), scores(shapes, _DROPOUT_MASK, dtype="bool"))
     if _casts(shapes):
         # the product reads a view without the column of sinks
         return (replace(scores(shapes, "softmax in 16 bit", sinks=True), strided=_adds_column(shapes)),)
@@ -200,7 +217,7 @@ def forward_workspace(shapes: Shapes, context: Tensor) -> tuple[Tensor, ...]:
     te = shapes.model.implementation == "transformer_engine"
     # with sinks the saved mask is a copy with another column, and replaces the first; with a window it is the first
     mask = (attention_mask(shapes, _RECEIVED_MASK),) if te and not _keeps_mask(shapes) else ()
-    multiplies = (scores(shapes, "scores", sinks=True), context, replace(context, name="output"))
+    multiplies = (scores(shapes, "scores", sinks=True), context, replace(context, name=_OUTPUT))
     if not _casts(shapes):
         return (*mask, *multiplies)
     # scores and softmax have 4 bytes per element, and 3 saved by dropout do not exist yet

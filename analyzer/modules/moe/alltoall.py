@@ -204,6 +204,16 @@ def _combined(routing: Routing, *, saved: bool) -> tuple[Tensor, ...]:
     return largest((*dispatched, beyond, *unsorted, *_summed_over_parts(routing)), unsorted or (expert_output,), scattered, output)
 
 
+def _gathered_gradients(routing: Routing) -> tuple[Tensor, ...]:
+    """Gradients that are gathered over expert-tensor-parallel ranks in the dtype of the probabilities, if it is another one."""
+    dtype = routing.probability_dtype
+    if routing.etp == 1 or dtype == routing.shapes.dtype:
+        return ()
+    gathered = routing.row_tensor("gathered gradients", routing.rows, dtype=dtype)
+    flat = () if routing.moe.pad_to_capacity else (replace(gathered, name="flat copy of the gradients"),)
+    return (routing.row_tensor("gradients before they are gathered", routing.received, dtype=dtype), gathered, *flat)
+
+
 def alltoall_combine(shapes: Shapes) -> Module:
     """Rows of the local experts → [T, h], summed over the experts of each token."""
     routing = Routing(shapes)
@@ -229,7 +239,7 @@ def alltoall_combine(shapes: Shapes) -> Module:
         backward_workspace=largest(
             (gradient, routing.row_tensor("sent gradients", routing.sent)),
             # shared experts read the gradient of the sum later; otherwise it is freed, and so are the saved rows
-            (*((gradient,) if shared else ()), *exchanged, received, *sorts),
+            *((*((gradient,) if shared else ()), *each) for each in ((*exchanged, received, *sorts), _gathered_gradients(routing))),
         ),
         collectives=tuple(_combine_collectives(routing)),
         source="token_combine and unpermute",

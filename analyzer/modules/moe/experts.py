@@ -15,7 +15,16 @@ from analyzer.modules.mlp import activates_sum, saved_by_gate, saves_half
 from analyzer.modules.moe.routing import ROW_GRADIENTS, Routing, dispatched_rows, shared_output
 from analyzer.modules.quantized import Split, backward_input, forward_input, output_gradient, saved_input
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import OUTPUT_GRADIENT, Module, Parameter, Tensor, largest, total_bytes
+from analyzer.modules.tree import (
+    ACTIVATION_OUTPUT,
+    OUTPUT_GRADIENT,
+    OUTPUTS_OF_EXPERTS,
+    Module,
+    Parameter,
+    Tensor,
+    largest,
+    total_bytes,
+)
 
 SAVED_BY_OTHERS: Final = "saved by other experts"
 INPUT_GRADIENTS: Final = ("input gradients of the experts", "input gradients of other experts")
@@ -97,7 +106,7 @@ class _Experts:
 
     @property
     def activation_output(self) -> Tensor:
-        return self.at_once(self.routing.row_tensor("activation output", self.rows, self.width))[0]
+        return self.at_once(self.routing.row_tensor(ACTIVATION_OUTPUT, self.rows, self.width))[0]
 
     @property
     def output_gradient(self) -> Tensor:
@@ -168,14 +177,17 @@ def _fc1(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
 
 
 def _sequential_gradients(sizes: _Experts, own: tuple[Tensor, ...], saved_after: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Beside a matrix of all rows, at the GEMM of the last expert but one, or when the input gradients are concatenated.
+    """Beside a matrix of all rows, at the GEMM of the first expert or of the last but one, or at the concatenation.
 
     The matrix is the output gradient of all experts, which is freed when the last expert has read it, or then the concatenation.
+    Each expert frees what its activation and fc2 have saved, and allocates the gradient of its input.
     """
     experts = sizes.routing.local_experts
     rows = sizes.rows * (experts - 1) // experts
     others = replace(sizes.routing.row_tensor(INPUT_GRADIENTS[1], rows), pieces=experts - 1)
-    last = Tensor(name=SAVED_BY_LAST, shape=(total_bytes(saved_after) // experts,), dtype="uint8")
+    saved, gradient = total_bytes(saved_after) // experts, others.bytes // (experts - 1)
+    more = max(saved, saved * (experts - 1) + gradient - others.bytes)  # of the last expert but one, and of the first
+    last = Tensor(name=SAVED_BY_LAST, shape=(more,), dtype="uint8")
     # at the concatenation the gradients in `own` have been freed
     beyond_own = max(0, sizes.output_gradient.bytes - total_bytes(own))
     inputs = Tensor(name=INPUT_GRADIENTS[0], shape=(beyond_own,), dtype="uint8", formula="T·k rows, minus freed gradients")
@@ -265,7 +277,7 @@ def _fc2(sizes: _Experts) -> Module:
     results: tuple[Tensor, ...]
     if sequential:  # the outputs are concatenated after the activation of the last expert is freed
         concatenated = routing.row_tensor("output", routing.rows)
-        results = (routing.row_tensor("outputs of the experts", rows), *largest((*unsaved, *quantized), (concatenated,)))
+        results = (routing.row_tensor(OUTPUTS_OF_EXPERTS, rows), *largest((*unsaved, *quantized), (concatenated,)))
     else:
         results = (*unsaved, routing.row_tensor("output", rows), *largest(quantized, (*biased, *unpadded)))
     # the gradient of the view of a padded output is a new tensor

@@ -370,4 +370,27 @@ FOUND: Final = {
     "--pipeline-model-parallel-layout Ettttm|L",
     "overlapped shared experts with a gate": f"{_EXPERTS} --moe-token-dispatcher-type alltoall "
     "--moe-shared-expert-intermediate-size 512 --moe-shared-expert-gate --moe-shared-expert-overlap",
+    "overlapped, tied embeddings, cp2": "--bf16 --vocab-size 9999 --disable-bias-linear --num-experts 8 --context-parallel-size 2 "
+    "--micro-batch-size 1 --expert-model-parallel-size 2 --moe-ffn-hidden-size 256 --overlap-moe-expert-parallel-comm "
+    "--moe-token-dispatcher-type alltoall --global-batch-size 32",
+    "overlapped, sequential experts with delayed weight gradients": "--bf16 --disable-bias-linear --vocab-size 120 --num-experts 8 "
+    "--moe-ffn-hidden-size 512 --squared-relu --micro-batch-size 1 --moe-token-dispatcher-type flex --moe-router-topk 8 "
+    "--moe-flex-dispatcher-backend hybridep --expert-model-parallel-size 2 --overlap-moe-expert-parallel-comm "
+    "--delay-wgrad-compute --global-batch-size 64",
+    "megatron fsdp of gradients in three buckets, cp2": f"{_MEGATRON_FSDP} optim_grads --vocab-size 9999 --quick-geglu "
+    "--disable-bias-linear --micro-batch-size 1 --context-parallel-size 2 --overlap-grad-reduce --ddp-num-buckets 3",
+    "megatron fsdp of gradients, grouped experts": f"{_MEGATRON_FSDP} optim_grads --vocab-size 9999 --disable-bias-linear "
+    "--num-experts 8 --moe-grouped-gemm --micro-batch-size 1 --context-parallel-size 2",
+    "megatron fsdp of gradients, experts over tensor-parallel ranks": f"{_MEGATRON_FSDP} optim_grads --vocab-size 9999 "
+    "--disable-bias-linear --num-experts 8 --moe-router-topk 4 --moe-ffn-hidden-size 512 --moe-router-dtype fp32 "
+    "--moe-token-dispatcher-type alltoall --moe-grouped-gemm --moe-permute-fusion --tensor-model-parallel-size 4 "
+    "--sequence-parallel --micro-batch-size 1",
+    "recomputed experts with unfused attention, pp4": f"--bf16 --disable-bias-linear --vocab-size 120 {_FULL} 1 --num-layers 4 "
+    "--global-batch-size 32 --attention-backend unfused --group-query-attention --num-query-groups 4 --num-experts 8 "
+    "--moe-ffn-hidden-size 512 --pipeline-model-parallel-size 4",
+    "megatron fsdp of gradients, dense and MoE layers in turn, recomputed": f"{_MEGATRON_FSDP} optim_grads {_FULL} 1 "
+    "--vocab-size 9999 --disable-bias-linear --num-experts 8 --moe-layer-freq 2 --moe-token-dispatcher-type alltoall",
+    "recomputed latent attention and experts, deterministic, pp4": f"--fp16 --disable-bias-linear --vocab-size 9999 {_FULL} 1 "
+    "--position-embedding-type rope --multi-latent-attention --qk-pos-emb-head-dim 32 --deterministic-mode --attention-dropout 0 "
+    "--num-experts 8 --moe-ffn-hidden-size 512 --pipeline-model-parallel-size 4 --global-batch-size 32",
 }

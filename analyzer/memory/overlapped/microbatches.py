@@ -13,10 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from analyzer.memory.chunk_memory import Point
-from analyzer.memory.overlapped_layers import Node, Placed, Unit, units
-from analyzer.memory.overlapped_offload import OffloadedGroups, StepGroups, group_members
+from analyzer.memory.overlapped.layers import Node, Placed, Unit, units
+from analyzer.memory.overlapped.offload import OffloadedGroups, StepGroups, group_members
 from analyzer.memory.pipeline_tensors import MessageOrder
+from analyzer.memory.placement import Point
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.routing import LOCAL_ROWS
 from analyzer.modules.tree import Module, Tensor, total_bytes
 from analyzer.passes.deferred_output_gradients import output_layers
@@ -153,8 +154,18 @@ class _OverlappedStep:
         self._freed = total_bytes(message) * self._sent
         frame = tuple(self._frame)
         yield from self._run_forward(self._forward.last.forward(self._frame))
-        self._gradient = ()
-        yield from self._run_backward(self._backward.first.backward(), 0, frame=frame)
+        gradient, self._gradient = self._gradient, ()
+        yield from self._embedding_backward(gradient, frame)
+
+    def _embedding_backward(self, gradient: tuple[Tensor, ...], frame: tuple[Tensor, ...]) -> Iterator[Point]:
+        """The last node of the backward. Its argument is the gradient of its output, which dropout counts, or word embeddings do
+        that allocate this output."""
+        embeddings = [module for module, _ in self._backward.first.modules if module.kind is ModuleKind.EMBEDDING]
+        held = gradient if any(module.output_of != "word_embeddings" for module in embeddings) else ()
+        for each in self._backward.first.backward():
+            looked_up = each.instant.kind in (ModuleKind.WORD_EMBEDDINGS, ModuleKind.POSITION_EMBEDDINGS)
+            yield from self._run_backward((each,), None, held if looked_up else (), frame)
+        self._backward_saved = 0
 
     def _layers(self, index: int | None, one: Unit | None, other: Unit | None) -> Iterator[Point]:
         """The forward of one layer and the backward of another one (`TransformerLayerSchedulePlan.run`).

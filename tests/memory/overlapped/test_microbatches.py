@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from analyzer.memory.overlapped_microbatches import overlapped_peak
+from analyzer.memory.overlapped.microbatches import overlapped_peak
 from analyzer.memory.ranks import rank_classes
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from analyzer.memory.overlapped_offload import Member, OffloadedGroups
+from analyzer.memory.overlapped.offload import Member, OffloadedGroups
 from analyzer.modules.inputs import module_inputs
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.models.gpt import full_model

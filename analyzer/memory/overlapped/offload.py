@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from analyzer.memory.block_memory import explained
-from analyzer.memory.overlapped_layers import Placed, units
+from analyzer.memory.overlapped.layers import Placed, units
 from analyzer.modules.tree import Module, total_bytes
 from analyzer.passes.activation_offload import COMMITS, group_of
 from analyzer.schedule.pipeline import Step
