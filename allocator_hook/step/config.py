@@ -110,7 +110,6 @@ def _precision_and_flags(job: TrainingJob) -> dict[str, Any]:
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
         "autocast_dtype": dtype,
-        "perform_initialization": False,  # weight values have no effect on memory
         "use_cpu_initialization": False,
         "init_model_with_meta_device": starts_from_meta(job),
         "gradient_accumulation_fusion": flags.gradient_accumulation_fusion,

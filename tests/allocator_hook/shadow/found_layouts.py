@@ -393,4 +393,7 @@ FOUND: Final = {
     "recomputed latent attention and experts, deterministic, pp4": f"--fp16 --disable-bias-linear --vocab-size 9999 {_FULL} 1 "
     "--position-embedding-type rope --multi-latent-attention --qk-pos-emb-head-dim 32 --deterministic-mode --attention-dropout 0 "
     "--num-experts 8 --moe-ffn-hidden-size 512 --pipeline-model-parallel-size 4 --global-batch-size 32",
+    "muon, matrices gathered over tensor-parallel ranks, mtp in the last stage": "--bf16 --vocab-size 9999 --disable-bias-linear "
+    "--micro-batch-size 1 --position-embedding-type rope --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 "
+    "--sequence-parallel --mtp-num-layers 1 --optimizer muon --muon-tp-mode duplicated",
 }
