@@ -26,6 +26,8 @@ class Means:
         self._padded: set[int] = set()
         self.multiple = 1
         """Rows of each expert are padded to this multiple for FP8; numbers of tokens then differ by half of it, see `spread`."""
+        self.padded_on_arrival = True
+        """Whether the experts or the flex dispatcher pad them; otherwise the map of the router is padded."""
 
     def of(self, tensor: Any) -> float | None:
         """Return the mean of a tensor or a number; None if it is unknown."""
@@ -40,6 +42,14 @@ class Means:
             self._by_storage[storage] = mean
             (self._padded.add if padded else self._padded.discard)(storage)
 
+    def copy(self, target: torch.Tensor, source: Any, factor: float = 1.0) -> None:
+        """Set the mean of a tensor to that of another one, or of a number, times a factor."""
+        mean = self.of(source)
+        self.put(target, mean if mean is None else mean * factor, padded=self._is_padded(source))
+
+    def _is_padded(self, tensor: Any) -> bool:
+        return isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata in self._padded
+
     def forget(self, storage: int) -> None:
         """Remove the mean of a freed storage."""
         self._by_storage.pop(storage, None)
@@ -49,7 +59,7 @@ class Means:
         """Set the mean of the result of an operation, if there is a rule for it."""
         rule = _RULES.get(func)
         if rule is not None and isinstance(result, torch.Tensor) and result.is_meta:
-            self.put(result, rule(self, args, kwargs or {}, result))
+            self.put(result, rule(self, args, kwargs or {}, result), padded=func in _KEEP_PADDING and self._is_padded(args[0]))
 
     def to_host(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return a CPU tensor of the same shape.
@@ -63,8 +73,8 @@ class Means:
         if not mean:
             return host
         total = round(mean * host.numel())
-        padded = tensor.untyped_storage()._cdata in self._padded
-        host.view(-1).copy_(torch.tensor(self.spread(total, host.numel(), pads=host.dim() == 1, padded=padded)))
+        numbers = self.spread(total, host.numel(), pads=host.dim() == 1, padded=self._is_padded(tensor))
+        host.view(-1).copy_(torch.tensor(numbers))
         return host
 
     def spread(self, total: int, number: int, *, pads: bool = True, padded: bool = False) -> list[int]:
@@ -77,7 +87,7 @@ class Means:
         each, further = divmod(total, number)
         half = self.multiple // 2
         is_multiple = not (each - (half if padded else 0)) % self.multiple
-        if (pads or padded) and half and not further and each and is_multiple and not number % 2:
+        if ((pads and self.padded_on_arrival) or padded) and half and not further and each and is_multiple and not number % 2:
             return [each + half, each - half] * (number // 2)
         return [each + (index < further) for index in range(number)]
 
@@ -102,7 +112,7 @@ def padded(means: Means, real: Callable[..., torch.Tensor]) -> Callable[..., tor
         mean, tokens = means.of(routing_map), routing_map.shape[0]
         result = real(routing_map, multiple)
         if mean is not None:
-            means.put(result, means.padded(round(mean * tokens), multiple) / tokens)
+            means.put(result, means.padded(round(mean * tokens), multiple) / tokens, padded=True)
         return result
 
     return pad
@@ -194,3 +204,5 @@ _RULES: dict[Any, Callable[..., float | None]] = {
     aten.mul.Tensor: _multiply,
 }
 """Rules for the operations between the router and a value on the host. Views share the storage and need no rule."""
+_KEEP_PADDING = frozenset({rule for rule in _RULES if _RULES[rule] in (_same, _sum)})
+"""Operations whose results are numbers of padded rows if their first arguments are."""

@@ -139,7 +139,7 @@ class Recorder(TorchDispatchMode):
         if func is aten._to_copy.default and args[0].is_meta and _is_host(kwargs.get("device")):
             return self.means.to_host(args[0], kwargs.get("dtype"))
         if func is aten.copy_.default and (args[0].is_meta or args[1].is_meta):
-            self.means.put(args[0], self.means.of(args[1]))
+            self.means.copy(args[0], args[1])
             return args[0] if args[0].is_meta else args[0].copy_(self.means.to_host(args[1]))
         if func is aten.masked_select.default and args[0].is_meta:
             return self._masked_select(*args)
@@ -180,7 +180,7 @@ class Recorder(TorchDispatchMode):
         with torch._C.DisableTorchFunction():
             made = outside_allocator(tensor.shape, tensor.dtype)
         self._references[made.untyped_storage()._cdata] = self.pointer(tensor) or 0
-        self.means.put(made, self.means.of(tensor))
+        self.means.copy(made, tensor)
         return made
 
     @contextmanager

@@ -96,7 +96,7 @@ class Session:
             graphed = self.job.graphs is not None
             recorder = Recorder(writer, cublas_workspace_bytes=cublas_workspace_bytes(self.job), each_stream=graphed)
             marks = Marks(writer)
-            recorder.means.multiple = _padding_multiple(self.job)
+            recorder.means.multiple, recorder.means.padded_on_arrival = _padding(self.job)
             received = received_shapes(self.job)
             stack.enter_context(Patches([*recorder.patches(), *_router_padding(recorder.means), *received]))
             stack.enter_context(Patches(_hadamard_signs(self.job)))
@@ -138,8 +138,8 @@ class Session:
         """
         if self._recorder is None:
             return
-        mean, moe = self._recorder.means.of(input), self.job.model.moe
-        self._recorder.means.put(output, mean if mean is None or moe is None else mean * moe.imbalance)
+        moe = self.job.model.moe
+        self._recorder.means.copy(output, input, 1.0 if moe is None else moe.imbalance)
 
     def _current_bytes(self) -> int:
         return self._recorder.current_bytes if self._recorder is not None else 0
@@ -157,13 +157,15 @@ def _deterministic(job: TrainingJob) -> Iterator[None]:
     torch.use_deterministic_algorithms(before)
 
 
-def _padding_multiple(job: TrainingJob) -> int:
-    """The multiple to which the experts pad their rows; 1 if they do not, or if the routing map is padded: not by HybridEP."""
+def _padding(job: TrainingJob) -> tuple[int, bool]:
+    """The multiple to which rows of each expert are padded, 1 if they are not, and whether they are padded where they arrive.
+
+    Otherwise the map of the router is padded before rows are sent.
+    """
     moe, fp8 = job.model.moe, job.precision.fp8
     if moe is None or fp8 is None:
-        return 1
-    on_arrival = moe.flex is not None and moe.flex.backend == "hybridep"
-    return 1 if moe.pad_for_quantization and not on_arrival else Routing(shapes_of(job)).padded_to
+        return 1, True
+    return Routing(shapes_of(job)).padded_to, moe.flex is not None or not moe.pad_for_quantization
 
 
 def _router_padding(means: Means) -> Iterator[Patch]:
