@@ -108,7 +108,7 @@ def column_parallel(
     if fused_norm:
         saved: tuple[Tensor, ...] = (
             shapes.hidden("input", dtype=shapes.residual_dtype, shares=input_shares, made_in=input_made_in),
-            *saved_input(shapes, read, gathered=shapes.sp),
+            *saved_input(shapes, read, gathered=shapes.sp, normed=True),
             *norm_statistics(shapes, rows, "4·s·b/t" if shapes.sp else "4·s·b"),
         )
     elif recomputed:

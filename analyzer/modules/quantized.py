@@ -127,15 +127,17 @@ def _both(shapes: Shapes, tensor: Tensor, split: Split = _UNSPLIT) -> tuple[Tens
     return (*_copy(shapes, tensor, "row", split), *by_columns)
 
 
-def saved_input(shapes: Shapes, tensor: Tensor, *, gathered: bool = False, split: Split = _UNSPLIT) -> tuple[Tensor, ...]:
+def saved_input(
+    shapes: Shapes, tensor: Tensor, *, gathered: bool = False, normed: bool = False, split: Split = _UNSPLIT
+) -> tuple[Tensor, ...]:
     """What a layer saves of its input for the weight gradient: in FP8 one copy, of the shard if the input is `gathered`.
 
-    A shard with one scale per tensor is saved row-wise, because only rows can be gathered. Of a shard in NVFP4 both copies stay
-    (`_LayerNormLinear.forward`: only MXFP8 and blockwise tensors drop their rows).
+    A shard with one scale per tensor is saved row-wise, because only rows can be gathered. Of a shard in NVFP4 both copies stay if
+    the norm is fused (`normed`; `_LayerNormLinear.forward`: only MXFP8 and blockwise tensors drop their rows).
     """
     if shapes.fp8 is None:
         return (tensor,)
-    if gathered and shapes.fp8.recipe == "nvfp4":
+    if gathered and normed and shapes.fp8.recipe == "nvfp4":
         return _both(shapes, tensor, split)
     rows = copies(shapes) == 1 or (gathered and shapes.fp8.recipe in ONE_SCALE)
     return _copy(shapes, tensor, "row" if rows else "column", split)
@@ -152,12 +154,13 @@ def forward_input(
 ) -> tuple[Tensor, ...]:
     """What the forward GEMM reads in addition to what is saved. `gathered`: the full input, if `tensor` is a shard.
 
-    `in_16_bit`: the caller still references the 16-bit input. `original`: the 16-bit input is saved.
+    `in_16_bit`: the caller still references the 16-bit input. With a fused norm it does not. `original`: the 16-bit input is saved.
     """
     if shapes.fp8 is None:
         return gathered
     referenced = (tensor,) if in_16_bit and not original else ()
-    rows_kept = not original and (copies(shapes) == 1 or (bool(gathered) and shapes.fp8.recipe in (*ONE_SCALE, "nvfp4")))
+    recipes = ONE_SCALE if in_16_bit else (*ONE_SCALE, "nvfp4")
+    rows_kept = not original and (copies(shapes) == 1 or (bool(gathered) and shapes.fp8.recipe in recipes))
     rows = () if rows_kept else _copy(shapes, tensor, "row", split)
     return (*referenced, *rows, *(copy for full in gathered for copy in _copy(shapes, full, "row")))
 
@@ -216,9 +219,12 @@ def gathers(
 
 
 def _gathered_scales(recipe: Fp8Recipe, rows: int, columns: int, axis: Axis) -> tuple[tuple[int, int], str]:
-    """Shape and element type of block scales as they are sent. The padding of rows is removed (`_all_gather_mxfp8`)."""
+    """Shape and element type of block scales as they are sent.
+
+    The padding of rows is removed (`_all_gather_mxfp8`), and that of the transposed copy in NVFP4 (`_all_gather_nvfp4`).
+    """
     if recipe == "blockwise":
         return ((rows, ceil_div(columns, 128)) if axis == "row" else (ceil_div(rows, 128), columns)), "fp32"
     block = 16 if recipe == "nvfp4" else 32
     by_row = (rows, round_up(ceil_div(columns, block), 4))
-    return (by_row if axis == "row" else (ceil_div(rows, block), round_up(columns, 128))), "uint8"
+    return (by_row if axis == "row" else (ceil_div(rows, block), columns if recipe == "nvfp4" else round_up(columns, 128))), "uint8"

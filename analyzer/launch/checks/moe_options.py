@@ -16,21 +16,27 @@ if TYPE_CHECKING:
 
 def moe_violations(arguments: Arguments) -> Iterator[Violation]:
     """The checks of experts that a launch breaks. Megatron does them for dense models too."""
-    yield from _padded_sinkhorn(arguments)
+    yield from _padded_map(arguments)
     if since(arguments, "0.18"):
         yield from _grouped_parameters(arguments)
     if since(arguments, "0.19"):
         yield from _dispatcher(arguments)
 
 
-def _padded_sinkhorn(arguments: Arguments) -> Iterator[Violation]:
-    """`pad_routing_map` changes the routing map, which the product with the logits in `sinkhorn_load_balancing` saves."""
+def _padded_map(arguments: Arguments) -> Iterator[Violation]:
+    """`pad_routing_map` changes the routing map that a product saves: with the logits in `sinkhorn_load_balancing`, or with the
+    probabilities in `apply_router_token_dropping`."""
     asked = [dest for dest in ("moe_router_padding_for_quantization", "moe_router_padding_for_fp8") if switched_on(arguments, dest)]
     sinkhorn = arguments.get("moe_router_load_balancing_type") in ("sinkhorn", ["sinkhorn"], ("sinkhorn",))
     fused = switched_on(arguments, "enable_experimental") and switched_on(arguments, "moe_permute_fusion")
-    if asked and sinkhorn and not fused and text(arguments, "moe_token_dispatcher_type", "allgather") == "alltoall":
+    if not asked or fused or text(arguments, "moe_token_dispatcher_type", "allgather") != "alltoall":
+        return
+    if sinkhorn:
         fault = "changes the routing map in place, which the backward of sinkhorn needs"
         yield Violation((asked[0],), fault, "leave it out, or use --moe-router-load-balancing-type none")
+    if arguments.get("moe_expert_capacity_factor") is not None:
+        fault = "changes the routing map in place, which the backward of the expert capacity needs"
+        yield Violation((asked[0],), fault, "leave it out, or leave out --moe-expert-capacity-factor")
 
 
 def _grouped_parameters(arguments: Arguments) -> Iterator[Violation]:

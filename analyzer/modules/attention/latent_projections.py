@@ -145,7 +145,7 @@ def _saved_by_up(
     source = compressed(shapes, "input", source_width, made_in=_maker_of_input(name))
     if normed:
         statistics = norm_statistics(shapes, shapes.s_split * shapes.b, "4·s·b")
-        saved = (source, *saved_input(shapes, read, gathered=shapes.sp), *statistics)
+        saved = (source, *saved_input(shapes, read, gathered=shapes.sp, normed=True), *statistics)
     elif shares and shapes.recomputes("layernorm") and shapes.recomputes("mla_up_proj"):
         saved = (read,)
     else:

@@ -132,12 +132,18 @@ class Routing:
 
     @cached_property
     def padded_to(self) -> int:
-        """The rows of each expert are padded to a multiple of this; 1 without FP8."""
-        recipe = self.shapes.inputs.padding_recipe
-        if recipe is None:
+        """The rows of each expert are padded to a multiple of this; 1 without FP8.
+
+        In layers in 16 bit `Fp8Padding` of Transformer Engine takes the default recipe of the GPU (`get_default_fp8_recipe`).
+        """
+        inputs = self.shapes.inputs
+        if inputs.padding_recipe is None:
             return 1
         by_megatron = self.moe.pad_for_quantization or self._padded_on_arrival or not self.moe.grouped_gemm
-        return align_size(recipe, fp4=128 if by_megatron else self.shapes.inputs.fp4_padding)
+        if not by_megatron and self.shapes.fp8 is None:
+            mxfp8 = inputs.compute_capability is not None and (10, 0) <= inputs.compute_capability < (12, 0)
+            return align_size("mxfp8" if mxfp8 else "delayed")
+        return align_size(inputs.padding_recipe, fp4=128 if by_megatron else inputs.fp4_padding)
 
     @cached_property
     def pads(self) -> bool:

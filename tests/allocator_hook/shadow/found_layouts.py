@@ -396,4 +396,8 @@ FOUND: Final = {
     "muon, matrices gathered over tensor-parallel ranks, mtp in the last stage": "--bf16 --vocab-size 9999 --disable-bias-linear "
     "--micro-batch-size 1 --position-embedding-type rope --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 "
     "--sequence-parallel --mtp-num-layers 1 --optimizer muon --muon-tp-mode duplicated",
+    "latent attention in fp4, tp2 sp": f"--bf16 --vocab-size 120 --num-layers 2 --disable-bias-linear {_LATENT} {_FP4} "
+    "--tensor-model-parallel-size 2 --sequence-parallel",
+    "experts in fp4, mtp in 16 bit": f"--bf16 --vocab-size 120 --disable-bias-linear --position-embedding-type rope {_FP4} "
+    "--num-experts 8 --moe-grouped-gemm --moe-ffn-hidden-size 256 --mtp-num-layers 1 --micro-batch-size 1",
 }

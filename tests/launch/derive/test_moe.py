@@ -67,6 +67,12 @@ REFUSED = [
         "--moe-router-padding-for-quantization",
         "the backward of sinkhorn",
     ),
+    (
+        E8 + "--moe-router-padding-for-quantization --fp8-format e4m3 --bf16 --moe-token-dispatcher-type alltoall "
+        "--moe-expert-capacity-factor 1",
+        "--moe-router-padding-for-quantization",
+        "the backward of the expert capacity",
+    ),
     (E8 + "--moe-router-padding-for-fp8", "--moe-router-padding-for-fp8", "fp8 or fp4"),
     (E8 + "--moe-apply-probs-on-input", "--moe-apply-probs-on-input", "not 2"),
     # capacity
