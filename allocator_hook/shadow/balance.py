@@ -17,10 +17,8 @@ from analyzer.units import MIB, round_up
 
 aten = torch.ops.aten
 
-FP4_MULTIPLE = 64
-"""The smallest multiple to which rows are padded for FP4."""
 DEFAULT_MULTIPLE = 32
-"""The multiple to which Transformer Engine pads rows on a GPU with FP4 outside of FP8 and FP4."""
+"""The multiple to which Transformer Engine pads rows on a GPU with FP4 outside of FP8 and FP4. That of FP4 is larger."""
 
 
 class Means:
@@ -87,12 +85,12 @@ class Means:
 
         If a later step `pads` them and each is already a multiple of `multiple`, every second one is half of it more, the others
         half of it less. Padding then adds half of a multiple to each on average, as for random numbers. Of `padded` numbers the
-        mean includes this half; they are such multiples. With FP4 the numbers differ by `DEFAULT_MULTIPLE` more, so that the same
-        holds for layers in 16 bit, which pad to it.
+        mean includes this half; they are such multiples. With FP4 the numbers differ less, so that the same holds for layers in
+        16 bit, which pad to `DEFAULT_MULTIPLE`.
         """
         each, further = divmod(total, number)
         half = self.multiple // 2
-        offset = half if padded or self.multiple < FP4_MULTIPLE else half + DEFAULT_MULTIPLE // 2
+        offset = half if padded else min(half, DEFAULT_MULTIPLE // 2)
         is_multiple = not (each - (half if padded else 0)) % self.multiple
         if ((pads and self.padded_on_arrival) or padded) and half and not further and each and is_multiple and not number % 2:
             return [each + offset, each - offset] * (number // 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from analyzer.modules.moe.routing import Routing
-from analyzer.modules.shapes import shapes_of
+from analyzer.modules.shapes import Shapes, shapes_of
 from analyzer.results import RankClass
 from analyzer.specs import TrainingJob
 from analyzer.time.pass_work import chunk_work
@@ -20,13 +20,13 @@ def predicted_kernels(job: TrainingJob, rank: RankClass) -> PredictedKernels:
 
 
 def _of_chunks(job: TrainingJob, rank: RankClass, *, in_steps: bool) -> Iterator[tuple[KernelKey, KernelTotal]]:
-    padded_to = _padded_to(job)
+    quantized, in_16_bit = (_padded_to(job, shapes) for shapes in (shapes_of(job), shapes_of(job).in_16_bit))
     for tree in rank.trees:
         work = chunk_work(job, tree)
         for kernel, count in (*work.forward.kernels, *work.backward.kernels):
             times = count * job.batch.microbatches
             if isinstance(kernel, Gemm):
-                for each in _of_padded_experts(kernel, padded_to):
+                for each in _of_padded_experts(kernel, in_16_bit if kernel.precision == "16" else quantized):
                     key = gemm_key(each.m, each.n, each.k, bits=int(each.precision))
                     yield key, KernelTotal(times * each.batch, float(times * each.flops))
             elif isinstance(kernel, Attention):
@@ -35,11 +35,11 @@ def _of_chunks(job: TrainingJob, rank: RankClass, *, in_steps: bool) -> Iterator
                 yield key, KernelTotal(times, times * kernel.flops)
 
 
-def _padded_to(job: TrainingJob) -> int:
+def _padded_to(job: TrainingJob, shapes: Shapes) -> int:
     """The multiple to which the rows of each expert are padded for FP8; 1 if they are not, or by padding the routing map."""
     if job.model.moe is None or job.model.moe.pad_for_quantization:
         return 1
-    routing = Routing(shapes_of(job))
+    routing = Routing(shapes)
     return routing.padded_to if routing.multiplied_rows > routing.choices else 1
 
 

@@ -31,7 +31,8 @@ def _work(module: Module, context: WorkContext) -> Work:
         return elementwise.standalone_norm(module, context)
     weight = weight_of(module)
     if weight is not None and weight.sharding == "expert":
-        return grouped_linear(module, context, rows=Routing(context.shapes).multiplied_rows)
+        shapes = context.shapes if weight.quantized else context.shapes.in_16_bit
+        return grouped_linear(module, context, rows=Routing(shapes).multiplied_rows)
     if kind in LINEAR or kind is ModuleKind.REPLACED_BRANCH or weight is not None:
         return linear(module, context)
     if module.parameters and len(module.parameters[0].shape) == 1 and module.saved:
