@@ -32,7 +32,7 @@ _OUTPUT: Final = "output"
 
 def combines_masks(kernel: Module) -> bool:
     """Whether a kernel saves a combination of its mask with Transformer Engine's causal mask, which is then never freed."""
-    saves = any(tensor.name == _SAVED_MASK for tensor in kernel.saved)
+    saves = any(tensor.name == _SAVED_MASK for tensor in (*kernel.saved, *kernel.offloaded))
     return saves and any(tensor.name == _RECEIVED_MASK for tensor in kernel.forward_workspace)
 
 
