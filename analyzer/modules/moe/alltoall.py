@@ -222,10 +222,10 @@ def alltoall_combine(shapes: Shapes) -> Module:
     saved = summed_rows(routing, routing.sent, made_in=maker if _sums_expert_output(routing) else "")
     shared = shared_output(routing)
     gradient = shapes.branch_gradient
-    gathers = routing.etp > 1  # into a flat tensor that is then copied
+    gathers = routing.etp > 1
     exchanged = (routing.row_tensor("exchanged gradients", routing.received),) if routing.ep > 1 or gathers else ()
-    copied = (_sorts(routing) and routing.ep == 1) or gathers
-    sorts = (routing.row_tensor("sorted gradients", routing.rows),) if copied else ()
+    flat = (routing.row_tensor("flat copy of the gradients", routing.rows),) if gathers and not routing.moe.pad_to_capacity else ()
+    sorts = (routing.row_tensor("sorted gradients", routing.rows),) if _sorts(routing) else ()
     received = routing.row_tensor("received gradients", routing.rows)
     if saved:
         beyond = max(0, received.bytes - total_bytes(saved))
@@ -239,7 +239,10 @@ def alltoall_combine(shapes: Shapes) -> Module:
         backward_workspace=largest(
             (gradient, routing.row_tensor("sent gradients", routing.sent)),
             # shared experts read the gradient of the sum later; otherwise it is freed, and so are the saved rows
-            *((*((gradient,) if shared else ()), *each) for each in ((*exchanged, received, *sorts), _gathered_gradients(routing))),
+            *(
+                (*((gradient,) if shared else ()), *each)
+                for each in ((*exchanged, received, *flat), (received, *sorts), _gathered_gradients(routing))
+            ),
         ),
         collectives=tuple(_combine_collectives(routing)),
         source="token_combine and unpermute",

@@ -279,7 +279,7 @@ def _fc2(sizes: _Experts) -> Module:
         concatenated = routing.row_tensor("output", routing.rows)
         results = (routing.row_tensor(OUTPUTS_OF_EXPERTS, rows), *largest((*unsaved, *quantized), (concatenated,)))
     else:
-        results = (*unsaved, routing.row_tensor("output", rows), *largest(quantized, (*biased, *unpadded)))
+        results = (*unsaved, routing.row_tensor("output", rows), *largest(quantized, _after_offloading(sizes, (*biased, *unpadded))))
     # the gradient of the view of a padded output is a new tensor
     shares = ROW_GRADIENTS if sequential and not (routing.pads and shapes.fp8 is not None) else ""
     gradient = replace(sizes.at_once(sizes.output_gradient)[0], shares=shares)
@@ -303,6 +303,14 @@ def _fc2(sizes: _Experts) -> Module:
         ),
         source="TEGroupedLinear" if moe.grouped_gemm else "TERowParallelLinear for each expert",
     )
+
+
+def _after_offloading(sizes: _Experts, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """What bias and padding allocate after fc2: with `--offload-modules moe_act`, in addition to the freed inputs of the activation."""
+    if not sizes.shapes.inputs.offloads_expert_activation or _source(sizes.routing) != "TEGroupedMLP":
+        return tensors
+    beyond = max(0, total_bytes(tensors) - total_bytes((sizes.fc1_output, *_factors(sizes))))
+    return (Tensor(name="bias and padding beyond what is offloaded", shape=(beyond,), dtype="uint8"),) if beyond else ()
 
 
 def _saves_original_input(routing: Routing) -> bool:
