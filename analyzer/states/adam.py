@@ -6,16 +6,18 @@ Sources: core/optimizer/{optimizer,distrib_optimizer}.py (0.16.1).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from math import prod
 
-from analyzer.buffers.gradient_buffers import Buffer, shard_numel
+from analyzer.buffers.gradient_buffers import Buffer, shard_numel, shard_pieces
 from analyzer.buffers.parameter_order import numel_of
 from analyzer.layout.data_parallel import reduction_size
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Tensor, total_bytes
 from analyzer.specs import TrainingJob
-from analyzer.states.bytes_per_parameter import FP32, adam_stores_master_weights, bytes_per_parameter
+from analyzer.states.bytes_per_parameter import FP32, adam_stores_master_weights, bytes_per_parameter, stores_remainders
 from analyzer.states.record import States
+from analyzer.units import DTYPE_BYTES
 
 
 def adam_states(job: TrainingJob, stage: StageModel, buffers: Sequence[Buffer], *, parameters: int, gradients: int) -> States:
@@ -34,8 +36,25 @@ def adam_states(job: TrainingJob, stage: StageModel, buffers: Sequence[Buffer], 
         moments=int(each.total_moments * owned),
         gradient_copies=FP32 * owned if copies_gradients(job) else 0,
         step_workspace=(*roots, *casts),
-        first_step_bytes=total_bytes(casts),
+        first_step_bytes=max(total_bytes(casts), _conversion_to_fp32(job, buffers)),
     )
+
+
+def _conversion_to_fp32(job: TrainingJob, buffers: Sequence[Buffer]) -> int:
+    """Bytes at the peak of the creation of master weights in the first step, beyond the states that exist after it.
+
+    Adam creates the states of one parameter after the other, on the first rank of each group. It copies each parameter, and converts
+    the copy to fp32, unless it stores only the remainder of a bf16 parameter.
+    Source: `initialize_state` (transformer_engine/pytorch/optimizers/fused_adam.py, 2.11).
+    """
+    precision, each = job.precision.parameters, bytes_per_parameter(job)
+    if not adam_stores_master_weights(job) or precision == "fp32" or stores_remainders(job):
+        return 0
+    pieces = [numel for buffer in buffers for numel in shard_pieces(buffer, reduction_size(job.parallel, buffer.group))]
+    created = accumulate(pieces)
+    temporary = DTYPE_BYTES[precision] + FP32
+    peak = max((each.total_moments * before + temporary * numel for before, numel in zip(created, pieces, strict=True)), default=0)
+    return max(0, int(peak - each.total_moments * sum(pieces)))
 
 
 def _casts(job: TrainingJob, stage: StageModel, buffers: Sequence[Buffer]) -> tuple[Tensor, ...]:

@@ -67,8 +67,11 @@ def adam_stores_master_weights(job: TrainingJob) -> bool:
     return optimizer.precision_aware and supported
 
 
+def stores_remainders(job: TrainingJob) -> bool:
+    """Whether the precision-aware Adam stores of each fp32 master weight only what its bf16 parameter lacks: the low half."""
+    return job.precision.parameters == "bf16" and job.optimizer.main_params_dtype == "fp32"
+
+
 def remainder_bytes(job: TrainingJob) -> float:
-    """Bytes of a master weight that the precision-aware Adam stores: for a bf16 parameter only the missing low half."""
-    optimizer = job.optimizer
-    splits = job.precision.parameters == "bf16" and optimizer.main_params_dtype == "fp32"
-    return REMAINDER if splits else DTYPE_BYTES[optimizer.main_params_dtype]
+    """Bytes of a master weight that the precision-aware Adam stores."""
+    return REMAINDER if stores_remainders(job) else DTYPE_BYTES[job.optimizer.main_params_dtype]
