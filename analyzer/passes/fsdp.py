@@ -11,6 +11,7 @@ from analyzer.buffers.fsdp import covers_units, fsdp_of, is_segment, segments, s
 from analyzer.buffers.fsdp_gathering import GRADIENTS, PARAMETERS, ChunkPasses, Gathering, Ids, chunk_passes
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Tensor
+from analyzer.passes.fsdp_fp8_weights import with_column_wise_weights
 from analyzer.passes.fsdp_gradients import accumulates_in_gemm, beyond_freed, with_gradients_from_first
 from analyzer.passes.fsdp_reduction import with_reduced_shards
 from analyzer.passes.fsdp_torch import with_unsharded_units
@@ -56,7 +57,8 @@ def with_unsharded_buckets(job: TrainingJob, tree: Module, *, first: bool = Fals
         workspaces.append(Workspaces(forward, (*gathering.tensors(passes.backward[index], PARAMETERS), *gradients)))
     has_units = fsdp_of(job).strategy == "optim_grads_params"
     changed = with_workspaces(tree, workspaces, is_segment, lambda module: has_units and covers_units(module))
-    return with_gradients_from_first(gathering, with_reduced_shards(gathering, changed), started_in)
+    changed = with_gradients_from_first(gathering, with_reduced_shards(gathering, changed), started_in)
+    return with_column_wise_weights(job, changed)
 
 
 def _held_in_block(gathering: Gathering, started: Sequence[Ids]) -> list[Ids]:

@@ -143,9 +143,13 @@ def _scales_bytes(module: Module, history: int | None) -> int:
 
 
 def _gemms(module: Module) -> tuple[int, ...]:
-    """GEMMs of each module with scaling factors: linear layers, grouped linear layers, and attention between linear layers."""
+    """GEMMs of each module with scaling factors: linear layers, grouped linear layers, and attention between linear layers.
+
+    Experts that run sequentially are separate linear layers.
+    """
     attention = module.kind is ModuleKind.ATTENTION and any(parameter.quantized for parameter in parameters(module))
-    own = tuple(matrices(parameter)[0] for parameter in module.parameters if parameter.quantized)
+    counts = (matrices(parameter)[0] for parameter in module.parameters if parameter.quantized)
+    own = tuple(each for count in counts for each in ((count,) if module.source == "TEGroupedLinear" else (1,) * count))
     return (
         *own,
         *((ATTENTION_GEMMS,) if attention else ()),
