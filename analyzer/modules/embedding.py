@@ -165,3 +165,14 @@ def batch(shapes: Shapes, *, embeds: bool, layers: bool) -> Module:
         forward_held=tuple(referenced),
         source="megatron/training/utils.py get_batch_on_this_tp_rank",
     )
+
+
+def saved_mask(mask: tuple[Tensor, ...]) -> Module:
+    """The attention mask of the batch that layers save: until the backward of the first layer, before that of the embedding."""
+    return Module(
+        name="attention_mask",
+        kind=ModuleKind.BATCH,
+        function=True,
+        saved=mask,
+        source="megatron/training/utils.py get_batch_on_this_tp_rank",
+    )

@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Final, NamedTuple
 
 from analyzer.layout.stages import Chunk
-from analyzer.modules.embedding import batch, embedding
+from analyzer.modules.embedding import batch, embedding, saved_mask
 from analyzer.modules.head import adds_to_placeholder, final_norm, head
 from analyzer.modules.inputs import ModuleInputs, Split, one_projection_in_userbuffers
 from analyzer.modules.kinds import ModuleKind
@@ -155,7 +155,9 @@ def _parts(inputs: ModuleInputs, kind: ChunkKind) -> _Parts:
         inputs_of_batch = inputs.of_batches.without_recompute if without_layers else inputs.of_batches
         before.append(_batch(inputs_of_batch, first or predicts, not without_layers))
     if first:
-        before.append(_embedding(inputs.of_ends, last))
+        # layers save the attention mask, so it is freed before the backward of the embedding
+        mask = before[0].saved
+        before = [replace(before[0], saved=()), _embedding(inputs.of_ends, last), *((saved_mask(mask),) if mask else ())]
     after: tuple[Module, ...] = _head(inputs.of_ends, first, predicts) if last else ()
     received = (shapes.hidden("received hidden states", made_in=STREAM),) if copies else ()
     if inputs.model.mtp_num_layers:
