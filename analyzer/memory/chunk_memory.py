@@ -198,9 +198,10 @@ def _backward(blocks: list[tuple[Block, BlockMemory]], retained: int, *, receive
         lingering += block.times * memory.lingering
         if memory.leftover_gradient is not None:
             shared = memory.leftover_gradient
-            ends = _Ends(leftover, memory.leftover_of_last or 0, memory.leftover_input)
         elif block.module.kind in _LAYERS and block.module.children:  # the residual gradient is a new tensor
             shared = 0
+        if memory.leftover_of_last is not None:
+            ends = _Ends(leftover, memory.leftover_of_last, memory.leftover_input)
         past = past or index == last_layers
     return tuple(placements), ends._replace(leftover=leftover)
 

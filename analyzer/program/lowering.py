@@ -96,7 +96,7 @@ def _forward(module: Module, phase: Phase, discards: bool, referenced: frozenset
 
 def _backward(module: Module) -> tuple[Operation, ...]:
     found = [Operation(_BEGIN, "backward", module)]
-    if leaves_tensors(module):
+    if leaves_tensors(module) or covers_layers(module):
         found.append(Operation(_FREE, "backward", module, Role.LEFTOVER))
     add_memory(found, _ALLOCATE, "backward", module, Role.WORKSPACE, module.backward_workspace)
     found += [Operation(_COLLECTIVE, "backward", module, call=call) for call in module.collectives if call.phase != "forward"]
