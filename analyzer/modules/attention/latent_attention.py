@@ -24,6 +24,7 @@ from analyzer.modules.attention.latent_projections import (
 from analyzer.modules.attention.unfused_attention import (
     backward_workspace,
     forward_workspace,
+    reads_copied_gradient,
     saved_inputs,
     saved_matrices,
     with_absent_tensors,
@@ -110,7 +111,8 @@ def _checkpointed(shapes: Shapes, kernel: Module) -> Module:
     context = None if returns_saved_output(shapes) else shapes.wide("output", values, "a·dv/t")
     before = tuple(each for each in kernel.backward_workspace if each.name.startswith(_RECOMPUTED))
     kernel = replace(kernel, backward_workspace=tuple(each for each in kernel.backward_workspace if each not in before))
-    found = kernel_under_checkpoint(kernel, _checkpoint_inputs(shapes), output=context)
+    copies = shapes.model.attention_backend == "unfused" and reads_copied_gradient(shapes)
+    found = kernel_under_checkpoint(kernel, _checkpoint_inputs(shapes), output=context, copies_gradient=copies)
     if not shapes.recomputes("mla_up_proj"):
         return found
     originals = rotation(shapes).forward_workspace[-3:]

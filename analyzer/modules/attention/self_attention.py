@@ -16,7 +16,7 @@ from analyzer.modules.attention.core_attention import (
     query_key_norm,
     returns_saved_output,
 )
-from analyzer.modules.attention.unfused_attention import unfused_kernel
+from analyzer.modules.attention.unfused_attention import reads_copied_gradient, unfused_kernel
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import column_parallel, row_parallel
 from analyzer.modules.shapes import Shapes
@@ -73,5 +73,5 @@ def _core_attention(shapes: Shapes) -> Module:
         return kernel
     heads = Heads(shapes)
     output = None if returns_saved_output(shapes) else heads.tensor("output", heads.query)
-    copies_gradient = shapes.split.context > 1 and works_in_batches(shapes)
+    copies_gradient = reads_copied_gradient(shapes) if unfused else shapes.split.context > 1 and works_in_batches(shapes)
     return kernel_under_checkpoint(kernel, checkpoint_inputs(shapes), output=output, copies_gradient=copies_gradient)

@@ -229,6 +229,14 @@ def forward_workspace(shapes: Shapes, context: Tensor) -> tuple[Tensor, ...]:
     return (*mask, *largest(at_cast, multiplies))
 
 
+def reads_copied_gradient(shapes: Shapes) -> bool:
+    """Whether the copy of the output gradient is allocated at the peak of the product's backward under a checkpoint.
+
+    With dropout, the product frees its own copy of the softmax before it allocates the gradient of the values.
+    """
+    return not shapes.model.attention_dropout
+
+
 def backward_workspace(shapes: Shapes, *, output: Tensor, value: Tensor, frees_value: bool) -> tuple[Tensor, ...]:
     """The gradients at the product with the values, or at a softmax that is not fused, when that of the output has been freed.
 
