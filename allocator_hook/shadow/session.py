@@ -160,10 +160,11 @@ def _deterministic(job: TrainingJob) -> Iterator[None]:
 def _padding(job: TrainingJob) -> tuple[int, bool]:
     """The multiple to which rows of each expert are padded, 1 if they are not, and whether they are padded where they arrive.
 
-    Otherwise the map of the router is padded before rows are sent.
+    Otherwise the map of the router is padded before rows are sent. If inputs are padded to the capacity, all experts have as many
+    rows.
     """
     moe, fp8 = job.model.moe, job.precision.fp8
-    if moe is None or fp8 is None:
+    if moe is None or fp8 is None or moe.pad_to_capacity:
         return 1, True
     return Routing(shapes_of(job)).padded_to, moe.flex is not None or not moe.pad_for_quantization
 

@@ -16,6 +16,7 @@ from analyzer.modules.quantized import align_size
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Tensor
 from analyzer.specs import FlexSpec, MoeSpec
+from analyzer.units import round_up
 
 SENT_ROWS: Final = "permuted tokens"
 """Name of the rows that a rank sends with an all-to-all."""
@@ -150,11 +151,13 @@ class Routing:
         """Whether the experts copy their rows to pad them for FP8. They do not if each expert already has a multiple."""
         if self.shapes.inputs.padding_recipe is None or self.moe.pad_for_quantization or self._padded_on_arrival:
             return False
-        return not self.moe.pad_to_capacity or self.rows // self.local_experts % 32 > 0
+        return not self.moe.pad_to_capacity or self.rows // self.local_experts % self.padded_to > 0
 
     @cached_property
     def multiplied_rows(self) -> int:
-        """Rows of the experts' GEMMs, including padding."""
+        """Rows of the experts' GEMMs, including padding. Each expert has equally many if inputs are padded to the capacity."""
+        if self.pads and self.moe.pad_to_capacity:
+            return self.local_experts * round_up(self.rows // self.local_experts, self.padded_to)
         return self.rows + (self._padding(self.local_experts) if self.pads else 0)
 
     @cached_property
