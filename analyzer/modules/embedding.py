@@ -101,14 +101,15 @@ def _word_embeddings(shapes: Shapes, *, summed: bool) -> Module:
 
 
 def _position_embeddings(shapes: Shapes) -> Module:
-    """The lookup of learned positions, and its sum with the embedded tokens."""
+    """The lookup of learned positions, and its sum with the embedded tokens, which is transposed to [s, b, h]. This copies unless b is 1."""
+    names = ("embedded tokens", "embedded positions", "sum", *(("transposed sum",) if shapes.b > 1 else ()))
     table = (shapes.model.max_position_embeddings, shapes.model.hidden_size)
     return Module(
         name="position_embeddings",
         kind=ModuleKind.POSITION_EMBEDDINGS,
         parameters=(Parameter(name="weight", shape=table, dtype=shapes.dtype),),
         saved=(token_ids(shapes, "position ids"),),
-        forward_workspace=tuple(shapes.hidden(name, gathered=True) for name in ("embedded tokens", "embedded positions", "sum")),
+        forward_workspace=tuple(shapes.hidden(name, gathered=True) for name in names),
         backward_workspace=(
             shapes.hidden("output gradient", gathered=True),
             Tensor(name="weight gradient", shape=table, dtype=shapes.dtype, formula="size of the weight"),
