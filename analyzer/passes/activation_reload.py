@@ -32,6 +32,9 @@ class _Group:
     layer: int
     name: str
     offloaded: list[Tensor] = field(default_factory=list)
+    """As copied back from the host."""
+    whole: list[Tensor] = field(default_factory=list)
+    """The same if they have stayed on the GPU: a saved view keeps its whole tensor allocated."""
     reloads: tuple[Tensor, ...] = ()
     early: bool = False
     """Copied back before the backward of its layer."""
@@ -171,7 +174,9 @@ def _groups(offload: ActivationOffloadSpec, index: int, layer: Module) -> list[_
     """The groups of a layer in the order of the forward."""
     found: dict[str, _Group] = {}
     for name, child in members(offload, layer):
-        found.setdefault(name, _Group(index, name)).offloaded += child.copied_back
+        group = found.setdefault(name, _Group(index, name))
+        group.offloaded += child.copied_back
+        group.whole += (replace(tensor, shares="") for tensor in child.offloaded)
     return list(found.values())
 
 
@@ -206,8 +211,12 @@ def _follow(groups: list[_Group], layers: int, *, depths: int = 0) -> dict[int, 
             if together <= layer < layers - 1:
                 ahead[layer] = ahead[layers - 1]
                 continue
-            earlier = (each for each in (*there, *copied) if each.layer < min(layer, together))
-            ahead[layer] = tuple(tensor for each in (*earlier, *of_next) for tensor in each.offloaded)
+            stayed = (each for each in there if each.layer < min(layer, together))
+            earlier = (each for each in copied if each.layer < min(layer, together))
+            ahead[layer] = (
+                *(tensor for each in stayed for tensor in each.whole),
+                *(tensor for each in (*earlier, *of_next) for tensor in each.offloaded),
+            )
         following = group.layer
         done.append(group)
         if waiting:
