@@ -163,10 +163,10 @@ def saved_inputs(shapes: Shapes, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ..
     """Queries, keys and values as the products save them: [b·a, s, d] views of [s, b, a, d].
 
     The backward reads queries and keys after that of the softmax. A tensor with the values in addition is copied back for them, and
-    again after a softmax that is not fused, where memory is highest.
+    again after a softmax that is not fused, where memory is highest. Beside a fused softmax, it is highest in the backward of dropout.
     """
-    fused = softmax_is_fused(shapes)
-    later = {each.name: each.name in ("query", "key", "repeated key") or not fused for each in inputs}
+    at_product = softmax_is_fused(shapes) and not shapes.model.attention_dropout
+    later = {each.name: each.name in ("query", "key", "repeated key") or not at_product for each in inputs}
     later |= dict.fromkeys(("value", "repeated value"), False)
     return tuple(replace(each, strided=True, read_later=later[each.name]) for each in inputs)
 
@@ -175,9 +175,11 @@ def saved_matrices(shapes: Shapes) -> tuple[Tensor, ...]:
     """The softmax, its copy after dropout and the dropout mask. An unfused softmax also saves the attention mask.
 
     Without dropout, the product with the values saves the softmax in 16 bit: a second time if the softmax is in 16 bit, so that
-    offloading copies it twice.
+    offloading copies it twice. A fused softmax reads its result after the backward of dropout, where memory is highest: this has freed
+    the softmax after dropout, and allocates a gradient of the same size.
     """
-    saved = scores(shapes, "softmax", dtype=_softmax_dtype(shapes), sinks=True)
+    later = softmax_is_fused(shapes) and shapes.model.attention_dropout > 0
+    saved = replace(scores(shapes, "softmax", dtype=_softmax_dtype(shapes), sinks=True), read_later=later)
     return (saved, *_read_by_product(shapes), *_saved_mask(shapes))
 
 
