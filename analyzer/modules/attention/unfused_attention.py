@@ -162,13 +162,9 @@ def _casts(shapes: Shapes) -> bool:
 def saved_inputs(shapes: Shapes, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Queries, keys and values as the products save them: [b·a, s, d] views of [s, b, a, d].
 
-    The backward reads queries and keys after that of the softmax. A tensor with the values in addition is copied back for them, and
-    again after a softmax that is not fused, where memory is highest. Beside a fused softmax, it is highest in the backward of dropout.
+    The backward reads queries and keys after that of the softmax. From one tensor with all three it copies back only the values before.
     """
-    at_product = softmax_is_fused(shapes) and not shapes.model.attention_dropout
-    later = {each.name: each.name in ("query", "key", "repeated key") or not at_product for each in inputs}
-    later |= dict.fromkeys(("value", "repeated value"), False)
-    return tuple(replace(each, strided=True, read_later=later[each.name]) for each in inputs)
+    return tuple(replace(each, strided=True, read_later=each.name not in ("value", "repeated value")) for each in inputs)
 
 
 def saved_matrices(shapes: Shapes) -> tuple[Tensor, ...]:
