@@ -170,7 +170,7 @@ def _stage_classes(job: TrainingJob, stage: StageAnalysis) -> Iterator[RankClass
             parameters_routed_experts=stage.parameters_routed_experts,
             chunks=stage.model.chunks,
             trees=stage.model.trees,
-            memory=_rank_memory(job, states, _run_with_states(job, stage, states, iterations), kept=iterations.kept),
+            memory=_rank_memory(job, states, _run_with_states(job, stage, states, iterations), iterations),
         )
 
 
@@ -185,6 +185,8 @@ class _Iterations:
     """Bytes that modules reference throughout an iteration."""
     kept: int
     """Bytes of pipeline inputs and of tensors referenced by modules, between iterations."""
+    freed_in_first: int
+    """Of these, bytes of inputs that activation offloading frees in the first iteration only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,16 +202,21 @@ class _Run:
 def _iterations(job: TrainingJob, stage: StageAnalysis) -> _Iterations:
     model, trees = stage.model, stage.model.trees
     _, inputs = schedule_tensors(job, model)
+    _, first_inputs = schedule_tensors(job, model, first_iteration=True) if job.activation_offload else (None, inputs)
     of_first, of_later = contexts(job, stage, stage.iterations[1])
     first = peak_of_iteration(stage.iterations[0], stage.first_chunks, workspaces=stage.workspaces, context=of_first)
     later = peak_of_iteration(stage.iterations[1], stage.chunks, workspaces=stage.workspaces, context=of_later, warm=True)
+    kept, kept_after_first = (
+        sum(total_bytes(each[_references_input(tree) :]) for each, tree in zip(of_chunks, trees, strict=True))
+        for of_chunks in (inputs, first_inputs)
+    )
     return _Iterations(
         first=first,
         later=later,
         context=of_later,
         referenced=sum(tree.lingering_once for tree in trees),
-        kept=sum(total_bytes(each[_references_input(tree) :]) for each, tree in zip(inputs, trees, strict=True))
-        + sum(tree.lingering_bytes for tree in trees),
+        kept=kept + sum(tree.lingering_bytes for tree in trees),
+        freed_in_first=kept - kept_after_first,
     )
 
 
@@ -267,15 +274,14 @@ def _run_with_states(job: TrainingJob, stage: StageAnalysis, states: States, ite
     return _Run(first=graphs.first, later=graphs.later, workspaces=(*graphs.workspaces, *graphs.kept), graphs=graphs)
 
 
-def _rank_memory(job: TrainingJob, states: States, run: _Run, *, kept: int) -> RankMemory:
+def _rank_memory(job: TrainingJob, states: States, run: _Run, iterations: _Iterations) -> RankMemory:
     """The memory of a rank. The peak can be in the optimizer step if forward and backward need less.
 
-    `kept` bytes are allocated between iterations, and freed or replaced in the next one. While CUDA graphs are replayed, their
-    pool is reserved in addition to all other memory.
+    While CUDA graphs are replayed, their pool is reserved in addition to all other memory.
     """
     first, later, graphs = run.first, run.later, run.graphs
     workspaces = sum(each.bytes for each in run.workspaces)
-    kept -= 0 if graphs is None else graphs.static_input_gradients
+    kept = iterations.kept - (0 if graphs is None else graphs.static_input_gradients)
     allocated = states.steady + workspaces + states.gradient_copies + states.gathered + kept
     peak = _highest(states, allocated=allocated, first=first, later=later)
     captured_later = 0 if graphs is None or graphs.from_start else sum(each.bytes for each in graphs.kept)
@@ -293,7 +299,7 @@ def _rank_memory(job: TrainingJob, states: States, run: _Run, *, kept: int) -> R
         if states.permanent_gradient_copies
         else ()
     )
-    after_first = allocated + states.first_step_bytes - captured_later
+    after_first = allocated + states.first_step_bytes - captured_later - iterations.freed_in_first
     return RankMemory(
         parameters_bytes=states.parameters,
         gradients_bytes=states.gradients,

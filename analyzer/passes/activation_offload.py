@@ -71,10 +71,29 @@ def with_offloaded_groups(offload: ActivationOffloadSpec, layer: Module, *, inpu
     """
     if not offload.modules:
         return layer
-    changed = _with_offloaded(layer, offload, input_stays=input_from == "stage")
+    changed = _beside_queries(_with_offloaded(layer, offload, input_stays=input_from == "stage"))
     if input_from == "embedding":
         return _holding_input(changed, _PROJECTIONS)
     return _beside_input(changed) if input_from == "layer" else changed
+
+
+def _beside_queries(module: Module) -> Module:
+    """Multi-latent attention whose compressed queries are on the host: a local variable references them until it returns.
+
+    `MLASelfAttention.get_query_key_value_tensors` (core/transformer/multi_latent_attention.py, 0.16.1).
+    """
+    if module.kind is not ModuleKind.ATTENTION:
+        return replace(module, children=tuple(map(_beside_queries, module.children))) if module.children else module
+    up = next((child for child in module.children if child.kind is ModuleKind.Q_UP), None)
+    queries = tuple(tensor for tensor in up.offloaded if tensor.made_in and tensor not in up.saved) if up is not None else ()
+    if not queries:
+        return module
+    after = (ModuleKind.ATTENTION_KERNEL, ModuleKind.ATTENTION_KERNEL_CHECKPOINT, ModuleKind.ATTENTION_OUTPUT)
+    children = (
+        replace(child, forward_workspace=(*child.forward_workspace, *queries)) if child.kind in after else child
+        for child in module.children
+    )
+    return replace(module, children=tuple(children))
 
 
 def _beside_input(layer: Module) -> Module:

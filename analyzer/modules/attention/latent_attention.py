@@ -44,7 +44,8 @@ def latent_attention(shapes: Shapes) -> Module:
     mla = mla_of(shapes)
     kernel, projection = _kernel(shapes), _output_projection(shapes)
     latent = compressed(shapes, "compressed keys and values", mla.kv_lora_rank + mla.qk_pos_emb_head_dim)
-    referencing = tuple(replace(each, forward_workspace=(*each.forward_workspace, latent)) for each in (kernel, projection))
+    variables = (latent, *_unsaved_queries(shapes))
+    referencing = tuple(replace(each, forward_workspace=(*each.forward_workspace, *variables)) for each in (kernel, projection))
     return Module(
         name=ATTENTION,
         kind=ModuleKind.ATTENTION,
@@ -53,6 +54,14 @@ def latent_attention(shapes: Shapes) -> Module:
         children=(*_projections(shapes), rotation(shapes), *referencing),
         source="MLASelfAttention",
     )
+
+
+def _unsaved_queries(shapes: Shapes) -> tuple[Tensor, ...]:
+    """The compressed queries, which a local variable references, if their projection saves them in FP8 only."""
+    rank = mla_of(shapes).q_lora_rank
+    if rank is None or shapes.fp8 is None or shapes.model.qk_layernorm:  # a norm saves its input in 16 bit
+        return ()
+    return (compressed(shapes, "compressed queries", rank),)
 
 
 def _projections(shapes: Shapes) -> tuple[Module, ...]:
