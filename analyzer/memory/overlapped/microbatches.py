@@ -199,7 +199,11 @@ class _OverlappedStep:
         unpermuted = [tensor.shape for tensor in rows if tensor.name == LOCAL_ROWS]
         reading = [each for each in of_experts if each.gradient in unpermuted]  # the gradient without a permutation, counted there
         yield from self._run_backward(reading, None, (*permuted, *shared, *held))
+        gradient = self._gradient
+        if other is not None and other.attention_output:  # the residual gradient of a dense layer is that of its output
+            self._gradient = ()
         yield from self._run_backward(of_experts[len(reading) :], None, (*rows, *permuted, *shared, *held))
+        self._gradient = gradient
         if other is not None and self._is_output(other):
             self._kept += rows
         self._free_before((Node.DISPATCH, Node.ATTENTION), backward)
@@ -260,7 +264,7 @@ class _OverlappedStep:
 
     def _dense_output(self, layer: Unit) -> tuple[Tensor, ...]:
         """The output of a dense layer, which its FFN node references until its backward. The schedule frees what a chunk sends."""
-        if not layer.attention_output or self._is_output(layer) or self._left.get(layer.number + 1):
+        if not layer.attention_output or self._is_output(layer):
             return ()
         return tuple(replace(tensor, name="output of the layer") for tensor in layer.input_gradient)
 
