@@ -204,10 +204,10 @@ class _OverlappedStep:
             self._gradient = ()
         yield from self._run_backward(of_experts[len(reading) :], None, (*rows, *permuted, *shared, *held))
         self._gradient = gradient
-        if other is not None and self._is_output(other):
-            self._kept += rows
         self._free_before((Node.DISPATCH, Node.ATTENTION), backward)
         yield from self._run_forward(forward.get(Node.DISPATCH, ()), (*pending, *exchanged, *delayed))
+        if other is not None and self._is_output(other):
+            self._kept += rows
         received = () if one is None else (*one.received, *one.not_copied, *one.attention_output)
         yield from self._run_backward(backward.get(Node.WEIGHT_GRADIENTS, ()), None, (*received, *residual, *exchanged))
         if other is not None and self._is_output(other):
