@@ -155,9 +155,10 @@ def _parts(inputs: ModuleInputs, kind: ChunkKind) -> _Parts:
         inputs_of_batch = inputs.of_batches.without_recompute if without_layers else inputs.of_batches
         before.append(_batch(inputs_of_batch, first or predicts, not without_layers))
     if first:
-        # layers save the attention mask, so it is freed before the backward of the embedding
-        mask = before[0].saved
-        before = [replace(before[0], saved=()), _embedding(inputs.of_ends, last), *((saved_mask(mask),) if mask else ())]
+        whole = before[0]
+        before.append(_embedding(inputs.of_ends, last))
+        if whole.saved and not inputs.separate_graphs:  # otherwise the state of a chunk references the attention mask
+            before = [replace(whole, saved=()), before[1], saved_mask(whole.saved)]
     after: tuple[Module, ...] = _head(inputs.of_ends, first, predicts) if last else ()
     received = (shapes.hidden("received hidden states", made_in=STREAM),) if copies else ()
     if inputs.model.mtp_num_layers:
