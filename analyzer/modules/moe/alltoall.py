@@ -45,6 +45,7 @@ def alltoall_dispatch(shapes: Shapes) -> Module:
         saved=(
             replace(row_map, lingers=True),
             Tensor(name=PERMUTED_PROBABILITIES, shape=(routing.rows,), dtype=routing.probability_dtype),
+            *_received_probabilities(routing),
             *_selection(routing),
             *_sort_map(routing),
         ),
@@ -65,6 +66,13 @@ def alltoall_dispatch(shapes: Shapes) -> Module:
         collectives=tuple(_dispatch_collectives(routing)),
         source="MoEAlltoAllTokenDispatcher",
     )
+
+
+def _received_probabilities(routing: Routing) -> tuple[Tensor, ...]:
+    """Probabilities before they are sorted by expert, which an overlapped layer references as an output of its dispatch node."""
+    if not (routing.shapes.inputs.separate_graphs and _sorts(routing)):
+        return ()
+    return (Tensor(name="received probabilities", shape=(routing.received,), dtype=routing.probability_dtype),)
 
 
 def _selection(routing: Routing) -> tuple[Tensor, ...]:
