@@ -84,8 +84,9 @@ class BlockMemory:
     leftover_of_last: int | None
     """The part of `leftover` of the checkpoint that ran last in backward; None if no checkpoint leaves tensors allocated."""
     leftover_gradient: int | None
-    """The gradient that its last checkpoint leaves allocated, which the preceding block counts as its residual gradient; None without
-    checkpoints."""
+    """The gradient that its last checkpoint leaves allocated, which the preceding block counts as its residual gradient.
+
+    None without checkpoints."""
     leftover_input: int
     """Bytes of the input of that checkpoint, if the pipeline schedule may also reference this input."""
 

@@ -101,7 +101,10 @@ def _word_embeddings(shapes: Shapes, *, summed: bool) -> Module:
 
 
 def _position_embeddings(shapes: Shapes) -> Module:
-    """The lookup of learned positions, and its sum with the embedded tokens, which is transposed to [s, b, h]. This copies unless b is 1."""
+    """The lookup of learned positions, and its sum with the embedded tokens.
+
+    The sum is transposed to [s, b, h], which copies it unless b is 1.
+    """
     names = ("embedded tokens", "embedded positions", "sum", *(("transposed sum",) if shapes.b > 1 else ()))
     table = (shapes.model.max_position_embeddings, shapes.model.hidden_size)
     return Module(

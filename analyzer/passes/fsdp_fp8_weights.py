@@ -1,7 +1,7 @@
 """Column-wise copies of weights that Megatron-FSDP stores in FP8 and shards.
 
-The forward of a linear layer creates the copies of its weights. They are freed when its transformer layer returns. Before the backward
-of the transformer layer, the copies of all its weights are created, and they are freed after it.
+The forward of a linear layer creates the copies of its weights. They are freed when its transformer layer returns. Before the
+backward of the transformer layer, the copies of all its weights are created, and they are freed after it.
 
 Source: `_register_fsdp_hooks` and `all_gather_and_wait_parameters_ready` (megatron/core/distributed/fsdp/src/megatron_fsdp/
 megatron_fsdp.py, 0.16.1).

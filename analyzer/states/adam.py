@@ -43,8 +43,8 @@ def adam_states(job: TrainingJob, stage: StageModel, buffers: Sequence[Buffer], 
 def _conversion_to_fp32(job: TrainingJob, buffers: Sequence[Buffer]) -> int:
     """Bytes at the peak of the creation of master weights in the first step, beyond the states that exist after it.
 
-    Adam creates the states of one parameter after the other, on the first rank of each group. It copies each parameter, and converts
-    the copy to fp32, unless it stores only the remainder of a bf16 parameter.
+    Adam creates the states of one parameter after the other. It copies each parameter, and converts the copy to fp32, unless it
+    stores only the remainder of a bf16 parameter. The parameters are those of the first rank of each group.
     Source: `initialize_state` (transformer_engine/pytorch/optimizers/fused_adam.py, 2.11).
     """
     precision, each = job.precision.parameters, bytes_per_parameter(job)

@@ -170,7 +170,7 @@ def _core(shapes: Shapes) -> Module:
         kernel = Module(
             name="core_attention",
             kind=ModuleKind.ATTENTION_KERNEL,
-            saved=(*saved_inputs(shapes, inputs), *saved_matrices(shapes)),
+            saved=(*saved_inputs(inputs), *saved_matrices(shapes)),
             forward_workspace=forward_workspace(shapes, replace(output, name="context")),
             backward_workspace=(
                 *backward_workspace(

@@ -92,7 +92,7 @@ def unfused_kernel(shapes: Shapes) -> Module:
         kind=ModuleKind.ATTENTION_KERNEL,
         saved=(
             *(replace(tensor, read_later=not softmax_is_fused(shapes)) for tensor in rotary_tables(shapes)),
-            *saved_inputs(shapes, inputs),
+            *saved_inputs(inputs),
             *saved_matrices(shapes),
         ),
         forward_workspace=(*local, *forward_workspace(shapes, heads.tensor(_CONTEXT, heads.query))),
@@ -159,10 +159,11 @@ def _casts(shapes: Shapes) -> bool:
     return _softmax_dtype(shapes) != shapes.dtype
 
 
-def saved_inputs(shapes: Shapes, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def saved_inputs(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Queries, keys and values as the products save them: [b·a, s, d] views of [s, b, a, d].
 
-    The backward reads queries and keys after that of the softmax. From one tensor with all three it copies back only the values before.
+    The backward reads queries and keys after that of the softmax. From one tensor with all three it copies back only the values
+    before.
     """
     return tuple(replace(each, strided=True, read_later=each.name not in ("value", "repeated value")) for each in inputs)
 
@@ -171,8 +172,8 @@ def saved_matrices(shapes: Shapes) -> tuple[Tensor, ...]:
     """The softmax, its copy after dropout and the dropout mask. An unfused softmax also saves the attention mask.
 
     Without dropout, the product with the values saves the softmax in 16 bit: a second time if the softmax is in 16 bit, so that
-    offloading copies it twice. A fused softmax reads its result after the backward of dropout, where memory is highest: this has freed
-    the softmax after dropout, and allocates a gradient of the same size.
+    offloading copies it twice. A fused softmax reads its result after the backward of dropout, where memory is highest: this has
+    freed the softmax after dropout, and allocates a gradient of the same size.
     """
     later = softmax_is_fused(shapes) and shapes.model.attention_dropout > 0
     saved = replace(scores(shapes, "softmax", dtype=_softmax_dtype(shapes), sinks=True), read_later=later)

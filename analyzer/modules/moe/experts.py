@@ -310,7 +310,10 @@ def _fc2(sizes: _Experts) -> Module:
 
 
 def _after_offloading(sizes: _Experts, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """What bias and padding allocate after fc2: with `--offload-modules moe_act`, in addition to the freed inputs of the activation."""
+    """What bias and padding allocate after fc2.
+
+    With `--offload-modules moe_act` what the activation saves has been freed: the result is in addition to this.
+    """
     if not sizes.shapes.inputs.offloads_expert_activation or _source(sizes.routing) != "TEGroupedMLP":
         return tensors
     beyond = max(0, total_bytes(tensors) - total_bytes((sizes.fc1_output, *_factors(sizes))))
