@@ -12,15 +12,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from analyzer.buffers.fsdp import fsdp_of, is_unit
+from analyzer.modules.quantized import ONE_SCALE, reads_any_layout
 from analyzer.modules.tree import Module, Tensor
 from analyzer.specs import TrainingJob
-from analyzer.states.fp8_weights import transposes
 
 
 def with_column_wise_weights(job: TrainingJob, tree: Module) -> Module:
     """The tree whose transformer layers have the column-wise copies of their sharded weights in FP8."""
     fp8 = job.precision.fp8
-    if fp8 is None or not fp8.stored_parameters or fsdp_of(job).strategy != "optim_grads_params" or not transposes(job):
+    if fp8 is None or not fp8.stored_parameters or fsdp_of(job).strategy != "optim_grads_params":
+        return tree
+    if fp8.recipe not in ONE_SCALE or reads_any_layout(job.hardware.compute_capability):
         return tree
     done: dict[tuple[int, bool], Module] = {}
 

@@ -199,11 +199,7 @@ class _OverlappedStep:
         unpermuted = [tensor.shape for tensor in rows if tensor.name == LOCAL_ROWS]
         reading = [each for each in of_experts if each.gradient in unpermuted]  # the gradient without a permutation, counted there
         yield from self._run_backward(reading, None, (*permuted, *shared, *held))
-        gradient = self._gradient
-        if other is not None and other.attention_output:  # the residual gradient of a dense layer is that of its output
-            self._gradient = ()
-        yield from self._run_backward(of_experts[len(reading) :], None, (*rows, *permuted, *shared, *held))
-        self._gradient = gradient
+        yield from self._feed_forward_backward(other, of_experts[len(reading) :], (*rows, *permuted, *shared, *held))
         self._free_before((Node.DISPATCH, Node.ATTENTION), backward)
         yield from self._run_forward(forward.get(Node.DISPATCH, ()), (*pending, *exchanged, *delayed))
         if other is not None and self._is_output(other):
@@ -229,6 +225,14 @@ class _OverlappedStep:
             yield from self._attention_backward(other, backward, rows)
         if other is not None:
             self._end_backward(other)
+
+    def _feed_forward_backward(self, layer: Unit | None, placed: Sequence[Placed], held: tuple[Tensor, ...]) -> Iterator[Point]:
+        """The backward of experts, or of the FFN of a dense layer, whose residual gradient is the gradient of its output."""
+        gradient = self._gradient
+        if layer is not None and layer.attention_output:
+            self._gradient = ()
+        yield from self._run_backward(placed, None, held)
+        self._gradient = gradient
 
     def _free_before(self, nodes: Sequence[Node], backward: dict[Node, list[Placed]]) -> None:
         """The backward of a node has ended: its last module has freed what it saved."""
