@@ -109,8 +109,6 @@ class ModuleInputs:
     """From core 0.14 on, some layers in FP8 save their 16-bit input (`set_save_original_input`)."""
     offloads_expert_input: bool = False
     """Grouped experts save their 16-bit input, which is offloaded once (`TEGroupedMLP.__init__`: `expert_fc1`)."""
-    offloads_expert_activation: bool = False
-    """Grouped experts free what their activation saves when fc2 has returned, before bias and padding (`moe_act`)."""
     attention_in_batches: bool = False
     """Before core 0.14, attention after the fused rotation is computed in [b, s, a, d] (`TEDotProductAttention.forward`)."""
     fp4_padding: int = 128
@@ -242,7 +240,6 @@ def one_projection_in_userbuffers(job: TrainingJob) -> bool:
 
 def _module_inputs(job: TrainingJob) -> ModuleInputs:
     parallel = job.parallel
-    offloaded = job.activation_offload.modules if job.activation_offload is not None else ()
     return ModuleInputs(
         model=job.model,
         split=Split(
@@ -268,8 +265,7 @@ def _module_inputs(job: TrainingJob) -> ModuleInputs:
         copies_logits=is_before(job.megatron, "0.8"),
         cached_dummies=_cached_dummies(job),
         saves_original_input=not is_before(job.megatron, "0.14"),
-        offloads_expert_input="expert_fc1" in offloaded,
-        offloads_expert_activation="moe_act" in offloaded,
+        offloads_expert_input=job.activation_offload is not None and "expert_fc1" in job.activation_offload.modules,
         attention_in_batches=_attention_in_batches(job),
         fp4_padding=64 if job.software.te_is_before("2.12") else 128,
         norms_save_views=job.model.implementation == "transformer_engine" and job.software.te_is_before("1.13"),

@@ -237,7 +237,7 @@ def _with_offloaded(module: Module, offload: ActivationOffloadSpec, *, input_sta
             left = tuple(tensor for tensor in child.saved if tensor not in copied or tensor in stays)
             changed = replace(changed, saved=left, offloaded=(*copied, *_cached_weights(child, offload)))
         if child.kind is ModuleKind.FC2 and children:
-            changed = _with_copied_half(changed, children[-1])
+            changed = _after_copy(changed, children[-1])
         children.append(changed)
     return replace(module, children=tuple(children))
 
@@ -252,21 +252,22 @@ def _cached_weights(module: Module, offload: ActivationOffloadSpec) -> Iterator[
             yield Tensor(name="weight", shape=weight.shape, dtype=weight.dtype, shares="cached weight", pieces=weight.pieces)
 
 
-def _with_copied_half(projection: Module, activation: Module) -> Module:
-    """The second projection of experts with the copy that the activation's group makes when the projection has returned.
+def _after_copy(projection: Module, activation: Module) -> Module:
+    """The second projection of experts, after which the group of their activation is copied to the host.
 
     An unfused gated activation saves half of each row of the first projection's output. This view is copied to a contiguous tensor
-    before it is copied to the host (`ChunkOffloadHandler.offload`). The temporary tensors of the projection after its output are
-    not allocated at the same time.
+    before it is copied to the host (`ChunkOffloadHandler.offload`). What the activation saves is freed before the experts add their
+    bias and remove padding. The temporary tensors of the projection after its output are not allocated at the same time.
     """
-    halves = [tensor for tensor in activation.offloaded if activation.kind is ModuleKind.ACTIVATION and tensor.strided]
-    if not halves:
+    if activation.kind is not ModuleKind.ACTIVATION or not activation.offloaded:
         return projection
-    names = [tensor.name for tensor in projection.forward_workspace]
     workspace = projection.forward_workspace
-    output = names.index("output") + 1
-    half = replace(half_of(halves[0]), name="contiguous copy of half of fc1's output")
-    return replace(projection, forward_workspace=(*workspace[:output], *largest(workspace[output:], (half,))))
+    output = [tensor.name for tensor in workspace].index("output") + 1
+    beyond = max(0, total_bytes(workspace[output:]) - total_bytes(activation.offloaded))
+    after = (Tensor(name="bias and padding beyond what is offloaded", shape=(beyond,), dtype="uint8"),) if beyond else ()
+    halves = [tensor for tensor in activation.offloaded if tensor.strided]
+    half = tuple(replace(half_of(tensor), name="contiguous copy of half of fc1's output") for tensor in halves[:1])
+    return replace(projection, forward_workspace=(*workspace[:output], *largest(after, half)))
 
 
 def _is_read_by_projection(attention: Module, offload: ActivationOffloadSpec) -> bool:

@@ -282,7 +282,7 @@ def _fc2(sizes: _Experts) -> Module:
         results = (
             *unsaved,
             routing.row_tensor("output", rows),
-            *largest(quantized, _after_offloading(sizes, (*biased, *unpadded))),
+            *largest(quantized, (*biased, *unpadded)),
         )
     # the gradient of the view of a padded output is a new tensor
     shares = ROW_GRADIENTS if sequential and not (routing.pads and shapes.fp8 is not None) else ""
@@ -307,17 +307,6 @@ def _fc2(sizes: _Experts) -> Module:
         ),
         source="TEGroupedLinear" if moe.grouped_gemm else "TERowParallelLinear for each expert",
     )
-
-
-def _after_offloading(sizes: _Experts, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """What bias and padding allocate after fc2.
-
-    With `--offload-modules moe_act` what the activation saves has been freed: the result is in addition to this.
-    """
-    if not sizes.shapes.inputs.offloads_expert_activation or _source(sizes.routing) != "TEGroupedMLP":
-        return tensors
-    beyond = max(0, total_bytes(tensors) - total_bytes((sizes.fc1_output, *_factors(sizes))))
-    return (Tensor(name="bias and padding beyond what is offloaded", shape=(beyond,), dtype="uint8"),) if beyond else ()
 
 
 def _saves_original_input(routing: Routing) -> bool:
