@@ -403,7 +403,7 @@ FOUND: Final = {
     "unfused attention, core attention and norms on the host": "--bf16 --num-layers 8 --micro-batch-size 1 --vocab-size 9999 "
     "--tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 --attention-backend unfused --global-batch-size 32 "
     "--fine-grained-activation-offloading --min-offloaded-tensor-size 1024 --offload-modules core_attn attn_norm mlp_norm",
-    "activation of experts on the host in fp8": f"--bf16 --info-gpu B200 --fp8-format e4m3 --fp8-recipe tensorwise --disable-bias-linear --vocab-size 120 "
+    "activation of experts on the host in fp8": "--bf16 --info-gpu B200 --fp8-format e4m3 --fp8-recipe tensorwise --disable-bias-linear --vocab-size 120 "
     "--squared-relu --num-experts 8 --moe-router-topk 4 --moe-ffn-hidden-size 256 --moe-grouped-gemm --expert-model-parallel-size 2 "
     "--micro-batch-size 1 --pipeline-model-parallel-size 2 "
     "--fine-grained-activation-offloading --min-offloaded-tensor-size 1024 --offload-modules core_attn attn_norm mlp_norm moe_act",
