@@ -403,11 +403,14 @@ FOUND: Final = {
     "unfused attention, core attention and norms on the host": "--bf16 --num-layers 8 --micro-batch-size 1 --vocab-size 9999 "
     "--tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 --attention-backend unfused --global-batch-size 32 "
     "--fine-grained-activation-offloading --min-offloaded-tensor-size 1024 --offload-modules core_attn attn_norm mlp_norm",
-    "activation of experts on the host in fp8": "--bf16 --info-gpu B200 --fp8-format e4m3 --fp8-recipe tensorwise --disable-bias-linear --vocab-size 120 "
-    "--squared-relu --num-experts 8 --moe-router-topk 4 --moe-ffn-hidden-size 256 --moe-grouped-gemm --expert-model-parallel-size 2 "
+    "activation of experts on the host in fp8": "--bf16 --info-gpu B200 --fp8-format e4m3 --fp8-recipe tensorwise "
+    "--disable-bias-linear --vocab-size 120 "
+    "--squared-relu --num-experts 8 --moe-router-topk 4 --moe-ffn-hidden-size 256 --moe-grouped-gemm "
+    "--expert-model-parallel-size 2 "
     "--micro-batch-size 1 --pipeline-model-parallel-size 2 "
     "--fine-grained-activation-offloading --min-offloaded-tensor-size 1024 --offload-modules core_attn attn_norm mlp_norm moe_act",
-    "megatron fsdp, experts padded to their capacity, tp2 sp": f"{_MEGATRON_FSDP} optim_grads --disable-bias-linear --vocab-size 9999 "
+    "megatron fsdp, experts padded to their capacity, tp2 sp": f"{_MEGATRON_FSDP} optim_grads --disable-bias-linear "
+    "--vocab-size 9999 "
     "--tensor-model-parallel-size 2 --sequence-parallel --num-experts 8 --moe-router-topk 4 --moe-token-dispatcher-type alltoall "
     "--moe-ffn-hidden-size 256 --moe-grouped-gemm --moe-expert-capacity-factor 2 --moe-pad-expert-input-to-capacity",
     "precision-aware adam in fp16, tp4 pp2": "--fp16 --vocab-size 9999 --micro-batch-size 1 --tensor-model-parallel-size 4 "
@@ -415,17 +418,20 @@ FOUND: Final = {
     f"{_FULL} 1 --position-embedding-type rope",
     "megatron fsdp, fp8 weights of sharded experts": f"{_MEGATRON_FSDP} optim_grads_params --disable-bias-linear --vocab-size 120 "
     "--num-layers 8 --num-experts 8 --fp8-format hybrid --fp8-param-gather",
-    "megatron fsdp, fp8 weights of sharded dense layers": f"{_MEGATRON_FSDP} optim_grads_params --disable-bias-linear --vocab-size 120 "
+    "megatron fsdp, fp8 weights of sharded dense layers": f"{_MEGATRON_FSDP} optim_grads_params --disable-bias-linear "
+    "--vocab-size 120 "
     "--num-layers 8 --fp8-format hybrid --fp8-param-gather",
     "recomputed latent experts, cp2 pp2": f"--bf16 {_FULL} 1 --disable-bias-linear --vocab-size 9999 --num-layers 8 "
     "--micro-batch-size 1 --context-parallel-size 2 --pipeline-model-parallel-size 2 --group-query-attention --num-query-groups 4 "
     "--num-experts 8 --moe-ffn-hidden-size 256 --moe-latent-size 256 --global-batch-size 32",
     "recomputed latent experts after a dense layer, pp2": f"--bf16 {_FULL} 1 --disable-bias-linear --vocab-size 120 --swiglu "
     "--micro-batch-size 1 --pipeline-model-parallel-size 2 --decoder-last-pipeline-num-layers 1 --moe-layer-freq ([0]*1+[1]*3) "
-    "--num-experts 8 --moe-ffn-hidden-size 256 --moe-latent-size 256 --attention-dropout 0 --hidden-dropout 0 --global-batch-size 32",
+    "--num-experts 8 --moe-ffn-hidden-size 256 --moe-latent-size 256 --attention-dropout 0 --hidden-dropout 0 "
+    "--global-batch-size 32",
     "recomputed unfused attention without dropout": "--bf16 --vocab-size 120 --kv-channels 128 --micro-batch-size 1 "
     "--attention-dropout 0 --attention-backend unfused --recompute-granularity selective --recompute-modules core_attn",
-    "recomputed unfused latent attention without dropout": f"--bf16 --vocab-size 120 {_LATENT} --v-head-dim 256 --micro-batch-size 1 "
+    "recomputed unfused latent attention without dropout": f"--bf16 --vocab-size 120 {_LATENT} --v-head-dim 256 "
+    "--micro-batch-size 1 "
     "--attention-dropout 0 --attention-backend unfused --recompute-granularity selective --recompute-modules core_attn",
     "sequential experts in fp8, padded to their capacity": "--bf16 --fp8-format hybrid --disable-bias-linear --vocab-size 120 "
     "--micro-batch-size 1 --num-experts 8 --expert-model-parallel-size 4 --moe-ffn-hidden-size 256 --moe-expert-capacity-factor 2 "
@@ -441,11 +447,13 @@ FOUND: Final = {
     "--fine-grained-activation-offloading --offload-modules core_attn qkv_linear attn_proj",
     "norms on the host, interleaved, last step of the first iteration": "--bf16 --optimizer adam --swiglu --disable-bias-linear "
     "--multi-latent-attention --qk-head-dim 64 "
-    "--vocab-size 9999 --num-layers 8 --micro-batch-size 1 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 "
+    "--vocab-size 9999 --num-layers 8 --micro-batch-size 1 --pipeline-model-parallel-size 2 "
+    "--num-layers-per-virtual-pipeline-stage 1 "
     "--grad-reduce-in-bf16 --num-experts 8 --moe-ffn-hidden-size 256 --global-batch-size 32 --min-offloaded-tensor-size 1024 "
     "--fine-grained-activation-offloading --offload-modules attn_norm",
     "quick geglu experts on the host before a dense layer": "--bf16 --vocab-size 9999 --tensor-model-parallel-size 4 "
-    "--pipeline-model-parallel-size 2 --sequence-parallel --quick-geglu --disable-bias-linear --num-experts 8 --global-batch-size 32 "
+    "--pipeline-model-parallel-size 2 --sequence-parallel --quick-geglu --disable-bias-linear --num-experts 8 "
+    "--global-batch-size 32 "
     "--moe-ffn-hidden-size 512 --moe-grouped-gemm --moe-layer-freq 2 --expert-tensor-parallel-size 1 "
     "--fine-grained-activation-offloading --offload-modules core_attn mlp_norm moe_act",
     "compressed queries on the host": f"{_GROUPS} core_attn qkv_linear attn_norm --multi-latent-attention --q-lora-rank 512 "
@@ -459,8 +467,10 @@ FOUND: Final = {
     "--micro-batch-size 1 --pipeline-model-parallel-size 2 --context-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 "
     "--no-gradient-accumulation-fusion --num-experts 8 --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall "
     "--moe-grouped-gemm --overlap-moe-expert-parallel-comm --delay-wgrad-compute --global-batch-size 32",
-    "overlapped microbatches, fp32 probabilities, pp2": "--bf16 --quick-geglu --disable-bias-linear --vocab-size 9999 --num-layers 8 "
+    "overlapped microbatches, fp32 probabilities, pp2": "--bf16 --quick-geglu --disable-bias-linear --vocab-size 9999 "
+    "--num-layers 8 "
     "--info-gpu A100-80GB --hidden-dropout 0 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 "
     "--grad-reduce-in-bf16 --num-experts 8 --moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 64 --moe-permute-fusion "
-    "--moe-router-topk 8 --moe-router-dtype fp32 --overlap-moe-expert-parallel-comm --expert-model-parallel-size 2 --global-batch-size 32",
+    "--moe-router-topk 8 --moe-router-dtype fp32 --overlap-moe-expert-parallel-comm --expert-model-parallel-size 2 "
+    "--global-batch-size 32",
 }
