@@ -22,7 +22,8 @@ def with_column_wise_weights(job: TrainingJob, tree: Module) -> Module:
     fp8 = job.precision.fp8
     if fp8 is None or not fp8.stored_parameters or fsdp_of(job).strategy != "optim_grads_params":
         return tree
-    if fp8.recipe not in ONE_SCALE or reads_any_layout(job.hardware.compute_capability):
+    one_scale = fp8.recipe in ONE_SCALE and not reads_any_layout(job.hardware.compute_capability)
+    if not (one_scale or fp8.recipe == "blockwise"):
         return tree
     done: dict[tuple[int, bool], Module] = {}
 

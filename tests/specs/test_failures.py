@@ -11,6 +11,7 @@ from analyzer.errors import InputError
 from analyzer.specs.rules.failures import failure_violations
 from tests.job_of import job_of
 
+STORED_BLOCKS = "--fp8-format e4m3 --fp8-recipe blockwise --fp8-param-gather"
 FSDP = (
     "--use-megatron-fsdp --use-distributed-optimizer --no-gradient-accumulation-fusion --ckpt-format fsdp_dtensor "
     "--data-parallel-sharding-strategy optim"
@@ -63,6 +64,12 @@ EMBEDDING, LOSS = "--account-for-embedding-in-pipeline-split", "--account-for-lo
         (f"{SHARED} blockwise {MLA} --kv-lora-rank 64", f"{SHARED} blockwise {MLA} --kv-lora-rank 128", "--kv-lora-rank"),
         (f"{SHARED} blockwise --seq-length 64", f"{SHARED} tensorwise --seq-length 64", "--sequence-parallel"),
         (f"{SHARED} blockwise --tp-comm-overlap", f"{SHARED} tensorwise --tp-comm-overlap", "--tp-comm-overlap"),
+        (f"{FSDP}_grads {STORED_BLOCKS}", f"{FSDP}_grads_params {STORED_BLOCKS}", "--data-parallel-sharding-strategy"),
+        (
+            f"{FSDP} {STORED_BLOCKS}",
+            f"{FSDP} {STORED_BLOCKS.replace('blockwise', 'tensorwise')}",
+            "--data-parallel-sharding-strategy",
+        ),
         (f"{FSDP} {OUTER} {INSTANCES}", f"{FSDP}_grads_params {OUTER} {INSTANCES}", "--outer-dp-sharding-strategy"),
         (f"{FSDP}_grads_params {OUTER}", f"{FSDP}_grads_params", "--outer-dp-sharding-strategy"),
         (

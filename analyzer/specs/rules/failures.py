@@ -15,6 +15,7 @@ def failure_violations(job: TrainingJob) -> Iterator[Violation]:
     """Combinations of features whose code raises an error."""
     yield from _sharded_stages(job)
     yield from _scaled_shards(job)
+    yield from _blockwise_shards(job)
     yield from _outer_shards(job)
     yield from _graphs_of_stages(job)
     yield from _fp32_residual(job)
@@ -55,6 +56,25 @@ def _scaled_shards(job: TrainingJob) -> Iterator[Violation]:
             ("use_megatron_fsdp",),
             "fails in the first step with fp16 in this release: loss scaling does not accept parameters of other ranks' shards",
             "use --bf16 instead of --fp16",
+        )
+
+
+def _blockwise_shards(job: TrainingJob) -> Iterator[Violation]:
+    """The cast of master weights to stored blockwise FP8 weights compares shards with whole weights unless these are sharded.
+
+    Source: `ParamAndGradBuffer.copy_main_weights_to_model_weights`
+    (core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py, 0.16.1).
+    """
+    fp8 = job.precision.fp8
+    if job.fsdp is None or job.fsdp.implementation != "megatron" or job.fsdp.strategy == "optim_grads_params":
+        return
+    if fp8 is None or not fp8.stored_parameters or fp8.recipe != "blockwise" or job.parallel.data_with_context == 1:
+        return
+    if not is_before(job.megatron, "0.16") and is_before(job.megatron, "0.17"):
+        yield Violation(
+            ("data_parallel_sharding_strategy",),
+            f"{job.fsdp.strategy} fails in this release with blockwise FP8 weights: their cast expects sharded weights",
+            "use optim_grads_params, or leave out --fp8-param-gather",
         )
 
 

@@ -421,6 +421,8 @@ FOUND: Final = {
     "megatron fsdp, fp8 weights of sharded dense layers": f"{_MEGATRON_FSDP} optim_grads_params --disable-bias-linear "
     "--vocab-size 120 "
     "--num-layers 8 --fp8-format hybrid --fp8-param-gather",
+    "megatron fsdp, blockwise fp8 weights": f"{_MEGATRON_FSDP} optim_grads_params --vocab-size 120 --fp8-format e4m3 "
+    "--fp8-recipe blockwise --fp8-param-gather",
     "recomputed latent experts, cp2 pp2": f"--bf16 {_FULL} 1 --disable-bias-linear --vocab-size 9999 --num-layers 8 "
     "--micro-batch-size 1 --context-parallel-size 2 --pipeline-model-parallel-size 2 --group-query-attention --num-query-groups 4 "
     "--num-experts 8 --moe-ffn-hidden-size 256 --moe-latent-size 256 --global-batch-size 32",
