@@ -66,10 +66,6 @@ EMBEDDING, LOSS = "--account-for-embedding-in-pipeline-split", "--account-for-lo
         (f"{SHARED} blockwise --tp-comm-overlap", f"{SHARED} tensorwise --tp-comm-overlap", "--tp-comm-overlap"),
         (f"{FSDP}_grads {STORED_BLOCKS}", f"{FSDP}_grads_params {STORED_BLOCKS}", "--data-parallel-sharding-strategy"),
         (f"{FSDP} {STORED_BLOCKS}", f"{FSDP} --fp8-format e4m3 --fp8-recipe blockwise", "--data-parallel-sharding-strategy"),
-            f"{FSDP} {STORED_BLOCKS}",
-            f"{FSDP} {STORED_BLOCKS.replace('blockwise', 'tensorwise')}",
-            "--data-parallel-sharding-strategy",
-        ),
         (f"{FSDP} {OUTER} {INSTANCES}", f"{FSDP}_grads_params {OUTER} {INSTANCES}", "--outer-dp-sharding-strategy"),
         (f"{FSDP}_grads_params {OUTER}", f"{FSDP}_grads_params", "--outer-dp-sharding-strategy"),
         (
