@@ -185,7 +185,7 @@ class _OverlappedStep:
             self._groups.combine_backward(other.number)
         yield from self._run_backward(backward.get(Node.COMBINE, ()), None, shared)
         held = () if other is None else self._dense_output(other)
-        yield from self._run_forward(forward.get(Node.ATTENTION, ()), (*pending, *exchanged, *held))
+        yield from self._attention_forward(forward, backward, (*pending, *exchanged, *held))
         if one is not None:
             self._of_idle.pop(one.number, None)
         if index is not None and self._same:
@@ -225,6 +225,16 @@ class _OverlappedStep:
             yield from self._attention_backward(other, backward, rows)
         if other is not None:
             self._end_backward(other)
+
+    def _attention_forward(
+        self, forward: dict[Node, list[Placed]], backward: dict[Node, list[Placed]], held: tuple[Tensor, ...]
+    ) -> Iterator[Point]:
+        """The forward of attention after the combine's backward, whose gradients have replaced the gradient that it has read."""
+        gradient = self._gradient
+        if backward.get(Node.COMBINE):
+            self._gradient = ()
+        yield from self._run_forward(forward.get(Node.ATTENTION, ()), held)
+        self._gradient = gradient
 
     def _feed_forward_backward(self, layer: Unit | None, placed: Sequence[Placed], held: tuple[Tensor, ...]) -> Iterator[Point]:
         """The backward of experts, or of the FFN of a dense layer, whose residual gradient is the gradient of its output."""
