@@ -155,13 +155,10 @@ def with_offloaded_projection(depth: Module) -> Module:
     views = [(tensor, module) for tensor, module in tensors if tensor.shares == PROJECTED]
     if not views or any(tensor in module.saved for tensor, module in views):
         return depth
-    projection = next(child for child in depth.children if child.kind is ModuleKind.MTP_PROJECTION)
-    full = tuple(tensor for tensor in projection.saved if tensor.name == PROJECTED)
-    freed = replace(projection, saved=tuple(tensor for tensor in projection.saved if tensor not in full))
-    freed = replace(freed, forward_workspace=(*freed.forward_workspace, *full))
-    beside = replace(layer, forward_workspace=(*layer.forward_workspace, *full))
-    changed = {projection.name: freed, layer.name: beside}
-    return replace(depth, children=tuple(changed.get(child.name, child) for child in depth.children))
+    full = tuple(tensor for tensor in layer.saved if tensor.name == PROJECTED)
+    left = tuple(tensor for tensor in layer.saved if tensor not in full)
+    beside = replace(layer, saved=left, forward_workspace=(*layer.forward_workspace, *full))
+    return replace(depth, children=tuple(beside if child is layer else child for child in depth.children))
 
 
 def with_everything_offloaded(layer: Module, *, input_from: InputFrom = "layer") -> Module:

@@ -19,7 +19,7 @@ from analyzer.modules.linear import split_weight, weight_gradient
 from analyzer.modules.norm import standalone_norm
 from analyzer.modules.quantized import backward_input, forward_input, gathers, output_gradient, saved_input
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import MODEL_PATH, OUTPUT_GRADIENT, Collective, Module, Tensor
+from analyzer.modules.tree import MODEL_PATH, OUTPUT_GRADIENT, Collective, Module, Tensor, largest
 
 ALL_DEPTHS = "hidden states of all depths"
 EMBEDDED = "embedded tokens"
@@ -77,7 +77,7 @@ def _depth(shapes: Shapes, depth: int, *, after: str, summed: bool) -> Module:
     path = f"{MODEL_PATH}mtp.layers.{depth}"
     last = depth == shapes.model.mtp_num_layers - 1
     norm = _final_norm(shapes, last=last, recomputed=recomputed)
-    inside = (*_joined(shapes, states=states, path=path, under_checkpoint=recomputed), _layer(shapes), norm)
+    inside = (*_joined(shapes, states=states, path=path, under_checkpoint=recomputed), _layer(shapes, path=path), norm)
     if recomputed:
         saved: tuple[Tensor, ...] = (states, shapes.hidden(EMBEDDED, made_in=_embedding(shapes)))
         outlives: tuple[Tensor, ...] = ()
@@ -149,27 +149,32 @@ def _double_width(shapes: Shapes, name: str, *, gathered: bool = False, made_in:
 def _projection(shapes: Shapes, *, path: str) -> Module:
     """[s, b, 2·h] → [s, b, h/t], gathered to [s, b, h] over tensor-parallel ranks.
 
-    Under sequence parallelism a rank uses its shard of the output. The shard is a view, so the full tensor stays allocated.
+    Under sequence parallelism a rank uses its shard of the output. The shard is a view that the transformer layer saves, so the full
+    tensor stays allocated (`_layer`). The gradient of the full tensor is freed before the GEMMs.
     """
     h, t = shapes.model.hidden_size, shapes.t
     gathered = (_double_width(shapes, "gathered input", gathered=True),) if shapes.sp else ()
     read = _double_width(shapes, "input", made_in=path)
     part = shapes.wide("output", h // t, "h/t")
     full = (shapes.hidden(PROJECTED, gathered=True, made_in=path),) if t > 1 else ()
-    viewed = full if shapes.sp else ()
+    gradient = output_gradient(shapes, shapes.wide("output gradient", h // t, "h/t"))
     return Module(
         name="eh_proj",
         kind=ModuleKind.MTP_PROJECTION,
         parameters=(split_weight(shapes, (h // t, 2 * h), full=(h, 2 * h)),),
-        saved=(*saved_input(shapes, read, gathered=shapes.sp), *viewed),
-        forward_workspace=(*forward_input(shapes, read, gathered=gathered), part, *(() if viewed else full)),
+        saved=saved_input(shapes, read, gathered=shapes.sp),
+        forward_workspace=(*forward_input(shapes, read, gathered=gathered), part, *full),
         backward_workspace=(
-            *full,
-            *output_gradient(shapes, shapes.wide("output gradient", h // t, "h/t")),
-            *backward_input(shapes, read, gathered=gathered),
-            _double_width(shapes, "input gradient", gathered=True),
-            *((_double_width(shapes, "scattered input gradient"),) if shapes.sp else ()),
-            *weight_gradient(shapes, (h // t, 2 * h)),
+            *gradient,
+            *largest(
+                full,
+                (
+                    *backward_input(shapes, read, gathered=gathered),
+                    _double_width(shapes, "input gradient", gathered=True),
+                    *((_double_width(shapes, "scattered input gradient"),) if shapes.sp else ()),
+                    *weight_gradient(shapes, (h // t, 2 * h)),
+                ),
+            ),
         ),
         collectives=_projection_collectives(shapes),
         source="TEColumnParallelLinear / ColumnParallelLinear",
@@ -199,10 +204,12 @@ def _has_experts(shapes: Shapes) -> bool:
     return shapes.model.moe is not None and shapes.model.moe.layers[-1]
 
 
-def _layer(shapes: Shapes) -> Module:
+def _layer(shapes: Shapes, *, path: str) -> Module:
     """A transformer layer like the last one of the decoder."""
     kind = LayerKind(moe=_has_experts(shapes))
-    return replace(one_layer(shapes.inputs, kind, PROJECTED if shapes.sp else ""), name="transformer_layer")
+    layer = one_layer(shapes.inputs, kind, PROJECTED if shapes.sp else "")
+    viewed = (shapes.hidden(PROJECTED, gathered=True, made_in=path),) if shapes.sp else ()
+    return replace(layer, name="transformer_layer", saved=(*layer.saved, *viewed))
 
 
 def _final_norm(shapes: Shapes, *, last: bool, recomputed: bool) -> Module:
