@@ -279,11 +279,9 @@ def _fc2(sizes: _Experts) -> Module:
         concatenated = routing.row_tensor("output", routing.rows)
         results = (routing.row_tensor(OUTPUTS_OF_EXPERTS, rows), *largest((*unsaved, *quantized), (concatenated,)))
     else:
-        results = (
-            *unsaved,
-            routing.row_tensor("output", rows),
-            *largest(quantized, (*biased, *unpadded)),
-        )
+        output, after = routing.row_tensor("output", rows), (*biased, *unpadded)
+        # a recomputed activation is freed before bias and padding are handled
+        results = (output, *(largest((*unsaved, *quantized), after) if dropped else (*unsaved, *largest(quantized, after))))
     # the gradient of the view of a padded output is a new tensor
     shares = ROW_GRADIENTS if sequential and not (routing.pads and shapes.fp8 is not None) else ""
     gradient = replace(sizes.at_once(sizes.output_gradient)[0], shares=shares)
