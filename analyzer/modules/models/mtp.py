@@ -149,8 +149,8 @@ def _double_width(shapes: Shapes, name: str, *, gathered: bool = False, made_in:
 def _projection(shapes: Shapes, *, path: str) -> Module:
     """[s, b, 2·h] → [s, b, h/t], gathered to [s, b, h] over tensor-parallel ranks.
 
-    Under sequence parallelism a rank uses its shard of the output. The shard is a view that the transformer layer saves, so the full
-    tensor stays allocated (`_layer`). The gradient of the full tensor is freed before the GEMMs.
+    Under sequence parallelism a rank uses its shard of the output. The shard is a view that the transformer layer saves, so the
+    full tensor stays allocated (`_layer`). The gradient of the full tensor is freed before the GEMMs.
     """
     h, t = shapes.model.hidden_size, shapes.t
     gathered = (_double_width(shapes, "gathered input", gathered=True),) if shapes.sp else ()
