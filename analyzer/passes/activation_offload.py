@@ -19,7 +19,7 @@ from typing import Final, Literal
 from analyzer.modules.attention.core_attention import is_rotary_table
 from analyzer.modules.kinds import LATENT_PROJECTIONS, ModuleKind
 from analyzer.modules.models.mtp import PROJECTED
-from analyzer.modules.tree import STREAM, Module, Tensor, half_of, largest, total_bytes
+from analyzer.modules.tree import ACTIVATION_OUTPUT, STREAM, Module, Tensor, half_of, largest, total_bytes
 from analyzer.specs import ActivationOffloadSpec, ModelSpec, MoeSpec
 
 Place = tuple[ModuleKind, ModuleKind]
@@ -260,8 +260,12 @@ def _after_copy(projection: Module, activation: Module) -> Module:
         return projection
     workspace = projection.forward_workspace
     output = [tensor.name for tensor in workspace].index("output") + 1
-    beyond = max(0, total_bytes(workspace[output:]) - total_bytes(activation.offloaded))
-    after = (Tensor(name="bias and padding beyond what is offloaded", shape=(beyond,), dtype="uint8"),) if beyond else ()
+    after = workspace[output:]
+    if not any(tensor.name == ACTIVATION_OUTPUT for tensor in after):  # a recomputed activation exists with what is offloaded
+        # the GEMM reads row-wise copies in FP8 of the size of the column-wise ones, and frees them
+        copied = total_bytes(tensor for tensor in projection.saved if "column-wise" in tensor.name)
+        rest = min(total_bytes(after), max(copied, total_bytes(after) - total_bytes(activation.offloaded)))
+        after = (Tensor(name="quantized input, or padding beyond what is offloaded", shape=(rest,), dtype="uint8"),) if rest else ()
     halves = [tensor for tensor in activation.offloaded if tensor.strided]
     half = tuple(replace(half_of(tensor), name="contiguous copy of half of fc1's output") for tensor in halves[:1])
     return replace(projection, forward_workspace=(*workspace[:output], *largest(after, half)))

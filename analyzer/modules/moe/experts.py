@@ -281,7 +281,7 @@ def _fc2(sizes: _Experts) -> Module:
     else:
         output, after = routing.row_tensor("output", rows), (*biased, *unpadded)
         # a recomputed activation is freed before bias and padding are handled
-        results = (output, *(largest((*unsaved, *quantized), after) if dropped else (*unsaved, *largest(quantized, after))))
+        results = (output, *largest((*unsaved, *quantized), after)) if dropped else (*unsaved, output, *largest(quantized, after))
     # the gradient of the view of a padded output is a new tensor
     shares = ROW_GRADIENTS if sequential and not (routing.pads and shapes.fp8 is not None) else ""
     gradient = replace(sizes.at_once(sizes.output_gradient)[0], shares=shares)

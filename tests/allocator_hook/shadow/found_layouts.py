@@ -409,6 +409,13 @@ FOUND: Final = {
     "--expert-model-parallel-size 2 "
     "--micro-batch-size 1 --pipeline-model-parallel-size 2 "
     "--fine-grained-activation-offloading --min-offloaded-tensor-size 1024 --offload-modules core_attn attn_norm mlp_norm moe_act",
+    "activation of experts on the host in fp8, column-wise copies": "--bf16 --swiglu --disable-bias-linear --num-experts 8 "
+    "--moe-grouped-gemm --moe-ffn-hidden-size 512 --pipeline-model-parallel-size 2 --fine-grained-activation-offloading "
+    "--offload-modules moe_act --min-offloaded-tensor-size 1024 --vocab-size 120 --fp8-format hybrid --global-batch-size 32",
+    "recomputed activation of experts on the host": "--bf16 --swiglu --disable-bias-linear --num-experts 8 --moe-grouped-gemm "
+    "--moe-ffn-hidden-size 512 --pipeline-model-parallel-size 2 --recompute-granularity selective --recompute-modules moe_act "
+    "--fine-grained-activation-offloading --offload-modules moe_act --min-offloaded-tensor-size 1024 --vocab-size 120 "
+    "--global-batch-size 32",
     "megatron fsdp, experts padded to their capacity, tp2 sp": f"{_MEGATRON_FSDP} optim_grads --disable-bias-linear "
     "--vocab-size 9999 "
     "--tensor-model-parallel-size 2 --sequence-parallel --num-experts 8 --moe-router-topk 4 --moe-token-dispatcher-type alltoall "
