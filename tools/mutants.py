@@ -90,8 +90,8 @@ FAULTS: Final = (
     Fault(
         "overlapped microbatches without the experts' backward",
         "analyzer/memory/overlapped/microbatches.py",
-        "yield from self._feed_forward_backward(other, of_experts[len(reading) :], (*rows, *permuted, *shared, *held))",
-        "",
+        "feed_forward = self._run_backward(of_experts[len(reading) :], None, (*rows, *permuted, *shared, *held))",
+        "feed_forward = self._run_backward((), None, (*rows, *permuted, *shared, *held))",
     ),
 )
 

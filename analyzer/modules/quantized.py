@@ -50,10 +50,15 @@ def reads_any_layout(compute_capability: tuple[int, int] | None) -> bool:
     return (10, 0) <= capability < (12, 0) or capability >= (13, 0)
 
 
+def reads_one_copy(recipe: Fp8Recipe, compute_capability: tuple[int, int] | None) -> bool:
+    """Whether one FP8 copy of a matrix serves row-wise and column-wise reads."""
+    return recipe in ONE_SCALE and reads_any_layout(compute_capability)
+
+
 def copies(shapes: Shapes) -> int:
     """Number of FP8 copies that serve row-wise and column-wise reads."""
     assert shapes.fp8 is not None
-    return 1 if shapes.fp8.recipe in ONE_SCALE and reads_any_layout(shapes.inputs.compute_capability) else 2
+    return 1 if reads_one_copy(shapes.fp8.recipe, shapes.inputs.compute_capability) else 2
 
 
 def saves_original_input(shapes: Shapes) -> bool:

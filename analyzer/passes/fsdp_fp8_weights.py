@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from analyzer.buffers.fsdp import fsdp_of, is_unit
-from analyzer.modules.quantized import ONE_SCALE, reads_any_layout
+from analyzer.modules.quantized import ONE_SCALE, reads_one_copy
 from analyzer.modules.tree import Module, Tensor
 from analyzer.specs import TrainingJob
 
@@ -22,8 +22,7 @@ def with_column_wise_weights(job: TrainingJob, tree: Module) -> Module:
     fp8 = job.precision.fp8
     if fp8 is None or not fp8.stored_parameters or fsdp_of(job).strategy != "optim_grads_params":
         return tree
-    one_scale = fp8.recipe in ONE_SCALE and not reads_any_layout(job.hardware.compute_capability)
-    if not (one_scale or fp8.recipe == "blockwise"):
+    if fp8.recipe not in (*ONE_SCALE, "blockwise") or reads_one_copy(fp8.recipe, job.hardware.compute_capability):
         return tree
     done: dict[tuple[int, bool], Module] = {}
 
@@ -55,7 +54,7 @@ def _copies(module: Module) -> tuple[Tensor, ...]:
 
 
 def _forward(module: Module, before: tuple[Tensor, ...]) -> tuple[Module, tuple[Tensor, ...]]:
-    """The module beside the copies that exist before its forward, and those that exist after its layer's backward begins."""
+    """The module beside the copies that exist during its forward, and the copies that exist after it. `before`: those before it."""
     if module.recomputed:
         workspace = module.forward_workspace
         again = workspace if module.recompute_workspace is None else module.recompute_workspace

@@ -18,7 +18,7 @@ from typing import Final
 
 from analyzer.buffers.parameter_order import sum_of_parameters
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.quantized import ONE_SCALE, Axis, element, reads_any_layout, scales
+from analyzer.modules.quantized import ONE_SCALE, Axis, element, reads_one_copy, scales
 from analyzer.modules.tree import Module, Parameter, parameters
 from analyzer.specs import Fp8Recipe, TrainingJob
 from analyzer.units import BLOCK, DTYPE_BYTES, dtype_bytes, round_up
@@ -63,7 +63,7 @@ def outside_buffer_bytes(job: TrainingJob, modules: Counted) -> int:
 def transposes(job: TrainingJob) -> bool:
     """Whether weights with one scale need a transposed copy."""
     fp8 = job.precision.fp8
-    return fp8 is not None and fp8.recipe in ONE_SCALE and len(_axes(job, fp8.recipe)) == 2
+    return fp8 is not None and fp8.recipe in ONE_SCALE and not reads_one_copy(fp8.recipe, job.hardware.compute_capability)
 
 
 def kept_transposes_bytes(job: TrainingJob, modules: Counted) -> int:
@@ -163,7 +163,7 @@ def quantized(trees: Sequence[Module]) -> Iterator[Parameter]:
 
 
 def _axes(job: TrainingJob, recipe: Fp8Recipe) -> tuple[Axis, ...]:
-    return ("row",) if recipe in ONE_SCALE and reads_any_layout(job.hardware.compute_capability) else ("row", "column")
+    return ("row",) if reads_one_copy(recipe, job.hardware.compute_capability) else ("row", "column")
 
 
 def matrices(parameter: Parameter) -> tuple[int, int, int]:

@@ -185,7 +185,8 @@ class _OverlappedStep:
             self._groups.combine_backward(other.number)
         yield from self._run_backward(backward.get(Node.COMBINE, ()), None, shared)
         held = () if other is None else self._dense_output(other)
-        yield from self._attention_forward(forward, backward, (*pending, *exchanged, *held))
+        attention = self._run_forward(forward.get(Node.ATTENTION, ()), (*pending, *exchanged, *held))
+        yield from self._without_gradient(attention, freed=bool(backward.get(Node.COMBINE)))
         if one is not None:
             self._of_idle.pop(one.number, None)
         if index is not None and self._same:
@@ -199,7 +200,8 @@ class _OverlappedStep:
         unpermuted = [tensor.shape for tensor in rows if tensor.name == LOCAL_ROWS]
         reading = [each for each in of_experts if each.gradient in unpermuted]  # the gradient without a permutation, counted there
         yield from self._run_backward(reading, None, (*permuted, *shared, *held))
-        yield from self._feed_forward_backward(other, of_experts[len(reading) :], (*rows, *permuted, *shared, *held))
+        feed_forward = self._run_backward(of_experts[len(reading) :], None, (*rows, *permuted, *shared, *held))
+        yield from self._without_gradient(feed_forward, freed=other is not None and bool(other.attention_output))
         self._free_before((Node.DISPATCH, Node.ATTENTION), backward)
         yield from self._run_forward(forward.get(Node.DISPATCH, ()), (*pending, *exchanged, *delayed))
         if other is not None and self._is_output(other):
@@ -226,22 +228,15 @@ class _OverlappedStep:
         if other is not None:
             self._end_backward(other)
 
-    def _attention_forward(
-        self, forward: dict[Node, list[Placed]], backward: dict[Node, list[Placed]], held: tuple[Tensor, ...]
-    ) -> Iterator[Point]:
-        """The forward of attention after the combine's backward, whose gradients have replaced the gradient that it has read."""
-        gradient = self._gradient
-        if backward.get(Node.COMBINE):
-            self._gradient = ()
-        yield from self._run_forward(forward.get(Node.ATTENTION, ()), held)
-        self._gradient = gradient
+    def _without_gradient(self, points: Iterator[Point], *, freed: bool) -> Iterator[Point]:
+        """Instants, without the gradient that the loop over layers references if it is `freed`, or is one that they count.
 
-    def _feed_forward_backward(self, layer: Unit | None, placed: Sequence[Placed], held: tuple[Tensor, ...]) -> Iterator[Point]:
-        """The backward of experts, or of the FFN of a dense layer, whose residual gradient is the gradient of its output."""
+        The backward of the combine replaces the gradient that it has read. The FFN of a dense layer counts it as residual gradient.
+        """
         gradient = self._gradient
-        if layer is not None and layer.attention_output:
+        if freed:
             self._gradient = ()
-        yield from self._run_backward(placed, None, held)
+        yield from points
         self._gradient = gradient
 
     def _free_before(self, nodes: Sequence[Node], backward: dict[Node, list[Placed]]) -> None:

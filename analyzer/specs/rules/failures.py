@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from math import gcd
 
 from analyzer.specs.job import TrainingJob
+from analyzer.specs.optimizer import FsdpSpec
 from analyzer.specs.release import is_before
 from analyzer.specs.rules.stages import counted_layers
 from analyzer.specs.rules.violation import Violation
@@ -25,12 +26,17 @@ def failure_violations(job: TrainingJob) -> Iterator[Violation]:
     yield from _uniform_recompute(job)
 
 
+def _megatron_fsdp(job: TrainingJob) -> FsdpSpec | None:
+    """The settings of Megatron-FSDP; None if the job does not use it."""
+    return job.fsdp if job.fsdp is not None and job.fsdp.implementation == "megatron" else None
+
+
 def _sharded_stages(job: TrainingJob) -> Iterator[Violation]:
     """Megatron-FSDP arranges all ranks as dp × ep × tp, without pipeline ranks.
 
     Source: `_get_dp_tp_mesh` and `_get_hsdp_tp_mesh` (core/distributed/fsdp/mcore_fsdp_adapter.py), 0.14 to 0.19.
     """
-    if job.fsdp is None or job.fsdp.implementation != "megatron" or job.parallel.pipeline == 1:
+    if _megatron_fsdp(job) is None or job.parallel.pipeline == 1:
         return
     if not is_before(job.megatron, "0.14") and is_before(job.megatron, "0.20"):
         yield Violation(
@@ -46,10 +52,11 @@ def _scaled_shards(job: TrainingJob) -> Iterator[Violation]:
     Source: `ParamAndGradBuffer.update_main_grads` (core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py) and
     `DistributedOptimizer._collect_main_grad_data_for_unscaling` (core/optimizer/distrib_optimizer.py), 0.14 to 0.19.
     """
-    if job.fsdp is None or job.fsdp.implementation != "megatron" or job.precision.parameters != "fp16":
+    fsdp = _megatron_fsdp(job)
+    if fsdp is None or job.precision.parameters != "fp16":
         return
     ranks = job.parallel.data_with_context // job.parallel.distributed_optimizer_instances
-    if job.fsdp.strategy == "no_shard" or (ranks == 1 and not job.fsdp.outer_sharding):
+    if fsdp.strategy == "no_shard" or (ranks == 1 and not fsdp.outer_sharding):
         return
     if not is_before(job.megatron, "0.14") and is_before(job.megatron, "0.20"):
         yield Violation(
@@ -65,15 +72,15 @@ def _blockwise_shards(job: TrainingJob) -> Iterator[Violation]:
     Source: `ParamAndGradBuffer.copy_main_weights_to_model_weights`
     (core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py, 0.16.1).
     """
-    fp8 = job.precision.fp8
-    if job.fsdp is None or job.fsdp.implementation != "megatron" or job.fsdp.strategy == "optim_grads_params":
+    fsdp, fp8 = _megatron_fsdp(job), job.precision.fp8
+    if fsdp is None or fsdp.strategy == "optim_grads_params":
         return
     if fp8 is None or not fp8.stored_parameters or fp8.recipe != "blockwise" or job.parallel.data_with_context == 1:
         return
     if not is_before(job.megatron, "0.16") and is_before(job.megatron, "0.17"):
         yield Violation(
             ("data_parallel_sharding_strategy",),
-            f"{job.fsdp.strategy} fails in this release with blockwise FP8 weights: their cast expects sharded weights",
+            f"{fsdp.strategy} fails in this release with blockwise FP8 weights: their cast expects sharded weights",
             "use optim_grads_params, or leave out --fp8-param-gather",
         )
 
@@ -85,8 +92,8 @@ def _outer_shards(job: TrainingJob) -> Iterator[Violation]:
     (core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py), 0.14 to 0.19. Parts of the experts have the same number of
     ranks in and over instances before 0.17, and those of the second instance are empty.
     """
-    fsdp = job.fsdp
-    if fsdp is None or fsdp.implementation != "megatron" or not fsdp.outer_sharding:
+    fsdp = _megatron_fsdp(job)
+    if fsdp is None or not fsdp.outer_sharding:
         return
     faults = (
         (
