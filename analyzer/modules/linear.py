@@ -60,8 +60,9 @@ def column_collectives(
 def _calls(shapes: Shapes, *, in_buffers: bool) -> tuple[Collective, ...]:
     """Collectives of `column_parallel`. `LayerNormLinear` gathers in userbuffers only with gradients (`ub_overlap_ag_fprop`)."""
     exchanged = shapes.exchanged_dtype
+    in_16_bit = in_buffers and shapes.fp8 is None
     return tuple(
-        replace(call, dtype_without_gradients=shapes.dtype) if in_buffers and call.phase == "forward" else call
+        replace(call, dtype_without_gradients=shapes.dtype) if in_16_bit and call.phase == "forward" else call
         for call in column_collectives(shapes, forward_dtype=exchanged, backward_dtype=exchanged if in_buffers else "")
     )
 
@@ -75,11 +76,6 @@ def row_collectives(shapes: Shapes) -> tuple[Collective, ...]:
             *gathers(shapes, "backward", both=True, quantizes=True, dtype=dtype),
         )
     return shapes.tp("all_reduce", "forward")
-
-
-def _gathered_input(shapes: Shapes, in_buffers: bool) -> tuple[Tensor, ...]:
-    """The input of all tensor-parallel ranks under sequence parallelism, unless it is in userbuffers."""
-    return (shapes.hidden("gathered input", gathered=True),) if shapes.sp and not in_buffers else ()
 
 
 def column_parallel(
@@ -102,7 +98,7 @@ def column_parallel(
     h, rows = shapes.model.hidden_size, shapes.s_split * shapes.b
     # in the backward, Transformer Engine uses userbuffers in `LayerNormLinear` only: Megatron requests none for `Linear`
     in_buffers = shapes.userbuffers and fused_norm
-    gathered = _gathered_input(shapes, shapes.userbuffers)
+    gathered = (shapes.hidden("gathered input", gathered=True),) if shapes.sp else ()
     recomputed = not fused_norm and shapes.recomputes("layernorm")
     read = shapes.hidden("normalized input" if fused_norm else "input", made_in="" if fused_norm else input_made_in)
     if fused_norm:
@@ -125,13 +121,15 @@ def column_parallel(
         parameters=(*norm, weight, *((row,) if bias else ())),
         saved=saved,
         forward_workspace=(
-            *forward_input(shapes, read, gathered=gathered, in_16_bit=not fused_norm, original=recomputed),
+            *forward_input(
+                shapes, read, gathered=gathered, in_16_bit=not fused_norm, original=recomputed, in_buffers=shapes.userbuffers
+            ),
             *norm_output,
             shapes.wide("output", width, symbol),
         ),
         backward_workspace=(
             *output_gradient(shapes, shapes.wide("output gradient", width, symbol)),
-            *backward_input(shapes, read, gathered=_gathered_input(shapes, in_buffers), original=recomputed),
+            *backward_input(shapes, read, gathered=gathered, original=recomputed, in_buffers=in_buffers),
             *norm_output,
             *(() if in_buffers else (shapes.hidden("input gradient", gathered=True),)),
             *((shapes.hidden("scattered input gradient"),) if shapes.sp else ()),
@@ -139,7 +137,7 @@ def column_parallel(
             *weight_gradient(shapes, (width, h)),
         ),
         collectives=_calls(shapes, in_buffers=in_buffers),
-        overlaps_collectives=shapes.overlaps_linear,
+        overlaps_collectives=shapes.userbuffers,
         source="TELayerNormColumnParallelLinear" if fused_norm else "ColumnParallelLinear",
     )
 
@@ -194,7 +192,7 @@ def row_parallel(
     weight = split_weight(shapes, (h, width), full=(h, full_width))
     read = shapes.wide("input", width, symbol, shares=input_shares, made_in=input_made_in)
     original = saves_16_bit and saves_original_input(shapes)
-    gathered = (shapes.hidden("gathered output gradient", gathered=True),) if shapes.sp and not shapes.userbuffers else ()
+    gathered = (shapes.hidden("gathered output gradient", gathered=True),) if shapes.sp else ()
     gradient = shapes.branch_gradient
     biases = (Parameter(name="bias", shape=(h,), dtype=shapes.dtype, sequence_parallel=shapes.sp),) if bias else ()
     return Module(
@@ -208,12 +206,12 @@ def row_parallel(
             *((shapes.hidden("scattered output"),) if shapes.sp else ()),
         ),
         backward_workspace=(
-            *output_gradient(shapes, gradient, gathered=gathered),
+            *output_gradient(shapes, gradient, gathered=gathered, in_buffers=shapes.userbuffers),
             *backward_input(shapes, read, original=original),
             shapes.wide("input gradient", width, symbol),
             *weight_gradient(shapes, (h, width)),
         ),
         collectives=row_collectives(shapes),
-        overlaps_collectives=shapes.overlaps_linear,
+        overlaps_collectives=shapes.userbuffers,
         source="TERowParallelLinear / RowParallelLinear",
     )

@@ -132,6 +132,18 @@ def _both(shapes: Shapes, tensor: Tensor, split: Split = _UNSPLIT) -> tuple[Tens
     return (*_copy(shapes, tensor, "row", split), *by_columns)
 
 
+def _in_userbuffers(shapes: Shapes, full: Tensor, axis: Axis) -> tuple[Tensor, ...]:
+    """What PyTorch allocates for a copy that is gathered in a userbuffer: block scales (`fill_userbuffers_buffer_for_all_gather`).
+
+    Rows with one scale are transposed into a new tensor where a GEMM needs columns.
+    """
+    copied = _copy(shapes, full, axis)
+    assert shapes.fp8 is not None
+    if shapes.fp8.recipe not in ONE_SCALE:
+        return copied[1:]
+    return copied if axis == "column" and copies(shapes) == 2 else ()
+
+
 def saved_input(
     shapes: Shapes, tensor: Tensor, *, gathered: bool = False, normed: bool = False, split: Split = _UNSPLIT
 ) -> tuple[Tensor, ...]:
@@ -155,30 +167,40 @@ def forward_input(
     gathered: tuple[Tensor, ...] = (),
     in_16_bit: bool = True,
     original: bool = False,
+    in_buffers: bool = False,
     split: Split = _UNSPLIT,
 ) -> tuple[Tensor, ...]:
     """What the forward GEMM reads in addition to what is saved. `gathered`: the full input, if `tensor` is a shard.
 
     `in_16_bit`: the caller still references the 16-bit input. With a fused norm it does not. `original`: the 16-bit input is saved.
+    `in_buffers`: the full input is in userbuffers.
     """
     if shapes.fp8 is None:
-        return gathered
+        return () if in_buffers else gathered
     referenced = (tensor,) if in_16_bit and not original else ()
     recipes = ONE_SCALE if in_16_bit else (*ONE_SCALE, "nvfp4")
     rows_kept = not original and (copies(shapes) == 1 or (bool(gathered) and shapes.fp8.recipe in recipes))
     rows = () if rows_kept else _copy(shapes, tensor, "row", split)
-    return (*referenced, *rows, *(copy for full in gathered for copy in _copy(shapes, full, "row")))
+    copied = _in_userbuffers if in_buffers else _copy
+    return (*referenced, *rows, *(copy for full in gathered for copy in copied(shapes, full, "row")))
 
 
 def backward_input(
-    shapes: Shapes, tensor: Tensor, *, gathered: tuple[Tensor, ...] = (), original: bool = False, split: Split = _UNSPLIT
+    shapes: Shapes,
+    tensor: Tensor,
+    *,
+    gathered: tuple[Tensor, ...] = (),
+    original: bool = False,
+    in_buffers: bool = False,
+    split: Split = _UNSPLIT,
 ) -> tuple[Tensor, ...]:
     """What the weight-gradient GEMM reads in addition to what is saved.
 
     Gathered rows are transposed. Gathered columns with blocks of 128 elements are transposed too, out of place.
+    `in_buffers`: the `gathered` input is in userbuffers.
     """
     if shapes.fp8 is None:
-        return gathered
+        return () if in_buffers else gathered
     recipe = shapes.fp8.recipe
     copied: tuple[Tensor, ...] = ()
     if original and recipe in ONE_SCALE:
@@ -186,16 +208,30 @@ def backward_input(
     elif original:
         copied = _copy(shapes, tensor, "column", split)
     for full in gathered:
+        if in_buffers:
+            copied += _in_userbuffers(shapes, full, "column")
+            continue
         copied += _copy(shapes, full, "column") if recipe == "mxfp8" else _both(shapes, full)
     return copied
 
 
 def output_gradient(
-    shapes: Shapes, tensor: Tensor, *, gathered: tuple[Tensor, ...] = (), split: Split = _UNSPLIT
+    shapes: Shapes,
+    tensor: Tensor,
+    *,
+    gathered: tuple[Tensor, ...] = (),
+    in_buffers: bool = False,
+    split: Split = _UNSPLIT,
 ) -> tuple[Tensor, ...]:
-    """The gradient of a layer's output, and the copies of it, or of the `gathered` full gradient, that the backward GEMMs read."""
+    """The gradient of a layer's output, and the copies of it, or of the `gathered` full gradient, that the backward GEMMs read.
+
+    `in_buffers`: the full gradient is in userbuffers. Block-scaled shards are quantized twice, once for each GEMM.
+    """
     if shapes.fp8 is None:
-        return (tensor, *gathered)
+        return (tensor, *(() if in_buffers else gathered))
+    if in_buffers:
+        shard = () if shapes.fp8.recipe in ONE_SCALE else _copy(shapes, tensor, "column")
+        return (tensor, *shard, *(copy for full in gathered for axis in _AXES for copy in _in_userbuffers(shapes, full, axis)))
     return (tensor, *(copy for full in gathered or (tensor,) for copy in _both(shapes, full, split)))
 
 

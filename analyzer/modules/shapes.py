@@ -100,18 +100,13 @@ class Shapes:
         return self.inputs.recompute.granularity == "selective" and module in self.inputs.recompute.modules
 
     @property
-    def overlaps_linear(self) -> bool:
-        """Whether GEMMs of linear layers overlap with their tensor-parallel communication, also in FP8."""
+    def userbuffers(self) -> bool:
+        """Whether GEMMs of linear layers overlap with their tensor-parallel communication, in userbuffers."""
         return self.inputs.userbuffers and self.sp
 
     @property
-    def userbuffers(self) -> bool:
-        """Whether the 16-bit tensors that linear layers gather and scatter are in userbuffers."""
-        return self.overlaps_linear and self.fp8 is None
-
-    @property
     def exchanged_dtype(self) -> str:
-        """Element type of these tensors. Megatron names none to `initialize_ub`, whose default is bf16."""
+        """Element type of the 16-bit tensors that linear layers exchange. Megatron names none to `initialize_ub`: bf16."""
         return "bf16" if self.userbuffers else self.dtype
 
     @property

@@ -101,13 +101,15 @@ def _fc1(parts: _Parts) -> Module:
     if parts.overlapped and shapes.sp:  # the full input is saved, and not gathered again
         read, gathered = shapes.hidden("input", gathered=True, made_in=parts.caller), ()
     original = saves_original_input(shapes)
-    in_forward = () if shapes.userbuffers else gathered  # `Linear` uses userbuffers in forward only
     return Module(
         name="linear_fc1",
         kind=ModuleKind.FC1,
         parameters=(split_weight(shapes, (width, h), full=(parts.gates * parts.full, h)),),
         saved=(read,) if original else saved_input(shapes, read, gathered=shapes.sp and not parts.overlapped),
-        forward_workspace=(*forward_input(shapes, read, gathered=in_forward, original=original), parts.fc1_output),
+        forward_workspace=(  # `Linear` uses userbuffers in forward only
+            *forward_input(shapes, read, gathered=gathered, original=original, in_buffers=shapes.userbuffers),
+            parts.fc1_output,
+        ),
         backward_workspace=(
             *output_gradient(shapes, shapes.wide("output gradient", width, "fs/t")),
             *backward_input(shapes, read, gathered=gathered, original=original),
@@ -116,7 +118,7 @@ def _fc1(parts: _Parts) -> Module:
             *weight_gradient(shapes, (width, h)),
         ),
         collectives=parts.collectives(first=True),
-        overlaps_collectives=shapes.overlaps_linear,
+        overlaps_collectives=shapes.userbuffers,
         source="TEColumnParallelLinear",
     )
 
@@ -159,7 +161,7 @@ def _fc2(parts: _Parts) -> Module:
             *weight_gradient(shapes, (h, width)),
         ),
         collectives=parts.collectives(first=False),
-        overlaps_collectives=shapes.overlaps_linear,
+        overlaps_collectives=shapes.userbuffers,
         source="TERowParallelLinear",
     )
 
@@ -205,6 +207,6 @@ def _shared_output_gradient(shapes: Shapes) -> tuple[Tensor, ...]:
     if not shapes.sp:
         return output_gradient(shapes, shapes.hidden("output gradient"))
     full = shapes.hidden("gathered output gradient", gathered=True)
-    if shapes.userbuffers and not Routing(shapes).moe.shared_overlap:
-        return ()
-    return output_gradient(shapes, replace(full, name="output gradient", shares="residual gradient"), gathered=(full,))
+    in_buffers = shapes.userbuffers and not Routing(shapes).moe.shared_overlap
+    read = shapes.hidden("output gradient") if in_buffers else replace(full, name="output gradient")
+    return output_gradient(shapes, replace(read, shares="residual gradient"), gathered=(full,), in_buffers=in_buffers)

@@ -482,4 +482,11 @@ FOUND: Final = {
     "--grad-reduce-in-bf16 --num-experts 8 --moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 64 --moe-permute-fusion "
     "--moe-router-topk 8 --moe-router-dtype fp32 --overlap-moe-expert-parallel-comm --expert-model-parallel-size 2 "
     "--global-batch-size 32",
+    "fp8 input gathered in userbuffers": "--bf16 --fp8-format e4m3 --fp8-recipe tensorwise --vocab-size 9999 --num-layers 4 "
+    "--micro-batch-size 2 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 4 --sequence-parallel --tp-comm-overlap "
+    "--swiglu --normalization RMSNorm --untie-embeddings-and-output-weights --global-batch-size 32",
+    "mxfp8 input of shared experts gathered in userbuffers": "--bf16 --fp8-format e4m3 --fp8-recipe mxfp8 --info-gpu B200 "
+    "--vocab-size 120 --micro-batch-size 2 --tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap "
+    "--swiglu --normalization RMSNorm --num-experts 8 --moe-grouped-gemm --moe-ffn-hidden-size 256 "
+    "--moe-shared-expert-intermediate-size 1024 --disable-bias-linear",
 }
