@@ -55,8 +55,9 @@ def run(
     with marks.in_phase("build"):
         chunks = models.wrap(job, config, models.chunks(job, config))
         optimizer = _optimizer(job, chunks)
-    if job.optimizer.offload is not None and job.optimizer.offload.collected:
-        gc.collect()  # `train` does this with --manual-gc
+    if job.optimizer.offload is None or job.optimizer.offload.collected:
+        # `train` does this with --manual-gc; without it, Python frees reference cycles of FP8 parameters at some later time
+        gc.collect()
     for chunk in chunks:
         marks.watch(chunk)
         if job.flags.overlap_moe_expert_parallel_comm:
