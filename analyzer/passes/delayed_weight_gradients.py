@@ -183,12 +183,17 @@ def _with_pending(module: Module, pending: list[Tensor], *, fused: bool) -> tupl
     if not module.children:
         changed = module if fused or not _operands(module) else _not_fused(module)
         after = [*pending, *_operands(changed)]
-        return replace(changed, backward_workspace=(*changed.backward_workspace, *pending)), after
+        return replace(changed, backward_workspace=(*changed.backward_workspace, *pending)), _without_shared(after, module)
     children: list[Module] = []
     for child in reversed(module.children):
         changed, pending = _with_pending(child, pending, fused=fused)
         children.insert(0, changed)
-    return replace(module, children=tuple(children)), pending
+    return replace(module, children=tuple(children)), _without_shared(pending, module)
+
+
+def _without_shared(operands: Sequence[Tensor], module: Module) -> list[Tensor]:
+    """Operands after the backward of a module, which frees what it saved: those that share it are then counted themselves."""
+    return [replace(each, shares="") if each.shares.startswith(f"{module.name} ") else each for each in operands]
 
 
 def _not_fused(module: Module) -> Module:

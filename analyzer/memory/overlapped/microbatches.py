@@ -115,7 +115,8 @@ class _OverlappedStep:
         self._deferred = 0
         """Bytes of operands of the output layer's weight gradient, after the backward of the output layer."""
         self._freed = 0
-        """Bytes of the gradient that the step before has sent, after this step has sent its own (`send_prev_wait_handle`)."""
+        """Bytes that are counted elsewhere, or that the pipeline schedule has freed: the gradient that the step before has sent,
+        after this step has sent its own (`send_prev_wait_handle`)."""
         self._forward_saved = 0
         """Bytes that the microbatch of the forward has saved so far."""
         self._backward_saved = backward.last.after
@@ -201,7 +202,11 @@ class _OverlappedStep:
         reading = [each for each in of_experts if each.gradient in unpermuted]  # the gradient without a permutation, counted there
         yield from self._run_backward(reading, None, (*permuted, *shared, *held))
         feed_forward = self._run_backward(of_experts[len(reading) :], None, (*rows, *permuted, *shared, *held))
-        yield from self._without_gradient(feed_forward, freed=other is not None and bool(other.attention_output))
+        dense = other is not None and bool(other.attention_output)
+        if other is not None and dense and self._is_output(other):
+            self._freed = total_bytes(other.input_gradient)  # the pipeline schedule counts the gradient that it has received
+        yield from self._without_gradient(feed_forward, freed=dense)
+        self._freed = 0
         self._free_before((Node.DISPATCH, Node.ATTENTION), backward)
         yield from self._run_forward(forward.get(Node.DISPATCH, ()), (*pending, *exchanged, *delayed))
         if other is not None and self._is_output(other):

@@ -489,4 +489,13 @@ FOUND: Final = {
     "--vocab-size 120 --micro-batch-size 2 --tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap "
     "--swiglu --normalization RMSNorm --num-experts 8 --moe-grouped-gemm --moe-ffn-hidden-size 256 "
     "--moe-shared-expert-intermediate-size 1024 --disable-bias-linear",
+    "dense output of an overlapped chunk, delayed weight gradients": "--bf16 --disable-bias-linear --vocab-size 120 --num-layers 8 "
+    "--micro-batch-size 2 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 --num-experts 8 "
+    "--moe-layer-freq 2 --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall --overlap-moe-expert-parallel-comm "
+    "--delay-wgrad-compute --global-batch-size 32",
+    "delayed weight gradient of the output projection, tp2 sp": "--bf16 --disable-bias-linear --vocab-size 120 --num-layers 8 "
+    "--micro-batch-size 2 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 --num-experts 8 "
+    "--tensor-model-parallel-size 2 --sequence-parallel --attention-dropout 0 --hidden-dropout 0 "
+    "--moe-layer-freq 2 --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall --overlap-moe-expert-parallel-comm "
+    "--delay-wgrad-compute --global-batch-size 32",
 }
