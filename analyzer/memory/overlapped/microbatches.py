@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from analyzer.memory.overlapped.layers import Node, Placed, Unit, units
 from analyzer.memory.overlapped.offload import OffloadedGroups, StepGroups, group_members
@@ -19,10 +19,12 @@ from analyzer.memory.pipeline_tensors import MessageOrder
 from analyzer.memory.placement import Point
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.routing import LOCAL_ROWS
-from analyzer.modules.tree import Module, Tensor, total_bytes
+from analyzer.modules.tree import OUTPUT_GRADIENT, Module, Tensor, total_bytes
 from analyzer.passes.deferred_output_gradients import output_layers
 from analyzer.schedule.pipeline import Pair
 from analyzer.specs import ActivationOffloadSpec, TrainingJob
+
+_LOOKUPS: Final = (ModuleKind.WORD_EMBEDDINGS, ModuleKind.POSITION_EMBEDDINGS)
 
 
 class _Chunk(NamedTuple):
@@ -88,6 +90,13 @@ def overlapped_peak(forward: Module, backward: Module, *, early: bool = False) -
 
 def _peak(step: _OverlappedStep) -> Point:
     return max(step.instants(), key=lambda point: point.bytes)
+
+
+def _copies_gradient(embedding: Module, gradient: Sequence[Tensor]) -> bool:
+    """Whether the lookups do not count the gradient [s, b, h]: they read a copy, after dropout or a gather, or in another type."""
+    lookups = [child for child in embedding.children if child.kind in _LOOKUPS]
+    counted = {(each.shape, each.dtype) for child in lookups for each in child.backward_workspace if each.name == OUTPUT_GRADIENT}
+    return len(lookups) < len(embedding.children) or any((each.shape, each.dtype) not in counted for each in gradient)
 
 
 class _OverlappedStep:
@@ -159,12 +168,11 @@ class _OverlappedStep:
         yield from self._embedding_backward(gradient, frame)
 
     def _embedding_backward(self, gradient: tuple[Tensor, ...], frame: tuple[Tensor, ...]) -> Iterator[Point]:
-        """The last node of the backward. Its argument is the gradient of its output, which dropout counts, or word embeddings do
-        that allocate this output."""
+        """The last node of the backward. Its argument is the gradient of its output, which lookups count if they read it."""
         embeddings = [module for module, _ in self._backward.first.modules if module.kind is ModuleKind.EMBEDDING]
-        held = gradient if any(module.output_of != "word_embeddings" for module in embeddings) else ()
+        held = gradient if any(_copies_gradient(module, gradient) for module in embeddings) else ()
         for each in self._backward.first.backward():
-            looked_up = each.instant.kind in (ModuleKind.WORD_EMBEDDINGS, ModuleKind.POSITION_EMBEDDINGS)
+            looked_up = each.instant.kind in _LOOKUPS
             yield from self._run_backward((each,), None, held if looked_up else (), frame)
         self._backward_saved = 0
 

@@ -498,4 +498,8 @@ FOUND: Final = {
     "--tensor-model-parallel-size 2 --sequence-parallel --attention-dropout 0 --hidden-dropout 0 "
     "--moe-layer-freq 2 --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall --overlap-moe-expert-parallel-comm "
     "--delay-wgrad-compute --global-batch-size 32",
+    "gradient of the embedding without dropout, overlapped microbatches": "--bf16 --disable-bias-linear --vocab-size 9999 "
+    "--num-layers 2 --micro-batch-size 2 --hidden-dropout 0 --attention-dropout 0 --num-experts 8 --expert-model-parallel-size 2 "
+    "--moe-ffn-hidden-size 64 --moe-token-dispatcher-type alltoall --overlap-moe-expert-parallel-comm --context-parallel-size 4 "
+    "--global-batch-size 32",
 }
