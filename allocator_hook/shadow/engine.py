@@ -92,6 +92,7 @@ def enough_microbatches(job: TrainingJob) -> int:
         chunks=parallel.chunks,
         microbatches=job.batch.microbatches,
         group_size=parallel.microbatch_group_size,
+        combined=job.flags.overlap_moe_expert_parallel_comm,
     )
     return max(equivalent, deferring_microbatches(job, job.batch.microbatches))
 

@@ -20,6 +20,7 @@ def order_of(job: TrainingJob, pipeline_rank: int, microbatches: int) -> tuple[S
             microbatches=microbatches,
             group_size=parallel.microbatch_group_size,
             legacy=is_before(job.megatron, "0.10"),
+            combined=job.flags.overlap_moe_expert_parallel_comm,
             pipeline_rank=pipeline_rank,
         ),
     )

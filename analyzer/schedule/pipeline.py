@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
+from analyzer.units import ceil_div
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -85,18 +87,43 @@ def _passes(chunks: int, microbatches: int, group_size: int) -> tuple[tuple[Step
 
 
 def equivalent_microbatches(
-    *, pipeline: int, chunks: int, microbatches: int, group_size: int | None = None, legacy: bool = False, pipeline_rank: int = 0
+    *,
+    pipeline: int,
+    chunks: int,
+    microbatches: int,
+    group_size: int | None = None,
+    legacy: bool = False,
+    combined: bool = False,
+    pipeline_rank: int = 0,
 ) -> int:
-    """The smallest number of microbatches that gives the same peak on `pipeline_rank` and later ranks.
+    """A small number of microbatches that gives the same peak on `pipeline_rank` and later ranks.
 
     `steps` then has the same set of situations: kind and chunk of the step, whether its microbatch is the first or the last of the
-    iteration, and how many microbatches of each chunk are in flight. The steady state repeats with a period of one microbatch in
-    1F1B, and of one group when interleaved; further periods are left out.
+    iteration, how many microbatches of each chunk are in flight, and whether the backward of the last input of the interleaved
+    warm-up has run. The steady state repeats with a period of one microbatch in 1F1B, and of one group when interleaved; further
+    periods are left out. `combined` as in `steps`.
     """
     if chunks == 1:
         return min(microbatches, pipeline - pipeline_rank + 2)
     group = pipeline if legacy or group_size is None else group_size
-    return min(microbatches, 3 * group + microbatches % group)
+    groups = _different_groups(pipeline, max(1, pipeline_rank), chunks, group, combined)
+    return min(microbatches, groups * group + microbatches % group)
+
+
+@lru_cache(maxsize=256)
+def _different_groups(pipeline: int, first_rank: int, chunks: int, group: int, combined: bool) -> int:
+    """The number of groups of an interleaved schedule that reaches every situation on `first_rank` and later ranks.
+
+    A period of the steady state follows the backward of the microbatch whose input is the last of the warm-up. On the first stage
+    this input is that of an earlier pass than on the second.
+    """
+    period, groups = chunks * group, 3
+    for rank in range(first_rank, pipeline):
+        warmup = warmup_forwards(pipeline=pipeline, pipeline_rank=rank, chunks=chunks, group_size=group) + combined
+        chunk = warmup % period // group
+        backward = warmup // period * period + (chunks - 1 - chunk) * group + warmup % group
+        groups = max(groups, ceil_div(warmup + backward + 1 + period, period))
+    return groups
 
 
 def next_backwards(order: Sequence[Step]) -> tuple[Step | None, ...]:
