@@ -17,7 +17,7 @@ from typing import Final
 
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.experts import INPUT_GRADIENTS, SAVED_BY_LAST, SAVED_BY_OTHERS
-from analyzer.modules.tree import Module, Tensor, total_bytes
+from analyzer.modules.tree import OUTPUT_GRADIENT, Module, Tensor, total_bytes
 from analyzer.passes.activation_offload import COMMITS, group_of, members
 from analyzer.specs import ActivationOffloadSpec, TrainingJob
 
@@ -150,10 +150,13 @@ def _with_workspace_beside_saved(module: Module, saved: tuple[Tensor, ...]) -> M
     if any(tensor.strided and tensor.dtype != softmax.dtype and tensor.shape == softmax.shape for tensor in saved):
         return module  # with sinks and without dropout the softmax in 16 bit is a view, and is freed as without offloading
     of_value = tuple(tensor for tensor in module.backward_workspace if tensor.name == "value gradient")
-    if "dropout mask" not in names and softmax.dtype != "fp32":  # the backward of the scores, beside their gradient
-        others = tuple(replace(tensor, name=f"{each} gradient") for tensor in of_value for each in ("query", "key"))
-        return replace(module, backward_workspace=(*module.backward_workspace, *others))
     freed = any(tensor.name in ("value", "repeated value") and tensor.bytes for tensor in saved)
+    if "dropout mask" not in names and softmax.dtype != "fp32":  # the backward of the scores, beside their gradient
+        gone = (OUTPUT_GRADIENT, *(tensor.name for tensor in of_value if freed))
+        left = tuple(tensor for tensor in module.backward_workspace if tensor.name not in gone)
+        products = ("query gradient", "key gradient", "key gradient before it is scaled")
+        wide = [replace(tensor, shape=names.get("query", tensor).shape) for tensor in of_value]
+        return replace(module, backward_workspace=(*left, *(replace(each, name=name) for each in wide for name in products)))
     ends = ["input", "output"]
     if softmax.dtype == "fp32":
         in_16_bit = any(tensor.dtype in ("bf16", "fp16") for tensor in saved)

@@ -502,4 +502,8 @@ FOUND: Final = {
     "--num-layers 2 --micro-batch-size 2 --hidden-dropout 0 --attention-dropout 0 --num-experts 8 --expert-model-parallel-size 2 "
     "--moe-ffn-hidden-size 64 --moe-token-dispatcher-type alltoall --overlap-moe-expert-parallel-comm --context-parallel-size 4 "
     "--global-batch-size 32",
+    "unfused latent attention without dropout in offloaded layers": "--bf16 --vocab-size 120 --num-layers 4 --micro-batch-size 2 "
+    "--multi-latent-attention --kv-lora-rank 64 --qk-head-dim 128 --qk-pos-emb-head-dim 64 --v-head-dim 128 "
+    "--position-embedding-type rope --attention-dropout 0 --hidden-dropout 0 --cpu-offloading-num-layers 2 "
+    "--attention-backend unfused",
 }
