@@ -157,6 +157,12 @@ def _kinds(tree: Module) -> frozenset[ModuleKind]:
     return frozenset({tree.kind}).union(*(child.derived(_kinds) for child in tree.children))
 
 
+def _reads_fp4(tree: Module) -> bool:
+    """Whether GEMMs of a tree read FP4: layers can stay in 16 bit (`--first-last-layers-bf16`)."""
+    own = any(tensor.dtype == "fp4" for tensor in tree.backward_workspace)
+    return own or any(child.derived(_reads_fp4) for child in tree.children)
+
+
 def _combines_masks(tree: Module) -> bool:
     """Whether a kernel of unfused attention in a tree needs Transformer Engine's causal mask."""
     own = tree.kind is ModuleKind.ATTENTION_KERNEL and combines_masks(tree)
@@ -184,9 +190,9 @@ def _gemm_workspaces(context: _Context) -> Iterator[Workspace]:
     in_torch = frozenset({ModuleKind.OUTPUT_LAYER}) | (routers - in_te)
     in_torch |= FROM_START if context.te else LINEAR
     in_torch |= {ModuleKind.ATTENTION_KERNEL} if context.unfused else FROM_START
-    fp8 = job.precision.fp8
     # `get_rht_matrix`: the matrix of the Hadamard transform is a product of two
-    in_main = in_torch | LINEAR if context.te and fp8 is not None and fp8.recipe == "nvfp4" else in_torch
+    in_fp4 = context.te and any(module.derived(_reads_fp4) for module, _ in context.modules)
+    in_main = in_torch | LINEAR if in_fp4 else in_torch
     if kinds & in_main or job.optimizer.muon is not None:  # Muon uses GEMMs on every stage
         size, of_layers = cublas_workspace_bytes(job), bool(kinds & in_main)
         yield Workspace("cuBLAS workspace of the main thread", size, in_main, "forward" if of_layers else "optimizer")

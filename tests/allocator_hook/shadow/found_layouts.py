@@ -506,4 +506,6 @@ FOUND: Final = {
     "--multi-latent-attention --kv-lora-rank 64 --qk-head-dim 128 --qk-pos-emb-head-dim 64 --v-head-dim 128 "
     "--position-embedding-type rope --attention-dropout 0 --hidden-dropout 0 --cpu-offloading-num-layers 2 "
     "--attention-backend unfused",
+    "16-bit layers alone on a stage of an fp4 model": "--bf16 --info-gpu B200 --vocab-size 9999 --num-layers 4 "
+    "--micro-batch-size 2 --pipeline-model-parallel-size 4 --first-last-layers-bf16 --fp4-format e2m1 --ffn-hidden-size 512",
 }
