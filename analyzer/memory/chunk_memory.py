@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final, NamedTuple
 
 from analyzer.memory.after_backward import next_backward_peak, next_forward_peak
@@ -57,6 +58,13 @@ class ChunkMemory:
     """Bytes copied back from the host at the end of the preceding backward."""
     graph: int = 0
     """`Module.graph_bytes`: allocated from a backward until the end of the next forward."""
+
+    @cached_property
+    def peak_before_dispatch(self) -> Point | None:
+        """The peak of a forward before the dispatch of its last MoE layer; None without one."""
+        points = tuple(self.points("forward"))
+        last = max((index for index, point in enumerate(points) if point.instant.kind is ModuleKind.DISPATCH), default=0)
+        return max(points[:last], key=lambda point: point.bytes, default=None)
 
     def points(self, direction: str) -> Iterator[Point]:
         """Instants of the "forward" or "backward" in order. Of consecutive equal layers only those that can contain the peak."""

@@ -188,6 +188,8 @@ class _Walk:
             point = self._highest_point(step)
             self._leftover[number] = 0
             self._update_peak(index, point, base)
+            if forward and self._pipeline.released:
+                self._before_dispatch(index, chunk, base)
         self._saved -= kept
         if forward:
             if self._context.pipeline.exchanged and self._messages.situations[index].awaits:
@@ -206,6 +208,14 @@ class _Walk:
             self._pipeline.end(step)
             if chunk.reloaded:
                 self._reload(index)
+
+    def _before_dispatch(self, index: int, chunk: ChunkMemory, base: int) -> None:
+        """The forward of a chunk that was idle: until its last dispatch, dispatchers reference the last input of the chunk."""
+        point = chunk.peak_before_dispatch
+        if point is not None:
+            outside = self._pipeline.released
+            more = point.bytes + total_bytes(outside)
+            self._update_peak(index, point._replace(bytes=more, outside=(*point.outside, *outside)), base)
 
     def _exchange(self, index: int, chunk: ChunkMemory, saved: int, base: int) -> None:
         """The messages after a forward. Its output is assigned to `output_tensor`, which referenced the previous one before."""

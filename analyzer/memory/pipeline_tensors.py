@@ -257,6 +257,9 @@ class PipelineWalk:
         self._idle_gradients = [total_bytes(each[1:]) for each in idle]
         self._warmup_bytes = (total_bytes(tensors.last_of_warmup), total_bytes(tensors.last_of_warmup[1:]))
         self._has_idle_tensors = any(self._idle_bytes)
+        self.released: tuple[Tensor, ...] = ()
+        """Not counted in a forward of a chunk that was idle: its last input and the gradient of it. Dispatchers of MoE layers have
+        attributes with autograd graphs, which reference this input until the last dispatch of the forward."""
 
     def begin(self, index: int, step: Step) -> int:
         """Starts the step at this index of the order, and returns the bytes that are allocated during it."""
@@ -271,8 +274,10 @@ class PipelineWalk:
             return found + waiting
         if step.kind == "forward":
             chunk = step.chunk
+            self.released = ()
             if not self._in_flight[chunk] and self._last[chunk] >= 0:
                 self._idle_total -= self._idle_bytes[chunk]
+                self.released = self._released(chunk, sent=found > 0)
             self._in_flight[chunk] += 1
             self._last[chunk] = step.microbatch
         return found + waiting + self._idle_total + self._idle_correction(found > 0)
@@ -318,6 +323,12 @@ class PipelineWalk:
             counted.setdefault(self._warmed_up, self._tensors.last_of_warmup)
         finished = {which: each for which, each in counted.items() if which[0] < microbatches}
         return found + sum(total_bytes(each[:1] if which == self._ended and current else each) for which, each in finished.items())
+
+    def _released(self, chunk: int, *, sent: bool) -> tuple[Tensor, ...]:
+        which = (self._last[chunk], chunk)
+        if self._warmup_input_unused and which == self._warmed_up:  # the schedule still references it
+            return ()
+        return self._idle[chunk][:1] if sent and which == self._ended else self._idle[chunk]
 
     def _idle_correction(self, sent: bool) -> int:
         """Correction in bytes of the sum over idle chunks: plus the last input of the warm-up, minus a gradient that was sent."""
