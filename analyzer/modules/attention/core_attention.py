@@ -244,6 +244,8 @@ def fused_kernel(shapes: Shapes) -> Module:
     workspace = (*workspace, *before_rotation(shapes))
     if transposed and rotated_or_normed(shapes):  # and the tensors that are copied to [b, s, a, d]: the values are in qkv
         workspace = (*workspace, heads.tensor(_ROTATED, heads.query + heads.key))
+        if not shapes.inputs.attention_in_batches:  # `get_qkv_layout` copies a value with other strides than query and key
+            workspace = (*workspace, heads.tensor("value in [s,b,a,d]", heads.key))
     return Module(
         name="core_attention",
         kind=ModuleKind.ATTENTION_KERNEL,

@@ -508,4 +508,7 @@ FOUND: Final = {
     "--attention-backend unfused",
     "16-bit layers alone on a stage of an fp4 model": "--bf16 --info-gpu B200 --vocab-size 9999 --num-layers 4 "
     "--micro-batch-size 2 --pipeline-model-parallel-size 4 --first-last-layers-bf16 --fp4-format e2m1 --ffn-hidden-size 512",
+    "flash attention on the host with heads of 128 elements": "--bf16 --info-gpu A100-80GB --vocab-size 9999 --kv-channels 128 "
+    "--micro-batch-size 2 --pipeline-model-parallel-size 2 --untie-embeddings-and-output-weights --position-embedding-type rope "
+    "--no-rope-fusion --min-offloaded-tensor-size 1024 --fine-grained-activation-offloading --offload-modules core_attn",
 }
