@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from analyzer.memory.chunk_memory import ChunkMemory
 from analyzer.memory.peak import Peak, PeakPosition
-from analyzer.memory.pipeline_tensors import PREVIOUS, MessageOrder, PipelineTensors, PipelineWalk
+from analyzer.memory.pipeline_tensors import PREVIOUS, MessageOrder, PipelineTensors, PipelineWalk, tensors_at
 from analyzer.memory.placement import Exchange, Point
 from analyzer.memory.workspaces import Workspace
 from analyzer.modules.norm import PARTIAL_SUMS
@@ -379,7 +379,7 @@ class _Walk:
             )
         index, point = self._peak
         step = messages.order[index]
-        pipeline = _pipeline_tensors_at(index, messages, context, warm=warm)
+        pipeline = tensors_at(index, context.pipeline, context.idle, messages, warm=warm)
         if isinstance(point, Exchange):
             pipeline = tuple(each for each in pipeline if each.name != PREVIOUS)
         return Peak(
@@ -395,13 +395,3 @@ class _Walk:
                 chunks=len(self._chunks),
             ),
         )
-
-
-def _pipeline_tensors_at(index: int, messages: MessageOrder, context: PeakContext, *, warm: bool) -> tuple[Tensor, ...]:
-    """The tensors of the pipeline schedule that are allocated during the step at this index."""
-    walk = PipelineWalk(context.pipeline, context.idle, messages, warm=warm)
-    for earlier, step in enumerate(messages.order[:index]):
-        walk.begin(earlier, step)
-        walk.end(step)
-    walk.begin(index, messages.order[index])
-    return walk.tensors(index)

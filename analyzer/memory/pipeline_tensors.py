@@ -351,6 +351,18 @@ class PipelineWalk:
         return self._last[chunk] == microbatch and not self._in_flight[chunk] and self._idle_bytes[chunk] > 0
 
 
+def tensors_at(
+    index: int, tensors: PipelineTensors, idle: Sequence[tuple[Tensor, ...]], messages: MessageOrder, *, warm: bool
+) -> tuple[Tensor, ...]:
+    """The tensors of the pipeline schedule that are allocated during the step at this index."""
+    walk = PipelineWalk(tensors, idle, messages, warm=warm)
+    for earlier, step in enumerate(messages.order[:index]):
+        walk.begin(earlier, step)
+        walk.end(step)
+    walk.begin(index, messages.order[index])
+    return walk.tensors(index)
+
+
 def _has_steady_steps(order: Sequence[Step]) -> bool:
     first = next((index for index, step in enumerate(order) if step.kind == "backward"), 0)
     return any(step.kind == "forward" for step in order[first:])

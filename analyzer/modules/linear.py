@@ -97,7 +97,7 @@ def column_parallel(
     """
     h, rows = shapes.model.hidden_size, shapes.s_split * shapes.b
     # in the backward, Transformer Engine uses userbuffers in `LayerNormLinear` only: Megatron requests none for `Linear`
-    in_buffers = shapes.userbuffers and fused_norm
+    in_forward, in_buffers = shapes.userbuffers, shapes.userbuffers and fused_norm
     gathered = (shapes.hidden("gathered input", gathered=True),) if shapes.sp else ()
     recomputed = not fused_norm and shapes.recomputes("layernorm")
     read = shapes.hidden("normalized input" if fused_norm else "input", made_in="" if fused_norm else input_made_in)
@@ -121,9 +121,7 @@ def column_parallel(
         parameters=(*norm, weight, *((row,) if bias else ())),
         saved=saved,
         forward_workspace=(
-            *forward_input(
-                shapes, read, gathered=gathered, in_16_bit=not fused_norm, original=recomputed, in_buffers=shapes.userbuffers
-            ),
+            *forward_input(shapes, read, gathered=gathered, in_16_bit=not fused_norm, original=recomputed, in_buffers=in_forward),
             *norm_output,
             shapes.wide("output", width, symbol),
         ),

@@ -50,12 +50,12 @@ def test_gradients_of_grouped_experts_that_are_not_fused_exist_twice() -> None:
 def test_gradients_of_attention_that_are_not_fused_are_allocated_when_they_are_computed() -> None:
     """`backward_dw` of `TransformerEngineBaseModule`, for qkv first: [3·h, h] in bf16, with the operands of both layers.
 
-    The input of the second layer is what attention has saved."""
+    Attention has freed the input of the second layer, which it saved."""
     more = "--delay-wgrad-compute --no-gradient-accumulation-fusion"
     assert backward_bytes("self_attention.linear_proj", more) == backward_bytes("self_attention.linear_proj")
-    operands = 2 * 2048 * H + 2 * 2048 * (H + 3 * H)
+    operands = 2 * 2048 * (H + H) + 2 * 2048 * (H + 3 * H)
     assert backward_bytes("linear_qkv, weight gradient", more) == operands + 2 * 3 * H * H
-    assert backward_bytes("linear_proj, weight gradient", more) == 2 * 2048 * H + 2 * H * H
+    assert backward_bytes("linear_proj, weight gradient", more) == 2 * 2048 * (H + H) + 2 * H * H
 
 
 def test_sequential_experts_keep_the_operands_of_all_experts() -> None:

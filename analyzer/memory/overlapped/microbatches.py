@@ -210,11 +210,7 @@ class _OverlappedStep:
         reading = [each for each in of_experts if each.gradient in unpermuted]  # the gradient without a permutation, counted there
         yield from self._run_backward(reading, None, (*permuted, *shared, *held))
         feed_forward = self._run_backward(of_experts[len(reading) :], None, (*rows, *permuted, *shared, *held))
-        dense = other is not None and bool(other.attention_output)
-        if other is not None and dense and self._is_output(other):
-            self._freed = total_bytes(other.input_gradient)  # the pipeline schedule counts the gradient that it has received
-        yield from self._without_gradient(feed_forward, freed=dense)
-        self._freed = 0
+        yield from self._of_dense_layer(feed_forward, other)
         self._free_before((Node.DISPATCH, Node.ATTENTION), backward)
         yield from self._run_forward(forward.get(Node.DISPATCH, ()), (*pending, *exchanged, *delayed))
         if other is not None and self._is_output(other):
@@ -240,6 +236,14 @@ class _OverlappedStep:
             yield from self._attention_backward(other, backward, rows)
         if other is not None:
             self._end_backward(other)
+
+    def _of_dense_layer(self, points: Iterator[Point], layer: Unit | None) -> Iterator[Point]:
+        """Instants of the backward of an FFN. The pipeline schedule counts the gradient that it has received for the last layer."""
+        dense = layer is not None and bool(layer.attention_output)
+        if layer is not None and dense and self._is_output(layer):
+            self._freed = total_bytes(layer.input_gradient)
+        yield from self._without_gradient(points, freed=dense)
+        self._freed = 0
 
     def _without_gradient(self, points: Iterator[Point], *, freed: bool) -> Iterator[Point]:
         """Instants, without the gradient that the loop over layers references if it is `freed`, or is one that they count.
