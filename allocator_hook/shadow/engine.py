@@ -21,8 +21,7 @@ from allocator_hook.step.iterations import captures_every_microbatch, default_it
 from allocator_hook.step.supported import check_supported
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.files import is_private, private_folder, publish
-from analyzer.passes.deferred_output_gradients import deferring_microbatches
-from analyzer.schedule.pipeline import equivalent_microbatches
+from analyzer.memory.order import microbatches_to_peak
 from analyzer.specs import TrainingJob
 from analyzer.trace.reader import read_complete_trace
 
@@ -86,15 +85,7 @@ def enough_microbatches(job: TrainingJob) -> int:
     """Return the smallest number of microbatches that needs as much memory as all microbatches of the job."""
     if captures_every_microbatch(job):
         return job.batch.microbatches
-    parallel = job.parallel
-    equivalent = equivalent_microbatches(
-        pipeline=parallel.pipeline,
-        chunks=parallel.chunks,
-        microbatches=job.batch.microbatches,
-        group_size=parallel.microbatch_group_size,
-        combined=job.flags.overlap_moe_expert_parallel_comm,
-    )
-    return max(equivalent, deferring_microbatches(job, job.batch.microbatches))
+    return microbatches_to_peak(job, job.batch.microbatches)
 
 
 def default_cache() -> Path:

@@ -10,9 +10,17 @@ from analyzer.specs.release import is_before
 
 def order_of(job: TrainingJob, pipeline_rank: int, microbatches: int) -> tuple[Step, ...]:
     """The steps of an iteration, with as few microbatches as are needed to reach the same peak."""
+    last = pipeline_rank == job.parallel.pipeline - 1
+    return iteration_steps(job, pipeline_rank, microbatches_to_peak(job, microbatches, pipeline_rank=pipeline_rank, last=last))
+
+
+def microbatches_to_peak(job: TrainingJob, microbatches: int, *, pipeline_rank: int = 0, last: bool = True) -> int:
+    """A small number of microbatches that reaches the peak of `microbatches` on `pipeline_rank` and later ranks.
+
+    `last`: also on the last one, which can defer weight gradients of the output layer.
+    """
     parallel = job.parallel
-    last = pipeline_rank == parallel.pipeline - 1
-    equivalent = max(
+    return max(
         deferring_microbatches(job, microbatches) if last else 0,
         equivalent_microbatches(
             pipeline=parallel.pipeline,
@@ -24,7 +32,6 @@ def order_of(job: TrainingJob, pipeline_rank: int, microbatches: int) -> tuple[S
             pipeline_rank=pipeline_rank,
         ),
     )
-    return iteration_steps(job, pipeline_rank, equivalent)
 
 
 def iteration_steps(job: TrainingJob, pipeline_rank: int, microbatches: int) -> tuple[Step, ...]:
