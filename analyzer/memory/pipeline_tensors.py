@@ -306,8 +306,7 @@ class PipelineWalk:
         }
         if self._warmup_input_unused and self._warmed_up is not None:
             kept.setdefault(self._warmed_up, self._tensors.last_of_warmup)
-        # the gradient of the input whose backward ran last is the gradient that was sent
-        idle = (each for which, both in kept.items() for each in (both[:1] if which == self._ended and current else both))
+        idle = (each for which, both in kept.items() for each in self._not_sent(which, both, sent=bool(current)))
         return (*current, *waiting, *idle)
 
     def finished_inputs(self, index: int, chunk: int, *, microbatches: int) -> int:
@@ -322,13 +321,17 @@ class PipelineWalk:
         if self._warmup_input_unused and self._warmed_up is not None and self._warmed_up[1] == chunk:
             counted.setdefault(self._warmed_up, self._tensors.last_of_warmup)
         finished = {which: each for which, each in counted.items() if which[0] < microbatches}
-        return found + sum(total_bytes(each[:1] if which == self._ended and current else each) for which, each in finished.items())
+        return found + sum(total_bytes(self._not_sent(which, both, sent=bool(current))) for which, both in finished.items())
 
     def _released(self, chunk: int, *, sent: bool) -> tuple[Tensor, ...]:
         which = (self._last[chunk], chunk)
         if self._warmup_input_unused and which == self._warmed_up:  # the schedule still references it
             return ()
-        return self._idle[chunk][:1] if sent and which == self._ended else self._idle[chunk]
+        return self._not_sent(which, self._idle[chunk], sent=sent)
+
+    def _not_sent(self, which: tuple[int, int], both: tuple[Tensor, ...], *, sent: bool) -> tuple[Tensor, ...]:
+        """An input and its gradient, without the gradient if the backward ran last: it is the gradient that was `sent`."""
+        return both[:1] if sent and which == self._ended else both
 
     def _idle_correction(self, sent: bool) -> int:
         """Correction in bytes of the sum over idle chunks: plus the last input of the warm-up, minus a gradient that was sent."""
