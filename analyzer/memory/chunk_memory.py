@@ -62,8 +62,10 @@ class ChunkMemory:
     @cached_property
     def peak_before_dispatch(self) -> Point | None:
         """The peak of a forward before the dispatch of its last MoE layer; None without one."""
+        if not any(instant.kind is ModuleKind.DISPATCH for placement in self.forward for instant in placement.memory.forward):
+            return None
         points = tuple(self.points("forward"))
-        last = max((index for index, point in enumerate(points) if point.instant.kind is ModuleKind.DISPATCH), default=0)
+        last = max(index for index, point in enumerate(points) if point.instant.kind is ModuleKind.DISPATCH)
         return max(points[:last], key=lambda point: point.bytes, default=None)
 
     def points(self, direction: str) -> Iterator[Point]:

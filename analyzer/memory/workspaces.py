@@ -191,7 +191,10 @@ def _gemm_workspaces(context: _Context) -> Iterator[Workspace]:
     in_torch |= FROM_START if context.te else LINEAR
     in_torch |= {ModuleKind.ATTENTION_KERNEL} if context.unfused else FROM_START
     # `get_rht_matrix`: the matrix of the Hadamard transform is a product of two
-    in_fp4 = context.te and any(module.derived(_reads_fp4) for module, _ in context.modules)
+    fp8 = job.precision.fp8
+    in_fp4 = (
+        context.te and fp8 is not None and fp8.recipe == "nvfp4" and any(each.derived(_reads_fp4) for each, _ in context.modules)
+    )
     in_main = in_torch | LINEAR if in_fp4 else in_torch
     if kinds & in_main or job.optimizer.muon is not None:  # Muon uses GEMMs on every stage
         size, of_layers = cublas_workspace_bytes(job), bool(kinds & in_main)
