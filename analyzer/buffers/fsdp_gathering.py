@@ -48,6 +48,8 @@ class ChunkPasses:
     backward_parts: tuple[tuple[Ids, ...], ...]
     """For each segment, the gathered buckets in the backward of each of its modules (`Gathering.parts`)."""
     gradient_parts: tuple[tuple[Ids, ...], ...]
+    recompute_parts: tuple[tuple[Ids, ...], ...]
+    """For each checkpoint around several layers, the gathered buckets while each layer runs forward again; empty elsewhere."""
     gathered_forward: tuple[int, ...]
     """For each bucket, including those gathered at the end of forward for the backward."""
     gathered_backward: tuple[int, ...]
@@ -194,12 +196,14 @@ def chunk_passes(job: TrainingJob, tree: Module, buckets: tuple[ShardedBucket, .
     nothing = tuple((frozenset[int](),) * len(parts) for parts in chunk.parts)
     forward: tuple[Ids, ...] = (frozenset(),) * len(chunk.all_segments)
     backward = gradients = nothing
+    recomputed: tuple[tuple[Ids, ...], ...] = ((),) * len(chunk.all_segments)
     fsdp = fsdp_of(job)
     if fsdp.strategy == "optim_grads_params":
         outside = frozenset(number for number, bucket in enumerate(buckets) if bucket.unit is None)
         ready = set[int]() if first else set(outside)
         forward = tuple(_forward(chunk, ready, gathered[0], prefetches=first or fsdp.outside_layers_prefetches))
-        backward = tuple(reversed(list(_backward(chunk, ready, gathered[1]))))
+        passes = reversed(list(_backward(chunk, ready, gathered[1])))
+        recomputed, backward = zip(*passes, strict=True)
     if fsdp.strategy in ("optim_grads", "optim_grads_params"):
         gradients = tuple(reversed(list(_gradients(chunk))))
     return ChunkPasses(
@@ -208,6 +212,7 @@ def chunk_passes(job: TrainingJob, tree: Module, buckets: tuple[ShardedBucket, .
         gradients=tuple(max(parts, key=chunk.size) for parts in gradients),
         backward_parts=backward,
         gradient_parts=gradients,
+        recompute_parts=recomputed,
         gathered_forward=tuple(gathered[0]),
         gathered_backward=tuple(gathered[1]),
     )
@@ -235,22 +240,24 @@ def _forward(chunk: Gathering, ready: set[int], counts: list[int], *, prefetches
         yield largest
 
 
-def _backward(chunk: Gathering, ready: set[int], counts: list[int]) -> Iterator[tuple[Ids, ...]]:
-    """The unsharded buckets in each module of each segment, last segment first. Only layers gather.
+def _backward(chunk: Gathering, ready: set[int], counts: list[int]) -> Iterator[tuple[tuple[Ids, ...], tuple[Ids, ...]]]:
+    """The unsharded buckets in each module of each segment, last segment first: while it is recomputed, and in its backward.
 
-    Layers that were prefetched at the end of the forward are freed when the first other layer is gathered.
+    Only layers gather. Layers that were prefetched at the end of the forward are freed when the first other layer is gathered.
     """
     prefetched = {number for number in ready if chunk.buckets[number].unit is not None}
     for piece, parts in zip(reversed(chunk.all_segments), reversed(chunk.parts), strict=True):
         if not piece.units:
-            yield (frozenset(ready),) * len(parts)
+            yield (), (frozenset(ready),) * len(parts)
             continue
+        recomputed: list[Ids] = []
         if len(parts) > 1:  # layers under one checkpoint run forward again, without prefetching
             for wanted in parts:
                 prefetched -= wanted
                 if _gather(ready, wanted, counts):
                     ready -= prefetched
                     prefetched = set()
+                recomputed.append(frozenset(ready))
         found: list[Ids] = []
         for wanted in reversed(parts):
             prefetched -= wanted
@@ -261,7 +268,7 @@ def _backward(chunk: Gathering, ready: set[int], counts: list[int]) -> Iterator[
             _gather(ready, needed, counts)
             found.append(frozenset(ready))
             ready -= wanted
-        yield tuple(reversed(found))
+        yield tuple(recomputed), tuple(reversed(found))
 
 
 def _gradients(chunk: Gathering) -> Iterator[tuple[Ids, ...]]:

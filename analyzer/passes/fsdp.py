@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from analyzer.buffers.fsdp import covers_units, fsdp_of, is_segment, segments, sharded_buckets
 from analyzer.buffers.fsdp_gathering import GRADIENTS, PARAMETERS, ChunkPasses, Gathering, Ids, chunk_passes
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.tree import Module, Tensor
+from analyzer.modules.tree import Module
 from analyzer.passes.fsdp_fp8_weights import with_column_wise_weights
 from analyzer.passes.fsdp_gradients import accumulates_in_gemm, beyond_freed, with_gradients_from_first
 from analyzer.passes.fsdp_reduction import with_reduced_shards
@@ -43,8 +43,7 @@ def with_unsharded_buckets(job: TrainingJob, tree: Module, *, first: bool = Fals
         if len(gathering.parts[index]) > 1:
             own_of_layers = _kept_until_checkpoint_ends(gathering, passes, index)
             started_in += own_of_layers
-            whole, *parts = _by_layer(gathering, passes, index, without=frozenset[int]().union(*own_of_layers))
-            workspaces += [Workspaces(forward, whole), *(Workspaces((), part) for part in parts)]
+            workspaces += _by_layer(gathering, passes, index, without=frozenset[int]().union(*own_of_layers))
             continue
         if piece.units:
             started_in += [started] * len(piece.modules)
@@ -90,16 +89,24 @@ def _kept_until_checkpoint_ends(gathering: Gathering, passes: ChunkPasses, index
     return own if all(ids <= at_end for ids in own) else (frozenset(),) * len(own)
 
 
-def _by_layer(gathering: Gathering, passes: ChunkPasses, index: int, *, without: Ids) -> Iterator[tuple[Tensor, ...]]:
-    """Backward workspaces of a checkpoint around layers: what is unsharded throughout, and what is added in each layer.
+def _by_layer(gathering: Gathering, passes: ChunkPasses, index: int, *, without: Ids) -> Iterator[Workspaces]:
+    """The workspaces of a checkpoint around layers: what is unsharded throughout, and what is added in each layer.
 
-    Layers free their parameters one after another, and allocate gradients one after another. `without`: gradients that the layers
-    count themselves.
+    Layers gather their parameters one after another in the recomputation and free them one after another in the backward, in which
+    they allocate gradients one after another. `without`: gradients that the layers count themselves.
     """
-    gathered = passes.backward_parts[index]
+    gathered, recomputed = passes.backward_parts[index], passes.recompute_parts[index]
     gradients = tuple(started - without for started in passes.gradient_parts[index])
-    parameters_throughout, gradients_throughout = frozenset.intersection(*gathered), frozenset.intersection(*gradients)
-    yield gathering.tensors(parameters_throughout, PARAMETERS) + gathering.tensors(gradients_throughout, GRADIENTS)
-    for of_layer, started in zip(gathered, gradients, strict=True):
-        parameters = gathering.tensors(of_layer - parameters_throughout, PARAMETERS)
-        yield parameters + gathering.tensors(started - gradients_throughout, GRADIENTS)
+    always_gathered = frozenset.intersection(*gathered, *recomputed)
+    always_started = frozenset.intersection(*gradients)
+    yield Workspaces(
+        gathering.tensors(passes.forward[index], PARAMETERS),
+        gathering.tensors(always_gathered, PARAMETERS) + gathering.tensors(always_started, GRADIENTS),
+    )
+    for again, of_layer, started in zip(recomputed or gathered, gathered, gradients, strict=True):
+        parameters = gathering.tensors(of_layer - always_gathered, PARAMETERS)
+        yield Workspaces(
+            (),
+            parameters + gathering.tensors(started - always_started, GRADIENTS),
+            gathering.tensors(again - always_gathered, PARAMETERS),
+        )
