@@ -5,9 +5,9 @@ Sources: core/optimizer/{optimizer,distrib_optimizer}.py (0.16.1).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate
-from math import prod
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, groupby
+from typing import NamedTuple
 
 from analyzer.buffers.gradient_buffers import Buffer, shard_numel, shard_pieces
 from analyzer.buffers.parameter_order import numel_of
@@ -28,15 +28,16 @@ def adam_states(job: TrainingJob, stage: StageModel, buffers: Sequence[Buffer], 
         owned = sum(numel_of(tree) for tree in stage.trees)
     each = bytes_per_parameter(job)
     roots = (Tensor(name="square roots of torch's Adam", shape=(owned,), dtype="fp32"),) if uses_torch_adam(job) else ()
-    casts = _casts(job, stage, buffers) if job.precision.fp8 is not None and job.precision.fp8.stored_parameters else ()
+    updated = sorted(buffers, key=lambda buffer: buffer.group == "edp")  # the optimizer of experts is the last one
+    casts = tuple(_casts(job, updated))
     return States(
         parameters=parameters,
         gradients=gradients,
         master_weights=int(each.master * owned),
         moments=int(each.total_moments * owned),
         gradient_copies=FP32 * owned if copies_gradients(job) else 0,
-        step_workspace=(*roots, *casts),
-        first_step_bytes=max(total_bytes(casts), _conversion_to_fp32(job, buffers)),
+        step_workspace=(*roots, *max((cast.tensors for cast in casts), key=total_bytes, default=())),
+        first_step_bytes=max(_conversion_to_fp32(job, updated), *(total_bytes(cast.tensors) - cast.later for cast in casts), 0),
     )
 
 
@@ -44,7 +45,7 @@ def _conversion_to_fp32(job: TrainingJob, buffers: Sequence[Buffer]) -> int:
     """Bytes at the peak of the creation of master weights in the first step, beyond the states that exist after it.
 
     Adam creates the states of one parameter after the other. It copies each parameter, and converts the copy to fp32, unless it
-    stores only the remainder of a bf16 parameter. The parameters are those of the first rank of each group.
+    stores only the remainder of a bf16 parameter. The parameters are those of the first rank of each group, in the order of update.
     Source: `initialize_state` (transformer_engine/pytorch/optimizers/fused_adam.py, 2.11).
     """
     precision, each = job.precision.parameters, bytes_per_parameter(job)
@@ -57,24 +58,43 @@ def _conversion_to_fp32(job: TrainingJob, buffers: Sequence[Buffer]) -> int:
     return max(0, int(peak - each.total_moments * sum(pieces)))
 
 
-def _casts(job: TrainingJob, stage: StageModel, buffers: Sequence[Buffer]) -> tuple[Tensor, ...]:
-    """Tensors of the cast of a rank's master weights to stored FP8 weights, after the step.
+class _Cast(NamedTuple):
+    """The cast of the master weights of one optimizer to stored FP8 weights."""
 
-    All master weights are first cast to 16 bit. If weights need a transpose, the cast of each one creates that of the rank's part.
-    mxfp8 weights are cast after their gathering, and an Adam with master weights writes FP8 itself.
+    tensors: tuple[Tensor, ...]
+    later: int
+    """Bytes of the moments that optimizers create after it in the first step."""
+
+
+def _casts(job: TrainingJob, buffers: Sequence[Buffer]) -> Iterator[_Cast]:
+    """Tensors of the cast of a rank's master weights to stored FP8 weights, after the step of each optimizer.
+
+    All master weights of an optimizer are first cast to 16 bit. If weights need a transpose, the cast of each one creates that of
+    the rank's part. mxfp8 weights are cast after their gathering, and an Adam with master weights writes FP8 itself.
     Source: `cast_master_weights_to_fp8` (transformer_engine/pytorch/tensor/utils.py, 2.11).
     """
-    from analyzer.states.fp8_weights import quantized, transposes  # for such jobs only, for a short start-up
+    if job.precision.fp8 is None or not job.precision.fp8.stored_parameters or adam_stores_master_weights(job):
+        return
+    from analyzer.states.fp8_weights import transposes  # for such jobs only, for a short start-up
 
-    stored = [buffer for buffer in buffers if buffer.parameter_dtype == "uint8"]
-    if not stored or adam_stores_master_weights(job):
-        return ()
-    owned = sum(shard_numel(buffer, reduction_size(job.parallel, buffer.group)) for buffer in stored)
-    copies = Tensor(name="16-bit copies of master weights", shape=(owned,), dtype=job.precision.parameters)
-    if not transposes(job):
-        return (copies,)
-    largest = max(prod(parameter.shape[-2:]) for parameter in quantized(stage.trees))
-    return (copies, Tensor(name="transpose of a weight in FP8", shape=(min(largest, owned),), dtype="fp8"))
+    later = sum(map(_owned(job), buffers))
+    for _, of_group in groupby(buffers, key=lambda buffer: buffer.group):
+        of_optimizer = tuple(of_group)
+        later -= sum(map(_owned(job), of_optimizer))
+        stored = [buffer for buffer in of_optimizer if buffer.parameter_dtype == "uint8"]
+        if not stored:
+            continue
+        owned = sum(map(_owned(job), stored))
+        tensors = [Tensor(name="16-bit copies of master weights", shape=(owned,), dtype=job.precision.parameters)]
+        if transposes(job):
+            largest = max(size for buffer in stored for bucket in buffer.buckets for size in bucket.sizes)
+            tensors.append(Tensor(name="transpose of a weight in FP8", shape=(min(largest, owned),), dtype="fp8"))
+        yield _Cast(tuple(tensors), int(bytes_per_parameter(job).total_moments * later))
+
+
+def _owned(job: TrainingJob) -> Callable[[Buffer], int]:
+    """The elements of a buffer that one rank updates."""
+    return lambda buffer: shard_numel(buffer, reduction_size(job.parallel, buffer.group))
 
 
 def uses_torch_adam(job: TrainingJob) -> bool:

@@ -511,4 +511,15 @@ FOUND: Final = {
     "flash attention on the host with heads of 128 elements": "--bf16 --info-gpu A100-80GB --vocab-size 9999 --kv-channels 128 "
     "--micro-batch-size 2 --pipeline-model-parallel-size 2 --untie-embeddings-and-output-weights --position-embedding-type rope "
     "--no-rope-fusion --min-offloaded-tensor-size 1024 --fine-grained-activation-offloading --offload-modules core_attn",
+    "megatron fsdp, two moe layers in a checkpoint": "--bf16 --num-layers 4 --micro-batch-size 1 --swiglu --disable-bias-linear "
+    "--vocab-size 9999 --untie-embeddings-and-output-weights --no-gradient-accumulation-fusion --num-experts 8 --moe-router-topk 4 "
+    "--expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 256 --moe-grouped-gemm "
+    "--info-moe-imbalance 1.5 --recompute-granularity full --recompute-method uniform --recompute-num-layers 2 "
+    "--use-megatron-fsdp --use-distributed-optimizer --ckpt-format fsdp_dtensor "
+    "--data-parallel-sharding-strategy optim_grads_params",
+    "cast of stored fp8 weights of experts in the first step": "--bf16 --num-layers 4 --micro-batch-size 1 --vocab-size 9999 "
+    "--tensor-model-parallel-size 4 --sequence-parallel --swiglu --disable-bias-linear --untie-embeddings-and-output-weights "
+    "--use-distributed-optimizer --num-experts 8 --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall "
+    "--moe-ffn-hidden-size 1024 --moe-grouped-gemm --expert-tensor-parallel-size 1 --recompute-granularity full "
+    "--recompute-method uniform --recompute-num-layers 1 --fp8-format hybrid --fp8-recipe tensorwise --fp8-param-gather",
 }
