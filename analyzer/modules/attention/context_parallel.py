@@ -43,7 +43,7 @@ class Exchange:
     value: int
     output: int
     made_by: str = ""
-    """Path of the module that allocates queries and keys. Empty: they are slices, which the kernel copies."""
+    """Path of the module that allocates queries and keys; {} stands for q or k. Empty: they are slices, which the kernel copies."""
     grouped: bool = False
     rotates: bool = True
     """Whether queries and keys are rotated or have norms of their own."""
@@ -162,11 +162,11 @@ def _saved(exchange: Exchange) -> tuple[Tensor, ...]:
         widths = (exchange.query, exchange.key, exchange.value)
         inputs = tuple(_aside(one(name, width)) for name, width in zip(names, widths, strict=True))
         return (*inputs, one("output before the all-to-all", exchange.output), *small)
-    query = one("query", exchange.query, made_in=made_by)
+    query = one("query", exchange.query, made_in=made_by.format("q"))
     if exchange.in_one_copy and exchange.inner == 1:
         query = one("query with keys and values", exchange.inputs)
     if exchange.kind == "all_gather":
-        key = one("key", exchange.key, made_in=made_by if exchange.rotates else "")  # else a slice, which the exchange copies
+        key = one("key", exchange.key, made_in=made_by.format("k") if exchange.rotates else "")  # else a slice, which is copied
         key_and_value = (key, one("value", exchange.value))
         s, b, width = output.shape
         chunk = replace(output, name="output of a chunk", shape=(s // parts, b, width))

@@ -203,7 +203,7 @@ def checkpoint_inputs(shapes: Shapes) -> tuple[Tensor, ...]:
 def exchange(shapes: Shapes) -> Exchange:
     """Sizes of the kernel under context parallelism."""
     heads = Heads(shapes)
-    changed_by = rotated_or_normed(shapes).format("q")
+    changed_by = rotated_or_normed(shapes)
     return Exchange(
         shapes,
         query=heads.query,

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.moe.routing import PERMUTED_PROBABILITIES, ROW_ID_MAP, Routing, dispatched_rows, shared_output, summed_rows
+from analyzer.modules.moe.routing import ROW_ID_MAP, Routing, dispatched_rows, permuted_probabilities, shared_output, summed_rows
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Tensor, largest
 
@@ -60,7 +60,7 @@ def allgather_dispatch(shapes: Shapes) -> Module:
         saved=(
             row_map,
             *selected,
-            Tensor(name=PERMUTED_PROBABILITIES, shape=(routing.rows,), dtype=routing.probability_dtype, lingers=True),
+            *permuted_probabilities(routing, routing.probability_dtype, references=True),
         ),
         referenced=(local_map,),
         forward_workspace=(
@@ -89,8 +89,7 @@ def allgather_combine(shapes: Shapes) -> Module:
     promotes = not single and routing.probability_dtype != shapes.dtype
     promoted = (routing.row_tensor("sums in the dtype of the probabilities", world, dtype=routing.probability_dtype),)
     reduced = () if single else (routing.row_tensor("output", routing.tokens, dtype=routing.probability_dtype),)  # before its cast
-    grouped = routing.moe.grouped_gemm or routing.local_experts == 1
-    saved = summed_rows(routing, routing.rows, made_in="mlp.experts.linear_fc2" if grouped else "mlp.experts")
+    saved = summed_rows(routing, routing.rows, made_in=routing.makes_output)
     expert_output = () if saved else (routing.row_tensor("expert output", routing.rows),)
     forward = (
         # deterministic PyTorch allocates the zeros twice

@@ -11,12 +11,12 @@ from dataclasses import replace
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.routing import (
     LOCAL_ROWS,
-    PERMUTED_PROBABILITIES,
     RECEIVED_ROWS,
     ROW_ID_MAP,
     SENT_ROWS,
     Routing,
     dispatched_rows,
+    permuted_probabilities,
     selection,
     shared_output,
     summed_rows,
@@ -44,7 +44,7 @@ def alltoall_dispatch(shapes: Shapes) -> Module:
         function=True,
         saved=(
             replace(row_map, lingers=True),
-            Tensor(name=PERMUTED_PROBABILITIES, shape=(routing.rows,), dtype=routing.probability_dtype),
+            *permuted_probabilities(routing, routing.probability_dtype),
             *_received_probabilities(routing),
             *_selection(routing),
             *_sort_map(routing),
@@ -225,9 +225,7 @@ def _gathered_gradients(routing: Routing) -> tuple[Tensor, ...]:
 def alltoall_combine(shapes: Shapes) -> Module:
     """Rows of the local experts → [T, h], summed over the experts of each token."""
     routing = Routing(shapes)
-    several = routing.local_experts > 1
-    maker = "mlp.experts.linear_fc2" if routing.moe.grouped_gemm or not several else "mlp.experts"
-    saved = summed_rows(routing, routing.sent, made_in=maker if _sums_expert_output(routing) else "")
+    saved = summed_rows(routing, routing.sent, made_in=routing.makes_output if _sums_expert_output(routing) else "")
     shared = shared_output(routing)
     gradient = shapes.branch_gradient
     gathers = routing.etp > 1

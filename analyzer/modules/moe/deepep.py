@@ -16,10 +16,10 @@ from analyzer.modules.moe.flex import arrivals, collectives
 from analyzer.modules.moe.routing import (
     ARRIVED_ROWS,
     LOCAL_ROWS,
-    PERMUTED_PROBABILITIES,
     ROW_ID_MAP,
     Routing,
     dispatched_rows,
+    permuted_probabilities,
     selection,
     shared_output,
     summed_rows,
@@ -125,7 +125,7 @@ def _saved_by_dispatch(routing: Routing) -> tuple[Tensor, ...]:
         Tensor(name="mask of the choices of arrivals", shape=mask, dtype="bool", formula="A·k"),
         replace(row_map, lingers=True),
         *(() if fused else selection(routing, local, arrived, dtype="fp32")),
-        Tensor(name=PERMUTED_PROBABILITIES, shape=(routing.rows,), dtype="fp32", formula="4·T·k"),
+        *permuted_probabilities(routing, "fp32"),
     )
 
 
@@ -134,8 +134,7 @@ def deepep_combine(shapes: Shapes) -> Module:
     routing = Routing(shapes)
     arrived = arrivals(routing)
     gradient = shapes.branch_gradient
-    grouped = routing.moe.grouped_gemm or routing.local_experts == 1
-    saved = summed_rows(routing, routing.rows, made_in="mlp.experts.linear_fc2" if grouped else "mlp.experts")
+    saved = summed_rows(routing, routing.rows, made_in=routing.makes_output)
     sums = routing.row_tensor("sums of arrivals", arrived)
     expert_output = () if saved else (routing.row_tensor("expert output", routing.rows),)
     forward = largest(

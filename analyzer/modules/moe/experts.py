@@ -63,7 +63,7 @@ class _Experts:
     @property
     def rows_at_once(self) -> int:
         """Rows of one GEMM call."""
-        return self.rows // self.routing.local_experts if runs_sequentially(self.routing) else self.rows
+        return self.rows // self.routing.local_experts if self.routing.runs_sequentially else self.rows
 
     @property
     def drops_activation(self) -> bool:
@@ -85,7 +85,7 @@ class _Experts:
 
     def at_once(self, tensor: Tensor) -> tuple[Tensor, Split]:
         """The part of a matrix of rows that one GEMM call reads in FP8, and how it is quantized."""
-        if self.shapes.fp8 is None or not runs_sequentially(self.routing):
+        if self.shapes.fp8 is None or not self.routing.runs_sequentially:
             return tensor, self.split
         return replace(tensor, shape=(self.rows_at_once, tensor.shape[1])), Split()
 
@@ -127,7 +127,7 @@ def experts(shapes: Shapes, *, dispatched: tuple[Tensor, ...]) -> Module:
         kind=ModuleKind.EXPERTS,
         forward_workspace=(*dispatched, *shared_output(routing)),
         # sequential experts read views of one gradient of all experts
-        backward_workspace=(replace(sizes.output_gradient, name=ROW_GRADIENTS),) if runs_sequentially(routing) else (),
+        backward_workspace=(replace(sizes.output_gradient, name=ROW_GRADIENTS),) if routing.runs_sequentially else (),
         children=(_fc1(sizes, saved_after=(*activation.saved, *fc2.saved)), activation, fc2),
         source=_source(routing),
     )
@@ -165,7 +165,7 @@ def _fc1(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
         ),
         backward_workspace=(
             _sequential_gradients(sizes, gradients, saved_after)
-            if runs_sequentially(routing)
+            if routing.runs_sequentially
             else (
                 *backward_input(shapes, received, original=original, split=split),
                 *gradients,
@@ -217,7 +217,7 @@ def _activation(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
     recomputed = factors if sizes.drops_activation else ()
     # the checkpoint references the output's gradient too: the gradient of the factor that is converted from fp32 is another tensor
     converted = (routing.row_tensor("factor's gradient", sizes.rows_at_once, width),) if sizes.drops_activation and promoted else ()
-    others = routing.local_experts - 1 if runs_sequentially(routing) else 0
+    others = routing.local_experts - 1 if routing.runs_sequentially else 0
     later = total_bytes(saved_after) * others // routing.local_experts
     kept = (Tensor(name=SAVED_BY_OTHERS, shape=(later,), dtype="uint8"),) if later else ()
     # unfused, the backward multiplies the gradient by the factors before it reads fc1's output
@@ -264,7 +264,7 @@ def _read_in_order(factors: tuple[Tensor, ...], *, gated: bool, promoted: bool) 
 def _fc2(sizes: _Experts) -> Module:
     routing, shapes, split = sizes.routing, sizes.shapes, sizes.split
     moe, rows, width = routing.moe, sizes.rows, sizes.width
-    dropped, sequential = sizes.drops_activation, runs_sequentially(routing)
+    dropped, sequential = sizes.drops_activation, routing.runs_sequentially
     shape = (routing.width, width)
     read = _by_expert(routing, routing.row_tensor("input", rows, width, made_in="mlp.experts"))
     activated = sizes.activation_output
@@ -312,14 +312,9 @@ def _saves_original_input(routing: Routing) -> bool:
     return routing.shapes.inputs.offloads_expert_input and _source(routing) == "TEGroupedMLP"
 
 
-def runs_sequentially(routing: Routing) -> bool:
-    """Whether several experts of a rank run one after the other (`SequentialMLP`), each on its part of the rows."""
-    return not routing.moe.grouped_gemm and routing.local_experts > 1
-
-
 def _by_expert(routing: Routing, tensor: Tensor) -> Tensor:
     """A tensor that each sequential expert allocates for itself."""
-    if not runs_sequentially(routing):
+    if not routing.runs_sequentially:
         return tensor
     return replace(tensor, pieces=routing.local_experts)
 
@@ -367,7 +362,7 @@ def _referenced_rows(routing: Routing) -> tuple[Tensor, ...]:
     rows that it reads, which are padded ones if the launch uses FP8; so it does if these are offloaded.
     """
     quantized = routing.shapes.fp8 is not None and not _saves_original_input(routing)
-    rows = routing.multiplied_rows // (routing.local_experts if runs_sequentially(routing) else 1)
+    rows = routing.multiplied_rows // (routing.local_experts if routing.runs_sequentially else 1)
     padded = (routing.row_tensor("padded rows", rows),) if routing.pads and quantized else ()
     return (*dispatched_rows(routing), *padded)
 

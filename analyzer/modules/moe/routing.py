@@ -153,6 +153,17 @@ class Routing:
             return False
         return not self.moe.pad_to_capacity or self.rows // self.local_experts % self.padded_to > 0
 
+    @property
+    def makes_output(self) -> str:
+        """Where the output of the experts is allocated: in the last layer if it is not concatenated, changed or copied later."""
+        changed = self.moe.grouped_gemm and (self.pads or self.shapes.model.bias_linear)
+        return "mlp.experts" if changed or self.runs_sequentially else "mlp.experts.linear_fc2"
+
+    @property
+    def runs_sequentially(self) -> bool:
+        """Whether several experts of a rank run one after the other (`SequentialMLP`), each on its part of the rows."""
+        return not self.moe.grouped_gemm and self.local_experts > 1
+
     @cached_property
     def multiplied_rows(self) -> int:
         """Rows of the experts' GEMMs, including padding. Each expert has equally many if inputs are padded to the capacity."""
@@ -220,6 +231,20 @@ def selection(routing: Routing, experts: int, tokens: int, *, dtype: str = "") -
         Tensor(name="transposed probabilities", shape=shape, dtype=dtype or routing.probability_dtype, formula="E·T"),
         Tensor(name="transposed routing map", shape=shape, dtype="bool", formula="E·T"),
     )
+
+
+def permuted_probabilities(routing: Routing, dtype: str, *, references: bool = False) -> tuple[Tensor, ...]:
+    """The probability of each row, which the activation of the experts saves, with padding if the experts pad their rows.
+
+    `references`: the dispatcher also references those without padding until the backward.
+    """
+    arrived = Tensor(name=PERMUTED_PROBABILITIES, shape=(routing.rows,), dtype=dtype, formula="T·k", lingers=references)
+    if not routing.pads:
+        return (arrived,)
+    pieces = routing.local_experts if routing.runs_sequentially else 1
+    shape = (routing.multiplied_rows,)
+    padded = Tensor(name="padded probabilities", shape=shape, dtype=dtype, pieces=pieces, made_in="mlp.experts")
+    return (arrived, padded) if references or routing.shapes.inputs.separate_graphs else (padded,)
 
 
 def is_flex(dispatch: Module) -> bool:

@@ -522,4 +522,9 @@ FOUND: Final = {
     "--use-distributed-optimizer --num-experts 8 --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall "
     "--moe-ffn-hidden-size 1024 --moe-grouped-gemm --expert-tensor-parallel-size 1 --recompute-granularity full "
     "--recompute-method uniform --recompute-num-layers 1 --fp8-format hybrid --fp8-recipe tensorwise --fp8-param-gather",
+    "padded fp32 probabilities": "--bf16 --fp8-format hybrid --fp8-recipe tensorwise --vocab-size 9999 --num-layers 2 "
+    "--micro-batch-size 2 --swiglu --disable-bias-linear --num-experts 8 --expert-model-parallel-size 2 --deterministic-mode "
+    "--moe-token-dispatcher-type allgather --moe-ffn-hidden-size 64 --moe-grouped-gemm --moe-router-dtype fp32",
+    "gathered keys with q/k norms": "--bf16 --vocab-size 9999 --num-layers 2 --micro-batch-size 1 --context-parallel-size 2 "
+    "--cp-comm-type all_gather --qk-layernorm --position-embedding-type none --group-query-attention --num-query-groups 2",
 }
