@@ -153,7 +153,8 @@ def checkpointed(shapes: Shapes, *, kinds: tuple[LayerKind, ...]) -> Module:
     gather: tuple[Collective, ...] = ()
     if distributed:
         s, b, h = saved.shape
-        saved = Tensor(name=saved.name, shape=(s * b * h // shapes.t,), dtype=saved.dtype, formula=saved.formula + "/t")
+        formula = saved.formula + "/t"
+        saved = Tensor(name=saved.name, shape=(s * b * h // shapes.t,), dtype=saved.dtype, formula=formula, read_first=True)
         gather = shapes.tp("all_gather", "recompute")
     outlives: tuple[Tensor, ...] = moe_checkpoint_leftovers(shapes) if any(kind.moe for kind in kinds) else ()
     first = one_layer(shapes.inputs, kinds[0], "" if distributed else "checkpoint input")

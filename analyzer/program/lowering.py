@@ -103,6 +103,7 @@ def _backward(module: Module) -> tuple[Operation, ...]:
     if not module.children:
         _compute(found, module, "backward")
     if module.recomputed:
+        add_memory(found, _FREE, "backward", module, Role.SAVED, _freed_first(module))
         for child in module.children:
             found += child.derived(_forward, "recompute", False)
             add_memory(found, _FREE, "recompute", child, Role.FRAME, _held(child))
@@ -145,10 +146,11 @@ def _read_first(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 def _freed_first(module: Module) -> tuple[Tensor, ...]:
     """The saved tensors that are freed before the peak of its backward.
 
-    A later module also saves its output, and keeps it on the GPU until the backward of that module ends.
+    A later module also saves its output, and keeps it on the GPU until the backward of that module ends. A checkpoint frees the
+    part of its input that it saved when it has gathered the input.
     """
     by_later = tuple(tensor for tensor in module.saved if tensor in module.offloaded and tensor.made_in != STREAM)
-    return (*by_later, *(_read_first(module.saved) if module.saved_by_hooks else ()))
+    return (*by_later, *(_read_first(module.saved) if module.saved_by_hooks or module.recomputed else ()))
 
 
 def _only_offloaded(module: Module) -> tuple[Tensor, ...]:

@@ -527,4 +527,10 @@ FOUND: Final = {
     "--moe-token-dispatcher-type allgather --moe-ffn-hidden-size 64 --moe-grouped-gemm --moe-router-dtype fp32",
     "gathered keys with q/k norms": "--bf16 --vocab-size 9999 --num-layers 2 --micro-batch-size 1 --context-parallel-size 2 "
     "--cp-comm-type all_gather --qk-layernorm --position-embedding-type none --group-query-attention --num-query-groups 2",
+    "distributed checkpoint inputs, unfused attention": "--bf16 --vocab-size 9999 --num-layers 4 --micro-batch-size 1 "
+    "--tensor-model-parallel-size 4 --position-embedding-type rope --attention-backend unfused --recompute-granularity full "
+    "--recompute-method uniform --recompute-num-layers 1 --distribute-saved-activations",
+    "distributed checkpoint inputs of the first layers, tp2 pp2": "--bf16 --vocab-size 9999 --num-layers 4 --micro-batch-size 4 "
+    "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --position-embedding-type rope --recompute-granularity full "
+    "--recompute-method block --recompute-num-layers 1 --distribute-saved-activations",
 }
