@@ -40,13 +40,14 @@ def _lookup_collectives(shapes: Shapes) -> tuple[Collective, ...]:
     return (*shapes.tp(forward, "forward"), *shapes.tp("all_gather", "backward"))
 
 
-def embedding(shapes: Shapes, *, summed: bool = False) -> Module:
+def embedding(shapes: Shapes, *, summed: bool = False, kept_gradient: bool = False) -> Module:
     """Token ids [b, s] → [s, b, h]. The first layer saves the result.
 
-    `summed`: autograd adds the weight gradient to that of the output layer in a new tensor.
+    `summed`: autograd adds the weight gradient to that of the output layer in a new tensor. `kept_gradient`: the first layer keeps
+    the gradient of its input allocated after its backward.
     """
     model = shapes.model
-    children = [_word_embeddings(shapes, summed=summed)]
+    children = [_word_embeddings(shapes, summed=summed, kept_gradient=kept_gradient)]
     if model.position_embedding == "learned_absolute":
         children.append(_position_embeddings(shapes))
     if model.hidden_dropout > 0:
@@ -68,7 +69,7 @@ def embedding(shapes: Shapes, *, summed: bool = False) -> Module:
     )
 
 
-def _word_embeddings(shapes: Shapes, *, summed: bool) -> Module:
+def _word_embeddings(shapes: Shapes, *, summed: bool, kept_gradient: bool) -> Module:
     """The word embedding, split over tensor-parallel ranks by rows of the vocabulary."""
     model = shapes.model
     shared = (model.tied_embeddings or model.mtp_num_layers > 0) and shapes.split.pipelined
@@ -87,6 +88,8 @@ def _word_embeddings(shapes: Shapes, *, summed: bool) -> Module:
         formula="V/t·h, not accumulated in the GEMM",
     )
     output_gradient = shapes.hidden("output gradient", gathered=True)  # freed before autograd adds the weight gradients
+    if kept_gradient and _reads_layer_gradient(shapes):
+        output_gradient = replace(output_gradient, shares="gradient of the checkpoint's input")
     total = replace(gradient, name="sum of the weight gradients of the embedding and the output layer")
     return Module(
         name="word_embeddings",
@@ -98,6 +101,16 @@ def _word_embeddings(shapes: Shapes, *, summed: bool) -> Module:
         collectives=_lookup_collectives(shapes),
         source="VocabParallelEmbedding",
     )
+
+
+def _reads_layer_gradient(shapes: Shapes) -> bool:
+    """Whether the backward of the lookup reads the gradient of the first layer's input itself.
+
+    It reads a new tensor after the backward of dropout, of a gather, of a conversion from fp32, or of the selection of the tokens
+    in the local part of the vocabulary, and a contiguous copy if the transposed gradient is strided.
+    """
+    model = shapes.model
+    return not (model.hidden_dropout > 0 or shapes.t > 1 or model.fp32_residual_connection or shapes.b > 1)
 
 
 def _position_embeddings(shapes: Shapes) -> Module:

@@ -150,13 +150,14 @@ def _parts(inputs: ModuleInputs, kind: ChunkKind) -> _Parts:
     first, last, predicts = kind.pre_process, kind.post_process, kind.mtp_layers > 0
     before: list[Module] = []
     gets_batch = first or last or predicts
+    layers = layer_runs(inputs if gets_batch else inputs.without_batch, kind.layers, received=not first)
     if gets_batch:
         without_layers = not (kind.layers or predicts)  # no checkpoint saves the attention mask
         inputs_of_batch = inputs.of_batches.without_recompute if without_layers else inputs.of_batches
         before.append(_batch(inputs_of_batch, first or predicts, not without_layers))
     if first:
         whole = before[0]
-        before.append(_embedding(inputs.of_ends, last))
+        before.append(_embedding(inputs.of_ends, last, bool(layers and layers[0][0].outlives)))
         if whole.saved and not inputs.separate_graphs:  # otherwise the state of a chunk references the attention mask
             before = [replace(whole, saved=()), before[1], saved_mask(whole.saved)]
     after: tuple[Module, ...] = _head(inputs.of_ends, first, predicts) if last else ()
@@ -178,7 +179,7 @@ def _parts(inputs: ModuleInputs, kind: ChunkKind) -> _Parts:
     norm = ((_final_norm(inputs.of_ends), 1),) if kind.final_norm else ()
     return _Parts(
         before=tuple(before),
-        decoder=(*layer_runs(inputs if gets_batch else inputs.without_batch, kind.layers, received=not first), *norm),
+        decoder=(*layers, *norm),
         received=received,
         after=after,
     )
@@ -190,8 +191,8 @@ def _batch(inputs: ModuleInputs, embeds: bool, layers: bool) -> Module:
 
 
 @lru_cache(maxsize=CACHED_ENDS)
-def _embedding(inputs: ModuleInputs, last: bool) -> Module:
-    return embedding(Shapes(inputs), summed=last and adds_to_placeholder(inputs))
+def _embedding(inputs: ModuleInputs, last: bool, kept_gradient: bool) -> Module:
+    return embedding(Shapes(inputs), summed=last and adds_to_placeholder(inputs), kept_gradient=kept_gradient)
 
 
 @lru_cache(maxsize=CACHED_ENDS)

@@ -533,4 +533,9 @@ FOUND: Final = {
     "distributed checkpoint inputs of the first layers, tp2 pp2": "--bf16 --vocab-size 9999 --num-layers 4 --micro-batch-size 4 "
     "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --position-embedding-type rope --recompute-granularity full "
     "--recompute-method block --recompute-num-layers 1 --distribute-saved-activations",
+    "gradient of a checkpointed moe layer's input, read by the embedding": "--bf16 --vocab-size 9999 --num-layers 4 "
+    "--micro-batch-size 1 --hidden-dropout 0 --disable-bias-linear --num-experts 8 --moe-router-score-function sigmoid "
+    "--moe-router-topk 1 --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 64 "
+    "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1 --pipeline-model-parallel-size 2 "
+    "--context-parallel-size 4 --position-embedding-type rope",
 }
