@@ -21,6 +21,7 @@ from analyzer.modules.moe.routing import (
     shared_output,
     summed_rows,
 )
+from analyzer.modules.moe.shared_experts import overlapped_fc2, unquantized_activation
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Tensor, largest, total_bytes
 
@@ -169,7 +170,7 @@ def _sums_expert_output(routing: Routing) -> bool:
 
 
 def _overlapped_shared_output(routing: Routing) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """The output of overlapped shared experts: at its reduce-scatter, and after it until it is added.
+    """The output of overlapped shared experts: at its GEMM or its reduce-scatter, and after them until it is added.
 
     `token_combine` computes it before the rows of each token are summed.
     """
@@ -178,7 +179,8 @@ def _overlapped_shared_output(routing: Routing) -> tuple[tuple[Tensor, ...], tup
     shapes = routing.shapes
     output = (shapes.hidden("output of the shared experts"),)
     full = (shapes.hidden("output of the shared experts before the reduce-scatter", gathered=True),) if shapes.sp else ()
-    return (*full, *output), (*output, *((shapes.hidden("weighted output"),) if routing.moe.shared_gate else ()))
+    weighted = (shapes.hidden("weighted output"),) if routing.moe.shared_gate else ()
+    return largest((*full, *output), overlapped_fc2(shapes)[0]), (*output, *weighted)
 
 
 def _combined(routing: Routing, *, saved: bool) -> tuple[Tensor, ...]:
@@ -188,6 +190,7 @@ def _combined(routing: Routing, *, saved: bool) -> tuple[Tensor, ...]:
     expert_output = routing.row_tensor("expert output", routing.rows)
     unsorted = (routing.row_tensor("unsorted rows", routing.rows),) if _sorts(routing) else ()
     latent = routing.moe.latent_size is not None  # then the output of the shared experts is added later
+    before_fc2 = unquantized_activation(routing.shapes)
     scattered, shared = _overlapped_shared_output(routing)
     output = (
         routing.row_tensor("output", routing.tokens),
@@ -197,8 +200,8 @@ def _combined(routing: Routing, *, saved: bool) -> tuple[Tensor, ...]:
     if not saved:
         last = returned_rows(routing)
         return largest(
-            (*dispatched, expert_output, *unsorted, *_summed_over_parts(routing)),
-            (*(unsorted or (expert_output,)), *(last if sends else ())),
+            (*dispatched, expert_output, *unsorted, *_summed_over_parts(routing), *before_fc2),
+            (*(unsorted or (expert_output,)), *(last if sends else ()), *before_fc2),
             (*last, *scattered),
             (*last, *output),
         )
@@ -206,10 +209,11 @@ def _combined(routing: Routing, *, saved: bool) -> tuple[Tensor, ...]:
     sums = (routing.row_tensor("zeros", routing.tokens), routing.row_tensor("output", routing.tokens), *shared)
     output = largest(sums, output)
     if routing.ep * routing.etp == 1:  # the saved rows are the unsorted rows, or the output of the experts
-        return largest(() if _sums_expert_output(routing) else (expert_output,), scattered, output)
+        return largest(() if _sums_expert_output(routing) else (expert_output, *before_fc2), scattered, output)
     # the saved rows are received after the output of the experts is freed
     beyond = routing.row_tensor("expert output beyond the summed rows", max(0, routing.rows - routing.sent))
-    return largest((*dispatched, beyond, *unsorted, *_summed_over_parts(routing)), unsorted or (expert_output,), scattered, output)
+    returned = (*(unsorted or (expert_output,)), *before_fc2)
+    return largest((*dispatched, beyond, *unsorted, *_summed_over_parts(routing), *before_fc2), returned, scattered, output)
 
 
 def _gathered_gradients(routing: Routing) -> tuple[Tensor, ...]:
@@ -233,6 +237,7 @@ def alltoall_combine(shapes: Shapes) -> Module:
     flat = (routing.row_tensor("flat copy of the gradients", routing.rows),) if gathers and not routing.moe.pad_to_capacity else ()
     sorts = (routing.row_tensor("sorted gradients", routing.rows),) if _sorts(routing) else ()
     received = routing.row_tensor("received gradients", routing.rows)
+    of_shared = overlapped_fc2(routing.shapes)[1]
     if saved:
         beyond = max(0, received.bytes - total_bytes(saved))
         received = Tensor(name="received gradients beyond the summed rows", shape=(beyond,), dtype="uint8")
@@ -244,6 +249,7 @@ def alltoall_combine(shapes: Shapes) -> Module:
         forward_workspace=(*dispatched_tokens(routing), *_combined(routing, saved=bool(saved)), *shared),
         backward_workspace=largest(
             (gradient, routing.row_tensor("sent gradients", routing.sent)),
+            *(((*of_shared, received),) if of_shared else ()),
             # shared experts read the gradient of the sum later; otherwise it is freed, and so are the saved rows
             *(
                 (*((gradient,) if shared else ()), *each)

@@ -32,8 +32,8 @@ def moe_layer(shapes: Shapes) -> Module:
         *shared,
         router(shapes),
         *latent[:1],
-        _referencing((*projected, *before_fc2), _keeping_gradient(routing, dispatch)),
-        _keeping_gradient(routing, experts(shapes, dispatched=(*dispatched_tensors(routing), *projected, *before_fc2))),
+        _referencing((*projected, *before_fc2), _keeping_gradient(routing, dispatch, before_fc2)),
+        _keeping_gradient(routing, experts(shapes, dispatched=(*dispatched_tensors(routing), *projected, *before_fc2)), before_fc2),
         _referencing(projected, combine),
         *gate,
         *latent[1:],
@@ -64,12 +64,15 @@ def moe_layer(shapes: Shapes) -> Module:
     )
 
 
-def _keeping_gradient(routing: Routing, module: Module) -> Module:
-    """`module` with the gradient of the layer's output in its backward: the shared experts, whose backward is later, need it."""
-    if not shared_output(routing) or routing.shapes.recomputes("moe"):
-        return module
-    gradient = replace(routing.shapes.branch_gradient, name=SHARED_GRADIENT)
-    return replace(module, backward_workspace=(*module.backward_workspace, gradient))
+def _keeping_gradient(routing: Routing, module: Module, of_activation: tuple[Tensor, ...]) -> Module:
+    """`module` with a gradient in its backward that the shared experts read later: of the layer's output.
+
+    With `--moe-shared-expert-overlap` the backward of fc2 has run, and it is `of_activation`.
+    """
+    kept = of_activation
+    if shared_output(routing) and not routing.shapes.recomputes("moe"):
+        kept = (replace(routing.shapes.branch_gradient, name=SHARED_GRADIENT),)
+    return replace(module, backward_workspace=(*module.backward_workspace, *kept)) if kept else module
 
 
 def _projected_tokens(routing: Routing) -> tuple[Tensor, ...]:

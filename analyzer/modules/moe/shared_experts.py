@@ -145,31 +145,44 @@ def _activation(parts: _Parts) -> Module:
 def _fc2(parts: _Parts) -> Module:
     shapes, width, h = parts.shapes, parts.width, parts.shapes.model.hidden_size
     read = shapes.wide("input", width, "fs/t", made_in=parts.caller)
+    forward, backward = _fc2_workspaces(parts, read)
     return Module(
         name="linear_fc2",
         kind=ModuleKind.FC2,
         parameters=(split_weight(shapes, (h, width), full=(h, parts.full)),),
         saved=saved_input(shapes, read),
-        forward_workspace=(
-            *forward_input(shapes, read),
-            shapes.hidden("output", gathered=True),
-            *((shapes.hidden("scattered output"),) if shapes.sp and not parts.overlapped else ()),
-        ),
-        backward_workspace=(
-            *_shared_output_gradient(shapes),
-            shapes.wide("input gradient", width, "fs/t"),
-            *weight_gradient(shapes, (h, width)),
-        ),
+        forward_workspace=(*forward, *((shapes.hidden("scattered output"),) if shapes.sp and not parts.overlapped else ())),
+        backward_workspace=backward,
         collectives=parts.collectives(first=False),
         overlaps_collectives=shapes.userbuffers,
         source="TERowParallelLinear",
     )
 
 
-def unquantized_activation(shapes: Shapes) -> tuple[Tensor, ...]:
-    """The 16-bit input of an overlapped fc2 beyond its quantized copies, which it saves when the tokens are combined.
+def _fc2_workspaces(parts: _Parts, read: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Tensors of fc2 in its forward and its backward, in addition to what it saves of its input `read`."""
+    shapes = parts.shapes
+    gradients = weight_gradient(shapes, (shapes.model.hidden_size, parts.width))
+    return (
+        (*forward_input(shapes, read), shapes.hidden("output", gathered=True)),
+        (*_shared_output_gradient(shapes), shapes.wide("input gradient", parts.width, "fs/t"), *gradients),
+    )
 
-    `linear_fc1_forward_and_act` keeps it in an attribute until `linear_fc2_forward`.
+
+def overlapped_fc2(shapes: Shapes) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Tensors of fc2 in its forward and its backward, if both run in the combine (`linear_fc2_forward`)."""
+    if not Routing(shapes).moe.shared_overlap:
+        return (), ()
+    parts = _Parts.of(shapes)
+    forward, backward = _fc2_workspaces(parts, shapes.wide("input", parts.width, "fs/t"))
+    return tuple(replace(each, name=f"{each.name} of the shared experts") for each in forward), backward
+
+
+def unquantized_activation(shapes: Shapes) -> tuple[Tensor, ...]:
+    """The 16-bit input of an overlapped fc2, or its gradient, beyond the quantized copies of the input.
+
+    fc2 saves the copies when the tokens are combined. `linear_fc1_forward_and_act` keeps the input in an attribute until then. In
+    the backward of the combine fc2 frees them, and the activation reads the gradient after the backward of the routed experts.
     """
     moe = shapes.model.moe
     if moe is None or not moe.shared_overlap or shapes.fp8 is None:
@@ -207,6 +220,8 @@ def _shared_output_gradient(shapes: Shapes) -> tuple[Tensor, ...]:
     if not shapes.sp:
         return output_gradient(shapes, shapes.hidden("output gradient"))
     full = shapes.hidden("gathered output gradient", gathered=True)
-    in_buffers = shapes.userbuffers and not Routing(shapes).moe.shared_overlap
+    if Routing(shapes).moe.shared_overlap:  # Megatron gathers it in 16 bit (`post_forward_comm`)
+        return output_gradient(shapes, full)
+    in_buffers = shapes.userbuffers
     read = shapes.hidden("output gradient") if in_buffers else replace(full, name="output gradient")
     return output_gradient(shapes, replace(read, shares="residual gradient"), gathered=(full,), in_buffers=in_buffers)

@@ -61,6 +61,12 @@ _SHORT_MLP: Final = (
     "--ffn-hidden-size 64 --tensor-model-parallel-size 4 --sequence-parallel --attention-dropout 0 --hidden-dropout 0"
 )
 """The output projection of attention has the highest instant of the forward."""
+_OVERLAPPED_SHARED: Final = (
+    "--bf16 --vocab-size 9999 --num-layers 4 --micro-batch-size 2 --swiglu --disable-bias-linear --num-experts 8 "
+    "--moe-router-topk 1 --moe-router-score-function sigmoid --moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 64 --moe-grouped-gemm "
+    "--expert-model-parallel-size 2 --moe-shared-expert-intermediate-size 2048 --moe-shared-expert-overlap "
+    "--untie-embeddings-and-output-weights --position-embedding-type rope --pipeline-model-parallel-size 2"
+)
 FOUND: Final = {
     "flash-attn after a rotation, output projection": f"{_SHORT_MLP} --info-gpu A100-80GB",
     "normed grouped queries, output projection": f"{_SHORT_MLP} --qk-layernorm --group-query-attention --num-query-groups 4",
@@ -538,4 +544,7 @@ FOUND: Final = {
     "--moe-router-topk 1 --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 64 "
     "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1 --pipeline-model-parallel-size 2 "
     "--context-parallel-size 4 --position-embedding-type rope",
+    "fc2 of overlapped shared experts in fp8, tp2 sp": f"{_OVERLAPPED_SHARED} --tensor-model-parallel-size 2 --sequence-parallel "
+    "--expert-tensor-parallel-size 1 --fp8-format hybrid --fp8-recipe tensorwise",
+    "fc2 of overlapped shared experts in blockwise fp8": f"{_OVERLAPPED_SHARED} --fp8-format hybrid --fp8-recipe blockwise",
 }
