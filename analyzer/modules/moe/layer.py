@@ -28,10 +28,12 @@ def moe_layer(shapes: Shapes) -> Module:
     latent, projected = _latent_projections(shapes), _projected_tokens(routing)
     before_fc2 = unquantized_activation(shapes)
     dispatch, combine = dispatcher(shapes)
+    overlapped = routing.moe.shared_overlap  # then the dispatcher calls them
     inside = (
-        *shared,
+        *(() if overlapped else shared),
         router(shapes),
         *latent[:1],
+        *(shared if overlapped else ()),
         _referencing((*projected, *before_fc2), _keeping_gradient(routing, dispatch, before_fc2)),
         _keeping_gradient(routing, experts(shapes, dispatched=(*dispatched_tensors(routing), *projected, *before_fc2)), before_fc2),
         _referencing(projected, combine),

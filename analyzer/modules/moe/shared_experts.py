@@ -20,7 +20,7 @@ from analyzer.specs import MoeSpec
 
 def shared_experts(shapes: Shapes) -> Module:
     """A dense block in addition to the routed experts, on the same input, split over tensor-parallel ranks like an MLP."""
-    parts = _Parts.of(shapes)
+    parts, routing = _Parts.of(shapes), Routing(shapes)
     inside: tuple[Module, ...] = (_fc1(parts), _activation(parts), _fc2(parts))
     gate: tuple[Parameter, ...] = ()
     if parts.moe.shared_gate:
@@ -28,13 +28,16 @@ def shared_experts(shapes: Shapes) -> Module:
         shape = (1, shapes.model.hidden_size)
         gate = (Parameter(name="gate_weight", shape=shape, dtype=shapes.dtype, sequence_parallel=shapes.sp),)
     recomputed = shapes.recomputes("shared_experts")
+    routed = shapes.hidden("input gradient of the routed experts")
+    if parts.overlapped:  # the backward of the dispatch has not summed the gradients of the rows of each token yet
+        routed = routing.row_tensor("row gradients", routing.sent)
     return Module(
         name="shared_experts",
         kind=ModuleKind.SHARED_EXPERTS,
         parameters=gate,
         saved=(shapes.hidden(_INPUT, made_in="pre_mlp_layernorm", shares=shapes.owner_of_moe_input),),
         backward_workspace=(
-            shapes.hidden("input gradient of the routed experts"),
+            routed,
             *(shapes.recomputed_output if recomputed else ()),
         ),
         children=inside,

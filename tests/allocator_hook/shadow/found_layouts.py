@@ -63,8 +63,8 @@ _SHORT_MLP: Final = (
 """The output projection of attention has the highest instant of the forward."""
 _OVERLAPPED_SHARED: Final = (
     "--bf16 --vocab-size 9999 --num-layers 4 --micro-batch-size 2 --swiglu --disable-bias-linear --num-experts 8 "
-    "--moe-router-topk 1 --moe-router-score-function sigmoid --moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 64 --moe-grouped-gemm "
-    "--expert-model-parallel-size 2 --moe-shared-expert-intermediate-size 2048 --moe-shared-expert-overlap "
+    "--moe-router-topk 1 --moe-router-score-function sigmoid --moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 64 "
+    "--moe-grouped-gemm --expert-model-parallel-size 2 --moe-shared-expert-intermediate-size 2048 --moe-shared-expert-overlap "
     "--untie-embeddings-and-output-weights --position-embedding-type rope --pipeline-model-parallel-size 2"
 )
 FOUND: Final = {
