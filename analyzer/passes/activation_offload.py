@@ -16,6 +16,7 @@ from dataclasses import replace
 from math import prod
 from typing import Final, Literal
 
+from analyzer.modules.attention.context_parallel import ONE_COPY, QKV_TENSOR
 from analyzer.modules.attention.core_attention import is_rotary_table
 from analyzer.modules.kinds import LATENT_PROJECTIONS, ModuleKind
 from analyzer.modules.models.mtp import PROJECTED
@@ -46,6 +47,8 @@ GROUPS: Final[dict[str, frozenset[Place]]] = {
 COMMITS: Final = ("qkv_linear", "core_attn", "attn_proj", "attn_norm", "expert_fc1", "moe_act", "mlp_norm")
 """Groups of a layer in the order in which they are copied to the host. Those of the norms are copied after the residual add."""
 
+_READING_EARLY: Final = frozenset({"core_attn", "moe_act"})
+"""Groups whose backward reads some of its tensors first, and then frees those that hooks reference."""
 _BALANCED: Final = frozenset({"aux_loss", "seq_aux_loss", "global_aux_loss"})
 """Kinds of load balancing whose scores are sorted once more (`compute_routing_scores_for_aux_loss`)."""
 
@@ -128,12 +131,13 @@ def _offloads_input(module: Module) -> bool:
 
 def with_hooks(offload: ActivationOffloadSpec, module: Module) -> Module:
     """A layer that is not offloaded, with groups whose tensors hooks reference (`tensor_push` and `tensor_pop`)."""
-    if not {"core_attn", "moe_act"} & set(offload.modules):
+    if not module.children or not _READING_EARLY.intersection(offload.modules):
         return module
-    if module.kind in (ModuleKind.ATTENTION_KERNEL, ModuleKind.ACTIVATION):
-        group = "core_attn" if module.kind is ModuleKind.ATTENTION_KERNEL else "moe_act"
-        return replace(module, saved_by_hooks=group in offload.modules)
-    return replace(module, children=tuple(with_hooks(offload, child) for child in module.children)) if module.children else module
+    children = (
+        replace(child, saved_by_hooks=True) if group_of(offload, module, child) in _READING_EARLY else with_hooks(offload, child)
+        for child in module.children
+    )
+    return replace(module, children=tuple(children))
 
 
 def _holding_input(layer: Module, readers: frozenset[ModuleKind]) -> Module:
@@ -221,7 +225,7 @@ def _with_offloaded(module: Module, offload: ActivationOffloadSpec, *, input_sta
             copied = tuple(
                 tensor
                 for tensor in child.saved
-                if prod(tensor.shape) >= offload.min_elements
+                if _saved_elements(tensor) >= offload.min_elements
                 # the rotation runs before the group of core attention
                 and not (child.kind is ModuleKind.ATTENTION_KERNEL and is_rotary_table(tensor))
             )
@@ -237,6 +241,14 @@ def _with_offloaded(module: Module, offload: ActivationOffloadSpec, *, input_sta
             changed = _after_copy(changed, children[-1])
         children.append(changed)
     return replace(module, children=tuple(children))
+
+
+def _saved_elements(tensor: Tensor) -> int:
+    """Elements that are compared with the minimum: queries, keys and values are saved as three tensors.
+
+    The size of the whole output of fc1 decides, although half of each row may be saved: the group frees it (`bulk_offload`).
+    """
+    return prod(tensor.shape) // (3 if tensor.name in (QKV_TENSOR, ONE_COPY) else 1)
 
 
 def _cached_weights(module: Module, offload: ActivationOffloadSpec) -> Iterator[Tensor]:

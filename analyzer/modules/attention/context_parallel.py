@@ -22,6 +22,10 @@ from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Tensor
 from analyzer.units import ceil_div
 
+QKV_TENSOR: Final = "qkv"
+"""Name of the output of the qkv projection: queries, keys and values are views of it."""
+ONE_COPY: Final = "query with keys and values"
+"""Name of a contiguous copy of it."""
 HEAD_OF_ONE_COPY: Final = 128
 """Elements of a head that `_PrepareQKVForFA` supports."""
 TOKENS_OF_ONE_COPY: Final = 512
@@ -164,7 +168,7 @@ def _saved(exchange: Exchange) -> tuple[Tensor, ...]:
         return (*inputs, one("output before the all-to-all", exchange.output), *small)
     query = one("query", exchange.query, made_in=made_by.format("q"))
     if exchange.in_one_copy and exchange.inner == 1:
-        query = one("query with keys and values", exchange.inputs)
+        query = one(ONE_COPY, exchange.inputs)
     if exchange.kind == "all_gather":
         key = one("key", exchange.key, made_in=made_by.format("k") if exchange.rotates else "")  # else a slice, which is copied
         key_and_value = (key, one("value", exchange.value))
@@ -180,7 +184,7 @@ def _saved(exchange: Exchange) -> tuple[Tensor, ...]:
 def _before(exchange: Exchange) -> Iterator[Tensor]:
     """Tensors that local variables reference while the kernel runs, and that it does not save."""
     one, copied = exchange.tensor, exchange.copied
-    yield one("qkv", exchange.inputs) if exchange.joint else one("value", exchange.value)
+    yield one(QKV_TENSOR, exchange.inputs) if exchange.joint else one("value", exchange.value)
     if exchange.in_one_copy and exchange.kind in ("p2p", "all_gather"):
         return
     if exchange.made_by and exchange.grouped and exchange.rotates:

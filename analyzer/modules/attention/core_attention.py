@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from analyzer.modules.attention.context_parallel import (
+    ONE_COPY,
+    QKV_TENSOR,
     Exchange,
     exchanging_kernel,
     gradient_scratch,
@@ -24,7 +26,7 @@ from analyzer.modules.norm import norm_parameters, partial_sums
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Parameter, Tensor, largest
 
-_BEFORE_ROTATION: Final = ("qkv", "query before rotation", "key before rotation")
+_BEFORE_ROTATION: Final = (QKV_TENSOR, "query before rotation", "key before rotation")
 _ROTATED: Final = "query and key in [s,b,a,d]"
 """With `_BEFORE_ROTATION`, what local variables of the caller reference in the forward of a kernel."""
 RETURNED: Final = ("output", "output in [s,b,a,d]", "returned output")
@@ -98,7 +100,7 @@ def query_key_norm(shapes: Shapes) -> Module:
                 read,
                 *(shapes.statistics(f"statistic {i}", rows * count, f"4·s·b·{symbol}/t") for i in range(per_row)),
             ),
-            forward_workspace=(*(() if views else (heads.tensor("qkv", heads.qkv),)), heads.tensor("output", width)),
+            forward_workspace=(*(() if views else (heads.tensor(QKV_TENSOR, heads.qkv),)), heads.tensor("output", width)),
             backward_workspace=(
                 heads.tensor("output gradient", width),
                 heads.tensor("input gradient", width),
@@ -111,8 +113,8 @@ def query_key_norm(shapes: Shapes) -> Module:
     key = heads.tensor("input", heads.key)
     if views:
         # a checkpoint around the kernel lists qkv too
-        key = heads.tensor("qkv", heads.qkv, made_in=QKV, shares="qkv" if shapes.recompute_core_attention else "")
-        query = query if heads.regrouped else replace(query, shares="qkv")
+        key = heads.tensor(QKV_TENSOR, heads.qkv, made_in=QKV, shares=QKV_TENSOR if shapes.recompute_core_attention else "")
+        query = query if heads.regrouped else replace(query, shares=QKV_TENSOR)
     queries = one("q_layernorm", ModuleKind.Q_NORM, heads.query, heads.count, "a", query)
     keys = one("k_layernorm", ModuleKind.K_NORM, heads.key, key_heads, "g", key)
     return Module(name="qk_layernorm", kind=ModuleKind.QK_NORMS, function=True, children=(queries, keys))
@@ -172,11 +174,11 @@ def inputs_saved(shapes: Shapes) -> tuple[Tensor, ...]:
     """
     heads = Heads(shapes)
     if exchange(shapes).in_one_copy:
-        return (heads.tensor("query with keys and values", heads.qkv),)
+        return (heads.tensor(ONE_COPY, heads.qkv),)
     maker = rotated_or_normed(shapes)
     flash = shapes.model.attention_backend == "flash"
     if not (heads.grouped or maker or flash):
-        return (heads.tensor("qkv", heads.qkv, made_in=QKV),)
+        return (heads.tensor(QKV_TENSOR, heads.qkv, made_in=QKV),)
     copied = works_in_batches(shapes)
     query_maker = "" if copied else maker.format("q") or (ATTENTION if heads.regrouped else "")
     return (
@@ -192,7 +194,7 @@ def checkpoint_inputs(shapes: Shapes) -> tuple[Tensor, ...]:
     Rotation and norms allocate new tensors for q and k. Without them, a reshape copies grouped queries.
     """
     heads = Heads(shapes)
-    qkv = heads.tensor("qkv", heads.qkv, made_in=QKV)
+    qkv = heads.tensor(QKV_TENSOR, heads.qkv, made_in=QKV)
     maker = rotated_or_normed(shapes)
     if maker:
         query = heads.tensor("query", heads.query, made_in=maker.format("q"))
@@ -240,7 +242,7 @@ def fused_kernel(shapes: Shapes) -> Module:
     output = heads.tensor("output", heads.query)
     transposed = works_in_batches(shapes)
     inputs = inputs_saved(shapes)
-    workspace = () if inputs[0].made_in == QKV or norms_keep_qkv(shapes) else (heads.tensor("qkv", heads.qkv),)
+    workspace = () if inputs[0].made_in == QKV or norms_keep_qkv(shapes) else (heads.tensor(QKV_TENSOR, heads.qkv),)
     workspace = (*workspace, *before_rotation(shapes))
     if transposed and rotated_or_normed(shapes):  # and the tensors that are copied to [b, s, a, d]: the values are in qkv
         workspace = (*workspace, heads.tensor(_ROTATED, heads.query + heads.key))

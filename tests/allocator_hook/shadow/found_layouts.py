@@ -547,4 +547,12 @@ FOUND: Final = {
     "fc2 of overlapped shared experts in fp8, tp2 sp": f"{_OVERLAPPED_SHARED} --tensor-model-parallel-size 2 --sequence-parallel "
     "--expert-tensor-parallel-size 1 --fp8-format hybrid --fp8-recipe tensorwise",
     "fc2 of overlapped shared experts in blockwise fp8": f"{_OVERLAPPED_SHARED} --fp8-format hybrid --fp8-recipe blockwise",
+    "views of queries, keys and values below the smallest offloaded tensor": "--bf16 --vocab-size 9999 --num-layers 4 "
+    "--micro-batch-size 1 --position-embedding-type none --fine-grained-activation-offloading --offload-modules core_attn "
+    "--min-offloaded-tensor-size 600000 --global-batch-size 32",
+    "sequential experts with offloaded modules": "--bf16 --vocab-size 120 --num-layers 4 --micro-batch-size 1 --swiglu "
+    "--disable-bias-linear --attention-dropout 0 --hidden-dropout 0 --no-bias-swiglu-fusion --num-experts 8 "
+    "--expert-model-parallel-size 4 --moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep "
+    "--moe-ffn-hidden-size 512 --moe-permute-fusion --global-batch-size 32 --min-offloaded-tensor-size 1024 "
+    "--fine-grained-activation-offloading --offload-modules core_attn moe_act",
 }
