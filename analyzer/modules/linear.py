@@ -19,7 +19,7 @@ from analyzer.modules.quantized import (
     saves_original_input,
 )
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import Collective, Module, Parameter, Tensor
+from analyzer.modules.tree import Collective, Module, Parameter, Tensor, largest
 
 
 def weight_gradient(shapes: Shapes, shape: tuple[int, int], *, cached: bool | None = None) -> tuple[Tensor, ...]:
@@ -31,6 +31,29 @@ def weight_gradient(shapes: Shapes, shape: tuple[int, int], *, cached: bool | No
     if shapes.inputs.gradient_accumulation_fusion and (shapes.inputs.cached_dummies.layers if cached is None else cached):
         return ()
     return (Tensor(name="weight gradient", shape=shape, dtype=shapes.dtype, formula="size of the weight"),)
+
+
+def at_weight_gradient(
+    shapes: Shapes,
+    read: Tensor,
+    gradients: tuple[Tensor, ...],
+    *,
+    gathered: tuple[Tensor, ...] = (),
+    original: bool = False,
+    in_buffers: bool = False,
+    after: tuple[Tensor, ...] = (),
+) -> tuple[Tensor, ...]:
+    """What a backward allocates for the weight gradient, at the largest of the instants around its GEMM.
+
+    `gradients`: `weight_gradient`. `after`: what a fused norm allocates when the GEMM has freed its inputs. The other arguments are
+    those of `backward_input`. Gathered rows of blocks are freed when they have been transposed, before the gradient is allocated.
+    """
+    inputs = backward_input(shapes, read, gathered=gathered, original=original, in_buffers=in_buffers)
+    if shapes.inputs.delays_weight_gradients:
+        return (*inputs, *gradients, *after)
+    blocks = shapes.fp8 is not None and shapes.fp8.recipe == "blockwise" and gathered and not in_buffers
+    read_by_gemm = tuple(each for each in inputs if "column-wise" in each.name) if blocks else inputs
+    return largest(inputs, (*read_by_gemm, *gradients), (*gradients, *after))
 
 
 def split_weight(shapes: Shapes, shape: tuple[int, int], *, full: tuple[int, int]) -> Parameter:
@@ -127,12 +150,18 @@ def column_parallel(
         ),
         backward_workspace=(
             *output_gradient(shapes, shapes.wide("output gradient", width, symbol)),
-            *backward_input(shapes, read, gathered=gathered, original=recomputed, in_buffers=in_buffers),
             *norm_output,
             *(() if in_buffers else (shapes.hidden("input gradient", gathered=True),)),
             *((shapes.hidden("scattered input gradient"),) if shapes.sp else ()),
-            *(fused_norm_backward(shapes, read, h) if fused_norm else ()),
-            *weight_gradient(shapes, (width, h)),
+            *at_weight_gradient(
+                shapes,
+                read,
+                weight_gradient(shapes, (width, h)),
+                gathered=gathered,
+                original=recomputed,
+                in_buffers=in_buffers,
+                after=fused_norm_backward(shapes, read, h) if fused_norm else (),
+            ),
         ),
         collectives=_calls(shapes, in_buffers=in_buffers),
         overlaps_collectives=shapes.userbuffers,

@@ -58,13 +58,11 @@ def fused_norm_backward(shapes: Shapes, normalized: Tensor, width: int) -> tuple
     """Memory of the backward of a fused norm beyond that of its layer's GEMMs: what it allocates, minus what the GEMMs free.
 
     The GEMMs free the saved copy of the `normalized` input. In 16 bit it is as large as the gradient of the norm's input, in FP8
-    half as large. Under sequence parallelism they free more than the norm allocates. A delayed GEMM frees nothing.
+    half as large. A delayed GEMM frees nothing.
     """
     sums = partial_sums(shapes, width)
     if shapes.inputs.delays_weight_gradients:
         return (replace(normalized, name="norm input gradient", made_in="", shares=""), *sums)
-    if shapes.sp:
-        return ()
     if shapes.fp8 is None:
         return sums
     kind = element(shapes.fp8.recipe)

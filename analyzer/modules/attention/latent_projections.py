@@ -11,7 +11,7 @@ from typing import Final
 
 from analyzer.modules.attention.core_attention import ATTENTION
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.linear import column_collectives, split_weight, weight_gradient
+from analyzer.modules.linear import at_weight_gradient, column_collectives, split_weight, weight_gradient
 from analyzer.modules.norm import fused_norm_backward, norm_parameters, norm_statistics
 from analyzer.modules.quantized import backward_input, forward_input, output_gradient, saved_input
 from analyzer.modules.shapes import Shapes
@@ -114,10 +114,14 @@ def up_projection(shapes: Shapes, name: str, *, width: int, source_width: int, n
             *recomputed,
             *(_recomputed_and_gradients(shapes) if dropped else ()),
             *output_gradient(shapes, shapes.wide("output gradient", width, "a·d/t")),
-            *backward_input(shapes, read, gathered=gathered),
             compressed(shapes, "input gradient", source_width, gathered=True),
-            *(fused_norm_backward(shapes, read, source_width) if normed else ()),
-            *weight_gradient(shapes, (width, source_width)),
+            *at_weight_gradient(
+                shapes,
+                read,
+                weight_gradient(shapes, (width, source_width)),
+                gathered=gathered,
+                after=fused_norm_backward(shapes, read, source_width) if normed else (),
+            ),
         ),
         collectives=_with_recompute(calls) if dropped else calls,
         source="TELayerNormColumnParallelLinear" if normed else "TEColumnParallelLinear",

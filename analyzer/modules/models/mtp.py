@@ -15,9 +15,9 @@ from analyzer.modules.embedding import embedding, vocabulary_weight
 from analyzer.modules.head import cross_entropy, output_layer, summed_weight_gradients
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.layer import LayerKind, one_layer
-from analyzer.modules.linear import split_weight, weight_gradient
+from analyzer.modules.linear import at_weight_gradient, split_weight, weight_gradient
 from analyzer.modules.norm import standalone_norm
-from analyzer.modules.quantized import backward_input, forward_input, gathers, output_gradient, saved_input
+from analyzer.modules.quantized import forward_input, gathers, output_gradient, saved_input
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import MODEL_PATH, OUTPUT_GRADIENT, Collective, Module, Tensor, largest
 
@@ -169,10 +169,9 @@ def _projection(shapes: Shapes, *, path: str) -> Module:
             *largest(
                 full,
                 (
-                    *backward_input(shapes, read, gathered=gathered),
                     _double_width(shapes, "input gradient", gathered=True),
                     *((_double_width(shapes, "scattered input gradient"),) if shapes.sp else ()),
-                    *weight_gradient(shapes, (h // t, 2 * h)),
+                    *at_weight_gradient(shapes, read, weight_gradient(shapes, (h // t, 2 * h)), gathered=gathered),
                 ),
             ),
         ),

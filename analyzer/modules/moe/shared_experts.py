@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.linear import column_collectives, row_collectives, split_weight, weight_gradient
+from analyzer.modules.linear import at_weight_gradient, column_collectives, row_collectives, split_weight, weight_gradient
 from analyzer.modules.mlp import saved_by_gate, saves_half
 from analyzer.modules.moe.routing import Routing
-from analyzer.modules.quantized import backward_input, forward_input, output_gradient, saved_input, saves_original_input
+from analyzer.modules.quantized import forward_input, output_gradient, saved_input, saves_original_input
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Parameter, Tensor, total_bytes
 from analyzer.specs import MoeSpec
@@ -115,10 +115,9 @@ def _fc1(parts: _Parts) -> Module:
         ),
         backward_workspace=(
             *output_gradient(shapes, shapes.wide("output gradient", width, "fs/t")),
-            *backward_input(shapes, read, gathered=gathered, original=original),
             shapes.hidden("input gradient", gathered=True),
             *((shapes.hidden("scattered input gradient"),) if shapes.sp and not parts.overlapped else ()),
-            *weight_gradient(shapes, (width, h)),
+            *at_weight_gradient(shapes, read, weight_gradient(shapes, (width, h)), gathered=gathered, original=original),
         ),
         collectives=parts.collectives(first=True),
         overlaps_collectives=shapes.userbuffers,

@@ -555,4 +555,11 @@ FOUND: Final = {
     "--expert-model-parallel-size 4 --moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep "
     "--moe-ffn-hidden-size 512 --moe-permute-fusion --global-batch-size 32 --min-offloaded-tensor-size 1024 "
     "--fine-grained-activation-offloading --offload-modules core_attn moe_act",
+    "backward of a fused norm with gathered mxfp8 inputs": "--bf16 --fp8-format e4m3 --fp8-recipe mxfp8 --info-gpu B200 "
+    "--vocab-size 9999 --num-layers 4 --micro-batch-size 1 --tensor-model-parallel-size 2 --sequence-parallel "
+    "--pipeline-model-parallel-size 4 --position-embedding-type rope --swiglu --seq-length 512 --ffn-hidden-size 1024 "
+    "--untie-embeddings-and-output-weights",
+    "transposed blockwise inputs": "--bf16 --fp8-format e4m3 --fp8-recipe blockwise --vocab-size 9999 --micro-batch-size 1 "
+    "--tensor-model-parallel-size 2 --sequence-parallel --position-embedding-type rope --swiglu --no-gradient-accumulation-fusion "
+    "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Ettt|tmL --mtp-num-layers 1 --num-layers 4",
 }
