@@ -15,7 +15,7 @@ from analyzer.buffers.fsdp2 import TorchUnit, is_torch_unit, torch_unit, unit_pi
 from analyzer.buffers.fsdp_gathering import GRADIENTS, PARAMETERS
 from analyzer.buffers.parameter_order import creation_order
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.tree import Module, Parameter, Tensor
+from analyzer.modules.tree import Module, Parameter, Tensor, total_bytes
 from analyzer.passes.fsdp_gradients import beyond_freed
 from analyzer.passes.piece_workspaces import Workspaces, with_workspaces
 from analyzer.specs import TrainingJob
@@ -38,9 +38,10 @@ def with_unsharded_units(job: TrainingJob, tree: Module) -> Module:
     After the backward of a unit its unsharded parameters are freed before the reduce-scatter buffer of the same size is allocated
     (`FSDPParamGroup.post_backward`), and its temporary tensors are already free.
     """
-    workspaces = list(_Chunk(job, tree).workspaces())
-    changed = with_workspaces(tree, workspaces, lambda module: is_torch_unit(module) or not module.children)
-    return _keeping_gradients(changed, inside=False)
+    chunk = _Chunk(job, tree)
+    changed = with_workspaces(tree, list(chunk.workspaces()), lambda module: is_torch_unit(module) or not module.children)
+    beginning = with_workspaces(changed, list(_beginnings(chunk)), lambda module: not module.children)
+    return _keeping_gradients(beginning, inside=False)
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,28 @@ class _Chunk:
             backward=(*root, *_each(PARAMETERS, gathered), *_each(ALL_GATHER, prefetched), *reducing, *kept),
             recompute=again,
         )
+
+
+def _beginnings(chunk: _Chunk) -> Iterator[Workspaces]:
+    """For each module without children, what is allocated when its layer copies its parameters out of the all-gather buffer.
+
+    The buffer of the preceding unit is freed after that. It is larger than what the first module of a layer allocates if there are
+    few tokens.
+    """
+    number = 0
+    for piece in chunk.pieces:
+        first, *others = (module for _, module in piece.walk() if not module.children)
+        before = chunk.units[max(0, number - 1) : number] if is_torch_unit(piece) and others else ()
+        number += is_torch_unit(piece)
+        yield Workspaces(_beyond_first(first, _each(ALL_GATHER, before)), ())
+        yield from (Workspaces((), ()) for _ in others)
+
+
+def _beyond_first(module: Module, buffers: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The bytes of `buffers` beyond what the forward of a module allocates."""
+    extra = total_bytes(buffers) - total_bytes(module.saved) - total_bytes(module.forward_workspace)
+    name = "all-gather buffer of the preceding unit, beyond later tensors"
+    return (Tensor(name=name, shape=(extra,), dtype="uint8"),) if extra > 0 else ()
 
 
 def _checkpoints_of_units(tree: Module) -> tuple[range | None, ...]:
