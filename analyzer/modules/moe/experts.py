@@ -224,7 +224,10 @@ def _activation(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
     read = replace(sizes.activation_input, read_later=unfused and not sizes.drops_activation)
     if unfused and not sizes.drops_activation:
         factors = _read_in_order(factors, gated=model.gated, promoted=bool(promoted))
-    both = routing.row_tensor("gradients of both factors", sizes.rows_at_once, 2 * width)
+    both = (routing.row_tensor("gradients of both factors", sizes.rows_at_once, 2 * width),)
+    if not unfused and model.bias_linear and routing.runs_sequentially and routing.arriving_dtype == "fp32":
+        # `weighted_bias_quick_geglu_back` converts the gradient of the biased output from fp32 twice
+        both = (*both, replace(both[0], name="gradient of the bias before its sum"))
     return Module(
         name="activation_func",
         kind=ModuleKind.ACTIVATION,
@@ -238,7 +241,7 @@ def _activation(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
             *converted,
             routing.row_tensor("output gradient", sizes.rows_at_once, width),
             # in fp32: gradients of the result, of the activation, and of the probabilities before their sum
-            *(promoted * 3 or (both,)),
+            *(promoted * 3 or both),
         ),
         source="activation times probabilities" if unfused else "weighted_bias_swiglu_impl",
     )

@@ -562,4 +562,7 @@ FOUND: Final = {
     "transposed blockwise inputs": "--bf16 --fp8-format e4m3 --fp8-recipe blockwise --vocab-size 9999 --micro-batch-size 1 "
     "--tensor-model-parallel-size 2 --sequence-parallel --position-embedding-type rope --swiglu --no-gradient-accumulation-fusion "
     "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Ettt|tmL --mtp-num-layers 1 --num-layers 4",
+    "biased quick geglu of sequential experts, fp32 probabilities": "--bf16 --vocab-size 9999 --num-layers 4 --micro-batch-size 1 "
+    "--position-embedding-type none --quick-geglu --num-experts 8 --moe-router-topk 4 --expert-model-parallel-size 4 "
+    "--moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 512 --moe-router-dtype fp32 --pipeline-model-parallel-size 2",
 }
