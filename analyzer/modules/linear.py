@@ -135,6 +135,7 @@ def column_parallel(
     else:
         saved = saved_input(shapes, read, gathered=shapes.sp)
     norm_output = (shapes.hidden("recomputed norm output"),) if recomputed else ()
+    own, after = weight_gradient(shapes, (width, h)), fused_norm_backward(shapes, read, h) if fused_norm else ()
     norm = norm_parameters(shapes, h, prefix="layer_norm_") if fused_norm else ()
     weight = split_weight(shapes, (width, h), full=(full_width, h))
     row = Parameter(name="bias", shape=(width,), dtype=shapes.dtype, sharding="tensor", full_shape=(full_width,))
@@ -153,15 +154,7 @@ def column_parallel(
             *norm_output,
             *(() if in_buffers else (shapes.hidden("input gradient", gathered=True),)),
             *((shapes.hidden("scattered input gradient"),) if shapes.sp else ()),
-            *at_weight_gradient(
-                shapes,
-                read,
-                weight_gradient(shapes, (width, h)),
-                gathered=gathered,
-                original=recomputed,
-                in_buffers=in_buffers,
-                after=fused_norm_backward(shapes, read, h) if fused_norm else (),
-            ),
+            *at_weight_gradient(shapes, read, own, gathered=gathered, original=recomputed, in_buffers=in_buffers, after=after),
         ),
         collectives=_calls(shapes, in_buffers=in_buffers),
         overlaps_collectives=shapes.userbuffers,

@@ -224,7 +224,7 @@ def _activation(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
     read = replace(sizes.activation_input, read_later=unfused and not sizes.drops_activation)
     if unfused and not sizes.drops_activation:
         factors = _read_in_order(factors, gated=model.gated, promoted=bool(promoted))
-    both = (routing.row_tensor("gradients of both factors", sizes.rows_at_once, 2 * width),)
+    both: tuple[Tensor, ...] = (routing.row_tensor("gradients of both factors", sizes.rows_at_once, 2 * width),)
     if not unfused and model.bias_linear and routing.runs_sequentially and routing.arriving_dtype == "fp32":
         # `weighted_bias_quick_geglu_back` converts the gradient of the biased output from fp32 twice
         both = (*both, replace(both[0], name="gradient of the bias before its sum"))
