@@ -6,9 +6,13 @@ Source: core/tensor_parallel/random.py `CheckpointFunction`, core/transformer/mo
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Tensor
+
+INPUT_GRADIENT: Final = "gradient of the checkpoint's input"
+"""Name of a gradient that a checkpoint around a MoE layer leaves allocated."""
 
 
 def moe_checkpoint_leftovers(shapes: Shapes) -> tuple[Tensor, Tensor]:
@@ -17,7 +21,7 @@ def moe_checkpoint_leftovers(shapes: Shapes) -> tuple[Tensor, Tensor]:
     The dispatcher stores the routing probabilities in an attribute. Their autograd graph references both tensors until the
     next forward replaces the probabilities.
     """
-    return (shapes.hidden("input of the checkpoint"), shapes.hidden("gradient of the checkpoint's input"))
+    return (shapes.hidden("input of the checkpoint"), shapes.hidden(INPUT_GRADIENT))
 
 
 def holding_gradient(shapes: Shapes, children: tuple[Module, ...]) -> tuple[tuple[Tensor, ...], tuple[Module, ...]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from analyzer.modules.attention.unfused_attention import saves_batch_mask
+from analyzer.modules.checkpoints import INPUT_GRADIENT
 from analyzer.modules.dropout import dropout_mask
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.shapes import Shapes
@@ -89,7 +90,7 @@ def _word_embeddings(shapes: Shapes, *, summed: bool, kept_gradient: bool) -> Mo
     )
     output_gradient = shapes.hidden("output gradient", gathered=True)  # freed before autograd adds the weight gradients
     if kept_gradient and _reads_layer_gradient(shapes):
-        output_gradient = replace(output_gradient, shares="gradient of the checkpoint's input")
+        output_gradient = replace(output_gradient, shares=INPUT_GRADIENT)
     total = replace(gradient, name="sum of the weight gradients of the embedding and the output layer")
     return Module(
         name="word_embeddings",

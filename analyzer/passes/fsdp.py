@@ -39,7 +39,6 @@ def with_unsharded_buckets(job: TrainingJob, tree: Module, *, first: bool = Fals
     held = _held_in_block(gathering, of_pieces)
     for index, piece in enumerate(gathering.all_segments):
         started, alive = of_pieces[index], passes.gradients[index] - held[index]
-        forward = gathering.tensors(passes.forward[index], PARAMETERS)
         if len(gathering.parts[index]) > 1:
             own_of_layers = _kept_until_checkpoint_ends(gathering, passes, index)
             started_in += own_of_layers
@@ -53,6 +52,7 @@ def with_unsharded_buckets(job: TrainingJob, tree: Module, *, first: bool = Fals
         else:
             own = gathering.tensors(started, GRADIENTS)
             gradients = (*gathering.tensors(alive - started, GRADIENTS), *beyond_freed(own, piece.modules[0]))
+        forward = gathering.tensors(passes.forward[index], PARAMETERS)
         workspaces.append(Workspaces(forward, (*gathering.tensors(passes.backward[index], PARAMETERS), *gradients)))
     has_units = fsdp_of(job).strategy == "optim_grads_params"
     changed = with_workspaces(tree, workspaces, is_segment, lambda module: has_units and covers_units(module))

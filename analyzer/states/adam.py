@@ -5,7 +5,7 @@ Sources: core/optimizer/{optimizer,distrib_optimizer}.py (0.16.1).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, groupby
 from typing import NamedTuple
 
@@ -22,10 +22,7 @@ from analyzer.units import DTYPE_BYTES
 
 def adam_states(job: TrainingJob, stage: StageModel, buffers: Sequence[Buffer], *, parameters: int, gradients: int) -> States:
     """Model states of one rank. `parameters` and `gradients` are the bytes of parameters and gradient buffers."""
-    if job.optimizer.distributed:
-        owned = sum(shard_numel(buffer, reduction_size(job.parallel, buffer.group)) for buffer in buffers)
-    else:
-        owned = sum(numel_of(tree) for tree in stage.trees)
+    owned = _owned(job, buffers) if job.optimizer.distributed else sum(numel_of(tree) for tree in stage.trees)
     each = bytes_per_parameter(job)
     roots = (Tensor(name="square roots of torch's Adam", shape=(owned,), dtype="fp32"),) if uses_torch_adam(job) else ()
     updated = sorted(buffers, key=lambda buffer: buffer.group == "edp")  # the optimizer of experts is the last one
@@ -77,14 +74,14 @@ def _casts(job: TrainingJob, buffers: Sequence[Buffer]) -> Iterator[_Cast]:
         return
     from analyzer.states.fp8_weights import transposes  # for such jobs only, for a short start-up
 
-    later = sum(map(_owned(job), buffers))
+    later = _owned(job, buffers)
     for _, of_group in groupby(buffers, key=lambda buffer: buffer.group):
         of_optimizer = tuple(of_group)
-        later -= sum(map(_owned(job), of_optimizer))
+        later -= _owned(job, of_optimizer)
         stored = [buffer for buffer in of_optimizer if buffer.parameter_dtype == "uint8"]
         if not stored:
             continue
-        owned = sum(map(_owned(job), stored))
+        owned = _owned(job, stored)
         tensors = [Tensor(name="16-bit copies of master weights", shape=(owned,), dtype=job.precision.parameters)]
         if transposes(job):
             largest = max(size for buffer in stored for bucket in buffer.buckets for size in bucket.sizes)
@@ -92,9 +89,9 @@ def _casts(job: TrainingJob, buffers: Sequence[Buffer]) -> Iterator[_Cast]:
         yield _Cast(tuple(tensors), int(bytes_per_parameter(job).total_moments * later))
 
 
-def _owned(job: TrainingJob) -> Callable[[Buffer], int]:
-    """The elements of a buffer that one rank updates."""
-    return lambda buffer: shard_numel(buffer, reduction_size(job.parallel, buffer.group))
+def _owned(job: TrainingJob, buffers: Sequence[Buffer]) -> int:
+    """The elements of these buffers that one rank updates."""
+    return sum(shard_numel(buffer, reduction_size(job.parallel, buffer.group)) for buffer in buffers)
 
 
 def uses_torch_adam(job: TrainingJob) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from analyzer.modules.attention.context_parallel import QKV_TENSOR
 from analyzer.modules.attention.core_attention import (
     ATTENTION,
     Heads,
@@ -100,7 +101,7 @@ def unfused_kernel(shapes: Shapes) -> Module:
             shapes,
             output=heads.tensor("output gradient", heads.query),
             value=heads.tensor("value gradient", heads.query),
-            frees_value=all(tensor.name != "qkv" for tensor in inputs),
+            frees_value=all(tensor.name != QKV_TENSOR for tensor in inputs),
         ),
         parameters=sinks(shapes),
         source="UnfusedDotProductAttention" if shapes.model.implementation == "transformer_engine" else "DotProductAttention",
@@ -126,7 +127,7 @@ def _inputs(shapes: Shapes) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     heads = Heads(shapes)
     te = shapes.model.implementation == "transformer_engine"
     maker = rotated_or_normed(shapes)
-    qkv = heads.tensor("qkv", heads.qkv)
+    qkv = heads.tensor(QKV_TENSOR, heads.qkv)
     before = before_rotation(shapes)
     if heads.grouped:  # keys and values are repeated for each query head, and the originals are freed after the forward
         query_maker = maker.format("q") or (ATTENTION if heads.regrouped else "")
