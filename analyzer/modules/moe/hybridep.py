@@ -14,7 +14,7 @@ from typing import Final
 
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.flex import arrivals, collectives
-from analyzer.modules.moe.routing import LOCAL_ROWS, PERMUTED_PROBABILITIES, ROW_ID_MAP, Routing, shared_output
+from analyzer.modules.moe.routing import LOCAL_ROWS, ROW_ID_MAP, Routing, permuted_probabilities, shared_output
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Tensor
 from analyzer.units import round_up
@@ -72,7 +72,7 @@ def hybridep_dispatch(shapes: Shapes) -> Module:
         function=True,
         saved=(
             *(replace(each, lingers=True, in_graph=True) for each in handle),
-            Tensor(name=PERMUTED_PROBABILITIES, shape=(routing.rows,), dtype="fp32", formula="4·T·k", lingers=True),
+            *permuted_probabilities(routing, "fp32", references=True),
         ),
         forward_workspace=(
             full_map,
