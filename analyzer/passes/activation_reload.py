@@ -10,6 +10,7 @@ Source: core/pipeline_parallel/fine_grained_activation_offload.py (0.16.1).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -21,6 +22,8 @@ from analyzer.modules.tree import OUTPUT_GRADIENT, Module, Tensor, total_bytes
 from analyzer.passes.activation_offload import COMMITS, group_of, members
 from analyzer.specs import ActivationOffloadSpec, TrainingJob
 
+_QUANTIZED: Final = re.compile(r" in fp[48]\b")
+"""In the names of quantized copies of tensors and of their scales."""
 _EMBEDDING: Final = -1
 """In place of the index of a layer."""
 
@@ -125,8 +128,13 @@ def _beside_other_experts(module: Module, children: tuple[Module, ...]) -> tuple
 
 
 def _clears(module: Module, tensor: Tensor) -> bool:
-    """Whether the backward of a module of Transformer Engine frees the data of a saved tensor (`clear_tensor_data`)."""
-    return module.source == "TELayerNormColumnParallelLinear" and tensor.name in ("normalized input", "mu", "rsigma")
+    """Whether the backward of a module of Transformer Engine frees the data of a saved tensor (`clear_tensor_data`).
+
+    These are what a fused norm saves, and quantized inputs of linear layers.
+    """
+    if module.source == "TELayerNormColumnParallelLinear" and tensor.name in ("normalized input", "mu", "rsigma"):
+        return True
+    return bool(_QUANTIZED.search(tensor.name)) and any(parameter.name == "weight" for parameter in module.parameters)
 
 
 def _with_workspace_beside_saved(module: Module, saved: tuple[Tensor, ...]) -> Module:

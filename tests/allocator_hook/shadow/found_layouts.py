@@ -565,4 +565,8 @@ FOUND: Final = {
     "biased quick geglu of sequential experts, fp32 probabilities": "--bf16 --vocab-size 9999 --num-layers 4 --micro-batch-size 1 "
     "--position-embedding-type none --quick-geglu --num-experts 8 --moe-router-topk 4 --expert-model-parallel-size 4 "
     "--moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 512 --moe-router-dtype fp32 --pipeline-model-parallel-size 2",
+    "fp8 inputs of grouped experts with offloaded layers": "--bf16 --fp8-format e4m3 --fp8-recipe mxfp8 --info-gpu B200 "
+    "--vocab-size 9999 --num-layers 4 --micro-batch-size 1 --tensor-model-parallel-size 4 --sequence-parallel --swiglu "
+    "--disable-bias-linear --deterministic-mode --num-experts 8 --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall "
+    "--moe-ffn-hidden-size 512 --moe-grouped-gemm --cpu-offloading-num-layers 1",
 }
