@@ -74,10 +74,30 @@ def with_offloaded_groups(offload: ActivationOffloadSpec, layer: Module, *, inpu
     """
     if not offload.modules:
         return layer
-    changed = _beside_queries(_with_offloaded(layer, offload, input_stays=input_from == "stage"))
+    changed = _beside_queries(_beside_projections(_with_offloaded(layer, offload, input_stays=input_from == "stage")))
     if input_from == "embedding":
         return _holding_input(changed, _PROJECTIONS)
     return _beside_input(changed) if input_from == "layer" else changed
+
+
+def _beside_projections(module: Module) -> Module:
+    """Attention whose group `qkv_linear` is copied to the host after its last module, and is on the GPU until then."""
+    if module.kind is not ModuleKind.ATTENTION:
+        return replace(module, children=tuple(map(_beside_projections, module.children))) if module.children else module
+    held: tuple[Tensor, ...] = ()
+
+    def beside(parent: Module) -> Iterator[Module]:
+        nonlocal held
+        for child in parent.children:
+            if child.kind is ModuleKind.QK_NORMS:
+                yield replace(child, children=tuple(beside(child)))
+            elif (parent.kind, child.kind) in GROUPS["qkv_linear"]:
+                yield replace(child, forward_workspace=(*child.forward_workspace, *held)) if held else child
+                held += tuple(tensor for tensor in child.offloaded if tensor not in child.saved and tensor.made_in != STREAM)
+            else:
+                yield child
+
+    return replace(module, children=tuple(beside(module)))
 
 
 def _beside_queries(module: Module) -> Module:

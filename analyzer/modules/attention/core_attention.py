@@ -91,7 +91,9 @@ def query_key_norm(shapes: Shapes) -> Module:
     key_heads = heads.key // shapes.model.kv_channels
     per_row = 2 if shapes.model.normalization == "LayerNorm" else 1
 
-    def one(name: str, kind: ModuleKind, width: int, count: int, symbol: str, read: Tensor) -> Module:
+    def one(
+        name: str, kind: ModuleKind, width: int, count: int, symbol: str, read: Tensor, *, beside: tuple[Tensor, ...] = ()
+    ) -> Module:
         return Module(
             name=name,
             kind=kind,
@@ -100,7 +102,7 @@ def query_key_norm(shapes: Shapes) -> Module:
                 read,
                 *(shapes.statistics(f"statistic {i}", rows * count, f"4·s·b·{symbol}/t") for i in range(per_row)),
             ),
-            forward_workspace=(*(() if views else (heads.tensor(QKV_TENSOR, heads.qkv),)), heads.tensor("output", width)),
+            forward_workspace=(*(() if views else (heads.tensor(QKV_TENSOR, heads.qkv),)), heads.tensor("output", width), *beside),
             backward_workspace=(
                 heads.tensor("output gradient", width),
                 heads.tensor("input gradient", width),
@@ -116,7 +118,8 @@ def query_key_norm(shapes: Shapes) -> Module:
         key = heads.tensor(QKV_TENSOR, heads.qkv, made_in=QKV, shares=QKV_TENSOR if shapes.recompute_core_attention else "")
         query = query if heads.regrouped else replace(query, shares=QKV_TENSOR)
     queries = one("q_layernorm", ModuleKind.Q_NORM, heads.query, heads.count, "a", query)
-    keys = one("k_layernorm", ModuleKind.K_NORM, heads.key, key_heads, "g", key)
+    normalized = heads.tensor("normalized query", heads.query)
+    keys = one("k_layernorm", ModuleKind.K_NORM, heads.key, key_heads, "g", key, beside=(normalized,))
     return Module(name="qk_layernorm", kind=ModuleKind.QK_NORMS, function=True, children=(queries, keys))
 
 

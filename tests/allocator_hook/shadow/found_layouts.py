@@ -569,4 +569,9 @@ FOUND: Final = {
     "--vocab-size 9999 --num-layers 4 --micro-batch-size 1 --tensor-model-parallel-size 4 --sequence-parallel --swiglu "
     "--disable-bias-linear --deterministic-mode --num-experts 8 --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall "
     "--moe-ffn-hidden-size 512 --moe-grouped-gemm --cpu-offloading-num-layers 1",
+    "qkv group on the host with q/k norms": "--bf16 --vocab-size 9999 --num-layers 4 --micro-batch-size 1 "
+    "--pipeline-model-parallel-size 4 --position-embedding-type learned_absolute --qk-layernorm --disable-bias-linear "
+    "--hidden-dropout 0 --num-experts 8 --moe-router-topk 1 --moe-router-score-function sigmoid --moe-token-dispatcher-type flex "
+    "--expert-model-parallel-size 2 --moe-flex-dispatcher-backend hybridep --moe-router-dtype fp32 --moe-ffn-hidden-size 256 "
+    "--min-offloaded-tensor-size 1024 --fine-grained-activation-offloading --offload-modules core_attn qkv_linear expert_fc1",
 }
