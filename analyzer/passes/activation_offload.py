@@ -241,7 +241,8 @@ def _with_offloaded(module: Module, offload: ActivationOffloadSpec, *, input_sta
     children: list[Module] = []
     for child in module.children:
         changed = _with_offloaded(child, offload, input_stays=input_stays)
-        if group_of(offload, module, child) is not None:
+        group = group_of(offload, module, child)
+        if group is not None:
             copied = tuple(
                 tensor
                 for tensor in child.saved
@@ -256,7 +257,9 @@ def _with_offloaded(module: Module, offload: ActivationOffloadSpec, *, input_sta
                 or (tensor.name == "output" and _is_read_by_projection(module, offload))
             )
             left = tuple(tensor for tensor in child.saved if tensor not in copied or tensor in stays)
-            changed = replace(changed, saved=left, offloaded=(*copied, *_cached_weights(child, offload)))
+            offloaded = (*copied, *_cached_weights(child, offload))
+            # smaller tensors stay on the GPU, where hooks reference them
+            changed = replace(changed, saved=left, offloaded=offloaded, saved_by_hooks=group in _READING_EARLY)
         if child.kind is ModuleKind.FC2 and children:
             changed = _after_copy(changed, children[-1])
         children.append(changed)

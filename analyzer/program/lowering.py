@@ -149,8 +149,12 @@ def _freed_first(module: Module) -> tuple[Tensor, ...]:
     A later module also saves its output, and keeps it on the GPU until the backward of that module ends. A checkpoint frees the
     part of its input that it saved when it has gathered the input.
     """
-    by_later = tuple(tensor for tensor in module.saved if tensor in module.offloaded and tensor.made_in != STREAM)
-    return (*by_later, *(_read_first(module.saved) if module.saved_by_hooks or module.recomputed else ()))
+    reads_first = module.saved_by_hooks or module.recomputed
+
+    def freed_first(tensor: Tensor) -> bool:
+        return (tensor in module.offloaded and tensor.made_in != STREAM) or (tensor.read_first and reads_first)
+
+    return tuple(tensor for tensor in module.saved if freed_first(tensor))
 
 
 def _only_offloaded(module: Module) -> tuple[Tensor, ...]:

@@ -178,7 +178,8 @@ def _saved(exchange: Exchange) -> tuple[Tensor, ...]:
         return (query, *(key_and_value if copied else ()), chunk, _aside(chunk), *small)
     # `kv` is copied to the first of the buffers that the ranks exchange
     pair = replace(one("last keys and values", exchange.pair), read_first=True)
-    return (query, pair, output, *small)
+    # the output is exchanged first
+    return (query, pair, replace(output, read_first=exchange.inner > 1), *small)
 
 
 def _before(exchange: Exchange) -> Iterator[Tensor]:

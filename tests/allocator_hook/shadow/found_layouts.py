@@ -567,11 +567,21 @@ FOUND: Final = {
     "--moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 512 --moe-router-dtype fp32 --pipeline-model-parallel-size 2",
     "fp8 inputs of grouped experts with offloaded layers": "--bf16 --fp8-format e4m3 --fp8-recipe mxfp8 --info-gpu B200 "
     "--vocab-size 9999 --num-layers 4 --micro-batch-size 1 --tensor-model-parallel-size 4 --sequence-parallel --swiglu "
-    "--disable-bias-linear --deterministic-mode --num-experts 8 --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall "
-    "--moe-ffn-hidden-size 512 --moe-grouped-gemm --cpu-offloading-num-layers 1",
+    "--disable-bias-linear --deterministic-mode --num-experts 8 --expert-model-parallel-size 2 --moe-ffn-hidden-size 512 "
+    "--moe-token-dispatcher-type alltoall --moe-grouped-gemm --cpu-offloading-num-layers 1",
     "qkv group on the host with q/k norms": "--bf16 --vocab-size 9999 --num-layers 4 --micro-batch-size 1 "
     "--pipeline-model-parallel-size 4 --position-embedding-type learned_absolute --qk-layernorm --disable-bias-linear "
     "--hidden-dropout 0 --num-experts 8 --moe-router-topk 1 --moe-router-score-function sigmoid --moe-token-dispatcher-type flex "
     "--expert-model-parallel-size 2 --moe-flex-dispatcher-backend hybridep --moe-router-dtype fp32 --moe-ffn-hidden-size 256 "
     "--min-offloaded-tensor-size 1024 --fine-grained-activation-offloading --offload-modules core_attn qkv_linear expert_fc1",
+    "output of ring attention on the host, a2a+p2p": "--bf16 --vocab-size 9999 --num-layers 4 --pipeline-model-parallel-size 2 "
+    "--num-layers-per-virtual-pipeline-stage 1 --position-embedding-type learned_absolute --swiglu --disable-bias-linear "
+    "--num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall "
+    "--moe-ffn-hidden-size 256 --context-parallel-size 4 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2 "
+    "--min-offloaded-tensor-size 1024 --fine-grained-activation-offloading --offload-modules core_attn",
+    "ring attention below the smallest offloaded tensor, a2a+p2p": "--bf16 --vocab-size 9999 --num-layers 4 "
+    "--pipeline-model-parallel-size 2 --position-embedding-type learned_absolute --swiglu --disable-bias-linear --num-experts 8 "
+    "--moe-router-topk 2 --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 256 "
+    "--context-parallel-size 4 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2 "
+    "--fine-grained-activation-offloading --offload-modules core_attn expert_fc1",
 }
