@@ -153,6 +153,8 @@ class Module:
     reloads: tuple[Tensor, ...] = ()
     """Tensors allocated at the end of its backward until the backward of the block ends: offloaded tensors of a preceding module
     that are copied back, and gradients that FSDP has not reduced."""
+    frees_reloads: bool = False
+    """The end of its backward frees `reloads` of its parts. A block can contain several such modules."""
     forward_workspace: tuple[Tensor, ...] = ()
     """Temporary tensors at the peak of its forward, in addition to everything saved up to and including itself."""
     recompute_workspace: tuple[Tensor, ...] | None = None

@@ -78,6 +78,10 @@ class _Chunk:
         """The number of the unit of the last embedding."""
         return max((number for number, unit in enumerate(self.units) if unit.kind == ModuleKind.EMBEDDING), default=0)
 
+    def gathered_last(self, passed: int) -> tuple[TorchUnit, ...]:
+        """The unit of the last all-gather in the forward of the first `passed` units; a unit that is unsharded needs none."""
+        return (_once(self.units[:passed]) if self.unsharded else self.units[:passed])[-1:]
+
     def prefetched_by(self, number: int) -> tuple[TorchUnit, ...]:
         """The unit that is gathered when the backward of a unit begins: by default the one that ran before it.
 
@@ -111,18 +115,19 @@ class _Chunk:
     def workspaces(self) -> Iterator[Workspaces]:
         """The workspaces of each piece."""
         root = _each_parameter(PARAMETERS, (parameter for listed in self.outside for parameter in listed))
-        checkpoints = _checkpoints_of_units(self.tree)
+        checkpoints = _checkpoints_of_pieces(self.tree)
         passed = 0
         for index, piece in enumerate(self.pieces):
             of_root = _each_parameter(GRADIENTS, (each for listed in self.outside[index + 1 :] for each in listed))
             left = self.left_by_embedding(passed + is_torch_unit(piece))
             earlier = (*root, *_each(PARAMETERS, _once(self.units[:passed]))) if self.unsharded else root
             if is_torch_unit(piece):
-                yield self._of_unit(piece, passed, checkpoints[passed], root, (*of_root, *left))
+                yield self._of_unit(piece, passed, checkpoints[index], root, (*of_root, *left))
                 passed += 1
             else:
-                buffer = _each(ALL_GATHER, self.units[max(0, passed - 1) : passed])
-                yield Workspaces((*earlier, *buffer), (*earlier, *of_root, *left))
+                buffer = _each(ALL_GATHER, self.gathered_last(passed))
+                again = self._of_recomputation(passed, checkpoints[index], root, (*of_root, *left))
+                yield Workspaces((*earlier, *buffer), (*earlier, *of_root, *left), again)
 
     def _of_unit(
         self, piece: Module, number: int, checkpoint: range | None, root: tuple[Tensor, ...], kept: tuple[Tensor, ...]
@@ -133,23 +138,32 @@ class _Chunk:
         """
         together = checkpoint or range(number, number + 1)
         own = self.units[number : number + 1]
-        earlier = _once(self.units[:number]) if self.unsharded else ()
+        in_forward = _once(self.units[: number + 1]) if self.unsharded else own
         gathered = _once(self.units[0 if self.unsharded else together.start : number + 1])
         prefetched = self.prefetched_by(number) if number == together.start and not self.unsharded else ()
         reducing = _each(REDUCE_SCATTER, [unit for unit in self.units[number + 1 :] if unit.kind != ModuleKind.EMBEDDING][:1])
         if not piece.children:
             reducing = (*beyond_freed((_reduced(self.job, own[0]),), piece), *reducing)
-        again = None
-        if checkpoint is not None:
-            last = self.units[max(number + 1, together.stop - 1) : together.stop] if self.prefetched_by(together.stop) else ()
-            buffers = () if self.unsharded else (*own, *last)
-            after = self.units[together.stop : together.stop + 1]
-            again = (*root, *_each(PARAMETERS, gathered), *_each(ALL_GATHER, buffers), *_each(REDUCE_SCATTER, after), *kept)
+        again = self._of_recomputation(number + 1, checkpoint, root, kept)
+        if again is not None and not self.unsharded:
+            again = (*again, *_each(ALL_GATHER, own))
         return Workspaces(
-            forward=(*root, *_each(PARAMETERS, earlier), *_each(PARAMETERS, own), *_each(ALL_GATHER, own)),
+            forward=(*root, *_each(PARAMETERS, in_forward), *_each(ALL_GATHER, self.gathered_last(number + 1))),
             backward=(*root, *_each(PARAMETERS, gathered), *_each(ALL_GATHER, prefetched), *reducing, *kept),
             recompute=again,
         )
+
+    def _of_recomputation(
+        self, passed: int, checkpoint: range | None, root: tuple[Tensor, ...], kept: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...] | None:
+        """What is unsharded when a checkpoint runs the forward again, after the gathering of the first `passed` units."""
+        if checkpoint is None:
+            return None
+        gathered = _once(self.units[: checkpoint.stop] if self.unsharded else self.units[checkpoint.start : passed])
+        prefetches = not self.unsharded and self.prefetched_by(checkpoint.stop)
+        last = self.units[max(passed, checkpoint.stop - 1) : checkpoint.stop] if prefetches else ()
+        after = self.units[checkpoint.stop : checkpoint.stop + 1]
+        return (*root, *_each(PARAMETERS, gathered), *_each(ALL_GATHER, last), *_each(REDUCE_SCATTER, after), *kept)
 
 
 def _beginnings(chunk: _Chunk) -> Iterator[Workspaces]:
@@ -161,32 +175,36 @@ def _beginnings(chunk: _Chunk) -> Iterator[Workspaces]:
     number = 0
     for piece in chunk.pieces:
         first, *others = (module for _, module in piece.walk() if not module.children)
-        before = chunk.units[max(0, number - 1) : number] if is_torch_unit(piece) and others else ()
+        before = chunk.gathered_last(number) if is_torch_unit(piece) else ()
         number += is_torch_unit(piece)
-        yield Workspaces(_beyond_first(first, _each(ALL_GATHER, before)), ())
+        yield Workspaces(_beyond_first(first, _each(ALL_GATHER, before)), (), recompute=())
         yield from (Workspaces((), ()) for _ in others)
 
 
 def _beyond_first(module: Module, buffers: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The bytes of `buffers` beyond what the forward of a module allocates."""
-    extra = total_bytes(buffers) - total_bytes(module.saved) - total_bytes(module.forward_workspace)
+    """The bytes of `buffers` beyond what the forward of a module allocates. Earlier modules have allocated its inputs."""
+    saved = tuple(tensor for tensor in module.saved if not tensor.made_in)
+    extra = total_bytes(buffers) - total_bytes((*saved, *module.forward_workspace, *module.forward_held))
     name = "all-gather buffer of the preceding unit, beyond later tensors"
     return (Tensor(name=name, shape=(extra,), dtype="uint8"),) if extra > 0 else ()
 
 
-def _checkpoints_of_units(tree: Module) -> tuple[range | None, ...]:
-    """For each unit, the numbers of the units under the same checkpoint; None without one."""
+def _checkpoints_of_pieces(tree: Module) -> tuple[range | None, ...]:
+    """For each piece, the numbers of the units under the same checkpoint; None without one."""
     found: list[range | None] = []
+    units = 0
 
     def visit(module: Module) -> None:
-        if is_torch_unit(module):
+        nonlocal units
+        if is_torch_unit(module) or not module.children:
             found.append(None)
+            units += is_torch_unit(module)
             return
-        first = len(found)
+        first, before = len(found), units
         for child in module.children:
             visit(child)
         if module.recomputed:
-            found[first:] = [range(first, len(found))] * (len(found) - first)
+            found[first:] = [range(before, units)] * (len(found) - first)
 
     visit(tree)
     return tuple(found)
@@ -214,8 +232,9 @@ def _keeping_gradients(module: Module, *, inside: bool) -> Module:
             Tensor(name=GRADIENTS, shape=(parameter.numel,), dtype=parameter.dtype) for parameter in module.parameters if inside
         )
         return replace(module, reloads=(*module.reloads, *kept)) if kept else module
-    inside = inside or is_torch_unit(module)
-    return replace(module, children=tuple(_keeping_gradients(child, inside=inside) for child in module.children))
+    is_unit = is_torch_unit(module)
+    children = tuple(_keeping_gradients(child, inside=inside or is_unit) for child in module.children)
+    return replace(module, children=children, frees_reloads=is_unit)
 
 
 def _reduced(job: TrainingJob, unit: TorchUnit) -> Tensor:

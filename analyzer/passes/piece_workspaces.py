@@ -43,6 +43,10 @@ def with_workspaces(
 
     def changed(module: Module, own: tuple[int, ...]) -> Module:
         added = distinct[own[0]] if is_piece(module) else Workspaces((), ())
+        again = module.recompute_workspace
+        if is_piece(module) and (added.recompute is not None or again is not None):
+            before = module.forward_workspace if again is None else again
+            again = (*before, *(added.forward if added.recompute is None else added.recompute))
         children, position = module.children, int(is_piece(module))
         if position < len(own):
             ends = tuple(accumulate(map(count, children), initial=position))
@@ -50,7 +54,7 @@ def with_workspaces(
         return replace(
             module,
             forward_workspace=(*module.forward_workspace, *added.forward),
-            recompute_workspace=None if added.recompute is None else (*module.forward_workspace, *added.recompute),
+            recompute_workspace=again,
             backward_workspace=(*module.backward_workspace, *added.backward),
             children=children,
         )

@@ -117,6 +117,9 @@ def _backward(module: Module) -> tuple[Operation, ...]:
     add_memory(found, _FREE, "backward", module, Role.SAVED, tuple(tensor for tensor in module.saved if tensor not in first))
     add_memory(found, _FREE, "backward", module, Role.WORKSPACE, (*module.recomputed_last, *module.backward_workspace))
     add_memory(found, _ALLOCATE, "backward", module, Role.RELOADED, module.reloads)
+    if module.frees_reloads:
+        reloads = tuple(tensor for _, inside in module.walk() for tensor in inside.reloads)
+        add_memory(found, _FREE, "backward", module, Role.RELOADED, reloads)
     if leaves_tensors(module):
         left = (*module.outlives, *(tensor for tensor in module.saved if tensor.lingers))
         found.append(Operation(_ALLOCATE, "backward", module, Role.LEFTOVER, left, total_bytes(left)))

@@ -77,7 +77,8 @@ def _depth(shapes: Shapes, depth: int, *, after: str, summed: bool) -> Module:
     path = f"{MODEL_PATH}mtp.layers.{depth}"
     last = depth == shapes.model.mtp_num_layers - 1
     norm = _final_norm(shapes, last=last, recomputed=recomputed)
-    inside = (*_joined(shapes, states=states, path=path, under_checkpoint=recomputed), _layer(shapes, path=path), norm)
+    layer = _layer(shapes, path=path, under_checkpoint=recomputed)
+    inside = (*_joined(shapes, states=states, path=path, under_checkpoint=recomputed), layer, norm)
     if recomputed:
         saved: tuple[Tensor, ...] = (states, shapes.hidden(EMBEDDED, made_in=_embedding(shapes)))
         outlives: tuple[Tensor, ...] = ()
@@ -203,12 +204,18 @@ def _has_experts(shapes: Shapes) -> bool:
     return shapes.model.moe is not None and shapes.model.moe.layers[-1]
 
 
-def _layer(shapes: Shapes, *, path: str) -> Module:
-    """A transformer layer like the last one of the decoder."""
+def _layer(shapes: Shapes, *, path: str, under_checkpoint: bool) -> Module:
+    """A transformer layer like the last one of the decoder.
+
+    Without gradients a local variable references its input, a view of the whole output of the projection, until it returns.
+    """
     kind = LayerKind(moe=_has_experts(shapes))
     layer = one_layer(shapes.inputs, kind, PROJECTED if shapes.sp else "")
     viewed = (shapes.hidden(PROJECTED, gathered=True, made_in=path),) if shapes.sp else ()
-    return replace(layer, name="transformer_layer", saved=(*layer.saved, *viewed))
+    layer = replace(layer, name="transformer_layer", saved=(*layer.saved, *viewed))
+    if not under_checkpoint:
+        return layer
+    return replace(layer, forward_workspace=(*layer.forward_workspace, *viewed), recompute_workspace=layer.forward_workspace)
 
 
 def _final_norm(shapes: Shapes, *, last: bool, recomputed: bool) -> Module:

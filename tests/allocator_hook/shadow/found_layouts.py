@@ -584,4 +584,24 @@ FOUND: Final = {
     "--moe-router-topk 2 --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 256 "
     "--context-parallel-size 4 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2 "
     "--fine-grained-activation-offloading --offload-modules core_attn expert_fc1",
+    "fsdp2, layers of two sizes in a checkpoint": "--bf16 --vocab-size 9999 --num-layers 4 --micro-batch-size 1 "
+    "--context-parallel-size 2 --position-embedding-type none --group-query-attention --num-query-groups 4 --swiglu "
+    "--disable-bias-linear --num-experts 8 --moe-router-topk 1 --moe-router-pre-softmax --moe-token-dispatcher-type allgather "
+    "--moe-ffn-hidden-size 512 --moe-grouped-gemm --moe-layer-freq 2 --recompute-granularity full --recompute-method uniform "
+    "--recompute-num-layers 2 --use-torch-fsdp2 --no-gradient-accumulation-fusion --ckpt-format torch_dist "
+    "--untie-embeddings-and-output-weights --global-batch-size 32",
+    "fsdp2 kept unsharded, mtp layer in a checkpoint": "--bf16 --vocab-size 120 --num-layers 4 --micro-batch-size 1 "
+    "--tensor-model-parallel-size 4 --sequence-parallel --position-embedding-type rope --swiglu --disable-bias-linear "
+    "--untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 --mtp-num-layers 1 --num-experts 8 "
+    "--moe-router-topk 4 --moe-token-dispatcher-type alltoall --moe-grouped-gemm --expert-tensor-parallel-size 1 "
+    "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1 --use-torch-fsdp2 "
+    "--torch-fsdp2-no-reshard-after-forward --no-gradient-accumulation-fusion --ckpt-format torch_dist --global-batch-size 32",
+    "fsdp2 kept unsharded, small vocabulary": "--bf16 --vocab-size 120 --num-layers 4 --micro-batch-size 1 "
+    "--tensor-model-parallel-size 2 --position-embedding-type none --untie-embeddings-and-output-weights --attention-dropout 0 "
+    "--hidden-dropout 0 --no-bias-gelu-fusion --use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward "
+    "--no-gradient-accumulation-fusion --ckpt-format torch_dist --global-batch-size 32",
+    "fsdp2, gradients copied in the optimizer step": "--bf16 --vocab-size 120 --num-layers 12 --micro-batch-size 1 "
+    "--seq-length 128 --max-position-embeddings 128 --tensor-model-parallel-size 4 --position-embedding-type rope --swiglu "
+    "--disable-bias-linear --untie-embeddings-and-output-weights --use-torch-fsdp2 --no-gradient-accumulation-fusion "
+    "--ckpt-format torch_dist --global-batch-size 32",
 }
