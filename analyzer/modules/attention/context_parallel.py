@@ -49,10 +49,12 @@ class Exchange:
     made_by: str = ""
     """Path of the module that allocates queries and keys; {} stands for q or k. Empty: they are slices, which the kernel copies."""
     grouped: bool = False
+    regrouped: bool = False
+    """Whether reshaping grouped queries to [s, b, heads, d] copies them."""
     rotates: bool = True
     """Whether queries and keys are rotated or have norms of their own."""
-    joint: bool = True
-    """Queries, keys and values are slices of one tensor."""
+    projected: Tensor | None = None
+    """The tensor of which queries, keys and values are slices; None if they are not slices of one tensor."""
 
     @property
     def kind(self) -> str:
@@ -91,7 +93,9 @@ class Exchange:
         Source: `_PrepareQKVForFA` (transformer_engine/pytorch/attention/dot_product_attention/backends.py, 2.11).
         """
         shapes = self.shapes
-        slices = self.joint and not self.grouped and not self.made_by and shapes.model.kv_channels == HEAD_OF_ONE_COPY
+        slices = (
+            self.projected is not None and not self.grouped and not self.made_by and shapes.model.kv_channels == HEAD_OF_ONE_COPY
+        )
         return slices and shapes.model.attention_backend == "flash" and shapes.s * shapes.b >= TOKENS_OF_ONE_COPY
 
     def tensor(self, name: str, width: int, *, made_in: str = "") -> Tensor:
@@ -185,17 +189,17 @@ def _saved(exchange: Exchange) -> tuple[Tensor, ...]:
 def _before(exchange: Exchange) -> Iterator[Tensor]:
     """Tensors that local variables reference while the kernel runs, and that it does not save."""
     one, copied = exchange.tensor, exchange.copied
-    yield one(QKV_TENSOR, exchange.inputs) if exchange.joint else one("value", exchange.value)
+    yield exchange.projected or one("value", exchange.value)
     if exchange.in_one_copy and exchange.kind in ("p2p", "all_gather"):
         return
-    if exchange.made_by and exchange.grouped and exchange.rotates:
+    if exchange.made_by and exchange.regrouped and exchange.rotates:
         yield one("query before rotation", exchange.query)
     if exchange.made_by or not copied:
         if copied or exchange.kind not in ("p2p", "all_gather"):
             yield one("query of the layer", exchange.query)
         if copied or exchange.kind != "all_gather":
             yield one("key of the layer", exchange.key)
-            if exchange.joint:
+            if exchange.projected is not None:
                 yield one("contiguous value", exchange.value)
     if copied:
         if exchange.kind not in ("p2p", "all_gather"):

@@ -59,6 +59,19 @@ class Heads:
         return self.query + 2 * self.key
 
     @property
+    def gathered(self) -> bool:
+        """Fewer groups than tensor-parallel ranks: the outputs of the projection are gathered (`get_query_key_value_tensors`)."""
+        return self.shapes.model.num_query_groups < self.shapes.t
+
+    def projected(self) -> Tensor:
+        """The tensor of which queries, keys and values are slices: the output of the projection, or of all ranks if gathered."""
+        if not self.gathered:
+            return self.tensor(QKV_TENSOR, self.qkv, made_in=QKV)
+        model = self.shapes.model
+        width = model.query_projection_size + 2 * model.key_value_projection_size
+        return self.shapes.wide(QKV_TENSOR, width, "(a+2g)·d", made_in=ATTENTION)
+
+    @property
     def count(self) -> int:
         """a/t."""
         return self.shapes.model.num_attention_heads // self.shapes.t
@@ -87,6 +100,7 @@ def query_key_norm(shapes: Shapes) -> Module:
     """
     heads = Heads(shapes)
     views = norms_keep_qkv(shapes)
+    whole = () if views else (replace(heads.projected(), made_in=""),)
     rows = shapes.s * shapes.b
     key_heads = heads.key // shapes.model.kv_channels
     per_row = 2 if shapes.model.normalization == "LayerNorm" else 1
@@ -102,7 +116,11 @@ def query_key_norm(shapes: Shapes) -> Module:
                 read,
                 *(shapes.statistics(f"statistic {i}", rows * count, f"4·s·b·{symbol}/t") for i in range(per_row)),
             ),
-            forward_workspace=(*(() if views else (heads.tensor(QKV_TENSOR, heads.qkv),)), heads.tensor("output", width), *beside),
+            forward_workspace=(
+                *whole,
+                heads.tensor("output", width),
+                *beside,
+            ),
             backward_workspace=(
                 heads.tensor("output gradient", width),
                 heads.tensor("input gradient", width),
@@ -181,7 +199,7 @@ def inputs_saved(shapes: Shapes) -> tuple[Tensor, ...]:
     maker = rotated_or_normed(shapes)
     flash = shapes.model.attention_backend == "flash"
     if not (heads.grouped or maker or flash):
-        return (heads.tensor(QKV_TENSOR, heads.qkv, made_in=QKV),)
+        return (heads.projected(),)
     copied = works_in_batches(shapes)
     query_maker = "" if copied else maker.format("q") or (ATTENTION if heads.regrouped else "")
     return (
@@ -197,7 +215,7 @@ def checkpoint_inputs(shapes: Shapes) -> tuple[Tensor, ...]:
     Rotation and norms allocate new tensors for q and k. Without them, a reshape copies grouped queries.
     """
     heads = Heads(shapes)
-    qkv = heads.tensor(QKV_TENSOR, heads.qkv, made_in=QKV)
+    qkv = heads.projected()
     maker = rotated_or_normed(shapes)
     if maker:
         query = heads.tensor("query", heads.query, made_in=maker.format("q"))
@@ -215,8 +233,10 @@ def exchange(shapes: Shapes) -> Exchange:
         key=heads.key,
         value=heads.key,
         output=heads.query,
+        projected=replace(heads.projected(), made_in=""),
         made_by=changed_by or (ATTENTION if heads.regrouped else ""),
         grouped=heads.grouped,
+        regrouped=heads.regrouped,
         rotates=bool(changed_by),
     )
 
@@ -245,7 +265,7 @@ def fused_kernel(shapes: Shapes) -> Module:
     output = heads.tensor("output", heads.query)
     transposed = works_in_batches(shapes)
     inputs = inputs_saved(shapes)
-    workspace = () if inputs[0].made_in == QKV or norms_keep_qkv(shapes) else (heads.tensor(QKV_TENSOR, heads.qkv),)
+    workspace = () if inputs[0].made_in == QKV or norms_keep_qkv(shapes) else (replace(heads.projected(), made_in=""),)
     workspace = (*workspace, *before_rotation(shapes))
     if transposed and rotated_or_normed(shapes):  # and the tensors that are copied to [b, s, a, d]: the values are in qkv
         workspace = (*workspace, heads.tensor(_ROTATED, heads.query + heads.key))

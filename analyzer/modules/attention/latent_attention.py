@@ -228,9 +228,7 @@ def _over_context(shapes: Shapes, *, made_by: str, recomputed: tuple[Tensor, ...
     mla = mla_of(shapes)
     heads = shapes.model.num_attention_heads // shapes.t
     query, value = heads * mla.query_head_dim, heads * mla.v_head_dim
-    kernel = exchanging_kernel(
-        Exchange(shapes, query=query, key=query, value=value, output=value, made_by=made_by, joint=False), tables=()
-    )
+    kernel = exchanging_kernel(Exchange(shapes, query=query, key=query, value=value, output=value, made_by=made_by), tables=())
     if not recomputed:
         return kernel
     in_ring = shapes.split.cp_comm_type == "p2p"  # otherwise the kernel saves exchanged queries

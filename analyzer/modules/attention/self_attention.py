@@ -20,7 +20,7 @@ from analyzer.modules.attention.unfused_attention import reads_copied_gradient, 
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import column_parallel, row_parallel
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import LAYER, STREAM, Module
+from analyzer.modules.tree import LAYER, STREAM, Module, largest
 
 
 def self_attention(shapes: Shapes, *, fused_norm: bool, input_shares: str = "") -> Module:
@@ -40,6 +40,8 @@ def self_attention(shapes: Shapes, *, fused_norm: bool, input_shares: str = "") 
         input_made_in=STREAM if fused_norm else "input_layernorm",
         input_shares=input_shares,
     )
+    if heads.gathered:
+        qkv = _gathered(shapes, qkv)
     projection = row_parallel(
         shapes,
         "linear_proj",
@@ -56,6 +58,33 @@ def self_attention(shapes: Shapes, *, fused_norm: bool, input_shares: str = "") 
     kernel = _core_attention(shapes)
     projection = replace(projection, forward_workspace=(*projection.forward_workspace, *held_by_caller(kernel)))
     return Module(name="self_attention", kind=ModuleKind.ATTENTION, children=(qkv, *norms, kernel, projection))
+
+
+def _gathered(shapes: Shapes, projection: Module) -> Module:
+    """The qkv projection with fewer groups than tensor-parallel ranks: its outputs are gathered along the last dimension.
+
+    Each rank takes the slice of its group. The gradient of the slice is padded to that of the whole tensor, which is
+    reduce-scattered (core/tensor_parallel/mappings.py `_AllGatherFromTensorParallelRegion`).
+    """
+    full = replace(Heads(shapes).projected(), made_in="")
+    part = next(tensor for tensor in projection.forward_workspace if tensor.name == "output")
+    width = full.shape[-1]
+    forward = (part, replace(full, name="outputs of all ranks"), replace(full, name="gathered output"))
+    backward = (
+        replace(full, name="gradient of the gathered output"),
+        replace(full, name="gradients for all ranks"),
+        replace(part, name="output gradient"),
+    )
+    return replace(
+        projection,
+        forward_workspace=largest(projection.forward_workspace, forward),
+        backward_workspace=largest(projection.backward_workspace, backward),
+        collectives=(
+            *projection.collectives,
+            *shapes.tp("all_gather", "forward", width=width),
+            *shapes.tp("reduce_scatter", "backward", width=width),
+        ),
+    )
 
 
 def _transposed_in(shapes: Shapes) -> str:

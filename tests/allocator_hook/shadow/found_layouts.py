@@ -604,4 +604,14 @@ FOUND: Final = {
     "--seq-length 128 --max-position-embeddings 128 --tensor-model-parallel-size 4 --position-embedding-type rope --swiglu "
     "--disable-bias-linear --untie-embeddings-and-output-weights --use-torch-fsdp2 --no-gradient-accumulation-fusion "
     "--ckpt-format torch_dist --global-batch-size 32",
+    "fewer query groups than tensor-parallel ranks, tp4 sp": "--bf16 --vocab-size 120 --ffn-hidden-size 128 --micro-batch-size "
+    "1 --tensor-model-parallel-size 4 --sequence-parallel --position-embedding-type rope --swiglu --group-query-attention "
+    "--num-query-groups 2 --attention-dropout 0 --hidden-dropout 0",
+    "fewer query groups than tensor-parallel ranks, recomputed core attention": "--bf16 --vocab-size 120 --ffn-hidden-size 128 "
+    "--micro-batch-size 1 --tensor-model-parallel-size 8 --position-embedding-type rope --swiglu --group-query-attention "
+    "--num-query-groups 2 --attention-dropout 0 --hidden-dropout 0 --recompute-granularity selective --recompute-modules "
+    "core_attn",
+    "fewer query groups than tensor-parallel ranks, cp2": "--bf16 --vocab-size 120 --ffn-hidden-size 128 --micro-batch-size 1 "
+    "--tensor-model-parallel-size 4 --context-parallel-size 2 --sequence-parallel --position-embedding-type rope --swiglu "
+    "--group-query-attention --num-query-groups 2 --attention-dropout 0 --hidden-dropout 0",
 }
