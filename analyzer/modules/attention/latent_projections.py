@@ -115,6 +115,7 @@ def up_projection(shapes: Shapes, name: str, *, width: int, source_width: int, n
             *(_recomputed_and_gradients(shapes) if dropped else ()),
             *output_gradient(shapes, shapes.wide("output gradient", width, "a·d/t")),
             compressed(shapes, "input gradient", source_width, gathered=True),
+            *((compressed(shapes, "scattered input gradient", source_width),) if shapes.sp else ()),
             *at_weight_gradient(
                 shapes,
                 read,

@@ -614,4 +614,11 @@ FOUND: Final = {
     "fewer query groups than tensor-parallel ranks, cp2": "--bf16 --vocab-size 120 --ffn-hidden-size 128 --micro-batch-size 1 "
     "--tensor-model-parallel-size 4 --context-parallel-size 2 --sequence-parallel --position-embedding-type rope --swiglu "
     "--group-query-attention --num-query-groups 2 --attention-dropout 0 --hidden-dropout 0",
+    "overlapped latent attention, tp4 sp, delayed weight gradients": "--bf16 --vocab-size 9999 --num-layers 4 "
+    "--tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 "
+    "--sequence-parallel --multi-latent-attention --kv-lora-rank 64 --qk-head-dim 64 --qk-pos-emb-head-dim 32 --v-head-dim 64 "
+    "--position-embedding-type rope --squared-relu --disable-bias-linear --normalization RMSNorm --num-experts 8 "
+    "--moe-router-topk 1 --moe-router-pre-softmax --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall "
+    "--moe-ffn-hidden-size 256 --moe-grouped-gemm --moe-permute-fusion --moe-layer-freq 2 --expert-tensor-parallel-size 1 "
+    "--overlap-moe-expert-parallel-comm --global-batch-size 64 --delay-wgrad-compute",
 }
