@@ -15,8 +15,10 @@ grouped_linear.py `_GroupedLinear.backward`, base.py `backward_dw` (TE 2.11); to
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from typing import Final
 
 from analyzer.modules.kinds import ModuleKind
@@ -39,6 +41,8 @@ _STORED: Final = "stored weight gradients"
 """Gradients that are not fused, of a grouped layer: from its backward until they are computed."""
 _SHARED_OUTPUT_GRADIENT: Final = f"output gradient of linear_fc2{DELAYED}"
 """The operand of the shared experts that is neither gathered nor quantized."""
+_QUANTIZED: Final = re.compile(r" in fp[48]\b")
+_QUANTIZED_INPUT: Final = re.compile(r"input in fp[48]\b")
 _LATER: Final = ("weight gradient", WEIGHT_GRADIENT_OF_EXPERT)
 """Gradients that are not fused, of linear layers: allocated when they are computed."""
 
@@ -210,7 +214,7 @@ def _not_fused(module: Module) -> Module:
 def _operands(module: Module) -> tuple[Tensor, ...]:
     """The operands of a linear layer's weight gradient; empty for other modules. The router is a Megatron module and not delayed.
 
-    If the layer gathers a tensor, or casts it to FP8 column-wise, the operand is that copy.
+    If the layer gathers or quantizes a tensor, the operands are those copies: one object has the row-wise and column-wise ones.
     """
     if module.kind is ModuleKind.ROUTER or not any(each.name == "weight" and len(each.shape) > 1 for each in module.parameters):
         return ()
@@ -218,17 +222,25 @@ def _operands(module: Module) -> tuple[Tensor, ...]:
     if len(read) > 1:  # with a fused norm, the input of the norm is first
         read = [tensor for tensor in read if tensor.name != "input"]
     own = [tensor for tensor in module.backward_workspace if not tensor.name.endswith(DELAYED)]
-    gathered = [tensor for tensor in own if tensor.name.startswith("gathered input")]
+    gathered = _quantized_input(own) or [tensor for tensor in own if tensor.name.startswith("gathered input")]
     gradients = [tensor for tensor in own if "output gradient" in tensor.name]
     stored = [tensor for tensor in own if tensor.name.endswith(_STORED)]
     operands = (*(gathered or read), *_read_by_gemm(gradients), *stored)
     return tuple(replace(tensor, name=f"{tensor.name} of {module.name}{DELAYED}") for tensor in operands)
 
 
+def _quantized_input(workspace: list[Tensor]) -> list[Tensor]:
+    """The quantized copies of the input in the object that the weight-gradient GEMM reads; empty if it quantizes none.
+
+    With block scales a row-wise copy is only what the gathered column-wise one is transposed from.
+    """
+    copies = [tensor for tensor in workspace if _QUANTIZED_INPUT.search(tensor.name)]
+    copies = [tensor for tensor in copies if "gathered" in tensor.name] or copies
+    by_block = any(tensor.name.startswith("scales of") and prod(tensor.shape) > 1 for tensor in copies)
+    return [tensor for tensor in copies if "column-wise" in tensor.name] if by_block else copies
+
+
 def _read_by_gemm(gradients: list[Tensor]) -> list[Tensor]:
-    """The copies of an output gradient that the weight-gradient GEMM reads."""
-    for mark in ("column-wise", "gathered"):
-        copies = [tensor for tensor in gradients if mark in tensor.name]
-        if copies:
-            return copies
-    return gradients
+    """The copies of an output gradient in the object that the weight-gradient GEMM reads."""
+    copies = [tensor for tensor in gradients if _QUANTIZED.search(tensor.name)]
+    return copies or [tensor for tensor in gradients if "gathered" in tensor.name] or gradients

@@ -621,4 +621,18 @@ FOUND: Final = {
     "--moe-router-topk 1 --moe-router-pre-softmax --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall "
     "--moe-ffn-hidden-size 256 --moe-grouped-gemm --moe-permute-fusion --moe-layer-freq 2 --expert-tensor-parallel-size 1 "
     "--overlap-moe-expert-parallel-comm --global-batch-size 64 --delay-wgrad-compute",
+    "overlapped fp8 layers with delayed weight gradients, tp2 sp": "--bf16 --fp8-format e4m3 --fp8-recipe mxfp8 --info-gpu "
+    "B200 --vocab-size 9999 --num-layers 4 --micro-batch-size 1 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 "
+    "--num-layers-per-virtual-pipeline-stage 1 --sequence-parallel --position-embedding-type rope --attention-backend flash "
+    "--attention-dropout 0 --hidden-dropout 0 --deterministic-mode --disable-bias-linear --num-experts 8 --moe-router-topk 2 "
+    "--expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 256 --moe-grouped-gemm "
+    "--moe-permute-fusion --moe-shared-expert-intermediate-size 512 --expert-tensor-parallel-size 1 --moe-expert-capacity-factor "
+    "2 --overlap-moe-expert-parallel-comm --global-batch-size 64 --delay-wgrad-compute",
+    "overlapped blockwise layers, delayed weight gradients, tp2 sp": "--bf16 --fp8-format e4m3 --fp8-recipe blockwise "
+    "--vocab-size 9999 --num-layers 4 --micro-batch-size 1 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 "
+    "--num-layers-per-virtual-pipeline-stage 1 --sequence-parallel --position-embedding-type rope --attention-backend flash "
+    "--attention-dropout 0 --hidden-dropout 0 --deterministic-mode --disable-bias-linear --num-experts 8 --moe-router-topk 2 "
+    "--expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 256 --moe-grouped-gemm "
+    "--moe-permute-fusion --moe-shared-expert-intermediate-size 512 --expert-tensor-parallel-size 1 --moe-expert-capacity-factor "
+    "2 --overlap-moe-expert-parallel-comm --global-batch-size 64 --delay-wgrad-compute",
 }
