@@ -133,7 +133,8 @@ def deepep_combine(shapes: Shapes) -> Module:
     """Rows of the local experts → [T, h], summed for each token."""
     routing = Routing(shapes)
     arrived = arrivals(routing)
-    gradient = shapes.branch_gradient
+    gradient, shared = shapes.branch_gradient, shared_output(routing)
+    received = routing.row_tensor("gradients of arrivals", arrived)
     saved = summed_rows(routing, routing.rows, made_in=routing.makes_output)
     sums = routing.row_tensor("sums of arrivals", arrived)
     expert_output = () if saved else (routing.row_tensor("expert output", routing.rows),)
@@ -147,11 +148,11 @@ def deepep_combine(shapes: Shapes) -> Module:
         kind=ModuleKind.COMBINE,
         function=True,
         saved=saved,
-        forward_workspace=(*arrived_tensors(routing), *shared_output(routing), *forward),
-        backward_workspace=(
-            gradient,
-            routing.row_tensor("gradients of arrivals", arrived),
-            routing.row_tensor("row gradients", routing.rows),
+        forward_workspace=(*arrived_tensors(routing), *shared, *forward),
+        backward_workspace=largest(
+            (gradient, received),
+            # shared experts read the gradient of the sum later
+            (*((gradient,) if shared else ()), received, routing.row_tensor("row gradients", routing.rows)),
         ),
         collectives=tuple(
             each for phase in ("forward", "backward") for each in collectives(routing, arrived, phase=phase, weights=False)

@@ -635,4 +635,9 @@ FOUND: Final = {
     "--expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 256 --moe-grouped-gemm "
     "--moe-permute-fusion --moe-shared-expert-intermediate-size 512 --expert-tensor-parallel-size 1 --moe-expert-capacity-factor "
     "2 --overlap-moe-expert-parallel-comm --global-batch-size 64 --delay-wgrad-compute",
+    "deepep, sequential experts, recomputed norms": "--bf16 --vocab-size 120 --num-layers 4 --position-embedding-type "
+    "learned_absolute --group-query-attention --num-query-groups 4 --qk-layernorm --disable-bias-linear --normalization RMSNorm "
+    "--num-experts 8 --moe-router-topk 1 --moe-router-pre-softmax --expert-model-parallel-size 2 --moe-ffn-hidden-size 512 "
+    "--moe-router-dtype fp32 --recompute-granularity selective --recompute-modules core_attn layernorm "
+    "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep",
 }
