@@ -19,6 +19,8 @@ from math import prod
 
 from analyzer.communication.calls import Call, Phase
 from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.moe.experts import GROUPED_LINEAR
+from analyzer.modules.norm import OPERATIONS
 from analyzer.modules.quantized import scales
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module, Parameter, parameters
@@ -89,12 +91,19 @@ def _steps_without_forward(job: TrainingJob, stage: StageModel) -> int:
 
 
 def _checkpointed_layers(module: Module) -> tuple[int, int]:
-    """Checkpoints with FP8 GEMMs, each with its own `fp8_autocast` when it is recomputed, and the linear layers in them.
+    """Checkpoints with FP8 GEMMs, each with its own `fp8_autocast` when it is recomputed, and the first modules in them.
 
-    Each of these layers counts as the first of its pass (`IS_FIRST_FP8_MODULE` in pytorch/module/linear.py).
+    Each linear layer counts as the first of its pass, up to the first grouped layer or norm of its own, which counts too: these do
+    not restore `IS_FIRST_FP8_MODULE` (pytorch/module/linear.py, module/grouped_linear.py and ops/fuser.py).
     """
     if module.recomputed and any(parameter.quantized for parameter in parameters(module)):
-        return 1, sum(any(parameter.quantized for parameter in each.parameters) for _, each in module.walk())
+        first = 0
+        for _, each in module.walk():
+            ends = each.source == GROUPED_LINEAR or OPERATIONS in each.source
+            first += ends or any(parameter.quantized for parameter in each.parameters)
+            if ends:
+                break
+        return 1, first
     found = [_checkpointed_layers(child) for child in module.children]
     return sum(checkpoints for checkpoints, _ in found), sum(layers for _, layers in found)
 

@@ -14,6 +14,10 @@ PARTIAL_SUMS: Final = "partial sums of the norm's gradients"
 """Name of the workspace of the backward of a norm. Cached dummy gradients of a layer are allocated after it is freed."""
 
 
+OPERATIONS: Final = "transformer_engine.pytorch.ops"
+"""Package of the operation-based norms."""
+
+
 def norm_parameters(shapes: Shapes, width: int, *, prefix: str = "", always_summed: bool = False) -> tuple[Parameter, ...]:
     """Weight, and bias for LayerNorm, of `width` elements each, replicated over tensor-parallel ranks.
 
@@ -96,5 +100,5 @@ def standalone_norm(
             gradient,
             *partial_sums(shapes, shapes.model.hidden_size),
         ),
-        source="megatron.core.transformer.torch_norm / transformer_engine.pytorch.ops.LayerNorm",
+        source=f"megatron.core.transformer.torch_norm / {OPERATIONS}.LayerNorm",
     )

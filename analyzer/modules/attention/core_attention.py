@@ -22,7 +22,7 @@ from analyzer.modules.attention.context_parallel import (
     works_in_batches,
 )
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.norm import norm_parameters, partial_sums
+from analyzer.modules.norm import OPERATIONS, norm_parameters, partial_sums
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Parameter, Tensor, largest
 
@@ -126,7 +126,7 @@ def query_key_norm(shapes: Shapes) -> Module:
                 heads.tensor("input gradient", width),
                 *partial_sums(shapes, shapes.model.kv_channels),
             ),
-            source="transformer_engine.pytorch.ops.LayerNorm on a strided view",
+            source=f"{OPERATIONS}.LayerNorm on a strided view",
         )
 
     query = heads.tensor("input", heads.query, made_in=ATTENTION if heads.regrouped else "")

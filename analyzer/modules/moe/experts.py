@@ -26,6 +26,8 @@ from analyzer.modules.tree import (
     total_bytes,
 )
 
+GROUPED_LINEAR: Final = "TEGroupedLinear"
+"""Source of a layer of all experts in one GEMM."""
 SAVED_BY_OTHERS: Final = "saved by other experts"
 INPUT_GRADIENTS: Final = ("input gradients of the experts", "input gradients of other experts")
 """Of experts that run one after the other: concatenated after the backward of the last one."""
@@ -172,7 +174,7 @@ def _fc1(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
                 routing.row_tensor("input gradient", sizes.rows),
             )
         ),
-        source="TEGroupedLinear" if moe.grouped_gemm else "TEColumnParallelLinear for each expert",
+        source=GROUPED_LINEAR if moe.grouped_gemm else "TEColumnParallelLinear for each expert",
     )
 
 
@@ -306,7 +308,7 @@ def _fc2(sizes: _Experts) -> Module:
             routing.row_tensor("input gradient", sizes.rows_at_once, width),
             *_weight_gradients(routing, shape),
         ),
-        source="TEGroupedLinear" if moe.grouped_gemm else "TERowParallelLinear for each expert",
+        source=GROUPED_LINEAR if moe.grouped_gemm else "TERowParallelLinear for each expert",
     )
 
 

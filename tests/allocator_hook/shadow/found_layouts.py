@@ -640,4 +640,13 @@ FOUND: Final = {
     "--num-experts 8 --moe-router-topk 1 --moe-router-pre-softmax --expert-model-parallel-size 2 --moe-ffn-hidden-size 512 "
     "--moe-router-dtype fp32 --recompute-granularity selective --recompute-modules core_attn layernorm "
     "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep",
+    "amax reductions of checkpointed moe layers": "--bf16 --fp8-format hybrid --fp8-recipe delayed --vocab-size 9999 "
+    "--num-layers 4 --micro-batch-size 1 --position-embedding-type learned_absolute --swiglu --disable-bias-linear --num-experts "
+    "8 --moe-router-topk 2 --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 512 "
+    "--moe-grouped-gemm --moe-shared-expert-intermediate-size 512 --recompute-granularity full --recompute-method uniform "
+    "--recompute-num-layers 2",
+    "amax reductions of checkpointed latent attention": "--bf16 --fp8-format hybrid --fp8-recipe delayed --vocab-size 9999 "
+    "--num-layers 4 --micro-batch-size 1 --multi-latent-attention --kv-lora-rank 64 --qk-head-dim 64 --qk-pos-emb-head-dim 32 "
+    "--v-head-dim 64 --position-embedding-type rope --recompute-granularity full --recompute-method block --recompute-num-layers "
+    "2",
 }
