@@ -16,13 +16,15 @@ from analyzer.specs import ModelSpec
 def saved_by_gate(model: ModelSpec, tensor: Callable[[str, int], Tensor], width: int) -> tuple[Tensor, ...]:
     """Tensors that a gated activation of `width` saves in addition to fc1's output. `tensor` maps name and width to a tensor.
 
-    Fused kernels save only their input, which is a clamped copy if values are clamped. Unfused, the multiplication saves
-    both factors: the activated gate, and the linear half if adding an offset allocates it.
+    Fused kernels save only their input. That of the quick GeGLU of experts is a clamped copy if values are clamped; the others do
+    not clamp. Unfused, the multiplication saves both factors: the activated gate, and the linear half if adding an offset allocates
+    it.
     """
     if not model.gated:
         return ()
     if model.bias_activation_fusion:
-        return (tensor("clamped fc1 output", 2 * width),) if model.activation_clamped else ()
+        clamps = model.activation_clamped and model.activation == "quick_geglu"
+        return (tensor("clamped fc1 output", 2 * width),) if clamps else ()
     clamped = (tensor("clamped gate", width),) if model.activation_clamped else ()
     linear = (tensor("linear half with its offset", width),) if model.glu_offset else ()
     return (*clamped, tensor("activated gate", width), *linear)

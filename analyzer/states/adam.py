@@ -26,16 +26,25 @@ def adam_states(job: TrainingJob, stage: StageModel, buffers: Sequence[Buffer], 
     each = bytes_per_parameter(job)
     roots = (Tensor(name="square roots of torch's Adam", shape=(owned,), dtype="fp32"),) if uses_torch_adam(job) else ()
     updated = sorted(buffers, key=lambda buffer: buffer.group == "edp")  # the optimizer of experts is the last one
-    casts = tuple(_casts(job, updated))
+    steps = (*_casts(job, updated), *_unscaled(job, updated))
     return States(
         parameters=parameters,
         gradients=gradients,
         master_weights=int(each.master * owned),
         moments=int(each.total_moments * owned),
         gradient_copies=FP32 * owned if copies_gradients(job) else 0,
-        step_workspace=(*roots, *max((cast.tensors for cast in casts), key=total_bytes, default=())),
-        first_step_bytes=max(_conversion_to_fp32(job, updated), *(total_bytes(cast.tensors) - cast.later for cast in casts), 0),
+        step_workspace=(*roots, *max((step.tensors for step in steps), key=total_bytes, default=())),
+        first_step_bytes=max(_conversion_to_fp32(job, updated), *(total_bytes(step.tensors) - step.later for step in steps), 0),
     )
+
+
+class _Step(NamedTuple):
+    """The step of one of the optimizers of a rank."""
+
+    tensors: tuple[Tensor, ...]
+    """Temporary tensors at its highest instant."""
+    later: int
+    """Bytes of the moments that optimizers create after it in the first step."""
 
 
 def _conversion_to_fp32(job: TrainingJob, buffers: Sequence[Buffer]) -> int:
@@ -48,22 +57,63 @@ def _conversion_to_fp32(job: TrainingJob, buffers: Sequence[Buffer]) -> int:
     precision, each = job.precision.parameters, bytes_per_parameter(job)
     if not adam_stores_master_weights(job) or precision == "fp32" or stores_remainders(job):
         return 0
-    pieces = [numel for buffer in buffers for numel in shard_pieces(buffer, reduction_size(job.parallel, buffer.group))]
-    created = accumulate(pieces)
     temporary = DTYPE_BYTES[precision] + FP32
-    peak = max((each.total_moments * before + temporary * numel for before, numel in zip(created, pieces, strict=True)), default=0)
-    return max(0, int(peak - each.total_moments * sum(pieces)))
+    copies = FP32 * len(_scaled_dtypes(job))
+    peak, existing = 0.0, 0
+    for _, of_group in groupby(buffers, key=lambda buffer: buffer.group):
+        pieces = _pieces(job, tuple(of_group))
+        for created, numel in zip(accumulate(pieces), pieces, strict=True):
+            states = each.total_moments * (existing + created) + copies * (created - numel)
+            peak = max(peak, states + temporary * numel)
+        existing += sum(pieces)
+    return max(0, int(peak - each.total_moments * existing))
 
 
-class _Cast(NamedTuple):
-    """The cast of the master weights of one optimizer to stored FP8 weights."""
-
-    tensors: tuple[Tensor, ...]
-    later: int
-    """Bytes of the moments that optimizers create after it in the first step."""
+def _pieces(job: TrainingJob, buffers: Sequence[Buffer]) -> list[int]:
+    """Elements of each parameter, or part of one, that the first rank of each group updates."""
+    return [numel for buffer in buffers for numel in shard_pieces(buffer, reduction_size(job.parallel, buffer.group))]
 
 
-def _casts(job: TrainingJob, buffers: Sequence[Buffer]) -> Iterator[_Cast]:
+def _largest_piece(job: TrainingJob, buffer: Buffer) -> int:
+    """Elements of the largest parameter, or part of one, that any rank updates."""
+    ranks = reduction_size(job.parallel, buffer.group)
+    return max((min(max(bucket.sizes), bucket.numel // ranks) for bucket in buffer.buckets), default=0)
+
+
+def _scaled_dtypes(job: TrainingJob) -> tuple[str, ...]:
+    """The dtypes of the states that the precision-aware Adam does not store in fp32, without remainders of master weights."""
+    optimizer = job.optimizer
+    if not optimizer.precision_aware or optimizer.name != "adam":
+        return ()
+    master = (optimizer.main_params_dtype,) if adam_stores_master_weights(job) and job.precision.parameters != "fp32" else ()
+    dtypes = (optimizer.exp_avg_dtype, optimizer.exp_avg_sq_dtype, *master)
+    return tuple(dtype for dtype in dtypes if dtype != "fp32")
+
+
+def _unscaled(job: TrainingJob, buffers: Sequence[Buffer]) -> Iterator[_Step]:
+    """fp32 copies of the states that Adam does not store in fp32, of all parameters of an optimizer.
+
+    They exist at the same time. Each is copied back after the kernel, in bf16 through a temporary tensor, which is largest on the
+    rank with the largest parameter. It is assumed that all parameters of an optimizer are in one group: those without weight decay
+    are few.
+    Source: `step`, `get_unscaled_state` and `_apply_scale` (transformer_engine/pytorch/optimizers/fused_adam.py, 2.11).
+    """
+    scaled = _scaled_dtypes(job)
+    if not scaled:
+        return
+    later = _owned(job, buffers)
+    for _, of_group in groupby(buffers, key=lambda buffer: buffer.group):
+        of_optimizer = tuple(of_group)
+        pieces = _pieces(job, of_optimizer)
+        later -= _owned(job, of_optimizer)
+        tensors = [Tensor(name="fp32 copies of optimizer states", shape=(len(scaled) * sum(pieces),), dtype="fp32")]
+        if "bf16" in scaled:
+            largest = max((_largest_piece(job, buffer) for buffer in of_optimizer), default=0)
+            tensors.append(Tensor(name="copy of a state in bf16", shape=(largest,), dtype="bf16"))
+        yield _Step(tuple(tensors), int(bytes_per_parameter(job).total_moments * later))
+
+
+def _casts(job: TrainingJob, buffers: Sequence[Buffer]) -> Iterator[_Step]:
     """Tensors of the cast of a rank's master weights to stored FP8 weights, after the step of each optimizer.
 
     All master weights of an optimizer are first cast to 16 bit. If weights need a transpose, the cast of each one creates that of
@@ -86,7 +136,7 @@ def _casts(job: TrainingJob, buffers: Sequence[Buffer]) -> Iterator[_Cast]:
         if transposes(job):
             largest = max(size for buffer in stored for bucket in buffer.buckets for size in bucket.sizes)
             tensors.append(Tensor(name="transpose of a weight in FP8", shape=(min(largest, owned),), dtype="fp8"))
-        yield _Cast(tuple(tensors), int(bytes_per_parameter(job).total_moments * later))
+        yield _Step(tuple(tensors), int(bytes_per_parameter(job).total_moments * later))
 
 
 def _owned(job: TrainingJob, buffers: Sequence[Buffer]) -> int:

@@ -649,4 +649,14 @@ FOUND: Final = {
     "--num-layers 4 --micro-batch-size 1 --multi-latent-attention --kv-lora-rank 64 --qk-head-dim 64 --qk-pos-emb-head-dim 32 "
     "--v-head-dim 64 --position-embedding-type rope --recompute-granularity full --recompute-method block --recompute-num-layers "
     "2",
+    "moments in bf16, optimizer step": "--bf16 --vocab-size 9999 --num-layers 4 --micro-batch-size 1 --seq-length 128 "
+    "--max-position-embeddings 128 --tensor-model-parallel-size 4 --sequence-parallel --position-embedding-type rope --swiglu "
+    "--disable-bias-linear --num-experts 8 --moe-grouped-gemm --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall "
+    "--use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",
+    "master weights in fp16, first step": "--bf16 --vocab-size 9999 --num-layers 4 --micro-batch-size 1 --seq-length 128 "
+    "--max-position-embeddings 128 --tensor-model-parallel-size 4 --sequence-parallel --position-embedding-type rope --swiglu "
+    "--disable-bias-linear --num-experts 8 --moe-grouped-gemm --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall "
+    "--use-precision-aware-optimizer --main-params-dtype fp16",
+    "clamped values with a fused swiglu": "--bf16 --vocab-size 9999 --num-layers 4 --micro-batch-size 1 "
+    "--tensor-model-parallel-size 4 --position-embedding-type rope --swiglu --activation-func-clamp-value 7.0",
 }
