@@ -22,7 +22,7 @@ from analyzer.buffers.fsdp import (
 )
 from analyzer.buffers.fsdp_gathering import gathered_after_step
 from analyzer.modules.stage import StageModel
-from analyzer.modules.tree import parameters
+from analyzer.modules.tree import Tensor, parameters
 from analyzer.specs import TrainingJob
 from analyzer.states.bytes_per_parameter import FP32, fp32_moments
 from analyzer.states.record import States
@@ -39,17 +39,39 @@ def sharded_states(job: TrainingJob, stage: StageModel) -> States:
     for bucket in buckets:
         dtype = gradient_dtype(job, bucket)
         by_dtype[dtype] = by_dtype.get(dtype, 0) + _gradient_numel(job, bucket)
+    gathered = sum(gathered_after_step(job, chunk, tree) for chunk, tree in zip(chunks, stage.trees, strict=True))
+    casts = [_cast_bytes(job, [bucket for bucket in buckets if bucket.expert is expert]) - gathered for expert in (False, True)]
+    moments = len(fp32_moments(job))
+    of_experts = moments * sum(size for bucket, size in zip(buckets, owned, strict=True) if bucket.expert)
     copied = sum(size for bucket, size in zip(buckets, owned, strict=True) if gradient_dtype(job, bucket) != "fp32")
     return States(
         parameters=sum(_parameter_bytes(job, bucket) for bucket in buckets),
         gradients=sum(round_up(dtype_bytes(dtype, numel), BLOCK) for dtype, numel in by_dtype.items()),
         master_weights=sum(round_up(FP32 * owned_numel(job, bucket), BLOCK) for bucket in buckets),
-        moments=len(fp32_moments(job)) * sum(owned),
+        moments=moments * sum(owned),
         gradient_copies=copied,
         moments_from_start=fsdp.moments_from_start,
-        gathered=sum(gathered_after_step(job, chunk, tree) for chunk, tree in zip(chunks, stage.trees, strict=True)),
+        gathered=gathered,
         at_start=0 if fsdp.starts_from_meta else _at_start(job, stage, buckets),
+        step_workspace=(Tensor(name="16-bit copies of master weights", shape=(max(casts),), dtype="uint8"),)
+        if max(casts) > 0
+        else (),
+        first_step_bytes=max(0, casts[0] - of_experts, casts[1]),
     )
+
+
+def _cast_bytes(job: TrainingJob, buckets: Sequence[ShardedBucket]) -> int:
+    """Bytes of 16-bit copies of the master weights of one optimizer, from which stored FP8 weights are cast.
+
+    Experts have an optimizer of their own, whose step comes last. Then parameters are gathered. mxfp8 weights are quantized from
+    gathered 16-bit parameters.
+    Source: `cast_master_weights_to_fp8` (transformer_engine/pytorch/tensor/utils.py, 2.11).
+    """
+    if job.precision.fp8 is None or not job.precision.fp8.stored_parameters or job.precision.fp8.recipe == "mxfp8":
+        return 0
+    stored = (bucket for bucket in buckets if bucket.dtype == "fp8")
+    dtype = job.precision.parameters
+    return sum(round_up(dtype_bytes(dtype, numel), BLOCK) for bucket in stored for numel in described_shard(job, bucket))
 
 
 def owned_numel(job: TrainingJob, bucket: ShardedBucket) -> int:

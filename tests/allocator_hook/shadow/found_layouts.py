@@ -659,4 +659,10 @@ FOUND: Final = {
     "--use-precision-aware-optimizer --main-params-dtype fp16",
     "clamped values with a fused swiglu": "--bf16 --vocab-size 9999 --num-layers 4 --micro-batch-size 1 "
     "--tensor-model-parallel-size 4 --position-embedding-type rope --swiglu --activation-func-clamp-value 7.0",
+    "megatron fsdp, cast of stored fp8 weights in the first step": "--bf16 --fp8-format e4m3 --fp8-recipe delayed "
+    "--fp8-param-gather --info-gpu B200 --vocab-size 120 --num-layers 4 --position-embedding-type none --swiglu "
+    "--disable-bias-linear --num-experts 8 --moe-router-topk 1 --moe-router-score-function sigmoid --expert-model-parallel-size 2 "
+    "--moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 256 --moe-grouped-gemm "
+    "--recompute-granularity full --recompute-method block --recompute-num-layers 4 --seq-length 128 "
+    "--max-position-embeddings 128 --micro-batch-size 1 --use-megatron-fsdp --no-gradient-accumulation-fusion --ckpt-format fsdp_dtensor --global-batch-size 32 --data-parallel-sharding-strategy optim",
 }
