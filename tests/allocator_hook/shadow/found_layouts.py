@@ -664,5 +664,6 @@ FOUND: Final = {
     "--disable-bias-linear --num-experts 8 --moe-router-topk 1 --moe-router-score-function sigmoid --expert-model-parallel-size 2 "
     "--moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 256 --moe-grouped-gemm "
     "--recompute-granularity full --recompute-method block --recompute-num-layers 4 --seq-length 128 "
-    "--max-position-embeddings 128 --micro-batch-size 1 --use-megatron-fsdp --no-gradient-accumulation-fusion --ckpt-format fsdp_dtensor --global-batch-size 32 --data-parallel-sharding-strategy optim",
+    "--max-position-embeddings 128 --micro-batch-size 1 --use-megatron-fsdp --no-gradient-accumulation-fusion "
+    "--ckpt-format fsdp_dtensor --global-batch-size 32 --data-parallel-sharding-strategy optim",
 }
