@@ -12,8 +12,6 @@ from analyzer.modules.tree import OUTPUT_GRADIENT, Module, Parameter, Tensor
 
 PARTIAL_SUMS: Final = "partial sums of the norm's gradients"
 """Name of the workspace of the backward of a norm. Cached dummy gradients of a layer are allocated after it is freed."""
-
-
 OPERATIONS: Final = "transformer_engine.pytorch.ops"
 """Package of the operation-based norms."""
 

@@ -13,6 +13,7 @@ pytorch/distributed.py gather_along_first_dim; pytorch/utils.py is_non_tn_fp8_ge
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from math import prod
 from typing import Final, Literal
@@ -28,6 +29,8 @@ ONE_SCALE: Final = ("delayed", "tensorwise")
 """Recipes with one scale per tensor."""
 _AXES: Final[tuple[Axis, ...]] = ("row", "column")
 _HOPPER: Final = (9, 0)
+_COPY_NAME: Final = re.compile(r" in fp[48]\b")
+"""In the names of copies and of their scales (`_copy`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +51,11 @@ def reads_any_layout(compute_capability: tuple[int, int] | None) -> bool:
     """Whether the GPU's FP8 GEMMs support all operand layouts, as data-center Blackwell does. Hopper if no GPU is given."""
     capability = compute_capability or _HOPPER
     return (10, 0) <= capability < (12, 0) or capability >= (13, 0)
+
+
+def is_quantized_copy(tensor: Tensor) -> bool:
+    """Whether a tensor is a quantized copy of another one, or the scales of one."""
+    return bool(_COPY_NAME.search(tensor.name))
 
 
 def reads_one_copy(recipe: Fp8Recipe, compute_capability: tuple[int, int] | None) -> bool:

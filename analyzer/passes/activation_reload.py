@@ -10,7 +10,6 @@ Source: core/pipeline_parallel/fine_grained_activation_offload.py (0.16.1).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -18,12 +17,11 @@ from typing import Final
 
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.experts import INPUT_GRADIENTS, SAVED_BY_LAST, SAVED_BY_OTHERS
+from analyzer.modules.quantized import is_quantized_copy
 from analyzer.modules.tree import OUTPUT_GRADIENT, Module, Tensor, total_bytes
 from analyzer.passes.activation_offload import COMMITS, group_of, members
 from analyzer.specs import ActivationOffloadSpec, TrainingJob
 
-_QUANTIZED: Final = re.compile(r" in fp[48]\b")
-"""In the names of quantized copies of tensors and of their scales."""
 _EMBEDDING: Final = -1
 """In place of the index of a layer."""
 
@@ -134,7 +132,7 @@ def _clears(module: Module, tensor: Tensor) -> bool:
     """
     if module.source == "TELayerNormColumnParallelLinear" and tensor.name in ("normalized input", "mu", "rsigma"):
         return True
-    return bool(_QUANTIZED.search(tensor.name)) and any(parameter.name == "weight" for parameter in module.parameters)
+    return is_quantized_copy(tensor) and any(parameter.name == "weight" for parameter in module.parameters)
 
 
 def _with_workspace_beside_saved(module: Module, saved: tuple[Tensor, ...]) -> Module:

@@ -15,7 +15,6 @@ grouped_linear.py `_GroupedLinear.backward`, base.py `backward_dw` (TE 2.11); to
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
@@ -30,6 +29,7 @@ from analyzer.modules.moe.experts import (
     WEIGHT_GRADIENTS_OF_EXPERTS,
 )
 from analyzer.modules.moe.routing import LATENT_ROWS, is_flex
+from analyzer.modules.quantized import is_quantized_copy
 from analyzer.modules.tree import Module, Tensor, total_bytes
 
 BRANCHES: Final = (ModuleKind.ATTENTION, ModuleKind.FEED_FORWARD, ModuleKind.REPLACED_BRANCH)
@@ -41,8 +41,6 @@ _STORED: Final = "stored weight gradients"
 """Gradients that are not fused, of a grouped layer: from its backward until they are computed."""
 _SHARED_OUTPUT_GRADIENT: Final = f"output gradient of linear_fc2{DELAYED}"
 """The operand of the shared experts that is neither gathered nor quantized."""
-_QUANTIZED: Final = re.compile(r" in fp[48]\b")
-_QUANTIZED_INPUT: Final = re.compile(r"input in fp[48]\b")
 _LATER: Final = ("weight gradient", WEIGHT_GRADIENT_OF_EXPERT)
 """Gradients that are not fused, of linear layers: allocated when they are computed."""
 
@@ -234,7 +232,7 @@ def _quantized_input(workspace: list[Tensor]) -> list[Tensor]:
 
     With block scales a row-wise copy is only what the gathered column-wise one is transposed from.
     """
-    copies = [tensor for tensor in workspace if _QUANTIZED_INPUT.search(tensor.name)]
+    copies = [tensor for tensor in workspace if is_quantized_copy(tensor) and "input" in tensor.name]
     copies = [tensor for tensor in copies if "gathered" in tensor.name] or copies
     by_block = any(tensor.name.startswith("scales of") and prod(tensor.shape) > 1 for tensor in copies)
     return [tensor for tensor in copies if "column-wise" in tensor.name] if by_block else copies
@@ -242,5 +240,5 @@ def _quantized_input(workspace: list[Tensor]) -> list[Tensor]:
 
 def _read_by_gemm(gradients: list[Tensor]) -> list[Tensor]:
     """The copies of an output gradient in the object that the weight-gradient GEMM reads."""
-    copies = [tensor for tensor in gradients if _QUANTIZED.search(tensor.name)]
+    copies = [tensor for tensor in gradients if is_quantized_copy(tensor)]
     return copies or [tensor for tensor in gradients if "gathered" in tensor.name] or gradients

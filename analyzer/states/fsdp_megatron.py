@@ -53,9 +53,7 @@ def sharded_states(job: TrainingJob, stage: StageModel) -> States:
         moments_from_start=fsdp.moments_from_start,
         gathered=gathered,
         at_start=0 if fsdp.starts_from_meta else _at_start(job, stage, buckets),
-        step_workspace=(Tensor(name="16-bit copies of master weights", shape=(max(casts),), dtype="uint8"),)
-        if max(casts) > 0
-        else (),
+        step_workspace=(Tensor(name="16-bit copies of master weights", shape=(max(0, *casts),), dtype="uint8"),),
         first_step_bytes=max(0, casts[0] - of_experts, casts[1]),
     )
 

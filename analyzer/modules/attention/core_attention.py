@@ -116,11 +116,7 @@ def query_key_norm(shapes: Shapes) -> Module:
                 read,
                 *(shapes.statistics(f"statistic {i}", rows * count, f"4·s·b·{symbol}/t") for i in range(per_row)),
             ),
-            forward_workspace=(
-                *whole,
-                heads.tensor("output", width),
-                *beside,
-            ),
+            forward_workspace=(*whole, heads.tensor("output", width), *beside),
             backward_workspace=(
                 heads.tensor("output gradient", width),
                 heads.tensor("input gradient", width),
