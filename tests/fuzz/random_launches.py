@@ -58,6 +58,42 @@ SELDOM: Final = (
     "--vocab-size 120",
 )
 """Options of any launch that are drawn seldom; those of experts only with experts."""
+RARE: Final = (
+    "--num-query-groups 1 --group-query-attention",
+    "--num-query-groups 2 --group-query-attention",
+    "--num-attention-heads 4",
+    "--kv-channels 32",
+    "--ffn-hidden-size 1536",
+    "--seq-length 512 --max-position-embeddings 512",
+    "--micro-batch-size 4",
+    "--rotary-interleaved --no-rope-fusion --position-embedding-type rope",
+    "--window-size 128,0 --window-attn-skip-freq 2",
+    "--softmax-type off-by-one",
+    "--apply-query-key-layer-scaling --fp16 --attention-backend unfused",
+    "--attention-softmax-in-fp32 --attention-backend unfused",
+    "--no-masked-softmax-fusion --attention-backend unfused",
+    "--transformer-impl local --attention-backend unfused",
+    "--fp32-residual-connection",
+    "--activation-func-clamp-value 7.0",
+    "--glu-linear-offset 1.0 --swiglu",
+    "--fp16-lm-cross-entropy --fp16",
+    "--cross-entropy-loss-fusion --cross-entropy-fusion-impl te",
+    "--first-last-layers-bf16 --num-layers-at-start-in-bf16 2 --num-layers-at-end-in-bf16 0",
+    "--num-layers 6 --pipeline-model-parallel-size 4 --account-for-embedding-in-pipeline-split "
+    "--account-for-loss-in-pipeline-split",
+    "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 "
+    "--microbatch-group-size-per-virtual-pipeline-stage 8",
+    "--ddp-bucket-size 500000 --overlap-grad-reduce",
+    "--use-distributed-optimizer --use-precision-aware-optimizer --main-grads-dtype bf16",
+    "--use-distributed-optimizer --use-precision-aware-optimizer --main-params-dtype fp16",
+    "--use-distributed-optimizer --use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",
+    "--muon-num-ns-steps 3 --optimizer muon --bf16",
+    "--init-model-with-meta-device",
+    "--fsdp-double-buffer",
+    "--moe-router-num-groups 4 --moe-router-group-topk 2",
+    "--moe-expert-capacity-factor 1.5 --moe-pad-expert-input-to-capacity",
+)
+"""Options that only launches of the part `rare` have: one or two of them beside all others."""
 OFFLOADED: Final = "--min-offloaded-tensor-size 1024 --fine-grained-activation-offloading --offload-modules"
 FSDP: Final = "--use-megatron-fsdp --use-distributed-optimizer --no-gradient-accumulation-fusion --ckpt-format fsdp_dtensor"
 FSDP2: Final = (
@@ -71,8 +107,8 @@ FEATURES: Final = (
 """Features of `any_launch`; one that is named twice is drawn more often."""
 QUANTIZED: Final = ("none", "none", "fsdp", "offload", "overlap", "mtp", "hybridep", "userbuffers", "deferred", "dist_muon")
 """Features that are drawn with FP8 or FP4."""
-PARTS: Final = ("mla", "recompute")
-"""What `launch` draws itself, and what can be asked for: multi-latent attention and recomputation."""
+PARTS: Final = ("mla", "recompute", "rare")
+"""What can be asked for beside features: multi-latent attention and recomputation, which `launch` draws itself, and `RARE`."""
 NEED_EXPERTS: Final = ("overlap", "deepep", "hybridep", "imbalance")
 STAGES: Final = ("--num-layers-per-virtual-pipeline-stage", "--defer-embedding-wgrad-compute", "--wgrad-deferral-limit")
 RECOMPUTE: Final = ("--recompute-granularity", "--recompute-method", "--recompute-num-layers", "--recompute-modules")
@@ -104,6 +140,9 @@ class RandomLaunches:
 
     def any_launch(self, feature: str) -> list[str]:
         """Return a launch like `launch` with this feature, and with seldom used options. Megatron may reject it."""
+        if feature == "rare":
+            words = self.any_launch(self.feature())
+            return [*words, *self._choice(RARE).split(), *(self._choice(RARE).split() if self._probably(0.3) else ())]
         if feature == "fp8":
             return self._quantized(self.any_launch(self._choice(QUANTIZED)))
         words = self.launch(moe=True if feature in NEED_EXPERTS else None, part=feature)
