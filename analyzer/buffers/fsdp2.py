@@ -65,8 +65,12 @@ def torch_unit(job: TrainingJob, name: str, listed: list[Parameter]) -> TorchUni
     return TorchUnit(name=name, numel=numel, dtype=job.precision.parameters)
 
 
+def split_by_expert(parameter: Parameter) -> bool:
+    """Whether the first dimension counts experts, each of which is a parameter of its own."""
+    return parameter.sharding == "expert" and parameter.pieces == parameter.shape[0]
+
+
 def torch_shard_numel(job: TrainingJob, parameter: Parameter) -> int:
     """Elements of a parameter on one rank; of each of its `Parameter.pieces`."""
-    by_expert = parameter.sharding == "expert" and parameter.pieces == parameter.shape[0]
-    rows = parameter.shape[1 if by_expert else 0]
+    rows = parameter.shape[1 if split_by_expert(parameter) else 0]
     return ceil_div(rows, job.parallel.data_with_context) * (parameter.numel // parameter.pieces // rows)

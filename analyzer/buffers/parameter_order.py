@@ -16,6 +16,14 @@ class ParameterRun(NamedTuple):
     times: int = 1
 
 
+def has_weight_decay(parameter: Parameter, dimensions: int) -> bool:
+    """Whether a parameter that the optimizer sees with this number of dimensions has weight decay.
+
+    Biases and vectors have none, and are in a group after the others (`_get_param_groups`, core/optimizer/__init__.py).
+    """
+    return dimensions > 1 and parameter.name != "bias"
+
+
 def parameter_runs(tree: Module) -> tuple[ParameterRun, ...]:
     """Parameters of a chunk in the order of their creation, consecutive equal layers as one run. Cached per tree."""
     return tree.derived(_runs)

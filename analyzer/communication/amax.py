@@ -26,7 +26,7 @@ from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module, Parameter, parameters
 from analyzer.schedule.pipeline import warmup_forwards
 from analyzer.specs import TrainingJob
-from analyzer.states.bytes_per_parameter import adam_stores_master_weights
+from analyzer.states.bytes_per_parameter import casts_to_stored_fp8
 from analyzer.states.fp8_weights import BACKWARD_QUANTIZERS, FORWARD_QUANTIZERS, matrices, quantized, quantized_gemms
 
 
@@ -56,8 +56,7 @@ def amax_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
                 per_microbatch=count,
                 per_iteration=once,
             )
-    # mxfp8 is cast from full 16-bit parameters after they are gathered; an Adam with its own master weights casts them itself
-    if fp8.stored_parameters and fp8.recipe != "mxfp8" and not adam_stores_master_weights(job):
+    if casts_to_stored_fp8(job):
         values: Counter[str] = Counter()
         for parameter in quantized(stage.trees):
             values[_shard_group(job, parameter)] += _amax_values(job, parameter)

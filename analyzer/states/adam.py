@@ -15,7 +15,13 @@ from analyzer.layout.data_parallel import reduction_size
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Tensor, total_bytes
 from analyzer.specs import TrainingJob
-from analyzer.states.bytes_per_parameter import FP32, adam_stores_master_weights, bytes_per_parameter, stores_remainders
+from analyzer.states.bytes_per_parameter import (
+    FP32,
+    adam_stores_master_weights,
+    bytes_per_parameter,
+    casts_to_stored_fp8,
+    stores_remainders,
+)
 from analyzer.states.record import States
 from analyzer.units import DTYPE_BYTES
 
@@ -60,8 +66,8 @@ def _conversion_to_fp32(job: TrainingJob, buffers: Sequence[Buffer]) -> int:
     temporary = DTYPE_BYTES[precision] + FP32
     copies = FP32 * len(_scaled_dtypes(job))
     peak, existing = 0.0, 0
-    for _, of_group in groupby(buffers, key=lambda buffer: buffer.group):
-        pieces = _pieces(job, tuple(of_group))
+    for of_optimizer, _ in _optimizers(job, buffers):
+        pieces = _pieces(job, of_optimizer)
         for created, numel in zip(accumulate(pieces), pieces, strict=True):
             states = each.total_moments * (existing + created) + copies * (created - numel)
             peak = max(peak, states + temporary * numel)
@@ -101,16 +107,13 @@ def _unscaled(job: TrainingJob, buffers: Sequence[Buffer]) -> Iterator[_Step]:
     scaled = _scaled_dtypes(job)
     if not scaled:
         return
-    later = _owned(job, buffers)
-    for _, of_group in groupby(buffers, key=lambda buffer: buffer.group):
-        of_optimizer = tuple(of_group)
+    for of_optimizer, later in _optimizers(job, buffers):
         pieces = _pieces(job, of_optimizer)
-        later -= _owned(job, of_optimizer)
         tensors = [Tensor(name="fp32 copies of optimizer states", shape=(len(scaled) * sum(pieces),), dtype="fp32")]
         if "bf16" in scaled:
             largest = max((_largest_piece(job, buffer) for buffer in of_optimizer), default=0)
             tensors.append(Tensor(name="copy of a state in bf16", shape=(largest,), dtype="bf16"))
-        yield _Step(tuple(tensors), int(bytes_per_parameter(job).total_moments * later))
+        yield _Step(tuple(tensors), later)
 
 
 def _casts(job: TrainingJob, buffers: Sequence[Buffer]) -> Iterator[_Step]:
@@ -120,14 +123,11 @@ def _casts(job: TrainingJob, buffers: Sequence[Buffer]) -> Iterator[_Step]:
     the rank's part. mxfp8 weights are cast after their gathering, and an Adam with master weights writes FP8 itself.
     Source: `cast_master_weights_to_fp8` (transformer_engine/pytorch/tensor/utils.py, 2.11).
     """
-    if job.precision.fp8 is None or not job.precision.fp8.stored_parameters or adam_stores_master_weights(job):
+    if not casts_to_stored_fp8(job):
         return
     from analyzer.states.fp8_weights import transposes  # for such jobs only, for a short start-up
 
-    later = _owned(job, buffers)
-    for _, of_group in groupby(buffers, key=lambda buffer: buffer.group):
-        of_optimizer = tuple(of_group)
-        later -= _owned(job, of_optimizer)
+    for of_optimizer, later in _optimizers(job, buffers):
         stored = [buffer for buffer in of_optimizer if buffer.parameter_dtype == "uint8"]
         if not stored:
             continue
@@ -136,7 +136,16 @@ def _casts(job: TrainingJob, buffers: Sequence[Buffer]) -> Iterator[_Step]:
         if transposes(job):
             largest = max(size for buffer in stored for bucket in buffer.buckets for size in bucket.sizes)
             tensors.append(Tensor(name="transpose of a weight in FP8", shape=(min(largest, owned),), dtype="fp8"))
-        yield _Step(tuple(tensors), int(bytes_per_parameter(job).total_moments * later))
+        yield _Step(tuple(tensors), later)
+
+
+def _optimizers(job: TrainingJob, buffers: Sequence[Buffer]) -> Iterator[tuple[tuple[Buffer, ...], int]]:
+    """The buffers of each optimizer in the order of the steps, and bytes of the moments that later ones create (`_Step.later`)."""
+    later = _owned(job, buffers)
+    for _, of_group in groupby(buffers, key=lambda buffer: buffer.group):
+        of_optimizer = tuple(of_group)
+        later -= _owned(job, of_optimizer)
+        yield of_optimizer, int(bytes_per_parameter(job).total_moments * later)
 
 
 def _owned(job: TrainingJob, buffers: Sequence[Buffer]) -> int:

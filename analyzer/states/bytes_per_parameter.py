@@ -67,6 +67,15 @@ def adam_stores_master_weights(job: TrainingJob) -> bool:
     return optimizer.precision_aware and supported
 
 
+def casts_to_stored_fp8(job: TrainingJob) -> bool:
+    """Whether the optimizer step casts shards of master weights to stored FP8 weights (`cast_master_weights_to_fp8`).
+
+    mxfp8 is cast from full 16-bit parameters after they are gathered. An Adam with its own master weights casts them itself.
+    """
+    fp8 = job.precision.fp8
+    return fp8 is not None and fp8.stored_parameters and fp8.recipe != "mxfp8" and not adam_stores_master_weights(job)
+
+
 def stores_remainders(job: TrainingJob) -> bool:
     """Whether the precision-aware Adam stores of each fp32 master weight only what its bf16 parameter lacks: the low half."""
     return job.precision.parameters == "bf16" and job.optimizer.main_params_dtype == "fp32"

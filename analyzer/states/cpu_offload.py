@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from analyzer.buffers.gradient_buffers import Buffer, parameters_by_buffer
-from analyzer.buffers.parameter_order import creation_order, numel_of
+from analyzer.buffers.parameter_order import creation_order, has_weight_decay, numel_of
 from analyzer.layout.data_parallel import ReductionGroup, reduction_size
 from analyzer.layout.groups import RankRanges
 from analyzer.modules.stage import StageModel
@@ -200,4 +200,4 @@ def _unsharded_pieces(job: TrainingJob, parameter: Parameter) -> tuple[Piece, ..
     separate = parameter.sharding == "expert" and not (moe is not None and moe.legacy_grouped_gemm)
     dimensions = len(parameter.shape) - separate
     count = parameter.shape[0] if separate else 1
-    return (Piece(parameter.numel // count, parameter.dtype, dimensions > 1 and parameter.name != "bias"),) * count
+    return (Piece(parameter.numel // count, parameter.dtype, has_weight_decay(parameter, dimensions)),) * count

@@ -24,7 +24,7 @@ from analyzer.buffers.fsdp_gathering import gathered_after_step
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Tensor, parameters
 from analyzer.specs import TrainingJob
-from analyzer.states.bytes_per_parameter import FP32, fp32_moments
+from analyzer.states.bytes_per_parameter import FP32, casts_to_stored_fp8, fp32_moments
 from analyzer.states.record import States
 from analyzer.units import BLOCK, dtype_bytes, round_up
 
@@ -61,11 +61,10 @@ def sharded_states(job: TrainingJob, stage: StageModel) -> States:
 def _cast_bytes(job: TrainingJob, buckets: Sequence[ShardedBucket]) -> int:
     """Bytes of 16-bit copies of the master weights of one optimizer, from which stored FP8 weights are cast.
 
-    Experts have an optimizer of their own, whose step comes last. Then parameters are gathered. mxfp8 weights are quantized from
-    gathered 16-bit parameters.
+    Experts have an optimizer of their own, whose step comes last. Then parameters are gathered.
     Source: `cast_master_weights_to_fp8` (transformer_engine/pytorch/tensor/utils.py, 2.11).
     """
-    if job.precision.fp8 is None or not job.precision.fp8.stored_parameters or job.precision.fp8.recipe == "mxfp8":
+    if not casts_to_stored_fp8(job):
         return 0
     stored = (bucket for bucket in buckets if bucket.dtype == "fp8")
     dtype = job.precision.parameters

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from analyzer.buffers.fsdp2 import is_torch_unit, torch_shard_numel, unit_pieces
-from analyzer.buffers.parameter_order import creation_order
+from analyzer.buffers.fsdp2 import is_torch_unit, split_by_expert, torch_shard_numel, unit_pieces
+from analyzer.buffers.parameter_order import creation_order, has_weight_decay
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Parameter, Tensor, parameters
 from analyzer.specs import TrainingJob
@@ -49,7 +49,7 @@ class _Gradient(NamedTuple):
     bytes: int
     copy_bytes: int
     decays: bool
-    """Has weight decay. Vectors and biases have none, and are in a separate group after the others."""
+    """`has_weight_decay`."""
 
 
 def _beside_copies(job: TrainingJob, stage: StageModel, copies: int) -> tuple[Tensor, ...]:
@@ -88,10 +88,10 @@ def _gradients(job: TrainingJob, stage: StageModel) -> Iterator[_Gradient]:
 
 def _gradient(job: TrainingJob, unit: int, parameter: Parameter) -> _Gradient:
     numel, pieces = torch_shard_numel(job, parameter), parameter.pieces
-    dimensions = len(parameter.shape) - (parameter.sharding == "expert" and pieces == parameter.shape[0])
+    dimensions = len(parameter.shape) - split_by_expert(parameter)
     return _Gradient(
         unit=unit,
         bytes=pieces * dtype_bytes(parameter.dtype, numel),
         copy_bytes=pieces * round_up(FP32 * numel, BLOCK),
-        decays=dimensions > 1 and parameter.name != "bias",
+        decays=has_weight_decay(parameter, dimensions),
     )

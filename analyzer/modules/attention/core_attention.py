@@ -66,10 +66,13 @@ class Heads:
     def projected(self) -> Tensor:
         """The tensor of which queries, keys and values are slices: the output of the projection, or of all ranks if gathered."""
         if not self.gathered:
-            return self.tensor(QKV_TENSOR, self.qkv, made_in=QKV)
+            return self.tensor(QKV_TENSOR, self.qkv)
         model = self.shapes.model
-        width = model.query_projection_size + 2 * model.key_value_projection_size
-        return self.shapes.wide(QKV_TENSOR, width, "(a+2g)·d", made_in=ATTENTION)
+        return self.shapes.wide(QKV_TENSOR, model.query_projection_size + 2 * model.key_value_projection_size, "(a+2g)·d")
+
+    def saved_projected(self) -> Tensor:
+        """The same as a tensor that a kernel or a checkpoint saves."""
+        return replace(self.projected(), made_in=ATTENTION if self.gathered else QKV)
 
     @property
     def count(self) -> int:
@@ -100,7 +103,7 @@ def query_key_norm(shapes: Shapes) -> Module:
     """
     heads = Heads(shapes)
     views = norms_keep_qkv(shapes)
-    whole = () if views else (replace(heads.projected(), made_in=""),)
+    whole = () if views else (heads.projected(),)
     rows = shapes.s * shapes.b
     key_heads = heads.key // shapes.model.kv_channels
     per_row = 2 if shapes.model.normalization == "LayerNorm" else 1
@@ -195,7 +198,7 @@ def inputs_saved(shapes: Shapes) -> tuple[Tensor, ...]:
     maker = rotated_or_normed(shapes)
     flash = shapes.model.attention_backend == "flash"
     if not (heads.grouped or maker or flash):
-        return (heads.projected(),)
+        return (heads.saved_projected(),)
     copied = works_in_batches(shapes)
     query_maker = "" if copied else maker.format("q") or (ATTENTION if heads.regrouped else "")
     return (
@@ -211,7 +214,7 @@ def checkpoint_inputs(shapes: Shapes) -> tuple[Tensor, ...]:
     Rotation and norms allocate new tensors for q and k. Without them, a reshape copies grouped queries.
     """
     heads = Heads(shapes)
-    qkv = heads.projected()
+    qkv = heads.saved_projected()
     maker = rotated_or_normed(shapes)
     if maker:
         query = heads.tensor("query", heads.query, made_in=maker.format("q"))
@@ -229,7 +232,7 @@ def exchange(shapes: Shapes) -> Exchange:
         key=heads.key,
         value=heads.key,
         output=heads.query,
-        projected=replace(heads.projected(), made_in=""),
+        projected=heads.projected(),
         made_by=changed_by or (ATTENTION if heads.regrouped else ""),
         grouped=heads.grouped,
         regrouped=heads.regrouped,
@@ -261,7 +264,7 @@ def fused_kernel(shapes: Shapes) -> Module:
     output = heads.tensor("output", heads.query)
     transposed = works_in_batches(shapes)
     inputs = inputs_saved(shapes)
-    workspace = () if inputs[0].made_in == QKV or norms_keep_qkv(shapes) else (replace(heads.projected(), made_in=""),)
+    workspace = () if inputs[0].made_in == QKV or norms_keep_qkv(shapes) else (heads.projected(),)
     workspace = (*workspace, *before_rotation(shapes))
     if transposed and rotated_or_normed(shapes):  # and the tensors that are copied to [b, s, a, d]: the values are in qkv
         workspace = (*workspace, heads.tensor(_ROTATED, heads.query + heads.key))

@@ -66,7 +66,7 @@ def _gathered(shapes: Shapes, projection: Module) -> Module:
     Each rank takes the slice of its group. The gradient of the slice is padded to that of the whole tensor, which is
     reduce-scattered (core/tensor_parallel/mappings.py `_AllGatherFromTensorParallelRegion`).
     """
-    full = replace(Heads(shapes).projected(), made_in="")
+    full = Heads(shapes).projected()
     part = next(tensor for tensor in projection.forward_workspace if tensor.name == "output")
     width = full.shape[-1]
     forward = (part, replace(full, name="outputs of all ranks"), replace(full, name="gathered output"))

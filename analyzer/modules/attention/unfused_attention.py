@@ -127,7 +127,7 @@ def _inputs(shapes: Shapes) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     heads = Heads(shapes)
     te = shapes.model.implementation == "transformer_engine"
     maker = rotated_or_normed(shapes)
-    qkv = replace(heads.projected(), made_in="")
+    qkv = heads.projected()
     before = before_rotation(shapes)
     if heads.grouped:  # keys and values are repeated for each query head, and the originals are freed after the forward
         query_maker = maker.format("q") or (ATTENTION if heads.regrouped else "")
