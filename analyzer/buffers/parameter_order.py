@@ -112,6 +112,6 @@ def _place_in_attention(module: Module) -> int:
 def _place_in_moe_layer(module: Module) -> int:
     if module.kind is ModuleKind.ROUTER:
         return 0
-    if module.name in MOE_LATENT_PROJECTIONS:
+    if module.kind in MOE_LATENT_PROJECTIONS:
         return 1
     return 3 if module.kind is ModuleKind.SHARED_EXPERTS else 2

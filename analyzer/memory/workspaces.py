@@ -174,7 +174,7 @@ def _gemm_workspaces(context: _Context) -> Iterator[Workspace]:
     job, kinds = context.job, context.kinds
     te_bytes = round_up(te_workspace_bytes(job), BLOCK)
     routers = frozenset({ModuleKind.ROUTER})
-    in_te = (LINEAR if context.te else FROM_START) | (routers if context.shapes.inputs.router_in_te else FROM_START)
+    in_te = MOE_LATENT_PROJECTIONS | (LINEAR if context.te else FROM_START) | (routers if context.shapes.inputs.router_in_te else FROM_START)
     phase: Literal["forward", "backward"] = "forward"
     if context.te and job.flags.tp_comm_overlap and kinds & LINEAR:
         size = round_up(USERBUFFER_STREAMS * te_workspace_bytes(job), BLOCK)
@@ -302,7 +302,7 @@ def _dummy_gradients_of(tree: Module, vocabulary: tuple[int, int], vocabulary_dt
 def _modules_with_fused_gradients(tree: Module) -> tuple[Module, ...]:
     """The distinct modules whose GEMM can accumulate the weight gradient, in order."""
     found: dict[int, Module] = {}
-    linear = tree.kind in LINEAR or tree.name in MOE_LATENT_PROJECTIONS
+    linear = tree.kind in LINEAR or tree.kind in MOE_LATENT_PROJECTIONS
     if linear or tree.kind in (ModuleKind.OUTPUT_LAYER, ModuleKind.REPLACED_BRANCH):
         found[id(tree)] = tree
     for child in tree.children:

@@ -48,6 +48,9 @@ class ModuleKind(Enum):
     REPLACED_BRANCH = auto()
     """One linear layer in place of attention or the FFN."""
     ROUTER = auto()
+    MOE_LATENT_DOWN = auto()
+    """The projection of tokens to the latent size of a MoE layer."""
+    MOE_LATENT_UP = auto()
     DISPATCH = auto()
     COMBINE = auto()
     EXPERTS = auto()
@@ -65,8 +68,8 @@ class ModuleKind(Enum):
     OTHER = auto()
 
 
-MOE_LATENT_PROJECTIONS: Final = ("fc1_latent_proj", "fc2_latent_proj")
-"""Names of the projections to and from the latent size of a MoE layer, which are linear layers of Transformer Engine."""
+MOE_LATENT_PROJECTIONS: Final = frozenset({ModuleKind.MOE_LATENT_DOWN, ModuleKind.MOE_LATENT_UP})
+"""Projections to and from the latent size of a MoE layer. They are linear layers of Transformer Engine in every model."""
 LATENT_PROJECTIONS: Final = frozenset(
     {ModuleKind.Q_PROJECTION, ModuleKind.Q_DOWN, ModuleKind.Q_UP, ModuleKind.KV_DOWN, ModuleKind.KV_UP}
 )

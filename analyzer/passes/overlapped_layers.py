@@ -56,7 +56,7 @@ def _with_detached_inputs(layer: Module, dispatch: Module) -> Module:
     """
     choices = (each for each in dispatch.referenced if each.name == "choices of arrivals")
     weights = [replace(each, name="weights of arrivals", dtype="fp32", formula="4·A·k", lingers=True) for each in choices]
-    projections = (module for _, module in layer.walk() if module.name == MOE_LATENT_PROJECTIONS[0])
+    projections = (module for _, module in layer.walk() if module.kind is ModuleKind.MOE_LATENT_DOWN)
     outputs = (each for module in projections for each in module.forward_workspace if each.name == "output")
     routers = [module for _, module in layer.walk() if module.kind is ModuleKind.ROUTER]
     referenced = [each for module in (*routers, dispatch) for each in module.referenced]
@@ -166,7 +166,7 @@ def _without_lingering_input(module: Module) -> Module:
 def _with_rows_freed(module: Module) -> Module:
     """The modules of a MoE layer without the rows that were sent, after the dispatch, and tokens that the attention node has."""
     children = tuple(_with_rows_freed(child) for child in module.children)
-    if module.kind in (ModuleKind.EXPERTS, ModuleKind.COMBINE) or module.name in MOE_LATENT_PROJECTIONS:
+    if module.kind in (ModuleKind.EXPERTS, ModuleKind.COMBINE) or module.kind in MOE_LATENT_PROJECTIONS:
         kept = tuple(tensor for tensor in module.forward_workspace if tensor.name not in (SENT_ROWS, SHARED_OUTPUT, LATENT_ROWS))
         return replace(module, forward_workspace=kept, children=children)
     if module.kind is ModuleKind.DISPATCH:

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 from analyzer.memory.block_memory import Instant, block_memory, explained
-from analyzer.modules.kinds import ATTENTION_BRANCH, MOE_LATENT_PROJECTIONS, ModuleKind
+from analyzer.modules.kinds import ATTENTION_BRANCH, ModuleKind
 from analyzer.modules.moe.routing import (
     ARRIVED_ROWS,
     LATENT_ROWS,
@@ -294,7 +294,7 @@ def _node_of(block: Module, path: str) -> tuple[Node, bool]:
             return Node.ATTENTION if of_attention else Node.WEIGHT_GRADIENTS, of_attention
         if module.kind in _NODES:
             return _NODES[module.kind], False
-        if module.name == MOE_LATENT_PROJECTIONS[1]:
+        if module.kind is ModuleKind.MOE_LATENT_UP:
             return Node.COMBINE, False
         if layer is not None and module in layer.children:
             moe = any(child.kind is ModuleKind.EXPERTS for _, child in layer.walk())

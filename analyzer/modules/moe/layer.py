@@ -99,7 +99,7 @@ def _latent_projections(shapes: Shapes) -> tuple[Module, ...]:
     if not latent:
         return ()
 
-    def one(name: str, rows: int, columns: int, read: Tensor) -> Module:
+    def one(name: str, kind: ModuleKind, rows: int, columns: int, read: Tensor) -> Module:
         quantized = shapes.fp8 is not None
         weight = Parameter(
             name="weight", shape=(rows, columns), dtype=shapes.dtype, sequence_parallel=shapes.sp, quantized=quantized
@@ -114,6 +114,7 @@ def _latent_projections(shapes: Shapes) -> tuple[Module, ...]:
             output_grad = replace(output_grad, shares=shapes.branch_gradient.shares)
         return Module(
             name=name,
+            kind=kind,
             parameters=(weight, *((bias,) if shapes.model.bias_linear else ())),
             saved=saved_input(shapes, read),
             forward_workspace=(*forward_input(shapes, read), output),
@@ -125,6 +126,6 @@ def _latent_projections(shapes: Shapes) -> tuple[Module, ...]:
     total = (shapes.hidden("output with that of the shared experts"),) if shared else ()
     referenced = (*combined_tensors(routing), *_projected_tokens(routing), *shared, *total)
     return (
-        _referencing(shared, one("fc1_latent_proj", latent, h, shapes.hidden("input", shares="router input"))),
-        _referencing(referenced, one("fc2_latent_proj", h, latent, combined)),
+        _referencing(shared, one("fc1_latent_proj", ModuleKind.MOE_LATENT_DOWN, latent, h, shapes.hidden("input", shares="router input"))),
+        _referencing(referenced, one("fc2_latent_proj", ModuleKind.MOE_LATENT_UP, h, latent, combined)),
     )

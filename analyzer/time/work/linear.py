@@ -47,7 +47,7 @@ def linear(module: Module, context: WorkContext) -> Work:
     if weight is None:
         return NO_WORK
     shapes = context.shapes
-    unsplit = module.kind in _SPLIT_ROWS or module.name in MOE_LATENT_PROJECTIONS  # the projections are "duplicated" `TELinear`
+    unsplit = module.kind in _SPLIT_ROWS or module.kind in MOE_LATENT_PROJECTIONS  # the projections are "duplicated" `TELinear`
     rows = (shapes.s_split if unsplit else shapes.s) * shapes.b
     n, k = weight.shape
     fused = any(each.name == "layer_norm_weight" for each in module.parameters)

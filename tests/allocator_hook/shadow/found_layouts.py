@@ -666,4 +666,7 @@ FOUND: Final = {
     "--recompute-granularity full --recompute-method block --recompute-num-layers 4 --seq-length 128 "
     "--max-position-embeddings 128 --micro-batch-size 1 --use-megatron-fsdp --no-gradient-accumulation-fusion "
     "--ckpt-format fsdp_dtensor --global-batch-size 32 --data-parallel-sharding-strategy optim",
+    "local layers with latent experts on blackwell": "--num-layers 2 --info-gpu B200 --transformer-impl local "
+    "--position-embedding-type rope --no-rope-fusion --disable-bias-linear --num-experts 8 --moe-router-topk 4 "
+    "--expert-model-parallel-size 4 --moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 256 --moe-latent-size 256",
 }
