@@ -174,7 +174,8 @@ def _gemm_workspaces(context: _Context) -> Iterator[Workspace]:
     job, kinds = context.job, context.kinds
     te_bytes = round_up(te_workspace_bytes(job), BLOCK)
     routers = frozenset({ModuleKind.ROUTER})
-    in_te = MOE_LATENT_PROJECTIONS | (LINEAR if context.te else FROM_START) | (routers if context.shapes.inputs.router_in_te else FROM_START)
+    in_te = MOE_LATENT_PROJECTIONS | (LINEAR if context.te else FROM_START)
+    in_te |= routers if context.shapes.inputs.router_in_te else FROM_START
     phase: Literal["forward", "backward"] = "forward"
     if context.te and job.flags.tp_comm_overlap and kinds & LINEAR:
         size = round_up(USERBUFFER_STREAMS * te_workspace_bytes(job), BLOCK)

@@ -12,6 +12,7 @@ from typing import Final
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import weight_gradient
 from analyzer.modules.mlp import activates_sum, saved_by_gate, saves_half
+from analyzer.modules.moe.expert_bias import bias_added, bias_gradients, expert_bias
 from analyzer.modules.moe.routing import ROW_GRADIENTS, Routing, dispatched_rows, shared_output
 from analyzer.modules.quantized import Split, backward_input, forward_input, output_gradient, saved_input
 from analyzer.modules.shapes import Shapes
@@ -157,7 +158,7 @@ def _fc1(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
         kind=ModuleKind.FC1,
         parameters=(
             _expert_weight(routing, rows=shape[0], columns=shape[1], full=(sizes.gates * moe.ffn_hidden_size, routing.width)),
-            *_expert_bias(routing, sizes.gates * moe.ffn_hidden_size),
+            *expert_bias(routing, sizes.gates * moe.ffn_hidden_size),
         ),
         saved=(received,) if original else saved_input(shapes, received, split=split),
         forward_workspace=(
@@ -277,7 +278,7 @@ def _fc2(sizes: _Experts) -> Module:
     split_at_once = sizes.at_once(activated)[1]
     quantized = forward_input(shapes, activated, in_16_bit=False, original=dropped, split=split_at_once)
     unpadded = (routing.row_tensor("output without padding", routing.rows),) if routing.pads and moe.grouped_gemm else ()
-    biased = _bias_added(routing)
+    biased = bias_added(routing)
     unsaved = (activated,) if dropped or shapes.fp8 is not None else ()
     results: tuple[Tensor, ...]
     if sequential:  # the outputs are concatenated after the activation of the last expert is freed
@@ -295,18 +296,21 @@ def _fc2(sizes: _Experts) -> Module:
         kind=ModuleKind.FC2,
         parameters=(
             _expert_weight(routing, rows=shape[0], columns=shape[1], full=(routing.width, moe.ffn_hidden_size)),
-            *_expert_bias(routing, routing.width),
+            *expert_bias(routing, routing.width),
         ),
         saved=() if dropped else saved_input(shapes, read, split=split),
         forward_workspace=(*_referenced_rows(routing), *results),
-        backward_workspace=(
-            *((activated, *_factors(sizes)) if dropped else ()),
-            *sizes.recomputed_output,
-            *output_gradient(shapes, gradient, split=split_at_once),
-            *backward_input(shapes, activated, original=dropped, split=split_at_once),
-            *biased[:1],
-            routing.row_tensor("input gradient", sizes.rows_at_once, width),
-            *_weight_gradients(routing, shape),
+        backward_workspace=largest(
+            (
+                *((activated, *_factors(sizes)) if dropped else ()),
+                *sizes.recomputed_output,
+                *output_gradient(shapes, gradient, split=split_at_once),
+                *backward_input(shapes, activated, original=dropped, split=split_at_once),
+                *(biased[:1] if moe.grouped_gemm else ()),
+                routing.row_tensor("input gradient", sizes.rows_at_once, width),
+                *_weight_gradients(routing, shape),
+            ),
+            (gradient, *bias_gradients(routing, sizes.rows_at_once)),
         ),
         source=GROUPED_LINEAR if moe.grouped_gemm else "TERowParallelLinear for each expert",
     )
@@ -349,17 +353,6 @@ def _weight_gradients(routing: Routing, shape: tuple[int, int]) -> tuple[Tensor,
     return (replace(one, name=WEIGHT_GRADIENTS_OF_EXPERTS, shape=all_weights, formula="weights of the local experts"),)
 
 
-def _bias_added(routing: Routing) -> tuple[Tensor, ...]:
-    """The output plus the experts' biases times the probabilities, in the dtype of the probabilities: per expert, and concatenated.
-
-    `TEGroupedMLP._apply_bias`. Sequential experts add the bias in place.
-    """
-    if not (routing.shapes.model.bias_linear and routing.moe.grouped_gemm):
-        return ()
-    names = ("output with bias", "output with bias of each expert")
-    return tuple(routing.row_tensor(name, routing.multiplied_rows, dtype=routing.arriving_dtype) for name in names)
-
-
 def _referenced_rows(routing: Routing) -> tuple[Tensor, ...]:
     """Rows as received and as padded. Local variables reference them until the experts return.
 
@@ -370,18 +363,3 @@ def _referenced_rows(routing: Routing) -> tuple[Tensor, ...]:
     rows = routing.multiplied_rows // (routing.local_experts if routing.runs_sequentially else 1)
     padded = (routing.row_tensor("padded rows", rows),) if routing.pads and quantized else ()
     return (*dispatched_rows(routing), *padded)
-
-
-def _expert_bias(routing: Routing, width: int) -> tuple[Parameter, ...]:
-    if not routing.shapes.model.bias_linear:
-        return ()
-    return (
-        Parameter(
-            name="bias",
-            shape=(routing.local_experts, width),
-            dtype=routing.shapes.dtype,
-            sharding="expert",
-            full_shape=(routing.moe.num_experts, width),
-            pieces=1 if routing.moe.legacy_grouped_gemm else routing.local_experts,
-        ),
-    )

@@ -126,6 +126,8 @@ def _latent_projections(shapes: Shapes) -> tuple[Module, ...]:
     total = (shapes.hidden("output with that of the shared experts"),) if shared else ()
     referenced = (*combined_tensors(routing), *_projected_tokens(routing), *shared, *total)
     return (
-        _referencing(shared, one("fc1_latent_proj", ModuleKind.MOE_LATENT_DOWN, latent, h, shapes.hidden("input", shares="router input"))),
+        _referencing(
+            shared, one("fc1_latent_proj", ModuleKind.MOE_LATENT_DOWN, latent, h, shapes.hidden("input", shares="router input"))
+        ),
         _referencing(referenced, one("fc2_latent_proj", ModuleKind.MOE_LATENT_UP, h, latent, combined)),
     )
