@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from analyzer.modules.checkpoints import holding_gradient
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import at_weight_gradient, column_collectives, row_collectives, split_weight, weight_gradient
 from analyzer.modules.mlp import saved_by_gate, saves_half
@@ -28,6 +29,9 @@ def shared_experts(shapes: Shapes) -> Module:
         shape = (1, shapes.model.hidden_size)
         gate = (Parameter(name="gate_weight", shape=shape, dtype=shapes.dtype, sequence_parallel=shapes.sp),)
     recomputed = shapes.recomputes("shared_experts")
+    held: tuple[Tensor, ...] = ()
+    if recomputed:
+        held, inside = holding_gradient(shapes, inside)
     routed = shapes.hidden("input gradient of the routed experts")
     if parts.overlapped:  # the backward of the dispatch has not summed the gradients of the rows of each token yet
         routed = routing.row_tensor("row gradients", routing.sent)
@@ -38,6 +42,7 @@ def shared_experts(shapes: Shapes) -> Module:
         saved=(shapes.hidden(_INPUT, made_in="pre_mlp_layernorm", shares=shapes.owner_of_moe_input),),
         backward_workspace=(
             routed,
+            *held,
             *(shapes.recomputed_output if recomputed else ()),
         ),
         children=inside,
@@ -212,7 +217,11 @@ def _gate(parts: _Parts) -> Module:
         function=True,
         saved=(output, score),
         forward_workspace=(shapes.hidden("weighted output"),),
-        backward_workspace=(shapes.hidden("output gradient"), shapes.hidden("input gradient")),
+        backward_workspace=(
+            shapes.branch_gradient,
+            shapes.hidden("input gradient"),
+            shapes.hidden("gradient of the score before its sum"),
+        ),
         source="SharedExpertMLP with use_shared_expert_gate",
     )
 

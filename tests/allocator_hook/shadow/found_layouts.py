@@ -669,4 +669,15 @@ FOUND: Final = {
     "local layers with latent experts on blackwell": "--num-layers 2 --info-gpu B200 --transformer-impl local "
     "--position-embedding-type rope --no-rope-fusion --disable-bias-linear --num-experts 8 --moe-router-topk 4 "
     "--expert-model-parallel-size 4 --moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 256 --moe-latent-size 256",
+    "biased sequential experts with fp32 probabilities": "--num-layers 4 --micro-batch-size 2 --info-gpu B200 --fp16 "
+    "--pipeline-model-parallel-size 4 --position-embedding-type none --quick-geglu --no-bias-gelu-fusion --no-bias-swiglu-fusion "
+    "--normalization RMSNorm --untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 "
+    "--no-create-attention-mask-in-dataloader --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather "
+    "--num-experts 8 --expert-model-parallel-size 2 --moe-ffn-hidden-size 256 --moe-router-topk 2 --moe-token-dispatcher-type "
+    "flex --moe-flex-dispatcher-backend hybridep",
+    "recomputed shared experts with a gate and dropout": "--num-layers 4 --micro-batch-size 2 --pipeline-model-parallel-size 2 "
+    "--position-embedding-type rope --no-rope-fusion --group-query-attention --num-query-groups 4 --kv-channels 128 --quick-geglu "
+    "--disable-bias-linear --untie-embeddings-and-output-weights --num-experts 8 --moe-router-topk 1 --expert-model-parallel-size "
+    "2 --moe-ffn-hidden-size 256 --moe-grouped-gemm --moe-shared-expert-intermediate-size 512 --moe-shared-expert-gate "
+    "--recompute-granularity selective --recompute-modules core_attn shared_experts",
 }
