@@ -192,8 +192,12 @@ def _before(exchange: Exchange) -> Iterator[Tensor]:
     yield exchange.projected or one("value", exchange.value)
     if exchange.in_one_copy and exchange.kind in ("p2p", "all_gather"):
         return
-    if exchange.made_by and exchange.regrouped and exchange.rotates:
-        yield one("query before rotation", exchange.query)
+    model = exchange.shapes.model
+    if model.position_embedding == "rope" and model.mla is None:  # without rotation a norm saves the reshaped query
+        if exchange.regrouped or model.qk_layernorm:
+            yield one("query before rotation", exchange.query)
+        if model.qk_layernorm:
+            yield one("key before rotation", exchange.key)
     if exchange.made_by or not copied:
         if copied or exchange.kind not in ("p2p", "all_gather"):
             yield one("query of the layer", exchange.query)

@@ -669,7 +669,8 @@ FOUND: Final = {
     "local layers with latent experts on blackwell": "--num-layers 2 --info-gpu B200 --transformer-impl local "
     "--position-embedding-type rope --no-rope-fusion --disable-bias-linear --num-experts 8 --moe-router-topk 4 "
     "--expert-model-parallel-size 4 --moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 256 --moe-latent-size 256",
-    "biased sequential experts with fp32 probabilities": "--num-layers 4 --micro-batch-size 2 --info-gpu B200 --fp16 "
+    "biased sequential experts with fp32 probabilities": "--global-batch-size 32 "
+    "--num-layers 4 --micro-batch-size 2 --info-gpu B200 --fp16 "
     "--pipeline-model-parallel-size 4 --position-embedding-type none --quick-geglu --no-bias-gelu-fusion --no-bias-swiglu-fusion "
     "--normalization RMSNorm --untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 "
     "--no-create-attention-mask-in-dataloader --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather "
@@ -677,7 +678,17 @@ FOUND: Final = {
     "flex --moe-flex-dispatcher-backend hybridep",
     "recomputed shared experts with a gate and dropout": "--num-layers 4 --micro-batch-size 2 --pipeline-model-parallel-size 2 "
     "--position-embedding-type rope --no-rope-fusion --group-query-attention --num-query-groups 4 --kv-channels 128 --quick-geglu "
-    "--disable-bias-linear --untie-embeddings-and-output-weights --num-experts 8 --moe-router-topk 1 --expert-model-parallel-size "
+    "--disable-bias-linear --untie-embeddings-and-output-weights --num-experts 8 --moe-router-topk 2 --expert-model-parallel-size "
     "2 --moe-ffn-hidden-size 256 --moe-grouped-gemm --moe-shared-expert-intermediate-size 512 --moe-shared-expert-gate "
     "--recompute-granularity selective --recompute-modules core_attn shared_experts",
+    "offloaded ring attention with norms of queries and keys": "--bf16 --pipeline-model-parallel-size 4 "
+    "--context-parallel-size 2 --position-embedding-type none --group-query-attention --num-query-groups 4 --qk-layernorm "
+    "--kv-channels 128 --swiglu --untie-embeddings-and-output-weights --no-bias-gelu-fusion --no-bias-dropout-fusion "
+    "--global-batch-size 64 --min-offloaded-tensor-size 1024 --fine-grained-activation-offloading --offload-modules core_attn "
+    "attn_norm qkv_linear mlp_norm expert_fc1 moe_act",
+    "offloaded ring attention with rotated normed queries and keys": "--bf16 --pipeline-model-parallel-size 4 "
+    "--context-parallel-size 2 --position-embedding-type rope --group-query-attention --num-query-groups 4 --qk-layernorm "
+    "--kv-channels 128 --swiglu --untie-embeddings-and-output-weights --no-bias-gelu-fusion --no-bias-dropout-fusion "
+    "--global-batch-size 64 --min-offloaded-tensor-size 1024 --fine-grained-activation-offloading --offload-modules core_attn "
+    "attn_norm qkv_linear mlp_norm expert_fc1 moe_act",
 }
