@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from analyzer.buffers.gradient_buffers import Buffer, shard_numel, shard_pieces
 from analyzer.buffers.parameter_order import numel_of
-from analyzer.layout.data_parallel import reduction_size
+from analyzer.layout.data_parallel import described_replica, reduction_size
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Tensor, total_bytes
 from analyzer.specs import TrainingJob
@@ -57,7 +57,7 @@ def _conversion_to_fp32(job: TrainingJob, buffers: Sequence[Buffer]) -> int:
     """Bytes at the peak of the creation of master weights in the first step, beyond the states that exist after it.
 
     Adam creates the states of one parameter after the other. It copies each parameter, and converts the copy to fp32, unless it
-    stores only the remainder of a bf16 parameter. The parameters are those of the first rank of each group, in the order of update.
+    stores only the remainder of a bf16 parameter. The parameters are those of the described rank, in the order of update.
     Source: `initialize_state` (transformer_engine/pytorch/optimizers/fused_adam.py, 2.11).
     """
     precision, each = job.precision.parameters, bytes_per_parameter(job)
@@ -76,8 +76,12 @@ def _conversion_to_fp32(job: TrainingJob, buffers: Sequence[Buffer]) -> int:
 
 
 def _pieces(job: TrainingJob, buffers: Sequence[Buffer]) -> list[int]:
-    """Elements of each parameter, or part of one, that the first rank of each group updates."""
-    return [numel for buffer in buffers for numel in shard_pieces(buffer, reduction_size(job.parallel, buffer.group))]
+    """Elements of each parameter, or part of one, that the described rank updates."""
+    pieces: list[int] = []
+    for buffer in buffers:
+        ranks = reduction_size(job.parallel, buffer.group)
+        pieces += shard_pieces(buffer, ranks, member=described_replica(job.parallel, buffer.group) % ranks)
+    return pieces
 
 
 def _largest_piece(job: TrainingJob, buffer: Buffer) -> int:

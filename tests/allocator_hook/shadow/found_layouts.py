@@ -691,4 +691,7 @@ FOUND: Final = {
     "--kv-channels 128 --swiglu --untie-embeddings-and-output-weights --no-bias-gelu-fusion --no-bias-dropout-fusion "
     "--global-batch-size 64 --min-offloaded-tensor-size 1024 --fine-grained-activation-offloading --offload-modules core_attn "
     "attn_norm qkv_linear mlp_norm expert_fc1 moe_act",
+    "fp16 master weights with ring attention": "--bf16 --num-layers 4 --micro-batch-size 1 --tensor-model-parallel-size 4 "
+    "--context-parallel-size 2 --position-embedding-type rope --group-query-attention --num-query-groups 4 --swiglu "
+    "--disable-bias-linear --untie-embeddings-and-output-weights --use-precision-aware-optimizer --main-params-dtype fp16",
 }
