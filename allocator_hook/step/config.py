@@ -351,7 +351,11 @@ def activation_function(job: TrainingJob) -> Any:
 
 
 def attention_backend(job: TrainingJob) -> Any:
-    """Return the attention backend of the job; None before core 0.11, which has no such option."""
+    """Return the attention backend of the job; None before core 0.11, which has no such option.
+
+    If layers with a sliding window have another backend, Transformer Engine chooses it for each layer.
+    """
     from megatron.core.transformer import enums
 
-    return enums.AttnBackend[job.model.attention_backend] if hasattr(enums, "AttnBackend") else None
+    name = job.model.attention_backend if job.model.window_backend is None else "auto"
+    return enums.AttnBackend[name] if hasattr(enums, "AttnBackend") else None

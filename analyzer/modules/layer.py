@@ -20,7 +20,7 @@ from analyzer.modules.mlp import mlp
 from analyzer.modules.norm import standalone_norm
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import LAYER, STREAM, Collective, Module, Tensor
-from analyzer.specs import BlockSpec, Branch
+from analyzer.specs import BlockSpec, Branch, ModelSpec
 
 CACHED_LAYERS: Final = 1024
 """Size of each cache of layer trees, in entries. Trees share their branches, of about 50 kB each."""
@@ -40,6 +40,15 @@ class LayerKind(NamedTuple):
     """The branches of the layer, for models with per-layer configuration."""
     projects_in_userbuffers: bool = False
     """Its output projection of attention uses userbuffers (`inputs.one_projection_in_userbuffers`)."""
+
+
+def with_other_kernel(model: ModelSpec) -> tuple[bool, ...]:
+    """For each decoder layer, then each MTP layer, whether `LayerKind.other_kernel` holds; empty if all kernels are equal.
+
+    Unfused attention has other masks with a window.
+    """
+    differ = model.window_backend is not None or (model.attention_backend == "unfused" and not all(model.windowed))
+    return model.windowed if differ else ()
 
 
 @lru_cache(maxsize=CACHED_LAYERS)

@@ -15,7 +15,7 @@ from analyzer.modules.embedding import batch, embedding, saved_mask
 from analyzer.modules.head import adds_to_placeholder, final_norm, head
 from analyzer.modules.inputs import ModuleInputs, Split, one_projection_in_userbuffers
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.layer import LayerKind, LayerRuns, ModuleRuns, layer_runs
+from analyzer.modules.layer import LayerKind, LayerRuns, ModuleRuns, layer_runs, with_other_kernel
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import STREAM, Module, Tensor
 from analyzer.specs import BlockSpec, Fp8Spec, ModelSpec, TrainingJob
@@ -88,9 +88,7 @@ def layer_kinds(model: ModelSpec, fp8: Fp8Spec | None) -> LayerRuns:
     first, last = 0, model.num_layers
     if fp8 is not None:
         first, last = fp8.layers_at_start_in_16_bit, last - fp8.layers_at_end_in_16_bit
-    # unfused attention has other masks with a window
-    other_kernels = model.window_backend is not None or (model.attention_backend == "unfused" and not all(model.windowed))
-    windowed = model.windowed if other_kernels else ()
+    windowed = with_other_kernel(model)
     if moe is None and not windowed and not model.blocks and fp8 is None:
         return ((LayerKind(), model.num_layers),)
     kinds = (

@@ -14,7 +14,7 @@ from analyzer.modules.checkpoints import moe_checkpoint_leftovers
 from analyzer.modules.embedding import embedding, vocabulary_weight
 from analyzer.modules.head import cross_entropy, output_layer, summed_weight_gradients
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.layer import LayerKind, one_layer
+from analyzer.modules.layer import LayerKind, one_layer, with_other_kernel
 from analyzer.modules.linear import at_weight_gradient, split_weight, weight_gradient
 from analyzer.modules.norm import standalone_norm
 from analyzer.modules.quantized import forward_input, gathers, output_gradient, saved_input
@@ -77,7 +77,7 @@ def _depth(shapes: Shapes, depth: int, *, after: str, summed: bool) -> Module:
     path = f"{MODEL_PATH}mtp.layers.{depth}"
     last = depth == shapes.model.mtp_num_layers - 1
     norm = _final_norm(shapes, last=last, recomputed=recomputed)
-    layer = _layer(shapes, path=path, under_checkpoint=recomputed)
+    layer = _layer(shapes, depth, path=path, under_checkpoint=recomputed)
     inside = (*_joined(shapes, states=states, path=path, under_checkpoint=recomputed), layer, norm)
     if recomputed:
         saved: tuple[Tensor, ...] = (states, shapes.hidden(EMBEDDED, made_in=_embedding(shapes)))
@@ -204,12 +204,14 @@ def _has_experts(shapes: Shapes) -> bool:
     return shapes.model.moe is not None and shapes.model.moe.layers[-1]
 
 
-def _layer(shapes: Shapes, *, path: str, under_checkpoint: bool) -> Module:
-    """A transformer layer like the last one of the decoder.
+def _layer(shapes: Shapes, depth: int, *, path: str, under_checkpoint: bool) -> Module:
+    """A transformer layer like the last one of the decoder, but for the window of its attention.
 
     Without gradients a local variable references its input, a view of the whole output of the projection, until it returns.
     """
-    kind = LayerKind(moe=_has_experts(shapes))
+    windowed = with_other_kernel(shapes.model)
+    other_kernel = bool(windowed) and windowed[shapes.model.num_layers + depth]
+    kind = LayerKind(moe=_has_experts(shapes), other_kernel=other_kernel)
     layer = one_layer(shapes.inputs, kind, PROJECTED if shapes.sp else "")
     viewed = (shapes.hidden(PROJECTED, gathered=True, made_in=path),) if shapes.sp else ()
     layer = replace(layer, name="transformer_layer", saved=(*layer.saved, *viewed))

@@ -694,4 +694,11 @@ FOUND: Final = {
     "fp16 master weights with ring attention": "--bf16 --num-layers 4 --micro-batch-size 1 --tensor-model-parallel-size 4 "
     "--context-parallel-size 2 --position-embedding-type rope --group-query-attention --num-query-groups 4 --swiglu "
     "--disable-bias-linear --untie-embeddings-and-output-weights --use-precision-aware-optimizer --main-params-dtype fp16",
+    "other attention backend in layers with a window": "--bf16 --num-layers 4 --tensor-model-parallel-size 4 "
+    "--sequence-parallel --position-embedding-type none --disable-bias-linear --untie-embeddings-and-output-weights --window-size "
+    "128,0 --window-attn-skip-freq 2",
+    "mtp layer with a window": "--bf16 --num-layers 4 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 "
+    "--sequence-parallel --multi-latent-attention --kv-lora-rank 64 --qk-head-dim 64 --qk-pos-emb-head-dim 32 --v-head-dim 64 "
+    "--position-embedding-type rope --swiglu --disable-bias-linear --mtp-num-layers 1 --window-size 128,0 --window-attn-skip-freq "
+    "2",
 }

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypedDict, cast
 from analyzer.errors import InputError
 from analyzer.launch.derive.model.attention_backend import AttentionNeeds, check_switches, choose_backend, switched_off
 from analyzer.launch.derive.model.mla import mla_spec
+from analyzer.launch.derive.model.mtp import mtp_layers
 from analyzer.launch.derive.model.window import read_window, softmax_type
 from analyzer.launch.derive.reading import RELEASE_2023, option, positive, share, since, switched_on, text
 from analyzer.specs import Activation, AttentionBackend, CrossEntropy, Implementation, MlaSpec, ModelSpec, ParallelSpec
@@ -39,7 +40,8 @@ def model_spec(
     bias = not _is_off(arguments, "add_bias_linear")
     scaling = switched_on(arguments, "apply_query_key_layer_scaling")
     needs = _attention_needs(launch, shape, mla, parallel, implementation=implementation, half_precision=half_precision)
-    attention = _attention_kernels(launch, needs, num_layers=shape.num_layers, implementation=implementation)
+    layers = shape.num_layers + mtp_layers(arguments)
+    attention = _attention_kernels(launch, needs, layers=layers, implementation=implementation)
     model = ModelSpec(
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
@@ -132,10 +134,10 @@ def _check_exchanged_heads(arguments: Arguments, shape: Shape, mla: MlaSpec | No
 
 
 def _attention_kernels(
-    launch: LaunchInput, needs: AttentionNeeds, *, num_layers: int, implementation: Implementation
+    launch: LaunchInput, needs: AttentionNeeds, *, layers: int, implementation: Implementation
 ) -> _AttentionFields:
     """The window, the layers with it, and the kernels of layers without and with it."""
-    window, windowed = read_window(launch.arguments, num_layers=num_layers, implementation=implementation)
+    window, windowed = read_window(launch.arguments, layers=layers, implementation=implementation)
     if windowed and all(windowed):
         needs = replace(needs, window=window)
     backend, sentences = _attention(launch, needs, implementation=implementation)

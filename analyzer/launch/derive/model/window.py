@@ -18,9 +18,12 @@ SoftmaxType = Literal["vanilla", "off-by-one", "learnable"]
 
 
 def read_window(
-    arguments: Arguments, *, num_layers: int, implementation: Implementation
+    arguments: Arguments, *, layers: int, implementation: Implementation
 ) -> tuple[tuple[int, int] | None, tuple[bool, ...]]:
-    """The window (tokens before, tokens after) and which layers have it. Raises InputError for what is not a window."""
+    """The window (tokens before and after), and which decoder and MTP layers have it. Raises InputError for what is not a window.
+
+    The layer numbers of MTP layers follow those of the decoder (`MultiTokenPredictionLayer`, core 0.16).
+    """
     value = arguments.get("window_size")
     if value is None:
         return None, ()
@@ -32,22 +35,24 @@ def read_window(
     before, after = (int(each) for each in value)
     if before < -1 or after not in (0, -1):
         raise InputError(named, f"{before},{after} is not a causal window", "give tokens before and 0, as 128,0")
-    return (before, after), _layers(arguments, num_layers=num_layers)
+    return (before, after), _layers(arguments, layers=layers)
 
 
-def _layers(arguments: Arguments, *, num_layers: int) -> tuple[bool, ...]:
+def _layers(arguments: Arguments, *, layers: int) -> tuple[bool, ...]:
     frequency = arguments.get("window_attn_skip_freq")
     named = option(arguments, "window_attn_skip_freq")
     if frequency is None:
-        return (True,) * num_layers
+        return (True,) * layers
     if isinstance(frequency, int):
         if frequency < 1:
             raise InputError(named, f"{frequency} is below 1", "give N of 1 or more: every N-th layer has no window")
-        return tuple(layer % frequency != 0 for layer in range(1, num_layers + 1))
+        return tuple(layer % frequency != 0 for layer in range(1, layers + 1))
     pattern = tuple(bool(each) for each in frequency) if isinstance(frequency, list | tuple) else ()
-    if len(pattern) < num_layers:
-        raise InputError(named, f"lists {len(pattern)} layers, and the model has {num_layers}", f"give {num_layers} numbers")
-    return pattern[:num_layers]
+    if len(pattern) < layers:
+        raise InputError(
+            named, f"lists {len(pattern)} layers, and the model has {layers} with MTP layers", f"give {layers} numbers"
+        )
+    return pattern[:layers]
 
 
 def softmax_type(arguments: Arguments, *, implementation: Implementation) -> SoftmaxType:
