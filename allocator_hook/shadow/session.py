@@ -208,5 +208,7 @@ def environ(job: TrainingJob) -> None:
         os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = job.flags.cuda_device_max_connections
     fine_grained = job.activation_offload is not None and bool(job.activation_offload.modules)
     os.environ["NVTE_CPU_OFFLOAD_V1"] = str(int(fine_grained))  # `validate_args` requires it for fine-grained offloading
+    # `TEDotProductAttention` requires the same value as that of `--apply-query-key-layer-scaling`
+    os.environ["NVTE_APPLY_QK_LAYER_SCALING"] = str(int(job.model.apply_query_key_layer_scaling))
     for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):  # Megatron sets them for the backend
         os.environ.pop(name, None)

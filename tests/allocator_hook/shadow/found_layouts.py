@@ -697,8 +697,9 @@ FOUND: Final = {
     "other attention backend in layers with a window": "--bf16 --num-layers 4 --tensor-model-parallel-size 4 "
     "--sequence-parallel --position-embedding-type none --disable-bias-linear --untie-embeddings-and-output-weights --window-size "
     "128,0 --window-attn-skip-freq 2",
-    "mtp layer with a window": "--bf16 --num-layers 4 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 "
-    "--sequence-parallel --multi-latent-attention --kv-lora-rank 64 --qk-head-dim 64 --qk-pos-emb-head-dim 32 --v-head-dim 64 "
+    "mtp layer with a window": "--bf16 --num-layers 4 --tensor-model-parallel-size 2 --sequence-parallel "
     "--position-embedding-type rope --swiglu --disable-bias-linear --mtp-num-layers 1 --window-size 128,0 --window-attn-skip-freq "
     "2",
+    "query key layer scaling": "--fp16 --num-layers 4 --tensor-model-parallel-size 2 --sequence-parallel "
+    "--position-embedding-type rope --swiglu --disable-bias-linear --apply-query-key-layer-scaling --attention-backend unfused",
 }
