@@ -56,7 +56,9 @@ class KeptSessions:
 
     def _process(self, job: TrainingJob) -> Connection:
         fine_grained = job.activation_offload is not None and bool(job.activation_offload.modules)
-        key = (job.hardware, job.flags.deterministic, job.flags.cuda_device_max_connections, fine_grained, job.graphs is not None)
+        scaling = job.model.apply_query_key_layer_scaling
+        switches = (job.flags.deterministic, job.flags.cuda_device_max_connections, fine_grained, scaling, job.graphs is not None)
+        key = (job.hardware, *switches)
         if key not in self._processes:
             ours, theirs = multiprocessing.Pipe()
             if not os.fork():
