@@ -34,9 +34,9 @@ class TorchUnit:
 def torch_units(job: TrainingJob, tree: Module) -> Iterator[TorchUnit]:
     """Units of a chunk in the order of execution; the root's own parameters last."""
     root: list[Parameter] = []
-    for module in unit_pieces(tree):
+    for module in unit_pieces(job, tree):
         listed = list(creation_order(module))
-        if is_torch_unit(module) and listed:
+        if is_torch_unit(job, module) and listed:
             yield replace(torch_unit(job, module.name, listed), kind=module.kind)
         else:
             root += listed
@@ -44,18 +44,20 @@ def torch_units(job: TrainingJob, tree: Module) -> Iterator[TorchUnit]:
         yield torch_unit(job, "root", root)
 
 
-def unit_pieces(tree: Module) -> Iterator[Module]:
+def unit_pieces(job: TrainingJob, tree: Module) -> Iterator[Module]:
     """Units, and modules outside them that have no children."""
-    if is_torch_unit(tree) or not tree.children:
+    if is_torch_unit(job, tree) or not tree.children:
         yield tree
         return
     for child in tree.children:
-        yield from unit_pieces(child)
+        yield from unit_pieces(job, child)
 
 
-def is_torch_unit(module: Module) -> bool:
-    """Whether Megatron wraps this module as a separate unit."""
-    return module.kind in (ModuleKind.LAYER, ModuleKind.EMBEDDING, ModuleKind.OUTPUT_LAYER)
+def is_torch_unit(job: TrainingJob, module: Module) -> bool:
+    """Whether Megatron wraps this module as a separate unit. With its own layers the output layer belongs to the root."""
+    if module.kind is ModuleKind.OUTPUT_LAYER:
+        return job.model.implementation != "local"
+    return module.kind in (ModuleKind.LAYER, ModuleKind.EMBEDDING)
 
 
 def torch_unit(job: TrainingJob, name: str, listed: list[Parameter]) -> TorchUnit:

@@ -39,9 +39,9 @@ def with_unsharded_units(job: TrainingJob, tree: Module) -> Module:
     (`FSDPParamGroup.post_backward`), and its temporary tensors are already free.
     """
     chunk = _Chunk(job, tree)
-    changed = with_workspaces(tree, list(chunk.workspaces()), lambda module: is_torch_unit(module) or not module.children)
+    changed = with_workspaces(tree, list(chunk.workspaces()), lambda module: is_torch_unit(job, module) or not module.children)
     beginning = with_workspaces(changed, list(_beginnings(chunk)), lambda module: not module.children)
-    return _keeping_gradients(beginning, inside=False)
+    return _keeping_gradients(job, beginning, inside=False)
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ class _Chunk:
     @cached_property
     def pieces(self) -> tuple[Module, ...]:
         """Units, and modules outside them."""
-        return tuple(unit_pieces(self.tree))
+        return tuple(unit_pieces(self.job, self.tree))
 
     @cached_property
     def outside(self) -> tuple[tuple[Parameter, ...], ...]:
         """For each piece, its parameters that belong to the root."""
-        return tuple(() if is_torch_unit(piece) else tuple(creation_order(piece)) for piece in self.pieces)
+        return tuple(() if is_torch_unit(self.job, piece) else tuple(creation_order(piece)) for piece in self.pieces)
 
     @cached_property
     def units(self) -> tuple[TorchUnit, ...]:
@@ -71,7 +71,7 @@ class _Chunk:
     @cached_property
     def unit_pieces(self) -> tuple[Module, ...]:
         """The modules of the units."""
-        return tuple(piece for piece in self.pieces if is_torch_unit(piece))
+        return tuple(piece for piece in self.pieces if is_torch_unit(self.job, piece))
 
     @cached_property
     def last_embedding(self) -> int:
@@ -115,13 +115,13 @@ class _Chunk:
     def workspaces(self) -> Iterator[Workspaces]:
         """The workspaces of each piece."""
         root = _each_parameter(PARAMETERS, (parameter for listed in self.outside for parameter in listed))
-        checkpoints = _checkpoints_of_pieces(self.tree)
+        checkpoints = _checkpoints_of_pieces(self.job, self.tree)
         passed = 0
         for index, piece in enumerate(self.pieces):
             of_root = _each_parameter(GRADIENTS, (each for listed in self.outside[index + 1 :] for each in listed))
-            left = self.left_by_embedding(passed + is_torch_unit(piece))
+            left = self.left_by_embedding(passed + is_torch_unit(self.job, piece))
             earlier = (*root, *_each(PARAMETERS, _once(self.units[:passed]))) if self.unsharded else root
-            if is_torch_unit(piece):
+            if is_torch_unit(self.job, piece):
                 yield self._of_unit(piece, passed, checkpoints[index], root, (*of_root, *left))
                 passed += 1
             else:
@@ -175,8 +175,8 @@ def _beginnings(chunk: _Chunk) -> Iterator[Workspaces]:
     number = 0
     for piece in chunk.pieces:
         first, *others = (module for _, module in piece.walk() if not module.children)
-        before = chunk.gathered_last(number) if is_torch_unit(piece) else ()
-        number += is_torch_unit(piece)
+        before = chunk.gathered_last(number) if is_torch_unit(chunk.job, piece) else ()
+        number += is_torch_unit(chunk.job, piece)
         yield Workspaces(_beyond_first(first, _each(ALL_GATHER, before)), (), recompute=())
         yield from (Workspaces((), ()) for _ in others)
 
@@ -189,16 +189,16 @@ def _beyond_first(module: Module, buffers: tuple[Tensor, ...]) -> tuple[Tensor, 
     return (Tensor(name=name, shape=(extra,), dtype="uint8"),) if extra > 0 else ()
 
 
-def _checkpoints_of_pieces(tree: Module) -> tuple[range | None, ...]:
+def _checkpoints_of_pieces(job: TrainingJob, tree: Module) -> tuple[range | None, ...]:
     """For each piece, the numbers of the units under the same checkpoint; None without one."""
     found: list[range | None] = []
     units = 0
 
     def visit(module: Module) -> None:
         nonlocal units
-        if is_torch_unit(module) or not module.children:
+        if is_torch_unit(job, module) or not module.children:
             found.append(None)
-            units += is_torch_unit(module)
+            units += is_torch_unit(job, module)
             return
         first, before = len(found), units
         for child in module.children:
@@ -225,15 +225,15 @@ def _each(name: str, units: Sequence[TorchUnit]) -> tuple[Tensor, ...]:
     return tuple(Tensor(name=name, shape=(unit.numel,), dtype=unit.dtype, formula=f"parameters of {unit.name}") for unit in units)
 
 
-def _keeping_gradients(module: Module, *, inside: bool) -> Module:
+def _keeping_gradients(job: TrainingJob, module: Module, *, inside: bool) -> Module:
     """The module in which each part of a unit leaves its gradients allocated until the backward of the unit ends."""
     if not module.children:
         kept = tuple(
             Tensor(name=GRADIENTS, shape=(parameter.numel,), dtype=parameter.dtype) for parameter in module.parameters if inside
         )
         return replace(module, reloads=(*module.reloads, *kept)) if kept else module
-    is_unit = is_torch_unit(module)
-    children = tuple(_keeping_gradients(child, inside=inside or is_unit) for child in module.children)
+    is_unit = is_torch_unit(job, module)
+    children = tuple(_keeping_gradients(job, child, inside=inside or is_unit) for child in module.children)
     return replace(module, children=children, frees_reloads=is_unit)
 
 

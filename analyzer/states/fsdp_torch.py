@@ -79,8 +79,8 @@ def _gradients(job: TrainingJob, stage: StageModel) -> Iterator[_Gradient]:
     """The gradients of a rank in the order of the parameters. Parameters outside units belong to the root, unit 0."""
     unit = 0
     for tree in stage.trees:
-        for piece in unit_pieces(tree):
-            of_unit = is_torch_unit(piece)
+        for piece in unit_pieces(job, tree):
+            of_unit = is_torch_unit(job, piece)
             unit += of_unit
             for parameter in creation_order(piece):
                 yield _gradient(job, unit if of_unit else 0, parameter)

@@ -46,8 +46,8 @@ def scores(shapes: Shapes, name: str, *, dtype: str | None = None, sinks: bool =
 
 
 def _adds_column(shapes: Shapes) -> bool:
-    """Whether the sinks are a column of the scores: in Transformer Engine, not in `SoftmaxOne` of megatron-core."""
-    return shapes.model.implementation == "transformer_engine" and shapes.model.softmax_type != "vanilla"
+    """Whether the sinks are a column of the scores, which the softmax saves (also `SoftmaxOne` of megatron-core)."""
+    return shapes.model.softmax_type != "vanilla"
 
 
 def softmax_is_fused(shapes: Shapes) -> bool:
@@ -80,8 +80,9 @@ def attention_mask(shapes: Shapes, name: str, *, batches: bool = True) -> Tensor
     `get_full_mask` combines the causal mask with that of the batch.
     """
     keys = shapes.inputs.sequence_length
+    column = _adds_column(shapes) and shapes.model.implementation == "transformer_engine"  # megatron-core adds it to masked scores
     count = shapes.b if batches and shapes.inputs.attention_mask_in_dataloader else 1
-    return Tensor(name=name, shape=(count, 1, keys, keys + _adds_column(shapes)), dtype="bool", formula="s²")
+    return Tensor(name=name, shape=(count, 1, keys, keys + column), dtype="bool", formula="s²")
 
 
 def unfused_kernel(shapes: Shapes) -> Module:
@@ -186,8 +187,9 @@ def _read_by_product(shapes: Shapes) -> tuple[Tensor, ...]:
     if shapes.model.attention_dropout > 0:
         return (scores(shapes, "softmax after dropout"), scores(shapes, _DROPOUT_MASK, dtype="bool"))
     if _casts(shapes):
-        # the product reads a view without the column of sinks
-        return (replace(scores(shapes, "softmax in 16 bit", sinks=True), strided=_adds_column(shapes)),)
+        # the product reads a view without the column of sinks, and megatron-core converts such a view
+        te = shapes.model.implementation == "transformer_engine"
+        return (replace(scores(shapes, "softmax in 16 bit", sinks=te), strided=te and _adds_column(shapes)),)
     return (replace(scores(shapes, "probabilities"), shares="softmax"),)
 
 

@@ -702,4 +702,12 @@ FOUND: Final = {
     "2",
     "query key layer scaling": "--fp16 --num-layers 4 --tensor-model-parallel-size 2 --sequence-parallel "
     "--position-embedding-type rope --swiglu --disable-bias-linear --apply-query-key-layer-scaling --attention-backend unfused",
+    "local layers with sinks": "--bf16 --group-query-attention --num-query-groups 4 --num-layers 4 --micro-batch-size 1 "
+    "--tensor-model-parallel-size 2 --sequence-parallel "
+    "--position-embedding-type rope --no-rope-fusion --attention-dropout 0 --hidden-dropout 0 --softmax-type learnable "
+    "--attention-softmax-in-fp32 --transformer-impl local --attention-backend unfused",
+    "torch fsdp2 of local layers": "--bf16 --num-layers 4 --micro-batch-size 1 --tensor-model-parallel-size 2 "
+    "--position-embedding-type rope --no-rope-fusion --attention-dropout 0 --hidden-dropout 0 --transformer-impl local "
+    "--attention-backend unfused --use-torch-fsdp2 --no-gradient-accumulation-fusion --ckpt-format torch_dist "
+    "--untie-embeddings-and-output-weights --global-batch-size 32",
 }
