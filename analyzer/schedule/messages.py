@@ -48,7 +48,10 @@ def waiting_messages(order: Sequence[Step], ring: Ring) -> tuple[int, ...]:
         size = ring.group_size - ring.pipeline + 1
         replacing = {message.received for message in received}
         for message in received:
-            spans = [(ends[message.received], ends[message.used - 1])]
+            start = ends[message.received]
+            if message.used - 1 > message.received and start and order[start - 1].paired:
+                start -= 2  # the backward of a pair exchanges its messages while the forward runs
+            spans = [(start, ends[message.used - 1])]
             if kind == "backward":
                 # the next message empties the next place of the buffer
                 cleared = message.received + size - ((message.received + size - 1) in replacing)

@@ -710,4 +710,9 @@ FOUND: Final = {
     "--position-embedding-type rope --no-rope-fusion --attention-dropout 0 --hidden-dropout 0 --transformer-impl local "
     "--attention-backend unfused --use-torch-fsdp2 --no-gradient-accumulation-fusion --ckpt-format torch_dist "
     "--untie-embeddings-and-output-weights --global-batch-size 32",
+    "overlapped microbatches in groups of eight": "--bf16 --num-layers 4 --micro-batch-size 1 --global-batch-size 64 "
+    "--position-embedding-type rope --swiglu --disable-bias-linear --normalization RMSNorm --num-experts 8 --moe-router-topk 2 "
+    "--expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 256 --moe-grouped-gemm "
+    "--overlap-moe-expert-parallel-comm --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 "
+    "--microbatch-group-size-per-virtual-pipeline-stage 8",
 }
