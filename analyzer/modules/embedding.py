@@ -47,7 +47,7 @@ def embedding(shapes: Shapes, *, summed: bool = False, kept_gradient: bool = Fal
     `summed`: autograd adds the weight gradient to that of the output layer in a new tensor. `kept_gradient`: the first layer keeps
     the gradient of its input allocated after its backward.
     """
-    model = shapes.model
+    model, converts = shapes.model, _converts(shapes)
     children = [_word_embeddings(shapes, summed=summed, kept_gradient=kept_gradient)]
     if model.position_embedding == "learned_absolute":
         children.append(_position_embeddings(shapes))
@@ -64,10 +64,25 @@ def embedding(shapes: Shapes, *, summed: bool = False, kept_gradient: bool = Fal
     return Module(
         name="embedding",
         kind=ModuleKind.EMBEDDING,
+        saved=(shapes.hidden("part of the fp32 output beyond its size in 16 bit"),) if converts and _saves_fp32(shapes) else (),
         children=tuple(children),
+        forward_held=(shapes.hidden("output", dtype="fp32"),) if converts and not _saves_fp32(shapes) else (),
         output_of=_output_allocator(shapes),
         source="LanguageModelEmbedding",
     )
+
+
+def _converts(shapes: Shapes) -> bool:
+    """Whether the output is converted to fp32 (`--fp32-residual-connection`), and back by the first layer."""
+    return shapes.model.fp32_residual_connection and shapes.dtype != "fp32" and shapes.residual_dtype != "fp32"
+
+
+def _saves_fp32(shapes: Shapes) -> bool:
+    """Whether the first layer saves its fp32 input.
+
+    Megatron's own norms and checkpoints do. Norms of Transformer Engine convert it to 16 bit.
+    """
+    return shapes.model.implementation == "local" or shapes.inputs.recompute.granularity == "full"
 
 
 def _word_embeddings(shapes: Shapes, *, summed: bool, kept_gradient: bool) -> Module:

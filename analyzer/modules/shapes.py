@@ -61,8 +61,13 @@ class Shapes:
 
     @cached_property
     def residual_dtype(self) -> str:
-        """Element type of the residual stream."""
-        return "fp32" if self.model.fp32_residual_connection else self.dtype
+        """Element type of the residual stream.
+
+        With `--fp32-residual-connection` it is fp32 in legacy layers only. In others the first residual add converts it to 16 bit
+        (`_bias_dropout_add_func`).
+        """
+        model = self.model
+        return "fp32" if model.fp32_residual_connection and model.implementation == "legacy" else self.dtype
 
     @cached_property
     def fp8(self) -> Fp8Spec | None:

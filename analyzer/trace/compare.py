@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from analyzer.layout.stages import Chunk
 from analyzer.modules.kinds import ModuleKind
@@ -217,13 +217,19 @@ class _ModuleNames:
         elif module.kind is ModuleKind.EMBEDDING and any(child.saved for child in module.children):
             # an embedding without saved tensors only holds a shared weight and computes no hidden states
             self._stream = f"embedding.{module.output_of}" if module.output_of else "embedding"
+            if module.forward_held:
+                self._stream = _CONVERTED
+
+
+_CONVERTED: Final = "fp32"
+"""Instead of the path of the module that allocates the hidden states: the module that saves them converts them to 16 bit."""
 
 
 def _allocating_module(tensor: Tensor, *, own: str, layer: str, stream: str) -> str | None:
     if tensor.made_in == "":
         return own
     if tensor.made_in == STREAM:
-        return stream or None
+        return own if stream == _CONVERTED else stream or None
     if tensor.made_in == LAYER:
         return layer
     if tensor.made_in.startswith(MODEL_PATH):

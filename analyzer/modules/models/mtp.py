@@ -114,7 +114,7 @@ def _lookup(shapes: Shapes, *, path: str) -> Module:
     found = embedding(shapes)
     ids = Tensor(name="rolled token ids", shape=(shapes.b, shapes.s), dtype="int64", formula="8·s·b", made_in=path)
     children = tuple(replace(child, parameters=()) for child in found.children)
-    return replace(found, children=children, saved=(ids,) if shapes.t == 1 else ())
+    return replace(found, children=children, saved=(ids,) if shapes.t == 1 else (), forward_held=())
 
 
 def _gradient_of_lookup(shapes: Shapes) -> tuple[Tensor, ...]:
@@ -124,8 +124,11 @@ def _gradient_of_lookup(shapes: Shapes) -> tuple[Tensor, ...]:
 
 
 def _embedding(shapes: Shapes) -> str:
-    """Path of the module that allocates the embedded tokens."""
-    last = embedding(shapes).output_of
+    """Path of the module that allocates the embedded tokens; empty if the norm converts them from fp32."""
+    found = embedding(shapes)
+    if found.forward_held:
+        return ""
+    last = found.output_of
     return f"{MODEL_PATH}embedding.{last}" if last else f"{MODEL_PATH}embedding"
 
 

@@ -715,4 +715,9 @@ FOUND: Final = {
     "--expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 256 --moe-grouped-gemm "
     "--overlap-moe-expert-parallel-comm --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 "
     "--microbatch-group-size-per-virtual-pipeline-stage 8",
+    "fp32 hidden states of latent attention and experts": "--bf16 --fp32-residual-connection --num-layers 4 --micro-batch-size "
+    "2 --tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2 --multi-latent-attention "
+    "--kv-lora-rank 64 --qk-head-dim 64 --qk-pos-emb-head-dim 32 --v-head-dim 64 --position-embedding-type rope --swiglu "
+    "--disable-bias-linear --num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 2 --moe-token-dispatcher-type "
+    "alltoall --moe-ffn-hidden-size 256",
 }
