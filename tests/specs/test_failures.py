@@ -30,7 +30,6 @@ CAPACITY = f"{EXPERTS} --moe-router-topk 2 --moe-pad-expert-input-to-capacity --
 """Two of eight experts for each token: a capacity of four times the mean is all tokens."""
 SHARED = "--bf16 --tensor-model-parallel-size 2 --sequence-parallel --fp8-format e4m3 --fp8-recipe"
 
-OWN_LAYERS = "--transformer-impl local --tensor-model-parallel-size 2 --sequence-parallel"
 UNIFORM = "--recompute-granularity full --recompute-method uniform --recompute-num-layers"
 VIRTUAL = "--num-virtual-stages-per-pipeline-rank 2"
 FIRST = "--decoder-first-pipeline-num-layers"
@@ -48,7 +47,6 @@ EMBEDDING, LOSS = "--account-for-embedding-in-pipeline-split", "--account-for-lo
             f"{MLA} --fp32-residual-connection {EXPERTS}",
             "--fp32-residual-connection",
         ),
-        (f"{OWN_LAYERS} --normalization RMSNorm", OWN_LAYERS, "--normalization"),
         (
             f"{MTP} --moe-layer-freq [1,1,1,1,1,1,1,0]",
             f"{MTP} --moe-layer-freq [0,1,1,1,1,1,1,1]",

@@ -20,7 +20,6 @@ def failure_violations(job: TrainingJob) -> Iterator[Violation]:
     yield from _outer_shards(job)
     yield from _graphs_of_stages(job)
     yield from _fp32_residual(job)
-    yield from _local_rms_norm(job)
     yield from _overlapped_mtp(job)
     yield from _skipped_final_norm(job)
     yield from _delayed_latent_projections(job)
@@ -148,19 +147,6 @@ def _fp32_residual(job: TrainingJob) -> Iterator[Violation]:
             ("fp32_residual_connection",),
             "the fused norms of Transformer Engine do not accept fp32 hidden states",
             "leave it out",
-        )
-
-
-def _local_rms_norm(job: TrainingJob) -> Iterator[Violation]:
-    """Own layers of Megatron use the RMSNorm of PyTorch. Source: `WrappedTorchNorm` (core/transformer/torch_norm.py), 0.16."""
-    model = job.model
-    if model.implementation != "local" or model.normalization != "RMSNorm" or not job.parallel.sequence_parallel:
-        return
-    if not is_before(job.megatron, "0.15"):
-        yield Violation(
-            ("normalization",),
-            "RMSNorm of --transformer-impl local does not support sequence parallelism",
-            "use LayerNorm, leave out --sequence-parallel, or use --transformer-impl transformer_engine",
         )
 
 
