@@ -43,7 +43,7 @@ class LayerKind(NamedTuple):
 
 
 def with_other_kernel(model: ModelSpec) -> tuple[bool, ...]:
-    """For each decoder layer, then each MTP layer, whether `LayerKind.other_kernel` holds; empty if all kernels are equal.
+    """For each of `ModelSpec.windowed`, whether `LayerKind.other_kernel` holds; empty if all kernels are equal.
 
     Unfused attention has other masks with a window.
     """

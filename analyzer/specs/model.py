@@ -96,7 +96,10 @@ class ModelSpec:
     window: tuple[int, int] | None = None
     """Tokens before and after each token that it attends to (`--window-size`)."""
     windowed: tuple[bool, ...] = ()
-    """For each decoder layer, then each MTP layer, whether its attention uses the window; empty without `--window-size`."""
+    """For each decoder layer, and from core 0.16 on each MTP layer after them, whether its attention uses the window.
+
+    Empty without `--window-size`.
+    """
     window_backend: AttentionBackend | None = None
     """Attention backend of layers with a window, if it differs from attention_backend."""
     activation_clamped: bool = False

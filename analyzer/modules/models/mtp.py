@@ -212,9 +212,8 @@ def _layer(shapes: Shapes, depth: int, *, path: str, under_checkpoint: bool) -> 
 
     Without gradients a local variable references its input, a view of the whole output of the projection, until it returns.
     """
-    windowed = with_other_kernel(shapes.model)
-    other_kernel = bool(windowed) and windowed[shapes.model.num_layers + depth]
-    kind = LayerKind(moe=_has_experts(shapes), other_kernel=other_kernel)
+    windowed = with_other_kernel(shapes.model)[shapes.model.num_layers :]
+    kind = LayerKind(moe=_has_experts(shapes), other_kernel=bool(windowed) and windowed[depth])
     layer = one_layer(shapes.inputs, kind, PROJECTED if shapes.sp else "")
     viewed = (shapes.hidden(PROJECTED, gathered=True, made_in=path),) if shapes.sp else ()
     layer = replace(layer, name="transformer_layer", saved=(*layer.saved, *viewed))

@@ -40,7 +40,7 @@ def model_spec(
     bias = not _is_off(arguments, "add_bias_linear")
     scaling = switched_on(arguments, "apply_query_key_layer_scaling")
     needs = _attention_needs(launch, shape, mla, parallel, implementation=implementation, half_precision=half_precision)
-    layers = shape.num_layers + mtp_layers(arguments)
+    layers = shape.num_layers + (mtp_layers(arguments) if since(arguments, "0.16") else 0)
     attention = _attention_kernels(launch, needs, layers=layers, implementation=implementation)
     model = ModelSpec(
         num_layers=shape.num_layers,

@@ -22,7 +22,8 @@ def read_window(
 ) -> tuple[tuple[int, int] | None, tuple[bool, ...]]:
     """The window (tokens before and after), and which decoder and MTP layers have it. Raises InputError for what is not a window.
 
-    The layer numbers of MTP layers follow those of the decoder (`MultiTokenPredictionLayer`, core 0.16).
+    From core 0.16 on, the layer numbers of MTP layers follow those of the decoder (`MultiTokenPredictionLayer`). `layers`: the
+    number of layers with such a number.
     """
     value = arguments.get("window_size")
     if value is None:
@@ -50,7 +51,7 @@ def _layers(arguments: Arguments, *, layers: int) -> tuple[bool, ...]:
     pattern = tuple(bool(each) for each in frequency) if isinstance(frequency, list | tuple) else ()
     if len(pattern) < layers:
         raise InputError(
-            named, f"lists {len(pattern)} layers, and the model has {layers} with MTP layers", f"give {layers} numbers"
+            named, f"lists {len(pattern)} layers, and the model has {layers}, MTP layers included", f"give {layers} numbers"
         )
     return pattern[:layers]
 
