@@ -74,7 +74,7 @@ def embedding(shapes: Shapes, *, summed: bool = False, kept_gradient: bool = Fal
 
 def _converts(shapes: Shapes) -> bool:
     """Whether the output is converted to fp32 (`--fp32-residual-connection`), and back by the first layer."""
-    return shapes.model.fp32_residual_connection and shapes.dtype != "fp32" and shapes.residual_dtype != "fp32"
+    return shapes.model.fp32_residual_connection and shapes.residual_dtype != "fp32"
 
 
 def _saves_fp32(shapes: Shapes) -> bool:

@@ -166,7 +166,7 @@ def _without_lingering_input(module: Module) -> Module:
 def _with_rows_freed(module: Module) -> Module:
     """The modules of a MoE layer without the rows that were sent, after the dispatch, and tokens that the attention node has."""
     children = tuple(_with_rows_freed(child) for child in module.children)
-    if module.kind in (ModuleKind.EXPERTS, ModuleKind.COMBINE) or module.kind in MOE_LATENT_PROJECTIONS:
+    if module.kind in (ModuleKind.EXPERTS, ModuleKind.COMBINE, *MOE_LATENT_PROJECTIONS):
         kept = tuple(tensor for tensor in module.forward_workspace if tensor.name not in (SENT_ROWS, SHARED_OUTPUT, LATENT_ROWS))
         return replace(module, forward_workspace=kept, children=children)
     if module.kind is ModuleKind.DISPATCH:

@@ -54,6 +54,7 @@ _NODES: Final = {
     ModuleKind.DISPATCH: Node.DISPATCH,
     ModuleKind.EXPERTS: Node.EXPERTS,
     ModuleKind.COMBINE: Node.COMBINE,
+    ModuleKind.MOE_LATENT_UP: Node.COMBINE,
 }
 """For each kind of module in a MoE layer, its node."""
 
@@ -294,8 +295,6 @@ def _node_of(block: Module, path: str) -> tuple[Node, bool]:
             return Node.ATTENTION if of_attention else Node.WEIGHT_GRADIENTS, of_attention
         if module.kind in _NODES:
             return _NODES[module.kind], False
-        if module.kind is ModuleKind.MOE_LATENT_UP:
-            return Node.COMBINE, False
         if layer is not None and module in layer.children:
             moe = any(child.kind is ModuleKind.EXPERTS for _, child in layer.walk())
             if module.kind in ATTENTION_BRANCH:

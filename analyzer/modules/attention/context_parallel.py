@@ -49,8 +49,8 @@ class Exchange:
     made_by: str = ""
     """Path of the module that allocates queries and keys; {} stands for q or k. Empty: they are slices, which the kernel copies."""
     grouped: bool = False
-    regrouped: bool = False
-    """Whether reshaping grouped queries to [s, b, heads, d] copies them."""
+    before_rotation: tuple[Tensor, ...] = ()
+    """The inputs of the rotation, which local variables of the caller reference."""
     rotates: bool = True
     """Whether queries and keys are rotated or have norms of their own."""
     projected: Tensor | None = None
@@ -192,12 +192,7 @@ def _before(exchange: Exchange) -> Iterator[Tensor]:
     yield exchange.projected or one("value", exchange.value)
     if exchange.in_one_copy and exchange.kind in ("p2p", "all_gather"):
         return
-    model = exchange.shapes.model
-    if model.position_embedding == "rope" and model.mla is None:  # without rotation a norm saves the reshaped query
-        if exchange.regrouped or model.qk_layernorm:
-            yield one("query before rotation", exchange.query)
-        if model.qk_layernorm:
-            yield one("key before rotation", exchange.key)
+    yield from exchange.before_rotation
     if exchange.made_by or not copied:
         if copied or exchange.kind not in ("p2p", "all_gather"):
             yield one("query of the layer", exchange.query)

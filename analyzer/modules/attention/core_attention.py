@@ -235,7 +235,7 @@ def exchange(shapes: Shapes) -> Exchange:
         projected=heads.projected(),
         made_by=changed_by or (ATTENTION if heads.regrouped else ""),
         grouped=heads.grouped,
-        regrouped=heads.regrouped,
+        before_rotation=before_rotation(shapes),
         rotates=bool(changed_by),
     )
 

@@ -31,7 +31,8 @@ def shared_experts(shapes: Shapes) -> Module:
     recomputed = shapes.recomputes("shared_experts")
     held: tuple[Tensor, ...] = ()
     if recomputed:
-        held, inside = holding_gradient(shapes, inside)
+        gradient, inside = holding_gradient(shapes, inside)
+        held = (*gradient, *shapes.recomputed_output)
     routed = shapes.hidden("input gradient of the routed experts")
     if parts.overlapped:  # the backward of the dispatch has not summed the gradients of the rows of each token yet
         routed = routing.row_tensor("row gradients", routing.sent)
@@ -40,11 +41,7 @@ def shared_experts(shapes: Shapes) -> Module:
         kind=ModuleKind.SHARED_EXPERTS,
         parameters=gate,
         saved=(shapes.hidden(_INPUT, made_in="pre_mlp_layernorm", shares=shapes.owner_of_moe_input),),
-        backward_workspace=(
-            routed,
-            *held,
-            *(shapes.recomputed_output if recomputed else ()),
-        ),
+        backward_workspace=(routed, *held),
         children=inside,
         recomputed=recomputed,
         source="SharedExpertMLP",

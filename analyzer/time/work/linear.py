@@ -22,8 +22,8 @@ _CALLS: Final = (3.0, 4.0)
 """Operations of the host in forward and backward of a linear layer."""
 _QUANTIZED_CALLS: Final = 3.0
 """The same with quantization, as a multiple."""
-_SPLIT_ROWS: Final = frozenset({ModuleKind.Q_DOWN, ModuleKind.KV_DOWN})
-"""Layers that are not split over tensor-parallel ranks: each works on its tokens of the residual stream."""
+_SPLIT_ROWS: Final = frozenset({ModuleKind.Q_DOWN, ModuleKind.KV_DOWN}) | MOE_LATENT_PROJECTIONS
+"""Layers that are not split over tensor-parallel ranks (`TELinear`): each works on its tokens of the residual stream."""
 SCATTERED_PARTS: Final = 4
 """Parts of a GEMM whose output is reduce-scattered meanwhile (`num_splits` of the method "pipeline")."""
 
@@ -47,8 +47,7 @@ def linear(module: Module, context: WorkContext) -> Work:
     if weight is None:
         return NO_WORK
     shapes = context.shapes
-    unsplit = module.kind in _SPLIT_ROWS or module.kind in MOE_LATENT_PROJECTIONS  # the projections are "duplicated" `TELinear`
-    rows = (shapes.s_split if unsplit else shapes.s) * shapes.b
+    rows = (shapes.s_split if module.kind in _SPLIT_ROWS else shapes.s) * shapes.b
     n, k = weight.shape
     fused = any(each.name == "layer_norm_weight" for each in module.parameters)
     rewinds = module.kind in (ModuleKind.Q_PROJECTION, ModuleKind.Q_UP, ModuleKind.KV_UP) and shapes.recomputes("mla_up_proj")
