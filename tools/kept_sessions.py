@@ -18,6 +18,7 @@ from allocator_hook.packages import installed
 from allocator_hook.shadow.engine import enough_microbatches
 from allocator_hook.shadow.parent import end_with_parent
 from allocator_hook.shadow.request import Request
+from allocator_hook.step.environment import variables
 from allocator_hook.step.iterations import default_iterations
 from allocator_hook.step.supported import check_supported
 from analyzer.errors import AnalyzerError
@@ -55,10 +56,7 @@ class KeptSessions:
         return traces
 
     def _process(self, job: TrainingJob) -> Connection:
-        fine_grained = job.activation_offload is not None and bool(job.activation_offload.modules)
-        scaling = job.model.apply_query_key_layer_scaling
-        switches = (job.flags.deterministic, job.flags.cuda_device_max_connections, fine_grained, scaling, job.graphs is not None)
-        key = (job.hardware, *switches)
+        key = (job.hardware, job.graphs is not None, *variables(job).items())
         if key not in self._processes:
             ours, theirs = multiprocessing.Pipe()
             if not os.fork():

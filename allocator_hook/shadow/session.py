@@ -27,6 +27,7 @@ from allocator_hook.shadow.request import Request
 from allocator_hook.shadow.stand_ins import cuda_graphs
 from allocator_hook.shadow.stand_ins.received_shapes import received_shapes
 from allocator_hook.step.collectives import CollectiveHooks
+from allocator_hook.step.environment import variables
 from allocator_hook.step.labels import write_labels
 from allocator_hook.step.marks import Marks
 from allocator_hook.step.patching import Patch, Patches
@@ -202,13 +203,6 @@ def _need_transformer_engine() -> None:
 
 def environ(job: TrainingJob) -> None:
     """Set the environment variables that Transformer Engine and Megatron read to the values of the job."""
-    if job.flags.deterministic:
-        os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"
-    if job.flags.cuda_device_max_connections is not None:
-        os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = job.flags.cuda_device_max_connections
-    fine_grained = job.activation_offload is not None and bool(job.activation_offload.modules)
-    os.environ["NVTE_CPU_OFFLOAD_V1"] = str(int(fine_grained))  # `validate_args` requires it for fine-grained offloading
-    # `TEDotProductAttention` requires the same value as that of `--apply-query-key-layer-scaling`
-    os.environ["NVTE_APPLY_QK_LAYER_SCALING"] = str(int(job.model.apply_query_key_layer_scaling))
+    os.environ.update(variables(job))
     for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):  # Megatron sets them for the backend
         os.environ.pop(name, None)
