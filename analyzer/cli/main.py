@@ -98,11 +98,18 @@ def _position_of_script(argv: Sequence[str]) -> int | None:
 
     words = (word for word in argv if not word.startswith("-"))
     first = next((word for word in words if os.path.isfile(word) or word.endswith(SCRIPT_ENDINGS)), None)
-    if first is None or first.endswith(".py"):
+    if first is None or (first.endswith(".py") and not _starts_a_launcher(first, argv)):
         return None
     from analyzer.cli.script import find_script
 
     return find_script(argv)
+
+
+def _starts_a_launcher(path: str, argv: Sequence[str]) -> bool:
+    """Whether a Python file is no training script itself, but starts one through a launcher."""
+    from analyzer.script.python_launchers import starts_a_launcher
+
+    return starts_a_launcher(path, argv)
 
 
 def _analyze_one(argv: Sequence[str], environ: Mapping[str, str], folder: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -10,8 +11,11 @@ from pathlib import Path
 from typing import Final
 
 from analyzer.cli.output import print_message, standard_output
+from analyzer.cli.what_ran import waits_left, what_ran
 from analyzer.errors import FITS, InputError
 from analyzer.launch.info_options import PREFIX, SCRIPT_ENDINGS, takes_value
+from analyzer.launch.written_files import files_of_launch
+from analyzer.script.python_launchers import starts_a_launcher
 from analyzer.script.run import Failure, Intercepted, ScriptRun, run_script
 from analyzer.script.shebang import interpreter
 
@@ -38,6 +42,11 @@ HIDDEN_VARIABLES: Final = frozenset({
     "SLURM_STEP_ID", "SLURM_ARRAY_TASK_ID", "SLURM_NPROCS", "SLURM_JOB_NUM_NODES", "SLURM_TASKS_PER_NODE", "SLURM_GPUS_ON_NODE",
 })  # fmt: skip
 
+READS_ARGUMENTS: Final = re.compile(
+    r"\$\{?[#!]?[@*1-9#]|BASH_ARGV|\bshift\b|\bgetopts?\b|\$argv|\bfor \w+ *(?:;|\n|do\b)|set --|\bsource\b|^\s*\. ", re.M
+)
+"""What reads the arguments of a shell script: `$1`, `"$@"`, shift, getopts, `for word; do`. A file that it sources may."""
+
 LONGEST_COMMAND: Final = 200
 """Characters of a command in an error."""
 
@@ -48,7 +57,8 @@ Analysis = Callable[[Sequence[str], Mapping[str, str], Path], int]
 def find_script(argv: Sequence[str]) -> int | None:
     """The position of the launch script in `argv`: its first word that is neither an --info option nor the value of one.
 
-    None if that word is not a shell script. Raises InputError for a script that does not exist, and for an unknown --info option.
+    None if that word is neither a shell script nor a Python file that starts a launcher. Raises InputError for a script that does
+    not exist, and for an unknown --info option.
     """
     position = 0
     while position < len(argv):
@@ -57,14 +67,16 @@ def find_script(argv: Sequence[str]) -> int | None:
             position += argv[position] in STARTERS and len(argv) > position + 1
             if argv[position].endswith(SCRIPT_ENDINGS) and not os.path.isfile(argv[position]):
                 raise InputError(argv[position], "is not a file", "give the path of the launch script")
-            return position if _is_shell_script(argv[position]) else None
+            return position if _is_script(argv[position], argv) else None
         position += 2 if takes_value(name) and not equals else 1
     return None
 
 
-def _is_shell_script(word: str) -> bool:
-    if word.startswith("-") or word.endswith(".py") or not os.path.isfile(word):
+def _is_script(word: str, argv: Sequence[str]) -> bool:
+    if word.startswith("-") or not os.path.isfile(word):
         return False
+    if word.endswith(".py"):
+        return starts_a_launcher(word, argv)
     if word.endswith(SUFFIXES):
         return True
     return not SHELLS.isdisjoint(interpreter(word))
@@ -84,25 +96,51 @@ def analyze_script(argv: Sequence[str], position: int, *, environ: Mapping[str, 
         raise InputError("--info-launch", "starts one launch command, and a script is given", remedy)
     if sys.stdout is not None:
         sys.stdout.flush()
-    ran = run_script(script, arguments, environ=environ, folder=folder, run_all="--info-run-all" in flags)
+    with run_script(script, arguments, environ=environ, folder=folder, run_all="--info-run-all" in flags) as ran:
+        status = _report(ran, script, given, folder=folder, analysis=analysis)
+    if arguments and not uses_arguments(script):
+        print_message(f"{script} does not use its arguments, which have no effect: {shlex.join(arguments)}")
+    return status
+
+
+def _report(ran: ScriptRun, script: Path, given: Sequence[str], *, folder: Path, analysis: Analysis) -> int:
+    """Analyzes or prints the launches of a script that ran. Returns the exit status. Raises InputError if there is none."""
     if not ran.launches:
+        for wait in waits_left(ran):
+            print_message(wait)
         raise _without_launch(script, ran)
     if ran.stopped:
         why = {"launches": "repeats a launch", "sleeps": "waits in a loop", "time": "does not end"}[ran.stopped]
         print_message(f"{script} was ended, because it {why}")
-    if "--info-dry" in flags:
+    statuses = [2] if ran.early_end else []
+    if any(word == "--info-dry" for word in given):
         with standard_output() as stream:
             for number, launch in enumerate(ran.launches, 1):
-                print(_dry(launch, _title(number, ran, script), given), file=stream)
-        return FITS
-    options = [word for word in given if word not in ("--info-dry", "--info-run-all")]
-    statuses = []
-    for number, launch in enumerate(ran.launches, 1):
-        if len(ran.launches) > 1:
-            _print_heading(number, ran, script, options)
-        words = [*launch.argv, *_numbered(options, number, folder)]
-        statuses.append(analysis(words, launch.environ, launch.folder))
+                with files_of_launch(launch.written):
+                    print(_dry(launch, _title(number, ran, script), given), file=stream)
+        statuses.append(FITS)
+    else:
+        options = [word for word in given if word != "--info-run-all"]
+        for number, launch in enumerate(ran.launches, 1):
+            if len(ran.launches) > 1:
+                _print_heading(number, ran, script, options)
+            words = [*launch.argv, *_numbered(options, number, folder)]
+            with files_of_launch(launch.written):
+                statuses.append(analysis(words, launch.environ, launch.folder))
+    if ran.early_end:
+        count = f"{len(ran.launches)} launch{'es' if len(ran.launches) > 1 else ''}"
+        failed = f"{_command_of(ran.early_end)} {_status_of(ran.early_end, ran.status)}"
+        print_message(f"{script} ended after {count}: {failed}. Later launches are missing")
+    for line in what_ran(ran, names="--info-dry" in given):
+        print_message(line)
     return next((status for status in PRECEDENCE if status in statuses), statuses[0])
+
+
+def uses_arguments(script: Path) -> bool:
+    """Whether the text of a script reads its arguments. Scripts of languages other than a shell are taken to read them."""
+    if not (script.suffix in SUFFIXES or SHELLS.intersection(interpreter(str(script)))):
+        return True
+    return READS_ARGUMENTS.search(script.read_text(errors="replace")) is not None
 
 
 def _separated(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -135,11 +173,18 @@ def _without_launch(script: Path, ran: ScriptRun) -> InputError:
         return InputError(str(script), f"ended with status {ran.status} before it started a training", remedy)
     failure = ran.failures[-1]
     fault = f"ended with status {ran.status} before it started a training: {_command_of(failure)}"
-    fault += f" failed with status {failure.status}" if failure.status else " ended the script"
+    fault += f" {_status_of(failure)}"
     before = next((other for other in reversed(ran.failures[:-1]) if other.status and other.command != failure.command), None)
     if before is not None and (not failure.status or before.source != failure.source):
         fault += f", after {_command_of(before)} failed with status {before.status}"
     return InputError(str(script), fault, remedy)
+
+
+def _status_of(failure: Failure, status: int | None = None) -> str:
+    """What became of the command. `status`: the exit status of the script, which `exit` gives it."""
+    if failure.status:
+        return f"failed with status {failure.status}"
+    return "ended the script" + (f" with status {status}" if status is not None else "")
 
 
 def _command_of(failure: Failure) -> str:

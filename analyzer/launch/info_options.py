@@ -129,7 +129,7 @@ class InfoOptions:
     dry: bool = False
     """Print the launch commands of a script."""
     run_all: bool = False
-    """Run also the commands of a script that stand-ins replace."""
+    """Run a script without isolation, and also the commands that stand-ins replace, except launchers."""
 
 
 class InfoOption(NamedTuple):
@@ -231,7 +231,7 @@ OPTIONS: Final[dict[str, InfoOption]] = {
     "strict": InfoOption("", "unknown options and an unknown vocabulary size are errors", flag),
     "debug": InfoOption("", "print the traceback of an internal error", flag),
     "dry": InfoOption("", "run a script with stand-ins, and print its launches instead of analyzing them", flag),
-    "run_all": InfoOption("", "run also the commands of a script that stand-ins replace, such as rm, kill and pip", flag),
+    "run_all": InfoOption("", "run a script without isolation: its commands change this machine, and pip, git and ssh run", flag),
 }
 """By field of `InfoOptions`."""
 FLAGS: Final = {PREFIX + field.replace("_", "-"): field for field in OPTIONS}
@@ -246,9 +246,9 @@ def usage() -> str:
         "Predicts the memory of each GPU of a Megatron-LM launch, whether it fits, and which ranks communicate.",
         "",
         "A launch script runs with its launchers replaced: torchrun, deepspeed, accelerate and python with a training script,",
-        "also under srun, mpirun, ray, nsys and containers. Commands that change something, such as rm, mv, kill, pip and ssh,",
-        "are printed instead of run. All other programs run as usual. Without a script, options of torchrun and Megatron keep",
-        "their meaning.",
+        "also under srun, mpirun, ray, nsys and containers. It runs in a copy of the file system that is thrown away, with its",
+        "own processes and without a network (Linux namespaces, or a preloaded library; SECURITY.md has conditions and limits).",
+        "Without a script, options of torchrun and Megatron keep their meaning.",
         "The argument parser of a Megatron-LM checkout in the working folder, next to the training script or on PYTHONPATH is",
         "executed. --info-megatron RELEASE avoids that.",
         "",

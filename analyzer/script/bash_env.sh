@@ -2,56 +2,22 @@
 #
 # A DEBUG trap runs before each command. It puts the stand-ins first on PATH again if the script changed PATH, and defines a function
 # for a launcher that is called by its path: `/opt/conda/bin/torchrun` may name a function in bash. That is not needed with the library
-# exec_guard.c, which INFO_SCRIPT_PRELOAD names. The trap keeps $?, $_ and
+# preload/exec.c, which INFO_SCRIPT_PRELOAD names. The trap keeps $?, $_ and
 # PIPESTATUS, and prints nothing with `set -x`. It does not use `local -`, which would turn `set -e` on in command substitutions.
 
 if [ -n "${INFO_SCRIPT_BASH_ENV-}" ] && [ -r "$INFO_SCRIPT_BASH_ENV" ]; then
     . "$INFO_SCRIPT_BASH_ENV"
 fi
 export INFO_SCRIPT_FOLDER=$__info_folder
+export INFO_SCRIPT_MAIN=${INFO_SCRIPT_MAIN-$$} # the shell of the script itself
 
 if [ -z "${INFO_SCRIPT_RUN_ALL-}" ]; then
-    # kill is a builtin. It may end processes that this shell started, and it may ask whether a process exists.
+    # The processes that a script wants to end do not exist here, which is no reason for `set -e` to end the script.
     kill() {
-        if { __info_may_kill "$@"; } 2>/dev/null; then
-            builtin kill "$@"
-        else
-            "$__info_folder/bin/kill" "$@"
-        fi
-    }
-    __info_may_kill() {
-        local target own
-        own=$(jobs -p)
-        own=" ${own//$'\n'/ } "
-        for target in "$@"; do
-            case $target in
-                -0 | -l | -L) return 0 ;;
-            esac
-        done
-        for target in "$@"; do
-            case $target in
-                -* | %* | [A-Z]*) ;;
-                *) if [[ $own != *" $target "* ]]; then return 1; fi ;;
-            esac
-        done
-    }
-fi
-
-if [ -z "${INFO_SCRIPT_RUN_ALL-}" ]; then
-    # rm is replaced, so a folder that a script removes and makes again exists
-    mkdir() {
-        local target missing='' named=''
-        for target in "$@"; do
-            case $target in
-                -*) ;;
-                *)
-                    named=yes
-                    if [ ! -d "$target" ]; then missing=yes; fi
-                    ;;
-            esac
-        done
-        if [ -n "$named" ] && [ -z "$missing" ]; then return 0; fi
-        command mkdir "$@"
+        case " $* " in
+            *' -0 '* | *' -s 0 '* | *' -n 0 '* | *' -l'* | *' -L'*) builtin kill "$@" ;;
+            *) builtin kill "$@" 2>/dev/null || : ;;
+        esac
     }
 fi
 
@@ -87,6 +53,19 @@ __info_split() {
     return 1
 }
 
+# Notes that a loop of the script sleeps. Sets __info_leave if it has slept so often that it waits for something that does not come.
+__info_sleeps() {
+    if [[ $__info_slept_at == "$1" ]]; then
+        __info_slept=$((__info_slept + 1))
+    else
+        __info_slept=1 __info_slept_at=$1
+    fi
+    if [[ $__info_slept -gt 20 ]]; then
+        __info_slept=0 __info_leave=yes
+        printf '%s\n' "$1" >>"$__info_folder/waits" || true
+    fi
+}
+
 # Before each command: $1 is $_, $2 the file and $3 the line of the command, $4 the status of the command before it.
 __info_before() {
     __info_last=$1
@@ -113,6 +92,8 @@ __info_before() {
     fi
     word=${text%%[[:space:]]*}
     case $word in
+        sleep) if [[ -z ${INFO_SCRIPT_RUN_ALL-} ]]; then __info_sleeps "$3 $2"; fi ;;
+        torchrun | deepspeed | srun | python*) __info_slept=0 ;;
         exit)
             if [[ ${#__info_bad[@]} -eq 4 ]]; then
                 __info_write "${__info_bad[@]}"
@@ -230,6 +211,9 @@ __info_failed() {
 
 # At the end with the status $1 and the last command $2, which may have ended the shell by itself, such as `: ${NAME:?}`.
 __info_end() {
+    if [[ $1 != 0 && $$ == "$INFO_SCRIPT_MAIN" ]]; then
+        case "$-" in *[eu]*) : >"$__info_folder/ended_by_option" || true ;; esac
+    fi
     case $2 in
         exit | 'exit '* | 'trap '*__info_before*) return 0 ;;
     esac
@@ -238,11 +222,12 @@ __info_end() {
     fi
 }
 
+__info_leave='' __info_slept=0 __info_slept_at=''
 __info_bad=() __info_text='' __info_source='' __info_line=1 __info_depth=1
 export INFO_SCRIPT_LINE=${INFO_SCRIPT_LINE-}
 if ((BASH_VERSINFO[0] > 4 || (BASH_VERSINFO[0] == 4 && BASH_VERSINFO[1] >= 4))); then
     set -o errtrace -o functrace
     trap '{ __info_failed "$_" "$?" "${BASH_SOURCE[0]-}" "$LINENO" "$BASH_COMMAND" || :; : "$__info_last_argument"; } 2>/dev/null' ERR
     trap '{ __info_status=$?; trap - DEBUG ERR; __info_end "$__info_status" "$BASH_COMMAND" || :; } 2>/dev/null' EXIT
-    trap '{ __info_before "$_" "${BASH_SOURCE[0]-}" "$LINENO" "$?" || :; : "$__info_last"; } 2>/dev/null' DEBUG
+    trap '{ __info_before "$_" "${BASH_SOURCE[0]-}" "$LINENO" "$?" || :; if [[ -n $__info_leave ]]; then __info_leave=; break; fi; : "$__info_last"; } 2>/dev/null' DEBUG
 fi

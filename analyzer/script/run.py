@@ -5,22 +5,26 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
+import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from analyzer.errors import InputError
-from analyzer.script.exec_guard import write_guard
+from analyzer.script.isolation.script_process import Refused, ScriptProcess, start_script
+from analyzer.script.isolation.start import Isolation
+from analyzer.script.preload_library import write_library
 from analyzer.script.stand_ins import context
-from analyzer.script.stand_ins.dispatch import names
+from analyzer.script.stand_ins.dispatch import PYTHONS, names
 from analyzer.script.stand_ins.inner import SHELLS
 from analyzer.script.stand_ins.slurm import batch_variables, read_header
 
@@ -33,6 +37,10 @@ LONGEST: Final = 600.0
 """Seconds after which a script is ended."""
 LONGEST_AFTER_LAUNCH: Final = 60.0
 """Seconds that a script may run after its last launch."""
+END_OF_SCRIPT: Final = re.compile(r"\s*(?:#.*|(?:fi|done|esac|\}|\)|;;|;|&&|\|\|)*)\s*(?:exit\b.*)?")
+"""A line after which, or in which, no other command runs: a comment, the end of a block, or exit."""
+ISOLATION_VARIABLE: Final = "GET_TRAINING_INFO_ISOLATION"
+"""The environment variable that chooses the isolation: namespaces or preload."""
 LONGEST_INTERPRETER: Final = 110
 """Characters of a path after `#!`. Linux before 5.1 cuts off lines above 127."""
 
@@ -53,6 +61,8 @@ class Intercepted:
     """The file of that line; empty if it is not known."""
     times: int
     """Number of times that the script started it."""
+    written: Path | None = None
+    """A folder with copies of the files that the launch names and the script has written, each at its absolute path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,31 +85,82 @@ class ScriptRun:
     failures: tuple[Failure, ...]
     stopped: str
     """Why this program ended the script: "launches" (it repeats them), "sleeps" (it waits), "time" (it does not end), or empty."""
+    isolation: Isolation = Isolation.NONE
+    programs: Mapping[str, int] = field(default_factory=dict)
+    """How often each program ran, without stand-ins and builtin commands of a shell. Empty if it is not known."""
+    read_only: tuple[str, ...] = ()
+    """Folders in which the script could not write, because their file system cannot be copied."""
+    waits: tuple[str, ...] = ()
+    """Line and file of each `sleep` in a loop that waited for something that did not come, and was left."""
+    early_end: Failure | None = None
+    """The command that ended the script with an error before its last line."""
 
 
+@contextlib.contextmanager
 def run_script(
     script: Path, arguments: Sequence[str], *, environ: Mapping[str, str], folder: Path, run_all: bool = False
-) -> ScriptRun:
+) -> Iterator[ScriptRun]:
     """Runs `script` in `folder`. Its standard output goes to standard error, and its standard input is empty.
 
-    #SBATCH lines set the variables of Slurm that `environ` does not have. `run_all`: commands that change something are run.
-    Raises InputError if there is no shell, or no folder for the stand-ins.
+    Nothing that it does outlasts the run, except with `run_all`, where every command but launchers runs as it is. #SBATCH lines set
+    the variables of Slurm that `environ` does not have. The copies of written files exist until the context ends. Raises InputError
+    if there is no shell, no folder for the stand-ins, or nothing on this machine that keeps the script from changing it.
     """
-    interpreter = _interpreter(script, environ)
+    command = [*_interpreter(script, environ), _with_folder(script), *arguments]
     with _folder_of_run() as place:
-        _write_stand_ins(place, run_all=run_all)
-        variables = _environment(script, environ, folder, place, run_all=run_all)
-        process = subprocess.Popen(
-            [*interpreter, _with_folder(script), *arguments],
-            stdin=subprocess.DEVNULL, stdout=2, cwd=folder, env=variables, process_group=0,
-        )  # fmt: skip
         with _signals_end_the_run():
+            _write_stand_ins(place, run_all=run_all)
+            variables = _environment(script, environ, folder, place, run_all=run_all)
+            process = _start(command, script, variables, folder, place, run_all=run_all)
             try:
                 stopped = _wait(process, place)
             finally:
-                _end(process.pid, place)
-                process.wait()
-        return ScriptRun(_launches(place), process.returncode, _failures(place), stopped)
+                status = process.end()
+        failures = _failures(place)
+        yield ScriptRun(
+            launches=_launches(place, has_lines=script.suffix != ".py"),
+            status=status,
+            failures=failures,
+            stopped=stopped,
+            isolation=process.isolation,
+            programs=_programs(place),
+            read_only=process.read_only,
+            waits=_waits(place),
+            early_end=_early_end(failures, script, place) if status != 0 and not stopped else None,
+        )
+
+
+def _start(
+    command: Sequence[str], script: Path, variables: dict[str, str], folder: Path, place: Path, *, run_all: bool
+) -> ScriptProcess:
+    """Starts the script in the best isolation that this machine has."""
+    if run_all:
+        started = start_script(command, variables, folder, place, Isolation.NONE)
+        assert isinstance(started, ScriptProcess)
+        return started
+    reasons = []
+    for isolation in _isolations(variables):
+        if isolation is Isolation.PRELOAD:
+            if context.PRELOAD_VARIABLE not in variables:
+                reasons.append("no C compiler builds the protecting library")
+                continue
+            variables[context.PROTECT_VARIABLE] = "1"
+        result = start_script(command, variables, folder, place, isolation)
+        if not isinstance(result, Refused):
+            return result
+        reasons.append(f"{isolation}: {result.reason}")
+    fault = f"cannot run here without changing this machine ({'; '.join(reasons)})"
+    remedy = "allow user namespaces, install gcc, or run it with --info-run-all, which changes what the script changes"
+    raise InputError(str(script), fault, remedy)
+
+
+def _isolations(environ: Mapping[str, str]) -> tuple[Isolation, ...]:
+    """The kinds of isolation to try, the best first. ISOLATION_VARIABLE chooses one."""
+    if platform.system() != "Linux":
+        return ()
+    chosen = environ.get(ISOLATION_VARIABLE)
+    both = (Isolation.NAMESPACES, Isolation.PRELOAD)
+    return tuple(each for each in both if chosen in (None, "", each))
 
 
 class Interrupted(SystemExit):
@@ -131,7 +192,12 @@ def _with_folder(script: Path) -> str:
 
 
 def _interpreter(script: Path, environ: Mapping[str, str]) -> list[str]:
-    """The shell of the script with its options. bash runs scripts for sh, because it reads the file of the run."""
+    """The shell of the script with its options. bash runs scripts for sh, because it reads the file of the run.
+
+    Python runs a Python file.
+    """
+    if script.suffix == ".py":
+        return [next(filter(None, (shutil.which(name, path=environ.get("PATH")) for name in PYTHONS)), sys.executable)]
     with script.open("rb") as file:
         first = file.readline(500).decode(errors="replace").strip()
     words = first[2:].split() if first.startswith("#!") else []
@@ -198,8 +264,8 @@ def _environment(script: Path, environ: Mapping[str, str], folder: Path, place: 
     variables[context.BATCH_VARIABLE] = str((folder / script).resolve())
     if run_all:
         variables[context.RUN_ALL_VARIABLE] = "1"
-    library = place / "exec_guard.so"
-    if write_guard(library, environ):
+    library = place / "preload.so"
+    if write_library(library, environ):
         variables[context.PRELOAD_VARIABLE] = str(library)
         variables["LD_PRELOAD"] = ":".join(filter(None, [str(library), environ.get("LD_PRELOAD", "")]))
     variables["BASH_ENV"] = str(place / "bash_env")
@@ -207,66 +273,40 @@ def _environment(script: Path, environ: Mapping[str, str], folder: Path, place: 
     return variables
 
 
-def _wait(process: subprocess.Popen[bytes], place: Path) -> str:
+def _wait(process: ScriptProcess, place: Path) -> str:
     """Waits for the script and for its processes in the background. Returns why it is to be ended, or nothing."""
     stop = place / "stop"
     since, known = time.monotonic(), 0
-    while process.poll() is None and not stop.exists():
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(POLL)
+    while not process.has_ended() and not stop.exists():
+        process.wait(POLL)
         launches = len(os.listdir(place / "records"))
         if launches != known:
             since, known = time.monotonic(), launches
         if time.monotonic() - since > (LONGEST_AFTER_LAUNCH if launches else LONGEST):
             return "time"
     since, known = time.monotonic(), -1
-    while not stop.exists() and _processes(place):
+    while not stop.exists() and process.is_busy():
         launches = len(os.listdir(place / "records"))
         if launches != known:
             since, known = time.monotonic(), launches
         if time.monotonic() - since > (SETTLE if launches else SETTLE_WITHOUT_LAUNCH):
             break
-        time.sleep(POLL)
+        process.wait(POLL)
     return stop.read_text() if stop.exists() else ""
 
 
-def _end(group: int, place: Path) -> None:
-    """Ends every process of the run, also those that left the process group of the script."""
-    for _ in range(20):
-        with contextlib.suppress(OSError):
-            os.killpg(group, signal.SIGKILL)
-        running = _processes(place)
-        if not running:
-            return
-        for process in running:
-            with contextlib.suppress(OSError):
-                os.kill(process, signal.SIGKILL)
-        time.sleep(0.01)
+def _launches(place: Path, *, has_lines: bool) -> tuple[Intercepted, ...]:
+    """The launches in the order in which they started. One that was started several times is kept once.
 
-
-def _processes(place: Path) -> list[int]:
-    """The processes whose environment names the folder of the run (on Linux)."""
-    marker = f"{context.FOLDER_VARIABLE}={place}".encode()
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            environ = (entry / "environ").read_bytes()
-        except OSError:
-            continue
-        if marker in environ.split(b"\0"):
-            found.append(int(entry.name))
-    return found
-
-
-def _launches(place: Path) -> tuple[Intercepted, ...]:
-    """The launches in the order in which they started. One that was started several times is kept once."""
+    `has_lines`: the shell notes the line of each command.
+    """
     entries = [json.loads(path.read_text()) for path in sorted((place / "records").glob("*.json"))]
     identities = [entry["identity"] for entry in entries]
     launches = []
     for position, entry in enumerate(entries):
         if entry["identity"] in identities[:position]:
             continue
-        line, _, source = entry["line"].partition(" ")
+        line, _, source = entry["line"].partition(" ") if has_lines else ("", "", "")
         launches.append(
             Intercepted(
                 argv=tuple(entry["argv"]),
@@ -276,6 +316,7 @@ def _launches(place: Path) -> tuple[Intercepted, ...]:
                 line=int(line) if line.isdigit() else None,
                 source=source,
                 times=identities.count(entry["identity"]),
+                written=Path(entry["written"]) if entry["written"] else None,
             )
         )
     return tuple(launches)
@@ -287,3 +328,30 @@ def _failures(place: Path) -> tuple[Failure, ...]:
         return ()
     rows = [line.split("\t") for line in path.read_text(errors="replace").splitlines()]
     return tuple(Failure(command=row[4], line=row[2], source=row[3], status=row[1]) for row in rows if len(row) == 5)
+
+
+def _early_end(failures: Sequence[Failure], script: Path, place: Path) -> Failure | None:
+    """The last failure if it ended the script and commands follow it.
+
+    Without set -e and set -u the status of a script is that of its last command, which may be that of a test.
+    """
+    by_option = (place / "ended_by_option").exists()
+    last = failures[-1] if failures else None
+    if last is None or (last.status and not by_option) or not last.line.isdigit():
+        return None
+    if os.path.basename(last.source) != script.name:
+        return last
+    following = script.read_text(errors="replace").splitlines()[int(last.line) :]
+    return last if any(line.strip() and not END_OF_SCRIPT.fullmatch(line) for line in following) else None
+
+
+def _programs(place: Path) -> dict[str, int]:
+    """How often each program of this machine ran, by name."""
+    path = place / "programs"
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    return dict(Counter(os.path.basename(line) for line in lines))
+
+
+def _waits(place: Path) -> tuple[str, ...]:
+    path = place / "waits"
+    return tuple(path.read_text(errors="replace").splitlines()) if path.exists() else ()

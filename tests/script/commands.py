@@ -41,6 +41,11 @@ def run_text(
     return run(script, *words, folder=folder, environ=environ, path=path)
 
 
+def script_output(text: str) -> str:
+    """Standard error without the last line, in which the program says what ran."""
+    return "".join(line for line in text.splitlines(keepends=True) if " of the script ran " not in line)
+
+
 @dataclass(frozen=True)
 class Printed:
     """One launch in the output of --info-dry."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from analyzer.errors import InputError
 from analyzer.launch.launchers.environment import world_of_allocation
 from analyzer.launch.launchers.world import OVERRIDE, Given, World, count
+from analyzer.launch.written_files import as_written
 
 
 def accelerate_world(given: Given, environ: Mapping[str, str], folder: Path | None) -> World | None:
@@ -33,7 +34,7 @@ def accelerate_world(given: Given, environ: Mapping[str, str], folder: Path | No
 def _configuration(given: Given, folder: Path | None) -> dict[str, str]:
     """The scalar values at the top level of the YAML file of `--config_file`; empty if the file is not here."""
     name = given.get("config_file", ("", ""))[0]
-    path = (folder or Path()) / name
+    path = as_written((folder or Path()) / name)
     if not name or not path.is_file():
         return {}
     values = {}

@@ -8,6 +8,7 @@ from pathlib import Path
 from analyzer.errors import InputError
 from analyzer.launch.launchers.environment import world_of_allocation
 from analyzer.launch.launchers.world import OVERRIDE, Given, World, count
+from analyzer.launch.written_files import as_written
 
 
 def deepspeed_world(given: Given, environ: Mapping[str, str], folder: Path | None, gpus_per_node: int | None) -> World | None:
@@ -44,7 +45,7 @@ def _optional(given: Given, dest: str) -> int | None:
 def _host_file(given: Given, folder: Path | None) -> dict[str, int]:
     """Slots of each host of `--hostfile` (lines `worker-1 slots=8`); empty if the file is not here."""
     name, written = given.get("hostfile", ("", ""))
-    path = (folder or Path()) / name
+    path = as_written((folder or Path()) / name)
     if not name or not path.is_file():
         return {}
     slots: dict[str, int] = {}

@@ -14,6 +14,7 @@ from typing import Any, Final
 from analyzer.errors import InputError
 from analyzer.launch.info_options import MODEL
 from analyzer.launch.model_config.configuration import Configuration
+from analyzer.launch.written_files import as_written
 
 CATALOGUE: Final = Path(__file__).with_name("published.json")
 FILE: Final = "config.json"
@@ -24,9 +25,9 @@ def read_configuration(reference: str, *, folder: Path) -> Configuration:
 
     Paths are relative to `folder`. Names are found in any case and without their organization. Raises InputError.
     """
-    path = folder / reference
-    if path.is_dir() and (path / FILE).is_file():
-        path = path / FILE
+    path = as_written(folder / reference)
+    if path.is_dir() and as_written(path / FILE).is_file():
+        path = as_written(path / FILE)
     if path.is_file():
         return Configuration(_values(path), reference)
     if path.is_dir():

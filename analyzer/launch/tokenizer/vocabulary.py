@@ -17,6 +17,7 @@ from analyzer.files import refuse_special_file
 from analyzer.launch.derive.reading import integer, option, positive, since, text
 from analyzer.launch.tokenizer.known_tokenizers import TIKTOKEN_DEFAULT, known_size, size_of_path
 from analyzer.launch.tokenizer.tokenizer_files import count_hugging_face, count_vocabulary_json, read_sentencepieces, read_words
+from analyzer.launch.written_files import as_written
 from analyzer.specs import AssumedVocabulary
 from analyzer.units import round_up
 
@@ -167,7 +168,7 @@ def _count_file(arguments: Arguments, kind: str, *, dest: str, folder: Path, cou
     """Number of tokens in the file of `dest`; if it does not exist, `--vocab-size`, or the size of a tokenizer with this path."""
     named = option(arguments, dest)
     value = arguments.get(dest)
-    path = None if value is None else folder / str(value)
+    path = None if value is None else as_written(folder / str(value))
     if path is not None and _found(path, named, Path.is_file):
         return _Count(size=_counted(path, named, count))
     missing = f"{named} is not given" if path is None else f"{value} was not found"
@@ -214,7 +215,8 @@ def _count_named(arguments: Arguments, kind: str, *, environ: Mapping[str, str],
     if value is None:
         return _count_given(arguments, f"{kind} needs {named}")
     name = str(value)
-    place = folder / name if _found(folder / name, named, _exists) else _cached(name, environ=environ)
+    given = as_written(folder / name)
+    place = given if _found(given, named, _exists) else _cached(name, environ=environ)
     if place is not None:
         try:
             size, source = count_hugging_face(place)

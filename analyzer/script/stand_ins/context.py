@@ -20,9 +20,15 @@ BATCH_VARIABLE = "INFO_SCRIPT_BATCH"
 ELSEWHERE_VARIABLE = "INFO_SCRIPT_ELSEWHERE"
 """Set inside a container and on another machine, whose folders are not here."""
 PRELOAD_VARIABLE = "INFO_SCRIPT_PRELOAD"
-"""The library that replaces programs which are called by their path (exec_guard.c)."""
+"""The library that replaces programs which are called by their path (preload/)."""
+PROTECT_VARIABLE = "INFO_SCRIPT_PROTECT"
+"""Set if that library also protects files, processes and the network of this machine."""
+MAIN_VARIABLE = "INFO_SCRIPT_MAIN"
+"""Process id of the shell of the script itself."""
 OWN_VARIABLES = (
+    MAIN_VARIABLE,
     PRELOAD_VARIABLE,
+    PROTECT_VARIABLE,
     ELSEWHERE_VARIABLE,
     FOLDER_VARIABLE,
     RUN_ALL_VARIABLE,
@@ -61,9 +67,10 @@ def quoted(words: list[str]) -> str:
 
 
 def say(text: str) -> None:
-    """Prints one line for the user."""
+    """Prints one line for the user, with escapes such as \\x1b in the place of control characters."""
+    line = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
     try:
-        os.write(2, f"get_training_info: {text}\n".encode(errors="replace"))
+        os.write(2, f"get_training_info: {line}\n".encode(errors="replace"))
     except OSError:
         return
 

@@ -4,78 +4,85 @@ from __future__ import annotations
 
 import os
 
-from analyzer.script.stand_ins import context, inner
+from analyzer.script.stand_ins import context, inner, launchers
 
-PYTHONS = ("python", "python3", "python2", *(f"python3.{minor}" for minor in range(8, 16)))
-LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "megatron", "swift", "llamafactory-cli")
-MPI = (
-    "mpirun", "mpirun.openmpi", "mpirun.mpich", "mpirun_rsh", "mpiexec", "mpiexec.openmpi", "mpiexec.mpich", "mpiexec.hydra",
-    "orterun", "prterun", "horovodrun", "aprun",
+PYTHONS = launchers.PYTHONS
+NETWORK = (
+    "git", "pip", "pip3", "curl", "wget", "wget2", "aria2c", "axel", "rsync", "scp", "crontab", "sysctl", "mount", "dpkg", "rpm",
+    "npm", "huggingface-cli", "hf", "nvidia-cuda-mps-control",
 )  # fmt: skip
-SCHEDULERS = ("srun", "salloc", "sbatch", "ray", "nsys", "ncu", "rocprof", "rocprofv3", "rocprof-sys-run")
-CONTAINERS = ("docker", "nvidia-docker", "podman", "nerdctl", "singularity", "apptainer", "enroot", "shifter")
-PREFIXES = (
-    "env", "nohup", "timeout", "stdbuf", "time", "xargs", "numactl", "taskset", "nice", "ionice", "chrt", "setsid", "strace",
-    "unbuffer", "catchsegv", "dumb-init", "tini", "su", "sudo", "conda", "mamba", "micromamba", "uv", "poetry", "pixi", "pdm",
-    "rye", "hatch", "ssh", "pdsh", "clush", "tmux", "screen",
+"""Commands that are run only with words for which they need no network, service or other rights."""
+ANSWERED = (
+    "nc", "ncat", "netcat", "telnet", "socat", "ping", "ping6", "fping", "getent", "nslookup", "host", "dig", "hostname", "ip",
+    "ifconfig", "redis-cli", "etcdctl", "pg_isready", "mysqladmin", "inotifywait",
 )  # fmt: skip
-READING = ("sleep", "tail", "find", "git", "pip", "pip3", "scontrol", "nvidia-smi")
-SHELL = ("sh", "dash")
-CHANGING = (
-    "rm", "unlink", "shred", "mv", "dd", "truncate", "kill", "pkill", "killall", "killall5", "skill", "fuser", "scancel",
-    "scp", "rsync", "sftp", "pdcp", "rpdcp", "ansible", "ansible-playbook", "wget", "curl", "aria2c", "axel", "aws", "gsutil",
-    "gcloud", "az", "azcopy", "rclone", "s3cmd", "s5cmd", "oss", "ossutil", "ossutil64", "hdfs", "hadoop", "huggingface-cli", "hf",
-    "modelscope", "wandb", "kubectl", "helm", "apt", "apt-get", "aptitude", "dpkg", "yum", "dnf", "rpm", "zypper", "apk", "brew",
-    "snap", "npm", "easy_install", "shutdown", "reboot", "halt", "poweroff", "init", "telinit", "systemctl", "service", "crontab",
-    "at", "batch", "mount", "umount", "mkfs", "mkfs.ext4", "mkfs.xfs", "wipefs", "fdisk", "parted", "swapoff", "swapon", "sysctl",
-    "modprobe", "rmmod", "insmod", "ldconfig", "useradd", "userdel", "passwd", "mail", "sendmail", "nvidia-cuda-mps-control",
-    "ipcrm", "watch", "bkill", "qdel", "fusermount", "losetup", "iptables", "ufw", "bsub", "jsrun", "ibrun", "flux", "oarsub",
-    "qrsh", "yhrun", "docker-compose", "ch-run", "sarus", "udocker", "torchx", "colossalai", "composer", "sky", "runai", "msrun",
-    "pipx", "pssh", "parallel-ssh", "rsh",
+"""Commands that wait for another machine or ask about it, which is answered at once."""
+NOT_RUN = (
+    "sftp", "pdcp", "rpdcp", "sbcast", "globus", "aws", "gsutil", "gcloud", "az", "azcopy", "rclone", "s3cmd", "s5cmd", "mc", "oss",
+    "ossutil", "ossutil64", "coscli", "obsutil", "tosutil", "hdfs", "hadoop", "modelscope", "kaggle", "gdown", "wandb", "swanlab",
+    "clearml-task", "mlflow",  # files of other machines, and services
+    "helm", "skopeo", "buildah", "ansible", "ansible-playbook", "ssh-copy-id", "ssh-keyscan", "nmap", "mail", "mailx", "sendmail",
+    "mutt", "apt", "apt-get", "aptitude", "yum", "dnf", "microdnf", "zypper", "apk", "brew", "snap", "yarn", "pnpm", "easy_install",
+    "pipx",  # installations
+    "scancel", "scrontab", "sacctmgr", "squeue", "sacct", "sinfo", "sstat", "sprio", "sshare", "sreport", "qstat", "qdel", "bkill",
+    "bjobs", "at", "batch",  # queues
+    "bsub", "jsrun", "ibrun", "flux", "oarsub", "qrsh", "yhrun", "torchx", "colossalai", "composer", "sky", "runai",
+    "msrun",  # launchers that are not read
+    "systemctl", "service", "hostnamectl", "timedatectl", "loginctl", "ntpdate", "chronyc", "dcgmi", "nv-hostengine",
+    "nvidia-persistenced", "nvidia-settings", "nvidia-modprobe", "gpustat", "nvtop", "dmesg",  # daemons and devices
+    "shutdown", "reboot", "halt", "poweroff", "init", "telinit", "umount", "fusermount", "losetup", "mkfs", "mkfs.ext4", "mkfs.xfs",
+    "wipefs", "fdisk", "parted", "swapoff", "swapon", "modprobe", "rmmod", "insmod", "ldconfig", "iptables", "ufw", "useradd",
+    "userdel", "groupadd", "usermod", "passwd", "chpasswd",  # rights of an administrator
+    "pkill", "killall", "killall5", "skill", "fuser",  # programs that end processes by a property, and may find the script itself
+    "watch",  # does not end
 )  # fmt: skip
-"""Commands that are never run, except with --info-run-all."""
-IF_MISSING = ("module", "ml", "squeue", "sacct", "sinfo", "sstat", "qstat")
-"""Commands that do nothing on a machine without them."""
+"""Commands that do nothing, except with --info-run-all. Each would fail or wait, or end the script, and so hide its launch."""
+GROUPS = {
+    "python": launchers.PYTHONS,
+    "launcher": launchers.LAUNCHERS,
+    "shell": ("sh", "dash"),
+    "module": ("module", "ml"),
+    "scheduler": (*launchers.MPI, *launchers.BATCH, *launchers.PROFILERS, "ray"),
+    "container": launchers.CONTAINERS,
+    "prefix": launchers.PREFIXES,
+    "runner": launchers.RUNNERS,
+    "remote": (*launchers.REMOTE, *launchers.TERMINALS),
+    "cluster": ("scontrol", "nvidia-smi", "tail"),
+    "network": NETWORK,
+    "answered": (*ANSWERED, "sleep"),
+    "not_run": NOT_RUN,
+}
+"""The names of the stand-ins by what they do."""
+NOT_REPLACED_WITH_RUN_ALL = ("network", "answered", "not_run")
+GROUP_OF = {name: group for group, members in GROUPS.items() for name in members}
 
 
 def names(*, run_all: bool) -> tuple[str, ...]:
     """The names of all stand-ins; `run_all`: without those of commands that are only kept from running."""
-    always = (*PYTHONS, *LAUNCHERS, *MPI, *SCHEDULERS, *CONTAINERS, *PREFIXES, *READING, *SHELL, *IF_MISSING, "qsub")
-    return always if run_all else (*always, *CHANGING)
+    return tuple(name for name, group in GROUP_OF.items() if not (run_all and group in NOT_REPLACED_WITH_RUN_ALL))
 
 
 def run_stand_in(written: str, words: list[str]) -> int:
     """Does what stands for the command `written` with its `words`, and returns the exit status."""
     name = os.path.basename(written)
-    if name in PYTHONS:
+    group = GROUP_OF.get(name, "not_run")
+    if group == "python":
         return _python(written, words)
-    if name in LAUNCHERS:
+    if group == "launcher":
         return _launcher(written, words)
-    if name in SHELL:
+    if group == "shell":
         return inner.start_shell(words)
-    if name in IF_MISSING:
-        return 0 if context.behind(name) is None else context.run_behind(name, words)
-    if name in READING:
-        from analyzer.script.stand_ins import harmless
-
-        simple = {
-            "sleep": harmless.sleep, "tail": harmless.tail, "find": harmless.find, "git": harmless.git,
-            "scontrol": harmless.scontrol, "nvidia-smi": harmless.nvidia_smi,
-        }  # fmt: skip
-        return simple[name](words) if name in simple else harmless.pip(name, words)
-    if name in CONTAINERS:
-        return _container(name, words)
-    if name in PREFIXES:
-        return _prefix(name, words)
-    if name in (*MPI, *SCHEDULERS, "qsub"):
-        return _scheduler(name, words)
+    if group in HANDLERS:
+        return HANDLERS[group](name, words)
     if context.run_all():
         return context.run_behind(written, words)
-    return context.not_run([name, *words])
+    from analyzer.script.stand_ins import network
+
+    return network.not_run([name, *words])
 
 
 def _python(written: str, words: list[str]) -> int:
-    from analyzer.script.stand_ins.python_command import launch_of, read_python
+    from analyzer.script.stand_ins.python_command import launch_of, prepares, read_python
 
     argv = launch_of(words)
     if argv is not None:
@@ -83,17 +90,18 @@ def _python(written: str, words: list[str]) -> int:
 
         return record(argv, written, words)
     command = read_python(words)
-    if command.module == "pip" and not context.run_all():
-        from analyzer.script.stand_ins.harmless import pip
+    if command.module == "pip":
+        from analyzer.script.stand_ins.network import pip
 
-        if command.arguments[:1] not in (["list"], ["show"], ["freeze"], ["check"], ["--version"], ["-V"]):
-            return pip(f"{written} -m pip", command.arguments)
+        status = pip(f"{written} -m pip", command.arguments)
+        if status is not None:
+            return status
     if words[:1] == ["-c"] and "device_count" in "".join(words[1:2]):
-        from analyzer.script.stand_ins.harmless import counted_by_python
+        from analyzer.script.stand_ins.gpus import counted_by_python
 
         if counted_by_python(words[1]):
             return 0
-    if os.path.basename(command.script or "") == "setup.py" and not context.run_all():
+    if not context.run_all() and (os.path.basename(command.script or "") == "setup.py" or prepares(words)):
         return context.not_run([written, *words])
     return context.run_behind(written, words)
 
@@ -112,33 +120,13 @@ def _launcher(written: str, words: list[str]) -> int:
         return record([name, *words], written, words)
     if name == "accelerate":
         return record([name, *words], written, words) if words[0] == "launch" else 0
-    if words[0] in ("sft", "pt", "rlhf", "train"):
+    if words[0] in launchers.TRAINING_COMMANDS[name]:
         return record(words[1:], written, words)
     return context.not_run([name, *words])
 
 
-def _container(name: str, words: list[str]) -> int:
-    from analyzer.script.stand_ins import containers
-
-    if name in ("singularity", "apptainer"):
-        return containers.singularity(name, words)
-    if name == "enroot":
-        return containers.enroot(words)
-    return containers.shifter(words) if name == "shifter" else containers.docker(name, words)
-
-
-def _prefix(name: str, words: list[str]) -> int:
-    from analyzer.script.stand_ins import prefixes, remote
-
-    if name in remote.SYNTAX:
-        return remote.remote(name, words)
-    if name in ("tmux", "screen"):
-        return remote.terminal(name, words)
-    if name in ("env", "sudo"):
-        return prefixes.env(words) if name == "env" else prefixes.sudo(words)
-    if name in prefixes.KEPT:
-        return prefixes.kept(name, words)
-    return prefixes.dropped(name, words) if name in prefixes.DROPPED else prefixes.runner(name, words)
+def _module(name: str, words: list[str]) -> int:
+    return 0 if context.behind(name) is None else context.run_behind(name, words)
 
 
 def _scheduler(name: str, words: list[str]) -> int:
@@ -150,4 +138,61 @@ def _scheduler(name: str, words: list[str]) -> int:
     }  # fmt: skip
     if name in simple:
         return simple[name](words)
-    return wrappers.mpirun(words) if name in MPI else wrappers.profiler(name, words)
+    return wrappers.mpirun(words) if name in launchers.MPI else wrappers.profiler(name, words)
+
+
+def _container(name: str, words: list[str]) -> int:
+    from analyzer.script.stand_ins.containers import container
+
+    return container(name, words)
+
+
+def _prefix(name: str, words: list[str]) -> int:
+    from analyzer.script.stand_ins import prefixes
+
+    return prefixes.prefix(name, words)
+
+
+def _runner(name: str, words: list[str]) -> int:
+    from analyzer.script.stand_ins import runners
+
+    return runners.runner(name, words)
+
+
+def _remote(name: str, words: list[str]) -> int:
+    from analyzer.script.stand_ins import remote
+
+    return remote.terminal(name, words) if name in launchers.TERMINALS else remote.remote(name, words)
+
+
+def _cluster(name: str, words: list[str]) -> int:
+    if name == "tail":
+        from analyzer.script.stand_ins.answers import tail
+
+        return tail(words)
+    if name == "scontrol":
+        from analyzer.script.stand_ins.cluster import scontrol
+
+        return scontrol(words)
+    from analyzer.script.stand_ins.gpus import nvidia_smi
+
+    return nvidia_smi(words)
+
+
+def _network(name: str, words: list[str]) -> int:
+    from analyzer.script.stand_ins import network
+
+    return network.network(name, words)
+
+
+def _answered(name: str, words: list[str]) -> int:
+    from analyzer.script.stand_ins import answers
+
+    return answers.sleep(words) if name == "sleep" else answers.answer(name, words)
+
+
+HANDLERS = {
+    "module": _module, "scheduler": _scheduler, "container": _container,
+    "prefix": _prefix, "runner": _runner, "remote": _remote, "cluster": _cluster, "network": _network, "answered": _answered,
+}  # fmt: skip
+"""What does the work of the other groups."""

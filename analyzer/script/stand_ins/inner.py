@@ -8,6 +8,8 @@ from analyzer.script.shebang import interpreter
 from analyzer.script.stand_ins import context
 
 SHELLS = ("sh", "bash", "dash", "ksh", "rbash")
+VALUE_OPTIONS = ("-o", "+o", "-O", "+O", "--rcfile", "--init-file")
+"""Options of bash that take the next word."""
 
 
 def start(words: list[str]) -> int:
@@ -45,6 +47,36 @@ def start_shell(words: list[str]) -> int:
     context.restore_path()
     path = context.behind("bash")
     return 127 if path is None else context.replace_by(path, kept)
+
+
+def text_of(words: list[str]) -> str | None:
+    """The text after `-c` among the words after a shell; None without one."""
+    for position, word in enumerate(words):
+        if not word.startswith(("-", "+")) or word in ("-", "--"):
+            return None
+        if "c" in word and word[1:2] != "-":
+            return next(iter(words[position + 1 :]), "")
+        if word in VALUE_OPTIONS:
+            return text_of(words[position + 2 :])
+    return None
+
+
+def script_of(words: list[str]) -> str | None:
+    """The script, or the text after `-c`, among the words after a shell; None if the shell reads standard input."""
+    position = 0
+    while position < len(words):
+        word = words[position]
+        position += 1
+        if word == "--":
+            break
+        if not word.startswith(("-", "+")) or word == "-":
+            return None if word == "-" else word
+        if word[1:2] != "-" and "c" in word:
+            break
+        if word[1:2] != "-" and "s" in word:
+            return None
+        position += word in VALUE_OPTIONS
+    return next(iter(words[position:]), None)
 
 
 def is_shell_script(path: str) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from analyzer.script.stand_ins import context, inner
+from analyzer.script.stand_ins import context, inner, launchers
 from analyzer.script.stand_ins.words import Syntax, last, split_words
-from analyzer.script.stand_ins.wrappers import set_assignments
+from analyzer.script.stand_ins.wrappers import enter, set_assignments
 
 KEPT = {
     "nohup": Syntax(),
@@ -34,28 +34,35 @@ DROPPED = {
     "catchsegv": Syntax(),
     "dumb-init": Syntax(short="r", flags="single-child verbose"),
     "tini": Syntax(short="pe"),
-    "su": Syntax(short="cgGsw", flags="login preserve-environment fast pty"),
 }
 """Commands that are left out, because what they set depends on the machine."""
 POSITIONAL = {"timeout": 1, "taskset": 1, "chrt": 1}
 """Number of words between the options and the command."""
-RUNNERS = {
-    "conda": Syntax(short="np", flags="no-capture-output live-stream verbose dev debug-wrapper-scripts"),
-    "uv": Syntax(
-        short="pUCf", flags="no-sync frozen locked isolated active no-project all-extras verbose quiet no-dev offline module exact"
-    ),
-}
-"""Environment managers with a command `run`."""
-READING = {
-    "conda": frozenset(
-        {"info", "list", "env", "shell.bash", "shell.posix", "config", "search", "--version", "-V", "activate", "deactivate"}
-    ),
-    "uv": frozenset({"--version", "version", "tree"}),
-}
 SUDO = Syntax(
     short="CDghprTtUu",
     flags="askpass background edit preserve-env set-home help login remove-timestamp non-interactive shell stdin",
 )
+
+
+FLOCK = Syntax(short="wE", flags="shared exclusive nonblock unlock close no-fork verbose")
+PARALLEL = Syntax(
+    short="jPaNnLICSsld",
+    flags="line-buffer lb ungroup group keep-order bar progress eta dry-run verbose tag nonall onall no-notice will-cite "
+    "citation xargs null pipe no-run-if-empty resume resume-failed shuf plus link xapply quote trim tty files fifo "
+    "cleanup linebuffer",
+)
+SOURCES = (":::", ":::+", "::::", "::::+")
+"""Words of GNU parallel before arguments, or before files with arguments."""
+REPLACED = ("{}", "{1}", "{.}", "{/}")
+"""What GNU parallel replaces by the argument."""
+
+
+def prefix(name: str, words: list[str]) -> int:
+    """Does what stands for the command `name`."""
+    own = {"env": env, "sudo": sudo, "su": su, "flock": flock, "parallel": parallel}
+    if name in own:
+        return own[name](words)
+    return kept(name, words) if name in KEPT else dropped(name, words)
 
 
 def env(words: list[str]) -> int:
@@ -112,9 +119,6 @@ def kept(name: str, words: list[str]) -> int:
 def dropped(name: str, words: list[str]) -> int:
     """Starts the command without the program before it."""
     options, command = split_words(words, DROPPED[name])
-    if name == "su":
-        text = last(options, "c", "command")
-        return context.not_run([name, *words]) if text is None else inner.start_text(text)
     if name in ("taskset", "chrt", "ionice") and last(options, "p", "pid") is not None:
         return 0
     if name == "numactl" and not command:
@@ -122,29 +126,66 @@ def dropped(name: str, words: list[str]) -> int:
     return inner.start(command[POSITIONAL.get(name, 0) :])
 
 
-def runner(name: str, words: list[str]) -> int:
-    """Starts the command of `conda run` or `uv run`. Subcommands that install are not run."""
-    kind = "uv" if name in ("uv", "poetry", "pixi", "pdm", "rye", "hatch") else "conda"
-    if words[:1] == ["run"]:
-        return inner.start(split_words(words[1:], RUNNERS[kind])[1])
-    if kind == "conda" and words[:1] == ["env"] and words[1:2] != ["list"]:
-        return _installer(name, words)
-    if not words or words[0] in READING[kind]:
-        return 0 if context.behind(name) is None else context.run_behind(name, words)
-    return _installer(name, words)
-
-
-def _installer(name: str, words: list[str]) -> int:
-    return context.run_behind(name, words) if context.run_all() else context.not_run([name, *words])
-
-
 def sudo(words: list[str]) -> int:
-    """Starts a launcher without other rights. Any other command is not run."""
+    """Starts a command with a launcher, without other rights. Any other command is not run."""
+    options, command = split_words(words, SUDO)
     if context.run_all():
-        command = split_words(words, SUDO)[1]
         return context.run_behind("sudo", [*words[: len(words) - len(command)], *(inner.resolved(command) if command else [])])
-    command = set_assignments(split_words(words, SUDO)[1])
-    name = os.path.basename(command[0]) if command else ""
-    if name in inner.SHELLS or context.has_stand_in(name) or inner.is_shell_script(command[0] if command else ""):
-        return inner.start(command)
-    return context.not_run(["sudo", *words])
+    command = set_assignments(command)
+    enter(last(options, "D", "chdir"))
+    if not command and {"s", "i", "shell", "login"} & {name for name, _ in options}:
+        command = ["bash"]
+    return inner.start(command) if launchers.runs_here(command) else context.not_run(["sudo", *words])
+
+
+def su(words: list[str]) -> int:
+    """Starts the command of `su -c`, or of a script after the user, if it has a launcher."""
+    text = None
+    for position, word in enumerate(words):
+        if word in ("-c", "--command", "-lc") and position + 1 < len(words):
+            text = words[position + 1]
+        elif word.startswith("--command="):
+            text = word.partition("=")[2]
+    if text is None:
+        rest = [word for word in words if not word.startswith("-")][1:]
+        text = context.quoted(["bash", *rest]) if rest else None
+    if text is None or not launchers.contains_launcher(text):
+        return launchers.refuse(["su", *words])
+    return inner.start_text(text)
+
+
+def flock(words: list[str]) -> int:
+    """Starts the command without a lock: no other process changes what this one sees."""
+    if context.run_all():
+        return context.run_behind("flock", words)
+    command = split_words(words, FLOCK)[1][1:]
+    if command[:1] in (["-c"], ["--command"]):
+        return inner.start_text(" ".join(command[1:2]))
+    return inner.start(command)
+
+
+def parallel(words: list[str]) -> int:
+    """Starts the command of GNU parallel once, for the first argument, if it has a launcher."""
+    options, rest = split_words(words, PARALLEL)
+    position = next((index for index, word in enumerate(rest) if word in SOURCES), len(rest))
+    command, sources = rest[:position], rest[position:]
+    file = last(options, "a", "arg-file") or next(iter(sources[1:]), None) if sources[:1] != [":::"] else None
+    argument = next(iter(sources[1:]), "") if sources[:1] == [":::"] else _first_line(file)
+    text = " ".join(command)
+    if not command:
+        text = argument
+    elif "{" in text:
+        for name in REPLACED:
+            text = text.replace(name, context.quoted([argument]))
+    else:
+        text = f"{text} {context.quoted([argument])}"
+    return inner.start_text(text) if launchers.contains_launcher(text) else launchers.refuse(["parallel", *words])
+
+
+def _first_line(file: str | None) -> str:
+    """The first line of a file, or of standard input."""
+    try:
+        with open(0 if file is None else file, encoding="utf-8", errors="replace", closefd=file is not None) as text:
+            return text.readline().rstrip("\n")
+    except OSError:
+        return ""

@@ -37,6 +37,28 @@ LAUNCHER_MODULES = {
     "deepspeed.launcher.runner": ["deepspeed"],
     "deepspeed": ["deepspeed"],
 }
+LAUNCHER_FILES = {
+    "torch/distributed/run.py": ["torch.distributed.run"],
+    "torch/distributed/launch.py": ["torch.distributed.launch"],
+    "torch/distributed/elastic/run.py": ["torch.distributed.run"],
+    "deepspeed/launcher/runner.py": ["deepspeed"],
+    "accelerate/commands/launch.py": ["accelerate", "launch"],
+}
+"""Launchers by the end of their path."""
+PREPARES = frozenset({
+    "preprocess", "preprocessing", "convert", "converter", "conversion", "download", "downloader", "merge", "split", "tokenize",
+    "tokenization", "prepare", "preparation", "hf2mcore", "mcore2hf", "hf2megatron", "megatron2hf",
+})  # fmt: skip
+"""Words in the name of a script that prepares data or a checkpoint."""
+COMPUTES = frozenset({
+    "args", "arguments", "options", "config", "configs", "env", "hosts", "hostfile", "ranks", "layers", "launch", "launcher", "run",
+    "start", "submit", "command",
+})  # fmt: skip
+"""Words in the name of a script that computes something for the launch."""
+SERVICE_MODULES = frozenset({"wandb", "gdown", "huggingface_hub", "modelscope", "awscli", "twine", "kaggle"})
+"""Modules that need the network."""
+DOWNLOAD_CALLS = ("snapshot_download(", "hf_hub_download(", "nltk.download(", "load_dataset(", "gdown.download(", "urlretrieve(")
+"""Calls in the text after `python -c` that need the network."""
 PROFILERS = frozenset({"coverage", "cProfile", "profile", "pdb", "memory_profiler", "scalene", "viztracer", "debugpy"})
 
 
@@ -82,11 +104,51 @@ def launch_of(words: list[str]) -> list[str] | None:
     if command.module in PROFILERS:
         inner = next((index for index, word in enumerate(command.arguments) if word.endswith(".py")), None)
         return None if inner is None else launch_of(command.arguments[inner:])
+    if command.script is not None:
+        launcher = _launcher_by_path(command.script, command.arguments)
+        if launcher is not None:
+            return launcher
     if command.module is not None and trains(command.module.rpartition(".")[2], command.arguments):
         return ["-m", command.module, *command.arguments]
     if command.script is not None and trains(os.path.basename(command.script), command.arguments):
         return [command.script, *command.arguments]
     return None
+
+
+def _launcher_by_path(script: str, arguments: list[str]) -> list[str] | None:
+    """The launch of `python /usr/bin/torchrun …` or `python …/torch/distributed/run.py …`."""
+    name = os.path.basename(script)
+    if name in ("torchrun", "deepspeed") or (name in ("accelerate", "accelerate-launch") and script != name):
+        words = ["launch"] if name == "accelerate-launch" else []
+        argv = [name.removesuffix("-launch"), *words, *arguments]
+        return argv if name != "accelerate" or arguments[:1] == ["launch"] else None
+    return next(([*words, *arguments] for end, words in LAUNCHER_FILES.items() if script.endswith(f"/{end}")), None)
+
+
+def prepares(words: list[str]) -> bool:
+    """Whether `words` after `python` download something, or prepare data, a tokenizer or a checkpoint."""
+    command = read_python(words)
+    if command.script is not None:
+        return _is_preparation(os.path.basename(command.script)) or _is_megatron_tool(command.script)
+    if command.module is not None:
+        parts = command.module.split(".")
+        named = any(_is_preparation(part) for part in parts) or command.arguments[:1] in (["convert"], ["download"])
+        return named or parts[0] in SERVICE_MODULES
+    return any(call in word for call in DOWNLOAD_CALLS for word in words)
+
+
+def _is_preparation(name: str) -> bool:
+    parts = _parts(name)
+    return (bool(parts & PREPARES) or {"train", "tokenizer"} <= parts) and not parts & COMPUTES
+
+
+def _is_megatron_tool(script: str) -> bool:
+    """Whether a script is in the folder tools/ of a Megatron checkout, or of one that is not here."""
+    places = os.path.normpath(script).split(os.sep)
+    if "tools" not in places[:-1]:
+        return False
+    root = os.sep.join(places[: places.index("tools")]) or ("/" if script.startswith("/") else ".")
+    return not os.path.exists(script) or os.path.isdir(os.path.join(root, "megatron"))
 
 
 def is_tool(words: list[str]) -> bool:

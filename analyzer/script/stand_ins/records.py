@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from analyzer.script.stand_ins import context
+from analyzer.script.stand_ins import context, written_files
 
 IDENTICAL_LAUNCHES = 10
 """Number of identical launches after which the script is ended: it tries again until one succeeds."""
@@ -25,7 +25,9 @@ def record(argv: list[str], written: str, words: list[str]) -> int:
     import json
 
     environ = _environment_of_user()
-    same = json.dumps([identity(argv), os.getcwd(), [environ.get(name) for name in ("WORLD_SIZE", "SLURM_NNODES", "SLURM_NTASKS")]])
+    kept, digest = written_files.keep(argv)
+    sizes = [environ.get(name) for name in ("WORLD_SIZE", "SLURM_NNODES", "SLURM_NTASKS")]
+    same = json.dumps([identity(argv), os.getcwd(), digest, sizes])
     entry = {
         "argv": argv,
         "command": [written, *words],
@@ -33,6 +35,7 @@ def record(argv: list[str], written: str, words: list[str]) -> int:
         "folder": os.getcwd(),
         "line": os.environ.get(context.LINE_VARIABLE, ""),
         "identity": same,
+        "written": kept,
     }
     folder = os.path.join(context.folder(), "records")
     _write(folder, json.dumps(entry))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from analyzer.script.stand_ins import context, inner, slurm
+from analyzer.script.stand_ins import context, inner, launchers, slurm
 from analyzer.script.stand_ins.words import Syntax, last, split_words
 
 NSYS = Syntax(short="beFfopstwxyidcnq", flags="help version")
@@ -16,9 +16,9 @@ def srun(words: list[str]) -> int:
     options, command = split_words(words, slurm.SYNTAX)
     os.environ.update(slurm.step_variables(options, dict(os.environ)))
     export(last(options, "export"))
-    if last(options, "container-image", "container-name") is not None:
-        elsewhere()
     enter(last(options, "chdir", "D") or last(options, "container-workdir"))
+    if last(options, "container-image", "container-name") is not None and command:
+        return launchers.start_elsewhere("srun --container-image", command)
     return inner.start(command)
 
 
@@ -116,9 +116,11 @@ def _starts_programs(word: str) -> bool:
 
 
 def ray(words: list[str]) -> int:
-    """Runs the command of `ray job submit`. Other subcommands, such as start and stop, do nothing."""
+    """Runs the command of `ray job submit`."""
     if words[:2] != ["job", "submit"]:
-        return context.run_behind("ray", words) if context.run_all() else context.not_run(["ray", *words])
+        from analyzer.script.stand_ins import cluster
+
+        return cluster.ray(words)
     options, command = split_words(words[2:], RAY_JOB)
     enter(last(options, "working-dir"))
     return inner.start(command) if len(command) != 1 else inner.start_text(command[0])
@@ -130,11 +132,6 @@ def export(value: str | None) -> None:
         name, equals, text = each.partition("=")
         if equals and name.isidentifier():
             os.environ[name] = text
-
-
-def elsewhere() -> None:
-    """Notes that the command runs in a container, where a folder that is not here is no error."""
-    os.environ[context.ELSEWHERE_VARIABLE] = "1"
 
 
 def enter(folder: str | None) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, cast
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.files import refuse_special_file
 from analyzer.launch.derive.reading import option, switched_on
+from analyzer.launch.written_files import as_written
 from analyzer.specs import BlockSpec, Branch
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _read(arguments: Arguments, *, folder: Path) -> Json:
     """The configuration: the encoded text, as saved in checkpoints, if it is given too; otherwise the file."""
     encoded = arguments.get(_TEXT)
     named = option(arguments, _TEXT if encoded else _PATH)
-    path = folder / str(arguments.get(_PATH))
+    path = as_written(folder / str(arguments.get(_PATH)))
     if not encoded:
         refuse_special_file(path, named, "give the config.json of the model")
     try:

@@ -1,6 +1,7 @@
-"""Compiles the library that covers programs which are called by their path, where neither PATH nor bash finds the stand-ins.
+"""Compiles the library that is preloaded into every process of a launch script (`preload/`).
 
-It needs Linux and a C compiler. Without these, launchers that a program other than bash calls by their path are not covered.
+It replaces launchers that are called by their path, where neither PATH nor bash finds the stand-ins, and it protects the files,
+processes and the network of the user. It needs Linux and a C compiler.
 """
 
 from __future__ import annotations
@@ -16,20 +17,22 @@ from typing import Final
 
 from analyzer.files import is_private, private_folder, publish
 
-SOURCE: Final = Path(__file__).with_name("exec_guard.c")
+SOURCES: Final = Path(__file__).with_name("preload")
 COMPILERS: Final = ("cc", "gcc", "clang")
-FLAGS: Final = ("-O1", "-shared", "-fPIC")
+FLAGS: Final = ("-std=gnu11", "-O1", "-shared", "-fPIC", "-w", "-U_FORTIFY_SOURCE", "-fno-delete-null-pointer-checks")
+"""The functions of the library have the names of functions of the C library, whose headers say that no path is NULL."""
+LIBRARIES: Final = ("-ldl", "-lpthread")
 SECONDS: Final = 60
 
 
-def write_guard(path: Path, environ: Mapping[str, str]) -> bool:
+def write_library(path: Path, environ: Mapping[str, str]) -> bool:
     """Writes the library to `path`. False if it cannot be compiled here, or could not be loaded from there."""
     if platform.system() != "Linux" or any(letter in str(path) for letter in " :\n"):
         return False
     cached = _cache_folder(environ)
     if cached is None:
         return _compile(path, environ)
-    library = cached / f"exec-guard-{_hash()}.so"
+    library = cached / f"preload-{_hash()}.so"
     if not is_private(library) and not _compile(library, environ):
         return False
     shutil.copyfile(library, path)
@@ -55,8 +58,9 @@ def _compile(path: Path, environ: Mapping[str, str]) -> bool:
         fresh = Path(folder) / path.name
         try:
             done = subprocess.run(
-                [compiler, *FLAGS, str(SOURCE), "-o", str(fresh), "-ldl"], capture_output=True, check=False, timeout=SECONDS
-            )
+                [compiler, *FLAGS, *map(str, _sources("*.c")), "-o", str(fresh), *LIBRARIES],
+                capture_output=True, check=False, timeout=SECONDS,
+            )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired):
             return False
         if done.returncode != 0:
@@ -65,5 +69,13 @@ def _compile(path: Path, environ: Mapping[str, str]) -> bool:
     return True
 
 
+def _sources(pattern: str) -> list[Path]:
+    return sorted(SOURCES.glob(pattern))
+
+
 def _hash() -> str:
-    return hashlib.sha256(SOURCE.read_bytes() + platform.machine().encode()).hexdigest()[:16]
+    """Identifies the sources, the options of the compiler and the machine."""
+    digest = hashlib.sha256(" ".join([*FLAGS, platform.machine()]).encode())
+    for source in _sources("*.[ch]"):
+        digest.update(source.name.encode() + source.read_bytes())
+    return digest.hexdigest()[:16]
