@@ -1,4 +1,4 @@
-"""Checks of files and folders.
+"""Checks of files and folders, and files that are written in one step.
 
 Devices and pipes are refused where a file is expected: they may have no end, or no writer. Compiled libraries and cached traces are
 used only from folders that only this user can write to.
@@ -9,14 +9,18 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
-from collections.abc import Collection, Iterable
-from contextlib import suppress
+import sys
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TextIO
 
 from analyzer.errors import InputError
 
+NOT_WRITABLE: Final = "name a file in a folder that exists and that you may write to"
+"""The remedy for a file that cannot be written."""
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -92,7 +96,87 @@ def publish(unfinished: Path, path: Path, *, mode: int | None = None) -> None:
         unfinished.chmod(mode)
     _sync(unfinished)
     unfinished.replace(path)
-    _sync(path.parent)
+    with suppress(OSError):  # the file is there, and some file systems cannot do this with a folder
+        _sync(path.parent)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path for a new file, which is renamed to `path` after the block. If the block fails, an older file stays as it is.
+
+    A symbolic link at `path` is replaced, and the file that it points to does not change. The new file has the permissions of the
+    older one; without one they follow the umask. A device or a pipe is written directly. Raises OSError.
+    """
+    if is_written_directly(path):
+        yield path
+        return
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    target = path.parent.resolve() / path.name
+    folder = target.parent / f".get-training-info-{os.urandom(8).hex()}"
+    unfinished = folder / target.name
+    try:
+        folder.mkdir(mode=0o700)  # nobody else can put a link into it
+        yield unfinished
+        publish(unfinished, target, mode=_permissions(target))
+    finally:
+        with suppress(OSError):
+            for each in folder.iterdir():
+                each.unlink()
+            folder.rmdir()
+
+
+def opened(path: Path) -> TextIO:
+    """A file to write text to, open. An open file of this process, such as /dev/stdout, is continued where it stands."""
+    number = _descriptor(str(path))
+    if number is None:
+        return open(path, "w", encoding="utf-8")
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    return open(os.dup(number), "w", encoding="utf-8")
+
+
+def _descriptor(path: str) -> int | None:
+    """The descriptor of this process that a path stands for."""
+    folder, _, name = path.rpartition("/")
+    if folder == "/dev":
+        return {"stdout": 1, "stderr": 2}.get(name)
+    return int(name) if folder in ("/dev/fd", "/proc/self/fd") and re.fullmatch("[0-9]{1,6}", name) else None
+
+
+def check_writable(path: str, option: str) -> None:
+    """Raises InputError if no file can be created at `path`, before time is spent on its content. Leaves no file."""
+    file = Path(path)
+    if is_written_directly(file):
+        return
+    fault = None
+    if file.is_dir():
+        fault = os.strerror(errno.EISDIR)
+    elif not file.parent.is_dir():
+        fault = os.strerror(errno.ENOTDIR if file.parent.exists() else errno.ENOENT)
+    elif not os.access(file.parent, os.W_OK | os.X_OK):
+        fault = os.strerror(errno.EACCES)
+    if fault is not None:
+        raise InputError(option, f"cannot write '{path}' ({fault})", NOT_WRITABLE)
+
+
+def is_written_directly(path: Path) -> bool:
+    """Whether a file at `path` cannot be replaced: a device, a pipe, or an open file of a process, such as /dev/stdout."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    folder = os.path.join(os.path.realpath(path.parent), "")
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) or folder == "/dev/" or folder.startswith("/proc/")
+
+
+def _permissions(path: Path) -> int | None:
+    """The permissions of a file; None if there is none, or a link."""
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return None
+    return mode & 0o777 if stat.S_ISREG(mode) else None
 
 
 def _sync(path: Path) -> None:

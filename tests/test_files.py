@@ -1,8 +1,9 @@
-"""Compiled libraries and cached traces are used only where no other user can put them."""
+"""Compiled libraries and cached traces are used only where no other user can put them. Output files are written in one step."""
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from allocator_hook.shadow import engine
 from allocator_hook.shadow.request import Request
 from allocator_hook.trace_writer import TraceWriter
 from analyzer.errors import AnalyzerError, InputError
-from analyzer.files import is_private, private_folder
+from analyzer.files import check_writable, is_private, private_folder, replacing
+from analyzer.report.json.document import write_text
 from analyzer.trace.events import Header
 from analyzer.trace.reader import read_complete_trace
 from tests.job_of import job_of
@@ -129,3 +131,86 @@ def test_an_incomplete_recording_does_not_reach_the_cache(cache: Path, monkeypat
     with pytest.raises(AnalyzerError, match="did not finish"):
         engine.run(JOB, [0], cache_dir=cache)
     assert not list(cache.iterdir())
+
+
+def test_a_failure_leaves_the_older_file_and_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    file.write_text("older")
+
+    def fail() -> None:
+        with replacing(file) as unfinished:
+            unfinished.write_text("half")
+            assert file.read_text() == "older"
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert file.read_text() == "older"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_new_file_has_the_permissions_of_open_and_an_older_one_keeps_its_own(tmp_path: Path) -> None:
+    file, private = tmp_path / "report.json", tmp_path / "private.json"
+    private.touch(mode=0o600)
+    before = os.umask(0o027)
+    try:
+        for each in (file, private):
+            write_text("{}", str(each))
+    finally:
+        os.umask(before)
+    assert [each.stat().st_mode & 0o777 for each in (file, private)] == [0o640, 0o600]
+
+
+def test_a_link_is_replaced_and_the_file_behind_it_does_not_change(tmp_path: Path) -> None:
+    target, link, dangling = tmp_path / "notes", tmp_path / "report.json", tmp_path / "new.json"
+    target.write_text("mine")
+    link.symlink_to(target)
+    dangling.symlink_to(tmp_path / "absent")
+    for each in (link, dangling):
+        write_text("{}", str(each))
+        assert (each.is_symlink(), each.read_text()) == (False, "{}")
+    assert target.read_text() == "mine"
+    assert not (tmp_path / "absent").exists()
+
+
+def test_a_folder_behind_a_link_is_written_to_and_a_link_to_a_folder_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "results")
+    write_text("{}", str(tmp_path / "link" / "report.json"))
+    assert [each.name for each in (tmp_path / "results").iterdir()] == ["report.json"]
+    with pytest.raises(InputError, match=r"cannot write .*directory"):
+        write_text("{}", str(tmp_path / "link"))
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_a_pipe_gets_the_document(tmp_path: Path) -> None:
+    pipe, read = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    reader.start()
+    write_text("{}", str(pipe))
+    reader.join(timeout=10)
+    assert read == ["{}"]
+    assert pipe.is_fifo()
+
+
+def test_open_files_of_the_process_are_continued(tmp_path: Path) -> None:
+    """`--info-json /dev/stdout >> FILE` adds to the file, of which nothing is lost."""
+    file = tmp_path / "all.json"
+    file.write_text("[1]\n")
+    with file.open("a") as stream:
+        for _ in range(2):
+            write_text("{}\n", f"/dev/fd/{stream.fileno()}")
+    assert file.read_text() == "[1]\n{}\n{}\n"
+    assert not Path("/dev/null").is_file()
+    write_text("{}", "/dev/null")
+    assert Path("/dev/null").is_char_device()
+
+
+def test_a_file_that_can_be_written_is_not_created(tmp_path: Path) -> None:
+    check_writable(str(tmp_path / "report.json"), "--info-json")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    for wrong in (tmp_path, tmp_path / "absent" / "report.json", tmp_path / "file" / "report.json"):
+        with pytest.raises(InputError, match=r"^--info-json: cannot write .*; name a file"):
+            check_writable(str(wrong), "--info-json")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from analyzer.api import read_launch
 from analyzer.cli.output import standard_output
 from analyzer.errors import FITS, InputError
-from analyzer.files import publish, refuse_special_file
+from analyzer.files import NOT_WRITABLE, check_writable, refuse_special_file, replacing
 from analyzer.hardware.gpus import find
 from analyzer.time.efficiencies import efficiencies_of
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from analyzer.specs.speed import SpeedSpec
 
 OPTION: Final = "--info-calibrate"
-REMEDY: Final = "give a file in a folder that exists and that you may write to"
 LINES: Final = 10
 """Lines of the progress, if standard error is no terminal."""
 
@@ -95,24 +93,19 @@ def _folder_of_disk(name: str | None, folder: Path) -> Path | None:
 
 def _check_writable(path: Path) -> None:
     """Raises InputError before minutes are spent on a result that cannot be written."""
-    refuse_special_file(path, OPTION, REMEDY)
-    parent = path.resolve().parent
-    if path.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise InputError(OPTION, f"cannot write '{path}'", REMEDY)
+    refuse_special_file(path, OPTION, NOT_WRITABLE)
+    check_writable(str(path), OPTION)
 
 
 def save(document: dict[str, Any], path: Path) -> None:
     """Writes the result. A failure leaves an older file. Raises InputError."""
     from analyzer.report.json.document import dumps
 
-    target = path.resolve()
     try:
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".get-training-info-") as folder:
-            unfinished = Path(folder) / target.name
+        with replacing(path) as unfinished:
             unfinished.write_text(dumps(document), encoding="utf-8")
-            publish(unfinished, target)
     except OSError as error:
-        raise InputError(OPTION, f"cannot write '{path}' ({error.strerror})", REMEDY) from None
+        raise InputError(OPTION, f"cannot write '{path}' ({error.strerror})", NOT_WRITABLE) from None
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -12,8 +11,9 @@ from pathlib import Path
 from typing import Literal
 
 from analyzer.errors import InputError
-from analyzer.files import publish
+from analyzer.files import NOT_WRITABLE, check_writable, replacing
 from analyzer.launch.info_options import InfoOptions
+from analyzer.report.visible import visible
 from analyzer.results import Report
 from analyzer.specs import TrainingJob
 from analyzer.trace.check import shortened
@@ -28,8 +28,9 @@ def record_rank(report: Report, options: InfoOptions, command: Sequence[str]) ->
     job = report.job if options.layers is None else shortened(report.job, options.layers)
     rank = options.rank if options.rank is not None else report.verdict.tightest_rank
     path = Path(str(options.record))
+    check_writable(str(path), OPTION)
     recorder = record(job, rank=rank, path=path, argv=command, allocator=options.allocator)
-    print(f"{path}: rank {rank}, recorded by the {recorder} recorder", file=sys.stderr)
+    print(f"{visible(str(path))}: rank {rank}, recorded by the {recorder} recorder", file=sys.stderr)
 
 
 def record(
@@ -61,21 +62,12 @@ def record(
 
 @contextmanager
 def _published(path: Path) -> Iterator[Path]:
-    """A file that is renamed to `path` after the block, so that a failed recording leaves no file and an older one stays.
-
-    Raises InputError if the file cannot be written. A device or a pipe is written directly.
-    """
+    """A path that is renamed to `path` after the block, as `files.replacing` does. Raises InputError if it cannot be written."""
     try:
-        if path.exists() and not path.is_file() and not path.is_dir():
-            yield path
-            return
-        target = path.resolve()
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".get-training-info-") as folder:
-            unfinished = Path(folder) / target.name
+        with replacing(path) as unfinished:
             yield unfinished
-            publish(unfinished, target)
     except OSError as error:
-        raise InputError(OPTION, f"cannot write '{path}' ({error.strerror})", "give a file that can be written") from None
+        raise InputError(OPTION, f"cannot write '{path}' ({error.strerror})", NOT_WRITABLE) from None
 
 
 def has_gpu() -> bool:

@@ -13,6 +13,7 @@ from analyzer.errors import InputError
 from analyzer.launch.arguments import Arguments
 from analyzer.launch.argv_parser import Reading, is_option, operands_of, read_words
 from analyzer.launch.entry_script import check_entry
+from analyzer.launch.info_files import check_model_file
 from analyzer.launch.info_options import MODEL, PREFIX, InfoOptions, read_info_options, takes_value
 from analyzer.launch.launchers.read_world import read_world
 from analyzer.launch.launchers.world import World
@@ -57,6 +58,8 @@ def parse(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> t
     if info.world_size is None:
         world = own.world or world
     model = info.model or own.model
+    if model is not None:
+        check_model_file(info, model, folder)
     sources = _Sources(choice, catalogue, model, script=words.entry is not None and own.model is None, folder=folder)
     own, parsed = _read_values_of_forks(own, sources, known)
     software, versions = software_of(parsed.table.release, te=info.te, torch=info.torch, engine=info.engine)

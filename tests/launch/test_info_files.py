@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from analyzer.cli.script import SUFFIXES
 from analyzer.errors import InputError
-from analyzer.launch.info_options import read_info_options
+from analyzer.launch.info_files import SCRIPTS, WRITTEN
+from analyzer.launch.info_options import SCRIPT_ENDINGS, read_info_options
+from analyzer.launch.parse import parse
 
 
 def refused(*pairs: tuple[str, str]) -> InputError:
@@ -44,3 +47,35 @@ def test_a_device_can_be_named_twice() -> None:
 @pytest.mark.parametrize("option", ["--info-html", "--info-timeline"])
 def test_a_page_is_not_written_to_standard_output(option: str) -> None:
     assert refused((option, "-")).option == option
+
+
+@pytest.mark.parametrize("field", WRITTEN)
+@pytest.mark.parametrize("name", ["pretrain_gpt.py", "train.sh", "job.SBATCH", "run.slurm", "train.zsh"])
+def test_a_script_is_not_overwritten(tmp_path: Path, field: str, name: str) -> None:
+    script, option = tmp_path / name, f"--info-{field}".replace("_", "-")
+    assert read_info_options([(option, str(script))]), "a new file may have any name"
+    script.write_text("torchrun pretrain_gpt.py")
+    (tmp_path / "link.json").symlink_to(script)
+    for path in (script, tmp_path / "link.json"):
+        error = refused((option, str(path)))
+        assert (error.option, "is a script" in error.fault) == (option, True)
+
+
+def test_a_script_without_a_suffix_is_not_overwritten(tmp_path: Path) -> None:
+    script = tmp_path / "train"
+    script.write_text("#!/bin/bash\ntorchrun pretrain_gpt.py\n")
+    assert refused(("--info-json", str(script))).option == "--info-json"
+
+
+def test_every_ending_of_a_launch_script_is_one_of_a_script() -> None:
+    assert {*SUFFIXES, *SCRIPT_ENDINGS, ".py"} <= set(SCRIPTS)
+
+
+@pytest.mark.parametrize("model", ["config.json", "."])
+def test_the_file_of_the_model_is_not_overwritten(tmp_path: Path, model: str) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    for option in ("--info-json", "--info-html", "--info-timeline"):
+        argv = ["--info-model", model, option, str(tmp_path / "config.json")]
+        with pytest.raises(InputError, match=f"^{option}: .* is the file of the model.*; name another file") as caught:
+            parse(argv, environ={}, folder=tmp_path)
+        assert caught.value.option == option

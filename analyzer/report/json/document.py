@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Final
 
 from analyzer.errors import InputError
+from analyzer.files import NOT_WRITABLE, opened, replacing
 from analyzer.modules.tree import Collective, Parameter, Tensor
 from analyzer.report import tree_sums
+from analyzer.report.visible import visible_json
 from analyzer.results import CommunicationRow, MemoryPart, RankClass, RankMemory, Report, TimeEstimate
 
 SCHEMA: Final = "training-info/1"
@@ -78,18 +81,21 @@ def to_json(report: Report) -> dict[str, Any]:
     }
 
 
-def write_text(text: str, path: str, *, option: str = "--info-json", append: bool = False) -> None:
-    """Writes a document to a file, or adds it at the end. Raises InputError that names `option` if it cannot be written."""
+def write_text(text: str, path: str, *, option: str = "--info-json") -> None:
+    """Writes a document to a file in one step. Raises InputError that names `option` if it cannot be written."""
     try:
-        with open(path, "a" if append else "w", encoding="utf-8") as file:
+        with replacing(Path(path)) as place, opened(place) as file:
             file.write(encodable(text, "utf-8"))
     except OSError as error:
-        fault = f"cannot write '{path}' ({error.strerror or error})"
-        raise InputError(option, fault, "name a file in a folder that exists and that you may write to") from None
+        raise InputError(option, f"cannot write '{path}' ({error.strerror or error})", NOT_WRITABLE) from None
 
 
 def encodable(document: str, encoding: str | None) -> str:
-    """A JSON document whose characters `encoding` has: JSON escapes replace the others. None is an encoding for all characters."""
+    """A JSON document without control characters, whose characters `encoding` has: JSON escapes replace the others.
+
+    None is an encoding for all characters.
+    """
+    document = visible_json(document)
     if encoding is None:
         return document
     try:
