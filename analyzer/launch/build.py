@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from analyzer.errors import InputError
 from analyzer.launch.checks import option_violations
 from analyzer.launch.checks.tolerated import warn_of_tolerated
 from analyzer.launch.coverage.ignored import ignored_options
@@ -26,7 +27,7 @@ from analyzer.launch.derive.model.shape import decoder_shape
 from analyzer.launch.derive.optimizer import optimizer_spec
 from analyzer.launch.derive.parallel import parallel_spec
 from analyzer.launch.derive.precision import precision_spec
-from analyzer.launch.derive.reading import option, refuse, since
+from analyzer.launch.derive.reading import LARGEST_CHUNKS, LARGEST_LOCAL_EXPERTS, option, refuse, since
 from analyzer.launch.derive.recompute import recompute_spec
 from analyzer.launch.derive.smallest_world import smallest_world
 from analyzer.launch.derive.training_flags import training_flags
@@ -105,6 +106,20 @@ def build(
     return replace(job, assumptions=tuple(launch.assumptions), warnings=tuple(launch.warnings), unknown=tuple(launch.unknown))
 
 
+def _refuse_large(arguments: Arguments, model: ModelSpec, parallel: ParallelSpec) -> None:
+    """Raises InputError for products of sizes that would take too long."""
+    chunks = parallel.pipeline * (parallel.virtual_pipeline or 1)
+    if chunks > LARGEST_CHUNKS:
+        fault = f"{chunks} model chunks of all stages are above {LARGEST_CHUNKS}, the largest number that is modelled"
+        raise InputError(option(arguments, "pipeline_model_parallel_size"), fault, "use fewer stages, or fewer virtual stages")
+    if model.moe is None:
+        return
+    experts = model.moe.num_experts // parallel.expert * model.num_layers // parallel.pipeline
+    if experts > LARGEST_LOCAL_EXPERTS:
+        fault = f"the layers of a rank have {experts} experts, and {LARGEST_LOCAL_EXPERTS} is the largest number that is modelled"
+        raise InputError(option(arguments, "num_experts"), fault, "use a larger --expert-model-parallel-size")
+
+
 def _model(
     launch: LaunchInput,
     shape: Shape,
@@ -125,6 +140,7 @@ def _model(
     moe = _experts(launch, model, parallel, precision, imbalance=moe_imbalance)
     model = replace(model, moe=moe, mtp_num_layers=mtp_layers_of(launch.arguments, model=model, context=parallel.context))
     check_fused_activation(model)
+    _refuse_large(launch.arguments, model, parallel)
     return model
 
 

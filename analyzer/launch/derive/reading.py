@@ -20,10 +20,19 @@ if TYPE_CHECKING:
 RELEASE_2023: Final = "2023"
 """The code of August 2023, core package 0.2.0."""
 LARGEST: Final = {
-    "num_layers": 100_000, "encoder_num_layers": 100_000, "mtp_num_layers": 1_000, "num_experts": 20_000,
+    "num_layers": 10_000, "encoder_num_layers": 10_000, "mtp_num_layers": 100, "num_experts": 4_096,
+    "pipeline_model_parallel_size": 1_024,
     "hidden_size": 10**7, "ffn_hidden_size": 10**8, "moe_ffn_hidden_size": 10**8, "num_attention_heads": 10**6,
 }  # fmt: skip
-"""Largest values of options whose numbers the analysis counts up to. They are far above those of any model, and take seconds."""
+"""Largest values of options whose numbers the analysis counts up to, so that it ends within a minute.
+
+They are several times those of any published model: 1,000 layers (DeepNet), 2,048 experts (Switch-C), 64 stages (Narayanan et al.
+2021, 1 trillion parameters) and one MTP layer (DeepSeek-V3).
+"""
+LARGEST_CHUNKS: Final = 2_048
+"""Most model chunks of all pipeline ranks: each has its own schedule. Llama 3 405B had 128."""
+LARGEST_LOCAL_EXPERTS: Final = 50_000
+"""Most experts in all layers of one rank: the allocator is simulated with the tensors of each. Kimi K2 has 23,424 in all."""
 LARGEST_INTEGER: Final = 2**63 - 1
 """Largest value of the other options: that of the integers of PyTorch."""
 

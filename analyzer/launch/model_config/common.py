@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final, Literal
 
-from analyzer.launch.model_config.configuration import Configuration
+from analyzer.launch.model_config.configuration import GELU, SILU, Configuration
 
 Option = tuple[str, ...]
 """An option of Megatron-LM and its values."""
@@ -66,30 +66,25 @@ def sizes(config: Configuration, *, groups: int | None = None, ffn: int | None =
 
 def rope(config: Configuration, *, share: float = 1.0, base: str = "rope_theta") -> list[Option]:
     """Rotary positions. `share`: default of the rotated share of a head; `base`: name of the field with the base."""
-    parameters = config.table("rope_parameters")
-    theta = config.number(base, number_or(parameters.get("rope_theta"), ROPE_BASE))
-    share = config.number("partial_rotary_factor", number_or(parameters.get("partial_rotary_factor"), share))
+    parameters = config.nested("rope_parameters")
+    theta = config.number(base, parameters.number("rope_theta", ROPE_BASE))
+    share = config.number("partial_rotary_factor", parameters.number("partial_rotary_factor", share))
     options: list[Option] = [("--position-embedding-type", "rope"), ("--rotary-base", str(int(theta)))]
     if share != 1:
         options.append(("--rotary-percent", f"{share:g}"))
     kind, scaling = _rope_scaling(config)
     if kind == "llama3":
-        options += [("--use-rope-scaling",), ("--rope-scaling-factor", f"{number_or(scaling.get('factor'), 8.0):g}")]
+        options += [("--use-rope-scaling",), ("--rope-scaling-factor", f"{scaling.number('factor', 8.0):g}")]
     return options
 
 
-def number_or(value: object, default: float) -> float:
-    """`value` if it is a number, otherwise `default`."""
-    return float(value) if isinstance(value, int | float) else default
-
-
-def _rope_scaling(config: Configuration) -> tuple[str, dict[str, object]]:
+def _rope_scaling(config: Configuration) -> tuple[str, Configuration]:
     """The kind of scaling, "default" without any, and its parameters (`rope_parameters` from transformers 5 on)."""
-    scaling = dict(config.table("rope_scaling") or config.table("rope_parameters"))
-    return str(scaling.get("rope_type") or scaling.get("type") or "default"), scaling
+    scaling = config.nested("rope_scaling" if config.table("rope_scaling") else "rope_parameters")
+    return scaling.text("rope_type", scaling.text("type", "default")), scaling
 
 
-def yarn_scaling(config: Configuration) -> dict[str, object] | None:
+def yarn_scaling(config: Configuration) -> Configuration | None:
     """The parameters of YaRN; None for other rotary positions."""
     kind, scaling = _rope_scaling(config)
     return scaling if kind == "yarn" else None
@@ -100,6 +95,30 @@ def _rope_notes(config: Configuration) -> tuple[str, ...]:
     if kind in ("default", "llama3", "mrope") or config.get("kv_lora_rank") is not None:
         return ()
     return (f"{config.name}: its {kind} scaling of rotary positions is left out; the angles differ, the memory does not.",)
+
+
+def gate(config: Configuration) -> tuple[list[Option], tuple[str, ...]]:
+    """The option for a gated FFN with the activation in hidden_act, SiLU if it is missing; a note if another one stands for it.
+
+    The gates of Megatron-LM have the same shapes and save the same tensors.
+    """
+    activation = config.activation("hidden_act", default="silu")
+    if activation in SILU:
+        return [("--swiglu",)], ()
+    if activation == "quick_gelu":
+        return [("--quick-geglu",)], ()
+    option = "--quick-geglu" if activation in GELU else "--swiglu"
+    return [(option,)], (f"{config.name}: {option} stands for its gate with {activation}; the shapes are equal.",)
+
+
+def no_gate(config: Configuration, *keys: str, default: str) -> tuple[list[Option], tuple[str, ...]]:
+    """The option for the activation of a FFN without a gate; a note if Megatron-LM has no option for it."""
+    activation = config.activation(*keys, default=default)
+    if activation == "relu2":
+        return [("--squared-relu",)], ()
+    if activation in GELU:
+        return [], ()
+    return [], (f"{config.name}: GELU stands for its activation {activation}, which Megatron-LM has no option for.",)
 
 
 def rms_norm(config: Configuration, *, key: str = "rms_norm_eps", default: float = 1e-6) -> list[Option]:
@@ -149,8 +168,9 @@ def window(config: Configuration, layers: tuple[bool, ...], *, size: int | None)
     options: list[Option] = [("--window-size", f"{size - 1},0")]
     if all(layers):
         return options
-    every = next((n for n in range(2, len(layers) + 1) if layers == tuple(i % n != 0 for i in range(1, len(layers) + 1))), None)
-    return [*options, ("--window-attn-skip-freq", str(every) if every else pattern(layers))]
+    every = layers.index(False) + 1
+    periodic = every > 1 and layers == tuple(i % every != 0 for i in range(1, len(layers) + 1))
+    return [*options, ("--window-attn-skip-freq", str(every) if periodic else pattern(layers))]
 
 
 def pattern(layers: Iterable[bool]) -> str:

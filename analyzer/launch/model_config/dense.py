@@ -12,29 +12,32 @@ from analyzer.launch.model_config.common import (
     biases,
     dropout,
     embeddings,
+    gate,
     layer_norm,
+    no_gate,
     rms_norm,
     rope,
     rotary_model,
     sizes,
     window,
 )
-from analyzer.launch.model_config.configuration import Configuration
+from analyzer.launch.model_config.configuration import GELU, Configuration
 
 
 def llama(config: Configuration) -> MegatronModel:
     """Llama 1 to 3.3, and models with the same class."""
     linear, notes = biases(config, attention=_attention_biases(config), ffn=config.flag("mlp_bias", False))
+    gated, of_gate = gate(config)
     return rotary_model(
         config,
         sizes(config),
-        [("--swiglu",)],
+        gated,
         rms_norm(config),
         rope(config),
         linear,
         embeddings(config, tied=False),
         dropout(attention=config.number("attention_dropout", 0), hidden=0),
-        notes=notes,
+        notes=(*notes, *of_gate),
     )
 
 
@@ -51,31 +54,35 @@ def mistral(config: Configuration) -> MegatronModel:
     """Mistral: every layer has the sliding window, 4096 tokens if the field is missing."""
     size = config.optional("sliding_window") if "sliding_window" in config.values else 4096
     layers = (True,) * config.integer("num_hidden_layers")
+    gated, notes = gate(config)
     return rotary_model(
         config,
         sizes(config, groups=config.integer("num_key_value_heads", 8)),
-        [("--swiglu",)],
+        gated,
         rms_norm(config),
         rope(config),
         [("--disable-bias-linear",)],
         embeddings(config, tied=False),
         dropout(attention=config.number("attention_dropout", 0), hidden=0),
         window(config, layers, size=size),
+        notes=notes,
     )
 
 
 def qwen2(config: Configuration) -> MegatronModel:
     """Qwen 1.5, 2 and 2.5: biases of q, k, v alone. Layers from max_window_layers on have a window if it is switched on."""
+    gated, notes = gate(config)
     return rotary_model(
         config,
         sizes(config),
-        [("--swiglu",)],
+        gated,
         rms_norm(config),
         rope(config),
         [("--disable-bias-linear",), ("--add-qkv-bias",)],
         embeddings(config, tied=False),
         dropout(attention=config.number("attention_dropout", 0), hidden=0),
         _qwen_window(config),
+        notes=notes,
     )
 
 
@@ -91,17 +98,19 @@ def _qwen_window(config: Configuration) -> list[tuple[str, ...]]:
 def qwen3(config: Configuration) -> MegatronModel:
     """Qwen 3: norms of q and k in each head, no biases. The head size is 128 if the field is missing."""
     linear, notes = biases(config, attention=_attention_biases(config), ffn=False)
+    gated, of_gate = gate(config)
     return rotary_model(
         config,
         sizes(with_head_size(config, 128)),
-        [("--swiglu",), ("--qk-layernorm",)],
+        gated,
+        [("--qk-layernorm",)],
         rms_norm(config),
         rope(config),
         linear,
         embeddings(config, tied=False),
         dropout(attention=config.number("attention_dropout", 0), hidden=0),
         _qwen_window(config),
-        notes=notes,
+        notes=(*notes, *of_gate),
     )
 
 
@@ -112,6 +121,8 @@ def with_head_size(config: Configuration, default: int) -> Configuration:
 
 def gemma(config: Configuration) -> MegatronModel:
     """Gemma 1. The command line of Megatron-LM has no GELU gate; --quick-geglu has the same shapes."""
+    activation = config.activation("hidden_activation", "hidden_act", default="gelu_pytorch_tanh")
+    kind = "GELU" if activation in GELU else activation
     return rotary_model(
         config,
         sizes(with_head_size(config, 256)),
@@ -123,7 +134,7 @@ def gemma(config: Configuration) -> MegatronModel:
         embeddings(config, tied=True),
         dropout(attention=config.number("attention_dropout", 0), hidden=0),
         notes=(
-            f"{config.name}: --quick-geglu stands for its gate with GELU, and its scaling of the embedding is left out; "
+            f"{config.name}: --quick-geglu stands for its gate with {kind}, and its scaling of the embedding is left out; "
             "the shapes are equal.",
         ),
     )
@@ -132,46 +143,52 @@ def gemma(config: Configuration) -> MegatronModel:
 def phi3(config: Configuration) -> MegatronModel:
     """Phi 3 and 4: every layer has the sliding window."""
     layers = (True,) * config.integer("num_hidden_layers")
+    gated, notes = gate(config)
     return rotary_model(
         config,
         sizes(config),
-        [("--swiglu",)],
+        gated,
         rms_norm(config, default=1e-5),
         rope(config),
         [("--disable-bias-linear",)],
         embeddings(config, tied=False),
         dropout(attention=config.number("attention_dropout", 0), hidden=config.number("resid_pdrop", 0)),
         window(config, layers, size=config.optional("sliding_window")),
+        notes=notes,
     )
 
 
 def starcoder2(config: Configuration) -> MegatronModel:
     """StarCoder2: LayerNorm, GELU and biases."""
     layers = (True,) * config.integer("num_hidden_layers")
+    activation, notes = no_gate(config, "hidden_act", default="gelu_pytorch_tanh")
     return rotary_model(
         config,
         sizes(config, groups=config.integer("num_key_value_heads", 2)),
+        activation,
         layer_norm(config, key="norm_epsilon"),
         rope(config),
         [] if config.flag("use_bias", True) else [("--disable-bias-linear",)],
         embeddings(config, tied=True),
         dropout(attention=config.number("attention_dropout", 0), hidden=config.number("residual_dropout", 0)),
         window(config, layers, size=config.optional("sliding_window")),
+        notes=notes,
     )
 
 
 def nemotron(config: Configuration) -> MegatronModel:
     """Nemotron-4 and Minitron: squared ReLU, and LayerNorm with a weight around zero."""
     linear, notes = biases(config, attention=_attention_biases(config), ffn=config.flag("mlp_bias", False))
+    activation, of_activation = no_gate(config, "hidden_act", default="relu2")
     return rotary_model(
         config,
         sizes(config),
-        [("--squared-relu",)],
+        activation,
         layer_norm(config, key="norm_eps"),
         [("--apply-layernorm-1p",)],
         rope(config, share=0.5),
         linear,
         embeddings(config, tied=False),
         dropout(attention=config.number("attention_dropout", 0), hidden=0),
-        notes=notes,
+        notes=(*notes, *of_activation),
     )

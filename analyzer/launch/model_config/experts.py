@@ -13,6 +13,7 @@ from analyzer.launch.model_config.common import (
     biases,
     dropout,
     embeddings,
+    gate,
     pattern,
     rms_norm,
     rope,
@@ -65,10 +66,11 @@ def mixtral(config: Configuration) -> MegatronModel:
         ffn=config.integer("intermediate_size"),
         layers=layers,
     )
+    gated, notes = gate(config)
     return rotary_model(
         config,
         sizes(config, groups=config.integer("num_key_value_heads", 8)),
-        [("--swiglu",)],
+        gated,
         rms_norm(config, default=1e-5),
         rope(config),
         [("--disable-bias-linear",)],
@@ -77,6 +79,7 @@ def mixtral(config: Configuration) -> MegatronModel:
         window(config, layers, size=config.optional("sliding_window")),
         experts.options(),
         balancing(config),
+        notes=notes,
     )
 
 
@@ -86,10 +89,11 @@ def qwen_moe(config: Configuration) -> MegatronModel:
     config = with_head_size(config, 128) if third else config
     if config.flag("use_sliding_window", False):
         raise config.not_expressible("sliding windows in a part of its MoE layers")
+    gated, notes = gate(config)
     return rotary_model(
         config,
         sizes(config),
-        [("--swiglu",)],
+        gated,
         [("--disable-bias-linear",)],
         [("--qk-layernorm",)] if third else [("--add-qkv-bias",)] if config.flag("qkv_bias", True) else [],
         rms_norm(config),
@@ -106,14 +110,14 @@ def qwen_moe(config: Configuration) -> MegatronModel:
         [] if third else [("--moe-shared-expert-gate",)],
         [] if config.flag("norm_topk_prob", False) else [("--moe-router-pre-softmax",)],
         balancing(config),
+        notes=notes,
     )
 
 
 def _qwen_layers(config: Configuration) -> tuple[bool, ...]:
     """Every decoder_sparse_step-th layer, without those in mlp_only_layers."""
-    dense = config.get("mlp_only_layers", [])
+    excluded = set(config.integers("mlp_only_layers"))
     step = config.integer("decoder_sparse_step", 1)
-    excluded = set(dense) if isinstance(dense, list) else set()
     return tuple(i not in excluded and (i + 1) % step == 0 for i in range(config.integer("num_hidden_layers")))
 
 
@@ -133,6 +137,7 @@ def gpt_oss(config: Configuration) -> MegatronModel:
     )
     if not config.flag("attention_bias", True):
         raise config.not_expressible("biases in its experts and none in its attention")
+    config.activation("hidden_act", default="silu")  # the model class does not use it
     return rotary_model(
         config,
         sizes(with_head_size(config, 64), groups=config.integer("num_key_value_heads", 8)),
@@ -154,10 +159,11 @@ def gpt_oss(config: Configuration) -> MegatronModel:
 def glm4_moe(config: Configuration) -> MegatronModel:
     """GLM-4.5 to 4.7: biases of q, k, v alone, shared experts, sigmoid scores with a correction bias."""
     linear, _ = biases(config, attention="qkv" if config.flag("attention_bias", False) else "none", ffn=False)
+    gated, notes = gate(config)
     return rotary_model(
         config,
         sizes(with_head_size(config, 128), groups=config.integer("num_key_value_heads", 8)),
-        [("--swiglu",)],
+        gated,
         [("--qk-layernorm",)] if config.flag("use_qk_norm", False) else [],
         rms_norm(config, default=1e-5),
         rope(config, share=0.5),
@@ -166,7 +172,7 @@ def glm4_moe(config: Configuration) -> MegatronModel:
         dropout(attention=config.number("attention_dropout", 0), hidden=0),
         deepseek_experts(config).options(),
         sigmoid_router(config),
-        notes=mtp_note(config),
+        notes=(*notes, *mtp_note(config)),
     )
 
 

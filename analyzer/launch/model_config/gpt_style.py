@@ -13,6 +13,7 @@ from analyzer.launch.model_config.common import (
     dropout,
     embeddings,
     layer_norm,
+    no_gate,
     rope,
     rotary_model,
     sizes,
@@ -27,16 +28,18 @@ def gpt2(config: Configuration) -> MegatronModel:
     """GPT-2: learned positions, LayerNorm, GELU, biases."""
     hidden = config.integer("n_embd")
     positions = config.integer("n_positions", 1024)
+    activation, notes = no_gate(config, "activation_function", default="gelu_new")
     options: list[Option] = [
         ("--num-layers", str(config.integer("n_layer"))),
         ("--hidden-size", str(hidden)),
         ("--ffn-hidden-size", str(config.integer("n_inner", 4 * hidden))),
         ("--num-attention-heads", str(config.integer("n_head"))),
+        *activation,
         *layer_norm(config),
         *embeddings(config, tied=True),
         *dropout(attention=config.number("attn_pdrop", 0.1), hidden=config.number("resid_pdrop", 0.1)),
     ]
-    return _with_learned_positions(config, options, positions=positions, rows=positions)
+    return _with_learned_positions(config, options, positions=positions, rows=positions).noting(*notes)
 
 
 def opt(config: Configuration) -> MegatronModel:
@@ -49,8 +52,10 @@ def opt(config: Configuration) -> MegatronModel:
     if config.flag("_remove_final_layer_norm", False) or not config.flag("layer_norm_elementwise_affine", True):
         raise config.not_expressible("norms without weights")
     positions = config.integer("max_position_embeddings", 2048)
+    activation, notes = no_gate(config, "activation_function", default="relu")
     options: list[Option] = [
         *sizes(config, ffn=config.integer("ffn_dim")),
+        *activation,
         *layer_norm(config),
         *([] if config.flag("enable_bias", True) else [("--disable-bias-linear",)]),
         *embeddings(config, tied=True),
@@ -59,7 +64,7 @@ def opt(config: Configuration) -> MegatronModel:
     model = _with_learned_positions(config, options, positions=positions, rows=positions + OPT_OFFSET)
     return model.noting(
         f"{config.name}: its position embedding has {OPT_OFFSET} rows more than positions.",
-        *_activation_note(config, expressed=("gelu", "gelu_new")),
+        *notes,
     )
 
 
@@ -72,26 +77,22 @@ def _with_learned_positions(config: Configuration, options: list[Option], *, pos
     )
 
 
-def _activation_note(config: Configuration, *, expressed: tuple[str, ...]) -> tuple[str, ...]:
-    activation = config.get("activation_function", "relu")
-    if activation in expressed:
-        return ()
-    return (f"{config.name}: GELU stands for its activation {activation}, which Megatron-LM has no option for.",)
-
-
 def gpt_neox(config: Configuration) -> MegatronModel:
     """GPT-NeoX and Pythia: rotary positions in a quarter of each head, LayerNorm, GELU, biases."""
     if not config.flag("attention_bias", True):
         raise config.not_expressible("biases in its FFN and none in its attention")
     share = config.number("rotary_pct", 0.25)
     dropped = config.number("hidden_dropout", 0)
+    activation, notes = no_gate(config, "hidden_act", default="gelu")
     model = rotary_model(
         config,
         sizes(config),
+        activation,
         layer_norm(config, key="layer_norm_eps"),
         rope(config, share=share, base="rotary_emb_base"),
         embeddings(config, tied=False),
         dropout(attention=config.number("attention_dropout", 0), hidden=dropped),
+        notes=notes,
     )
     return model.noting(_in_sequence(config)) if config.flag("use_parallel_residual", True) else model
 
@@ -112,14 +113,17 @@ def falcon(config: Configuration) -> MegatronModel:
     groups = config.integer("num_kv_heads", heads) if new else 1 if config.flag("multi_query", True) else heads
     parallel = new or config.flag("parallel_attn", True)
     norms = (config.integer("num_ln_in_parallel_attn", 2) if new else 1) if parallel else 2
+    activation, notes = no_gate(config, "activation", default="gelu")
     model = rotary_model(
         config,
         sizes(config, groups=groups, ffn=config.integer("ffn_hidden_size", 4 * hidden)),
+        activation,
         layer_norm(config),
         rope(config),
         [] if config.flag("bias", False) else [("--disable-bias-linear",)],
         embeddings(config, tied=True),
         dropout(attention=config.number("attention_dropout", 0), hidden=config.number("hidden_dropout", 0)),
+        notes=notes,
     )
     if parallel:
         model = model.noting(_in_sequence(config))

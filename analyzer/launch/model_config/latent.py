@@ -10,7 +10,7 @@ from analyzer.launch.model_config.common import (
     Option,
     dropout,
     embeddings,
-    number_or,
+    gate,
     rms_norm,
     rope,
     rotary_model,
@@ -35,12 +35,13 @@ def deepseek_v3(config: Configuration) -> MegatronModel:
 def _deepseek(config: Configuration, *, router: list[Option]) -> MegatronModel:
     if config.flag("attention_bias", False):
         raise config.not_expressible("biases in its multi-latent attention")
+    gated, notes = gate(config)
     plain = Configuration({**config.values, "head_dim": None}, config.name)
     return rotary_model(
         config,
         sizes(plain, groups=config.integer("num_attention_heads")),
         _latent_attention(config),
-        [("--swiglu",)],
+        gated,
         rms_norm(config),
         rope(config),
         _scaling(config),
@@ -49,7 +50,7 @@ def _deepseek(config: Configuration, *, router: list[Option]) -> MegatronModel:
         dropout(attention=config.number("attention_dropout", 0), hidden=0),
         deepseek_experts(config).options(),
         router,
-        notes=mtp_note(config),
+        notes=(*notes, *mtp_note(config)),
     )
 
 
@@ -74,7 +75,7 @@ def _scaling(config: Configuration) -> list[Option]:
         return [("--rope-type", "rope"), ("--no-rope-fusion",)]
     return [
         ("--rope-type", "yarn"),
-        ("--rotary-scaling-factor", f"{number_or(yarn.get('factor'), 40):g}"),
-        ("--mscale", f"{number_or(yarn.get('mscale'), 1):g}"),
-        ("--mscale-all-dim", f"{number_or(yarn.get('mscale_all_dim'), 0):g}"),
+        ("--rotary-scaling-factor", f"{yarn.number('factor', 40):g}"),
+        ("--mscale", f"{yarn.number('mscale', 1):g}"),
+        ("--mscale-all-dim", f"{yarn.number('mscale_all_dim', 0):g}"),
     ]

@@ -46,6 +46,18 @@ REFUSED = [
     ("--global-batch-size 4", "--global-batch-size", "batch of 4"),
     ("--num-layers 6 " + PP4, "--num-layers", "6 layers"),
     ("--moe-ffn-hidden-size 1024", "--moe-ffn-hidden-size", "no experts"),
+    # sizes with which an analysis would not end
+    ("--num-layers 1000000000000", "--num-layers", "above 10000, the largest number"),
+    ("--num-layers 10000 --pipeline-model-parallel-size 2000", "--pipeline-model-parallel-size", "above 1024, the largest number"),
+    (
+        "--num-layers 10000 --pipeline-model-parallel-size 8 --num-layers-per-virtual-pipeline-stage 1",
+        "--pipeline-model-parallel-size",
+        "10000 model chunks of all stages are above 2048",
+    ),
+    ("--mtp-num-layers 1000000000000", "--mtp-num-layers", "above 100, the largest number"),
+    ("--hidden-size 1000000000000", "--hidden-size", "above 10000000, the largest number"),
+    ("--num-experts 1000000000000", "--num-experts", "above 4096, the largest number"),
+    ("--num-layers 32 --num-experts 4096 --moe-token-dispatcher-type alltoall", "--num-experts", "131072 experts, and 50000 is"),
     # zero, negative
     ("--num-layers 0", "--num-layers", "not above 0"),
     ("--micro-batch-size -1", "--micro-batch-size", "not above 0"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.model_config.configuration import Configuration
 from analyzer.launch.model_config.families import FAMILIES, REFUSED, megatron_model
+from analyzer.launch.model_config.published import CATALOGUE
 from tests.launch.model_config.configurations import notes, options, published, words, write_config
 
 SCRIPTS = {
@@ -164,3 +167,110 @@ def test_no_type_is_both_read_and_refused() -> None:
 def test_missing_and_wrong_fields_are_named(changed: dict[str, object], part: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=part):
         words(write_config(tmp_path, "meta-llama/Llama-2-7b-hf", **changed))
+
+
+def of_type(kind: str) -> dict[str, object]:
+    """The fields of a published model of this type."""
+    models = json.loads(CATALOGUE.read_text(encoding="utf-8"))["models"]
+    return next({**model["config"]} for model in models.values() if model["config"]["model_type"] == kind)
+
+
+@pytest.mark.parametrize(
+    "kind", ["llama", "mistral", "qwen3", "mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "glm4_moe", "gpt2"]
+)
+def test_more_layers_than_are_modelled_are_refused_at_once(kind: str) -> None:
+    values = {**of_type(kind), ("n_layer" if kind == "gpt2" else "num_hidden_layers"): 10**12}
+    with pytest.raises(InputError, match=r"is 1000000000000, which is above 10000, the largest number that is modelled; give less"):
+        megatron_model(Configuration(values, "config.json"))
+
+
+@pytest.mark.parametrize("layers", [[[1]], [None], [True], "1", {"1": 1}, 3])
+def test_dense_layers_are_a_list_of_integers(layers: object) -> None:
+    values = {**of_type("qwen3_moe"), "mlp_only_layers": layers}
+    with pytest.raises(InputError, match=r"^--info-model: mlp_only_layers of config.json is .*; give a list of integers$"):
+        megatron_model(Configuration(values, "config.json"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [
+        ("llama", "hidden_act"),
+        ("mixtral", "hidden_act"),
+        ("qwen3_moe", "hidden_act"),
+        ("gpt_oss", "hidden_act"),
+        ("deepseek_v3", "hidden_act"),
+        ("nemotron", "hidden_act"),
+        ("gemma", "hidden_activation"),
+        ("gemma", "hidden_act"),
+        ("gpt2", "activation_function"),
+        ("opt", "activation_function"),
+        ("falcon", "activation"),
+    ],
+)
+def test_an_unknown_activation_is_refused(kind: str, field: str) -> None:
+    values = {**of_type(kind), field: "foo"}
+    with pytest.raises(InputError, match=rf"^--info-model: {field} of config.json is 'foo'; give one of .*relu2.*silu.*$"):
+        megatron_model(Configuration(values, "config.json"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "activation", "option", "noted"),
+    [
+        ("llama", "silu", "--swiglu", False),
+        ("llama", "swish", "--swiglu", False),
+        ("llama", "quick_gelu", "--quick-geglu", False),
+        ("llama", "gelu_pytorch_tanh", "--quick-geglu", True),
+        ("llama", "relu", "--swiglu", True),
+        ("nemotron", "relu2", "--squared-relu", False),
+        ("starcoder2", "relu2", "--squared-relu", False),
+        ("starcoder2", "gelu_pytorch_tanh", None, False),
+        ("starcoder2", "silu", None, True),
+        ("gpt_neox", "gelu_fast", None, False),
+    ],
+)
+def test_known_activations_become_options(kind: str, activation: str, option: str | None, noted: bool) -> None:
+    """Megatron-LM: `--swiglu` is a gate with SiLU, `--quick-geglu` one with quick GELU, and `--squared-relu` is relu(x)**2."""
+    model = megatron_model(Configuration({**of_type(kind), "hidden_act": activation}, "config.json"))
+    found = {flag for flag, *_ in model.options} & {"--swiglu", "--quick-geglu", "--squared-relu"}
+    assert found == ({option} if option else set())
+    assert any(f" {activation}" in note for note in model.notes) == noted
+
+
+@pytest.mark.parametrize(
+    ("scaling", "part"),
+    [
+        ({"rope_type": "llama3", "factor": float("nan")}, "factor of rope_scaling of config.json is nan; give a number"),
+        ({"rope_type": "llama3", "factor": "8"}, "factor of rope_scaling of config.json is '8'; give a number"),
+        ({"rope_type": ["yarn"]}, "rope_type of rope_scaling of config.json is .*; give a text"),
+    ],
+)
+def test_wrong_fields_of_rotary_positions_are_named(scaling: dict[str, object], part: str) -> None:
+    with pytest.raises(InputError, match=part):
+        megatron_model(Configuration({**of_type("llama"), "rope_scaling": scaling}, "config.json"))
+
+
+WRONG: tuple[object, ...] = (
+    None, True, False, 0, -1, 1, 3, 10**12, 10**30, -(10**30), 1.5, 1e308, float("nan"), float("inf"), "", "x", "\x1b[31m\n",
+    "9" * 5000,
+    [], [1], [[1]], [None], [{}], {}, {"a": 1}, {"type": "yarn"}, {"type": ["x"]}, {"rope_type": "llama3", "factor": 10**400},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", sorted(set(FAMILIES) - {"granite"}))
+def test_wrong_values_of_any_field_are_read_or_refused(kind: str) -> None:
+    """No value of a field ends in another error than one for the user, and none takes long."""
+    base = of_type(kind)
+    fields = [
+        *base,
+        "rope_scaling",
+        "rope_parameters",
+        "sliding_window",
+        "layer_types",
+        "mlp_only_layers",
+        "hidden_act",
+        "head_dim",
+    ]
+    for field in fields:
+        for value in WRONG:
+            with suppress(InputError):
+                megatron_model(Configuration({**base, field: value}, "config.json"))
