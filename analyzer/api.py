@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from analyzer.specs import HardwareSpec, TrainingJob
     from analyzer.time.estimate import TimeInputs
 
+Word = str | int | float | os.PathLike[str]
+"""An item of a list of words."""
 OF_COMMAND_LINE: Final = (
     "json", "detail", "record", "allocator", "check", "rank", "layers", "launch", "print_options", "fail_on", "against", "dry",
     "run_all", "calibrate", "calibrate_disk", "html", "timeline", "search", "search_over",
@@ -53,7 +56,7 @@ class Launch:
 
 
 def analyze(
-    argv: str | Sequence[str],
+    argv: str | Sequence[Word],
     *,
     gpu: str | None = None,
     environ: Mapping[str, str] | None = None,
@@ -61,11 +64,11 @@ def analyze(
 ) -> Report:
     """The report of a launch, computed by formula.
 
-    `argv` is what follows `torchrun` in a launch script, as one string or as a list of words: options of torchrun, the training
-    script, and options of Megatron-LM. `--info-gpu`, `--info-gpu-memory`, `--info-margin`, `--info-megatron`, `--info-te`,
-    `--info-torch`, `--info-model` and `--info-moe-imbalance` may be among them. `gpu` is the target GPU, such as "H100-80GB";
-    without it the verdict is for the local GPU, if there is one. `environ` and `folder` stand for the environment variables and the
-    working directory of the launch. They are those of this process if not given.
+    `argv` is what follows `torchrun` in a launch script, as one string or as a list of words, numbers and paths: options of
+    torchrun, the training script, and options of Megatron-LM. `--info-gpu`, `--info-gpu-memory`, `--info-margin`,
+    `--info-megatron`, `--info-te`, `--info-torch`, `--info-model` and `--info-moe-imbalance` may be among them. `gpu` is the
+    target GPU, such as "H100-80GB"; without it the verdict is for the local GPU, if there is one. `environ` and `folder` stand for
+    the environment variables and the working directory of the launch. They are those of this process if not given.
 
     The process is left unchanged, and nothing is printed. Sizes in the report are in bytes. Raises
     `analyzer.errors.AnalyzerError` for input that is invalid or not supported.
@@ -80,7 +83,7 @@ def analyze(
 
 
 def analyze_inference(
-    argv: str | Sequence[str],
+    argv: str | Sequence[Word],
     *,
     batch: int | None = None,
     prompt: int | None = None,
@@ -113,7 +116,7 @@ def analyze_inference(
 
 
 def analyze_offload(
-    argv: str | Sequence[str],
+    argv: str | Sequence[Word],
     *,
     policy: str | None = None,
     batch: int | None = None,
@@ -151,7 +154,7 @@ def _generation(batch: int | None, prompt: int | None, generate: int | None) -> 
 
 
 def _read_inference(
-    argv: str | Sequence[str],
+    argv: str | Sequence[Word],
     given: Mapping[str, str | None],
     *,
     gpu: str | None,
@@ -279,7 +282,7 @@ def _problem(launch: Launch, inputs: TimeInputs) -> Problem:
 
 
 def search(
-    argv: str | Sequence[str],
+    argv: str | Sequence[Word],
     *,
     over: Sequence[str] = (),
     keep: Sequence[str] = (),
@@ -330,18 +333,39 @@ def with_advice(report: Report, launch: Launch) -> Report:
     return replace(report, advice=advise(_problem(launch, inputs), before=before, timed=timed, keep=launch.options.keep))
 
 
-def _words(argv: str | Sequence[str], gpu: str | None) -> list[str]:
-    """The words of a launch. Raises InputError for a string with a quotation that does not end."""
+def _words(argv: str | Sequence[Word], gpu: str | None) -> list[str]:
+    """The words of a launch. Raises InputError for a quotation that does not end, for items that are no words, and for --help."""
     try:
-        words = shlex.split(argv) if isinstance(argv, str) else list(argv)
+        words = shlex.split(argv) if isinstance(argv, str) else [_word(item) for item in _items(argv)]
     except ValueError as error:
         raise InputError(
             "argv", f"cannot be split into words: {str(error).lower()}", "close the quotation, or give a list"
         ) from None
+    for option in ("--help", "-h", *(["--version"] if words[:1] == ["--version"] else [])):
+        if option in words:
+            raise InputError(option, "belongs to the command line", "leave it out, or run get-training-info with it")
     return words if gpu is None else [*words, "--info-gpu", gpu]
 
 
-def _words_of_training(argv: str | Sequence[str], gpu: str | None) -> list[str]:
+def _items(argv: Sequence[Word]) -> list[Word]:
+    if isinstance(argv, bytes | Mapping) or not isinstance(argv, Iterable):
+        raise InputError("argv", f"is of type {type(argv).__name__}", "give a string or a list of words")
+    return list(argv)
+
+
+def _word(item: Word) -> str:
+    """A text, number or path as a word. Raises InputError for anything else."""
+    if isinstance(item, str):
+        return item
+    if isinstance(item, Integral | float) and not isinstance(item, bool):
+        return str(item)
+    if isinstance(item, os.PathLike) and isinstance(path := os.fspath(item), str):
+        return path
+    fault = f"has the item {item!r:.60} of type {type(item).__name__}"
+    raise InputError("argv", fault, "give texts, numbers and paths; an option without a value is one text")
+
+
+def _words_of_training(argv: str | Sequence[Word], gpu: str | None) -> list[str]:
     """The words of a launch. Raises InputError if they ask for inference."""
     from analyzer.launch.inference.options import INFERENCE, asks_for_inference, script_of
 

@@ -39,6 +39,36 @@ def test_a_quotation_that_does_not_end() -> None:
             call(f"{LAUNCH} --save 'folder")
 
 
+def test_numbers_and_paths_in_a_list_are_words(tmp_path: Path) -> None:
+    """A number is written as on the command line."""
+    words: list[str | float | Path] = [*LAUNCH.split(), "--num-layers", 4, "--lr", 1e-4, "--load", tmp_path]
+    expected = analyzer.analyze(f"{LAUNCH} --num-layers 4 --lr 0.0001 --load {tmp_path}")
+    assert analyzer.analyze(words) == expected
+    assert expected.job.model.num_layers == 4
+
+
+@pytest.mark.parametrize("item", [None, True, b"--bf16", ["--bf16"], 1j, {"--bf16": 1}])
+def test_an_item_that_is_no_word_is_named(item: object) -> None:
+    for call in (analyzer.analyze, analyzer.analyze_inference, analyzer.analyze_offload, analyzer.search):
+        with pytest.raises(InputError, match=r"^argv: has the item .* of type \w+; give texts, numbers and paths") as caught:
+            call([*LAUNCH.split(), item])  # type: ignore[list-item]
+        assert repr(item) in str(caught.value)
+
+
+@pytest.mark.parametrize("argv", [None, 5, b"--bf16", {"--num-layers": 4}, Path("train.sh")])
+def test_words_are_a_string_or_a_list(argv: object) -> None:
+    with pytest.raises(InputError, match=r"^argv: is of type \w+; give a string or a list of words$"):
+        analyzer.analyze(argv)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("line", [f"{LAUNCH} --help", f"--help {LAUNCH}", f"{LAUNCH} -h", "--version"])
+def test_help_and_version_are_refused(line: str, capfd: pytest.CaptureFixture[str]) -> None:
+    for call in (analyzer.analyze, analyzer.analyze_inference, analyzer.analyze_offload, analyzer.search):
+        with pytest.raises(InputError, match=r"^(--help|-h|--version): belongs to the command line; leave it out"):
+            call(line)
+    assert capfd.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize(
     "option", ["--info-json -", "--info-record x", "--info-engine shadow", "--info-launch", "--info-detail full"]
 )
