@@ -71,14 +71,14 @@ def _check(options: InfoOptions) -> None:
 
 def _check_files(options: InfoOptions) -> None:
     """Raises InputError for files that cannot be written, before the search."""
-    from analyzer.report.json.document import write_text
+    from analyzer.files import check_writable
 
     if options.search_csv == "-":
         raise InputError("--info-search-csv", "cannot be standard output", "name a file")
     named = ((options.search_csv, "--info-search-csv"), (options.json, "--info-json"), (options.html, "--info-html"))
     for path, option in named:
         if path is not None and path != "-":
-            write_text("", path, option=option, append=True)
+            check_writable(path, option)
 
 
 def _one(argv: Sequence[str], launch: Launch, options: InfoOptions) -> int:

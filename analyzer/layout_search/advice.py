@@ -15,7 +15,7 @@ from analyzer.layout_search.options import as_text
 from analyzer.layout_search.problem import Problem
 from analyzer.layout_search.result import order
 from analyzer.layout_search.smallest_change import Changed, Values, changed_layouts, fastest, other_values
-from analyzer.layout_search.split_jobs import changed_options, job_of_layout
+from analyzer.layout_search.split_jobs import changed_options
 from analyzer.memory.collector import collector_paused
 from analyzer.memory.ranks import rank_classes
 from analyzer.memory.screen import is_screened
@@ -53,10 +53,8 @@ def advise(problem: Problem, *, before: int, timed: bool, keep: Sequence[str] = 
         found = fastest(space, singles)
         if not found and not slow:
             found = fastest(space, changed_layouts(space, _of_pairs(singles, values), 2))
-        listed = [_advice(space, each, before, timed=timed) for each in sorted(found.values(), key=order)[:MOST]]
-        fitting = tuple(each for each in listed if each is not None and each.device_bytes <= problem.capacity)
-        if fitting:
-            return fitting
+        if found:
+            return tuple(_advice(each, before, timed=timed) for each in sorted(found.values(), key=order)[:MOST])
         return _insufficient(space, singles, before)
 
 
@@ -76,22 +74,18 @@ def _of_pairs(singles: list[Changed], values: Values) -> Values:
     return found
 
 
-def _advice(space: Space, evaluation: Evaluation, before: int, *, timed: bool) -> Advice | None:
-    job = job_of_layout(space, evaluation.layout)
-    if job is None:
-        return None
-    size = _reported_bytes(job)
+def _advice(evaluation: Evaluation, before: int, *, timed: bool) -> Advice:
     return Advice(
         change=as_text(evaluation.options),
-        device_bytes=size,
-        saves_bytes=before - size,
+        device_bytes=evaluation.device_bytes,
+        saves_bytes=before - evaluation.device_bytes,
         fits=True,
         iteration_seconds=evaluation.iteration_seconds if timed else None,
     )
 
 
 def _reported_bytes(job: TrainingJob) -> int:
-    """Device memory of the highest-memory rank in a report of the job: a search computes the first rank of each stage only."""
+    """Device memory of the highest-memory rank in a report of the job."""
     return highest(rank_classes(job)).memory.device_bytes
 
 

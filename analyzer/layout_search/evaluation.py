@@ -8,8 +8,8 @@ from typing import NamedTuple
 from analyzer.communication.table import communication_rows
 from analyzer.errors import AnalyzerError
 from analyzer.layout_search.space import Layout
-from analyzer.memory.ranks import highest_rank
-from analyzer.memory.verdict import is_tight
+from analyzer.memory.ranks import rank_classes_unlimited
+from analyzer.memory.verdict import estimated_range, highest, is_tight
 from analyzer.passes.stages import stage_models, without_equal
 from analyzer.specs import TrainingJob
 from analyzer.specs.speed import SpeedSpec
@@ -26,7 +26,7 @@ class Evaluation(NamedTuple):
     """The options that differ from those of the launch, by flag. False: switched off; None: left out."""
     iteration_seconds: float
     device_bytes: int
-    """Device memory of the highest-memory rank."""
+    """Device memory of the highest-memory rank, as in the report of the layout."""
     tight: bool
     """The headroom is below the margin, or within the estimated range of the memory."""
     tokens_per_second_per_gpu: float
@@ -51,7 +51,7 @@ def evaluate(
     *,
     is_needed: Callable[[float], bool] = lambda _: True,
 ) -> Evaluation | None:
-    """The exact memory and time of a layout; None if it does not fit.
+    """The exact memory and time of a layout; None if it does not fit, or only because PyTorch frees unused segments.
 
     `is_needed` is called with the seconds of an iteration. If it is false the memory is not computed, and the result is None.
     """
@@ -61,16 +61,17 @@ def evaluate(
     seconds, parts = seconds_of(job, speed, rates)
     if not is_needed(seconds):
         return None
-    memory = highest_rank(job).memory
-    if memory.device_bytes > capacity:
+    ranks = rank_classes_unlimited(job)
+    device_bytes = highest(ranks).memory.device_bytes
+    if device_bytes > capacity:
         return None
     world = job.parallel.world_size
     return Evaluation(
         layout=layout,
         options=options,
         iteration_seconds=seconds,
-        device_bytes=memory.device_bytes,
-        tight=is_tight(memory.device_bytes, memory.device_range_bytes[1], job.hardware),
+        device_bytes=device_bytes,
+        tight=is_tight(device_bytes, estimated_range(ranks)[1], job.hardware),
         tokens_per_second_per_gpu=job.batch.global_batch_size * job.batch.seq_length / seconds / world,
         model_flops_utilization=model_flops(job) / seconds / world / speed.peak_flops["16"],
         parts_seconds=parts,

@@ -12,8 +12,8 @@ from analyzer.launch.launchers.world import World
 from analyzer.layout_search.dimensions import space_of
 from analyzer.layout_search.problem import Problem
 from analyzer.layout_search.split_jobs import job_of_split
-from analyzer.memory.ranks import highest_rank
-from analyzer.memory.verdict import is_tight
+from analyzer.memory.ranks import rank_classes_unlimited
+from analyzer.memory.verdict import highest, is_tight
 from analyzer.results import RankMemory
 from analyzer.specs import TrainingJob
 
@@ -80,7 +80,7 @@ def _memories(problem: Problem, option: Largest) -> Iterator[tuple[int, RankMemo
         for value in range(1, batch.global_batch_size // replicas + 1):
             job = _job(problem, {"micro_batch_size": value})
             if job is not None:
-                memory = highest_rank(job).memory
+                memory = _memory(job)
                 yield value, memory
                 if memory.device_bytes > problem.capacity:
                     return
@@ -95,7 +95,7 @@ def _sequences(problem: Problem) -> Iterator[tuple[int, RankMemory]]:
         length = steps * step
         positions = max(length, int(str(problem.arguments.get("max_position_embeddings") or 0)))
         job = _job(problem, {"seq_length": length, "max_position_embeddings": positions})
-        return None if job is None else highest_rank(job).memory
+        return None if job is None else _memory(job)
 
     fits, first = 0, 1
     while (memory := memory_of(first)) is not None and memory.device_bytes <= problem.capacity and first * step <= LONGEST:
@@ -112,6 +112,11 @@ def _sequences(problem: Problem) -> Iterator[tuple[int, RankMemory]]:
         memory = memory_of(steps) if steps else None
         if memory is not None:
             yield steps * step, memory
+
+
+def _memory(job: TrainingJob) -> RankMemory:
+    """The memory of the highest-memory rank, as in a report."""
+    return highest(rank_classes_unlimited(job)).memory
 
 
 def _step(problem: Problem) -> int:

@@ -59,7 +59,16 @@ def rank_classes(job: TrainingJob) -> tuple[RankClass, ...]:
 
     Allocator blocks and segments are simulated if the order of the allocations is known.
     """
-    return replayed_classes(job, analysed_stages(job), every_part=True)
+    return replayed_classes(job, analysed_stages(job), every_part=True, frees=True)
+
+
+def rank_classes_unlimited(job: TrainingJob) -> tuple[RankClass, ...]:
+    """The same if no unused segments are freed: memory that exceeds the capacity of the GPU is not reduced.
+
+    If all of it is within the capacity, it is that of `rank_classes`. A search uses it.
+    """
+    with collector_paused():
+        return replayed_classes(job, analysed_stages(job), every_part=True)
 
 
 def rank_classes_of_tensors(job: TrainingJob) -> tuple[RankClass, ...]:
@@ -70,9 +79,9 @@ def rank_classes_of_tensors(job: TrainingJob) -> tuple[RankClass, ...]:
 def highest_rank(job: TrainingJob) -> RankClass:
     """The rank class with the highest device memory. Its memory is that of the first rank of its stage.
 
-    Of pipeline stages with equal trees only the first is computed, because it has the most microbatches in flight. In the report,
-    other data-parallel ranks of the stage can reserve more (`allocator.replicas`), and unused segments that would exceed the
-    capacity are freed.
+    Of pipeline stages with equal trees only the first is computed, because it has the most microbatches in flight. In the report
+    and in a search, other data-parallel ranks of the stage can reserve more (`allocator.replicas`). In the report, unused segments
+    that would exceed the capacity are freed.
     """
     with collector_paused():
         return highest(replayed_classes(job, distinct_stages(job)))
@@ -83,12 +92,14 @@ def tensor_classes(job: TrainingJob, stages: Sequence[StageAnalysis]) -> tuple[R
     return tuple(each for stage in stages for each in _stage_classes(job, stage))
 
 
-def replayed_classes(job: TrainingJob, stages: Sequence[StageAnalysis], *, every_part: bool = False) -> tuple[RankClass, ...]:
+def replayed_classes(
+    job: TrainingJob, stages: Sequence[StageAnalysis], *, every_part: bool = False, frees: bool = False
+) -> tuple[RankClass, ...]:
     """The same with a simulation of the allocator, for the highest rank classes first, up to `MAX_REQUESTS` in total.
 
     Without a simulation if the order of the requests is not known or the allocator settings are not supported. `every_part`:
-    ranks with other parts of the optimizer states are simulated too, and are separate classes if their reserved memory differs; and
-    reserved memory that would exceed the capacity of the GPU is freed where possible.
+    ranks with other parts of the optimizer states are simulated too, and are separate classes if their reserved memory differs.
+    `frees`: reserved memory that would exceed the capacity of the GPU is freed where possible.
     """
     ranks = tensor_classes(job, stages)
     settings = _simulated(job)
@@ -103,7 +114,7 @@ def replayed_classes(job: TrainingJob, stages: Sequence[StageAnalysis], *, every
         remaining -= requests(scripts, orders)
         if remaining < 0:
             break
-        limit = job.hardware.capacity_bytes if every_part else None
+        limit = job.hardware.capacity_bytes if frees else None
         memory_of = partial(_memory_of_member, job, stage, ranks[index].memory, scripts, orders, settings, limit)
         replayed = replace(ranks[index], memory=memory_of(FIRST))
         members = ranks_of_members(job, stage.model.pipeline_rank) if every_part else {}

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from analyzer.api import search
+from analyzer.api import analyze, problem_of, read_launch, search
 from analyzer.layout_search import search as search_module
 from analyzer.layout_search.executors import workers
+from analyzer.layout_search.options import as_text
+from analyzer.layout_search.related import largest
 from analyzer.layout_search.result import SearchResult
 from analyzer.layout_search.search import Progress, search_space
+from analyzer.memory.ranks import highest_rank
+from analyzer.results import Report
 from tests.layout_search.every_layout import figures
 from tests.layout_search.random_spaces import NOWHERE, Case
 
@@ -99,3 +103,42 @@ def test_a_result_lists_its_layouts_by_time() -> None:
     found = result()
     assert [each.iteration_seconds for each in found] == sorted(each.iteration_seconds for each in found)
     assert {each.layout for each in found} == {each.layout for each in (*found.best, *found.front)}
+
+
+# Two to eight ranks share the optimizer states, so that reserved memory differs between data-parallel ranks.
+SHARDED = (
+    "--nproc-per-node 8 --info-model Qwen/Qwen2.5-7B --global-batch-size 64 --seq-length 4096 --info-gpu H100-80GB",
+    "--nproc-per-node 4 --info-model mistralai/Mistral-7B-v0.1 --global-batch-size 32 --seq-length 4096 --info-gpu A100-80GB",
+)
+
+
+def needed(report: Report) -> int:
+    return max(rank.memory.device_bytes for rank in report.ranks)
+
+
+@pytest.mark.parametrize("line", SHARDED)
+def test_the_memory_of_each_listed_layout_is_that_of_its_report(line: str) -> None:
+    found = search(line, over=("tp", "pp"), environ={}, folder=NOWHERE)
+    assert len(found.best) > 1
+    for each in found:
+        alone = analyze(f"{line} {as_text(each.options)}", environ={}, folder=NOWHERE)
+        assert each.device_bytes == needed(alone)
+        assert ("tight" if each.tight else "fits") == alone.verdict.state
+
+
+def test_a_layout_in_which_one_rank_does_not_fit_is_not_listed() -> None:
+    """The first rank of the launch fits, and another one needs 0.19 GiB more (docs/accuracy.md, parts of the optimizer states)."""
+    line = f"{SHARDED[1]} --seq-length 3072"
+    launch = read_launch(line.split(), environ={}, folder=NOWHERE)
+    every, first = needed(analyze(line, environ={}, folder=NOWHERE)), highest_rank(launch.job).memory.device_bytes
+    assert first < every - 2**27
+    found = search(f"{line} --info-gpu-memory {every - 2**20}", over=("tp",), environ={}, folder=NOWHERE)
+    assert found.given is None
+    assert all(each.options and each.device_bytes < every for each in found)
+
+
+def test_the_largest_value_of_an_option_has_the_memory_of_its_report() -> None:
+    launch = read_launch(SHARDED[1].split(), environ={}, folder=NOWHERE)
+    found = largest(problem_of(launch), "seq-length")
+    assert found.value == 3072
+    assert found.device_bytes == needed(analyze(f"{SHARDED[1]} --seq-length {found.value}", environ={}, folder=NOWHERE))

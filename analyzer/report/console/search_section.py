@@ -57,7 +57,7 @@ def sections(result: SearchResult, report: Report, commands: Sequence[str], *, w
         "",
         table(columns, rows, align="rrrrrrl", wrapped=(6,)),
         "",
-        paragraph(_place(result)),
+        paragraph(_place(result, report)),
         *_reasons(result),
         *_front(result, capacity),
         *_commands(commands, width),
@@ -92,10 +92,12 @@ def _extent(result: SearchResult) -> str:
     return f"{text}: {result.evaluated:,} were evaluated, and bounds of time and memory exclude the others."
 
 
-def _place(result: SearchResult) -> str:
+def _place(result: SearchResult, report: Report) -> str:
     if result.given is None:
         change = result.smallest_change
         text = "The launch as it is does not fit."
+        if report.verdict.fits:
+            text = "The launch as it is fits only if PyTorch frees unused segments, and a search leaves out such layouts."
         if change is None:
             return text
         needed = f"{format_bytes(change.device_bytes)}, {format_seconds(change.iteration_seconds)} for an iteration"
