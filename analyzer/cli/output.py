@@ -1,4 +1,7 @@
-"""Writes reports to standard output and to files."""
+"""Writes reports to standard output and to files.
+
+Everything that is printed passes `print_message` or `standard_output`, which show control characters as escapes.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
 from analyzer.errors import InputError
+from analyzer.report.visible import visible
 
 if TYPE_CHECKING:
     from analyzer.cli.shadow_report import Compared
@@ -32,13 +36,29 @@ def print_message(text: str) -> None:
         print(f"get_training_info: {line}", file=sys.stderr)
 
 
+class _VisibleOutput:
+    """A stream that shows control characters as escapes. `drawn` is the stream itself, for text with the colours of rich."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.drawn = stream
+
+    def write(self, text: str) -> int:
+        return self.drawn.write(visible(text, lines=True))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.drawn, name)
+
+
 @contextmanager
 def standard_output() -> Iterator[TextIO]:
-    """Standard output, flushed at the end. Ignores a closed pipe. Raises InputError for other errors, such as a full disk."""
+    """Standard output without control characters, flushed at the end.
+
+    Ignores a closed pipe. Raises InputError for other errors, such as a full disk.
+    """
     if sys.stdout is None:
         raise InputError("standard output", "is closed", "redirect it to a file or to /dev/null")
     try:
-        yield sys.stdout
+        yield cast(TextIO, _VisibleOutput(sys.stdout))
         sys.stdout.flush()
     except BrokenPipeError:
         return

@@ -12,6 +12,7 @@ from analyzer.cli.output import standard_output
 from analyzer.errors import FITS
 from analyzer.launch.argv_parser import options_with_values
 from analyzer.launch.parse import parse
+from analyzer.report.visible import visible
 
 WIDTH: Final = 100
 """Columns of a line, unless a single option is longer."""
@@ -27,7 +28,7 @@ def print_options(argv: Sequence[str], *, environ: Mapping[str, str], folder: Pa
         for line in lines_of(arguments.words):
             print(line, file=stream)
     for sentence in arguments.assumptions:
-        print(sentence, file=sys.stderr)
+        print(visible(sentence), file=sys.stderr)
     return FITS
 
 

@@ -12,6 +12,8 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from analyzer.report.visible import visible
+
 INDENT: Final = 2
 GAP: Final = 2
 """Spaces between two columns."""
@@ -23,13 +25,13 @@ _UNIT: Final = re.compile(r"(?<=\d) (?=(?:B|[KMGT]iB)\b)")
 
 
 def styled(text: str, style: str = "") -> Text:
-    """Text in which a size stays on one line with its unit."""
-    return Text(_UNIT.sub(NO_BREAK, text), style)
+    """Text in which a size stays on one line with its unit, without control characters."""
+    return Text(_UNIT.sub(NO_BREAK, visible(text)), style)
 
 
 def heading(title: str) -> list[RenderableType]:
     """A blank line, and a title with a rule to the right edge."""
-    return ["", Rule(Text(f"── {title}", HEADING), align="left", style=DIM)]
+    return ["", Rule(Text(f"── {visible(title)}", HEADING), align="left", style=DIM)]
 
 
 def paragraph(text: str, *, style: str = "", indent: int = INDENT) -> RenderableType:
@@ -50,7 +52,7 @@ def fields(rows: Sequence[tuple[str, str]]) -> RenderableType:
     grid = Table.grid(padding=(0, GAP))
     grid.add_column(no_wrap=True, style=DIM)
     for name, value in rows:
-        grid.add_row(name, styled(value))
+        grid.add_row(visible(name), styled(value))
     return Padding(grid, (0, 0, 0, INDENT), expand=False)
 
 

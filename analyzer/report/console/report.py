@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final, TextIO
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 from analyzer.report.console import communication_section, groups_section, summary_section, tree_section
 from analyzer.report.console.elements import NO_BREAK, heading, paragraph
 from analyzer.report.console.memory_section import memory
 from analyzer.report.console.timeline_section import timelines
 from analyzer.report.console.verdict_section import advice, verdict
+from analyzer.report.visible import visible
 from analyzer.results import Report
 from analyzer.units import natural
 
@@ -85,7 +87,18 @@ def write(parts: Callable[[int], Sequence[RenderableType]], *, stream: TextIO) -
     if not unicode:
         encoding = stream.encoding or "ascii"
         text = text.translate(ASCII).encode(encoding, "replace").decode(encoding)
-    stream.write(text)
+    getattr(stream, "drawn", stream).write(text)
+
+
+class _Visible:
+    """A part of the report without control characters, except those that rich adds for colours."""
+
+    def __init__(self, part: RenderableType) -> None:
+        self.part = part
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for segment in console.render(self.part, options):
+            yield segment if segment.control else segment._replace(text=visible(segment.text, lines=True))
 
 
 def draw(parts: Sequence[RenderableType], *, width: int, colour: bool = False) -> str:
@@ -103,7 +116,7 @@ def draw(parts: Sequence[RenderableType], *, width: int, colour: bool = False) -
     )
     with console.capture() as captured:
         for part in parts:
-            console.print(part)
+            console.print(_Visible(part))
     text = captured.get().replace(NO_BREAK, " ")
     return text if colour else "\n".join(line.rstrip() for line in text.split("\n"))
 

@@ -8,8 +8,9 @@ assets/echarts.NOTICE). Needs Jinja2 (extra `html`).
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from analyzer.memory.over_iteration import memory_over_iteration
 from analyzer.memory.stages import analysed_stages
 from analyzer.modules.tree import Module
 from analyzer.report import tree_sums
+from analyzer.report.visible import visible
 from analyzer.results import Report
 from analyzer.specs import TrainingJob
 from analyzer.specs.speed import SpeedSpec
@@ -27,6 +29,8 @@ from analyzer.time.iteration import IterationTime
 from analyzer.time.pipeline import Schedule, is_large, schedule_of, simulated_passes
 from analyzer.time.timeline.modules import ModuleTime, module_time
 
+_ESCAPED: Final = re.compile(r"\\u(?:0|20)|\x7f")
+"""Whether JSON may have control characters: their escapes, among others."""
 ASSETS: Final = "analyzer.report.html.assets"
 MOST_PASSES: Final = 12_000
 """Passes of all stages that the page has, so that it stays below 5 MB."""
@@ -43,7 +47,7 @@ def page(documents: Sequence[dict[str, Any]], names: Sequence[str], *, extra: di
     except ImportError:
         remedy = "install the extra: pip install 'get-training-info[html]'"
         raise InputError("--info-html", "needs Jinja2, which is not installed", remedy) from None
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_without_control)
     template = environment.from_string(_asset("page.html.j2"))
     return template.render(
         title=names[0],
@@ -168,8 +172,27 @@ def _times(job: TrainingJob, tree: Module, speed: SpeedSpec, rates: Efficiencies
 
 
 def _embedded(data: object) -> str:
-    """JSON that can be inside a script element."""
-    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c").replace("&", "\\u0026")
+    """JSON that can be inside a script element. The page shows control characters in its strings as escapes."""
+    document = json.dumps(data, separators=(",", ":"))
+    if _ESCAPED.search(document):
+        document = json.dumps(_visible_strings(data), separators=(",", ":"))
+    return document.replace("<", "\\u003c").replace("&", "\\u0026")
+
+
+def _visible_strings(data: object) -> object:
+    """JSON values with escapes in the place of control characters, in keys as well."""
+    if isinstance(data, str):
+        return visible(data, lines=True)
+    if isinstance(data, Mapping):
+        return {visible(name, lines=True) if isinstance(name, str) else name: _visible_strings(each) for name, each in data.items()}
+    if isinstance(data, list | tuple):
+        return [_visible_strings(each) for each in data]
+    return data
+
+
+def _without_control(value: object) -> object:
+    """A value of the template as it is printed."""
+    return visible(value, lines=True) if type(value) is str else value
 
 
 def _asset(name: str) -> str:
