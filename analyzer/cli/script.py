@@ -110,7 +110,7 @@ def _report(ran: ScriptRun, script: Path, given: Sequence[str], *, folder: Path,
             print_message(wait)
         raise _without_launch(script, ran)
     if ran.stopped:
-        why = {"launches": "repeats a launch", "sleeps": "waits in a loop", "time": "does not end"}[ran.stopped]
+        why = {"launches": "repeats a launch", "sleeps": "waits in a loop", "time": "does not end in time"}[ran.stopped]
         print_message(f"{script} was ended, because it {why}")
     statuses = [2] if ran.early_end else []
     if any(word == "--info-dry" for word in given):

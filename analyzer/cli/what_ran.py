@@ -10,7 +10,7 @@ from analyzer.script.run import ScriptRun
 
 KEPT: Final = {
     Isolation.NAMESPACES: "in a copy of the file system, without network; nothing was kept",
-    Isolation.PRELOAD: "with a private copy of what they wrote, without network; nothing was kept",
+    Isolation.PRELOAD: "with private copies of written files, without network; nothing was kept",
     Isolation.NONE: "as they are, because of --info-run-all",
 }
 LONGEST_LIST: Final = 20

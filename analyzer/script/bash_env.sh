@@ -15,9 +15,13 @@ if [ -z "${INFO_SCRIPT_RUN_ALL-}" ]; then
     # The processes that a script wants to end do not exist here, which is no reason for `set -e` to end the script.
     kill() {
         case " $* " in
-            *' -0 '* | *' -s 0 '* | *' -n 0 '* | *' -l'* | *' -L'*) builtin kill "$@" ;;
+            *' -0 '* | *' -s 0 '* | *' -n 0 '* | *' -l'* | *' -L'*) builtin kill "$@" || return ;;
             *) builtin kill "$@" 2>/dev/null || : ;;
         esac
+    }
+    # Limits that need rights which the run does not have are left as they are.
+    ulimit() {
+        builtin ulimit "$@" 2>/dev/null || printf 'get_training_info: not set: ulimit %s\n' "$*" >&2
     }
 fi
 
@@ -55,10 +59,11 @@ __info_split() {
 
 # Notes that a loop of the script sleeps. Sets __info_leave if it has slept so often that it waits for something that does not come.
 __info_sleeps() {
-    if [[ $__info_slept_at == "$1" ]]; then
+    local records=("$__info_folder"/records/*)
+    if [[ $__info_slept_at == "$1 ${#records[@]}" ]]; then
         __info_slept=$((__info_slept + 1))
     else
-        __info_slept=1 __info_slept_at=$1
+        __info_slept=1 __info_slept_at="$1 ${#records[@]}"
     fi
     if [[ $__info_slept -gt 20 ]]; then
         __info_slept=0 __info_leave=yes
@@ -93,7 +98,6 @@ __info_before() {
     word=${text%%[[:space:]]*}
     case $word in
         sleep) if [[ -z ${INFO_SCRIPT_RUN_ALL-} ]]; then __info_sleeps "$3 $2"; fi ;;
-        torchrun | deepspeed | srun | python*) __info_slept=0 ;;
         exit)
             if [[ ${#__info_bad[@]} -eq 4 ]]; then
                 __info_write "${__info_bad[@]}"

@@ -39,6 +39,8 @@ LONGEST_AFTER_LAUNCH: Final = 60.0
 """Seconds that a script may run after its last launch."""
 END_OF_SCRIPT: Final = re.compile(r"\s*(?:#.*|(?:fi|done|esac|\}|\)|;;|;|&&|\|\|)*)\s*(?:exit\b.*)?")
 """A line after which, or in which, no other command runs: a comment, the end of a block, or exit."""
+UNUSABLE: Final = re.compile(r"[\s:'\",]")
+"""Characters of a folder that PATH, LD_PRELOAD and the options of overlayfs would not take."""
 ISOLATION_VARIABLE: Final = "GET_TRAINING_INFO_ISOLATION"
 """The environment variable that chooses the isolation: namespaces or preload."""
 LONGEST_INTERPRETER: Final = 110
@@ -139,6 +141,8 @@ def _start(
         assert isinstance(started, ScriptProcess)
         return started
     reasons = []
+    if _is_of_others(folder) and context.PRELOAD_VARIABLE in variables:
+        variables[context.PROTECT_VARIABLE] = "1"  # overlayfs does not copy files of users who are unknown in the namespace
     for isolation in _isolations(variables):
         if isolation is Isolation.PRELOAD:
             if context.PRELOAD_VARIABLE not in variables:
@@ -152,6 +156,15 @@ def _start(
     fault = f"cannot run here without changing this machine ({'; '.join(reasons)})"
     remedy = "allow user namespaces, install gcc, or run it with --info-run-all, which changes what the script changes"
     raise InputError(str(script), fault, remedy)
+
+
+def _is_of_others(folder: Path) -> bool:
+    """Whether a user who is not the administrator writes in a folder that belongs to somebody else, such as that of a project."""
+    try:
+        own = os.geteuid()
+        return own != 0 and any(each.stat().st_uid != own and os.access(each, os.W_OK) for each in (folder, *folder.parents))
+    except OSError:
+        return False
 
 
 def _isolations(environ: Mapping[str, str]) -> tuple[Isolation, ...]:
@@ -215,17 +228,29 @@ def _interpreter(script: Path, environ: Mapping[str, str]) -> list[str]:
 def _folder_of_run() -> Iterator[Path]:
     """A temporary folder whose files can be executed."""
     for parent in (None, os.environ.get("XDG_RUNTIME_DIR"), os.path.expanduser("~/.cache"), "."):
-        if parent is not None and not os.path.isdir(parent):
+        above = parent or tempfile.gettempdir()
+        if not os.path.isdir(above) or UNUSABLE.search(os.path.realpath(above)):
             continue
-        place = Path(tempfile.mkdtemp(prefix="get_training_info_", dir=parent)).resolve()
+        place = Path(tempfile.mkdtemp(prefix="get_training_info_", dir=above)).resolve()
         try:
             if not os.statvfs(place).f_flag & getattr(os, "ST_NOEXEC", 8):
                 yield place
                 return
         finally:
-            shutil.rmtree(place, ignore_errors=True)
-    fault = "no folder for temporary files allows programs"
-    raise InputError("TMPDIR", fault, "set TMPDIR to a folder that is not mounted with noexec")
+            _remove(place)
+    fault = "no folder for temporary files allows programs, and has a path without blanks, colons and quotes"
+    raise InputError("TMPDIR", fault, "set TMPDIR to such a folder that is not mounted with noexec")
+
+
+def _remove(place: Path) -> None:
+    """Removes the folder of the run, also folders in it that the script has made unreadable."""
+    for folder, below, _ in os.walk(place):
+        for each in below:
+            path = os.path.join(folder, each)
+            if not os.path.islink(path):
+                with contextlib.suppress(OSError):
+                    os.chmod(path, 0o700)
+    shutil.rmtree(place, ignore_errors=True)
 
 
 def _write_stand_ins(place: Path, *, run_all: bool) -> None:

@@ -8,6 +8,7 @@ import pty
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -122,6 +123,106 @@ def test_the_terminal_stays_with_the_caller(tmp_path: Path) -> None:
     _, status = os.waitpid(process, 0)
     os.close(terminal)
     assert os.waitstatus_to_exitcode(status) == 130
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_file_of_standard_error_keeps_its_content(mode: str, tmp_path: Path) -> None:
+    script, log = tmp_path / "launch.sh", tmp_path / "log"
+    script.write_text(f"echo one > /dev/stderr; : > /dev/stdout; truncate -s 0 /dev/stderr; echo two\n{LAUNCH}\n")
+    log.write_text("old\n")
+    with log.open("a") as stream:
+        environ = {**os.environ, "GET_TRAINING_INFO_ISOLATION": mode, "TMPDIR": str(tmp_path)}
+        command = [sys.executable, str(PROGRAM), "launch.sh", "--info-dry"]
+        subprocess.run(command, cwd=tmp_path, env=environ, stderr=stream, stdout=subprocess.DEVNULL, check=True)
+    lines = log.read_text().splitlines()
+    assert (lines[0], lines[1]) == ("old", "one")
+    assert "two" in lines
+
+
+DAEMON = """perl -e 'use POSIX; $0="{mark}"; fork and exit; setsid; fork and exit; select(undef, undef, undef, 0.1) while 1'"""
+"""A daemon that overwrites its environment, by which it could be found."""
+
+
+def is_running(mark: str) -> bool:
+    """Whether a process has `mark` in its command line."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (process / "cmdline").read_bytes():
+                return True
+        except OSError:
+            continue
+    return False
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_daemon_ends_with_the_run(mode: str, tmp_path: Path) -> None:
+    mark = f"daemon_of_{tmp_path.name}_{mode}"
+    done = run_text(
+        f"{DAEMON.format(mark=mark)}\n{LAUNCH}", "--info-dry", folder=tmp_path, environ={"GET_TRAINING_INFO_ISOLATION": mode}
+    )
+    assert len(printed(done.stdout)) == 1
+    assert not is_running(mark)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_killed_program_leaves_no_process(mode: str, tmp_path: Path) -> None:
+    mark = f"left_of_{tmp_path.name}_{mode}"
+    (tmp_path / "launch.sh").write_text(f"{DAEMON.format(mark=mark)}\necho started >&2\nwhile true; do :; done\n")
+    environ = {**os.environ, "GET_TRAINING_INFO_ISOLATION": mode, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, str(PROGRAM), "launch.sh"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        while process.stderr.readline() != b"started\n":
+            pass
+        assert is_running(mark)
+        process.kill()
+    for _ in range(100):
+        if not is_running(mark):
+            break
+        time.sleep(0.05)
+    assert not is_running(mark)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("folder", ["/dev/shm", "blank and:colon", "plain"])
+def test_odd_folders_for_temporary_files(folder: str, mode: str, tmp_path: Path) -> None:
+    temporary = tmp_path / folder  # an absolute path stays as it is
+    temporary.mkdir(exist_ok=True)
+    text = f"T=$(mktemp -d); mkdir -p $T/deep/er; chmod -R 000 $T\n{LAUNCH}"
+    before = set(temporary.iterdir())
+    environ = {"GET_TRAINING_INFO_ISOLATION": mode, "TMPDIR": str(temporary)}
+    done = run_text(text, "--info-dry", folder=tmp_path, environ=environ)
+    assert len(printed(done.stdout)) == 1, done.stderr
+    if temporary != Path("/dev/shm"):  # where other tests may have theirs
+        assert set(temporary.iterdir()) == before
+
+
+@pytest.mark.parametrize("fork", ["setsid -f", "setsid --fork"])
+def test_setsid_returns_at_once(fork: str, tmp_path: Path) -> None:
+    done = run_text(f"{fork} perl -e 'select(undef, undef, undef, 0.1) while 1'\n{LAUNCH}", "--info-dry", folder=tmp_path)
+    assert len(printed(done.stdout)) == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="another user is needed")
+@pytest.mark.parametrize("mode", MODES)
+def test_a_user_writes_in_a_folder_of_a_project(mode: str) -> None:
+    """A folder that belongs to somebody else, and in which everybody may write."""
+    with tempfile.TemporaryDirectory(prefix="project", dir="/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o777)
+        (folder / "shared.cfg").write_text("a\n")
+        (folder / "shared.cfg").chmod(0o666)
+        text = f"set -e\nmkdir -p sub/ckpt\necho b >> shared.cfg\ncat shared.cfg\nrm shared.cfg\n{LAUNCH}\n"
+        (folder / "launch.sh").write_text(text)
+        user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+        environ = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/nonexistent", "GET_TRAINING_INFO_ISOLATION": mode}
+        command = [*user, sys.executable, str(PROGRAM), "launch.sh", "--info-dry"]
+        if subprocess.run([*user, sys.executable, "-c", ""], capture_output=True, check=False).returncode != 0:
+            pytest.skip("another user cannot start this Python")
+        done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+        assert len(printed(done.stdout)) == 1, done.stderr
+        assert (folder / "shared.cfg").read_text() == "a\n"
+        assert not (folder / "sub").exists()
 
 
 def test_mount_points_with_spaces_are_read() -> None:

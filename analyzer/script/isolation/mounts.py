@@ -66,13 +66,13 @@ class FileSystem:
         self._again("/")
         if not self._count:
             raise OSError(0, "overlayfs is not allowed", "overlay")
-        target = self._target(shared)
-        os.makedirs(target, exist_ok=True)
-        call.mount(f"/proc/self/fd/{handle}", target, "none", call.MS_BIND)
-        os.close(handle)
         self._processes()
         self._devices()
         self._bind("/sys")
+        target = self._target(shared)  # after /dev, because it may be in /dev/shm
+        os.makedirs(target, exist_ok=True)
+        call.mount(f"/proc/self/fd/{handle}", target, "none", call.MS_BIND)
+        os.close(handle)
 
     def _target(self, path: str) -> str:
         return self.root + path if path != "/" else self.root

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from analyzer.script.isolation.start import WORKSPACE, Isolation, Job, run_child
+from analyzer.script.isolation.start import WORKSPACE, Isolation, Job, end_descendants, run_child
 from analyzer.script.stand_ins import context
 
 LONGEST_START: Final = 30.0
@@ -30,11 +30,12 @@ class Refused:
 class ScriptProcess:
     """A script that was started in the folder of the run `place`. `read_only`: the folders in which it cannot write."""
 
-    def __init__(self, process: int, messages: int, place: Path, isolation: Isolation) -> None:
+    def __init__(self, process: int, messages: int, output: int, place: Path, isolation: Isolation) -> None:
         self.isolation = isolation
         self.read_only: tuple[str, ...] = ()
         self._process = process
         self._messages: int | None = messages
+        self._output: int | None = output
         self._place = place
         self._text = b""
         self._left: int | None = None
@@ -50,20 +51,17 @@ class ScriptProcess:
     def is_busy(self) -> bool:
         """Whether a process of the run is left."""
         self._look()
-        if self.isolation is Isolation.NAMESPACES:
+        if self.isolation is not Isolation.NONE:
             return self._left is None
         return bool(processes_of_run(self._place))
 
     def wait(self, seconds: float) -> None:
-        """Waits for news of the script, and for `seconds` at most."""
-        if self._messages is not None:
-            select.select([self._messages], [], [], seconds)
-        elif self._left is None and hasattr(os, "pidfd_open"):
-            handle = os.pidfd_open(self._process)
-            select.select([handle], [], [], seconds)
-            os.close(handle)
-        else:
-            time.sleep(seconds)
+        """Waits for news of the script, and for `seconds` at most. Passes its output on to standard error."""
+        open_pipes = [pipe for pipe in (self._messages, self._output) if pipe is not None]
+        process = os.pidfd_open(self._process) if self._left is None and hasattr(os, "pidfd_open") else None
+        select.select([*open_pipes, *([] if process is None else [process])], [], [], seconds)
+        if process is not None:
+            os.close(process)
         self._look()
 
     def wait_for_start(self) -> Refused | None:
@@ -78,17 +76,20 @@ class ScriptProcess:
                 if name == "started":
                     self.read_only = tuple(words)
                     return None
-            if self._messages is None:
+            if self._messages is None or self._left is not None:
                 # the pipe is closed when another program replaces the process
-                return Refused("the process ended") if self.isolation is Isolation.NAMESPACES else None
+                return None if self.isolation is Isolation.NONE else Refused("its first process ended")
         return Refused("it was not ready in time")
 
     def end(self) -> int:
         """Ends every process of the run. Returns the exit status of the script, which is negative after a signal."""
         for _ in range(20):
+            if self.isolation is Isolation.PRELOAD and end_descendants(self._process):
+                time.sleep(0.01)
+                continue
             with contextlib.suppress(OSError):
                 os.killpg(self._process, signal.SIGKILL)
-            running = [] if self.isolation is Isolation.NAMESPACES else processes_of_run(self._place)
+            running = processes_of_run(self._place) if self.isolation is Isolation.NONE else []
             for process in running:
                 with contextlib.suppress(OSError):
                     os.kill(process, signal.SIGKILL)
@@ -96,9 +97,10 @@ class ScriptProcess:
                 break
             time.sleep(0.01)
         self._look(blocking=True)
-        if self._messages is not None:
-            os.close(self._messages)
-            self._messages = None
+        for pipe in (self._messages, self._output):
+            if pipe is not None:
+                os.close(pipe)
+        self._messages = self._output = None
         return self._status if self._status is not None else self._left or 0
 
     def _look(self, *, blocking: bool = False) -> None:
@@ -109,6 +111,12 @@ class ScriptProcess:
                 os.close(self._messages)
                 self._messages = None
             self._text += text
+        while self._output is not None and select.select([self._output], [], [], 0)[0]:
+            text = os.read(self._output, 65536)
+            if not text:
+                os.close(self._output)
+                self._output = None
+            _pass_on(text)
         for line in self._text.splitlines():
             if line.startswith(b"status\t"):
                 self._status = int(line.split(b"\t")[1])
@@ -116,6 +124,17 @@ class ScriptProcess:
             ended, status = os.waitpid(self._process, 0 if blocking else os.WNOHANG)
             if ended:
                 self._left = os.waitstatus_to_exitcode(status)
+
+
+def _pass_on(text: bytes) -> None:
+    """Writes output of the script to standard error. A reader that has left is no error of the analysis."""
+    while text:
+        try:
+            text = text[os.write(2, text) :]
+        except BlockingIOError:
+            select.select([], [2], [])
+        except OSError:
+            return
 
 
 def start_script(
@@ -126,15 +145,16 @@ def start_script(
         (place / WORKSPACE).mkdir(exist_ok=True)
     job = Job(isolation, command, dict(environ), str(folder), str(place))
     read, write = os.pipe()
+    output, script_output = os.pipe()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
     child = os.fork()
     if child == 0:
-        os.close(read)
-        run_child(job, write)
+        run_child(job, write, script_output)
     os.close(write)
-    process = ScriptProcess(child, read, place, isolation)
+    os.close(script_output)
+    process = ScriptProcess(child, read, output, place, isolation)
     try:
         refused = process.wait_for_start()
     except BaseException:

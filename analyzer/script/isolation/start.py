@@ -6,6 +6,7 @@ namespaces, `status`, with the exit status of the script.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Sequence
@@ -48,13 +49,15 @@ class Job:
     place: str
 
 
-def run_child(job: Job, messages: int) -> None:
-    """Becomes the script, in a child process. `messages` is the pipe to the parent. Does not return."""
+def run_child(job: Job, messages: int, output: int) -> None:
+    """Starts the script, in a child process. `messages` and `output` are pipes to the parent. Does not return."""
     status = REFUSED
     try:
-        _prepare(messages)
+        _prepare(messages, output)
         if job.isolation is Isolation.NAMESPACES:
             status = _in_namespaces(job, messages)
+        elif job.isolation is Isolation.PRELOAD:
+            status = _under_supervision(job, messages)
         else:
             _become(job)
     except OSError as error:
@@ -68,12 +71,16 @@ def _send(messages: int, name: str, *words: str) -> None:
     os.write(messages, "\t".join([name, *(word.replace("\n", " ").replace("\t", " ") for word in words)]).encode() + b"\n")
 
 
-def _prepare(messages: int) -> None:
-    """A session without a terminal, no input, standard output to standard error, and no other open file or signal handler."""
+def _prepare(messages: int, output: int) -> None:
+    """A session without a terminal, no input, both outputs to a pipe, and no other open file or signal handler.
+
+    The script does not get the real standard error: it could truncate that file, or change the settings of a terminal.
+    """
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    os.dup2(2, 1)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     os.closerange(3, messages)
     os.closerange(messages + 1, HIGHEST_HANDLE)
     for number in signal.valid_signals():
@@ -96,6 +103,7 @@ def _in_namespaces(job: Job, messages: int) -> int:
     kinds = (
         call.CLONE_NEWUSER | call.CLONE_NEWNS | call.CLONE_NEWPID | call.CLONE_NEWIPC | call.CLONE_NEWNET | call.CLONE_NEWUTS
     )  # fmt: skip
+    call.end_with_parent(signal.SIGKILL)
     map_users(lambda: call.unshare(kinds))
     child = os.fork()
     if child == 0:
@@ -114,8 +122,26 @@ def _first_process(job: Job, messages: int) -> int:
     call.start_loopback()
     call.pivot_root(files.root)
     _send(messages, "started", *files.read_only)
+    return _run(job, messages)
+
+
+def _under_supervision(job: Job, messages: int) -> int:
+    """Starts the script as a descendant that cannot leave: orphans become children of this process, which ends them all.
+
+    SIGTERM, which the end of the parent sends, ends the run.
+    """
+    call.adopt_orphans()
+    signal.signal(signal.SIGTERM, lambda number, frame: end_descendants(os.getpid()))
+    call.end_with_parent(signal.SIGTERM)
+    _send(messages, "started")
+    return _run(job, messages)
+
+
+def _run(job: Job, messages: int) -> int:
+    """Starts the script and waits until no process is left."""
     script = os.fork()
     if script == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setsid()
         _become(job)
     while True:
@@ -125,3 +151,24 @@ def _first_process(job: Job, messages: int) -> int:
             return 0
         if ended == script:
             _send(messages, "status", str(os.waitstatus_to_exitcode(status)))
+
+
+def end_descendants(top: int) -> bool:
+    """Sends SIGKILL to every descendant of the process `top`. Returns whether there was one."""
+    parents = {}
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            try:
+                with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
+                    fields = file.read().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if fields[0] != "Z":
+                parents[int(name)] = int(fields[1])
+    found: set[int] = set()
+    while more := {process for process, parent in parents.items() if parent in (top, *found)} - found:
+        found |= more
+    for process in found:
+        with contextlib.suppress(OSError):
+            os.kill(process, signal.SIGKILL)
+    return bool(found)

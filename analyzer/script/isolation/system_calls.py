@@ -27,13 +27,15 @@ MOUNT_SETATTR = 442
 """The same number on every architecture."""
 PR_SET_PDEATHSIG = 1
 PR_CAPBSET_DROP = 24
+PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 SIOCSIFFLAGS = 0x8914
 INTERFACE_UP = 0x41
 """IFF_UP and IFF_RUNNING."""
-KEPT_CAPABILITIES = frozenset({0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 31})
-"""CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, SETFCAP: what a script of
-the administrator needs for files of other users. The others change mounts, devices, the network, the clock or the kernel."""
+KEPT_CAPABILITIES = frozenset({0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 24, 31})
+"""CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, SYS_RESOURCE, SETFCAP:
+what a script of the administrator needs for files of other users and for its own limits. The others change mounts, devices, the
+network, the clock or the kernel."""
 LAST_CAPABILITY = 63
 
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -74,6 +76,11 @@ def pivot_root(root: str) -> None:
 def end_with_parent(number: int) -> None:
     """Sends this process the signal `number` when its parent ends."""
     LIBC.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(number), 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Makes orphaned descendants children of this process."""
+    LIBC.prctl(PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0)
 
 
 def give_up_rights() -> None:

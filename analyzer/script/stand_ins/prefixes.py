@@ -123,6 +123,8 @@ def dropped(name: str, words: list[str]) -> int:
         return 0
     if name == "numactl" and not command:
         return context.run_behind(name, words)
+    if name == "setsid" and last(options, "f", "fork") is not None and os.fork() != 0:
+        return 0  # setsid returns at once, and its child starts the command
     return inner.start(command[POSITIONAL.get(name, 0) :])
 
 
