@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import hashlib
 import os
+import platform
 import shutil
 import socket
 import subprocess
@@ -91,6 +94,7 @@ FILES = {
     "head -c 70M /dev/zero > large; mv large other; stat -c %s other": str(70 << 20),
     "echo x >> large_file; echo status $?; mv large_file other; stat -c %s other": f"status 1\n{65 << 20}",
 }
+SHORT = "import os; os.environ['TMPDIR'] = '/tmp'; "  # the path of a socket is short
 PYTHON = {
     "open('a.txt', 'w').write('new'); print(open('a.txt').read())": "new",
     "import os, shutil; shutil.rmtree('data'); print(os.path.exists('data'), sorted(os.listdir('.')))": (
@@ -108,6 +112,10 @@ PYTHON = {
     ),
     "import os; f = os.open('b.txt', 0); os.fchmod(f, 0); os.utime(f); os.truncate('b.txt', 2); print(open('b.txt').read())": "co",
     "import multiprocessing as m; print(m.Pool(2).map(abs, [-1, 2]))": "[1, 2]",
+    SHORT + "from multiprocessing import Manager; d = Manager().dict(); d['x'] = 1; print(d)": "{'x': 1}",
+    SHORT + "import multiprocessing as m; d = m.get_context('spawn').Manager().list('ab'); print(d)": "['a', 'b']",
+    SHORT + "from multiprocessing.connection import Client, Listener; s = Listener(); c = Client(s.address); s.accept().send(1);"
+    " print(c.recv(), s.address[:5])": "1 /tmp/",
     "import subprocess; subprocess.run('rm -rf data', shell=True); subprocess.run(['cp', '/dev/null', 'a.txt'])": "",
     "import os; os.system('rm -rf data'); print(os.popen('ls -d data 2> /dev/null || echo gone').read())": "gone",
 }
@@ -130,6 +138,26 @@ NETWORK = {
     "u = socket.socket(socket.AF_UNIX); print(code(lambda: u.connect('../server.sock')))": "ECONNREFUSED",
     "u = socket.socket(socket.AF_UNIX); u.bind('own.sock'); u.listen(); v = socket.socket(socket.AF_UNIX); v.connect('own.sock');"
     " v.send(b'x'); print(u.accept()[0].recv(1))": "b'x'",
+    "u = bound('own.sock'); print(u.getsockname(), [n for n in os.listdir('.') if 'sock' in n])": "own.sock ['own.sock']",
+    "u = bound('../tmp/s'); u.listen(); v = bound('v.sock'); v.connect(u.getsockname()); c, name = u.accept();"
+    " print(name, c.getpeername(), v.getpeername(), c.getsockname())": "v.sock v.sock ../tmp/s ../tmp/s",
+    "u = bound('own.sock'); u.listen(); pid = os.fork()\n"
+    "if pid == 0:\n    v = bound('v.sock'); v.connect(u.getsockname()); v.send(b'x'); os._exit(v.getpeername() != 'own.sock')\n"
+    "c, name = u.accept(); print(name, c.recv(1), os.waitpid(pid, 0)[1])": "v.sock b'x' 0",
+    "u = bound('own.sock'); u.listen(); os.set_inheritable(u.fileno(), True); import subprocess, sys\n"
+    "other = 'import socket; u = socket.socket(fileno=%d);"
+    " print(u.getsockname()); c, n = u.accept(); print(n, c.recv(1))' % u.fileno()\n"
+    "p = subprocess.Popen([sys.executable, '-c', other], close_fds=False); v = bound('v.sock');"
+    " v.connect('own.sock'); v.send(b'x'); print(p.wait())": "own.sock\nv.sock b'x'\n0",
+    "u, v = (bound(name, socket.SOCK_DGRAM) for name in ('u', 'v')); v.sendto(b'a', 'u'); v.sendto(b'b', 'u'); v.sendto(b'c', 'u');"
+    " print(u.recvfrom(1), u.recvfrom_into(bytearray(1)), u.recvmsg(1)[3]); os.remove('u'); print(u.getsockname())": (
+        "(b'a', 'v') (1, 'v') v\nu"
+    ),
+    "n = 'n' * 107; u = bound(n); u.listen(); v = socket.socket(socket.AF_UNIX); v.connect(n); print(v.getpeername() == n)": "True",
+    "a, b = socket.socketpair(); u = socket.socket(socket.AF_UNIX); print([a.getsockname(), a.getpeername(), u.getsockname()]);"
+    " u.bind('\\0name'); print(u.getsockname() == b'\\0name')": "['', '', '']\nTrue",
+    "u = bound('own.sock'); print(code(lambda: bound('own.sock')), code(lambda: u.bind('t.sock')), code(lambda: bound('no/s')),"
+    " os.listdir('.').count('t.sock'), u.getsockname())": "EADDRINUSE EINVAL ENOENT 0 own.sock",
     "print(code(lambda: socket.getaddrinfo('example.com', 80)) == str(socket.EAI_AGAIN), socket.gethostbyname('localhost'))": (
         "True 127.0.0.1"
     ),
@@ -238,8 +266,32 @@ def test_connections_stay_in_the_run(snippet: str, machine: Machine) -> None:
         "import errno, os, socket\nPORT = int(os.environ['PORT'])\n"
         "def code(call):\n    try:\n        call()\n    except OSError as error:\n"
         "        return errno.errorcode.get(error.errno, str(error.errno))\n"
+        "def bound(path, kind=socket.SOCK_STREAM):\n    made = socket.socket(socket.AF_UNIX, kind)\n    made.bind(path)\n"
+        "    return made\n"
     )
     assert machine.run("/usr/bin/env", "python3", "-c", head + snippet) == NETWORK[snippet]
+
+
+@pytest.mark.parametrize("call", ["mq_open", "syscall"])
+def test_no_queue_of_messages_is_made(call: str, machine: Machine) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    number = {"x86_64": 240, "aarch64": 180}.get(platform.machine())
+    name = f"/test-preload-{os.getpid()}-{call}"
+    if number is None or not hasattr(libc, "mq_open"):
+        pytest.skip("there are no queues of messages here")
+    if libc.mq_open(name.encode(), os.O_RDONLY) >= 0 or ctypes.get_errno() != errno.ENOENT:
+        pytest.skip("the kernel has no queues of messages")
+    words = f"{number}, b'{name[1:]}'" if call == "syscall" else f"b'{name}'"
+    snippet = (
+        "import ctypes, errno, os; libc = ctypes.CDLL(None, use_errno=True)\n"
+        f"for flags in (os.O_CREAT | os.O_RDWR, os.O_RDWR):\n    found = libc.{call}({words}, flags, 0o600, None)\n"
+        "    print(found, errno.errorcode[ctypes.get_errno()])"
+    )
+    try:
+        assert machine.run("/usr/bin/env", "python3", "-c", snippet) == "-1 EACCES\n-1 ENOENT"
+    finally:
+        made = libc.mq_unlink(name.encode()) == 0
+    assert not made
 
 
 def test_programs_are_noted_and_variables_restored(machine: Machine) -> None:

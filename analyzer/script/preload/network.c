@@ -1,7 +1,9 @@
 // Functions that use the network. A connection is made only to a port or socket of the run. Names are found in /etc/hosts; nothing
 // is asked from a server.
 //
-// The path of a socket that `getsockname` returns is one in /proc. Data that is written to a connected socket is not looked at.
+// The path of a socket in the private copy may be too long for an address. Such a socket is bound by a short name, which is changed
+// to its path at once. The kernel goes on reporting the short name; the functions that return addresses put the path of the caller
+// in its place. Data that is written to a connected socket is not looked at.
 
 #include "common.h"
 #include <arpa/inet.h>
@@ -79,19 +81,42 @@ static void socket_path(const struct sockaddr* address, socklen_t size, char* pa
   path[length] = '\0';
 }
 
-// Puts a short path to the socket into `fresh`. Returns the descriptor of its folder, which is part of the path.
-static int shorten(const place* found, struct sockaddr_un* fresh) {
-  char parent[PATH_MAX];
-  strcpy(parent, found->real);
-  char* slash = strrchr(parent, '/');
-  *slash = '\0';
-  int descriptor = (int)KERNEL(SYS_openat, AT_FDCWD, parent, O_PATH | O_DIRECTORY | O_CLOEXEC);
-  if (descriptor < 0) return -1;
-  *fresh = (struct sockaddr_un){.sun_family = AF_UNIX};
-  int length = snprintf(fresh->sun_path, sizeof fresh->sun_path, "/proc/self/fd/%d/%s", descriptor, slash + 1);
-  if (length < (int)sizeof fresh->sun_path) return descriptor;
-  KERNEL(SYS_close, descriptor);
-  return fail(ENAMETOOLONG);
+#define DESCRIPTORS "/proc/self/fd/"
+#define SHORT_NAME "/.socket-of-run-"
+
+// Stores the path of a new socket as the text of a link with the name sockets/<number> in the folder of the run.
+static int note_path(const char* path, char* number, char* target) {
+  static unsigned count;
+  char text[PATH_MAX], name[64];
+  int before = errno, status;
+  snprintf(text, sizeof text, "/dev/null/L%s", path);
+  if (run_file(target, "sockets")) KERNEL(SYS_mkdirat, AT_FDCWD, target, 0700);
+  do {
+    snprintf(number, 32, "%ld-%u", (long)getpid(), __atomic_fetch_add(&count, 1, __ATOMIC_RELAXED));
+    snprintf(name, sizeof name, "sockets/%s", number);
+    if (!run_file(target, name)) return fail(ENAMETOOLONG);
+    status = (int)KERNEL(SYS_symlinkat, text, AT_FDCWD, target);
+  } while (status < 0 && errno == EEXIST);
+  if (status == 0) errno = before;
+  return status;
+}
+
+// Puts the path that the caller of `bind` gave in the place of a short name. `room` is the size of the memory for the address.
+static void restore_path(void* result, socklen_t room, socklen_t* size) {
+  struct sockaddr_un* address = result;
+  char path[256], name[64], target[PATH_MAX], text[PATH_MAX];
+  if (*size > room || *size > sizeof(struct sockaddr_storage) || *size <= offsetof(struct sockaddr_un, sun_path)) return;
+  if (address->sun_family != AF_UNIX || !has_path(result, *size)) return;
+  socket_path(result, *size, path);
+  const char* found = strstr(path, SHORT_NAME);
+  if (found == NULL || strncmp(path, DESCRIPTORS, sizeof DESCRIPTORS - 1) != 0) return;
+  int before = errno;
+  snprintf(name, sizeof name, "sockets/%.40s", found + sizeof SHORT_NAME - 1);
+  const char* given = run_file(target, name) && read_link(target, text) > 0 ? link_target(text) : NULL;
+  errno = before;
+  if (given == NULL) return;
+  *size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + strlen(given) + 1);
+  memcpy(address->sun_path, given, (*size < room ? *size : room) - offsetof(struct sockaddr_un, sun_path));
 }
 
 // The address that the kernel gets, and the descriptor that it needs.
@@ -99,7 +124,7 @@ typedef struct {
   const struct sockaddr* address;
   socklen_t size;
   struct sockaddr_un fresh;
-  int folder;
+  int file;
 } destination;
 
 static int check_local(const struct sockaddr* address, socklen_t size, destination* result) {
@@ -115,8 +140,10 @@ static int check_local(const struct sockaddr* address, socklen_t size, destinati
   if (resolve(AT_FDCWD, path, true, &found) < 0) return -1;
   if (found.layer == MISSING || found.status.st_mode == 0) return fail(ENOENT);
   if (found.layer != UPPER && found.layer != OWN) return fail(ECONNREFUSED);
-  result->folder = shorten(&found, &result->fresh);
-  if (result->folder < 0) return -1;
+  result->file = (int)KERNEL(SYS_openat, AT_FDCWD, found.real, O_PATH | O_CLOEXEC | O_NOFOLLOW);
+  if (result->file < 0) return -1;
+  result->fresh = (struct sockaddr_un){.sun_family = AF_UNIX};
+  snprintf(result->fresh.sun_path, sizeof result->fresh.sun_path, DESCRIPTORS "%d", result->file);
   result->address = (const struct sockaddr*)&result->fresh;
   result->size = sizeof result->fresh;
   return 0;
@@ -124,7 +151,7 @@ static int check_local(const struct sockaddr* address, socklen_t size, destinati
 
 // Whether data may go to the address. `done` is to be called afterwards if it may.
 static int check(int descriptor, const struct sockaddr* address, socklen_t size, destination* result) {
-  *result = (destination){.address = address, .size = size, .folder = -1};
+  *result = (destination){.address = address, .size = size, .file = -1};
   if (!protects || address == NULL || size < sizeof(sa_family_t)) return 0;
   switch (address->sa_family) {
     case AF_INET:
@@ -142,7 +169,7 @@ static int check(int descriptor, const struct sockaddr* address, socklen_t size,
 
 static void done(const destination* result) {
   int before = errno;
-  if (result->folder >= 0) KERNEL(SYS_close, result->folder);
+  if (result->file >= 0) KERNEL(SYS_close, result->file);
   errno = before;
 }
 
@@ -158,20 +185,40 @@ static void note_port(int descriptor) {
   errno = before;
 }
 
+// Binds a socket by a short name in the folder of `real`, and changes the name.
+static int bind_short(int descriptor, const char* path, const char* real) {
+  char parent[PATH_MAX], number[32], noted[PATH_MAX];
+  struct sockaddr_un fresh = {.sun_family = AF_UNIX};
+  strcpy(parent, real);
+  *strrchr(parent, '/') = '\0';
+  int folder = (int)KERNEL(SYS_openat, AT_FDCWD, parent, O_PATH | O_DIRECTORY | O_CLOEXEC);
+  if (folder < 0) return -1;
+  int status = note_path(path, number, noted);
+  if (status == 0) {
+    snprintf(fresh.sun_path, sizeof fresh.sun_path, DESCRIPTORS "%d" SHORT_NAME "%s", folder, number);
+    status = (int)KERNEL(SYS_bind, descriptor, &fresh, sizeof fresh);
+    bool bound = status == 0;
+    if (bound) status = (int)KERNEL(SYS_renameat2, AT_FDCWD, fresh.sun_path, AT_FDCWD, real, 0);
+    int before = errno;
+    if (bound && status < 0) KERNEL(SYS_unlinkat, AT_FDCWD, fresh.sun_path, 0);
+    if (status < 0) KERNEL(SYS_unlinkat, AT_FDCWD, noted, 0);
+    errno = before;
+  }
+  int before = errno;
+  KERNEL(SYS_close, folder);
+  errno = before;
+  return status;
+}
+
 static int bind_local(int descriptor, const struct sockaddr* address, socklen_t size) {
   char path[256];
   place found;
-  struct sockaddr_un fresh;
   socket_path(address, size, path);
   lock held = take_lock();
   int status = resolve(AT_FDCWD, path, false, &found);
   if (status == 0 && (found.layer == OWN ? found.status.st_mode != 0 : found.layer != MISSING)) status = fail(EADDRINUSE);
   if (status == 0 && found.layer == MISSING) status = make_name_free(&found);
-  if (status == 0) {
-    int folder = shorten(&found, &fresh);
-    status = folder < 0 ? -1 : (int)KERNEL(SYS_bind, descriptor, &fresh, sizeof fresh);
-    if (folder >= 0) KERNEL(SYS_close, folder);
-  }
+  if (status == 0) status = bind_short(descriptor, path, found.real);
   release(held);
   return status;
 }
@@ -237,6 +284,81 @@ int sendmmsg(int descriptor, struct mmsghdr* messages, unsigned count, int flags
     messages[i].msg_len = (unsigned)sent;
   }
   return (int)count;
+}
+
+// ---- addresses that are returned
+
+static bool has_room(const void* address, const socklen_t* size) {
+  return protects && address != NULL && size != NULL && (int)*size > 0;
+}
+
+int getsockname(int descriptor, __SOCKADDR_ARG given, socklen_t* size) {
+  struct sockaddr* address = given.__sockaddr__;
+  socklen_t room = has_room(address, size) ? *size : 0;
+  int status = (int)KERNEL(SYS_getsockname, descriptor, address, size);
+  if (status == 0 && room > 0) restore_path(address, room, size);
+  return status;
+}
+
+int getpeername(int descriptor, __SOCKADDR_ARG given, socklen_t* size) {
+  struct sockaddr* address = given.__sockaddr__;
+  socklen_t room = has_room(address, size) ? *size : 0;
+  int status = (int)KERNEL(SYS_getpeername, descriptor, address, size);
+  if (status == 0 && room > 0) restore_path(address, room, size);
+  return status;
+}
+
+// The functions that wait are those of the C library: a thread may be cancelled in them.
+int accept(int descriptor, __SOCKADDR_ARG given, socklen_t* size) {
+  struct sockaddr* address = given.__sockaddr__;
+  socklen_t room = has_room(address, size) ? *size : 0;
+  int connection = NEXT(accept)(descriptor, address, size);
+  if (connection >= 0 && room > 0) restore_path(address, room, size);
+  return connection;
+}
+
+int accept4(int descriptor, __SOCKADDR_ARG given, socklen_t* size, int flags) {
+  struct sockaddr* address = given.__sockaddr__;
+  socklen_t room = has_room(address, size) ? *size : 0;
+  int connection = NEXT(accept4)(descriptor, address, size, flags);
+  if (connection >= 0 && room > 0) restore_path(address, room, size);
+  return connection;
+}
+
+ssize_t recvfrom(int descriptor, void* data, size_t length, int flags, __SOCKADDR_ARG given, socklen_t* size) {
+  struct sockaddr* address = given.__sockaddr__;
+  socklen_t room = has_room(address, size) ? *size : 0;
+  ssize_t received = NEXT(recvfrom)(descriptor, data, length, flags, address, size);
+  if (received >= 0 && room > 0) restore_path(address, room, size);
+  return received;
+}
+
+ssize_t __recvfrom_chk(int descriptor, void* data, size_t length, size_t data_room, int flags, __SOCKADDR_ARG given,
+                       socklen_t* size) {
+  if (length > data_room) abort();
+  return recvfrom(descriptor, data, length, flags, given, size);
+}
+
+ssize_t recvmsg(int descriptor, struct msghdr* message, int flags) {
+  socklen_t room = message != NULL && has_room(message->msg_name, &message->msg_namelen) ? message->msg_namelen : 0;
+  ssize_t received = NEXT(recvmsg)(descriptor, message, flags);
+  if (received >= 0 && room > 0) restore_path(message->msg_name, room, &message->msg_namelen);
+  return received;
+}
+
+int recvmmsg(int descriptor, struct mmsghdr* messages, unsigned count, int flags, struct timespec* timeout) {
+  socklen_t rooms[1024];  // the kernel takes no more messages
+  if (count > 1024) count = 1024;
+  for (unsigned i = 0; protects && messages != NULL && i < count; i++) {
+    const struct msghdr* each = &messages[i].msg_hdr;
+    rooms[i] = has_room(each->msg_name, &each->msg_namelen) ? each->msg_namelen : 0;
+  }
+  int received = NEXT(recvmmsg)(descriptor, messages, count, flags, timeout);
+  for (int i = 0; protects && i < received; i++) {
+    struct msghdr* each = &messages[i].msg_hdr;
+    if (rooms[i] > 0) restore_path(each->msg_name, rooms[i], &each->msg_namelen);
+  }
+  return received;
 }
 
 // ---- names

@@ -245,6 +245,19 @@ int msgctl(int number, int command, struct msqid_ds* values) {
   if (protects && (command == IPC_RMID || command == IPC_SET) && !is_object("msg", number)) return 0;
   return NEXT(msgctl)(number, command, values);
 }
+
+// Queues of messages. All of them are the user's, because the run makes none: the kernel would make a queue before Landlock refuses
+// to open it.
+int mq_open(const char* name, int flags, ...) {
+  va_list rest;
+  va_start(rest, flags);
+  mode_t mode = va_arg(rest, mode_t);
+  void* values = va_arg(rest, void*);
+  va_end(rest);
+  if (protects && flags & O_CREAT) return fail(EACCES);
+  int (*real)(const char*, int, ...) = (int (*)(const char*, int, ...))(uintptr_t)next_function("mq_open");
+  return real == NULL ? fail(ENOSYS) : real(name, flags, mode, values);
+}
 int mq_unlink(const char* name) {
   if (protects) return 0;
   int (*real)(const char*) = (int (*)(const char*))(uintptr_t)next_function("mq_unlink");

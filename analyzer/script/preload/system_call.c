@@ -111,6 +111,23 @@ static long other_call(long number, const long* a, bool* covered) {
       return sendto((int)a[0], (const void*)a[1], (size_t)a[2], (int)a[3], (const struct sockaddr*)a[4], (socklen_t)a[5]);
     case SYS_sendmsg:
       return sendmsg((int)a[0], (const struct msghdr*)a[1], (int)a[2]);
+    case SYS_getsockname:
+      return getsockname((int)a[0], (struct sockaddr*)a[1], (socklen_t*)a[2]);
+    case SYS_getpeername:
+      return getpeername((int)a[0], (struct sockaddr*)a[1], (socklen_t*)a[2]);
+    case SYS_accept:
+      return accept((int)a[0], (struct sockaddr*)a[1], (socklen_t*)a[2]);
+    case SYS_accept4:
+      return accept4((int)a[0], (struct sockaddr*)a[1], (socklen_t*)a[2], (int)a[3]);
+    case SYS_recvfrom:
+      return recvfrom((int)a[0], (void*)a[1], (size_t)a[2], (int)a[3], (struct sockaddr*)a[4], (socklen_t*)a[5]);
+    case SYS_recvmsg:
+      return recvmsg((int)a[0], (struct msghdr*)a[1], (int)a[2]);
+    case SYS_mq_open:
+      if ((int)a[1] & O_CREAT) return fail(EACCES);
+      return KERNEL(number, a[0], a[1], a[2], a[3]);
+    case SYS_mq_unlink:
+      return 0;
     case SYS_reboot:
     case SYS_mount:
     case SYS_umount2:
