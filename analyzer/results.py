@@ -133,7 +133,7 @@ class CommunicationTotal:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Whether the launch fits. `fits` and `state` are None if no capacity is known."""
+    """Whether the launch fits. `fits` and `state` are None if no capacity is known, or if the verdict is withheld."""
 
     fits: bool | None
     """Whether the estimated device memory is within the capacity."""
@@ -146,6 +146,8 @@ class Verdict:
     margin_bytes: int | None = None
     """Headroom below which the launch is tight; 0 if no margin is required, None if no capacity is known."""
     note: str = ""
+    withheld: str = ""
+    """Why there is no verdict although the memory was computed; empty if there is one, or if no capacity is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,6 +228,17 @@ class TimeEstimate:
     timelines: tuple[StageTimeline, ...] = ()
 
 
+@dataclass(frozen=True)
+class NewestRelease:
+    """What the newest known release of Megatron-LM would need instead of the assumed one."""
+
+    release: str
+    peak_difference_bytes: int | None
+    """Allocated bytes at the highest peak, more than with the assumed release; None if the newest one refuses the launch."""
+    refused: str = ""
+    """The option that it refuses."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """The full result of an analysis."""
@@ -252,6 +265,8 @@ class Report:
     """The assumptions about options that are given: they are not modelled in full, or have no effect."""
     unknown: tuple[str, ...] = ()
     """What the launch does not say or this program does not know, one sentence each. The report begins with them."""
+    newest: NewestRelease | None = None
+    """Set if the release is assumed."""
     timelines: tuple[Timeline, ...] = ()
     """The timeline of each rank class, in the same order; empty unless a step was run."""
     time: TimeEstimate | None = None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analyzer.api import read_launch, report_of
+from analyzer.cli.newest_release import with_newest_release
 from analyzer.cli.output import write_report
 from analyzer.errors import CHECK_FAILED, DOES_NOT_FIT, FITS
 from analyzer.results import Report, Verdict
@@ -25,7 +26,7 @@ def predict_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
         from analyzer.report.against import read_old
 
         old = [read_old(file) for file in options.against]
-    report = report_of(launch)
+    report = with_newest_release(report_of(launch), launch, argv, environ=environ, folder=folder)
     command = ("get_training_info.py", *argv)
     if options.record is not None:
         from analyzer.cli.record import record_rank

@@ -30,6 +30,8 @@ class Arguments:
     """Warnings about the reading of options, one sentence each."""
     unknown: tuple[str, ...] = ()
     """What the launch does not say or this program does not know, one sentence each. The report begins with them."""
+    withheld: tuple[str, ...] = ()
+    """Why there can be no verdict: what the launch trains otherwise than the analysis counts it, a fragment of a sentence each."""
 
     words: tuple[str, ...] = ()
     """Megatron's part of the command line, those of the model of --info-model first."""

@@ -7,6 +7,7 @@ equal options the last one wins.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -19,6 +20,20 @@ from analyzer.launch.spelling import is_misspelling
 OPEN_CHOICES: Final = frozenset({"tokenizer_type"})
 """Dests for which other values are accepted: forks have further tokenizers, of which only the number of tokens matters."""
 
+LENGTHS: Final = frozenset({"seq_length", "max_position_embeddings", "encoder_seq_length", "decoder_seq_length"})
+"""Dests of lengths in tokens, for which 32k is 32,768."""
+THOUSANDS: Final = re.compile(r"(\d{1,6})[kK]")
+FILES: Final = (
+    (".json", "a JSON file", "give the config.json of a model with --info-model, and an older report with --info-against"),
+    (".yaml", "a YAML file", "give Megatron's own with --yaml-cfg, behind pretrain_gpt.py"),
+    (".yml", "a YAML file", "give Megatron's own with --yaml-cfg, behind pretrain_gpt.py"),
+    (".md", "a text", "give the script or the launch command that it describes"),
+    (".txt", "a text", "give the script or the launch command that it describes"),
+    (".toml", "a configuration file", "give the launch script, or the launch command"),
+    (".ipynb", "a notebook", "give the launch command that it has"),
+)
+"""Endings of files that are given as a script, what they are, and what to give."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -26,6 +41,8 @@ class Reading:
 
     values: dict[str, object]
     spelled: dict[str, str]
+    notes: tuple[str, ...] = ()
+    """About values that Megatron's own parser refuses, one sentence each."""
 
 
 def read_words(words: Sequence[str], table: OptionTable) -> Reading:
@@ -34,6 +51,7 @@ def read_words(words: Sequence[str], table: OptionTable) -> Reading:
     spelled: dict[str, str] = {}
     position = 0
     owner: str | None = None
+    notes: list[str] = []
     while position < len(words):
         flag, equals, attached = words[position].partition("=")
         position += 1
@@ -46,9 +64,13 @@ def read_words(words: Sequence[str], table: OptionTable) -> Reading:
         else:
             operands = operands_of(option, words[position:])
             position += len(operands)
+        if option.dest in LENGTHS and operands and (thousands := THOUSANDS.fullmatch(operands[0])):
+            tokens = int(thousands[1]) * 1024
+            notes.append(f"{flag} {operands[0]} is read as {tokens:,}. Megatron-LM's own parser needs {flag} {tokens}.")
+            operands = [str(tokens)]
         values[option.dest] = _value(option, flag, operands, attached=bool(equals))
         spelled[option.dest] = flag
-    return Reading(values, spelled)
+    return Reading(values, spelled, tuple(notes))
 
 
 def is_option(word: str) -> bool:
@@ -139,5 +161,8 @@ def _unexpected_word(word: str, *, owner: str | None) -> InputError:
         return InputError(word.split()[0], f"{word!r} is quoted, so the option and its value are one word", "remove the quotes")
     remedy = "remove it" if word else "remove it, or set the shell variable that is empty"
     if owner is None:
+        kind, use = next((each[1:] for each in FILES if word.lower().endswith(each[0])), ("", ""))
+        if kind:
+            return InputError(repr(word), f"is {kind}, not a launch script", use)
         return InputError(repr(word), "is not an option or the value of one", remedy)
     return InputError(owner, f"{word!r} is one value too many", f"{remedy}, or quote a value that contains spaces")

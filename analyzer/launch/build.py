@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +34,7 @@ from analyzer.launch.derive.training_flags import training_flags
 from analyzer.launch.software import check_software, container_of
 from analyzer.launch.tokenizer.vocabulary import read_vocabulary
 from analyzer.specs import HardwareSpec, ModelSpec, MoeSpec, ParallelSpec, PrecisionSpec, RecomputeSpec, SoftwareSpec, TrainingJob
-from analyzer.specs.rules import violations
+from analyzer.specs.rules import Violation, violations
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
@@ -59,8 +59,33 @@ def build(
     `environ` is the environment and `folder` the working folder of the launch. Without `world` the smallest number of GPUs is used
     that the layout allows. `moe_imbalance`: tokens of the experts of the
     highest-memory rank over the mean. With `strict` an unknown vocabulary size is an error. Raises InputError for what Megatron
-    refuses, UnsupportedError for what is not modelled.
+    refuses, UnsupportedError for what is not modelled. Of an elastic number of nodes the largest is used, or the smallest if the
+    launch does not work with the largest.
     """
+    with_world = partial(_build, arguments, environ=environ, gpu=gpu, folder=folder, moe_imbalance=moe_imbalance, strict=strict)
+    try:
+        return with_world(world)
+    except InputError:
+        if world is None or world.elastic is None:
+            raise
+        try:
+            return with_world(replace(world, nodes=world.elastic[1]))
+        except InputError:
+            pass
+        raise
+
+
+def _build(
+    arguments: Arguments,
+    world: World | None,
+    *,
+    environ: Mapping[str, str],
+    gpu: HardwareSpec,
+    folder: Path,
+    moe_imbalance: float,
+    strict: bool,
+) -> TrainingJob:
+    """The training job for one number of GPUs."""
     launch = LaunchInput(arguments=arguments, environ=environ, folder=folder, gpu=gpu, strict=strict)
     launch.assume(*arguments.assumptions, *filter(None, [arguments.versions]))
     if world is None:
@@ -69,6 +94,7 @@ def build(
     launch.warn(*arguments.warnings)
     assume_earlier_release(launch)
     launch.state_unknown(*arguments.unknown)
+    _state_elastic(launch, world)
     refuse_unmodelled(arguments)
     shape = decoder_shape(launch)
     parallel = parallel_spec(launch, world, num_layers=shape.num_layers)
@@ -97,13 +123,33 @@ def build(
         assumed_vocabulary=vocabulary.assumed,
         fsdp=fsdp,
         graphs=graphs,
+        withheld=arguments.withheld,
         activation_offload=activation_offload_spec(arguments, model=model, graphs=graphs, fp8=precision.fp8),
     )
-    refuse(arguments, chain(option_violations(launch, job), violations(job)))
+    broken = [*option_violations(launch, job), *violations(job)]
+    refuse(arguments, (each for each in broken if not each.library))
+    _warn_of_libraries(launch, broken)
     warn_of_tolerated(launch, job)
     _assume_few_groups(launch, model, parallel)
     launch.warn(*assumptions_of(arguments), *ignored_options(arguments, tensor=parallel.tensor))
     return replace(job, assumptions=tuple(launch.assumptions), warnings=tuple(launch.warnings), unknown=tuple(launch.unknown))
+
+
+def _state_elastic(launch: LaunchInput, world: World) -> None:
+    """States which number of an elastic launch's nodes is analyzed."""
+    if world.elastic is None:
+        return
+    which = "smallest" if world.nodes == world.elastic[1] else "largest"
+    nodes = f"{world.nodes} node{'s' if world.nodes > 1 else ''}"
+    launch.state_unknown(f"{world.elastic[0]} is analyzed with {nodes}, the {which} number. --info-world-size chooses another.")
+
+
+def _warn_of_libraries(launch: LaunchInput, broken: Sequence[Violation]) -> None:
+    """Adds a warning for each rule of a library that the launch breaks."""
+    for each in broken:
+        if each.library:
+            named = " × ".join(option(launch.arguments, dest) for dest in each.options)
+            launch.warn(f"{named}: {each.fault} ({each.library}; another release may not refuse it). The remedy: {each.remedy}.")
 
 
 def _refuse_large(arguments: Arguments, model: ModelSpec, parallel: ParallelSpec) -> None:

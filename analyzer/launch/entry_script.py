@@ -65,6 +65,13 @@ OTHER_OPTIONS: Final[dict[str, str]] = {
     "--is-hybrid-model": "a Mamba hybrid",
 }
 """Options that only scripts of other models use."""
+NO_TRAINING: Final = frozenset({
+    "prune", "pruning", "quantize", "quantization", "ptq", "export", "convert", "converter", "conversion", "preprocess", "evaluate",
+    "eval", "evaluation", "mmlu", "validate", "benchmark", "profile", "server", "merge", "tokenize",
+})  # fmt: skip
+"""Words in names of scripts that do something else than a training."""
+NO_TRAINING_FOLDERS: Final = frozenset({"tools", "tasks"})
+"""Folders of Megatron-LM with scripts that evaluate, convert and preprocess."""
 _OTHER_PROVIDERS: Final = re.compile(r"llava|vlm|mimo|mamba|hybrid|bert|t5", re.IGNORECASE)
 _REMEDY: Final = "use pretrain_gpt.py"
 
@@ -79,10 +86,22 @@ def check_entry(entry: str, *, module: bool, options: Mapping[str, Sequence[str]
     folder, _, name = path.rpartition("/")
     if name in (GPT_SCRIPT, *STATIC_SCRIPTS, *DYNAMIC_SCRIPTS):
         return None
+    _refuse_no_training(entry, name, folder, options)
     model = _model_of_name(name, folder) or _model_of_options(options)
     if model is not None:
         raise UnsupportedError(entry, f"trains {model}, and only GPT is modelled", _REMEDY)
     return f"{entry} is not a script of Megatron-LM: it is assumed to train a GPT as pretrain_gpt.py does."
+
+
+def _refuse_no_training(entry: str, name: str, folder: str, options: Mapping[str, Sequence[str]]) -> None:
+    """Raises UnsupportedError for a script that evaluates, prunes, converts or serves a model."""
+    remedy = "give the script that trains the model"
+    if options.get("--task") and not options.get("--train-iters") and not options.get("--train-samples"):
+        raise UnsupportedError("--task", f"{entry} runs the task {' '.join(options['--task'])}, which is no pretraining", remedy)
+    words = set(re.split(r"[^a-z0-9]+", name.lower()))
+    trains = any(word.startswith(("train", "pretrain", "finetun", "sft")) for word in words)
+    if not trains and (words & NO_TRAINING or not NO_TRAINING_FOLDERS.isdisjoint(folder.split("/"))):
+        raise UnsupportedError(entry, "does not train a model", remedy)
 
 
 def _model_of_name(name: str, folder: str) -> str | None:

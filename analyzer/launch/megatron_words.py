@@ -35,6 +35,8 @@ class MegatronWords:
     """Assumptions about translated options, one sentence each."""
     statements: tuple[str, ...] = ()
     """About options that are not counted, one sentence each."""
+    withheld: tuple[str, ...] = ()
+    """Why there can be no verdict (`Arguments.withheld`)."""
     world: World | None = None
     """The number of GPUs, if options of the fork give it."""
     model: str | None = None
@@ -87,7 +89,7 @@ def _translated(
     world: int | None,
     strict: bool,
 ) -> MegatronWords:
-    from analyzer.launch.forks import swift
+    from analyzer.launch.forks import adapters, bridge, swift
     from analyzer.launch.forks.fork_table import load_fork_options
     from analyzer.launch.forks.guess import guess_fork, rank_forks
     from analyzer.launch.forks.translate import translate, world_of
@@ -108,20 +110,26 @@ def _translated(
     sorted_words = sort_words(words, {flag: option for flag, option in own.items() if flag not in found}, counts=_counts(found))
     given = {flag: values for flag, values in sorted_words.unknown.items() if flag in found}
     unknown = [flag for flag in sorted_words.unknown if flag not in found]
+    withheld = [adapters.reason(flag, sorted_words.unknown[flag]) for flag in unknown if adapters.is_adapter_option(flag)]
+    unknown = [flag for flag in unknown if not adapters.is_adapter_option(flag)]
     refuse_misspelled(unknown, (*own, *forks.options), strict=strict, fork=bool(found))
     if table is not None:
         _refuse_missing([flag for flag in flags if flag not in found and flag not in unknown], table, catalogue)
     others = _values_by_flag(sorted_words.known, own)
     translation = translate(given, others, world=world)
     guess = guess_fork(given)
-    kept = _without(sorted_words.known, translation.dropped, own)
+    model = swift.model_of(given, others) if of_swift else bridge.bridge_model(given, others)
+    of_bridge = model is not None and not of_swift
+    dropped = (*translation.dropped, *(bridge.MODEL_OPTIONS if of_bridge else ()))
+    kept = _without(sorted_words.known, dropped, own)
     return MegatronWords(
         (*kept, *translation.words),
         fork=guess,
-        notes=translation.notes,
-        statements=(*translation.warnings, *not_counted(unknown, own)),
+        notes=(*translation.notes, *((bridge.note(model or "", others),) if of_bridge else ())),
+        statements=(*translation.warnings, *not_counted(unknown, own), *_about_spelling(found, flags, forks, catalogue)),
+        withheld=tuple(dict.fromkeys([*translation.withheld, *filter(None, withheld)])),
         world=World.of(gpus) if (gpus := world_of(given)) is not None else None,
-        model=swift.model_of(given, others) if of_swift else None,
+        model=model,
     )
 
 
@@ -129,7 +137,14 @@ def _of_verl(words: Sequence[str], catalogue: Catalogue) -> MegatronWords:
     from analyzer.launch.forks.verl import read_verl
 
     launch = read_verl(words, catalogue.newest)
-    return MegatronWords(launch.words, notes=launch.notes, statements=launch.statements, world=launch.world, model=launch.model)
+    return MegatronWords(
+        launch.words,
+        notes=launch.notes,
+        statements=launch.statements,
+        withheld=launch.withheld,
+        world=launch.world,
+        model=launch.model,
+    )
 
 
 def with_fork_values(words: Sequence[str], known: Mapping[str, Option]) -> MegatronWords | None:
@@ -149,19 +164,29 @@ def _of_forks(
 ) -> dict[str, ForkOption]:
     """The options of forks among `flags`, which no release of Megatron-LM has.
 
-    Megatron's options with underscores instead of dashes are those of a fork if all options are written so; otherwise they are
-    misspelled. A checkout's own options that no fork in the table has are left to its parser.
+    Megatron's options with underscores instead of dashes are those of a fork. A checkout's own options that no fork in the table
+    has are left to its parser.
     """
-    dashed = any("-" in flag.lstrip("-") for flag in flags if flag in catalogue.masks)
     found: dict[str, ForkOption] = {}
     for flag in flags:
         if flag in catalogue.masks:
             continue
         option = forks.find(flag, own)
-        spelled = flag not in forks.options and "_" in flag
-        if option is not None and not (spelled and dashed) and not (of_checkout and flag in own and flag not in forks.options):
+        if option is not None and not (of_checkout and flag in own and flag not in forks.options):
             found[flag] = option
     return found
+
+
+def _about_spelling(
+    found: Mapping[str, ForkOption], flags: Sequence[str], forks: ForkTable, catalogue: Catalogue
+) -> tuple[str, ...]:
+    """A sentence about underscores among Megatron's dashes, if no option of a fork explains them."""
+    mixed = [flag for flag in found if "_" in flag and flag not in forks.options]
+    dashed = any("-" in flag.lstrip("-") for flag in flags if flag in catalogue.masks)
+    if not mixed or not dashed or len(mixed) < len(found):
+        return ()
+    which = f"{', '.join(mixed)}: {'this spelling is' if len(mixed) == 1 else 'these spellings are'}"
+    return (f"{which} read with dashes. Megatron-LM's own parser refuses underscores.",)
 
 
 def _is_old(flags: Sequence[str], found: Mapping[str, ForkOption], catalogue: Catalogue) -> bool:

@@ -23,6 +23,8 @@ from analyzer.launch.options.choose_release import chosen_table, read_with_catal
 from analyzer.launch.software import software_of
 from analyzer.launch.split_argv import SplitArgv, split_argv
 
+YAML = "--yaml-cfg"
+
 if TYPE_CHECKING:
     from analyzer.launch.options.catalogue import Catalogue
     from analyzer.launch.options.choose_release import Choice
@@ -36,6 +38,7 @@ def parse(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> t
     Megatron refuses, UnsupportedError for what is not modelled. The world is None if nothing gives the number of GPUs.
     """
     catalogue = load_catalogue()
+    argv, of_file = _with_yaml(argv, catalogue, environ, folder)
     words = split_argv(argv, catalogue.newest)
     info = read_info_options(words.info)
     choice = chosen_table(info.megatron, catalogue, environ, folder, entry=words.entry)
@@ -74,8 +77,10 @@ def parse(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> t
         warnings=(
             *((f"{choice.failure} The {parsed.table.source} is used instead.",) if choice.failure else ()),
             *parsed.warnings,
+            *parsed.reading.notes,
         ),
-        unknown=(*entry, *parsed.statements, *own.statements),
+        unknown=(*entry, *parsed.statements, *own.statements, *of_file),
+        withheld=own.withheld,
         words=parsed.words,
         fork=own.fork.fork.key if own.fork is not None else None,
         software=software,
@@ -86,6 +91,31 @@ def parse(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> t
 
         arguments = with_checkpoint_args(arguments, folder)
     return arguments, world, info
+
+
+def _with_yaml(
+    argv: Sequence[str], catalogue: Catalogue, environ: Mapping[str, str], folder: Path
+) -> tuple[Sequence[str], list[str]]:
+    """`argv` with the options of the file of --yaml-cfg in the place of Megatron's, which Megatron then ignores, and statements."""
+    if not any(word.partition("=")[0] == YAML for word in argv):
+        return argv, []
+    from analyzer.launch.yaml_config import words_of_yaml
+
+    words = split_argv(argv, catalogue.newest)
+
+    position = next(index for index, word in enumerate(words.megatron) if word.partition("=")[0] == YAML)
+    attached = words.megatron[position].partition("=")[2]
+    name = attached or next(iter(words.megatron[position + 1 : position + 2]), "")
+    if not name:
+        raise InputError(YAML, "has no value", f"write {YAML} FILE")
+    options, statements = words_of_yaml(name, catalogue.newest, environ=environ, folder=folder)
+    ignored = [word.partition("=")[0] for word in words.megatron if is_option(word) and word.partition("=")[0] != YAML]
+    if ignored:
+        statements.append(f"{', '.join(dict.fromkeys(ignored))}: Megatron-LM ignores options beside {YAML}.")
+    rest = list(argv)
+    for word in words.megatron:
+        rest.remove(word)
+    return [*rest, *options], statements
 
 
 @dataclass(frozen=True)

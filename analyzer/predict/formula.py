@@ -38,7 +38,7 @@ def predict(job: TrainingJob, *, note: str = "") -> Report:
 
         ranks, sentence = widen(job, job.assumed_vocabulary, ranks)
         unknown = (*unknown, sentence)
-    outcome = verdict(ranks, job.hardware, note=note)
+    outcome = verdict(ranks, job.hardware, note=note, withheld=job.withheld)
     listed, truncated = _groups(job)
     unsharded = full_model(job)
     full = sum(parameter.full_numel for parameter in parameters(unsharded))

@@ -32,6 +32,8 @@ class TrainingJob:
     """Assumptions made while the arguments were read, one sentence each."""
     warnings: tuple[str, ...] = ()
     """The assumptions about options that are given: they are not modelled in full, or have no effect."""
+    withheld: tuple[str, ...] = ()
+    """Why there is no verdict, a fragment of a sentence each."""
     unknown: tuple[str, ...] = ()
     """What the launch does not say or this program does not know, one sentence each."""
     assumed_vocabulary: AssumedVocabulary | None = None

@@ -22,7 +22,7 @@ INVALID = [
     ("--nproc-per-node eight", "--nproc-per-node"),
     # sizes that are not divisible
     ("--num-attention-heads 15", "--num-attention-heads"),
-    ("--num-layers 23 --pipeline-model-parallel-size 2", "--num-layers"),
+    ("--num-layers 23 --pipeline-model-parallel-size 2", "--pipeline-model-parallel-size"),
     ("--tensor-model-parallel-size 3", "--tensor-model-parallel-size"),
     ("--tensor-model-parallel-size 16", "--tensor-model-parallel-size"),
     ("--pipeline-model-parallel-size 5", "--pipeline-model-parallel-size"),

@@ -48,7 +48,7 @@ def test_defaults_of_torchrun_are_reported() -> None:
 def test_the_maximum_of_an_elastic_launch_is_assumed() -> None:
     found = world("--nnodes", "1:4", "--nproc-per-node", "8")
     assert found.nodes == 4
-    assert "1:4" in found.assumptions[0]
+    assert found.elastic == ("--nnodes 1:4", 1)
 
 
 def test_local_rank_is_an_option_of_megatron() -> None:

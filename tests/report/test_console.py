@@ -240,7 +240,7 @@ def test_a_launch_that_does_not_fit_gets_advice_before_memory() -> None:
     missing = replace(report.verdict, fits=False, capacity_bytes=30 * 2**30, headroom_bytes=-(2**29), tightest_rank=0)
     text = _text(replace(report, verdict=missing))
     assert _words(text).startswith(
-        "It does not fit: rank 0 (stage 0) needs 30.45 GiB of 30.00 GiB (H100-80GB); 512.00 MiB (2%) are missing."
+        "It does not fit: rank 0 (stage 0) needs 30.45 GiB; an H100-80GB has 30.00 GiB; 512.00 MiB (2%) are missing."
     )
     before = text.partition("── ")[0]
     assert "  headroom      -512.00 MiB (-2% of the capacity)" in before

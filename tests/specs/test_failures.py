@@ -61,9 +61,6 @@ EMBEDDING, LOSS = "--account-for-embedding-in-pipeline-split", "--account-for-lo
         (f"{LATENT} --delay-wgrad-compute", LATENT, "--delay-wgrad-compute"),
         (f"{CAPACITY} 4.5", f"{CAPACITY} 4", "--moe-expert-capacity-factor"),
         (f"{CAPACITY} 4.5", f"{CAPACITY} 4.5 --moe-token-dispatcher-type allgather", "--moe-expert-capacity-factor"),
-        (f"{SHARED} blockwise {MLA} --kv-lora-rank 64", f"{SHARED} blockwise {MLA} --kv-lora-rank 128", "--kv-lora-rank"),
-        (f"{SHARED} blockwise --seq-length 64", f"{SHARED} tensorwise --seq-length 64", "--sequence-parallel"),
-        (f"{SHARED} blockwise --tp-comm-overlap", f"{SHARED} tensorwise --tp-comm-overlap", "--tp-comm-overlap"),
         (f"{FSDP}_grads {STORED_BLOCKS}", f"{FSDP}_grads_params {STORED_BLOCKS}", "--data-parallel-sharding-strategy"),
         (f"{FSDP} {STORED_BLOCKS}", f"{FSDP} --fp8-format e4m3 --fp8-recipe blockwise", "--data-parallel-sharding-strategy"),
         (f"{FSDP} {OUTER} {INSTANCES}", f"{FSDP}_grads_params {OUTER} {INSTANCES}", "--outer-dp-sharding-strategy"),
@@ -87,6 +84,21 @@ def test_launches_that_fail_in_the_code_of_megatron_are_refused(line: str, runs:
     with pytest.raises(InputError, match=f"^{dest}: "):
         job_of(line, gpus=8)
     job_of(runs, gpus=8)
+
+
+@pytest.mark.parametrize(
+    ("line", "runs", "dest"),
+    [
+        (f"{SHARED} blockwise {MLA} --kv-lora-rank 64", f"{SHARED} blockwise {MLA} --kv-lora-rank 128", "--kv-lora-rank"),
+        (f"{SHARED} blockwise --seq-length 64", f"{SHARED} tensorwise --seq-length 64", "--sequence-parallel"),
+        (f"{SHARED} blockwise --tp-comm-overlap", f"{SHARED} tensorwise --tp-comm-overlap", "--tp-comm-overlap"),
+    ],
+)
+def test_what_one_release_of_a_library_refuses_is_a_warning(line: str, runs: str, dest: str) -> None:
+    """Checks of Transformer Engine that not all releases have: the launch is analyzed."""
+    for each, expected in ((line, True), (runs, False)):
+        warnings = job_of(each, gpus=8).warnings
+        assert any(text.startswith(f"{dest}: ") and "(Transformer Engine 2.11;" in text for text in warnings) == expected
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,8 @@ LAYOUT = "pipeline_model_parallel_layout"
 @pytest.mark.parametrize(
     ("layers", "parallel", "dest"),
     [
-        (30, split(4), "num_layers"),
-        (7, split(4, account_for_loss=True, account_for_embedding=True), "num_layers"),
+        (30, split(4), "pipeline_model_parallel_size"),
+        (7, split(4, account_for_loss=True, account_for_embedding=True), "pipeline_model_parallel_size"),
         (12, split(4, 2), "num_virtual_stages_per_pipeline_rank"),
         (12, split(4, num_layers_in_first=0), FIRST),
         (12, split(4, num_layers_in_last=4), LAST),
@@ -136,7 +136,7 @@ def test_microbatches_of_an_interleaved_schedule(microbatches: int, group_size: 
 @pytest.mark.parametrize(
     ("change", "dest"),
     [
-        ({"tensor": 3}, "num_attention_heads"),
+        ({"tensor": 3}, "tensor_model_parallel_size"),
         ({"context": 3}, "seq_length"),
         ({"tensor": 2, "sequence_parallel": False}, "num_experts"),
         ({"expert": 3}, "num_experts"),
@@ -205,6 +205,6 @@ def test_features_that_exclude_a_layout(line: str, parallel: dict[str, Any], des
 
 def test_the_command_line_names_options_as_they_were_written() -> None:
     with pytest.raises(
-        InputError, match=r"^--num-attention-heads: 16 heads cannot be split over 3 tensor-parallel ranks; use a multiple"
+        InputError, match=r"^--tensor-model-parallel-size: 16 heads cannot be split over 3 .*; use a divisor of 16, for example .* 2$"
     ):
         job_of("--tensor-model-parallel-size 3", gpus=3)

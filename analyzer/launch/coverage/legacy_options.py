@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from analyzer.errors import InputError, UnsupportedError
+from analyzer.errors import InputError
 
 _RECOMPUTE: Final = "use --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
 
@@ -37,14 +37,8 @@ UNRECOGNISED: Final[dict[str, str]] = {
 
 
 def refuse_retired(flag: str) -> None:
-    """Raises InputError for an option that Megatron no longer accepts, UnsupportedError for `--yaml-cfg`."""
+    """Raises InputError for an option that Megatron no longer accepts."""
     if flag in UNRECOGNISED:
         raise InputError(flag, "Megatron-LM no longer has this option", UNRECOGNISED[flag])
     if flag in RETIRED:
         raise InputError(flag, *RETIRED[flag])
-    if flag == "--yaml-cfg":
-        raise UnsupportedError(
-            flag,
-            "configuration from YAML is not modelled",
-            "give the options on the command line",
-        )

@@ -166,9 +166,9 @@ _ON_BY_DEFAULT: Final = (
 
 
 def refuse_unmodelled(arguments: Arguments) -> None:
-    """Raises UnsupportedError for the first option that is set and in `REFUSED`."""
+    """Raises UnsupportedError for the first option that the launch sets and that is in `REFUSED`."""
     for dest, (reason, remedy) in REFUSED.items():
-        if is_switched(arguments, dest):
+        if dest in arguments.given and is_switched(arguments, dest):
             named = option(arguments, dest)
             value = arguments.get(dest)
             raise UnsupportedError(named if value is True else f"{named} {_shown(value)}", reason, remedy)
@@ -177,6 +177,11 @@ def refuse_unmodelled(arguments: Arguments) -> None:
 def assumptions_of(arguments: Arguments) -> tuple[str, ...]:
     """One sentence for each set option of `ASSUMED`, and for each given option that is in no table."""
     sentences = [f"{option(arguments, dest)}: {what}." for dest, what in ASSUMED.items() if is_switched(arguments, dest)]
+    sentences += [
+        f"The {arguments.source} sets {option(arguments, dest)} by default, which is not counted: {reason}."
+        for dest, (reason, _) in REFUSED.items()
+        if dest not in arguments.given and is_switched(arguments, dest)
+    ]
     unknown = sorted(dest for dest in arguments.given if not is_known(dest))
     sentences += [f"{option(arguments, dest)} is not known to this program: its memory is not counted." for dest in unknown]
     return tuple(sentences)

@@ -74,7 +74,7 @@ def _asked_dtype(arguments: Arguments, dest: str) -> str | None:
 def sharding_optimizer(optimizer: OptimizerSpec, fsdp: FsdpSpec | None, *, release_switches_overlap: bool) -> OptimizerSpec:
     """The optimizer with the options that Megatron-FSDP turns on.
 
-    From 0.19 on the optimizer is distributed without the flag. In 0.12 and 0.13, strategies that shard gradients turn
+    From 0.18 on the optimizer is distributed without the flag. In 0.12 and 0.13, strategies that shard gradients turn
     `overlap_grad_reduce` on before the bucket size is chosen; later releases do so afterwards.
     """
     if fsdp is None or fsdp.implementation == "torch":
@@ -109,7 +109,7 @@ def _check_megatron(arguments: Arguments, *, dest: str, strategy: Strategy, opti
         return
     if text(arguments, "ckpt_format", "torch_dist") != "fsdp_dtensor":
         raise InputError(named, "needs its own checkpoint format", "add --ckpt-format fsdp_dtensor")
-    if not optimizer.distributed and not since(arguments, "0.19"):
+    if not optimizer.distributed and not since(arguments, "0.18"):
         raise UnsupportedError(
             named, "without the distributed optimizer Megatron does not update the shards", "add --use-distributed-optimizer"
         )

@@ -15,9 +15,9 @@ from typing import Final, Literal
 
 from analyzer.launch.options.option_table import Option
 
-Effect = Literal["modelled", "none", "not counted", "refused"]
-"""modelled: `translate` reads it as Megatron options. none: neither memory nor communication changes. refused: it selects a model
-that is not a GPT."""
+Effect = Literal["modelled", "none", "not counted", "withheld", "refused"]
+"""modelled: `translate` reads it as Megatron options. none: neither memory nor communication changes. withheld: there can be no
+verdict with it. refused: it selects a model that is not a GPT."""
 
 _VALUES: Final = {1: None, 2: 2, "?": "?", "*": "*", "+": "+"}
 """By number of values of a fork option: `nargs` of argparse."""
@@ -47,7 +47,8 @@ class ForkOption:
     """Number of values: 0 for a flag, 1, 2, '?', '*' or '+'."""
     effect: Effect
     note: str
-    """none and refused: the reason. not counted: a fragment of a sentence about the error of the prediction."""
+    """none and refused: the reason. not counted: a fragment of a sentence about the error of the prediction.
+    withheld: a predicate of the option."""
     words: str
     """modelled: Megatron's words, with {0} for the value; empty if `translate` has a function for the option."""
 
@@ -97,13 +98,12 @@ class ForkTable:
         """
         if flag in self.options:
             return self.options[flag]
-        if "_" in flag:
-            if megatron_flag(flag, known) is not None:
-                return _underscored(flag, known)
-            dashed = self.options.get(flag.replace("_", "-"))
-            if dashed is not None:
-                return ForkOption(flag, dashed.forks, dashed.nargs, dashed.effect, dashed.note, dashed.words)
-        near = [row for row in self.prefixes if flag.startswith(row.flag)]
+        if "_" in flag and megatron_flag(flag, known) is not None:
+            return _underscored(flag, known)
+        row = self.options.get(other_spelling(flag))
+        if row is not None:
+            return ForkOption(flag, row.forks, row.nargs, row.effect, row.note, row.words)
+        near = [each for each in self.prefixes if flag.startswith(each.flag)]
         if not near:
             return None
         row = max(near, key=lambda each: len(each.flag))
@@ -112,6 +112,12 @@ class ForkTable:
     def find_value(self, flag: str, value: str) -> ForkValue | None:
         """The row about `value` of Megatron's option `flag`, or None."""
         return next((row for row in self.values if row.flag == flag and row.fits(value)), None)
+
+
+def other_spelling(flag: str) -> str:
+    """The flag with dashes in the place of underscores, or the other way round. Projects write the same option in both ways."""
+    name = flag.lstrip("-")
+    return "--" + (name.replace("_", "-") if "_" in name else name.replace("-", "_"))
 
 
 def megatron_flag(flag: str, known: Mapping[str, Option]) -> str | None:

@@ -18,6 +18,8 @@ class Reading:
     """Sentences about what is not counted."""
     dropped: tuple[str, ...] = ()
     """Megatron flags of the launch that the words replace."""
+    withheld: tuple[str, ...] = ()
+    """Why there can be no verdict (`Arguments.withheld`)."""
 
 
 NOTHING = Reading()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from analyzer.launch.forks import deepspeed, experts, sizes, stages, swift, vocabulary
+from analyzer.launch.forks import adapters, deepspeed, experts, sizes, stages, swift, vocabulary
 from analyzer.launch.forks.launch_options import LaunchOptions, Reading
 
 READINGS: Final[dict[str, Callable[[LaunchOptions, str], Reading]]] = {
@@ -65,8 +65,9 @@ READINGS: Final[dict[str, Callable[[LaunchOptions, str], Reading]]] = {
     "--sliding-window": sizes.sliding_window,
     "--sliding_window_size": sizes.sliding_window,
     "--stage": sizes.training_stage,
-    "--train_type": sizes.tuner,
-    "--tuner_type": sizes.tuner,
+    "--lora_rank": adapters.rank,
+    "--train_type": adapters.tuner,
+    "--tuner_type": adapters.tuner,
     "--ulysses-degree-in-cp": deepspeed.no_reading,
     "--use-dynamic-batch-size": deepspeed.no_reading,
     "--use_bias": deepspeed.no_reading,

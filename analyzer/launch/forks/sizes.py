@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from analyzer.launch.forks.launch_options import NOTHING, LaunchOptions, Reading
 
-_ALL_TRAINED = "all parameters are counted as trained, so the prediction is too high"
 _NO_REFERENCE = "the reference model is not counted, so the prediction is too low"
 
 
@@ -113,12 +112,6 @@ def training_stage(launch: LaunchOptions, flag: str) -> Reading:
     return NOTHING
 
 
-def tuner(launch: LaunchOptions, flag: str) -> Reading:
-    """Training of all parameters, or of adapters only."""
-    kind = launch.word(flag) or "full"
-    return NOTHING if kind == "full" else Reading(warnings=(f"{flag} {kind}: {_ALL_TRAINED}.",))
-
-
 def max_length(launch: LaunchOptions, flag: str) -> Reading:
     """Length of a sequence in ms-swift."""
     length = launch.word(flag)
@@ -172,6 +165,7 @@ def slime_defaults(launch: LaunchOptions) -> Reading:
     """What slime sets in every launch (`_set_default_megatron_args` in slime/backends/megatron_utils/arguments.py)."""
     words: tuple[str, ...] = () if launch.has("--use-distributed-optimizer") else ("--use-distributed-optimizer",)
     words += () if launch.has("--fp16") or launch.has("--bf16") else ("--bf16",)
+    words += ("--no-create-attention-mask-in-dataloader",)  # packed sequences: attention_mask=None in model.py
     if not launch.has("--seq-length") and tokens_of_microbatch(launch, "--max-tokens-per-gpu") == NOTHING:
         words += ("--seq-length", "4096")
         words += () if launch.has("--max-position-embeddings") else ("--max-position-embeddings", "4096")

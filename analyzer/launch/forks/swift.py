@@ -12,6 +12,7 @@ from typing import Final
 
 from analyzer.launch.forks.launch_options import NOTHING, LaunchOptions, Reading
 from analyzer.launch.options.option_table import Option
+from analyzer.launch.other_models import refuse_other_model
 
 KEY: Final = "ms-swift"
 TRUE: Final = ("true", "1", "yes", "t", "y")
@@ -26,7 +27,9 @@ _DEFAULTS: Final = (
     ("--global-batch-size", "16"),
 )
 """Defaults that differ from those of Megatron-LM."""
-_DISPATCHER: Final = "--moe-token-dispatcher-type"
+_SHARDED: Final = "--use-distributed-optimizer"
+_OF_EXPERTS: Final = (("--moe-token-dispatcher-type", "alltoall"), ("--expert-tensor-parallel-size", "1"))
+"""The same for models with experts."""
 _LENGTH: Final = "4096"
 """Tokens of a sequence that are assumed without `--max_length`, whose default is the longest sequence of the model."""
 _VARIANT: Final = re.compile(r"-(mcore|fp8|base|instruct|chat|thinking|hf|it|bf16|\d{4})$", re.IGNORECASE)
@@ -58,8 +61,12 @@ def model_of(given: Mapping[str, Sequence[str]], others: Mapping[str, Sequence[s
     launch = LaunchOptions(given, others)
     if launch.has("--num-layers") or launch.has("--num_layers"):
         return None
-    named = launch.word("--model") or launch.word("--mcore_model") or launch.word("--load")
-    return None if named is None else _published(named)
+    flag = next((each for each in ("--model", "--mcore_model", "--load") if launch.word(each)), None)
+    if flag is None:
+        return None
+    named = launch.word(flag) or ""
+    refuse_other_model(flag, named)
+    return _published(named)
 
 
 def model_configuration(launch: LaunchOptions, flag: str) -> Reading:
@@ -72,15 +79,29 @@ def model_configuration(launch: LaunchOptions, flag: str) -> Reading:
 def defaults(launch: LaunchOptions) -> Reading:
     """What the launch does not give."""
     absent = [words for words in _DEFAULTS if not launch.has(words[0])]
-    if any("moe" in flag or "expert" in flag for flag in launch.megatron) and not launch.has(_DISPATCHER):
-        absent.append((_DISPATCHER, "alltoall"))
+    dropped: tuple[str, ...] = ()
+    if (launch.word("--optimizer") or "").endswith("muon"):  # ms-swift then sets use_distributed_optimizer to False
+        absent = [words for words in absent if words[0] != _SHARDED]
+        dropped = (_SHARDED,)
+    if any("moe" in flag or "expert" in flag for flag in launch.megatron):
+        absent += [words for words in _OF_EXPERTS if not launch.has(words[0])]
+    if (launch.word("--padding_free") or "true").lower() in TRUE:
+        absent.append(("--no-create-attention-mask-in-dataloader",))
     if not (launch.has("--fp16") or launch.has("--bf16")):
         absent.append(("--bf16",))
     words = tuple(word for each in absent for word in each)
     if launch.has("--max_length") or launch.has("--seq-length"):
-        return Reading(words=words)
+        return Reading(words=words, dropped=dropped)
     warning = f"--max_length is not given: sequences of {_LENGTH} tokens are counted, so the prediction may be too high or too low."
-    return Reading(words=(*words, "--seq-length", _LENGTH), warnings=(warning,))
+    return Reading(words=(*words, "--seq-length", _LENGTH), warnings=(warning,), dropped=dropped)
+
+
+def published_model(name: str) -> str | None:
+    """The published model with the sizes of `name`; None if there is none."""
+    from analyzer.launch.model_config.published import published_names  # reads the catalogue of models
+
+    found = _published(name)
+    return found if found.lower() in published_names() else None
 
 
 def _published(name: str) -> str:

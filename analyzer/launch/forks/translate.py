@@ -11,7 +11,7 @@ from typing import Final
 
 from analyzer.errors import UnsupportedError
 from analyzer.launch.forks import experts, sizes, swift, vocabulary
-from analyzer.launch.forks.fork_table import ForkOption, ForkTable, ForkValue, load_fork_options, megatron_flag
+from analyzer.launch.forks.fork_table import ForkOption, ForkTable, ForkValue, load_fork_options, megatron_flag, other_spelling
 from analyzer.launch.forks.guess import rank_forks
 from analyzer.launch.forks.launch_options import NOTHING, LaunchOptions, Reading
 from analyzer.launch.forks.readings import READINGS
@@ -36,6 +36,8 @@ class Translation:
     """One sentence for each option that is read as others."""
     dropped: tuple[str, ...] = ()
     """Megatron flags of the launch that the words replace."""
+    withheld: tuple[str, ...] = ()
+    """Why there can be no verdict (`Arguments.withheld`)."""
 
 
 def translate(given: Mapping[str, Sequence[str]], others: Mapping[str, Sequence[str]], *, world: int | None = None) -> Translation:
@@ -49,9 +51,11 @@ def translate(given: Mapping[str, Sequence[str]], others: Mapping[str, Sequence[
     folded = {words[0]: words[1:] for words in dashed.values() if words}
     keys = rank_forks(given, table)
     launch = LaunchOptions(given, {**others, **folded}, world, frozenset(keys[:1]))
-    readings = [_spelled(flag, given[flag], words, table) for flag, words in dashed.items() if words]
+    defaults = _defaults(launch, keys)
+    kept = {flag: words for flag, words in dashed.items() if words and words[0] not in defaults.dropped}
+    readings = [_spelled(flag, given[flag], words, table) for flag, words in kept.items()]
     readings += [_value(flag, values, launch, table) for flag, values in launch.megatron.items()]
-    readings += [_about_underscores(dashed), _defaults(launch, keys)]
+    readings += [_about_underscores(dashed), defaults]
     for flag in (*given, *(flag for flag in others if flag in table.options)):
         option = None if flag in dashed and megatron_flag(flag, known) else table.find(flag, known)
         if option is not None:
@@ -80,10 +84,13 @@ def _read(option: ForkOption, launch: LaunchOptions) -> Reading:
         return NOTHING
     if option.effect == "refused":
         raise UnsupportedError(flag, option.note, "give the options of a GPT")
+    if option.effect == "withheld":
+        return Reading(withheld=(f"{flag} {option.note}",)) if _switched_on(launch, option) else NOTHING
     if option.effect == "not counted":
         return Reading(warnings=(f"{flag}: {option.note}.",)) if _switched_on(launch, option) else NOTHING
-    if flag in READINGS:
-        reading = READINGS[flag](launch, flag)
+    function = READINGS.get(flag) or READINGS.get(other_spelling(flag))
+    if function is not None:
+        reading = function(launch, flag)
         if reading.notes or not reading.words:
             return reading
         note = _note(flag, launch.fork.get(flag, launch.megatron.get(flag, ())), reading.words)
@@ -163,6 +170,7 @@ def _together(first: Reading, second: Reading) -> Reading:
         notes=(*first.notes, *second.notes),
         warnings=(*first.warnings, *second.warnings),
         dropped=(*first.dropped, *second.dropped),
+        withheld=(*first.withheld, *second.withheld),
     )
 
 
@@ -210,4 +218,5 @@ def _joined(parts: Sequence[Reading]) -> Translation:
         warnings=tuple(dict.fromkeys(sentence for part in parts for sentence in part.warnings)),
         notes=tuple(dict.fromkeys(sentence for part in parts for sentence in part.notes)),
         dropped=tuple(dict.fromkeys(flag for part in parts for flag in part.dropped)),
+        withheld=tuple(dict.fromkeys(reason for part in parts for reason in part.withheld)),
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from analyzer.launch.forks.launch_options import NOTHING, LaunchOptions, Reading
+from analyzer.launch.other_models import refuse_other_model
 
 FIXED: Final = {
     "BloomTokenizerFromCustom": 134298,
@@ -106,7 +107,8 @@ def tokenizer_folder(launch: LaunchOptions, flag: str) -> Reading:
 
 
 def slime_checkpoint(launch: LaunchOptions, flag: str) -> Reading:
-    """The checkpoint has the tokenizer; `--vocab-size` gives the rows before padding."""
+    """The checkpoint has the tokenizer; `--vocab-size` gives the rows before padding. Raises UnsupportedError for no GPT."""
+    refuse_other_model(flag, launch.word(flag) or "")
     size = launch.maybe_integer("--vocab-size")
     if size is not None:
         words = ("--tokenizer-type", "NullTokenizer", "--vocab-size", str(size - 1))

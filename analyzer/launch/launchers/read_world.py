@@ -86,27 +86,29 @@ def _torchrun_world(
 
         return world_of_environment(environ, gpus_per_node)
     nodes, per_node = 1, 1
+    elastic = None
     if "nnodes" in given:
-        nodes = _nodes(*given["nnodes"], assumptions)
+        least, nodes = _nodes(*given["nnodes"])
+        elastic = (f"{given['nnodes'][1]} {given['nnodes'][0]}", least) if least < nodes else None
     elif "standalone" not in given:
         assumptions.append("--nnodes is not given: torchrun starts 1 node.")
     if "nproc_per_node" in given:
         per_node = _gpus_per_node(*given["nproc_per_node"], environ, assumptions)
     else:
         assumptions.append("--nproc-per-node is not given: torchrun starts 1 process per node.")
-    return World(nodes, per_node, tuple(assumptions))
+    return World(nodes, per_node, tuple(assumptions), elastic)
 
 
-def _nodes(value: str, option: str, assumptions: list[str]) -> int:
-    """N of 'N', or MAX of 'MIN:MAX'."""
+def _nodes(value: str, option: str) -> tuple[int, int]:
+    """The smallest and the largest number of 'MIN:MAX', or N and N of 'N'."""
     least, colon, most = value.partition(":")
     if not colon:
-        return count(value, option, "nodes")
+        number = count(value, option, "nodes")
+        return number, number
     lower, upper = count(least, option, "nodes"), count(most, option, "nodes")
     if lower > upper:
         raise InputError(option, f"the minimum in {value} is above the maximum", f"write {upper}:{lower}")
-    assumptions.append(f"{option} {value} is elastic: {upper} nodes are assumed.")
-    return upper
+    return lower, upper
 
 
 def _gpus_per_node(value: str, option: str, environ: Mapping[str, str], assumptions: list[str]) -> int:

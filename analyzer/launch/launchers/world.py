@@ -24,6 +24,8 @@ class World:
     gpus_per_node: int
     assumptions: tuple[str, ...] = ()
     """Assumptions about sizes that the launcher's options do not give, one sentence each."""
+    elastic: tuple[str, int] | None = None
+    """The option with which the number of nodes may be smaller, as written, and the smallest number."""
 
     @classmethod
     def of(cls, size: int) -> World:

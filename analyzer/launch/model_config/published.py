@@ -78,7 +78,9 @@ def _names() -> Iterator[tuple[str, tuple[str, dict[str, Any]]]]:
 def _unknown(reference: str, names: dict[str, tuple[str, dict[str, Any]]]) -> InputError:
     from difflib import get_close_matches
 
-    near = get_close_matches(reference.lower(), names, n=3, cutoff=0.6)
+    written = reference.lower()
+    longer = [name for name in names if name.startswith(written) or name.rpartition("/")[2].startswith(written)]
+    near = longer[:6] or get_close_matches(written, names, n=3, cutoff=0.6)
     similar = list(dict.fromkeys(names[each][0] for each in near))
     remedy = "give the path of its config.json" + (f", or use {' or '.join(similar)}" if similar else "")
     return InputError(MODEL, f"{reference!r} is neither a file nor a published model in the catalogue", remedy)

@@ -19,6 +19,8 @@ from analyzer.specs.rules.model import FEW_GROUPS_FROM
 
 _ANY_RELEASE: Final = {*NO_EFFECT, "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"}
 """Dests that do not show the release of a fork: they have no effect, or the same in all releases."""
+OF_DEEPSPEED: Final = "--deepspeed-activation-checkpointing"
+"""An option that all forks of Megatron-DeepSpeed have. Their defaults, such as one expert, mean something else in Megatron-LM."""
 NO_CHECKOUT: Final = "no checkout was found"
 _NO_VERSION: Final = "the checkout has no megatron/core/package_info.py"
 
@@ -72,6 +74,8 @@ def chosen_table(named: str | None, catalogue: Catalogue, environ: Mapping[str, 
 def _of_checkout(checkout: Path, environ: Mapping[str, str]) -> Choice:
     """The options of a checkout. Raises InputError if its parser does not load."""
     table = load_table(checkout, environ=environ)
+    if OF_DEEPSPEED in table.options:
+        return Choice(reason="the checkout is one of Megatron-DeepSpeed, whose options this program translates")
     return Choice(table, assumptions=() if release_of(checkout) else (f"{describe(table.release)} is assumed: {_NO_VERSION}.",))
 
 

@@ -67,6 +67,7 @@ _PATHS: Final = {
         (re.compile(r"nordic_tokenizer_131072"), 131072),
         (re.compile(r"gpt[-_]?2|gpt[-_]vocab|(^|[/_])bpe[/_]vocab"), GPT2),
     ),
+    "other GPT-2 vocabularies": ((re.compile(r"codeparrot"), 32768),),
     "Llama2Tokenizer": (
         (re.compile(r"llm-jp-tokenizer-100k\.ver3\.0b1\.model$"), 99487),
         (re.compile(r"llama[-_]?2|mistral|mixtral|(^|/)tokenizer\.model$"), LLAMA_2),
@@ -74,6 +75,7 @@ _PATHS: Final = {
 }
 """By tokenizer type: paths, in lower case, of its public files, and their number of tokens; the first that fits is used.
 
+The tokenizer of CodeParrot has the files of GPT-2 with 32,768 tokens (config.json of codeparrot/codeparrot-small).
 Megatron's own scripts have gpt2-vocab.json and bpe/vocab.json; the file of Llama 2 is named tokenizer.model. The nordic tokenizer
 is that of LumiOpen's Viking models, and the file of LLM-jp is in llm-jp/llm-jp-tokenizer.
 """

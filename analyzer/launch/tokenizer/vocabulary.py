@@ -7,6 +7,7 @@ megatron/core/tokenizers/utils/build_tokenizer.py from 0.17 on).
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from analyzer.errors import InputError
 from analyzer.files import refuse_special_file
 from analyzer.launch.derive.reading import integer, option, positive, since, text
-from analyzer.launch.tokenizer.known_tokenizers import TIKTOKEN_DEFAULT, known_size, size_of_path
+from analyzer.launch.tokenizer.known_tokenizers import GPT2, TIKTOKEN_DEFAULT, known_size, size_of_path
 from analyzer.launch.tokenizer.tokenizer_files import count_hugging_face, count_vocabulary_json, read_sentencepieces, read_words
 from analyzer.launch.written_files import as_written
 from analyzer.specs import AssumedVocabulary
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
     from analyzer.launch.derive.launch_input import LaunchInput
 
+OWN_TOKENIZER: Final = re.compile(r"\w[-_]tokenizer|tokenizer[-_]\w", re.IGNORECASE)
+"""A folder that is named after another tokenizer, such as europa-tokenizer."""
 DEFAULT_TOKENIZER: Final = "GPT2BPETokenizer"
 """The default tokenizer of pretrain_gpt.py."""
 _UNREADABLE: Final = (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError)
@@ -175,9 +178,22 @@ def _count_file(arguments: Arguments, kind: str, *, dest: str, folder: Path, cou
     if path is None and "tokenizer_type" not in arguments.given:
         missing = "the launch gives no tokenizer"
     known = None if path is None else size_of_path(str(value), kind)
+    if known is None and kind == "GPT2BPETokenizer":
+        known = _of_gpt2(arguments, path)
     if known is not None and arguments.get("vocab_size") is None:
         return _Count(size=known, assumption=f"The usual {known} tokens are assumed for {kind}: {missing}.")
     return _count_given(arguments, missing)
+
+
+def _of_gpt2(arguments: Arguments, path: Path | None) -> int | None:
+    """Number of tokens of GPT-2's tokenizer if the launch names its type, or its two files; None if a path names another one."""
+    has_files = path is not None and "vocab" in path.name and any(word.startswith("--merge-file") for word in arguments.words)
+    if not has_files and "tokenizer_type" not in arguments.given:
+        return None
+    if path is not None and OWN_TOKENIZER.search(str(path)):
+        return None
+    others = (size_of_path(word, "other GPT-2 vocabularies") for word in arguments.words)
+    return next(filter(None, others), GPT2)
 
 
 def _counted(path: Path, named: str, count: Callable[[Path], int]) -> int:

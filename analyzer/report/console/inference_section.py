@@ -9,7 +9,7 @@ from analyzer.inference.results import BatchTime, InferenceReport, InferenceTime
 from analyzer.report.console.elements import BAD, GOOD, KEY, fields, heading, paragraph, points, table
 from analyzer.report.console.names import plural
 from analyzer.report.console.summary_section import cluster, gpu_rows, layout, model_shape
-from analyzer.report.console.verdict_section import share
+from analyzer.report.console.verdict_section import capacity_of, share
 from analyzer.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _verdict(report: InferenceReport) -> tuple[str, str]:
         return f"It is tight: {needs} needs {size} {of}; the headroom of {amount} is below the margin of {margin}.", KEY
     if result.fits:
         return f"It fits: {needs} needs {size} {of}; {amount} remain free.", GOOD
-    return f"It does not fit: {needs} needs {size} {of}; {amount} are missing.", BAD
+    return f"It does not fit: {needs} needs {size}; {capacity_of(result)}; {amount} are missing.", BAD
 
 
 def _key_figures(report: InferenceReport) -> list[tuple[str, str]]:

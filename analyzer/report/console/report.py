@@ -34,9 +34,9 @@ def sections(report: Report, *, width: int, detail: Collection[str] = ()) -> lis
     """
     named = {*summary_section.SECTIONS} if "full" in detail else {*detail}
     short = not named
+    unknown = summary_section.unknown(report)
     return [
-        *summary_section.unknown(report),
-        *verdict(report),
+        *([*verdict(report), "", *unknown] if report.verdict.withheld else [*unknown, *verdict(report)]),
         *summary_section.key_figures(report),
         *advice(report),
         *summary_section.warnings(report),

@@ -37,18 +37,35 @@ def key_figures(report: Report) -> list[RenderableType]:
         ("peak", f"{format_bytes(m.peak_allocated_bytes)} allocated, {format_bytes(m.peak_reserved_bytes)} reserved, "
                  f"{format_bytes(m.device_bytes)} on the device (rank {rank.ranks[0][0]})"),
         *gpu_rows(report.verdict),
-        ("source", f"Megatron-LM {job.megatron}, {ENGINES[report.engine]}"),
+        ("source", f"Megatron-LM {job.megatron}{_newest(report)}, {ENGINES[report.engine]}"),
     ]  # fmt: skip
     if stated := _stated(report):
         rows.append(("assumptions", f"{len(stated)}, listed at the end of this report"))
     return ["", fields(rows)]
 
 
+def _newest(report: Report) -> str:
+    """That the release is assumed, and what the newest one would need."""
+    newest = report.newest
+    if newest is None:
+        return ""
+    if newest.peak_difference_bytes is None:
+        what = f"refuses {newest.refused}" if newest.refused else "refuses the launch"
+    elif not newest.peak_difference_bytes:
+        what = "needs the same"
+    else:
+        more = "more" if newest.peak_difference_bytes > 0 else "less"
+        what = f"needs {format_bytes(abs(newest.peak_difference_bytes))} {more}"
+    return f" (assumed; {newest.release} {what})"
+
+
 def gpu_rows(result: Verdict) -> list[tuple[str, str]]:
     """The GPU with its capacity, and the headroom, where they are known."""
-    if result.capacity_bytes is None or result.headroom_bytes is None:
+    if result.capacity_bytes is None:
         return [("GPU capacity", "not known")]
     capacity = format_bytes(result.capacity_bytes) + (f" ({result.gpu})" if result.gpu else "")
+    if result.headroom_bytes is None:
+        return [("GPU capacity", capacity)]
     of = ("-" if result.headroom_bytes < 0 else "") + share(result.headroom_bytes, of=result.capacity_bytes)
     return [("GPU capacity", capacity), ("headroom", f"{format_bytes(result.headroom_bytes)} ({of} of the capacity)")]
 

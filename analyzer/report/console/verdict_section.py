@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING
 
 from analyzer.memory.verdict import estimated_range, highest
 from analyzer.report.console.elements import BAD, GOOD, KEY, paragraph, table
-from analyzer.results import Report
+from analyzer.results import Report, Verdict
 from analyzer.units import format_bytes, format_seconds
+
+AN = "AEFHILMNORSX"
+"""Letters that are read with a vowel first: an A100, an H100, an RTX."""
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,6 +30,8 @@ def _sentence(report: Report) -> tuple[str, str]:
     rank = f"rank {result.tightest_rank} (stage {tightest.pipeline_rank})"
     size = format_bytes(tightest.memory.device_bytes)
     needs = f"{rank} needs {size}"
+    if result.withheld:
+        return f"No verdict: {result.withheld}. Counted as a training of all parameters, {rank} needs {size}.", BAD
     if result.fits is None or result.capacity_bytes is None or result.headroom_bytes is None:
         return f"No verdict: the GPU is not known. {rank.capitalize()} needs the most memory, {size}.", KEY
     of = f"of {format_bytes(result.capacity_bytes)}" + (f" ({result.gpu})" if result.gpu else "")
@@ -44,7 +49,13 @@ def _sentence(report: Report) -> tuple[str, str]:
         return f"It is tight: {needs} {of}; the headroom of {amount} is below {below}.", KEY
     if result.fits:
         return f"It fits: {needs} {of}; {difference}.", GOOD
-    return f"It does not fit: {needs} {of}; {difference}.", BAD
+    return f"It does not fit: {needs}; {capacity_of(result)}; {difference}.", BAD
+
+
+def capacity_of(result: Verdict) -> str:
+    """'an A100-80GB has 79.15 GiB'."""
+    name = f"{'an' if result.gpu[0] in AN else 'a'} {result.gpu}" if result.gpu else "the GPU"
+    return f"{name} has {format_bytes(result.capacity_bytes or 0)}"
 
 
 def share(part: int, *, of: int) -> str:

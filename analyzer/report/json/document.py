@@ -77,6 +77,7 @@ def to_json(report: Report) -> dict[str, Any]:
         **({} if report.time is None else {"time": _time(report.time)}),
         "advice": [asdict(advice) for advice in report.advice],
         "assumptions": list(report.assumptions),
+        "newest_release": None if report.newest is None else asdict(report.newest),
         "warnings": [*report.unknown, *report.warnings],
     }
 

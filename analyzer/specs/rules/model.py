@@ -26,13 +26,20 @@ def model_violations(model: ModelSpec, parallel: ParallelSpec, *, megatron: str)
     groups = model.num_query_groups
     few_allowed = release_number(megatron) >= FEW_GROUPS_FROM
     if model.mla is None and groups % t and (t % groups or not few_allowed):
+        best = max(size for size in range(1, t) if groups % size == 0 or (few_allowed and size % groups == 0))
         yield Violation(
-            ("num_query_groups",),
-            f"{groups} query groups cannot be split over {t} tensor-parallel ranks",
-            f"use a multiple of {t}" + (" or a divisor of it" if few_allowed else ""),
+            ("tensor_model_parallel_size",),
+            f"{groups} query groups cannot be split over {t} tensor-parallel ranks (--num-query-groups)",
+            f"use a divisor of {groups}{' or a multiple of it' if few_allowed else ''}, for example "
+            f"--tensor-model-parallel-size {best}",
         )
     yield from _divided("ffn_hidden_size", str(model.ffn_hidden_size), model.ffn_hidden_size, t)
-    yield from _divided("padded_vocab_size", f"{model.padded_vocab_size} vocabulary rows", model.padded_vocab_size, t)
+    if model.padded_vocab_size % t:
+        yield Violation(
+            ("padded_vocab_size",),
+            f"{model.padded_vocab_size} vocabulary rows cannot be split over {t} tensor-parallel ranks",
+            f"use a multiple of {t}",
+        )
     for number, block in enumerate(model.blocks, 1):
         if block.ffn_hidden_size is not None and block.ffn_hidden_size % t:
             yield Violation(
@@ -59,11 +66,11 @@ def model_violations(model: ModelSpec, parallel: ParallelSpec, *, megatron: str)
 
 def _divided(dest: str, what: str, size: int, tensor: int) -> Iterator[Violation]:
     if size % tensor:
-        flag = flag_of(dest)
+        best = max(divisor for divisor in range(1, tensor) if size % divisor == 0)
         yield Violation(
-            (dest,),
-            f"{what} cannot be split over {tensor} tensor-parallel ranks",
-            f"use a multiple of {tensor}, for example {flag} {multiple_near(size, tensor)}",
+            ("tensor_model_parallel_size",),
+            f"{what} cannot be split over {tensor} tensor-parallel ranks ({flag_of(dest)})",
+            f"use a divisor of {size}, for example --tensor-model-parallel-size {best}",
         )
 
 

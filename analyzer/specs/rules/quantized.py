@@ -11,6 +11,8 @@ from analyzer.specs.rules.violation import Violation, multiple_near
 BLOCKS: Final = {"blockwise": 128, "mxfp8": 32, "nvfp4": 16}
 """Elements along each side of a tensor that share a scale, by recipe. The sides are multiples of it if the tensor is gathered."""
 
+TE_2_11: Final = "Transformer Engine 2.11"
+
 
 def quantized_violations(job: TrainingJob) -> Iterator[Violation]:
     """Inputs of linear layers that are gathered in FP8 or FP4, with the releases of Transformer Engine that check them.
@@ -41,7 +43,7 @@ def _without_columns(job: TrainingJob) -> Iterator[Violation]:
     """
     if job.software.te_is_before("2.12"):
         why = "with NVFP4 fails in the first backward: the cached weights have no column-wise copy (Transformer Engine 2.11)"
-        yield Violation(("recompute_granularity",), why, "use --recompute-granularity selective, or FP8")
+        yield Violation(("recompute_granularity",), why, "use --recompute-granularity selective, or FP8", TE_2_11)
 
 
 def _in_blocks(job: TrainingJob, block: int) -> Iterator[Violation]:
@@ -58,13 +60,13 @@ def _in_blocks(job: TrainingJob, block: int) -> Iterator[Violation]:
             fault = (
                 f"{width} is not a multiple of the {block} elements of a block, in which tensor-parallel ranks gather FP8 inputs"
             )
-            yield Violation((dest,), fault, f"use {multiple_near(width, block)}, or FP8 with --fp8-recipe tensorwise")
+            yield Violation((dest,), fault, f"use {multiple_near(width, block)}, or FP8 with --fp8-recipe tensorwise", TE_2_11)
     rows = job.batch.seq_length // parallel.context // parallel.tensor * job.batch.micro_batch_size
     if rows % block:
         fault = (
             f"a rank's {rows} tokens are not a multiple of the {block} of a block, in which tensor-parallel ranks gather FP8 inputs"
         )
-        yield Violation(("sequence_parallel",), fault, "use FP8 with --fp8-recipe tensorwise")
+        yield Violation(("sequence_parallel",), fault, "use FP8 with --fp8-recipe tensorwise", TE_2_11)
 
 
 def _in_userbuffers(job: TrainingJob) -> Iterator[Violation]:
@@ -77,4 +79,5 @@ def _in_userbuffers(job: TrainingJob) -> Iterator[Violation]:
             ("tp_comm_overlap",),
             "Transformer Engine cannot gather tensors with these scales in userbuffers",
             "leave it out, or use FP8 with --fp8-recipe tensorwise",
+            TE_2_11,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from analyzer.specs.parallel import ParallelSpec
-from analyzer.specs.rules.violation import Violation, multiple_near
+from analyzer.specs.rules.violation import Violation
 
 
 def stage_violations(num_layers: int, parallel: ParallelSpec, *, mtp_layers: int = 0) -> Iterator[Violation]:
@@ -38,13 +38,25 @@ def even_stage_violations(num_layers: int, parallel: ParallelSpec) -> Iterator[V
     if counted % pipeline:
         extra = "" if counted == num_layers else f" ({num_layers} and {counted - num_layers} for embedding and loss)"
         yield Violation(
-            ("num_layers",),
-            f"{counted} layers{extra} cannot be split over {pipeline} pipeline ranks",
-            f"use {multiple_near(counted, pipeline) - (counted - num_layers)} layers, or --decoder-first-pipeline-num-layers "
-            "or --decoder-last-pipeline-num-layers for an uneven split",
+            ("pipeline_model_parallel_size",),
+            f"{counted} layers{extra} cannot be split over {pipeline} pipeline ranks (--num-layers)",
+            _uneven_remedy(num_layers, pipeline) if not extra else "leave out what counts embedding or loss as a layer",
         )
         return
     yield from _virtual_stages(counted // pipeline, parallel, "a pipeline rank")
+
+
+def _uneven_remedy(num_layers: int, pipeline: int) -> str:
+    """An uneven split of the same layers, with a shorter or longer last stage; other pipeline sizes if there are too few layers."""
+    each = -(-num_layers // pipeline)
+    last = num_layers - each * (pipeline - 1)
+    if last < 1:
+        last = num_layers - num_layers // pipeline * (pipeline - 1)
+    even = max(size for size in range(1, pipeline) if num_layers % size == 0)
+    other = f"--pipeline-model-parallel-size {even}"
+    if num_layers < pipeline:
+        return f"use {other}"
+    return f"add --decoder-last-pipeline-num-layers {last} for an uneven split, or use {other}"
 
 
 def _uneven_dest(parallel: ParallelSpec) -> str:

@@ -12,6 +12,9 @@ class Violation(NamedTuple):
     """Dests of the invalid options; several for a product of sizes."""
     fault: str
     remedy: str
+    library: str = ""
+    """The release of a library that the rule is of, such as Transformer Engine 2.11. Another release may not have it, so that the
+    launch is analyzed with a warning. Empty for a rule of Megatron-LM."""
 
 
 def multiple_near(value: int, factor: int) -> int:

@@ -62,19 +62,18 @@ def test_flash_attention_of_two_head_sizes_needs_version_3_on_hopper() -> None:
     job = job_of(line)
     assert job.model.attention_backend == "flash"
     assert any("flash-attn 3 installed" in each for each in job.assumptions)
-    with pytest.raises(InputError, match="no flash attention for heads of 192 and 128"):
-        job_of(line, gpu=AMPERE)
+    older = job_of(line, gpu=AMPERE)
+    assert older.model.attention_backend == "flash"
+    assert any("no flash attention for heads of 192 and 128" in each for each in older.assumptions)
 
 
 @pytest.mark.parametrize(("query", "values", "supported"), [(96, 64, False), (192, 96, False), (128, 64, False), (64, 128, True)])
 def test_flash_attention_3_supports_few_pairs_of_head_sizes(query: int, values: int, supported: bool) -> None:
     """`_is_fa3_supported` (Transformer Engine 2.11)."""
     line = f"--multi-latent-attention --qk-head-dim {query - 32} --qk-pos-emb-head-dim 32 --v-head-dim {values} "
-    if supported:
-        assert job_of(line + "--attention-backend flash").model.attention_backend == "flash"
-    else:
-        with pytest.raises(InputError, match=f"no flash attention for heads of {query} and {values}"):
-            job_of(line + "--attention-backend flash")
+    job = job_of(line + "--attention-backend flash")
+    assert job.model.attention_backend == "flash"
+    assert any(f"no flash attention for heads of {query} and {values}" in each for each in job.assumptions) == (not supported)
 
 
 def test_the_environment_must_not_contradict_the_option() -> None:

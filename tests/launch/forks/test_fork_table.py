@@ -73,7 +73,7 @@ def test_rows_are_well_formed() -> None:
         assert option.forks, option
         assert set(option.forks) <= set(TABLE.forks), option
         assert option.nargs in (0, 1, 2, "?", "*", "+"), option
-        assert option.effect in ("modelled", "none", "not counted", "refused"), option
+        assert option.effect in ("modelled", "none", "not counted", "withheld", "refused"), option
         assert bool(option.note) == (option.effect != "modelled"), option
         assert not option.note.endswith("."), option
         assert not option.words or option.effect == "modelled", option

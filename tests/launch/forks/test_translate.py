@@ -351,7 +351,9 @@ def test_values_of_flags_in_ms_swift() -> None:
     assert "--no-bias-dropout-fusion" in line
     assert "rope-fusion" not in line
     assert "--moe-grouped-gemm" not in line
-    assert named(read("--tuner_type lora --model Qwen/Qwen3-8B").warnings, "--tuner_type lora: ")
+    assert read("--tuner_type lora --model Qwen/Qwen3-8B").withheld == (
+        "--tuner_type lora trains adapters, and frozen weights are not modelled",
+    )
 
 
 def test_megablocks() -> None:
@@ -504,7 +506,7 @@ def test_dion() -> None:
 def test_defaults_of_slime() -> None:
     """`_set_default_megatron_args` of slime: "always use zero optimizer", bf16, and sequences of 4,096 tokens."""
     line = words("--actor-num-nodes 1 --rollout-batch-size 8 --n-samples-per-prompt 1")
-    assert "--use-distributed-optimizer --bf16 --seq-length 4096 --max-position-embeddings 4096" in line
+    assert "--bf16 --no-create-attention-mask-in-dataloader --seq-length 4096 --max-position-embeddings 4096" in line
     packed = words("--actor-num-nodes 1 --use-dynamic-batch-size --max-tokens-per-gpu 9216", "--fp16")
     assert "--use-distributed-optimizer" in packed
     assert "--bf16" not in packed

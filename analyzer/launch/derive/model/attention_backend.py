@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Final, cast
 
 from analyzer.errors import InputError
 from analyzer.specs import AttentionBackend, HardwareSpec
@@ -22,6 +22,7 @@ from analyzer.specs import AttentionBackend, HardwareSpec
 HOPPER: Final = (9, 0)
 BLACKWELL: Final = (10, 0)
 CONSUMER_BLACKWELL: Final = (12, 0)
+KERNELS: Final = ("flash", "fused", "unfused")
 _SWITCHES: Final = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
 _ALLOWED: Final = {"auto": "111", "flash": "100", "fused": "010", "unfused": "001"}
 """For each --attention-backend, the values that Megatron sets the three variables to."""
@@ -68,8 +69,7 @@ def switched_off(backend: str, *, environ: Mapping[str, str]) -> dict[str, str]:
     """The kernels that the environment excludes under `auto`, with the variable that does: {'fused': 'NVTE_FUSED_ATTN=0'}."""
     if backend != "auto":
         return {}
-    kernels = ("flash", "fused", "unfused")
-    return {kernel: f"{name}=0" for kernel, name in zip(kernels, _SWITCHES, strict=True) if environ.get(name) == "0"}
+    return {kernel: f"{name}=0" for kernel, name in zip(KERNELS, _SWITCHES, strict=True) if environ.get(name) == "0"}
 
 
 def choose_backend(
@@ -89,6 +89,11 @@ def choose_backend(
     if backend == "flash" and _flash_3_supports(needs, capability):
         candidates.append("flash")
     allowed = [b for b in candidates if backend in ("auto", b)]
+    if not allowed and candidates and backend in ("flash", "fused") and needs.half_precision and backend not in off:
+        return cast(AttentionBackend, backend), (
+            f"Transformer Engine 2.11 has no {backend} attention for {_describe(needs)}: it is analyzed as given, because another "
+            f"release may have it. --attention-backend {candidates[0]} is in this one."
+        )
     if not allowed:
         raise InputError(
             option,

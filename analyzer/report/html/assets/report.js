@@ -147,7 +147,7 @@ function summary() {
   const {verdict, time} = report;
   const state = verdict.fits === null ? "" : verdict.state === "tight" ? "tight" : verdict.fits ? "fits" : "fails";
   const place = document.getElementById("verdict");
-  const text = {fits: "It fits", "does not fit": "It does not fit", tight: "It fits, and is tight"}[verdict.state] || "The GPU is not known";
+  const text = {fits: "It fits", "does not fit": "It does not fit", tight: "It fits, and is tight"}[verdict.state] || (verdict.withheld ? "No verdict" : "The GPU is not known");
   place.textContent = verdict.note ? `${text}. ${verdict.note}` : `${text}.`;
   place.className = state;
   const found = section("summary", "Key figures");
