@@ -13,7 +13,7 @@ help:
 	@echo "fast    quick tests, without processes, the shadow engine and the CUDA recorder"
 	@echo "test    every test, or those of TESTS=PATH"
 	@echo "fuzz    random launches, environments and files: LAUNCHES=2000, and a new SEED unless one is given"
-	@echo "shadow  tests that run megatron-core and Transformer Engine without a GPU"
+	@echo "shadow  tests that run megatron-core and Transformer Engine without a GPU, or the megatron-core of CHECKOUT=FOLDER"
 	@echo "versions  the same with several releases of megatron-core and Transformer Engine, or those of PAIRS=..."
 	@echo "bench   benchmarks, each compared with a baseline that is measured in alternation"
 	@echo "score   errors of the predictions for the measured runs in tests/data"
@@ -32,8 +32,9 @@ fuzz:
 	@echo "make fuzz SEED=$(SEED) LAUNCHES=$(LAUNCHES)"
 	FUZZ=$(LAUNCHES) $(PYTEST) --hypothesis-seed=$(SEED) tests/fuzz
 
+shadow: export PYTHONPATH := $(if $(CHECKOUT),$(abspath $(CHECKOUT))$(if $(PYTHONPATH),:$(PYTHONPATH)),$(PYTHONPATH))
 shadow:
-	$(PYTEST) -m shadow
+	$(PYTEST) -m shadow $(if $(CHECKOUT),tests/allocator_hook/shadow/test_formulas_against_shadow.py)
 
 versions:
 	$(PYTHON) tools/versions.py $(PAIRS)

@@ -2,12 +2,12 @@
 
     python tools/versions.py [CORE[:TE] ...]
 
-Such as 0.16.1:2.20.2; without TE it is the installed one. Needs the shadow extra. PyTorch is that of this interpreter and of
-PYTHONPATH. Each release is installed without its dependencies into a folder of its own beside the packages of this interpreter,
-which stay as they are; of Transformer Engine only its Python part. There, the layouts of
-tests/allocator_hook/shadow/test_formulas_against_shadow.py run. The table has the layouts that agree, those that differ, and those
-that the releases do not have or that the formulas describe for later releases only. Exit status 1: a layout differs, and
-`allocator_hook.packages.COVERED` names both releases.
+Such as 0.16.1:2.20.2; without TE it is the installed one. CORE can be the folder of a checkout of Megatron-LM. Needs the shadow
+extra. PyTorch is that of this interpreter and of PYTHONPATH. Each release is installed without its dependencies into a folder of
+its own beside the packages of this interpreter, which stay as they are; of Transformer Engine only its Python part. There, the
+layouts of tests/allocator_hook/shadow/test_formulas_against_shadow.py run. The table has the layouts that agree, those that
+differ, and those that the releases do not have or that the formulas describe for other releases only. Exit status 1: a layout
+differs, and the tests cover both releases (`allocator_hook.packages`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from allocator_hook.packages import COVERED  # noqa: E402
+from allocator_hook.packages import CHECKOUTS, COVERED  # noqa: E402
+from allocator_hook.sources import Source  # noqa: E402
 
 PAIRS: Final = (
     "0.8.0:1.11.0",
@@ -52,18 +53,23 @@ class Pair:
 
     core: str
     te: str
+    checkout: Path | None = None
+    """The folder that has this megatron-core; None for a package."""
 
     @classmethod
     def of(cls, text: str) -> Pair:
         """Read CORE or CORE:TE. Raises PackageNotFoundError if no Transformer Engine is named or installed."""
         core, _, te = text.partition(":")
-        return cls(core, te or version(TE))
+        folder = Path(core).absolute()
+        release = Source(folder / "megatron/core").release
+        return cls(core, te or version(TE)) if release is None else cls(release, te or version(TE), folder)
 
     @property
     def covered(self) -> bool:
-        """Whether `COVERED` names both."""
+        """Whether `COVERED` or, for a checkout, `CHECKOUTS` names both."""
+        checkouts = CHECKOUTS if self.checkout is not None else {}
         return all(
-            release.startswith(tuple(f"{each}." for each in COVERED[package]))
+            release.startswith(tuple(f"{each}." for each in (*COVERED[package], *checkouts.get(package, ()))))
             for package, release in ((CORE, self.core), (TE, self.te))
         )
 
@@ -97,7 +103,8 @@ def install(package: str, release: str) -> Path | None:
 
 def compare(pair: Pair, *, layouts: str = "") -> Result:
     """Run the comparison with a pair. `layouts` is a pytest expression that selects some of them."""
-    folders = [str(folder) for folder in (install(TE, pair.te), install(CORE, pair.core)) if folder is not None]
+    core = pair.checkout or install(CORE, pair.core)
+    folders = [str(folder) for folder in (install(TE, pair.te), core) if folder is not None]
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "results.xml"
         command = [sys.executable, "-m", "pytest", "-q", "--tb=line", "-p", "no:cacheprovider", f"--junitxml={found}", TEST]

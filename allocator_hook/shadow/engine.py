@@ -17,6 +17,7 @@ from typing import Any, Final
 from allocator_hook.packages import installed
 from allocator_hook.shadow.job_json import to_json
 from allocator_hook.shadow.request import Request
+from allocator_hook.sources import digests
 from allocator_hook.step.iterations import captures_every_microbatch, default_iterations
 from allocator_hook.step.supported import check_supported
 from analyzer.errors import AnalyzerError, InputError
@@ -43,16 +44,18 @@ def run(
     """Record each of `ranks` and return the paths of their traces.
 
     `jobs` ranks run in parallel (default: the number of CPU cores). Traces are cached in `cache_dir` (default: see
-    `default_cache`); the key includes job, rank, package versions and the source code of this package. `microbatches`
-    defaults to `enough_microbatches(job)`. `progress(done, total)` is called after each rank. Raises AnalyzerError if a
-    package is missing, an option is not supported, or megatron-core fails. No process survives an interruption.
+    `default_cache`); the key includes job, rank, package versions, and the Python files of megatron-core, of Transformer Engine
+    and of this package. `microbatches` defaults to `enough_microbatches(job)`. `progress(done, total)` is called after each
+    rank. Raises AnalyzerError if a package is missing, an option is not supported, or megatron-core fails. No process survives
+    an interruption.
     """
     check_supported(job)
     versions = installed()
     iterations = iterations or default_iterations(job)
     microbatches = microbatches or enough_microbatches(job)
     folder = _private(cache_dir or default_cache())
-    keys = {rank: _key(job, rank, iterations, microbatches, versions) for rank in ranks}
+    code = {**digests(), "own": _own_code()}
+    keys = {rank: _key(job, rank, iterations, microbatches, versions, code) for rank in ranks}
     traces = {rank: folder / f"{key}.trace" for rank, key in keys.items()}
     missing = {rank: path for rank, path in traces.items() if not _is_usable(path)}
     done = len(traces) - len(missing)
@@ -112,12 +115,12 @@ def _is_usable(path: Path) -> bool:
     return True
 
 
-def _key(job: TrainingJob, rank: int, iterations: int, microbatches: int, versions: dict[str, str]) -> str:
+def _key(job: TrainingJob, rank: int, iterations: int, microbatches: int, versions: dict[str, str], code: dict[str, str]) -> str:
     """Return a hash of everything that a trace depends on. Fields that only contain text are excluded."""
     spec = json.loads(to_json(job))
     for text in ("assumptions", "warnings", "unknown", "assumed_vocabulary"):
         del spec[text]
-    parts = json.dumps([spec, rank, iterations, microbatches, versions, _own_code()], sort_keys=True)
+    parts = json.dumps([spec, rank, iterations, microbatches, versions, code], sort_keys=True)
     return hashlib.sha256(parts.encode()).hexdigest()[:32]
 
 
@@ -135,13 +138,13 @@ def _work(request: Request, folder: Path, finished: Callable[[int], None]) -> No
     """
     with tempfile.TemporaryFile("w+") as errors:
         worker = subprocess.Popen(
-            [sys.executable, "-m", "allocator_hook.shadow.worker", str(os.getpid()), str(folder)],
+            [sys.executable, "-P", "-m", "allocator_hook.shadow.worker", str(os.getpid()), str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(_search_path())},
             start_new_session=True,
         )
         try:
@@ -150,6 +153,12 @@ def _work(request: Request, folder: Path, finished: Callable[[int], None]) -> No
                 raise AnalyzerError(f"--info-engine shadow: the worker failed ({_last_line(errors)}); use --info-engine formula")
         finally:
             _end(worker)
+
+
+def _search_path() -> list[str]:
+    """The module search path of this process, so that the worker imports the sources that are part of the key."""
+    folders = [str(Path(folder).absolute()) for folder in sys.path if os.pathsep not in folder]
+    return [*dict.fromkeys((*folders, str(ROOT)))]
 
 
 def _listen(worker: subprocess.Popen[str], request: Request, finished: Callable[[int], None]) -> None:

@@ -46,6 +46,14 @@ _ON_HOST: Final[dict[str, Callable[..., int]]] = {
 """Triton functions that callers use on the CPU to compute tensor sizes."""
 
 
+class _StubClass:
+    """Base of the classes of a stubbed package. Objects have their named arguments, and `kwargs`, as `triton.Config` has."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.__dict__.update(options)
+        self.kwargs = args[0] if args and isinstance(args[0], dict) else {}
+
+
 class StubModule(ModuleType):
     """A stub of a package. Capitalized attributes are classes, because callers use them with isinstance or as base classes."""
 
@@ -58,7 +66,7 @@ class StubModule(ModuleType):
             raise AttributeError(name)
         if name in _ON_HOST:
             return _ON_HOST[name]
-        made = type(name, (), {"__init__": lambda self, *a, **k: None}) if name[:1].isupper() else Launchable(name)
+        made = type(name, (_StubClass,), {}) if name[:1].isupper() else Launchable(name)
         setattr(self, name, made)
         return made
 

@@ -14,6 +14,7 @@ from torch.autograd import _make_grads
 from torch.autograd.graph import _engine_run_backward
 from torch.overrides import TorchFunctionMode
 
+from allocator_hook.shadow.balance import means
 from allocator_hook.shadow.unmaterialized import under_meta_device, unmaterialized
 
 META = torch.device("meta")
@@ -138,6 +139,14 @@ def _grad(
     )
 
 
+def _isfinite(tensor: torch.Tensor) -> torch.Tensor:
+    """All values are finite. A comparison with infinity would read 0, which means no."""
+    result = torch.isfinite(tensor)
+    if result.is_meta:
+        means.put(result, 1.0)
+    return result
+
+
 _BACKWARD: Final = frozenset({torch.autograd.backward, torch.Tensor.backward})
 _REPLACED: Mapping[Any, Callable[..., Any]] = {
     torch.device: _named_by_number,
@@ -148,6 +157,7 @@ _REPLACED: Mapping[Any, Callable[..., Any]] = {
     torch.Tensor.tolist: _tolist,
     torch.Tensor.get_device: _get_device,
     torch.Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
+    torch.isfinite: _isfinite,
     torch.nn.functional.dropout: _dropout,
     torch.dropout: _dropout,
     torch.nn.functional.softmax: _softmax,

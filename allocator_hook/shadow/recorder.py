@@ -92,6 +92,9 @@ class Recorder(TorchDispatchMode):
         _unshared()  # measured before a mode is active
         self._handles: set[tuple[bool, int]] = set()
         self._references: dict[int, int] = {}
+        self._resize = torch.UntypedStorage.resize_
+        self._shared: dict[int, tuple[torch.UntypedStorage, Any]] = {}
+        """By storage, another one whose memory it uses."""
         self.means = means
         self.current_bytes = 0
         """Live bytes, each allocation rounded up to 512 bytes."""
@@ -183,6 +186,14 @@ class Recorder(TorchDispatchMode):
         self.means.copy(made, tensor)
         return made
 
+    def share(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Let the storage of `target`, which is empty, use the memory of that of `source`, until it is freed or resized."""
+        with torch._C.DisableTorchFunction():
+            storage, used = target.untyped_storage(), source.untyped_storage()
+            key = storage._cdata
+            self._shared[key] = (used, weakref.ref(storage, lambda _: self._shared.pop(key, None)))
+            self._resize(storage, used.nbytes())
+
     @contextmanager
     def fused_kernel(self, inputs: Iterable[torch.Tensor] = ()) -> Iterator[None]:
         """Run code as one fused kernel. Storages that are created inside and freed before the end are not recorded.
@@ -229,7 +240,7 @@ class Recorder(TorchDispatchMode):
 
     def _track_storage(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
-        if key in self._live or key in OUTSIDE or key in unmaterialized:
+        if key in self._live or key in self._shared or key in OUTSIDE or key in unmaterialized:
             return
         if unmaterialized.creating:
             unmaterialized.add(storage)
@@ -271,6 +282,7 @@ class Recorder(TorchDispatchMode):
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
         if storage.device.type == "meta":
+            self._shared.pop(storage._cdata, None)
             self._died(storage._cdata, None)
             self._track_storage(storage)
 

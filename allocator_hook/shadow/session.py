@@ -50,6 +50,7 @@ class Session:
         self._compiler = FakeCompiler()
         self._sink: CollectiveWriter = CollectiveWriter()
         self._recorder: Recorder | None = None
+        self._trained: Any = None
 
     def __enter__(self) -> Session:
         hooks = CollectiveHooks(self._sink, perform=False, on_receive=self._copy_mean)
@@ -100,6 +101,7 @@ class Session:
             recorder.means.multiple, recorder.means.padded_on_arrival = _padding(self.job)
             received = received_shapes(self.job)
             stack.enter_context(Patches([*recorder.patches(), *_router_padding(recorder.means), *received]))
+            stack.enter_context(Patches([*_shared_storage(recorder), *_random_states(self.job)]))
             stack.enter_context(Patches(_hadamard_signs(self.job)))
             stack.enter_context(Patches(sharding.patches(self.job, recorder, writer)))
             stack.enter_context(Patches(cuda_graphs.tensor_patches(recorder) if graphed else ()))
@@ -116,7 +118,8 @@ class Session:
                 if iteration == 0:
                     write_labels(trained, sink=writer, pointer=recorder.pointer, optimizer=True)
 
-            run(
+            # referenced until the process ends: what it holds is allocated after the step
+            self._trained = run(
                 self.job,
                 rank=rank,
                 iterations=request.iterations,
@@ -178,6 +181,22 @@ def _router_padding(means: Means) -> Iterator[Patch]:
     exchanging, name = dispatcher.MoEAlltoAllTokenDispatcher, "_maybe_dtoh_and_synchronize"
     if hasattr(exchanging, name):
         yield Patch(exchanging, name, equal_parts(getattr(exchanging, name)), "the rows of tensor-parallel ranks depend on values")
+
+
+def _shared_storage(recorder: Recorder) -> Iterator[Patch]:
+    """Yield the patch of the extension that a checkpoint without output compiles from 0.17 on."""
+    module = import_module("megatron.core.tensor_parallel.random")
+    if hasattr(module, "_get_share_storage"):
+        yield Patch(module, "_get_share_storage", lambda: recorder.share, "tensors without data have no memory to share")
+
+
+def _random_states(job: TrainingJob) -> Iterator[Patch]:
+    """Yield the patch of Megatron-FSDP's function that sets the random states that another tensor-parallel rank sends."""
+    if job.fsdp is None or job.fsdp.implementation == "torch":
+        return
+    module = import_module("megatron.core.distributed.fsdp.mcore_fsdp_adapter")
+    if hasattr(module, "_load_rng_state_dict"):
+        yield Patch(module, "_load_rng_state_dict", lambda _: None, "nothing is received, and tensors have no values")
 
 
 def _hadamard_signs(job: TrainingJob) -> Iterator[Patch]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 
-from allocator_hook.step.versions import known_to
+from allocator_hook.step.versions import accepted_by, known_to
 from analyzer.specs import TrainingJob
 
 
@@ -41,8 +42,17 @@ def get_batch(
         from megatron.core import utils
 
         # before 0.11 the function is in megatron/training, which the package does not have
-        batch = getattr(utils, "get_batch_on_this_cp_rank", _on_this_cp_rank)(batch)
+        select = getattr(utils, "get_batch_on_this_cp_rank", _on_this_cp_rank)
+        batch = part_of_batch(select, batch, group=mpu.get_context_parallel_group())
     return batch
+
+
+def part_of_batch(select: Callable[..., Any], batch: dict[str, Any], *, group: Any) -> Any:
+    """Return the part of a batch for this context-parallel rank, as `select` of any release gives it.
+
+    From 0.18 on it needs both options: the first has no default, and without a group the batch is split over all ranks.
+    """
+    return select(batch, **accepted_by(select, is_hybrid_cp=False, cp_group=group))
 
 
 def _on_this_cp_rank(batch: dict[str, torch.Tensor | None]) -> dict[str, torch.Tensor | None]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from allocator_hook.step.config import TORCH_DTYPES, stores_fp8
 from allocator_hook.step.muon import muon_options
 from allocator_hook.step.versions import known_to
@@ -26,7 +28,13 @@ def _fsdp(job: TrainingJob) -> dict[str, Any]:
         "outer_dp_sharding_strategy": "optim" if fsdp.outer_sharding else "no_shard",
         "suggested_communication_unit_size": fsdp.communication_unit_size,
         "fsdp_double_buffer": fsdp.double_buffer,
+        "megatron_fsdp_main_grads_dtype": _dtype(fsdp.main_gradients),
+        "megatron_fsdp_grad_comm_dtype": _dtype(fsdp.reduced_gradients),
     }
+
+
+def _dtype(name: str | None) -> torch.dtype | None:
+    return None if name is None else TORCH_DTYPES[name]
 
 
 def ddp_config(job: TrainingJob, *, parameters: int) -> Any:

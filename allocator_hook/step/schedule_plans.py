@@ -14,13 +14,15 @@ from typing import Any, Final
 
 from allocator_hook.step.marks import Marks, unwrap
 from allocator_hook.step.patching import Patch
+from analyzer.specs.release_changes import MTP_LAYERS
 
 _METHODS: Final = {
     "MoELayer": "route preprocess dispatch shared_experts_compute routed_experts_compute combine postprocess".split(),
     "MultiTokenPredictionLayer": "_get_embeddings _concat_embeddings _postprocess".split(),
 }
 """Methods that nodes call instead of the forward of a module, by class name."""
-_NODES: Final = ("attn", "moe_dispatch", "mlp", "moe_combine", "mtp_post_process")
+_NODES: Final = ("attn", "pre_dispatch_computation", "moe_dispatch", "mlp", "moe_combine", "mtp_post_process")
+"""The nodes of a layer. From 0.19 on the second one replaces the first."""
 
 
 def patches(marks: Marks) -> Iterator[Patch]:
@@ -51,10 +53,11 @@ def _marked(marks: Marks, name: str, method: Callable[..., Any], *args: Any, **k
 def _naming(real: Callable[..., None], marks: Marks) -> Callable[..., None]:
     def init(plan: Any, layer: Any, *args: Any, **kwargs: Any) -> None:
         real(plan, layer, *args, **kwargs)
-        inner = getattr(layer, "transformer_layer", layer)
+        inner = next((getattr(layer, name) for name in MTP_LAYERS if hasattr(layer, name)), layer)
         plan.marked = (marks.names[id(inner)], marks.microbatch)
         for name in _NODES:
-            getattr(plan, name).marked = plan.marked
+            if hasattr(plan, name):
+                getattr(plan, name).marked = plan.marked
         if inner is not layer:  # this node concatenates the outputs of all depths, as the block of MTP layers does otherwise
             plan.mtp_post_process.marked = (plan.marked[0].partition(".layers.")[0], marks.microbatch)
 

@@ -37,10 +37,10 @@ READ: Final[dict[str, frozenset[str]]] = {
         "format recipe stored_parameters layers_at_start_in_16_bit layers_at_end_in_16_bit amax_history_len".split()
     ),
     "OptimizerSpec": frozenset(
-        "name sgd_momentum distributed precision_aware main_params_dtype exp_avg_dtype exp_avg_sq_dtype overlap_grad_reduce "
-        "aligned_grad_reduce overlap_param_gather overlap_param_gather_with_optimizer_step ddp_bucket_size ddp_num_buckets "
-        "pad_buckets_for_high_nccl_busbw average_in_collective reduce_scatter_with_fp32_accumulation clip_grad weight_decay "
-        "log_num_zeros_in_grad log_params_norm offload muon".split()
+        "name sgd_momentum distributed precision_aware main_params_dtype exp_avg_dtype exp_avg_sq_dtype fp8_recipe "
+        "overlap_grad_reduce aligned_grad_reduce overlap_param_gather overlap_param_gather_with_optimizer_step ddp_bucket_size "
+        "ddp_num_buckets pad_buckets_for_high_nccl_busbw average_in_collective reduce_scatter_with_fp32_accumulation clip_grad "
+        "weight_decay log_num_zeros_in_grad log_params_norm offload muon".split()
     ),
     "FsdpSpec": frozenset(
         "implementation strategy outer_sharding expert_instances main_gradients reduced_gradients communication_unit_size "

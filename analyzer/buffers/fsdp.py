@@ -18,6 +18,7 @@ from analyzer.layout.data_parallel import ReductionGroup, described_replica, red
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Parameter
 from analyzer.specs import FsdpSpec, TrainingJob
+from analyzer.specs.release_changes import behavior
 from analyzer.units import round_up
 
 Shape = tuple[int, ...]
@@ -98,9 +99,10 @@ def segments(tree: Module) -> Iterator[Segment]:
 def sharded_buckets(job: TrainingJob, tree: Module) -> tuple[ShardedBucket, ...]:
     """Buckets of one chunk in Megatron's order, which is also the order of prefetching.
 
-    Only the strategy that shards parameters has units. The others fill buckets across layers.
+    Up to 0.19 only the strategy that shards parameters has units. The others fill buckets across layers.
     """
-    has_units = fsdp_of(job).strategy == "optim_grads_params"
+    strategy = fsdp_of(job).strategy
+    has_units = strategy == "optim_grads_params" or (strategy != "no_shard" and behavior(job.megatron).fsdp_units_without_sharding)
     groups: dict[tuple[int | None, bool, str], list[tuple[int, Parameter]]] = {}
     unit = 0
     for index, segment in enumerate(segments(tree)):
@@ -128,17 +130,21 @@ def stored_dtype(job: TrainingJob, parameter: Parameter) -> str:
 
 
 def gradient_dtype(job: TrainingJob, bucket: ShardedBucket) -> str:
-    """Element type in which a bucket's gradients are accumulated. With fp32 gradients the FSDP option is ignored."""
-    if job.precision.gradients == "fp32":
+    """Element type in which a bucket's gradients are accumulated. Before 0.19, fp32 gradients override the FSDP option."""
+    if _overridden(job):
         return "fp32"
     return fsdp_of(job).main_gradients or ("bf16" if bucket.dtype == "fp8" else bucket.dtype)
 
 
 def reduced_dtype(job: TrainingJob, bucket: ShardedBucket) -> str:
     """Element type of a bucket's unsharded gradients and of their reduction."""
-    if job.precision.gradients == "fp32":
+    if _overridden(job):
         return "fp32"
     return fsdp_of(job).reduced_gradients or gradient_dtype(job, bucket)
+
+
+def _overridden(job: TrainingJob) -> bool:
+    return job.precision.gradients == "fp32" and behavior(job.megatron).fsdp_gradients_in_fp32
 
 
 def _bucket(

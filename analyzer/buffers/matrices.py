@@ -17,6 +17,7 @@ from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module, Parameter
 from analyzer.specs import TrainingJob
+from analyzer.specs.release_changes import behavior
 
 UNSPLIT: Final = frozenset({ModuleKind.POSITION_EMBEDDINGS, ModuleKind.ROUTER, ModuleKind.SHARED_EXPERTS})
 """Modules with matrices that are not split: the position table, the weight of the router, the gate of shared experts."""
@@ -129,15 +130,17 @@ def _fused(module: Module, parameter: Parameter) -> tuple[int, ...]:
 def _partition(job: TrainingJob, module: Module, *, expert: bool, fused: bool) -> int | None:
     """`partition_dim` of a weight.
 
-    Transformer Engine's layers set it to 0 also for unsplit weights: for replicated projections, and for experts whose
-    dispatcher does the communication (`reset_parameters` of Linear and GroupedLinear, TE 2.11).
+    Transformer Engine's layers set it to 0 also for unsplit weights: for replicated projections, and before core 0.17 for
+    experts whose dispatcher does the communication (`reset_parameters` of Linear and GroupedLinear, TE 2.11).
     """
     if module.kind in UNSPLIT:
         return None
     by_column = module.kind in SPLIT_BY_COLUMN
     if fused:
         return 0 if by_column else 1
-    unaware = expert and (job.parallel.expert > 1 or job.parallel.expert_tensor > 1)
+    unaware = (
+        expert and not behavior(job.megatron).marks_split_experts and (job.parallel.expert > 1 or job.parallel.expert_tensor > 1)
+    )
     if unaware and job.model.implementation == "transformer_engine":
         return 0
     return 1 if by_column else 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from allocator_hook.packages import installed, warnings
+from allocator_hook.packages import folders, installed, warnings
 from analyzer.layout.data_parallel import described_rank
 from analyzer.memory.allocator.settings import AllocatorSettings
 from analyzer.memory.device_overhead import device_range, outside_allocator_bytes
@@ -44,7 +44,10 @@ def recorded_report(report: Report, traces: Mapping[int, Path], *, settings: All
         found = replay(read_complete_trace(traces[_recorded_rank(report.job, each)]), settings)
         ranks.append(replace(each, memory=_memory(report.job, found)))
         timelines.append(found.timeline)
-    versions = ", ".join(f"{name} {version}" for name, version in installed().items())
+    packages, sources = installed(), folders()
+    versions = ", ".join(
+        f"{name} {version}" + (f" in {sources[name]}" if name in sources else "") for name, version in packages.items()
+    )
     return replace(
         report,
         engine="shadow",
@@ -56,8 +59,8 @@ def recorded_report(report: Report, traces: Mapping[int, Path], *, settings: All
             f"Memory is recorded: Megatron-LM ran on tensors without data ({versions}). Sizes are those of the blocks of "
             "PyTorch's caching allocator, which can be larger than their tensors. The formulas are compared with tensor sizes.",
             "Communication is computed by formula. --info-engine both compares it with the recorded calls.",
-            *warnings(installed()),
-            *_other_release(report.job.megatron, installed()["megatron-core"]),
+            *warnings(packages),
+            *_other_release(report.job.megatron, packages["megatron-core"]),
         ),
     )
 
@@ -85,10 +88,10 @@ def _memory(job: TrainingJob, found: Replayed) -> RankMemory:
 
 
 def _other_release(described: str, ran: str) -> tuple[str, ...]:
-    """An assumption for the report if the formulas and the installed megatron-core are of different releases."""
+    """An assumption for the report if the formulas and the megatron-core that ran are of different releases."""
     if described.split(".")[:2] == ran.split(".")[:2]:
         return ()
-    return (f"The installed megatron-core {ran} was run. Formulas and options are those of release {described}.",)
+    return (f"Megatron-core {ran} was run. Formulas and options are those of release {described}.",)
 
 
 @dataclass(frozen=True)

@@ -48,13 +48,15 @@ def _megatron_calls(job: TrainingJob, tree: Module) -> Iterator[tuple[Call, int,
         each = strategy in ("optim_grads", "optim_grads_params")
         yield _call(job, bucket, kind, "gradient", gradients), int(each), int(not each)
         if strategy != "no_shard":
-            if bucket.unit is None:
+            if bucket.unit is None or strategy != "optim_grads_params":
                 yield _call(job, bucket, "all_gather", "parameter", bucket.dtype), 0, 1
             else:
                 yield _call(job, bucket, "all_gather", "forward", bucket.dtype), passes.gathered_forward[number], 0
                 yield _call(job, bucket, "all_gather", "backward", bucket.dtype), passes.gathered_backward[number], 0
         gathered = passes.gathered_forward[number] + passes.gathered_backward[number]
-        yield from _outer_calls(job, bucket, gathered=gathered if bucket.unit is not None else 1)
+        yield from _outer_calls(
+            job, bucket, gathered=gathered if strategy == "optim_grads_params" and bucket.unit is not None else 1
+        )
 
 
 def _call(job: TrainingJob, bucket: ShardedBucket, kind: Kind, phase: Phase, dtype: str) -> Call:

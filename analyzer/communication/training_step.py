@@ -17,6 +17,7 @@ from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module, Parameter
 from analyzer.specs import TrainingJob
 from analyzer.specs.release import is_before
+from analyzer.specs.release_changes import behavior
 
 
 def batch_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
@@ -177,6 +178,9 @@ def scalar_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
         scalars.append(("loss.average", "dp_cp", "forward", 2, "fp32"))
         if job.model.mtp_num_layers:
             scalars.append(("mtp_loss.average", "dp_cp", "forward", job.model.mtp_num_layers, "fp32"))
+            if behavior(job.megatron).counts_mtp_predictions:
+                counters = ("mtp_loss.correct", "mtp_loss.total")
+                scalars += [(name, "dp_cp", "forward", job.model.mtp_num_layers, "fp32") for name in counters]
     if job.optimizer.log_params_norm:
         scalars += [("params_norm.shards", "dp_cp", "parameter", 1, "fp32"), ("params_norm", "mp", "parameter", 1, "fp32")]
     for module, group, phase, numel, dtype in scalars:

@@ -188,7 +188,7 @@ def _gemm_workspaces(context: _Context) -> Iterator[Workspace]:
     moe = job.model.moe
     if context.te and moe is not None and moe.grouped_gemm and ModuleKind.EXPERTS in kinds:
         yield Workspace("grouped GEMM workspaces of 4 streams", GROUPED_GEMM_STREAMS * te_bytes, LINEAR, "forward")
-    in_torch = frozenset({ModuleKind.OUTPUT_LAYER}) | (routers - in_te)
+    in_torch = frozenset({ModuleKind.OUTPUT_LAYER, ModuleKind.SHARED_GATE}) | (routers - in_te)
     in_torch |= FROM_START if context.te else LINEAR
     in_torch |= {ModuleKind.ATTENTION_KERNEL} if context.unfused else FROM_START
     # `get_rht_matrix`: the matrix of the Hadamard transform is a product of two

@@ -170,7 +170,7 @@ def batch(shapes: Shapes, *, embeds: bool, layers: bool) -> Module:
     attention saves the attention mask, and so does an unfused softmax of megatron-core.
     Source: megatron/training/utils.py get_batch_on_this_tp_rank: int64 ids, fp32 loss mask, and the bool attention mask
     [b, 1, s, s] of the full sequence unless `--no-create-attention-mask-in-dataloader`. A context-parallel rank stores its
-    rows of each.
+    rows of each. Before, every rank of the stage has the mask of the full sequence, until its rows are copied.
     """
     s = shapes.inputs.sequence_length
     ids = (shapes.b, shapes.s)
@@ -196,7 +196,23 @@ def batch(shapes: Shapes, *, embeds: bool, layers: bool) -> Module:
         function=True,
         saved=saved,
         forward_held=tuple(referenced),
+        forward_workspace=_whole_mask(shapes),
         source="megatron/training/utils.py get_batch_on_this_tp_rank",
+    )
+
+
+def _whole_mask(shapes: Shapes) -> tuple[Tensor, ...]:
+    """The attention mask of the full sequence, from which a context-parallel rank copies its rows, and all position ids.
+
+    `get_batch_on_this_cp_rank` replaces one field after the other, the position ids after the mask. Then nothing references the
+    full mask (megatron/training/utils.py until core 0.10, core/utils.py from 0.11 on).
+    """
+    s = shapes.inputs.sequence_length
+    if shapes.split.context == 1 or not shapes.inputs.attention_mask_in_dataloader:
+        return ()
+    return (
+        Tensor(name="attention mask of the full sequence", shape=(shapes.b, 1, s, s), dtype="bool", formula="b·s²"),
+        Tensor(name="position ids of other context-parallel ranks", shape=(shapes.b, s - shapes.s), dtype="int64"),
     )
 
 

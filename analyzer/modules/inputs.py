@@ -12,6 +12,7 @@ from typing import Final
 from analyzer.specs import Fp8Recipe, Fp8Spec, ModelSpec, RecomputeSpec, TrainingJob
 from analyzer.specs.hardware import MULTIPROCESSORS
 from analyzer.specs.release import is_before
+from analyzer.specs.release_changes import LIKE_0_16, CoreBehavior, behavior
 
 NO_RECOMPUTE: Final = RecomputeSpec()
 OF_ATTENTION: Final = frozenset({"core_attn", "layernorm", "mla_up_proj"})
@@ -122,6 +123,11 @@ class ModuleInputs:
     multiprocessors: int = MULTIPROCESSORS
     delays_weight_gradients: bool = False
     """Linear layers compute the gradients of their weights later (`--delay-wgrad-compute`)."""
+    copies_recomputed: bool = True
+    """Before core 0.17, a checkpoint without output copies the recomputed output to the storage that it freed in the forward. Later
+    it makes that storage refer to the recomputed memory (`CheckpointWithoutOutput._recompute`, core/tensor_parallel/random.py)."""
+    release: CoreBehavior = LIKE_0_16
+    """What the release of megatron-core does."""
     separate_graphs: bool = False
     """The embedding, each layer and the output layers have autograd graphs of their own (`--overlap-moe-expert-parallel-comm`).
     Gradients of a weight that several of them read are then accumulated one after the other, not summed by autograd."""
@@ -273,5 +279,7 @@ def _module_inputs(job: TrainingJob) -> ModuleInputs:
         compute_capability=job.hardware.compute_capability,
         multiprocessors=job.hardware.multiprocessors or MULTIPROCESSORS,
         delays_weight_gradients=job.flags.delay_wgrad_compute,
+        copies_recomputed=is_before(job.megatron, "0.17"),
+        release=behavior(job.megatron),
         separate_graphs=job.flags.overlap_moe_expert_parallel_comm,
     )

@@ -141,10 +141,11 @@ class Shapes:
 
     @property
     def recomputed_norm_output(self) -> tuple[Tensor, ...]:
-        """`dropped_norm_output` in backward: recomputed, and copied to the freed storage (`CheckpointWithoutOutput`)."""
-        return tuple(
-            each for output in self.dropped_norm_output for each in (output, replace(output, name=f"copy of the {output.name}"))
-        )
+        """`dropped_norm_output` in backward: recomputed, and with `copies_recomputed` its copy (`CheckpointWithoutOutput`)."""
+        recomputed = self.dropped_norm_output
+        if not self.inputs.copies_recomputed:
+            return recomputed
+        return tuple(each for output in recomputed for each in (output, replace(output, name=f"copy of the {output.name}")))
 
     @property
     def owner_of_moe_input(self) -> str:

@@ -53,6 +53,8 @@ class OptimizerSpec:
     main_params_dtype: str = "fp32"
     exp_avg_dtype: str = "fp32"
     exp_avg_sq_dtype: str = "fp32"
+    fp8_recipe: str = "delayed"
+    """`--fp8-recipe`, which the optimizer reads without FP8 too."""
     overlap_grad_reduce: bool = False
     aligned_grad_reduce: bool = True
     """All pipeline stages reduce gradients at the same time (`--no-align-grad-reduce` switches this off)."""

@@ -91,13 +91,18 @@ def _largest_piece(job: TrainingJob, buffer: Buffer) -> int:
 
 
 def _scaled_dtypes(job: TrainingJob) -> tuple[str, ...]:
-    """The dtypes of the states that the precision-aware Adam does not store in fp32, without remainders of master weights."""
+    """The dtypes of the states that the precision-aware Adam copies to fp32: those stored otherwise, without remainders.
+
+    From Transformer Engine 2.13 on the kernels update moments in place if both are bf16. Other combinations are copied.
+    Source: `fuse_unscale` (transformer_engine/pytorch/optimizers/fused_adam.py, 2.13 to 2.18).
+    """
     optimizer = job.optimizer
     if not optimizer.precision_aware or optimizer.name != "adam":
         return ()
     master = (optimizer.main_params_dtype,) if adam_stores_master_weights(job) and job.precision.parameters != "fp32" else ()
-    dtypes = (optimizer.exp_avg_dtype, optimizer.exp_avg_sq_dtype, *master)
-    return tuple(dtype for dtype in dtypes if dtype != "fp32")
+    moments = (optimizer.exp_avg_dtype, optimizer.exp_avg_sq_dtype)
+    in_place = moments == ("bf16", "bf16") and not job.software.te_is_before("2.13")
+    return tuple(dtype for dtype in (*(() if in_place else moments), *master) if dtype != "fp32")
 
 
 def _unscaled(job: TrainingJob, buffers: Sequence[Buffer]) -> Iterator[_Step]:

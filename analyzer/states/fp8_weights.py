@@ -21,6 +21,7 @@ from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.quantized import ONE_SCALE, Axis, element, reads_one_copy, scales
 from analyzer.modules.tree import Module, Parameter, parameters
 from analyzer.specs import Fp8Recipe, TrainingJob
+from analyzer.specs.release_changes import behavior
 from analyzer.units import BLOCK, DTYPE_BYTES, dtype_bytes, round_up
 
 FORWARD_QUANTIZERS: Final = 3
@@ -47,7 +48,7 @@ def cast_bytes(job: TrainingJob, modules: Counted) -> int:
 def outside_buffer_bytes(job: TrainingJob, modules: Counted) -> int:
     """Bytes of stored FP8 weights outside the parameter buffer: column-wise copies and scales; for mxfp8 all copies.
 
-    mxfp8 weights are gathered through the gradient buffer. Parameters in 16 bit then keep their original allocations in
+    mxfp8 weights are gathered through the gradient buffer. Up to 0.16 parameters in 16 bit then keep their original allocations in
     addition to their parameter buffer (`reuse_grad_buf_for_mxfp8_param_ag`).
     """
     fp8 = job.precision.fp8
@@ -56,6 +57,8 @@ def outside_buffer_bytes(job: TrainingJob, modules: Counted) -> int:
     axes = _axes(job, fp8.recipe)
     total = sum(times * module.derived(_copies, fp8.recipe, axes) for module, times in modules)
     if fp8.recipe == "mxfp8":
+        if not behavior(job.megatron).keeps_16_bit_parameters:
+            return total
         return total + sum(times * module.derived(_separate_bytes) for module, times in modules)
     return total - sum(times * module.derived(_stored_bytes, fp8.recipe) for module, times in modules)
 

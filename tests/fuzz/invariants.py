@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from tests.command import Outcome
 
-SIGNED = {"headroom_bytes", "saves_bytes", "difference", "percent", "transient_bytes"}
+SIGNED = {"headroom_bytes", "peak_difference_bytes", "saves_bytes", "difference", "percent", "transient_bytes"}
 """Fields that may be negative. Parts of transient memory may be as well."""
 SHARES_OF_RANKS = {"embd", "pos_embd"}
 """Kinds of groups that do not contain every rank."""

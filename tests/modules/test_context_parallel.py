@@ -152,3 +152,39 @@ def test_sliding_windows_and_sinks_need_a_communication_type_that_supports_them(
     assert wide(f"{FUSED} --window-size 128,0 --cp-comm-type all_gather").model.attention_backend == "fused"
     job = wide(f"{FUSED} --softmax-type learnable --cp-comm-type a2a")
     assert calls(job)["all_gather", "cp", "backward", 16] == 1
+
+
+MASKED = (
+    "--num-layers 8 --hidden-size 128 --num-attention-heads 16 --seq-length 16384 --max-position-embeddings 16384 "
+    "--micro-batch-size 2 --global-batch-size 16 --bf16 --tokenizer-type NullTokenizer --vocab-size 1000 "
+    "--position-embedding-type rope --untie-embeddings-and-output-weights --context-parallel-size 4"
+)
+
+
+@pytest.mark.parametrize("line", ["", "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"])
+@pytest.mark.parametrize("release", ["0.8.0", "0.16.1", "0.19.0"])
+def test_the_mask_of_the_full_sequence_exists_while_its_rows_are_copied(line: str, release: str) -> None:
+    """`get_batch_on_this_cp_rank` (megatron/training/utils.py 0.8, core/utils.py 0.16.1 and 0.19): `index_select` of the mask.
+
+    Every rank of the stage has the full mask b·s², and its quarter.
+    """
+    environ = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    job = job_of(f"{MASKED} {line}", base="", gpus=8, release=release, environ=environ)
+    without = job_of(f"{MASKED} {line} --no-create-attention-mask-in-dataloader", base="", gpus=8, release=release, environ=environ)
+    mask = 2 * 16384**2
+    (memory,), (memory_without,) = ([each.memory for each in rank_classes_of_tensors(every)] for every in (job, without))
+    assert memory.peak_at == "forward of microbatch 0, batch"
+    between = memory.allocated_bytes
+    labels_and_ids = 2 * (4096 * (8 + 4) + 16384 * 8)  # the embedding counts the tokens
+    assert memory.peak_allocated_bytes == pytest.approx(between + mask + mask // 4 + labels_and_ids, abs=4096)
+    assert memory_without.peak_allocated_bytes < memory.peak_allocated_bytes
+
+
+def test_only_stages_with_a_batch_have_the_mask() -> None:
+    """`get_batch` of pretrain_gpt.py returns None between the first and the last stage."""
+    job = job_of(f"{MASKED} --pipeline-model-parallel-size 4", base="", gpus=16, environ={"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
+    found = [
+        any("full sequence" in tensor.name for _, module in stage.trees[0].walk() for tensor in module.forward_workspace)
+        for stage in stage_models(job)
+    ]
+    assert found == [True, False, False, True]

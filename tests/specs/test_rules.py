@@ -204,7 +204,5 @@ def test_features_that_exclude_a_layout(line: str, parallel: dict[str, Any], des
 
 
 def test_the_command_line_names_options_as_they_were_written() -> None:
-    with pytest.raises(
-        InputError, match=r"^--tensor-model-parallel-size: 16 heads cannot be split over 3 .*; use a divisor of 16, for example .* 2$"
-    ):
+    with pytest.raises(InputError, match=r"^--tensor-model-parallel-size: 16 heads .*; use a divisor of 16, for example .* 2$"):
         job_of("--tensor-model-parallel-size 3", gpus=3)

@@ -337,3 +337,33 @@ def test_sequential_experts_are_listed_expert_by_expert() -> None:
     fc1, fc2 = (512, H), (H, 512)
     assert shapes(options) == [fc1, fc2, fc1, fc2]
     assert shapes(f"{options} --moe-grouped-gemm") == [fc1, fc1, fc2, fc2]
+
+
+NVIDIA_RUN = (
+    "--num-layers 12 --hidden-size 512 --num-attention-heads 8 --micro-batch-size 4 --global-batch-size 32 --seq-length 1024 "
+    "--max-position-embeddings 1024 --disable-bias-linear --tokenizer-type NullTokenizer --vocab-size 50257 --num-experts 8 "
+    "--moe-token-dispatcher-type allgather --moe-router-topk 2 --moe-router-dtype fp32 --moe-ffn-hidden-size 1024 "
+    "--moe-grouped-gemm --deterministic-mode --no-gradient-accumulation-fusion --bf16 --no-bias-gelu-fusion"
+)
+DETERMINISTIC = {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0", "NCCL_ALGO": "Ring", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+
+
+@pytest.mark.parametrize(
+    ("release", "more"),
+    [("0.16.1", "dist_muon"), ("0.17.1", "dist_muon"), ("0.18.2", "dist_muon --no-use-layer-wise-param-layout")],
+)
+def test_the_last_rank_owns_the_embedding(release: str, more: str) -> None:
+    """`_shard_params_ping_pong`: 88 dense parameters in ascending order, 50,304 · 512 elements last.
+
+    They go to ranks 0 to 7, then 7 to 0, so the 88th goes to rank 7, with 12 bytes per element for master weight and moments.
+    MiB of optimizer states: the shadow engine ran megatron-core 0.16.1 for these ranks.
+    """
+    job = job_of(f"{NVIDIA_RUN} --expert-model-parallel-size 8 --optimizer {more}", base="", release=release, environ=DETERMINISTIC)
+    found = {
+        rank: (states.master_weights + states.moments) / 2**20
+        for ranks, states in states_by_ranks_of(job)
+        for first, last in ranks
+        for rank in range(first, last + 1)
+    }
+    assert [found[rank] for rank in (0, 2, 5, 7)] == pytest.approx([112.04, 110.10, 108.10, 394.85], abs=0.01)
+    assert found[7] - found[6] == pytest.approx(12 * 50304 * 512 / 2**20, rel=0.03)

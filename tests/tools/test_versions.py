@@ -34,6 +34,23 @@ def test_a_pair_without_transformer_engine_uses_the_installed_one() -> None:
     assert Pair.of("0.13.1:2.6.0") == Pair("0.13.1", "2.6.0")
 
 
+def test_a_checkout_has_the_release_of_its_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "megatron/core").mkdir(parents=True)
+    (tmp_path / "megatron/core/package_info.py").write_text("MAJOR = 0\nMINOR = 18\nPATCH = 2\n")
+    pair = Pair.of(f"{tmp_path}:2.11.0")
+    assert pair == Pair("0.18.2", "2.11.0", tmp_path)
+    ran = []
+
+    def run(command: list[str], *, env: dict[str, str], **_: object) -> None:
+        ran.append(env["PYTHONPATH"])
+        Path(next(word for word in command if word.startswith("--junitxml=")).partition("=")[2]).write_text(REPORT)
+
+    monkeypatch.setattr("subprocess.run", run)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    assert compare(pair).differ == 3
+    assert ran == [str(tmp_path)]
+
+
 def test_every_covered_release_is_compared() -> None:
     pairs = [Pair.of(pair) for pair in PAIRS]
     assert {pair.core.rpartition(".")[0] for pair in pairs} >= set(COVERED[CORE])

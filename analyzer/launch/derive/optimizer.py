@@ -52,6 +52,7 @@ def optimizer_spec(arguments: Arguments, *, gradients: str) -> OptimizerSpec:
         main_params_dtype=text(arguments, "main_params_dtype", "fp32"),
         exp_avg_dtype=text(arguments, "exp_avg_dtype", "fp32"),
         exp_avg_sq_dtype=text(arguments, "exp_avg_sq_dtype", "fp32"),
+        fp8_recipe=text(arguments, "fp8_recipe", "delayed"),
         overlap_grad_reduce=switched_on(arguments, "overlap_grad_reduce"),
         aligned_grad_reduce=arguments.get("align_grad_reduce") is not False,
         overlap_param_gather=switched_on(arguments, "overlap_param_gather"),

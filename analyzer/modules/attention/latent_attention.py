@@ -158,9 +158,10 @@ def _core(shapes: Shapes) -> Module:
     )
     output = tensor("output", mla.v_head_dim, saved=False)
     recomputed: tuple[Tensor, ...] = ()
-    if dropped:  # with the tensors for their own backward; the checkpoint copies the recomputed tensors to its outputs
+    if dropped:  # with the tensors for their own backward; the checkpoint may copy the recomputed tensors to its outputs
         tables = () if model.rope_fusion else rotary_tables(shapes)
-        originals = (*inputs, *inputs, *tables, *_saved_by_projections(shapes))
+        copies = inputs if shapes.inputs.copies_recomputed else ()
+        originals = (*inputs, *copies, *tables, *_saved_by_projections(shapes))
         recomputed = tuple(Tensor(name=f"{_RECOMPUTED}{each.name}", shape=each.shape, dtype=each.dtype) for each in originals)
     gradients = (
         tensor("output gradient", mla.v_head_dim, saved=False),

@@ -157,7 +157,10 @@ def _parts(inputs: ModuleInputs, kind: ChunkKind) -> _Parts:
         whole = before[0]
         before.append(_embedding(inputs.of_ends, last, bool(layers and layers[0][0].outlives)))
         if whole.saved and not inputs.separate_graphs:  # otherwise the state of a chunk references the attention mask
-            before = [replace(whole, saved=()), before[1], saved_mask(whole.saved)]
+            copied = whole.saved if whole.forward_workspace else ()
+            before = [
+                replace(whole, saved=(), forward_workspace=(*copied, *whole.forward_workspace)), before[1], saved_mask(whole.saved)
+            ]  # fmt: skip
     after: tuple[Module, ...] = _head(inputs.of_ends, first, predicts) if last else ()
     received = (shapes.hidden("received hidden states", made_in=STREAM),) if copies else ()
     if inputs.model.mtp_num_layers:

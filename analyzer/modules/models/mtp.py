@@ -216,7 +216,7 @@ def _layer(shapes: Shapes, depth: int, *, path: str, under_checkpoint: bool) -> 
     kind = LayerKind(moe=_has_experts(shapes), other_kernel=bool(windowed) and windowed[depth])
     layer = one_layer(shapes.inputs, kind, PROJECTED if shapes.sp else "")
     viewed = (shapes.hidden(PROJECTED, gathered=True, made_in=path),) if shapes.sp else ()
-    layer = replace(layer, name="transformer_layer", saved=(*layer.saved, *viewed))
+    layer = replace(layer, name=shapes.inputs.release.mtp_layer, saved=(*layer.saved, *viewed))
     if not under_checkpoint:
         return layer
     return replace(layer, forward_workspace=(*layer.forward_workspace, *viewed), recompute_workspace=layer.forward_workspace)
@@ -228,7 +228,7 @@ def _final_norm(shapes: Shapes, *, last: bool, recomputed: bool) -> Module:
     The last depth reads a view of the gradient of that. Autograd adds the gradient from the next depth for the others, which a
     checkpoint references until its backward ends.
     """
-    norm = standalone_norm(shapes, "final_layernorm", ModuleKind.FINAL_NORM, input_made_in="transformer_layer")
+    norm = standalone_norm(shapes, "final_layernorm", ModuleKind.FINAL_NORM, input_made_in=shapes.inputs.release.mtp_layer)
     joined = (_all_depths(shapes, ALL_DEPTHS),) if last and not recomputed else ()
     counted = last or recomputed
     read = tuple(tensor for tensor in norm.backward_workspace if not (counted and tensor.name == OUTPUT_GRADIENT))
@@ -245,6 +245,16 @@ def _roll_collectives(shapes: Shapes, dtypes: tuple[str, ...]) -> tuple[Collecti
     return tuple(Collective(kind="send", group="cp", shape=(shapes.b,), dtype=dtype, phase="forward") for dtype in dtypes)
 
 
+def _counted_predictions(shapes: Shapes) -> tuple[Collective, ...]:
+    """The largest logit of each token and its index, gathered from the shards of the vocabulary (`_vocab_parallel_argmax`)."""
+    if shapes.t == 1 or not shapes.inputs.release.counts_mtp_predictions:
+        return ()
+    shape = (shapes.t, shapes.s, shapes.b)
+    return tuple(
+        Collective(kind="all_gather", group="tp", shape=shape, dtype=dtype, phase="forward") for dtype in (shapes.dtype, "int64")
+    )
+
+
 def received_depths(shapes: Shapes, *, made_in: str) -> Tensor:
     """What a stage after the one with MTP layers receives."""
     return _all_depths(shapes, "received hidden states of all depths", made_in=made_in)
@@ -255,8 +265,9 @@ def mtp_heads(shapes: Shapes, *, made_in: str, embeds: bool) -> tuple[Module, ..
 
     `made_in` is the module that returns the hidden states of all depths: the MTP block, or on another stage the decoder.
 
-    A local variable references the logits of the previous depth until those of the next are computed. During backward the
-    input gradients of later heads stay allocated. `embeds`: an embedding on the same stage has the same weight.
+    A local variable references the logits of the previous depth until those of the next are computed, and up to 0.16 those of
+    the last depth until the loss of the model is. During backward the input gradients of later heads stay allocated. `embeds`: an
+    embedding on the same stage has the same weight.
     """
     depths = shapes.model.mtp_num_layers
     heads = tuple(_mtp_head(shapes, depth=depth, depths=depths, made_in=made_in) for depth in range(depths))
@@ -267,7 +278,7 @@ def mtp_heads(shapes: Shapes, *, made_in: str, embeds: bool) -> tuple[Module, ..
 
 
 def _mtp_head(shapes: Shapes, *, depth: int, depths: int, made_in: str) -> Module:
-    last = depth == depths - 1
+    held = depth == depths - 1 and shapes.inputs.release.holds_mtp_logits
     layer = output_layer(shapes, owns_weight=False, shared=False, input_shares=ALL_DEPTHS)
     loss = cross_entropy(shapes)
     referenced = layer.forward_held
@@ -281,18 +292,18 @@ def _mtp_head(shapes: Shapes, *, depth: int, depths: int, made_in: str) -> Modul
         name="mtp_head",
         function=True,
         backward_workspace=pending,
-        collectives=_roll_collectives(shapes, ("int64", "fp32")),  # labels and loss mask
+        collectives=(*_roll_collectives(shapes, ("int64", "fp32")), *_counted_predictions(shapes)),  # of labels and loss mask
         children=(
             replace(
                 layer,
-                forward_workspace=(*layer.forward_workspace, *before, *(() if last else referenced)),
-                forward_held=referenced if last else (),
+                forward_workspace=(*layer.forward_workspace, *before, *(() if held else referenced)),
+                forward_held=referenced if held else (),
             ),
             replace(
                 loss,
                 saved=(*loss.saved, *saved),
-                forward_workspace=(*loss.forward_workspace, *(() if last else referenced)),
+                forward_workspace=(*loss.forward_workspace, *(() if held else referenced)),
             ),
         ),
-        source="GPTModel._postprocess",
+        source="GPTModel._postprocess, from 0.17 on process_mtp_loss",
     )

@@ -67,9 +67,8 @@ def deepep_dispatch(shapes: Shapes) -> Module:
         referenced=(
             Tensor(name="chosen instances", shape=choices, dtype="int64", formula="8·T·k"),
             Tensor(name="weights of the choices", shape=choices, dtype="fp32", formula="4·T·k"),
-            Tensor(name="choices of arrivals", shape=(arrived, choices[1]), dtype="int64", formula="8·A·k"),
             Tensor(name="routing map of arrivals", shape=(arrived, local), dtype="bool", formula="A·El"),
-            Tensor(name="probabilities of arrivals", shape=(arrived, local), dtype="fp32", formula="4·A·El"),
+            *(() if shapes.inputs.release.frees_arrivals else _choices_of_arrivals(routing)),
         ),
         forward_workspace=(
             *arrived_tensors(routing),
@@ -89,12 +88,26 @@ def deepep_dispatch(shapes: Shapes) -> Module:
 
 
 def arrived_tensors(routing: Routing) -> tuple[Tensor, ...]:
-    """Tokens as they arrive and the weights of their choices, which local variables of `MoELayer.forward` reference."""
+    """Tokens as they arrive and the weights of their choices, which local variables of `MoELayer.forward` reference.
+
+    From 0.18 on the dispatcher references the choices only until it has combined the rows.
+    """
     arrived = arrivals(routing)
     weights = (arrived, routing.moe.topk * routing.etp)
     return (
         routing.row_tensor(ARRIVED_ROWS, arrived),
         Tensor(name="weights of the choices of arrivals", shape=weights, dtype="fp32", formula="4·A·k"),
+        *(_choices_of_arrivals(routing) if routing.shapes.inputs.release.frees_arrivals else ()),
+    )
+
+
+def _choices_of_arrivals(routing: Routing) -> tuple[Tensor, Tensor]:
+    """The experts that arrived tokens have chosen, and their probabilities as a matrix, attributes of the dispatcher."""
+    arrived, local = arrivals(routing), routing.local_experts
+    chosen = (arrived, routing.moe.topk * routing.etp)
+    return (
+        Tensor(name="choices of arrivals", shape=chosen, dtype="int64", formula="8·A·k"),
+        Tensor(name="probabilities of arrivals", shape=(arrived, local), dtype="fp32", formula="4·A·El"),
     )
 
 

@@ -77,9 +77,14 @@ class _Experts:
     def recomputed_output(self) -> tuple[Tensor, ...]:
         """With `drops_activation`, the output of the recomputation (`CheckpointWithoutOutput._recompute`).
 
-        It is copied to the storage that fc2 reads, and referenced until the backward of the activation.
+        It is referenced until the backward of the activation.
         """
         return (replace(self.activation_output, name="recomputed activation output"),) if self.drops_activation else ()
+
+    @property
+    def copied_output(self) -> tuple[Tensor, ...]:
+        """The recomputed output, from which the storage that fc2 reads was copied. From core 0.17 on both are one."""
+        return self.recomputed_output if self.shapes.inputs.copies_recomputed else ()
 
     @property
     def split(self) -> Split:
@@ -303,7 +308,7 @@ def _fc2(sizes: _Experts) -> Module:
         backward_workspace=largest(
             (
                 *((activated, *_factors(sizes)) if dropped else ()),
-                *sizes.recomputed_output,
+                *sizes.copied_output,
                 *output_gradient(shapes, gradient, split=split_at_once),
                 *backward_input(shapes, activated, original=dropped, split=split_at_once),
                 *(biased[:1] if moe.grouped_gemm else ()),

@@ -25,14 +25,14 @@ __all__ = ["Violation", "check_job", "first_violation", "violations"]
 
 def check_job(job: TrainingJob) -> None:
     """Raises InputError for the first rule of Megatron-LM that a job breaks, with Megatron's names of the options."""
-    found = next((each for each in violations(job) if not each.library), None)
+    found = first_violation(job)
     if found is not None:
         raise InputError(" × ".join(map(flag_of, found.options)), found.fault, found.remedy)
 
 
 def first_violation(job: TrainingJob) -> Violation | None:
-    """The first rule that a job breaks, also one of a library, or None."""
-    return next(violations(job), None)
+    """The first rule of Megatron-LM that a job breaks, or None."""
+    return next((each for each in violations(job) if not each.library), None)
 
 
 def violations(job: TrainingJob) -> Iterator[Violation]:

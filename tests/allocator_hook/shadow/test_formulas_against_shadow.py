@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
+from allocator_hook.sources import MEGATRON, source_of
 from analyzer.errors import InputError
+from analyzer.launch.options.catalogue import load_catalogue
 from tests.allocator_hook.shadow.conftest import Record
 from tests.allocator_hook.shadow.found_layouts import FOUND
 from tests.data_files import data_file
@@ -28,11 +30,10 @@ pytestmark = [
     ),
 ]
 
-RELEASE = Version(version("megatron-core")) if find_spec("megatron") else Version("0")
+SOURCE = source_of(MEGATRON)
+RELEASE = Version((SOURCE and SOURCE.release) or "0")
+"""The release that runs: that of a checkout on PYTHONPATH, or the installed one."""
 TE = Version(version("transformer-engine")) if find_spec("transformer_engine") else Version("0")
-OWN_RELEASE = ("--info-megatron", f"{RELEASE.major}.{RELEASE.minor}")
-"""The options with which the formulas describe the installed megatron-core and Transformer Engine. Later ones than core 0.13 are
-compared with the formulas for the default release, as far as they are equal (`SINCE`)."""
 LAYERS = data_file("different_layers.json")
 BASE = (
     "--nproc-per-node 8 pretrain_gpt.py --num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 1024 "
@@ -348,6 +349,21 @@ SINCE = dict.fromkeys(FOUND, "0.16") | {
 }
 """The oldest release that the formulas describe, if older releases differ."""
 
+UNTIL = {
+    # random layouts that were found with 0.16: not compared with later releases
+    **dict.fromkeys(FOUND, "0.17"),
+    # the shadow engine lacks functions of PyTorch that these graphs use, and 0.18 keeps more tensors
+    "llama, local graphs, tp2": "0.18",
+    "gpt, local graphs": "0.18",
+    # --muon-use-nesterov has another name
+    "llama, dist_muon": "0.18",
+    # megatron-core stops: "Chunk mismatch" in ChunkOffloadHandler
+    "mixtral, experts on the host, interleaved": "0.19",
+    # the input of the checkpoint is freed: 3 % of what is kept after a step
+    "mixtral, moe layers recomputed": "0.20",
+}
+"""The first release that the formulas do not describe, if later ones differ."""
+
 UNTIL_TE = {
     # later releases keep one more tensor of the ring inside all-to-all groups
     "llama, cp4": "2.12",
@@ -376,10 +392,26 @@ SINCE_TE = {
 """The first Transformer Engine that the shadow engine or the formulas describe, if earlier ones differ."""
 
 
+def own_release() -> tuple[str, ...]:
+    """The options with which the formulas describe the release that runs.
+
+    0.14 to 0.16 are compared with the formulas for the default release, as far as they are equal (`SINCE`). A release that is newer
+    than the catalogue has the options of its own parser.
+    """
+    if Version("0.14") <= RELEASE < Version("0.17"):
+        return ()
+    minor = f"{RELEASE.major}.{RELEASE.minor}"
+    known = any(release.startswith(f"{minor}.") for release in load_catalogue().releases)
+    assert SOURCE is not None
+    return ("--info-megatron", minor if known else str(SOURCE.folder.parents[1]))
+
+
 def not_compared(name: str) -> str:
     """Why the formulas are not compared with the installed releases. Empty if they are."""
     if Version(SINCE.get(name, "0")) > RELEASE:
         return f"the formulas describe megatron-core {SINCE[name]} and later"
+    if Version(UNTIL.get(name, "99")) <= RELEASE:
+        return f"the formulas describe megatron-core before {UNTIL[name]}"
     if Version("0.12") > RELEASE and "--num-experts" in GRID[name].split():
         return "the formulas assume the memory of experts of megatron-core 0.12"
     if Version(SINCE_TE.get(name, "0")) > TE:
@@ -402,7 +434,7 @@ def test_formulas_agree_with_a_run_of_megatron(name: str, record: Record, tmp_pa
     if reason := not_compared(name):
         pytest.skip(reason)
     base = BASE.removesuffix(SHARDED) if "--optimizer" in GRID[name].split() else BASE
-    argv = [*(base + GRID[name]).split(), "--info-te", str(TE), *(OWN_RELEASE if Version("0.14") > RELEASE else ())]
+    argv = [*(base + GRID[name]).split(), "--info-te", str(TE), *own_release()]
     if "--use-torch-fsdp2" in argv:
         argv.remove("--use-distributed-optimizer")
     try:
@@ -411,7 +443,7 @@ def test_formulas_agree_with_a_run_of_megatron(name: str, record: Record, tmp_pa
         job = build(arguments, world, environ={}, gpu=gpu, folder=tmp_path, moe_imbalance=options.moe_imbalance)
         report = predict(job)
     except InputError as error:
-        if Version("0.14") <= RELEASE:
+        if Version("0.14") <= RELEASE < Version("0.17"):
             raise
         pytest.skip(f"megatron-core {RELEASE} refuses it: {error}")
     traces = record(job, recorded_ranks(report), tmp_path)

@@ -1,0 +1,93 @@
+"""Outputs that are freed in the forward and recomputed in the backward (`--recompute-modules`), by release.
+
+Before core 0.17 `CheckpointWithoutOutput._recompute` copies the recomputed output to the storage that the forward freed. From 0.17
+on that storage refers to the memory of the recomputed output (`share_storage`, core/tensor_parallel/random.py, 0.16.1 to 0.19.0).
+So each such output takes its size once, where it took it twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from analyzer.memory.ranks import rank_classes_of_tensors
+from analyzer.modules.tree import total_bytes
+from analyzer.passes.stages import stage_models
+from tests.job_of import job_of
+
+TOKENS, WIDTH, HEADS = 2048, 1024, 16
+LATENT = (
+    "--multi-latent-attention --position-embedding-type rope --disable-bias-linear --normalization RMSNorm --swiglu "
+    "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-ffn-hidden-size 256 --moe-token-dispatcher-type alltoall "
+    "--recompute-granularity selective --recompute-modules {}"
+)
+QUERIES_KEYS_VALUES = 2 * TOKENS * HEADS * (192 + 192 + 128)
+"""bf16, with the default sizes of latent attention: heads of 128 elements, and 64 for positions in queries and keys."""
+ACTIVATIONS = 2 * 2 * TOKENS * 256
+"""bf16, two experts for each token."""
+NORM = 2 * TOKENS * WIDTH
+
+
+def backward_bytes(modules: str, path: str, release: str) -> int:
+    """Temporary bytes in the backward of a module of the first layer."""
+    job = job_of(LATENT.format(modules), release=release)
+    layer = next(module for name, module in stage_models(job)[0].trees[0].walk() if name == "gpt_model.decoder.layers")
+    return total_bytes(next(module for name, module in layer.walk() if name.endswith(path)).backward_workspace)
+
+
+@pytest.mark.parametrize("release", ["0.17.1", "0.18.2", "0.19.0"])
+@pytest.mark.parametrize(
+    ("modules", "path", "output"),
+    [
+        ("mla_up_proj", "self_attention.core_attention", QUERIES_KEYS_VALUES),
+        ("moe_act", "experts.linear_fc2", ACTIVATIONS),
+        ("layernorm", "layers.self_attention", NORM),
+        ("layernorm", "layers.mlp", NORM),
+    ],
+)
+def test_a_recomputed_output_exists_once_from_0_17_on(modules: str, path: str, output: int, release: str) -> None:
+    assert backward_bytes(modules, path, "0.16.1") - backward_bytes(modules, path, release) == output
+
+
+@pytest.mark.parametrize(("modules", "path"), [("mla_up_proj", "linear_kv_up_proj"), ("moe_act", "experts.activation_func")])
+def test_the_checkpoint_references_its_output_in_its_own_backward(modules: str, path: str) -> None:
+    """`CheckpointWithoutOutputFunction.backward` reads `ctx.outputs` in every release."""
+    assert backward_bytes(modules, path, "0.17.1") == backward_bytes(modules, path, "0.16.1")
+
+
+RECORDED = (
+    "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 1024 --max-position-embeddings 1024 "
+    "--micro-batch-size 2 --global-batch-size 16 --tokenizer-type NullTokenizer --vocab-size 120 --bf16 "
+    "--multi-latent-attention --position-embedding-type rope --attention-dropout 0 --hidden-dropout 0 --disable-bias-linear "
+    "--use-distributed-optimizer --swiglu --normalization RMSNorm --recompute-granularity selective --recompute-modules "
+)
+EXPERTS = (
+    "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-ffn-hidden-size 512 --moe-token-dispatcher-type alltoall "
+    "--expert-model-parallel-size 2"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "recorded"),
+    [
+        ("mla_up_proj --pipeline-model-parallel-size 2", 245.42),
+        (
+            "mla_up_proj --pipeline-model-parallel-size 2 --tensor-model-parallel-size 2 --sequence-parallel --q-lora-rank 192 "
+            "--no-rope-fusion",
+            151.16,
+        ),
+        ("layernorm", 389.25),
+        (f"moe_act --pipeline-model-parallel-size 2 {EXPERTS}", 443.98),
+        (f"layernorm moe_act mla_up_proj {EXPERTS}", 500.57),
+    ],
+)
+def test_peaks_agree_with_runs_of_core_0_17(line: str, recorded: float) -> None:
+    """MiB of rank 0: the shadow engine ran megatron-core 0.17.1 with Transformer Engine 2.11 for one H100.
+
+    A Python function replaced `share_storage`: the storage of the output references that of the recomputed output.
+    """
+    job = job_of(RECORDED + line, base="", release="0.17.1")
+    job = replace(job, software=replace(job.software, te="2.11"))
+    peak = rank_classes_of_tensors(job)[0].memory.peak_allocated_bytes
+    assert peak / 2**20 == pytest.approx(recorded, rel=5e-4)
