@@ -78,6 +78,12 @@ EXPERTS = (
             151.16,
         ),
         ("layernorm", 389.25),
+        (
+            "mla_up_proj --num-layers 2 --num-attention-heads 64 --seq-length 4096 --max-position-embeddings 4096 "
+            "--vocab-size 500 --q-lora-rank 256 --kv-lora-rank 128 --qk-head-dim 64 --qk-pos-emb-head-dim 32 "
+            "--v-head-dim 64 --context-parallel-size 2 --no-rope-fusion",
+            1264.34,
+        ),
         (f"moe_act --pipeline-model-parallel-size 2 {EXPERTS}", 443.98),
         (f"layernorm moe_act mla_up_proj {EXPERTS}", 500.57),
     ],

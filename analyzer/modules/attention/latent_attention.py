@@ -224,7 +224,8 @@ def _checkpoint_inputs(shapes: Shapes) -> tuple[Tensor, ...]:
 def _over_context(shapes: Shapes, *, made_by: str, recomputed: tuple[Tensor, ...]) -> Module:
     """The kernel under context parallelism. Of the `recomputed` tensors the p2p kernel saves only the query.
 
-    A checkpoint copies recomputed tensors to its outputs, which are freed at once if nothing saves them.
+    A checkpoint that copies recomputed tensors to its outputs leaves the copies free at once if nothing saves them. Without copies
+    (`copies_recomputed`) the tensors stay for the backward of the checkpoint.
     """
     mla = mla_of(shapes)
     heads = shapes.model.num_attention_heads // shapes.t
@@ -236,7 +237,8 @@ def _over_context(shapes: Shapes, *, made_by: str, recomputed: tuple[Tensor, ...
     shared = {"query": "recomputed up projections"} if in_ring else {}
     saved = tuple(replace(each, shares=shared.get(each.name, each.shares)) for each in kernel.saved)
     under_checkpoint = shapes.recompute_core_attention  # which saves its inputs
-    freed = [name for name, _ in head_widths(mla) if name not in shared and not under_checkpoint]
+    copied = shapes.inputs.copies_recomputed and not under_checkpoint
+    freed = [name for name, _ in head_widths(mla) if name not in shared and copied]
     remaining = list(recomputed)
     for name in freed:
         remaining.remove(next(each for each in remaining if each.name == f"{_RECOMPUTED}{name}"))
