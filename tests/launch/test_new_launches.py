@@ -206,8 +206,8 @@ def test_a_checkout_of_megatron_deepspeed_is_read_by_translation(monkeypatch: py
     flag = choose_release.OF_DEEPSPEED
     own = Option((flag,), "deepspeed_activation_checkpointing", "true", 0, True, False)
     table = OptionTable(release="2023", source="checkout", options={flag: own}, defaults={"moe_token_dropping": True})
-    monkeypatch.setattr(choose_release, "load_table", lambda checkout, environ: table)
-    monkeypatch.setattr(choose_release, "find_checkout", lambda folder, environ, entry: tmp_path)
+    monkeypatch.setattr(choose_release, "load_table", lambda *_, **__: table)
+    monkeypatch.setattr(choose_release, "find_checkout", lambda *_, **__: tmp_path)
     choice = choose_release.chosen_table(None, load_catalogue(), {}, tmp_path, entry="pretrain_gpt.py")
     assert choice.table is None
     assert "Megatron-DeepSpeed" in choice.reason

@@ -131,7 +131,7 @@ def _under_supervision(job: Job, messages: int) -> int:
     SIGTERM, which the end of the parent sends, ends the run.
     """
     call.adopt_orphans()
-    signal.signal(signal.SIGTERM, lambda number, frame: end_descendants(os.getpid()))
+    signal.signal(signal.SIGTERM, lambda *_: end_descendants(os.getpid()))
     call.end_with_parent(signal.SIGTERM)
     _send(messages, "started")
     return _run(job, messages)
