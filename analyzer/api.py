@@ -13,7 +13,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from analyzer.errors import InputError
+from analyzer.errors import InputError, UnsupportedError
 
 if TYPE_CHECKING:
     from analyzer.inference.offload.estimate import OffloadReport
@@ -193,6 +193,18 @@ def _refuse_command_line(options: InfoOptions) -> None:
 
 def read_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path, default_gpu: str | None = None) -> Launch:
     """Reads the words of a launch. `default_gpu` is the target if the options name none. Raises AnalyzerError."""
+    try:
+        return _read(argv, environ=environ, folder=folder, default_gpu=default_gpu)
+    except UnsupportedError:
+        raise
+    except InputError:
+        from analyzer.launch.entry_script import refuse_other_program
+
+        refuse_other_program(argv)
+        raise
+
+
+def _read(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path, default_gpu: str | None) -> Launch:
     from analyzer.hardware.gpus import hardware
     from analyzer.launch.build import build
     from analyzer.launch.parse import parse

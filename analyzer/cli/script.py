@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,7 @@ from analyzer.launch.written_files import files_of_launch
 from analyzer.script.python_launchers import starts_a_launcher
 from analyzer.script.run import Failure, Intercepted, ScriptRun, run_script
 from analyzer.script.shebang import interpreter
+from analyzer.script.uneven_nodes import together
 
 SUFFIXES: Final = (".sh", ".bash", ".slurm", ".sbatch", ".sub", ".job", ".pbs", ".qsub", ".lsf", ".zsh", ".ksh")
 SHELLS: Final = frozenset({"sh", "bash", "dash", "ksh", "zsh", "csh", "tcsh", "fish"})
@@ -97,6 +99,7 @@ def analyze_script(argv: Sequence[str], position: int, *, environ: Mapping[str, 
     if sys.stdout is not None:
         sys.stdout.flush()
     with run_script(script, arguments, environ=environ, folder=folder, run_all="--info-run-all" in flags) as ran:
+        ran = replace(ran, launches=together(ran.launches))
         status = _report(ran, script, given, folder=folder, analysis=analysis)
     if arguments and not uses_arguments(script):
         print_message(f"{script} does not use its arguments, which have no effect: {shlex.join(arguments)}")
@@ -124,7 +127,7 @@ def _report(ran: ScriptRun, script: Path, given: Sequence[str], *, folder: Path,
         for number, launch in enumerate(ran.launches, 1):
             if len(ran.launches) > 1:
                 _print_heading(number, ran, script, options)
-            words = [*launch.argv, *_numbered(options, number, folder)]
+            words = [*launch.argv, *_size_of_nodes(launch, options), *_numbered(options, number, folder)]
             with files_of_launch(launch.written):
                 statuses.append(analysis(words, launch.environ, launch.folder))
     if ran.early_end:
@@ -141,6 +144,14 @@ def uses_arguments(script: Path) -> bool:
     if not (script.suffix in SUFFIXES or SHELLS.intersection(interpreter(str(script)))):
         return True
     return READS_ARGUMENTS.search(script.read_text(errors="replace")) is not None
+
+
+def _size_of_nodes(launch: Intercepted, options: Sequence[str]) -> list[str]:
+    """The number of GPUs of a training whose nodes start different numbers of processes."""
+    if launch.processes is None or any(word.startswith("--info-world-size") for word in options):
+        return []
+    print_message(f"the nodes start {launch.processes} processes together: {launch.processes} GPUs are analyzed")
+    return ["--info-world-size", str(launch.processes)]
 
 
 def _separated(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -268,7 +279,8 @@ def _size(launch: Intercepted, options: Sequence[str]) -> str:
     from analyzer.launch.options.catalogue import load_catalogue
     from analyzer.launch.split_argv import split_argv
 
-    words = split_argv([*launch.argv, *options], load_catalogue().newest)
+    sized = [] if launch.processes is None else ["--info-world-size", str(launch.processes)]
+    words = split_argv([*launch.argv, *sized, *options], load_catalogue().newest)
     info = read_info_options(words.info)
     try:
         world = read_world(

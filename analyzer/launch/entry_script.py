@@ -11,6 +11,7 @@ from typing import Final
 
 from analyzer.errors import UnsupportedError
 from analyzer.launch.inference.options import DYNAMIC_SCRIPTS, STATIC_SCRIPTS
+from analyzer.launch.info_options import MODEL
 
 GPT_SCRIPT: Final = "pretrain_gpt"
 OTHER_MODELS: Final[dict[str, str]] = {
@@ -72,6 +73,11 @@ NO_TRAINING: Final = frozenset({
 """Words in names of scripts that do something else than a training."""
 NO_TRAINING_FOLDERS: Final = frozenset({"tools", "tasks"})
 """Folders of Megatron-LM with scripts that evaluate, convert and preprocess."""
+SIZES: Final = frozenset({
+    "num-layers", "encoder-num-layers", "hidden-size", "num-attention-heads", "use-checkpoint-args", "yaml-cfg", "model",
+    "hf-checkpoint", "mcore-model", "load", "deepspeed-config",
+})  # fmt: skip
+"""Options, without dashes in front, of which every launch of Megatron-LM or of a fork has one: sizes, or where they are."""
 _OTHER_PROVIDERS: Final = re.compile(r"llava|vlm|mimo|mamba|hybrid|bert|t5", re.IGNORECASE)
 _REMEDY: Final = "use pretrain_gpt.py"
 
@@ -91,6 +97,26 @@ def check_entry(entry: str, *, module: bool, options: Mapping[str, Sequence[str]
     if model is not None:
         raise UnsupportedError(entry, f"trains {model}, and only GPT is modelled", _REMEDY)
     return f"{entry} is not a script of Megatron-LM: it is assumed to train a GPT as pretrain_gpt.py does."
+
+
+def refuse_other_program(argv: Sequence[str]) -> None:
+    """Raises UnsupportedError if `argv` starts a program that is no launch of Megatron-LM: it has no size of a model.
+
+    For launches that cannot be read, whose first fault would name an option of Megatron-LM that the program does not have.
+    """
+    from analyzer.launch.options.catalogue import load_catalogue
+    from analyzer.launch.split_argv import split_argv
+
+    words = split_argv(argv, load_catalogue().newest)
+    entry = words.entry
+    if entry is None or entry.startswith("verl.") or any(name == MODEL for name, _ in words.info):
+        return
+    name = entry.rpartition("/")[2].removesuffix(".py")
+    names = {word.partition("=")[0].lstrip("-").replace("_", "-") for word in words.megatron if word.startswith("--")}
+    if names & SIZES or GPT_SCRIPT in name or name in (*STATIC_SCRIPTS, *DYNAMIC_SCRIPTS):
+        return
+    fault = "is no launch of Megatron-LM: it gives neither sizes of a model nor a checkpoint that has them"
+    raise UnsupportedError(entry, fault, "give a launch with options such as --num-layers, or the model with --info-model")
 
 
 def _refuse_no_training(entry: str, name: str, folder: str, options: Mapping[str, Sequence[str]]) -> None:

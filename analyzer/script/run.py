@@ -63,6 +63,8 @@ class Intercepted:
     """The file of that line; empty if it is not known."""
     times: int
     """Number of times that the script started it."""
+    processes: int | None = None
+    """Number of processes on all nodes together, if the nodes start different numbers (`uneven_nodes`)."""
     written: Path | None = None
     """A folder with copies of the files that the launch names and the script has written, each at its absolute path."""
 

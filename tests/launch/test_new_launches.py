@@ -300,3 +300,21 @@ def test_a_short_name_of_a_model_suggests_the_longer_one() -> None:
 
 def test_the_world_of_the_smallest_number_has_whole_nodes() -> None:
     assert World(4, 8, (), ("--nnodes 1:4", 1)).size == 32
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--nproc-per-node 8 fairseq_cli/train.py /data --arch transformer --lr 1e-4",
+        "--nproc-per-node 8 scripts/performance/run_script.py --model_name llama3 --gpu h100",
+        "--nproc-per-node 8 train.py --num-tokens 16384 --output_directory x",
+    ],
+)
+def test_a_program_of_its_own_is_named(line: str) -> None:
+    with pytest.raises(UnsupportedError, match="is no launch of Megatron-LM"):
+        launch(line)
+
+
+def test_a_launch_of_megatron_without_sizes_names_the_option() -> None:
+    with pytest.raises(InputError, match=r"^--num-layers: is missing"):
+        launch("--nproc-per-node 8 pretrain_gpt.py --lr 1e-4")

@@ -225,6 +225,16 @@ def test_a_user_writes_in_a_folder_of_a_project(mode: str) -> None:
         assert not (folder / "sub").exists()
 
 
+def test_nodes_with_different_numbers_of_processes_are_one_launch(tmp_path: Path) -> None:
+    """4 processes on the first node and 3 on the second are 7 GPUs."""
+    node = "torchrun --nproc_per_node {} --nnodes 2 --node_rank {} --master_addr h pretrain_gpt.py " + MODEL
+    done = run_text(f"{node.format(4, 0)} &\n{node.format(3, 1)}\nwait", "--info-json", "out.json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "the nodes start 7 processes together: 7 GPUs are analyzed" in done.stderr
+    assert json.loads((tmp_path / "out.json").read_text())["world"]["size"] == 7
+    assert not (tmp_path / "out-2.json").exists()
+
+
 def test_mount_points_with_spaces_are_read() -> None:
     """The example of proc_pid_mountinfo(5), and a mount point with escapes."""
     text = (
