@@ -102,7 +102,6 @@ def _with_yaml(
     from analyzer.launch.yaml_config import words_of_yaml
 
     words = split_argv(argv, catalogue.newest)
-
     position = next(index for index, word in enumerate(words.megatron) if word.partition("=")[0] == YAML)
     attached = words.megatron[position].partition("=")[2]
     name = attached or next(iter(words.megatron[position + 1 : position + 2]), "")

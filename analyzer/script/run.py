@@ -24,8 +24,9 @@ from analyzer.script.isolation.script_process import Refused, ScriptProcess, sta
 from analyzer.script.isolation.start import Isolation
 from analyzer.script.preload_library import write_library
 from analyzer.script.stand_ins import context
-from analyzer.script.stand_ins.dispatch import PYTHONS, names
+from analyzer.script.stand_ins.dispatch import names
 from analyzer.script.stand_ins.inner import SHELLS
+from analyzer.script.stand_ins.launchers import PYTHONS
 from analyzer.script.stand_ins.slurm import batch_variables, read_header
 
 POLL: Final = 0.05

@@ -41,7 +41,7 @@ class ScriptProcess:
         self._left: int | None = None
         """Exit status of the process, once it is known."""
         self._status: int | None = None
-        """Exit status of the script in namespaces, where the process is another one."""
+        """Exit status of the script, where the process is the one that supervises it."""
 
     def has_ended(self) -> bool:
         """Whether the script itself has ended. Processes that it started may still run."""

@@ -6,7 +6,6 @@ import os
 
 from analyzer.script.stand_ins import context, inner, launchers
 
-PYTHONS = launchers.PYTHONS
 NETWORK = (
     "git", "pip", "pip3", "curl", "wget", "wget2", "aria2c", "axel", "rsync", "scp", "crontab", "sysctl", "mount", "dpkg", "rpm",
     "npm", "huggingface-cli", "hf", "nvidia-cuda-mps-control",
