@@ -217,7 +217,8 @@ NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 
 def python_of_everybody() -> str | None:
     """A Python that another user can start, and that can start itself again, with `PACKAGES` in its path."""
-    text = f"import subprocess, sys; sys.path.append({PACKAGES!r}); import rich; subprocess.run([sys.executable, '-c', ''], check=True)"
+    again = "subprocess.run([sys.executable, '-c', ''], check=True)"
+    text = f"import subprocess, sys; sys.path.append({PACKAGES!r}); import rich; {again}"
     for python in (sys.executable, shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin")):
         if python and subprocess.run([*NOBODY, python, "-c", text], capture_output=True, check=False).returncode == 0:
             return python
