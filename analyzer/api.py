@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 Word = str | int | float | os.PathLike[str]
 """An item of a list of words."""
 OF_COMMAND_LINE: Final = (
-    "json", "detail", "record", "allocator", "check", "rank", "layers", "launch", "print_options", "fail_on", "against", "dry",
-    "run_all", "calibrate", "calibrate_disk", "html", "timeline", "search", "search_over",
+    "json", "detail", "record", "allocator", "check", "rank", "layers", "launch", "print_options", "fail_on", "against", "log",
+    "dry", "run_all", "calibrate", "calibrate_disk", "html", "timeline", "search", "search_over",
     "keep", "search_gpus", "search_max", "search_csv", "workers",
 )  # fmt: skip
 """Fields of `InfoOptions` that ask the command line to print, record or start something."""
@@ -227,7 +227,7 @@ def _read(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path, defa
         job=job,
         options=options,
         note=" ".join(notes),
-        time=_time_inputs(options, arguments, gpu, folder),
+        time=_time_inputs(options, arguments, gpu, folder, job),
         arguments=arguments,
         environ=environ,
         folder=folder,
@@ -387,7 +387,9 @@ def _words_of_training(argv: str | Sequence[Word], gpu: str | None) -> list[str]
     return words
 
 
-def _time_inputs(options: InfoOptions, arguments: Arguments, gpu: HardwareSpec, folder: Path) -> TimeInputs | None:
+def _time_inputs(
+    options: InfoOptions, arguments: Arguments, gpu: HardwareSpec, folder: Path, job: TrainingJob
+) -> TimeInputs | None:
     if gpu.name is None and options.hardware is None:
         for field in ("network", "calibration", "efficiency", "tokens", "price"):
             if getattr(options, field):
@@ -395,4 +397,4 @@ def _time_inputs(options: InfoOptions, arguments: Arguments, gpu: HardwareSpec, 
         return None
     from analyzer.time.inputs import time_inputs
 
-    return time_inputs(options, arguments, gpu=gpu.name, folder=folder)
+    return time_inputs(options, arguments, gpu=gpu.name, folder=folder, job=job)

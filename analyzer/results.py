@@ -205,7 +205,8 @@ class TimeEstimate:
 
     iteration_seconds: float
     range_seconds: tuple[float, float] | None
-    """Interval that nine of ten measured iterations of models that were not fitted lie in. None without iterations on this GPU."""
+    """Interval that nine of ten measured iterations of the same kind lie in, which took no part in the fit. None with measured
+    efficiencies of the user."""
     tokens_per_second_per_gpu: float
     model_flops_per_iteration: float
     """As Megatron counts them, for the global batch."""

@@ -138,8 +138,8 @@ def legal(name: str) -> Legal:
         each for each in space.recomputes(Stages()) if job_of_layout(space, space.given._replace(recompute=each)) is not None
     ]
     count = 0
-    for setting in range(len(space.settings)):
-        for split in space.splits():
+    for split in space.splits():
+        for setting in space.settings_of(split):
             for stages in _legal_stages(space, setting, split):
                 count += sum(each in accepted for each in space.recomputes(stages))
     different, sampled = _differences(space)
@@ -150,7 +150,7 @@ def _legal_stages(space: Space, setting: int, split: Split) -> list[Stages]:
     found = job_of_split(space, setting, split)
     if found is None:
         return []
-    return [each for each in space.stages(split) if first_violation(with_stages(space, found.job, each)) is None]
+    return [each for each in space.stages(split) if first_violation(with_stages(space, setting, found.job, each)) is None]
 
 
 def _differences(space: Space) -> tuple[int, int]:
@@ -159,7 +159,8 @@ def _differences(space: Space) -> tuple[int, int]:
     splits = list(space.splits())
     wrong = 0
     for _ in range(SAMPLE):
-        setting, split = chosen.randrange(len(space.settings)), chosen.choice(splits)
+        split = chosen.choice(splits)
+        setting = chosen.choice(list(space.settings_of(split)))
         stages = chosen.choice(list(space.stages(split)))
         recompute = chosen.choice(list(space.recomputes(stages)))
         built = job_of_layout(space, Layout(setting, split, stages, recompute)) is not None

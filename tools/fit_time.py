@@ -2,10 +2,14 @@
 
     python tools/fit_time.py [--write] [--left-out] [--records FILE]
 
-Needs the extra `fit` (scipy). The residuals are ln(predicted / measured), softened so that single records do not decide, and
-weighted so that each combination of model, GPU and precision counts by the square root of its number of records. Each constant is
-held near its prior. `--left-out` also fits once for each model without its records, and reports the errors of the model that was
-left out. `--write` stores the constants.
+Needs the extra `fit` (scipy). Kernels have their shape and their ceilings from `kernel_tables.json`; what is fitted is how a
+training differs from kernels that are measured alone: its clock, the memory traffic, links, overlap and the host. The residuals are
+ln(predicted / measured), softened so that single records do not decide, and weighted so that each combination of model, GPU and
+precision counts by the square root of its number of records. Each constant is held near its prior. Records with `"fit": false` are
+predicted only: options of their launch are not known for certain.
+
+`--left-out` also fits once without each model, each GPU and each source, and reports the errors of what was left out. The ranges of
+reports are the quantiles of these errors. `--write` stores constants and ranges.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import collections
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +30,7 @@ from scipy.optimize import least_squares
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from analyzer.api import analyze
 from analyzer.communication.table import communication_rows
 from analyzer.hardware.gpus import hardware
 from analyzer.hardware.speeds import speed_of
@@ -37,10 +42,12 @@ from analyzer.results import CommunicationRow
 from analyzer.specs import TrainingJob
 from analyzer.specs.speed import SpeedSpec
 from analyzer.time.efficiencies import FILE, from_document, system_of
-from analyzer.time.iteration import iteration_time
+from analyzer.time.iteration import IterationTime, iteration_time
+from analyzer.time.training_range import HOST_BOUND
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "tests/data/measured_time/iterations.json"
+REPORTS = RECORDS.with_name("reports.json")
 
 
 @dataclass(frozen=True)
@@ -58,50 +65,26 @@ class Constant:
         return self.place[0] == "shared" or self.place[1] in (speed.architecture, speed.name, system_of(speed))
 
 
-def _gpu(gpu: str, name: str, prior: float, low: float = 0.3, high: float = 0.9, width: float = 0.15) -> Constant:
-    return Constant(("gpus", gpu, name), prior, low, high, width)
-
-
 def _shared(name: str, prior: float, low: float, high: float, width: float) -> Constant:
     return Constant(("shared", name), prior, low, high, width)
 
 
 CONSTANTS = (
-    Constant(("architectures", "ampere", "gemm_16"), 0.78, 0.6, 0.9, 0.05),
-    Constant(("architectures", "hopper", "gemm_16"), 0.73, 0.5, 0.9, 0.1),
-    Constant(("architectures", "hopper", "gemm_8"), 0.62, 0.4, 0.9, 0.15),
-    Constant(("architectures", "blackwell", "gemm_16"), 0.60, 0.4, 0.9, 0.15),
-    Constant(("architectures", "blackwell", "gemm_8"), 0.62, 0.4, 0.9, 0.15),
-    Constant(("architectures", "blackwell", "gemm_4"), 0.55, 0.2, 0.9, 0.2),
-    Constant(("architectures", "ampere", "attention"), 0.60, 0.4, 0.8, 0.1),
-    Constant(("architectures", "hopper", "attention"), 0.62, 0.4, 0.8, 0.1),
-    Constant(("architectures", "blackwell", "attention"), 0.60, 0.4, 0.8, 0.1),
-    _gpu("B200-180GB", "gemm_16", 0.50, width=0.05),
-    _gpu("B200-180GB", "gemm_8", 0.62),
-    _gpu("B200-180GB", "attention", 0.50, width=0.1),
-    _gpu("GB200-186GB", "gemm_8", 0.62),
-    _gpu("GB300-288GB", "gemm_8", 0.68),
-    _gpu("B300-288GB", "gemm_8", 0.68),
-    _gpu("GB300-288GB", "attention", 0.70, width=0.1),
-    _gpu("B300-288GB", "attention", 0.70, width=0.1),
-    Constant(("systems", "rack", "expert_nvlink_flex"), 0.6, 0.2, 0.9, 0.2),
-    _shared("gemm_traffic", 0.5, 0.05, 1.0, 0.3),
-    _shared("gemm_half_rows", 180, 60, 400, 0.2),
-    _shared("memory", 0.85, 0.6, 0.95, 0.05),
-    _shared("memory_permute", 0.55, 0.3, 0.9, 0.2),
-    _shared("nvlink", 0.62, 0.3, 0.9, 0.15),
-    _shared("network", 0.85, 0.5, 1.0, 0.08),
+    _shared("clock", 0.82, 0.6, 1.0, 0.05),
+    Constant(("architectures", "hopper", "clock"), 0.82, 0.6, 1.0, 0.05),
+    _shared("cublas_4", 1.25, 1.0, 1.6, 0.1),
+    _shared("memory", 0.8, 0.6, 0.95, 0.05),
+    _shared("memory_permute", 0.5, 0.3, 0.9, 0.2),
+    _shared("nvlink", 0.68, 0.3, 0.9, 0.1),
+    _shared("network", 0.8, 0.4, 1.0, 0.1),
     _shared("expert_nvlink", 0.55, 0.2, 0.9, 0.2),
-    _shared("expert_nvlink_flex", 0.55, 0.2, 0.9, 0.2),
-    _shared("expert_network", 0.85, 0.5, 1.0, 0.1),
-    _shared("tp_overlap_exposed", 0.2, 0.05, 0.6, 0.3),
-    _shared("tp_backward_exposed", 0.6, 0.2, 1.0, 0.15),
-    _shared("ep_overlap_exposed", 0.15, 0.03, 0.6, 0.4),
-    _shared("slowdown", 0.12, 0.03, 0.4, 0.3),
-    _shared("host_call", 17e-6, 8e-6, 30e-6, 0.2),
-    _shared("host_sync", 250e-6, 30e-6, 1000e-6, 0.25),
-    _shared("iteration", 10e-3, 2e-3, 40e-3, 0.5),
+    _shared("expert_network", 0.8, 0.4, 1.0, 0.1),
+    _shared("ep_overlap_exposed", 0.08, 0.02, 0.5, 0.3),
+    _shared("slowdown", 0.1, 0.02, 0.4, 0.3),
+    _shared("host_call", 12e-6, 4e-6, 30e-6, 0.2),
 )
+"""What is fitted. Priors: NCCL tests on NVLink (0.7 of its bandwidth, all-to-all 0.6), copies (0.85 of the memory bandwidth), FP4
+of cuBLAS 12.9 (faster than the inference kernels of the tables); the others are wide."""
 SOFTNESS = 0.05
 STEP = 0.01
 PULL = 0.05
@@ -117,10 +100,18 @@ class Case:
     rows: Sequence[CommunicationRow]
     speed: SpeedSpec
 
+    def time(self, document: dict[str, Any]) -> IterationTime:
+        """The predicted iteration."""
+        return iteration_time(self.job, self.stages, self.rows, self.speed, from_document(document, self.speed))
+
     def error(self, document: dict[str, Any]) -> float:
         """ln(predicted / measured)."""
-        found = iteration_time(self.job, self.stages, self.rows, self.speed, from_document(document, self.speed))
-        return float(np.log(found.seconds / self.record["measured"]["iteration_seconds"]))
+        return float(np.log(self.time(document).seconds / self.record["measured"]["iteration_seconds"]))
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether the record takes part in fits."""
+        return bool(self.record.get("fit", True))
 
 
 def case_of(record: dict[str, Any]) -> Case:
@@ -147,8 +138,8 @@ def with_values(document: dict[str, Any], values: Sequence[float]) -> dict[str, 
     return changed
 
 
-def fit(document: dict[str, Any], cases: Sequence[Case]) -> list[float]:
-    """Values of `CONSTANTS` for the cases."""
+def fit(document: dict[str, Any], cases: Sequence[Case], begin: Sequence[float] | None = None) -> list[float]:
+    """Values of `CONSTANTS` for the cases. The search begins at `begin`, or at the priors."""
     sizes = collections.Counter(cluster(case.record) for case in cases)
     weights = np.array([sizes[cluster(case.record)] ** -0.5 for case in cases])
     weights *= (len(weights) / (weights**2).sum()) ** 0.5
@@ -176,8 +167,10 @@ def fit(document: dict[str, Any], cases: Sequence[Case]) -> list[float]:
             columns[len(cases) + column, column] = PULL / widths[column]
         return columns
 
-    start = np.clip(priors, low + 1e-6, high - 1e-6)
-    found = least_squares(residuals, start, jac=derivatives, bounds=(low, high), loss="soft_l1", f_scale=SOFTNESS, max_nfev=12)
+    start = np.clip(priors if begin is None else np.log(begin), low + 1e-6, high - 1e-6)
+    found = least_squares(
+        residuals, start, jac=derivatives, bounds=(low, high), loss="soft_l1", f_scale=SOFTNESS, max_nfev=12 if begin is None else 6
+    )
     return [float(value) for value in np.exp(found.x)]
 
 
@@ -216,26 +209,73 @@ def table(title: str, records: Sequence[dict[str, Any]], errors: Sequence[float]
         print(f"    {record:10} {precision:20}", of(gpu=record, precision=precision))
 
 
-def _interval(errors: Sequence[float]) -> dict[str, float]:
-    """The 5th and the 95th percentile of predicted / measured - 1."""
-    lower, upper = np.quantile(np.exp(errors) - 1, [0.05, 0.95])
-    return {"lower": round(float(lower), 3), "upper": round(float(upper), 3)}
-
-
+LEFT_OUT: dict[str, Callable[[dict[str, Any]], str]] = {
+    "model": lambda record: str(record["model"]),
+    "gpu": lambda record: str(record["gpu"]),
+    "source": lambda record: str(record["id"]).split("-", 1)[0],
+}
+"""What is left out of a fit as a whole."""
 _WORKER: dict[str, Any] = {}
 
 
-def _without(model: str) -> tuple[str, list[float], list[float]]:
-    """The constants fitted without a model, and the errors of its records."""
+def _interval(errors: Sequence[float]) -> dict[str, float]:
+    """The 5th and the 95th percentile of predicted / measured - 1."""
+    lower, upper = np.quantile(np.exp(errors) - 1, [0.05, 0.95])
+    return {"lower": round(float(lower), 3), "upper": round(float(upper), 3), "iterations": len(errors)}
+
+
+def _without(left: tuple[str, str]) -> list[tuple[str, int, float, bool]]:
+    """The errors of the records of a model, GPU or source after a fit without them, and whether the host limits them."""
+    kind, name = left
     cases: list[Case] = _WORKER["cases"]
     document = _WORKER["document"]
-    values = fit(document, [case for case in cases if case.record["model"] != model])
-    changed = with_values(document, values)
-    return model, values, [case.error(changed) for case in cases if case.record["model"] == model]
+    of = LEFT_OUT[kind]
+    others = [case for case in cases if case.is_fitted and of(case.record) != name]
+    changed = with_values(document, fit(document, others, _WORKER["values"]))
+    found = []
+    for place, case in enumerate(cases):
+        if of(case.record) == name:
+            time = case.time(changed)
+            found.append((kind, place, case.error(changed), time.parts["host"] > HOST_BOUND * time.seconds))
+    return found
 
 
-def _start(document: dict[str, Any], path: Path) -> None:
-    _WORKER["document"] = document
+def left_out(
+    records: Sequence[dict[str, Any]], document: dict[str, Any], values: Sequence[float], path: Path, jobs: int
+) -> dict[str, dict[str, float]]:
+    """Prints the errors of what was left out. Returns their intervals by kind. `values`: those fitted to all."""
+    lefts = [(kind, name) for kind, of in LEFT_OUT.items() for name in sorted({of(record) for record in records})]
+    errors: dict[str, dict[int, float]] = {kind: {} for kind in LEFT_OUT}
+    limited: list[float] = []
+    with ProcessPoolExecutor(jobs, initializer=_start, initargs=(document, path, values)) as pool:
+        for found in pool.map(_without, lefts):
+            for kind, place, error, host in found:
+                errors[kind][place] = error
+                limited += [error] if host and kind != "gpu" else []
+    for kind, of_kind in errors.items():
+        table(f"each {kind} left out of the fit", records, [of_kind[place] for place in range(len(records))])
+    intervals = {}
+    for kind in ("dense", "moe"):
+        mine = [place for place, record in enumerate(records) if record["kind"] == kind]
+        intervals[kind] = _interval([errors[left][place] for left in ("model", "source") for place in mine])
+        intervals[f"{kind}_on_another_gpu"] = _interval([errors["gpu"][place] for place in mine])
+    intervals["host_bound"] = _interval([*limited, *_reports()])
+    return intervals
+
+
+def _reports() -> list[float]:
+    """ln(predicted / measured) of the launches of public reports that the host limits. They take part in no fit."""
+    found = []
+    for report in json.loads(REPORTS.read_text()):
+        time = analyze(report["argv"], environ=report["env"]).time
+        seconds = report["measured"].get("time_s")
+        if time is not None and seconds and time.parts_seconds["host"] > HOST_BOUND * time.iteration_seconds:
+            found.append(float(np.log(time.iteration_seconds / seconds)))
+    return found
+
+
+def _start(document: dict[str, Any], path: Path, values: Sequence[float] | None = None) -> None:
+    _WORKER["document"], _WORKER["values"] = document, values
     _WORKER["cases"] = [case_of(record) for record in json.loads(path.read_text())]
 
 
@@ -251,27 +291,20 @@ def main() -> None:
     _start(document, args.records)
     cases: list[Case] = _WORKER["cases"]
     records = [case.record for case in cases]
-    values = fit(document, cases)
+    fitted = [case for case in cases if case.is_fitted]
+    values = fit(document, fitted)
     changed = with_values(document, values)
-    table("fitted on all records", records, [case.error(changed) for case in cases])
+    table("fitted", [case.record for case in fitted], [case.error(changed) for case in fitted])
+    table("all records", records, [case.error(changed) for case in cases])
     for constant, value in zip(CONSTANTS, values, strict=True):
         bound = " at its bound" if min(abs(value / constant.low - 1), abs(value / constant.high - 1)) < 0.01 else ""
-        print(f"  {'.'.join(constant.place[1:]):36} {value:.4g} (prior {constant.prior:.4g}){bound}")
+        print(f"  {'.'.join(constant.place):30} {value:.4g} (prior {constant.prior:.4g}){bound}")
     if args.left_out:
-        models = sorted({record["model"] for record in records})
-        with ProcessPoolExecutor(args.jobs, initializer=_start, initargs=(document, args.records)) as pool:
-            outcome = list(pool.map(_without, models))
-        pairs = [
-            (record, error)
-            for model, _, errors in outcome
-            for record, error in zip((each for each in records if each["model"] == model), errors, strict=True)
-        ]
-        table("each model left out of the fit", [record for record, _ in pairs], [error for _, error in pairs])
-        changed["errors"] = changed["errors"] | {
-            kind: _interval([error for record, error in pairs if record["kind"] == kind]) for kind in ("dense", "moe")
-        }
+        gpus = sorted({case.speed.name for case in fitted})
+        changed["errors"] = {"gpus": gpus, "intervals": left_out(records, document, values, args.records, args.jobs)}
+    changed["sources"] = {name: text for name, text in changed["sources"].items() if not text.startswith("tools/fit_time.py")}
     for constant in CONSTANTS:
-        mine = [case.record for case in cases if constant.concerns(case.speed)]
+        mine = [case.record for case in fitted if constant.concerns(case.speed)]
         where = f"tools/fit_time.py: {len(mine)} measured iterations of {len({record['model'] for record in mine})} models"
         changed["sources"][".".join(constant.place)] = where + f", prior {constant.prior:g}"
     if args.write:

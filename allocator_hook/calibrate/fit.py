@@ -131,7 +131,7 @@ STEPS: Final = (
     ),
     Step(
         _attention("forward", equal=True),
-        (_share("attention"), Search("attention_half_sequence", 10.0, 10_000.0, _varies(_keys))),
+        (Search("attention", 0.01, 4.0), Search("attention_half_sequence", 10.0, 10_000.0, _varies(_keys))),
     ),
     Step(_attention("backward", equal=True), (Search("attention_backward", 0.05, 2.0),)),
     Step(_attention("backward", equal=False), (Search("attention_unequal_heads", 0.05, 2.0),)),

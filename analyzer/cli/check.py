@@ -40,6 +40,7 @@ def check_trace(path: str, argv: Sequence[str], *, environ: Mapping[str, str], f
         "--info-engine": options.engine != "formula",
         "--info-fail-on": bool(options.fail_on),
         "--info-against": bool(options.against),
+        "--info-log": options.log is not None,
     }
     if others := [name for name in given if given[name]]:
         raise InputError(OPTION, f"cannot be combined with {others[0]}", "use only one of them")

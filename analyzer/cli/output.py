@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from analyzer.launch.info_options import InfoOptions
     from analyzer.report.against import Against
     from analyzer.results import Report
+    from analyzer.time.run_log.compare import LogComparison
 
 
 LONGEST_WORD: Final = 400
@@ -67,16 +68,22 @@ def standard_output() -> Iterator[TextIO]:
         raise InputError("standard output", f"cannot be written ({error.strerror})", remedy) from None
 
 
-def write_report(report: Report, options: InfoOptions, compared: Sequence[Compared], against: Sequence[Against] = ()) -> None:
+def write_report(
+    report: Report,
+    options: InfoOptions,
+    compared: Sequence[Compared],
+    against: Sequence[Against] = (),
+    log: LogComparison | None = None,
+) -> None:
     """Writes the JSON report if it was requested, and prints the console report unless the JSON report is printed.
 
-    `against` are the changes since older reports; the JSON report has those since the first one. Raises InputError if a report
-    cannot be written.
+    `against` are the changes since older reports; the JSON report has those since the first one. `log`: the log of a run beside
+    the prediction. Raises InputError if a report cannot be written.
     """
     if options.json is not None:
         from analyzer.report.json.document import to_json
 
-        if write_json({**to_json(report), **_comparisons(compared), **_against(against)}, options.json):
+        if write_json({**to_json(report), **_comparisons(compared), **_log(log), **_against(against)}, options.json):
             return
     from analyzer.report.console.report import print_report
 
@@ -87,6 +94,10 @@ def write_report(report: Report, options: InfoOptions, compared: Sequence[Compar
 
             for each in compared:
                 print_comparison(each.comparison, each.header, stream=stream)
+        if log is not None:
+            from analyzer.report.console.log_section import print_log
+
+            print_log(log, stream=stream)
         for changes in against:
             from analyzer.report.console.against_section import print_against
 
@@ -113,6 +124,15 @@ def _comparisons(compared: Sequence[Compared]) -> dict[str, Any]:
     from analyzer.report.console.comparison_section import comparison_json
 
     return {"comparisons": [comparison_json(each.comparison, each.header) for each in compared]}
+
+
+def _log(log: LogComparison | None) -> dict[str, Any]:
+    """The field that `--info-log` adds to the JSON report."""
+    if log is None:
+        return {}
+    from analyzer.report.json.log import log_json
+
+    return {"log": log_json(log)}
 
 
 def _against(against: Sequence[Against]) -> dict[str, Any]:

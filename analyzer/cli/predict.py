@@ -26,6 +26,11 @@ def predict_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
         from analyzer.report.against import read_old
 
         old = [read_old(file) for file in options.against]
+    log = None
+    if options.log is not None:
+        from analyzer.time.run_log.read import read_log
+
+        log = read_log(options.log)
     report = with_newest_release(report_of(launch), launch, argv, environ=environ, folder=folder)
     command = ("get_training_info.py", *argv)
     if options.record is not None:
@@ -45,7 +50,12 @@ def predict_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
         from analyzer.cli.html import write_html
 
         write_html(report, launch, options.html, argv=argv, old=old)
-    write_report(report, options, compared, [changes_since(each, report) for each in old])
+    measured = None
+    if log is not None:
+        from analyzer.time.run_log.compare import compare_log
+
+        measured = compare_log(log, report, launch.time)
+    write_report(report, options, compared, [changes_since(each, report) for each in old], measured)
     if any(each.comparison.failures for each in compared):
         return CHECK_FAILED
     if fails(report.verdict, options.fail_on):

@@ -31,8 +31,8 @@ WRITTEN: Final = ("--info-json", "--info-html", "--info-timeline", "--info-recor
 """Options that name a file to write, which is another one for each launch."""
 OF_LAUNCH: Final = ("--info-megatron", "--info-model")
 """Options whose value may be a path, which the analysis reads in the folder of the launch."""
-COMPARED: Final = "--info-against"
-"""The option that names an older report, which is another one for each launch as well."""
+COMPARED: Final = ("--info-against", "--info-log")
+"""Options that name an older report or the log of a run, which is another one for each launch as well."""
 SHOWN_VARIABLES: Final = (
     "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_", "OMPI_COMM_WORLD_", "PMI_SIZE", "PET_", "CUDA_DEVICE_MAX_CONNECTIONS", "NVTE_",
     "MEGATRON_", "NNODES", "NPROC_PER_NODE",
@@ -231,8 +231,8 @@ def _print_heading(number: int, ran: ScriptRun, script: Path, options: Sequence[
 def _numbered(options: Sequence[str], number: int, folder: Path) -> list[str]:
     """The options, with `-2`, `-3` and so on before the suffix of files that belong to a launch. `number` counts from 1.
 
-    An older report that does not exist is left out for all launches but the first. `folder` is the folder in which the user gave
-    names of files for the launch, which may have another folder.
+    An older report or a log that does not exist is left out for all launches but the first. `folder` is the folder in which the
+    user gave names of files for the launch, which may have another folder.
     """
     words: list[str] = []
     rest = list(options)
@@ -242,9 +242,9 @@ def _numbered(options: Sequence[str], number: int, folder: Path) -> list[str]:
             if not rest:
                 return [*words, name]
             value = rest.pop(0)
-        if name in (*WRITTEN, COMPARED) and value != "-" and number > 1:
+        if name in (*WRITTEN, *COMPARED) and value != "-" and number > 1:
             value = _numbered_file(value, number)
-            if name == COMPARED and not os.path.exists(value):
+            if name in COMPARED and not os.path.exists(value):
                 continue
         if name in OF_LAUNCH and (folder / value).exists():
             value = str(folder / value)

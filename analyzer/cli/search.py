@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SMALL: Final = 20_000
 """Layouts of a space below which a search takes a few seconds in one process."""
-EXCLUDED: Final = ("record", "check", "calibrate", "launch", "against", "fail_on", "timeline")
+EXCLUDED: Final = ("record", "check", "calibrate", "launch", "against", "log", "fail_on", "timeline")
 """Fields of `InfoOptions` that cannot be used with a search."""
 
 

@@ -109,7 +109,7 @@ def _steps(inputs: TimeInputs) -> tuple[Steps, str]:
 
         return simple, f"--info-efficiency: {flops:.0%} of the peak of computation, {memory:.0%} of that of memory"
     machine = Machine(inputs.speed, inputs.rates or efficiencies_of(inputs.speed))
-    known = inputs.speed.architecture in shipped()["architectures"]
+    known = inputs.speed.name in shipped()["errors"]["gpus"]
     source = inputs.calibration or (
         "those of the time model for training; no generation was measured"
         if known

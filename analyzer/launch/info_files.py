@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
 WRITTEN: Final = ("json", "html", "timeline", "record", "search_csv", "calibrate")
 """Fields of `InfoOptions` that name a file to write."""
-READ: Final = ("hardware", "calibration", "check")
+READ: Final = ("hardware", "check", "log")
 """Fields that name a file to read."""
+READ_SEVERAL: Final = ("calibration", "against")
+"""Fields that name several files to read."""
 NOT_PRINTED: Final = ("html", "timeline")
 """Of the written files those that cannot be standard output, so that '-' would be a file of this name."""
 SCRIPTS: Final = (
@@ -34,8 +36,9 @@ def check_files(options: InfoOptions) -> None:
     for field in READ:
         if (path := getattr(options, field)) is not None:
             used.setdefault(os.path.realpath(path), _flag(field))
-    for path in options.against:
-        used.setdefault(os.path.realpath(path), "--info-against")
+    for field in READ_SEVERAL:
+        for path in getattr(options, field):
+            used.setdefault(os.path.realpath(path), _flag(field))
     for field in WRITTEN:
         path = getattr(options, field)
         if path == "-" and field in NOT_PRINTED:

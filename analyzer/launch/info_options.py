@@ -58,6 +58,8 @@ class InfoOptions:
     """Memory that should remain free; a launch that leaves less is tight."""
     against: tuple[str, ...] = ()
     """JSON reports to compare the report with."""
+    log: str | None = None
+    """The log of a run of the launch, to compare the report with."""
     html: str | None = None
     """A file for the report as a page for a browser."""
     timeline: str | None = None
@@ -79,8 +81,8 @@ class InfoOptions:
     """Gigabytes per second of the network of one GPU in one direction; None for that of the GPU's usual machine."""
     hardware: str | None = None
     """A file with the speeds of a GPU."""
-    calibration: str | None = None
-    """A file with measured efficiencies."""
+    calibration: tuple[str, ...] = ()
+    """A file with measured efficiencies, and logs of runs of the launch."""
     calibrate: str | None = None
     """A file for the efficiencies of this machine, which are measured."""
     calibrate_disk: str | None = None
@@ -170,6 +172,7 @@ OPTIONS: Final[dict[str, InfoOption]] = {
     ),
     "margin": InfoOption("SIZE", "memory that should remain free, such as 5% or 4GiB; with less the launch is tight", margin),
     "against": InfoOption("FILE", "print what changed since the JSON report in this file; may be repeated", word, repeats=True),
+    "log": InfoOption("FILE", "print what the log of a run of the launch measured beside the prediction, with likely causes", word),
     "html": InfoOption("FILE", "write the report as a page for a browser, with charts", word),
     "timeline": InfoOption("FILE", "write an iteration as a timeline for ui.perfetto.dev or chrome://tracing", word),
     "record": InfoOption("FILE", "run training steps of one rank and write the trace to this file", word),
@@ -188,7 +191,12 @@ OPTIONS: Final[dict[str, InfoOption]] = {
         "GB/S", "network bandwidth of each GPU in GB/s, in one direction (default: of its usual machine)", positive
     ),
     "hardware": InfoOption("FILE", "JSON file with the speeds of a GPU that is not known", word),
-    "calibration": InfoOption("FILE", "JSON file with efficiencies measured on the machine", word),
+    "calibration": InfoOption(
+        "FILE",
+        "efficiencies of --info-calibrate, or the log of a run, to which they are fitted; may be repeated",
+        word,
+        repeats=True,
+    ),
     "calibrate": InfoOption("FILE", "measure this machine, with the kernels of the launch, and write its efficiencies", word),
     "calibrate_disk": InfoOption("FOLDER", "with --info-calibrate: measure the disk of this folder as well, for offloading", word),
     "efficiency": InfoOption(

@@ -26,7 +26,7 @@ from analyzer.specs import TrainingJob
 from analyzer.specs.speed import SpeedSpec
 from analyzer.time.efficiencies import Efficiencies
 from analyzer.time.optimizer_seconds import seconds_of_parameters
-from analyzer.time.pass_seconds import Run, pass_run, sum_of_runs
+from analyzer.time.pass_seconds import Run, pair_seconds, pass_run, sum_of_runs
 from analyzer.time.pass_work import block_work, context_of, is_sum_of_children, settings_of
 from analyzer.time.pipeline import is_large, schedule_of
 from analyzer.time.work.context import work_context
@@ -96,9 +96,12 @@ class SplitFigures:
         if modules is None:
             return None
         found = [(self._block(module), times) for module, times in modules]
+        forward = sum_of_runs([(each.forward, times) for each, times in found])
+        backward = sum_of_runs([(each.backward, times) for each, times in found])
+        first, second = pair_seconds(forward, backward, self._rates)
         return ChunkFigures(
-            forward=sum_of_runs([(each.forward, times) for each, times in found]).seconds.total,
-            backward=sum_of_runs([(each.backward, times) for each, times in found]).seconds.total,
+            forward=first.total,
+            backward=second.total,
             dense=sum(times * each.dense for each, times in found),
             experts=sum(times * each.experts for each, times in found),
             parameter_bytes=sum(times * each.parameter_bytes for each, times in found),

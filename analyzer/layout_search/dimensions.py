@@ -13,6 +13,7 @@ from analyzer.errors import AnalyzerError, InputError
 from analyzer.launch.derive.recompute import MODULES
 from analyzer.layout.stages import layers_of_stages
 from analyzer.layout_search.options import OF_RECOMPUTE
+from analyzer.layout_search.overlaps import Setting, suits_split, with_overlaps
 from analyzer.layout_search.problem import Changes, Problem
 from analyzer.layout_search.space import (
     MICRO_BATCHES,
@@ -38,13 +39,14 @@ from analyzer.modules.models.gpt import chunk_modules
 from analyzer.program.chunks import Block
 from analyzer.specs import PipelineSpec
 from analyzer.specs.option_names import flag_of
+from analyzer.specs.release import is_before
 from analyzer.specs.rules.failures import needs_whole_groups
 from analyzer.units import ceil_div
 
 if TYPE_CHECKING:
     from analyzer.specs import TrainingJob
 
-USUAL: Final = ("tp", "pp", "vpp", "layers", "cp", "ep", "etp", "micro-batch", "recompute", "optimizer")
+USUAL: Final = ("tp", "pp", "vpp", "layers", "cp", "ep", "etp", "micro-batch", "recompute", "optimizer", "overlap")
 """Dimensions of a search that names none."""
 ON_REQUEST: Final = ("cp-comm", "instances", "fsdp", "offload", "precision", "order")
 DIMENSIONS: Final = (*USUAL, *ON_REQUEST)
@@ -59,6 +61,7 @@ DESTS: Final[Mapping[str, tuple[str, ...]]] = {
     "micro-batch": ("micro_batch_size",),
     "recompute": OF_RECOMPUTE,
     "optimizer": ("use_distributed_optimizer",),
+    "overlap": (),
     "cp-comm": ("cp_comm_type",),
     "instances": ("num_distributed_optimizer_instances",),
     "fsdp": ("use_megatron_fsdp",),
@@ -66,7 +69,10 @@ DESTS: Final[Mapping[str, tuple[str, ...]]] = {
     "precision": ("fp8", "fp8_recipe"),
     "order": ("use_tp_pp_dp_mapping",),
 }
-"""The options that a dimension changes. A dimension is not searched if one of them is kept."""
+"""The options that a dimension changes. A dimension is not searched if one of them is kept.
+
+Those of `overlap` are in `analyzer.layout_search.overlaps`: each of them can be kept, and the others are searched.
+"""
 RECIPES: Final = ("delayed", "tensorwise", "blockwise", "mxfp8")
 OFFLOADED: Final = ("core_attn", "attn_proj", "expert_fc1", "moe_act")
 
@@ -234,8 +240,25 @@ class Space:
         return memory_figures(job) if not modules or job.recompute.modules else None
 
     @cached_property
-    def settings(self) -> tuple[Changes, ...]:
-        """Options that are changed together, without any first."""
+    def settings(self) -> tuple[Setting, ...]:
+        """Options that are changed together, none first."""
+        if "overlap" not in self.over:
+            return tuple(Setting(changes, index) for index, changes in enumerate(self.plain_settings))
+        return with_overlaps(self.problem, self.plain_settings, self.keep)
+
+    def settings_of(self, split: Split) -> Iterator[int]:
+        """The settings whose layouts with a split are looked at from the start."""
+        for index, setting in enumerate(self.settings):
+            if setting.searched and self.suits(setting.changes, split):
+                yield index
+
+    def suits(self, changes: Changes, split: Split) -> bool:
+        """Whether a split has the communication that the options of a setting hide."""
+        return suits_split(changes, split, domain=self.problem.speed.nvlink_domain)
+
+    @cached_property
+    def plain_settings(self) -> tuple[Changes, ...]:
+        """The settings without options of `analyzer.layout_search.overlaps`."""
         parts: list[list[Changes]] = [[{}]]
         for dimension, choices in _SETTINGS.items():
             if dimension in self.over:
@@ -297,8 +320,10 @@ def _offload(problem: Problem) -> Sequence[Changes]:
     return (optimizer, *activations)
 
 
-def _precision(_: Problem) -> Sequence[Changes]:
-    recipes = tuple({"fp8": "hybrid" if each != "mxfp8" else "e4m3", "fp8_recipe": each} for each in RECIPES)
+def _precision(problem: Problem) -> Sequence[Changes]:
+    """FP8 recipes that the release has: it has no blocks of 128 before 0.13 (`--fp8-recipe`)."""
+    known = [each for each in RECIPES if each != "blockwise" or not is_before(problem.given.megatron, "0.13")]
+    recipes = tuple({"fp8": "hybrid" if each != "mxfp8" else "e4m3", "fp8_recipe": each} for each in known)
     return ({"fp8": None}, *recipes)
 
 
@@ -326,7 +351,7 @@ def space_of(problem: Problem, *, over: Sequence[str] = (), keep: Collection[str
     for dimension in over:
         if dimension not in DIMENSIONS:
             raise InputError("--info-search-over", f"{dimension!r} is not a dimension", f"use some of {', '.join(DIMENSIONS)}")
-        if not any(dest in problem.arguments.values for dest in DESTS[dimension]):
+        if DESTS[dimension] and not any(dest in problem.arguments.values for dest in DESTS[dimension]):
             fault = f"Megatron-LM {problem.arguments.release} has no option for {dimension}"
             raise InputError("--info-search-over", fault, "leave it out, or name a later release with --info-megatron")
     kept = frozenset(_dest(problem, option) for option in keep)

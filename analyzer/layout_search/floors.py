@@ -22,7 +22,7 @@ from analyzer.specs import TrainingJob
 from analyzer.time.kernel_seconds import least_gemm_seconds
 from analyzer.time.links import Span, span_of
 from analyzer.time.message_seconds import message_seconds
-from analyzer.time.pass_seconds import exposed_share, pass_run
+from analyzer.time.pass_seconds import pass_run
 from analyzer.time.pass_work import Message, PassWork, block_work, settings_of
 from analyzer.time.work.context import work_context
 from analyzer.time.work.kernels import Gemm
@@ -119,7 +119,7 @@ class Floors:
                 exchange=message.exchange,
                 choices=message.choices,
             )
-            exposed = exposed_share(message.exposure, problem.rates)
+            exposed = problem.rates.ep_overlap_exposed if message.exposure == "microbatch" else 1.0
             seconds += count * one.transfer * (exposed + (1 - exposed) * problem.rates.slowdown)
         return seconds
 

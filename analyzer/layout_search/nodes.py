@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -17,6 +17,7 @@ from analyzer.layout_search.bounds import BlockCache, Bounds, SplitFigures, boun
 from analyzer.layout_search.dimensions import Space
 from analyzer.layout_search.evaluation import Evaluation, evaluate
 from analyzer.layout_search.floors import Floors
+from analyzer.layout_search.overlaps import suits_layout
 from analyzer.layout_search.space import Layout, Recompute, Split, Stages
 from analyzer.layout_search.split_jobs import (
     SplitJob,
@@ -73,12 +74,22 @@ class Cutoffs(NamedTuple):
 
 def root_nodes(space: Space) -> Iterator[Node]:
     """A node for each split and setting."""
-    for setting in range(len(space.settings)):
-        floors = Floors(space, setting)
-        for split in space.splits():
-            floor = floors.of(split)
+    floors = [Floors(space, setting) for setting in range(len(space.settings))]
+    for split in space.splits():
+        for setting in space.settings_of(split):
+            floor = floors[setting].of(split)
             if floor is not None:
                 yield Node(floor, 0, setting, split)
+
+
+def with_more_overlaps(space: Space, layouts: Iterable[Layout]) -> Iterator[Node]:
+    """Nodes of layouts with each setting that adds overlapped exchanges of tokens. Their time has no lower bound."""
+    for layout in layouts:
+        for index, setting in enumerate(space.settings):
+            if setting.adds_to != layout.setting or not space.suits(setting.changes, layout.split):
+                continue
+            if suits_layout(setting.changes, layout.stages, layout.recompute):
+                yield Node(0.0, 0, index, layout.split, layout.stages, layout.recompute)
 
 
 def _no_figures(*_: int) -> BlockCache:
@@ -124,7 +135,7 @@ class Expander:
         space = self.space
         figures = {of_split.job.flags: of_base}
         for stages in space.stages(node.split):
-            changed = with_stages(space, of_split.job, stages)
+            changed = with_stages(space, node.setting, of_split.job, stages)
             if first_violation(changed) is not None:
                 continue
             if changed.flags not in figures:
@@ -172,15 +183,32 @@ class Expander:
         """The evaluation of a layout, unless a better bound of its memory or its exact time leaves it out."""
         if node.stages is None or node.recompute is None or not cutoffs.needs(node.seconds, node.device_bytes):
             return None
-        problem = self.space.problem
         layout = Layout(node.setting, node.split, node.stages, node.recompute)
+        found, fits = self._evaluated_layout(layout, node.seconds, cutoffs)
+        fallback = self.space.settings[node.setting].fallback
+        if fits or fallback is None:
+            return found
+        return self._evaluated_layout(layout._replace(setting=fallback), node.seconds, cutoffs)[0]
+
+    def _evaluated_layout(self, layout: Layout, seconds: float, cutoffs: Cutoffs) -> tuple[Evaluation | None, bool]:
+        """The evaluation of a layout, if it is needed, and whether the layout fits as far as is known.
+
+        `seconds`: a lower bound of its time.
+        """
+        problem = self.space.problem
         job = job_of_layout(self.space, layout)
+        needed = True
+
+        def is_needed(exact: float) -> bool:
+            nonlocal needed
+            needed = cutoffs.needs(exact, least)
+            return needed
+
         try:
-            if job is None or (least := screen(job).device_bytes) > problem.capacity or not cutoffs.needs(node.seconds, least):
-                return None
+            if job is None or (least := screen(job).device_bytes) > problem.capacity or not cutoffs.needs(seconds, least):
+                return None, job is not None
             options = changed_options(self.space, layout)
-            return evaluate(
-                layout, options, job, problem.speed, problem.rates, is_needed=lambda seconds: cutoffs.needs(seconds, least)
-            )
+            found = evaluate(layout, options, job, problem.speed, problem.rates, is_needed=is_needed)
         except AnalyzerError:
-            return None
+            return None, False
+        return found, found is not None or not needed

@@ -155,17 +155,33 @@ SHORT: Final = {
     "--decoder-last-pipeline-num-layers": "last",
 }
 """Usual abbreviations of options, and the layers of the first and the last pipeline rank."""
+OVERLAPS: Final = {
+    "--overlap-grad-reduce": "gradients",
+    "--overlap-param-gather": "parameters",
+    "--tp-comm-overlap": "TP",
+    "--overlap-moe-expert-parallel-comm": "EP",
+}
+"""Communication that overlaps with kernels."""
+FUSIONS: Final = {"--cross-entropy-loss-fusion": "loss", "--moe-permute-fusion": "permutation"}
+"""Fused kernels."""
 PER_STAGE: Final = "--num-layers-per-virtual-pipeline-stage"
 _RECOMPUTE: Final = tuple(map(flag_of, OF_RECOMPUTE))
 
 
 def as_short_text(options: dict[str, object]) -> str:
-    """Changed options with the usual abbreviations: TP 2, PP 4, recompute mlp. Options to leave out have a "no" in front."""
+    """Changed options with the usual abbreviations: TP 2, PP 4, recompute mlp, overlap TP.
+
+    Options to leave out have a "no" in front.
+    """
     found = [f"{SHORT[flag]} {value}" for flag, value in options.items() if flag in SHORT and value is not None]
     recompute = {flag: value for flag, value in options.items() if flag in _RECOMPUTE}
     if recompute:
         found.append(_short_recompute(recompute))
-    rest = {flag: value for flag, value in options.items() if flag not in SHORT and flag not in recompute}
+    switched_on = {flag for flag in (*OVERLAPS, *FUSIONS) if options.get(flag) is True}
+    for word, names in (("overlap", OVERLAPS), ("fuse", FUSIONS)):
+        if not switched_on.isdisjoint(names):
+            found.append(" ".join((word, *(name for flag, name in names.items() if flag in switched_on))))
+    rest = {flag: value for flag, value in options.items() if flag not in {*SHORT, *recompute, *switched_on}}
     found += [_words(flag, value) for flag, value in rest.items() if value is not None and value is not False]
     implied = PER_STAGE if "--num-virtual-stages-per-pipeline-rank" in options else ""
     off = [flag for flag, value in options.items() if value is None or value is False]

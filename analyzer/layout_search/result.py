@@ -11,8 +11,12 @@ from analyzer.layout_search.evaluation import Evaluation
 if TYPE_CHECKING:
     import pandas
 
+    from analyzer.specs import TrainingJob
+
 INTERRUPTED: Final = "interrupted"
 """A search that a KeyboardInterrupt has ended."""
+MEDIAN_ERROR: Final = 0.03
+"""Median error of the time of an iteration, for models that the fit has not seen: 3.2 % dense, 3.4 % MoE (docs/time.md)."""
 STEP: Final = 0.02
 """Memory that the layouts of a printed front differ by, as a share."""
 
@@ -31,14 +35,16 @@ class SearchResult:
     seconds: float
     """Duration of the search."""
     best: tuple[Evaluation, ...]
-    """The fastest layouts that fit, the fastest first. They differ in more than recomputation: for each parallel layout only the
-    fastest way to recompute is listed."""
+    """The fastest layouts that fit, the fastest first. They differ in more than recomputation and overlaps: for each parallel
+    layout only the fastest of these is listed."""
     front: tuple[Evaluation, ...]
     """The layouts for which no other one is faster and needs no more memory, up to `FRONT` times the time of the fastest."""
     given: Evaluation | None
     """The launch itself; None if it does not fit."""
     smallest_change: Evaluation | None
     """If the launch does not fit, the fastest layout that fits among those that change the fewest dimensions."""
+    error: float = 0.0
+    """Share of the time by which layouts must differ so that one is called faster (`error_of_order`)."""
     ended: str = ""
     """Why the search ended before it was complete: `INTERRUPTED`, or what happened to its workers. Empty if it was not."""
 
@@ -50,6 +56,10 @@ class SearchResult:
     def __iter__(self) -> Iterator[Evaluation]:
         found = {each.layout: each for each in (*self.best, *self.front)}
         return iter(sorted(found.values(), key=order))
+
+    def equals_first(self, evaluation: Evaluation) -> bool:
+        """Whether the time model cannot tell if the first layout is faster than this one."""
+        return bool(self.best) and evaluation.iteration_seconds <= (1 + self.error) * self.best[0].iteration_seconds
 
     @property
     def place(self) -> int | None:
@@ -65,6 +75,16 @@ class SearchResult:
         import pandas
 
         return pandas.DataFrame(rows(self))
+
+
+def error_of_order(job: TrainingJob) -> float:
+    """Share of an iteration by which the times of two layouts of a job must differ so that the faster one is called faster.
+
+    It is the same for all jobs: layouts of one model have a part of the error in common, so that the range of a single prediction
+    would be too wide.
+    """
+    del job
+    return MEDIAN_ERROR
 
 
 def order(evaluation: Evaluation) -> tuple[Any, ...]:
@@ -84,6 +104,7 @@ def rows(result: SearchResult) -> list[dict[str, object]]:
             "model_flops_utilization": each.model_flops_utilization,
             "device_bytes": each.device_bytes,
             "tight": each.tight,
+            "equals_first": result.equals_first(each),
             "best": _key(each) in best,
             "front": _key(each) in front,
             **{f"{part}_seconds": seconds for part, seconds in each.parts_seconds.items()},

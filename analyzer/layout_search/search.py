@@ -17,10 +17,10 @@ from analyzer.errors import AnalyzerError
 from analyzer.layout_search.dimensions import Space
 from analyzer.layout_search.evaluation import Evaluation, evaluate
 from analyzer.layout_search.executors import ClusterLostError, Task, Workers
-from analyzer.layout_search.nodes import Cutoffs, Node, root_nodes
-from analyzer.layout_search.result import INTERRUPTED, SearchResult, front_of, order
+from analyzer.layout_search.nodes import Cutoffs, Node, root_nodes, with_more_overlaps
+from analyzer.layout_search.result import INTERRUPTED, SearchResult, error_of_order, front_of, order
 from analyzer.layout_search.smallest_change import smallest_change
-from analyzer.layout_search.space import Layout, Split, Stages
+from analyzer.layout_search.space import Split, Stages
 from analyzer.memory.collector import collector_paused
 
 BEST: Final = 10
@@ -35,7 +35,7 @@ ROUND: Final = 16 * TASK
 
 
 Distribution = tuple[int, Split, Stages]
-"""A setting, a split and a distribution of layers: a layout without its recomputation."""
+"""A setting without overlaps, a split and a distribution of layers: a layout without its recomputation and overlaps."""
 
 
 class Progress(NamedTuple):
@@ -53,10 +53,11 @@ class Progress(NamedTuple):
 class _State:
     """What a search has found so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, space: Space) -> None:
+        self._space = space
         self.evaluations: dict[str, Evaluation] = {}
         self.fastest: dict[Distribution, Evaluation] = {}
-        """The fastest way to recompute for each distribution of layers."""
+        """The fastest recomputation and overlaps for each distribution of layers."""
         self.heap: list[tuple[float, int, Node]] = []
         """Open nodes with the bound of their time and the order in which they were found."""
         self._found = 0
@@ -66,9 +67,12 @@ class _State:
     def add(self, evaluation: Evaluation) -> None:
         """Keeps an evaluation. Of layouts with equal options one is kept."""
         self.evaluations.setdefault(str(sorted(evaluation.options.items(), key=str)), evaluation)
-        key = distribution_of(evaluation.layout)
+        key = self._distribution(*evaluation.layout[:3])
         if key not in self.fastest or order(evaluation) < order(self.fastest[key]):
             self.fastest[key] = evaluation
+
+    def _distribution(self, setting: int, split: Split, stages: Stages) -> Distribution:
+        return self._space.settings[setting].base, split, stages
 
     def push(self, nodes: Iterable[Node]) -> None:
         for node in nodes:
@@ -77,7 +81,7 @@ class _State:
 
     @property
     def best(self) -> list[Evaluation]:
-        """The fastest way to recompute of each distribution of layers, the fastest first.
+        """The fastest recomputation and overlaps of each distribution of layers, the fastest first.
 
         A setting without an effect, such as a sharded optimizer with one replica, is left out.
         """
@@ -97,7 +101,7 @@ class _State:
         """Whether a node can improve the result."""
         if not cutoffs.needs(node.seconds, node.device_bytes):
             return False
-        known = None if node.stages is None else self.fastest.get((node.setting, node.split, node.stages))
+        known = None if node.stages is None else self.fastest.get(self._distribution(node.setting, node.split, node.stages))
         if known is None or known.iteration_seconds >= node.seconds:
             return True
         return cutoffs._replace(best_seconds=0.0).needs(node.seconds, node.device_bytes)
@@ -133,15 +137,10 @@ class _State:
         return Progress(self.expanded, left, self.evaluated, first)
 
 
-def distribution_of(layout: Layout) -> Distribution:
-    """A layout without its recomputation."""
-    return layout.setting, layout.split, layout.stages
-
-
 def search_space(space: Space, workers: Workers, *, progress: Callable[[Progress], None] | None = None) -> SearchResult:
     """The result of a search. A KeyboardInterrupt or the loss of all workers ends it with what was found."""
     started = time.monotonic()
-    state = _State()
+    state = _State(space)
     ended = ""
     with collector_paused():
         number = candidates(space)  # first, so that workers get the space with what this has computed
@@ -150,7 +149,12 @@ def search_space(space: Space, workers: Workers, *, progress: Callable[[Progress
             if given is not None:
                 state.add(given)
             state.push(root_nodes(space))
-            _expand(state, pickle.dumps(space), workers, progress)
+            sent = pickle.dumps(space)
+            _expand(state, sent, workers, progress)
+            tried = list(with_more_overlaps(space, [each.layout for each in state.best[:BEST]]))
+            number += len(tried)
+            state.push(tried)
+            _expand(state, sent, workers, progress)
         except KeyboardInterrupt:
             ended = INTERRUPTED
         except ClusterLostError as error:
@@ -165,6 +169,7 @@ def search_space(space: Space, workers: Workers, *, progress: Callable[[Progress
         front=state.front,
         given=given,
         smallest_change=smallest,
+        error=error_of_order(space.problem.given),
         ended=ended,
     )
 
@@ -196,5 +201,6 @@ def candidates(space: Space) -> int:
     """The number of layouts whose sizes divide the world and the batch."""
     count = 0
     for split in space.splits():
-        count += sum(len(space.recomputes(stages)) for stages in space.stages(split))
-    return count * len(space.settings)
+        settings = len(list(space.settings_of(split)))
+        count += settings * sum(len(space.recomputes(stages)) for stages in space.stages(split))
+    return count

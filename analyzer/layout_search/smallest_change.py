@@ -113,7 +113,7 @@ def other_values(space: Space) -> Values:
         if stages[:2] != given.stages[:2] and space.may_have(stages)
     ]
     found["recompute"] = [each for each in space.recomputes(given.stages) if not each.given]
-    found["setting"] = range(1, len(space.settings))
+    found["setting"] = range(1, len(space.plain_settings))
     return found
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from analyzer.errors import AnalyzerError
 from analyzer.layout_search.dimensions import Space
 from analyzer.layout_search.options import by_flag, changes_of
+from analyzer.layout_search.overlaps import ALWAYS, without_effect
 from analyzer.layout_search.space import Layout, Recompute, Split, Stages
 from analyzer.specs import ParallelSpec, PipelineSpec, TrainingFlags, TrainingJob
 from analyzer.specs.rules.model import model_violations, sequence_violations
@@ -61,8 +62,15 @@ def job_of_layout(space: Space, layout: Layout) -> TrainingJob | None:
 def layout_changes(space: Space, layout: Layout) -> dict[str, object]:
     """The options that a layout changes, by dest, with those that a launch with any change needs."""
     problem = space.problem
-    changes = changes_of(layout, space.settings[layout.setting], problem.arguments, layers=space.scale.layers)
+    setting = without_effect(space.settings[layout.setting].changes, _replicas(space, layout.split, layout.stages.pipeline))
+    changes = changes_of(layout, setting, problem.arguments, layers=space.scale.layers)
     return {**changes, **problem.with_any_change} if changes else changes
+
+
+def _replicas(space: Space, split: Split | ParallelSpec, pipeline: int) -> int:
+    """The most ranks that have the same parameters: those of experts, or all others."""
+    tensors = [split.tensor] if space.problem.given.model.moe is None else [split.tensor, split.expert * split.expert_tensor]
+    return space.scale.world // (pipeline * min(tensors))
 
 
 def changed_options(space: Space, layout: Layout) -> dict[str, object]:
@@ -99,8 +107,8 @@ def resized(job: TrainingJob, split: Split, stages: Stages) -> TrainingJob:
     return replace(job, parallel=parallel)
 
 
-def with_stages(space: Space, job: TrainingJob, stages: Stages) -> TrainingJob:
-    """A job of the space with another distribution of layers and the same global batch."""
+def with_stages(space: Space, setting: int, job: TrainingJob, stages: Stages) -> TrainingJob:
+    """A job of the space with another distribution of layers and the same setting and global batch."""
     given = space.problem.given.parallel
     virtual = given.virtual_pipeline if stages.given else stages.virtual if stages.virtual > 1 else None
     overlaps = bool(space.problem.arguments.get("overlap_p2p_comm"))
@@ -120,6 +128,15 @@ def with_stages(space: Space, job: TrainingJob, stages: Stages) -> TrainingJob:
     )
     gathers = space.problem.given.optimizer.overlap_param_gather_with_optimizer_step and virtual is not None
     optimizer = replace(job.optimizer, overlap_param_gather_with_optimizer_step=gathers)
+    reductions = {dest: value for dest, value in space.settings[setting].changes.items() if dest in ALWAYS}
+    if reductions:
+        shown = without_effect(reductions, _replicas(space, job.parallel, stages.pipeline))
+        given_optimizer = space.problem.given.optimizer
+        optimizer = replace(
+            optimizer,
+            overlap_grad_reduce="overlap_grad_reduce" in shown or given_optimizer.overlap_grad_reduce,
+            overlap_param_gather="overlap_param_gather" in shown or given_optimizer.overlap_param_gather,
+        )
     return replace(job, parallel=parallel, batch=batch, flags=_flags(space, job, parallel), optimizer=optimizer)
 
 

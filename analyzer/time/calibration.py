@@ -25,8 +25,13 @@ OFFLOAD_RATES: Final = (
 """Rates of offloading in the file, in 10^9 bytes per second."""
 SMALLEST: Final = 1e-9
 LARGEST: Final = 1e6
-UNBOUNDED: Final = frozenset({"gemm_half_depth", "gemm_half_rows", "attention_half_sequence"})
-"""Sizes. All other fields are shares or seconds, and at most 1."""
+UNBOUNDED: Final = frozenset(
+    {
+        *("gemm_half_depth", "gemm_half_rows", "attention", "attention_half_sequence", "attention_half_width", "attention_waves"),
+        *("cublas_4", "gemm_traffic"),
+    }
+)
+"""Sizes and ratios. All other fields are shares or seconds, and at most 1."""
 REMEDY: Final = "give a file that --info-calibrate wrote"
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from analyzer.specs.speed import SpeedSpec
+from analyzer.time.kernel_tables import table_of
 
 NODE: Final = 8
 """Most GPUs of a node."""
@@ -24,24 +25,36 @@ class Efficiencies:
     """Efficiencies for one GPU. Shares are of the peak in `SpeedSpec`."""
 
     gemm_32: float
-    """Share of the peak that a large GEMM reaches, by the bits of its factors."""
+    """Share of the peak that a large GEMM reaches alone, by the bits of its factors."""
     gemm_16: float
     gemm_8: float
     gemm_4: float
+    cublas_4: float
+    """Speed of the 4-bit GEMMs of cuBLAS, relative to those of the tables, which are of inference kernels."""
+    gemm_shapes: float
+    """Share of the residuals of the measured GEMMs that is applied: 1, or 0 for a GPU without shapes."""
+    clock: float
+    """Speed of GEMMs and attention in a training, relative to kernels that are measured alone: the clock falls under load."""
     gemm_half_depth: float
     """Depth k at which a GEMM has half of its efficiency: k / (k + half_depth)."""
     gemm_half_rows: float
     """Tokens of an expert at which a grouped GEMM has half of its efficiency."""
     gemm_traffic: float
     """Share of the smaller of computation and memory traffic of a GEMM that is not hidden behind the larger."""
+    accumulation: float
+    """Share of the traffic of an output that is added to a gradient buffer which no computation hides."""
     kernel_gap: float
     """Seconds between two kernels on the GPU."""
     attention: float
-    """Share of the 16-bit peak that the forward of fused attention reaches, for long sequences."""
+    """Share of the 16-bit peak that the forward of fused attention reaches alone, for long sequences and wide heads."""
     attention_backward: float
     """Efficiency of the backward, relative to the forward."""
     attention_half_sequence: float
     """Keys at which attention has half of its efficiency."""
+    attention_half_width: float
+    """Elements of a head at which attention has half of its efficiency."""
+    attention_waves: float
+    """Tiles of queries for each multiprocessor from which on attention is fully efficient."""
     attention_unequal_heads: float
     """Efficiency of the backward relative to other kernels if query and value heads differ in size (latent attention)."""
     memory: float
@@ -49,31 +62,27 @@ class Efficiencies:
     memory_permute: float
     """The same for routing and permutation."""
     nvlink: float
-    """Share of the NVLink bandwidth that collectives reach."""
+    """Share of the NVLink bandwidth that collectives of many ranks reach."""
+    nvlink_few: float
+    """Share of that which two ranks lose, times two: the share of n ranks is 1 - nvlink_few / n."""
     network: float
     """The same of the network."""
     expert_nvlink: float
-    """The same of NVLink for the exchange of tokens by all-to-all or all-gather."""
-    expert_nvlink_flex: float
-    """The same with the flex dispatcher."""
+    """The same of NVLink for the exchange of the tokens of experts."""
     expert_network: float
     """The same of the network for the exchange of tokens."""
     latency: float
     """Seconds to start a collective."""
     latency_rank: float
     """Further seconds for each doubling of the group."""
-    tp_overlap_exposed: float
-    """Share of tensor-parallel communication that is not hidden with `--tp-comm-overlap`."""
     tp_backward_exposed: float
-    """The same of the backward of column-parallel layers without that option: it overlaps with the weight gradient."""
-    cp_exposed: float
-    """Share of the exchange of keys and values that is not hidden behind attention."""
+    """Least share of a tensor-parallel message that shows although a GEMM of its layer runs beside it."""
     ep_overlap_exposed: float
-    """Share of the exchange of tokens that is not hidden with `--overlap-moe-expert-parallel-comm`."""
+    """Least share of the exchange of tokens that shows with `--overlap-moe-expert-parallel-comm`."""
     slowdown: float
     """Seconds by which each second of hidden communication slows the kernels that run at the same time."""
     window: float
-    """Share of a backward (forward) behind which the gradient reduction (parameter gather) can be hidden."""
+    """Share of the time of kernels behind which a message that runs at the same time can be hidden."""
     p2p_exposed: float
     """Share of a message between pipeline stages that delays its receiver, if messages overlap (interleaved schedules)."""
     host_call: float
@@ -110,6 +119,7 @@ def from_document(document: dict[str, Any], speed: SpeedSpec) -> Efficiencies:
     """
     values = {
         **document["shared"],
+        **table_of(speed.name, speed.architecture).values,
         **document["architectures"].get(speed.architecture, {}),
         **document["systems"].get(system_of(speed), {}),
         **document["gpus"].get(speed.name, {}),

@@ -16,10 +16,12 @@ from analyzer.time.advice import bottleneck
 from analyzer.time.bucket_advice import bucket_advice
 from analyzer.time.efficiencies import Efficiencies, efficiencies_of, shipped
 from analyzer.time.iteration import IterationTime, iteration_time
+from analyzer.time.kernel_tables import measured_gpu
 from analyzer.time.pass_work import chunk_work
 from analyzer.time.pipeline import schedule_of, spans
 from analyzer.time.simple import simple_iteration
 from analyzer.time.training import training_time
+from analyzer.time.training_range import range_of
 from analyzer.time.work.kernels import flops
 from analyzer.time.work.model_flops import model_flops
 
@@ -58,7 +60,7 @@ def time_estimate(report: Report, inputs: TimeInputs) -> TimeEstimate:
     counted = model_flops(job)
     return TimeEstimate(
         iteration_seconds=time.seconds,
-        range_seconds=_range(job, time.seconds, inputs),
+        range_seconds=None if inputs.calibration else range_of(job, time, speed),
         tokens_per_second_per_gpu=job.batch.global_batch_size * job.batch.seq_length / time.seconds / world,
         model_flops_per_iteration=counted,
         model_tflops_per_gpu=counted / time.seconds / world / 1e12,
@@ -92,21 +94,9 @@ def _shipped(speed: SpeedSpec) -> str:
     """Where the shipped efficiencies for a GPU are from."""
     if speed.name in shipped()["errors"]["gpus"]:
         return f"shipped, for {speed.name}"
-    if speed.architecture in shipped()["architectures"]:
-        return f"shipped, assumed to be those of other {speed.architecture} GPUs: no iteration was measured on {speed.name}"
-    return f"shipped, assumed: no iteration was measured on {speed.name} or its architecture"
-
-
-def _range(job: TrainingJob, seconds: float, inputs: TimeInputs) -> tuple[float, float] | None:
-    """The interval from the 5th to the 95th percentile of the errors of models that were left out of the fit.
-
-    None for GPUs without measured iterations, and for efficiencies that are not the shipped ones.
-    """
-    errors = shipped()["errors"]
-    if inputs.calibration or inputs.speed.name not in errors["gpus"]:
-        return None
-    found = errors["moe" if job.model.moe is not None else "dense"]
-    return seconds / (1 + float(found["upper"])), seconds / (1 + float(found["lower"]))
+    kernels = measured_gpu(speed)
+    own = "its kernels were measured, its iterations were not" if kernels == speed.name else f"with the kernels of {kernels}"
+    return f"shipped, assumed for {speed.name}: {own}"
 
 
 def _executed_flops(job: TrainingJob, stages: Sequence[StageModel]) -> float:

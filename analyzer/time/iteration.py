@@ -19,7 +19,7 @@ from analyzer.time.efficiencies import Efficiencies
 from analyzer.time.links import span_of
 from analyzer.time.message_seconds import message_seconds
 from analyzer.time.optimizer_seconds import slowest
-from analyzer.time.pass_seconds import PassSeconds, pass_seconds
+from analyzer.time.pass_seconds import PassSeconds, pair_seconds, pass_run
 from analyzer.time.pass_work import chunk_work
 from analyzer.time.pipeline import RankTime, schedule_of, simulate
 from analyzer.units import dtype_bytes
@@ -115,7 +115,8 @@ def _passes(
     def of(tree: Module) -> tuple[PassSeconds, PassSeconds]:
         if id(tree) not in known:
             work = chunk_work(job, tree)
-            known[id(tree)] = (pass_seconds(job, work.forward, speed, rates), pass_seconds(job, work.backward, speed, rates))
+            forward, backward = (pass_run(job, half, speed, rates) for half in (work.forward, work.backward))
+            known[id(tree)] = pair_seconds(forward, backward, rates)
         return known[id(tree)]
 
     return [[of(tree) for tree in stage.trees] for stage in stages]
@@ -138,7 +139,7 @@ def _exposed(
 ) -> float:
     """Seconds that data-parallel messages add to an iteration of a rank."""
     optimizer = job.optimizer
-    forward, backward = (sum(each[direction] for each in chunks) for direction in (0, 1))
+    forward, backward = (hiding_window(job, [each[direction] for each in chunks]) for direction in (0, 1))
     if job.fsdp is not None:
         every = traffic.every_microbatch
         both = Traffic(every.seconds + traffic.gradients.seconds + traffic.parameters.seconds, max(1, every.calls))
@@ -146,6 +147,18 @@ def _exposed(
     return exposed(traffic.gradients, backward, rates, overlapped=optimizer.overlap_grad_reduce) + exposed(
         traffic.parameters, forward, rates, overlapped=optimizer.overlap_param_gather
     )
+
+
+def hiding_window(job: TrainingJob, seconds: Sequence[float]) -> float:
+    """Seconds of passes between the first and the last gradient that is complete, or parameter that is needed.
+
+    `seconds`: a pass of one microbatch through each chunk. With one chunk it is the pass of the last (first) microbatch.
+    Interleaved schedules run a group of microbatches through a chunk before the next chunk, so that the messages of a chunk have
+    the passes of the group through all others. Source: `get_schedule_table` of core/pipeline_parallel/schedules.py (0.16.1).
+    """
+    group = min(job.parallel.microbatch_group_size or job.parallel.pipeline, job.batch.microbatches)
+    chunks = len(seconds)
+    return sum(seconds) * (1 + (group - 1) * (chunks - 1) / chunks)
 
 
 def _parts(chunks: Sequence[tuple[PassSeconds, PassSeconds]], rank: RankTime) -> dict[str, float]:

@@ -8,15 +8,18 @@ tiles and with unfilled waves of tiles over the multiprocessors.
 from __future__ import annotations
 
 from functools import lru_cache
-from math import ceil, sqrt
+from math import ceil, exp, sqrt
 from typing import Final
 
 from analyzer.specs.speed import SpeedSpec
 from analyzer.time.efficiencies import Efficiencies
+from analyzer.time.kernel_tables import least_residual, residual
 from analyzer.time.work.kernels import Attention, Gemm, Kernel, Precision
 
 TILES: Final = ((256, 256, 1.0), (256, 128, 0.98), (128, 128, 0.92), (128, 64, 0.8), (64, 64, 0.65))
 """Sizes of the tiles that GEMM libraries choose from, with the efficiency of each relative to the largest."""
+MEASURED_OUTPUT: Final = 2.0
+"""Bytes of an element of the outputs in the tables."""
 ATTENTION_TILE: Final = 128
 """Queries of one tile of an attention kernel."""
 
@@ -35,20 +38,26 @@ def gemm_seconds(gemm: Gemm, speed: SpeedSpec, rates: Efficiencies) -> float:
     """Seconds of a GEMM or a grouped GEMM."""
     if 0 in (gemm.m, gemm.n, gemm.k):
         return 0.0
-    peak = speed.peak_flops[gemm.precision] * _ceiling(gemm.precision, rates)
+    peak = speed.peak_flops[gemm.precision] * _ceiling(gemm.precision, rates) * rates.clock
     shape = fill(gemm.m, gemm.n, gemm.batch, speed.multiprocessors)
-    if not gemm.depth_is_tokens:
+    if not (gemm.grouped and gemm.depth_is_tokens):  # there the depth is the number of rows
         shape *= gemm.k / (gemm.k + rates.gemm_half_depth)
     if gemm.grouped:
         shape *= gemm.rows / (gemm.rows + rates.gemm_half_rows)
     math = gemm.flops / (peak * shape)
-    traffic = gemm.bytes / (speed.hbm_bytes * rates.memory)
-    return max(math, traffic) + rates.gemm_traffic * min(math, traffic) + rates.kernel_gap
+    accumulated = max(0.0, gemm.output_bytes - MEASURED_OUTPUT) * gemm.m * gemm.n * gemm.batch
+    traffic = (gemm.bytes - accumulated) / (speed.hbm_bytes * rates.memory)
+    product = max(math, traffic) + rates.gemm_traffic * min(math, traffic)
+    if rates.gemm_shapes:
+        product *= exp(rates.gemm_shapes * residual(speed.name, speed.architecture, gemm.precision, gemm.m, gemm.n, gemm.k))
+    # an output that is added to a buffer: its tiles are read and written when no product is computed
+    return product + rates.accumulation * accumulated / (speed.hbm_bytes * rates.memory) + rates.kernel_gap
 
 
 def least_gemm_seconds(gemm: Gemm, speed: SpeedSpec, rates: Efficiencies) -> float:
     """Seconds of the operations of a GEMM at the highest efficiency that any shape reaches."""
-    return gemm.flops / (speed.peak_flops[gemm.precision] * _ceiling(gemm.precision, rates))
+    peak = speed.peak_flops[gemm.precision] * _ceiling(gemm.precision, rates) * rates.clock
+    return gemm.flops / peak * exp(rates.gemm_shapes * least_residual(speed.name, speed.architecture, gemm.precision))
 
 
 def _ceiling(precision: Precision, rates: Efficiencies) -> float:
@@ -56,19 +65,23 @@ def _ceiling(precision: Precision, rates: Efficiencies) -> float:
         return rates.gemm_16
     if precision == "8":
         return rates.gemm_8
-    return rates.gemm_4 if precision == "4" else rates.gemm_32
+    return rates.gemm_4 * rates.cublas_4 if precision == "4" else rates.gemm_32
 
 
 def attention_seconds(attention: Attention, speed: SpeedSpec, rates: Efficiencies) -> float:
     """Seconds of fused attention."""
     tiles = attention.batch * attention.heads * attention.queries / ATTENTION_TILE
-    filled = sqrt(min(1.0, tiles / (2 * speed.multiprocessors)))
-    share = rates.attention * filled * attention.keys / (attention.keys + rates.attention_half_sequence)
+    filled = sqrt(min(1.0, tiles / (rates.attention_waves * speed.multiprocessors)))
+    keys = 2 * attention.pairs / attention.queries + ATTENTION_TILE  # of the last query, and of unfilled tiles
+    width = (attention.head_dim + attention.value_dim) / 2
+    share = rates.attention * rates.clock * filled * width / (width + rates.attention_half_width)
     if attention.name == "backward":
         share *= rates.attention_backward
         if attention.head_dim != attention.value_dim:
             share *= rates.attention_unequal_heads
-    return attention.flops / (speed.peak_flops["16"] * share) + rates.kernel_gap
+    # each query has a constant cost, beside that of its keys
+    flops = attention.flops * (keys + rates.attention_half_sequence) / (keys - ATTENTION_TILE) if attention.pairs else 0.0
+    return flops / (speed.peak_flops["16"] * share) + rates.kernel_gap
 
 
 @lru_cache(maxsize=65536)

@@ -59,10 +59,9 @@ def message_seconds(
     ranks, near = span
     if ranks <= 1 or payload <= 0:
         return LinkSeconds(0.0, 0.0)
-    nvlink, network = speed.nvlink_bytes * rates.nvlink, speed.network_bytes * rates.network
-    if exchange:
-        nvlink = speed.nvlink_bytes * (rates.expert_nvlink if exchange == "plain" else rates.expert_nvlink_flex)
-        network = speed.network_bytes * rates.expert_network
+    # few ranks use few of the links of the NVLink switches
+    nvlink = speed.nvlink_bytes * (1 - rates.nvlink_few / min(near, ranks)) * (rates.expert_nvlink if exchange else rates.nvlink)
+    network = speed.network_bytes * (rates.expert_network if exchange else rates.network)
     latency = rates.latency + rates.latency_rank * log2(ranks)
     if kind in ("send", "recv", "broadcast"):
         return LinkSeconds(payload / (nvlink if near >= ranks else network), latency)

@@ -18,12 +18,12 @@ from analyzer.program.operations import Operation, OperationKind
 from analyzer.specs import GraphSpec, MoeSpec, TrainingJob
 from analyzer.time.message_seconds import NO_CHOICES, Choices, Exchange, Part
 from analyzer.time.work.context import WorkContext, work_context
-from analyzer.time.work.kernels import Kernel
+from analyzer.time.work.kernels import Attention, Gemm, Kernel
 from analyzer.time.work.linear import gathers_outside_userbuffers, quantized_weight_bytes
 from analyzer.time.work.of_module import work_of
 
-Exposure = Literal["full", "tp_overlap", "tp_backward", "cp", "ep_overlap"]
-"""How much of a message is hidden behind kernels."""
+Exposure = Literal["full", "userbuffers", "kernels", "microbatch"]
+"""What hides a message: nothing, the GEMM that it is split with, other kernels of its module, or another microbatch."""
 _COLUMN: Final = frozenset(
     {ModuleKind.QKV, ModuleKind.Q_UP, ModuleKind.KV_UP, ModuleKind.Q_PROJECTION, ModuleKind.FC1, ModuleKind.OUTPUT_LAYER}
 )
@@ -44,6 +44,10 @@ class Message(NamedTuple):
     exposure: Exposure
     exchange: Exchange = ""
     choices: Choices = NO_CHOICES
+    behind: tuple[Kernel, ...] = ()
+    """Kernels that run at the same time."""
+    behind_share: float = 1.0
+    """Share of the time of these kernels for each call."""
 
 
 class PassWork(NamedTuple):
@@ -148,9 +152,9 @@ def block_work(module: Module, direction: str, context: WorkContext, settings: S
     for operation in program.forward if direction == "forward" else program.backward:
         capture.follow(operation)
         if operation.kind is OperationKind.COLLECTIVE and operation.call is not None:
-            message = message_of(operation.module, operation.call, operation.phase, settings)
-            if message.exposure == "tp_overlap" and _outside_userbuffers(operation):
-                message = message._replace(exposure="full")
+            message = message_of(operation.module, operation.call, operation.phase, context, settings)
+            if message.exposure == "userbuffers" and _outside_userbuffers(operation):
+                message = message._replace(exposure="full", behind=())
             total.messages[message] += operation.call.count
         elif operation.kind is OperationKind.COMPUTE:
             _add_compute(total, operation, context, capture)
@@ -225,20 +229,45 @@ class _Capture:
         return _CAPTURED_PREPROCESS if preprocesses else 0.0
 
 
-def message_of(module: Module, call: Collective, phase: str, settings: Settings) -> Message:
-    """A message with its part of the breakdown and its exposure."""
+def message_of(module: Module, call: Collective, phase: str, context: WorkContext, settings: Settings) -> Message:
+    """A message with its part of the breakdown, and what hides it."""
     kind = module.kind
     if call.group in _EXPERT_GROUPS or kind in (ModuleKind.DISPATCH, ModuleKind.COMBINE):
         exchange: Exchange = "flex" if settings.moe is not None and settings.moe.dispatcher == "flex" else "plain"
-        exposure: Exposure = "ep_overlap" if settings.overlaps_experts else "full"
+        exposure: Exposure = "microbatch" if settings.overlaps_experts else "full"
         moe = settings.moe
         choices = Choices(moe.num_experts, moe.topk, settings.expert_tensor) if moe is not None else NO_CHOICES
         return Message("ep", call.kind, call.group, call.message_bytes, exposure, exchange, choices)
     if call.group.startswith("cp"):
-        return Message("cp", call.kind, call.group, call.message_bytes, "cp" if call.kind == "send" else "full")
-    exposure = "full"
+        return _ring_message(module, call, phase, context) if call.kind == "send" else _message("cp", call)
     if call.group == "tp" and module.overlaps_collectives:
-        exposure = "tp_overlap"
-    elif call.group == "tp" and phase == "backward" and kind in _COLUMN:
-        exposure = "tp_backward"
-    return Message("tp", call.kind, call.group, call.message_bytes, exposure)
+        return _message("tp", call)._replace(exposure="userbuffers", behind=_gemms_beside(module, call, phase, context))
+    if call.group == "tp" and phase == "backward" and kind in _COLUMN:
+        return _message("tp", call)._replace(exposure="kernels", behind=_gemms_beside(module, call, phase, context))
+    return _message("tp", call)
+
+
+def _message(part: Part, call: Collective) -> Message:
+    return Message(part, call.kind, call.group, call.message_bytes, "full")
+
+
+def _ring_message(module: Module, call: Collective, phase: str, context: WorkContext) -> Message:
+    """Keys and values for the next step of ring attention, which are sent while the attention of a step runs."""
+    work = work_of(module, context)
+    kernels = work.backward if phase == "backward" else work.forward
+    attention = tuple(each for each in kernels if isinstance(each, Attention))
+    return _message("cp", call)._replace(exposure="kernels", behind=attention, behind_share=1 / (call.count + 1))
+
+
+def _gemms_beside(module: Module, call: Collective, phase: str, context: WorkContext) -> tuple[Kernel, ...]:
+    """The GEMMs of a linear layer that run beside one of its messages.
+
+    In forward it is its only GEMM. In backward the gather of the input runs beside the data gradient, and the reduction of the data
+    gradient beside the weight gradient. Sources: transformer_engine/pytorch/module/layernorm_linear.py (TE 2.11),
+    `LinearWithGradAccumulationAndAsyncCommunication` of megatron/core/tensor_parallel/layers.py (0.16.1).
+    """
+    work = work_of(module, context)
+    if phase != "backward":
+        return tuple(each for each in work.forward if isinstance(each, Gemm))
+    name = "data gradient" if call.kind == "all_gather" else "weight gradient"
+    return tuple(each for each in work.backward if isinstance(each, Gemm) and each.name == name)

@@ -180,7 +180,8 @@ _HARMFUL: Final = (
 )
 """Options that start processes or write files."""
 INFO_OPTIONS: Final = (
-    *("--info-gpu", "--info-gpu-memory", "--info-detail", "--info-fail-on", "--info-margin", "--info-against", "--info-check"),
+    *("--info-gpu", "--info-gpu-memory", "--info-detail", "--info-fail-on", "--info-margin", "--info-against", "--info-log"),
+    "--info-check",
     *("--info-tolerance", "--info-rank", "--info-layers", "--info-moe-imbalance", "--info-world-size", "--info-gpus-per-node"),
     *("--info-model", "--info-strict", "--info-print-options", "--info-allocator", "--info-allow-truncated", "--info-nothing"),
 )

@@ -11,6 +11,7 @@ from analyzer.errors import AnalyzerError
 from analyzer.layout_search.dimensions import Space
 from analyzer.layout_search.evaluation import Evaluation, evaluate
 from analyzer.layout_search.options import by_flag
+from analyzer.layout_search.result import order
 from analyzer.layout_search.space import Layout
 from analyzer.layout_search.split_jobs import job_of_layout, layout_changes
 from analyzer.specs import TrainingJob
@@ -30,23 +31,50 @@ class Exact(NamedTuple):
 
 
 class Every(NamedTuple):
-    """A space, and all layouts of it that Megatron accepts."""
+    """A space, and all layouts of it that Megatron accepts, with every setting."""
 
     case: Case
     space: Space
     layouts: tuple[Exact, ...]
 
     @property
-    def fitting(self) -> list[Evaluation]:
-        """The layouts that fit the GPU, some of them because the allocator returns unused segments when the memory is full."""
-        problem = self.space.problem
-        found = []
-        for each in self.layouts:
-            options = by_flag(each.changes, problem.arguments)
-            fits = evaluate(each.layout, options, each.job, problem.speed, problem.rates)
+    def searched(self) -> list[Exact]:
+        """The layouts that a search looks at from the start."""
+        space = self.space
+        return [each for each in self.layouts if each.layout.setting in space.settings_of(each.layout.split)]
+
+    def fitting(self, *, most: int) -> list[Evaluation]:
+        """The layouts of a search that fit the GPU: the launch, and each layout with its overlaps, or without if it fits only so.
+
+        The overlapped exchange of tokens is among them for the `most` fastest distributions of layers.
+        """
+        space = self.space
+        known = {each.layout: each for each in self.layouts}
+        found: dict[Layout, Evaluation] = {}
+        for layout in known:
+            setting = space.settings[layout.setting]
+            searched = layout.setting in space.settings_of(layout.split)
+            if not searched and layout != space.given:
+                continue
+            fits = self._fitting(known[layout])
+            other = known.get(layout._replace(setting=-1 if setting.fallback is None else setting.fallback))
+            if fits is None and other is not None:
+                fits = self._fitting(other)
             if fits is not None:
-                found.append(fits)
-        return found
+                found[fits.layout] = fits
+        for first in best_of(space, list(found.values()))[:most]:
+            for index, setting in enumerate(space.settings):
+                tried = known.get(first.layout._replace(setting=index))
+                if setting.adds_to == first.layout.setting and tried is not None:
+                    fits = self._fitting(tried)
+                    if fits is not None:
+                        found[fits.layout] = fits
+        return list(found.values())
+
+    def _fitting(self, each: Exact) -> Evaluation | None:
+        problem = self.space.problem
+        options = by_flag(each.changes, problem.arguments)
+        return evaluate(each.layout, options, each.job, problem.speed, problem.rates)
 
 
 def every_layout(name: int | str) -> Every:
@@ -60,6 +88,8 @@ def layouts_of(space: Space) -> Iterator[Layout]:
     """All layouts whose sizes divide the world and the batch."""
     for setting in range(len(space.settings)):
         for split in space.splits():
+            if not space.suits(space.settings[setting].changes, split):
+                continue
             for stages in space.stages(split):
                 for recompute in space.recomputes(stages):
                     yield Layout(setting, split, stages, recompute)
@@ -90,17 +120,23 @@ def figures(evaluation: Evaluation) -> Figures:
     return evaluation.iteration_seconds, evaluation.device_bytes
 
 
-def expected_best(fitting: Sequence[Evaluation], *, most: int) -> list[Figures]:
-    """The fastest layouts, where those that differ only in recomputation, or in a setting without effect, share a place.
+def expected_best(space: Space, fitting: Sequence[Evaluation], *, most: int) -> list[Figures]:
+    """The fastest layouts, where those that differ only in recomputation, overlaps or a setting without effect share a place.
 
     Of equally fast ones, the smallest.
     """
-    groups: dict[tuple[object, ...], Figures] = {}
-    for each in fitting:
-        key = (each.layout.setting, each.layout.split, each.layout.stages)
-        groups[key] = min(figures(each), groups.get(key, (inf, 0)))
-    distinct = {(split, stages, found) for (_, split, stages), found in groups.items()}
-    return sorted(found for _, _, found in distinct)[:most]
+    return [figures(each) for each in best_of(space, fitting)[:most]]
+
+
+def best_of(space: Space, fitting: Sequence[Evaluation]) -> list[Evaluation]:
+    """The fastest layout of each distribution of layers."""
+    groups: dict[tuple[object, ...], Evaluation] = {}
+    for each in sorted(fitting, key=order):
+        groups.setdefault((space.settings[each.layout.setting].base, each.layout.split, each.layout.stages), each)
+    distinct: dict[tuple[object, ...], Evaluation] = {}
+    for (_, split, stages), each in groups.items():
+        distinct.setdefault((split, stages, figures(each)), each)
+    return list(distinct.values())
 
 
 def expected_front(fitting: Sequence[Evaluation], *, share: float) -> list[Figures]:

@@ -12,6 +12,7 @@ from typing import Final
 from analyzer.api import Launch, problem_of, read_launch
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.layout_search.dimensions import DESTS, DIMENSIONS, Space, space_of
+from analyzer.layout_search.overlaps import OVERLAPS
 from analyzer.layout_search.search import candidates
 from analyzer.memory.ranks import highest_rank
 from analyzer.specs.option_names import flag_of
@@ -118,6 +119,10 @@ def _fixed(line: str, over: str, *keep: str, batch: str = "--global-batch-size 3
 
 FIXED: Final = {
     "dense": _fixed("", "tp pp"),
+    "overlap": _fixed("", "tp optimizer overlap"),
+    "overlap-experts": _fixed(MOE + "--expert-model-parallel-size 2", "ep tp overlap"),
+    "overlap-little-memory": _fixed("--info-gpu-memory 17GiB " + SHARDED, "pp micro-batch overlap"),
+    "overlap-virtual": _fixed(MOE + "--expert-model-parallel-size 2 --num-layers 8", "pp vpp overlap"),
     "recomputation": _fixed("--info-gpu-memory 20GiB", "recompute micro-batch"),
     "fp8": _fixed("--fp8-format hybrid", "pp micro-batch"),
     "overlapped-tensor": _fixed("--tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap", "tp"),
@@ -149,7 +154,7 @@ def random_case(source: random.Random, *, most: int = MOST_LAYOUTS) -> Case:
         words = _memory_limited(random_words(source), source)
         over = tuple(source.sample(DIMENSIONS, source.choice((2, 3, 4, 5))))
         while words is not None and over:
-            keep = () if source.random() < 0.8 else (flag_of(DESTS[source.choice(DIMENSIONS)][0]),)
+            keep = () if source.random() < 0.8 else (flag_of((DESTS[source.choice(DIMENSIONS)] or OVERLAPS)[0]),)
             case = Case(words, over, tuple(each for each in keep if each != "--num-virtual-stages-per-pipeline-rank"))
             with suppress(InputError):  # a release may have no option for a dimension
                 if 3 <= candidates(case.space) <= most:

@@ -41,11 +41,24 @@ class Tree:
 
 def test_every_bound_is_at_most_what_it_bounds(every: Every) -> None:
     tree = Tree(every.space)
-    for each in every.layouts:
+    for each in every.searched:
         layout, seconds = each.layout, each.evaluation.iteration_seconds
         split, distribution, complete = tree.splits[layout[:2]], tree.distributions[layout[:3]], tree.layouts[layout]
         assert split.seconds <= distribution.seconds <= complete.seconds <= seconds, layout
         assert distribution.device_bytes <= complete.device_bytes <= each.evaluation.device_bytes, layout
+
+
+def test_the_bounds_of_a_layout_hold_for_it_without_overlaps(every: Every) -> None:
+    """So that no layout is lost that fits only without them."""
+    known = {each.layout: each for each in every.layouts}
+    tree = Tree(every.space)
+    for each in every.searched:
+        fallback = every.space.settings[each.layout.setting].fallback
+        other = known.get(each.layout._replace(setting=-1 if fallback is None else fallback))
+        if other is not None:
+            complete = tree.layouts[each.layout]
+            assert complete.seconds <= other.evaluation.iteration_seconds, each.layout
+            assert complete.device_bytes <= other.evaluation.device_bytes, each.layout
 
 
 def test_the_screened_memory_is_at_most_the_exact_one(every: Every) -> None:
@@ -61,12 +74,12 @@ def without_texts(job: TrainingJob) -> TrainingJob:
 
 def test_the_quick_job_of_a_distribution_is_that_of_the_launch(every: Every) -> None:
     space = every.space
-    for each in every.layouts:
+    for each in every.searched:
         setting, split, stages, recompute = each.layout
         if recompute == base_recompute(space):
             found = job_of_split(space, setting, split)
             assert found is not None
-            assert without_texts(with_stages(space, found.job, stages)) == without_texts(each.job)
+            assert without_texts(with_stages(space, setting, found.job, stages)) == without_texts(each.job)
 
 
 @settings(max_examples=100)

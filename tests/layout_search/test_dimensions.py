@@ -7,6 +7,7 @@ import pytest
 from analyzer.api import problem_of, read_launch, search
 from analyzer.errors import InputError
 from analyzer.layout_search.dimensions import DIMENSIONS, Space, space_of
+from analyzer.layout_search.overlaps import OVERLAPS
 from analyzer.specs.option_names import flag_of
 from tests.layout_search.every_layout import Every, layouts_of
 from tests.layout_search.random_spaces import NOWHERE
@@ -36,6 +37,7 @@ CHANGED = {
         *("moe_layer_recompute", "distribute_saved_activations"),
     },
     "optimizer": {"use_distributed_optimizer"},
+    "overlap": set(OVERLAPS),
     "cp-comm": {"cp_comm_type"},
     "instances": {"num_distributed_optimizer_instances"},
     "fsdp": {"use_megatron_fsdp", "use_distributed_optimizer", "data_parallel_sharding_strategy"},
@@ -140,3 +142,10 @@ def test_a_dimension_of_a_kept_option_is_not_searched() -> None:
     found = search(LAUNCH, environ={}, folder=NOWHERE, over=("tp", "micro-batch"), keep=("micro-batch-size",))
     assert {each.layout.split.micro_batch for each in found} == {1}
     assert len({each.layout.split.tensor for each in found}) > 1
+
+
+@pytest.mark.parametrize(("release", "known"), [("0.12", False), ("0.13", True)])
+def test_only_recipes_of_the_release_are_searched(release: str, known: bool) -> None:
+    recipes = {setting.changes.get("fp8_recipe") for setting in space(f"--info-megatron {release}", over=("precision",)).settings}
+    assert {"tensorwise", "delayed"} <= recipes
+    assert ("blockwise" in recipes) == known

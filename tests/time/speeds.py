@@ -22,8 +22,17 @@ ROUND = SpeedSpec(
 
 def ideal(**changes: float) -> Efficiencies:
     """Every share is 1, and nothing costs a fixed time. `changes` replace values."""
-    zero = {"latency", "latency_rank", "kernel_gap", "gemm_half_depth", "gemm_half_rows", "gemm_traffic"}
-    zero |= {"attention_half_sequence", "host_call", "host_sync", "graph_call", "iteration", "slowdown"}
+    zero = {"latency", "latency_rank", "kernel_gap", "gemm_half_depth", "gemm_half_rows", "gemm_traffic", "gemm_shapes"}
+    zero |= {
+        "attention_half_sequence",
+        "attention_half_width",
+        "nvlink_few",
+        "host_call",
+        "host_sync",
+        "graph_call",
+        "iteration",
+        "slowdown",
+    }
     values = {each.name: 0.0 if each.name in zero else 1.0 for each in fields(Efficiencies)}
     return replace(efficiencies_of(known("H100-80GB")), **{**values, **changes})
 

@@ -116,10 +116,14 @@ def test_tensor_parallel_messages() -> None:
 
     Source: Shoeybi et al. 2019 (arXiv 1909.08053), section 3. The loss adds three of a value for each token: 12·s·b bytes.
     """
-    parts = time(job("--global-batch-size 2 --tensor-model-parallel-size 8")).parts
+    launch = job("--global-batch-size 2 --tensor-model-parallel-size 8")
     size = 2 * 2048 * 2 * 1024
     loss = 3 * 4 * 2048 * 2
-    assert parts["exposed_tp"] == pytest.approx(2 * 7 / 8 * ((4 * 4 + 2) * size + loss) / 400e9, rel=1e-3)
+    seconds = 2 * 7 / 8 * ((4 * 4 + 2) * size + loss) / 400e9
+    assert time(launch, window=0).parts["exposed_tp"] == pytest.approx(seconds, rel=1e-3)
+    shown = time(launch, window=100, tp_backward_exposed=0).parts["exposed_tp"]
+    hidden = 2 * 7 / 8 * (4 * 2 + 1) * size / 400e9  # those of the input gradients, beside weight gradients
+    assert shown == pytest.approx(seconds - hidden, rel=1e-3)
 
 
 def test_the_sender_of_a_pipeline_message() -> None:

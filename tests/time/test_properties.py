@@ -29,12 +29,15 @@ FEW = settings(
 SPEEDS = ("hbm_bytes", "nvlink_bytes", "network_bytes", "peak_flops")
 COSTS = frozenset(
     {
-        *("gemm_half_depth", "gemm_half_rows", "gemm_traffic", "kernel_gap", "attention_half_sequence", "latency", "latency_rank"),
-        *("tp_overlap_exposed", "tp_backward_exposed", "cp_exposed", "ep_overlap_exposed", "slowdown", "p2p_exposed"),
+        *("gemm_half_depth", "gemm_half_rows", "gemm_traffic", "accumulation", "kernel_gap"),
+        *("attention_half_sequence", "attention_half_width", "attention_waves"),
+        *("latency", "latency_rank", "nvlink_few", "tp_backward_exposed", "ep_overlap_exposed", "slowdown", "p2p_exposed"),
         *("host_call", "host_sync", "graph_call", "iteration"),
     }
 )
 """Constants that are costs: a smaller value is faster. The others are shares of a speed, of which a larger one is faster."""
+NEITHER = frozenset({"gemm_shapes"})
+"""Constants that are neither: residuals have both signs."""
 
 
 def read(words: list[str]) -> tuple[Report, TimeInputs]:
@@ -63,7 +66,7 @@ def test_the_parts_add_up(launch: Launch) -> None:
     assert sum(found.parts_seconds.values()) == pytest.approx(found.iteration_seconds)
     assert found.range_seconds is not None
     lower, upper = found.range_seconds
-    assert 0 < lower < found.iteration_seconds < upper < 2 * found.iteration_seconds
+    assert 0 < lower < found.iteration_seconds < upper < 3 * found.iteration_seconds
     assert 0 < found.model_flops_utilization < 1
     assert 0 < found.hardware_flops_utilization < 1
     batch, world = report.job.batch, report.job.parallel.world_size
@@ -99,6 +102,8 @@ def test_higher_efficiencies_are_never_slower(launch: Launch, factor: float, hos
     rates = rates_of(inputs, host)
     before = time_estimate(report, replace(inputs, rates=rates)).iteration_seconds
     for each in fields(Efficiencies):
+        if each.name in NEITHER:
+            continue
         value = getattr(rates, each.name)
         better = replace(rates, **{each.name: value / factor if each.name in COSTS else value * factor})
         after = time_estimate(report, replace(inputs, rates=better)).iteration_seconds

@@ -97,13 +97,13 @@ def report_of_launch(launch: InferenceLaunch, offload: Offload) -> OffloadReport
     for field in ("network", "hardware", "efficiency"):
         if getattr(options, field):
             raise InputError(f"--info-{field}", "has no effect on --info-offload, which has its own rates", "leave it out")
-    if options.calibration is None or launch.job.hardware.name is None:
+    if not options.calibration or launch.job.hardware.name is None:
         return offload_report(launch.job, offload, price=options.price)
     from analyzer.time.calibration import read_offload_rates
 
-    measured = read_offload_rates(launch.folder / options.calibration, launch.job.hardware.name)
+    measured = read_offload_rates(launch.folder / options.calibration[0], launch.job.hardware.name)
     report = offload_report(launch.job, offload, price=options.price, measured=measured)
-    assumptions = [_source(options.calibration, measured) if each == FITTED else each for each in report.assumptions]
+    assumptions = [_source(options.calibration[0], measured) if each == FITTED else each for each in report.assumptions]
     return replace(report, assumptions=tuple(assumptions))
 
 

@@ -18,7 +18,7 @@ INFERENCE: Final = "--info-inference"
 ONLY_INFERENCE: Final = ("--info-quantize", "--info-offload")
 """Options that only inference uses."""
 ONLY_TRAINING: Final = (
-    "--info-engine", "--info-against", "--info-record", "--info-allocator", "--info-check", "--info-allow-truncated",
+    "--info-engine", "--info-against", "--info-log", "--info-record", "--info-allocator", "--info-check", "--info-allow-truncated",
     "--info-tolerance", "--info-rank", "--info-layers", "--info-calibrate", "--info-calibrate-disk", "--info-tokens",
     "--info-search", "--info-search-over", "--info-keep", "--info-search-gpus", "--info-search-max", "--info-search-csv",
     "--info-workers", "--info-launch", "--info-print-options", "--info-detail", "--info-html", "--info-timeline",

@@ -50,18 +50,32 @@ def sections(result: SearchResult, report: Report, commands: Sequence[str], *, w
     found = [*heading("Search"), paragraph(_launch(report)), paragraph(_extent(result))]
     if not result.best:
         return [*found, paragraph("No layout fits." if result.complete else "No layout that fits was found.")]
-    rows = [_row(str(place), each, capacity) for place, each in enumerate(result.best, 1)]
+    rows = [_row(_mark(place, each, result), each, capacity) for place, each in enumerate(result.best, 1)]
     columns = ("", "iteration", "tokens/s/GPU", "MFU", "memory", "free", "changed options")
     return [
         *found,
         "",
         table(columns, rows, align="rrrrrrl", wrapped=(6,)),
         "",
+        *_equal(result),
         paragraph(_place(result, report)),
         *_reasons(result),
         *_front(result, capacity),
         *_commands(commands, width),
     ]
+
+
+def _mark(place: int, each: Evaluation, result: SearchResult) -> str:
+    """The place, with a mark if the layout equals the first. Other places have blanks if there is a mark at all."""
+    equal = sum(map(result.equals_first, result.best)) > 1
+    return f"{place}{' =' if place > 1 and result.equals_first(each) else '  ' if equal else ''}"
+
+
+def _equal(result: SearchResult) -> list[RenderableType]:
+    """What the mark means, if there is one."""
+    if not any(map(result.equals_first, result.best[1:])):
+        return []
+    return [paragraph(f"=: equal to the first, within the error of the times ({result.error:.0%}).")]
 
 
 def _row(place: str, each: Evaluation, capacity: int) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ def time(report: Report, *, full: bool) -> list[RenderableType]:
         ("throughput", throughput if full else f"{throughput}, MFU {found.model_flops_utilization:.1%}"),
         *([("MFU, HFU", _utilization(found))] if full else [("parts", _shares(found))]),
         *_training(found.training),
-        *([("efficiencies", found.calibration)] if full or "assumed" in found.calibration else []),
+        *([("efficiencies", found.calibration)] if full or "assumed" in found.calibration or "fitted" in found.calibration else []),
     ]
     section = [*heading("Time (estimate)"), fields(rows)]
     return [*section, "", parts(found), "", paragraph(found.bottleneck), *_not_counted(found)] if full else section
@@ -51,7 +51,7 @@ def _iteration(found: TimeEstimate) -> str:
     if found.range_seconds is None:
         return format_seconds(found.iteration_seconds)
     lower, upper = map(format_seconds, found.range_seconds)
-    return f"{format_seconds(found.iteration_seconds)} (9 of 10 measured iterations: {lower} to {upper})"
+    return f"{format_seconds(found.iteration_seconds)} (likely {lower} to {upper})"
 
 
 def _shares(found: TimeEstimate) -> str:

@@ -20,14 +20,19 @@ if TYPE_CHECKING:
 def search_json(result: SearchResult, commands: Sequence[str] = ()) -> dict[str, Any]:
     """The field `search`. `commands`: command lines of the first layouts."""
     given = result.given
+
+    def listed(each: Evaluation) -> dict[str, Any]:
+        return {**_layout(each), "equals_first": result.equals_first(each)}
+
     return {
         "candidates": result.candidates,
         "evaluated": result.evaluated,
         "fitting": result.fitting,
         "seconds": result.seconds,
         "complete": result.complete,
-        "best": [_layout(each) for each in result.best],
-        "front": [_layout(each) for each in result.front],
+        "error": result.error,
+        "best": [listed(each) for each in result.best],
+        "front": [listed(each) for each in result.front],
         "given": None if given is None else {"place": result.place, **_layout(given)},
         "smallest_change": None if result.smallest_change is None else _layout(result.smallest_change),
         "commands": list(commands),

@@ -11,9 +11,7 @@ from analyzer.specs import TrainingJob
 from analyzer.specs.speed import SpeedSpec
 from analyzer.time.efficiencies import Efficiencies
 from analyzer.time.kernel_seconds import kernel_seconds
-from analyzer.time.links import span_of
-from analyzer.time.message_seconds import message_seconds
-from analyzer.time.pass_seconds import exposed_share
+from analyzer.time.pass_seconds import message_time, shown_seconds
 from analyzer.time.pass_work import message_of, settings_of
 from analyzer.time.work.context import work_context
 from analyzer.time.work.kernels import flops
@@ -48,11 +46,8 @@ def _sum(job: TrainingJob, found: tuple[Operation, ...], speed: SpeedSpec, rates
             seconds += sum(kernel_seconds(kernel, speed, rates) for kernel in kernels)
             executed += flops(kernels)
         elif operation.kind is OperationKind.COLLECTIVE and operation.call is not None:
-            message = message_of(operation.module, operation.call, operation.phase, settings)
-            span = span_of(job, message.group, speed)
-            one = message_seconds(
-                message.kind, message.payload, span, speed, rates, exchange=message.exchange, choices=message.choices
-            )
-            exposed = exposed_share(message.exposure, rates)
-            seconds += operation.call.count * one.total * (exposed + (1 - exposed) * rates.slowdown)
+            message = message_of(operation.module, operation.call, operation.phase, context, settings)
+            one = message_time(job, message, speed, rates)
+            shown = operation.call.count * shown_seconds(message, one, job.parallel.tensor, speed, rates)
+            seconds += shown
     return seconds, executed

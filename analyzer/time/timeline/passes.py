@@ -13,9 +13,7 @@ from analyzer.specs import TrainingJob
 from analyzer.specs.speed import SpeedSpec
 from analyzer.time.efficiencies import Efficiencies
 from analyzer.time.kernel_seconds import kernel_seconds
-from analyzer.time.links import span_of
-from analyzer.time.message_seconds import message_seconds
-from analyzer.time.pass_seconds import exposed_share
+from analyzer.time.pass_seconds import message_time, shown_seconds
 from analyzer.time.pass_work import message_of, settings_of
 from analyzer.time.work.context import work_context
 from analyzer.time.work.of_module import work_of
@@ -69,17 +67,14 @@ def pass_events(
             kernels = work.backward if operation.phase == "backward" else work.forward
             now += sum(kernel_seconds(kernel, speed, rates) for kernel in kernels)
         elif operation.kind is OperationKind.COLLECTIVE and operation.call is not None:
-            message = message_of(operation.module, operation.call, operation.phase, settings)
-            span = span_of(job, message.group, speed)
-            one = message_seconds(
-                message.kind, message.payload, span, speed, rates, exchange=message.exchange, choices=message.choices
-            )
-            seconds = operation.call.count * one.total
-            exposed = exposed_share(message.exposure, rates)
+            message = message_of(operation.module, operation.call, operation.phase, context, settings)
+            one = message_time(job, message, speed, rates)
+            seconds = operation.call.count * one
+            shown = operation.call.count * shown_seconds(message, one, job.parallel.tensor, speed, rates)
             start = max(now, free.get(message.part, 0.0))
             found.append(PassEvent(f"{message.kind} {message.group}", path, message.part, start, seconds, operation.phase))
             free[message.part] = start + seconds
-            now += seconds * (exposed + (1 - exposed) * rates.slowdown)
+            now += shown
     return tuple(_scaled(found, total / now if now else 0.0, total))
 
 

@@ -59,6 +59,12 @@ class WorkContext:
         return self.precision if fp8 is None else "4" if fp8.recipe == "nvfp4" else "8"
 
     @property
+    def any_layout(self) -> bool:
+        """Whether quantized factors can have any layout: on GPUs from Blackwell on."""
+        capability = self.inputs.compute_capability
+        return capability is not None and capability >= (10, 0)
+
+    @property
     def element_bytes(self) -> int:
         """Bytes of an element of an activation."""
         return int(DTYPE_BYTES[self.inputs.dtype])

@@ -48,16 +48,21 @@ def head_norm(module: Module, context: WorkContext) -> Work:
 
 
 def activation(context: WorkContext, *, rows: int, width: int, in_experts: bool) -> Work:
-    """[rows, gates·width] → [rows, width]."""
+    """[rows, gates·width] → [rows, width].
+
+    Experts fuse gated activations only (core/transformer/moe/experts.py, 0.16.1). The halves of a gate are clamped by kernels of
+    their own, and concatenated again (`weighted_bias_quick_geglu_impl` and `bias_geglu_impl`).
+    """
     model, shapes = context.inputs.model, context.shapes
     source = rows * width * (2 if model.gated else 1)
     target = rows * width
-    fused = model.bias_activation_fusion or in_experts
+    fused = model.bias_activation_fusion and (model.gated or not in_experts)
     factor = 2.0 if fused else 2.0 * _UNFUSED
-    forward = MemoryBound("activation", factor * (source + target))
-    backward = MemoryBound("activation gradient", factor * (2 * source + target))
+    clamped = float(source) if model.activation_clamped and fused else 0.0
+    forward = MemoryBound("activation", factor * (source + target) + 8 * clamped)
+    backward = MemoryBound("activation gradient", factor * (2 * source + target) + 10 * clamped)
     again = (forward,) if in_experts and shapes.recomputes("moe_act") else ()
-    calls = 1 if fused else 4
+    calls = (1 if fused else 4) + (4 if clamped else 0)
     return Work((forward,), (*again, backward), calls, calls + len(again) * calls)
 
 

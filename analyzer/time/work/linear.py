@@ -65,7 +65,8 @@ def _in_chunks(work: Work, chunks: int, *, summed: bool) -> Work:
 
     A GEMM whose input is gathered is split by rows, one part for each rank: the forward of layers with a split output, and the data
     gradient of those whose output is `summed`. The forward of the latter is split by columns into a fixed number of parts. The
-    others overlap as a whole. Source: the default methods of `initialize_ub` (transformer_engine/pytorch/module/base.py),
+    others overlap as a whole. The parts run on several streams, so that one part fills the multiprocessors that another leaves.
+    Source: the default methods of `initialize_ub` (transformer_engine/pytorch/module/base.py),
     `CommOverlapP2PBase::split_overlap_ag` and `CommOverlapBase::split_overlap_rs` (TE 2.11).
     """
 
@@ -75,9 +76,9 @@ def _in_chunks(work: Work, chunks: int, *, summed: bool) -> Work:
             if not isinstance(each, Gemm) or each.name != name:
                 found.append(each)
             elif columns:
-                found += [each._replace(n=max(1, each.n // SCATTERED_PARTS))] * SCATTERED_PARTS
+                found.append(each._replace(n=max(1, each.n // SCATTERED_PARTS), batch=SCATTERED_PARTS))
             else:
-                found += [each._replace(m=max(1, each.m // chunks))] * chunks
+                found.append(each._replace(m=max(1, each.m // chunks), batch=chunks))
         return tuple(found)
 
     return work._replace(
@@ -142,7 +143,7 @@ def quantized_weight_bytes(module: Module, context: WorkContext) -> float:
     fp8 = context.inputs.fp8
     if fp8 is None:
         return 0.0
-    return CAST_BYTES[fp8.recipe] * sum(each.numel for each in module.parameters if each.quantized)
+    return cast_bytes(context) * sum(each.numel for each in module.parameters if each.quantized)
 
 
 def joined(*works: Work) -> Work:
@@ -182,4 +183,17 @@ def _casts(context: WorkContext, elements: int, precision: Precision) -> tuple[M
     fp8 = context.inputs.fp8
     if fp8 is None or precision not in ("8", "4"):
         return ()
-    return (MemoryBound("quantization", CAST_BYTES[fp8.recipe] * elements, "cast"),)
+    return (MemoryBound("quantization", cast_bytes(context) * elements, "cast"),)
+
+
+def cast_bytes(context: WorkContext) -> float:
+    """Bytes moved to quantize an element.
+
+    GPUs before Blackwell multiply factors in one layout only, so that per-tensor recipes also write a transposed copy
+    (`is_non_tn_fp8_gemm_supported` of transformer_engine/pytorch/utils.py, TE 2.11).
+    """
+    fp8 = context.inputs.fp8
+    if fp8 is None:
+        return 0.0
+    one_layout = context.any_layout and fp8.recipe in ("delayed", "tensorwise")
+    return CAST_BYTES[fp8.recipe] - (1.0 if one_layout else 0.0)

@@ -13,7 +13,7 @@ from analyzer.time.work import elementwise, experts
 from analyzer.time.work.attention import attention_kernel
 from analyzer.time.work.context import WorkContext
 from analyzer.time.work.kernels import NO_WORK, Work
-from analyzer.time.work.linear import gemms, grouped_linear, linear, weight_of
+from analyzer.time.work.linear import gemms, grouped_linear, joined, linear, weight_of
 
 _NORMS: Final = frozenset({ModuleKind.ATTENTION_NORM, ModuleKind.FEED_FORWARD_NORM, ModuleKind.FINAL_NORM})
 
@@ -32,7 +32,8 @@ def _work(module: Module, context: WorkContext) -> Work:
     weight = weight_of(module)
     if weight is not None and weight.sharding == "expert":
         shapes = context.shapes if weight.quantized else context.shapes.in_16_bit
-        return grouped_linear(module, context, rows=Routing(shapes).multiplied_rows)
+        products = grouped_linear(module, context, rows=Routing(shapes).multiplied_rows)
+        return joined(products, experts.expert_biases(module, context), experts.padding(module, context))
     if kind in LINEAR or kind is ModuleKind.REPLACED_BRANCH or weight is not None:
         return linear(module, context)
     if module.parameters and len(module.parameters[0].shape) == 1 and module.saved:

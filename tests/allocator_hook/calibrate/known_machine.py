@@ -13,18 +13,18 @@ GPU = "H100-80GB"
 _SPEED = speed_of(GPU)
 assert _SPEED is not None
 SPEED = _SPEED
-SHIPPED = efficiencies_of(SPEED)
+SHIPPED = replace(efficiencies_of(SPEED), clock=1.0)
 KNOWN = {
     "kernel_gap": 3e-6,
     "memory": 0.9,
     "memory_permute": 0.7,
-    "gemm_16": 0.8,
+    "gemm_16": 0.99,
     "gemm_half_depth": 90.0,
     "gemm_traffic": 0.3,
-    "gemm_8": 0.7,
+    "gemm_8": 0.95,
     "gemm_32": 0.5,
     "gemm_half_rows": 80.0,
-    "attention": 0.7,
+    "attention": 1.3,
     "attention_half_sequence": 500.0,
     "attention_backward": 0.65,
     "attention_unequal_heads": 0.7,

@@ -1,0 +1,1 @@
+"""Logs of training runs (`--info-log`, `--info-calibration`): what was measured, beside what is predicted."""
