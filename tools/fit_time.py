@@ -2,7 +2,7 @@
 
     python tools/fit_time.py [--write] [--left-out] [--records FILE]
 
-Needs the extra `fit` (scipy). Kernels have their shape and their ceilings from `kernel_tables.json`; what is fitted is how a
+Needs the extra `fit` (scipy). Kernels have their shape and their ceilings from `kernels/tables.json`; what is fitted is how a
 training differs from kernels that are measured alone: its clock, the memory traffic, links, overlap and the host. The residuals are
 ln(predicted / measured), softened so that single records do not decide, and weighted so that each combination of model, GPU and
 precision counts by the square root of its number of records. Each constant is held near its prior. Records with `"fit": false` are

@@ -1,4 +1,4 @@
-"""Distill tables of measured kernels into `analyzer/time/kernel_tables.json`, and print the errors of the distillation.
+"""Distill tables of measured kernels into `analyzer/time/kernels/tables.json`, and print the errors of the distillation.
 
     python tools/kernel_tables.py WHEEL [--write]
 
@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from analyzer.hardware.speeds import speed_of
 from analyzer.specs.speed import SpeedSpec
-from analyzer.time.kernel_seconds import ATTENTION_TILE, TILES
-from analyzer.time.kernel_tables import FILE
+from analyzer.time.kernels.seconds import ATTENTION_TILE, TILES
+from analyzer.time.kernels.tables import FILE
 from analyzer.time.work.kernels import BYTES, Precision
 
 SYSTEMS: Final = {
@@ -66,7 +66,7 @@ def _newest(folder: Path, name: str) -> Path | None:
 
 
 def _filled(m: Any, n: Any, multiprocessors: int) -> Any:
-    """`analyzer.time.kernel_seconds.fill` of arrays."""
+    """`analyzer.time.kernels.seconds.fill` of arrays."""
     best = np.zeros(len(m))
     for tile_m, tile_n, grade in TILES:
         rows, columns = np.ceil(m / tile_m), np.ceil(n / tile_n)

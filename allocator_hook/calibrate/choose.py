@@ -11,7 +11,7 @@ from analyzer.passes.stages import stage_models
 from analyzer.specs import TrainingJob
 from analyzer.specs.speed import SpeedSpec
 from analyzer.time.efficiencies import Efficiencies
-from analyzer.time.kernel_seconds import kernel_seconds
+from analyzer.time.kernels.seconds import kernel_seconds
 from analyzer.time.pass_work import chunk_work
 from analyzer.time.work.kernels import Attention, Gemm, Kernel, MemoryBound, Precision
 

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from analyzer.specs.speed import SpeedSpec
 from analyzer.time.efficiencies import Efficiencies
-from analyzer.time.kernel_seconds import kernel_seconds
+from analyzer.time.kernels.seconds import kernel_seconds
 from analyzer.time.links import Span
 from analyzer.time.message_seconds import message_seconds
 from analyzer.time.work.kernels import Attention, Gemm, MemoryBound

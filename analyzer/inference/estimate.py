@@ -25,6 +25,8 @@ LARGEST_LISTED: Final = 1024
 """Largest batch size, beside the largest that fits, whose times are listed."""
 Steps = Callable[[InferenceJob], tuple[StepSeconds, StepSeconds]]
 """Seconds of prefill and of a decode step of a job."""
+KERNEL_GAP: Final = 2e-6
+"""Seconds between two kernels of a generation: assumed to be shorter than in a training, whose large kernels take longer to end."""
 
 
 def inference_report(job: InferenceJob, inputs: TimeInputs | None, *, note: str = "") -> InferenceReport:
@@ -108,7 +110,7 @@ def _steps(inputs: TimeInputs) -> tuple[Steps, str]:
             return model.prefill(), model.decode()
 
         return simple, f"--info-efficiency: {flops:.0%} of the peak of computation, {memory:.0%} of that of memory"
-    machine = Machine(inputs.speed, inputs.rates or efficiencies_of(inputs.speed))
+    machine = Machine(inputs.speed, inputs.rates or replace(efficiencies_of(inputs.speed), kernel_gap=KERNEL_GAP))
     known = inputs.speed.name in shipped()["errors"]["gpus"]
     source = inputs.calibration or (
         "those of the time model for training; no generation was measured"

@@ -16,11 +16,11 @@ from analyzer.inference.weights import bytes_per_element
 from analyzer.specs import QuantizationSpec
 from analyzer.specs.speed import SpeedSpec
 from analyzer.time.efficiencies import Efficiencies
-from analyzer.time.kernel_seconds import gemm_seconds
+from analyzer.time.kernels.seconds import gemm_seconds
 from analyzer.time.work.kernels import BYTES, Gemm, Precision
 
 FEW_ROWS: Final = 64
-"""Rows of the smallest tile of GEMM kernels (`time.kernel_seconds.TILES`)."""
+"""Rows of the smallest tile of GEMM kernels (`time.kernels.seconds.TILES`)."""
 CONVERSIONS: Final = 2
 """Operations of the vector units to dequantize an element: a product and a sum."""
 VECTOR_SHARE: Final = 1 / 16

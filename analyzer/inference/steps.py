@@ -19,7 +19,7 @@ from analyzer.modules.tree import Module
 from analyzer.passes.stages import stage_models
 from analyzer.program.chunks import chunk_program
 from analyzer.specs import InferenceJob, QuantizationSpec, TrainingJob
-from analyzer.time.kernel_seconds import kernel_seconds
+from analyzer.time.kernels.seconds import kernel_seconds
 from analyzer.time.links import span_of
 from analyzer.time.message_seconds import message_seconds
 from analyzer.time.pass_seconds import pass_run

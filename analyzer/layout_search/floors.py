@@ -19,7 +19,7 @@ from analyzer.modules.layer import LayerRuns
 from analyzer.modules.models.gpt import ChunkKind, chunk_modules, layer_kinds
 from analyzer.modules.tree import Module
 from analyzer.specs import TrainingJob
-from analyzer.time.kernel_seconds import least_gemm_seconds
+from analyzer.time.kernels.seconds import least_gemm_seconds
 from analyzer.time.links import Span, span_of
 from analyzer.time.message_seconds import message_seconds
 from analyzer.time.pass_seconds import pass_run

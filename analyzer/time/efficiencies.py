@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from analyzer.specs.speed import SpeedSpec
-from analyzer.time.kernel_tables import table_of
+from analyzer.time.kernels.tables import table_of
 
 NODE: Final = 8
 """Most GPUs of a node."""

@@ -16,7 +16,7 @@ from analyzer.time.advice import bottleneck
 from analyzer.time.bucket_advice import bucket_advice
 from analyzer.time.efficiencies import Efficiencies, efficiencies_of, shipped
 from analyzer.time.iteration import IterationTime, iteration_time
-from analyzer.time.kernel_tables import measured_gpu
+from analyzer.time.kernels.tables import measured_gpu
 from analyzer.time.pass_work import chunk_work
 from analyzer.time.pipeline import schedule_of, spans
 from analyzer.time.simple import simple_iteration

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from analyzer.specs import TrainingJob
 from analyzer.specs.speed import SpeedSpec
 from analyzer.time.efficiencies import Efficiencies
-from analyzer.time.kernel_seconds import kernel_seconds
+from analyzer.time.kernels.seconds import kernel_seconds
 from analyzer.time.links import span_of
 from analyzer.time.message_seconds import message_seconds
 from analyzer.time.pass_work import Message, PassWork

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analyzer.time.efficiencies import efficiencies_of
-from analyzer.time.kernel_seconds import attention_seconds, fill, gemm_seconds, kernel_seconds, least_gemm_seconds
+from analyzer.time.kernels.seconds import attention_seconds, fill, gemm_seconds, kernel_seconds, least_gemm_seconds
 from analyzer.time.work.kernels import Attention, Gemm, MemoryBound
 from tests.time.speeds import ROUND, ideal, known
 

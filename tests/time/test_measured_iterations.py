@@ -63,9 +63,9 @@ def ranks(values: Sequence[float]) -> list[float]:
 @pytest.mark.parametrize(
     ("group", "correlation"),
     [
-        ("llama-13b on 64 GPUs, sequence 8192", 0.97),
+        ("llama-13b on 64 GPUs, sequence 8192", 0.95),
         ("llama-13b on 64 GPUs, sequence 2048", 0.88),
-        ("llama-13b on 128 GPUs, sequence 8192", 0.8),
+        ("llama-13b on 128 GPUs, sequence 8192", 0.75),
         ("llama-13b on 32 GPUs, sequence 2048", 0.7),
     ],
 )

@@ -10,7 +10,7 @@ from analyzer.program.operations import Operation, OperationKind
 from analyzer.specs import TrainingJob
 from analyzer.specs.speed import SpeedSpec
 from analyzer.time.efficiencies import Efficiencies
-from analyzer.time.kernel_seconds import kernel_seconds
+from analyzer.time.kernels.seconds import kernel_seconds
 from analyzer.time.pass_seconds import message_time, shown_seconds
 from analyzer.time.pass_work import message_of, settings_of
 from analyzer.time.work.context import work_context

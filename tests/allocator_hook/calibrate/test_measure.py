@@ -12,7 +12,7 @@ from allocator_hook.calibrate.choose import kernels_of_launch, measurable, stand
 from allocator_hook.calibrate.items import Item
 from allocator_hook.calibrate.measure import measure
 from analyzer.time.calibration import read_calibration
-from analyzer.time.kernel_seconds import kernel_seconds
+from analyzer.time.kernels.seconds import kernel_seconds
 from analyzer.time.work.kernels import Attention, Gemm, MemoryBound
 from tests.allocator_hook.calibrate.known_machine import KNOWN, SHIPPED, SPEED, KnownRunner
 from tests.job_of import job_of

@@ -13,7 +13,7 @@ from typing import Final
 
 from analyzer.specs.speed import SpeedSpec
 from analyzer.time.efficiencies import Efficiencies
-from analyzer.time.kernel_tables import least_residual, residual
+from analyzer.time.kernels.tables import least_residual, residual
 from analyzer.time.work.kernels import Attention, Gemm, Kernel, Precision
 
 TILES: Final = ((256, 256, 1.0), (256, 128, 0.98), (128, 128, 0.92), (128, 64, 0.8), (64, 64, 0.65))

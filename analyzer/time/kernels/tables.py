@@ -1,4 +1,4 @@
-"""Constants of kernels that were measured on idle GPUs, in `kernel_tables.json`.
+"""Constants of kernels that were measured on idle GPUs, in `kernels/tables.json`.
 
 `tools/kernel_tables.py` distills them from public tables. A GPU without a table gets that of the nearest GPU: its shares of the
 peaks.
@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from analyzer.specs.speed import SpeedSpec
 
-FILE: Final = Path(__file__).with_name("kernel_tables.json")
+FILE: Final = Path(__file__).with_name("tables.json")
 NEAREST: Final = {
     "volta": "A100-80GB",
     "turing": "A100-80GB",
