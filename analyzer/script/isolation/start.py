@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -67,8 +68,9 @@ def run_child(job: Job, messages: int, output: int) -> None:
 
 
 def _send(messages: int, name: str, *words: str) -> None:
-    """Sends one line, whose words are separated by tabs."""
-    os.write(messages, "\t".join([name, *(word.replace("\n", " ").replace("\t", " ") for word in words)]).encode() + b"\n")
+    """Sends one line, whose words are separated by tabs. A parent that has ended does not receive it."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(messages, "\t".join([name, *(word.replace("\n", " ").replace("\t", " ") for word in words)]).encode() + b"\n")
 
 
 def _prepare(messages: int, output: int) -> None:
@@ -131,7 +133,8 @@ def _under_supervision(job: Job, messages: int) -> int:
     SIGTERM, which the end of the parent sends, ends the run.
     """
     call.adopt_orphans()
-    signal.signal(signal.SIGTERM, lambda *_: end_descendants(os.getpid()))
+    signal.signal(signal.SIGTERM, lambda *_: _end_run())
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     call.end_with_parent(signal.SIGTERM)
     _send(messages, "started")
     return _run(job, messages)
@@ -142,6 +145,7 @@ def _run(job: Job, messages: int) -> int:
     script = os.fork()
     if script == 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.setsid()
         _become(job)
     while True:
@@ -151,6 +155,13 @@ def _run(job: Job, messages: int) -> int:
             return 0
         if ended == script:
             _send(messages, "status", str(os.waitstatus_to_exitcode(status)))
+
+
+def _end_run() -> None:
+    """Ends all descendants of this process, also those that are started meanwhile, and this process."""
+    while end_descendants(os.getpid()):
+        time.sleep(0.005)
+    os._exit(0)
 
 
 def end_descendants(top: int) -> bool:
