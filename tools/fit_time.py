@@ -41,7 +41,7 @@ from analyzer.passes.stages import stage_models
 from analyzer.results import CommunicationRow
 from analyzer.specs import TrainingJob
 from analyzer.specs.speed import SpeedSpec
-from analyzer.time.efficiencies import FILE, from_document, system_of
+from analyzer.time.efficiencies import FILE, from_document
 from analyzer.time.iteration import IterationTime, iteration_time
 from analyzer.time.training_range import HOST_BOUND
 
@@ -62,7 +62,7 @@ class Constant:
 
     def concerns(self, speed: SpeedSpec) -> bool:
         """Whether the constant is used for a GPU."""
-        return self.place[0] == "shared" or self.place[1] in (speed.architecture, speed.name, system_of(speed))
+        return self.place[0] == "shared" or self.place[1] in (speed.architecture, speed.name)
 
 
 def _shared(name: str, prior: float, low: float, high: float, width: float) -> Constant:

@@ -11,12 +11,15 @@ from analyzer.layout_search.evaluation import Evaluation
 if TYPE_CHECKING:
     import pandas
 
-    from analyzer.specs import TrainingJob
 
 INTERRUPTED: Final = "interrupted"
 """A search that a KeyboardInterrupt has ended."""
-MEDIAN_ERROR: Final = 0.03
-"""Median error of the time of an iteration, for models that the fit has not seen: 3.2 % dense, 3.4 % MoE (docs/time.md)."""
+ERROR_OF_ORDER: Final = 0.03
+"""Share of an iteration by which the times of two layouts must differ so that the faster one is called faster.
+
+It is the median difference of repeated measurements (docs/time.md). Layouts of one model have a part of the error in common, so
+that the range of a single prediction would be too wide.
+"""
 STEP: Final = 0.02
 """Memory that the layouts of a printed front differ by, as a share."""
 
@@ -44,7 +47,7 @@ class SearchResult:
     smallest_change: Evaluation | None
     """If the launch does not fit, the fastest layout that fits among those that change the fewest dimensions."""
     error: float = 0.0
-    """Share of the time by which layouts must differ so that one is called faster (`error_of_order`)."""
+    """Share of the time by which layouts must differ so that one is called faster (`ERROR_OF_ORDER`)."""
     ended: str = ""
     """Why the search ended before it was complete: `INTERRUPTED`, or what happened to its workers. Empty if it was not."""
 
@@ -75,16 +78,6 @@ class SearchResult:
         import pandas
 
         return pandas.DataFrame(rows(self))
-
-
-def error_of_order(job: TrainingJob) -> float:
-    """Share of an iteration by which the times of two layouts of a job must differ so that the faster one is called faster.
-
-    It is the same for all jobs: layouts of one model have a part of the error in common, so that the range of a single prediction
-    would be too wide.
-    """
-    del job
-    return MEDIAN_ERROR
 
 
 def order(evaluation: Evaluation) -> tuple[Any, ...]:

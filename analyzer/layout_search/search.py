@@ -18,7 +18,7 @@ from analyzer.layout_search.dimensions import Space
 from analyzer.layout_search.evaluation import Evaluation, evaluate
 from analyzer.layout_search.executors import ClusterLostError, Task, Workers
 from analyzer.layout_search.nodes import Cutoffs, Node, root_nodes, with_more_overlaps
-from analyzer.layout_search.result import INTERRUPTED, SearchResult, error_of_order, front_of, order
+from analyzer.layout_search.result import ERROR_OF_ORDER, INTERRUPTED, SearchResult, front_of, order
 from analyzer.layout_search.smallest_change import smallest_change
 from analyzer.layout_search.space import Split, Stages
 from analyzer.memory.collector import collector_paused
@@ -169,7 +169,7 @@ def search_space(space: Space, workers: Workers, *, progress: Callable[[Progress
         front=state.front,
         given=given,
         smallest_change=smallest,
-        error=error_of_order(space.problem.given),
+        error=ERROR_OF_ORDER,
         ended=ended,
     )
 

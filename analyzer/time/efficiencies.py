@@ -15,8 +15,6 @@ from typing import Any, Final
 from analyzer.specs.speed import SpeedSpec
 from analyzer.time.kernels.tables import table_of
 
-NODE: Final = 8
-"""Most GPUs of a node."""
 FILE: Final = Path(__file__).with_name("efficiencies.json")
 
 
@@ -107,13 +105,8 @@ def efficiencies_of(speed: SpeedSpec) -> Efficiencies:
     return from_document(shipped(), speed)
 
 
-def system_of(speed: SpeedSpec) -> str:
-    """The kind of machine: `rack` if NVLink connects several nodes (with Grace processors), else `node`."""
-    return "rack" if speed.nvlink_domain > NODE else "node"
-
-
 def from_document(document: dict[str, Any], speed: SpeedSpec) -> Efficiencies:
-    """The efficiencies of a document with the fields `shared`, `architectures`, `systems` and `gpus`.
+    """The efficiencies of a document with the fields `shared`, `architectures` and `gpus`.
 
     Later ones take precedence.
     """
@@ -121,7 +114,6 @@ def from_document(document: dict[str, Any], speed: SpeedSpec) -> Efficiencies:
         **document["shared"],
         **table_of(speed.name, speed.architecture).values,
         **document["architectures"].get(speed.architecture, {}),
-        **document["systems"].get(system_of(speed), {}),
         **document["gpus"].get(speed.name, {}),
     }
     return Efficiencies(**{each.name: float(values[each.name]) for each in fields(Efficiencies)})

@@ -59,6 +59,8 @@ class IterationTime:
     """Data-parallel messages of each pipeline rank."""
     exposed_dp: tuple[float, ...] = ()
     """Seconds that these add to the iteration of each pipeline rank."""
+    exposed_gather: tuple[float, ...] = ()
+    """Of `exposed_dp`, seconds of the gather of parameters; 0 for fully sharded parameters."""
     host_of_iteration: float = 0.0
     """Seconds of the host between iterations, a part of `host`."""
 
@@ -87,7 +89,8 @@ def iteration_time(
     firsts = first_of_equal(stages)
     of_rank = {rank: stage_traffic(job, by_stage[rank], speed, rates) for rank in {stage.pipeline_rank for stage in firsts}}
     traffic = [of_rank[stage.pipeline_rank] for stage in firsts]
-    shown = [_exposed(job, each, chunks, rank, rates) for each, chunks, rank in zip(traffic, totals, ranks, strict=True)]
+    halves = [_exposed(job, each, chunks, rank, rates) for each, chunks, rank in zip(traffic, totals, ranks, strict=True)]
+    shown = [sum(each) for each in halves]
     last = max(range(len(ranks)), key=lambda each: ranks[each].end + shown[each])
     parts = _parts(passes[last], ranks[last])
     parts["exposed_dp"] = shown[last] + max(each.scalars for each in traffic)
@@ -102,6 +105,7 @@ def iteration_time(
         message=message,
         traffic=tuple(traffic),
         exposed_dp=tuple(shown),
+        exposed_gather=tuple(gather for _, gather in halves),
         host_of_iteration=rates.iteration,
     )
 
@@ -136,20 +140,24 @@ def message_between_stages(job: TrainingJob, speed: SpeedSpec, rates: Efficienci
 
 def _exposed(
     job: TrainingJob, traffic: StageTraffic, chunks: Sequence[tuple[float, float]], rank: RankTime, rates: Efficiencies
-) -> float:
-    """Seconds that data-parallel messages add to an iteration of a rank."""
+) -> tuple[float, float]:
+    """Seconds that data-parallel messages add to an iteration of a rank: those of gradients, and those of parameters.
+
+    With fully sharded parameters all are in the first.
+    """
     optimizer = job.optimizer
-    forward, backward = (hiding_window(job, [each[direction] for each in chunks]) for direction in (0, 1))
+    forward, backward = (_hiding_window(job, [each[direction] for each in chunks]) for direction in (0, 1))
     if job.fsdp is not None:
         every = traffic.every_microbatch
         both = Traffic(every.seconds + traffic.gradients.seconds + traffic.parameters.seconds, max(1, every.calls))
-        return exposed(both, rank.busy, rates, overlapped=True)
-    return exposed(traffic.gradients, backward, rates, overlapped=optimizer.overlap_grad_reduce) + exposed(
-        traffic.parameters, forward, rates, overlapped=optimizer.overlap_param_gather
+        return exposed(both, rank.busy, rates, overlapped=True), 0.0
+    return (
+        exposed(traffic.gradients, backward, rates, overlapped=optimizer.overlap_grad_reduce),
+        exposed(traffic.parameters, forward, rates, overlapped=optimizer.overlap_param_gather),
     )
 
 
-def hiding_window(job: TrainingJob, seconds: Sequence[float]) -> float:
+def _hiding_window(job: TrainingJob, seconds: Sequence[float]) -> float:
     """Seconds of passes between the first and the last gradient that is complete, or parameter that is needed.
 
     `seconds`: a pass of one microbatch through each chunk. With one chunk it is the pass of the last (first) microbatch.

@@ -9,12 +9,12 @@ from itertools import combinations
 
 import pytest
 
-from analyzer.api import analyze, problem_of, read_launch, search
+from analyzer.api import analyze, search
 from analyzer.errors import AnalyzerError
 from analyzer.layout_search.evaluation import Evaluation
 from analyzer.layout_search.options import as_short_text
 from analyzer.layout_search.overlaps import ALWAYS, EXPERTS, FUSIONS, OVERLAPS, SEARCHED
-from analyzer.layout_search.result import SearchResult, error_of_order, rows
+from analyzer.layout_search.result import ERROR_OF_ORDER, SearchResult, rows
 from analyzer.report.json.search import search_json
 from analyzer.results import Report
 from analyzer.specs.option_names import flag_of
@@ -155,8 +155,7 @@ def test_short_text_of_overlaps() -> None:
 
 def test_layouts_within_the_error_equal_the_first() -> None:
     result = found(DENSE, "tp", "pp", "vpp", "overlap")
-    problem = problem_of(read_launch(DENSE.split(), environ={}, folder=NOWHERE))
-    assert result.error == error_of_order(problem.given) == 0.03
+    assert result.error == ERROR_OF_ORDER == 0.03
     limit = 1.03 * result.best[0].iteration_seconds
     equal = [each.iteration_seconds <= limit for each in result.best]
     assert equal[0]

@@ -81,7 +81,7 @@ def _spread(found: Measured, report: Report) -> str:
 def _of_time(found: Measured, report: Report, inputs: TimeInputs) -> Iterator[Cause]:
     """Causes of another time of an iteration."""
     time = iteration_of(report, inputs)
-    timers = predicted_timers(report.job, time, rates_of(inputs))
+    timers = predicted_timers(report.job, time)
     yield from _of_timers(found, time.seconds, time.host_of_iteration, {name: each.most for name, each in timers.items()})
     listed = [] if inputs.flops_share is not None else _factors(found, report, inputs)
     yield from listed[:MOST]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from analyzer.results import RankClass, Report
-from analyzer.time.estimate import TimeInputs, iteration_of, rates_of
+from analyzer.time.estimate import TimeInputs, iteration_of
 from analyzer.time.run_log.causes import Cause, causes
 from analyzer.time.run_log.record import Measured, RunLog, measured
 from analyzer.time.run_log.timers import predicted_timers
@@ -65,7 +65,7 @@ def _time(found: Measured, report: Report) -> list[Figure]:
 
 def _timers(found: Measured, report: Report, inputs: TimeInputs | None) -> list[Figure]:
     """The timers, on the rank on which each is longest."""
-    predicted = {} if inputs is None else predicted_timers(report.job, iteration_of(report, inputs), rates_of(inputs))
+    predicted = {} if inputs is None else predicted_timers(report.job, iteration_of(report, inputs))
     figures = []
     for name, (_, most) in found.timers.items():
         known = predicted.get("all-grads-sync" if name.startswith("grads-") else name)

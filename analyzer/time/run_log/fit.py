@@ -83,7 +83,7 @@ class _Model:
         """Seconds of an iteration and of its timers. `logs`: ln of each factor."""
         rates = scaled(self.rates, {name: exp(value) for name, value in logs.items()})
         time = iteration_time(self.job, self.stages, self.rows, self.speed, rates)
-        timers = {name: each.most for name, each in predicted_timers(self.job, time, rates).items()}
+        timers = {name: each.most for name, each in predicted_timers(self.job, time).items()}
         return {"iteration": time.seconds, **timers}
 
 

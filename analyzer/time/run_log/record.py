@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median, quantiles
 from typing import Final, NamedTuple
 
 WARM_UP: Final = 10
@@ -108,7 +108,8 @@ def measured(log: RunLog) -> Measured:
         early = sum(log.iterations[index].number < warm for index in lines)
         chosen += [index for index in lines[min(early, len(lines) // 2) :] if log.iterations[index].batch == batch]
     used = tuple(log.iterations[index] for index in chosen)
-    seconds = sorted(each.seconds for each in used)
+    seconds = [each.seconds for each in used]
+    tenths = quantiles(seconds, n=10, method="inclusive") if len(seconds) > 1 else seconds
     rates = [each.tflops for each in used if each.tflops is not None]
     places = {index + 1 for index in chosen}
     timers = {}
@@ -119,8 +120,8 @@ def measured(log: RunLog) -> Measured:
         used=used,
         left_out=len(log.iterations) - len(used),
         seconds=median(seconds),
-        fast=_percentile(seconds, 0.1),
-        slow=_percentile(seconds, 0.9),
+        fast=tenths[0],
+        slow=tenths[-1],
         tflops=median(rates) if rates else None,
         batch=batch,
         timers=timers,
@@ -131,11 +132,3 @@ def _runs(iterations: Sequence[Iteration]) -> list[tuple[int, int]]:
     """Start and end of the lines of each run: a log may continue after a restart."""
     starts = [0, *(index for index, each in enumerate(iterations) if each.restarted and index)]
     return list(zip(starts, [*starts[1:], len(iterations)], strict=True))
-
-
-def _percentile(ordered: Sequence[float], share: float) -> float:
-    """The value below which `share` of the ordered values lie, interpolated."""
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])

@@ -11,9 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from analyzer.specs import TrainingJob
-from analyzer.time.data_parallel import exposed
-from analyzer.time.efficiencies import Efficiencies
-from analyzer.time.iteration import IterationTime, hiding_window
+from analyzer.time.iteration import IterationTime
 
 
 class Predicted(NamedTuple):
@@ -24,16 +22,12 @@ class Predicted(NamedTuple):
     most: float
 
 
-def predicted_timers(job: TrainingJob, time: IterationTime, rates: Efficiencies) -> dict[str, Predicted]:
+def predicted_timers(job: TrainingJob, time: IterationTime) -> dict[str, Predicted]:
     """The timers that can be predicted, by name. Empty for the simple model, which has no passes."""
     if not time.traffic:
         return {}
-    reduced, gathered = [], []
-    for traffic, chunks, shown in zip(time.traffic, time.pass_totals, time.exposed_dp, strict=True):
-        forward = hiding_window(job, [chunk[0] for chunk in chunks])
-        gather = exposed(traffic.parameters, forward, rates, overlapped=job.optimizer.overlap_param_gather)
-        gathered.append(0.0 if job.fsdp is not None else gather)
-        reduced.append(shown - gathered[-1])
+    gathered = time.exposed_gather
+    reduced = [shown - gather for shown, gather in zip(time.exposed_dp, gathered, strict=True)]
     inside = gathered if job.optimizer.overlap_param_gather else [0.0] * len(gathered)
     passes = [rank.end + mine + other for rank, mine, other in zip(time.ranks, reduced, inside, strict=True)]
     after = [0.0] * len(gathered) if job.optimizer.overlap_param_gather else gathered

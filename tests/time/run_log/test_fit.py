@@ -31,7 +31,7 @@ def log_with(job: TrainingJob, *, timers: bool, **factors: float) -> RunLog:
     stages = stage_models(job)
     rates = scaled(SHIPPED, factors)
     time = iteration_time(job, stages, communication_rows(job, stages), H100, rates)
-    found = predicted_timers(job, time, rates) if timers else {}
+    found = predicted_timers(job, time) if timers else {}
     return RunLog(
         path="run.log",
         iterations=[Iteration(number, time.seconds) for number in range(1, 31)],

@@ -21,7 +21,7 @@ def predicted(line: str) -> tuple[IterationTime, dict[str, Predicted]]:
     job = job_of(f"{line} --global-batch-size 64", gpus=16)
     stages, rates = stage_models(job), efficiencies_of(H100)
     time = iteration_time(job, stages, communication_rows(job, stages), H100, rates)
-    return time, predicted_timers(job, time, rates)
+    return time, predicted_timers(job, time)
 
 
 @pytest.mark.parametrize("options", ["", "--use-distributed-optimizer", OVERLAPPED, "--pipeline-model-parallel-size 2"])
