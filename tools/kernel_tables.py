@@ -36,7 +36,7 @@ from analyzer.time.work.kernels import BYTES, Precision
 
 SYSTEMS: Final = {
     "A100-80GB": "a100_sxm", "H100-80GB": "h100_sxm", "H200-141GB": "h200_sxm", "B200-180GB": "b200_sxm", "B300-288GB": "b300_sxm",
-    "GB200-186GB": "gb200", "GB300-288GB": "gb300", "L40S-48GB": "l40s",
+    "GB200-186GB": "gb200", "GB300-288GB": "gb300", "L40S": "l40s",
 }  # fmt: skip
 """GPUs of this program, and the folders of their tables."""
 PRECISIONS: Final[dict[Precision, str]] = {"16": "bfloat16", "8": "fp8", "4": "nvfp4"}

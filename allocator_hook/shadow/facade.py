@@ -16,7 +16,8 @@ import torch
 
 from allocator_hook.shadow.extensions import extension_modules
 from allocator_hook.shadow.gpu import CUDA_VERSION, DeviceProperties, Event, Gpu, Stream
-from allocator_hook.shadow.imports import Imports
+from allocator_hook.shadow.imports import Imports, Launchable
+from allocator_hook.shadow.kernel_calls import calls
 from allocator_hook.shadow.placement import GPU, META, Placement, kernels, to_meta
 from allocator_hook.shadow.te_kernels import release_1
 from allocator_hook.shadow.te_kernels.releases import is_before
@@ -68,6 +69,7 @@ def _patches(gpu: Gpu, compiler: Callable[..., Any], memory_allocated: Callable[
     yield from _tensors()
     yield from _compilers(compiler)
     yield from _packages()
+    yield Patch(Launchable, "launched", staticmethod(calls.launched), "a Triton kernel of a stubbed package runs on the GPU")
     if is_before("2"):
         yield from _of_release_1(gpu)
 

@@ -21,17 +21,27 @@ _TE_LOADER: Final = "transformer_engine.common"
 
 
 class Launchable:
-    """A Triton kernel or another object of a stubbed package. Items, attributes and calls return such an object again."""
+    """A Triton kernel or another object of a stubbed package. Items, attributes and calls return such an object again.
 
-    def __init__(self, name: str) -> None:
+    A launch, `kernel[grid](…)`, is passed to `launched` with the name of the kernel and the arguments.
+    """
+
+    launched: Callable[[str, Sequence[Any]], None] = staticmethod(lambda name, args: None)
+
+    def __init__(self, name: str, *, has_grid: bool = False) -> None:
         self.__name__ = name
+        self._has_grid = has_grid
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # also used as a decorator: the decorated function is dropped, because it would run on the GPU
+        if self._has_grid:
+            self.launched(self.__name__, (*args, *kwargs.values()))
+        elif len(args) == 1 and not kwargs and callable(args[0]):
+            # a decorator: the decorated function is dropped, because it would run on the GPU
+            return args[0] if isinstance(args[0], Launchable) else Launchable(getattr(args[0], "__name__", self.__name__))
         return self
 
     def __getitem__(self, grid: Any) -> Launchable:
-        return self
+        return Launchable(self.__name__, has_grid=True)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -34,6 +34,7 @@ class FakeCompiler:
         if isinstance(function, torch.nn.Module) or not callable(function) or isinstance(function, type):
             return function
         saved_inputs: list[frozenset[int]] = []
+        name = _name(function)
 
         @functools.wraps(function)
         def fused(*args: Any, **kwargs: Any) -> Any:
@@ -41,14 +42,15 @@ class FakeCompiler:
                 return function(*args, **kwargs)
             tensors = _tensors((*args, *kwargs.values()))
             if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
-                with self.recorder.fused_kernel(tensors):
+                with self.recorder.fused_kernel(tensors, name=name):
                     return function(*args, **kwargs)
             if not saved_inputs:
                 saved_inputs.append(_inputs_of_intermediates(self.recorder, function, args, kwargs))
             if saved_inputs[0]:
                 called = functools.partial(function, **kwargs)
+                functools.update_wrapper(called, function)
                 return _SavesInputs.apply(self.recorder, called, saved_inputs[0], *args)  # type: ignore[no-untyped-call]
-            with self.recorder.fused_kernel():
+            with self.recorder.fused_kernel(name=name):
                 return function(*args, **kwargs)
 
         return fused
@@ -105,13 +107,13 @@ class _SavesInputs(torch.autograd.Function):
         ctx.layouts = {index: (args[index].shape, args[index].dtype, args[index].device) for index in ctx.places}
         ctx.others = [None if isinstance(arg, torch.Tensor) else arg for arg in args]
         ctx.save_for_backward(*(args[index] for index in ctx.kept))
-        with recorder.fused_kernel():
+        with recorder.fused_kernel(name=_name(function)):
             return function(*args)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         result: list[Any] = [None] * len(ctx.others)
-        with ctx.recorder.fused_kernel(), torch.enable_grad(), _attributes_kept(ctx.others):
+        with ctx.recorder.fused_kernel(name=_name(ctx.function)), torch.enable_grad(), _attributes_kept(ctx.others):
             args = list(ctx.others)
             saved = dict(zip(ctx.kept, ctx.saved_tensors, strict=True))
             for index in ctx.places:
@@ -124,6 +126,10 @@ class _SavesInputs(torch.autograd.Function):
                 result[index] = gradient
             del args, outputs, found, saved
         return (None, None, None, *result)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", "compiled function")
 
 
 @contextmanager

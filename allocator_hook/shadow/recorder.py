@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from allocator_hook.shadow.balance import means
 from allocator_hook.shadow.gpu import STREAMS, Stream
-from allocator_hook.shadow.kernel_calls import calls
+from allocator_hook.shadow.kernel_calls import calls, element_bytes, tensors_of
 from allocator_hook.shadow.placement import kernels, to_meta
 from allocator_hook.shadow.te_kernels.allocate import OUTSIDE, outside_allocator
 from allocator_hook.shadow.unmaterialized import unmaterialized
@@ -68,6 +68,8 @@ class _Fused:
         self.inputs = inputs
         self.made: list[Any] = []
         self.rewritten: dict[int, int] = {}
+        self.read: dict[int, int] = {}
+        """Bytes that are read of each storage that exists before the kernel."""
 
     def write(self, storage: torch.UntypedStorage) -> None:
         if storage._cdata in self.inputs:
@@ -127,11 +129,23 @@ class Recorder(TorchDispatchMode):
         with torch._C.DisableTorchFunction():
             if self._fused and func._schema.is_mutable and isinstance(result, torch.Tensor):
                 self._fused[-1].write(result.untyped_storage())
+            self._count(func, args, kwargs, result)
             self._track_all(result)
             if func is aten._softmax_backward_data.default and result.is_meta and not self._fused:
                 self._temporary(result.untyped_storage().nbytes())
             self.means.propagate(func, args, kwargs, result)
         return result
+
+    def _count(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Pass a memory-bound operation to the trace, or what it reads to the fused kernel that it is part of."""
+        if not self._fused:
+            calls.operation(func, args, kwargs, result)
+            return
+        read = self._fused[-1].read
+        for each in tensors_of(args):
+            storage = each.untyped_storage()._cdata
+            if storage in self._live:
+                read[storage] = max(read.get(storage, 0), element_bytes(each))
 
     def _copy_to_host(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Handle operations that copy values from the GPU to the CPU, or whose result size depends on values."""
@@ -195,11 +209,12 @@ class Recorder(TorchDispatchMode):
             self._resize(storage, used.nbytes())
 
     @contextmanager
-    def fused_kernel(self, inputs: Iterable[torch.Tensor] = ()) -> Iterator[None]:
+    def fused_kernel(self, inputs: Iterable[torch.Tensor] = (), *, name: str = "") -> Iterator[None]:
         """Run code as one fused kernel. Storages that are created inside and freed before the end are not recorded.
 
         torch.compile makes in-place operations functional: an `inputs` tensor that is written in place is written to a new
-        buffer and copied back at the end. These buffers are live together with the outputs.
+        buffer and copied back at the end. These buffers are live together with the outputs. A kernel without a `name` is a trial,
+        which is not counted.
         """
         with torch._C.DisableTorchFunction():
             frame = _Fused({tensor.untyped_storage()._cdata for tensor in inputs})
@@ -212,12 +227,15 @@ class Recorder(TorchDispatchMode):
                 rewritten = [self._address(size) for size in frame.rewritten.values()]
                 for pointer, size in zip(rewritten, frame.rewritten.values(), strict=True):
                     self._allocated(pointer, size)
-                for reference in frame.made:
-                    storage = reference()
-                    if storage is not None:
-                        self._track_storage(storage)
+                made = [storage for storage in (reference() for reference in frame.made) if storage is not None]
+                for storage in made:
+                    self._track_storage(storage)
                 for pointer, size in zip(rewritten, frame.rewritten.values(), strict=True):
                     self._freed(pointer, size)
+                if self._fused:
+                    self._fused[-1].read.update(frame.read)
+                elif name:
+                    calls.memory(name, sum((*frame.read.values(), *frame.rewritten.values(), *(each.nbytes() for each in made))))
 
     def patches(self) -> list[Patch]:
         """Return patches for functions that a dispatch mode does not intercept."""

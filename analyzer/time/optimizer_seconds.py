@@ -40,11 +40,24 @@ def seconds_of_parameters(
     gradient = DTYPE_BYTES[job.precision.gradients]
     each = 2 * (states.master + states.total_moments) + DTYPE_BYTES[job.precision.parameters] + 2 * gradient
     norm = gradient if job.optimizer.clip_grad else 0.0
-    moved = owned * (each + norm) + (dense + experts) * gradient
+    moved = owned * (each + norm) + (dense + experts) * gradient * _gradient_passes(job)
     seconds = (moved + cast_bytes) / (speed.hbm_bytes * rates.memory)
     if job.optimizer.offload is not None:  # gradients go to the host, and parameters come back
         seconds += job.optimizer.offload.fraction * owned * (gradient + DTYPE_BYTES[job.precision.parameters]) / _HOST_LINK
     return seconds
+
+
+def _gradient_passes(job: TrainingJob) -> int:
+    """How often each gradient of a rank is read or written outside the passes and the optimizer.
+
+    They are set to zero, checked for NaN, and scaled by the size of the data-parallel group before the reduction, which reads and
+    writes them. Sources: `check_grads` and `start_grad_sync` of core/distributed/param_and_grad_buffer.py, and
+    `gradient_scaling_factor` of distributed_data_parallel.py (0.16.1).
+    """
+    if job.fsdp is not None:
+        return 1
+    scaled = job.parallel.data_with_context > 1 and not (job.optimizer.average_in_collective or job.flags.calculate_per_token_loss)
+    return 1 + (2 if scaled else 0) + (1 if job.flags.check_for_nan_in_loss_and_grad else 0)
 
 
 def _dense(tree: Module) -> int:

@@ -17,6 +17,7 @@ from analyzer.program.lowering import operations
 from analyzer.program.operations import Operation, OperationKind
 from analyzer.specs import GraphSpec, MoeSpec, TrainingJob
 from analyzer.time.message_seconds import NO_CHOICES, Choices, Exchange, Part
+from analyzer.time.work.attention import OUTSIDE_CHECKPOINT
 from analyzer.time.work.context import WorkContext, work_context
 from analyzer.time.work.kernels import Attention, Gemm, Kernel
 from analyzer.time.work.linear import gathers_outside_userbuffers, quantized_weight_bytes
@@ -182,8 +183,10 @@ def _add_compute(total: _Total, operation: Operation, context: WorkContext, capt
     separate = context.chunks > 1 and _outside_userbuffers(operation)
     work = work_of(operation.module, context.outside_userbuffers if separate else context)
     forward = operation.phase != "backward"
+    in_checkpoint = operation.phase == "recompute" and capture.runs_in(ModuleKind.ATTENTION_KERNEL_CHECKPOINT)
     for kernel in work.forward if forward else work.backward:
-        total.kernels[kernel] += 1
+        if not (in_checkpoint and kernel.name in OUTSIDE_CHECKPOINT):
+            total.kernels[kernel] += 1
     calls = work.forward_calls if forward else work.backward_calls
     captured = capture.share(operation.module)
     total.graph_calls += captured * calls
@@ -215,6 +218,10 @@ class _Capture:
             closed = self._open.pop()
             if closed.kind is ModuleKind.LAYER:
                 self._scope = None
+
+    def runs_in(self, kind: ModuleKind) -> bool:
+        """Whether a module of the kind runs."""
+        return any(each.kind is kind for each in self._open)
 
     def share(self, module: Module) -> float:
         """Share of the operations of a module that graphs replay."""

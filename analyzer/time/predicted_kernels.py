@@ -1,4 +1,4 @@
-"""The GEMMs and attention kernels of an iteration on a rank, in the form in which they are compared with a recording."""
+"""The kernels of an iteration on a rank, in the form in which they are compared with a recording."""
 
 from __future__ import annotations
 
@@ -9,14 +9,26 @@ from analyzer.modules.shapes import Shapes, shapes_of
 from analyzer.results import RankClass
 from analyzer.specs import TrainingJob
 from analyzer.time.pass_work import chunk_work
-from analyzer.time.work.kernels import Attention, Gemm
-from analyzer.trace.kernels import KernelKey, KernelTotal, PredictedKernels, add_up, attention_key, gemm_key
+from analyzer.time.work.kernels import Attention, Gemm, MemoryBound
+from analyzer.trace.kernels import KernelKey, KernelTotal, PredictedKernels, Traffic, add_up, attention_key, gemm_key
 
 
 def predicted_kernels(job: TrainingJob, rank: RankClass) -> PredictedKernels:
     """The kernels of all microbatches of an iteration on a rank of the class."""
     in_steps = job.parallel.context > 1
-    return PredictedKernels(totals=add_up(_of_chunks(job, rank, in_steps=in_steps)), attention_in_steps=in_steps)
+    totals = add_up(_of_chunks(job, rank, in_steps=in_steps))
+    return PredictedKernels(totals=totals, traffic=_traffic(job, rank), attention_in_steps=in_steps)
+
+
+def _traffic(job: TrainingJob, rank: RankClass) -> Traffic:
+    """Bytes of memory-bound kernels of all microbatches; weights are quantized in the forward of the first one."""
+    works = [chunk_work(job, tree) for tree in rank.trees]
+    forward, backward = (
+        sum(kernel.bytes * count for work in passes for kernel, count in work.kernels if isinstance(kernel, MemoryBound))
+        for passes in ([each.forward for each in works], [each.backward for each in works])
+    )
+    microbatches = job.batch.microbatches
+    return Traffic(microbatches * forward + sum(each.cast_bytes for each in works), microbatches * backward)
 
 
 def _of_chunks(job: TrainingJob, rank: RankClass, *, in_steps: bool) -> Iterator[tuple[KernelKey, KernelTotal]]:

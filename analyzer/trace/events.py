@@ -18,7 +18,7 @@ Role = Literal["parameter", "gradient", "optimizer", "activation", "temporary", 
 
 PHASES: Final[tuple[Phase, ...]] = ("build", "forward", "backward", "recompute", "optimizer")
 ROLES: Final[tuple[Role, ...]] = ("parameter", "gradient", "optimizer", "activation", "temporary", "workspace")
-FORMAT_VERSION: Final = (1, 1)
+FORMAT_VERSION: Final = (1, 2)
 
 
 class TraceError(AnalyzerError):
@@ -156,12 +156,22 @@ class AttentionCall(NamedTuple):
     """Number of keys before its own that a query attends to; -1 without a limit."""
 
 
-KernelCall = GemmCall | AttentionCall
+class MemoryCall(NamedTuple):
+    """An operation whose time is that of the memory that it reads and writes."""
+
+    direction: Literal["forward", "backward"]
+    """`backward` includes what is recomputed there."""
+    name: str
+    """Of PyTorch's operation, of Transformer Engine's binding, or of a compiled function."""
+    bytes: int
+
+
+KernelCall = GemmCall | AttentionCall | MemoryCall
 
 
 @dataclass(frozen=True, slots=True)
 class KernelEvent:
-    """A GEMM or a fused attention kernel."""
+    """A GEMM, a fused attention kernel, or a memory-bound operation."""
 
     sequence: int
     time_ns: int

@@ -9,7 +9,17 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, Final
 
-from analyzer.trace.events import FORMAT_VERSION, AttentionCall, CollectiveEvent, GemmCall, Header, KernelCall, KernelEvent, Label
+from analyzer.trace.events import (
+    FORMAT_VERSION,
+    AttentionCall,
+    CollectiveEvent,
+    GemmCall,
+    Header,
+    KernelCall,
+    KernelEvent,
+    Label,
+    MemoryCall,
+)
 
 MAGIC: Final = b"\x89MEMTRC\n"
 GZIP_MAGIC: Final = b"\x1f\x8b"
@@ -36,6 +46,7 @@ LABEL: Final = 9
 END: Final = 10
 KERNEL: Final = 11
 DIRECTIONS: Final = ("forward", "backward")
+_KERNEL_KINDS: Final[dict[type[KernelCall], str]] = {GemmCall: "gemm", AttentionCall: "attention", MemoryCall: "memory"}
 EVENT_KINDS: Final = (ALLOCATION, FAILED_ALLOCATION, FREE, ENTER, LEAVE, COLLECTIVE, LABEL, KERNEL)
 
 MORE: Final = 1
@@ -155,20 +166,27 @@ def label_event(sequence: int, time_ns: int, pointer: int, size_bytes: int, text
 
 def kernel_text(call: KernelCall) -> str:
     """Return the description of a kernel, which is equal for equal calls."""
-    return _json({"kind": "gemm" if isinstance(call, GemmCall) else "attention", **call._asdict()})
+    return _json({"kind": _KERNEL_KINDS[type(call)], **call._asdict()})
 
 
 @functools.lru_cache(maxsize=4096)
 def kernel_call(text: str) -> KernelCall:
     """Return the call described by `text` (see `kernel_text`). Raises ValueError, KeyError or TypeError."""
     fields = _fields(text)
-    kinds: dict[str, type[GemmCall] | type[AttentionCall]] = {"gemm": GemmCall, "attention": AttentionCall}
-    kind = kinds[fields["kind"]]
+    kind = {name: kind for kind, name in _KERNEL_KINDS.items()}[fields["kind"]]
     values = {name: fields[name] for name in kind._fields}
     for name, value in values.items():
-        if value not in DIRECTIONS if name == "direction" else not isinstance(value, int) or not -1 <= value < 1 << 63:
+        if not _is_valid(name, value):
             raise ValueError(f"{name} of a kernel is {value!r}")
     return kind(**values)
+
+
+def _is_valid(name: str, value: Any) -> bool:
+    if name == "direction":
+        return value in DIRECTIONS
+    if name == "name":
+        return isinstance(value, str)
+    return isinstance(value, int) and -1 <= value < 1 << 63
 
 
 def kernel_event(sequence: int, time_ns: int, text: str) -> KernelEvent:

@@ -1,13 +1,13 @@
-"""Compares the GEMMs and attention kernels of the formulas with those of a recorded iteration, by shape."""
+"""Compares the kernels of the formulas with those of a recorded iteration: GEMMs and attention by shape, others by their bytes."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
-from analyzer.trace.events import AttentionCall, GemmCall, KernelCall
+from analyzer.trace.events import AttentionCall, GemmCall, KernelCall, MemoryCall
 
 KernelKind = Literal["gemm", "attention forward", "attention backward"]
 
@@ -36,12 +36,24 @@ class KernelTotal(NamedTuple):
 
 Kernels = Mapping[KernelKey, KernelTotal]
 
+OUTSIDE_PASSES: Final = frozenset({"mul_", "zero_", "linalg_vector_norm"})
+"""Memory-bound operations on whole gradient buffers, which run between the passes: scaling, clearing, and the search for NaN."""
+
+
+class Traffic(NamedTuple):
+    """Bytes that the memory-bound operations of the passes of an iteration read and write."""
+
+    forward: float
+    backward: float
+    """With recomputation."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PredictedKernels:
     """Kernels of an iteration on a rank by the formulas."""
 
     totals: Kernels
+    traffic: Traffic
     attention_in_steps: bool
     """Context parallelism splits the attention of a layer into several kernels."""
 
@@ -65,6 +77,8 @@ class KernelComparison:
     """Number of different shapes of both sides together."""
     predicted_flops: float
     recorded_flops: float
+    predicted_traffic: Traffic
+    recorded_traffic: Traffic
 
     @property
     def error(self) -> float:
@@ -109,11 +123,20 @@ def recorded_kernels(calls: Counter[KernelCall], *, attention_in_steps: bool) ->
             number = call.products * times
             total = KernelTotal(number, 2.0 * number * call.m * call.n * call.k)
             found.append((gemm_key(call.m, call.n, call.k, bits=call.bits), total))
-        else:
+        elif isinstance(call, AttentionCall):
             split = (call.batch, call.heads, call.queries, call.keys)
             key = attention_key(call.direction, split, (call.head_dim, call.value_dim), in_steps=attention_in_steps)
             found.append((key, KernelTotal(times, times * attention_flops(call))))
     return add_up(found)
+
+
+def recorded_traffic(calls: Counter[KernelCall]) -> Traffic:
+    """Bytes of the recorded memory-bound operations. Those between the passes are not counted."""
+    sums = {"forward": 0.0, "backward": 0.0}
+    for call, times in calls.items():
+        if isinstance(call, MemoryCall) and not (call.direction == "forward" and call.name in OUTSIDE_PASSES):
+            sums[call.direction] += call.bytes * times
+    return Traffic(**sums)
 
 
 def attention_flops(call: AttentionCall) -> float:
@@ -150,6 +173,8 @@ def compare_kernels(predicted: PredictedKernels, calls: Counter[KernelCall], *, 
         shapes=len(keys),
         predicted_flops=sum(total.flops for total in predicted.totals.values()),
         recorded_flops=sum(total.flops for total in recorded.values()),
+        predicted_traffic=predicted.traffic,
+        recorded_traffic=recorded_traffic(calls),
     )
 
 

@@ -89,19 +89,37 @@ def test_overlapped_messages_hide_behind_the_passes() -> None:
 def test_an_adam_step_moves_its_states() -> None:
     """Each parameter: master weight and two moments in fp32 are read and written, and the bf16 weight written.
 
-    Its fp32 gradient is cleared, read for the norm, and read and written by the step: 24 + 2 + 4 + 4 + 8 bytes.
+    Its fp32 gradient is cleared, scaled for the mean over data-parallel ranks, checked for NaN, read for the norm, and read and
+    written by the step: 24 + 2 + 4 + 8 + 4 + 4 + 8 bytes.
     """
     found = job("--global-batch-size 16")
     [stage] = stage_models(found)
-    assert optimizer_seconds(found, stage, ROUND, ideal()) == pytest.approx(42 * PARAMETERS / 4000e9)
-    assert time(found).parts["optimizer"] == pytest.approx(42 * PARAMETERS / 4000e9)
+    assert optimizer_seconds(found, stage, ROUND, ideal()) == pytest.approx(54 * PARAMETERS / 4000e9)
+    assert time(found).parts["optimizer"] == pytest.approx(54 * PARAMETERS / 4000e9)
+
+
+@pytest.mark.parametrize(
+    ("options", "number"),
+    [
+        ("--no-check-for-nan-in-loss-and-grad", 50),
+        ("--ddp-average-in-collective", 46),
+        ("--calculate-per-token-loss", 46),
+        ("--tensor-model-parallel-size 8", 46),
+    ],
+)
+def test_gradients_that_are_not_checked_or_scaled(options: str, number: int) -> None:
+    """The bytes of a parameter with and without the check (4) and the factor 1/dp (8), which is 1 on a single rank."""
+    found = job(f"--global-batch-size 16 {options}")
+    [stage] = stage_models(found)
+    parameters = sum(each.numel for tree in stage.trees for _, module in tree.walk() for each in module.parameters)
+    assert optimizer_seconds(found, stage, ROUND, ideal()) == pytest.approx(number * parameters / 4000e9)
 
 
 def test_the_distributed_optimizer_divides_the_step() -> None:
-    """Each of eight ranks clears all gradients, and updates an eighth of the parameters."""
+    """Each of eight ranks clears, scales and checks all gradients, and updates an eighth of the parameters."""
     found = job("--global-batch-size 16 --use-distributed-optimizer")
     [stage] = stage_models(found)
-    assert optimizer_seconds(found, stage, ROUND, ideal()) == pytest.approx((38 / 8 + 4) * PARAMETERS / 4000e9)
+    assert optimizer_seconds(found, stage, ROUND, ideal()) == pytest.approx((38 / 8 + 16) * PARAMETERS / 4000e9)
 
 
 def test_one_more_microbatch_adds_a_forward_and_a_backward() -> None:

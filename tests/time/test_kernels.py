@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from analyzer.time.efficiencies import efficiencies_of
@@ -65,6 +65,7 @@ def test_memory_bound_kernels() -> None:
     assert kernel_seconds(MemoryBound("norm", 0.0), ROUND, ideal(kernel_gap=2e-6)) == pytest.approx(2e-6)
 
 
+@example(Gemm("forward", 1, 1, 1, grouped=True), "m", 1)
 @QUICK
 @given(
     st.builds(

@@ -6,7 +6,9 @@ import pytest
 
 from analyzer.api import analyze
 from analyzer.errors import InputError
+from analyzer.hardware.gpus import find
 from analyzer.results import TimeEstimate
+from analyzer.time.kernels.tables import shipped_tables
 
 LINE = (
     "--nproc-per-node 8 pretrain_gpt.py --num-layers 2 --hidden-size 512 --num-attention-heads 8 --seq-length 512 --bf16 "
@@ -60,3 +62,9 @@ def test_a_price_without_the_length_of_the_training_gets_a_warning() -> None:
 def test_the_simple_model_does_not_take_other_settings(other: str) -> None:
     with pytest.raises(InputError, match="--info-efficiency: does not use"):
         analyze(f"{LINE} --info-efficiency flops=0.5 {other}", gpu="H100-80GB", environ={})
+
+
+def test_tables_of_measured_kernels_have_names_of_gpus() -> None:
+    """Otherwise the table of a GPU would be used for it as that of another one."""
+    for name in shipped_tables()["gpus"]:
+        assert find(name)[0].name == name

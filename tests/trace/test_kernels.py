@@ -10,12 +10,12 @@ import pytest
 
 from allocator_hook.trace_writer import TraceWriter
 from analyzer.trace.events import AttentionCall, GemmCall, Header, KernelCall, Phase
-from analyzer.trace.kernels import KernelTotal, PredictedKernels, attended_pairs, compare_kernels, recorded_kernels
+from analyzer.trace.kernels import KernelTotal, PredictedKernels, Traffic, attended_pairs, compare_kernels, recorded_kernels
 from analyzer.trace.reader import read_trace
 from analyzer.trace.summary import summarize
 
 GEMM = GemmCall(64, 128, 32, 1, 16, False)
-NOTHING = PredictedKernels(totals={}, attention_in_steps=False)
+NOTHING = PredictedKernels(totals={}, traffic=Traffic(0, 0), attention_in_steps=False)
 
 
 def attention(queries: int, keys: int, *, causal: bool = True, window: int = -1, heads: int = 4) -> AttentionCall:

@@ -122,7 +122,7 @@ def test_events_are_read_as_they_were_written(tmp_path: Path) -> None:
 def test_the_bytes_follow_the_format_description(small: bytes) -> None:
     # decoded here as FORMAT.md describes: preamble, JSON header, then the fields of each record at their offsets
     assert small[:8] == b"\x89MEMTRC\n"
-    assert struct.unpack_from("<HHI", small, 8) == (1, 1, 48)
+    assert struct.unpack_from("<HHI", small, 8) == (1, 2, 48)
     records = [small[at : at + RECORD] for at in range(RECORD, len(small), RECORD)]
     header = b"".join(r[8 : 8 + struct.unpack_from("<h", r, 2)[0]] for r in records if r[0] == 1)
     assert json.loads(header)["argv"][-1] == "漢字"

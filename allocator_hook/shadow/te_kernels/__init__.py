@@ -7,11 +7,12 @@ names it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
 from allocator_hook.shadow.gpu import Gpu
+from allocator_hook.shadow.kernel_calls import calls
 from allocator_hook.shadow.te_kernels import (
     activations,
     attention,
@@ -76,5 +77,11 @@ def extension(gpu: Gpu, *, version: str) -> ModuleType:
 
 
 def bindings(part: ModuleType, gpu: Gpu) -> dict[str, Callable[..., Any]]:
-    """Return the functions of one file by binding name."""
-    return dict(part.bindings(gpu))
+    """Return the functions of one file by binding name. Calls of memory-bound kernels are passed to the trace."""
+    found: Mapping[str, Callable[..., Any]] = part.bindings(gpu)
+    return {name: kernel if _is_counted_elsewhere(part, kernel) else calls.counted(name, kernel) for name, kernel in found.items()}
+
+
+def _is_counted_elsewhere(part: ModuleType, kernel: Callable[..., Any]) -> bool:
+    """Whether the kernels are those of GEMMs and attention, or it is a class."""
+    return part in (attention, gemm, userbuffers) or isinstance(kernel, type)

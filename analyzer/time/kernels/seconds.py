@@ -15,9 +15,12 @@ from analyzer.specs.speed import SpeedSpec
 from analyzer.time.efficiencies import Efficiencies
 from analyzer.time.kernels.tables import least_residual, residual
 from analyzer.time.work.kernels import Attention, Gemm, Kernel, Precision
+from analyzer.units import round_up
 
 TILES: Final = ((256, 256, 1.0), (256, 128, 0.98), (128, 128, 0.92), (128, 64, 0.8), (64, 64, 0.65))
 """Sizes of the tiles that GEMM libraries choose from, with the efficiency of each relative to the largest."""
+SMALLEST_TILE: Final = 64
+"""Rows of the smallest tile. One that is not filled takes as long as a filled one."""
 MEASURED_OUTPUT: Final = 2.0
 """Bytes of an element of the outputs in the tables."""
 ATTENTION_TILE: Final = 128
@@ -43,7 +46,8 @@ def gemm_seconds(gemm: Gemm, speed: SpeedSpec, rates: Efficiencies) -> float:
     if not (gemm.grouped and gemm.depth_is_tokens):  # there the depth is the number of rows
         shape *= gemm.k / (gemm.k + rates.gemm_half_depth)
     if gemm.grouped:
-        shape *= gemm.rows / (gemm.rows + rates.gemm_half_rows)
+        rows = gemm.rows if gemm.depth_is_tokens else round_up(gemm.rows, SMALLEST_TILE)
+        shape *= rows / (rows + rates.gemm_half_rows)
     math = gemm.flops / (peak * shape)
     accumulated = max(0.0, gemm.output_bytes - MEASURED_OUTPUT) * gemm.m * gemm.n * gemm.batch
     traffic = (gemm.bytes - accumulated) / (speed.hbm_bytes * rates.memory)

@@ -20,7 +20,7 @@ NEAREST: Final = {
     "volta": "A100-80GB",
     "turing": "A100-80GB",
     "ampere": "A100-80GB",
-    "ada": "L40S-48GB",
+    "ada": "L40S",
     "hopper": "H100-80GB",
     "blackwell": "B200-180GB",
     "cdna": "H100-80GB",

@@ -1,6 +1,12 @@
-"""The attention kernel, with the rotation of queries and keys before it."""
+"""The attention kernel, with the rotation and the copies of queries, keys and values before it.
+
+Bytes are those of the operations that megatron-core 0.16.1 and Transformer Engine 2.11 run. A test compares them with the
+operations that the shadow engine records.
+"""
 
 from __future__ import annotations
+
+from typing import Final
 
 from analyzer.modules.attention.core_attention import Heads
 from analyzer.specs import ModelSpec
@@ -8,11 +14,17 @@ from analyzer.time.work.context import WorkContext
 from analyzer.time.work.kernels import Attention, Gemm, Kernel, MemoryBound, Work
 from analyzer.time.work.linear import joined
 
+ROTATION: Final = "rotation"
+COPIES: Final = "copies of queries, keys and values"
+OUTSIDE_CHECKPOINT: Final = frozenset({ROTATION, COPIES})
+"""Kernels that `--recompute-modules core_attn` does not repeat: they run before the checkpoint."""
+
 
 def attention_kernel(context: WorkContext) -> Work:
     """Fused attention, or the batched GEMMs and the softmax of unfused attention."""
     unfused = context.inputs.model.attention_backend == "unfused"
-    return joined(_rotation(context), _unfused(context) if unfused else _fused(context))
+    before = _rotation_of_latents(context) if context.inputs.model.mla is not None else joined(_rotation(context), _copies(context))
+    return joined(before, _unfused(context) if unfused else _fused(context))
 
 
 def attended_pairs(model: ModelSpec, *, queries: int, keys: int) -> float:
@@ -66,25 +78,29 @@ def _fused(context: WorkContext) -> Work:
 
 
 def _unfused(context: WorkContext) -> Work:
-    """Scores, softmax and context: every pair is computed, also those that the mask excludes."""
+    """Scores, softmax and context: every pair is computed, also those that the mask excludes.
+
+    The softmax is one kernel. Transformer Engine makes the mask of a causal layer of [queries, keys] bytes with several operations.
+    """
     shapes, model = context.shapes, context.inputs.model
     width, value = _head_dims(model)
     queries, keys, batch = shapes.s, context.inputs.sequence_length, shapes.b * _heads(context)
     scores = batch * queries * keys
+    mask = 40.0 * queries * keys if model.implementation == "transformer_engine" else 0.0
+    dropout = 0.0 if model.attention_dropout == 0 else 5.0
 
     def gemm(name: str, m: int, n: int, k: int) -> Gemm:
         return Gemm(name, m, n, k, context.precision, batch, output_bytes=context.element_bytes)
 
-    softmax = 10.0 if model.attention_dropout == 0 else 15.0
     forward: tuple[Kernel, ...] = (
         gemm("scores", queries, keys, width),
-        MemoryBound("softmax", softmax * scores),
+        MemoryBound("softmax", (4.0 + dropout) * scores + mask),
         gemm("context", queries, value, keys),
     )
     backward: tuple[Kernel, ...] = (
         gemm("value gradient", keys, value, queries),
         gemm("softmax gradient", queries, keys, value),
-        MemoryBound("softmax gradient", (softmax + 2) * scores),
+        MemoryBound("softmax gradient", (6.0 + dropout) * scores),
         gemm("query gradient", queries, width, keys),
         gemm("key gradient", keys, width, queries),
     )
@@ -92,16 +108,74 @@ def _unfused(context: WorkContext) -> Work:
 
 
 def _rotation(context: WorkContext) -> Work:
-    """Rotary position embedding of queries and keys. Unfused, it writes the product with cosines and with sines separately."""
+    """Rotary position embedding of queries and keys."""
     shapes, model = context.shapes, context.inputs.model
     if model.position_embedding != "rope":
         return Work()
-    if model.mla is None:
-        heads = Heads(shapes)
-        width = heads.query + heads.key
-    else:  # queries, keys and values are assembled from their parts
-        width = 2 * _heads(context) * model.mla.query_head_dim
-    size = float(shapes.s * shapes.b * width)
-    factor = 4.0 if model.rope_fusion else 8.0
-    calls = 2 if model.rope_fusion else 6
-    return Work((MemoryBound("rotation", factor * size),), (MemoryBound("rotation gradient", factor * size),), calls, calls)
+    heads = Heads(shapes)
+    forward, backward, calls = _rotated(context, width=heads.query + heads.key, head=model.kv_channels)
+    return Work((MemoryBound(ROTATION, forward),), (MemoryBound("rotation gradient", backward),), calls, calls)
+
+
+def _rotated(context: WorkContext, *, width: int, head: int) -> tuple[float, float, int]:
+    """Bytes of the rotation of queries and keys of `width` elements together for each token, in forward and backward, and calls.
+
+    The fused kernel reads and writes them, and reads angles of `head` elements in fp32. Unfused, the operations are: the sines and
+    cosines of the angles, scaled and cast to 16 bit; the concatenation of the exchanged and negated halves; two products, their
+    sum, and a concatenation with the elements that are not rotated (`_apply_rotary_pos_emb_bshd`).
+    """
+    shapes, model = context.shapes, context.inputs.model
+    size, angles = float(shapes.s * shapes.b * width), 2.0 * shapes.s * head
+    if model.rope_fusion:
+        return 4 * size + 4 * angles, 4 * size + 4 * angles, 2
+    return 24 * size + 48 * angles, 28 * size + 4 * angles, 20
+
+
+def _copies(context: WorkContext) -> Work:
+    """Copies of queries, keys and values to tensors of the same layout, and the concatenation of their gradients.
+
+    The three are parts of the output of one projection. Those of grouped queries are copied by a reshape, and a norm or a rotation
+    makes new tensors; the others are then copied, too (`get_qkv_layout` of Transformer Engine).
+    """
+    shapes, model = context.shapes, context.inputs.model
+    heads, tokens = Heads(shapes), shapes.s * shapes.b
+    rotated, normed = model.position_embedding == "rope", model.qk_layernorm
+    grouped = model.num_query_groups < model.num_attention_heads
+    queries = heads.query if grouped or normed else 0
+    values = heads.key if grouped or normed or rotated else 0
+    keys = heads.key if normed or (grouped and not rotated) else 0
+    width = queries + keys + values
+    forward = (MemoryBound(COPIES, 4.0 * tokens * width),) if width else ()
+    joined_gradients = MemoryBound("concatenation of gradients", 4.0 * tokens * (heads.query + 2 * heads.key))
+    return Work(forward, (joined_gradients,), 3, 2)
+
+
+def _rotation_of_latents(context: WorkContext) -> Work:
+    """Multi-latent attention: the rotated parts of queries and keys, and the assembly of queries, keys and values.
+
+    The fused kernels rotate queries in place, and write keys and values from the output of the projection
+    (core/fusions/fused_mla_yarn_rope_apply.py). Unfused, the parts are rotated, interleaved and concatenated. The gradients of the
+    inputs of the two down-projections are added in backward.
+    """
+    shapes, model = context.shapes, context.inputs.model
+    mla = model.mla
+    assert mla is not None
+    tokens, heads = float(shapes.s * shapes.b), _heads(context)
+    position, plain, value = mla.qk_pos_emb_head_dim, mla.qk_head_dim, mla.v_head_dim
+    if model.position_embedding != "rope":
+        forward = backward = 4.0 * tokens * heads * (plain + position)
+        calls = 2
+    elif model.rope_fusion:
+        forward = backward = tokens * heads * (4 * position + 2 * (plain + value) + 2 * (plain + position + value))
+        calls = 2
+    else:
+        forward, backward, calls = _rotated(context, width=(heads + 1) * position, head=position)
+        assembled = tokens * (8 * heads * (plain + position) + 4 * heads * value + 4 * (heads + 1) * position)
+        forward, backward, calls = forward + assembled, backward + assembled, calls + 6
+    added = 6.0 * shapes.s_split * shapes.b * model.hidden_size
+    return Work(
+        (MemoryBound(ROTATION, forward),),
+        (MemoryBound("rotation gradient", backward), MemoryBound("sum of gradients", added)),
+        calls,
+        calls + 1,
+    )

@@ -14,21 +14,21 @@ from analyzer.modules.tree import Module
 from analyzer.time.work.context import WorkContext
 from analyzer.time.work.kernels import MemoryBound, Work
 
-_LOSS_BYTES: Final = {"te": (6, 4), "native": (16, 8), "unfused": (30, 14)}
+_LOSS_BYTES: Final = {"te": (6, 4), "native": (22, 10), "unfused": (38, 14)}
 """Bytes moved for each logit in forward and backward.
 
-`te`: reads 16-bit logits twice and writes their gradient. `native`: compiled kernels on fp32 logits. `unfused`: a cast to fp32,
-maximum, subtraction, exponential, sum and division as separate kernels.
+`te`: reads 16-bit logits twice and writes their gradient. `native`: a cast to fp32 with the maximum, then compiled kernels on fp32
+logits. `unfused`: a cast to fp32 (6), maximum (4), subtraction (8), exponential (8), sum (4) and division (8) as separate kernels;
+in backward a product (8) and a cast (6). Sources: core/tensor_parallel/cross_entropy.py and core/fusions/fused_cross_entropy.py
+(0.16.1).
 """
-_UNFUSED: Final = 2.5
-"""Bytes of an activation without fusion, relative to the fused kernel."""
 
 
 def norm(elements: int, *, recomputed: bool) -> Work:
-    """A norm of `elements` 16-bit elements: reads and writes them; backward reads the input and two gradients, and writes one."""
+    """A norm of `elements` 16-bit elements: reads and writes them; backward reads the input and its gradient, and writes one."""
     forward = MemoryBound("norm", 4.0 * elements)
     again = (forward,) if recomputed else ()
-    backward = MemoryBound("norm gradient", 8.0 * elements)
+    backward = MemoryBound("norm gradient", 6.0 * elements)
     return Work((forward,), (*again, backward), 2, 2 + 2 * len(again))
 
 
@@ -40,30 +40,36 @@ def standalone_norm(module: Module, context: WorkContext) -> Work:
 
 
 def head_norm(module: Module, context: WorkContext) -> Work:
-    """A norm of the queries or keys of each head. It copies its strided input."""
+    """A norm of the queries or keys of each head. The copy of its strided input is among those before the attention kernel."""
     shapes, model = context.shapes, context.inputs.model
     heads = model.num_attention_heads if module.kind is ModuleKind.Q_NORM else model.num_query_groups
     elements = shapes.s * shapes.b * max(1, heads // shapes.t) * model.kv_channels
-    return Work((MemoryBound("norm", 8.0 * elements),), (MemoryBound("norm gradient", 12.0 * elements),), 3, 3)
+    return norm(elements, recomputed=False)
 
 
 def activation(context: WorkContext, *, rows: int, width: int, in_experts: bool) -> Work:
     """[rows, gates·width] → [rows, width].
 
     Experts fuse gated activations only (core/transformer/moe/experts.py, 0.16.1). The halves of a gate are clamped by kernels of
-    their own, and concatenated again (`weighted_bias_quick_geglu_impl` and `bias_geglu_impl`).
+    their own, and concatenated again (`weighted_bias_quick_geglu_impl` and `bias_geglu_impl`). Unfused, a gate is an activation (4
+    bytes for each element of the output), a sum (4) and a product (6); in backward two products (12), two concatenations of the
+    halves (8) and the gradient of the activation (6).
     """
     model, shapes = context.inputs.model, context.shapes
     source = rows * width * (2 if model.gated else 1)
     target = rows * width
     fused = model.bias_activation_fusion and (model.gated or not in_experts)
-    factor = 2.0 if fused else 2.0 * _UNFUSED
-    clamped = float(source) if model.activation_clamped and fused else 0.0
-    forward = MemoryBound("activation", factor * (source + target) + 8 * clamped)
-    backward = MemoryBound("activation gradient", factor * (2 * source + target) + 10 * clamped)
+    if fused:
+        clamped = source if model.activation_clamped else 0
+        moved, gradient = 2.0 * (source + target) + 8.0 * clamped, 2.0 * (2 * source + target) + 10.0 * clamped
+        calls = 5 if clamped else 1
+    else:
+        biases = 4.0 * source if model.bias_linear and not in_experts else 0.0
+        moved, gradient = (14.0 if model.gated else 4.0) * target + biases, (26.0 if model.gated else 6.0) * target
+        calls = 4
+    forward = MemoryBound("activation", moved)
     again = (forward,) if in_experts and shapes.recomputes("moe_act") else ()
-    calls = (1 if fused else 4) + (4 if clamped else 0)
-    return Work((forward,), (*again, backward), calls, calls + len(again) * calls)
+    return Work((forward,), (*again, MemoryBound("activation gradient", gradient)), calls, calls + len(again) * calls)
 
 
 def residual_add(context: WorkContext) -> Work:
@@ -72,7 +78,9 @@ def residual_add(context: WorkContext) -> Work:
     elements = shapes.s_split * shapes.b * model.hidden_size
     dropout = model.hidden_dropout > 0
     fused = model.bias_dropout_fusion
-    forward = (7.0 if dropout else 6.0) if fused else (11.0 if dropout else 6.0)
+    forward = 7.0 if dropout else 6.0
+    if not fused:
+        forward = (11.0 if dropout else 6.0) + (4.0 if model.bias_linear else 0.0)
     backward = 11.0 if dropout else 6.0
     return Work(
         (MemoryBound("residual add", forward * elements),),

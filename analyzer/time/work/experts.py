@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.moe.flex import arrivals
 from analyzer.modules.moe.routing import Routing
 from analyzer.modules.tree import Module
 from analyzer.time.work.context import WorkContext
 from analyzer.time.work.kernels import NO_WORK, Gemm, MemoryBound, Work
 from analyzer.units import DTYPE_BYTES
-
-_PASSES: Final = {"flex": 4.0, "alltoall": 4.0, "allgather": 6.0}
-"""Bytes moved for each element of a row that is permuted, in 16 bit: each row is read and written once."""
-_UNFUSED: Final = 1.5
-"""Factor without `--moe-permute-fusion`."""
 
 
 def router(context: WorkContext) -> Work:
@@ -28,10 +22,15 @@ def router(context: WorkContext) -> Work:
     def gemm(name: str, m: int, n: int, k: int, *, of_weight: bool = False) -> Gemm:
         return Gemm(name, m, n, k, precision, depth_is_tokens=of_weight)
 
+    size = float(tokens * hidden)
+    # with `--moe-router-dtype` the input is cast, and in backward the input again and its gradient
+    casts = size * 6 if routing.moe.router_dtype and not context.inputs.router_in_te else 0.0
+    moved = 40.0 * tokens * experts + casts
+    returned = 20.0 * tokens * experts + 2 * casts + size * 6  # the gradients of the router's input and of the experts' are added
     return Work(
-        forward=(Gemm("forward", tokens, experts, hidden, forward), MemoryBound("routing", 40.0 * tokens * experts, "permute")),
+        forward=(Gemm("forward", tokens, experts, hidden, forward), MemoryBound("routing", moved, "permute")),
         backward=(
-            MemoryBound("routing gradient", 20.0 * tokens * experts, "permute"),
+            MemoryBound("routing gradient", returned, "permute"),
             gemm("data gradient", tokens, hidden, experts),
             gemm("weight gradient", experts, hidden, tokens, of_weight=True),
         ),
@@ -41,7 +40,10 @@ def router(context: WorkContext) -> Work:
 
 
 def shared_gate(context: WorkContext) -> Work:
-    """A score for each token, a sigmoid, and the product with the output of the shared experts (`SharedExpertMLP`, 0.16.1)."""
+    """A score for each token, a sigmoid, and the product with the output of the shared experts (`SharedExpertMLP`, 0.16.1).
+
+    The backward multiplies twice (10 bytes for each element), sums (2), and adds the gradient of the gate's input (6).
+    """
     tokens, hidden = Routing(context.shapes).tokens, context.inputs.model.hidden_size
     size = float(tokens * hidden)
 
@@ -51,7 +53,7 @@ def shared_gate(context: WorkContext) -> Work:
     return Work(
         forward=(gemm("forward", tokens, 1, hidden), MemoryBound("weighted output", 4 * size)),
         backward=(
-            MemoryBound("weighted output gradient", 12 * size),
+            MemoryBound("weighted output gradient", 18 * size),
             gemm("data gradient", tokens, hidden, 1),
             gemm("weight gradient", 1, hidden, tokens, of_weight=True),
         ),
@@ -61,21 +63,42 @@ def shared_gate(context: WorkContext) -> Work:
 
 
 def permutation(context: WorkContext, *, dispatch: bool) -> Work:
-    """Rows sorted by expert before the exchange, and by local expert after it; the reverse in `combine`."""
+    """Rows sorted by expert before the exchange, and by local expert after it; the reverse in `combine`.
+
+    The fused kernels read each token once and write it for each of its experts, or add these up. `alltoall` also sorts the rows
+    that arrived if the rank has several experts. Unfused, rows are selected by index or concatenated, and added to a buffer of
+    zeros. Shared experts add their output, and their gradient, to that of the experts. Sources: moe_utils.py and
+    token_dispatcher.py of core/transformer/moe (0.16.1).
+    """
     routing = Routing(context.shapes)
     moe = routing.moe
-    several = routing.local_experts > 1 and moe.dispatcher == "alltoall"
-    fused = 1.0 if moe.permute_fusion or moe.dispatcher == "flex" else _UNFUSED
-    size = _PASSES[moe.dispatcher] * (2 if several else 1) * fused * routing.rows * routing.width
+    arrives = moe.dispatcher != "alltoall"
+    rows, tokens = (routing.rows, _arrived_tokens(routing)) if arrives else (routing.sent, routing.tokens)
+    permuted, plain = 2.0 * rows * routing.width, 2.0 * tokens * routing.width
+    if moe.permute_fusion or moe.dispatcher == "flex":
+        selected, added = permuted + plain, permuted + plain
+    else:
+        selected, added = 2 * permuted, 3 * permuted + plain
+    sort = 4.0 * routing.rows * routing.width if routing.local_experts > 1 and not arrives else 0.0
+    forward, backward = (selected, added) if dispatch else (added, selected)
+    # the output of the shared experts is added in forward, and their gradient in backward
+    shared = 3.0 * routing.tokens * context.inputs.model.hidden_size if moe.shared_ffn_hidden_size else 0.0
     calls = 25 if moe.dispatcher == "flex" else 40
     name = "permutation" if dispatch else "reverse permutation"
     return Work(
-        forward=(MemoryBound(name, size, "permute"),),
-        backward=(MemoryBound(f"{name} gradient", size, "permute"),),
+        forward=(MemoryBound(name, forward + sort + shared, "permute"),),
+        backward=(MemoryBound(f"{name} gradient", backward + sort + shared, "permute"),),
         forward_calls=calls,
         backward_calls=15,
         synchronizes=dispatch and not moe.pad_to_capacity,
     )
+
+
+def _arrived_tokens(routing: Routing) -> float:
+    """Tokens that reach this rank: those of all ranks with the all-gather dispatcher, and those for its experts with `flex`."""
+    if routing.moe.dispatcher == "allgather":
+        return routing.tokens * routing.ep * routing.etp
+    return arrivals(routing)
 
 
 def padding(module: Module, context: WorkContext) -> Work:

@@ -24,6 +24,8 @@ _QUANTIZED_CALLS: Final = 3.0
 """The same with quantization, as a multiple."""
 _SPLIT_ROWS: Final = frozenset({ModuleKind.Q_DOWN, ModuleKind.KV_DOWN}) | MOE_LATENT_PROJECTIONS
 """Layers that are not split over tensor-parallel ranks (`TELinear`): each works on its tokens of the residual stream."""
+_BIAS_ADDED_LATER: Final = frozenset({ModuleKind.ATTENTION_OUTPUT, ModuleKind.FC1, ModuleKind.FC2})
+"""Layers whose bias is added by a later kernel (`skip_bias_add`): its gradient is a sum over tokens. Others add it in the GEMM."""
 SCATTERED_PARTS: Final = 4
 """Parts of a GEMM whose output is reduce-scattered meanwhile (`num_splits` of the method "pipeline")."""
 
@@ -57,6 +59,9 @@ def linear(module: Module, context: WorkContext) -> Work:
     if fused:
         work = joined(norm(shapes.s_split * shapes.b * k, recomputed=False), work)
         work = _fused_quantization(work, context, rows * k) if weight.quantized else work
+    if module.kind in _BIAS_ADDED_LATER and any(each.name == "bias" for each in module.parameters):
+        summed = (shapes.s if module.kind is ModuleKind.FC1 else shapes.s_split) * shapes.b
+        work = joined(Work((), (MemoryBound("bias gradient", 2.0 * summed * n),), 0, 1), work)
     return repeated(work) if rewinds else work
 
 

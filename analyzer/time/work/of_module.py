@@ -12,7 +12,7 @@ from analyzer.modules.tree import Module
 from analyzer.time.work import elementwise, experts
 from analyzer.time.work.attention import attention_kernel
 from analyzer.time.work.context import WorkContext
-from analyzer.time.work.kernels import NO_WORK, Work
+from analyzer.time.work.kernels import NO_WORK, MemoryBound, Work
 from analyzer.time.work.linear import gemms, grouped_linear, joined, linear, weight_of
 
 _NORMS: Final = frozenset({ModuleKind.ATTENTION_NORM, ModuleKind.FEED_FORWARD_NORM, ModuleKind.FINAL_NORM})
@@ -41,11 +41,19 @@ def _work(module: Module, context: WorkContext) -> Work:
     return NO_WORK
 
 
-def _output_layer(_: Module, context: WorkContext) -> Work:
-    """Logits in 16 bit, also of quantized models."""
+def _output_layer(module: Module, context: WorkContext) -> Work:
+    """Logits in 16 bit, also of quantized models.
+
+    Without a weight of its own it uses that of the embedding, whose two gradients are added: one of them is a tensor of zeros if
+    the weight gradient is added to the gradient buffer.
+    """
     shapes, model = context.shapes, context.inputs.model
     columns = model.padded_vocab_size // shapes.t
-    return gemms(context, rows=shapes.s * shapes.b, n=columns, k=model.hidden_size, precision=context.precision)
+    work = gemms(context, rows=shapes.s * shapes.b, n=columns, k=model.hidden_size, precision=context.precision)
+    if module.parameters:
+        return work
+    added = MemoryBound("sum of embedding gradients", 8.0 * columns * model.hidden_size)
+    return work._replace(backward=(*work.backward, added))
 
 
 def _activation(module: Module, context: WorkContext) -> Work:

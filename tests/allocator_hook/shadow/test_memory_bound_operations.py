@@ -1,0 +1,100 @@
+"""The bytes of memory-bound kernels compared with the operations that megatron-core and Transformer Engine run.
+
+The shadow engine lists each operation of PyTorch, compiled function, Triton kernel and binding of Transformer Engine that is not a
+GEMM or an attention kernel, with the bytes of its arguments and results. An operation that the formulas of `analyzer/time/work` do
+not have makes their sum too small.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from analyzer.trace.kernels import OUTSIDE_PASSES, KernelComparison
+from tests.allocator_hook.shadow.conftest import Record
+
+pytestmark = [
+    pytest.mark.shadow,
+    pytest.mark.skipif(
+        any(find_spec(package) is None for package in ("torch", "megatron", "transformer_engine")),
+        reason="the shadow extra (torch, megatron-core, transformer-engine) is not installed",
+    ),
+]
+
+BASE = (
+    "--nproc-per-node 4 pretrain_gpt.py --num-layers 2 --hidden-size 2048 --ffn-hidden-size 5632 --num-attention-heads 16 "
+    "--seq-length 4096 --max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 32 --train-iters 10 --lr 1e-4 "
+    "--tokenizer-type NullTokenizer --vocab-size 31999 --info-gpu H100-80GB --use-distributed-optimizer --bf16 "
+)
+ALL_HEADS = (
+    "--position-embedding-type rope --swiglu --normalization RMSNorm --untie-embeddings-and-output-weights --attention-dropout 0 "
+    "--hidden-dropout 0 "
+)
+LLAMA = f"{ALL_HEADS} --group-query-attention --num-query-groups 4 "
+DENSE = f"{LLAMA} --disable-bias-linear "
+LATENTS = "--multi-latent-attention --kv-lora-rank 512 --qk-pos-emb-head-dim 64 --q-lora-rank 768 --qk-layernorm "
+MLA = f"{ALL_HEADS} --disable-bias-linear {LATENTS}"
+EXPERTS = "--num-experts 16 --moe-router-topk 4 --moe-grouped-gemm --moe-ffn-hidden-size 1024 --expert-model-parallel-size 4 "
+MOE = f"{DENSE} {EXPERTS} --moe-token-dispatcher-type alltoall "
+SHARED = "--moe-shared-expert-intermediate-size 1024 --moe-router-dtype fp32 "
+FLEX = "--moe-token-dispatcher-type flex --moe-enable-deepep --moe-permute-fusion "
+LAYOUTS = {
+    "biases, dropout and tied embeddings": "",
+    "biases": LLAMA,
+    "all heads": f"{ALL_HEADS} --disable-bias-linear",
+    "sequence parallelism": f"{DENSE} --tensor-model-parallel-size 2 --sequence-parallel",
+    "no fusions": f"{DENSE} --no-bias-swiglu-fusion --no-rope-fusion --no-bias-dropout-fusion --qk-layernorm",
+    "native cross entropy": f"{DENSE} --cross-entropy-loss-fusion --cross-entropy-fusion-impl native",
+    "unfused attention": f"{DENSE} --attention-backend unfused",
+    "selective recomputation": f"{DENSE} --recompute-granularity selective --recompute-modules core_attn mlp",
+    "full recomputation": f"{DENSE} --recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+    "delayed scaling": f"{DENSE} --fp8-format hybrid --fp8-recipe delayed",
+    "mxfp8": f"{DENSE} --fp8-format e4m3 --fp8-recipe mxfp8 --info-gpu B200",
+    "multi-latent attention": MLA,
+    "multi-latent attention without fusions": f"{MLA} --no-rope-fusion",
+    "all-to-all": f"{MOE} --moe-permute-fusion {SHARED} --moe-shared-expert-gate",
+    "all-to-all without fusions": MOE,
+    "all-gather": f"{DENSE} {EXPERTS} --moe-token-dispatcher-type allgather --moe-permute-fusion",
+    "flex": f"{DENSE} {EXPERTS} {FLEX} {SHARED}",
+    "biases of experts": f"{LLAMA} {EXPERTS} --moe-token-dispatcher-type alltoall --moe-permute-fusion --no-bias-dropout-fusion",
+}
+TOLERANCE = 0.04
+
+
+def recorded(options: str, record: Record, folder: Path) -> tuple[KernelComparison, Counter[str]]:
+    """The comparison of kernels for the first pipeline stage, and the recorded bytes of each operation by direction and name."""
+    from dataclasses import replace
+
+    from allocator_hook.shadow.engine import enough_microbatches
+    from analyzer.cli.shadow_report import comparisons, recorded_ranks
+    from analyzer.hardware.gpus import hardware
+    from analyzer.launch.build import build
+    from analyzer.launch.parse import parse
+    from analyzer.predict import predict
+    from analyzer.trace.events import MemoryCall
+    from analyzer.trace.reader import read_complete_trace
+    from analyzer.trace.summary import summarize
+
+    arguments, world, given = parse((BASE + options).split(), environ={}, folder=folder)
+    gpu, _ = hardware(given.gpu, None)
+    job = build(arguments, world, environ={}, gpu=gpu, folder=folder)
+    count = enough_microbatches(job)
+    report = predict(replace(job, batch=replace(job.batch, microbatches=count, first_microbatches=count)))
+    traces = record(job, recorded_ranks(report), folder)
+    found = comparisons(report, traces, tolerance=0.001)[0].comparison.kernels
+    assert found is not None
+    names: Counter[str] = Counter()
+    for call, times in summarize(read_complete_trace(next(iter(traces.values())))).iterations[-1].kernels.items():
+        if isinstance(call, MemoryCall) and call.name not in OUTSIDE_PASSES:
+            names[f"{call.direction} {call.name}"] += call.bytes * times
+    return found, names
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_bytes_of_memory_bound_kernels_are_those_of_the_recorded_operations(name: str, record: Record, tmp_path: Path) -> None:
+    found, names = recorded(LAYOUTS[name], record, tmp_path)
+    for predicted, run in zip(found.predicted_traffic, found.recorded_traffic, strict=True):
+        assert predicted == pytest.approx(run, rel=TOLERANCE), names.most_common(20)
