@@ -4,4 +4,4 @@ from analyzer.api import analyze, analyze_inference, analyze_offload, search
 
 __all__ = ["__version__", "analyze", "analyze_inference", "analyze_offload", "search"]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -1,8 +1,8 @@
 """Parses Megatron's part of a command line from a table of options, as argparse with allow_abbrev=False would.
 
-argparse itself is not used, because building a parser of 650 options takes longer than the rest of this program. The rules are
-those of CPython's argparse: an option takes the words up to the next option, `--option=value` gives it one value, and of several
-equal options the last one wins.
+argparse itself is not used, because it prints errors and exits, and knows neither misspelled options nor values that forks add.
+The rules are those of CPython's argparse: an option takes the words up to the next option, `--option=value` gives it one value, and
+of several equal options the last one wins.
 """
 
 from __future__ import annotations

@@ -188,7 +188,8 @@ class Module:
     recomputed: bool = False
     """The children's saved tensors are freed after forward and computed again in backward; `saved` lists what stays allocated."""
     source: str = ""
-    """The module of megatron-core or Transformer Engine that it models. Informational only."""
+    """The module of megatron-core or Transformer Engine that it models; empty for a few. Some formulas tell implementations of one
+    kind apart by it."""
 
     @cached_property
     def retained_bytes(self) -> int:
